@@ -1,0 +1,114 @@
+"""Everything sparkonce raises, in one tree.
+
+::
+
+    SparkonceError
+    ├── ConfigurationError         a setting is missing, unknown or contradicts another
+    │   └── SchemaError            a column is missing or has a type that the sink does not take
+    ├── PreflightError             a server's setting, limit or permission does not allow the guarantee
+    ├── LogError                   the decision log cannot be trusted or used
+    │   ├── CorruptRecordError     a record's checksum or shape is wrong
+    │   └── NewerFormatError       a record was written by a newer library
+    ├── RefusedBatchError          the log says that this batch must not run
+    │   ├── StaleBatchError        a later batch is decided: another driver is ahead, or an old checkpoint was restored
+    │   └── CheckpointMismatchError  the decided batch had other input: a copied, restored or re-made checkpoint
+    ├── SupersededError            a newer run has claimed the query; this one must stop
+    ├── PrepareError               a slot could not prepare; nothing became visible
+    │   └── TransactionTooOldError the batch took longer than its transactions are allowed to live
+    ├── UnknownOutcomeError        a request's outcome could not be learned before the deadline; nothing was undone
+    └── TransactionLostError       decided rows are gone and could not be replayed faithfully
+
+Every error is picklable, says in its message which setting and value it is about, and says in ``next_step`` what
+the operator can do.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+class SparkonceError(Exception):
+    """Base of every error that sparkonce raises.
+
+    Args:
+        message: What happened, with the setting and its value where there is one.
+        next_step: What the operator can do about it.
+        details: Plain values that a program may want: batch, phase, handle, outcome.
+    """
+
+    def __init__(self, message: str, *, next_step: str = "", **details: Any) -> None:
+        super().__init__(message)
+        self.message = message
+        self.next_step = next_step
+        self.details = details
+
+    def __str__(self) -> str:
+        return f"{self.message} Next: {self.next_step}" if self.next_step else self.message
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (_rebuild, (type(self), self.message, self.next_step, self.details))
+
+
+def _rebuild(
+    kind: type[SparkonceError], message: str, next_step: str, details: dict[str, Any]
+) -> SparkonceError:
+    return kind(message, next_step=next_step, **details)
+
+
+class ConfigurationError(SparkonceError):
+    """A setting is missing, unknown, or contradicts another."""
+
+
+class SchemaError(ConfigurationError):
+    """A column is missing or has a type that the sink does not take."""
+
+
+class PreflightError(SparkonceError):
+    """A server's setting, limit or permission does not allow the guarantee asked for."""
+
+
+class LogError(SparkonceError):
+    """The decision log cannot be trusted or used."""
+
+
+class CorruptRecordError(LogError):
+    """A record of the log has a wrong checksum or shape."""
+
+
+class NewerFormatError(LogError):
+    """A record of the log was written by a newer version of the library."""
+
+
+class RefusedBatchError(SparkonceError):
+    """The log says that this batch must not run."""
+
+
+class StaleBatchError(RefusedBatchError):
+    """A later batch is already decided: another driver is ahead, or an old checkpoint was restored."""
+
+
+class CheckpointMismatchError(RefusedBatchError):
+    """The log belongs to another query, or the batch was decided with other input offsets."""
+
+
+class SupersededError(SparkonceError):
+    """A newer run has claimed the query. This run stops, having undone only what was its own."""
+
+
+class PrepareError(SparkonceError):
+    """A slot could not prepare. Every prepared slot is aborted and nothing became visible."""
+
+
+class TransactionTooOldError(PrepareError):
+    """The batch took longer than its transactions are allowed to live, so it could only be lost."""
+
+
+class UnknownOutcomeError(SparkonceError):
+    """A request's outcome could not be learned before the deadline. Nothing was undone; a restart asks again."""
+
+
+class TransactionLostError(SparkonceError):
+    """Decided rows are gone, and running the batch again did not give the same rows.
+
+    ``details["lost"]`` lists each lost (sink, slot) with its rows, ``details["offsets"]`` the batch's input.
+    """

@@ -1,0 +1,40 @@
+"""What finishing a handle gave. Never a bool: unknown is not failure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+
+class Outcome(str, Enum):
+    """The outcome of committing or aborting one handle."""
+
+    COMMITTED = "committed"
+    """This request committed it."""
+    ALREADY_COMMITTED = "already committed"
+    """It had been committed before this request."""
+    ABORTED = "aborted"
+    """It is aborted, by this request or before it. Only an abort gives this."""
+    RETRY = "retry"
+    """Not now: the server asks for patience, or could not be reached. Ask again."""
+    LOST = "lost"
+    """Surely not applied and never will be: the server aborted it or fenced its producer."""
+    UNKNOWN = "unknown"
+    """Nobody can say. Destroys nothing: no abort, no delete, no healing."""
+
+
+COMMITTED = frozenset({Outcome.COMMITTED, Outcome.ALREADY_COMMITTED})
+FINAL = COMMITTED | {Outcome.ABORTED, Outcome.LOST}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finished:
+    """One handle's outcome, with the server's own words for the operator.
+
+    Attributes:
+        outcome: What finishing gave.
+        reason: The server's error code and one sentence, empty when there is nothing to say.
+    """
+
+    outcome: Outcome
+    reason: str = ""

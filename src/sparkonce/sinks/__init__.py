@@ -1,0 +1,1 @@
+"""Sinks: one folder for each external system, and the abstract sink that anyone can implement."""

@@ -1,0 +1,174 @@
+"""The abstract two-phase-commit sink.
+
+The names map to Flink's ``TwoPhaseCommitSinkFunction``: ``begin`` is beginTransaction, ``write`` invoke, ``prepare``
+preCommit, ``commit`` both commit and recoverAndCommit, ``abort`` both abort and recoverAndAbort.
+
+A sink object is made on the driver by the user, checked there (`columns`, `preflight`), and pickled to the
+executors, where `writer` is called once for each execution of a slot. On the driver `committer` gives the half that
+finishes handles.
+"""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from sparkonce.guarantees import Guarantee
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from sparkonce.protocol.handles import Handle
+    from sparkonce.protocol.outcomes import Finished
+    from sparkonce.protocol.ownership import Token
+
+Facts = Mapping[str, str]
+"""What the log remembers of a sink from run to run, for example the cluster's id and the prefix of its ids."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Owner:
+    """A run, as a sink sees it: whose transactions are whose.
+
+    Attributes:
+        query: The short form of the query's id, see `sparkonce.protocol.ownership.short_query`.
+        token: The run's token.
+        facts: What `TwoPhaseCommitSink.preflight` returned in that run.
+    """
+
+    query: str
+    token: Token
+    facts: Facts = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WriterContext:
+    """One execution ("copy") of one slot of one batch.
+
+    Attributes:
+        owner: The run that asks for it.
+        batch: Spark's batch id.
+        slot: The task's partition.
+        copy: Names this copy among all copies of the slot, for example ``3.0.1``: stage, stage attempt, task attempt.
+    """
+
+    owner: Owner
+    batch: int
+    slot: int
+    copy: str
+
+
+class SinkWriter(abc.ABC):
+    """The executor half: one copy's writes to one sink. Calls come from one thread, in the order given here.
+
+    `begin` is called when the first rows are there; a slot without rows sees neither `begin` nor `prepare`. Work that
+    can start before the first rows arrive, such as connecting, belongs into `TwoPhaseCommitSink.writer`.
+    """
+
+    @abc.abstractmethod
+    def begin(self) -> None:
+        """Opens the transaction."""
+
+    @abc.abstractmethod
+    def write(self, rows: pa.RecordBatch) -> None:
+        """Writes rows, which hold the sink's columns in the order of `TwoPhaseCommitSink.columns`.
+
+        Raises:
+            PrepareError: if the system refuses a row. The copy is then aborted.
+        """
+
+    @abc.abstractmethod
+    def prepare(self) -> Mapping[str, str | int]:
+        """Flushes, stops writing, and returns the fields that finish the transaction from anywhere.
+
+        After this returns the system must be able to commit, and nothing may be written to the transaction any more.
+        For a sink that is not EXACTLY_ONCE: flush and return an empty mapping.
+
+        Raises:
+            PrepareError: if any row may not have arrived.
+        """
+
+    @abc.abstractmethod
+    def abort(self) -> None:
+        """Gives up the transaction and frees what the writer holds. Called after any error, also before `begin`."""
+
+    def close(self) -> None:  # noqa: B027 - optional
+        """Frees what the writer holds after `prepare`, or where the slot had no rows. Must not abort anything."""
+
+
+class SinkCommitter(abc.ABC):
+    """The driver half. Every call is idempotent, may come from any process at any time, and has a deadline."""
+
+    @abc.abstractmethod
+    def commit(self, handles: Sequence[Handle]) -> Sequence[Finished]:
+        """Commits each handle once, in parallel, and answers in the same order.
+
+        One attempt: what the server asks to repeat is RETRY, and so is a server that cannot be reached.
+        What is not known to be applied or not applied is UNKNOWN. Never raises for an answer of the server.
+        """
+
+    @abc.abstractmethod
+    def abort(self, handles: Sequence[Handle]) -> Sequence[Finished]:
+        """Aborts exactly these transactions, in such a way that their writers cannot write on.
+
+        ABORTED also for those that are aborted or gone already; ALREADY_COMMITTED if it came too late.
+        """
+
+    @abc.abstractmethod
+    def list_lingering(self, owners: Sequence[Owner]) -> Sequence[Handle]:
+        """Open transactions of exactly these runs, as handles that `abort` takes (slot, rows unknown: 0)."""
+
+    def close(self) -> None:  # noqa: B027 - optional
+        """Frees connections."""
+
+
+class TwoPhaseCommitSink(abc.ABC):
+    """A system that takes part in the two-phase commit of a Spark query.
+
+    Implement it for a system of your own and run `sparkonce.testing.conformance` over it.
+
+    Args:
+        name: Unique within the query, and the same after a restart: handles in the log are found by it.
+        guarantee: The level this sink is run at.
+    """
+
+    def __init__(self, name: str, guarantee: Guarantee = Guarantee.EXACTLY_ONCE) -> None:
+        self.name = name
+        self.guarantee = Guarantee(guarantee)
+
+    def columns(self, schema: pa.Schema) -> Sequence[str]:
+        """Which columns the sink writes; by default all. They are what the fingerprint covers.
+
+        Raises:
+            SchemaError: naming the column that is missing or has a type which the sink does not take.
+        """
+        return list(schema.names)
+
+    def preflight(self, query: str, recorded: Facts | None) -> Facts:
+        """Checks the system once at the start of each run, before anything is claimed or written.
+
+        Args:
+            query: The short form of the query's id.
+            recorded: What this returned in the newest run that the log knows; None at the first start.
+
+        Returns:
+            What the log is to remember, and what writers and sweeps are given as ``owner.facts``.
+
+        Raises:
+            PreflightError: naming the setting and its value.
+        """
+        return {}
+
+    def transaction_timeout_s(self, facts: Facts) -> float | None:
+        """How long a transaction may stay open before the system aborts it; None if it never does."""
+        return None
+
+    @abc.abstractmethod
+    def writer(self, context: WriterContext) -> SinkWriter:
+        """Makes the executor half. Runs in a worker process."""
+
+    @abc.abstractmethod
+    def committer(self) -> SinkCommitter:
+        """Makes the driver half. Called once a run."""
