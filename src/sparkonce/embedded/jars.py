@@ -1,0 +1,226 @@
+"""Fetches Java libraries from Maven repositories with the Ivy that PySpark ships, into a cache of our own.
+
+Each set of coordinates is one folder, made under a lock and renamed into place when it is complete, so what stands
+there is whole and a second call costs nothing.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import importlib.metadata
+import importlib.util
+import os
+import re
+import shutil
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import lru_cache
+from pathlib import Path
+from xml.sax.saxutils import quoteattr
+
+from sparkonce.errors import ConfigurationError, PreflightError
+
+KAFKA_VERSION = "4.3.0"
+SCALA = "2.13"
+MINIMUM_JAVA = 17
+FETCH_TIMEOUT_S = 600.0
+
+_JAVA_STEP = f"install Java {MINIMUM_JAVA} or newer and put it on PATH, or set JAVA_HOME to it"
+
+
+def cache_folder() -> Path:
+    """The folder for everything that sparkonce fetches: SPARKONCE_CACHE, or ``sparkonce`` in the user's cache."""
+    own = os.environ.get("SPARKONCE_CACHE")
+    if own:
+        return Path(own).expanduser().absolute()
+    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser().absolute() / "sparkonce"
+
+
+def find_java() -> str:
+    """The path of a Java that is new enough for Kafka and Spark: JAVA_HOME's, else the one on PATH.
+
+    Raises:
+        ConfigurationError: if there is none, or if it is older than Java 17.
+    """
+    home = os.environ.get("JAVA_HOME")
+    java = shutil.which("java", path=str(Path(home, "bin"))) if home else shutil.which("java")
+    if java is None:
+        where = f"in JAVA_HOME={home}" if home else "on PATH"
+        raise ConfigurationError(f"There is no java {where}.", next_step=_JAVA_STEP)
+    major = _java_major(java)
+    if major < MINIMUM_JAVA:
+        raise ConfigurationError(f"{java} is Java {major}; Java {MINIMUM_JAVA} is needed.", next_step=_JAVA_STEP)
+    return java
+
+
+@lru_cache
+def _java_major(java: str) -> int:
+    try:
+        answer = subprocess.run([java, "-version"], capture_output=True, text=True, timeout=60, check=False)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise ConfigurationError(f"{java} does not run: {error}.", next_step=_JAVA_STEP) from error
+    found = re.search(r'version "(?:1\.)?(\d+)', answer.stderr + answer.stdout)
+    if found is None:
+        raise ConfigurationError(f"{java} -version says no version: {answer.stderr.strip()}.", next_step=_JAVA_STEP)
+    return int(found[1])
+
+
+def spark_jars_folder() -> Path:
+    """The jars folder of the installed PySpark, found without importing it.
+
+    Raises:
+        ConfigurationError: if PySpark is not installed, or is the client that ships no jars.
+    """
+    spec = importlib.util.find_spec("pyspark")
+    folder = Path(spec.origin).parent / "jars" if spec and spec.origin else None
+    if folder is None or not folder.is_dir():
+        raise ConfigurationError(
+            f"PySpark has no jars folder here (looked for {folder or 'the package pyspark'}).",
+            next_step="pip install pyspark (not pyspark-client)",
+        )
+    return folder
+
+
+def artifact_name(jar: str) -> str:
+    """The artifact in a jar's file name: ``commons-pool2-2.12.0.jar`` is ``commons-pool2``."""
+    return re.sub(r"-\d.*$", "", jar.removesuffix(".jar"))
+
+
+def resolve(
+    coordinates: Sequence[str], *, exclude: Sequence[str] = (), timeout_s: float = FETCH_TIMEOUT_S
+) -> list[Path]:
+    """Fetches artifacts and all that they need at run time.
+
+    A set that was fetched before is answered from the cache at once. Repositories other than Maven Central are set by
+    an Ivy settings file, named in the environment variable SPARKONCE_IVY_SETTINGS.
+
+    Args:
+        coordinates: Each ``group:artifact:version``.
+        exclude: Names of artifacts to leave out, for example because Spark has them already.
+        timeout_s: Longest time for the whole call, waiting for another process included, in seconds.
+
+    Returns:
+        The jars, sorted by name.
+
+    Raises:
+        ConfigurationError: if a coordinate is malformed, or if Java or PySpark is missing.
+        PreflightError: if an artifact cannot be had; the message has Ivy's own lines.
+    """
+    parts = [coordinate.split(":") for coordinate in coordinates]
+    for coordinate, part in zip(coordinates, parts, strict=True):
+        if len(part) != 3 or not all(re.fullmatch(r"[\w.+-]+", word) for word in part):
+            raise ConfigurationError(
+                f"The coordinate {coordinate!r} is not group:artifact:version.", next_step="correct the coordinate"
+            )
+    excluded = sorted(set(exclude))
+    digest = hashlib.sha256("\n".join([*sorted(coordinates), "", *excluded]).encode()).hexdigest()[:12]
+    complete = cache_folder() / "jars" / f"{parts[0][1]}-{parts[0][2]}-{digest}"
+    if not complete.is_dir():
+        give_up_at = time.monotonic() + timeout_s
+        java = find_java()
+        with _locked(cache_folder() / "ivy.lock", give_up_at):
+            if not complete.is_dir():  # another process may have made it meanwhile
+                _fetch(java, _ivy_file(parts, excluded), coordinates, complete, give_up_at)
+    return sorted(complete.glob("*.jar"))
+
+
+def kafka_jars(version: str = KAFKA_VERSION) -> list[Path]:
+    """Everything that a Kafka broker needs, with an SLF4J binding that logs to standard error.
+
+    Raises:
+        ConfigurationError: see `resolve`.
+        PreflightError: see `resolve`.
+    """
+    jars = resolve([f"org.apache.kafka:kafka_{SCALA}:{version}"])
+    api = next(jar for jar in jars if artifact_name(jar.name) == "slf4j-api")
+    # A binding works only with the API of its own version, and Kafka brings none.
+    slf4j = api.stem.removeprefix("slf4j-api-")
+    return jars + resolve([f"org.slf4j:slf4j-simple:{slf4j}"], exclude=["slf4j-api"])
+
+
+def spark_kafka_jars(pyspark_version: str | None = None) -> list[Path]:
+    """What ``spark.jars`` needs for Spark's Kafka source: the connector, and of its needs what Spark lacks.
+
+    Args:
+        pyspark_version: The connector's version, which must be Spark's own; by default that of the installed PySpark.
+
+    Raises:
+        ConfigurationError: see `resolve`.
+        PreflightError: see `resolve`.
+    """
+    version = pyspark_version or importlib.metadata.version("pyspark")
+    present = {artifact_name(jar.name) for jar in spark_jars_folder().glob("*.jar")}
+    return resolve([f"org.apache.spark:spark-sql-kafka-0-10_{SCALA}:{version}"], exclude=sorted(present))
+
+
+@contextmanager
+def _locked(path: Path, give_up_at: float) -> Iterator[None]:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("w") as lock:
+        while True:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() > give_up_at:
+                    raise PreflightError(
+                        f"Another process has been fetching jars for too long and holds {path}.",
+                        next_step="wait for it, or end it",
+                    ) from None
+                time.sleep(0.1)
+        yield  # closing the file frees the lock, and so does the death of this process
+
+
+def _ivy_file(parts: Sequence[Sequence[str]], excluded: Sequence[str]) -> str:
+    dependencies = "".join(
+        f"<dependency org={quoteattr(group)} name={quoteattr(name)} rev={quoteattr(version)} conf='default->default'/>"
+        for group, name, version in parts
+    )
+    exclusions = "".join(f"<exclude module={quoteattr(name)}/>" for name in excluded)
+    return (
+        "<ivy-module version='2.0'><info organisation='sparkonce' module='resolve'/>"
+        f"<configurations><conf name='default'/></configurations>"
+        f"<dependencies>{dependencies}{exclusions}</dependencies></ivy-module>"
+    )
+
+
+def _fetch(java: str, ivy_file: str, coordinates: Sequence[str], complete: Path, give_up_at: float) -> None:
+    ivy_home = cache_folder() / "ivy"
+    complete.parent.mkdir(parents=True, exist_ok=True)
+    ivy_jar = next(iter(sorted(spark_jars_folder().glob("ivy-*.jar"))), None)
+    if ivy_jar is None:
+        raise ConfigurationError(f"There is no ivy-*.jar in {spark_jars_folder()}.", next_step="reinstall pyspark")
+    with tempfile.TemporaryDirectory(dir=complete.parent, prefix=".fetching-") as temporary:
+        description, jars = Path(temporary, "ivy.xml"), Path(temporary, "jars")
+        description.write_text(ivy_file)
+        settings = os.environ.get("SPARKONCE_IVY_SETTINGS")
+        command = [
+            *(java, f"-Divy.default.ivy.user.dir={ivy_home}", "-cp", str(ivy_jar), "org.apache.ivy.Main"),
+            *(("-settings", settings) if settings else ()),
+            *("-cache", str(ivy_home / "cache"), "-ivy", str(description), "-confs", "default"),
+            *("-retrieve", f"{jars}/[artifact]-[revision](-[classifier]).[ext]"),
+        ]
+        wanted = ", ".join(coordinates)
+        next_step = "check the version and the network, or name a mirror in SPARKONCE_IVY_SETTINGS"
+        try:
+            run = subprocess.run(
+                command, capture_output=True, text=True, check=False, timeout=max(give_up_at - time.monotonic(), 1)
+            )
+        except subprocess.TimeoutExpired as expired:
+            raise PreflightError(
+                f"Fetching {wanted} took longer than {expired.timeout:.0f} s.", next_step=next_step
+            ) from None
+        if run.returncode != 0 or not jars.is_dir():
+            raise PreflightError(f"Cannot fetch {wanted}: {_problems(run.stdout + run.stderr)}.", next_step=next_step)
+        jars.rename(complete)
+
+
+def _problems(ivy_output: str) -> str:
+    """Ivy's lines about what it did not find or could not download."""
+    lines = [line.strip(" :\t") for line in ivy_output.splitlines()]
+    told = [line for line in lines if re.search(r"not found|UNRESOLVED|FAILED|Exception|error", line, re.IGNORECASE)]
+    return "; ".join(dict.fromkeys(told or lines[-3:]))
