@@ -49,9 +49,7 @@ class SparkonceError(Exception):
         return (_rebuild, (type(self), self.message, self.next_step, self.details))
 
 
-def _rebuild(
-    kind: type[SparkonceError], message: str, next_step: str, details: dict[str, Any]
-) -> SparkonceError:
+def _rebuild(kind: type[SparkonceError], message: str, next_step: str, details: dict[str, Any]) -> SparkonceError:
     return kind(message, next_step=next_step, **details)
 
 

@@ -146,7 +146,7 @@ class TwoPhaseCommitSink(abc.ABC):
         """
         return list(schema.names)
 
-    def preflight(self, query: str, recorded: Facts | None) -> Facts:
+    def preflight(self, query: str, recorded: Facts | None) -> Facts:  # noqa: ARG002 - for those that override it
         """Checks the system once at the start of each run, before anything is claimed or written.
 
         Args:
@@ -161,7 +161,7 @@ class TwoPhaseCommitSink(abc.ABC):
         """
         return {}
 
-    def transaction_timeout_s(self, facts: Facts) -> float | None:
+    def transaction_timeout_s(self, facts: Facts) -> float | None:  # noqa: ARG002 - for those that override it
         """How long a transaction may stay open before the system aborts it; None if it never does."""
         return None
 

@@ -1,0 +1,202 @@
+r"""How records and the floor are written down.
+
+One text file each: a first line ``sparkonce <kind> <version> <sha256>``, then JSON, whose bytes the checksum covers.
+A newer version is refused, an older one is read. Nothing is ever unpickled.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable
+from typing import Any
+
+from sparkonce.protocol.handles import Handle
+from sparkonce.protocol.ownership import Token
+from sparkonce.protocol.records import Amend, Claim, Commit, Record, SinkFacts
+from sparkonce.protocol.view import Floor, Run
+
+FORMAT_VERSION = 1
+_MAGIC = "sparkonce"
+
+
+class Unreadable(ValueError):  # noqa: N818 - it is what it says
+    """The bytes are not what was written: torn, altered, or not ours."""
+
+
+class TooNew(ValueError):  # noqa: N818 - it is what it says
+    """The bytes were written in a newer format."""
+
+
+def encode_record(record: Record, *, at_ms: int) -> bytes:
+    """A record as bytes. ``at_ms``, milliseconds since the epoch, is for people: the protocol never reads it."""
+    return _seal("record", {"at_ms": at_ms, "kind": _KINDS[type(record)], **_ENCODERS[type(record)](record)})
+
+
+def decode_record(data: bytes) -> Record:
+    """A record from bytes.
+
+    Raises:
+        Unreadable: if they are torn or altered.
+        TooNew: if a newer library wrote them.
+    """
+    body = _open("record", data)
+    try:
+        return _DECODERS[body["kind"]](body)
+    except (KeyError, TypeError, ValueError) as error:
+        raise Unreadable(f"the record has not the shape of its kind: {error!r}") from error
+
+
+def decided_at_ms(data: bytes) -> int:
+    """When the record was written, by its driver's clock, milliseconds since the epoch."""
+    return int(_open("record", data)["at_ms"])
+
+
+def encode_floor(floor: Floor) -> bytes:
+    """The floor as bytes."""
+    runs = [{"token": _token(run.token), "query": run.query, "sinks": _facts(run.sinks)} for run in floor.runs]
+    return _seal("floor", {"position": floor.position, "runs": runs})
+
+
+def decode_floor(data: bytes) -> Floor:
+    """The floor from bytes.
+
+    Raises:
+        Unreadable: if they are torn or altered.
+        TooNew: if a newer library wrote them.
+    """
+    body = _open("floor", data)
+    try:
+        runs = tuple(
+            Run(token=_to_token(run["token"]), query=run["query"], sinks=_to_facts(run["sinks"]))
+            for run in body["runs"]
+        )
+        return Floor(position=int(body["position"]), runs=runs)
+    except (KeyError, TypeError, ValueError) as error:
+        raise Unreadable(f"the floor has not its shape: {error!r}") from error
+
+
+def encode_handle(handle: Handle) -> str:
+    """A handle as one line of text."""
+    return json.dumps(_handle(handle), separators=(",", ":"))
+
+
+def decode_handle(text: str) -> Handle:
+    """A handle from `encode_handle`."""
+    return _to_handle(json.loads(text))
+
+
+def _seal(kind: str, body: dict[str, Any]) -> bytes:
+    text = json.dumps(body, sort_keys=True, separators=(",", ":")).encode()
+    head = f"{_MAGIC} {kind} {FORMAT_VERSION} {hashlib.sha256(text).hexdigest()}\n"
+    return head.encode() + text
+
+
+def _open(kind: str, data: bytes) -> dict[str, Any]:
+    head, newline, text = data.partition(b"\n")
+    words = head.decode("ascii", "replace").split(" ")
+    if not newline or len(words) != 4 or words[:2] != [_MAGIC, kind] or not words[2].isdigit():
+        raise Unreadable(f"the file does not begin like a {kind} of {_MAGIC}")
+    if int(words[2]) > FORMAT_VERSION:
+        raise TooNew(f"the {kind} has format {words[2]}, and this library reads formats up to {FORMAT_VERSION}")
+    if hashlib.sha256(text).hexdigest() != words[3]:
+        raise Unreadable(f"the {kind}'s checksum does not match its bytes")
+    body = json.loads(text)
+    if not isinstance(body, dict):
+        raise Unreadable(f"the {kind} is no object")
+    return body
+
+
+def _token(token: Token) -> list[Any]:
+    return [token.position, token.nonce]
+
+
+def _to_token(value: Any) -> Token:
+    position, nonce = value
+    return Token(int(position), str(nonce))
+
+
+def _facts(sinks: SinkFacts) -> dict[str, dict[str, str]]:
+    return {name: dict(facts) for name, facts in sinks}
+
+
+def _to_facts(value: Any) -> SinkFacts:
+    return tuple(
+        (str(name), tuple(sorted((str(key), str(fact)) for key, fact in facts.items())))
+        for name, facts in sorted(value.items())
+    )
+
+
+def _handle(handle: Handle) -> list[Any]:
+    fields = dict(handle.transaction)
+    return [handle.sink, handle.slot, handle.rows, handle.fingerprint, handle.opened_ms, fields]
+
+
+def _to_handle(value: Any) -> Handle:
+    sink, slot, rows, fingerprint, opened_ms, fields = value
+    return Handle(
+        sink=sink,
+        slot=slot,
+        rows=rows,
+        fingerprint=fingerprint,
+        opened_ms=opened_ms,
+        transaction=tuple(sorted(fields.items())),
+    )
+
+
+def _claim(claim: Claim) -> dict[str, Any]:
+    return {
+        "nonce": claim.nonce,
+        "run": claim.run,
+        "query": claim.query,
+        "host": claim.host,
+        "process": claim.process,
+        "library": claim.library,
+        "sinks": _facts(claim.sinks),
+        "renews": None if claim.renews is None else _token(claim.renews),
+    }
+
+
+def _to_claim(body: dict[str, Any]) -> Claim:
+    return Claim(
+        nonce=body["nonce"],
+        run=body["run"],
+        query=body["query"],
+        host=body["host"],
+        process=body["process"],
+        library=body["library"],
+        sinks=_to_facts(body["sinks"]),
+        renews=None if body["renews"] is None else _to_token(body["renews"]),
+    )
+
+
+def _decision(record: Commit | Amend) -> dict[str, Any]:
+    return {
+        "token": _token(record.token),
+        "query": record.query,
+        "batch": record.batch,
+        "offsets": list(record.offsets),
+        "handles": [_handle(handle) for handle in record.handles],
+    }
+
+
+def _to_decision(kind: type[Commit] | type[Amend]) -> Callable[[dict[str, Any]], Commit | Amend]:
+    def decode(body: dict[str, Any]) -> Commit | Amend:
+        return kind(
+            token=_to_token(body["token"]),
+            query=body["query"],
+            batch=body["batch"],
+            offsets=tuple(body["offsets"]),
+            handles=tuple(_to_handle(handle) for handle in body["handles"]),
+        )
+
+    return decode
+
+
+_KINDS: dict[type, str] = {Claim: "claim", Commit: "commit", Amend: "amend"}
+_ENCODERS: dict[type, Callable[[Any], dict[str, Any]]] = {Claim: _claim, Commit: _decision, Amend: _decision}
+_DECODERS: dict[str, Callable[[dict[str, Any]], Record]] = {
+    "claim": _to_claim,
+    "commit": _to_decision(Commit),
+    "amend": _to_decision(Amend),
+}

@@ -1,0 +1,575 @@
+"""The driver's side of the protocol, as a table: (phase, event) → (state, what to do next).
+
+Every step asks for exactly one thing to be done and waits for exactly one event that answers it::
+
+    IDLE ─BatchAsked─► READING ─► CLAIMING ─► judge the batch
+                                                 ├─ refused ──────────────────────────────► STOPPED
+                                                 ├─ decided ─────────────► FINISHING ─► REPLAYING ┐
+                                                 └─ not decided ─► SWEEPING ─► WRITING            │
+                                                                                 │ all prepared   │
+                                          RESOLVING ◄─ reply lost ─ DECIDING ◄───┘                │
+                                              └──────────────┬─────────┘                          │
+                                                             ▼  the commit point                  │
+                          WRITING again (heal) ◄─ JUDGING ◄─ FINISHING ─► DELIVERING ─► TIDYING ◄─┘─► IDLE
+
+`step` is the only entrance. It is deterministic and total: an event that no entry expects raises `BadTransition`.
+The numbers in comments are the rules of the protocol, see docs/protocol.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from enum import Enum
+from typing import Any, TypeAlias
+
+from sparkonce.protocol import effects as do
+from sparkonce.protocol import events as on
+from sparkonce.protocol.effects import Effect, StopReason
+from sparkonce.protocol.events import Event
+from sparkonce.protocol.handles import Handle
+from sparkonce.protocol.outcomes import COMMITTED, FINAL, Outcome
+from sparkonce.protocol.ownership import Token
+from sparkonce.protocol.records import Amend, Claim, Commit, Record
+from sparkonce.protocol.view import Decision, LogView, LogViolation
+
+KEEP_BATCHES = 100
+TIDY_EVERY_BATCHES = 20
+MOST_DOUBTS = 8
+"""How often in a row a put's reply may be lost before the run stops and leaves the question to the next one."""
+
+
+class Phase(str, Enum):
+    """What the coordinator waits for."""
+
+    IDLE = "idle"
+    READING = "reading the log"
+    CLAIMING = "claiming"
+    SWEEPING = "sweeping what older runs left open"
+    WRITING = "preparing every slot"
+    DECIDING = "deciding"
+    RESOLVING = "settling a decision whose reply was lost"
+    FINISHING = "finishing"
+    JUDGING = "judging a loss"
+    REPLAYING = "running a decided batch into nothing"
+    DELIVERING = "writing to the at-most-once sinks"
+    SWEEPING_OWN = "sweeping its own losers"
+    RAISING_FLOOR = "raising the floor"
+    TIDYING = "deleting below the floor"
+    ABORTING = "undoing its own"
+    STOPPED = "stopped"
+
+
+class BadTransition(RuntimeError):  # noqa: N818 - it is what it says
+    """An event came that the phase does not expect: a fault of the caller, never of a server."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Batch:
+    """What Spark asked for. See `events.BatchAsked`."""
+
+    number: int
+    offsets: tuple[str, ...]
+    previous_offsets: tuple[str, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class State:
+    """Everything the coordinator of one run knows. Hashable, so that a model checker can enumerate it.
+
+    Attributes:
+        claim: What this run puts into the log to claim it.
+        transactional: The sinks whose writes are transactions (EXACTLY_ONCE).
+        direct: The sinks that write before the decision, without one (AT_LEAST_ONCE).
+        after: The sinks that write after the decision, once at most (AT_MOST_ONCE).
+        phase: What it waits for.
+        view: The log as last read, with its own records.
+        token: Its claim, once that stands.
+        swept: Whether what older runs left open has been swept.
+        batch: The batch at work.
+        decided: The decision at work, or the decided batch being healed.
+        putting: The record whose put is under way.
+        doubts: Replies of puts lost in a row.
+        pending: Handles whose outcome is not final yet.
+        committed: Keys of the decided handles known to be committed.
+        lost: Keys of the decided handles known to be lost.
+        healing: The (sink, slot) keys being written again, or None when the whole batch is written.
+        replayed: Whether the batch's plan has run in this run, so that Spark's state store has its version.
+        recovering: Whether the batch had been decided before this run asked.
+        verdict: How the run will stop, once its own is undone.
+    """
+
+    claim: Claim
+    transactional: tuple[str, ...] = ()
+    direct: tuple[str, ...] = ()
+    after: tuple[str, ...] = ()
+    phase: Phase = Phase.IDLE
+    view: LogView = LogView()
+    token: Token | None = None
+    swept: bool = False
+    batch: Batch | None = None
+    decided: Decision | None = None
+    putting: Record | None = None
+    doubts: int = 0
+    pending: tuple[Handle, ...] = ()
+    committed: frozenset[tuple[str, int]] = frozenset()
+    lost: frozenset[tuple[str, int]] = frozenset()
+    healing: frozenset[tuple[str, int]] | None = None
+    replayed: bool = False
+    recovering: bool = False
+    verdict: do.Stop | None = None
+
+
+Step: TypeAlias = tuple[State, Effect]
+Handler: TypeAlias = Callable[[State, Any], Step]
+
+
+def step(state: State, event: Event, table: Mapping[tuple[Phase, type], Handler] | None = None) -> Step:
+    """The next state, and the one thing to do.
+
+    Args:
+        state: The run's state.
+        event: The answer to the last effect, or `events.BatchAsked`.
+        table: Only for model checks of deliberately wrong protocols.
+
+    Raises:
+        BadTransition: if the phase does not expect the event.
+    """
+    handler = (TRANSITIONS if table is None else table).get((state.phase, type(event)))
+    if handler is None:
+        raise BadTransition(f"{type(event).__name__} while {state.phase.value}")
+    try:
+        return handler(state, event)
+    except LogViolation as violation:
+        return _stop(state, StopReason.LOG_VIOLATION, str(violation))
+
+
+# --- a batch is asked for -------------------------------------------------------------------------------------------
+
+
+def _asked(state: State, event: on.BatchAsked) -> Step:
+    batch = Batch(number=event.batch, offsets=event.offsets, previous_offsets=event.previous_offsets)
+    state = replace(
+        state,
+        batch=batch,
+        decided=None,
+        putting=None,
+        doubts=0,
+        pending=(),
+        committed=frozenset(),
+        lost=frozenset(),
+        healing=None,
+        replayed=False,
+        recovering=False,
+    )
+    if state.token is None:
+        return replace(state, phase=Phase.READING), do.ReadLog(view=state.view)
+    return _judge_batch(state)
+
+
+def _read(state: State, event: on.LogRead) -> Step:
+    """Refuses before it claims, so that a driver which must not run does not depose one that may."""
+    view = event.view
+    state = replace(state, view=view, phase=Phase.CLAIMING, putting=state.claim)
+    refusal = _refusal(state)
+    if refusal is not None:
+        return replace(state, phase=Phase.STOPPED), refusal
+    return state, do.Put(position=view.end, record=state.claim, contested=view.claims_in_a_row)
+
+
+def _claim_landed(state: State, event: on.PutLanded) -> Step:
+    if event.position < event.floor.position:
+        # Trap 7: the key was free only because clean-up had freed it. Start reading again from the newer floor.
+        return replace(state, phase=Phase.READING, view=LogView()), do.ReadLog(view=LogView())
+    token = Token(event.position, state.claim.nonce)
+    view = state.view.apply(event.position, state.claim)
+    return _judge_batch(replace(state, view=view, token=token, putting=None, doubts=0))
+
+
+def _claim_taken(state: State, event: on.PutTaken) -> Step:
+    if event.standing == state.claim:
+        return _claim_landed(state, on.PutLanded(position=event.position, floor=event.floor))
+    return replace(state, phase=Phase.READING), do.ReadLog(view=state.view)
+
+
+def _claim_unknown(state: State, event: on.PutUnknown) -> Step:
+    return _doubt(state, event, phase=Phase.CLAIMING, record=state.claim)
+
+
+def _judge_batch(state: State) -> Step:
+    """Refused, decided, or to be written (rule 3: a decided batch is never written again)."""
+    refusal = _refusal(state)
+    if refusal is not None:
+        return replace(state, phase=Phase.STOPPED), refusal
+    decision = state.view.decision(_batch(state).number)
+    if decision is not None:
+        return _finish(replace(state, recovering=True), decision, decision.handles)
+    if not state.swept:
+        older = tuple(run for run in state.view.runs if run.token < _token(state))
+        return replace(state, phase=Phase.SWEEPING), do.Sweep(runs=older)
+    return _write(state)
+
+
+def _refusal(state: State) -> do.Stop | None:
+    """Why the log does not let this batch run; None if it does. Never a silent skip."""
+    batch, run, newest = _batch(state), state.view.newest_run, state.view.newest_decision
+    if run is not None and run.query != state.claim.query:
+        return do.Stop(
+            reason=StopReason.MISMATCH,
+            message=f"the decision log belongs to query {run.query}, and this is query {state.claim.query}: the "
+            "checkpoint was deleted or copied, and the log was kept",
+        )
+    if newest is None:
+        return None
+    if newest.batch > batch.number:
+        return do.Stop(
+            reason=StopReason.STALE,
+            message=f"batch {batch.number} is asked for, but batch {newest.batch} is already decided: another driver "
+            "is ahead, or an older checkpoint was restored",
+        )
+    if newest.batch < batch.number - 1:
+        return do.Stop(
+            reason=StopReason.MISMATCH,
+            message=f"batch {batch.number} is asked for, but the last decided batch is {newest.batch}: the batches "
+            "between were run without this log, or the log was restored from an older copy",
+        )
+    asked = batch.offsets if newest.batch == batch.number else batch.previous_offsets
+    if asked is not None and asked != newest.offsets:
+        return do.Stop(
+            reason=StopReason.MISMATCH,
+            message=f"batch {newest.batch} was decided with input offsets {list(newest.offsets)}, and the checkpoint "
+            f"now says {list(asked)}: the checkpoint was copied, restored or made again",
+        )
+    return None
+
+
+def _swept(state: State, _event: on.Swept) -> Step:
+    return _write(replace(state, swept=True))
+
+
+# --- prepare and decide ---------------------------------------------------------------------------------------------
+
+
+def _write(state: State) -> Step:
+    effect = do.Write(batch=_batch(state).number, sinks=(*state.transactional, *state.direct))
+    return replace(state, phase=Phase.WRITING, healing=None), effect
+
+
+def _prepared(state: State, event: on.Prepared) -> Step:
+    state = replace(state, replayed=True)
+    handles = tuple(sorted(event.handles))
+    if event.too_old:
+        verdict = do.Stop(reason=StopReason.TOO_OLD, message=event.too_old)
+        return _abort(state, _new(state, handles), verdict)
+    if state.decided is None:
+        return _decide(state, Commit, handles)
+    kept = _kept(state)
+    if kept:
+        # Rule 5: some of the batch is visible, so what is written again must be the very same rows.
+        differing = _differing(state.decided.handles, handles, state.transactional)
+        if differing:
+            return _abort(state, _new(state, handles), _lost_for_good(state, state.decided, differing))
+    return _decide(state, Amend, _effective(state, state.decided, handles))
+
+
+def _decide(state: State, kind: type[Commit] | type[Amend], handles: tuple[Handle, ...]) -> Step:
+    batch = _batch(state)
+    record = kind(
+        token=_token(state), query=state.claim.query, batch=batch.number, offsets=batch.offsets, handles=handles
+    )
+    state = replace(state, phase=Phase.DECIDING, putting=record)
+    return state, do.Put(position=state.view.end, record=record)
+
+
+def _prepare_failed(state: State, event: on.PrepareFailed) -> Step:
+    """Rule 7. Which slots had prepared is not known here, so the run's whole open remainder is swept."""
+    state = replace(state, verdict=do.Stop(reason=StopReason.PREPARE_FAILED, message=event.reason))
+    return replace(state, phase=Phase.ABORTING), do.Sweep(runs=_own(state), only_own=True)
+
+
+def _decision_landed(state: State, event: on.PutLanded) -> Step:
+    record = _putting(state)
+    if event.position < event.floor.position:
+        return _superseded(state, "its decision fell below the log's floor")
+    view = state.view.apply(event.position, record)
+    state = replace(state, view=view, putting=None, doubts=0)
+    decision = view.newest_decision
+    if decision is None:
+        raise BadTransition(f"record {event.position} landed and decided nothing")
+    unfinished = tuple(handle for handle in decision.handles if handle.key not in state.committed)
+    return _finish(state, decision, unfinished)
+
+
+def _decision_taken(state: State, event: on.PutTaken) -> Step:
+    """Somebody's record stands there. Only if it is this very one, from an earlier put, is the batch decided."""
+    if event.standing == state.putting:
+        return _decision_landed(state, on.PutLanded(position=event.position, floor=event.floor))
+    return _superseded(state, f"{_describe(event.standing)} stands at position {event.position}")
+
+
+def _decision_unknown(state: State, event: on.PutUnknown) -> Step:
+    """Rule 4: reading "absent" would prove nothing. A claim at the same key settles which of the two stands."""
+    return _doubt(state, event, phase=Phase.RESOLVING, record=_renewal(state))
+
+
+def _resolved_against(state: State, event: on.PutLanded) -> Step:
+    """The renewal stands where the decision was put: that put can never land. Decide at the next position."""
+    if event.position < event.floor.position:
+        return _superseded(state, "its claim fell below the log's floor")
+    view = state.view.apply(event.position, _renewal(state))
+    state = replace(state, view=view, phase=Phase.DECIDING)
+    return state, do.Put(position=view.end, record=_putting(state))
+
+
+def _resolved(state: State, event: on.PutTaken) -> Step:
+    if event.standing == _renewal(state):
+        return _resolved_against(state, on.PutLanded(position=event.position, floor=event.floor))
+    return _decision_taken(state, event)
+
+
+def _doubt(state: State, event: on.PutUnknown, *, phase: Phase, record: Record) -> Step:
+    if state.doubts >= MOST_DOUBTS:
+        return _stop(
+            state,
+            StopReason.UNKNOWN,
+            f"whether record {event.position} was written could not be learned: {event.reason}",
+        )
+    state = replace(state, phase=phase, doubts=state.doubts + 1)
+    return state, do.Put(position=event.position, record=record)
+
+
+# --- finish and heal ------------------------------------------------------------------------------------------------
+
+
+def _finish(state: State, decision: Decision, handles: tuple[Handle, ...]) -> Step:
+    pending = tuple(handle for handle in handles if handle.transaction)
+    state = replace(state, decided=decision, pending=pending, lost=frozenset(), healing=None)
+    if not pending:
+        return _all_finished(state)
+    return replace(state, phase=Phase.FINISHING), do.Finish(batch=decision.batch, handles=pending, attempt=0)
+
+
+def _finished(state: State, event: on.Finished) -> Step:
+    by_outcome = {handle.key: outcome for handle, outcome in zip(state.pending, event.outcomes, strict=True)}
+    committed = state.committed | {key for key, outcome in by_outcome.items() if outcome in COMMITTED}
+    lost = state.lost | {key for key, outcome in by_outcome.items() if outcome is Outcome.LOST}
+    pending = tuple(handle for handle in state.pending if by_outcome[handle.key] not in FINAL)
+    state = replace(state, committed=committed, lost=lost, pending=pending)
+    if pending and event.deadline_passed:
+        keys = tuple(handle.key for handle in pending)
+        return _stop(
+            state,
+            StopReason.UNKNOWN,
+            f"batch {_batch(state).number} is decided, but the outcome of {len(keys)} of its transactions could not be "
+            f"learned in time: {event.deadline_passed}",
+            (("handles", keys),),
+        )
+    if pending:
+        batch = _batch(state).number
+        return state, do.Finish(batch=batch, handles=pending, attempt=event.attempt + 1)
+    if lost:
+        # Rule 5: first see whether this run may judge at all.
+        return replace(state, phase=Phase.JUDGING), do.ReadLog(view=state.view)
+    return _all_finished(state)
+
+
+def _judge_loss(state: State, event: on.LogRead) -> Step:
+    """LOST counts only if the log, read after the verdict, shows this run still at its end (trap 6)."""
+    if event.view.end != state.view.end or event.view.floor.position > state.view.end:
+        return _superseded(state, "the log went on while a loss was judged")
+    # Trap 8: judged is the whole effective set, committed handles of earlier amendments and runs included.
+    healing = state.lost if state.committed else None
+    effect = do.Write(batch=_batch(state).number, sinks=state.transactional, only=healing)
+    return replace(state, phase=Phase.WRITING, healing=healing), effect
+
+
+def _all_finished(state: State) -> Step:
+    if not state.replayed:
+        # Spark's state store needs the plan to run, even though nothing is written.
+        return replace(state, phase=Phase.REPLAYING), do.RunIntoNothing(batch=_batch(state).number)
+    return _deliver(state)
+
+
+def _replayed(state: State, _event: on.PlanRun) -> Step:
+    return _deliver(replace(state, replayed=True))
+
+
+def _deliver(state: State) -> Step:
+    if state.after and not state.recovering:
+        effect = do.Write(batch=_batch(state).number, sinks=state.after)
+        return replace(state, phase=Phase.DELIVERING), effect
+    return _sweep_own(state)
+
+
+def _delivered(state: State, _event: on.Prepared) -> Step:
+    return _sweep_own(state)
+
+
+def _delivery_failed(state: State, event: on.PrepareFailed) -> Step:
+    return _stop(
+        state,
+        StopReason.PREPARE_FAILED,
+        f"batch {_batch(state).number} is decided, and writing it to the at-most-once sinks failed: some of its rows "
+        f"may be missing there, and will not be written again: {event.reason}",
+    )
+
+
+# --- after a batch --------------------------------------------------------------------------------------------------
+
+
+def _sweep_own(state: State) -> Step:
+    """No writer of this run is at work now, so whatever of its own is open belongs to a copy that lost."""
+    return replace(state, phase=Phase.SWEEPING_OWN), do.Sweep(runs=_own(state), only_own=True, optional=True)
+
+
+def _own_swept(state: State, _event: on.Swept) -> Step:
+    if len(state.view.decisions) < KEEP_BATCHES + TIDY_EVERY_BATCHES:
+        return _done(state)
+    floor = state.view.raised(KEEP_BATCHES)
+    return replace(state, phase=Phase.RAISING_FLOOR), do.RaiseFloor(floor=floor)
+
+
+def _floor_raised(state: State, event: on.FloorRaised) -> Step:
+    state = replace(state, phase=Phase.TIDYING, view=state.view.above(event.floor))
+    return state, do.DeleteBelow(position=event.floor.position)
+
+
+def _tidied(state: State, _event: on.Deleted) -> Step:
+    return _done(state)
+
+
+def _done(state: State) -> Step:
+    return replace(state, phase=Phase.IDLE, batch=None, decided=None), do.Done(batch=_batch(state).number)
+
+
+# --- stopping -------------------------------------------------------------------------------------------------------
+
+
+def _superseded(state: State, why: str) -> Step:
+    """Aborts this run's own exact handles, if no decision names them, and stops."""
+    verdict = do.Stop(reason=StopReason.SUPERSEDED, message=f"a newer run has claimed the query: {why}")
+    handles = () if state.putting is None or isinstance(state.putting, Claim) else state.putting.handles
+    return _abort(state, _new(state, handles), verdict)
+
+
+def _abort(state: State, handles: tuple[Handle, ...], verdict: do.Stop) -> Step:
+    if not handles:
+        return replace(state, phase=Phase.STOPPED), verdict
+    return replace(state, phase=Phase.ABORTING, verdict=verdict), do.Abort(handles=handles)
+
+
+def _aborted(state: State, _event: on.Swept | on.Aborted) -> Step:
+    if state.verdict is None:
+        raise BadTransition("aborted without a reason to stop")
+    return replace(state, phase=Phase.STOPPED), state.verdict
+
+
+def _stop(state: State, reason: StopReason, message: str, details: tuple[tuple[str, object], ...] = ()) -> Step:
+    return replace(state, phase=Phase.STOPPED), do.Stop(reason=reason, message=message, details=details)
+
+
+def _stopped(state: State, _event: on.BatchAsked) -> Step:
+    return _stop(state, StopReason.STOPPED, "this run has stopped; only a new run can go on")
+
+
+def _lost_for_good(state: State, decision: Decision, differing: frozenset[tuple[str, int]]) -> do.Stop:
+    lost = tuple((handle.sink, handle.slot, handle.rows) for handle in decision.handles if handle.key in state.lost)
+    rows = sum(rows for _, _, rows in lost)
+    return do.Stop(
+        reason=StopReason.LOST,
+        message=f"batch {decision.batch} is decided, {rows} of its rows in {len(lost)} transactions were lost, the "
+        f"others are committed, and running the batch again gave other rows in {len(differing)} slots",
+        details=(("lost", lost), ("differing", tuple(sorted(differing))), ("offsets", decision.offsets)),
+    )
+
+
+# --- small looks at the state ---------------------------------------------------------------------------------------
+
+
+def _batch(state: State) -> Batch:
+    if state.batch is None:
+        raise BadTransition("no batch is at work")
+    return state.batch
+
+
+def _token(state: State) -> Token:
+    if state.token is None:
+        raise BadTransition("the run has not claimed yet")
+    return state.token
+
+
+def _putting(state: State) -> Record:
+    if state.putting is None:
+        raise BadTransition("no record is being put")
+    return state.putting
+
+
+def _renewal(state: State) -> Claim:
+    return replace(state.claim, renews=_token(state))
+
+
+def _own(state: State) -> tuple[Any, ...]:
+    return tuple(run for run in state.view.runs if run.token == _token(state))
+
+
+def _kept(state: State) -> bool:
+    return bool(state.committed)
+
+
+def _new(state: State, handles: tuple[Handle, ...]) -> tuple[Handle, ...]:
+    """Of these handles, those with a transaction that no decision names (rule 1)."""
+    named = set(state.decided.handles) if state.decided is not None else set()
+    return tuple(handle for handle in handles if handle.transaction and handle not in named)
+
+
+def _differing(
+    recorded: tuple[Handle, ...], replayed: tuple[Handle, ...], sinks: tuple[str, ...]
+) -> frozenset[tuple[str, int]]:
+    """Slots whose rows or fingerprint are not what the record says, or that exist on one side only."""
+    before = {handle.key: handle.evidence for handle in recorded if handle.sink in sinks}
+    after = {handle.key: handle.evidence for handle in replayed if handle.sink in sinks}
+    return frozenset(key for key in before.keys() | after.keys() if before.get(key) != after.get(key))
+
+
+def _effective(state: State, decision: Decision, written: tuple[Handle, ...]) -> tuple[Handle, ...]:
+    """The whole set after healing: what was written again in place of what was lost, the rest as recorded."""
+    if state.healing is None:
+        kept = tuple(handle for handle in decision.handles if handle.sink not in state.transactional)
+        return tuple(sorted((*kept, *written)))
+    again = {handle.key: handle for handle in written if handle.key in state.healing}
+    return tuple(again.get(handle.key, handle) for handle in decision.handles)
+
+
+def _describe(record: Record) -> str:
+    if isinstance(record, Claim):
+        return f"a claim by run {record.run} on {record.host}, process {record.process}"
+    return f"a decision of batch {record.batch}"
+
+
+TRANSITIONS: Mapping[tuple[Phase, type], Handler] = {
+    (Phase.IDLE, on.BatchAsked): _asked,
+    (Phase.READING, on.LogRead): _read,
+    (Phase.CLAIMING, on.PutLanded): _claim_landed,
+    (Phase.CLAIMING, on.PutTaken): _claim_taken,
+    (Phase.CLAIMING, on.PutUnknown): _claim_unknown,
+    (Phase.SWEEPING, on.Swept): _swept,
+    (Phase.WRITING, on.Prepared): _prepared,
+    (Phase.WRITING, on.PrepareFailed): _prepare_failed,
+    (Phase.DECIDING, on.PutLanded): _decision_landed,
+    (Phase.DECIDING, on.PutTaken): _decision_taken,
+    (Phase.DECIDING, on.PutUnknown): _decision_unknown,
+    (Phase.RESOLVING, on.PutLanded): _resolved_against,
+    (Phase.RESOLVING, on.PutTaken): _resolved,
+    (Phase.RESOLVING, on.PutUnknown): _decision_unknown,
+    (Phase.FINISHING, on.Finished): _finished,
+    (Phase.JUDGING, on.LogRead): _judge_loss,
+    (Phase.REPLAYING, on.PlanRun): _replayed,
+    (Phase.DELIVERING, on.Prepared): _delivered,
+    (Phase.DELIVERING, on.PrepareFailed): _delivery_failed,
+    (Phase.SWEEPING_OWN, on.Swept): _own_swept,
+    (Phase.RAISING_FLOOR, on.FloorRaised): _floor_raised,
+    (Phase.TIDYING, on.Deleted): _tidied,
+    (Phase.ABORTING, on.Aborted): _aborted,
+    (Phase.ABORTING, on.Swept): _aborted,
+    (Phase.STOPPED, on.BatchAsked): _stopped,
+}

@@ -1,0 +1,135 @@
+"""What the coordinator asks to be done. Each but `Done` and `Stop` is answered by one event."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import TypeAlias
+
+from sparkonce.protocol.handles import Handle
+from sparkonce.protocol.records import Record
+from sparkonce.protocol.view import Floor, LogView, Run
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReadLog:
+    """Read the log to its end, on from ``view`` (or from the floor, if that has risen above it)."""
+
+    view: LogView
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Put:
+    """Put the record at the position if that is free, durably; then read the floor.
+
+    Attributes:
+        position: Where.
+        record: What.
+        contested: Claims in a row before this one: drivers that depose each other must back off.
+    """
+
+    position: int
+    record: Record
+    contested: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sweep:
+    """Abort every open transaction of exactly these runs.
+
+    Attributes:
+        runs: Whose.
+        only_own: The run sweeps itself: none of its writers that could still be decided is at work.
+        optional: May be left out where nothing says that a copy lost; a later sweep will do.
+    """
+
+    runs: tuple[Run, ...]
+    only_own: bool = False
+    optional: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Write:
+    """Run the batch's plan and prepare.
+
+    Attributes:
+        batch: Spark's batch id.
+        sinks: The sinks to write to.
+        only: If not None, write these (sink, slot)s only, and count and fingerprint the others.
+    """
+
+    batch: int
+    sinks: tuple[str, ...]
+    only: frozenset[tuple[str, int]] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finish:
+    """Commit the handles, in parallel. ``attempt`` counts from 0, for the back-off."""
+
+    batch: int
+    handles: tuple[Handle, ...]
+    attempt: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Abort:
+    """Abort exactly these handles. They are named by no decision."""
+
+    handles: tuple[Handle, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunIntoNothing:
+    """Run the plan of a decided batch and throw its rows away."""
+
+    batch: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RaiseFloor:
+    """Make the floor durable."""
+
+    floor: Floor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeleteBelow:
+    """Delete the records below the position."""
+
+    position: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Done:
+    """The batch is committed; Spark may go on."""
+
+    batch: int
+
+
+class StopReason(str, Enum):
+    """Why a run stops."""
+
+    STALE = "a later batch is decided"
+    MISMATCH = "the log and the checkpoint do not belong together"
+    SUPERSEDED = "a newer run has claimed the query"
+    PREPARE_FAILED = "a slot could not prepare"
+    TOO_OLD = "the batch took longer than its transactions may live"
+    UNKNOWN = "an outcome could not be learned"
+    LOST = "decided rows are lost"
+    LOG_VIOLATION = "the log holds what no correct run can have written"
+    STOPPED = "the run had stopped before"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stop:
+    """The run is over. Only a new run can go on."""
+
+    reason: StopReason
+    message: str
+    details: tuple[tuple[str, object], ...] = ()
+
+
+Effect: TypeAlias = (
+    ReadLog | Put | Sweep | Write | Finish | Abort | RunIntoNothing | RaiseFloor | DeleteBelow | Done | Stop
+)

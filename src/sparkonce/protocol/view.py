@@ -1,0 +1,136 @@
+"""What a reader of the log knows: which runs there were, which batches are decided, where the log ends."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from sparkonce.protocol.handles import Handle
+from sparkonce.protocol.ownership import Token
+from sparkonce.protocol.records import Amend, Claim, Commit, Record, SinkFacts
+
+KEPT_RUNS = 100
+
+
+class LogViolation(ValueError):  # noqa: N818 - it is what it says
+    """The log holds a record that no correct run can have written there."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """A run that has claimed the log: its token, query id, and what it knew of each sink."""
+
+    token: Token
+    query: str
+    sinks: SinkFacts = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decision:
+    """A decided batch with its effective handles, amendments applied."""
+
+    position: int
+    token: Token
+    query: str
+    batch: int
+    offsets: tuple[str, ...]
+    handles: tuple[Handle, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Floor:
+    """Everything below ``position`` is void. ``runs`` are those that had claimed by then, newest last."""
+
+    position: int = 0
+    runs: tuple[Run, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class LogView:
+    """The log as folded so far.
+
+    Attributes:
+        floor: The durable floor that was read before the records.
+        end: The position directly after the last record read.
+        runs: All known runs, newest last.
+        decisions: Decided batches at or above the floor, oldest first.
+        claims_in_a_row: Claims since the last decision: drivers that depose each other show here.
+    """
+
+    floor: Floor = Floor()
+    end: int = 0
+    runs: tuple[Run, ...] = ()
+    decisions: tuple[Decision, ...] = ()
+    claims_in_a_row: int = 0
+
+    @classmethod
+    def at(cls, floor: Floor) -> LogView:
+        """The view of a reader that starts at a floor."""
+        return cls(floor=floor, end=floor.position, runs=floor.runs)
+
+    @property
+    def newest_run(self) -> Run | None:
+        """The run that owns the log."""
+        return self.runs[-1] if self.runs else None
+
+    @property
+    def newest_decision(self) -> Decision | None:
+        """The last decided batch."""
+        return self.decisions[-1] if self.decisions else None
+
+    def decision(self, batch: int) -> Decision | None:
+        """The decision for a batch, or None."""
+        return next((known for known in reversed(self.decisions) if known.batch == batch), None)
+
+    def apply(self, position: int, record: Record) -> LogView:
+        """The view after one more record.
+
+        Raises:
+            LogViolation: if the record cannot stand there.
+        """
+        if position != self.end:
+            raise LogViolation(f"record {position} follows record {self.end - 1}")
+        if isinstance(record, Claim):
+            return self._claimed(position, record)
+        return self._decided(position, record)
+
+    def _claimed(self, position: int, claim: Claim) -> LogView:
+        if claim.renews is None:
+            run = Run(token=Token(position, claim.nonce), query=claim.query, sinks=claim.sinks)
+            runs = (*self.runs, run)[-KEPT_RUNS:]
+            return replace(self, end=position + 1, runs=runs, claims_in_a_row=self.claims_in_a_row + 1)
+        if self.newest_run is None or claim.renews != self.newest_run.token:
+            raise LogViolation(f"record {position} renews the claim of a run that was superseded")
+        return replace(self, end=position + 1)
+
+    def _decided(self, position: int, record: Commit | Amend) -> LogView:
+        if self.newest_run is None or record.token != self.newest_run.token:
+            raise LogViolation(f"record {position} decides batch {record.batch} for a run that was superseded")
+        newest = self.newest_decision
+        if isinstance(record, Amend):
+            opens_the_log = newest is None and position == self.floor.position
+            if not opens_the_log and (newest is None or newest.batch != record.batch):
+                raise LogViolation(f"record {position} amends batch {record.batch}, which is not the last decided one")
+            kept = self.decisions[:-1]
+        else:
+            if newest is not None and newest.batch >= record.batch:
+                raise LogViolation(f"record {position} decides batch {record.batch} after batch {newest.batch}")
+            kept = self.decisions
+        decision = Decision(
+            position=position,
+            token=record.token,
+            query=record.query,
+            batch=record.batch,
+            offsets=record.offsets,
+            handles=record.handles,
+        )
+        return replace(self, end=position + 1, decisions=(*kept, decision), claims_in_a_row=0)
+
+    def raised(self, keep_batches: int) -> Floor:
+        """The floor that keeps the last so many decided batches."""
+        position = self.decisions[-keep_batches:][0].position
+        return Floor(position=position, runs=tuple(run for run in self.runs if run.token.position < position))
+
+    def above(self, floor: Floor) -> LogView:
+        """The view without what lies below a newer floor."""
+        kept = tuple(decision for decision in self.decisions if decision.position >= floor.position)
+        return replace(self, floor=floor, decisions=kept)
