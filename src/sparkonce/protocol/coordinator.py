@@ -246,6 +246,24 @@ def _resolved(state: State, event: on.PutTaken) -> Step:
     return _decision_taken(state, event)
 
 
+def _claim_refused(state: State, event: on.PutRefused) -> Step:
+    return _stop(state, StopReason.UNWRITABLE, f"record {event.position} could not be written: {event.reason}")
+
+
+def _decision_refused(state: State, event: on.PutRefused) -> Step:
+    """Nothing is decided, and no earlier put of this decision is in doubt: what was prepared can be undone."""
+    message = f"the decision of batch {_batch(state).number} could not be written: {event.reason}"
+    verdict = do.Stop(reason=StopReason.UNWRITABLE, message=message)
+    return _abort(state, _new(state, _putting(state).handles), verdict)
+
+
+def _resolving_refused(state: State, event: on.PutRefused) -> Step:
+    """The decision itself is still in doubt, so nothing may be undone (rule 4)."""
+    return _stop(
+        state, StopReason.UNKNOWN, f"whether record {event.position} was written could not be learned: {event.reason}"
+    )
+
+
 def _doubt(state: State, event: on.PutUnknown, *, phase: Phase, record: Record) -> Step:
     if state.doubts >= MOST_DOUBTS:
         return _stop(
@@ -417,9 +435,9 @@ def _token(state: State) -> Token:
     return state.token
 
 
-def _putting(state: State) -> Record:
-    if state.putting is None:
-        raise BadTransition("no record is being put")
+def _putting(state: State) -> Commit | Amend:
+    if state.putting is None or isinstance(state.putting, Claim):
+        raise BadTransition("no decision is being put")
     return state.putting
 
 
@@ -471,12 +489,15 @@ TRANSITIONS: Mapping[tuple[Phase, type], Handler] = {
     (Phase.CLAIMING, on.PutLanded): _claim_landed,
     (Phase.CLAIMING, on.PutTaken): _claim_taken,
     (Phase.CLAIMING, on.PutUnknown): _claim_unknown,
+    (Phase.CLAIMING, on.PutRefused): _claim_refused,
     (Phase.SWEEPING, on.Swept): _swept,
     (Phase.WRITING, on.Prepared): _prepared,
     (Phase.WRITING, on.PrepareFailed): _prepare_failed,
     (Phase.DECIDING, on.PutLanded): _decision_landed,
     (Phase.DECIDING, on.PutTaken): _decision_taken,
     (Phase.DECIDING, on.PutUnknown): _decision_unknown,
+    (Phase.DECIDING, on.PutRefused): _decision_refused,
+    (Phase.RESOLVING, on.PutRefused): _resolving_refused,
     (Phase.RESOLVING, on.PutLanded): _resolved_against,
     (Phase.RESOLVING, on.PutTaken): _resolved,
     (Phase.RESOLVING, on.PutUnknown): _decision_unknown,

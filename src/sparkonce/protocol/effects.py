@@ -118,6 +118,7 @@ class StopReason(str, Enum):
     UNKNOWN = "an outcome could not be learned"
     LOST = "decided rows are lost"
     LOG_VIOLATION = "the log holds what no correct run can have written"
+    UNWRITABLE = "the log cannot be written"
     STOPPED = "the run had stopped before"
 
 

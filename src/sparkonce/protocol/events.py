@@ -59,6 +59,14 @@ class PutUnknown:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PutRefused:
+    """The put surely did not land and never will, for example because the disk is full."""
+
+    position: int
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Swept:
     """What the runs left open has been aborted."""
 
@@ -126,6 +134,7 @@ Event: TypeAlias = (
     | PutLanded
     | PutTaken
     | PutUnknown
+    | PutRefused
     | Swept
     | Prepared
     | PrepareFailed

@@ -1,0 +1,168 @@
+"""The decision log on a local or mounted POSIX disk.
+
+A record is written to a temporary file, fsynced, and given its name by ``link``, which fails if the name is taken and
+is atomic; then the folder is fsynced. Layout, under ``<checkpoint>/sparkonce``::
+
+    records/00000000000000000007    one file a record
+    floors/00000000000000000000     one file a floor, all but the highest deleted in time
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import time
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+from sparkonce.errors import ConfigurationError
+from sparkonce.log.base import Landed, LogStore, PutUnknownError, Taken
+
+FOLDER = "sparkonce"
+_DIGITS = 20
+_STALE_TEMPORARY_S = 3600
+_SURELY_NOT_LINKED = frozenset(
+    {errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM, errno.EROFS, errno.EMLINK, errno.ENOTSUP, errno.ENOENT}
+)
+"""Errors of ``link(2)`` after which the name surely does not stand. On NFS others may follow a link that was made."""
+
+
+def local_checkpoint(checkpoint: str) -> Path:
+    """The folder of a checkpoint location.
+
+    Raises:
+        ConfigurationError: if the location is not on a local or mounted disk.
+    """
+    location = urlsplit(checkpoint)
+    if location.scheme == "file":
+        return Path(unquote(location.path))
+    if not location.scheme:
+        return Path(checkpoint)
+    raise ConfigurationError(
+        f"checkpoint={checkpoint!r}: the decision log needs a local or mounted disk, and {location.scheme}:// is none",
+        next_step="give a path or a file: URL.",
+    )
+
+
+class LocalLogStore(LogStore):
+    """A `LogStore` in a folder.
+
+    Args:
+        checkpoint: Spark's checkpoint folder; the log is kept in its subfolder ``sparkonce``.
+
+    Raises:
+        OSError: if the folder cannot be made.
+    """
+
+    def __init__(self, checkpoint: Path) -> None:
+        self._folder = checkpoint / FOLDER
+        self._records = self._folder / "records"
+        self._floors = self._folder / "floors"
+        for folder in (self._records, self._floors):
+            folder.mkdir(parents=True, exist_ok=True)
+        for folder in (self._records, self._folder, checkpoint, checkpoint.absolute().parent):
+            _sync_folder(folder)
+
+    @property
+    def location(self) -> str:
+        """The folder."""
+        return str(self._folder)
+
+    def put(self, position: int, data: bytes) -> Landed | Taken:
+        """See `LogStore.put`."""
+        return self._put(self._records, position, data)
+
+    def get(self, position: int) -> bytes | None:
+        """See `LogStore.get`."""
+        try:
+            data = _path(self._records, position).read_bytes()
+        except FileNotFoundError:
+            return None
+        # A record may be visible before its name is durable: nobody may act on one that a power cut could take back.
+        _sync_folder(self._records)
+        return data
+
+    def floor(self) -> bytes | None:
+        """See `LogStore.floor`."""
+        while True:
+            newest = max(self._names(self._floors), default=None)
+            if newest is None:
+                return None
+            with suppress(FileNotFoundError):  # deleted since, because there is a higher one
+                data = _path(self._floors, newest).read_bytes()
+                _sync_folder(self._floors)
+                return data
+
+    def raise_floor(self, position: int, data: bytes) -> None:
+        """See `LogStore.raise_floor`."""
+        self._put(self._floors, position, data)
+
+    def delete_below(self, position: int) -> None:
+        """See `LogStore.delete_below`."""
+        highest = max(self._names(self._floors), default=0)
+        for folder, limit in ((self._records, position), (self._floors, highest)):
+            for name in self._names(folder):
+                if name < limit:
+                    _path(folder, name).unlink(missing_ok=True)
+            self._delete_stale_temporaries(folder)
+
+    def _put(self, folder: Path, position: int, data: bytes) -> Landed | Taken:
+        final = _path(folder, position)
+        with _temporary(folder, data) as temporary:
+            try:
+                os.link(temporary, final)
+            except FileExistsError:
+                standing = final.read_bytes()
+                _sync_folder(folder)
+                return Taken(standing=standing)
+            except OSError as error:
+                if error.errno in _SURELY_NOT_LINKED:
+                    raise
+                raise PutUnknownError(f"link to {final}: {error}") from error
+        try:
+            _sync_folder(folder)
+        except OSError as error:
+            raise PutUnknownError(f"fsync of {folder} after {final.name} was linked: {error}") from error
+        return Landed()
+
+    @staticmethod
+    def _delete_stale_temporaries(folder: Path) -> None:
+        """Those of processes that were killed while they put."""
+        for temporary in folder.glob(".*.tmp"):
+            with suppress(FileNotFoundError):
+                if time.time() - temporary.stat().st_mtime > _STALE_TEMPORARY_S:
+                    temporary.unlink()
+
+    @staticmethod
+    def _names(folder: Path) -> list[int]:
+        return [int(entry.name) for entry in os.scandir(folder) if entry.name.isdigit()]
+
+
+def _path(folder: Path, position: int) -> Path:
+    return folder / f"{position:0{_DIGITS}d}"
+
+
+@contextmanager
+def _temporary(folder: Path, data: bytes) -> Iterator[Path]:
+    """The bytes in a durable file with a name of its own, which is gone afterwards."""
+    path = folder / f".{uuid.uuid4().hex}.tmp"
+    try:
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o640)
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        yield path
+    finally:
+        path.unlink(missing_ok=True)
+
+
+def _sync_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
