@@ -1,5 +1,12 @@
 """A real Kafka on this machine, for trying out and for tests: no Docker, no download by hand.
 
 ``jars`` fetches Java libraries, ``properties`` renders the brokers' settings, ``process`` owns one Java process,
-``broker`` puts them together, and ``detached`` keeps a cluster that outlives the command which started it.
+``broker`` and ``cluster`` put them together, and ``detached`` keeps a cluster that outlives the command which started
+it.
 """
+
+from sparkonce.embedded.broker import Broker
+from sparkonce.embedded.cluster import FAST_START, Cluster
+from sparkonce.embedded.jars import KAFKA_VERSION, resolve, spark_kafka_jars
+
+__all__ = ["FAST_START", "KAFKA_VERSION", "Broker", "Cluster", "resolve", "spark_kafka_jars"]

@@ -16,13 +16,16 @@ import shutil
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
+from typing import TYPE_CHECKING
 from xml.sax.saxutils import quoteattr
 
 from sparkonce.errors import ConfigurationError, PreflightError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
 
 KAFKA_VERSION = "4.3.0"
 SCALA = "2.13"
@@ -122,7 +125,7 @@ def resolve(
     if not complete.is_dir():
         give_up_at = time.monotonic() + timeout_s
         java = find_java()
-        with _locked(cache_folder() / "ivy.lock", give_up_at):
+        with file_lock(cache_folder() / "ivy.lock", give_up_at):
             if not complete.is_dir():  # another process may have made it meanwhile
                 _fetch(java, _ivy_file(parts, excluded), coordinates, complete, give_up_at)
     return sorted(complete.glob("*.jar"))
@@ -158,7 +161,16 @@ def spark_kafka_jars(pyspark_version: str | None = None) -> list[Path]:
 
 
 @contextmanager
-def _locked(path: Path, give_up_at: float) -> Iterator[None]:
+def file_lock(path: Path, give_up_at: float) -> Iterator[None]:
+    """Holds a lock between processes, freed also by this process's death.
+
+    Args:
+        path: The lock's own file, made if missing and never deleted.
+        give_up_at: When to stop waiting for it, on the clock of ``time.monotonic``, in seconds.
+
+    Raises:
+        PreflightError: if another process still holds it then.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("w") as lock:
         while True:
@@ -168,11 +180,10 @@ def _locked(path: Path, give_up_at: float) -> Iterator[None]:
             except BlockingIOError:
                 if time.monotonic() > give_up_at:
                     raise PreflightError(
-                        f"Another process has been fetching jars for too long and holds {path}.",
-                        next_step="wait for it, or end it",
+                        f"Another process has held {path} for too long.", next_step="wait for it, or end it"
                     ) from None
                 time.sleep(0.1)
-        yield  # closing the file frees the lock, and so does the death of this process
+        yield
 
 
 def _ivy_file(parts: Sequence[Sequence[str]], excluded: Sequence[str]) -> str:

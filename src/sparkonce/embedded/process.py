@@ -1,0 +1,121 @@
+"""One Java process that we start: its log, its signals, and its end together with ours."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+POLL_S = 0.05
+
+# Waits until its standard input closes, which happens when the parent dies in whatever way, and then ends the process,
+# provided that the number still belongs to it.
+_WATCHDOG = """
+read -r _
+found=$(tr '\\0' ' ' 2>/dev/null <"/proc/$1/cmdline" || ps -o command= -p "$1")
+case "$found" in *"$2"*) kill -9 "$1" ;; esac
+"""
+
+
+class JavaProcess:
+    """A process in a session of its own, known by its id and by a mark in its command line.
+
+    Args:
+        command: The program and its arguments, ``mark`` among them.
+        mark: A path that no other process has in its command line.
+        log: The file to which its output is appended.
+        dies_with_parent: Whether it ends when this process does, even by SIGKILL.
+    """
+
+    def __init__(self, command: Sequence[str], *, mark: str, log: Path, dies_with_parent: bool) -> None:
+        self.mark = mark
+        self._watchdog: subprocess.Popen[bytes] | None = None
+        with log.open("ab") as output:
+            self._process = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
+            )
+        if dies_with_parent:
+            self._watchdog = subprocess.Popen(
+                ["/bin/sh", "-c", _WATCHDOG, "watchdog", str(self.pid), mark],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                start_new_session=True,
+            )
+
+    @property
+    def pid(self) -> int:
+        """The process id."""
+        return self._process.pid
+
+    @property
+    def exit_code(self) -> int | None:
+        """None while it runs; negative if a signal ended it."""
+        return self._process.poll()
+
+    def signal(self, number: signal.Signals) -> None:
+        """Sends a signal, unless the process has ended."""
+        if self.exit_code is None:
+            self._process.send_signal(number)
+
+    def wait(self, timeout_s: float) -> bool:
+        """Waits for the end, at most so many seconds; False if it still runs."""
+        try:
+            self._process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            return False
+        self._dismiss_watchdog()
+        return True
+
+    def kill(self) -> None:
+        """Ends it at once, and waits until it is gone."""
+        self.signal(signal.SIGKILL)
+        self._process.wait()
+        self._dismiss_watchdog()
+
+    def _dismiss_watchdog(self) -> None:
+        if self._watchdog is not None:
+            self._watchdog.kill()
+            self._watchdog.communicate()
+            self._watchdog = None
+
+
+def is_running(pid: int, mark: str) -> bool:
+    """Whether the process of this id is alive and is the one that has the mark in its command line."""
+    try:
+        command = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace")
+    except OSError:
+        command = subprocess.run(
+            ["ps", "-o", "command=", "-p", str(pid)], capture_output=True, text=True, timeout=30, check=False
+        ).stdout
+    return mark in command
+
+
+def end_process(pid: int, mark: str, timeout_s: float) -> None:
+    """Ends a process that another process started, in order and then by force; nothing if it is not running."""
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        if not is_running(pid, mark):
+            return
+        with suppress(ProcessLookupError):
+            os.kill(pid, number)
+            os.kill(pid, signal.SIGCONT)
+        give_up_at = time.monotonic() + timeout_s
+        while is_running(pid, mark) and time.monotonic() < give_up_at:
+            time.sleep(POLL_S)
+
+
+def last_lines(log: Path, count: int) -> str:
+    """The end of a log; the empty string if there is none."""
+    try:
+        with log.open("rb") as file:
+            file.seek(max(0, log.stat().st_size - 64 * 1024))
+            return "\n".join(file.read().decode(errors="replace").splitlines()[-count:])
+    except OSError:
+        return ""
