@@ -1,0 +1,241 @@
+"""Producers that a worker process keeps ready, so that no task waits for one to be initialised.
+
+A transaction needs an initialisation of its own (its own epoch), which takes 15 to 100 ms. So a task takes a producer
+that was initialised while the task before it ran, and its own replacement is initialised while it runs.
+"""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import os
+import queue
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass
+
+from sparkonce.protocol.ownership import LanePool, Token
+from sparkonce.sinks.kafka.lane import Lane
+
+log = logging.getLogger(__name__)
+
+KEEP_AT_MOST = 8
+POLL_EVERY_S = 1.0
+IDLE_LIMIT_S = 900.0
+_EXIT_LIMIT_S = 5.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PoolKey:
+    """Which producers may stand in for each other.
+
+    Attributes:
+        sink: The sink's name.
+        query: The short form of the query's id.
+        token: The run's token.
+    """
+
+    sink: str
+    query: str
+    token: Token
+
+
+class Pool:
+    """The producers of one sink of one run in this process.
+
+    Args:
+        make: Makes and initialises the producer of a lane; may take long, may raise. Called in a background thread.
+        discard: Ends a producer. Must not block.
+        keep_at_most: How many may be kept ready; 0 for producers that are used again instead.
+    """
+
+    def __init__(self, make: Callable[[int], Lane], discard: Callable[[Lane], None], keep_at_most: int) -> None:
+        self._make = make
+        self._discard = discard
+        self._keep_at_most = keep_at_most
+        self._lock = threading.Lock()
+        self._lanes = LanePool()
+        self._ready: deque[Lane] = deque()
+        self._waiting: deque[Future[Lane]] = deque()
+        self._starting = 0
+        self._target = 0
+        self._last_batch = 0
+        self._last_taken_s = time.monotonic()
+        self._dropped = False
+
+    def take(self, batch: int) -> Future[Lane]:
+        """A producer for a task of this batch. Give it back or retire it, also if it failed."""
+        lease: Future[Lane] = Future()
+        with self._lock:
+            self._last_batch, self._last_taken_s = batch, time.monotonic()
+            if self._ready:
+                lease.set_result(self._ready.popleft())
+            else:
+                self._waiting.append(lease)
+                self._target = min(self._target + 1, self._keep_at_most)
+            self._top_up(batch)
+        return lease
+
+    def give_back(self, lane: Lane) -> None:
+        """Returns a producer on which nothing was opened, or which is not transactional."""
+        with self._lock:
+            self._offer(lane)
+
+    def retire(self, lane: Lane, batch: int) -> None:
+        """Ends a producer on which a transaction of this batch was opened, or may have been."""
+        with self._lock:
+            self._lanes = self._lanes.give_back(lane.number, batch)
+        self._discard(lane)
+
+    def withdraw(self, lease: Future[Lane]) -> None:
+        """Gives up a lease that was not used."""
+        if not lease.cancel() and lease.exception() is None:
+            self.give_back(lease.result())
+
+    def poll(self) -> None:
+        """Serves the callbacks of those kept ready, whose statistics would pile up, and ends those long unused."""
+        with self._lock:
+            idle = time.monotonic() - self._last_taken_s > IDLE_LIMIT_S
+            ready = list(self._ready)
+            if idle:
+                self._drop_ready()
+        if not idle:
+            for lane in ready:
+                lane.producer.poll(0)
+
+    def drop(self) -> None:
+        """Ends all that are ready, and each of the others when its task returns it."""
+        with self._lock:
+            self._dropped = True
+            self._target = 0
+            self._drop_ready()
+
+    def _drop_ready(self) -> None:
+        while self._ready:
+            lane = self._ready.popleft()
+            self._lanes = self._lanes.give_back(lane.number, self._last_batch)
+            self._discard(lane)
+
+    def _top_up(self, batch: int) -> None:
+        missing = len(self._waiting) + self._target - len(self._ready) - self._starting
+        for _ in range(missing):
+            self._lanes, number = self._lanes.lend(batch)
+            self._starting += 1
+            threading.Thread(
+                target=self._start, args=(number, batch), name="sparkonce-kafka-initialise", daemon=True
+            ).start()
+
+    def _start(self, number: int, batch: int) -> None:
+        try:
+            lane = self._make(number)
+        except Exception as error:  # noqa: BLE001 - whatever it is must reach the task that waits
+            with self._lock:
+                self._starting -= 1
+                self._lanes = self._lanes.give_back(number, batch)
+                waiter = self._next_waiter()
+            if waiter is None:
+                log.warning("A Kafka producer could not be kept ready: %s", error)
+            else:
+                waiter.set_exception(error)
+            return
+        with self._lock:
+            self._starting -= 1
+            self._offer(lane)
+
+    def _offer(self, lane: Lane) -> None:
+        waiter = self._next_waiter()
+        if waiter is not None:
+            waiter.set_result(lane)
+        elif self._dropped:
+            self._lanes = self._lanes.give_back(lane.number, self._last_batch)
+            self._discard(lane)
+        else:
+            self._ready.append(lane)
+
+    def _next_waiter(self) -> Future[Lane] | None:
+        while self._waiting:
+            waiter = self._waiting.popleft()
+            if waiter.set_running_or_notify_cancel():
+                return waiter
+        return None
+
+
+class Worker:
+    """What one operating-system process holds: its id, drawn once, its pools, and a thread that looks after them."""
+
+    def __init__(self) -> None:
+        self.id = os.urandom(6).hex()
+        self._lock = threading.Lock()
+        self._pools: dict[PoolKey, Pool] = {}
+        self._discarded: queue.SimpleQueue[Lane | None] = queue.SimpleQueue()
+        self._keeper: threading.Thread | None = None
+
+    def pool(self, key: PoolKey, make: Callable[[int], Lane], keep_at_most: int) -> Pool:
+        """The pool of a key. The first call for a newer run drops the pools of older ones."""
+        with self._lock:
+            if key not in self._pools:
+                older = [other for other in self._pools if _supersedes(key, other)]
+                for other in older:
+                    self._pools.pop(other).drop()
+                self._pools[key] = Pool(make, self._discarded.put, keep_at_most)
+            if self._keeper is None:
+                self._keeper = threading.Thread(target=self._keep, name="sparkonce-kafka-keeper", daemon=True)
+                self._keeper.start()
+            return self._pools[key]
+
+    def stop(self) -> None:
+        """Ends every producer before the interpreter goes."""
+        with self._lock:
+            for pool in self._pools.values():
+                pool.drop()
+            self._pools.clear()
+            keeper, self._keeper = self._keeper, None
+        self._discarded.put(None)
+        if keeper is not None:
+            keeper.join(_EXIT_LIMIT_S)
+
+    def _keep(self) -> None:
+        poll_at = time.monotonic() + POLL_EVERY_S
+        while True:
+            try:
+                lane = self._discarded.get(timeout=max(0.0, poll_at - time.monotonic()))
+            except queue.Empty:
+                self._poll()
+                poll_at = time.monotonic() + POLL_EVERY_S
+                continue
+            if lane is None:
+                return
+            lane.destroy()
+
+    def _poll(self) -> None:
+        with self._lock:
+            pools = list(self._pools.values())
+        for pool in pools:
+            pool.poll()
+
+
+def _supersedes(key: PoolKey, other: PoolKey) -> bool:
+    return (key.sink, key.query) == (other.sink, other.query) and key.token > other.token
+
+
+_worker = Worker()
+_inherited: list[Worker] = []
+
+
+def this_worker() -> Worker:
+    """The process's own."""
+    return _worker
+
+
+def _begin_anew() -> None:
+    """After a fork: the parent's producers have no threads here and must be neither used nor ended."""
+    global _worker
+    _inherited.append(_worker)
+    _worker = Worker()
+
+
+os.register_at_fork(after_in_child=_begin_anew)
+atexit.register(lambda: _worker.stop())

@@ -1,0 +1,208 @@
+"""Which columns the Kafka sink takes, and how Arrow rows become messages.
+
+The columns are those of Spark's own Kafka sink (``key``, ``value``, ``topic``, ``partition``, ``headers``; see "Writing
+Data to Kafka" in Spark's guide), and ``timestamp``. Other columns are ignored, as Spark does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyarrow import types
+
+from sparkonce.errors import ConfigurationError, PrepareError, SchemaError
+
+CHUNK_ROWS = 4096
+CHUNK_BYTES = 4 << 20
+"""A chunk's values stand in memory three times: as Arrow, as Python's bytes, and in librdkafka's queue."""
+
+Message = dict[str, Any]
+"""The arguments of ``Producer.produce`` for one row, without the topic."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chunk:
+    """Rows for one topic, in their order.
+
+    Attributes:
+        topic: Where they go.
+        messages: One for each row.
+        batched: Whether ``produce_batch`` can carry them. It drops headers and partitions and refuses timestamps.
+        size_bytes: Keys, values and headers together.
+        largest_bytes: At least the size of the largest row.
+    """
+
+    topic: str
+    messages: list[Message]
+    batched: bool
+    size_bytes: int
+    largest_bytes: int
+
+
+def _is_text(kind: pa.DataType) -> bool:
+    return bool(types.is_string(kind) or types.is_large_string(kind))
+
+
+def _is_text_or_binary(kind: pa.DataType) -> bool:
+    return _is_text(kind) or bool(types.is_binary(kind) or types.is_large_binary(kind))
+
+
+def _is_headers(kind: pa.DataType) -> bool:
+    if not (types.is_list(kind) or types.is_large_list(kind)) or not types.is_struct(kind.value_type):
+        return False
+    fields = {field.name: field.type for field in kind.value_type}
+    return fields.keys() == {"key", "value"} and _is_text(fields["key"]) and _is_text_or_binary(fields["value"])
+
+
+def _is_instant(kind: pa.DataType) -> bool:
+    return bool(types.is_timestamp(kind)) and kind.tz is not None
+
+
+_COLUMNS: dict[str, tuple[Callable[[pa.DataType], bool], str]] = {
+    "key": (_is_text_or_binary, "string or binary"),
+    "value": (_is_text_or_binary, "string or binary"),
+    "topic": (_is_text, "string"),
+    "partition": (types.is_int32, "int"),
+    "headers": (_is_headers, "array<struct<key: string, value: binary>>"),
+    "timestamp": (_is_instant, "timestamp (with a time zone: timestamp_ntz names no instant)"),
+}
+
+
+def select_columns(schema: pa.Schema, topic: str | None) -> list[str]:
+    """The columns that are written, in a fixed order.
+
+    Args:
+        schema: Of the rows.
+        topic: The sink's own topic, which wins over the column.
+
+    Raises:
+        SchemaError: naming the column that is missing, doubled, or of a type that Kafka cannot take.
+        ConfigurationError: if nothing says which topic the rows go to.
+    """
+    chosen = [name for name in _COLUMNS if name in schema.names and not (name == "topic" and topic is not None)]
+    if "value" not in chosen:
+        raise SchemaError(
+            f"The column 'value' (string or binary) is missing among the columns {schema.names}.",
+            next_step="Build it from the others, for example with to_json(struct('*')) AS value.",
+        )
+    for name in chosen:
+        accepts, accepted = _COLUMNS[name]
+        if schema.names.count(name) > 1:
+            raise SchemaError(f"The column {name!r} appears more than once.", next_step="Drop or rename all but one.")
+        kind = schema.field(name).type
+        if not accepts(kind):
+            raise SchemaError(f"The column {name!r} is {kind}; Kafka takes {accepted}.", next_step="Cast it.")
+    if topic is None and "topic" not in chosen:
+        raise ConfigurationError(
+            "Nothing says which topic the rows go to.",
+            next_step="Give the sink topic='…', or the rows a column 'topic' (string).",
+        )
+    return chosen
+
+
+def to_chunks(
+    rows: pa.RecordBatch, topic: str | None, *, max_rows: int = CHUNK_ROWS, max_bytes: int = CHUNK_BYTES
+) -> Iterator[Chunk]:
+    """The rows as messages, in pieces small enough that a batch of any size needs little memory.
+
+    Rows of one topic keep their order.
+
+    Args:
+        rows: With the columns of `select_columns`.
+        topic: The sink's own topic, which wins over the column.
+        max_rows: Of one chunk.
+        max_bytes: Of one chunk, unless a single row is larger.
+
+    Raises:
+        PrepareError: naming the row's field that Kafka cannot take.
+    """
+    sizes = _sizes_bytes(rows)
+    ends = np.cumsum(sizes)
+    start = 0
+    while start < rows.num_rows:
+        full = int(np.searchsorted(ends, ends[start] - sizes[start] + max_bytes, side="right"))
+        stop = min(max(full, start + 1), start + max_rows, rows.num_rows)
+        piece, largest = rows.slice(start, stop - start), int(sizes[start:stop].max())
+        start = stop
+        for name, part in _by_topic(piece, topic):
+            messages, batched = _to_messages(part)
+            yield Chunk(
+                topic=name,
+                messages=messages,
+                batched=batched,
+                size_bytes=int(_sizes_bytes(part).sum()),
+                largest_bytes=largest,
+            )
+
+
+def _sizes_bytes(rows: pa.RecordBatch) -> np.ndarray[Any, np.dtype[np.int64]]:
+    sizes = np.zeros(rows.num_rows, np.int64)
+    for name in rows.schema.names:
+        column = rows.column(name)
+        if name in ("key", "value"):
+            sizes += pc.fill_null(pc.binary_length(column), 0).to_numpy(zero_copy_only=False)
+        elif name == "headers" and rows.num_rows:
+            sizes += column.nbytes // rows.num_rows
+    return sizes
+
+
+def _by_topic(rows: pa.RecordBatch, topic: str | None) -> Iterator[tuple[str, pa.RecordBatch]]:
+    if topic is not None:
+        yield topic, rows
+        return
+    column = rows.column("topic")
+    if column.null_count:
+        raise PrepareError(
+            "A row's column 'topic' is null, and the sink has no topic of its own.",
+            next_step="Filter such rows out, or give the sink topic='…'.",
+        )
+    topics = pc.unique(column).to_pylist()
+    for name in topics:
+        yield name, rows if len(topics) == 1 else rows.filter(pc.equal(column, name))
+
+
+def _to_messages(rows: pa.RecordBatch) -> tuple[list[Message], bool]:
+    columns = {}
+    for name in rows.schema.names:
+        column = rows.column(name)
+        if name != "topic" and column.null_count < rows.num_rows:
+            columns[name] = _convert(name, column)
+    if not columns:
+        return [{} for _ in range(rows.num_rows)], True
+    messages = pa.StructArray.from_arrays(list(columns.values()), names=list(columns)).to_pylist()
+    if columns.keys() <= {"key", "value"}:
+        return messages, True
+    return [_trim(message) for message in messages], False
+
+
+def _convert(name: str, column: pa.Array) -> pa.Array:
+    if name in ("key", "value"):
+        wide = types.is_large_string(column.type) or types.is_large_binary(column.type)
+        return column.cast(pa.large_binary() if wide else pa.binary())  # copies nothing
+    if name == "timestamp":
+        instants = column.cast(pa.timestamp("ms", column.type.tz), safe=False).cast(pa.int64())
+        if pc.min(instants).as_py() <= 0:
+            raise PrepareError(
+                "A row's column 'timestamp' is not after 1970-01-01 00:00:00 UTC, which Kafka cannot store.",
+                next_step="Write null there to have the time of writing.",
+            )
+        return instants
+    return column
+
+
+def _trim(message: Message) -> Message:
+    given = {name: value for name, value in message.items() if value is not None}
+    if "headers" in given:
+        given["headers"] = [_to_header(header) for header in given["headers"]]
+    return given
+
+
+def _to_header(header: dict[str, Any] | None) -> tuple[str, bytes | str | None]:
+    if header is None or header["key"] is None:
+        raise PrepareError("A row's column 'headers' holds a header without a key, which Kafka cannot store.")
+    return header["key"], header["value"]

@@ -1,0 +1,119 @@
+"""Kafka as a part of the two-phase commit."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from sparkonce.guarantees import Guarantee
+from sparkonce.protocol.ownership import TransactionalId
+from sparkonce.sinks.base import Facts, Owner, SinkCommitter, SinkWriter, TwoPhaseCommitSink, WriterContext
+from sparkonce.sinks.kafka.settings import producer_settings
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from sparkonce.sinks.kafka.lane import Lane
+
+INITIALISE_LIMIT_S = 60.0
+_TIMEOUT_SETTING = "transaction.timeout.ms"
+
+
+class KafkaSink(TwoPhaseCommitSink):
+    """Writes rows to Kafka as Spark's own Kafka sink takes them, in transactions that the driver commits.
+
+    Readers must set ``isolation.level=read_committed``, which is not Kafka's default.
+
+    Args:
+        settings: librdkafka's, for example ``{"bootstrap.servers": "broker:9092"}``. They are used by the workers and,
+            translated, by the driver.
+        topic: Where all rows go. None: where their column ``topic`` says.
+        guarantee: EXACTLY_ONCE writes transactions; the others write at once, and readers see rows immediately.
+        transactional_id_prefix: Begins every transactional id, for prefixed ACLs. None: one made from the query's id.
+        name: Unique within the query, and the same after a restart.
+
+    Raises:
+        ConfigurationError: naming the setting that is unknown, contradicts the guarantee, or is sparkonce's own.
+    """
+
+    def __init__(
+        self,
+        settings: Mapping[str, Any],
+        *,
+        topic: str | None = None,
+        guarantee: Guarantee = Guarantee.EXACTLY_ONCE,
+        transactional_id_prefix: str | None = None,
+        name: str = "kafka",
+    ) -> None:
+        super().__init__(name, guarantee)
+        self.settings = dict(settings)
+        self.topic = topic
+        self.transactional_id_prefix = transactional_id_prefix
+        producer_settings(self.settings, self.guarantee)
+
+    def columns(self, schema: pa.Schema) -> Sequence[str]:
+        """``key``, ``value``, ``topic`` (if the sink has none), ``partition``, ``headers``, ``timestamp``."""
+        from sparkonce.sinks.kafka.rows import select_columns
+
+        return select_columns(schema, self.topic)
+
+    def preflight(self, query: str, recorded: Facts | None) -> Facts:
+        """Checks the cluster: its limits, the topic, permissions, and that it is still the recorded one."""
+        from sparkonce.sinks.kafka.preflight import preflight
+
+        timeout_ms = self.settings.get(_TIMEOUT_SETTING)
+        return preflight(
+            self.settings,
+            topic=self.topic,
+            guarantee=self.guarantee,
+            prefix=self.transactional_id_prefix,
+            timeout_ms=None if timeout_ms is None else int(timeout_ms),
+            query=query,
+            recorded=recorded,
+        )
+
+    def transaction_timeout_s(self, facts: Facts) -> float | None:
+        """The broker aborts transactions that are open longer."""
+        if self.guarantee is not Guarantee.EXACTLY_ONCE:
+            return None
+        return int(facts["transaction_timeout_ms"]) / 1000
+
+    def writer(self, context: WriterContext) -> SinkWriter:
+        """Asks for a producer at once, so that it is ready when the first rows come."""
+        from sparkonce.sinks.kafka.producers import KEEP_AT_MOST, PoolKey, this_worker
+        from sparkonce.sinks.kafka.writer import KafkaWriter, Limits
+
+        owner, worker = context.owner, this_worker()
+        transactional = self.guarantee is Guarantee.EXACTLY_ONCE
+        settings = producer_settings(self.settings, self.guarantee)
+        pool = worker.pool(
+            PoolKey(sink=self.name, query=owner.query, token=owner.token),
+            lambda number: self._make_lane(settings, owner, worker.id, number),
+            keep_at_most=KEEP_AT_MOST if transactional else 0,
+        )
+        return KafkaWriter(
+            pool,
+            batch=context.batch,
+            topic=self.topic,
+            transactional=transactional,
+            limits=Limits.of(settings, self.transaction_timeout_s(owner.facts), INITIALISE_LIMIT_S),
+        )
+
+    def committer(self) -> SinkCommitter:
+        """Ends transactions from the driver."""
+        from sparkonce.sinks.kafka.committer import KafkaCommitter
+
+        return KafkaCommitter(self.settings, self.name)
+
+    def _make_lane(self, settings: Mapping[str, Any], owner: Owner, worker: str, number: int) -> Lane:
+        from sparkonce.sinks.kafka.lane import Lane
+
+        if self.guarantee is not Guarantee.EXACTLY_ONCE:
+            return Lane({**settings, "statistics.interval.ms": 0}, number=number)
+        transactional_id = TransactionalId(
+            prefix=owner.facts["prefix"], query=owner.query, token=owner.token, worker=worker, lane=number
+        )
+        timeout_ms = int(owner.facts["transaction_timeout_ms"])
+        lane = Lane({**settings, _TIMEOUT_SETTING: timeout_ms}, number=number, transactional_id=str(transactional_id))
+        lane.initialise(INITIALISE_LIMIT_S, self.topic)
+        return lane

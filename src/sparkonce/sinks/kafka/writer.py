@@ -1,0 +1,248 @@
+"""The executor half of the Kafka sink."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Mapping
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as LeaseTimeoutError
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from confluent_kafka import KafkaException
+
+from sparkonce.errors import PrepareError
+from sparkonce.sinks.base import SinkWriter
+from sparkonce.sinks.kafka.lane import Lane, count_acknowledged
+from sparkonce.sinks.kafka.rows import CHUNK_BYTES, CHUNK_ROWS, Chunk, to_chunks
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from sparkonce.sinks.kafka.producers import Pool
+
+log = logging.getLogger(__name__)
+
+ABORT_LIMIT_S = 5.0
+STATISTICS_LIMIT_S = 10.0
+_FLUSH_SLICE_S = 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """How much a writer may have under way, and how long it waits.
+
+    Attributes:
+        queued_rows: librdkafka's ``queue.buffering.max.messages``.
+        queued_bytes: librdkafka's ``queue.buffering.max.kbytes``, in bytes.
+        delivery_s: How long rows may take to arrive.
+        initialise_s: How long a producer may take to be ready.
+    """
+
+    queued_rows: int
+    queued_bytes: int
+    delivery_s: float
+    initialise_s: float
+
+    @classmethod
+    def of(cls, settings: Mapping[str, Any], transaction_timeout_s: float | None, initialise_s: float) -> Limits:
+        """The limits that librdkafka's settings, or else its defaults, imply."""
+        delivery_ms = settings.get("message.timeout.ms", settings.get("delivery.timeout.ms", 300_000))
+        return cls(
+            queued_rows=int(settings.get("queue.buffering.max.messages", 100_000)),
+            queued_bytes=int(settings.get("queue.buffering.max.kbytes", 1_048_576)) * 1024,
+            delivery_s=transaction_timeout_s or int(delivery_ms) / 1000,
+            initialise_s=initialise_s,
+        )
+
+
+class KafkaWriter(SinkWriter):
+    """One copy's writes to Kafka: a transaction of its own, or, below EXACTLY_ONCE, a shared idempotent producer.
+
+    Args:
+        pool: Where the producer comes from. It is asked for at once.
+        batch: Spark's batch id.
+        topic: The sink's own topic; None if the rows name theirs.
+        transactional: Whether the guarantee is EXACTLY_ONCE.
+        limits: Of memory and time.
+    """
+
+    def __init__(self, pool: Pool, *, batch: int, topic: str | None, transactional: bool, limits: Limits) -> None:
+        self._pool = pool
+        self._batch = batch
+        self._topic = topic
+        self._transactional = transactional
+        self._limits = limits
+        self._lease: Future[Lane] | None = pool.take(batch)
+        self._lane: Lane | None = None
+        self._written = 0
+        self._queued_bytes = 0
+        self._largest_bytes = 0
+
+    def begin(self) -> None:
+        """Waits for the producer and begins its one transaction.
+
+        Raises:
+            PreflightError: if the cluster does not allow it.
+            PrepareError: if no producer was ready in time.
+        """
+        lease, self._lease = self._lease, None
+        if lease is None:
+            raise PrepareError("A Kafka writer can begin one transaction only.")
+        try:
+            self._lane = lease.result(self._limits.initialise_s)
+        except LeaseTimeoutError:
+            self._pool.withdraw(lease)
+            raise PrepareError(f"No Kafka producer was ready within {self._limits.initialise_s:g} s.") from None
+        if self._transactional:
+            try:
+                self._lane.producer.begin_transaction()
+            except KafkaException as error:
+                raise self._lane.explain(error, "could not begin a transaction") from None
+
+    def write(self, rows: pa.RecordBatch) -> None:
+        """Hands rows to librdkafka, waiting while too much is under way.
+
+        Raises:
+            PrepareError: naming the topic and the reason for which a row was refused.
+        """
+        lane = self._open_lane()
+        max_rows = min(CHUNK_ROWS, self._limits.queued_rows)
+        for chunk in to_chunks(
+            rows, self._topic, max_rows=max_rows, max_bytes=min(CHUNK_BYTES, self._limits.queued_bytes)
+        ):
+            lane.producer.poll(0)
+            self._make_room(lane, chunk)
+            self._raise_refusal(lane)
+            try:
+                if chunk.batched:
+                    _produce_batched(lane, chunk)
+                else:
+                    for message in chunk.messages:
+                        lane.producer.produce(chunk.topic, **message)
+            except KafkaException as error:
+                raise lane.explain(error, f"refused a row for topic {chunk.topic!r}") from None
+            except BufferError as error:
+                raise _queue_full(chunk.topic) from error
+            self._written += len(chunk.messages)
+            self._queued_bytes += chunk.size_bytes
+
+    def prepare(self) -> Mapping[str, str | int]:
+        """Flushes, and makes sure that each row has arrived: librdkafka checks that only in its own commit.
+
+        Raises:
+            PrepareError: if any row may not have arrived, or the transaction cannot be committed.
+        """
+        lane = self._open_lane()
+        self._flush(lane)
+        if not self._transactional:
+            return {}
+        statistics = lane.read_statistics(
+            time.monotonic() + STATISTICS_LIMIT_S, until=lambda found: count_acknowledged(found) == self._written
+        )
+        acknowledged = count_acknowledged(statistics)
+        if acknowledged != self._written:
+            raise PrepareError(f"Kafka has acknowledged {acknowledged} of {self._written} rows.")
+        state = statistics["eos"]
+        if state["txn_state"] != "InTransaction":
+            raise PrepareError(f"Kafka's transaction is in state {state['txn_state']}: {lane.trouble()}.")
+        return {
+            "transactional_id": lane.transactional_id,
+            "producer_id": state["producer_id"],
+            "epoch": state["producer_epoch"],
+        }
+
+    def abort(self) -> None:
+        """Aborts the transaction if the broker can be reached soon; if not, the driver's sweep does."""
+        if self._lane is not None and self._transactional:
+            try:
+                self._lane.producer.abort_transaction(ABORT_LIMIT_S)
+            except KafkaException as error:
+                log.warning(
+                    "The transaction %s of batch %d could not be aborted, and is left to the driver: %s",
+                    self._lane.transactional_id,
+                    self._batch,
+                    error.args[0].str(),
+                )
+        elif self._lane is not None:
+            self._lane.producer.purge()
+        self._release(reusable=False)
+
+    def close(self) -> None:
+        """Ends the producer in the background and leaves its prepared transaction open."""
+        self._release(reusable=not self._transactional)
+
+    def _release(self, *, reusable: bool) -> None:
+        lease, self._lease = self._lease, None
+        lane, self._lane = self._lane, None
+        if lease is not None:
+            self._pool.withdraw(lease)
+        if lane is not None and reusable:
+            self._pool.give_back(lane)
+        elif lane is not None:
+            self._pool.retire(lane, self._batch)
+
+    def _open_lane(self) -> Lane:
+        if self._lane is None:
+            raise PrepareError("The Kafka writer has not begun, or is closed.")
+        return self._lane
+
+    def _make_room(self, lane: Lane, chunk: Chunk) -> None:
+        """Waits until the chunk fits: librdkafka, once its queue is full, refuses rows instead of waiting.
+
+        Of what is under way librdkafka tells the number only. It has no more bytes than that many of the largest
+        rows, and no more than were queued since it was last seen empty.
+        """
+        deadline = time.monotonic() + self._limits.delivery_s
+        while waiting := len(lane.producer):
+            under_way = min(waiting * self._largest_bytes, self._queued_bytes)
+            fits = under_way + chunk.size_bytes <= self._limits.queued_bytes
+            if fits and waiting + len(chunk.messages) <= self._limits.queued_rows:
+                break
+            if time.monotonic() > deadline:
+                raise self._too_slow(lane)
+            lane.producer.poll(0.1)
+            self._raise_refusal(lane)
+        else:
+            self._queued_bytes = self._largest_bytes = 0
+        self._largest_bytes = max(self._largest_bytes, chunk.largest_bytes)
+
+    def _flush(self, lane: Lane) -> None:
+        deadline = time.monotonic() + self._limits.delivery_s
+        while len(lane.producer):
+            if time.monotonic() > deadline:
+                raise self._too_slow(lane)
+            left = lane.producer.flush(_FLUSH_SLICE_S)
+            self._raise_refusal(lane)
+            if left and self._transactional and (trouble := lane.trouble()):
+                raise PrepareError(f"Kafka broke the transaction off: {trouble}.")
+        self._raise_refusal(lane)
+
+    def _raise_refusal(self, lane: Lane) -> None:
+        if not lane.reports.refused:
+            return
+        trouble = lane.trouble() if self._transactional else lane.reports.last_error
+        first = lane.reports.refused[0]
+        raise PrepareError(f"Kafka did not take a row for {first}" + (f" ({trouble})." if trouble else "."))
+
+    def _too_slow(self, lane: Lane) -> PrepareError:
+        last = f" Last error: {lane.reports.last_error}." if lane.reports.last_error else ""
+        return PrepareError(
+            f"{len(lane.producer)} rows had not arrived at Kafka after {self._limits.delivery_s:g} s.{last}",
+            next_step="See whether the brokers are up and the topic's partitions have leaders.",
+        )
+
+
+def _produce_batched(lane: Lane, chunk: Chunk) -> None:
+    if lane.producer.produce_batch(chunk.topic, chunk.messages) == len(chunk.messages):
+        return
+    refused = next(message["_error"] for message in chunk.messages if "_error" in message)
+    raise KafkaException(refused)
+
+
+def _queue_full(topic: str) -> PrepareError:
+    return PrepareError(
+        f"librdkafka's queue is full (queue.buffering.max.kbytes) at a row for topic {topic!r}.",
+        next_step="Raise queue.buffering.max.kbytes above the size of the largest row.",
+    )
