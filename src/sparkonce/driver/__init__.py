@@ -1,0 +1,1 @@
+"""The driver's side without Spark: it carries out what the coordinator asks for."""

@@ -1,0 +1,59 @@
+"""What a batch did and how long each phase took."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+
+from sparkonce.protocol.handles import Handle
+from sparkonce.protocol.state import Phase
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchProgress:
+    """One committed batch.
+
+    Attributes:
+        batch: Spark's batch id.
+        rows: Rows written, by sink.
+        transactions: Transactions committed.
+        recovered: Whether the batch had been decided before this run asked for it.
+        healed: Transactions that had been lost and were written again.
+        seconds: Wall time of each phase that the batch went through.
+        finished_at_ms: When it was done, milliseconds since the epoch by the driver's clock.
+    """
+
+    batch: int
+    rows: dict[str, int]
+    transactions: int
+    recovered: bool
+    healed: int
+    seconds: dict[str, float]
+    finished_at_ms: int
+
+    @property
+    def total_seconds(self) -> float:
+        """Wall time from Spark's call to its return."""
+        return sum(self.seconds.values())
+
+
+@dataclass(slots=True)
+class Stopwatch:
+    """Adds up the wall time spent in each phase."""
+
+    seconds: dict[str, float] = field(default_factory=dict)
+    _since: float = field(default_factory=time.monotonic)
+
+    def spent(self, phase: Phase) -> None:
+        """Books the time since the last call to a phase."""
+        now = time.monotonic()
+        self.seconds[phase.value] = self.seconds.get(phase.value, 0.0) + now - self._since
+        self._since = now
+
+
+def rows_by_sink(handles: tuple[Handle, ...]) -> dict[str, int]:
+    """Rows written, by sink."""
+    rows: dict[str, int] = {}
+    for handle in handles:
+        rows[handle.sink] = rows.get(handle.sink, 0) + handle.rows
+    return rows

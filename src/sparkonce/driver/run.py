@@ -1,0 +1,430 @@
+"""One run of a query: asks the coordinator what to do, does it, and tells it what came of it."""
+
+from __future__ import annotations
+
+import logging
+import os
+import random
+import socket
+import time
+import uuid
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Protocol
+
+from sparkonce import errors
+from sparkonce.driver.progress import BatchProgress, Stopwatch, rows_by_sink
+from sparkonce.driver.stops import stop_error
+from sparkonce.executor import check_handles
+from sparkonce.guarantees import Guarantee
+from sparkonce.log.base import DecisionLog, PutUnknownError
+from sparkonce.protocol import effects as do
+from sparkonce.protocol import events as on
+from sparkonce.protocol.coordinator import step
+from sparkonce.protocol.handles import Handle
+from sparkonce.protocol.outcomes import Finished, Outcome
+from sparkonce.protocol.ownership import short_query
+from sparkonce.protocol.records import Claim, Commit, SinkFacts
+from sparkonce.protocol.state import Phase, State
+from sparkonce.protocol.view import LogView, LogViolation, Run
+from sparkonce.sinks.base import Facts, Owner, SinkCommitter, TwoPhaseCommitSink
+
+logger = logging.getLogger("sparkonce")
+
+KEPT_PROGRESS = 100
+
+Listener = Callable[[Phase, int], None]
+"""Told of each phase that the run enters, and the batch, before anything is done in it."""
+
+
+class BatchWork(Protocol):
+    """What the engine can do with a batch's plan."""
+
+    def write(
+        self, sinks: Mapping[str, Owner], only: frozenset[tuple[str, int]] | None
+    ) -> tuple[Sequence[Handle], bool]:
+        """Runs the plan and prepares every slot.
+
+        Args:
+            sinks: The sinks to write to, by name, each with the run as it is to know it.
+            only: See `effects.Write.only`.
+
+        Returns:
+            The handles, and whether a copy may have lost: a retry, a speculative task.
+        """
+
+    def run_into_nothing(self) -> None:
+        """Runs the plan and throws its rows away."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Timing:
+    """How long to wait for what.
+
+    Attributes:
+        commit_deadline_s: How long a decided batch's transactions are asked for their outcome before the query stops.
+            Nothing is lost by stopping: the next run asks again.
+        sweep_every_s: How often the run's own losers are looked for when nothing says that there are any.
+    """
+
+    commit_deadline_s: float = 300.0
+    sweep_every_s: float = 10.0
+
+
+class RunDriver:
+    """Carries out the coordinator's effects for one run.
+
+    Args:
+        run: Spark's run id.
+        query: Spark's query id.
+        sinks: The sinks, by name.
+        log: The decision log.
+        timing: Deadlines.
+        listener: Told of each phase.
+    """
+
+    def __init__(
+        self,
+        *,
+        run: str,
+        query: str,
+        sinks: Mapping[str, TwoPhaseCommitSink],
+        log: DecisionLog,
+        timing: Timing | None = None,
+        listener: Listener | None = None,
+        library: str = "",
+    ) -> None:
+        self._sinks = dict(sinks)
+        self._log = log
+        self._timing = timing or Timing()
+        self._listener = listener
+        self._committers: dict[str, SinkCommitter] = {}
+        self._cause: BaseException | None = None
+        self._loser_possible = False
+        self._swept_at = time.monotonic()
+        self._finish_until = 0.0
+        self._last_refusal = ""
+        self.progress: deque[BatchProgress] = deque(maxlen=KEPT_PROGRESS)
+        view = self._read(LogView())
+        claim = Claim(
+            nonce=uuid.uuid4().hex[:8],
+            run=run,
+            query=query,
+            host=socket.gethostname(),
+            process=os.getpid(),
+            library=library,
+            sinks=self._preflight(short_query(query), view),
+        )
+        names: dict[Guarantee, list[str]] = {guarantee: [] for guarantee in Guarantee}
+        for name, sink in self._sinks.items():
+            names[sink.guarantee].append(name)
+        self.state = State(
+            claim=claim,
+            transactional=tuple(names[Guarantee.EXACTLY_ONCE]),
+            direct=tuple(names[Guarantee.AT_LEAST_ONCE]),
+            after=tuple(names[Guarantee.AT_MOST_ONCE]),
+            view=view,
+        )
+
+    def run_batch(self, asked: on.BatchAsked, work: BatchWork) -> BatchProgress:
+        """Takes a batch from wherever it stands to committed.
+
+        Raises:
+            SparkonceError: if the run must stop; see `sparkonce.errors`.
+        """
+        watch = Stopwatch()
+        handles: tuple[Handle, ...] = ()
+        recovered, healed = False, 0
+        try:
+            self.state, effect = step(self.state, asked)
+            while not isinstance(effect, do.Done | do.Stop):
+                phase = self.state.phase
+                self._tell(phase, asked.batch)
+                event = self._perform(effect, work)
+                watch.spent(phase)
+                self.state, effect = step(self.state, event)
+                if self.state.decided is not None:
+                    handles, recovered = self.state.decided.handles, self.state.recovering
+                if isinstance(event, on.LogRead) and self.state.phase is Phase.WRITING:
+                    healed += len(self.state.lost)
+        except BaseException:
+            self._die()
+            raise
+        if isinstance(effect, do.Stop):
+            cause, self._cause = self._cause, None
+            self._die()
+            raise stop_error(effect, asked.batch) from cause
+        transactions = [handle for handle in handles if handle.transaction]
+        done = BatchProgress(
+            batch=asked.batch,
+            rows=rows_by_sink(handles),
+            transactions=len(transactions),
+            recovered=recovered,
+            healed=healed,
+            seconds=watch.seconds,
+            finished_at_ms=time.time_ns() // 1_000_000,
+        )
+        self.progress.append(done)
+        self._tell(Phase.IDLE, asked.batch)
+        return done
+
+    def close(self) -> None:
+        """Frees connections."""
+        committers, self._committers = self._committers, {}
+        for committer in committers.values():
+            committer.close()
+
+    def _die(self) -> None:
+        """However a run ended, it does not go on: what it had under way belongs to the next run's recovery."""
+        batch, self.state = self.state.batch, State(claim=self.state.claim, phase=Phase.STOPPED)
+        logger.info("run %s stopped at batch %s", self.state.claim.run, batch.number if batch else "-")
+        self.close()
+
+    def _tell(self, phase: Phase, batch: int) -> None:
+        logger.debug("batch %d: %s", batch, phase.value)
+        if self._listener is not None:
+            self._listener(phase, batch)
+
+    # --- effects ----------------------------------------------------------------------------------------------------
+
+    def _perform(self, effect: do.Effect, work: BatchWork) -> on.Event:
+        match effect:
+            case do.ReadLog(view=view):
+                return on.LogRead(view=self._read(view))
+            case do.Put():
+                return self._put(effect)
+            case do.Write():
+                return self._write(effect, work)
+            case do.Finish():
+                return self._finish(effect)
+            case do.Sweep():
+                return self._sweep(effect)
+            case do.Abort(handles=handles):
+                return self._abort(handles)
+            case do.RunIntoNothing():
+                work.run_into_nothing()
+                return on.PlanRun()
+            case do.RaiseFloor(floor=floor):
+                self._log.raise_floor(floor)
+                return on.FloorRaised(floor=floor)
+            case do.DeleteBelow(position=position):
+                self._log.store.delete_below(position)
+                return on.Deleted()
+            case _:
+                raise TypeError(f"no way to perform {effect!r}")
+
+    def _read(self, view: LogView) -> LogView:
+        try:
+            return self._log.read(view)
+        except LogViolation as violation:
+            raise errors.LogError(
+                f"the decision log {self._log.store.location} contradicts itself: {violation}",
+                next_step="restore the log together with the checkpoint from one copy; do not edit it.",
+            ) from violation
+
+    def _put(self, effect: do.Put) -> on.Event:
+        if effect.contested >= _CONTESTED:
+            self._back_off(effect.contested)
+        try:
+            standing = self._log.put(effect.position, effect.record)
+        except PutUnknownError as error:
+            return on.PutUnknown(position=effect.position, reason=str(error))
+        except OSError as error:
+            self._cause = error
+            return on.PutRefused(position=effect.position, reason=str(error))
+        # Rule of the log: after every put the floor is read again before anything is done.
+        floor = self._log.floor()
+        if standing is not None:
+            return on.PutTaken(position=effect.position, standing=standing, floor=floor)
+        if isinstance(effect.record, Commit):
+            logger.debug("batch %d is decided at position %d", effect.record.batch, effect.position)
+        return on.PutLanded(position=effect.position, floor=floor)
+
+    @staticmethod
+    def _back_off(contested: int) -> None:
+        wait_s = min(_LONGEST_BACK_OFF_S, 2.0 ** (contested - _CONTESTED)) * random.uniform(0.5, 1.0)  # noqa: S311
+        logger.warning(
+            "%d runs have claimed this query without committing a batch; waiting %.1f s before the next claim. Two "
+            "supervised drivers on one checkpoint depose each other: stop one of them.",
+            contested,
+            wait_s,
+        )
+        time.sleep(wait_s)
+
+    def _write(self, effect: do.Write, work: BatchWork) -> on.Event:
+        if not effect.sinks:
+            return on.Prepared(handles=())
+        owners = {name: self._owner(name) for name in effect.sinks}
+        began = time.monotonic()
+        try:
+            handles, loser_possible = work.write(owners, effect.only)
+        except Exception as error:  # noqa: BLE001 - whatever the engine raises, the batch is not prepared
+            self._cause = error
+            return on.PrepareFailed(reason=_first_line(error))
+        self._loser_possible |= loser_possible
+        wrong = check_handles(handles, effect.sinks)
+        if wrong:
+            return on.PrepareFailed(reason=wrong)
+        return on.Prepared(handles=tuple(handles), too_old=self._too_old(handles, began))
+
+    def _too_old(self, handles: Sequence[Handle], began: float) -> str:
+        """Says so if a transaction may be older than it may live: at most as old as the write, whatever the clocks."""
+        for handle in handles:
+            timeout_s = self._sinks[handle.sink].transaction_timeout_s(self._facts(handle.sink))
+            if timeout_s is None or not handle.transaction:
+                continue
+            age_s = min(time.monotonic() - began, time.time() - handle.opened_ms / 1000)
+            if age_s >= timeout_s:
+                return (
+                    f"the transaction of slot {handle.slot} of sink {handle.sink} is {age_s:.0f} s old, and its "
+                    f"timeout is {timeout_s:.0f} s"
+                )
+        return ""
+
+    def _finish(self, effect: do.Finish) -> on.Event:
+        if effect.attempt == 0:
+            self._finish_until = time.monotonic() + self._timing.commit_deadline_s
+        else:
+            wait_s = min(_LONGEST_RETRY_S, _FIRST_RETRY_S * 2 ** (effect.attempt - 1))
+            time.sleep(max(0.0, min(wait_s, self._finish_until - time.monotonic())))
+        answers = self._by_sink(effect.handles, lambda committer, handles: committer.commit(handles))
+        for handle, answer in answers:
+            self._report(effect.batch, handle, answer)
+        late = time.monotonic() >= self._finish_until
+        reasons = sorted({answer.reason for _, answer in answers if answer.outcome in _NOT_FINAL})
+        return on.Finished(
+            outcomes=tuple(answer.outcome for _, answer in answers),
+            attempt=effect.attempt,
+            deadline_passed=f"after {self._timing.commit_deadline_s:.0f} s: {'; '.join(reasons)}" if late else "",
+        )
+
+    def _report(self, batch: int, handle: Handle, answer: Finished) -> None:
+        fields = " ".join(f"{name}={value}" for name, value in handle.transaction)
+        level = logging.DEBUG if answer.outcome in _NOT_FINAL else logging.INFO
+        level = logging.WARNING if answer.outcome is Outcome.LOST else level
+        logger.log(
+            level,
+            "batch=%d sink=%s slot=%d %s rows=%d %s: %s",
+            batch,
+            handle.sink,
+            handle.slot,
+            answer.outcome.value.replace(" ", "-"),
+            handle.rows,
+            fields,
+            answer.reason or "ok",
+        )
+
+    def _sweep(self, effect: do.Sweep) -> on.Event:
+        due = self._loser_possible or time.monotonic() - self._swept_at >= self._timing.sweep_every_s
+        if effect.optional and not due:
+            return on.Swept()
+        try:
+            for name in self.state.transactional:
+                self._sweep_sink(name, effect.runs)
+        except Exception as error:
+            if not effect.only_own:
+                raise
+            # The rows are safe either way. What is still open is swept later, or by the next run, or times out.
+            logger.warning("could not sweep what this run left open: %s", _first_line(error))
+            return on.Swept()
+        if effect.only_own:
+            self._loser_possible, self._swept_at = False, time.monotonic()
+        return on.Swept()
+
+    def _sweep_sink(self, name: str, runs: tuple[Run, ...]) -> None:
+        owners = [self._owner(name, run) for run in runs if name in dict(run.sinks)]
+        if not owners:
+            return
+        until = time.monotonic() + self._timing.commit_deadline_s
+        lingering = list(self._committer(name).list_lingering(owners))
+        while lingering:
+            answers = self._committer(name).abort(lingering)
+            for handle, answer in zip(lingering, answers, strict=True):
+                fields = " ".join(f"{field}={value}" for field, value in handle.transaction)
+                logger.info("swept %s sink=%s %s: %s", answer.outcome.value, name, fields, answer.reason or "ok")
+            lingering = [
+                handle for handle, answer in zip(lingering, answers, strict=True) if answer.outcome in _NOT_FINAL
+            ]
+            if lingering and time.monotonic() >= until:
+                raise errors.UnknownOutcomeError(
+                    f"{len(lingering)} open transactions of older runs could not be aborted in "
+                    f"{self._timing.commit_deadline_s:.0f} s: {answers[0].reason}",
+                    next_step="see whether the server can be reached, then start the query again.",
+                )
+            if lingering:
+                time.sleep(_FIRST_RETRY_S)
+
+    def _abort(self, handles: tuple[Handle, ...]) -> on.Event:
+        try:
+            for handle, answer in self._by_sink(handles, lambda committer, some: committer.abort(some)):
+                logger.info("aborted sink=%s slot=%d: %s", handle.sink, handle.slot, answer.outcome.value)
+        except Exception as error:  # noqa: BLE001 - the run stops with a better reason; the next run sweeps
+            logger.warning("could not abort %d transactions of this run: %s", len(handles), _first_line(error))
+        return on.Aborted()
+
+    # --- sinks ------------------------------------------------------------------------------------------------------
+
+    def _by_sink(
+        self, handles: Sequence[Handle], call: Callable[[SinkCommitter, list[Handle]], Sequence[Finished]]
+    ) -> list[tuple[Handle, Finished]]:
+        """Asks all sinks at once, and gives the answers in the order of the handles."""
+        groups: dict[str, list[Handle]] = {}
+        for handle in handles:
+            groups.setdefault(handle.sink, []).append(handle)
+        for name in groups:
+            if name not in self._sinks:
+                raise errors.ConfigurationError(
+                    f"a decided batch holds transactions of sink {name!r}, and the query has only "
+                    f"{sorted(self._sinks)}",
+                    next_step="give the sink again, under this name, until its last batch is finished.",
+                )
+        if len(groups) == 1:
+            ((name, group),) = groups.items()
+            answers = {name: call(self._committer(name), group)}
+        else:
+            with ThreadPoolExecutor(max_workers=len(groups)) as pool:
+                futures = {name: pool.submit(call, self._committer(name), group) for name, group in groups.items()}
+                answers = {name: future.result() for name, future in futures.items()}
+        found = {
+            handle: answer
+            for name, group in groups.items()
+            for handle, answer in zip(group, answers[name], strict=True)
+        }
+        return [(handle, found[handle]) for handle in handles]
+
+    def _committer(self, name: str) -> SinkCommitter:
+        if name not in self._committers:
+            self._committers[name] = self._sinks[name].committer()
+        return self._committers[name]
+
+    def _preflight(self, query: str, view: LogView) -> SinkFacts:
+        recorded = dict(view.newest_run.sinks) if view.newest_run is not None else {}
+        found: dict[str, Facts] = {}
+        for name, sink in sorted(self._sinks.items()):
+            found[name] = sink.preflight(query, dict(recorded[name]) if name in recorded else None)
+        return tuple((name, tuple(sorted(facts.items()))) for name, facts in found.items())
+
+    def _facts(self, name: str) -> Facts:
+        return dict(dict(self.state.claim.sinks)[name])
+
+    def _owner(self, name: str, run: Run | None = None) -> Owner:
+        """A run as a sink sees it; by default this run."""
+        if run is not None:
+            return Owner(query=short_query(run.query), token=run.token, facts=dict(dict(run.sinks)[name]))
+        if self.state.token is None:
+            raise RuntimeError("a run writes only after it has claimed")
+        return Owner(query=short_query(self.state.claim.query), token=self.state.token, facts=self._facts(name))
+
+
+_CONTESTED = 4
+_LONGEST_BACK_OFF_S = 30.0
+_FIRST_RETRY_S = 0.02
+_LONGEST_RETRY_S = 2.0
+_NOT_FINAL = frozenset({Outcome.RETRY, Outcome.UNKNOWN})
+
+
+def _first_line(error: BaseException) -> str:
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0] if lines else ''}"

@@ -1,0 +1,50 @@
+"""Why a run stopped, as the error that the user sees, with what to do next."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sparkonce import errors
+from sparkonce.protocol import effects as do
+
+_ERRORS: dict[do.StopReason, tuple[type[errors.SparkonceError], str]] = {
+    do.StopReason.STALE: (
+        errors.StaleBatchError,
+        "see which driver runs on this checkpoint, or restore the checkpoint and its sparkonce folder from one copy.",
+    ),
+    do.StopReason.MISMATCH: (
+        errors.CheckpointMismatchError,
+        "restore the checkpoint together with its sparkonce folder, or start a new checkpoint folder.",
+    ),
+    do.StopReason.SUPERSEDED: (errors.SupersededError, "nothing, if the newer run is the one that should run."),
+    do.StopReason.PREPARE_FAILED: (errors.PrepareError, "remove the cause and start the query again; no row is lost."),
+    do.StopReason.TOO_OLD: (
+        errors.TransactionTooOldError,
+        "make batches smaller (maxOffsetsPerTrigger), or raise transaction.timeout.ms and the broker's "
+        "transaction.max.timeout.ms.",
+    ),
+    do.StopReason.UNKNOWN: (
+        errors.UnknownOutcomeError,
+        "see whether the servers can be reached, then start the query again: it asks for the outcome first.",
+    ),
+    do.StopReason.LOST: (
+        errors.TransactionLostError,
+        "the plan is not deterministic or its input is gone: compare the sink with the slots listed, repair it by "
+        "hand, and start from a new checkpoint.",
+    ),
+    do.StopReason.UNWRITABLE: (errors.LogError, "make the checkpoint's disk writable and start the query again."),
+    do.StopReason.LOG_VIOLATION: (errors.LogError, "restore the log together with the checkpoint from one copy."),
+    do.StopReason.STOPPED: (errors.SupersededError, "start the query again: a new run can go on."),
+}
+
+
+def stop_error(stop: do.Stop, batch: int) -> errors.SparkonceError:
+    """The error for a stop at a batch."""
+    kind, next_step = _ERRORS[stop.reason]
+    details: dict[str, Any] = {"batch": batch, **dict(stop.details)}
+    if stop.reason is do.StopReason.LOST:
+        message = (
+            f"{stop.message}. Lost: {details['lost']}; differing: {details['differing']}; input: {details['offsets']}"
+        )
+        return kind(message, next_step=next_step, **details)
+    return kind(stop.message, next_step=next_step, **details)

@@ -1,0 +1,131 @@
+"""The executor's side without Spark: one copy of one slot writes its rows to every sink and returns the handles."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+
+from sparkonce.protocol.handles import FINGERPRINT_MODULUS, Handle, transaction_fields
+from sparkonce.sinks.base import Owner, SinkWriter, TwoPhaseCommitSink, WriterContext
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SinkTask:
+    """What one sink takes from the rows.
+
+    Attributes:
+        sink: The sink.
+        owner: The run, with the sink's facts.
+        columns: The columns to write, in order.
+        fingerprint: The name of the int64 column that holds ``xxhash64`` over those columns.
+    """
+
+    sink: TwoPhaseCommitSink
+    owner: Owner
+    columns: tuple[str, ...]
+    fingerprint: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SlotTask:
+    """What every slot of a batch does.
+
+    Attributes:
+        batch: Spark's batch id.
+        sinks: The sinks to write to.
+        only: If not None, write these (sink, slot)s only; count and fingerprint the others.
+    """
+
+    batch: int
+    sinks: tuple[SinkTask, ...]
+    only: frozenset[tuple[str, int]] | None = None
+
+
+def write_slot(rows: Iterable[pa.RecordBatch], task: SlotTask, *, slot: int, copy: str) -> list[Handle]:
+    """Writes one slot and prepares.
+
+    Args:
+        rows: The slot's rows.
+        task: What to do.
+        slot: The task's partition.
+        copy: Names this execution of the slot, see `WriterContext.copy`.
+
+    Returns:
+        One handle for each sink, also where the slot has no rows.
+
+    Raises:
+        PrepareError: if a sink did not take all rows. Every writer is aborted, whatever the error.
+    """
+    with ExitStack() as stack:
+        parts: list[_Part] = []
+        for part in task.sinks:
+            parts.append(_Part(part, task, slot, copy))
+            stack.push(parts[-1].leave)
+        for batch in rows:
+            for writing in parts:
+                writing.take(batch)
+        return [writing.prepare() for writing in parts]
+
+
+class _Part:
+    """One sink's share of a slot."""
+
+    def __init__(self, part: SinkTask, task: SlotTask, slot: int, copy: str) -> None:
+        self._part = part
+        self._slot = slot
+        self._rows = 0
+        self._fingerprint = 0
+        self._opened_ms = 0
+        self._writer: SinkWriter | None = None
+        if task.only is None or (part.sink.name, slot) in task.only:
+            context = WriterContext(owner=part.owner, batch=task.batch, slot=slot, copy=copy)
+            self._writer = part.sink.writer(context)
+
+    def take(self, batch: pa.RecordBatch) -> None:
+        if batch.num_rows == 0:
+            return
+        self._rows += batch.num_rows
+        hashes = batch.column(self._part.fingerprint).to_numpy(zero_copy_only=False)
+        self._fingerprint = (self._fingerprint + int(np.sum(hashes.view(np.uint64)))) % FINGERPRINT_MODULUS
+        if self._writer is None:
+            return
+        if not self._opened_ms:
+            self._opened_ms = time.time_ns() // 1_000_000
+            self._writer.begin()
+        self._writer.write(batch.select(list(self._part.columns)))
+
+    def prepare(self) -> Handle:
+        fields: Mapping[str, str | int] = {}
+        if self._writer is not None and self._rows:
+            fields = self._writer.prepare()
+        return Handle(
+            sink=self._part.sink.name,
+            slot=self._slot,
+            rows=self._rows,
+            fingerprint=self._fingerprint,
+            opened_ms=self._opened_ms,
+            transaction=transaction_fields(fields),
+        )
+
+    def leave(self, kind: type[BaseException] | None, _error: object, _trace: object) -> None:
+        if self._writer is None:
+            return
+        if kind is None:
+            self._writer.close()
+        else:
+            self._writer.abort()
+
+
+def check_handles(handles: Sequence[Handle], sinks: Sequence[str]) -> str:
+    """Why these cannot be all handles of a batch, or an empty string: each slot once for each sink, none missing."""
+    slots = {sink: sorted(handle.slot for handle in handles if handle.sink == sink) for sink in sinks}
+    counts = {len(found) for found in slots.values()}
+    if len(counts) > 1 or any(found != list(range(len(found))) for found in slots.values()):
+        return f"the slots that returned a handle are {slots}"
+    strangers = {handle.sink for handle in handles} - set(sinks)
+    return f"handles came back for {sorted(strangers)}, which were not written to" if strangers else ""

@@ -1,0 +1,63 @@
+"""What Spark's own checkpoint folder says: the query's id and each batch's input offsets.
+
+Format, read off Spark 4.0: ``metadata`` is JSON with ``id``; ``offsets/N`` has a version line ``v1``, a JSON line of
+watermark, timestamp and settings, then one JSON line for each source.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from sparkonce.errors import CheckpointMismatchError, ConfigurationError
+
+
+def query_id(checkpoint: Path) -> str | None:
+    """The query's id, or None where no query has started on the checkpoint yet."""
+    try:
+        return str(json.loads((checkpoint / "metadata").read_text())["id"])
+    except FileNotFoundError:
+        return None
+    except (ValueError, KeyError) as error:
+        raise CheckpointMismatchError(
+            f"{checkpoint / 'metadata'} does not hold a query's id: {error!r}",
+            next_step="restore the checkpoint from a copy.",
+        ) from error
+
+
+def check_query(checkpoint: Path, running: str) -> None:
+    """Sees that the running query has this checkpoint.
+
+    Raises:
+        ConfigurationError: if its checkpointLocation is another one.
+    """
+    found = query_id(checkpoint)
+    if found != running:
+        raise ConfigurationError(
+            f"checkpoint={str(checkpoint)!r} holds {'no query' if found is None else f'query {found}'}, and the "
+            f"running query is {running}",
+            next_step="give ExactlyOnce the same folder as the query's option checkpointLocation.",
+        )
+
+
+def input_offsets(checkpoint: Path, batch: int) -> tuple[str, ...] | None:
+    """A batch's end offsets, one canonical JSON text a source; None if Spark has no such batch (any more)."""
+    try:
+        text = (checkpoint / "offsets" / str(batch)).read_text()
+    except FileNotFoundError:
+        return None
+    version, _, rest = text.partition("\n")
+    if not version.startswith("v") or not rest:
+        raise CheckpointMismatchError(
+            f"{checkpoint / 'offsets' / str(batch)} does not begin like an offset log of Spark: {version!r}",
+            next_step="restore the checkpoint from a copy.",
+        )
+    return tuple(_canonical(line) for line in rest.splitlines()[1:])
+
+
+def _canonical(line: str) -> str:
+    """The same text for the same offsets; Spark writes ``-`` for a source without any yet."""
+    try:
+        return json.dumps(json.loads(line), sort_keys=True, separators=(",", ":"))
+    except ValueError:
+        return line

@@ -1,0 +1,172 @@
+"""What a user gives to ``foreachBatch``."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from pyspark.sql import DataFrame
+from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.streaming.query import StreamingQuery
+
+import sparkonce
+from sparkonce.driver.progress import BatchProgress
+from sparkonce.driver.run import Listener, RunDriver, Timing
+from sparkonce.errors import ConfigurationError
+from sparkonce.log.base import DecisionLog
+from sparkonce.log.local import LocalLogStore, local_checkpoint
+from sparkonce.protocol.events import BatchAsked
+from sparkonce.protocol.ownership import short_query
+from sparkonce.protocol.state import Phase
+from sparkonce.sinks.base import TwoPhaseCommitSink
+from sparkonce.spark.checkpoint import check_query, input_offsets, query_id
+from sparkonce.spark.display import ProgressDisplay
+from sparkonce.spark.work import SparkWork
+
+logger = logging.getLogger("sparkonce")
+
+
+class ExactlyOnce:
+    """Commits each batch of a query to its sinks exactly once.
+
+    Give it to ``df.writeStream.foreachBatch(…)``, or let `start` do that. One object serves one query.
+
+    Args:
+        sinks: One sink, or several that are committed as one unit; their names must differ.
+        checkpoint: The query's checkpoint folder: a path or a ``file:`` URL. The decision log is kept in it.
+        commit_deadline_s: See `sparkonce.driver.run.Timing`.
+        sweep_every_s: See `sparkonce.driver.run.Timing`.
+        listener: Called with each phase that a batch enters and the batch, before anything is done in it.
+        display: Whether to show progress on the terminal; by default if standard error is one.
+
+    Raises:
+        ConfigurationError: if a setting is wrong.
+    """
+
+    def __init__(
+        self,
+        sinks: TwoPhaseCommitSink | Sequence[TwoPhaseCommitSink],
+        *,
+        checkpoint: str,
+        commit_deadline_s: float = 300.0,
+        sweep_every_s: float = 10.0,
+        listener: Listener | None = None,
+        display: bool | None = None,
+    ) -> None:
+        given = [sinks] if isinstance(sinks, TwoPhaseCommitSink) else list(sinks)
+        self._sinks = {sink.name: sink for sink in given}
+        if not given or len(self._sinks) != len(given):
+            raise ConfigurationError(
+                f"sinks={[sink.name for sink in given]}: at least one sink is needed, and their names must differ",
+                next_step="give each sink a name of its own, which must stay the same after a restart.",
+            )
+        if commit_deadline_s <= 0:
+            raise ConfigurationError(f"commit_deadline_s={commit_deadline_s}: must be more than 0")
+        self.checkpoint = local_checkpoint(str(checkpoint)).absolute()
+        self._timing = Timing(commit_deadline_s=commit_deadline_s, sweep_every_s=sweep_every_s)
+        self._listener = listener
+        self._display = ProgressDisplay(display)
+        # Ownership belongs to a run: a query that is started again with the same object claims again.
+        self._run: tuple[str, RunDriver] | None = None
+
+    def start(
+        self,
+        df: DataFrame,
+        *,
+        output_mode: str = "append",
+        trigger: Mapping[str, Any] | None = None,
+        query_name: str | None = None,
+        options: Mapping[str, str] | None = None,
+    ) -> StreamingQuery:
+        """Starts the query, with this object's checkpoint as its own.
+
+        Args:
+            df: A streaming DataFrame.
+            output_mode: ``append``, ``update`` or ``complete``, as for ``writeStream.outputMode``.
+            trigger: As for ``writeStream.trigger``, for example ``{"processingTime": "1 second"}``.
+            query_name: As for ``writeStream.queryName``.
+            options: More options of the stream writer.
+
+        Raises:
+            SchemaError: if a sink does not take the columns.
+            PreflightError: if a server does not allow the guarantee.
+        """
+        schema = to_arrow_schema(df.schema)
+        known = short_query(query_id(self.checkpoint) or "0" * 12)
+        for sink in self._sinks.values():
+            sink.columns(schema)
+            sink.preflight(known, None)
+        writer = df.writeStream.outputMode(output_mode).foreachBatch(self)
+        writer = writer.options(**dict(options or {})).option("checkpointLocation", str(self.checkpoint))
+        if query_name is not None:
+            writer = writer.queryName(query_name)
+        if trigger is not None:
+            writer = writer.trigger(**dict(trigger))
+        return writer.start()
+
+    def __call__(self, df: DataFrame, batch: int) -> None:
+        """Takes one batch to committed. Called by Spark.
+
+        Raises:
+            SparkonceError: if the query must stop.
+        """
+        run = self._driver(df)
+        offsets = input_offsets(self.checkpoint, batch)
+        if offsets is None:
+            raise ConfigurationError(
+                f"checkpoint={str(self.checkpoint)!r} has no offsets/{batch}, and Spark writes them before it runs a "
+                "batch",
+                next_step="give ExactlyOnce the same folder as the query's option checkpointLocation.",
+            )
+        asked = BatchAsked(batch=batch, offsets=offsets, previous_offsets=input_offsets(self.checkpoint, batch - 1))
+        done = run.run_batch(asked, SparkWork(df, batch, self._sinks))
+        logger.info(
+            "batch=%d committed rows=%s transactions=%d%s in %.3f s",
+            done.batch,
+            sum(done.rows.values()),
+            done.transactions,
+            " recovered" if done.recovered else "",
+            done.total_seconds,
+        )
+        self._display.show(done)
+
+    def progress(self) -> list[BatchProgress]:
+        """The last batches of the newest run, oldest first: rows, transactions, seconds of each phase."""
+        return list(self._run[1].progress) if self._run is not None else []
+
+    def _driver(self, df: DataFrame) -> RunDriver:
+        run, query = _running(df)
+        if self._run is not None and self._run[0] == run:
+            return self._run[1]
+        check_query(self.checkpoint, query)
+        if self._run is not None:
+            self._run[1].close()
+        driver = RunDriver(
+            run=run,
+            query=query,
+            sinks=self._sinks,
+            log=DecisionLog(LocalLogStore(self.checkpoint)),
+            timing=self._timing,
+            listener=self._tell,
+            library=sparkonce.__version__,
+        )
+        self._run = (run, driver)
+        return driver
+
+    def _tell(self, phase: Phase, batch: int) -> None:
+        self._display.enter(phase, batch)
+        if self._listener is not None:
+            self._listener(phase, batch)
+
+
+def _running(df: DataFrame) -> tuple[str, str]:
+    """The run's and the query's id: inside ``foreachBatch`` Spark keeps them as local properties of the thread."""
+    context = df.sparkSession.sparkContext
+    run, query = context.getLocalProperty("spark.jobGroup.id"), context.getLocalProperty("sql.streaming.queryId")
+    if not run or not query:
+        raise ConfigurationError(
+            "ExactlyOnce was called outside a streaming query",
+            next_step="give it to df.writeStream.foreachBatch(…), on a classic Spark session (not Spark Connect).",
+        )
+    return run, query

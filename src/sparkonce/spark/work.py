@@ -1,0 +1,70 @@
+"""Runs a batch's plan: every task writes its rows to the sinks from Python, fed with Arrow batches by the JVM."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+import pyarrow as pa
+from pyspark import TaskContext
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F  # noqa: N812 - as everybody writes it
+from pyspark.sql.pandas.types import to_arrow_schema
+
+from sparkonce.executor import SinkTask, SlotTask, write_slot
+from sparkonce.protocol.codec import decode_handle, encode_handle
+from sparkonce.protocol.handles import Handle
+from sparkonce.sinks.base import Owner, TwoPhaseCommitSink
+
+_FINGERPRINT = "__sparkonce_fingerprint_{}"
+_OUTPUT = pa.schema([("handle", pa.string()), ("copy", pa.int32())])
+
+
+class SparkWork:
+    """One batch's plan. See `sparkonce.driver.run.BatchWork`."""
+
+    def __init__(self, df: DataFrame, batch: int, sinks: Mapping[str, TwoPhaseCommitSink]) -> None:
+        self._df = df
+        self._batch = batch
+        self._sinks = sinks
+
+    def write(
+        self, sinks: Mapping[str, Owner], only: frozenset[tuple[str, int]] | None
+    ) -> tuple[Sequence[Handle], bool]:
+        """Runs the plan as one Spark job; a batch that any task gives up on raises what Spark raises."""
+        schema = to_arrow_schema(self._df.schema)
+        tasks, selected = [], []
+        for number, (name, owner) in enumerate(sinks.items()):
+            columns = tuple(self._sinks[name].columns(schema))
+            fingerprint = _FINGERPRINT.format(number)
+            hashed = F.xxhash64(*[F.col(_quoted(column)) for column in columns])
+            selected.append(hashed.alias(fingerprint))
+            tasks.append(SinkTask(sink=self._sinks[name], owner=owner, columns=columns, fingerprint=fingerprint))
+        needed = {column: None for task in tasks for column in task.columns}
+        rows = self._df.select(*[F.col(_quoted(column)) for column in needed], *selected)
+        task = SlotTask(batch=self._batch, sinks=tuple(tasks), only=only)
+        answers = rows.mapInArrow(_slot_writer(task), "handle string, copy int").collect()
+        handles = [decode_handle(answer["handle"]) for answer in answers]
+        return handles, any(answer["copy"] > 0 for answer in answers)
+
+    def run_into_nothing(self) -> None:
+        """Runs the plan into Spark's ``noop`` sink."""
+        self._df.write.format("noop").mode("overwrite").save()
+
+
+def _slot_writer(task: SlotTask):  # type: ignore[no-untyped-def]
+    def write(rows: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        context = TaskContext.get()
+        if context is None:
+            raise RuntimeError("rows are written inside a Spark task only")
+        copy = f"{context.stageId()}.{context.stageAttemptNumber()}.{context.attemptNumber()}"
+        handles = write_slot(rows, task, slot=context.partitionId(), copy=copy)
+        copies = context.stageAttemptNumber() + context.attemptNumber()
+        yield pa.RecordBatch.from_pydict(
+            {"handle": [encode_handle(handle) for handle in handles], "copy": [copies] * len(handles)}, schema=_OUTPUT
+        )
+
+    return write
+
+
+def _quoted(column: str) -> str:
+    return "`" + column.replace("`", "``") + "`"
