@@ -1,0 +1,111 @@
+"""The sink that writes to a `MemoryServer`. It cannot leave the process, so it serves without Spark's workers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import pyarrow as pa
+
+from sparkonce.errors import PrepareError
+from sparkonce.guarantees import Guarantee
+from sparkonce.protocol.handles import Handle, transaction_fields
+from sparkonce.protocol.outcomes import Finished
+from sparkonce.sinks.base import (
+    Facts,
+    Owner,
+    SinkCommitter,
+    SinkWriter,
+    TwoPhaseCommitSink,
+    WriterContext,
+)
+from sparkonce.sinks.memory.server import MemoryServer
+
+
+class MemorySink(TwoPhaseCommitSink):
+    """Writes whole rows to a `MemoryServer`.
+
+    Args:
+        server: Where to.
+        name: See `TwoPhaseCommitSink`.
+        guarantee: See `TwoPhaseCommitSink`.
+        timeout_s: What `transaction_timeout_s` answers.
+    """
+
+    def __init__(
+        self,
+        server: MemoryServer,
+        *,
+        name: str = "memory",
+        guarantee: Guarantee = Guarantee.EXACTLY_ONCE,
+        timeout_s: float | None = None,
+    ) -> None:
+        super().__init__(name, guarantee)
+        self.server = server
+        self._timeout_s = timeout_s
+
+    def transaction_timeout_s(self, facts: Facts) -> float | None:  # noqa: ARG002 - the same for every run
+        """As given."""
+        return self._timeout_s
+
+    def writer(self, context: WriterContext) -> SinkWriter:
+        """See `TwoPhaseCommitSink.writer`."""
+        return _Writer(self.server, _owner(self.name, context.owner), self.guarantee)
+
+    def committer(self) -> SinkCommitter:
+        """See `TwoPhaseCommitSink.committer`."""
+        return _Committer(self.server, self.name)
+
+
+class _Writer(SinkWriter):
+    def __init__(self, server: MemoryServer, owner: str, guarantee: Guarantee) -> None:
+        self._server = server
+        self._owner = owner
+        self._transactional = guarantee is Guarantee.EXACTLY_ONCE
+        self._number: int | None = None
+
+    def begin(self) -> None:
+        if self._transactional:
+            self._number = self._server.begin(self._owner)
+
+    def write(self, rows: pa.RecordBatch) -> None:
+        try:
+            self._server.write(self._number, rows)
+        except ValueError as error:
+            raise PrepareError(str(error)) from error
+
+    def prepare(self) -> Mapping[str, str | int]:
+        if self._number is None:
+            return {}
+        try:
+            self._server.prepare(self._number)
+        except ValueError as error:
+            raise PrepareError(str(error)) from error
+        return {"number": self._number}
+
+    def abort(self) -> None:
+        if self._number is not None:
+            self._server.abort(self._number)
+
+
+class _Committer(SinkCommitter):
+    def __init__(self, server: MemoryServer, name: str) -> None:
+        self._server = server
+        self._name = name
+
+    def commit(self, handles: Sequence[Handle]) -> Sequence[Finished]:
+        return [self._server.commit(int(handle["number"])) for handle in handles]
+
+    def abort(self, handles: Sequence[Handle]) -> Sequence[Finished]:
+        return [self._server.abort(int(handle["number"])) for handle in handles]
+
+    def list_lingering(self, owners: Sequence[Owner]) -> Sequence[Handle]:
+        wanted = {_owner(self._name, owner) for owner in owners}
+        return [
+            Handle(sink=self._name, slot=0, transaction=transaction_fields({"number": number}))
+            for number, owner in self._server.unfinished()
+            if owner in wanted
+        ]
+
+
+def _owner(name: str, owner: Owner) -> str:
+    return f"{name}.{owner.query}.{owner.token.position}-{owner.token.nonce}"
