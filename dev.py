@@ -1,0 +1,142 @@
+#!/usr/bin/env python3
+"""Runs sparkonce from a clone, on a machine that has Python and nothing of ours.
+
+    python3 dev.py demo     the main job on an embedded broker, killed and restarted
+    python3 dev.py test     every check and every test, as CI runs them
+    python3 dev.py run …    any command in the project's environment, for example: run sparkonce --help
+    python3 dev.py lock     resolve the dependencies again, into requirements.lock
+
+Needs only the standard library. Fetches uv and the locked packages into .venv, and Java by apt where that is allowed;
+where it is not, says what is missing. A second run starts at once.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent
+VENV = ROOT / ".venv"
+TOOLS = ROOT / ".tools"
+LOCK = ROOT / "requirements.lock"
+JAVA_AT_LEAST = 17
+
+
+def main(arguments: list[str]) -> int:
+    command, rest = (arguments[0], arguments[1:]) if arguments else ("help", [])
+    if command == "lock":
+        return lock()
+    if command not in {"demo", "test", "run"}:
+        print(__doc__)
+        return 0 if command in {"help", "--help", "-h"} else 2
+    environment()
+    if command == "run":
+        return call(rest)
+    java()
+    if command == "demo":
+        return call(["sparkonce", "demo", *rest])
+    return test(rest)
+
+
+def test(rest: list[str]) -> int:
+    """The checks that cost seconds first, then the tests."""
+    checks = (
+        ["ruff", "check"],
+        ["ruff", "format", "--check"],
+        ["mypy"],
+        ["lint-imports"],
+    )
+    for check in checks:
+        print("$", *check, flush=True)
+        if code := call(check):
+            return code
+    return call(["pytest", *rest])
+
+
+def environment() -> None:
+    """Makes .venv hold exactly what requirements.lock says, and this project, editable."""
+    wanted = hashlib.sha256(LOCK.read_bytes() + (ROOT / "pyproject.toml").read_bytes()).hexdigest()
+    mark = VENV / "sparkonce.lock"
+    if mark.exists() and mark.read_text() == wanted:
+        return
+    uv = uv_command()
+    if not (VENV / "bin" / "python").exists():
+        check([*uv, "venv", "--quiet", "--python", sys.executable, str(VENV)])
+    python = ["--python", str(VENV / "bin" / "python")]
+    check([*uv, "pip", "sync", "--quiet", *python, "--require-hashes", str(LOCK)])
+    check([*uv, "pip", "install", "--quiet", *python, "--no-deps", "--editable", str(ROOT)])
+    mark.write_text(wanted)
+
+
+def lock() -> int:
+    """Pins every package with its hashes. No index is written down: the one that the machine is set up for counts."""
+    resolve = ["pip", "compile", "--universal", "--generate-hashes", "--group", "dev", "--python-version", "3.10"]
+    hide = ["--no-emit-index-url", "--custom-compile-command", "python3 dev.py lock", "--quiet"]
+    check([*uv_command(), *resolve, *hide, "pyproject.toml", "--output-file", str(LOCK)])
+    return 0
+
+
+def uv_command() -> list[str]:
+    """uv from PATH, or else from a private environment of its own."""
+    if found := shutil.which("uv"):
+        return [found]
+    uv = TOOLS / "bin" / "uv"
+    if not uv.exists():
+        made = subprocess.run([sys.executable, "-m", "venv", str(TOOLS)], capture_output=True, text=True)
+        if made.returncode:
+            stop(f"{made.stdout}{made.stderr}", "install uv, or Python's venv module (Debian: apt install python3-venv)")
+        check([str(TOOLS / "bin" / "python"), "-m", "pip", "install", "--quiet", "uv"])
+    return [str(uv)]
+
+
+def java() -> None:
+    """Sees that there is a Java that Spark and Kafka run on; installs it by apt where that is allowed."""
+    version = java_version()
+    if version >= JAVA_AT_LEAST:
+        return
+    package = "openjdk-17-jre-headless"
+    if version == 0 and shutil.which("apt-get") and os.geteuid() == 0:
+        check(["apt-get", "update", "-qq"])
+        check(["apt-get", "install", "-y", "-qq", package])
+        if java_version() >= JAVA_AT_LEAST:
+            return
+    found = f"java {version} is on PATH" if version else "no java is on PATH"
+    stop(found, f"install Java {JAVA_AT_LEAST} or newer (Debian, as root: apt install {package})")
+
+
+def java_version() -> int:
+    """The major version of the java that would run, 0 if there is none."""
+    home = os.environ.get("JAVA_HOME")
+    java = str(Path(home) / "bin" / "java") if home else shutil.which("java")
+    if java is None or not Path(java).exists():
+        return 0
+    said = subprocess.run([java, "-version"], capture_output=True, text=True, check=False).stderr
+    match = re.search(r'version "(?:1\.)?(\d+)', said)
+    return int(match[1]) if match else 0
+
+
+def call(command: list[str]) -> int:
+    """Runs a command with the project's environment first on PATH."""
+    path = f"{VENV / 'bin'}{os.pathsep}{os.environ.get('PATH', '')}"
+    env = {**os.environ, "PATH": path, "VIRTUAL_ENV": str(VENV)}
+    return subprocess.run([shutil.which(command[0], path=path) or command[0], *command[1:]], cwd=ROOT, env=env).returncode
+
+
+def check(command: list[str]) -> None:
+    """Runs a command that must work."""
+    if subprocess.run(command, cwd=ROOT).returncode:
+        stop(f"this failed: {' '.join(command)}", "read what it said above; a package index must be reachable")
+
+
+def stop(what: str, advice: str) -> None:
+    """Says what is missing and ends."""
+    raise SystemExit(f"sparkonce: {what.strip()}\nTo go on: {advice}.")
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
