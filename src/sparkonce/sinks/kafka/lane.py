@@ -67,6 +67,7 @@ class Lane:
         self.number = number
         self.transactional_id = transactional_id
         self.reports = Reports()
+        self.polled_s = time.monotonic()
         self.producer = Producer(
             {
                 **settings,
@@ -77,12 +78,8 @@ class Lane:
             }
         )
 
-    def initialise(self, timeout_s: float, topic: str | None = None) -> None:
+    def initialise(self, timeout_s: float) -> None:
         """Fences whoever had the transactional id before, and gets an epoch for one transaction.
-
-        Args:
-            timeout_s: How long it may take.
-            topic: If known, its metadata is fetched too, so that the first row need not wait for it.
 
         Raises:
             PreflightError: if the cluster does not allow it.
@@ -94,10 +91,13 @@ class Lane:
             # coordinator look-up under way on it then fails, and is repeated half a second later only.
             self.producer.cluster_id(timeout_s)
             self.producer.init_transactions(max(0.1, deadline - time.monotonic()))
-            if topic is not None:
-                self.producer.list_topics(topic, max(0.1, deadline - time.monotonic()))
         except KafkaException as error:
             raise self.explain(error, f"could not initialise the transactional id {self.transactional_id!r}") from None
+
+    def poll(self, timeout_s: float) -> None:
+        """Serves what the callbacks have not been told yet; returns as soon as there was something."""
+        self.producer.poll(timeout_s)
+        self.polled_s = time.monotonic()
 
     def destroy(self) -> None:
         """Ends the producer without a word to the broker: an open transaction stays open.
@@ -124,7 +124,7 @@ class Lane:
         newest: dict[str, Any] = {}
         self.reports.stats = ""
         while time.monotonic() < deadline:
-            self.producer.poll(0.1)
+            self.poll(0.1)
             if self.reports.stats:
                 newest, self.reports.stats = json.loads(self.reports.stats), ""
                 if until(newest):

@@ -16,6 +16,7 @@ from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
+from functools import partial
 
 from sparkonce.protocol.ownership import LanePool, Token
 from sparkonce.sinks.kafka.lane import Lane
@@ -23,7 +24,7 @@ from sparkonce.sinks.kafka.lane import Lane
 log = logging.getLogger(__name__)
 
 KEEP_AT_MOST = 8
-POLL_EVERY_S = 1.0
+POLL_EVERY_S = 0.2
 IDLE_LIMIT_S = 900.0
 _EXIT_LIMIT_S = 5.0
 
@@ -43,6 +44,10 @@ class PoolKey:
     token: Token
 
 
+def _in_thread(work: Callable[[], None]) -> None:
+    threading.Thread(target=work, name="sparkonce-kafka-initialise", daemon=True).start()
+
+
 class Pool:
     """The producers of one sink of one run in this process.
 
@@ -50,12 +55,20 @@ class Pool:
         make: Makes and initialises the producer of a lane; may take long, may raise. Called in a background thread.
         discard: Ends a producer. Must not block.
         keep_at_most: How many may be kept ready; 0 for producers that are used again instead.
+        run: Runs a function in the background.
     """
 
-    def __init__(self, make: Callable[[int], Lane], discard: Callable[[Lane], None], keep_at_most: int) -> None:
+    def __init__(
+        self,
+        make: Callable[[int], Lane],
+        discard: Callable[[Lane], None],
+        keep_at_most: int,
+        run: Callable[[Callable[[], None]], None] = _in_thread,
+    ) -> None:
         self._make = make
         self._discard = discard
         self._keep_at_most = keep_at_most
+        self._run = run
         self._lock = threading.Lock()
         self._lanes = LanePool()
         self._ready: deque[Lane] = deque()
@@ -95,16 +108,11 @@ class Pool:
         if not lease.cancel() and lease.exception() is None:
             self.give_back(lease.result())
 
-    def poll(self) -> None:
-        """Serves the callbacks of those kept ready, whose statistics would pile up, and ends those long unused."""
+    def expire(self) -> None:
+        """Ends those kept ready if no task has taken one for long."""
         with self._lock:
-            idle = time.monotonic() - self._last_taken_s > IDLE_LIMIT_S
-            ready = list(self._ready)
-            if idle:
+            if time.monotonic() - self._last_taken_s > IDLE_LIMIT_S:
                 self._drop_ready()
-        if not idle:
-            for lane in ready:
-                lane.producer.poll(0)
 
     def drop(self) -> None:
         """Ends all that are ready, and each of the others when its task returns it."""
@@ -124,9 +132,7 @@ class Pool:
         for _ in range(missing):
             self._lanes, number = self._lanes.lend(batch)
             self._starting += 1
-            threading.Thread(
-                target=self._start, args=(number, batch), name="sparkonce-kafka-initialise", daemon=True
-            ).start()
+            self._run(partial(self._start, number, batch))
 
     def _start(self, number: int, batch: int) -> None:
         try:
@@ -170,6 +176,7 @@ class Worker:
         self.id = os.urandom(6).hex()
         self._lock = threading.Lock()
         self._pools: dict[PoolKey, Pool] = {}
+        self._lanes: set[Lane] = set()
         self._discarded: queue.SimpleQueue[Lane | None] = queue.SimpleQueue()
         self._keeper: threading.Thread | None = None
 
@@ -180,7 +187,7 @@ class Worker:
                 older = [other for other in self._pools if _supersedes(key, other)]
                 for other in older:
                     self._pools.pop(other).drop()
-                self._pools[key] = Pool(make, self._discarded.put, keep_at_most)
+                self._pools[key] = Pool(lambda number: self._watch(make(number)), self._discarded.put, keep_at_most)
             if self._keeper is None:
                 self._keeper = threading.Thread(target=self._keep, name="sparkonce-kafka-keeper", daemon=True)
                 self._keeper.start()
@@ -208,13 +215,21 @@ class Worker:
                 continue
             if lane is None:
                 return
+            self._lanes.discard(lane)
             lane.destroy()
 
     def _poll(self) -> None:
+        """Serves those that no task polls: kept ready, or waiting for rows. Their statistics would pile up."""
+        for lane in list(self._lanes):
+            if time.monotonic() - lane.polled_s > POLL_EVERY_S:
+                lane.poll(0)
         with self._lock:
-            pools = list(self._pools.values())
-        for pool in pools:
-            pool.poll()
+            for pool in self._pools.values():
+                pool.expire()
+
+    def _watch(self, lane: Lane) -> Lane:
+        self._lanes.add(lane)
+        return lane
 
 
 def _supersedes(key: PoolKey, other: PoolKey) -> bool:

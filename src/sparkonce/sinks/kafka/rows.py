@@ -17,8 +17,8 @@ from pyarrow import types
 
 from sparkonce.errors import ConfigurationError, PrepareError, SchemaError
 
-CHUNK_ROWS = 4096
-CHUNK_BYTES = 4 << 20
+CHUNK_ROWS = 1024
+CHUNK_BYTES = 1 << 20
 """A chunk's values stand in memory three times: as Arrow, as Python's bytes, and in librdkafka's queue."""
 
 Message = dict[str, Any]

@@ -115,5 +115,5 @@ class KafkaSink(TwoPhaseCommitSink):
         )
         timeout_ms = int(owner.facts["transaction_timeout_ms"])
         lane = Lane({**settings, _TIMEOUT_SETTING: timeout_ms}, number=number, transactional_id=str(transactional_id))
-        lane.initialise(INITIALISE_LIMIT_S, self.topic)
+        lane.initialise(INITIALISE_LIMIT_S)
         return lane

@@ -112,7 +112,7 @@ class KafkaWriter(SinkWriter):
         for chunk in to_chunks(
             rows, self._topic, max_rows=max_rows, max_bytes=min(CHUNK_BYTES, self._limits.queued_bytes)
         ):
-            lane.producer.poll(0)
+            lane.poll(0)
             self._make_room(lane, chunk)
             self._raise_refusal(lane)
             try:
@@ -202,7 +202,7 @@ class KafkaWriter(SinkWriter):
                 break
             if time.monotonic() > deadline:
                 raise self._too_slow(lane)
-            lane.producer.poll(0.1)
+            lane.poll(0.1)
             self._raise_refusal(lane)
         else:
             self._queued_bytes = self._largest_bytes = 0

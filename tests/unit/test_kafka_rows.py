@@ -1,0 +1,175 @@
+from __future__ import annotations
+
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sparkonce.errors import ConfigurationError, PrepareError, SchemaError
+from sparkonce.sinks.kafka.rows import Message, select_columns, to_chunks
+
+HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
+INSTANT = pa.timestamp("us", "UTC")
+SPARK = pa.schema(
+    {
+        "key": pa.string(),
+        "value": pa.binary(),
+        "topic": pa.string(),
+        "partition": pa.int32(),
+        "headers": HEADERS,
+        "timestamp": INSTANT,
+        "offset": pa.int64(),
+    }
+)
+
+
+def messages(rows: pa.RecordBatch, topic: str | None = "t") -> list[Message]:
+    return [message for chunk in to_chunks(rows, topic) for message in chunk.messages]
+
+
+def test_columns_are_those_of_sparks_kafka_sink_and_others_are_ignored() -> None:
+    assert select_columns(SPARK, None) == ["key", "value", "topic", "partition", "headers", "timestamp"]
+
+
+def test_the_sinks_topic_wins_over_the_column_which_may_then_have_any_type() -> None:
+    schema = pa.schema({"topic": pa.int64(), "value": pa.large_string()})
+    assert select_columns(schema, "t") == ["value"]
+
+
+def test_a_missing_value_names_the_columns_that_are_there() -> None:
+    with pytest.raises(SchemaError, match=r"'value'.*missing.*\['key', 'text'\]"):
+        select_columns(pa.schema({"key": pa.string(), "text": pa.string()}), "t")
+
+
+@pytest.mark.parametrize(
+    ("column", "kind", "accepted"),
+    [
+        ("key", pa.int64(), "string or binary"),
+        ("value", pa.struct([("a", pa.int8())]), "string or binary"),
+        ("topic", pa.binary(), "string"),
+        ("partition", pa.int64(), "int"),
+        ("partition", pa.string(), "int"),
+        ("headers", pa.map_(pa.string(), pa.binary()), "array<struct"),
+        ("headers", pa.list_(pa.string()), "array<struct"),
+        ("headers", pa.list_(pa.struct([("key", pa.binary()), ("value", pa.binary())])), "array<struct"),
+        ("timestamp", pa.int64(), "timestamp"),
+        ("timestamp", pa.timestamp("us"), "timestamp"),
+    ],
+)
+def test_a_wrong_type_names_the_column_its_type_and_what_is_accepted(
+    column: str, kind: pa.DataType, accepted: str
+) -> None:
+    schema = pa.schema({"value": pa.string(), "topic": pa.string(), column: kind})
+    with pytest.raises(SchemaError) as refused:
+        select_columns(schema, None)
+    for part in (repr(column), str(kind), accepted):
+        assert part in str(refused.value)
+
+
+def test_a_doubled_column_is_refused() -> None:
+    with pytest.raises(SchemaError, match=r"'value' appears more than once"):
+        select_columns(pa.schema([("value", pa.string()), ("value", pa.string())]), "t")
+
+
+def test_no_topic_at_all_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match="which topic"):
+        select_columns(pa.schema({"value": pa.string()}), None)
+
+
+@pytest.mark.parametrize("kind", [pa.string(), pa.large_string(), pa.binary(), pa.large_binary()])
+def test_strings_and_binaries_become_bytes_and_null_is_not_empty(kind: pa.DataType) -> None:
+    rows = pa.record_batch(
+        {"key": pa.array(["ä", "", None], pa.string()).cast(kind), "value": pa.array([None, "", "v"], kind)}
+    )
+    (chunk,) = to_chunks(rows, "t")
+    assert chunk.batched
+    assert chunk.messages == [
+        {"key": "ä".encode(), "value": None},
+        {"key": b"", "value": b""},
+        {"key": None, "value": b"v"},
+    ]
+
+
+def test_rows_of_nulls_alone_are_still_rows() -> None:
+    rows = pa.record_batch({"key": pa.nulls(3, pa.string()), "value": pa.nulls(3, pa.string())})
+    assert messages(rows) == [{}, {}, {}]
+
+
+def test_sliced_batches_give_their_own_rows_only() -> None:
+    rows = pa.record_batch({"value": [str(number) for number in range(10)]})
+    assert messages(rows.slice(3, 2)) == [{"value": b"3"}, {"value": b"4"}]
+
+
+def test_partitions_timestamps_and_headers_take_the_slower_call_and_nulls_leave_the_choice_open() -> None:
+    rows = pa.record_batch(
+        {
+            "value": ["a", "b"],
+            "partition": pa.array([0, None], pa.int32()),
+            "headers": pa.array([None, [{"key": "h", "value": b"1"}, {"key": "h", "value": None}]], HEADERS),
+            "timestamp": pa.array([None, 1_700_000_000_123_999], INSTANT),
+        }
+    )
+    (chunk,) = to_chunks(rows, "t")
+    assert not chunk.batched
+    assert chunk.messages == [
+        {"value": b"a", "partition": 0},
+        {"value": b"b", "headers": [("h", b"1"), ("h", None)], "timestamp": 1_700_000_000_123},
+    ]
+
+
+def test_columns_of_nulls_alone_do_not_make_rows_slow() -> None:
+    rows = pa.record_batch(
+        {
+            "value": ["a"],
+            "partition": pa.nulls(1, pa.int32()),
+            "headers": pa.nulls(1, HEADERS),
+            "timestamp": pa.nulls(1, INSTANT),
+        }
+    )
+    (chunk,) = to_chunks(rows, "t")
+    assert chunk.batched
+
+
+@pytest.mark.parametrize("instant", [0, -1_000])
+def test_a_timestamp_that_kafka_would_replace_or_refuse_is_named(instant: int) -> None:
+    rows = pa.record_batch({"value": ["a", "b"], "timestamp": pa.array([1_000_000, instant], INSTANT)})
+    with pytest.raises(PrepareError, match="'timestamp'"):
+        messages(rows)
+
+
+@pytest.mark.parametrize("headers", [[None], [{"key": None, "value": b"1"}]])
+def test_a_header_without_a_key_is_named(headers: list[object]) -> None:
+    rows = pa.record_batch({"value": ["a"], "headers": pa.array([headers], HEADERS)})
+    with pytest.raises(PrepareError, match="'headers'"):
+        messages(rows)
+
+
+def test_a_null_topic_is_named() -> None:
+    rows = pa.record_batch({"value": ["a", "b"], "topic": ["t", None]})
+    with pytest.raises(PrepareError, match=r"'topic' is null"):
+        messages(rows, None)
+
+
+@given(
+    rows=st.lists(st.tuples(st.sampled_from("abc"), st.binary(max_size=40)), max_size=60),
+    max_rows=st.integers(1, 20),
+    max_bytes=st.integers(1, 100),
+)
+def test_chunks_hold_every_row_once_in_the_order_of_its_topic_and_stay_small(
+    rows: list[tuple[str, bytes]], max_rows: int, max_bytes: int
+) -> None:
+    batch = pa.record_batch(
+        {
+            "topic": pa.array([row[0] for row in rows], pa.string()),
+            "value": pa.array([row[1] for row in rows], pa.binary()),
+        }
+    )
+    found: dict[str, list[bytes]] = {"a": [], "b": [], "c": []}
+    for chunk in to_chunks(batch, None, max_rows=max_rows, max_bytes=max_bytes):
+        values = [message.get("value", b"") for message in chunk.messages]
+        found[chunk.topic] += values
+        assert 0 < len(values) <= max_rows
+        assert chunk.size_bytes == sum(map(len, values))
+        assert chunk.size_bytes <= max_bytes or len(values) == 1
+        assert chunk.largest_bytes >= max(map(len, values))
+    assert found == {name: [value for topic, value in rows if topic == name] for name in found}
