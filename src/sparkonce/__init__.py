@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from sparkonce.guarantees import Guarantee as Guarantee
     from sparkonce.sinks.base import TwoPhaseCommitSink as TwoPhaseCommitSink
-    from sparkonce.sinks.kafka import KafkaSink as KafkaSink
+    from sparkonce.sinks.kafka.sink import KafkaSink as KafkaSink
     from sparkonce.spark.exactly_once import ExactlyOnce as ExactlyOnce
 
 __version__ = "0.1.0"
@@ -19,7 +19,7 @@ __version__ = "0.1.0"
 _HOMES = {
     "ExactlyOnce": "sparkonce.spark.exactly_once",
     "Guarantee": "sparkonce.guarantees",
-    "KafkaSink": "sparkonce.sinks.kafka",
+    "KafkaSink": "sparkonce.sinks.kafka.sink",
     "TwoPhaseCommitSink": "sparkonce.sinks.base",
 }
 
