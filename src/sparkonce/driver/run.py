@@ -262,7 +262,8 @@ class RunDriver:
             handles, loser_possible = work.write(owners, effect.only)
         except Exception as error:  # noqa: BLE001 - whatever the engine raises, the batch is not prepared
             self._cause = error
-            return on.PrepareFailed(reason=_first_line(error))
+            reason = error.message if isinstance(error, errors.PrepareError) else _first_line(error)
+            return on.PrepareFailed(reason=reason)
         self._loser_possible |= loser_possible
         wrong = check_handles(handles, effect.sinks)
         if wrong:

@@ -10,10 +10,12 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - as everybody writes it
 from pyspark.sql.pandas.types import to_arrow_schema
 
+from sparkonce.errors import PrepareError
 from sparkonce.executor import SinkTask, SlotTask, write_slot
 from sparkonce.protocol.codec import decode_handle, encode_handle
 from sparkonce.protocol.handles import Handle
 from sparkonce.sinks.base import Owner, TwoPhaseCommitSink
+from sparkonce.spark.failures import root_cause
 
 _FINGERPRINT = "__sparkonce_fingerprint_{}"
 _OUTPUT = pa.schema([("handle", pa.string()), ("copy", pa.int32())])
@@ -30,7 +32,7 @@ class SparkWork:
     def write(
         self, sinks: Mapping[str, Owner], only: frozenset[tuple[str, int]] | None
     ) -> tuple[Sequence[Handle], bool]:
-        """Runs the plan as one Spark job; a batch that any task gives up on raises what Spark raises."""
+        """Runs the plan as one Spark job; raises `PrepareError` if a task gives up."""
         schema = to_arrow_schema(self._df.schema)
         tasks, selected = [], []
         for number, (name, owner) in enumerate(sinks.items()):
@@ -42,7 +44,10 @@ class SparkWork:
         needed = {column: None for task in tasks for column in task.columns}
         rows = self._df.select(*[F.col(_quoted(column)) for column in needed], *selected)
         task = SlotTask(batch=self._batch, sinks=tuple(tasks), only=only)
-        answers = rows.mapInArrow(_slot_writer(task), "handle string, copy int").collect()
+        try:
+            answers = rows.mapInArrow(_slot_writer(task), "handle string, copy int").collect()
+        except Exception as error:
+            raise PrepareError(root_cause(error)) from error
         handles = [decode_handle(answer["handle"]) for answer in answers]
         return handles, any(answer["copy"] > 0 for answer in answers)
 
