@@ -51,7 +51,7 @@ class WriterContext:
         owner: The run that asks for it.
         batch: Spark's batch id.
         slot: The task's partition.
-        copy: Names this copy among all copies of the slot, for example ``3.0.1``: stage, stage attempt, task attempt.
+        copy: Names this copy among all copies of the slot, for example ``3.17.1``: stage, task, attempt.
     """
 
     owner: Owner

@@ -18,7 +18,7 @@ from sparkonce.sinks.base import Owner, TwoPhaseCommitSink
 from sparkonce.spark.failures import root_cause
 
 _FINGERPRINT = "__sparkonce_fingerprint_{}"
-_OUTPUT = pa.schema([("handle", pa.string()), ("copy", pa.int32())])
+_OUTPUT = pa.schema([("handle", pa.string()), ("attempt", pa.int32())])
 
 
 class SparkWork:
@@ -45,11 +45,12 @@ class SparkWork:
         rows = self._df.select(*[F.col(_quoted(column)) for column in needed], *selected)
         task = SlotTask(batch=self._batch, sinks=tuple(tasks), only=only)
         try:
-            answers = rows.mapInArrow(_slot_writer(task), "handle string, copy int").collect()
+            answers = rows.mapInArrow(_slot_writer(task), "handle string, attempt int").collect()
         except Exception as error:
             raise PrepareError(root_cause(error)) from error
         handles = [decode_handle(answer["handle"]) for answer in answers]
-        return handles, any(answer["copy"] > 0 for answer in answers)
+        speculation = self._df.sparkSession.conf.get("spark.speculation", "false") == "true"
+        return handles, speculation or any(answer["attempt"] > 0 for answer in answers)
 
     def run_into_nothing(self) -> None:
         """Runs the plan into Spark's ``noop`` sink."""
@@ -61,11 +62,14 @@ def _slot_writer(task: SlotTask):  # type: ignore[no-untyped-def]
         context = TaskContext.get()
         if context is None:
             raise RuntimeError("rows are written inside a Spark task only")
-        copy = f"{context.stageId()}.{context.stageAttemptNumber()}.{context.attemptNumber()}"
+        copy = f"{context.stageId()}.{context.taskAttemptId()}.{context.attemptNumber()}"
         handles = write_slot(rows, task, slot=context.partitionId(), copy=copy)
-        copies = context.stageAttemptNumber() + context.attemptNumber()
         yield pa.RecordBatch.from_pydict(
-            {"handle": [encode_handle(handle) for handle in handles], "copy": [copies] * len(handles)}, schema=_OUTPUT
+            {
+                "handle": [encode_handle(handle) for handle in handles],
+                "attempt": [context.attemptNumber()] * len(handles),
+            },
+            schema=_OUTPUT,
         )
 
     return write
