@@ -1,0 +1,178 @@
+"""The driver half of the Kafka sink: finishes transactions that writers in other processes have prepared."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from sparkonce.errors import UnknownOutcomeError
+from sparkonce.protocol.handles import Handle, transaction_fields
+from sparkonce.protocol.outcomes import Finished, Outcome
+from sparkonce.protocol.ownership import Token, TransactionalId
+from sparkonce.sinks.base import Owner, SinkCommitter
+from sparkonce.sinks.kafka.client import TransactionClient
+from sparkonce.sinks.kafka.outcomes import (
+    TRANSACTIONAL_ID_NOT_FOUND,
+    Answer,
+    Description,
+    Transaction,
+    abort_outcome,
+    before_abort,
+    commit_outcome,
+    confirm_lost,
+)
+from sparkonce.sinks.kafka.settings import admin_settings
+
+ATTEMPT_TIMEOUT_S = 10.0
+"""How long one call waits for brokers before it answers RETRY."""
+
+_EPOCH_BUMPED_BY_END = 2
+"""The level of ``transaction.version`` from which EndTxn v5 raises the epoch (KIP-890)."""
+
+_NOTHING = Finished(outcome=Outcome.COMMITTED, reason="The slot had no rows: there is nothing to finish.")
+
+
+class KafkaCommitter(SinkCommitter):
+    """Commits and aborts by (transactional id, producer id, epoch), from any process.
+
+    Args:
+        settings: The sink's settings, in librdkafka's names.
+        name: The sink's name, for the handles that `list_lingering` makes.
+        attempt_timeout_s: How long one call may wait for brokers.
+
+    Raises:
+        ConfigurationError: for a setting that the driver's connection cannot follow.
+    """
+
+    def __init__(self, settings: Mapping[str, Any], name: str, *, attempt_timeout_s: float = ATTEMPT_TIMEOUT_S) -> None:
+        self._client = TransactionClient(admin_settings(settings))
+        self._name = name
+        self._attempt_timeout_s = attempt_timeout_s
+
+    def commit(self, handles: Sequence[Handle]) -> Sequence[Finished]:
+        """See `SinkCommitter.commit`. COMMITTED stands for the second commit too: Kafka answers both alike."""
+        deadline_s = self._deadline_s()
+        open_handles = [handle for handle in handles if handle.transaction]
+        transactions = [transaction_of(handle) for handle in open_handles]
+        answers = (
+            self._client.end_transactions(transactions, commit=True, deadline_s=deadline_s) if transactions else []
+        )
+        verdicts = [commit_outcome(answer) for answer in answers]
+        self._confirm_lost(transactions, verdicts, deadline_s)
+        return _in_order(handles, verdicts)
+
+    def abort(self, handles: Sequence[Handle]) -> Sequence[Finished]:
+        """See `SinkCommitter.abort`. The epoch is raised: the writer can neither write on nor commit."""
+        deadline_s = self._deadline_s()
+        transactions = [transaction_of(handle) for handle in handles if handle.transaction]
+        if not transactions:
+            return _in_order(handles, [])
+        views = self._client.describe_transactions(transactions, deadline_s=deadline_s)
+        verdicts = [before_abort(one, view) for one, view in zip(transactions, views, strict=True)]
+        timeouts_ms = {
+            view.transaction: view.timeout_ms
+            for view, verdict in zip(views, verdicts, strict=True)
+            if verdict is None and isinstance(view, Description)
+        }
+        ended = self._end_and_fence(timeouts_ms, deadline_s)
+        finished = [
+            verdict if verdict is not None else ended[one] for one, verdict in zip(transactions, verdicts, strict=True)
+        ]
+        return _in_order(handles, finished)
+
+    def list_lingering(self, owners: Sequence[Owner]) -> Sequence[Handle]:
+        """See `SinkCommitter.list_lingering`. Runs whose facts hold no prefix wrote no transactions.
+
+        Raises:
+            UnknownOutcomeError: if any broker does not say which transactions are open.
+        """
+        deadline_s = self._deadline_s()
+        claimed: dict[tuple[str, str], set[Token]] = {}
+        for owner in owners:
+            if prefix := owner.facts.get("prefix"):
+                claimed.setdefault((prefix, owner.query), set()).add(owner.token)
+        names = self._client.list_transactions(["Ongoing"], deadline_s=deadline_s) if claimed else []
+        if isinstance(names, Answer):
+            raise _unlisted(names)
+        own = [Transaction(name, -1, -1) for name in names if _is_claimed(name, claimed)]
+        views = self._client.describe_transactions(own, deadline_s=deadline_s) if own else []
+        return [handle for view in views if (handle := self._lingering(view)) is not None]
+
+    def close(self) -> None:
+        """Closes the connections."""
+        self._client.close()
+
+    def _confirm_lost(self, transactions: list[Transaction], verdicts: list[Finished], deadline_s: float) -> None:
+        lost = [place for place, verdict in enumerate(verdicts) if verdict.outcome is Outcome.LOST]
+        if not lost:
+            return
+        views = self._client.describe_transactions([transactions[place] for place in lost], deadline_s=deadline_s)
+        for place, view in zip(lost, views, strict=True):
+            verdicts[place] = confirm_lost(verdicts[place], transactions[place], view)
+
+    def _end_and_fence(self, timeouts_ms: Mapping[Transaction, int], deadline_s: float) -> dict[Transaction, Finished]:
+        if not timeouts_ms:
+            return {}
+        transactions = list(timeouts_ms)
+        level = self._client.transaction_version(deadline_s=deadline_s)
+        if isinstance(level, Answer):
+            answers = [level] * len(transactions)
+        elif level >= _EPOCH_BUMPED_BY_END:
+            answers = self._client.end_transactions(transactions, commit=False, deadline_s=deadline_s)
+        else:
+            answers = self._client.fence(timeouts_ms, deadline_s=deadline_s)
+        return {one: abort_outcome(answer) for one, answer in zip(transactions, answers, strict=True)}
+
+    def _lingering(self, view: Description | Answer) -> Handle | None:
+        if isinstance(view, Answer):
+            if view.code == TRANSACTIONAL_ID_NOT_FOUND:
+                return None
+            raise _unlisted(view)
+        if view.state != "Ongoing":
+            return None
+        return Handle(
+            sink=self._name,
+            slot=0,
+            opened_ms=max(0, view.started_ms),
+            transaction=transaction_fields(fields_of(view.transaction)),
+        )
+
+    def _deadline_s(self) -> float:
+        return time.monotonic() + self._attempt_timeout_s
+
+
+def transaction_of(handle: Handle) -> Transaction:
+    """The transaction that a handle of the Kafka sink finishes."""
+    return Transaction(str(handle["transactional_id"]), int(handle["producer_id"]), int(handle["epoch"]))
+
+
+def fields_of(transaction: Transaction) -> dict[str, str | int]:
+    """A transaction as the plain fields of a handle."""
+    return {
+        "transactional_id": transaction.transactional_id,
+        "producer_id": transaction.producer_id,
+        "epoch": transaction.epoch,
+    }
+
+
+def _in_order(handles: Sequence[Handle], finished: Sequence[Finished]) -> list[Finished]:
+    """One outcome for each handle, of which those without a transaction were left out."""
+    rest = iter(finished)
+    return [next(rest) if handle.transaction else _NOTHING for handle in handles]
+
+
+def _is_claimed(name: str, claimed: Mapping[tuple[str, str], set[Token]]) -> bool:
+    parsed = TransactionalId.parse(name)
+    return parsed is not None and any(
+        parsed.belongs_to(prefix, query, frozenset(tokens)) for (prefix, query), tokens in claimed.items()
+    )
+
+
+def _unlisted(answer: Answer) -> UnknownOutcomeError:
+    words = f"error code {answer.code} {answer.reason}".rstrip() if answer.code is not None else answer.reason
+    return UnknownOutcomeError(
+        f"Kafka did not say which transactions are open: {words}.",
+        next_step="Check the brokers and the permission to describe the transactional ids; nothing was aborted.",
+        phase="sweep",
+    )

@@ -1,0 +1,143 @@
+"""The driver's connections: kafka-python's network thread behind calls that wait, each with a deadline.
+
+Connections are opened when they are first needed, stay open between batches, and are thrown away as a whole after
+any request that got no answer: the next call starts afresh from ``bootstrap.servers``. That covers brokers that
+restarted under another address, and credentials that were refused once (kafka-python would refuse for ever).
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from typing import Any, TypeVar
+
+from kafka.errors import KafkaConnectionError, KafkaError, KafkaTimeoutError
+from kafka.net.manager import KafkaConnectionManager
+from kafka.net.selector import NetworkSelector
+
+from sparkonce.sinks.kafka.outcomes import Answer
+
+T = TypeVar("T")
+
+Request = Any
+"""A request class of ``kafka.protocol``."""
+Response = Any
+"""A response class of ``kafka.protocol``, or an `Answer` without code that says why there is no response."""
+
+_BOOTSTRAP_SLICE_S = 5.0
+"""How long one bootstrap server may keep silent before another is tried."""
+
+_GRACE_S = 1.0
+"""How much longer than the deadline a caller waits for the network thread, which keeps the deadline itself."""
+
+_LIMITS = {"max_in_flight_requests_per_connection": 100_000, "receive_message_max_bytes": 100_000_000}
+"""Beyond the first kafka-python refuses to send, and the list of a large cluster's transactions can be long."""
+
+_NO_ANSWER = (KafkaError, OSError)
+"""What kafka-python raises instead of an answer; OSError for a certificate's file that cannot be read."""
+
+
+class Connection:
+    """All connections to one cluster. Safe to use from several threads, which take turns.
+
+    Args:
+        settings: kafka-python's settings, see `sparkonce.sinks.kafka.settings.admin_settings`.
+    """
+
+    def __init__(self, settings: Mapping[str, Any]) -> None:
+        self._settings = dict(settings)
+        self._turn = threading.Lock()
+        self._net: NetworkSelector | None = None
+        self._manager: KafkaConnectionManager | None = None
+        self._failed = False
+
+    def call(self, ask: Callable[[], Coroutine[Any, Any, T]], deadline_s: float) -> T | Answer:
+        """Runs a coroutine on the network thread; an `Answer` without code if there is no connection at all.
+
+        Args:
+            ask: Uses `gather` to send requests.
+            deadline_s: Until when to wait, by `time.monotonic`.
+        """
+        with self._turn:
+            try:
+                self._connect(deadline_s)
+                result: T = self._wait(self.manager.call_soon(ask), deadline_s)
+            except _NO_ANSWER as error:
+                return self._no_answer(error)
+            else:
+                return result
+            finally:
+                if self._failed:
+                    self._discard()
+
+    async def gather(self, requests: Sequence[tuple[Request, int | str | None]], deadline_s: float) -> list[Response]:
+        """Sends every request to its node (None: to any) before it waits for any response."""
+        waiting = [self._send(request, node_id, deadline_s) for request, node_id in requests]
+        return [one if isinstance(one, Answer) else await self._response(one, deadline_s) for one in waiting]
+
+    @property
+    def manager(self) -> KafkaConnectionManager:
+        """kafka-python's own connections, for use inside `call`.
+
+        Raises:
+            KafkaConnectionError: if there are none.
+        """
+        if self._manager is None:
+            raise KafkaConnectionError("not connected")
+        return self._manager
+
+    def close(self) -> None:
+        """Closes every connection. A later call opens them again."""
+        with self._turn:
+            self._discard()
+
+    def _send(self, request: Request, node_id: int | str | None, deadline_s: float) -> Any:
+        try:
+            return self.manager.send(request, node_id, request_timeout_ms=_left_ms(deadline_s))
+        except _NO_ANSWER as error:
+            return self._no_answer(error)
+
+    async def _response(self, future: Any, deadline_s: float) -> Response:
+        # The request's own timeout does not run while its connection is still being opened.
+        try:
+            return await self.manager.wait_for(future, _left_ms(deadline_s))
+        except _NO_ANSWER as error:
+            return self._no_answer(error)
+
+    def _no_answer(self, error: Exception) -> Answer:
+        self._failed = True
+        return Answer(None, f"{type(error).__name__}: {error}")
+
+    def _connect(self, deadline_s: float) -> None:
+        while self._manager is None:
+            slice_end_s = min(deadline_s, time.monotonic() + _BOOTSTRAP_SLICE_S)
+            self._net = NetworkSelector(**self._settings)
+            self._manager = KafkaConnectionManager(self._net, **{**_LIMITS, **self._settings})
+            self._net.start()
+            try:
+                self._wait(self._manager.bootstrap_async(_left_ms(slice_end_s)), slice_end_s)
+            except KafkaTimeoutError:
+                if slice_end_s >= deadline_s:
+                    raise
+                self._discard()
+
+    def _wait(self, future: Any, deadline_s: float) -> Any:
+        done = threading.Event()
+        future.add_both(lambda _: done.set())
+        if not done.wait(_left_ms(deadline_s) / 1000 + _GRACE_S):
+            raise KafkaTimeoutError("the network thread did not answer in time")
+        if future.exception is not None:
+            raise future.exception
+        return future.value
+
+    def _discard(self) -> None:
+        self._failed = False
+        manager, net, self._manager, self._net = self._manager, self._net, None, None
+        if manager is not None and net is not None:
+            manager.close()
+            net.close()
+
+
+def _left_ms(deadline_s: float) -> float:
+    return max(0.0, deadline_s - time.monotonic()) * 1000

@@ -1,0 +1,220 @@
+"""What Kafka's answers mean: one table for commit, one for abort. What is not listed is UNKNOWN.
+
+Where each answer of the broker comes from (Kafka's ``TransactionCoordinator.endTransaction`` and
+``prepareInitProducerIdTransit``, tried against Kafka 4.3):
+
+- The coordinator compares producer id, then epoch, then state. So a fenced answer says that somebody else has gone
+  on with the id, and INVALID_TXN_STATE that nobody has, but that the transaction is not there to be ended.
+- Errors while the coordinator appends to its own log come back as COORDINATOR_NOT_AVAILABLE or NOT_COORDINATOR, and
+  then the append may stand all the same. Asking again tells: hence RETRY, not UNKNOWN.
+
+LOST makes the caller write rows again, so the table's word is not enough for it: `confirm_lost` holds it against the
+coordinator's own description of the transaction.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from sparkonce.protocol.outcomes import Finished, Outcome
+
+NONE = 0
+TRANSACTIONAL_ID_NOT_FOUND = 105
+
+MOVED = frozenset({15, 16})
+"""COORDINATOR_NOT_AVAILABLE, NOT_COORDINATOR: the coordinator has to be looked up again."""
+
+_OLDER = "That is older than the transaction: the broker may have lost a part of its own log."
+
+_COMMITTED_STATES = frozenset({"PrepareCommit", "CompleteCommit"})
+
+
+@dataclass(frozen=True, slots=True)
+class Transaction:
+    """What a handle of the Kafka sink holds.
+
+    Attributes:
+        transactional_id: The id that the writer initialised.
+        producer_id: What the initialisation gave, with `epoch` unique to one transaction.
+        epoch: The producer's epoch, 0 to 32767.
+    """
+
+    transactional_id: str
+    producer_id: int
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """A broker's reply to one request.
+
+    Attributes:
+        code: Kafka's error code, 0 for none; None if no reply came.
+        reason: Why no reply came, or the broker's own message.
+    """
+
+    code: int | None
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Description:
+    """The coordinator's view of a transactional id (KIP-664, DescribeTransactions).
+
+    Attributes:
+        transaction: The id with the producer id and epoch that own it now.
+        state: ``Empty``, ``Ongoing``, ``PrepareCommit``, ``PrepareAbort``, ``CompleteCommit`` or ``CompleteAbort``.
+        timeout_ms: The transaction timeout its producer asked for.
+        started_ms: When the open transaction began, by the broker's clock; -1 if none is open.
+    """
+
+    transaction: Transaction
+    state: str
+    timeout_ms: int
+    started_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Meaning:
+    name: str
+    outcome: Outcome
+    sentence: str
+
+
+_GRANT = "Nothing is lost yet: grant the permission before the transaction times out."
+_FENCED = "The broker timed the transaction out, or a newer producer fenced it."
+
+_PATIENCE: Mapping[int, _Meaning] = {
+    14: _Meaning("COORDINATOR_LOAD_IN_PROGRESS", Outcome.RETRY, "The coordinator is still reading its log."),
+    15: _Meaning("COORDINATOR_NOT_AVAILABLE", Outcome.RETRY, "No coordinator now, or its log lacks replicas."),
+    16: _Meaning("NOT_COORDINATOR", Outcome.RETRY, "The coordinator has moved to another broker."),
+    51: _Meaning("CONCURRENT_TRANSACTIONS", Outcome.RETRY, "The broker is still ending the transaction."),
+}
+_REFUSED: Mapping[int, _Meaning] = {
+    -1: _Meaning("UNKNOWN_SERVER_ERROR", Outcome.UNKNOWN, "The broker failed; its own log says why."),
+    31: _Meaning(
+        "CLUSTER_AUTHORIZATION_FAILED",
+        Outcome.UNKNOWN,
+        _GRANT,
+    ),
+    53: _Meaning(
+        "TRANSACTIONAL_ID_AUTHORIZATION_FAILED",
+        Outcome.UNKNOWN,
+        f"{_GRANT} It is WRITE on the transactional ids, by their prefix.",
+    ),
+}
+_COMMIT: Mapping[int, _Meaning] = {
+    NONE: _Meaning("NONE", Outcome.COMMITTED, ""),
+    **_PATIENCE,
+    **_REFUSED,
+    47: _Meaning(
+        "INVALID_PRODUCER_EPOCH", Outcome.LOST, "The broker timed the transaction out, or a newer producer fenced it."
+    ),
+    48: _Meaning("INVALID_TXN_STATE", Outcome.LOST, "The transaction was aborted."),
+    49: _Meaning(
+        "INVALID_PRODUCER_ID_MAPPING",
+        Outcome.UNKNOWN,
+        "The broker has forgotten the transactional id (transactional.id.expiration.ms) or never knew it.",
+    ),
+    90: _Meaning(
+        "PRODUCER_FENCED", Outcome.LOST, "The broker timed the transaction out, or a newer producer fenced it."
+    ),
+}
+_ABORT: Mapping[int, _Meaning] = {
+    NONE: _Meaning("NONE", Outcome.ABORTED, ""),
+    **_PATIENCE,
+    **_REFUSED,
+    47: _Meaning("INVALID_PRODUCER_EPOCH", Outcome.ABORTED, "It was gone already."),
+    # Described as open a moment ago, so it has just ended: describing it again tells how.
+    48: _Meaning("INVALID_TXN_STATE", Outcome.RETRY, "The transaction has just ended."),
+    49: _Meaning("INVALID_PRODUCER_ID_MAPPING", Outcome.RETRY, "The transactional id has just changed hands."),
+    90: _Meaning("PRODUCER_FENCED", Outcome.ABORTED, "It was gone already."),
+}
+
+
+def is_patience(answer: Answer) -> bool:
+    """Whether the broker asks to be asked again."""
+    return answer.code in _PATIENCE
+
+
+def commit_outcome(answer: Answer) -> Finished:
+    """What an answer to a commit says. LOST is still to be confirmed by `confirm_lost`.
+
+    Kafka answers the second commit of a transaction like the first, so COMMITTED stands for both.
+    """
+    return _read(_COMMIT, answer)
+
+
+def abort_outcome(answer: Answer) -> Finished:
+    """What an answer to an abort says, for a transaction that `before_abort` let through."""
+    return _read(_ABORT, answer)
+
+
+def _read(table: Mapping[int, _Meaning], answer: Answer) -> Finished:
+    if answer.code is None:
+        return Finished(outcome=Outcome.RETRY, reason=f"No answer: {answer.reason}")
+    meaning = table.get(answer.code)
+    if meaning is None:
+        return Finished(
+            outcome=Outcome.UNKNOWN,
+            reason=f"Kafka's error code {answer.code} {answer.reason}".rstrip()
+            + ": not an answer this request is known to get.",
+        )
+    if answer.code == NONE:
+        return Finished(outcome=meaning.outcome)
+    return Finished(outcome=meaning.outcome, reason=f"{meaning.name}: {meaning.sentence}")
+
+
+def confirm_lost(verdict: Finished, transaction: Transaction, now: Description | Answer) -> Finished:
+    """Holds a LOST verdict against the coordinator's description, which may only make it weaker.
+
+    A producer that speaks transaction version 2 has its epoch raised by its own commit, and then a second commit may
+    be called fenced although the first one was applied.
+    """
+    if isinstance(now, Answer):
+        if now.code == TRANSACTIONAL_ID_NOT_FOUND:
+            return Finished(outcome=Outcome.UNKNOWN, reason=f"{verdict.reason} The broker then forgot the id.")
+        unsure = _read({**_PATIENCE, **_REFUSED}, now)
+        return Finished(outcome=unsure.outcome, reason=f"{verdict.reason} Not confirmed: {unsure.reason}")
+    reason = f"{verdict.reason} {_view(now)}"
+    owner = now.transaction
+    if owner == transaction and now.state in _COMMITTED_STATES:
+        return Finished(outcome=Outcome.ALREADY_COMMITTED, reason=reason)
+    if owner == transaction and now.state == "Ongoing":
+        return Finished(outcome=Outcome.UNKNOWN, reason=f"{reason} Somebody writes to it again.")
+    if _is_older(owner, transaction):
+        return Finished(outcome=Outcome.UNKNOWN, reason=f"{reason} {_OLDER}")
+    own_next = Transaction(transaction.transactional_id, transaction.producer_id, transaction.epoch + 1)
+    if owner == own_next and now.state in _COMMITTED_STATES:
+        return Finished(outcome=Outcome.UNKNOWN, reason=f"{reason} That commit may have been this transaction's.")
+    return Finished(outcome=Outcome.LOST, reason=reason)
+
+
+def before_abort(transaction: Transaction, now: Description | Answer) -> Finished | None:
+    """What is known before an abort is sent; None if it has to be sent.
+
+    An abort that bumps the epoch succeeds on a transaction that is committed already (KIP-890: there it just bumps),
+    so its answer alone cannot tell.
+    """
+    if isinstance(now, Answer):
+        if now.code == TRANSACTIONAL_ID_NOT_FOUND:
+            return Finished(outcome=Outcome.ABORTED, reason="The broker does not know the id: nothing is open.")
+        return _read({**_PATIENCE, **_REFUSED}, now)
+    owner = now.transaction
+    if owner == transaction:
+        if now.state in _COMMITTED_STATES:
+            return Finished(outcome=Outcome.ALREADY_COMMITTED, reason=_view(now))
+        return None
+    if _is_older(owner, transaction):
+        return Finished(outcome=Outcome.UNKNOWN, reason=f"{_view(now)} {_OLDER}")
+    return Finished(outcome=Outcome.ABORTED, reason=f"It was gone already. {_view(now)}")
+
+
+def _is_older(owner: Transaction, transaction: Transaction) -> bool:
+    return owner.producer_id == transaction.producer_id and owner.epoch < transaction.epoch
+
+
+def _view(now: Description) -> str:
+    owner = now.transaction
+    return f"The broker has the id in state {now.state} at producer id {owner.producer_id}, epoch {owner.epoch}."

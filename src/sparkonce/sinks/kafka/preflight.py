@@ -1,0 +1,235 @@
+"""What is checked about a cluster before anything is claimed or written, without side effects on it."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Mapping
+from contextlib import closing
+from dataclasses import dataclass
+from typing import Any
+
+from kafka.protocol.admin import DescribeConfigsRequest
+from kafka.protocol.metadata import MetadataRequest
+
+from sparkonce.errors import ConfigurationError, PreflightError
+from sparkonce.guarantees import Guarantee
+from sparkonce.protocol.ownership import PREFIX_LIMIT_BYTES, Token, TransactionalId
+from sparkonce.sinks.base import Facts
+from sparkonce.sinks.kafka.client import TransactionClient, versions_request
+from sparkonce.sinks.kafka.outcomes import NONE, Answer, Transaction, is_patience
+from sparkonce.sinks.kafka.settings import admin_settings, producer_settings
+from sparkonce.sinks.kafka.topic import check_topic
+
+log = logging.getLogger(__name__)
+
+TIMEOUT_S = 15.0
+"""How long all of it may take."""
+
+FALLBACK_TIMEOUT_MS = 60_000
+"""The transaction timeout where the broker's limit may not be read; librdkafka's own default."""
+
+_TIMEOUT = "transaction.timeout.ms"
+_MAX_TIMEOUT = "transaction.max.timeout.ms"
+_NOT_ALLOWED = frozenset({29, 31, 53})
+_NOBODY_HAS_THE_ID = 49
+_TOPIC_RESOURCE = 2
+_BROKER_RESOURCE = 4
+_DESCRIBE_TRANSACTIONS_KEY = 65
+_ASK_AGAIN_S = 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class _Look:
+    """One look at a cluster: the client, until when it may take, and what to call the cluster in messages."""
+
+    client: TransactionClient
+    deadline_s: float
+    servers: str
+
+    def ask(self, request: Any, node_id: int | None = None) -> Any:
+        response = self.client.request(request, deadline_s=self.deadline_s, node_id=node_id)
+        if isinstance(response, Answer):
+            raise PreflightError(
+                f"bootstrap.servers={self.servers!r} did not answer within {TIMEOUT_S:.0f} s: {response.reason}.",
+                next_step="Check the addresses, that the brokers run, security.protocol and the credentials.",
+                setting="bootstrap.servers",
+            )
+        return response
+
+
+def preflight(
+    settings: Mapping[str, Any],
+    *,
+    topic: str | None,
+    guarantee: Guarantee,
+    prefix: str | None,
+    timeout_ms: int | None,
+    query: str,
+    recorded: Facts | None,
+) -> Facts:
+    """Checks settings, cluster, topic, limits and permissions at the start of a run.
+
+    Args:
+        settings: In librdkafka's names.
+        topic: Where all rows go; None if each row names its own, which is then not checked.
+        guarantee: Below EXACTLY_ONCE nothing about transactions is checked.
+        prefix: Begins every transactional id; None for ``sparkonce-<query>``. It may change between runs.
+        timeout_ms: The transaction timeout; None for ``transaction.timeout.ms`` or else the longest the broker allows.
+        query: The short form of the query's id.
+        recorded: What this returned in the newest run that the log knows.
+
+    Returns:
+        ``cluster_id`` and, for EXACTLY_ONCE, ``prefix`` and ``transaction_timeout_ms``.
+
+    Raises:
+        ConfigurationError: if librdkafka or the driver's connection does not know a setting or its value.
+        PreflightError: naming the setting and its value.
+    """
+    transactional = guarantee is Guarantee.EXACTLY_ONCE
+    producer = producer_settings(settings, guarantee)
+    connection = admin_settings(settings)
+    check_producer(producer)
+    chosen_prefix = _check_prefix(prefix if prefix is not None else f"sparkonce-{query}")
+    chosen_ms = _chosen_timeout_ms(settings, timeout_ms)
+    with closing(TransactionClient(connection, lanes=1)) as client:
+        look = _Look(client, time.monotonic() + TIMEOUT_S, str(producer["bootstrap.servers"]))
+        metadata = look.ask(_metadata_request(topic))
+        _check_cluster(metadata.cluster_id, look, recorded)
+        if topic is not None:
+            check_topic(topic, metadata, look.ask(_configs_request(_TOPIC_RESOURCE, topic, "min.insync.replicas")))
+        if not transactional:
+            return {"cluster_id": metadata.cluster_id}
+        _check_version(look)
+        limit_ms = _timeout_limit_ms(look, metadata.brokers[0].node_id)
+        lasting_ms = _check_timeout(chosen_ms, limit_ms)
+        check_producer({**producer, "transactional.id": chosen_prefix, _TIMEOUT: lasting_ms})
+        _check_permission(look, chosen_prefix, query)
+    log.info("Readers of %s must set isolation.level=read_committed; Kafka's default does not.", topic or "the topics")
+    return {
+        "cluster_id": metadata.cluster_id,
+        "prefix": chosen_prefix,
+        "transaction_timeout_ms": str(lasting_ms),
+    }
+
+
+def check_producer(settings: Mapping[str, Any]) -> None:
+    """Lets librdkafka itself judge names, values and contradictions; nothing is sent.
+
+    Raises:
+        ConfigurationError: with librdkafka's own words, which name the setting.
+    """
+    from confluent_kafka import KafkaException, Producer
+
+    try:
+        Producer({**settings, "log_level": 0})
+    except KafkaException as error:
+        raise ConfigurationError(
+            f"librdkafka does not accept the settings: {error.args[0].str().strip()}.",
+            next_step="Correct or remove the setting it names; see librdkafka's CONFIGURATION.md.",
+        ) from error
+
+
+def _check_prefix(prefix: str) -> str:
+    size = len(prefix.encode())
+    if not prefix or size > PREFIX_LIMIT_BYTES or not prefix.isprintable():
+        raise PreflightError(
+            f"transactional_id_prefix={prefix!r} has {size} bytes and cannot be used.",
+            next_step=f"Use 1 to {PREFIX_LIMIT_BYTES} bytes of printable characters.",
+            setting="transactional_id_prefix",
+        )
+    return prefix
+
+
+def _chosen_timeout_ms(settings: Mapping[str, Any], timeout_ms: int | None) -> int | None:
+    given = settings.get(_TIMEOUT)
+    if given is not None and timeout_ms is not None and int(given) != timeout_ms:
+        raise ConfigurationError(
+            f"{_TIMEOUT}={given!r} and the sink's own timeout, {timeout_ms} ms, differ.", next_step="Keep one of them."
+        )
+    return timeout_ms if given is None else int(given)
+
+
+def _check_cluster(cluster_id: str, look: _Look, recorded: Facts | None) -> None:
+    before = (recorded or {}).get("cluster_id", cluster_id)
+    if before != cluster_id:
+        raise PreflightError(
+            f"bootstrap.servers={look.servers!r} leads to the cluster {cluster_id!r}, but this query wrote to "
+            f"{before!r} until now.",
+            next_step="Name brokers of the old cluster, or start a new query with a new checkpoint.",
+            setting="bootstrap.servers",
+        )
+
+
+def _check_version(look: _Look) -> None:
+    response = look.ask(versions_request())
+    if _DESCRIBE_TRANSACTIONS_KEY not in {api.api_key for api in response.api_keys}:
+        raise PreflightError(
+            f"bootstrap.servers={look.servers!r} leads to brokers older than Kafka 3.0.",
+            next_step="exactly-once needs Kafka 3.0 or newer: update the brokers, or choose another guarantee.",
+        )
+
+
+def _timeout_limit_ms(look: _Look, broker: int) -> int | None:
+    result = look.ask(_configs_request(_BROKER_RESOURCE, str(broker), _MAX_TIMEOUT), node_id=broker).results[0]
+    if result.error_code in _NOT_ALLOWED:
+        return None
+    if result.error_code != NONE or not result.configs:
+        raise PreflightError(
+            f"Broker {broker} does not tell {_MAX_TIMEOUT}: error code {result.error_code} {result.error_message}.",
+            next_step=f"Look into the broker's log, and set {_TIMEOUT}.",
+        )
+    return int(result.configs[0].value)
+
+
+def _check_timeout(chosen_ms: int | None, limit_ms: int | None) -> int:
+    if limit_ms is None:
+        lasting_ms = FALLBACK_TIMEOUT_MS if chosen_ms is None else chosen_ms
+        log.warning(
+            "No permission to read the brokers' %s (DESCRIBE_CONFIGS on the cluster), so %s=%d is used without "
+            "knowing whether they allow it. A batch that takes longer is lost and has to be written again.",
+            *(_MAX_TIMEOUT, _TIMEOUT, lasting_ms),
+        )
+        return lasting_ms
+    if chosen_ms is not None and chosen_ms > limit_ms:
+        raise PreflightError(
+            f"{_TIMEOUT}={chosen_ms} is more than the brokers' {_MAX_TIMEOUT}={limit_ms}.",
+            next_step=f"Lower {_TIMEOUT}, leave it out to use the brokers' limit, or raise {_MAX_TIMEOUT} there.",
+            setting=_TIMEOUT,
+        )
+    return limit_ms if chosen_ms is None else chosen_ms
+
+
+def _check_permission(look: _Look, prefix: str, query: str) -> None:
+    """Tries to abort a transaction of an id that nobody has: the broker looks at the permission first.
+
+    Below Kafka 3.0 writers would need IDEMPOTENT_WRITE on the cluster too (KIP-679).
+    """
+    name = TransactionalId(prefix=prefix, query=query, token=Token(0, "0" * 8), worker="0" * 12, lane=0)
+    probe = Transaction(str(name), 0, 0)
+    while True:
+        answer = look.client.probe(probe, deadline_s=look.deadline_s)
+        if not is_patience(answer) or time.monotonic() >= look.deadline_s:
+            break
+        # The coordinator of a new cluster has to make its own topic first.
+        time.sleep(_ASK_AGAIN_S)
+    if answer.code in _NOT_ALLOWED:
+        raise PreflightError(
+            f"No permission for transactional ids that begin with transactional_id_prefix={prefix!r}.",
+            next_step=f"Grant WRITE and DESCRIBE on the prefixed TransactionalId resource {prefix!r} to this user.",
+            setting="transactional_id_prefix",
+        )
+    if answer.code != _NOBODY_HAS_THE_ID:
+        raise PreflightError(
+            f"No working transaction coordinator within {TIMEOUT_S:.0f} s: error code {answer.code} {answer.reason}.",
+            next_step="Check that __transaction_state can have transaction.state.log.replication.factor replicas.",
+        )
+
+
+def _metadata_request(topic: str | None) -> Any:
+    topics = [] if topic is None else [MetadataRequest.MetadataRequestTopic(name=topic)]
+    return MetadataRequest(topics=topics, allow_auto_topic_creation=False, include_topic_authorized_operations=True)
+
+
+def _configs_request(resource: int, name: str, key: str) -> Any:
+    return DescribeConfigsRequest(resources=[(resource, name, [key])])

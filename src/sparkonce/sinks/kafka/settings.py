@@ -1,0 +1,88 @@
+"""The Kafka sink's settings, given once in librdkafka's names: for the writers, and translated for the driver.
+
+The names are those of librdkafka's CONFIGURATION.md. Which of them the driver's connection follows, and which it must
+refuse, stands in `sparkonce.sinks.kafka.translation`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from sparkonce.errors import ConfigurationError
+from sparkonce.guarantees import Guarantee
+from sparkonce.sinks.kafka.translation import admin_settings, is_true, plain_names
+
+__all__ = ["DEFAULTS", "STATISTICS_INTERVAL_MS", "admin_settings", "producer_settings"]
+
+STATISTICS_INTERVAL_MS = 50
+"""The writer learns its producer id and epoch from the statistics; this often costs nothing measurable."""
+
+DEFAULTS: Mapping[str, Any] = {
+    # Java's partitioner: the same key goes where other producers of the topic put it.
+    "partitioner": "murmur2_random",
+    "delivery.report.only.error": True,
+    "enable.idempotence": True,
+    "queue.buffering.max.kbytes": 65536,
+    # Initialising a producer takes 15 ms with these and 55 ms without; both back off exponentially from there.
+    "reconnect.backoff.ms": 1,
+    "retry.backoff.ms": 1,
+    "allow.auto.create.topics": False,
+}
+"""What a writer uses unless the user says otherwise."""
+
+_RESERVED: Mapping[str, str] = {
+    "transactional.id": "Each writer makes its own ids: set transactional_id_prefix instead.",
+    "statistics.interval.ms": "The writer reads its producer id from the statistics: leave the setting out.",
+    "stats_cb": "The writer reads its producer id from the statistics: leave the setting out.",
+    "error_cb": "The writer itself listens to errors: leave the setting out.",
+    "on_delivery": "The writer itself checks the deliveries: leave the setting out.",
+}
+
+
+def producer_settings(user: Mapping[str, Any], guarantee: Guarantee) -> dict[str, Any]:
+    """The configuration of a writer's librdkafka producer, without ``transactional.id``.
+
+    Args:
+        user: The user's settings, in librdkafka's names. ``transaction.timeout.ms`` is the user's own choice.
+        guarantee: What the sink promises, which some settings contradict.
+
+    Raises:
+        ConfigurationError: naming the setting and its value, if it contradicts the guarantee or belongs to the sink.
+    """
+    plain = plain_names(user)
+    if "bootstrap.servers" not in plain:
+        raise ConfigurationError("bootstrap.servers is missing.", next_step="Name at least one broker as host:port.")
+    for name, why in _RESERVED.items():
+        if name in plain:
+            raise _refused(name, plain[name], why)
+    if not is_true(plain.get("delivery.report.only.error", True)):
+        raise _refused("delivery.report.only.error", False, "A report for every row is slow and not needed: use True.")
+    settings = {**DEFAULTS, **plain, "statistics.interval.ms": STATISTICS_INTERVAL_MS}
+    if is_true(settings["enable.idempotence"]):
+        _check_acks(settings, "Idempotent producers need every replica's word")
+    else:
+        _check_without_idempotence(settings, guarantee)
+    return settings
+
+
+def _check_without_idempotence(settings: dict[str, Any], guarantee: Guarantee) -> None:
+    if guarantee is Guarantee.EXACTLY_ONCE:
+        raise _refused("enable.idempotence", settings["enable.idempotence"], f"{guarantee.value} needs True.")
+    if guarantee is Guarantee.AT_LEAST_ONCE:
+        _check_acks(settings, f"{guarantee.value} needs every replica's word")
+    elif int(settings.get("retries", -1)) != 0:
+        raise _refused(
+            "retries",
+            settings.get("retries", "librdkafka's default"),
+            f"{guarantee.value} without enable.idempotence must not send a row twice: set retries to 0.",
+        )
+
+
+def _check_acks(settings: dict[str, Any], why: str) -> None:
+    if str(settings.setdefault("acks", "all")).lower() not in {"all", "-1"}:
+        raise _refused("acks", settings["acks"], f"{why}: use all.")
+
+
+def _refused(name: str, value: Any, why: str) -> ConfigurationError:
+    return ConfigurationError(f"{name}={value!r} cannot be used with this sink.", next_step=why, setting=name)
