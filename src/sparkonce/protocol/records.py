@@ -23,6 +23,7 @@ class Claim:
         host: Where the driver runs.
         process: The driver's process id.
         library: The library's version.
+        location: Where the log is: a copy of a checkpoint is elsewhere, and would write its batches a second time.
         sinks: What the run's preflight found out about each sink.
         renews: Set when a run claims again to settle a put of its own whose reply was lost; the run keeps this token.
     """
@@ -33,6 +34,7 @@ class Claim:
     host: str = ""
     process: int = 0
     library: str = ""
+    location: str = ""
     sinks: SinkFacts = ()
     renews: Token | None = None
 
