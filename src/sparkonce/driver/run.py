@@ -83,6 +83,8 @@ class RunDriver:
         log: The decision log.
         timing: Deadlines.
         listener: Told of each phase.
+        library: The library's version, for the claim.
+        moved: Whether the log was moved here, not copied.
     """
 
     def __init__(
@@ -95,6 +97,7 @@ class RunDriver:
         timing: Timing | None = None,
         listener: Listener | None = None,
         library: str = "",
+        moved: bool = False,
     ) -> None:
         self._sinks = dict(sinks)
         self._log = log
@@ -115,6 +118,7 @@ class RunDriver:
             host=socket.gethostname(),
             process=os.getpid(),
             library=library,
+            location=log.store.location,
             sinks=self._preflight(short_query(query), view),
         )
         names: dict[Guarantee, list[str]] = {guarantee: [] for guarantee in Guarantee}
@@ -122,6 +126,7 @@ class RunDriver:
             names[sink.guarantee].append(name)
         self.state = State(
             claim=claim,
+            moved=moved,
             transactional=tuple(names[Guarantee.EXACTLY_ONCE]),
             direct=tuple(names[Guarantee.AT_LEAST_ONCE]),
             after=tuple(names[Guarantee.AT_MOST_ONCE]),

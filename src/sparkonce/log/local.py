@@ -69,7 +69,7 @@ class LocalLogStore(LogStore):
     @property
     def location(self) -> str:
         """The folder."""
-        return str(self._folder)
+        return str(self._folder.resolve())
 
     def put(self, position: int, data: bytes) -> Landed | Taken:
         """See `LogStore.put`."""

@@ -54,7 +54,10 @@ def decided_at_ms(data: bytes) -> int:
 
 def encode_floor(floor: Floor) -> bytes:
     """The floor as bytes."""
-    runs = [{"token": _token(run.token), "query": run.query, "sinks": _facts(run.sinks)} for run in floor.runs]
+    runs = [
+        {"token": _token(run.token), "query": run.query, "location": run.location, "sinks": _facts(run.sinks)}
+        for run in floor.runs
+    ]
     return _seal("floor", {"position": floor.position, "runs": runs})
 
 
@@ -68,7 +71,12 @@ def decode_floor(data: bytes) -> Floor:
     body = _open("floor", data)
     try:
         runs = tuple(
-            Run(token=_to_token(run["token"]), query=run["query"], sinks=_to_facts(run["sinks"]))
+            Run(
+                token=_to_token(run["token"]),
+                query=run["query"],
+                location=run["location"],
+                sinks=_to_facts(run["sinks"]),
+            )
             for run in body["runs"]
         )
         return Floor(position=int(body["position"]), runs=runs)
@@ -152,6 +160,7 @@ def _claim(claim: Claim) -> dict[str, Any]:
         "host": claim.host,
         "process": claim.process,
         "library": claim.library,
+        "location": claim.location,
         "sinks": _facts(claim.sinks),
         "renews": None if claim.renews is None else _token(claim.renews),
     }
@@ -165,6 +174,7 @@ def _to_claim(body: dict[str, Any]) -> Claim:
         host=body["host"],
         process=body["process"],
         library=body["library"],
+        location=body["location"],
         sinks=_to_facts(body["sinks"]),
         renews=None if body["renews"] is None else _to_token(body["renews"]),
     )

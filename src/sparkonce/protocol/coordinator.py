@@ -138,6 +138,13 @@ def _refusal(state: State) -> do.Stop | None:
             message=f"the decision log belongs to query {run.query}, and this is query {state.claim.query}: the "
             "checkpoint was deleted or copied, and the log was kept",
         )
+    if run is not None and run.location != state.claim.location and not state.moved:
+        return do.Stop(
+            reason=StopReason.MISMATCH,
+            message=f"the decision log was last used at {run.location}, and now is at {state.claim.location}: two "
+            "copies of one checkpoint would write the same batches twice. If it was moved, and nothing runs on the old "
+            "one any more, say so with checkpoint_moved=True",
+        )
     if newest is None:
         return None
     if newest.batch > batch.number:

@@ -52,6 +52,7 @@ class State:
 
     Attributes:
         claim: What this run puts into the log to claim it.
+        moved: Whether the user says that the log was moved here, not copied.
         transactional: The sinks whose writes are transactions (EXACTLY_ONCE).
         direct: The sinks that write before the decision, without one (AT_LEAST_ONCE).
         after: The sinks that write after the decision, once at most (AT_MOST_ONCE).
@@ -73,6 +74,7 @@ class State:
     """
 
     claim: Claim
+    moved: bool = False
     transactional: tuple[str, ...] = ()
     direct: tuple[str, ...] = ()
     after: tuple[str, ...] = ()

@@ -35,6 +35,8 @@ class ExactlyOnce:
     Args:
         sinks: One sink, or several that are committed as one unit; their names must differ.
         checkpoint: The query's checkpoint folder: a path or a ``file:`` URL. The decision log is kept in it.
+        checkpoint_moved: Say True once if the checkpoint folder was moved (not copied) since the last run. A folder
+            at another place is refused otherwise, because two copies would write the same batches twice.
         commit_deadline_s: See `sparkonce.driver.run.Timing`.
         sweep_every_s: See `sparkonce.driver.run.Timing`.
         listener: Called with each phase that a batch enters and the batch, before anything is done in it.
@@ -49,6 +51,7 @@ class ExactlyOnce:
         sinks: TwoPhaseCommitSink | Sequence[TwoPhaseCommitSink],
         *,
         checkpoint: str,
+        checkpoint_moved: bool = False,
         commit_deadline_s: float = 300.0,
         sweep_every_s: float = 10.0,
         listener: Listener | None = None,
@@ -64,6 +67,7 @@ class ExactlyOnce:
         if commit_deadline_s <= 0:
             raise ConfigurationError(f"commit_deadline_s={commit_deadline_s}: must be more than 0")
         self.checkpoint = local_checkpoint(str(checkpoint)).absolute()
+        self._moved = checkpoint_moved
         self._timing = Timing(commit_deadline_s=commit_deadline_s, sweep_every_s=sweep_every_s)
         self._listener = listener
         self._display = ProgressDisplay(display)
@@ -150,6 +154,7 @@ class ExactlyOnce:
             timing=self._timing,
             listener=self._tell,
             library=sparkonce.__version__,
+            moved=self._moved,
         )
         self._run = (run, driver)
         return driver
