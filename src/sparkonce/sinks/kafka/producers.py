@@ -187,7 +187,7 @@ class Worker:
                 older = [other for other in self._pools if _supersedes(key, other)]
                 for other in older:
                     self._pools.pop(other).drop()
-                self._pools[key] = Pool(lambda number: self._watch(make(number)), self._discarded.put, keep_at_most)
+                self._pools[key] = Pool(lambda number: self._watch(make(number)), self._discard, keep_at_most)
             if self._keeper is None:
                 self._keeper = threading.Thread(target=self._keep, name="sparkonce-kafka-keeper", daemon=True)
                 self._keeper.start()
@@ -200,8 +200,8 @@ class Worker:
                 pool.drop()
             self._pools.clear()
             keeper, self._keeper = self._keeper, None
-        self._discarded.put(None)
         if keeper is not None:
+            self._discarded.put(None)
             keeper.join(_EXIT_LIMIT_S)
 
     def _keep(self) -> None:
@@ -215,8 +215,17 @@ class Worker:
                 continue
             if lane is None:
                 return
-            self._lanes.discard(lane)
-            lane.destroy()
+            self._end(lane)
+
+    def _discard(self, lane: Lane) -> None:
+        if self._keeper is None:
+            self._end(lane)
+        else:
+            self._discarded.put(lane)
+
+    def _end(self, lane: Lane) -> None:
+        self._lanes.discard(lane)
+        lane.destroy()
 
     def _poll(self) -> None:
         """Serves those that no task polls: kept ready, or waiting for rows. Their statistics would pile up."""

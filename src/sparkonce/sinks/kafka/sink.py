@@ -109,7 +109,7 @@ class KafkaSink(TwoPhaseCommitSink):
         from sparkonce.sinks.kafka.lane import Lane
 
         if self.guarantee is not Guarantee.EXACTLY_ONCE:
-            return Lane({**settings, "statistics.interval.ms": 0}, number=number)
+            return Lane(settings, number=number)
         transactional_id = TransactionalId(
             prefix=owner.facts["prefix"], query=owner.query, token=owner.token, worker=worker, lane=number
         )

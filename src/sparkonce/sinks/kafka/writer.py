@@ -213,13 +213,15 @@ class KafkaWriter(SinkWriter):
         while len(lane.producer):
             if time.monotonic() > deadline:
                 raise self._too_slow(lane)
-            left = lane.producer.flush(_FLUSH_SLICE_S)
+            lane.flush(_FLUSH_SLICE_S)
             self._raise_refusal(lane)
-            if left and self._transactional and (trouble := lane.trouble()):
+            if len(lane.producer) and self._transactional and (trouble := lane.trouble()):
                 raise PrepareError(f"Kafka broke the transaction off: {trouble}.")
         self._raise_refusal(lane)
 
     def _raise_refusal(self, lane: Lane) -> None:
+        if lane.reports.fatal:
+            raise PrepareError(f"Kafka's producer can go on no more: {lane.reports.fatal}.")
         if not lane.reports.refused:
             return
         trouble = lane.trouble() if self._transactional else lane.reports.last_error

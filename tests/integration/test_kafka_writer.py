@@ -1,0 +1,464 @@
+from __future__ import annotations
+
+import json
+import pickle
+import secrets
+import subprocess
+import sys
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from confluent_kafka import Consumer, KafkaError, Message, Producer, TopicPartition
+from confluent_kafka.admin import AdminClient, NewTopic
+from kafka.admin import KafkaAdminClient
+
+from sparkonce.embedded import Cluster
+from sparkonce.errors import PrepareError
+from sparkonce.guarantees import Guarantee
+from sparkonce.protocol.handles import Handle, transaction_fields
+from sparkonce.protocol.outcomes import Outcome
+from sparkonce.protocol.ownership import Token, TransactionalId
+from sparkonce.sinks.base import Owner, WriterContext
+from sparkonce.sinks.kafka import lane as lane_module
+from sparkonce.sinks.kafka import sink as sink_module
+from sparkonce.sinks.kafka import writer as writer_module
+from sparkonce.sinks.kafka.committer import KafkaCommitter
+from sparkonce.sinks.kafka.producers import this_worker
+from sparkonce.sinks.kafka.sink import KafkaSink
+from sparkonce.sinks.kafka.writer import KafkaWriter
+
+pytestmark = pytest.mark.kafka
+
+Fields = Mapping[str, str | int]
+HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
+WAIT_S = 30.0
+
+
+class Kafka:
+    """What the tests ask a broker, none of it through the code under test."""
+
+    def __init__(self, bootstrap: str) -> None:
+        self.settings = {"bootstrap.servers": bootstrap}
+        self._admin = AdminClient(self.settings)
+
+    def create_topic(self, partitions: int = 1, **config: str) -> str:
+        name = f"t-{secrets.token_hex(6)}"
+        settings = {key.replace("_", "."): value for key, value in config.items()}
+        for done in self._admin.create_topics([NewTopic(name, partitions, 1, config=settings)]).values():
+            done.result(WAIT_S)
+        return name
+
+    def read(self, topic: str, isolation: str = "read_committed") -> list[Message]:
+        """Every row, up to the end of each partition."""
+        consumer = Consumer(
+            {
+                **self.settings,
+                "group.id": secrets.token_hex(6),
+                "isolation.level": isolation,
+                "auto.offset.reset": "earliest",
+                "enable.partition.eof": True,
+            }
+        )
+        partitions = consumer.list_topics(topic, WAIT_S).topics[topic].partitions
+        consumer.assign([TopicPartition(topic, partition, 0) for partition in partitions])
+        found, at_end, deadline = [], set(), time.monotonic() + WAIT_S
+        while len(at_end) < len(partitions):
+            assert time.monotonic() < deadline
+            message = consumer.poll(0.1)
+            if message is None:
+                continue
+            if message.error() is None:
+                found.append(message)
+                continue
+            assert message.error().code() == KafkaError._PARTITION_EOF
+            at_end.add(message.partition())
+        consumer.close()
+        return found
+
+    def state(self, fields: Fields) -> str:
+        """The transaction's state, as the coordinator knows it."""
+        admin = KafkaAdminClient(bootstrap_servers=self.settings["bootstrap.servers"])
+        try:
+            (description,) = admin.describe_transactions([fields["transactional_id"]]).values()
+        finally:
+            admin.close()
+        assert (description.producer_id, description.producer_epoch) == (fields["producer_id"], fields["epoch"])
+        return str(getattr(description.state, "value", description.state))
+
+    def commit(self, *prepared: Fields) -> None:
+        committer = KafkaCommitter(self.settings, "kafka")
+        handles = [Handle(sink="kafka", slot=0, rows=1, transaction=transaction_fields(fields)) for fields in prepared]
+        try:
+            wait_until(lambda: all(done.outcome is Outcome.COMMITTED for done in committer.commit(handles)))
+        finally:
+            committer.close()
+
+
+def wait_until(condition: Callable[[], object]) -> None:
+    deadline = time.monotonic() + WAIT_S
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+@pytest.fixture
+def kafka(broker: Cluster) -> Iterator[Kafka]:
+    yield Kafka(broker.bootstrap)
+    this_worker().stop()
+
+
+@pytest.fixture
+def owner() -> Owner:
+    return Owner(
+        query="0123456789ab",
+        token=Token(1, secrets.token_hex(4)),
+        facts={"prefix": "tests", "transaction_timeout_ms": "60000", "cluster_id": "any"},
+    )
+
+
+def open_writer(sink: KafkaSink, owner: Owner, batch: int = 0, slot: int = 0) -> KafkaWriter:
+    writer = sink.writer(WriterContext(owner=owner, batch=batch, slot=slot, copy="0.0.0"))
+    assert isinstance(writer, KafkaWriter)
+    return writer
+
+
+def prepare(sink: KafkaSink, owner: Owner, *batches: pa.RecordBatch, batch: int = 0) -> Fields:
+    """One task, from its first row to its handle, with its producer gone."""
+    writer = open_writer(sink, owner, batch)
+    writer.begin()
+    fields = finish(writer, *batches)
+    writer.close()
+    return fields
+
+
+def finish(writer: KafkaWriter, *batches: pa.RecordBatch) -> Fields:
+    for rows in batches:
+        writer.write(rows)
+    return writer.prepare()
+
+
+def values_by_key(messages: Sequence[Message]) -> dict[Any, list[Any]]:
+    found = defaultdict(list)
+    for message in messages:
+        found[message.key()].append(message.value())
+    return dict(found)
+
+
+def test_rows_keep_keys_values_headers_timestamps_and_partitions(kafka: Kafka, owner: Owner) -> None:
+    topic = kafka.create_topic(partitions=3)
+    plain = pa.record_batch({"key": ["a", None, "", "d"], "value": pa.array([b"1", b"2", b"", None])})
+    rich = pa.record_batch(
+        {
+            "key": pa.array(["k", None], pa.large_string()),
+            "value": pa.array([b"v", None], pa.large_binary()),
+            "partition": pa.array([2, 1], pa.int32()),
+            "headers": pa.array(
+                [[{"key": "h", "value": b"1"}, {"key": "h", "value": None}, {"key": "é", "value": b""}], None], HEADERS
+            ),
+            "timestamp": pa.array([1_600_000_000_123_456, None], pa.timestamp("us", "UTC")),
+        }
+    )
+    before_ms = int(time.time() * 1000)
+    kafka.commit(prepare(KafkaSink(kafka.settings, topic=topic), owner, plain, rich))
+    found = {(message.key(), message.value()): message for message in kafka.read(topic)}
+    assert found.keys() == {(b"a", b"1"), (None, b"2"), (b"", b""), (b"d", None), (b"k", b"v"), (None, None)}
+    first, second = found[b"k", b"v"], found[None, None]
+    assert (first.partition(), first.timestamp()[1]) == (2, 1_600_000_000_123)
+    assert first.headers() == [("h", b"1"), ("h", None), ("é", b"")]
+    assert (second.partition(), second.headers()) == (1, None)
+    assert before_ms <= second.timestamp()[1] <= int(time.time() * 1000)
+
+
+def test_the_topic_column_sends_each_row_to_its_topic_in_order(kafka: Kafka, owner: Owner) -> None:
+    topics = [kafka.create_topic() for _ in range(3)]
+    rows = pa.record_batch({"topic": [topics[n % 3] for n in range(3_000)], "value": [str(n) for n in range(3_000)]})
+    kafka.commit(prepare(KafkaSink(kafka.settings), owner, rows))
+    for number, topic in enumerate(topics):
+        assert [int(message.value()) for message in kafka.read(topic)] == list(range(number, 3_000, 3))
+
+
+JAVA_MURMUR2 = {
+    # From org.apache.kafka.common.utils.UtilsTest.testMurmur2.
+    b"21": -973932308,
+    b"foobar": -790332482,
+    b"a-little-bit-long-string": -985981536,
+    b"a-little-bit-longer-string": -1486304829,
+    b"lkjh234lh9fiuh90y23oiuhsafujhadof229phr9h19h89h8": -58897971,
+    b"abc": 479470107,
+}
+
+
+@pytest.mark.parametrize(
+    "timestamps", [pa.nulls(6, pa.timestamp("us", "UTC")), pa.array([10**15] * 6, pa.timestamp("us", "UTC"))]
+)
+def test_keys_go_to_the_partitions_that_java_clients_give_them(
+    kafka: Kafka, owner: Owner, timestamps: pa.Array
+) -> None:
+    topic = kafka.create_topic(partitions=13)
+    keys = pa.array(list(JAVA_MURMUR2), pa.binary())
+    rows = pa.record_batch({"key": keys, "value": keys, "timestamp": timestamps})
+    kafka.commit(prepare(KafkaSink(kafka.settings, topic=topic), owner, rows))
+    found = {message.key(): message.partition() for message in kafka.read(topic)}
+    assert found == {key: (value & 0x7FFFFFFF) % 13 for key, value in JAVA_MURMUR2.items()}
+
+
+@pytest.mark.parametrize(
+    "queue", [{"queue.buffering.max.messages": 700}, {"queue.buffering.max.kbytes": 16}], ids=["rows", "bytes"]
+)
+def test_a_full_local_queue_slows_down_and_keeps_the_order_of_each_key(
+    kafka: Kafka, owner: Owner, queue: dict[str, int]
+) -> None:
+    topic = kafka.create_topic(partitions=4)
+    rows = pa.record_batch(
+        {"key": [f"k{n % 50}" for n in range(20_000)], "value": [f"{n}".ljust(1 + n % 30, " ") for n in range(20_000)]}
+    )
+    kafka.commit(prepare(KafkaSink({**kafka.settings, **queue}, topic=topic), owner, rows))
+    found = values_by_key(kafka.read(topic))
+    assert {key: [int(value) for value in values] for key, values in found.items()} == {
+        f"k{key}".encode(): list(range(key, 20_000, 50)) for key in range(50)
+    }
+
+
+def test_one_row_too_large_for_the_topic_fails_the_whole_transaction(kafka: Kafka, owner: Owner) -> None:
+    topic = kafka.create_topic(partitions=2, max_message_bytes="5000")
+    writer = open_writer(KafkaSink(kafka.settings, topic=topic), owner)
+    writer.begin()
+    rows = [pa.record_batch({"value": [value]}) for value in ("fits", "x" * 10_000, "fits too")]
+    with pytest.raises(PrepareError, match=rf"{topic}.*[Tt]oo large"):
+        finish(writer, *rows)
+    writer.abort()
+    assert kafka.read(topic) == []
+
+
+def test_one_row_too_large_for_the_client_fails_at_once(kafka: Kafka, owner: Owner) -> None:
+    topic = kafka.create_topic()
+    writer = open_writer(KafkaSink({**kafka.settings, "message.max.bytes": 2_000}, topic=topic), owner)
+    writer.begin()
+    with pytest.raises(PrepareError, match=rf"{topic}.*too large"):
+        writer.write(pa.record_batch({"value": ["fits", "x" * 10_000, "fits too"]}))
+    writer.abort()
+    assert kafka.read(topic) == []
+
+
+def test_a_refusal_that_no_callback_tells_still_fails_prepare(
+    kafka: Kafka, owner: Owner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lane_module.Reports, "on_delivery", lambda *_: None)
+    monkeypatch.setattr(writer_module, "STATISTICS_LIMIT_S", 0.5)
+    topic = kafka.create_topic(max_message_bytes="5000")
+    writer = open_writer(KafkaSink(kafka.settings, topic=topic), owner)
+    writer.begin()
+    writer.write(pa.record_batch({"value": ["x" * 10_000]}))
+    with pytest.raises(PrepareError):
+        writer.prepare()
+    writer.abort()
+
+
+def test_a_row_that_was_not_acknowledged_fails_prepare(
+    kafka: Kafka, owner: Owner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(writer_module, "STATISTICS_LIMIT_S", 0.5)
+    monkeypatch.setattr(writer_module, "count_acknowledged", lambda found: lane_module.count_acknowledged(found) - 1)
+    writer = open_writer(KafkaSink(kafka.settings, topic=kafka.create_topic()), owner)
+    writer.begin()
+    writer.write(pa.record_batch({"value": ["a", "b", "c"]}))
+    with pytest.raises(PrepareError, match="2 of 3 rows"):
+        writer.prepare()
+    writer.abort()
+
+
+def test_a_transaction_that_someone_fenced_cannot_be_prepared(kafka: Kafka, owner: Owner) -> None:
+    writer = open_writer(KafkaSink(kafka.settings, topic=kafka.create_topic()), owner)
+    writer.begin()
+    writer.write(pa.record_batch({"value": ["a"]}))
+    fields = writer.prepare()
+    fencer = Producer({**kafka.settings, "transactional.id": fields["transactional_id"]})
+    fencer.init_transactions(WAIT_S)
+    with pytest.raises(PrepareError, match=r"(?i)fenced|newer instance|invalid.*epoch"):
+        finish(writer, pa.record_batch({"value": ["b"]}))
+    writer.abort()
+
+
+def test_a_missing_topic_is_named_in_bounded_time(kafka: Kafka, owner: Owner) -> None:
+    sink = KafkaSink({**kafka.settings, "topic.metadata.propagation.max.ms": 500})
+    writer = open_writer(sink, owner)
+    writer.begin()
+    with pytest.raises(PrepareError, match="no-such-topic"):
+        finish(writer, pa.record_batch({"topic": ["no-such-topic"], "value": ["a"]}))
+    writer.abort()
+
+
+def test_a_missing_partition_is_refused(kafka: Kafka, owner: Owner) -> None:
+    topic = kafka.create_topic(partitions=2)
+    writer = open_writer(KafkaSink(kafka.settings, topic=topic), owner)
+    writer.begin()
+    with pytest.raises(PrepareError, match=rf"{topic}.*[Uu]nknown partition"):
+        finish(writer, pa.record_batch({"value": ["a"], "partition": pa.array([7], pa.int32())}))
+    writer.abort()
+
+
+def test_brokers_that_do_not_answer_fail_begin_in_bounded_time(owner: Owner, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sink_module, "INITIALISE_LIMIT_S", 1.0)
+    writer = open_writer(KafkaSink({"bootstrap.servers": "127.0.0.1:9", "log_level": 0}, topic="t"), owner)
+    with pytest.raises(PrepareError, match=r"127\.0\.0\.1:9"):
+        writer.begin()
+    writer.abort()
+    this_worker().stop()
+
+
+def test_a_prepared_transaction_stays_open_when_its_producer_has_gone(kafka: Kafka, owner: Owner) -> None:
+    topic = kafka.create_topic()
+    fields = prepare(KafkaSink(kafka.settings, topic=topic), owner, pa.record_batch({"value": ["a", "b"]}))
+    this_worker().stop()
+    assert kafka.state(fields) == "Ongoing"
+    assert kafka.read(topic) == []
+    kafka.commit(fields)
+    assert [message.value() for message in kafka.read(topic)] == [b"a", b"b"]
+
+
+PROCESS = """
+import json, pickle, sys
+import pyarrow as pa
+
+sink, context = pickle.loads(bytes.fromhex(sys.argv[1]))
+writer = sink.writer(context)
+writer.begin()
+writer.write(pa.record_batch({"value": ["a", "b"]}))
+print(json.dumps(dict(writer.prepare())), flush=True)
+"""
+
+
+def test_a_prepared_transaction_stays_open_when_the_worker_process_ends(kafka: Kafka, owner: Owner) -> None:
+    topic = kafka.create_topic()
+    context = WriterContext(owner=owner, batch=0, slot=0, copy="0.0.0")
+    work = pickle.dumps((KafkaSink(kafka.settings, topic=topic), context)).hex()
+    run = subprocess.run([sys.executable, "-c", PROCESS, work], capture_output=True, text=True, check=True, timeout=60)
+    fields = json.loads(run.stdout)
+    assert kafka.state(fields) == "Ongoing"
+    kafka.commit(fields)
+    assert len(kafka.read(topic)) == 2
+
+
+def test_abort_leaves_nothing_open(kafka: Kafka, owner: Owner) -> None:
+    topic = kafka.create_topic()
+    writer = open_writer(KafkaSink(kafka.settings, topic=topic), owner)
+    writer.begin()
+    writer.write(pa.record_batch({"value": ["a", "b"]}))
+    fields = writer.prepare()
+    writer.abort()
+    wait_until(lambda: kafka.state(fields) == "CompleteAbort")
+    assert kafka.read(topic) == []
+    assert len(kafka.read(topic, "read_uncommitted")) == 2
+
+
+def test_a_slot_without_rows_leaves_its_producer_to_the_next(kafka: Kafka, owner: Owner) -> None:
+    sink = KafkaSink(kafka.settings, topic=kafka.create_topic())
+    for _ in range(5):
+        open_writer(sink, owner).close()
+        open_writer(sink, owner).abort()
+    fields = prepare(sink, owner, pa.record_batch({"value": ["a"]}))
+    parsed = TransactionalId.parse(str(fields["transactional_id"]))
+    assert parsed is not None
+    assert parsed.lane < 10
+
+
+def test_ids_are_this_workers_and_carry_one_transaction_an_epoch(kafka: Kafka, owner: Owner) -> None:
+    topic = kafka.create_topic()
+    sink = KafkaSink(kafka.settings, topic=topic)
+    found: list[Fields] = []
+    for batch in range(6):
+        tasks = [prepare(sink, owner, pa.record_batch({"value": [str(batch)]}), batch=batch) for _ in range(2)]
+        kafka.commit(*tasks)
+        found += tasks
+    assert len({(fields["transactional_id"], fields["producer_id"], fields["epoch"]) for fields in found}) == 12
+    ids = [TransactionalId.parse(str(fields["transactional_id"])) for fields in found]
+    lanes = [identity.lane for identity in ids if identity is not None]
+    assert all(
+        identity
+        == TransactionalId(prefix="tests", query=owner.query, token=owner.token, worker=this_worker().id, lane=lane)
+        for identity, lane in zip(ids, lanes, strict=True)
+    )
+    assert len(set(lanes)) < 12, "lanes are used again"
+    for batch in range(5):
+        assert not set(lanes[2 * batch : 2 * batch + 2]) & set(lanes[2 * batch + 2 : 2 * batch + 4])
+    assert len(kafka.read(topic)) == 12
+
+
+@pytest.mark.parametrize("guarantee", [Guarantee.AT_LEAST_ONCE, Guarantee.AT_MOST_ONCE])
+def test_below_exactly_once_rows_are_visible_after_prepare_and_the_producer_is_used_again(
+    kafka: Kafka, owner: Owner, guarantee: Guarantee
+) -> None:
+    topic = kafka.create_topic()
+    sink = KafkaSink(kafka.settings, topic=topic, guarantee=guarantee)
+    used = set()
+    for batch in range(3):
+        writer = open_writer(sink, owner, batch)
+        writer.begin()
+        used.add(writer._lane)
+        writer.write(pa.record_batch({"value": [str(batch)]}))
+        assert writer.prepare() == {}
+        writer.close()
+    assert len(used) == 1
+    assert [message.value() for message in kafka.read(topic)] == [b"0", b"1", b"2"]
+
+
+def test_below_exactly_once_a_refused_row_fails_prepare_and_its_producer_is_not_used_again(
+    kafka: Kafka, owner: Owner
+) -> None:
+    topic = kafka.create_topic(max_message_bytes="5000")
+    sink = KafkaSink(kafka.settings, topic=topic, guarantee=Guarantee.AT_LEAST_ONCE)
+    writer = open_writer(sink, owner)
+    writer.begin()
+    writer.write(pa.record_batch({"value": ["x" * 10_000]}))
+    with pytest.raises(PrepareError, match=r"[Tt]oo large"):
+        writer.prepare()
+    writer.abort()
+    assert prepare(sink, owner, pa.record_batch({"value": ["fits"]})) == {}
+
+
+def test_a_writer_that_waits_long_for_rows_is_served_meanwhile(kafka: Kafka, owner: Owner) -> None:
+    writer = open_writer(KafkaSink(kafka.settings, topic=kafka.create_topic()), owner)
+    writer.begin()
+    lane = writer._lane
+    assert lane is not None
+    for _ in range(2):
+        lane.reports.stats = ""
+        wait_until(lambda: lane.reports.stats)
+    writer.abort()
+
+
+def test_a_newer_run_gets_producers_of_its_own(kafka: Kafka, owner: Owner) -> None:
+    sink = KafkaSink(kafka.settings, topic=kafka.create_topic())
+    rows = pa.record_batch({"value": ["a"]})
+    newer = replace(owner, token=Token(2, secrets.token_hex(4)))
+    found = [prepare(sink, run, rows) for run in (owner, newer)]
+    parsed = [TransactionalId.parse(str(fields["transactional_id"])) for fields in found]
+    assert [identity.token for identity in parsed if identity is not None] == [owner.token, newer.token]
+
+
+MEMORY = """
+import pickle, resource, sys
+import pyarrow as pa
+
+sink, context = pickle.loads(bytes.fromhex(sys.argv[1]))
+writer = sink.writer(context)
+writer.begin()
+rows = pa.record_batch({"value": pa.array([b"x" * 900_000] * 100, pa.binary())})
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+for _ in range(8):
+    writer.write(rows)
+print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) // 1024)
+writer.abort()
+"""
+
+
+def test_large_rows_need_little_memory(kafka: Kafka, owner: Owner) -> None:
+    context = WriterContext(owner=owner, batch=0, slot=0, copy="0.0.0")
+    work = pickle.dumps((KafkaSink(kafka.settings, topic=kafka.create_topic()), context)).hex()
+    run = subprocess.run([sys.executable, "-c", MEMORY, work], capture_output=True, text=True, check=True, timeout=120)
+    assert int(run.stdout) < 300
