@@ -327,8 +327,10 @@ class RunDriver:
         if effect.optional and not due:
             return on.Swept()
         try:
+            # Its own losers can wait for a later sweep; what older runs left open may hold back every reader.
+            until = time.monotonic() + (0.0 if effect.only_own else self._timing.commit_deadline_s)
             for name in self.state.transactional:
-                self._sweep_sink(name, effect.runs)
+                self._sweep_sink(name, effect.runs, until)
         except Exception as error:
             if not effect.only_own:
                 raise
@@ -339,28 +341,30 @@ class RunDriver:
             self._loser_possible, self._swept_at = False, time.monotonic()
         return on.Swept()
 
-    def _sweep_sink(self, name: str, runs: tuple[Run, ...]) -> None:
+    def _sweep_sink(self, name: str, runs: tuple[Run, ...], until: float) -> None:
+        """Lists and aborts until nothing is open, or the deadline; servers that are away for a while are waited for."""
         owners = [self._owner(name, run) for run in runs if name in dict(run.sinks)]
-        if not owners:
-            return
-        until = time.monotonic() + self._timing.commit_deadline_s
-        lingering = list(self._committer(name).list_lingering(owners))
-        while lingering:
-            answers = self._committer(name).abort(lingering)
-            for handle, answer in zip(lingering, answers, strict=True):
+        while owners:
+            try:
+                lingering = self._committer(name).list_lingering(owners)
+                answers = self._committer(name).abort(lingering) if lingering else []
+            except errors.UnknownOutcomeError:
+                if time.monotonic() >= until:
+                    raise
+                lingering, answers = [], [Finished(outcome=Outcome.RETRY)]
+            for handle, answer in zip(lingering, answers, strict=False):
                 fields = " ".join(f"{field}={value}" for field, value in handle.transaction)
                 logger.info("swept %s sink=%s %s: %s", answer.outcome.value, name, fields, answer.reason or "ok")
-            lingering = [
-                handle for handle, answer in zip(lingering, answers, strict=True) if answer.outcome in _NOT_FINAL
-            ]
-            if lingering and time.monotonic() >= until:
+            waiting = [answer for answer in answers if answer.outcome in _NOT_FINAL]
+            if not waiting:
+                return
+            if time.monotonic() >= until:
                 raise errors.UnknownOutcomeError(
-                    f"{len(lingering)} open transactions of older runs could not be aborted in "
-                    f"{self._timing.commit_deadline_s:.0f} s: {answers[0].reason}",
+                    f"{len(waiting)} transactions that earlier runs left open could not be aborted: "
+                    f"{waiting[0].reason}",
                     next_step="see whether the server can be reached, then start the query again.",
                 )
-            if lingering:
-                time.sleep(_FIRST_RETRY_S)
+            time.sleep(_LONGEST_RETRY_S / 4)
 
     def _abort(self, handles: tuple[Handle, ...]) -> on.Event:
         try:
