@@ -1,0 +1,295 @@
+"""What a test asks a Kafka server, instead of the code under test: what stands in a topic, which transactions are open.
+
+Every call opens its own clients, has a deadline, and raises ``TimeoutError`` when that has passed.
+"""
+
+from __future__ import annotations
+
+import time
+from contextlib import closing
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+
+    from kafka.admin import KafkaAdminClient
+
+TIMEOUT_S = 30.0
+_POLL_S = 0.05
+
+
+class Record(NamedTuple):
+    """One record of a topic. ``timestamp_ms`` is in milliseconds since the epoch; headers keep their order."""
+
+    partition: int
+    offset: int
+    key: bytes | None
+    value: bytes | None
+    timestamp_ms: int
+    headers: tuple[tuple[str, bytes | None], ...]
+
+
+class Transaction(NamedTuple):
+    """A transactional id, as its coordinator describes it.
+
+    Attributes:
+        transactional_id: The id.
+        state: In Kafka's words: Empty, Ongoing, PrepareCommit, PrepareAbort, CompleteCommit, CompleteAbort, Dead.
+        producer_id: Given by the broker to the id.
+        producer_epoch: Of the newest initialisation or ended transaction.
+        timeout_ms: After how many milliseconds the broker aborts a transaction.
+        start_ms: When the open or the last one began, milliseconds since the epoch by the broker's clock; -1 if there
+            was none.
+        partitions: Topic and partition of everything written to in the open one, sorted.
+    """
+
+    transactional_id: str
+    state: str
+    producer_id: int
+    producer_epoch: int
+    timeout_ms: int
+    start_ms: int
+    partitions: tuple[tuple[str, int], ...]
+
+
+def create_topic(
+    bootstrap: str,
+    name: str,
+    partitions: int = 1,
+    config: Mapping[str, str] | None = None,
+    *,
+    timeout_s: float = TIMEOUT_S,
+) -> None:
+    """Makes a topic, unless there is one of this name, and waits until each partition has a leader.
+
+    Raises:
+        KafkaException: if the broker refuses.
+        TimeoutError: if a partition has no leader in time.
+    """
+    from confluent_kafka import KafkaError, KafkaException
+    from confluent_kafka.admin import AdminClient, NewTopic
+
+    admin = AdminClient({"bootstrap.servers": bootstrap})
+    topic = NewTopic(name, num_partitions=partitions, config=dict(config or {}))
+    try:
+        admin.create_topics([topic], request_timeout=timeout_s)[name].result(timeout_s)
+    except KafkaException as error:
+        if error.args[0].code() != KafkaError.TOPIC_ALREADY_EXISTS:
+            raise
+
+    def led() -> bool:
+        found = admin.list_topics(name, timeout=timeout_s).topics[name].partitions
+        return bool(found) and all(partition.leader >= 0 for partition in found.values())
+
+    _wait_until(led, f"every partition of {name} has a leader", timeout_s)
+
+
+def produce(bootstrap: str, topic: str, messages: Iterable[Mapping[str, Any]], *, timeout_s: float = TIMEOUT_S) -> None:
+    """Writes records outside any transaction, and waits until all are acknowledged.
+
+    Nothing is sent twice: where a broker goes away meanwhile, this raises and does not repeat.
+
+    Args:
+        bootstrap: ``bootstrap.servers``.
+        topic: The topic.
+        messages: Of each record what confluent-kafka's ``Producer.produce`` takes: ``value``, ``key``, ``partition``,
+            ``timestamp`` (milliseconds), ``headers``.
+        timeout_s: For the whole call, in seconds.
+
+    Raises:
+        KafkaException: the first error of a delivery.
+        TimeoutError: if records are not acknowledged in time.
+    """
+    from confluent_kafka import KafkaException, Producer
+
+    give_up_at = time.monotonic() + timeout_s
+    errors: list[Any] = []
+    # Without retries nothing can double, and the half second that librdkafka takes to get a producer id is saved.
+    producer = Producer({"bootstrap.servers": bootstrap, "acks": "all", "retries": 0})
+
+    def note(error: Any, _: Any) -> None:
+        if error is not None:
+            errors.append(error)
+
+    for message in messages:
+        while True:
+            try:
+                producer.produce(topic, on_delivery=note, **message)
+                break
+            except BufferError:
+                producer.poll(_POLL_S)
+                if time.monotonic() > give_up_at:
+                    raise TimeoutError(f"{len(producer)} records to {topic} not sent in {timeout_s} s") from None
+    left = producer.flush(max(give_up_at - time.monotonic(), 0))
+    if errors:
+        raise KafkaException(errors[0])
+    if left:
+        raise TimeoutError(f"{left} records to {topic} not acknowledged in {timeout_s} s")
+
+
+def read_committed(bootstrap: str, topic: str, *, timeout_s: float = TIMEOUT_S) -> list[Record]:
+    """What a read_committed reader sees: from the beginning to the last stable offset of this moment.
+
+    An open transaction holds it back and does not make it wait.
+
+    Returns:
+        The records, by partition and offset.
+
+    Raises:
+        KafkaException: if there is no such topic, or the broker refuses.
+        TimeoutError: if the end is not reached in time.
+    """
+    return _read(bootstrap, topic, "READ_COMMITTED", timeout_s)
+
+
+def read_uncommitted(bootstrap: str, topic: str, *, timeout_s: float = TIMEOUT_S) -> list[Record]:
+    """What a reader with Kafka's default isolation sees, rows of open and aborted transactions included.
+
+    Returns and raises the same as `read_committed`.
+    """
+    return _read(bootstrap, topic, "READ_UNCOMMITTED", timeout_s)
+
+
+def end_offsets(
+    bootstrap: str, topic: str, isolation: str = "READ_COMMITTED", *, timeout_s: float = TIMEOUT_S
+) -> dict[int, int]:
+    """The end of each partition: the last stable offset for READ_COMMITTED, the high watermark for READ_UNCOMMITTED.
+
+    Raises:
+        KafkaException: if there is no such topic, or the broker refuses.
+    """
+    from confluent_kafka import IsolationLevel, KafkaException, TopicPartition
+    from confluent_kafka.admin import AdminClient, OffsetSpec
+
+    admin = AdminClient({"bootstrap.servers": bootstrap})
+    metadata = admin.list_topics(topic, timeout=timeout_s).topics[topic]
+    if metadata.error is not None:
+        raise KafkaException(metadata.error)
+    asked = {TopicPartition(topic, partition): OffsetSpec.latest() for partition in metadata.partitions}
+    answers = admin.list_offsets(asked, isolation_level=IsolationLevel[isolation], request_timeout=timeout_s)
+    return {partition.partition: answer.result(timeout_s).offset for partition, answer in answers.items()}
+
+
+def _read(bootstrap: str, topic: str, isolation: str, timeout_s: float) -> list[Record]:
+    from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
+
+    give_up_at = time.monotonic() + timeout_s
+    ends = end_offsets(bootstrap, topic, isolation, timeout_s=timeout_s)
+    unread = {partition: end for partition, end in ends.items() if end > 0}
+    settings = {
+        "bootstrap.servers": bootstrap,
+        "group.id": "sparkonce-testing",  # required, and not used: partitions are assigned by hand
+        "enable.auto.commit": False,
+        "isolation.level": isolation.lower(),
+        "enable.partition.eof": True,
+        "fetch.wait.max.ms": 10,
+        # Offset 0 and this reset are the beginning too, without the half second that asking for it takes.
+        "auto.offset.reset": "earliest",
+    }
+    records: list[Record] = []
+    with closing(Consumer(settings)) as consumer:
+        consumer.assign([TopicPartition(topic, partition, 0) for partition in unread])
+        while unread:
+            if time.monotonic() > give_up_at:
+                raise TimeoutError(f"{topic} not read to {unread} in {timeout_s} s; {len(records)} records so far")
+            for message in consumer.consume(10_000, timeout=_POLL_S):
+                partition, offset, error = message.partition(), message.offset(), message.error()
+                # Control records and aborted rows are never given out, so the end may show as this event alone.
+                if error is not None and error.code() != KafkaError._PARTITION_EOF:
+                    raise KafkaException(error)
+                if error is None and offset < ends[partition]:
+                    records.append(_record(message))
+                if offset + (error is None) >= ends[partition]:
+                    unread.pop(partition, None)
+    return sorted(records, key=lambda record: record[:2])
+
+
+def _record(message: Any) -> Record:
+    _, timestamp_ms = message.timestamp()
+    headers = tuple(message.headers() or ())
+    return Record(message.partition(), message.offset(), message.key(), message.value(), timestamp_ms, headers)
+
+
+def describe_transactions(
+    bootstrap: str, transactional_ids: Sequence[str], *, timeout_s: float = TIMEOUT_S
+) -> dict[str, Transaction]:
+    """Asks the coordinators about these ids. Ids that they do not know are left out.
+
+    Raises:
+        TimeoutError: if a coordinator does not answer in time.
+        BrokerResponseError: of kafka-python, if it refuses.
+    """
+    from kafka.errors import TransactionalIdNotFoundError
+
+    def one(admin: KafkaAdminClient, transactional_id: str) -> Transaction | None:
+        try:
+            found = admin.describe_transactions([transactional_id])[transactional_id]
+        except TransactionalIdNotFoundError:
+            return None
+        return Transaction(
+            transactional_id,
+            found.state.value,
+            found.producer_id,
+            found.producer_epoch,
+            found.transaction_timeout_ms,
+            found.transaction_start_time_ms,
+            tuple(sorted((partition.topic, partition.partition) for partition in found.topic_partitions)),
+        )
+
+    def every(admin: KafkaAdminClient) -> dict[str, Transaction]:
+        described = [one(admin, transactional_id) for transactional_id in transactional_ids]
+        return {each.transactional_id: each for each in described if each is not None}
+
+    answer: dict[str, Transaction] = _ask(bootstrap, every, timeout_s)
+    return answer
+
+
+def list_transactions(
+    bootstrap: str, *, states: Sequence[str] = (), timeout_s: float = TIMEOUT_S
+) -> dict[str, Transaction]:
+    """Asks every broker for its transactional ids, and describes them.
+
+    Args:
+        bootstrap: ``bootstrap.servers``.
+        states: Only those in one of these, for example ``["Ongoing"]``; by default all.
+        timeout_s: For each of the two requests, in seconds.
+
+    Raises:
+        TimeoutError: if a broker does not answer in time.
+        BrokerResponseError: of kafka-python, if it refuses.
+    """
+    listings: dict[int, Any] = _ask(
+        bootstrap, lambda admin: admin.list_transactions(state_filters=list(states) or None), timeout_s
+    )
+    ids = sorted(listing.transactional_id for of_broker in listings.values() for listing in of_broker)
+    described = describe_transactions(bootstrap, ids, timeout_s=timeout_s)
+    return {name: found for name, found in described.items() if not states or found.state in states}
+
+
+def _ask(bootstrap: str, question: Callable[[KafkaAdminClient], Any], timeout_s: float) -> Any:
+    """Repeats the question while the answer is an error that passes, as while a coordinator loads."""
+    from kafka.admin import KafkaAdminClient
+    from kafka.errors import KafkaError
+
+    give_up_at = time.monotonic() + timeout_s
+    while True:
+        left_ms = max(int((give_up_at - time.monotonic()) * 1000), 1)
+        try:
+            with closing(
+                KafkaAdminClient(bootstrap_servers=bootstrap, bootstrap_timeout_ms=left_ms, request_timeout_ms=left_ms)
+            ) as admin:
+                return question(admin)
+        except KafkaError as error:
+            if not error.retriable:
+                raise
+            if time.monotonic() > give_up_at:
+                raise TimeoutError(f"{bootstrap} gave no answer in {timeout_s} s: {error!r}") from error
+            time.sleep(_POLL_S)
+
+
+def _wait_until(holds: Callable[[], bool], what: str, timeout_s: float) -> None:
+    give_up_at = time.monotonic() + timeout_s
+    while not holds():
+        if time.monotonic() > give_up_at:
+            raise TimeoutError(f"not true after {timeout_s} s: {what}")
+        time.sleep(_POLL_S)
