@@ -175,13 +175,13 @@ class Cluster:
 
     def _format(self) -> None:
         """Makes the data folders of nodes that have none."""
-        new = [broker for broker in self.brokers if not broker.is_formatted]
-        if len(self.brokers) > len(new) > 0:
+        standing = len(list(self.folder.glob("node-*/data/meta.properties")))
+        if standing not in (0, len(self.brokers)):
             raise ConfigurationError(
-                f"{self.folder} holds the data of {len(self.brokers) - len(new)} nodes, and {len(self.brokers)} are "
-                "asked for.",
-                next_step="start as many nodes as before, or take another folder",
+                f"The data in {self.folder} is that of {standing} node(s), and {len(self.brokers)} are asked for.",
+                next_step="start as many nodes as before, take another folder, or delete the data",
             )
+        new = [broker for broker in self.brokers if not broker.is_formatted]
         with ThreadPoolExecutor(max_workers=len(self.brokers)) as pool:
             for _ in pool.map(self._format_node, new):
                 pass

@@ -1,0 +1,40 @@
+"""The command ``sparkonce``.
+
+Modules here import what is heavy inside their commands, so that help is quick.
+"""
+
+from typing import Any
+
+import typer
+from typer.core import TyperGroup
+
+from sparkonce.cli import kafka
+from sparkonce.errors import SparkonceError
+
+
+class _Commands(TyperGroup):
+    """Shows our own errors as a message and a next step instead of a traceback, and exits with 1."""
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except SparkonceError as error:
+            typer.secho(error.message.rstrip(), fg="red", err=True)
+            if error.next_step:
+                typer.secho(f"Next: {error.next_step}", err=True)
+            raise typer.Exit(1) from error
+
+
+app = typer.Typer(
+    name="sparkonce",
+    help="End-to-end exactly-once for Spark Structured Streaming.",
+    cls=_Commands,
+    no_args_is_help=True,
+    pretty_exceptions_show_locals=False,
+)
+app.add_typer(kafka.app, name="kafka")
+
+
+@app.callback()
+def _main() -> None:
+    """End-to-end exactly-once for Spark Structured Streaming."""
