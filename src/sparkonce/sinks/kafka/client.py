@@ -15,7 +15,7 @@ from sparkonce.sinks.kafka.outcomes import MOVED, NONE, Answer, Description, Tra
 
 LANES = 4
 """Connections to each coordinator. A broker works on one request of a connection at a time: 50 commits on an idle
-broker take 30 ms over one connection and 13 ms over four (measured, Kafka 4.3)."""
+broker take 18 ms over one connection and 8 ms over four (measured, Kafka 4.3)."""
 
 _EPOCH_KEPT = {"max_version": 4}
 _EPOCH_RAISED = {"min_version": 5, "max_version": 5}

@@ -13,6 +13,7 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any, TypeVar
 
 from kafka.errors import KafkaConnectionError, KafkaError, KafkaTimeoutError
+from kafka.net.inet import KafkaNetSocket
 from kafka.net.manager import KafkaConnectionManager
 from kafka.net.selector import NetworkSelector
 
@@ -31,11 +32,30 @@ _BOOTSTRAP_SLICE_S = 5.0
 _GRACE_S = 1.0
 """How much longer than the deadline a caller waits for the network thread, which keeps the deadline itself."""
 
-_LIMITS = {"max_in_flight_requests_per_connection": 100_000, "receive_message_max_bytes": 100_000_000}
-"""Beyond the first kafka-python refuses to send, and the list of a large cluster's transactions can be long."""
+_OURS = {
+    # kafka-python refuses to send beyond this many.
+    "max_in_flight_requests_per_connection": 100_000,
+    # The list of a large cluster's transactions can be long.
+    "receive_message_max_bytes": 100_000_000,
+    "proxy_url": "sparkonce://direct",
+}
 
 _NO_ANSWER = (KafkaError, OSError)
 """What kafka-python raises instead of an answer; OSError for a certificate's file that cannot be read."""
+
+
+class _Socket(KafkaNetSocket):  # type: ignore[misc]  # kafka-python has no types
+    """Closes what could not be connected, which kafka-python leaves to the garbage collector."""
+
+    SCHEMES = ("sparkonce",)
+
+    async def sock_connect(self, net: Any, sock: Any, sockaddr: Any, timeout_at: float | None = None) -> Any:
+        """See `KafkaNetSocket.sock_connect`."""
+        try:
+            return await super().sock_connect(net, sock, sockaddr, timeout_at=timeout_at)
+        except BaseException:
+            sock.close()
+            raise
 
 
 class Connection:
@@ -113,7 +133,7 @@ class Connection:
         while self._manager is None:
             slice_end_s = min(deadline_s, time.monotonic() + _BOOTSTRAP_SLICE_S)
             self._net = NetworkSelector(**self._settings)
-            self._manager = KafkaConnectionManager(self._net, **{**_LIMITS, **self._settings})
+            self._manager = KafkaConnectionManager(self._net, **{**_OURS, **self._settings})
             self._net.start()
             try:
                 self._wait(self._manager.bootstrap_async(_left_ms(slice_end_s)), slice_end_s)

@@ -1,0 +1,180 @@
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+
+import pytest
+
+from integration.kafka_witness import Witness, new_name, until_final
+from sparkonce.embedded import Cluster
+from sparkonce.errors import UnknownOutcomeError
+from sparkonce.protocol.handles import Handle, transaction_fields
+from sparkonce.protocol.outcomes import Finished, Outcome
+from sparkonce.protocol.ownership import Token, TransactionalId
+from sparkonce.sinks.base import Owner
+from sparkonce.sinks.kafka.committer import KafkaCommitter
+
+pytestmark = pytest.mark.kafka
+
+NOBODY = "127.0.0.1:1"
+QUERY = "0123456789ab"
+
+
+@pytest.fixture(scope="module")
+def witness(broker: Cluster) -> Iterator[Witness]:
+    with closing(Witness(broker.bootstrap)) as opened:
+        yield opened
+
+
+@pytest.fixture
+def topic(witness: Witness) -> str:
+    return witness.create_topic()
+
+
+@pytest.fixture
+def committer(broker: Cluster) -> Iterator[KafkaCommitter]:
+    with closing(KafkaCommitter({"bootstrap.servers": broker.bootstrap}, "kafka")) as opened:
+        yield opened
+
+
+def replaced(handle: Handle, **fields: str | int) -> Handle:
+    return Handle(sink="kafka", slot=0, transaction=transaction_fields({**dict(handle.transaction), **fields}))
+
+
+def outcomes(finished: Sequence[Finished]) -> list[Outcome]:
+    return [one.outcome for one in finished]
+
+
+def test_commits_an_open_transaction(witness: Witness, topic: str, committer: KafkaCommitter) -> None:
+    prepared = witness.prepare(topic, "a", "b")
+    assert outcomes(committer.commit([prepared.handle])) == [Outcome.COMMITTED]
+    witness.await_state("CompleteCommit", prepared.handle)
+    assert witness.committed(topic) == ["a", "b"]
+
+
+def test_commits_again_without_doubling(witness: Witness, topic: str, committer: KafkaCommitter) -> None:
+    prepared = witness.prepare(topic, "a")
+    for _ in range(2):
+        assert until_final(committer.commit, [prepared.handle]) == [Outcome.COMMITTED]
+        witness.await_state("CompleteCommit", prepared.handle)
+    assert witness.committed(topic) == ["a"]
+
+
+def test_a_commit_after_an_abort_is_lost(witness: Witness, topic: str, committer: KafkaCommitter) -> None:
+    prepared = witness.prepare(topic, "a")
+    assert until_final(committer.abort, [prepared.handle]) == [Outcome.ABORTED]
+    assert until_final(committer.commit, [prepared.handle]) == [Outcome.LOST]
+    assert until_final(committer.abort, [prepared.handle]) == [Outcome.ABORTED]
+    witness.await_state("CompleteAbort", prepared.handle)
+    assert witness.committed(topic) == []
+
+
+def test_an_abort_after_a_commit_comes_too_late(witness: Witness, topic: str, committer: KafkaCommitter) -> None:
+    prepared = witness.prepare(topic, "a")
+    committer.commit([prepared.handle])
+    assert until_final(committer.abort, [prepared.handle]) == [Outcome.ALREADY_COMMITTED]
+    witness.await_state("CompleteCommit", prepared.handle)
+    # The abort of transaction version 2 would have succeeded, and turned this into LOST.
+    assert until_final(committer.commit, [prepared.handle]) == [Outcome.COMMITTED]
+    assert witness.committed(topic) == ["a"]
+
+
+def test_a_commit_after_a_newer_initialisation_is_lost(witness: Witness, topic: str, committer: KafkaCommitter) -> None:
+    older = witness.prepare(topic, "old")
+    newer = witness.prepare(topic, "new", transactional_id=str(older.handle["transactional_id"]))
+    (lost,) = committer.commit([older.handle])
+    assert lost.outcome is Outcome.LOST
+    assert "PRODUCER_FENCED" in lost.reason
+    assert outcomes(committer.abort([older.handle])) == [Outcome.ABORTED]
+    assert outcomes(committer.commit([newer.handle])) == [Outcome.COMMITTED]
+    witness.await_state("CompleteCommit", newer.handle)
+    assert witness.committed(topic) == ["new"]
+
+
+def test_a_commit_after_the_broker_timed_it_out_is_lost(
+    witness: Witness, topic: str, committer: KafkaCommitter
+) -> None:
+    prepared = witness.prepare(topic, "a", timeout_ms=1000)
+    witness.await_state("CompleteAbort", prepared.handle)
+    (lost,) = committer.commit([prepared.handle])
+    assert lost.outcome is Outcome.LOST
+    assert "CompleteAbort" in lost.reason
+    assert outcomes(committer.abort([prepared.handle])) == [Outcome.ABORTED]
+    assert witness.committed(topic) == []
+
+
+def test_what_the_broker_does_not_know_is_unknown_to_a_commit_and_gone_to_an_abort(
+    witness: Witness, topic: str, committer: KafkaCommitter
+) -> None:
+    prepared = witness.prepare(topic)
+    never = replaced(prepared.handle, transactional_id=new_name("never"))
+    other_producer = replaced(prepared.handle, producer_id=int(prepared.handle["producer_id"]) + 1)
+    later_epoch = replaced(prepared.handle, epoch=int(prepared.handle["epoch"]) + 1)
+    assert until_final(committer.commit, [never, other_producer, later_epoch]) == [Outcome.UNKNOWN] * 3
+    assert until_final(committer.abort, [never, other_producer, later_epoch]) == [
+        Outcome.ABORTED,
+        Outcome.ABORTED,
+        Outcome.UNKNOWN,
+    ]
+    assert witness.state(prepared.handle) == {"Ongoing"}
+
+
+def test_fifty_handles_are_committed_in_their_order(witness: Witness, topic: str, committer: KafkaCommitter) -> None:
+    prepared = witness.prepare_all(topic, [f"{number:02}" for number in range(50)])
+    empty = Handle(sink="kafka", slot=50)
+    never = replaced(prepared[0].handle, transactional_id=new_name("never"))
+    handles = [never, *(one.handle for one in prepared[:25]), empty, *(one.handle for one in prepared[25:])]
+    assert outcomes(committer.commit(handles)) == [Outcome.UNKNOWN, *[Outcome.COMMITTED] * 51]
+    witness.await_state("CompleteCommit", *(one.handle for one in prepared))
+    assert witness.committed(topic) == [f"{number:02}" for number in range(50)]
+
+
+def test_an_unreachable_broker_is_no_answer() -> None:
+    committer = KafkaCommitter({"bootstrap.servers": NOBODY}, "kafka", attempt_timeout_s=0.3)
+    handle = Handle(
+        sink="kafka",
+        slot=0,
+        transaction=transaction_fields({"transactional_id": "a", "producer_id": 1, "epoch": 0}),
+    )
+    for finished in (*committer.commit([handle, handle]), *committer.abort([handle])):
+        assert finished.outcome is Outcome.RETRY
+        assert NOBODY in finished.reason
+    owner = Owner(query=QUERY, token=Token(1, "0" * 8), facts={"prefix": "p"})
+    with pytest.raises(UnknownOutcomeError, match="did not say which transactions are open"):
+        committer.list_lingering([owner])
+    committer.close()
+
+
+def test_a_sweep_finds_its_own_transactions_only(witness: Witness, topic: str, committer: KafkaCommitter) -> None:
+    prefix = new_name("orders")
+    own, other = Token(3, "0badcafe"), Token(4, "0badcafe")
+    first = TransactionalId(prefix=prefix, query=QUERY, token=own, worker="a" * 12, lane=0)
+    names = {
+        "own": str(first),
+        "own, finished": str(TransactionalId(prefix=prefix, query=QUERY, token=own, worker="a" * 12, lane=1)),
+        "longer prefix": str(TransactionalId(prefix=f"{prefix}-eu", query=QUERY, token=own, worker="a" * 12, lane=0)),
+        "nested prefix": f"{first}.{first}",
+        "other query": str(TransactionalId(prefix=prefix, query="f" * 12, token=own, worker="a" * 12, lane=0)),
+        "newer token": str(TransactionalId(prefix=prefix, query=QUERY, token=other, worker="a" * 12, lane=0)),
+        "other nonce": str(
+            TransactionalId(prefix=prefix, query=QUERY, token=Token(3, "f" * 8), worker="a" * 12, lane=0)
+        ),
+        "not ours": f"{prefix}.spark",
+    }
+    prepared = {what: witness.prepare(topic, what, transactional_id=name) for what, name in names.items()}
+    assert outcomes(committer.commit([prepared["own, finished"].handle])) == [Outcome.COMMITTED]
+    witness.await_state("CompleteCommit", prepared["own, finished"].handle)
+    owners = [
+        Owner(query=QUERY, token=own, facts={"prefix": prefix}),
+        Owner(query=QUERY, token=other, facts={"prefix": f"{prefix}-old"}),
+        Owner(query=QUERY, token=other, facts={}),
+    ]
+    lingering = committer.list_lingering(owners)
+    assert [dict(handle.transaction) for handle in lingering] == [dict(prepared["own"].handle.transaction)]
+    assert lingering[0].opened_ms > 0
+    assert until_final(committer.abort, lingering) == [Outcome.ABORTED]
+    witness.await_state("CompleteAbort", prepared["own"].handle)
+    assert committer.list_lingering(owners) == []
+    left = [one.handle for what, one in prepared.items() if not what.startswith("own")]
+    assert witness.state(*left) == {"Ongoing"}
+    assert set(until_final(committer.commit, left)) == {Outcome.COMMITTED}
