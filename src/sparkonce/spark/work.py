@@ -16,6 +16,7 @@ from sparkonce.protocol.codec import decode_handle, encode_handle
 from sparkonce.protocol.handles import Handle
 from sparkonce.sinks.base import Owner, TwoPhaseCommitSink
 from sparkonce.spark.failures import root_cause
+from sparkonce.spark.worker import lighten_worker
 
 _FINGERPRINT = "__sparkonce_fingerprint_{}"
 _OUTPUT = pa.schema([("handle", pa.string()), ("attempt", pa.int32())])
@@ -64,6 +65,7 @@ def _slot_writer(task: SlotTask):  # type: ignore[no-untyped-def]
             raise RuntimeError("rows are written inside a Spark task only")
         copy = f"{context.stageId()}.{context.taskAttemptId()}.{context.attemptNumber()}"
         handles = write_slot(rows, task, slot=context.partitionId(), copy=copy)
+        lighten_worker()
         yield pa.RecordBatch.from_pydict(
             {
                 "handle": [encode_handle(handle) for handle in handles],
