@@ -1,0 +1,255 @@
+import json
+import subprocess
+import sys
+import time
+
+import pytest
+from confluent_kafka import KafkaError, KafkaException, Producer
+from confluent_kafka.admin import AdminClient, NewTopic
+
+from sparkonce.embedded import Cluster, resolve, spark_kafka_jars
+from sparkonce.embedded.jars import artifact_name, spark_jars_folder
+from sparkonce.embedded.process import is_running
+from sparkonce.errors import PreflightError
+from sparkonce.testing.kafka import (
+    create_topic,
+    describe_transactions,
+    end_offsets,
+    list_transactions,
+    produce,
+    read_committed,
+    read_uncommitted,
+)
+
+pytestmark = [
+    pytest.mark.kafka,
+    # kafka-python reads its schemas in a way that newer Pythons deprecate.
+    pytest.mark.filterwarnings("ignore:(read|open)_text is deprecated:DeprecationWarning"),
+]
+
+
+def values(records):
+    return [record.value for record in records]
+
+
+@pytest.fixture(scope="module")
+def one():
+    """A broker that tests may stop and kill, but must leave running."""
+    with Cluster(overrides={"transaction.max.timeout.ms": 60_000}) as cluster:
+        yield cluster
+
+
+def transactional(cluster, transactional_id, **settings):
+    producer = Producer(
+        {"bootstrap.servers": cluster.bootstrap, "transactional.id": transactional_id, "log_level": 0, **settings}
+    )
+    producer.init_transactions(30)
+    return producer
+
+
+def test_data_survives_a_crash_and_an_orderly_restart_on_the_same_port(one):
+    broker, before = one.brokers[0], one.bootstrap
+    create_topic(one.bootstrap, "survives", 2)
+    produce(one.bootstrap, "survives", [{"value": b"1", "partition": 0}, {"value": b"2", "partition": 1}])
+    broker.kill()
+    assert broker.pid is None
+    broker.start()
+    produce(one.bootstrap, "survives", [{"value": b"3", "partition": 1}])
+    broker.restart()
+    assert one.bootstrap == before
+    assert values(read_committed(one.bootstrap, "survives")) == [b"1", b"2", b"3"]
+
+
+def test_a_paused_broker_answers_nothing_until_it_is_resumed(one):
+    create_topic(one.bootstrap, "paused")
+    broker = one.brokers[0]
+    broker.pause()
+    try:
+        with pytest.raises(KafkaException) as caught:
+            AdminClient({"bootstrap.servers": one.bootstrap, "log_level": 0}).list_topics(timeout=1)
+        assert caught.value.args[0].code() == KafkaError._TRANSPORT
+    finally:
+        broker.resume()
+    broker.wait_ready({1}, time.monotonic() + 60)
+    assert read_committed(one.bootstrap, "paused") == []
+
+
+def test_a_record_is_read_back_whole(one):
+    create_topic(one.bootstrap, "whole")
+    message = {"key": b"k", "value": None, "timestamp": 1_000, "headers": [("a", b"1"), ("b", None), ("a", b"2")]}
+    produce(one.bootstrap, "whole", [message])
+    assert read_committed(one.bootstrap, "whole") == [
+        (0, 0, b"k", None, 1_000, (("a", b"1"), ("b", None), ("a", b"2")))
+    ]
+
+
+def test_a_reader_stops_before_an_open_transaction_and_does_not_wait_for_it(one):
+    create_topic(one.bootstrap, "open")
+    producer = transactional(one, "open-id")
+    for value, end in ((b"aborted", producer.abort_transaction), (b"kept", producer.commit_transaction)):
+        producer.begin_transaction()
+        producer.produce("open", value)
+        producer.flush(30)
+        end(30)
+    producer.begin_transaction()
+    producer.produce("open", b"undecided")
+    assert producer.flush(30) == 0
+    produce(one.bootstrap, "open", [{"value": b"behind it"}])
+
+    assert values(read_committed(one.bootstrap, "open")) == [b"kept"]
+    assert values(read_uncommitted(one.bootstrap, "open")) == [b"aborted", b"kept", b"undecided", b"behind it"]
+    # Two of the six offsets are the markers that ended the first two transactions.
+    assert end_offsets(one.bootstrap, "open") == {0: 4}
+    assert end_offsets(one.bootstrap, "open", "READ_UNCOMMITTED") == {0: 6}
+
+    found = list_transactions(one.bootstrap, states=["Ongoing"])["open-id"]
+    assert found.state == "Ongoing"
+    assert found.partitions == (("open", 0),)
+    assert found.start_ms > 0
+    assert describe_transactions(one.bootstrap, ["open-id", "nobody's"]) == {"open-id": found}
+    producer.abort_transaction(30)
+    assert values(read_committed(one.bootstrap, "open")) == [b"kept", b"behind it"]
+
+
+def test_a_timeout_beyond_the_brokers_limit_is_refused(one):
+    transactional(one, "short", **{"transaction.timeout.ms": 60_000})
+    with pytest.raises(KafkaException) as caught:
+        transactional(one, "long", **{"transaction.timeout.ms": 60_001})
+    assert caught.value.args[0].code() == KafkaError.INVALID_TRANSACTION_TIMEOUT
+
+
+def test_topics_are_not_made_by_accident_and_errors_come_through(one):
+    with pytest.raises(KafkaException) as caught:
+        read_committed(one.bootstrap, "no-such-topic")
+    assert caught.value.args[0].code() == KafkaError.UNKNOWN_TOPIC_OR_PART
+    create_topic(one.bootstrap, "small", config={"max.message.bytes": "1000"})
+    create_topic(one.bootstrap, "small")
+    with pytest.raises(KafkaException) as caught:
+        produce(one.bootstrap, "small", [{"value": b"x" * 2_000}])
+    assert caught.value.args[0].code() == KafkaError.MSG_SIZE_TOO_LARGE
+    assert read_committed(one.bootstrap, "small") == []
+
+
+def test_three_nodes_go_on_without_one_of_them():
+    with Cluster(nodes=3) as cluster:
+        create_topic(cluster.bootstrap, "replicated", 3)
+        admin = AdminClient({"bootstrap.servers": cluster.bootstrap, "log_level": 0})
+        partitions = admin.list_topics("replicated", timeout=30).topics["replicated"].partitions.values()
+        assert [sorted(partition.replicas) for partition in partitions] == [[1, 2, 3]] * 3
+        produce(cluster.bootstrap, "replicated", [{"value": b"%d" % n, "partition": n} for n in range(3)])
+
+        cluster.brokers[0].kill()
+        # Idempotent, and so repeated without doubles until new leaders are elected.
+        producer = Producer({"bootstrap.servers": cluster.bootstrap, "enable.idempotence": True, "log_level": 0})
+        for partition in range(3):
+            producer.produce("replicated", b"after", partition=partition)
+        assert producer.flush(60) == 0
+
+        cluster.brokers[0].start()
+        cluster.wait_ready()
+        assert values(read_committed(cluster.bootstrap, "replicated")) == [
+            b"0",
+            b"after",
+            b"1",
+            b"after",
+            b"2",
+            b"after",
+        ]
+
+
+def test_users_and_permissions_can_be_set_up():
+    module = "org.apache.kafka.common.security"
+    settings = {
+        "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
+        "super.users": "User:ANONYMOUS",
+        "sasl.enabled.mechanisms": "PLAIN,SCRAM-SHA-256",
+        "listener.name.sasl.plain.sasl.jaas.config": f'{module}.plain.PlainLoginModule required user_bob="bobs";',
+        "listener.name.sasl.scram-sha-256.sasl.jaas.config": f"{module}.scram.ScramLoginModule required;",
+    }
+    users = ["SCRAM-SHA-256=[name=alice,password=hers]"]
+    with Cluster(listeners={"SASL": "SASL_PLAINTEXT"}, overrides=settings, add_scram=users) as cluster:
+        create_topic(cluster.bootstrap, "secret")  # by the plain listener, whose user may do everything
+        for mechanism, user, password in (("PLAIN", "bob", "bobs"), ("SCRAM-SHA-256", "alice", "hers")):
+            admin = AdminClient(
+                {
+                    "bootstrap.servers": cluster.bootstrap_of("SASL"),
+                    "security.protocol": "SASL_PLAINTEXT",
+                    "sasl.mechanism": mechanism,
+                    "sasl.username": user,
+                    "sasl.password": password,
+                    "log_level": 0,
+                }
+            )
+            assert "secret" not in admin.list_topics(timeout=30).topics
+            with pytest.raises(KafkaException) as caught:
+                admin.create_topics([NewTopic("mine", 1)])["mine"].result(30)
+            assert caught.value.args[0].code() == KafkaError.TOPIC_AUTHORIZATION_FAILED
+
+
+def test_a_broker_that_cannot_start_shows_its_log_and_leaves_nothing():
+    cluster = Cluster(overrides={"authorizer.class.name": "no.such.Authorizer"})
+    with pytest.raises(PreflightError, match=r"no\.such\.Authorizer"):
+        cluster.start()
+    assert cluster.brokers[0].pid is None
+    assert not cluster.folder.exists()
+
+
+def test_a_version_that_does_not_exist_is_named():
+    with pytest.raises(PreflightError, match=r"kafka_2\.13;4\.3\.99: not found"):
+        resolve(["org.apache.kafka:kafka_2.13:4.3.99"])
+
+
+def test_spark_is_given_the_connector_and_nothing_that_it_has():
+    names = {artifact_name(jar.name) for jar in spark_kafka_jars()}
+    assert {"kafka-clients", "commons-pool2"} < names
+    assert not names & {artifact_name(jar.name) for jar in spark_jars_folder().glob("*.jar")}
+
+
+def test_a_broker_outlives_its_command_and_is_found_again(tmp_path):
+    folder = tmp_path / "broker"
+
+    def kafka(*arguments):
+        command = [sys.executable, "-c", "from sparkonce.cli.main import app; app()", "kafka", *arguments]
+        run = subprocess.run(
+            [*command, "--dir", str(folder), "--json"], capture_output=True, text=True, timeout=300, check=False
+        )
+        return run.returncode, json.loads(run.stdout or "null"), run.stderr
+
+    try:
+        code, first, _ = kafka(
+            "up", "--topic", "orders:3", "--set", "transaction.max.timeout.ms=20000", "--heap", "512m"
+        )
+        assert (code, first["started"], first["state"]) == (0, True, "running")
+        produce(first["bootstrap"], "orders", [{"value": b"kept", "partition": 2}])
+
+        code, again, _ = kafka("up", "--topic", "more")
+        assert (code, again["started"], again["bootstrap"]) == (0, False, first["bootstrap"])
+        assert read_committed(first["bootstrap"], "more") == []
+        assert kafka("status")[:2] == (0, {key: first[key] for key in first if key != "started"})
+
+        pid = first["nodes"][0]["pid"]
+        assert kafka("down")[1]["ended"] == [pid]
+        assert not is_running(pid, str(folder))
+        assert kafka("status")[0] == 1
+
+        code, second, _ = kafka("up", "--heap", "512m")
+        assert values(read_committed(second["bootstrap"], "orders")) == [b"kept"]
+    finally:
+        code, ended, errors = kafka("down", "--delete")
+    assert (code, len(ended["ended"]), errors) == (0, 1, "")
+    assert not folder.exists()
+
+
+def test_a_version_that_does_not_exist_is_a_message_of_the_command(tmp_path):
+    command = [sys.executable, "-c", "from sparkonce.cli.main import app; app()", "kafka", "up"]
+    run = subprocess.run(
+        [*command, "--dir", str(tmp_path / "broker"), "--version", "4.3.99"],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert run.returncode == 1
+    assert "4.3.99: not found" in run.stderr
+    assert "Next: check the version" in run.stderr
+    assert "Traceback" not in run.stderr
