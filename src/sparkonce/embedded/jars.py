@@ -98,7 +98,7 @@ def resolve(
 ) -> list[Path]:
     """Fetches artifacts and all that they need at run time.
 
-    A set that was fetched before is answered from the cache at once. Repositories other than Maven Central are set by
+    A set that was fetched before is answered from the cache at once. Repositories other than Ivy's default are set by
     an Ivy settings file, named in the environment variable SPARKONCE_IVY_SETTINGS.
 
     Args:
