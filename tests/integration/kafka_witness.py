@@ -47,7 +47,7 @@ class Prepared:
     def __init__(self, bootstrap: str, topic: str, transactional_id: str, values: Sequence[str], timeout_ms: int):
         self._eos: dict[str, Any] = {}
         self._topic = topic
-        self.failed: list[KafkaError] = []
+        self.failed: list[object] = []
         self.producer = Producer(
             {
                 "bootstrap.servers": bootstrap,
@@ -55,8 +55,8 @@ class Prepared:
                 "transaction.timeout.ms": timeout_ms,
                 "message.timeout.ms": min(timeout_ms, 30_000),
                 "statistics.interval.ms": 20,
+                "error_cb": lambda _: None,
                 "stats_cb": lambda text: self._eos.update(json.loads(text)["eos"]),
-                "error_cb": self.failed.append,
                 "log_level": 0,
             }
         )
@@ -88,8 +88,9 @@ class Prepared:
         try:
             self.write(value, partition)
             self.producer.flush(LIMIT_S)
-        except KafkaException as error:
-            self.failed.append(error.args[0])
+        except (KafkaException, SystemError) as error:
+            # confluent-kafka's flush raises SystemError when the producer is fenced while it waits.
+            self.failed.append(error)
 
 
 class Witness:
