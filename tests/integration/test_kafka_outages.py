@@ -1,0 +1,112 @@
+"""Commits while brokers crash, hang and move: every answer is RETRY or the truth."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import closing
+
+import pytest
+
+from integration.kafka_witness import Witness, until_final
+from sparkonce.embedded import Cluster
+from sparkonce.protocol.handles import Handle
+from sparkonce.protocol.outcomes import Outcome
+from sparkonce.protocol.ownership import Token, TransactionalId
+from sparkonce.sinks.base import Owner
+from sparkonce.sinks.kafka.committer import KafkaCommitter
+
+pytestmark = pytest.mark.kafka
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Cluster]:
+    """One node, for these tests only: they kill it."""
+    with Cluster() as started:
+        yield started
+
+
+@pytest.fixture
+def witness(cluster: Cluster) -> Iterator[Witness]:
+    with closing(Witness(cluster.bootstrap)) as opened:
+        yield opened
+
+
+@pytest.fixture
+def cluster_settings(cluster: Cluster) -> dict[str, str]:
+    return {"bootstrap.servers": cluster.bootstrap}
+
+
+@pytest.fixture
+def committer(cluster_settings: dict[str, str]) -> Iterator[KafkaCommitter]:
+    with closing(KafkaCommitter(cluster_settings, "kafka", attempt_timeout_s=2.0)) as opened:
+        yield opened
+
+
+def settled(witness: Witness, topic: str, state: str, *handles: Handle) -> list[str]:
+    witness.close()
+    witness.await_state(state, *handles)
+    return witness.committed(topic)
+
+
+def test_first_and_second_commits_after_a_crash(cluster: Cluster, witness: Witness, committer: KafkaCommitter) -> None:
+    topic = witness.create_topic()
+    prepared = witness.prepare_all(topic, ["a", "b", "c", "d"])
+    handles = [one.handle for one in prepared]
+    assert until_final(committer.commit, handles[:2]) == [Outcome.COMMITTED] * 2
+    cluster.brokers[0].kill()
+    assert {one.outcome for one in committer.commit(handles)} == {Outcome.RETRY}
+    cluster.brokers[0].start()
+    assert until_final(committer.commit, handles) == [Outcome.COMMITTED] * 4
+    assert settled(witness, topic, "CompleteCommit", *handles) == ["a", "b", "c", "d"]
+
+
+def test_an_abort_and_a_sweep_after_an_orderly_restart(
+    cluster: Cluster, witness: Witness, committer: KafkaCommitter
+) -> None:
+    topic = witness.create_topic()
+    name = TransactionalId(prefix="swept", query="0" * 12, token=Token(0, "0" * 8), worker="0" * 12, lane=0)
+    prepared = witness.prepare(topic, "a", transactional_id=str(name))
+    owner = Owner(query=name.query, token=name.token, facts={"prefix": "swept"})
+    before = committer.list_lingering([owner])
+    cluster.brokers[0].restart()
+    assert [handle.transaction for handle in before] == [prepared.handle.transaction]
+    assert until_final(committer.abort, before) == [Outcome.ABORTED]
+    assert committer.list_lingering([owner]) == []
+    assert until_final(committer.commit, [prepared.handle]) == [Outcome.LOST]
+    assert settled(witness, topic, "CompleteAbort", prepared.handle) == []
+
+
+def test_a_broker_that_hangs_is_no_answer(cluster: Cluster, witness: Witness, cluster_settings: dict[str, str]) -> None:
+    topic = witness.create_topic()
+    prepared = witness.prepare_all(topic, ["a", "b"])
+    handles = [one.handle for one in prepared]
+    with (
+        closing(KafkaCommitter(cluster_settings, "kafka")) as patient,
+        closing(KafkaCommitter(cluster_settings, "kafka", attempt_timeout_s=0.3)) as hasty,
+    ):
+        assert until_final(hasty.commit, handles[:1]) == [Outcome.COMMITTED]
+        cluster.brokers[0].pause()
+        try:
+            # Once over the connections that are open, once without any.
+            for _ in range(2):
+                assert {one.outcome for one in hasty.commit(handles)} == {Outcome.RETRY}
+        finally:
+            cluster.brokers[0].resume()
+        assert until_final(patient.commit, handles) == [Outcome.COMMITTED] * 2
+    assert settled(witness, topic, "CompleteCommit", *handles) == ["a", "b"]
+
+
+def test_coordinators_that_move_are_found_again() -> None:
+    with Cluster(nodes=3) as three, closing(Witness(three.bootstrap)) as witness:
+        topic = witness.create_topic(partitions=1, replicas=3)
+        settings = {"bootstrap.servers": three.bootstrap}
+        with closing(KafkaCommitter(settings, "kafka", attempt_timeout_s=5.0)) as committer:
+            values = [f"{number}" for number in range(8)]
+            handles = [one.handle for one in witness.prepare_all(topic, values)]
+            # Learns where each coordinator is, of which every broker has some.
+            assert set(until_final(committer.commit, handles[:4])) == {Outcome.COMMITTED}
+            for broker in three.brokers:
+                broker.kill()
+                assert set(until_final(committer.commit, handles)) == {Outcome.COMMITTED}
+                broker.start()
+        assert settled(witness, topic, "CompleteCommit", *handles) == values
