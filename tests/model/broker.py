@@ -1,0 +1,120 @@
+"""The other system, as far as the protocol sees it: transactional ids, epochs, and what readers see.
+
+A broker is a plain tuple, so that worlds can be hashed. Each operation returns the broker after it and the answer.
+
+- Initialising an id aborts what is open under it and raises its epoch.
+- A write under an older epoch is fenced. A write under the current epoch, after the end of a transaction, opens a
+  second one under the same epoch: that is what Kafka's transaction version 1 does, and version 2 after EndTxn v4.
+- Committing is EndTxn v4: the epoch stays, so it can be repeated.
+- Aborting is EndTxn v5: exact in (id, epoch), and it raises the epoch, also where nothing is open any more (KIP-890).
+- A timeout aborts and raises the epoch.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from sparkonce.protocol.outcomes import Outcome
+
+EMPTY, OPEN, COMMITTED, ABORTED = range(4)
+
+
+class Rows(NamedTuple):
+    """What one transaction holds: the rows of one slot for one sink, in parts."""
+
+    batch: int
+    slot: int
+    sink: str
+    version: int
+    parts: int
+
+
+class Entry(NamedTuple):
+    """One transactional id."""
+
+    name: str
+    epoch: int
+    status: int
+    rows: Rows | None
+    owner: tuple[int, int]
+
+
+class Broker(NamedTuple):
+    """All ids, what readers see, and the (id, epoch)s that were aborted by request, not by a timeout."""
+
+    entries: tuple[Entry, ...] = ()
+    visible: tuple[Rows, ...] = ()
+    undone: tuple[tuple[str, int], ...] = ()
+
+    def entry(self, name: str) -> Entry | None:
+        """The id, if it was ever initialised."""
+        for entry in self.entries:
+            if entry.name == name:
+                return entry
+        return None
+
+    def lingering(self) -> list[tuple[str, int]]:
+        """Every open transaction."""
+        return [(entry.name, entry.epoch) for entry in self.entries if entry.status == OPEN]
+
+    def _with(self, entry: Entry) -> Broker:
+        others = [other for other in self.entries if other.name != entry.name]
+        return self._replace(entries=tuple(sorted([*others, entry], key=lambda one: one.name)))
+
+    def _undoing(self, entry: Entry) -> Broker:
+        return self._replace(undone=tuple(sorted({*self.undone, (entry.name, entry.epoch)})))
+
+
+Step = tuple[Broker, str]
+
+
+def initialise(broker: Broker, name: str, owner: tuple[int, int]) -> tuple[Broker, tuple[int, bool]]:
+    """InitProducerId: the new epoch, and whether somebody else had initialised the id before."""
+    entry = broker.entry(name)
+    if entry is None:
+        return broker._with(Entry(name, 0, EMPTY, None, owner)), (0, False)
+    after = broker._undoing(entry) if entry.status == OPEN else broker
+    return after._with(Entry(name, entry.epoch + 1, EMPTY, None, owner)), (entry.epoch + 1, entry.owner != owner)
+
+
+def write(broker: Broker, name: str, epoch: int, rows: Rows) -> Step:
+    """Adds a part: ``ok``, ``fenced``, or ``reopened`` where the epoch had carried a transaction already."""
+    entry = broker.entry(name)
+    if entry is None or entry.epoch != epoch:
+        return broker, "fenced"
+    if entry.status == OPEN and entry.rows is not None and entry.rows._replace(parts=0) == rows._replace(parts=0):
+        rows = rows._replace(parts=entry.rows.parts + rows.parts)
+    answer = "ok" if entry.status in (EMPTY, OPEN) else "reopened"
+    return broker._with(entry._replace(status=OPEN, rows=rows)), answer
+
+
+def commit(broker: Broker, name: str, epoch: int) -> tuple[Broker, Outcome]:
+    """EndTxn v4, commit."""
+    entry = broker.entry(name)
+    if entry is None:
+        return broker, Outcome.UNKNOWN
+    if entry.epoch != epoch or entry.status in (EMPTY, ABORTED):
+        return broker, Outcome.LOST
+    if entry.status == COMMITTED or entry.rows is None:
+        return broker, Outcome.COMMITTED
+    visible = tuple(sorted([*broker.visible, entry.rows]))
+    return broker._with(entry._replace(status=COMMITTED))._replace(visible=visible), Outcome.COMMITTED
+
+
+def abort(broker: Broker, name: str, epoch: int, bump: bool = True) -> Step:
+    """EndTxn v5, abort; without ``bump`` EndTxn v4."""
+    entry = broker.entry(name)
+    if entry is None or entry.epoch != epoch:
+        return broker, "gone"
+    if entry.status != OPEN:
+        return (broker._with(entry._replace(epoch=epoch + 1, status=ABORTED, rows=None)) if bump else broker), "gone"
+    after = broker._undoing(entry)
+    return after._with(entry._replace(epoch=epoch + 1 if bump else epoch, status=ABORTED, rows=None)), "aborted"
+
+
+def time_out(broker: Broker, name: str) -> Broker:
+    """What ``transaction.timeout.ms`` does to an open transaction."""
+    entry = broker.entry(name)
+    if entry is None or entry.status != OPEN:
+        raise ValueError(f"{name} is not open")
+    return broker._with(entry._replace(epoch=entry.epoch + 1, status=ABORTED, rows=None))

@@ -1,0 +1,104 @@
+"""Walking through worlds: all of them, or some at random."""
+
+from __future__ import annotations
+
+import random
+import time
+from dataclasses import dataclass, field
+
+from model.world import Label, Model, Violation, World
+
+
+@dataclass(frozen=True, kw_only=True)
+class Found:
+    """What a search came to.
+
+    Attributes:
+        worlds: Different worlds seen.
+        moves: Moves tried.
+        seconds: How long it took.
+        violation: The first that was found, with a shortest way to it.
+        trace: The labels of the moves.
+    """
+
+    worlds: int
+    moves: int
+    seconds: float
+    violation: Violation | None = None
+    trace: list[Label] = field(default_factory=list)
+
+    def __str__(self) -> str:
+        speed = self.worlds / max(self.seconds, 0.001)
+        head = f"{self.worlds:,} worlds, {self.moves:,} moves, {self.seconds:.1f} s ({speed:,.0f} worlds/s)"
+        if self.violation is None:
+            return head
+        lines = [f"  {number:3}. {' '.join(map(str, label))}" for number, label in enumerate(self.trace, 1)]
+        return "\n".join([f"{head}: {self.violation.value}, after {len(self.trace)} moves", *lines])
+
+
+def breadth_first(model: Model, *, traced: bool = True, limit: int | None = None, strands: bool = True) -> Found:
+    """Visits every world, nearest first, until something is broken.
+
+    Args:
+        model: The moves.
+        traced: Whether to remember the way to each world, which takes memory.
+        limit: After how many worlds to give up.
+        strands: Whether to ask of each world if a fresh run could finish it.
+    """
+    began = time.monotonic()
+    first = model.first()
+    seen: dict[World, tuple[World, Label] | None] = {first: None}
+    layer, moves = [first], 0
+
+    def found(violation: Violation | None = None, world: World | None = None, last: list[Label] | None = None) -> Found:
+        trace = [*_trace(seen, world), *(last or [])] if world is not None else []
+        return Found(
+            worlds=len(seen), moves=moves, seconds=time.monotonic() - began, violation=violation, trace=trace
+        )
+
+    while layer:
+        following: list[World] = []
+        for world in layer:
+            for label, after, violation in model.moves(world):
+                moves += 1
+                if violation is not None:
+                    return found(violation, world, [label])
+                if after in seen:
+                    continue
+                seen[after] = (world, label) if traced else None
+                following.append(after)
+                if strands and (path := model.stranded(after)):
+                    return found(path[-1].violation, after, [move.label for move in path])
+        if limit is not None and len(seen) > limit:
+            break
+        layer = following
+    return found()
+
+
+def _trace(seen: dict[World, tuple[World, Label] | None], world: World) -> list[Label]:
+    labels: list[Label] = []
+    while (step := seen[world]) is not None:
+        world, label = step
+        labels.append(label)
+    return labels[::-1]
+
+
+def at_random(model: Model, seed: int, *, most_moves: int = 400) -> Found:
+    """One schedule. Faults are spread over it: most of the time the usual moves are taken."""
+    began = time.monotonic()
+    dice = random.Random(seed)
+    world, trace = model.first(), list[Label]()
+    for _ in range(most_moves):
+        moves = model.moves(world)
+        if not moves:
+            break
+        label, world, violation = dice.choice(moves)
+        trace.append(label)
+        path = [] if violation is not None else model.stranded(world)
+        if path:
+            violation, trace = path[-1].violation, [*trace, *(move.label for move in path)]
+        if violation is not None:
+            return Found(
+                worlds=len(trace), moves=len(trace), seconds=time.monotonic() - began, violation=violation, trace=trace
+            )
+    return Found(worlds=len(trace), moves=len(trace), seconds=time.monotonic() - began)

@@ -1,0 +1,100 @@
+"""The decision log's keys as a plain tuple, read by the product's own `DecisionLog`."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import NamedTuple
+
+from sparkonce.log.base import DecisionLog, Landed, LogStore, Taken
+from sparkonce.protocol import codec
+from sparkonce.protocol.records import Amend, Commit, Record
+from sparkonce.protocol.view import Floor, LogView
+
+
+@lru_cache(maxsize=None)
+def _encoded(record: Record) -> bytes:
+    return codec.encode_record(record, at_ms=0)
+
+
+@lru_cache(maxsize=None)
+def _encoded_floor(floor: Floor) -> bytes:
+    return codec.encode_floor(floor)
+
+
+class Keys(NamedTuple):
+    """What stands at each position (None: deleted), the highest floor, and what valid decisions ever named.
+
+    Attributes:
+        records: By position. The position after the last is free.
+        top: The highest floor.
+        named: Every (id, epoch) in a decision that was not void when it landed.
+        decided: The batches that such decisions decided.
+        twice: Whether a batch was decided by two commits.
+    """
+
+    records: tuple[Record | None, ...] = ()
+    top: Floor = Floor()
+    named: frozenset[tuple[str, int]] = frozenset()
+    decided: frozenset[int] = frozenset()
+    twice: bool = False
+
+
+def put(keys: Keys, position: int, record: Record) -> tuple[Keys, Record | None]:
+    """Puts if the position is free; the record that stands there if it is not."""
+    if position > len(keys.records):
+        raise ValueError(f"put at {position}, and the log ends at {len(keys.records)}")
+    if position < len(keys.records) and (standing := keys.records[position]) is not None:
+        return keys, standing
+    records = (*keys.records[:position], record, *keys.records[position + 1 :])
+    keys = keys._replace(records=records)
+    if position < keys.top.position or not isinstance(record, Commit | Amend):
+        return keys, None
+    named = {(str(handle["id"]), int(handle["epoch"])) for handle in record.handles if handle.transaction}
+    return keys._replace(
+        named=keys.named | named,
+        decided=keys.decided | {record.batch},
+        twice=keys.twice or (isinstance(record, Commit) and record.batch in keys.decided),
+    ), None
+
+
+def raise_floor(keys: Keys, floor: Floor, lowers: bool = False) -> Keys:
+    """Adds a floor. It is lowered only where a mutant keeps one floor and overwrites it."""
+    if lowers or floor.position > keys.top.position:
+        return keys._replace(top=floor)
+    return keys
+
+
+def delete_below(keys: Keys, position: int) -> Keys:
+    """Frees the keys below a position."""
+    gone = min(position, len(keys.records))
+    return keys._replace(records=(*([None] * gone), *keys.records[gone:]))
+
+
+def read(keys: Keys, view: LogView) -> LogView:
+    """What `DecisionLog.read` makes of it."""
+    return DecisionLog(_Store(keys)).read(view)
+
+
+class _Store(LogStore):
+    """A `LogStore` that can only be read."""
+
+    location = "the model"
+
+    def __init__(self, keys: Keys) -> None:
+        self._keys = keys
+
+    def put(self, position: int, data: bytes) -> Landed | Taken:
+        raise NotImplementedError
+
+    def get(self, position: int) -> bytes | None:
+        record = self._keys.records[position] if position < len(self._keys.records) else None
+        return None if record is None else _encoded(record)
+
+    def floor(self) -> bytes | None:
+        return _encoded_floor(self._keys.top)
+
+    def raise_floor(self, position: int, data: bytes) -> None:
+        raise NotImplementedError
+
+    def delete_below(self, position: int) -> None:
+        raise NotImplementedError
