@@ -8,7 +8,7 @@ from typing import Any
 import typer
 from typer.core import TyperGroup
 
-from sparkonce.cli import kafka
+from sparkonce.cli import demo, kafka
 from sparkonce.errors import SparkonceError
 
 
@@ -33,6 +33,7 @@ app = typer.Typer(
     pretty_exceptions_show_locals=False,
 )
 app.add_typer(kafka.app, name="kafka")
+app.command()(demo.demo)
 
 
 @app.callback()
