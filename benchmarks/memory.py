@@ -1,0 +1,44 @@
+"""How much memory a Python worker needs beyond an idle one, for batches and rows of growing size."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pyarrow as pa
+
+from bench import PARTITIONS, Bench, Variant, running
+from processes import end_workers, memory_mib, workers
+from throughput import generated
+
+LIMIT_S = 300.0
+MEASURED_BATCHES = 3
+
+
+def idle_mib(bench: Bench) -> float:
+    """The memory of a worker that has run a function over Arrow batches and nothing of ours."""
+    end_workers(bench.jvm_pid)
+
+    def nothing(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            yield batch.slice(0, 0)
+
+    try:
+        for _ in range(3):
+            bench.spark.range(PARTITIONS, numPartitions=PARTITIONS).mapInArrow(nothing, "id long").collect()
+        return max(memory_mib(worker.pid, "VmRSS") for worker in workers(bench.jvm_pid))
+    finally:
+        end_workers(bench.jvm_pid)
+
+
+def measure(bench: Bench, row_bytes: int, batch_rows: int, idle: float) -> dict[str, Any]:
+    """The most memory that a worker held while the batches were written exactly-once."""
+    rows = generated(bench, row_bytes, batch_rows)
+    room = row_bytes + 100_000 if row_bytes > 900_000 else None
+    try:
+        with running(bench, Variant.EXACTLY_ONCE, rows, max_row_bytes=room) as run:
+            run.wait_for_batch(MEASURED_BATCHES - 1, LIMIT_S)
+            peak = max(memory_mib(worker.pid, "VmHWM") for worker in workers(bench.jvm_pid))
+    finally:
+        end_workers(bench.jvm_pid)
+    return {"row_bytes": row_bytes, "batch_rows": batch_rows, "peak_mib": peak, "extra_mib": peak - idle}

@@ -1,0 +1,144 @@
+"""Measures what exactly-once costs, beside Spark's own Kafka sink, on this machine.
+
+    python3 dev.py run python benchmarks/run.py [--quick] [--only throughput|latency|memory] [--rounds 3]
+
+Starts a broker and a Spark of its own. The variants run in turn within every round, so that a machine whose speed
+changes does not favour one; ratios are taken within a round, and their median over the rounds is what counts. Prints
+tables, and writes everything to ``benchmarks/results/latest.json`` (or ``--output``).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import signal
+import sys
+from dataclasses import asdict
+from datetime import datetime, timezone
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+import latency
+import memory
+import throughput
+from bench import CORES, PARTITIONS, Bench, Variant, machine
+from report import show, targets
+from throughput import Load
+
+KINDS = ("throughput", "latency", "memory")
+LOADS = (
+    Load(row_bytes=100, batch_rows=1_000_000, warm=3, measured=6),
+    Load(row_bytes=1000, batch_rows=100_000, warm=3, measured=6),
+)
+QUICK_LOADS = (
+    Load(row_bytes=100, batch_rows=500_000, warm=2, measured=2),
+    Load(row_bytes=1000, batch_rows=100_000, warm=2, measured=2),
+)
+WARMING = Load(row_bytes=100, batch_rows=200_000, warm=0, measured=3)
+TRIGGERS_MS = (1000, 200)
+# Bytes of a row, rows of a batch.
+SIZES = ((100, 250_000), (100, 1_000_000), (100, 4_000_000), (100_000, 16_000), (1_000_000, 800))
+QUICK_SIZES = ((100, 1_000_000), (100_000, 4_000))
+
+_progress = Console(stderr=True)
+
+
+def main() -> int:
+    given = _parse()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # an exit unwinds, and so cleans up
+    results: dict[str, Any] = {"machine": _machine(), "quick": given.quick, "rounds": given.rounds}
+    try:
+        with machine() as bench:
+            for kind in given.only:
+                _MEASURE[kind](bench, given, results)
+    except KeyboardInterrupt:
+        _progress.print("stopped; nothing is written")
+        return 130
+    claims = targets(results)
+    results["targets"] = [asdict(claim) for claim in claims]
+    given.output.parent.mkdir(parents=True, exist_ok=True)
+    given.output.write_text(json.dumps(results, indent=1))
+    show(Console(width=None if sys.stdout.isatty() else 140), results, claims)
+    _progress.print(f"written to {given.output}")
+    return 0
+
+
+def _measure_throughput(bench: Bench, given: argparse.Namespace, results: dict[str, Any]) -> None:
+    runs = results["throughput"] = []
+    for variant in Variant:
+        throughput.measure(bench, variant, WARMING)
+    for load in QUICK_LOADS if given.quick else LOADS:
+        for number in range(given.rounds):
+            for variant in _in_turn(number):
+                found = throughput.measure(bench, variant, load)
+                runs.append({"round": number, "variant": variant.letter, **asdict(load), **found})
+                _tell(number, variant, f"{load.row_bytes} B: {found['rows_per_s']:,.0f} rows/s")
+
+
+def _measure_latency(bench: Bench, given: argparse.Namespace, results: dict[str, Any]) -> None:
+    runs = results["latency"] = []
+    warm_s, measured_s = (4, 8) if given.quick else (8, 25)
+    for number in range(given.rounds):
+        for trigger_ms in TRIGGERS_MS:
+            for variant in _in_turn(number, (Variant.SPARK, Variant.EXACTLY_ONCE)):
+                found = latency.measure(bench, variant, trigger_ms, warm_s=warm_s, measured_s=measured_s)
+                runs.append({"round": number, "variant": variant.letter, "trigger_ms": trigger_ms, **found})
+                _tell(number, variant, f"{trigger_ms} ms: p50 {found['p50_ms']:.0f} ms, p99 {found['p99_ms']:.0f} ms")
+
+
+def _measure_memory(bench: Bench, given: argparse.Namespace, results: dict[str, Any]) -> None:
+    idle = results["idle_worker_mib"] = memory.idle_mib(bench)
+    runs = results["memory"] = []
+    for row_bytes, batch_rows in QUICK_SIZES if given.quick else SIZES:
+        found = memory.measure(bench, row_bytes, batch_rows, idle)
+        runs.append(found)
+        _tell(0, Variant.EXACTLY_ONCE, f"{batch_rows:,} rows of {row_bytes:,} B: {found['extra_mib']:.0f} MiB extra")
+
+
+_MEASURE = {"throughput": _measure_throughput, "latency": _measure_latency, "memory": _measure_memory}
+
+
+def _in_turn(number: int, variants: tuple[Variant, ...] = tuple(Variant)) -> tuple[Variant, ...]:
+    """Every round begins with another one, so that none always follows the same."""
+    first = number % len(variants)
+    return variants[first:] + variants[:first]
+
+
+def _tell(number: int, variant: Variant, what: str) -> None:
+    _progress.print(f"round {number + 1}  ({variant.letter}) {variant.value:24} {what}", highlight=False)
+
+
+def _machine() -> dict[str, Any]:
+    names = ("sparkonce", "pyspark", "pyarrow", "confluent-kafka")
+    return {
+        "at": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "cpus": os.cpu_count(),
+        "spark_cores": CORES,
+        "partitions": PARTITIONS,
+        "system": platform.platform(),
+        "python": platform.python_version(),
+        **{name: version(name) for name in names},
+    }
+
+
+def _parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, prog="benchmarks/run.py"
+    )
+    parser.add_argument("--quick", action="store_true", help="shorter runs and one round: to see that it works")
+    parser.add_argument("--only", action="append", choices=KINDS, help="one kind of measurement; may be repeated")
+    parser.add_argument("--rounds", type=int, help="how often everything is measured; 3 by default")
+    parser.add_argument("--output", type=Path, default=Path(__file__).parent / "results" / "latest.json")
+    given = parser.parse_args()
+    given.only = given.only or KINDS
+    given.rounds = given.rounds or (1 if given.quick else 3)
+    return given
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,94 @@
+"""Rows per second in steady state, with CPU seconds and the time of each phase."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+from statistics import median
+from typing import Any
+
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F  # noqa: N812 - as everybody writes it
+
+from bench import PARTITIONS, Bench, Running, Variant, running
+from processes import CpuClock, end_workers
+
+BATCH_LIMIT_S = 120.0
+_DIGITS = 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Load:
+    """What every variant gets.
+
+    Attributes:
+        row_bytes: Size of a value. There is no key.
+        batch_rows: Rows of a batch.
+        warm: Batches that do not count, at the start of every query.
+        measured: Batches that count.
+    """
+
+    row_bytes: int
+    batch_rows: int
+    warm: int
+    measured: int
+
+
+def measure(bench: Bench, variant: Variant, load: Load) -> dict[str, Any]:
+    """Runs one variant through warm and measured batches."""
+    rows = generated(bench, load.row_bytes, load.batch_rows)
+    clock = CpuClock(bench.jvm_pid, bench.broker_pid)
+    try:
+        with clock.ticking(), running(bench, variant, rows) as run:
+            # One more: its start is the end of the last measured one, all pauses between batches included.
+            last = load.warm + load.measured
+            run.wait_for_batch(last, BATCH_LIMIT_S * (last + 1))
+            return _summary(run, clock, load)
+    finally:
+        end_workers(bench.jvm_pid)
+
+
+def generated(bench: Bench, row_bytes: int, batch_rows: int) -> DataFrame:
+    """A stream that costs little to make: a number, filled up with zeros in front and a constant behind."""
+    source = (
+        bench.spark.readStream.format("rate-micro-batch")
+        .option("rowsPerBatch", batch_rows)
+        .option("numPartitions", PARTITIONS)
+        .option("startTimestamp", 1)
+        .load()
+    )
+    number = F.lpad(F.col("value").cast("string"), _DIGITS, "0" * _DIGITS)
+    return source.select(F.concat(number, F.lit("x" * (row_bytes - _DIGITS))).alias("value"))
+
+
+def _summary(run: Running, clock: CpuClock, load: Load) -> dict[str, Any]:
+    progress = {one["batchId"]: one for one in run.query.recentProgress}
+    batches = range(load.warm, load.warm + load.measured)
+    start, end = _began_s(progress[batches[0]]), _began_s(progress[batches[-1] + 1])
+    rows = load.batch_rows * load.measured
+    cpu = clock.used(start, end)
+    return {
+        "rows": rows,
+        "wall_s": end - start,
+        "rows_per_s": rows / (end - start),
+        "cpu_s": cpu,
+        "cpu_us_per_row": sum(cpu.values()) / rows * 1e6,
+        "spark_ms": _medians([progress[batch]["durationMs"] for batch in batches]),
+        "phases_ms": _phases_ms(run, batches),
+    }
+
+
+def _phases_ms(run: Running, batches: range) -> dict[str, float]:
+    if run.exactly_once is None:
+        return {}
+    done = [one for one in run.exactly_once.progress() if one.batch in batches]
+    return _medians([{phase: seconds * 1000 for phase, seconds in one.seconds.items()} for one in done])
+
+
+def _medians(batches: list[dict[str, float]]) -> dict[str, float]:
+    names = dict.fromkeys(name for batch in batches for name in batch)
+    return {name: median(batch.get(name, 0.0) for batch in batches) for name in names}
+
+
+def _began_s(progress: Any) -> float:
+    return datetime.fromisoformat(progress["timestamp"].replace("Z", "+00:00")).timestamp()
