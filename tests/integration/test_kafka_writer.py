@@ -7,18 +7,15 @@ import subprocess
 import sys
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
-from typing import Any
 
 import pyarrow as pa
 import pytest
-from confluent_kafka import Consumer, KafkaError, Message, Producer, TopicPartition
-from confluent_kafka.admin import AdminClient, NewTopic
-from kafka.admin import KafkaAdminClient
+from confluent_kafka import Producer
 
 from sparkonce.embedded import Cluster
-from sparkonce.errors import PrepareError
+from sparkonce.errors import PreflightError, PrepareError
 from sparkonce.guarantees import Guarantee
 from sparkonce.protocol.handles import Handle, transaction_fields
 from sparkonce.protocol.outcomes import Outcome
@@ -31,6 +28,7 @@ from sparkonce.sinks.kafka.committer import KafkaCommitter
 from sparkonce.sinks.kafka.producers import this_worker
 from sparkonce.sinks.kafka.sink import KafkaSink
 from sparkonce.sinks.kafka.writer import KafkaWriter
+from sparkonce.testing.kafka import Record, create_topic, describe_transactions, read_committed, read_uncommitted
 
 pytestmark = pytest.mark.kafka
 
@@ -40,55 +38,26 @@ WAIT_S = 30.0
 
 
 class Kafka:
-    """What the tests ask a broker, none of it through the code under test."""
+    """A broker, and what the tests ask it; none of it through the code under test, but for the commit."""
 
     def __init__(self, bootstrap: str) -> None:
+        self.bootstrap = bootstrap
         self.settings = {"bootstrap.servers": bootstrap}
-        self._admin = AdminClient(self.settings)
 
     def create_topic(self, partitions: int = 1, **config: str) -> str:
         name = f"t-{secrets.token_hex(6)}"
-        settings = {key.replace("_", "."): value for key, value in config.items()}
-        for done in self._admin.create_topics([NewTopic(name, partitions, 1, config=settings)]).values():
-            done.result(WAIT_S)
+        create_topic(self.bootstrap, name, partitions, {key.replace("_", "."): text for key, text in config.items()})
         return name
 
-    def read(self, topic: str, isolation: str = "read_committed") -> list[Message]:
-        """Every row, up to the end of each partition."""
-        consumer = Consumer(
-            {
-                **self.settings,
-                "group.id": secrets.token_hex(6),
-                "isolation.level": isolation,
-                "auto.offset.reset": "earliest",
-                "enable.partition.eof": True,
-            }
-        )
-        partitions = consumer.list_topics(topic, WAIT_S).topics[topic].partitions
-        consumer.assign([TopicPartition(topic, partition, 0) for partition in partitions])
-        found, at_end, deadline = [], set(), time.monotonic() + WAIT_S
-        while len(at_end) < len(partitions):
-            assert time.monotonic() < deadline
-            message = consumer.poll(0.1)
-            if message is None:
-                continue
-            if message.error() is None:
-                found.append(message)
-                continue
-            assert message.error().code() == KafkaError._PARTITION_EOF
-            at_end.add(message.partition())
-        consumer.close()
-        return found
+    def read(self, topic: str) -> list[Record]:
+        return read_committed(self.bootstrap, topic)
+
+    def values(self, topic: str) -> list[bytes | None]:
+        return [record.value for record in self.read(topic)]
 
     def state(self, fields: Fields) -> str:
-        """The transaction's state, as the coordinator knows it."""
-        admin = KafkaAdminClient(bootstrap_servers=self.settings["bootstrap.servers"])
-        try:
-            (description,) = admin.describe_transactions([fields["transactional_id"]]).values()
-        finally:
-            admin.close()
-        assert (description.producer_id, description.producer_epoch) == (fields["producer_id"], fields["epoch"])
-        return str(getattr(description.state, "value", description.state))
+        name = str(fields["transactional_id"])
+        return describe_transactions(self.bootstrap, [name])[name].state
 
     def commit(self, *prepared: Fields) -> None:
         committer = KafkaCommitter(self.settings, "kafka")
@@ -97,6 +66,8 @@ class Kafka:
             wait_until(lambda: all(done.outcome is Outcome.COMMITTED for done in committer.commit(handles)))
         finally:
             committer.close()
+        # The answer comes before the markers are written that let readers pass.
+        wait_until(lambda: all(self.state(fields) == "CompleteCommit" for fields in prepared))
 
 
 def wait_until(condition: Callable[[], object]) -> None:
@@ -142,13 +113,6 @@ def finish(writer: KafkaWriter, *batches: pa.RecordBatch) -> Fields:
     return writer.prepare()
 
 
-def values_by_key(messages: Sequence[Message]) -> dict[Any, list[Any]]:
-    found = defaultdict(list)
-    for message in messages:
-        found[message.key()].append(message.value())
-    return dict(found)
-
-
 def test_rows_keep_keys_values_headers_timestamps_and_partitions(kafka: Kafka, owner: Owner) -> None:
     topic = kafka.create_topic(partitions=3)
     plain = pa.record_batch({"key": ["a", None, "", "d"], "value": pa.array([b"1", b"2", b"", None])})
@@ -165,13 +129,13 @@ def test_rows_keep_keys_values_headers_timestamps_and_partitions(kafka: Kafka, o
     )
     before_ms = int(time.time() * 1000)
     kafka.commit(prepare(KafkaSink(kafka.settings, topic=topic), owner, plain, rich))
-    found = {(message.key(), message.value()): message for message in kafka.read(topic)}
+    found = {(record.key, record.value): record for record in kafka.read(topic)}
     assert found.keys() == {(b"a", b"1"), (None, b"2"), (b"", b""), (b"d", None), (b"k", b"v"), (None, None)}
     first, second = found[b"k", b"v"], found[None, None]
-    assert (first.partition(), first.timestamp()[1]) == (2, 1_600_000_000_123)
-    assert first.headers() == [("h", b"1"), ("h", None), ("é", b"")]
-    assert (second.partition(), second.headers()) == (1, None)
-    assert before_ms <= second.timestamp()[1] <= int(time.time() * 1000)
+    assert (first.partition, first.timestamp_ms) == (2, 1_600_000_000_123)
+    assert first.headers == (("h", b"1"), ("h", None), ("é", b""))
+    assert (second.partition, second.headers) == (1, ())
+    assert before_ms <= second.timestamp_ms <= int(time.time() * 1000)
 
 
 def test_the_topic_column_sends_each_row_to_its_topic_in_order(kafka: Kafka, owner: Owner) -> None:
@@ -179,7 +143,7 @@ def test_the_topic_column_sends_each_row_to_its_topic_in_order(kafka: Kafka, own
     rows = pa.record_batch({"topic": [topics[n % 3] for n in range(3_000)], "value": [str(n) for n in range(3_000)]})
     kafka.commit(prepare(KafkaSink(kafka.settings), owner, rows))
     for number, topic in enumerate(topics):
-        assert [int(message.value()) for message in kafka.read(topic)] == list(range(number, 3_000, 3))
+        assert [int(value or b"") for value in kafka.values(topic)] == list(range(number, 3_000, 3))
 
 
 JAVA_MURMUR2 = {
@@ -203,7 +167,7 @@ def test_keys_go_to_the_partitions_that_java_clients_give_them(
     keys = pa.array(list(JAVA_MURMUR2), pa.binary())
     rows = pa.record_batch({"key": keys, "value": keys, "timestamp": timestamps})
     kafka.commit(prepare(KafkaSink(kafka.settings, topic=topic), owner, rows))
-    found = {message.key(): message.partition() for message in kafka.read(topic)}
+    found = {record.key: record.partition for record in kafka.read(topic)}
     assert found == {key: (value & 0x7FFFFFFF) % 13 for key, value in JAVA_MURMUR2.items()}
 
 
@@ -218,10 +182,10 @@ def test_a_full_local_queue_slows_down_and_keeps_the_order_of_each_key(
         {"key": [f"k{n % 50}" for n in range(20_000)], "value": [f"{n}".ljust(1 + n % 30, " ") for n in range(20_000)]}
     )
     kafka.commit(prepare(KafkaSink({**kafka.settings, **queue}, topic=topic), owner, rows))
-    found = values_by_key(kafka.read(topic))
-    assert {key: [int(value) for value in values] for key, values in found.items()} == {
-        f"k{key}".encode(): list(range(key, 20_000, 50)) for key in range(50)
-    }
+    found = defaultdict(list)
+    for record in kafka.read(topic):
+        found[record.key].append(int(record.value or b""))
+    assert found == {f"k{key}".encode(): list(range(key, 20_000, 50)) for key in range(50)}
 
 
 def test_one_row_too_large_for_the_topic_fails_the_whole_transaction(kafka: Kafka, owner: Owner) -> None:
@@ -272,6 +236,18 @@ def test_a_row_that_was_not_acknowledged_fails_prepare(
     writer.abort()
 
 
+def test_a_transaction_that_is_open_no_more_cannot_be_prepared(kafka: Kafka, owner: Owner) -> None:
+    writer = open_writer(KafkaSink(kafka.settings, topic=kafka.create_topic()), owner)
+    writer.begin()
+    writer.write(pa.record_batch({"value": ["a"]}))
+    writer.prepare()
+    assert writer._lane is not None
+    writer._lane.producer.abort_transaction(WAIT_S)
+    with pytest.raises(PrepareError, match="state Ready"):
+        writer.prepare()
+    writer.abort()
+
+
 def test_a_transaction_that_someone_fenced_cannot_be_prepared(kafka: Kafka, owner: Owner) -> None:
     writer = open_writer(KafkaSink(kafka.settings, topic=kafka.create_topic()), owner)
     writer.begin()
@@ -279,6 +255,7 @@ def test_a_transaction_that_someone_fenced_cannot_be_prepared(kafka: Kafka, owne
     fields = writer.prepare()
     fencer = Producer({**kafka.settings, "transactional.id": fields["transactional_id"]})
     fencer.init_transactions(WAIT_S)
+    del fencer
     with pytest.raises(PrepareError, match=r"(?i)fenced|newer instance|invalid.*epoch"):
         finish(writer, pa.record_batch({"value": ["b"]}))
     writer.abort()
@@ -311,14 +288,29 @@ def test_brokers_that_do_not_answer_fail_begin_in_bounded_time(owner: Owner, mon
     this_worker().stop()
 
 
+def test_a_cluster_that_does_not_allow_the_transaction_fails_begin_with_its_reason(kafka: Kafka, owner: Owner) -> None:
+    beyond_the_brokers_limit = replace(owner, facts={**owner.facts, "transaction_timeout_ms": str(16 * 60_000)})
+    writer = open_writer(KafkaSink(kafka.settings, topic=kafka.create_topic()), beyond_the_brokers_limit)
+    with pytest.raises(PreflightError, match=r"(?i)transaction timeout"):
+        writer.begin()
+    writer.abort()
+
+
 def test_a_prepared_transaction_stays_open_when_its_producer_has_gone(kafka: Kafka, owner: Owner) -> None:
     topic = kafka.create_topic()
     fields = prepare(KafkaSink(kafka.settings, topic=topic), owner, pa.record_batch({"value": ["a", "b"]}))
     this_worker().stop()
-    assert kafka.state(fields) == "Ongoing"
+    found = describe_transactions(kafka.bootstrap, [str(fields["transactional_id"])])[str(fields["transactional_id"])]
+    assert (found.state, found.producer_id, found.producer_epoch, found.timeout_ms, found.partitions) == (
+        "Ongoing",
+        fields["producer_id"],
+        fields["epoch"],
+        60_000,
+        ((topic, 0),),
+    )
     assert kafka.read(topic) == []
     kafka.commit(fields)
-    assert [message.value() for message in kafka.read(topic)] == [b"a", b"b"]
+    assert kafka.values(topic) == [b"a", b"b"]
 
 
 PROCESS = """
@@ -353,7 +345,7 @@ def test_abort_leaves_nothing_open(kafka: Kafka, owner: Owner) -> None:
     writer.abort()
     wait_until(lambda: kafka.state(fields) == "CompleteAbort")
     assert kafka.read(topic) == []
-    assert len(kafka.read(topic, "read_uncommitted")) == 2
+    assert len(read_uncommitted(kafka.bootstrap, topic)) == 2
 
 
 def test_a_slot_without_rows_leaves_its_producer_to_the_next(kafka: Kafka, owner: Owner) -> None:
@@ -404,7 +396,7 @@ def test_below_exactly_once_rows_are_visible_after_prepare_and_the_producer_is_u
         assert writer.prepare() == {}
         writer.close()
     assert len(used) == 1
-    assert [message.value() for message in kafka.read(topic)] == [b"0", b"1", b"2"]
+    assert kafka.values(topic) == [b"0", b"1", b"2"]
 
 
 def test_below_exactly_once_a_refused_row_fails_prepare_and_its_producer_is_not_used_again(

@@ -15,6 +15,9 @@ from sparkonce.errors import PreflightError, PrepareError, SparkonceError
 STATISTICS_INTERVAL_MS = 20
 """Prepare waits for the next statistics. They take 1 % of a core for a topic of 100 partitions, 7 % for 1,000."""
 
+_FIRST_ATTEMPT_S = 0.03
+_LAST_ATTEMPT_S = 1.0
+_ANY_TOPIC = "__transaction_state"  # small, and not one of the user's
 _REMEMBERED_ERRORS = 8
 _NOT_ALLOWED = {
     KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
@@ -88,45 +91,58 @@ class Lane:
     def initialise(self, timeout_s: float) -> None:
         """Fences whoever had the transactional id before, and gets an epoch for one transaction.
 
+        The producer is ended if that fails.
+
         Raises:
             PreflightError: if the cluster does not allow it.
             PrepareError: if it could not be done in time.
         """
         deadline = time.monotonic() + timeout_s
+        attempt_s = _FIRST_ATTEMPT_S
+        while (refusal := self._try_to_initialise(attempt_s)) is not None:
+            if not refusal.retriable() or time.monotonic() + attempt_s > deadline:
+                self.poll(0)
+                error = self.explain(refusal, f"could not initialise the transactional id {self.transactional_id!r}")
+                self.destroy()
+                raise error
+            self._nudge(attempt_s)
+            attempt_s = min(2 * attempt_s, _LAST_ATTEMPT_S)
+
+    def _try_to_initialise(self, timeout_s: float) -> KafkaError | None:
         try:
-            self._await_metadata(timeout_s / 2)
-            self.producer.init_transactions(deadline - time.monotonic())
+            self.producer.init_transactions(timeout_s)
         except KafkaException as error:
-            self.poll(0)
-            raise self.explain(error, f"could not initialise the transactional id {self.transactional_id!r}") from None
+            return error.args[0]
+        return None
 
-    def _await_metadata(self, timeout_s: float) -> None:
-        """Waits for the first metadata, with which librdkafka drops the connection to the bootstrap server.
+    def _nudge(self, timeout_s: float) -> None:
+        """Lets librdkafka take its next step now: it does so after any metadata, and else every half second only.
 
-        A coordinator look-up that is under way on it at that moment fails, and is repeated half a second later only.
+        It often needs that. The first metadata ends the connection to the bootstrap server, and with it the
+        coordinator look-up that was under way; and a broker that still ends the id's last transaction wants to be asked
+        again (rd_kafka_txn_coord_timer_start, rd_kafka_idemp_pid_timer_restart).
         """
-        with contextlib.suppress(KafkaException):  # initialising will say it better
-            self.producer.cluster_id(timeout_s)
+        with contextlib.suppress(KafkaException):
+            self.producer.list_topics(_ANY_TOPIC, timeout_s)
 
     def poll(self, timeout_s: float) -> None:
         """Serves what the callbacks have not been told yet; returns as soon as there was something."""
-        self._serve(self.producer.poll, timeout_s)
+        self._serve("poll", timeout_s)
         self.polled_s = time.monotonic()
 
     def flush(self, timeout_s: float) -> None:
         """Sends what is queued, and waits for the answers."""
-        self._serve(self.producer.flush, timeout_s)
+        self._serve("flush", timeout_s)
 
-    def _serve(self, call: Callable[[float], int], timeout_s: float) -> None:
-        """Fatal errors come as an exception of whichever call serves callbacks next, in whichever thread."""
+    def _serve(self, method: str, timeout_s: float) -> None:
+        """Fatal errors come as an exception of whichever call serves callbacks next, in whichever thread.
+
+        confluent-kafka may leak that exception, so no frame of its traceback may hold the producer.
+        """
         try:
-            call(timeout_s)
+            getattr(self.producer, method)(timeout_s)
         except (KafkaException, SystemError) as error:
-            # SystemError: another callback ran after the one that had left the exception behind.
-            cause = error if isinstance(error, KafkaException) else error.__cause__
-            if not isinstance(cause, KafkaException):
-                raise
-            self.reports.fatal = str(cause.args[0].str())
+            self.reports.fatal = _fatal_reason(error)
 
     def destroy(self) -> None:
         """Ends the producer without a word to the broker: an open transaction stays open.
@@ -160,13 +176,21 @@ class Lane:
                     break
         return newest
 
-    def explain(self, error: KafkaException, what: str) -> SparkonceError:
+    def explain(self, reason: KafkaError, what: str) -> SparkonceError:
         """A refusal of librdkafka as one of our errors, with what the client knows beyond it."""
-        reason: KafkaError = error.args[0]
         kind = PreflightError if reason.code() in _NOT_ALLOWED else PrepareError
         known = self.reports.last_error
         more = f" ({known})" if known and known not in reason.str() else ""
         return kind(f"Kafka {what}: {reason.str()}{more}.", code=reason.code())
+
+
+def _fatal_reason(error: BaseException) -> str:
+    """Where a callback had left an exception behind and another one ran, it is the cause of a SystemError."""
+    if isinstance(error, KafkaException):
+        return str(error.args[0].str())
+    if error.__cause__ is None:
+        raise error
+    return _fatal_reason(error.__cause__)
 
 
 def count_acknowledged(statistics: Mapping[str, Any]) -> int:

@@ -15,9 +15,11 @@ import time
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
+from concurrent.futures import TimeoutError as LeaseTimeoutError
 from dataclasses import dataclass
 from functools import partial
 
+from sparkonce.errors import PrepareError
 from sparkonce.protocol.ownership import LanePool, Token
 from sparkonce.sinks.kafka.lane import Lane
 
@@ -88,9 +90,25 @@ class Pool:
                 lease.set_result(self._ready.popleft())
             else:
                 self._waiting.append(lease)
-                self._target = min(self._target + 1, self._keep_at_most)
             self._top_up(batch)
         return lease
+
+    def wait(self, lease: Future[Lane], timeout_s: float) -> Lane:
+        """The producer of a lease. A task that has to wait for it raises how many are kept ready for the next ones.
+
+        Raises:
+            PrepareError: if it is not ready in time, or could not be initialised.
+            PreflightError: if the cluster does not allow it.
+        """
+        with self._lock:
+            if not lease.done():
+                self._target = min(self._target + 1, self._keep_at_most)
+                self._top_up(self._last_batch)
+        try:
+            return lease.result(timeout_s)
+        except LeaseTimeoutError:
+            self.withdraw(lease)
+            raise PrepareError(f"No Kafka producer was ready within {timeout_s:g} s.") from None
 
     def give_back(self, lane: Lane) -> None:
         """Returns a producer on which nothing was opened, or which is not transactional."""
@@ -105,8 +123,11 @@ class Pool:
 
     def withdraw(self, lease: Future[Lane]) -> None:
         """Gives up a lease that was not used."""
-        if not lease.cancel() and lease.exception() is None:
-            self.give_back(lease.result())
+        with self._lock:
+            if lease in self._waiting:
+                self._waiting.remove(lease)
+            elif lease.exception() is None:
+                self._offer(lease.result())
 
     def expire(self) -> None:
         """Ends those kept ready if no task has taken one for long."""
@@ -141,32 +162,23 @@ class Pool:
             with self._lock:
                 self._starting -= 1
                 self._lanes = self._lanes.give_back(number, batch)
-                waiter = self._next_waiter()
-            if waiter is None:
-                log.warning("A Kafka producer could not be kept ready: %s", error)
-            else:
-                waiter.set_exception(error)
+                if self._waiting:
+                    self._waiting.popleft().set_exception(error)
+                else:
+                    log.warning("A Kafka producer could not be kept ready: %s", error)
             return
         with self._lock:
             self._starting -= 1
             self._offer(lane)
 
     def _offer(self, lane: Lane) -> None:
-        waiter = self._next_waiter()
-        if waiter is not None:
-            waiter.set_result(lane)
+        if self._waiting:
+            self._waiting.popleft().set_result(lane)
         elif self._dropped:
             self._lanes = self._lanes.give_back(lane.number, self._last_batch)
             self._discard(lane)
         else:
             self._ready.append(lane)
-
-    def _next_waiter(self) -> Future[Lane] | None:
-        while self._waiting:
-            waiter = self._waiting.popleft()
-            if waiter.set_running_or_notify_cancel():
-                return waiter
-        return None
 
 
 class Worker:

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from sparkonce.sinks.kafka.lane import Lane
 
 INITIALISE_LIMIT_S = 60.0
+_GRACE_S = 5.0
 _TIMEOUT_SETTING = "transaction.timeout.ms"
 
 
@@ -96,7 +97,7 @@ class KafkaSink(TwoPhaseCommitSink):
             batch=context.batch,
             topic=self.topic,
             transactional=transactional,
-            limits=Limits.of(settings, self.transaction_timeout_s(owner.facts), INITIALISE_LIMIT_S),
+            limits=Limits.of(settings, self.transaction_timeout_s(owner.facts), INITIALISE_LIMIT_S + _GRACE_S),
         )
 
     def committer(self) -> SinkCommitter:

@@ -6,7 +6,6 @@ import logging
 import time
 from collections.abc import Mapping
 from concurrent.futures import Future
-from concurrent.futures import TimeoutError as LeaseTimeoutError
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -90,16 +89,12 @@ class KafkaWriter(SinkWriter):
         lease, self._lease = self._lease, None
         if lease is None:
             raise PrepareError("A Kafka writer can begin one transaction only.")
-        try:
-            self._lane = lease.result(self._limits.initialise_s)
-        except LeaseTimeoutError:
-            self._pool.withdraw(lease)
-            raise PrepareError(f"No Kafka producer was ready within {self._limits.initialise_s:g} s.") from None
+        self._lane = self._pool.wait(lease, self._limits.initialise_s)
         if self._transactional:
             try:
                 self._lane.producer.begin_transaction()
             except KafkaException as error:
-                raise self._lane.explain(error, "could not begin a transaction") from None
+                raise self._lane.explain(error.args[0], "could not begin a transaction") from None
 
     def write(self, rows: pa.RecordBatch) -> None:
         """Hands rows to librdkafka, waiting while too much is under way.
@@ -122,7 +117,7 @@ class KafkaWriter(SinkWriter):
                     for message in chunk.messages:
                         lane.producer.produce(chunk.topic, **message)
             except KafkaException as error:
-                raise lane.explain(error, f"refused a row for topic {chunk.topic!r}") from None
+                raise lane.explain(error.args[0], f"refused a row for topic {chunk.topic!r}") from None
             except BufferError as error:
                 raise _queue_full(chunk.topic) from error
             self._written += len(chunk.messages)
