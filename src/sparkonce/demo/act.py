@@ -344,7 +344,7 @@ class WithSparksOwn(Act):
         """Watches checkpoint and topic closely; a batch, and how far the topic has grown since it began."""
         from confluent_kafka.admin import AdminClient
 
-        admin = AdminClient({"bootstrap.servers": self.stage.bootstrap})
+        admin = AdminClient({"bootstrap.servers": self.stage.bootstrap, "log_level": 3})
         give_up_at = time.monotonic() + _STEP_S
         watched, before = self.checkpoint.begun(), -1
         while time.monotonic() < give_up_at:
