@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 TIMEOUT_S = 30.0
 _POLL_S = 0.05
+_LOG_LEVEL = 5
+"""Warnings and worse: at 6, librdkafka tells of events that were left when a client was closed."""
 
 
 class Record(NamedTuple):
@@ -69,7 +71,7 @@ def create_topic(
     from confluent_kafka import KafkaError, KafkaException
     from confluent_kafka.admin import AdminClient, NewTopic
 
-    admin = AdminClient({"bootstrap.servers": bootstrap})
+    admin = AdminClient({"bootstrap.servers": bootstrap, "log_level": _LOG_LEVEL})
     topic = NewTopic(name, num_partitions=partitions, config=dict(config or {}))
     try:
         admin.create_topics([topic], request_timeout=timeout_s)[name].result(timeout_s)
@@ -161,7 +163,7 @@ def end_offsets(
     from confluent_kafka import IsolationLevel, KafkaException, TopicPartition
     from confluent_kafka.admin import AdminClient, OffsetSpec
 
-    admin = AdminClient({"bootstrap.servers": bootstrap})
+    admin = AdminClient({"bootstrap.servers": bootstrap, "log_level": _LOG_LEVEL})
     metadata = admin.list_topics(topic, timeout=timeout_s).topics[topic]
     if metadata.error is not None:
         raise KafkaException(metadata.error)
