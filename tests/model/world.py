@@ -33,7 +33,7 @@ from sparkonce.protocol.outcomes import Outcome
 from sparkonce.protocol.ownership import LanePool, Token, TransactionalId
 from sparkonce.protocol.records import Claim
 from sparkonce.protocol.state import BadTransition, State
-from sparkonce.protocol.view import LogView
+from sparkonce.protocol.view import LogView, LogViolation
 
 QUERY = "5f6a2c1e-0000-4000-8000-000000000000"
 SHORT_QUERY = "5f6a2c1e0000"
@@ -182,11 +182,13 @@ class Model:
     Args:
         config: How large.
         table: The coordinator's transitions, if not its own.
+        wanted: Which violations count. All, unless it is to be shown what a mutant comes to in the end.
     """
 
-    def __init__(self, config: Config, table: Any = None) -> None:
+    def __init__(self, config: Config, table: Any = None, wanted: frozenset[Violation] = frozenset(Violation)) -> None:
         self.config = config
         self.table = table
+        self.wanted = wanted
         self.logs, self.brokers, self.states = Table(Keys()), Table(Broker()), Table()
         self.effects, self.drivers, self.tasks, self.workers = Table(), Table(None), Table(()), Table(())
         self.flights, self.records, self.handles = Table(()), Table(), Table()
@@ -230,6 +232,10 @@ class Model:
     def burn(self, pool: LanePool, lane: int, batch: int) -> LanePool:
         """A lane whose initialisation was not answered may be initialised by that very request at any later time."""
         return pool
+
+    def give_back(self, mine: Lanes, held: tuple[int, str, int], batch: int) -> Lanes:
+        """What becomes of a lane that carried a transaction."""
+        return mine._replace(pool=mine.pool.give_back(held[0], batch))
 
     abort_bumps = True
     floor_lowers = False
@@ -322,14 +328,14 @@ class Model:
             try:
                 state, number = self._step(driver.state, key)
             except BadTransition:
-                return Move(label, world, Violation.BAD_TRANSITION)
+                return Move(label, _put(world, DRIVERS + run, self._stopped), self.judge(Violation.BAD_TRANSITION))
             effect = self.effects.values[number]
             driver = driver._replace(state=state, effect=number, sub=None)
             if isinstance(effect, do.RunIntoNothing):
                 key = ("run",)
                 continue
             if isinstance(effect, do.Stop):
-                wrong = self._illegal(world, run, driver, effect.reason)
+                wrong = self.judge(self._illegal(world, run, driver, effect.reason))
                 number = self._stopped if run < self.config.runs else self.drivers.number(Stopped(effect.reason.value))
                 return Move((*label, effect.reason.name), _put(world, DRIVERS + run, number), wrong)
             if isinstance(effect, do.Write):
@@ -343,7 +349,10 @@ class Model:
         state: State = self.states.values[driver.state]
         trouble = world[FAULTS] < self.config.faults
         if reason in (StopReason.SUPERSEDED, StopReason.STALE):
-            view = self._read(world[LOG], LogView())
+            try:
+                view = self._read(world[LOG], LogView())
+            except LogViolation:
+                return Violation.ILLEGAL_STOP
             newest, decision = view.newest_run, view.newest_decision
             legal = (
                 newest is not None and newest.token != state.token
@@ -372,16 +381,25 @@ class Model:
         return self._once(("read", log, view), lambda: logs.read(self.logs.values[log], view))
 
     def _once(self, key: Any, compute: Callable[[], Any]) -> Any:
-        found = self._memo.get(key)
-        if found is None:
+        try:
+            return self._memo[key]
+        except KeyError:
             found = self._memo[key] = compute()
-        return found
+            return found
 
     def _read_log(self, world: World, run: int, driver: Driver, effect: do.ReadLog) -> Iterator[Move]:
-        key = self._once(
-            ("log read", world[LOG], driver.effect), lambda: ("read", logs.read(self.logs.values[world[LOG]], effect.view))
-        )
-        yield self._tell(world, run, driver, key, (f"run {run}", "reads the log"))
+        def compute() -> Any:
+            try:
+                return ("read", logs.read(self.logs.values[world[LOG]], effect.view))
+            except LogViolation:
+                return None
+
+        label, key = (f"run {run}", "reads the log"), self._once(("log read", world[LOG], driver.effect), compute)
+        if key is not None:
+            yield self._tell(world, run, driver, key, label)
+        else:
+            stopped = self._stopped if run < self.config.runs else self.drivers.number(Stopped("the log is broken"))
+            yield Move(label, _put(world, DRIVERS + run, stopped), self.judge(Violation.ILLEGAL_STOP))
 
     def _put(self, world: World, run: int, driver: Driver, effect: do.Put) -> Iterator[Move]:
         who, position = f"run {run}", effect.position
@@ -434,8 +452,8 @@ class Model:
         return after, standing, self.judge(wrong)
 
     def judge(self, wrong: Violation | None) -> Violation | None:
-        """Which violations count: all, or only some of a mutant's."""
-        return wrong
+        """The violation, if it counts."""
+        return wrong if wrong in self.wanted else None
 
     def _sweep(self, world: World, run: int, driver: Driver, effect: do.Sweep) -> Iterator[Move]:
         who = f"run {run}"
@@ -815,9 +833,9 @@ class Model:
         """The copy ends, and its lanes carried transactions of its batch."""
         tasks = tuple(other for other in self.tasks.values[world[TASKS]] if not _same(other, task))
         world = _put(world, TASKS, self.tasks.number(tasks))
-        for sink, (lane, _, _) in zip(task.targets, task.held, strict=False):
+        for sink, held in zip(task.targets, task.held, strict=False):
             mine = self._lanes(world, task, sink)
-            world = self._set_lanes(world, task, sink, mine._replace(pool=mine.pool.give_back(lane, task.batch)))
+            world = self._set_lanes(world, task, sink, self.give_back(mine, held, task.batch))
         return world
 
     def _retask(self, world: World, task: Task, **changes: Any) -> World:
@@ -896,7 +914,7 @@ class Model:
             if isinstance(stopped := self.drivers.values[number], Stopped):
                 # Only rows that cannot be made again may end it.
                 if self.config.deterministic or not trouble or stopped.reason != StopReason.LOST.value:
-                    path[-1] = path[-1]._replace(violation=Violation.STRANDED)
+                    path[-1] = path[-1]._replace(violation=self.judge(Violation.STRANDED))
                 return path
             ready = list(self._work(world)) or self._drive(world, run)
             path.append(ready[0])

@@ -1,0 +1,434 @@
+"""Deliberately wrong protocols: each takes one rule out. The search has to find what each of them comes to.
+
+A mutant replaces entries of the coordinator's table, or single functions of the product, or the naming of ids.
+``wanted`` asks for the damage itself (rows twice, rows missing) rather than for the broken rule, wherever one rule
+alone can do damage; where another rule still holds it off, it asks for the first thing that must not happen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any
+from unittest import mock
+
+from model.log import Keys
+from model.world import DRIVERS, SHORT_QUERY, Config, Driver, Fault, Lanes, Model, Task, Violation, World
+from sparkonce.protocol import coordinator, view
+from sparkonce.protocol import effects as do
+from sparkonce.protocol import events as on
+from sparkonce.protocol.effects import StopReason
+from sparkonce.protocol.outcomes import Outcome
+from sparkonce.protocol.ownership import HELD, LanePool, Token, TransactionalId
+from sparkonce.protocol.records import Amend, Commit
+from sparkonce.protocol.state import Phase, State
+from sparkonce.protocol.view import Decision, Floor, LogView
+
+TWICE = frozenset({Violation.TWICE})
+UNDONE = frozenset({Violation.UNDONE})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mutant:
+    """A wrong protocol and where it shows.
+
+    Attributes:
+        name: The trap or the rule, in words.
+        config: The smallest world that shows it.
+        wanted: What must be found.
+        table: Entries of the coordinator's table to replace.
+        patches: Attributes of the product to replace: owner, name, value.
+        model: A model with other naming, sweeping or reading.
+        keep: If not None, how many batches the log keeps, so that clean-up happens.
+    """
+
+    name: str
+    config: Config
+    wanted: frozenset[Violation]
+    table: Mapping[tuple[Phase, type], Any] = field(default_factory=dict)
+    patches: tuple[tuple[Any, str, Any], ...] = ()
+    model: type[Model] = Model
+    keep: int | None = None
+
+    @contextmanager
+    def build(self) -> Iterator[Model]:
+        """The model, as long as the product is patched."""
+        with ExitStack() as stack:
+            for owner, attribute, value in self.patches:
+                stack.enter_context(mock.patch.object(owner, attribute, value))
+            if self.keep is not None:
+                stack.enter_context(cleaning_up(self.keep))
+            yield self.model(self.config, {**coordinator.TRANSITIONS, **self.table}, self.wanted)
+
+
+@contextmanager
+def cleaning_up(keep: int) -> Iterator[None]:
+    """Makes the log's clean-up happen after every batch, and keep few."""
+    with mock.patch.object(coordinator, "KEEP_BATCHES", keep), mock.patch.object(coordinator, "TIDY_EVERY_BATCHES", 1):
+        yield
+
+
+# --- ids and lanes --------------------------------------------------------------------------------------------------------
+
+
+def _id(sink: str, token: Token, worker: int, lane: int) -> str:
+    return str(TransactionalId(prefix=sink, query=SHORT_QUERY, token=token, worker=f"{worker:012x}", lane=lane))
+
+
+class WithoutToken(Model):
+    """Ids say batch and slot; every run makes the same ones."""
+
+    def name(self, task: Task, sink: str, lane: int) -> str:
+        return _id(sink, Token(0, "0" * 8), task.slot, task.batch)
+
+    def owns(self, name: str, sinks: tuple[str, ...], tokens: frozenset[Token]) -> bool:
+        return True
+
+
+class BySlotAndParity(Model):
+    """First copies have ids of run, slot and parity of the batch, further copies ids of their own. No generation."""
+
+    def name(self, task: Task, sink: str, lane: int) -> str:
+        if task.copy:
+            return _id(sink, task.token, 1000 + task.slot, 10 * task.batch + task.copy)
+        return _id(sink, task.token, task.slot, task.batch % 2)
+
+
+class BySlotAndBatch(Model):
+    """Ids say run, slot and batch: used once, but by every copy."""
+
+    def name(self, task: Task, sink: str, lane: int) -> str:
+        return _id(sink, task.token, task.slot, task.batch)
+
+
+class SweepsEverybody(Model):
+    """A sweep takes every id of the query, of newer runs too."""
+
+    def owns(self, name: str, sinks: tuple[str, ...], tokens: frozenset[Token]) -> bool:
+        return bool(tokens)
+
+
+class ReusesAtOnce(Model):
+    """A lane of batch N is initialised again in batch N + 1."""
+
+    def lend(self, pool: LanePool, batch: int) -> tuple[LanePool, int]:
+        return pool.lend(batch + 1)
+
+
+class LendsBurnt(Model):
+    """A lane whose initialisation was not answered is lent again two batches later."""
+
+    def burn(self, pool: LanePool, lane: int, batch: int) -> LanePool:
+        return pool.give_back(lane, batch)
+
+
+class KeepsProducers(Model):
+    """A producer carries transaction after transaction under one epoch."""
+
+    def give_back(self, mine: Lanes, held: tuple[int, str, int], batch: int) -> Lanes:
+        return mine._replace(ready=(*mine.ready, held))
+
+
+class AbortsWithV4(Model):
+    """Sweeps with EndTxn v4, which leaves the epoch as it is."""
+
+    abort_bumps = False
+
+
+# --- the log --------------------------------------------------------------------------------------------------------------
+
+
+class ForgetsFloor(Model):
+    """The floor is not read again after a put."""
+
+    def floor_after_put(self, keys: Keys) -> Floor:
+        return Floor()
+
+
+class LowersFloor(Model):
+    """The log keeps one floor, and whoever comes last overwrites it."""
+
+    floor_lowers = True
+
+
+class KeepsOwnership(Model):
+    """A restart in the same process goes on with the last run's state."""
+
+    def state_of(self, world: World, run: int) -> State:
+        driver = self.drivers.values[world[DRIVERS]]
+        if run == 1 and isinstance(driver, Driver):
+            return replace(self.states.values[driver.state], phase=Phase.IDLE)
+        return super().state_of(world, run)
+
+
+def _permissive(self: LogView, position: int, record: Commit | Amend) -> LogView:
+    newest = self.newest_decision
+    kept = self.decisions[:-1] if newest is not None and newest.batch == record.batch else self.decisions
+    decision = Decision(
+        position=position,
+        token=record.token,
+        query=record.query,
+        batch=record.batch,
+        offsets=record.offsets,
+        handles=record.handles,
+    )
+    return replace(self, end=position + 1, decisions=(*kept, decision), claims_in_a_row=0)
+
+
+_READERS_TRUST = (view.LogView, "_decided", _permissive)
+"""Readers that take every decision as it comes. Without it they find the broken log before any row is doubled."""
+
+
+def _decides_behind_newer(state: State, event: on.PutTaken) -> Any:
+    if event.standing == state.putting:
+        return coordinator._decision_landed(state, on.PutLanded(position=event.position, floor=event.floor))
+    after = state.view.apply(event.position, event.standing)
+    return replace(state, view=after), do.Put(position=after.end, record=state.putting)
+
+
+def _decides_at_next_key(state: State, event: on.PutTaken) -> Any:
+    after = replace(state.view, end=event.position + 1)
+    return replace(state, view=after), do.Put(position=after.end, record=state.putting)
+
+
+def _absent_is_absent(state: State, event: on.PutUnknown) -> Any:
+    verdict = do.Stop(reason=StopReason.UNKNOWN, message="the decision is not there")
+    return coordinator._abort(state, coordinator._new(state, state.putting.handles), verdict)
+
+
+def _own_decision_is_foreign(state: State, event: on.PutTaken) -> Any:
+    return coordinator._superseded(state, "something stands there")
+
+
+def _sweeps_before_claim(state: State, event: on.LogRead) -> Any:
+    state = replace(state, view=event.view, phase=Phase.SWEEPING)
+    return state, do.Sweep(runs=event.view.runs)
+
+
+def _claims_after_sweep(state: State, event: on.Swept) -> Any:
+    if state.token is None:
+        return coordinator._read(state, on.LogRead(view=state.view))
+    return coordinator._swept(state, event)
+
+
+# --- deciding, finishing, healing -----------------------------------------------------------------------------------------
+
+
+def _finishes_first(state: State, event: on.Prepared) -> Any:
+    if state.decided is not None:
+        return coordinator._prepared(state, event)
+    handles = tuple(sorted(event.handles))
+    state = replace(state, replayed=True, phase=Phase.FINISHING, pending=handles)
+    return state, do.Finish(batch=state.batch.number, handles=handles, attempt=0)
+
+
+def _decides_afterwards(state: State, event: on.Finished) -> Any:
+    if state.decided is not None:
+        return coordinator._finished(state, event)
+    return coordinator._decide(state, Commit, state.pending)
+
+
+def _drops_a_handle(state: State, event: on.Prepared) -> Any:
+    return coordinator._prepared(state, replace(event, handles=event.handles[:-1]))
+
+
+def _passes_over(outcome: Outcome, taken_for: Outcome) -> Any:
+    def handler(state: State, event: on.Finished) -> Any:
+        outcomes = tuple(taken_for if one is outcome else one for one in event.outcomes)
+        return coordinator._finished(state, replace(event, outcomes=outcomes))
+
+    return handler
+
+
+def _judges_amendment_alone(state: State, event: on.PutLanded) -> Any:
+    if not isinstance(state.putting, Amend) or state.healing is None:
+        return coordinator._decision_landed(state, event)
+    replaced = state.healing
+    state, effect = coordinator._decision_landed(state, event)
+    pending = tuple(handle for handle in state.pending if handle.key in replaced)
+    return replace(state, committed=frozenset(), pending=pending), replace(effect, handles=pending)
+
+
+def _judges_without_reading(state: State, event: on.LogRead) -> Any:
+    return coordinator._judge_loss(state, on.LogRead(view=state.view))
+
+
+def _writes_decided_again(state: State) -> Any:
+    refusal = coordinator._refusal(state)
+    if refusal is not None:
+        return replace(state, phase=Phase.STOPPED), refusal
+    if not state.swept:
+        older = tuple(run for run in state.view.runs if run.token < state.token)
+        return replace(state, phase=Phase.SWEEPING), do.Sweep(runs=older)
+    return coordinator._write(state)
+
+
+_TIMEOUTS = frozenset({Fault.TIMEOUT})
+
+MUTANTS = (
+    Mutant(
+        name="trap 1: ids without the run",
+        config=Config(runs=2),
+        wanted=TWICE,
+        model=WithoutToken,
+    ),
+    Mutant(
+        name="trap 2: a retry wins, the first copy wakes two batches later on the same id",
+        config=Config(runs=1, batches=3, faults=1, kinds=frozenset({Fault.COPY})),
+        wanted=TWICE,
+        model=BySlotAndParity,
+    ),
+    Mutant(
+        name="trap 3: two copies of a slot share an id",
+        config=Config(runs=1, faults=1, kinds=frozenset({Fault.COPY})),
+        wanted=TWICE,
+        model=BySlotAndBatch,
+    ),
+    Mutant(
+        name="trap 4: a sweep of newer runs",
+        config=Config(runs=2),
+        wanted=TWICE,
+        model=SweepsEverybody,
+    ),
+    Mutant(
+        name="trap 5: a newer claim is ignored",
+        config=Config(runs=2),
+        wanted=TWICE,
+        table={(Phase.DECIDING, on.PutTaken): _decides_behind_newer},
+        patches=(_READERS_TRUST,),
+    ),
+    Mutant(
+        name="trap 6: a lane is used again one batch later, and a late starter takes the fence for a loss",
+        config=Config(runs=2, batches=2),
+        wanted=TWICE,
+        model=ReusesAtOnce,
+    ),
+    Mutant(
+        name="trap 7: a put at a key that clean-up has freed",
+        config=Config(runs=2, batches=2, cleans_up=True),
+        wanted=TWICE,
+        model=ForgetsFloor,
+        keep=1,
+    ),
+    Mutant(
+        name="trap 8: an amendment judged alone",
+        config=Config(runs=1, slots=2, faults=2, kinds=_TIMEOUTS, parts=1),
+        wanted=TWICE,
+        table={(Phase.DECIDING, on.PutLanded): _judges_amendment_alone},
+    ),
+    Mutant(
+        name="trap 9: an unknown put read as absent",
+        config=Config(runs=1, faults=1, kinds=frozenset({Fault.PUT})),
+        wanted=UNDONE,
+        table={(Phase.DECIDING, on.PutUnknown): _absent_is_absent},
+    ),
+    Mutant(
+        name="trap 10: a refused put followed by the next key",
+        config=Config(runs=2),
+        wanted=TWICE,
+        table={(Phase.DECIDING, on.PutTaken): _decides_at_next_key},
+        patches=(_READERS_TRUST,),
+    ),
+    Mutant(
+        name="trap 10, with readers that check the log",
+        config=Config(runs=2),
+        wanted=frozenset({Violation.STRANDED}),
+        table={(Phase.DECIDING, on.PutTaken): _decides_at_next_key},
+    ),
+    Mutant(
+        name="trap 11: ownership kept across a restart",
+        config=Config(runs=2, batches=2),
+        wanted=TWICE,
+        model=KeepsOwnership,
+    ),
+    Mutant(
+        name="a commit before the decision",
+        config=Config(runs=2),
+        wanted=TWICE,
+        table={(Phase.WRITING, on.Prepared): _finishes_first, (Phase.FINISHING, on.Finished): _decides_afterwards},
+    ),
+    Mutant(
+        name="an abort after the decision",
+        config=Config(runs=1, faults=1, kinds=frozenset({Fault.PUT})),
+        wanted=UNDONE,
+        table={(Phase.RESOLVING, on.PutTaken): _own_decision_is_foreign},
+    ),
+    Mutant(
+        name="a handle dropped from the decision",
+        config=Config(runs=1, slots=2),
+        wanted=frozenset({Violation.MISSING}),
+        table={(Phase.WRITING, on.Prepared): _drops_a_handle},
+    ),
+    Mutant(
+        name="a floor that a paused driver lowers",
+        config=Config(runs=2, batches=4, cleans_up=True, parts=1),
+        wanted=TWICE,
+        model=LowersFloor,
+        keep=1,
+    ),
+    Mutant(
+        name="rule 2: a sweep before the claim",
+        config=Config(runs=2),
+        wanted=TWICE,
+        table={(Phase.READING, on.LogRead): _sweeps_before_claim, (Phase.SWEEPING, on.Swept): _claims_after_sweep},
+    ),
+    Mutant(
+        name="rule 3: a decided batch is written again",
+        config=Config(runs=2),
+        wanted=TWICE,
+        patches=((coordinator, "_judge_batch", _writes_decided_again), _READERS_TRUST),
+    ),
+    Mutant(
+        name="rule 4: UNKNOWN is healed",
+        config=Config(runs=1, faults=1, kinds=frozenset({Fault.COMMIT}), doubt=Outcome.UNKNOWN),
+        wanted=TWICE,
+        table={(Phase.FINISHING, on.Finished): _passes_over(Outcome.UNKNOWN, Outcome.LOST)},
+    ),
+    Mutant(
+        name="rule 5: LOST is passed over",
+        config=Config(runs=1, faults=1, kinds=_TIMEOUTS),
+        wanted=frozenset({Violation.MISSING}),
+        table={(Phase.FINISHING, on.Finished): _passes_over(Outcome.LOST, Outcome.COMMITTED)},
+    ),
+    Mutant(
+        name="rule 8: one epoch for many transactions",
+        config=Config(runs=1, batches=2, faults=1, kinds=frozenset({Fault.COMMIT})),
+        wanted=frozenset({Violation.TORN}),
+        model=KeepsProducers,
+    ),
+    Mutant(
+        name="rule 8: a lane whose initialisation was not answered is lent again",
+        config=Config(runs=1, batches=3, faults=1, kinds=frozenset({Fault.INIT})),
+        wanted=TWICE,
+        model=LendsBurnt,
+    ),
+    Mutant(
+        name="rule 9: an abort that leaves the epoch as it is",
+        config=Config(runs=2),
+        wanted=frozenset({Violation.SHARED_EPOCH}),
+        model=AbortsWithV4,
+    ),
+    Mutant(
+        name="healing without comparing",
+        config=Config(runs=1, slots=2, faults=1, kinds=_TIMEOUTS, deterministic=False),
+        wanted=frozenset({Violation.MIXED}),
+        patches=((coordinator, "_differing", lambda *_: frozenset()),),
+    ),
+)
+
+SURVIVORS = (
+    Mutant(
+        name="trap 6: a loss judged without reading the log",
+        config=Config(runs=2, faults=2, kinds=frozenset({Fault.TIMEOUT, Fault.COMMIT})),
+        wanted=frozenset(Violation),
+        table={(Phase.JUDGING, on.LogRead): _judges_without_reading},
+    ),
+)
+"""Rules that another rule makes up for, as long as that one stands.
+
+Since a lane of batch N is not initialised before batch N + 1 is decided, only a real loss reads as LOST; and since an
+amendment is put at the key after the last record read, a run that misjudges it finds the key taken.
+"""
+
+__all__ = ["HELD", "MUTANTS", "SURVIVORS", "Mutant", "cleaning_up"]
