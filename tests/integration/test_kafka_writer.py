@@ -288,6 +288,14 @@ def test_brokers_that_do_not_answer_fail_begin_in_bounded_time(owner: Owner, mon
     this_worker().stop()
 
 
+def test_settings_that_do_not_work_on_the_worker_fail_begin_with_librdkafkas_reason(kafka: Kafka, owner: Owner) -> None:
+    settings = {**kafka.settings, "security.protocol": "SSL", "ssl.ca.location": "/no/such/file"}
+    writer = open_writer(KafkaSink(settings, topic="t"), owner)
+    with pytest.raises(PrepareError, match=r"ssl\.ca\.location"):
+        writer.begin()
+    writer.abort()
+
+
 def test_a_cluster_that_does_not_allow_the_transaction_fails_begin_with_its_reason(kafka: Kafka, owner: Owner) -> None:
     beyond_the_brokers_limit = replace(owner, facts={**owner.facts, "transaction_timeout_ms": str(16 * 60_000)})
     writer = open_writer(KafkaSink(kafka.settings, topic=kafka.create_topic()), beyond_the_brokers_limit)

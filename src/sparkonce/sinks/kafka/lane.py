@@ -70,6 +70,9 @@ class Lane:
         settings: librdkafka's, without callbacks.
         number: The worker's number for it.
         transactional_id: Empty for a producer without transactions.
+
+    Raises:
+        PrepareError: if the settings do not work in this process, for example because a key file is missing.
     """
 
     def __init__(self, settings: Mapping[str, Any], *, number: int = 0, transactional_id: str = "") -> None:
@@ -77,16 +80,17 @@ class Lane:
         self.transactional_id = transactional_id
         self.reports = Reports()
         self.polled_s = time.monotonic()
-        self.producer = Producer(
-            {
-                **settings,
-                **({"transactional.id": transactional_id} if transactional_id else {}),
-                "statistics.interval.ms": STATISTICS_INTERVAL_MS if transactional_id else 0,
-                "stats_cb": self.reports.on_stats,
-                "error_cb": self.reports.on_error,
-                "on_delivery": self.reports.on_delivery,
-            }
-        )
+        callbacks = {
+            "stats_cb": self.reports.on_stats,
+            "error_cb": self.reports.on_error,
+            "on_delivery": self.reports.on_delivery,
+        }
+        identity = {"transactional.id": transactional_id} if transactional_id else {}
+        interval = {"statistics.interval.ms": STATISTICS_INTERVAL_MS if transactional_id else 0}
+        try:
+            self.producer = Producer({**settings, **identity, **interval, **callbacks})
+        except KafkaException as error:
+            raise PrepareError(f"This worker cannot make a Kafka producer: {error.args[0].str()}.") from None
 
     def initialise(self, timeout_s: float) -> None:
         """Fences whoever had the transactional id before, and gets an epoch for one transaction.
