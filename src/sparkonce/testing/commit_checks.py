@@ -1,0 +1,144 @@
+"""What a reader sees, and when: the checks of prepare and commit."""
+
+from __future__ import annotations
+
+from sparkonce.testing.hooks import SinkHooks
+from sparkonce.testing.scene import COMMITTED, GONE, altered, require, scene, skip
+
+
+class CommitChecks(SinkHooks):
+    """Nothing before the commit, exactly the rows after it, however often it is repeated."""
+
+    # --- what a reader sees -----------------------------------------------------------------------------------------
+
+    def test_nothing_is_visible_before_the_commit(self) -> None:
+        """Rows stay hidden through begin, write, prepare and close."""
+        with scene(self) as on:
+            writer = on.new_writer()
+            writer.begin()
+            on.expect_visible(when="after begin")
+            writer.write(on.rows(0, 2))
+            on.expect_visible(when="after write")
+            on.handle(writer.prepare(), rows=2)
+            on.expect_visible(when="after prepare")
+            writer.close()
+            on.expect_visible(when="after close")
+
+    def test_a_commit_shows_exactly_its_rows(self) -> None:
+        """All rows of the transaction, and of no other."""
+        with scene(self) as on:
+            other, committed = on.prepare(10), on.prepare(20, slot=1)
+            on.expect_outcomes(on.commit(committed), COMMITTED, what="commit of a prepared transaction")
+            on.expect_at_most(20, when="after one of two transactions was committed")
+            on.abort(other)
+            on.expect_visible(20, when="after one of two transactions was committed and the other aborted")
+
+    def test_rows_of_several_writes_are_one_transaction(self) -> None:
+        """A slot's rows come in pieces."""
+        with scene(self) as on:
+            writer = on.open(0)
+            for start in (2, 4, 6):
+                writer.write(on.rows(start, 2))
+            handle = on.handle(writer.prepare(), rows=8)
+            writer.close()
+            on.expect_visible(when="before the commit")
+            on.expect_outcomes(on.commit(handle), COMMITTED, what="commit of a prepared transaction")
+            on.expect_visible(0, count=8, when="after the commit of a transaction of four writes")
+
+    def test_batches_follow_each_other(self) -> None:
+        """One run commits batch after batch, in the same slot."""
+        with scene(self) as on:
+            for batch in range(3):
+                outcomes = on.commit(on.prepare(10 * batch, batch=batch))
+                on.expect_outcomes(outcomes, COMMITTED, what=f"commit of batch {batch}")
+            on.expect_visible(0, 10, 20, when="after three batches")
+
+    def test_a_slot_without_rows_leaves_nothing(self) -> None:
+        """Such a slot's writer is made and closed, and sees neither begin nor prepare."""
+        with scene(self) as on:
+            on.new_writer().close()
+            on.expect_nothing_lingers("after a slot without rows")
+            on.expect_only(when="after a slot without rows")
+
+    # --- commit -----------------------------------------------------------------------------------------------------
+
+    def test_a_repeated_commit_adds_nothing(self) -> None:
+        """Whoever does not know whether the commit was applied asks again."""
+        with scene(self) as on:
+            handle = on.prepare(0)
+            for _ in range(3):
+                on.expect_outcomes(on.commit(handle), COMMITTED, what="each commit of the same handle")
+            on.expect_only(0, when="after three commits of the same handle")
+
+    def test_a_new_committer_commits(self) -> None:
+        """The handle alone is enough: the driver that prepared may be dead."""
+        with scene(self) as on:
+            handle = on.prepare(0)
+            on.expect_outcomes(on.commit(handle, by=on.new_committer()), COMMITTED, what="commit by a new committer")
+            on.expect_visible(0, when="after the commit")
+
+    def test_a_new_committer_repeats_the_commit(self) -> None:
+        """A restarted driver commits what its predecessor may have committed."""
+        with scene(self) as on:
+            handle = on.prepare(0)
+            on.commit(handle)
+            for _ in range(2):
+                outcomes = on.commit(handle, by=on.new_committer())
+                on.expect_outcomes(outcomes, COMMITTED, what="the second commit, by a new committer")
+            on.expect_only(0, when="after three commits by three committers")
+
+    def test_another_process_commits(self) -> None:
+        """With nothing but the pickled sink and the handle's text; then once more."""
+        if not self.leaves_process:
+            skip("leaves_process is False")
+        with scene(self) as on:
+            handle = on.prepare(0)
+            for _ in range(2):
+                on.expect_outcomes(on.commit_elsewhere(handle), COMMITTED, what="commit by another process")
+            on.expect_outcomes(on.commit(handle), COMMITTED, what="commit after another process's")
+            on.expect_only(0, when="after commits by another process")
+
+    def test_a_late_commit_does_not_reach_a_later_batch(self) -> None:
+        """The handle of batch N says nothing about what the same slot has open for batch N + 1 (FLINK-8132)."""
+        with scene(self) as on:
+            first = on.prepare(0, batch=0)
+            on.commit(first)
+            on.expect_visible(0, when="after batch 0")
+            unprepared = on.open(10, batch=1)
+            second = on.prepare(20, batch=1)
+            on.expect_outcomes(on.commit(first), COMMITTED, what="a late commit of batch 0")
+            on.expect_visible(0, when="after a late commit of batch 0")
+            unprepared.abort()
+            on.expect_outcomes(on.commit(second), COMMITTED, what="commit of batch 1")
+            on.expect_visible(0, 20, when="after batch 1")
+
+    def test_all_slots_are_committed_by_one_call(self) -> None:
+        """A batch is one call with all its handles."""
+        with scene(self) as on:
+            handles = [on.prepare(10 * slot, slot=slot) for slot in range(4)]
+            on.expect_outcomes(on.commit(*handles), *[COMMITTED] * 4, what="commit of four handles")
+            on.expect_visible(0, 10, 20, 30, when="after the commit of four slots")
+
+    def test_a_lost_handle_does_not_stop_the_others(self) -> None:
+        """Each handle has its own answer, in the order of the call."""
+        with scene(self) as on:
+            handles = [on.prepare(10 * slot, slot=slot) for slot in range(3)]
+            on.abort(handles[1])
+            outcomes = on.commit(*handles)
+            on.expect_outcomes(outcomes, COMMITTED, GONE, COMMITTED, what="commit of three handles, the second gone")
+            on.expect_only(0, 20, when="after the commit of three handles, the second gone")
+
+    def test_nothing_to_do_is_done(self) -> None:
+        """Calls with nothing in them answer nothing."""
+        with scene(self) as on:
+            require(list(on.committer.commit([])) == [], "commit of no handles must answer nothing")
+            require(list(on.committer.abort([])) == [], "abort of no handles must answer nothing")
+            require(list(on.committer.list_lingering([])) == [], "no runs have nothing that lingers")
+
+    def test_a_handle_that_names_nothing_is_never_committed(self) -> None:
+        """COMMITTED would be a lie that loses rows."""
+        with scene(self) as on:
+            unknown = altered(on.prepare(0))
+            for _ in range(2):
+                on.expect_outcomes(on.commit(unknown), GONE, what="commit of a handle that names nothing")
+            on.expect_visible(when="after the commit of a handle that names nothing")

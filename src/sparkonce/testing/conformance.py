@@ -1,0 +1,37 @@
+"""The suite that every sink must pass, for a sink of your own too. Run it from your own pytest (or unittest).
+
+::
+
+    class TestMySink(SinkConformance):
+        def setup_method(self):
+            self.table = create_empty_table()
+
+        def make_sink(self):
+            return MySink(self.table)
+
+        def make_rows(self, start, count):
+            return pa.record_batch({"number": range(start, start + count)})
+
+        def visible(self):
+            return ask_through_another_connection(f"SELECT number FROM {self.table}")
+
+pytest makes an object of the class for each check, so each check has a place of its own that begins empty.
+"""
+
+from __future__ import annotations
+
+from sparkonce.testing.abort_checks import AbortChecks
+from sparkonce.testing.commit_checks import CommitChecks
+from sparkonce.testing.sweep_checks import SweepChecks
+from sparkonce.testing.system_checks import SystemChecks
+
+__all__ = ["SinkConformance"]
+
+
+class SinkConformance(CommitChecks, AbortChecks, SweepChecks, SystemChecks):
+    """Checks of a `TwoPhaseCommitSink`. Its hooks are those of `sparkonce.testing.hooks.SinkHooks`."""
+
+    @classmethod
+    def checks(cls) -> list[str]:
+        """The names of all checks, for those who run them without pytest."""
+        return sorted(name for name in dir(cls) if name.startswith("test_"))

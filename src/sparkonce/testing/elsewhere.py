@@ -1,0 +1,58 @@
+"""Finishes handles in another process, as a driver does that was started after the first one died."""
+
+from __future__ import annotations
+
+import base64
+import json
+import pickle
+import subprocess
+import sys
+from collections.abc import Sequence
+
+from sparkonce.protocol.codec import decode_handle, encode_handle
+from sparkonce.protocol.handles import Handle
+from sparkonce.protocol.outcomes import Finished, Outcome
+from sparkonce.sinks.base import TwoPhaseCommitSink
+
+LIMIT_S = 120.0
+
+
+def commit_elsewhere(sink: TwoPhaseCommitSink, handles: Sequence[Handle]) -> list[Finished]:
+    """One `commit` in a new Python process, which gets the pickled sink and the handles as text.
+
+    Raises:
+        RuntimeError: with what the process said, if it failed.
+    """
+    order = {
+        "path": sys.path,
+        "sink": base64.b64encode(pickle.dumps(sink)).decode(),
+        "handles": [encode_handle(handle) for handle in handles],
+    }
+    done = subprocess.run(
+        [sys.executable, "-m", "sparkonce.testing.elsewhere"],
+        input=json.dumps(order),
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+        check=False,
+    )
+    if done.returncode:
+        raise RuntimeError(f"the other process ended with {done.returncode}: {done.stderr.strip()}")
+    return [Finished(outcome=Outcome(outcome), reason=reason) for outcome, reason in json.loads(done.stdout)]
+
+
+def main() -> None:
+    """Reads an order from standard input and writes the answers to standard output."""
+    order = json.load(sys.stdin)
+    sys.path[:] = order["path"]
+    sink: TwoPhaseCommitSink = pickle.loads(base64.b64decode(order["sink"]))  # noqa: S301 - our parent pickled it
+    committer = sink.committer()
+    try:
+        answers = committer.commit([decode_handle(text) for text in order["handles"]])
+    finally:
+        committer.close()
+    json.dump([(answer.outcome.value, answer.reason) for answer in answers], sys.stdout)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,67 @@
+"""What the conformance suite asks of whoever runs it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from sparkonce.protocol.handles import Handle
+    from sparkonce.sinks.base import Facts, TwoPhaseCommitSink
+
+
+class SinkHooks:
+    """Checks of a `TwoPhaseCommitSink`. Subclass it, and give the three hooks that raise here; the others are optional.
+
+    A check that needs a hook which is not given is skipped and says so.
+
+    Attributes:
+        leaves_process: Whether the sink can be pickled, as Spark does to bring it to its workers. False is for doubles
+            that live in the memory of the test.
+        visible_within_s: How long committed rows may take to be visible.
+    """
+
+    leaves_process: bool = True
+    visible_within_s: float = 30.0
+
+    # --- hooks ------------------------------------------------------------------------------------------------------
+
+    def make_sink(self) -> TwoPhaseCommitSink:
+        """A new sink object at EXACTLY_ONCE, for the same place each time within one check."""
+        raise NotImplementedError("make_sink must return the sink under test")
+
+    def make_rows(self, start: int, count: int) -> pa.RecordBatch:
+        """Rows that carry the numbers ``start`` to ``start + count - 1``, in columns that the sink takes."""
+        raise NotImplementedError("make_rows must return a record batch")
+
+    def visible(self) -> Sequence[int]:
+        """The numbers of all rows that a reader sees now, in any order; a row that is there twice is given twice.
+
+        Ask the system itself, through a connection of its own, never the sink.
+        """
+        raise NotImplementedError("visible must ask the system")
+
+    def make_direct_sink(self) -> TwoPhaseCommitSink | None:
+        """The same sink at AT_LEAST_ONCE, which shows rows without a decision; None if there is no such thing."""
+        return None
+
+    def make_second_sink(self) -> TwoPhaseCommitSink | None:
+        """Another sink of the query for the same place, made as `make_sink` does but with another name."""
+        return None
+
+    def other_facts(self, facts: Facts) -> Facts | None:  # noqa: ARG002 - for those that override it
+        """Facts of a neighbour that must not find this sink's transactions; None if facts do not tell them apart.
+
+        For example those with a prefix that is longer by one word.
+        """
+        return None
+
+    def expire(self, handle: Handle) -> bool:  # noqa: ARG002 - for those that override it
+        """Makes the system give up the transaction, as its timeout does. Returns whether it can be made to."""
+        return False
+
+    def restart_server(self) -> bool:
+        """Stops the system without warning and starts it again. Returns whether it can be done."""
+        return False

@@ -1,0 +1,425 @@
+"""The suite must be able to fail: each sink here breaks one rule, and the checks that see it are named."""
+
+from __future__ import annotations
+
+import unittest
+from collections.abc import Callable, Mapping, Sequence
+
+import pytest
+
+from conformance.test_memory import TestMemorySink as Honest
+from sparkonce.protocol.handles import Handle, transaction_fields
+from sparkonce.protocol.outcomes import Finished, Outcome
+from sparkonce.protocol.ownership import Token
+from sparkonce.sinks.base import Facts, Owner, SinkCommitter, SinkWriter, WriterContext
+from sparkonce.sinks.memory import MemoryServer, MemorySink
+from sparkonce.sinks.memory.server import TransactionState
+from sparkonce.sinks.memory.sink import _Committer, _owner, _Writer
+
+
+class Server(MemoryServer):
+    """The honest server, with its inner parts within reach of those that break it."""
+
+    def state(self, number: int) -> TransactionState | None:
+        return self.transactions().get(number)
+
+    def put(self, number: int, state: TransactionState) -> None:
+        self._transactions[number].state = state
+
+
+class Sink(MemorySink):
+    """A sink whose halves can be swapped for broken ones."""
+
+    server: Server
+    writer_class: type[_Writer] = _Writer
+    committer_class: type[_Committer] = _Committer
+
+    def writer(self, context: WriterContext) -> SinkWriter:
+        return self.writer_class(self.server, _owner(self.name, context.owner), self.guarantee)
+
+    def committer(self) -> SinkCommitter:
+        return self.committer_class(self.server, self.name)
+
+
+# --- servers that break a rule --------------------------------------------------------------------------------------
+
+
+class DoublesOnSecondCommit(Server):
+    def commit(self, number: int) -> Finished:
+        if self.state(number) is TransactionState.COMMITTED:
+            self._direct.extend(self._transactions[number].rows)
+        return super().commit(number)
+
+
+class AbortDeletesWhatIsCommitted(Server):
+    def abort(self, number: int) -> Finished:
+        answer = super().abort(number)
+        if answer.outcome is Outcome.ALREADY_COMMITTED:
+            self.put(number, TransactionState.ABORTED)
+        return answer
+
+
+class AbortSaysAbortedOfWhatIsCommitted(Server):
+    def abort(self, number: int) -> Finished:
+        super().abort(number)
+        return Finished(outcome=Outcome.ABORTED)
+
+
+class PrepareCommits(Server):
+    def prepare(self, number: int) -> None:
+        super().prepare(number)
+        self.put(number, TransactionState.COMMITTED)
+
+
+class WritesAreVisible(Server):
+    def write(self, number: int | None, rows: object) -> None:
+        super().write(None, rows)
+
+
+class SaysCommittedOfWhatIsLost(Server):
+    def commit(self, number: int) -> Finished:
+        answer = super().commit(number)
+        return Finished(outcome=Outcome.COMMITTED) if answer.outcome is Outcome.LOST else answer
+
+
+class SaysCommittedOfWhatIsUnknown(Server):
+    def commit(self, number: int) -> Finished:
+        answer = super().commit(number)
+        return Finished(outcome=Outcome.COMMITTED) if answer.outcome is Outcome.UNKNOWN else answer
+
+
+class SaysLostOfWhatIsCommitted(Server):
+    def commit(self, number: int) -> Finished:
+        committed = self.state(number) is TransactionState.COMMITTED
+        return Finished(outcome=Outcome.LOST) if committed else super().commit(number)
+
+
+class SaysUnknownOfWhatTimedOut(Server):
+    def commit(self, number: int) -> Finished:
+        answer = super().commit(number)
+        return Finished(outcome=Outcome.UNKNOWN) if answer.outcome is Outcome.LOST else answer
+
+
+class RevivesWhatIsAborted(Server):
+    def commit(self, number: int) -> Finished:
+        if self.state(number) is TransactionState.ABORTED:
+            self.put(number, TransactionState.PREPARED)
+            super().commit(number)
+            return Finished(outcome=Outcome.LOST)
+        return super().commit(number)
+
+
+class AbortForgetsNothing(Server):
+    def abort(self, number: int) -> Finished:
+        if self.state(number) is TransactionState.COMMITTED:
+            return Finished(outcome=Outcome.ALREADY_COMMITTED)
+        return Finished(outcome=Outcome.ABORTED)
+
+
+class WritesAfterAbort(Server):
+    def write(self, number: int | None, rows: object) -> None:
+        if number is not None and self.state(number) is TransactionState.ABORTED:
+            self.put(number, TransactionState.OPEN)
+        super().write(number, rows)
+
+
+class SecondAbortFails(Server):
+    def abort(self, number: int) -> Finished:
+        if self.state(number) is TransactionState.ABORTED:
+            return Finished(outcome=Outcome.UNKNOWN)
+        return super().abort(number)
+
+
+class DropsTheSecondWrite(Server):
+    def write(self, number: int | None, rows: object) -> None:
+        if number is None or not self._transactions[number].rows:
+            super().write(number, rows)
+
+
+class CommitTakesAllOfTheOwner(Server):
+    def commit(self, number: int) -> Finished:
+        owner = self._transactions[number].owner if number in self._transactions else ""
+        for other, transaction in self._transactions.items():
+            if transaction.owner == owner and transaction.state is TransactionState.PREPARED:
+                super().commit(other)
+        return super().commit(number)
+
+
+class OneTransactionForAllCopies(Server):
+    def begin(self, owner: str) -> int:
+        for number, open_owner in self.unfinished():
+            if open_owner == owner:
+                self.put(number, TransactionState.OPEN)
+                return number
+        return super().begin(owner)
+
+
+# --- halves that break a rule ---------------------------------------------------------------------------------------
+
+
+class CloseAborts(_Writer):
+    def close(self) -> None:
+        self.abort()
+
+
+class AbortDoesNothing(_Writer):
+    def abort(self) -> None:
+        pass
+
+
+class BeginsAtOnce(_Writer):
+    def __init__(self, *given: object) -> None:
+        super().__init__(*given)
+        _Writer.begin(self)
+
+    def begin(self) -> None:
+        pass
+
+
+class AbortNeedsABeginning(_Writer):
+    def abort(self) -> None:
+        if self._number is None:
+            raise RuntimeError("nothing to abort")
+        super().abort()
+
+
+class HandleIsNotPlain(_Writer):
+    def prepare(self) -> Mapping[str, str | int]:
+        return {name: (value,) for name, value in super().prepare().items()}  # type: ignore[misc]
+
+
+class DiesWithItsWriter(_Writer):
+    def __del__(self) -> None:
+        if self._number is not None and self._server.transactions()[self._number] is TransactionState.PREPARED:
+            self._server.abort(self._number)
+
+
+class HandlesWhereNothingIsToFinish(_Writer):
+    def prepare(self) -> Mapping[str, str | int]:
+        return dict(super().prepare()) or {"number": 0}
+
+
+class ListsByStartOfToken(_Committer):
+    def list_lingering(self, owners: Sequence[Owner]) -> Sequence[Handle]:
+        starts = tuple(f"{self._name}.{owner.query}.{owner.token.position}" for owner in owners)
+        return self._named(lambda owner: owner.startswith(starts))
+
+    def _named(self, wanted: Callable[[str], bool]) -> list[Handle]:
+        return [
+            Handle(sink=self._name, slot=0, transaction=transaction_fields({"number": number}))
+            for number, owner in self._server.unfinished()
+            if wanted(owner)
+        ]
+
+
+class ListsByQuery(ListsByStartOfToken):
+    def list_lingering(self, owners: Sequence[Owner]) -> Sequence[Handle]:
+        queries = {owner.query for owner in owners}
+        return self._named(lambda owner: owner.split(".")[1] in queries)
+
+
+class ListsByToken(ListsByStartOfToken):
+    def list_lingering(self, owners: Sequence[Owner]) -> Sequence[Handle]:
+        tokens = {f"{owner.token.position}-{owner.token.nonce}" for owner in owners}
+        return self._named(lambda owner: owner.split(".")[2] in tokens)
+
+
+class ListsOlderTokens(_Committer):
+    def list_lingering(self, owners: Sequence[Owner]) -> Sequence[Handle]:
+        older = [
+            Owner(query=owner.query, token=Token(position, owner.token.nonce), facts=owner.facts)
+            for owner in owners
+            for position in range(owner.token.position + 2)
+        ]
+        return super().list_lingering([*owners, *older])
+
+
+class ListsTheFirstRunOnly(_Committer):
+    def list_lingering(self, owners: Sequence[Owner]) -> Sequence[Handle]:
+        return super().list_lingering(owners[1:])
+
+
+class ListsNothing(_Committer):
+    def list_lingering(self, owners: Sequence[Owner]) -> Sequence[Handle]:
+        return []
+
+
+class ListsWhatIsFinished(_Committer):
+    def list_lingering(self, owners: Sequence[Owner]) -> Sequence[Handle]:
+        wanted = {_owner(self._name, owner) for owner in owners}
+        return [
+            Handle(sink=self._name, slot=0, transaction=transaction_fields({"number": number}))
+            for number, transaction in self._server._transactions.items()
+            if transaction.owner in wanted
+        ]
+
+
+class AnswersInAnotherOrder(_Committer):
+    def commit(self, handles: Sequence[Handle]) -> Sequence[Finished]:
+        return sorted(super().commit(handles), key=lambda finished: finished.outcome is not Outcome.LOST)
+
+
+class AnswersShort(_Committer):
+    def commit(self, handles: Sequence[Handle]) -> Sequence[Finished]:
+        return list(super().commit(handles))[:1]
+
+
+class AnswersWithBools(_Committer):
+    def commit(self, handles: Sequence[Handle]) -> Sequence[Finished]:
+        return [finished.outcome is Outcome.COMMITTED for finished in super().commit(handles)]  # type: ignore[misc]
+
+
+class StopsAtTheFirstLoss(_Committer):
+    def commit(self, handles: Sequence[Handle]) -> Sequence[Finished]:
+        answers: list[Finished] = []
+        for handle in handles:
+            lost = any(answer.outcome is Outcome.LOST for answer in answers)
+            answers.append(answers[-1] if lost else self._server.commit(int(handle["number"])))
+        return answers
+
+
+class RemembersItsOwnCommits(_Committer):
+    """Works as long as one driver lives."""
+
+    def __init__(self, server: MemoryServer, name: str) -> None:
+        super().__init__(server, name)
+        self._done: set[Handle] = set()
+
+    def commit(self, handles: Sequence[Handle]) -> Sequence[Finished]:
+        answers = []
+        for handle in handles:
+            known = handle in self._done
+            self._done.add(handle)
+            answer = self._server.commit(int(handle["number"]))
+            late = answer.outcome is Outcome.ALREADY_COMMITTED and not known
+            answers.append(Finished(outcome=Outcome.LOST) if late else answer)
+        return answers
+
+
+class FailsOnNothing(_Committer):
+    def commit(self, handles: Sequence[Handle]) -> Sequence[Finished]:
+        return [Finished(outcome=Outcome.COMMITTED)] * max(1, len(handles)) if not handles else super().commit(handles)
+
+
+class FactsChange(Sink):
+    def preflight(self, query: str, recorded: Facts | None) -> Facts:
+        return {"started": "again" if recorded else "first"}
+
+
+class ChoosesWhatIsNotThere(Sink):
+    def columns(self, schema: object) -> Sequence[str]:
+        return ["number", "word", "number"]
+
+
+class NegativeTimeout(Sink):
+    def transaction_timeout_s(self, facts: Facts) -> float | None:
+        return -1.0
+
+
+BROKEN: list[tuple[type, str]] = [
+    (DoublesOnSecondCommit, "test_a_repeated_commit_adds_nothing"),
+    (DoublesOnSecondCommit, "test_a_new_committer_repeats_the_commit"),
+    (AbortDeletesWhatIsCommitted, "test_an_abort_after_the_commit_comes_too_late"),
+    (AbortSaysAbortedOfWhatIsCommitted, "test_an_abort_after_the_commit_comes_too_late"),
+    (PrepareCommits, "test_nothing_is_visible_before_the_commit"),
+    (PrepareCommits, "test_an_abort_hides_for_ever"),
+    (WritesAreVisible, "test_nothing_is_visible_before_the_commit"),
+    (WritesAreVisible, "test_a_writer_gives_up_after_write"),
+    (SaysCommittedOfWhatIsLost, "test_a_commit_after_an_abort_is_lost"),
+    (SaysCommittedOfWhatIsLost, "test_a_lost_handle_does_not_stop_the_others"),
+    (SaysCommittedOfWhatIsUnknown, "test_a_handle_that_names_nothing_is_never_committed"),
+    (SaysLostOfWhatIsCommitted, "test_a_repeated_commit_adds_nothing"),
+    (SaysLostOfWhatIsCommitted, "test_what_is_prepared_survives_a_restart_of_the_system"),
+    (SaysUnknownOfWhatTimedOut, "test_a_transaction_that_timed_out_is_lost"),
+    (RevivesWhatIsAborted, "test_a_commit_after_an_abort_is_lost"),
+    (RevivesWhatIsAborted, "test_a_transaction_that_timed_out_is_lost"),
+    (AbortForgetsNothing, "test_an_abort_hides_for_ever"),
+    (AbortForgetsNothing, "test_a_writer_gives_up_after_prepare"),
+    (WritesAfterAbort, "test_an_aborted_writer_cannot_bring_its_rows_back"),
+    (SecondAbortFails, "test_a_repeated_abort_is_fine"),
+    (DropsTheSecondWrite, "test_rows_of_several_writes_are_one_transaction"),
+    (CommitTakesAllOfTheOwner, "test_a_commit_shows_exactly_its_rows"),
+    (CommitTakesAllOfTheOwner, "test_a_late_commit_does_not_reach_a_later_batch"),
+    (OneTransactionForAllCopies, "test_copies_of_a_slot_do_not_disturb_each_other"),
+    (OneTransactionForAllCopies, "test_a_later_copy_may_win"),
+    (CloseAborts, "test_a_commit_shows_exactly_its_rows"),
+    (CloseAborts, "test_a_new_committer_commits"),
+    (AbortDoesNothing, "test_a_writer_gives_up_after_begin"),
+    (AbortDoesNothing, "test_a_writer_gives_up_after_write"),
+    (BeginsAtOnce, "test_a_slot_without_rows_leaves_nothing"),
+    (AbortNeedsABeginning, "test_a_writer_gives_up_before_it_begins"),
+    (HandleIsNotPlain, "test_nothing_is_visible_before_the_commit"),
+    (DiesWithItsWriter, "test_what_is_prepared_outlives_its_writer"),
+    (HandlesWhereNothingIsToFinish, "test_without_transactions_rows_show_at_once"),
+    (ListsByStartOfToken, "test_a_sweep_takes_exactly_the_runs_it_is_given"),
+    (ListsByQuery, "test_a_sweep_takes_exactly_the_runs_it_is_given"),
+    (ListsByQuery, "test_a_sweep_of_an_older_run_spares_the_newer_one"),
+    (ListsByToken, "test_a_sweep_takes_exactly_the_runs_it_is_given"),
+    (ListsOlderTokens, "test_a_sweep_takes_exactly_the_runs_it_is_given"),
+    (ListsTheFirstRunOnly, "test_a_sweep_takes_exactly_the_runs_it_is_given"),
+    (ListsNothing, "test_a_sweep_finds_what_a_dead_writer_left"),
+    (ListsNothing, "test_a_later_copy_may_win"),
+    (ListsWhatIsFinished, "test_what_is_finished_does_not_linger"),
+    (ListsWhatIsFinished, "test_an_abort_hides_for_ever"),
+    (AnswersInAnotherOrder, "test_a_lost_handle_does_not_stop_the_others"),
+    (AnswersShort, "test_all_slots_are_committed_by_one_call"),
+    (AnswersWithBools, "test_a_commit_shows_exactly_its_rows"),
+    (StopsAtTheFirstLoss, "test_a_lost_handle_does_not_stop_the_others"),
+    (RemembersItsOwnCommits, "test_a_new_committer_repeats_the_commit"),
+    (FailsOnNothing, "test_nothing_to_do_is_done"),
+    (FactsChange, "test_preflight_remembers"),
+    (ChoosesWhatIsNotThere, "test_columns_are_chosen_among_those_there_are"),
+    (NegativeTimeout, "test_the_timeout_is_a_time"),
+]
+
+
+def suite_over(broken: type) -> Honest:
+    server = broken() if issubclass(broken, Server) else Server()
+    halves: dict[str, object] = {}
+    if issubclass(broken, _Writer):
+        halves["writer_class"] = broken
+    if issubclass(broken, _Committer):
+        halves["committer_class"] = broken
+    sink_class = broken if issubclass(broken, Sink) else type("SwappedSink", (Sink,), halves)
+
+    class Suite(Honest):
+        def make_sink(self) -> MemorySink:
+            return sink_class(server)
+
+        def make_second_sink(self) -> MemorySink:
+            return sink_class(server, name="beside")
+
+        def make_direct_sink(self) -> MemorySink:
+            honest = super().make_direct_sink()
+            return sink_class(server, guarantee=honest.guarantee)
+
+    suite = Suite()
+    suite.server = server
+    return suite
+
+
+def verdict(suite: Honest, check: str) -> str:
+    try:
+        getattr(suite, check)()
+    except unittest.SkipTest:
+        return "skipped"
+    except Exception as error:  # noqa: BLE001 - a broken sink may raise anything
+        return f"failed: {error}"
+    return "passed"
+
+
+@pytest.mark.parametrize(("broken", "check"), BROKEN, ids=lambda value: getattr(value, "__name__", value))
+def test_a_broken_sink_is_caught(broken: type, check: str) -> None:
+    assert verdict(suite_over(broken), check).startswith("failed: ")
+
+
+def test_an_honest_sink_passes_every_check() -> None:
+    verdicts = {check: verdict(suite_over(Server), check) for check in Honest.checks()}
+    assert {check: said for check, said in verdicts.items() if said not in ("passed", "skipped")} == {}
+
+
+def test_every_check_that_runs_here_catches_something() -> None:
+    runs = {check for check in Honest.checks() if verdict(suite_over(Server), check) == "passed"}
+    classes = {broken for broken, _ in BROKEN}
+    caught = {check for check in runs if any(verdict(suite_over(broken), check) != "passed" for broken in classes)}
+    assert runs - caught == set()
