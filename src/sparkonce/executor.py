@@ -10,6 +10,8 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
+from sparkonce.errors import PrepareError
+from sparkonce.guarantees import Guarantee
 from sparkonce.protocol.handles import FINGERPRINT_MODULUS, Handle, transaction_fields
 from sparkonce.sinks.base import Owner, SinkWriter, TwoPhaseCommitSink, WriterContext
 
@@ -46,7 +48,9 @@ class SlotTask:
     only: frozenset[tuple[str, int]] | None = None
 
 
-def write_slot(rows: Iterable[pa.RecordBatch], task: SlotTask, *, slot: int, copy: str) -> list[Handle]:
+def write_slot(
+    rows: Iterable[pa.RecordBatch], task: SlotTask, *, slot: int, copy: str, attempt: int = 0
+) -> list[Handle]:
     """Writes one slot and prepares.
 
     Args:
@@ -54,16 +58,22 @@ def write_slot(rows: Iterable[pa.RecordBatch], task: SlotTask, *, slot: int, cop
         task: What to do.
         slot: The task's partition.
         copy: Names this execution of the slot, see `WriterContext.copy`.
+        attempt: 0 for the first try. A later one does not write to AT_MOST_ONCE sinks: the first may have.
 
     Returns:
         One handle for each sink, also where the slot has no rows.
 
     Raises:
-        PrepareError: if a sink did not take all rows. Every writer is aborted, whatever the error.
+        PrepareError: if a sink did not take all rows, or may have taken them from an earlier try. Every writer is aborted, whatever the error.
     """
     with ExitStack() as stack:
         parts: list[_Part] = []
         for part in task.sinks:
+            if attempt > 0 and part.sink.guarantee is Guarantee.AT_MOST_ONCE:
+                raise PrepareError(
+                    f"slot {slot} failed before, and sink {part.sink.name} is {Guarantee.AT_MOST_ONCE.value}: its "
+                    "rows may have been written, and are not written again"
+                )
             parts.append(_Part(part, task, slot, copy))
             stack.push(parts[-1].leave)
         for batch in rows:

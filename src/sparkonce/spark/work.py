@@ -64,12 +64,13 @@ def _slot_writer(task: SlotTask):  # type: ignore[no-untyped-def]
         if context is None:
             raise RuntimeError("rows are written inside a Spark task only")
         copy = f"{context.stageId()}.{context.taskAttemptId()}.{context.attemptNumber()}"
-        handles = write_slot(rows, task, slot=context.partitionId(), copy=copy)
+        attempt = context.attemptNumber()
+        handles = write_slot(rows, task, slot=context.partitionId(), copy=copy, attempt=attempt)
         lighten_worker()
         yield pa.RecordBatch.from_pydict(
             {
                 "handle": [encode_handle(handle) for handle in handles],
-                "attempt": [context.attemptNumber()] * len(handles),
+                "attempt": [attempt] * len(handles),
             },
             schema=_OUTPUT,
         )
