@@ -64,7 +64,8 @@ def write_slot(
         One handle for each sink, also where the slot has no rows.
 
     Raises:
-        PrepareError: if a sink did not take all rows, or may have taken them from an earlier try. Every writer is aborted, whatever the error.
+        PrepareError: if a sink did not take all rows, or may have taken them from an earlier try. Every writer is
+            aborted, whatever the error.
     """
     with ExitStack() as stack:
         parts: list[_Part] = []
