@@ -7,6 +7,7 @@ restarted under another address, and credentials that were refused once (kafka-p
 
 from __future__ import annotations
 
+import random
 import threading
 import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
@@ -25,9 +26,6 @@ Request = Any
 """A request class of ``kafka.protocol``."""
 Response = Any
 """A response class of ``kafka.protocol``, or an `Answer` without code that says why there is no response."""
-
-_BOOTSTRAP_SLICE_S = 5.0
-"""How long one bootstrap server may keep silent before another is tried."""
 
 _GRACE_S = 1.0
 """How much longer than the deadline a caller waits for the network thread, which keeps the deadline itself."""
@@ -113,8 +111,11 @@ class Connection:
             self._discard()
 
     def _send(self, request: Request, node_id: int | str | None, deadline_s: float) -> Any:
+        manager = self.manager
         try:
-            return self.manager.send(request, node_id, request_timeout_ms=_left_ms(deadline_s))
+            # Not `manager.send`: after a lost connection that begins to bootstrap by itself, and for ever.
+            connection = manager.get_connection(node_id or manager.least_loaded_node(), refresh_metadata_on_err=False)
+            return connection.send_request(request, request_timeout_ms=_left_ms(deadline_s))
         except _NO_ANSWER as error:
             return self._no_answer(error)
 
@@ -130,17 +131,40 @@ class Connection:
         return Answer(None, f"{type(error).__name__}: {error}")
 
     def _connect(self, deadline_s: float) -> None:
-        while self._manager is None:
-            slice_end_s = min(deadline_s, time.monotonic() + _BOOTSTRAP_SLICE_S)
-            self._net = NetworkSelector(**self._settings)
-            self._manager = KafkaConnectionManager(self._net, **{**_OURS, **self._settings})
-            self._net.start()
-            try:
-                self._wait(self._manager.bootstrap_async(_left_ms(slice_end_s)), slice_end_s)
-            except KafkaTimeoutError:
-                if slice_end_s >= deadline_s:
-                    raise
-                self._discard()
+        if self._manager is not None:
+            return
+        self._net = NetworkSelector(**self._settings)
+        self._manager = KafkaConnectionManager(self._net, **{**_OURS, **self._settings})
+        self._net.start()
+        self._wait(self._manager.call_soon(self._bootstrap, deadline_s), deadline_s)
+
+    async def _bootstrap(self, deadline_s: float) -> None:
+        """Asks each bootstrap server once for the cluster's brokers.
+
+        kafka-python's own way asks until the deadline, and then does not say what was wrong.
+        """
+        servers = self.manager.cluster.bootstrap_brokers()
+        random.shuffle(servers)
+        reasons = []
+        for left, server in zip(range(len(servers), 0, -1), servers, strict=True):
+            # A server that keeps silent must leave time for the others.
+            failure = await self._learn_brokers(server.node_id, _left_ms(deadline_s) / left)
+            if failure is None:
+                return
+            reasons.append(f"{server.host}:{server.port}: {failure}")
+        raise KafkaConnectionError("; ".join(reasons))
+
+    async def _learn_brokers(self, node_id: str, timeout_ms: float) -> Exception | None:
+        cluster = self.manager.cluster
+        try:
+            connection = self.manager.get_connection(node_id, timeout_ms=timeout_ms, refresh_metadata_on_err=False)
+            await self.manager.wait_for(connection.init_future, timeout_ms)
+            await self.manager.wait_for(self.manager.call_soon(cluster.refresh_metadata, node_id), timeout_ms)
+        except _NO_ANSWER as error:
+            return error
+        finally:
+            self.manager.close(node_id)
+        return None if cluster.brokers() else KafkaConnectionError("it knows no brokers yet")
 
     def _wait(self, future: Any, deadline_s: float) -> Any:
         done = threading.Event()

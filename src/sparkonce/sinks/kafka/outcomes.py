@@ -156,11 +156,8 @@ def _read(table: Mapping[int, _Meaning], answer: Answer) -> Finished:
         return Finished(outcome=Outcome.RETRY, reason=f"No answer: {answer.reason}")
     meaning = table.get(answer.code)
     if meaning is None:
-        return Finished(
-            outcome=Outcome.UNKNOWN,
-            reason=f"Kafka's error code {answer.code} {answer.reason}".rstrip()
-            + ": not an answer this request is known to get.",
-        )
+        reason = f"Error code {answer.code}: no answer this request is known to get. {answer.reason}".rstrip()
+        return Finished(outcome=Outcome.UNKNOWN, reason=reason)
     if answer.code == NONE:
         return Finished(outcome=meaning.outcome)
     return Finished(outcome=meaning.outcome, reason=f"{meaning.name}: {meaning.sentence}")

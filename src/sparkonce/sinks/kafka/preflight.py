@@ -36,7 +36,8 @@ _NOBODY_HAS_THE_ID = 49
 _TOPIC_RESOURCE = 2
 _BROKER_RESOURCE = 4
 _DESCRIBE_TRANSACTIONS_KEY = 65
-_ASK_AGAIN_S = 0.05
+_FIRST_PAUSE_S = 0.25
+_ASK_AGAIN_S = 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,14 +49,23 @@ class _Look:
     servers: str
 
     def ask(self, request: Any, node_id: int | None = None) -> Any:
-        response = self.client.request(request, deadline_s=self.deadline_s, node_id=node_id)
-        if isinstance(response, Answer):
-            raise PreflightError(
-                f"bootstrap.servers={self.servers!r} did not answer within {TIMEOUT_S:.0f} s: {response.reason}.",
-                next_step="Check the addresses, that the brokers run, security.protocol and the credentials.",
-                setting="bootstrap.servers",
-            )
-        return response
+        reasons: dict[str, None] = {}
+        pause_s = _FIRST_PAUSE_S
+        while True:
+            response = self.client.request(request, deadline_s=self.deadline_s, node_id=node_id)
+            if not isinstance(response, Answer):
+                return response
+            reasons[response.reason] = None
+            if time.monotonic() + pause_s >= self.deadline_s:
+                break
+            # A handful of times at most: some servers lock users out who keep giving a wrong password.
+            time.sleep(pause_s)
+            pause_s *= 2
+        raise PreflightError(
+            f"bootstrap.servers={self.servers!r} did not answer within {TIMEOUT_S:.0f} s: {'; '.join(reasons)}.",
+            next_step="Check the addresses, that the brokers run, security.protocol and the credentials.",
+            setting="bootstrap.servers",
+        )
 
 
 def preflight(

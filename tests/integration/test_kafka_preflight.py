@@ -1,0 +1,143 @@
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import closing
+
+import pytest
+
+from integration.kafka_witness import Witness, new_name
+from sparkonce.embedded import Cluster
+from sparkonce.errors import ConfigurationError, PreflightError
+from sparkonce.guarantees import Guarantee
+from sparkonce.sinks.base import Facts
+from sparkonce.sinks.kafka import preflight as preflight_module
+from sparkonce.sinks.kafka.preflight import preflight
+
+pytestmark = pytest.mark.kafka
+
+QUERY = "0123456789ab"
+FIFTEEN_MINUTES_MS = 900_000
+
+Check = Callable[..., Facts]
+
+
+@pytest.fixture(scope="module")
+def witness(broker: Cluster) -> Iterator[Witness]:
+    with closing(Witness(broker.bootstrap)) as opened:
+        yield opened
+
+
+@pytest.fixture
+def check(broker: Cluster) -> Check:
+    """Preflight with what a test does not care about."""
+
+    def run(
+        settings: dict[str, object] | None = None,
+        *,
+        topic: str | None = None,
+        guarantee: Guarantee = Guarantee.EXACTLY_ONCE,
+        prefix: str | None = None,
+        timeout_ms: int | None = None,
+        recorded: Facts | None = None,
+    ) -> Facts:
+        return preflight(
+            {"bootstrap.servers": broker.bootstrap, **(settings or {})},
+            topic=topic,
+            guarantee=guarantee,
+            prefix=prefix,
+            timeout_ms=timeout_ms,
+            query=QUERY,
+            recorded=recorded,
+        )
+
+    return run
+
+
+def test_the_facts_are_the_cluster_the_prefix_and_the_longest_timeout(
+    broker: Cluster, witness: Witness, check: Check, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "sparkonce")
+    topic = witness.create_topic()
+    assert check(topic=topic) == {
+        "cluster_id": broker.cluster_id,
+        "prefix": f"sparkonce-{QUERY}",
+        "transaction_timeout_ms": str(FIFTEEN_MINUTES_MS),
+    }
+    assert [record.getMessage() for record in caplog.records if record.name.startswith("sparkonce")] == [
+        f"Readers of {topic} must set isolation.level=read_committed; Kafka's default does not."
+    ]
+
+
+def test_a_prefix_and_a_timeout_of_ones_own(check: Check) -> None:
+    recorded = check(prefix="old")
+    facts = check({"transaction.timeout.ms": 60_000}, prefix="orders", timeout_ms=60_000, recorded=recorded)
+    assert (facts["prefix"], facts["transaction_timeout_ms"]) == ("orders", "60000")
+    assert check(timeout_ms=FIFTEEN_MINUTES_MS)["transaction_timeout_ms"] == str(FIFTEEN_MINUTES_MS)
+
+
+def test_a_timeout_beyond_the_brokers_names_both_settings_and_values(check: Check) -> None:
+    with pytest.raises(PreflightError, match=r"transaction.timeout.ms=3600000 .* transaction.max.timeout.ms=900000"):
+        check(timeout_ms=3_600_000)
+    with pytest.raises(PreflightError, match=r"transaction.timeout.ms=900001 "):
+        check({"transaction.timeout.ms": FIFTEEN_MINUTES_MS + 1})
+
+
+def test_two_timeouts_contradict_each_other(check: Check) -> None:
+    with pytest.raises(ConfigurationError, match=r"'5000' .* 6000 ms"):
+        check({"transaction.timeout.ms": "5000"}, timeout_ms=6000)
+
+
+def test_a_message_timeout_beyond_the_transactions_is_refused(check: Check) -> None:
+    with pytest.raises(ConfigurationError, match=r"message\.timeout\.ms"):
+        check({"message.timeout.ms": 61_000}, timeout_ms=60_000)
+
+
+def test_an_unknown_setting_is_refused_before_anything_is_asked(check: Check) -> None:
+    with pytest.raises(ConfigurationError, match=r"linger\.msec"):
+        check({"linger.msec": 5, "bootstrap.servers": "127.0.0.1:1"})
+    with pytest.raises(ConfigurationError, match=r"queue\.buffering\.max\.ms"):
+        check({"linger.ms": "soon"})
+
+
+@pytest.mark.parametrize("prefix", ["", "x" * 181, "é" * 91, "a\nb"])
+def test_a_prefix_that_cannot_be_used(check: Check, prefix: str) -> None:
+    with pytest.raises(PreflightError, match="transactional_id_prefix="):
+        check(prefix=prefix)
+
+
+def test_the_longest_prefix(check: Check) -> None:
+    assert check(prefix="é" * 90)["prefix"] == "é" * 90
+
+
+def test_a_broker_that_cannot_be_reached(check: Check, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(preflight_module, "TIMEOUT_S", 0.3)
+    with pytest.raises(PreflightError, match=r"bootstrap\.servers='127\.0\.0\.1:1' did not answer"):
+        check({"bootstrap.servers": "127.0.0.1:1"})
+
+
+def test_another_cluster_than_before(broker: Cluster, check: Check) -> None:
+    with pytest.raises(PreflightError, match=f"leads to the cluster '{broker.cluster_id}'.*'another'"):
+        check(recorded={"cluster_id": "another"})
+    for guarantee in (Guarantee.AT_LEAST_ONCE, Guarantee.AT_MOST_ONCE):
+        with pytest.raises(PreflightError, match="'another'"):
+            check(guarantee=guarantee, recorded={"cluster_id": "another"})
+
+
+def test_weaker_guarantees_ask_nothing_about_transactions(broker: Cluster, check: Check) -> None:
+    for guarantee in (Guarantee.AT_LEAST_ONCE, Guarantee.AT_MOST_ONCE):
+        assert check(guarantee=guarantee, timeout_ms=3_600_000) == {"cluster_id": broker.cluster_id}
+
+
+def test_a_topic_that_is_not_there(check: Check) -> None:
+    name = new_name("missing")
+    with pytest.raises(PreflightError, match=f"topic='{name}' does not exist"):
+        check(topic=name, guarantee=Guarantee.AT_LEAST_ONCE)
+    with pytest.raises(PreflightError, match="topic='no/topic' is no valid name"):
+        check(topic="no/topic")
+
+
+def test_a_topic_that_no_row_could_be_written_to(witness: Witness, check: Check) -> None:
+    topic = witness.create_topic(min_insync_replicas="2")
+    with pytest.raises(PreflightError, match=rf"topic='{topic}' has 1 replicas but min\.insync\.replicas=2"):
+        check(topic=topic)

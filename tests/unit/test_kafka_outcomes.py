@@ -1,0 +1,122 @@
+from __future__ import annotations
+
+import pytest
+
+from sparkonce.protocol.outcomes import Finished, Outcome
+from sparkonce.sinks.kafka.outcomes import (
+    TRANSACTIONAL_ID_NOT_FOUND,
+    Answer,
+    Description,
+    Transaction,
+    abort_outcome,
+    before_abort,
+    commit_outcome,
+    confirm_lost,
+    is_patience,
+)
+
+OURS = Transaction("id", 7, 3)
+NEXT = Transaction("id", 7, 4)
+LOST = Finished(outcome=Outcome.LOST, reason="PRODUCER_FENCED: gone.")
+PATIENCE = (14, 15, 16, 51)
+
+
+def now(state: str, owner: Transaction = OURS) -> Description:
+    return Description(transaction=owner, state=state, timeout_ms=60_000, started_ms=-1)
+
+
+COMMIT = {
+    0: Outcome.COMMITTED,
+    **dict.fromkeys(PATIENCE, Outcome.RETRY),
+    **dict.fromkeys((47, 48, 90), Outcome.LOST),
+    **dict.fromkeys((-1, 31, 49, 53), Outcome.UNKNOWN),
+}
+ABORT = {
+    0: Outcome.ABORTED,
+    **dict.fromkeys((*PATIENCE, 48, 49), Outcome.RETRY),
+    **dict.fromkeys((47, 90), Outcome.ABORTED),
+    **dict.fromkeys((-1, 31, 53), Outcome.UNKNOWN),
+}
+
+
+@pytest.mark.parametrize("code", range(-2, 150))
+def test_every_code_has_one_outcome_and_what_is_not_listed_is_unknown(code: int) -> None:
+    assert commit_outcome(Answer(code)).outcome is COMMIT.get(code, Outcome.UNKNOWN)
+    assert abort_outcome(Answer(code)).outcome is ABORT.get(code, Outcome.UNKNOWN)
+    assert is_patience(Answer(code)) is (code in PATIENCE)
+
+
+@pytest.mark.parametrize("code", [*range(-2, 0), *range(1, 150)])
+def test_every_refusal_has_a_reason(code: int) -> None:
+    for finished in (commit_outcome(Answer(code)), abort_outcome(Answer(code))):
+        assert finished.reason
+
+
+def test_no_answer_is_asked_again_and_names_the_reason() -> None:
+    for finished in (commit_outcome(Answer(None, "no route")), abort_outcome(Answer(None, "no route"))):
+        assert finished == Finished(outcome=Outcome.RETRY, reason="No answer: no route")
+    assert not is_patience(Answer(None))
+
+
+def test_an_unlisted_code_is_named() -> None:
+    assert commit_outcome(Answer(120, "abortable")).reason == (
+        "Error code 120: no answer this request is known to get. abortable"
+    )
+
+
+@pytest.mark.parametrize(
+    ("view", "outcome"),
+    [
+        (now("CompleteAbort"), Outcome.LOST),
+        (now("PrepareAbort"), Outcome.LOST),
+        (now("Empty"), Outcome.LOST),
+        (now("CompleteAbort", NEXT), Outcome.LOST),
+        (now("Empty", NEXT), Outcome.LOST),
+        (now("Ongoing", NEXT), Outcome.LOST),
+        (now("CompleteCommit", Transaction("id", 7, 5)), Outcome.LOST),
+        (now("CompleteCommit", Transaction("id", 8, 4)), Outcome.LOST),
+        # The coordinator says the opposite.
+        (now("CompleteCommit"), Outcome.ALREADY_COMMITTED),
+        (now("PrepareCommit"), Outcome.ALREADY_COMMITTED),
+        # It may have been this transaction's commit that raised the epoch.
+        (now("CompleteCommit", NEXT), Outcome.UNKNOWN),
+        (now("PrepareCommit", NEXT), Outcome.UNKNOWN),
+        # Nothing that a healthy broker and writer can get to.
+        (now("Ongoing"), Outcome.UNKNOWN),
+        (now("CompleteAbort", Transaction("id", 7, 2)), Outcome.UNKNOWN),
+        (Answer(TRANSACTIONAL_ID_NOT_FOUND), Outcome.UNKNOWN),
+        (Answer(53), Outcome.UNKNOWN),
+        (Answer(999), Outcome.UNKNOWN),
+        (Answer(15), Outcome.RETRY),
+        (Answer(None, "no route"), Outcome.RETRY),
+    ],
+)
+def test_lost_is_confirmed_or_weakened(view: Description | Answer, outcome: Outcome) -> None:
+    finished = confirm_lost(LOST, OURS, view)
+    assert finished.outcome is outcome
+    assert finished.reason.startswith(LOST.reason)
+
+
+@pytest.mark.parametrize(
+    ("view", "outcome"),
+    [
+        (now("Ongoing"), None),
+        (now("Empty"), None),
+        (now("CompleteAbort"), None),
+        (now("PrepareAbort"), None),
+        (now("CompleteCommit"), Outcome.ALREADY_COMMITTED),
+        (now("PrepareCommit"), Outcome.ALREADY_COMMITTED),
+        (now("Ongoing", NEXT), Outcome.ABORTED),
+        (now("CompleteAbort", NEXT), Outcome.ABORTED),
+        (now("Ongoing", Transaction("id", 8, 0)), Outcome.ABORTED),
+        (now("Ongoing", Transaction("id", 7, 2)), Outcome.UNKNOWN),
+        (Answer(TRANSACTIONAL_ID_NOT_FOUND), Outcome.ABORTED),
+        (Answer(53), Outcome.UNKNOWN),
+        (Answer(49), Outcome.UNKNOWN),
+        (Answer(16), Outcome.RETRY),
+        (Answer(None, "no route"), Outcome.RETRY),
+    ],
+)
+def test_an_abort_is_sent_only_where_it_is_right(view: Description | Answer, outcome: Outcome | None) -> None:
+    finished = before_abort(OURS, view)
+    assert (finished.outcome if finished else None) is outcome
