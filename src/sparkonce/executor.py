@@ -91,7 +91,7 @@ class _Part:
         self._slot = slot
         self._rows = 0
         self._fingerprint = 0
-        self._opened_ms = 0
+        self._opened_ms: int | None = None
         self._writer: SinkWriter | None = None
         if task.only is None or (part.sink.name, slot) in task.only:
             context = WriterContext(owner=part.owner, batch=task.batch, slot=slot, copy=copy)
@@ -105,7 +105,7 @@ class _Part:
         self._fingerprint = (self._fingerprint + int(np.sum(hashes.view(np.uint64)))) % FINGERPRINT_MODULUS
         if self._writer is None:
             return
-        if not self._opened_ms:
+        if self._opened_ms is None:
             self._opened_ms = time.time_ns() // 1_000_000
             self._writer.begin()
         self._writer.write(batch.select(list(self._part.columns)))
@@ -119,7 +119,7 @@ class _Part:
             slot=self._slot,
             rows=self._rows,
             fingerprint=self._fingerprint,
-            opened_ms=self._opened_ms,
+            opened_ms=self._opened_ms or 0,
             transaction=transaction_fields(fields),
         )
 
