@@ -42,7 +42,7 @@ class MemoryServer:
         self._numbers = count(1)
         self._transactions: dict[int, Transaction] = {}
         self._direct: list[Row] = []
-        self._faults: dict[str, deque[Finished | Exception]] = {}
+        self._faults: dict[str, deque[Finished | BaseException]] = {}
 
     def visible(self) -> list[Row]:
         """What a reader of committed rows sees."""
@@ -60,11 +60,11 @@ class MemoryServer:
         with self._lock:
             return {number: transaction.state for number, transaction in self._transactions.items()}
 
-    def fail(self, call: str, *answers: Finished | Exception) -> None:
+    def fail(self, call: str, *answers: Finished | BaseException) -> None:
         """Makes the next calls of ``commit``, ``abort``, ``begin``, ``write`` or ``prepare`` give these answers.
 
-        A `Finished` answer of ``commit`` or ``abort`` is given without doing anything; see `reply_lost` for the other
-        case.
+        An exception is raised before anything is done. A `Finished` answer of ``commit`` or ``abort`` is given
+        without doing anything; see `reply_lost` for the other case.
         """
         self._faults.setdefault(call, deque()).extend(answers)
 
@@ -77,7 +77,7 @@ class MemoryServer:
 
     def begin(self, owner: str) -> int:
         """Opens a transaction and returns its number."""
-        self._raise("begin")
+        self._fault("begin")
         with self._lock:
             number = next(self._numbers)
             self._transactions[number] = Transaction(number, owner)
@@ -85,7 +85,7 @@ class MemoryServer:
 
     def write(self, number: int | None, rows: pa.RecordBatch) -> None:
         """Adds rows to an open transaction; with no number they are visible at once."""
-        self._raise("write")
+        self._fault("write")
         values = [tuple(row.values()) for row in rows.to_pylist()]
         with self._lock:
             if number is None:
@@ -98,7 +98,7 @@ class MemoryServer:
 
     def prepare(self, number: int) -> None:
         """From here on the transaction can be committed and no longer written to."""
-        self._raise("prepare")
+        self._fault("prepare")
         with self._lock:
             transaction = self._transactions[number]
             if transaction.state is not TransactionState.OPEN:
@@ -108,16 +108,16 @@ class MemoryServer:
     def commit(self, number: int) -> Finished:
         """Makes a prepared transaction visible."""
         fault = self._fault("commit")
-        if isinstance(fault, Finished) and fault.reason != APPLIED:
+        if fault is not None and fault.reason != APPLIED:
             return fault
         with self._lock:
             answer = self._commit(number)
-        return fault if isinstance(fault, Finished) else answer
+        return fault if fault is not None else answer
 
     def abort(self, number: int) -> Finished:
         """Gives up a transaction that is not committed."""
         fault = self._fault("abort")
-        if isinstance(fault, Finished):
+        if fault is not None:
             return fault
         with self._lock:
             transaction = self._transactions.get(number)
@@ -147,14 +147,12 @@ class MemoryServer:
         transaction.state = TransactionState.COMMITTED
         return Finished(outcome=Outcome.COMMITTED)
 
-    def _fault(self, call: str) -> Finished | Exception | None:
+    def _fault(self, call: str) -> Finished | None:
         waiting = self._faults.get(call)
-        return waiting.popleft() if waiting else None
-
-    def _raise(self, call: str) -> None:
-        fault = self._fault(call)
-        if isinstance(fault, Exception):
+        fault = waiting.popleft() if waiting else None
+        if isinstance(fault, BaseException):
             raise fault
+        return fault
 
 
 _UNFINISHED = frozenset({TransactionState.OPEN, TransactionState.PREPARED})
