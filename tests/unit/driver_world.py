@@ -1,0 +1,252 @@
+"""A query without Spark: a log on disk, memory servers, and batches whose rows are a function of batch and slot."""
+
+from __future__ import annotations
+
+import errno
+import time
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+import pyarrow as pa
+
+from sparkonce.driver.progress import BatchProgress
+from sparkonce.driver.run import Listener, RunDriver, Timing
+from sparkonce.executor import SinkTask, SlotTask, write_slot
+from sparkonce.guarantees import Guarantee
+from sparkonce.log.base import DecisionLog, Landed, LogStore, PutUnknownError, Taken
+from sparkonce.log.local import LocalLogStore
+from sparkonce.protocol.codec import decode_record
+from sparkonce.protocol.events import BatchAsked
+from sparkonce.protocol.handles import Handle
+from sparkonce.protocol.records import Record
+from sparkonce.protocol.state import Phase
+from sparkonce.sinks.base import Owner, TwoPhaseCommitSink
+from sparkonce.sinks.memory import MemoryServer, MemorySink
+
+QUERY = "7f6e5d4c-0000-4000-8000-000000000001"
+SLOTS = 3
+NEVER = 10_000
+
+
+class Crash(BaseException):
+    """The driver's process is gone: nothing may catch it and go on."""
+
+
+def crash_at(*phases: Phase) -> Listener:
+    def listen(phase: Phase, batch: int) -> None:
+        if phase in phases:
+            raise Crash(phase)
+
+    return listen
+
+
+def call_at(phase: Phase, action: Callable[[], object]) -> Listener:
+    """Does something once, when the run enters the phase for the first time."""
+    done = []
+
+    def listen(entered: Phase, batch: int) -> None:
+        if entered is phase and not done:
+            done.append(entered)
+            action()
+
+    return listen
+
+
+class Clock:
+    """Stands in for the module ``time``: only sleeping makes time pass."""
+
+    def __init__(self) -> None:
+        self.slept: list[float] = []
+        self._passed = 0.0
+
+    def sleep(self, seconds: float) -> None:
+        self.slept.append(seconds)
+        self.pass_by(seconds)
+
+    def pass_by(self, seconds: float) -> None:
+        # A little more than asked, as every sleep: a loop that waits for a moment must get past it.
+        self._passed += seconds + 1e-6
+
+    def monotonic(self) -> float:
+        return self._passed
+
+    def time(self) -> float:
+        return time.time() + self._passed
+
+    def time_ns(self) -> int:
+        return time.time_ns() + int(self._passed * 1e9)
+
+
+def numbers(*batches: int, slots: Sequence[int] = range(SLOTS)) -> list[int]:
+    """The rows of these batches."""
+    return [1000 * batch + 10 * slot + place for batch in batches for slot in slots for place in range(2)]
+
+
+def asked(batch: int, *, offsets: str | None = None) -> BatchAsked:
+    def line(number: int) -> tuple[str, ...]:
+        return (f'{{"t":{{"0":{number}}}}}',)
+
+    return BatchAsked(
+        batch=batch,
+        offsets=line(batch) if offsets is None else (offsets,),
+        previous_offsets=line(batch - 1) if batch else None,
+    )
+
+
+class Work:
+    """One batch's plan."""
+
+    def __init__(self, sinks: Mapping[str, TwoPhaseCommitSink], batch: int) -> None:
+        self.sinks = sinks
+        self.batch = batch
+        self.slots = SLOTS
+        self.empty: frozenset[int] = frozenset()
+        self.shift = 0
+        self.loser = False
+        self.before: Callable[[], object] = lambda: None
+        self.after: Callable[[], object] = lambda: None
+        self.written: list[tuple[tuple[str, ...], frozenset[tuple[str, int]] | None]] = []
+        self.into_nothing = 0
+
+    def write(
+        self, sinks: Mapping[str, Owner], only: frozenset[tuple[str, int]] | None
+    ) -> tuple[Sequence[Handle], bool]:
+        self.written.append((tuple(sinks), only))
+        self.before()
+        parts = tuple(
+            SinkTask(sink=self.sinks[name], owner=owner, columns=("number",), fingerprint="fingerprint")
+            for name, owner in sinks.items()
+        )
+        task = SlotTask(batch=self.batch, sinks=parts, only=only)
+        handles: list[Handle] = []
+        for slot in range(self.slots):
+            handles += write_slot(self._rows(slot), task, slot=slot, copy=f"1.{slot}.0")
+            if self.loser:
+                write_slot(self._rows(slot), task, slot=slot, copy=f"1.{slot + 100}.1")
+        self.after()
+        return handles, self.loser
+
+    def run_into_nothing(self) -> None:
+        self.into_nothing += 1
+
+    def _rows(self, slot: int) -> list[pa.RecordBatch]:
+        found = [] if slot in self.empty else [number + self.shift for number in numbers(self.batch, slots=[slot])]
+        hashes = [(number * 0x9E3779B97F4A7C15) % 2**63 for number in found]
+        whole = pa.record_batch(
+            {"number": pa.array(found, pa.int64()), "fingerprint": pa.array(hashes, pa.int64()), "other": found}
+        )
+        return [whole.slice(0, 1), whole.slice(1)]
+
+
+class World:
+    """What outlives a driver: the folder, the servers."""
+
+    def __init__(self, folder: Path) -> None:
+        self.checkpoint = folder
+        self.servers: dict[str, MemoryServer] = {"memory": MemoryServer()}
+        self.guarantees: dict[str, Guarantee] = {}
+        self.timeouts_s: dict[str, float] = {}
+        self.store: LogStore = LocalLogStore(folder)
+
+    @property
+    def server(self) -> MemoryServer:
+        return self.servers["memory"]
+
+    def add(self, name: str, guarantee: Guarantee = Guarantee.EXACTLY_ONCE) -> MemoryServer:
+        self.guarantees[name] = guarantee
+        return self.servers.setdefault(name, MemoryServer())
+
+    def sinks(self) -> dict[str, MemorySink]:
+        return {
+            name: MemorySink(
+                server,
+                name=name,
+                guarantee=self.guarantees.get(name, Guarantee.EXACTLY_ONCE),
+                timeout_s=self.timeouts_s.get(name),
+            )
+            for name, server in self.servers.items()
+        }
+
+    def start(
+        self,
+        listener: Listener | None = None,
+        *,
+        query: str = QUERY,
+        store: LogStore | None = None,
+        deadline_s: float = 300.0,
+        moved: bool = False,
+    ) -> RunDriver:
+        """A new run, as after a restart of the driver."""
+        return RunDriver(
+            run=str(uuid.uuid4()),
+            query=query,
+            sinks=self.sinks(),
+            log=DecisionLog(store or self.store),
+            timing=Timing(commit_deadline_s=deadline_s),
+            listener=listener,
+            moved=moved,
+        )
+
+    def work(self, batch: int) -> Work:
+        return Work(self.sinks(), batch)
+
+    def run(self, driver: RunDriver, *batches: int) -> list[BatchProgress]:
+        return [driver.run_batch(asked(batch), self.work(batch)) for batch in batches]
+
+    def crash(self, batch: int, *phases: Phase) -> None:
+        """A run that dies when the batch enters one of the phases, if it does."""
+        try:
+            self.run(self.start(crash_at(*phases)), batch)
+        except Crash:
+            return
+
+    def visible(self, name: str = "memory") -> list[int]:
+        return sorted(int(str(number)) for (number,) in self.servers[name].visible())
+
+    def unfinished(self) -> list[tuple[int, str]]:
+        return [one for server in self.servers.values() for one in server.unfinished()]
+
+    def records(self) -> list[Record]:
+        """What stands in the log, from its floor on."""
+        folder = self.checkpoint / "sparkonce" / "records"
+        return [decode_record(path.read_bytes()) for path in sorted(folder.iterdir())]
+
+    def kinds(self) -> list[str]:
+        return [type(record).__name__ for record in self.records()]
+
+
+class FlakyStore(LogStore):
+    """A store whose next puts of some kind of record go wrong: ``full``, ``unknown`` or ``landed``."""
+
+    def __init__(self, inner: LogStore, kind: type, *faults: str) -> None:
+        self._inner = inner
+        self._kind = kind
+        self._faults = list(faults)
+
+    def put(self, position: int, data: bytes) -> Landed | Taken:
+        fault = self._faults.pop(0) if self._faults and isinstance(decode_record(data), self._kind) else "none"
+        if fault == "full":
+            raise OSError(errno.ENOSPC, "No space left on device")
+        if fault == "unknown":
+            raise PutUnknownError("the reply was lost")
+        answer = self._inner.put(position, data)
+        if fault == "landed":
+            raise PutUnknownError("the reply was lost")
+        return answer
+
+    def get(self, position: int) -> bytes | None:
+        return self._inner.get(position)
+
+    def floor(self) -> bytes | None:
+        return self._inner.floor()
+
+    def raise_floor(self, position: int, data: bytes) -> None:
+        self._inner.raise_floor(position, data)
+
+    def delete_below(self, position: int) -> None:
+        self._inner.delete_below(position)
+
+    @property
+    def location(self) -> str:
+        return self._inner.location

@@ -1,0 +1,568 @@
+from __future__ import annotations
+
+import logging
+import shutil
+from pathlib import Path
+
+import pytest
+
+from sparkonce import errors
+from sparkonce.driver import run as run_module
+from sparkonce.executor import write_slot
+from sparkonce.guarantees import Guarantee
+from sparkonce.log.local import LocalLogStore
+from sparkonce.protocol.handles import Handle
+from sparkonce.protocol.outcomes import Finished, Outcome
+from sparkonce.protocol.records import Claim, Commit
+from sparkonce.protocol.state import Phase
+from sparkonce.sinks.memory.server import MemoryServer, TransactionState, reply_lost
+from unit.driver_world import (
+    NEVER,
+    SLOTS,
+    Clock,
+    Crash,
+    FlakyStore,
+    Work,
+    World,
+    asked,
+    call_at,
+    crash_at,
+    numbers,
+)
+
+
+@pytest.fixture(autouse=True)
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr(run_module, "time", clock)
+    return clock
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> World:
+    return World(tmp_path)
+
+
+# --- batches that go well -------------------------------------------------------------------------------------------
+
+
+def test_batches_follow_each_other(world: World) -> None:
+    world.run(world.start(), 0, 1, 2)
+    assert world.visible() == numbers(0, 1, 2)
+    assert world.unfinished() == []
+    assert world.kinds() == ["Claim", "Commit", "Commit", "Commit"]
+
+
+def test_phases_are_told_in_order_before_anything_is_done_in_them(world: World) -> None:
+    told: list[tuple[Phase, int]] = []
+    driver = world.start(lambda phase, batch: told.append((phase, batch)))
+    world.run(driver, 0, 1)
+    every_batch = [Phase.WRITING, Phase.DECIDING, Phase.FINISHING, Phase.SWEEPING_OWN, Phase.IDLE]
+    first = [Phase.READING, Phase.CLAIMING, Phase.SWEEPING, *every_batch]
+    assert told == [*((phase, 0) for phase in first), *((phase, 1) for phase in every_batch)]
+
+
+def test_the_decision_names_every_slot_and_the_input(world: World) -> None:
+    world.run(world.start(), 0)
+    claim, commit = world.records()
+    assert isinstance(claim, Claim)
+    assert isinstance(commit, Commit)
+    assert (commit.token.position, commit.token.nonce) == (0, claim.nonce)
+    assert (commit.batch, commit.offsets) == (0, asked(0).offsets)
+    assert [(handle.sink, handle.slot, handle.rows) for handle in commit.handles] == [
+        ("memory", slot, 2) for slot in range(SLOTS)
+    ]
+    assert len({handle.fingerprint for handle in commit.handles}) == SLOTS
+
+
+def test_slots_without_rows_open_nothing(world: World) -> None:
+    driver, work = world.start(), world.work(0)
+    work.empty = frozenset({0, 2})
+    done = driver.run_batch(asked(0), work)
+    assert (done.transactions, done.rows) == (1, {"memory": 2})
+    assert len(world.server.transactions()) == 1
+    assert world.visible() == numbers(0, slots=[1])
+
+
+def test_a_batch_without_rows_is_decided_too(world: World) -> None:
+    driver, work = world.start(), world.work(0)
+    work.empty = frozenset(range(SLOTS))
+    assert driver.run_batch(asked(0), work).transactions == 0
+    assert world.kinds() == ["Claim", "Commit"]
+    world.run(driver, 1)
+    assert world.visible() == numbers(1)
+
+
+def test_a_copy_that_lost_is_swept_after_the_batch(world: World) -> None:
+    driver, work = world.start(), world.work(0)
+    work.loser = True
+    driver.run_batch(asked(0), work)
+    assert world.unfinished() == []
+    assert world.visible() == numbers(0)
+
+
+def test_progress_says_what_a_batch_did(world: World) -> None:
+    driver = world.start()
+    first, second = world.run(driver, 0, 1)
+    assert list(driver.progress) == [first, second]
+    assert (second.batch, second.rows, second.transactions) == (1, {"memory": 2 * SLOTS}, SLOTS)
+    assert (second.recovered, second.healed) == (False, 0)
+    assert set(second.seconds) == {phase.value for phase in (*_WORK, Phase.SWEEPING_OWN)}
+    assert second.total_seconds == pytest.approx(sum(second.seconds.values()))
+    assert second.finished_at_ms > 1_600_000_000_000
+
+
+_WORK = (Phase.WRITING, Phase.DECIDING, Phase.FINISHING)
+
+
+def test_progress_keeps_the_newest_only(world: World) -> None:
+    driver = world.start()
+    world.run(driver, *range(run_module.KEPT_PROGRESS + 1))
+    assert [done.batch for done in driver.progress] == list(range(1, run_module.KEPT_PROGRESS + 1))
+
+
+def test_old_batches_are_cleaned_up_and_the_rest_still_serves(world: World) -> None:
+    world.run(world.start(), *range(125))
+    assert "Claim" not in world.kinds()
+    assert len(world.kinds()) <= 120
+    world.run(world.start(), 125)
+    assert world.visible() == sorted(numbers(*range(126)))
+
+
+def test_closing_closes_every_committer(world: World) -> None:
+    world.add("other")
+    driver = world.start()
+    world.run(driver, 0)
+    closed = []
+    for name in ("memory", "other"):
+        driver._committer(name).close = lambda name=name: closed.append(name)  # type: ignore[method-assign]
+    driver.close()
+    driver.close()
+    assert closed == ["memory", "other"]
+
+
+# --- restarts -------------------------------------------------------------------------------------------------------
+
+
+def test_a_decided_batch_is_finished_and_not_written_again(world: World) -> None:
+    world.crash(0, Phase.FINISHING)
+    assert world.visible() == []
+    driver, work = world.start(), world.work(0)
+    done = driver.run_batch(asked(0), work)
+    assert (work.written, work.into_nothing) == ([], 1)
+    assert (done.recovered, done.rows, done.transactions) == (True, {"memory": 2 * SLOTS}, SLOTS)
+    assert Phase.REPLAYING.value in done.seconds
+    assert world.visible() == numbers(0)
+
+
+def test_a_committed_batch_that_spark_forgot_is_not_doubled(world: World) -> None:
+    world.run(world.start(), 0)
+    for _ in range(2):
+        assert world.run(world.start(), 0)[0].recovered
+    assert world.visible() == numbers(0)
+
+
+def test_what_an_older_run_left_open_is_swept_before_anything_is_written(world: World) -> None:
+    world.run(world.start(), 0)
+    world.crash(1, Phase.DECIDING)
+    left = {number for number, _ in world.unfinished()}
+    assert len(left) == SLOTS
+    seen: list[set[int]] = []
+    driver, work = world.start(), world.work(1)
+    work.before = lambda: seen.append({number for number, _ in world.unfinished()})
+    driver.run_batch(asked(1), work)
+    assert seen == [set()]
+    assert {world.server.transactions()[number] for number in left} == {TransactionState.ABORTED}
+    assert world.visible() == numbers(0, 1)
+
+
+def test_a_sweep_waits_for_a_server_that_is_away(world: World, clock: Clock) -> None:
+    world.crash(0, Phase.DECIDING)
+    world.server.fail("abort", Finished(outcome=Outcome.RETRY, reason="away"))
+    world.run(world.start(), 0)
+    assert clock.slept != []
+    assert world.visible() == numbers(0)
+    assert world.unfinished() == []
+
+
+def test_a_sweep_that_cannot_be_done_stops_the_run_before_it_writes(world: World) -> None:
+    world.crash(0, Phase.DECIDING)
+    world.server.fail("abort", *[Finished(outcome=Outcome.UNKNOWN, reason="no permission")] * NEVER)
+    work = world.work(0)
+    with pytest.raises(errors.UnknownOutcomeError, match="no permission"):
+        world.start(deadline_s=5.0).run_batch(asked(0), work)
+    assert work.written == []
+
+
+def test_a_run_that_has_stopped_stays_stopped(world: World) -> None:
+    driver = world.start(crash_at(Phase.DECIDING))
+    with pytest.raises(Crash):
+        world.run(driver, 0)
+    with pytest.raises(errors.SupersededError, match="stopped"):
+        world.run(driver, 0)
+    assert world.visible() == []
+
+
+def test_runs_that_depose_each_other_back_off(world: World, clock: Clock, caplog: pytest.LogCaptureFixture) -> None:
+    waits = []
+    for _ in range(7):
+        clock.slept.clear()
+        with caplog.at_level(logging.WARNING, "sparkonce"):
+            world.crash(0, Phase.SWEEPING)
+        waits.append(sum(clock.slept))
+    assert waits[:4] == [0.0] * 4
+    assert [lowest <= wait <= 2 * lowest for wait, lowest in zip(waits[4:], (0.5, 1.0, 2.0), strict=True)] == [True] * 3
+    assert "stop one of them" in caplog.text
+    world.run(world.start(), 0)
+    assert world.visible() == numbers(0)
+
+
+def test_a_run_that_was_deposed_stops_at_its_next_batch(world: World) -> None:
+    older = world.start()
+    world.run(older, 0)
+    world.run(world.start(), 1)
+    with pytest.raises(errors.SupersededError, match="newer run"):
+        world.run(older, 1)
+    assert world.visible() == numbers(0, 1)
+    assert world.unfinished() == []
+
+
+# --- batches that are refused ---------------------------------------------------------------------------------------
+
+
+def test_a_stale_batch_is_refused_without_a_claim(world: World) -> None:
+    world.run(world.start(), 0, 1, 2)
+    before = world.records()
+    with pytest.raises(errors.StaleBatchError, match="batch 1 is asked for, but batch 2"):
+        world.run(world.start(), 1)
+    assert world.records() == before
+    assert world.visible() == numbers(0, 1, 2)
+
+
+def test_a_batch_with_other_input_is_refused_without_a_claim(world: World) -> None:
+    world.run(world.start(), 0, 1)
+    before = world.records()
+    with pytest.raises(errors.CheckpointMismatchError, match="input offsets") as caught:
+        world.start().run_batch(asked(1, offsets='{"t":{"0":99}}'), world.work(1))
+    assert caught.value.details["batch"] == 1
+    assert world.records() == before
+
+
+def test_a_gap_is_refused(world: World) -> None:
+    world.run(world.start(), 0)
+    with pytest.raises(errors.CheckpointMismatchError, match="last decided batch is 0"):
+        world.run(world.start(), 2)
+
+
+def test_another_query_is_refused(world: World) -> None:
+    world.run(world.start(), 0)
+    before = world.records()
+    with pytest.raises(errors.CheckpointMismatchError, match="belongs to query"):
+        world.run(world.start(query="00000000-1111-4111-8111-111111111111"), 1)
+    assert world.records() == before
+
+
+def test_a_copied_checkpoint_is_refused_and_a_moved_one_taken(world: World, tmp_path: Path) -> None:
+    world.run(world.start(), 0)
+    there = tmp_path / "there"
+    shutil.copytree(tmp_path / "sparkonce", there / "sparkonce")
+    with pytest.raises(errors.CheckpointMismatchError, match="checkpoint_moved=True"):
+        world.run(world.start(store=LocalLogStore(there)), 1)
+    world.run(world.start(store=LocalLogStore(there), moved=True), 1)
+    assert world.visible() == numbers(0, 1)
+
+
+def test_a_run_that_is_ahead_refuses_to_go_back(world: World) -> None:
+    driver = world.start()
+    world.run(driver, 0, 1)
+    with pytest.raises(errors.StaleBatchError):
+        world.run(driver, 0)
+
+
+# --- prepare fails --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("call", ["begin", "write", "prepare"])
+def test_a_slot_that_cannot_prepare_leaves_nothing(world: World, call: str) -> None:
+    driver = world.start()
+    world.run(driver, 0)
+    world.server.fail(call, RuntimeError("disk on fire"))
+    with pytest.raises(errors.PrepareError, match="disk on fire") as caught:
+        world.run(driver, 1)
+    assert isinstance(caught.value.__cause__, RuntimeError)
+    assert "no row is lost" in caught.value.next_step
+    assert (world.visible(), world.unfinished()) == (numbers(0), [])
+    world.run(world.start(), 1)
+    assert world.visible() == numbers(0, 1)
+
+
+def test_the_last_slot_fails_after_the_others_prepared(world: World) -> None:
+    driver, work = world.start(), world.work(0)
+
+    def fail() -> None:
+        raise errors.PrepareError("task 3 gave up")
+
+    work.after = fail
+    with pytest.raises(errors.PrepareError, match=r"^task 3 gave up"):
+        driver.run_batch(asked(0), work)
+    assert set(world.server.transactions().values()) == {TransactionState.ABORTED}
+    assert world.kinds() == ["Claim"]
+
+
+def test_of_two_sinks_one_cannot_prepare(world: World) -> None:
+    other = world.add("other")
+    other.fail("prepare", RuntimeError("no"))
+    with pytest.raises(errors.PrepareError):
+        world.run(world.start(), 0)
+    assert (world.visible(), world.visible("other"), world.unfinished()) == ([], [], [])
+    world.run(world.start(), 0)
+    assert world.visible() == world.visible("other") == numbers(0)
+
+
+def test_a_slot_that_brings_no_handle_is_not_decided(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    def without_slot_1(*given: object, slot: int, **more: object) -> list[Handle]:
+        handles = write_slot(*given, slot=slot, **more)  # type: ignore[arg-type]
+        return [] if slot == 1 else handles
+
+    monkeypatch.setattr("unit.driver_world.write_slot", without_slot_1)
+    with pytest.raises(errors.PrepareError, match=r"\[0, 2\]"):
+        world.run(world.start(), 0)
+    assert (world.visible(), world.unfinished()) == ([], [])
+
+
+def test_a_batch_that_took_longer_than_its_transactions_may_live_is_not_decided(world: World, clock: Clock) -> None:
+    world.timeouts_s["memory"] = 60.0
+    driver, work = world.start(), world.work(0)
+    work.after = lambda: clock.pass_by(60.0)
+    with pytest.raises(errors.TransactionTooOldError, match="timeout is 60 s") as caught:
+        driver.run_batch(asked(0), work)
+    assert "transaction.timeout.ms" in caught.value.next_step
+    assert (world.visible(), world.unfinished(), world.kinds()) == ([], [], ["Claim"])
+
+
+def test_a_batch_that_is_just_in_time_is_decided(world: World, clock: Clock) -> None:
+    world.timeouts_s["memory"] = 60.0
+    driver, work = world.start(), world.work(0)
+    work.after = lambda: clock.pass_by(59.0)
+    driver.run_batch(asked(0), work)
+    assert world.visible() == numbers(0)
+
+
+def test_a_wrong_clock_of_a_worker_does_not_make_a_batch_too_old(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    world.timeouts_s["memory"] = 60.0
+    monkeypatch.setattr("sparkonce.executor.time.time_ns", lambda: 1)
+    world.run(world.start(), 0)
+    assert world.visible() == numbers(0)
+
+
+# --- the log cannot be written --------------------------------------------------------------------------------------
+
+
+def test_a_full_disk_at_the_decision_undoes_what_was_prepared(world: World) -> None:
+    driver = world.start(store=FlakyStore(world.store, Commit, "full"))
+    with pytest.raises(errors.LogError, match="No space left") as caught:
+        world.run(driver, 0)
+    assert isinstance(caught.value.__cause__, OSError)
+    assert (world.visible(), world.unfinished()) == ([], [])
+    world.run(world.start(), 0)
+    assert world.visible() == numbers(0)
+
+
+def test_a_full_disk_at_the_claim_writes_nothing(world: World) -> None:
+    work = world.work(0)
+    with pytest.raises(errors.LogError, match="No space left"):
+        world.start(store=FlakyStore(world.store, Claim, "full")).run_batch(asked(0), work)
+    assert (work.written, world.kinds()) == ([], [])
+
+
+@pytest.mark.parametrize("kind", [Claim, Commit])
+@pytest.mark.parametrize("faults", [["landed"], ["unknown"], ["unknown", "unknown"], ["unknown", "landed"]])
+def test_a_put_whose_reply_is_lost_is_settled(world: World, kind: type, faults: list[str]) -> None:
+    driver = world.start(store=FlakyStore(world.store, kind, *faults))
+    world.run(driver, 0, 1)
+    assert world.visible() == numbers(0, 1)
+    assert world.unfinished() == []
+    world.run(world.start(), 1, 2)
+    assert world.visible() == numbers(0, 1, 2)
+
+
+def test_a_decision_in_doubt_is_not_undone(world: World) -> None:
+    """The renewal that would settle it cannot be written: the decision may stand."""
+    inner = FlakyStore(world.store, Claim, "none", "full")
+    driver = world.start(store=FlakyStore(inner, Commit, "landed"))
+    with pytest.raises(errors.UnknownOutcomeError, match="could not be learned"):
+        world.run(driver, 0)
+    assert len(world.unfinished()) == SLOTS
+    assert world.run(world.start(), 0)[0].recovered
+    assert world.visible() == numbers(0)
+
+
+def test_doubts_that_do_not_end_stop_the_run_and_undo_nothing(world: World) -> None:
+    inner = FlakyStore(world.store, Claim, "none", *["unknown"] * NEVER)
+    driver = world.start(store=FlakyStore(inner, Commit, "unknown"))
+    with pytest.raises(errors.UnknownOutcomeError):
+        world.run(driver, 0)
+    assert len(world.unfinished()) == SLOTS
+    world.run(world.start(), 0)
+    assert (world.visible(), world.unfinished()) == (numbers(0), [])
+
+
+# --- a newer run ----------------------------------------------------------------------------------------------------
+
+
+def test_a_newer_run_comes_before_the_decision_and_sweeps(world: World) -> None:
+    older, work = world.start(), world.work(0)
+    work.after = lambda: world.run(world.start(), 0)
+    with pytest.raises(errors.SupersededError, match="newer run"):
+        older.run_batch(asked(0), work)
+    assert (world.visible(), world.unfinished()) == (numbers(0), [])
+
+
+def test_a_run_that_is_deposed_while_it_writes_aborts_its_own_and_nothing_else(world: World) -> None:
+    older, work = world.start(), world.work(0)
+    newer = world.start(crash_at(Phase.FINISHING))
+
+    def depose() -> None:
+        with pytest.raises(Crash):
+            world.run(newer, 0)
+
+    work.before = depose
+    with pytest.raises(errors.SupersededError):
+        older.run_batch(asked(0), work)
+    states = list(world.server.transactions().values())
+    assert states == [TransactionState.PREPARED] * SLOTS + [TransactionState.ABORTED] * SLOTS
+    world.run(world.start(), 0)
+    assert world.visible() == numbers(0)
+
+
+# --- finish ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_commit_whose_reply_is_lost_is_asked_again(world: World, clock: Clock) -> None:
+    world.server.fail("commit", *[reply_lost()] * SLOTS, Finished(outcome=Outcome.RETRY))
+    world.run(world.start(), 0)
+    assert world.visible() == numbers(0)
+    assert clock.slept == pytest.approx([0.02, 0.04])
+
+
+def test_unknown_outcomes_are_asked_for_until_the_deadline_and_undo_nothing(world: World, clock: Clock) -> None:
+    world.server.fail("commit", *[Finished(outcome=Outcome.UNKNOWN, reason="no permission")] * NEVER)
+    work = world.work(0)
+    with pytest.raises(errors.UnknownOutcomeError, match="no permission") as caught:
+        world.start(deadline_s=60.0).run_batch(asked(0), work)
+    assert caught.value.details["handles"] == tuple(("memory", slot) for slot in range(SLOTS))
+    assert sum(clock.slept) == pytest.approx(60.0)
+    assert max(clock.slept) <= 2.0
+    assert len(work.written) == 1
+    assert set(world.server.transactions().values()) == {TransactionState.PREPARED}
+
+
+def test_after_unknown_outcomes_the_next_run_asks_again(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    def unknown(server: MemoryServer, number: int) -> Finished:
+        return Finished(outcome=Outcome.UNKNOWN)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(MemoryServer, "commit", unknown)
+        with pytest.raises(errors.UnknownOutcomeError):
+            world.run(world.start(), 0)
+    assert world.run(world.start(), 0)[0].recovered
+    assert world.visible() == numbers(0)
+
+
+def test_sinks_are_finished_together_and_answer_for_themselves(world: World) -> None:
+    other = world.add("other")
+    other.fail("commit", Finished(outcome=Outcome.RETRY))
+    (done,) = world.run(world.start(), 0)
+    assert done.rows == {"memory": 2 * SLOTS, "other": 2 * SLOTS}
+    assert world.visible() == world.visible("other") == numbers(0)
+
+
+def test_a_sink_that_is_missing_after_a_restart_is_asked_for(world: World) -> None:
+    server = world.add("other")
+    world.crash(0, Phase.FINISHING)
+    del world.servers["other"]
+    with pytest.raises(errors.ConfigurationError, match=r"sink 'other'.*only"):
+        world.run(world.start(), 0)
+    world.servers["other"] = server
+    world.run(world.start(), 0)
+    assert world.visible() == world.visible("other") == numbers(0)
+
+
+# --- the weaker guarantees ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("guarantee", [Guarantee.AT_LEAST_ONCE, Guarantee.AT_MOST_ONCE])
+def test_without_a_crash_a_weaker_sink_has_every_row_once(world: World, guarantee: Guarantee) -> None:
+    world.add("weak", guarantee)
+    world.run(world.start(), 0, 1)
+    assert world.visible("weak") == world.visible() == numbers(0, 1)
+
+
+@pytest.mark.parametrize("phase", [Phase.WRITING, Phase.DECIDING, Phase.FINISHING, Phase.SWEEPING_OWN, Phase.IDLE])
+def test_at_least_once_loses_nothing_and_doubles_before_the_decision_only(world: World, phase: Phase) -> None:
+    world.add("weak", Guarantee.AT_LEAST_ONCE)
+    with pytest.raises(Crash):
+        world.run(world.start(crash_at(phase)), 0)
+    world.run(world.start(), 0)
+    expected = numbers(0, 0) if phase is Phase.DECIDING else numbers(0)
+    assert world.visible("weak") == sorted(expected)
+    assert world.visible() == numbers(0)
+
+
+@pytest.mark.parametrize(
+    "phase",
+    [Phase.WRITING, Phase.DECIDING, Phase.FINISHING, Phase.DELIVERING, Phase.SWEEPING_OWN, Phase.IDLE],
+)
+def test_at_most_once_doubles_nothing_and_loses_after_the_decision_only(world: World, phase: Phase) -> None:
+    world.add("weak", Guarantee.AT_MOST_ONCE)
+    with pytest.raises(Crash):
+        world.run(world.start(crash_at(phase)), 0)
+    world.run(world.start(), 0, 1)
+    lost = phase in (Phase.FINISHING, Phase.DELIVERING)
+    assert world.visible("weak") == (numbers(1) if lost else numbers(0, 1))
+    assert world.visible() == numbers(0, 1)
+
+
+def test_an_at_most_once_sink_that_fails_stops_the_run_and_says_what_may_be_missing(world: World) -> None:
+    weak = world.add("weak", Guarantee.AT_MOST_ONCE)
+    weak.fail("write", RuntimeError("away"))
+    with pytest.raises(errors.PrepareError, match=r"may be missing there, and will not be written again.*away"):
+        world.run(world.start(), 0)
+    assert world.visible() == numbers(0)
+    world.run(world.start(), 0, 1)
+    assert world.visible("weak") == numbers(1)
+
+
+def test_weaker_sinks_alone_need_no_transactions(world: World) -> None:
+    del world.servers["memory"]
+    world.add("least", Guarantee.AT_LEAST_ONCE)
+    world.add("most", Guarantee.AT_MOST_ONCE)
+    (done,) = world.run(world.start(), 0)
+    assert done.transactions == 0
+    assert world.visible("least") == world.visible("most") == numbers(0)
+
+
+def test_a_crash_while_a_newer_run_waits_leaves_one_of_them(world: World) -> None:
+    """Two runs start at once; whoever claims last goes on."""
+    first, second = world.start(), world.start()
+    world.run(first, 0)
+    world.run(second, 1)
+    with pytest.raises(errors.SupersededError):
+        world.run(first, 1)
+    assert world.visible() == numbers(0, 1)
+
+
+def test_two_runs_race_for_the_claim(world: World) -> None:
+    second = world.start()
+    first = world.start(call_at(Phase.CLAIMING, lambda: world.run(second, 0)))
+    assert world.run(first, 0)[0].recovered
+    assert world.kinds() == ["Claim", "Commit", "Claim"]
+    assert world.visible() == numbers(0)
+
+
+def test_work_is_what_the_driver_asks_for(world: World) -> None:
+    world.add("weak", Guarantee.AT_MOST_ONCE)
+    driver, work = world.start(), Work(world.sinks(), 0)
+    driver.run_batch(asked(0), work)
+    assert work.written == [(("memory",), None), (("weak",), None)]
+    assert work.into_nothing == 0
