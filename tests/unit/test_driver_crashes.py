@@ -1,0 +1,207 @@
+"""Whatever phase the driver dies in, and however often: every row is there once."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+
+import pytest
+
+from sparkonce import errors
+from sparkonce.driver import run as run_module
+from sparkonce.protocol.outcomes import Finished, Outcome
+from sparkonce.protocol.records import Amend, Commit
+from sparkonce.protocol.state import Phase
+from sparkonce.sinks.memory import MemoryServer
+from sparkonce.sinks.memory.server import reply_lost
+from unit.driver_world import Clock, Crash, FlakyStore, World, crash_at, numbers
+
+# What a batch goes through when nothing is wrong, in a run's first batch.
+PHASES = [
+    Phase.READING,
+    Phase.CLAIMING,
+    Phase.SWEEPING,
+    Phase.WRITING,
+    Phase.DECIDING,
+    Phase.FINISHING,
+    Phase.SWEEPING_OWN,
+    Phase.IDLE,
+]
+# And what a run goes through that finds a batch decided and all of it lost.
+HEALING = [
+    Phase.READING,
+    Phase.CLAIMING,
+    Phase.FINISHING,
+    Phase.JUDGING,
+    Phase.WRITING,
+    Phase.DECIDING,
+    Phase.SWEEPING_OWN,
+    Phase.IDLE,
+]
+
+
+@pytest.fixture(autouse=True)
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr(run_module, "time", clock)
+    return clock
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> World:
+    world = World(tmp_path)
+    world.run(world.start(), 0)
+    return world
+
+
+def check(world: World) -> None:
+    """A run that nothing disturbs puts everything in order."""
+    world.run(world.start(), 1, 2)
+    for name in world.servers:
+        assert world.visible(name) == numbers(0, 1, 2)
+    assert world.unfinished() == []
+
+
+@pytest.mark.parametrize("phase", PHASES)
+def test_a_crash_in_any_phase(world: World, phase: Phase) -> None:
+    with pytest.raises(Crash):
+        world.run(world.start(crash_at(phase)), 1)
+    check(world)
+
+
+@pytest.mark.parametrize("phase", PHASES[3:])
+def test_a_crash_in_a_later_batch_of_a_run(world: World, phase: Phase) -> None:
+    crashing = []
+    driver = world.start(lambda entered, _: crash_at(*crashing)(entered, 0))
+    world.run(driver, 1)
+    crashing.append(phase)
+    with pytest.raises(Crash):
+        world.run(driver, 2)
+    world.run(world.start(), 2)
+    assert world.visible() == numbers(0, 1, 2)
+    assert world.unfinished() == []
+
+
+@pytest.mark.parametrize(("first", "second"), list(itertools.product(PHASES, [*PHASES, Phase.REPLAYING])))
+def test_two_crashes_in_a_row(world: World, first: Phase, second: Phase) -> None:
+    world.add("other")
+    world.crash(0, Phase.IDLE)
+    world.crash(1, first)
+    world.crash(1, second)
+    world.run(world.start(), 1, 2)
+    assert world.visible() == numbers(0, 1, 2)
+    assert world.visible("other") == numbers(1, 2)
+    assert world.unfinished() == []
+
+
+@pytest.mark.parametrize("phase", [Phase.REPLAYING, Phase.FINISHING, Phase.SWEEPING_OWN])
+def test_a_crash_while_a_decided_batch_is_finished(world: World, phase: Phase) -> None:
+    world.crash(1, Phase.FINISHING)
+    with pytest.raises(Crash):
+        world.run(world.start(crash_at(phase)), 1)
+    check(world)
+
+
+@pytest.mark.parametrize("applied", [0, 1, 2])
+def test_a_crash_between_two_commits_of_a_batch(world: World, applied: int) -> None:
+    world.server.fail("commit", *[reply_lost(Outcome.COMMITTED)] * applied, Crash())
+    with pytest.raises(Crash):
+        world.run(world.start(), 1)
+    assert len(world.visible()) == len(numbers(0)) + 2 * applied
+    check(world)
+
+
+@pytest.mark.parametrize("call", ["begin", "write", "prepare"])
+def test_a_crash_in_the_middle_of_a_slot(world: World, call: str) -> None:
+    world.server.fail(call, Crash())
+    with pytest.raises(Crash):
+        world.run(world.start(), 1)
+    check(world)
+
+
+@pytest.mark.parametrize("phase", [Phase.RAISING_FLOOR, Phase.TIDYING])
+def test_a_crash_while_the_log_is_cleaned_up(tmp_path: Path, phase: Phase) -> None:
+    world = World(tmp_path)
+    world.run(world.start(), *range(119))
+    with pytest.raises(Crash):
+        world.run(world.start(crash_at(phase)), 119)
+    world.run(world.start(), *range(119, 145))
+    assert world.visible() == numbers(*range(145))
+    assert len(world.kinds()) <= 125
+
+
+@pytest.mark.parametrize("phase", [Phase.RESOLVING, Phase.ABORTING])
+def test_a_crash_while_a_failure_is_dealt_with(world: World, phase: Phase) -> None:
+    faults = ["landed"] if phase is Phase.RESOLVING else ["full"]
+    with pytest.raises(Crash):
+        world.run(world.start(crash_at(phase), store=FlakyStore(world.store, Commit, *faults)), 1)
+    check(world)
+
+
+@pytest.mark.parametrize("phase", HEALING)
+def test_a_crash_while_a_lost_batch_is_healed(world: World, phase: Phase) -> None:
+    world.crash(1, Phase.FINISHING)
+    expire_all(world.server)
+    with pytest.raises(Crash):
+        world.run(world.start(crash_at(phase)), 1)
+    check(world)
+
+
+@pytest.mark.parametrize(("first", "second"), list(itertools.product(HEALING, repeat=2)))
+def test_losses_again_and_again(world: World, first: Phase, second: Phase) -> None:
+    """After every crash what is open times out, so that an amendment is lost too."""
+    world.crash(1, Phase.FINISHING)
+    for phase in (first, second):
+        expire_all(world.server)
+        world.crash(1, phase)
+    expire_all(world.server)
+    check(world)
+
+
+@pytest.mark.parametrize("phase", [Phase.JUDGING, Phase.WRITING, Phase.DECIDING, Phase.SWEEPING_OWN])
+def test_a_crash_while_a_part_of_a_batch_is_healed(world: World, phase: Phase) -> None:
+    world.server.fail("commit", reply_lost(Outcome.COMMITTED), Crash())
+    with pytest.raises(Crash):
+        world.run(world.start(), 1)
+    expire_all(world.server)
+    with pytest.raises(Crash):
+        world.run(world.start(crash_at(phase)), 1)
+    check(world)
+
+
+@pytest.mark.parametrize("faults", [["landed"], ["unknown"], ["unknown", "landed"]])
+def test_the_reply_to_an_amendment_is_lost(world: World, faults: list[str]) -> None:
+    world.crash(1, Phase.FINISHING)
+    expire_all(world.server)
+    world.run(world.start(store=FlakyStore(world.store, Amend, *faults)), 1)
+    check(world)
+
+
+def test_the_disk_is_full_at_an_amendment(world: World) -> None:
+    world.crash(1, Phase.FINISHING)
+    expire_all(world.server)
+    with pytest.raises(errors.LogError):
+        world.run(world.start(store=FlakyStore(world.store, Amend, "full")), 1)
+    assert world.unfinished() == []
+    check(world)
+
+
+def test_slots_are_not_prepared_when_a_batch_is_healed(world: World) -> None:
+    world.crash(1, Phase.FINISHING)
+    expire_all(world.server)
+    world.server.fail("prepare", RuntimeError("no"))
+    with pytest.raises(errors.PrepareError):
+        world.run(world.start(), 1)
+    assert world.unfinished() == []
+    check(world)
+
+
+def test_the_server_is_away_when_a_run_recovers(world: World) -> None:
+    world.crash(1, Phase.FINISHING)
+    world.server.fail("commit", *[Finished(outcome=Outcome.RETRY)] * 20)
+    check(world)
+
+
+def expire_all(server: MemoryServer) -> None:
+    for number, _ in server.unfinished():
+        server.expire(number)

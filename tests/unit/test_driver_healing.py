@@ -1,0 +1,230 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from sparkonce import errors
+from sparkonce.driver import run as run_module
+from sparkonce.guarantees import Guarantee
+from sparkonce.protocol.outcomes import Finished, Outcome
+from sparkonce.protocol.records import Amend, Commit
+from sparkonce.protocol.state import Phase
+from sparkonce.sinks.memory import MemoryServer
+from sparkonce.sinks.memory.server import TransactionState, reply_lost
+from unit.driver_world import NEVER, SLOTS, Clock, Crash, Work, World, asked, call_at, numbers
+
+
+@pytest.fixture(autouse=True)
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr(run_module, "time", clock)
+    return clock
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> World:
+    return World(tmp_path)
+
+
+def expire(server: MemoryServer, *numbers_: int) -> None:
+    for number in numbers_ or [number for number, _ in server.unfinished()]:
+        server.expire(number)
+
+
+def decided(world: World, *, committed: int) -> None:
+    """Batch 0 is decided, so many of its transactions are committed, and the others have timed out."""
+    world.server.fail("commit", *[reply_lost(Outcome.COMMITTED)] * committed, Crash())
+    with pytest.raises(Crash):
+        world.run(world.start(), 0)
+    expire(world.server)
+    assert len(world.visible()) == 2 * committed
+
+
+def heal(world: World, **changes: object) -> Work:
+    work = world.work(0)
+    for name, value in changes.items():
+        setattr(work, name, value)
+    world.start().run_batch(asked(0), work)
+    return work
+
+
+def test_a_batch_that_is_wholly_lost_is_written_again(world: World) -> None:
+    decided(world, committed=0)
+    driver = world.start()
+    (done,) = world.run(driver, 0)
+    assert (done.recovered, done.healed, done.rows) == (True, SLOTS, {"memory": 2 * SLOTS})
+    assert world.visible() == numbers(0)
+    assert world.kinds() == ["Claim", "Commit", "Claim", "Amend"]
+    commit, amend = world.records()[1], world.records()[3]
+    assert isinstance(commit, Commit)
+    assert isinstance(amend, Amend)
+    assert (amend.batch, amend.offsets) == (commit.batch, commit.offsets)
+    assert {handle.transaction for handle in amend.handles}.isdisjoint(h.transaction for h in commit.handles)
+    world.run(driver, 1)
+    assert world.visible() == numbers(0, 1)
+
+
+def test_a_wholly_lost_batch_may_have_other_rows_the_second_time(world: World) -> None:
+    """Nobody has seen the first ones."""
+    decided(world, committed=0)
+    heal(world, shift=5)
+    assert world.visible() == [number + 5 for number in numbers(0)]
+
+
+def test_a_loss_in_the_run_that_decided_is_healed_too(world: World) -> None:
+    driver = world.start(call_at(Phase.FINISHING, lambda: expire(world.server)))
+    (done,) = world.run(driver, 0)
+    assert (done.recovered, done.healed) == (False, SLOTS)
+    assert world.visible() == numbers(0)
+    assert world.kinds() == ["Claim", "Commit", "Amend"]
+
+
+def test_an_amendment_may_be_lost_and_is_healed_again(world: World) -> None:
+    decided(world, committed=0)
+    losses = []
+
+    def lose(phase: Phase, batch: int) -> None:
+        if phase is Phase.FINISHING and len(losses) < 3:
+            losses.append(phase)
+            expire(world.server)
+
+    world.run(world.start(lose), 0)
+    assert world.visible() == numbers(0)
+    assert world.kinds() == ["Claim", "Commit", "Claim", "Amend", "Amend", "Amend"]
+
+
+@pytest.mark.parametrize("committed", [1, 2])
+def test_of_a_batch_that_is_lost_in_part_only_that_part_is_written_again(world: World, committed: int) -> None:
+    decided(world, committed=committed)
+    first = world.records()[1]
+    assert isinstance(first, Commit)
+    lost = frozenset(("memory", slot) for slot in range(committed, SLOTS))
+    work = heal(world)
+    assert work.written == [(("memory",), lost)]
+    assert world.visible() == numbers(0)
+    amend = world.records()[-1]
+    assert isinstance(amend, Amend)
+    same = [before == after for before, after in zip(first.handles, amend.handles, strict=True)]
+    assert same == [slot < committed for slot in range(SLOTS)]
+    assert [handle.evidence for handle in amend.handles] == [handle.evidence for handle in first.handles]
+
+
+def test_losses_in_one_of_two_sinks(world: World) -> None:
+    other = world.add("other")
+    other.fail("commit", *[Finished(outcome=Outcome.RETRY)] * NEVER)
+    with pytest.raises(errors.UnknownOutcomeError):
+        world.run(world.start(), 0)
+    assert (world.visible(), world.visible("other")) == (numbers(0), [])
+    world.servers["other"] = fresh = MemoryServer()
+    fresh._transactions.update(other._transactions)
+    fresh._numbers = other._numbers
+    expire(fresh)
+    work = heal(world)
+    assert work.written == [(("memory", "other"), frozenset(("other", slot) for slot in range(SLOTS)))]
+    assert world.visible() == world.visible("other") == numbers(0)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"shift": 1}, {"empty": frozenset({2})}, {"empty": frozenset({0})}, {"slots": SLOTS + 1}, {"slots": SLOTS - 1}],
+    ids=["other rows", "a lost slot is empty", "a kept slot is empty", "one slot more", "one slot less"],
+)
+def test_a_part_that_comes_out_differently_is_not_written(world: World, change: dict[str, object]) -> None:
+    decided(world, committed=1)
+    before = world.visible()
+    with pytest.raises(errors.TransactionLostError):
+        heal(world, **change)
+    assert (world.visible(), world.unfinished()) == (before, [])
+    assert world.kinds() == ["Claim", "Commit", "Claim"]
+    assert heal(world).written != []  # once the input is back, nothing stands in the way
+    assert world.visible() == numbers(0)
+
+
+def test_what_is_lost_is_said_exactly(world: World) -> None:
+    decided(world, committed=1)
+    with pytest.raises(errors.TransactionLostError) as caught:
+        heal(world, empty=frozenset({2}))
+    error = caught.value
+    assert error.details["batch"] == 0
+    assert error.details["lost"] == (("memory", 1, 2), ("memory", 2, 2))
+    assert error.details["differing"] == (("memory", 2),)
+    assert error.details["offsets"] == asked(0).offsets
+    assert "4 of its rows in 2 transactions were lost" in error.message
+    assert "('memory', 2)" in error.message
+    assert "repair" in error.next_step
+
+
+def test_an_unknown_outcome_forbids_healing(world: World) -> None:
+    decided(world, committed=0)
+    world.server.fail("commit", *[Finished(outcome=Outcome.UNKNOWN, reason="no permission")] * NEVER)
+    work = world.work(0)
+    with pytest.raises(errors.UnknownOutcomeError):
+        world.start().run_batch(asked(0), work)
+    assert work.written == []
+    assert world.kinds() == ["Claim", "Commit", "Claim"]
+
+
+def test_one_unknown_among_losses_forbids_healing(world: World) -> None:
+    decided(world, committed=0)
+    lost = Finished(outcome=Outcome.LOST)
+    world.server.fail("commit", lost, lost, *[Finished(outcome=Outcome.UNKNOWN)] * NEVER)
+    work = world.work(0)
+    with pytest.raises(errors.UnknownOutcomeError) as caught:
+        world.start().run_batch(asked(0), work)
+    assert caught.value.details["handles"] == (("memory", 2),)
+    assert work.written == []
+
+
+def test_a_loss_is_not_judged_by_a_run_that_was_deposed(world: World) -> None:
+    """What it takes for a loss may be that the newer run has gone beyond the batch."""
+    decided(world, committed=0)
+    newer = world.start()
+    work = world.work(0)
+    older = world.start(call_at(Phase.JUDGING, lambda: world.run(newer, 0, 1)))
+    with pytest.raises(errors.SupersededError, match="while a loss was judged"):
+        older.run_batch(asked(0), work)
+    assert work.written == []
+    assert world.visible() == numbers(0, 1)
+
+
+def test_a_healing_run_that_is_deposed_aborts_what_it_wrote_again(world: World) -> None:
+    decided(world, committed=0)
+    newer = world.start(call_at(Phase.FINISHING, lambda: None))
+    older, work = world.start(), world.work(0)
+    work.before = lambda: world.run(newer, 0)
+    with pytest.raises(errors.SupersededError):
+        older.run_batch(asked(0), work)
+    assert (world.visible(), world.unfinished()) == (numbers(0), [])
+
+
+def test_a_batch_that_is_healed_too_slowly_is_not_decided(world: World, clock: Clock) -> None:
+    decided(world, committed=1)
+    world.timeouts_s["memory"] = 60.0
+    with pytest.raises(errors.TransactionTooOldError):
+        heal(world, after=lambda: clock.pass_by(61.0))
+    assert world.unfinished() == []
+    heal(world)
+    assert world.visible() == numbers(0)
+
+
+def test_weaker_sinks_are_not_written_again_when_the_others_are_healed(world: World) -> None:
+    world.add("least", Guarantee.AT_LEAST_ONCE)
+    decided(world, committed=0)
+    work = heal(world)
+    assert work.written == [(("memory",), None)]
+    assert world.visible("least") == world.visible() == numbers(0)
+
+
+def test_slots_without_rows_are_neither_lost_nor_kept(world: World) -> None:
+    driver, work = world.start(call_at(Phase.FINISHING, lambda: expire(world.server))), world.work(0)
+    work.empty = frozenset({1})
+    assert driver.run_batch(asked(0), work).healed == 2
+    assert world.visible() == numbers(0, slots=[0, 2])
+
+
+def test_what_was_lost_stays_aborted(world: World) -> None:
+    decided(world, committed=0)
+    heal(world)
+    states = list(world.server.transactions().values())
+    assert states == [TransactionState.ABORTED] * SLOTS + [TransactionState.COMMITTED] * SLOTS
