@@ -157,7 +157,9 @@ def _temporary(folder: Path, data: bytes) -> Iterator[Path]:
             os.fsync(file.fileno())
         yield path
     finally:
-        path.unlink(missing_ok=True)
+        # Whether the record stands is settled by now. An error here would say that it surely does not.
+        with suppress(OSError):
+            path.unlink(missing_ok=True)
 
 
 def _sync_folder(folder: Path) -> None:
