@@ -1,0 +1,39 @@
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import pytest
+
+from sparkonce.embedded import Cluster
+from sparkonce.embedded.jars import spark_kafka_jars
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+@pytest.fixture(scope="session")
+def kafka() -> Iterator[Cluster]:
+    """A broker that may be restarted, and that looks every half second which transactions are past their timeout."""
+    overrides = {
+        "auto.create.topics.enable": "false",
+        "transaction.abort.timed.out.transaction.cleanup.interval.ms": 500,
+    }
+    with Cluster(overrides=overrides) as cluster:
+        yield cluster
+
+
+@pytest.fixture(scope="session")
+def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
+    """A session in this process, for tests that kill nothing."""
+    from spark.pipeline import Config, session
+
+    os.environ["PYSPARK_PYTHON"] = sys.executable
+    folder = str(tmp_path_factory.mktemp("spark"))
+    nothing = dict.fromkeys(("bootstrap", "source", "target", "checkpoint", "desk"), "")
+    config = Config(jars=tuple(str(jar) for jar in spark_kafka_jars()), temporary=folder, **nothing)
+    session_ = session(config)
+    yield session_
+    session_.stop()

@@ -1,0 +1,125 @@
+"""The Kafka sink with a desk in its way. In a module of its own: Spark pickles it to its workers by reference."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+import pyarrow as pa
+from pyspark import TaskContext
+
+from spark.desk import DIE, FAIL, visit
+from sparkonce import KafkaSink
+from sparkonce.protocol.handles import Handle
+from sparkonce.protocol.outcomes import Finished
+from sparkonce.sinks.base import Owner, SinkCommitter, SinkWriter, WriterContext
+
+HALFWAY = "half-way through the commits"
+OPENED = "a slot's transaction is open"
+BEGIN = "a slot begins"
+WRITTEN = "a slot has written some rows"
+PREPARED = "a slot has prepared"
+
+
+class InjectedError(RuntimeError):
+    """What a task that is told to fail raises."""
+
+
+class WatchedSink(KafkaSink):
+    """A Kafka sink whose writers and committer visit a desk on their way.
+
+    Args:
+        settings: librdkafka's.
+        desk: Its address.
+        points: At which of the points above.
+        more: `KafkaSink`'s other arguments.
+    """
+
+    def __init__(self, settings: Mapping[str, Any], *, desk: str, points: Collection[str], **more: Any) -> None:
+        super().__init__(settings, **more)
+        self.desk = desk
+        self.points = frozenset(points)
+
+    def visit(self, point: str, **told: Any) -> None:
+        if point not in self.points:
+            return
+        answer = visit(self.desk, point, **told)
+        if answer == FAIL:
+            raise InjectedError(f"told to fail at: {point}")
+        if answer == DIE:
+            raise SystemExit(f"told to die at: {point}")
+
+    def writer(self, context: WriterContext) -> SinkWriter:
+        return _WatchedWriter(super().writer(context), self, context)
+
+    def committer(self) -> SinkCommitter:
+        real = super().committer()
+        return _WatchedCommitter(real, self) if HALFWAY in self.points else real
+
+
+class _WatchedWriter(SinkWriter):
+    def __init__(self, real: SinkWriter, sink: WatchedSink, context: WriterContext) -> None:
+        self._real = real
+        self._sink = sink
+        task = TaskContext.get()
+        self._told = {
+            "slot": context.slot,
+            "batch": context.batch,
+            "copy": context.copy,
+            "attempt": task.attemptNumber() if task is not None else -1,
+        }
+        self._writes = 0
+
+    def begin(self) -> None:
+        self._sink.visit(BEGIN, **self._told)
+        self._real.begin()
+        self._sink.visit(OPENED, **self._told)
+
+    def write(self, rows: pa.RecordBatch) -> None:
+        half = rows.num_rows // 2
+        self._real.write(rows.slice(0, half))
+        self._writes += 1
+        if self._writes == 1 and WRITTEN in self._sink.points:
+            # Half of what comes first has reached the broker: the transaction is really open there.
+            _flush(self._real)
+            self._sink.visit(WRITTEN, rows=half, **self._told)
+        self._real.write(rows.slice(half))
+
+    def prepare(self) -> Mapping[str, str | int]:
+        fields = self._real.prepare()
+        self._sink.visit(PREPARED, **self._told)
+        return fields
+
+    def abort(self) -> None:
+        self._real.abort()
+
+    def close(self) -> None:
+        self._real.close()
+
+
+class _WatchedCommitter(SinkCommitter):
+    def __init__(self, real: SinkCommitter, sink: WatchedSink) -> None:
+        self._real = real
+        self._sink = sink
+
+    def commit(self, handles: Sequence[Handle]) -> Sequence[Finished]:
+        transactions = [handle for handle in handles if handle.transaction]
+        half = len(transactions) // 2
+        if half:
+            self._real.commit(transactions[:half])
+            self._sink.visit(HALFWAY, committed=half, left=len(transactions) - half)
+        return self._real.commit(handles)
+
+    def abort(self, handles: Sequence[Handle]) -> Sequence[Finished]:
+        return self._real.abort(handles)
+
+    def list_lingering(self, owners: Sequence[Owner]) -> Sequence[Handle]:
+        return self._real.list_lingering(owners)
+
+    def close(self) -> None:
+        self._real.close()
+
+
+def _flush(writer: SinkWriter) -> None:
+    """Sends what the writer has taken, as librdkafka would do by itself a moment later."""
+    writer._open_lane().flush(30.0)  # type: ignore[attr-defined]

@@ -1,0 +1,147 @@
+"""A query in the test's own process, for tests that kill nothing. A crash is an exception at an exact point."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from pyspark.errors import StreamingQueryException
+from pyspark.sql import DataFrame, SparkSession
+
+from spark.harness import new_name
+from sparkonce import ExactlyOnce, KafkaSink
+from sparkonce.driver.progress import BatchProgress
+from sparkonce.embedded import Cluster
+from sparkonce.errors import SparkonceError
+from sparkonce.protocol.ownership import TransactionalId, short_query
+from sparkonce.protocol.state import Phase
+from sparkonce.spark.checkpoint import query_id
+from sparkonce.testing.kafka import Transaction, create_topic, list_transactions, produce, read_committed
+
+LIMIT_S = 180.0
+
+
+class CrashError(RuntimeError):
+    """What ends a run in the place of a kill."""
+
+
+def crash_at(phase: Phase, batch: int) -> Callable[[Phase, int], None]:
+    """A listener that ends the run there."""
+
+    def listen(at: Phase, of: int) -> None:
+        if (at, of) == (phase, batch):
+            raise CrashError(f"{phase.name} of batch {batch}")
+
+    return listen
+
+
+class _Recording(ExactlyOnce):
+    """Keeps the error that stopped it, which Spark only tells as text."""
+
+    error: SparkonceError | CrashError | None = None
+
+    def __call__(self, df: DataFrame, batch: int) -> None:
+        try:
+            super().__call__(df, batch)
+        except (SparkonceError, CrashError) as error:
+            self.error = error
+            raise
+
+
+class Stream:
+    """A source with rows, a target, and a checkpoint, on a session that others use too.
+
+    Args:
+        spark: The session.
+        kafka: The broker.
+        folder: A new one, or one with a checkpoint.
+        ids: The keys and values of the source's rows, one partition after the other.
+        partitions: Of the source, and of the target.
+    """
+
+    def __init__(
+        self,
+        spark: SparkSession,
+        kafka: Cluster,
+        folder: Path,
+        ids: Iterable[str] = (),
+        *,
+        partitions: int = 4,
+        target_config: Mapping[str, str] | None = None,
+    ) -> None:
+        self.spark = spark
+        self.bootstrap = kafka.bootstrap
+        self.checkpoint = folder / "checkpoint"
+        self.partitions = partitions
+        self.source, self.target = new_name("source"), new_name("target")
+        create_topic(self.bootstrap, self.source, partitions)
+        create_topic(self.bootstrap, self.target, partitions, target_config)
+        self.send(ids)
+
+    def send(self, ids: Iterable[str]) -> None:
+        produce(
+            self.bootstrap,
+            self.source,
+            (
+                {"key": each.encode(), "value": each.encode(), "partition": number % self.partitions}
+                for number, each in enumerate(ids)
+            ),
+            timeout_s=LIMIT_S,
+        )
+
+    def records(self, rows_per_batch: int) -> DataFrame:
+        return (
+            self.spark.readStream.format("kafka")
+            .option("kafka.bootstrap.servers", self.bootstrap)
+            .option("subscribe", self.source)
+            .option("startingOffsets", "earliest")
+            .option("maxOffsetsPerTrigger", rows_per_batch)
+            .load()
+            .selectExpr("cast(key as string) as key", "cast(value as string) as value")
+        )
+
+    def run(
+        self,
+        plan: Callable[[DataFrame], DataFrame] = lambda rows: rows,
+        *,
+        rows_per_batch: int = 400,
+        checkpoint: Path | None = None,
+        sink: Mapping[str, Any] | None = None,
+        settings: Mapping[str, Any] | None = None,
+        **more: Any,
+    ) -> list[BatchProgress]:
+        """Writes all that the source holds now.
+
+        Raises:
+            SparkonceError, CrashError: what stopped it.
+        """
+        kafka = KafkaSink(
+            {"bootstrap.servers": self.bootstrap, **(settings or {})}, **{"topic": self.target, **(sink or {})}
+        )
+        folder = str(checkpoint or self.checkpoint)
+        exactly_once = _Recording(kafka, checkpoint=folder, display=False, **more)
+        query = exactly_once.start(plan(self.records(rows_per_batch)), trigger={"availableNow": True})
+        try:
+            assert query.awaitTermination(int(LIMIT_S)), f"not done after {LIMIT_S:.0f} s"
+        except StreamingQueryException:
+            if exactly_once.error is None:
+                raise
+            raise exactly_once.error from None
+        finally:
+            query.stop()
+        return exactly_once.progress()
+
+    def keys(self) -> list[str]:
+        """What a read_committed reader finds, sorted."""
+        return sorted((record.key or b"").decode() for record in read_committed(self.bootstrap, self.target))
+
+    def transactions(self, *states: str, checkpoint: Path | None = None) -> dict[str, Transaction]:
+        """The query's own on the server."""
+        query = short_query(query_id(checkpoint or self.checkpoint) or "")
+        found = list_transactions(self.bootstrap, states=states)
+        return {
+            name: one
+            for name, one in found.items()
+            if (parsed := TransactionalId.parse(name)) is not None and parsed.query == query
+        }

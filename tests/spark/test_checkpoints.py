@@ -1,0 +1,101 @@
+"""Checkpoints that were copied, moved, deleted, or restored, with their decision log and without it."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+
+from spark.in_process import CrashError, Stream, crash_at
+from sparkonce.embedded import Cluster
+from sparkonce.errors import CheckpointMismatchError, StaleBatchError
+from sparkonce.protocol.state import Phase
+
+pytestmark = [pytest.mark.kafka, pytest.mark.spark]
+
+IDS = [f"{number:05d}" for number in range(1_000)]
+"""Three batches of 400 rows at most, four rows at a time from each of four partitions."""
+
+LOG = "sparkonce"
+
+
+@pytest.fixture
+def stream(spark: SparkSession, kafka: Cluster, tmp_path: Path) -> Stream:
+    return Stream(spark, kafka, tmp_path, IDS)
+
+
+def test_a_deleted_checkpoint_with_its_old_log_is_refused(stream: Stream) -> None:
+    stream.run()
+    for entry in stream.checkpoint.iterdir():
+        if entry.name != LOG:
+            shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
+    with pytest.raises(CheckpointMismatchError, match="the log belongs to|decision log belongs to query"):
+        stream.run()
+    assert stream.keys() == IDS
+
+
+def test_an_older_checkpoint_with_the_newer_log_is_refused(stream: Stream, tmp_path: Path) -> None:
+    with pytest.raises(CrashError):
+        stream.run(listener=crash_at(Phase.WRITING, 1))
+    shutil.copytree(stream.checkpoint, tmp_path / "older")
+    stream.run()
+    shutil.copytree(stream.checkpoint / LOG, tmp_path / "log")
+    shutil.rmtree(stream.checkpoint)
+    (tmp_path / "older").rename(stream.checkpoint)
+    shutil.rmtree(stream.checkpoint / LOG)
+    (tmp_path / "log").rename(stream.checkpoint / LOG)
+    with pytest.raises(StaleBatchError, match="batch 1 is asked for, but batch 2 is already decided"):
+        stream.run()
+    assert stream.keys() == IDS
+
+
+def test_a_newer_checkpoint_with_an_older_log_is_refused(stream: Stream, tmp_path: Path) -> None:
+    with pytest.raises(CrashError):
+        stream.run(listener=crash_at(Phase.WRITING, 1))
+    shutil.copytree(stream.checkpoint / LOG, tmp_path / "log")
+    stream.run()
+    shutil.rmtree(stream.checkpoint / LOG)
+    (tmp_path / "log").rename(stream.checkpoint / LOG)
+    more = [f"more-{number:05d}" for number in range(10)]
+    stream.send(more)
+    with pytest.raises(CheckpointMismatchError, match="the last decided batch is 0"):
+        stream.run()
+    assert stream.keys() == IDS
+
+
+def test_a_copied_checkpoint_is_refused_and_the_original_goes_on(stream: Stream, tmp_path: Path) -> None:
+    with pytest.raises(CrashError):
+        stream.run(listener=crash_at(Phase.FINISHING, 1))
+    copy = tmp_path / "copy"
+    shutil.copytree(stream.checkpoint, copy)
+    with pytest.raises(CheckpointMismatchError, match="two copies of one checkpoint.*checkpoint_moved=True"):
+        stream.run(checkpoint=copy)
+    stream.run()
+    with pytest.raises(CheckpointMismatchError, match="two copies of one checkpoint"):
+        stream.run(checkpoint=copy)
+    assert stream.keys() == IDS
+    assert stream.transactions("Ongoing") == {}
+
+
+def test_a_moved_checkpoint_goes_on_when_it_is_told_so(stream: Stream, tmp_path: Path) -> None:
+    with pytest.raises(CrashError):
+        stream.run(listener=crash_at(Phase.FINISHING, 1))
+    moved = tmp_path / "moved"
+    stream.checkpoint.rename(moved)
+    with pytest.raises(CheckpointMismatchError, match="checkpoint_moved=True"):
+        stream.run(checkpoint=moved)
+    stream.run(checkpoint=moved, checkpoint_moved=True)
+    assert stream.keys() == IDS
+    stream.send(["after"])
+    stream.run(checkpoint=moved)
+    assert stream.keys() == [*IDS, "after"]
+
+
+def test_a_checkpoint_whose_log_is_deleted_goes_on_after_a_clean_stop(stream: Stream) -> None:
+    stream.run()
+    shutil.rmtree(stream.checkpoint / LOG)
+    stream.send(["after"])
+    stream.run()
+    assert stream.keys() == [*IDS, "after"]

@@ -1,0 +1,113 @@
+"""What the broker, or a setting, does not allow: said at the start where that is possible, and never half done."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource, ResourceType
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812 - as everybody writes it
+
+from spark.harness import Job, new_name
+from spark.in_process import Stream
+from spark.pipeline import PHASE
+from sparkonce.embedded import Cluster
+from sparkonce.errors import PreflightError, PrepareError
+
+pytestmark = [pytest.mark.kafka, pytest.mark.spark]
+
+IDS = [f"{number:05d}" for number in range(1_000)]
+LARGE = "00777"
+
+
+def test_a_message_too_large_stops_the_query_and_nothing_of_its_batch_is_seen(
+    spark: SparkSession, kafka: Cluster, tmp_path: Path
+) -> None:
+    stream = Stream(spark, kafka, tmp_path, IDS, target_config={"max.message.bytes": "20000"})
+
+    def with_one_large_row(rows: DataFrame) -> DataFrame:
+        large = F.rpad("value", 50_000, "x")
+        return rows.withColumn("value", F.when(F.col("key") == LARGE, large).otherwise(F.col("value")))
+
+    with pytest.raises(
+        PrepareError, match=rf"{stream.target}.*MSG_SIZE_TOO_LARGE|{stream.target}.*[Tt]oo large"
+    ) as told:
+        stream.run(with_one_large_row)
+    assert told.value.details["batch"] == 1
+    assert stream.keys() == IDS[:400]
+    assert stream.transactions("Ongoing") == {}
+
+    raise_the_limit(kafka.bootstrap, stream.target)
+    stream.run(with_one_large_row)
+    assert stream.keys() == IDS
+
+
+def raise_the_limit(bootstrap: str, topic: str) -> None:
+    entry = ConfigEntry("max.message.bytes", "1000000", incremental_operation=AlterConfigOpType.SET)
+    resource = ConfigResource(ResourceType.TOPIC, topic, incremental_configs=[entry])
+    for answer in AdminClient({"bootstrap.servers": bootstrap}).incremental_alter_configs([resource]).values():
+        answer.result(30)
+
+
+def test_a_missing_topic_is_told_at_the_start(spark: SparkSession, kafka: Cluster, tmp_path: Path) -> None:
+    stream = Stream(spark, kafka, tmp_path, IDS)
+    missing = new_name("missing")
+    with pytest.raises(PreflightError, match=missing):
+        stream.run(sink={"topic": missing})
+    assert not (stream.checkpoint / "offsets").exists()
+
+
+def test_a_topic_of_one_row_that_is_missing_stops_the_query(
+    spark: SparkSession, kafka: Cluster, tmp_path: Path
+) -> None:
+    stream = Stream(spark, kafka, tmp_path, IDS)
+    missing = new_name("missing")
+
+    def one_row_elsewhere(rows: DataFrame) -> DataFrame:
+        return rows.withColumn("topic", F.when(F.col("key") == LARGE, missing).otherwise(stream.target))
+
+    with pytest.raises(PrepareError, match=missing) as told:
+        stream.run(one_row_elsewhere, sink={"topic": None}, settings={"message.timeout.ms": 5_000})
+    assert told.value.details["batch"] == 1
+    assert stream.keys() == IDS[:400]
+    assert stream.transactions("Ongoing") == {}
+
+
+def test_a_timeout_above_the_brokers_is_told_with_both_values(
+    spark: SparkSession, kafka: Cluster, tmp_path: Path
+) -> None:
+    stream = Stream(spark, kafka, tmp_path, IDS)
+    with pytest.raises(PreflightError) as told:
+        stream.run(settings={"transaction.timeout.ms": 3_600_000})
+    for word in ("transaction.timeout.ms", "3600000", "transaction.max.timeout.ms", "900000"):
+        assert word in str(told.value)
+    assert not (stream.checkpoint / "offsets").exists()
+
+
+def test_a_restart_sweeps_its_own_and_leaves_alone_a_query_whose_prefix_begins_alike(
+    kafka: Cluster, tmp_path: Path
+) -> None:
+    name = new_name("orders")
+    with (
+        Job(kafka.bootstrap, tmp_path / "a", rows=2_000, sink={"transactional_id_prefix": name}) as orders,
+        Job(kafka.bootstrap, tmp_path / "b", rows=2_000, sink={"transactional_id_prefix": f"{name}-eu"}) as orders_eu,
+    ):
+        both = (orders, orders_eu)
+        holds = [job.desk.hold(PHASE, phase="DECIDING", batch=0) for job in both]
+        for job, run, hold in [(job, job.start(), hold) for job, hold in zip(both, holds, strict=True)]:
+            hold.wait(run.check)
+        for job in both:
+            job.runs[0].kill()
+        mine, others = (set(job.transactions("Ongoing")) for job in both)
+        assert all(each.startswith(f"{name}.") for each in mine)
+        assert all(each.startswith(f"{name}-eu.") for each in others)
+        assert len(mine) == len(others) == 4
+
+        orders.start().finish()
+        assert orders.transactions("Ongoing") == {}
+        assert set(orders_eu.transactions("Ongoing")) == others
+        orders_eu.start().finish()
+        for job in both:
+            verdict = job.judge()
+            assert verdict.is_exactly_once, verdict
