@@ -102,8 +102,15 @@ def _trace(seen: dict[World, tuple[World, Label] | None], world: World) -> list[
     return labels[::-1]
 
 
-def at_random(model: Model, seed: int, *, most_moves: int = 400) -> Found:
-    """One schedule. Faults are spread over it: most of the time the usual moves are taken."""
+def at_random(model: Model, seed: int, *, most_moves: int = 400, crashes: float = 0.02) -> Found:
+    """One schedule.
+
+    Args:
+        model: The moves.
+        seed: Gives the same schedule again.
+        most_moves: When to end it.
+        crashes: How often to ask, besides at its end, whether a fresh run could finish what it comes to.
+    """
     began = time.process_time()
     dice = random.Random(seed)
     world, trace = model.first(), list[Label]()
@@ -113,7 +120,8 @@ def at_random(model: Model, seed: int, *, most_moves: int = 400) -> Found:
             break
         label, world, violation = dice.choice(moves)
         trace.append(label)
-        path = [] if violation is not None else model.stranded(world)
+        ends = dice.random() < crashes or len(trace) == most_moves or len(moves) == 1
+        path = model.stranded(world) if ends and violation is None else []
         if path:
             violation, trace = path[-1].violation, [*trace, *(move.label for move in path)]
         if violation is not None:

@@ -32,7 +32,7 @@ from sparkonce.protocol.handles import Handle, transaction_fields
 from sparkonce.protocol.outcomes import Outcome
 from sparkonce.protocol.ownership import LanePool, Token, TransactionalId
 from sparkonce.protocol.records import Claim
-from sparkonce.protocol.state import BadTransition, State
+from sparkonce.protocol.state import BadTransition, Phase, State
 from sparkonce.protocol.view import LogView, LogViolation
 
 QUERY = "5f6a2c1e-0000-4000-8000-000000000000"
@@ -201,6 +201,10 @@ class Model:
     def first(self) -> World:
         """The world before anything happened. The last driver is the one of `stranded`."""
         return (0, 0, -1, 0, self.config.faults, 0, 0, *([0] * (self.config.runs + 1)))
+
+    def transitions(self) -> set[tuple[Phase, type]]:
+        """The transitions of the coordinator that the search went through."""
+        return {(self.states.values[state].phase, type(self._event(key))) for state, key in self._steps}
 
     # --- what mutants change ------------------------------------------------------------------------------------------
 

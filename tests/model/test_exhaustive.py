@@ -1,0 +1,83 @@
+"""Every world within a bound, visited once. Crashes and standing still are free, see `model.world`."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+
+import pytest
+
+from model.explore import breadth_first
+from model.mutants import cleaning_up
+from model.world import Config, Fault, Model
+from sparkonce.protocol import events as on
+from sparkonce.protocol.coordinator import TRANSITIONS
+from sparkonce.protocol.state import Phase
+
+TWO_SINKS = ("orders", "orders-eu")
+
+IN_CI = {
+    "2 slots, 1 batch, 2 faults": Config(slots=2, faults=2, parts=1),
+    "2 slots, 2 batches, 1 fault": Config(slots=2, batches=2, faults=1, parts=1),
+    "1 slot, 2 batches, 2 faults, producers kept ready": Config(batches=2, faults=2, parts=1, keep_ready=True),
+    "1 slot, 4 batches, 1 fault, producers kept ready, clean-up": Config(
+        batches=4, faults=1, parts=1, keep_ready=True, cleans_up=True
+    ),
+    "1 slot, 3 batches, 1 fault, clean-up": Config(batches=3, faults=1, cleans_up=True),
+    "1 slot, 1 batch, 2 sinks, 2 faults": Config(faults=2, parts=1, sinks=TWO_SINKS),
+    "1 slot, 1 batch, 2 faults, in two parts": Config(faults=2),
+    "2 slots, 1 batch, 1 fault, in two parts": Config(slots=2, faults=1),
+    "2 slots, 1 batch, 1 fault, other rows each time": Config(slots=2, faults=1, parts=1, deterministic=False),
+    "1 slot, 1 batch, 3 runs, 1 fault": Config(runs=3, faults=1, parts=1),
+    "1 slot, 2 batches, 3 runs, clean-up": Config(runs=3, batches=2, parts=1, cleans_up=True),
+    "1 slot, 2 batches, 1 fault, answers nobody can read": Config(
+        batches=2, faults=1, kinds=frozenset({Fault.COMMIT, Fault.TIMEOUT})
+    ),
+}
+
+LONG = {
+    "1 slot, 4 batches, 2 faults, producers kept ready": Config(batches=4, faults=2, keep_ready=True),
+    "2 slots, 2 batches, 2 faults": Config(slots=2, batches=2, faults=2, parts=1),
+    "1 slot, 2 batches, 2 faults, clean-up, other rows each time": Config(
+        batches=2, faults=2, parts=1, cleans_up=True, deterministic=False
+    ),
+    "2 slots, 2 batches, 1 fault, in two parts": Config(slots=2, batches=2, faults=1),
+    "2 slots, 1 batch, 2 sinks, 1 fault": Config(slots=2, faults=1, parts=1, sinks=TWO_SINKS),
+}
+
+UNREACHED = {
+    # Sinks without transactions do not take part in what is modelled here; a run that has stopped is not asked again.
+    (Phase.DELIVERING, on.Prepared),
+    (Phase.DELIVERING, on.PrepareFailed),
+    (Phase.STOPPED, on.BatchAsked),
+}
+
+_reached: set[tuple[Phase, type]] = set()
+
+
+def explore(name: str, config: Config) -> None:
+    with ExitStack() as stack:
+        if config.cleans_up:
+            stack.enter_context(cleaning_up(1))
+        model = Model(config)
+        found = breadth_first(model, traced=False)
+    print(f"\n{name}, {config.runs} runs: {found}")
+    _reached.update(model.transitions())
+    assert found.violation is None, f"{name}: {found}; run it with traced=True to see the way"
+
+
+@pytest.mark.parametrize("name", IN_CI)
+def test_no_row_is_doubled_or_lost(name: str) -> None:
+    explore(name, IN_CI[name])
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(4 * 3600)
+@pytest.mark.parametrize("name", LONG)
+def test_no_row_is_doubled_or_lost_in_larger_worlds(name: str) -> None:
+    explore(name, LONG[name])
+
+
+def test_the_search_goes_through_every_transition() -> None:
+    if not _reached:
+        pytest.skip("only after the searches above")
+    assert TRANSITIONS.keys() - _reached == UNREACHED

@@ -1,0 +1,33 @@
+"""A check that finds nothing proves something only if it finds what is there."""
+
+from __future__ import annotations
+
+import pytest
+
+from model.explore import breadth_first
+from model.mutants import MUTANTS, SURVIVORS, Mutant
+
+ENOUGH_WORLDS = 300_000
+
+
+@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
+def test_a_broken_rule_is_found(mutant: Mutant) -> None:
+    with mutant.build() as model:
+        found = breadth_first(model, limit=ENOUGH_WORLDS)
+    print(f"\n{mutant.name}: {found}")
+    assert found.violation in mutant.wanted
+
+
+@pytest.mark.parametrize("mutant", SURVIVORS, ids=lambda mutant: mutant.name)
+def test_a_rule_that_others_make_up_for_is_known_as_such(mutant: Mutant) -> None:
+    with mutant.build() as model:
+        found = breadth_first(model, limit=ENOUGH_WORLDS)
+    print(f"\n{mutant.name}: {found}")
+    assert found.violation is None
+
+
+@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
+def test_its_world_is_sound_without_the_mutation(mutant: Mutant) -> None:
+    healthy = Mutant(name=mutant.name, config=mutant.config, wanted=mutant.wanted, keep=mutant.keep)
+    with healthy.build() as model:
+        assert breadth_first(model, limit=ENOUGH_WORLDS).violation is None
