@@ -114,8 +114,16 @@ class _Part:
         fields: Mapping[str, str | int] = {}
         if self._writer is not None and self._rows:
             fields = self._writer.prepare()
+        sink = self._part.sink
+        if self._writer is not None and self._rows and not fields and sink.guarantee is Guarantee.EXACTLY_ONCE:
+            # The driver takes a handle without fields for a slot without rows: these rows would never be committed.
+            raise PrepareError(
+                f"sink {sink.name} is {Guarantee.EXACTLY_ONCE.value}, and its writer prepared {self._rows} rows "
+                "without returning what commits them",
+                next_step="return the transaction's fields from SinkWriter.prepare; see SinkConformance.",
+            )
         return Handle(
-            sink=self._part.sink.name,
+            sink=sink.name,
             slot=self._slot,
             rows=self._rows,
             fingerprint=self._fingerprint,

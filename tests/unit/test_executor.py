@@ -1,0 +1,289 @@
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+import pyarrow as pa
+import pytest
+
+from sparkonce.errors import PrepareError
+from sparkonce.executor import SinkTask, SlotTask, check_handles, write_slot
+from sparkonce.guarantees import Guarantee
+from sparkonce.protocol.handles import FINGERPRINT_MODULUS, Handle
+from sparkonce.protocol.ownership import Token
+from sparkonce.sinks.base import Owner, SinkCommitter, SinkWriter, TwoPhaseCommitSink, WriterContext
+
+OWNER = Owner(query="0123456789ab", token=Token(0, "00000000"), facts={"prefix": "p"})
+
+
+class Recorder(TwoPhaseCommitSink):
+    """Notes every call, and fails at those it is told to."""
+
+    def __init__(self, name: str, calls: list[str], guarantee: Guarantee = Guarantee.EXACTLY_ONCE) -> None:
+        super().__init__(name, guarantee)
+        self.calls = calls
+        self.fails_at: set[str] = set()
+        self.contexts: list[WriterContext] = []
+        self.written: list[pa.RecordBatch] = []
+        self.fields: Mapping[str, str | int] = {"id": name}
+
+    def note(self, call: str) -> None:
+        self.calls.append(f"{self.name}.{call}")
+        if call in self.fails_at:
+            raise RuntimeError(f"{self.name} cannot {call}")
+
+    def writer(self, context: WriterContext) -> SinkWriter:
+        self.note("writer")
+        self.contexts.append(context)
+        return RecordingWriter(self)
+
+    def committer(self) -> SinkCommitter:
+        raise NotImplementedError
+
+
+class RecordingWriter(SinkWriter):
+    def __init__(self, sink: Recorder) -> None:
+        self._sink = sink
+
+    def begin(self) -> None:
+        self._sink.note("begin")
+
+    def write(self, rows: pa.RecordBatch) -> None:
+        self._sink.note("write")
+        self._sink.written.append(rows)
+
+    def prepare(self) -> Mapping[str, str | int]:
+        self._sink.note("prepare")
+        return self._sink.fields
+
+    def abort(self) -> None:
+        self._sink.note("abort")
+
+    def close(self) -> None:
+        self._sink.note("close")
+
+
+@pytest.fixture
+def calls() -> list[str]:
+    return []
+
+
+@pytest.fixture
+def a(calls: list[str]) -> Recorder:
+    return Recorder("a", calls)
+
+
+@pytest.fixture
+def b(calls: list[str]) -> Recorder:
+    return Recorder("b", calls)
+
+
+def piece(numbers: Sequence[int], hashes: Sequence[int] | None = None) -> pa.RecordBatch:
+    return pa.record_batch(
+        {
+            "number": pa.array(numbers, pa.int64()),
+            "other": pa.array([str(number) for number in numbers], pa.string()),
+            "hash_a": pa.array(numbers if hashes is None else hashes, pa.int64()),
+            "hash_b": pa.array([7] * len(numbers), pa.int64()),
+        }
+    )
+
+
+def task(*sinks: Recorder, only: frozenset[tuple[str, int]] | None = None) -> SlotTask:
+    columns = {"a": ("number",), "b": ("other", "number")}
+    parts = tuple(
+        SinkTask(sink=sink, owner=OWNER, columns=columns[sink.name], fingerprint=f"hash_{sink.name}") for sink in sinks
+    )
+    return SlotTask(batch=4, sinks=parts, only=only)
+
+
+def write(rows: Iterable[pa.RecordBatch], given: SlotTask, attempt: int = 0) -> list[Handle]:
+    return write_slot(rows, given, slot=2, copy="3.17.1", attempt=attempt)
+
+
+# --- what goes well -------------------------------------------------------------------------------------------------
+
+
+def test_a_slot_is_begun_written_prepared_and_closed(a: Recorder, calls: list[str]) -> None:
+    (handle,) = write([piece([1, 2]), piece([3])], task(a))
+    assert calls == ["a.writer", "a.begin", "a.write", "a.write", "a.prepare", "a.close"]
+    assert (handle.sink, handle.slot, handle.rows, handle.transaction) == ("a", 2, 3, (("id", "a"),))
+    assert handle.opened_ms > 1_600_000_000_000
+    assert a.contexts == [WriterContext(owner=OWNER, batch=4, slot=2, copy="3.17.1")]
+
+
+def test_each_sink_gets_its_columns_in_its_order(a: Recorder, b: Recorder) -> None:
+    write([piece([1, 2])], task(a, b))
+    assert [rows.to_pydict() for rows in a.written] == [{"number": [1, 2]}]
+    assert [list(rows.to_pydict().items()) for rows in b.written] == [[("other", ["1", "2"]), ("number", [1, 2])]]
+
+
+def test_no_sink_is_closed_before_all_are_prepared(a: Recorder, b: Recorder, calls: list[str]) -> None:
+    handles = write([piece([1])], task(a, b))
+    assert [handle.sink for handle in handles] == ["a", "b"]
+    assert calls[-4:] == ["a.prepare", "b.prepare", "b.close", "a.close"]
+
+
+@pytest.mark.parametrize("rows", [[], [piece([])], [piece([]), piece([])]], ids=["no piece", "an empty one", "two"])
+def test_a_slot_without_rows_opens_nothing_and_returns_a_handle(
+    a: Recorder, calls: list[str], rows: list[pa.RecordBatch]
+) -> None:
+    assert write(rows, task(a)) == [Handle(sink="a", slot=2)]
+    assert calls == ["a.writer", "a.close"]
+
+
+def test_empty_pieces_between_others_are_left_out(a: Recorder, calls: list[str]) -> None:
+    (handle,) = write([piece([]), piece([1]), piece([]), piece([2])], task(a))
+    assert calls == ["a.writer", "a.begin", "a.write", "a.write", "a.prepare", "a.close"]
+    assert handle.rows == 2
+
+
+def test_a_transaction_is_begun_once_whatever_the_clock_says(
+    a: Recorder, calls: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sparkonce.executor.time.time_ns", lambda: 0)
+    write([piece([1]), piece([2])], task(a))
+    assert calls.count("a.begin") == 1
+
+
+# --- the fingerprint ------------------------------------------------------------------------------------------------
+
+
+def test_the_fingerprint_is_the_sum_of_the_hashes_modulo_two_to_the_64(a: Recorder) -> None:
+    hashes = [-1, 2**63 - 1, -(2**63), 5]
+    (handle,) = write([piece([1, 2, 3, 4], hashes)], task(a))
+    assert handle.fingerprint == sum(value % FINGERPRINT_MODULUS for value in hashes) % FINGERPRINT_MODULUS
+
+
+def test_the_fingerprint_does_not_depend_on_order_or_pieces(a: Recorder) -> None:
+    one = write([piece([1, 2, 3], [-9, 2**62, 77])], task(a))
+    other = write([piece([3], [77]), piece([2, 1], [2**62, -9])], task(a))
+    assert one[0].evidence == other[0].evidence
+
+
+def test_the_fingerprint_tells_rows_apart(a: Recorder) -> None:
+    assert write([piece([1, 2])], task(a))[0].evidence != write([piece([1, 3])], task(a))[0].evidence
+
+
+def test_each_sink_has_a_fingerprint_of_its_own(a: Recorder, b: Recorder) -> None:
+    handles = write([piece([1, 2])], task(a, b))
+    assert [handle.fingerprint for handle in handles] == [3, 14]
+
+
+# --- writing some slots again ---------------------------------------------------------------------------------------
+
+
+def test_what_is_not_written_again_is_counted(a: Recorder, b: Recorder, calls: list[str]) -> None:
+    first = write([piece([1, 2])], task(a, b))
+    calls.clear()
+    again = write([piece([1, 2])], task(a, b, only=frozenset({("b", 2), ("a", 1)})))
+    assert [handle.evidence for handle in again] == [handle.evidence for handle in first]
+    assert [handle.transaction for handle in again] == [(), (("id", "b"),)]
+    assert {call.split(".")[0] for call in calls} == {"b"}
+
+
+def test_nothing_of_a_slot_is_written_again(a: Recorder, calls: list[str]) -> None:
+    (handle,) = write([piece([1, 2])], task(a, only=frozenset()))
+    assert calls == []
+    assert (handle.rows, handle.opened_ms, handle.transaction) == (2, 0, ())
+
+
+# --- what goes wrong ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("call", ["begin", "write", "prepare"])
+def test_every_writer_is_aborted_whichever_failed(a: Recorder, b: Recorder, calls: list[str], call: str) -> None:
+    b.fails_at = {call}
+    with pytest.raises(RuntimeError, match=f"b cannot {call}"):
+        write([piece([1])], task(a, b))
+    assert calls[-2:] == ["b.abort", "a.abort"]
+    assert not any(noted.endswith("close") for noted in calls)
+
+
+def test_a_writer_that_cannot_be_made_aborts_those_before(a: Recorder, b: Recorder, calls: list[str]) -> None:
+    b.fails_at = {"writer"}
+    with pytest.raises(RuntimeError, match="b cannot writer"):
+        write([piece([1])], task(a, b))
+    assert calls == ["a.writer", "b.writer", "a.abort"]
+
+
+def test_rows_that_cannot_be_computed_abort_every_writer(a: Recorder, b: Recorder, calls: list[str]) -> None:
+    def rows() -> Iterator[pa.RecordBatch]:
+        yield piece([1])
+        raise ZeroDivisionError("in the plan")
+
+    with pytest.raises(ZeroDivisionError):
+        write(rows(), task(a, b))
+    assert calls[-2:] == ["b.abort", "a.abort"]
+
+
+def test_an_abort_that_fails_does_not_keep_the_others_from_it(a: Recorder, b: Recorder, calls: list[str]) -> None:
+    a.fails_at, b.fails_at = {"write"}, {"abort"}
+    with pytest.raises(RuntimeError, match="b cannot abort") as caught:
+        write([piece([1])], task(a, b))
+    assert str(caught.value.__context__) == "a cannot write"
+    assert calls[-2:] == ["b.abort", "a.abort"]
+
+
+def test_rows_that_nothing_would_commit_are_refused(a: Recorder, calls: list[str]) -> None:
+    a.fields = {}
+    with pytest.raises(PrepareError, match="prepared 1 rows without returning what commits them"):
+        write([piece([1])], task(a))
+    assert calls[-1] == "a.abort"
+
+
+def test_weaker_sinks_return_nothing_to_commit(calls: list[str]) -> None:
+    weak = Recorder("a", calls, Guarantee.AT_LEAST_ONCE)
+    weak.fields = {}
+    (handle,) = write([piece([1])], task(weak))
+    assert (handle.rows, handle.transaction) == (1, ())
+
+
+@pytest.mark.parametrize("guarantee", [Guarantee.EXACTLY_ONCE, Guarantee.AT_LEAST_ONCE])
+def test_a_retry_writes_again(calls: list[str], guarantee: Guarantee) -> None:
+    sink = Recorder("a", calls, guarantee)
+    assert write([piece([1])], task(sink), attempt=1)[0].rows == 1
+
+
+def test_a_retry_does_not_write_to_an_at_most_once_sink(a: Recorder, calls: list[str]) -> None:
+    weak = Recorder("b", calls, Guarantee.AT_MOST_ONCE)
+    with pytest.raises(PrepareError, match="may have been written"):
+        write([piece([1])], task(a, weak), attempt=1)
+    assert calls == ["a.writer", "a.abort"]
+
+
+# --- all handles of a batch -----------------------------------------------------------------------------------------
+
+
+def handles(*keys: tuple[str, int]) -> list[Handle]:
+    return [Handle(sink=sink, slot=slot) for sink, slot in keys]
+
+
+def test_every_slot_of_every_sink() -> None:
+    assert check_handles(handles(("a", 1), ("b", 0), ("a", 0), ("b", 1)), ["a", "b"]) == ""
+    assert check_handles([], ["a", "b"]) == ""
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        [("a", 1)],
+        [("a", 0), ("a", 2)],
+        [("a", 0), ("a", 0)],
+        [("a", 0), ("a", 0), ("a", 1)],
+        [("a", 0), ("b", 0), ("b", 1)],
+    ],
+    ids=["the first is missing", "one between is missing", "one is doubled", "one is doubled beside others", "unequal"],
+)
+def test_slots_that_are_missing_or_doubled(keys: list[tuple[str, int]]) -> None:
+    assert "the slots that returned a handle" in check_handles(handles(*keys), sorted({sink for sink, _ in keys}))
+
+
+def test_handles_of_a_sink_that_was_not_written_to() -> None:
+    assert check_handles(handles(("a", 0), ("x", 0)), ["a"]) == "handles came back for ['x'], which were not written to"
+
+
+def test_nothing_is_logged_when_all_goes_well(a: Recorder, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO):
+        write([piece([1])], task(a))
+    assert caplog.records == []
