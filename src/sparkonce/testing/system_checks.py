@@ -27,8 +27,10 @@ class SystemChecks(SinkHooks):
     def test_what_is_prepared_survives_a_restart_of_the_system(self) -> None:
         """The decision may have been made before the system went down."""
         with scene(self) as on:
-            prepared, committed = on.prepare(0), on.prepare(10, slot=1)
+            committed = on.prepare(10, slot=1)
             on.commit(committed)
+            on.expect_visible(10, when="before the restart")
+            prepared = on.prepare(0)
             if not self.restart_server():
                 skip("restart_server is not given")
             outcomes = on.commit(prepared, committed, by=on.new_committer())
