@@ -1,0 +1,87 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from sparkonce.errors import CheckpointMismatchError, ConfigurationError
+from sparkonce.spark.checkpoint import check_query, input_offsets, query_id
+
+QUERY = "7f6e5d4c-0000-4000-8000-000000000001"
+SETTINGS = '{"batchWatermarkMs":0,"batchTimestampMs":1795237934862,"conf":{"spark.sql.shuffle.partitions":"4"}}'
+
+
+def write_offsets(checkpoint: Path, batch: int, *sources: str, settings: str = SETTINGS, version: str = "v1") -> None:
+    """As Spark 4.0 writes them, without a newline at the end."""
+    (checkpoint / "offsets").mkdir(exist_ok=True)
+    (checkpoint / "offsets" / str(batch)).write_text("\n".join([version, settings, *sources]))
+
+
+def test_offsets_are_one_text_a_source(tmp_path: Path) -> None:
+    write_offsets(tmp_path, 3, '{"orders":{"0":500,"1":7}}', "12")
+    assert input_offsets(tmp_path, 3) == ('{"orders":{"0":500,"1":7}}', "12")
+
+
+def test_offsets_are_the_same_however_they_are_written(tmp_path: Path) -> None:
+    write_offsets(tmp_path, 0, '{"b":{"1":7,"0":500},"a":{"0":1}}')
+    write_offsets(tmp_path, 1, '{ "a": {"0": 1}, "b": {"0": 500, "1": 7} }')
+    assert input_offsets(tmp_path, 0) == input_offsets(tmp_path, 1)
+
+
+def test_offsets_that_differ_differ(tmp_path: Path) -> None:
+    write_offsets(tmp_path, 0, '{"a":{"0":1}}')
+    write_offsets(tmp_path, 1, '{"a":{"0":2}}')
+    assert input_offsets(tmp_path, 0) != input_offsets(tmp_path, 1)
+
+
+def test_time_and_settings_are_no_input(tmp_path: Path) -> None:
+    write_offsets(tmp_path, 0, '{"a":{"0":1}}')
+    write_offsets(tmp_path, 1, '{"a":{"0":1}}', settings='{"batchTimestampMs":9}')
+    assert input_offsets(tmp_path, 0) == input_offsets(tmp_path, 1)
+
+
+def test_a_source_without_offsets_keeps_its_place(tmp_path: Path) -> None:
+    write_offsets(tmp_path, 0, "-", '{"a":{"0":1}}')
+    assert input_offsets(tmp_path, 0) == ("-", '{"a":{"0":1}}')
+
+
+@pytest.mark.parametrize("batch", [-1, 5])
+def test_a_batch_that_spark_does_not_have(tmp_path: Path, batch: int) -> None:
+    write_offsets(tmp_path, 0, "1")
+    assert input_offsets(tmp_path, batch) is None
+
+
+@pytest.mark.parametrize("text", ["", "v1", "{}\n{}\n{}", "1\n{}\n{}"], ids=["empty", "torn", "json", "no version"])
+def test_offsets_that_spark_cannot_have_written(tmp_path: Path, text: str) -> None:
+    (tmp_path / "offsets").mkdir()
+    (tmp_path / "offsets" / "0").write_text(text)
+    with pytest.raises(CheckpointMismatchError, match=f"{tmp_path}/offsets/0 does not begin like") as caught:
+        input_offsets(tmp_path, 0)
+    assert "restore" in caught.value.next_step
+
+
+def test_the_query_of_a_checkpoint(tmp_path: Path) -> None:
+    assert query_id(tmp_path) is None
+    (tmp_path / "metadata").write_text(f'{{"id":"{QUERY}"}}')
+    assert query_id(tmp_path) == QUERY
+
+
+@pytest.mark.parametrize("text", ["", "{", '{"name":"q"}'])
+def test_metadata_that_holds_no_query(tmp_path: Path, text: str) -> None:
+    (tmp_path / "metadata").write_text(text)
+    with pytest.raises(CheckpointMismatchError, match="does not hold a query's id"):
+        query_id(tmp_path)
+
+
+def test_the_running_query_has_this_checkpoint(tmp_path: Path) -> None:
+    (tmp_path / "metadata").write_text(f'{{"id":"{QUERY}"}}')
+    check_query(tmp_path, QUERY)
+
+
+def test_the_running_query_has_another_checkpoint(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match=f"holds no query, and the running query is {QUERY}"):
+        check_query(tmp_path, QUERY)
+    (tmp_path / "metadata").write_text('{"id":"another"}')
+    with pytest.raises(ConfigurationError, match="holds query another") as caught:
+        check_query(tmp_path, QUERY)
+    assert "checkpointLocation" in caught.value.next_step
