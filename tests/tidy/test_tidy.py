@@ -24,8 +24,8 @@ MAY_RAISE_ASSERTIONS = ("testing",)
 PURE = SOURCE / "protocol"
 NOT_PURE = {"time", "random", "os", "socket", "threading", "uuid", "secrets", "datetime", "pathlib", "logging"}
 
-ALIEN = re.compile(r"artifactory|nexus|jfrog|\bpypi\.[a-z]|index-url *[=:] *http|extra-index", re.IGNORECASE)
-"""Names of package hosts: which one is used belongs to the machine, never to the project."""
+ALIEN = re.compile(r"artifactory|nexus|jfrog|https?://(?!pypi\.org/)[^\s\"']*/simple\b", re.IGNORECASE)
+"""Package hosts other than the public one: which is used belongs to the machine, never to the project."""
 
 
 def name(path: Path) -> str:
@@ -89,7 +89,7 @@ def test_nothing_is_left_for_later(path: Path) -> None:
 
 
 def test_no_file_names_a_package_host() -> None:
-    """The lock must not either: it holds hashes, not places."""
+    """The locks must not either."""
     checked = [path for path in texts() if path != Path(__file__).resolve()]
     assert ROOT / "pyproject.toml" in checked
     assert [path.relative_to(ROOT).as_posix() for path in checked if ALIEN.search(path.read_text())] == []
@@ -124,6 +124,5 @@ def imports(path: Path) -> Iterator[str]:
 def texts() -> list[Path]:
     kinds = {".py", ".md", ".toml", ".yml", ".yaml", ".lock", ".cfg", ".txt"}
     folders = [SOURCE, ROOT / "tests", ROOT / "docs", ROOT / "examples", ROOT / "benchmarks", ROOT / ".ci"]
-    local = {"uv.lock"}  # uv writes it where somebody runs uv by hand; the project's lock is requirements.lock
     inside = [path for folder in folders if folder.exists() for path in folder.rglob("*") if path.suffix in kinds]
-    return sorted({*inside, *(path for path in ROOT.iterdir() if path.suffix in kinds and path.name not in local)})
+    return sorted({*inside, *(path for path in ROOT.iterdir() if path.suffix in kinds)})
