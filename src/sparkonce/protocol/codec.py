@@ -1,7 +1,7 @@
 r"""How records and the floor are written down.
 
-One text file each: a first line ``sparkonce <kind> <version> <sha256>``, then JSON, whose bytes the checksum covers.
-A newer version is refused, an older one is read. Nothing is ever unpickled.
+One text file each: a first line ``sparkonce <kind> <version> <sha256>``, then JSON. The checksum covers the JSON's
+bytes, the kind and the version. A newer version is refused, an older one is read. Nothing is ever unpickled.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def decode_record(data: bytes) -> Record:
     body = _open("record", data)
     try:
         return _DECODERS[body["kind"]](body)
-    except (KeyError, TypeError, ValueError) as error:
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise Unreadable(f"the record has not the shape of its kind: {error!r}") from error
 
 
@@ -80,7 +80,7 @@ def decode_floor(data: bytes) -> Floor:
             for run in body["runs"]
         )
         return Floor(position=int(body["position"]), runs=runs)
-    except (KeyError, TypeError, ValueError) as error:
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise Unreadable(f"the floor has not its shape: {error!r}") from error
 
 
@@ -96,8 +96,12 @@ def decode_handle(text: str) -> Handle:
 
 def _seal(kind: str, body: dict[str, Any]) -> bytes:
     text = json.dumps(body, sort_keys=True, separators=(",", ":")).encode()
-    head = f"{_MAGIC} {kind} {FORMAT_VERSION} {hashlib.sha256(text).hexdigest()}\n"
+    head = f"{_MAGIC} {kind} {FORMAT_VERSION} {_checksum(kind, str(FORMAT_VERSION), text)}\n"
     return head.encode() + text
+
+
+def _checksum(kind: str, version: str, text: bytes) -> str:
+    return hashlib.sha256(f"{kind} {version}\n".encode() + text).hexdigest()
 
 
 def _open(kind: str, data: bytes) -> dict[str, Any]:
@@ -107,9 +111,12 @@ def _open(kind: str, data: bytes) -> dict[str, Any]:
         raise Unreadable(f"the file does not begin like a {kind} of {_MAGIC}")
     if int(words[2]) > FORMAT_VERSION:
         raise TooNew(f"the {kind} has format {words[2]}, and this library reads formats up to {FORMAT_VERSION}")
-    if hashlib.sha256(text).hexdigest() != words[3]:
+    if _checksum(kind, words[2], text) != words[3]:
         raise Unreadable(f"the {kind}'s checksum does not match its bytes")
-    body = json.loads(text)
+    try:
+        body = json.loads(text)
+    except ValueError as error:
+        raise Unreadable(f"the {kind} is no JSON: {error}") from error
     if not isinstance(body, dict):
         raise Unreadable(f"the {kind} is no object")
     return body
