@@ -228,3 +228,30 @@ def test_what_was_lost_stays_aborted(world: World) -> None:
     heal(world)
     states = list(world.server.transactions().values())
     assert states == [TransactionState.ABORTED] * SLOTS + [TransactionState.COMMITTED] * SLOTS
+
+
+@pytest.mark.parametrize("weaker", [Guarantee.AT_LEAST_ONCE, Guarantee.AT_MOST_ONCE])
+@pytest.mark.parametrize("all_lost", [True, False])
+def test_a_sink_that_is_weaker_after_a_restart_cannot_be_healed(
+    world: World, weaker: Guarantee, all_lost: bool
+) -> None:
+    other = world.add("other")
+    world.crash(0, Phase.FINISHING)
+    for server in (other, world.server) if all_lost else (other,):
+        expire(server)
+    world.guarantees["other"] = weaker
+    with pytest.raises(errors.ConfigurationError, match="sink 'other' was exactly-once") as caught:
+        world.run(world.start(), 0)
+    assert "until this batch is committed" in caught.value.next_step
+    assert world.kinds() == ["Claim", "Commit", "Claim"]
+    world.guarantees["other"] = Guarantee.EXACTLY_ONCE
+    world.run(world.start(), 0)
+    assert world.visible() == world.visible("other") == numbers(0)
+
+
+def test_a_sink_that_is_weaker_after_a_restart_is_still_finished(world: World) -> None:
+    world.add("other")
+    world.crash(0, Phase.FINISHING)
+    world.guarantees["other"] = Guarantee.AT_LEAST_ONCE
+    world.run(world.start(), 0, 1)
+    assert world.visible() == world.visible("other") == numbers(0, 1)

@@ -298,12 +298,25 @@ class RunDriver:
         answers = self._by_sink(effect.handles, lambda committer, handles: committer.commit(handles))
         for handle, answer in answers:
             self._report(effect.batch, handle, answer)
+            if answer.outcome is Outcome.LOST:
+                self._check_can_heal(effect.batch, handle)
         late = time.monotonic() >= self._finish_until
         reasons = sorted({answer.reason for _, answer in answers if answer.outcome in _NOT_FINAL})
         return on.Finished(
             outcomes=tuple(answer.outcome for _, answer in answers),
             attempt=effect.attempt,
             deadline_passed=f"after {self._timing.commit_deadline_s:.0f} s: {'; '.join(reasons)}" if late else "",
+        )
+
+    def _check_can_heal(self, batch: int, handle: Handle) -> None:
+        """Only transactions can replace lost ones: without this, an amendment would name the lost one for ever."""
+        if handle.sink in self.state.transactional:
+            return
+        guarantee = self._sinks[handle.sink].guarantee.value
+        raise errors.ConfigurationError(
+            f"batch {batch} was decided when sink {handle.sink!r} was {Guarantee.EXACTLY_ONCE.value}, and slot "
+            f"{handle.slot} is lost; the sink is now guarantee={guarantee!r}, at which it cannot be written again",
+            next_step=f"run the sink at {Guarantee.EXACTLY_ONCE.value} again until this batch is committed.",
         )
 
     def _report(self, batch: int, handle: Handle, answer: Finished) -> None:
