@@ -30,13 +30,16 @@ class Found:
     violation: Violation | None = None
     trace: list[Label] = field(default_factory=list)
 
-    def __str__(self) -> str:
+    @property
+    def summary(self) -> str:
+        """One line."""
         speed = self.worlds / max(self.seconds, 0.001)
         head = f"{self.worlds:,} worlds, {self.moves:,} moves, {self.seconds:.1f} s ({speed:,.0f} worlds/s)"
-        if self.violation is None:
-            return head
+        return head if self.violation is None else f"{head}: {self.violation.value}, after {len(self.trace)} moves"
+
+    def __str__(self) -> str:
         lines = [f"  {number:3}. {' '.join(map(str, label))}" for number, label in enumerate(self.trace, 1)]
-        return "\n".join([f"{head}: {self.violation.value}, after {len(self.trace)} moves", *lines])
+        return "\n".join([self.summary, *lines])
 
 
 @contextmanager
@@ -126,6 +129,10 @@ def at_random(model: Model, seed: int, *, most_moves: int = 400, crashes: float 
             violation, trace = path[-1].violation, [*trace, *(move.label for move in path)]
         if violation is not None:
             return Found(
-                worlds=len(trace), moves=len(trace), seconds=time.process_time() - began, violation=violation, trace=trace
+                worlds=len(trace),
+                moves=len(trace),
+                seconds=time.process_time() - began,
+                violation=violation,
+                trace=trace,
             )
     return Found(worlds=len(trace), moves=len(trace), seconds=time.process_time() - began)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
+from functools import cache
 from typing import NamedTuple
 
 from sparkonce.log.base import DecisionLog, Landed, LogStore, Taken
@@ -11,12 +11,12 @@ from sparkonce.protocol.records import Amend, Commit, Record
 from sparkonce.protocol.view import Floor, LogView
 
 
-@lru_cache(maxsize=None)
+@cache
 def _encoded(record: Record) -> bytes:
     return codec.encode_record(record, at_ms=0)
 
 
-@lru_cache(maxsize=None)
+@cache
 def _encoded_floor(floor: Floor) -> bytes:
     return codec.encode_floor(floor)
 

@@ -69,7 +69,7 @@ def cleaning_up(keep: int) -> Iterator[None]:
         yield
 
 
-# --- ids and lanes --------------------------------------------------------------------------------------------------------
+# --- ids and lanes ----------------------------------------------------------------------------------------------------
 
 
 def _id(sink: str, token: Token, worker: int, lane: int) -> str:
@@ -136,7 +136,7 @@ class AbortsWithV4(Model):
     abort_bumps = False
 
 
-# --- the log --------------------------------------------------------------------------------------------------------------
+# --- the log ----------------------------------------------------------------------------------------------------------
 
 
 class ForgetsFloor(Model):
@@ -212,7 +212,7 @@ def _claims_after_sweep(state: State, event: on.Swept) -> Any:
     return coordinator._swept(state, event)
 
 
-# --- deciding, finishing, healing -----------------------------------------------------------------------------------------
+# --- deciding, finishing, healing -------------------------------------------------------------------------------------
 
 
 def _finishes_first(state: State, event: on.Prepared) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import ExitStack
 
 import pytest
@@ -54,27 +55,27 @@ UNREACHED = {
 _reached: set[tuple[Phase, type]] = set()
 
 
-def explore(name: str, config: Config) -> None:
+def explore(name: str, config: Config, say: Callable[[str], None]) -> None:
     with ExitStack() as stack:
         if config.cleans_up:
             stack.enter_context(cleaning_up(1))
         model = Model(config)
         found = breadth_first(model, traced=False)
-    print(f"\n{name}, {config.runs} runs: {found}")
+    say(f"{name}, {config.runs} runs: {found}")
     _reached.update(model.transitions())
     assert found.violation is None, f"{name}: {found}; run it with traced=True to see the way"
 
 
 @pytest.mark.parametrize("name", IN_CI)
-def test_no_row_is_doubled_or_lost(name: str) -> None:
-    explore(name, IN_CI[name])
+def test_no_row_is_doubled_or_lost(name: str, say: Callable[[str], None]) -> None:
+    explore(name, IN_CI[name], say)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(4 * 3600)
 @pytest.mark.parametrize("name", LONG)
-def test_no_row_is_doubled_or_lost_in_larger_worlds(name: str) -> None:
-    explore(name, LONG[name])
+def test_no_row_is_doubled_or_lost_in_larger_worlds(name: str, say: Callable[[str], None]) -> None:
+    explore(name, LONG[name], say)
 
 
 def test_the_search_goes_through_every_transition() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 
 from model.explore import breadth_first
@@ -11,18 +13,18 @@ ENOUGH_WORLDS = 300_000
 
 
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
-def test_a_broken_rule_is_found(mutant: Mutant) -> None:
+def test_a_broken_rule_is_found(mutant: Mutant, say: Callable[[str], None]) -> None:
     with mutant.build() as model:
         found = breadth_first(model, limit=ENOUGH_WORLDS)
-    print(f"\n{mutant.name}: {found}")
+    say(f"{mutant.name}: {found.summary}")
     assert found.violation in mutant.wanted
 
 
 @pytest.mark.parametrize("mutant", SURVIVORS, ids=lambda mutant: mutant.name)
-def test_a_rule_that_others_make_up_for_is_known_as_such(mutant: Mutant) -> None:
+def test_a_rule_that_others_make_up_for_is_known_as_such(mutant: Mutant, say: Callable[[str], None]) -> None:
     with mutant.build() as model:
         found = breadth_first(model, limit=ENOUGH_WORLDS)
-    print(f"\n{mutant.name}: {found}")
+    say(f"{mutant.name}: {found.summary}")
     assert found.violation is None
 
 

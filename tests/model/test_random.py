@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+from collections.abc import Callable
 
 import pytest
 
@@ -14,7 +15,7 @@ from model.world import Config, Model
 BATCH_OF_SCHEDULES = 250
 
 
-def walk(first_seed: int, schedules: int) -> None:
+def walk(first_seed: int, schedules: int, say: Callable[[str], None]) -> None:
     moves = 0
     for start in range(first_seed, first_seed + schedules, BATCH_OF_SCHEDULES):
         dice = random.Random(start)
@@ -35,14 +36,14 @@ def walk(first_seed: int, schedules: int) -> None:
                 found = at_random(model, seed)
                 moves += found.moves
                 assert found.violation is None, f"seed {seed} in the worlds of seed {start}, {config}: {found}"
-    print(f"\n{schedules:,} schedules from seed {first_seed} on, {moves:,} moves")
+    say(f"{schedules:,} schedules from seed {first_seed} on, {moves:,} moves")
 
 
-def test_random_schedules_double_and_lose_no_row() -> None:
-    walk(int(os.environ.get("SPARKONCE_MODEL_SEED", "0")), 4_000)
+def test_random_schedules_double_and_lose_no_row(say: Callable[[str], None]) -> None:
+    walk(int(os.environ.get("SPARKONCE_MODEL_SEED", "0")), 4_000, say)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(4 * 3600)
-def test_many_random_schedules_double_and_lose_no_row() -> None:
-    walk(random.SystemRandom().randrange(10**6, 10**9), 100_000)
+def test_many_random_schedules_double_and_lose_no_row(say: Callable[[str], None]) -> None:
+    walk(random.SystemRandom().randrange(10**6, 10**9), 100_000, say)

@@ -44,7 +44,10 @@ Label = tuple[object, ...]
 
 
 class Fault(str, Enum):
-    """What costs one of the faults. A reply that is lost after the request was applied is a late one that lands at once."""
+    """What costs one of the faults.
+
+    A request that is applied and whose reply is lost is the same as a late one that lands at once.
+    """
 
     PUT = "a put's reply is lost; it lands later, or never"
     REFUSED = "a put is refused by the disk"
@@ -211,9 +214,7 @@ class Model:
     def name(self, task: Task, sink: str, lane: int) -> str:
         """The transactional id of a worker's lane. Workers outlive runs, so only the token tells two runs apart."""
         return str(
-            TransactionalId(
-                prefix=sink, query=SHORT_QUERY, token=task.token, worker=f"{task.worker:012x}", lane=lane
-            )
+            TransactionalId(prefix=sink, query=SHORT_QUERY, token=task.token, worker=f"{task.worker:012x}", lane=lane)
         )
 
     def owns(self, name: str, sinks: tuple[str, ...], tokens: frozenset[Token]) -> bool:
@@ -254,13 +255,11 @@ class Model:
     def moves(self, world: World) -> list[Move]:
         """Everything that may come next."""
         found: list[Move] = []
-        started = 0
         for run in range(self.config.runs):
             driver = world[DRIVERS + run]
             if driver == 0:
                 found.extend(self._start(world, run))
                 break
-            started += 1
             if driver != self._stopped:
                 found.extend(self._drive(world, run))
         found.extend(self._work(world))
@@ -283,7 +282,7 @@ class Model:
         driver = Driver(asked, self.states.number(self.state_of(world, run)), -1)
         yield self._tell(world, run, driver, ("asked", asked), (f"run {run}", "starts"))
 
-    # --- the coordinator ------------------------------------------------------------------------------------------------
+    # --- the coordinator ----------------------------------------------------------------------------------------------
 
     def _step(self, state: int, key: Any) -> tuple[int, int]:
         found = self._steps.get((state, key))
@@ -371,7 +370,7 @@ class Model:
             legal = trouble and reason in (StopReason.UNKNOWN, StopReason.UNWRITABLE)
         return None if legal else Violation.ILLEGAL_STOP
 
-    # --- what drivers do ------------------------------------------------------------------------------------------------
+    # --- what drivers do ----------------------------------------------------------------------------------------------
 
     def _drive(self, world: World, run: int) -> list[Move]:
         driver: Driver = self.drivers.values[world[DRIVERS + run]]
@@ -426,13 +425,9 @@ class Model:
                 world, run, driver, ("unknown", position), (*label, "late"), flights=flights, faults=world[FAULTS] - 1
             )
         if self._faulty(world, run, Fault.REFUSED):
-            yield self._tell(
-                world, run, driver, ("refused", position), (*label, "refused"), faults=world[FAULTS] - 1
-            )
+            yield self._tell(world, run, driver, ("refused", position), (*label, "refused"), faults=world[FAULTS] - 1)
 
-    def _put_answered(
-        self, world: World, run: int, driver: Driver, position: int, standing: int, label: Label
-    ) -> Move:
+    def _put_answered(self, world: World, run: int, driver: Driver, position: int, standing: int, label: Label) -> Move:
         floor = self.floor_after_put(self.logs.values[world[LOG]])
         key = ("landed", position, floor) if standing < 0 else ("taken", position, standing, floor)
         return self._tell(world, run, driver, key, label)
@@ -624,7 +619,7 @@ class Model:
 
         return self._once(("missing", broker, batch), compute)[0]
 
-    # --- Spark's tasks ----------------------------------------------------------------------------------------------------
+    # --- Spark's tasks ------------------------------------------------------------------------------------------------
 
     def _launch(self, world: World, run: int, driver: Driver, effect: do.Write) -> tuple[World, Driver]:
         """A first copy of every slot, each in the first worker that is free."""
@@ -634,9 +629,7 @@ class Model:
             raise BadTransition("a write before the claim")
         winners, added = [], []
         for slot in range(self.config.slots):
-            targets = tuple(
-                sink for sink in effect.sinks if effect.only is None or (sink, slot) in effect.only
-            )
+            targets = tuple(sink for sink in effect.sinks if effect.only is None or (sink, slot) in effect.only)
             task = Task(
                 run=run,
                 token=state.token,
@@ -671,9 +664,7 @@ class Model:
             if len(copies) < 2 and self._faulty(world, run, Fault.COPY):
                 yield self._copy(world, run, driver, effect, slot, copies)
 
-    def _copy(
-        self, world: World, run: int, driver: Driver, effect: do.Write, slot: int, copies: list[Task]
-    ) -> Move:
+    def _copy(self, world: World, run: int, driver: Driver, effect: do.Write, slot: int, copies: list[Task]) -> Move:
         tasks: tuple[Task, ...] = self.tasks.values[world[TASKS]]
         token = self.states.values[driver.state].token
         first = Task(
@@ -710,7 +701,9 @@ class Model:
         if mine.ready:
             held, mine = mine.ready[0], mine._replace(ready=mine.ready[1:])
             world, wrong = self._keep_ready(world, task, sink, mine)
-            move = self._write(self._retask(world, task, held=(*task.held, held)), task._replace(held=(*task.held, held)))
+            move = self._write(
+                self._retask(world, task, held=(*task.held, held)), task._replace(held=(*task.held, held))
+            )
             yield move if wrong is None else move._replace(violation=wrong)
             return
         if mine.starting:
@@ -859,7 +852,7 @@ class Model:
         number = self.workers.number(tuple(sorted((*others, (key, lanes)), key=_by_owner)))
         return _put(world, WORKERS, number)
 
-    # --- what happens by itself -------------------------------------------------------------------------------------------
+    # --- what happens by itself ---------------------------------------------------------------------------------------
 
     def _fly(self, world: World, request: tuple[Any, ...]) -> int:
         return self.flights.number(tuple(sorted((*self.flights.values[world[FLIGHTS]], request), key=repr)))
@@ -893,7 +886,7 @@ class Model:
             )
             yield Move(("timeout", name, epoch), self._with(world, broker=after, faults=world[FAULTS] - 1))
 
-    # --- a crash of everybody -----------------------------------------------------------------------------------------------
+    # --- a crash of everybody -----------------------------------------------------------------------------------------
 
     def stranded(self, world: World) -> list[Move]:
         """If every driver and task died now: the moves of a fresh run that does not get through. Empty if it does."""

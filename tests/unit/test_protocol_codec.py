@@ -1,0 +1,173 @@
+"""What is written can be read, and nothing else can."""
+
+from __future__ import annotations
+
+import hashlib
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sparkonce.protocol import codec
+from sparkonce.protocol.handles import Handle, transaction_fields
+from sparkonce.protocol.ownership import Token
+from sparkonce.protocol.records import Amend, Claim, Commit
+from sparkonce.protocol.view import Floor, Run
+
+names = st.text(min_size=1, max_size=12)
+hexadecimal = st.text("0123456789abcdef", min_size=8, max_size=8)
+tokens = st.builds(Token, st.integers(0, 2**63 - 1), hexadecimal)
+facts = st.dictionaries(names, st.dictionaries(names, st.text(max_size=12), max_size=3), max_size=3).map(
+    lambda found: tuple(sorted((name, tuple(sorted(known.items()))) for name, known in found.items()))
+)
+handles = st.builds(
+    Handle,
+    sink=names,
+    slot=st.integers(0, 10_000),
+    rows=st.integers(0, 2**63 - 1),
+    fingerprint=st.integers(0, 2**64 - 1),
+    opened_ms=st.integers(0, 2**53),
+    transaction=st.dictionaries(names, st.text(max_size=12) | st.integers(-(2**63), 2**63), max_size=4).map(
+        transaction_fields
+    ),
+)
+claims = st.builds(
+    Claim,
+    nonce=hexadecimal,
+    run=names,
+    query=names,
+    host=st.text(max_size=12),
+    process=st.integers(0, 2**31),
+    library=st.text(max_size=12),
+    sinks=facts,
+    renews=st.none() | tokens,
+)
+
+
+def decisions(kind: type) -> st.SearchStrategy:
+    return st.builds(
+        kind,
+        token=tokens,
+        query=names,
+        batch=st.integers(0, 2**63 - 1),
+        offsets=st.lists(st.text(max_size=20), max_size=3).map(tuple),
+        handles=st.lists(handles, max_size=4).map(tuple),
+    )
+
+
+records = claims | decisions(Commit) | decisions(Amend)
+floors = st.builds(
+    Floor,
+    st.integers(0, 2**63 - 1),
+    st.lists(st.builds(Run, token=tokens, query=names, sinks=facts), max_size=3).map(tuple),
+)
+
+COMMIT = Commit(
+    token=Token(3, "0a1b2c3d"),
+    query="5f6a2c1e-0000-4000-8000-000000000000",
+    batch=7,
+    offsets=('{"orders":{"0":500}}',),
+    handles=(Handle(sink="out", slot=0, rows=9, fingerprint=2**63, transaction=(("epoch", 1), ("id", "a.b"))),),
+)
+WRITTEN = codec.encode_record(COMMIT, at_ms=1_700_000_000_000)
+FLOOR = codec.encode_floor(Floor(4, (Run(token=Token(3, "0a1b2c3d"), query="q", sinks=(("out", (("k", "v"),)),)),)))
+
+
+@given(records, st.integers(0, 2**53))
+def test_a_record_is_read_as_it_was_written(record: Claim | Commit | Amend, at_ms: int) -> None:
+    data = codec.encode_record(record, at_ms=at_ms)
+    assert codec.decode_record(data) == record
+    assert codec.decided_at_ms(data) == at_ms
+
+
+@given(floors)
+def test_a_floor_is_read_as_it_was_written(floor: Floor) -> None:
+    assert codec.decode_floor(codec.encode_floor(floor)) == floor
+
+
+@given(handles)
+def test_a_handle_is_read_as_it_was_written(handle: Handle) -> None:
+    text = codec.encode_handle(handle)
+    assert "\n" not in text
+    assert codec.decode_handle(text) == handle
+
+
+def test_equal_records_are_written_alike() -> None:
+    assert codec.encode_record(COMMIT, at_ms=1_700_000_000_000) == WRITTEN
+
+
+@pytest.mark.parametrize("data", [WRITTEN, FLOOR], ids=["record", "floor"])
+def test_a_torn_file_is_refused(data: bytes) -> None:
+    decode = codec.decode_record if data is WRITTEN else codec.decode_floor
+    for length in range(len(data)):
+        with pytest.raises(codec.Unreadable):
+            decode(data[:length])
+
+
+@pytest.mark.parametrize("data", [WRITTEN, FLOOR], ids=["record", "floor"])
+def test_a_file_with_one_other_bit_is_refused(data: bytes) -> None:
+    decode = codec.decode_record if data is WRITTEN else codec.decode_floor
+    for place in range(len(data) * 8):
+        altered = bytearray(data)
+        altered[place // 8] ^= 1 << (place % 8)
+        # Some other digits read as a newer version, which is refused before anything else is looked at.
+        with pytest.raises((codec.Unreadable, codec.TooNew)):
+            decode(bytes(altered))
+
+
+def test_more_bytes_than_were_written_are_refused() -> None:
+    with pytest.raises(codec.Unreadable):
+        codec.decode_record(WRITTEN + b" ")
+
+
+def test_a_floor_is_no_record_and_a_record_no_floor() -> None:
+    with pytest.raises(codec.Unreadable, match="like a record"):
+        codec.decode_record(FLOOR)
+    with pytest.raises(codec.Unreadable, match="like a floor"):
+        codec.decode_floor(WRITTEN)
+
+
+def _sealed(kind: str, text: bytes, version: str = "1") -> bytes:
+    digest = hashlib.sha256(f"{kind} {version}\n".encode() + text).hexdigest()
+    return f"sparkonce {kind} {version} {digest}\n".encode() + text
+
+
+@pytest.mark.parametrize("kind", ["record", "floor"])
+def test_a_newer_format_is_refused_by_its_number(kind: str) -> None:
+    decode = codec.decode_record if kind == "record" else codec.decode_floor
+    newer = _sealed(kind, b'{"what":"nobody here knows"}', version=str(codec.FORMAT_VERSION + 1))
+    with pytest.raises(codec.TooNew, match=f"has format {codec.FORMAT_VERSION + 1}.*up to {codec.FORMAT_VERSION}"):
+        decode(newer)
+
+
+SHAPELESS = b'{"kind":"claim","nonce":"","run":"","query":"","host":"","process":0,"library":"","sinks":[]}'
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        b"[]",
+        b"{}",
+        b'{"kind":"nothing"}',
+        b'{"kind":"commit"}',
+        b'{"kind":"claim","nonce":1}',
+        SHAPELESS,
+        b"not json",
+        b"\xff",
+    ],
+)
+def test_sound_bytes_without_the_shape_of_a_record_are_refused(text: bytes) -> None:
+    with pytest.raises(codec.Unreadable):
+        codec.decode_record(_sealed("record", text))
+
+
+@pytest.mark.parametrize("text", [b"[]", b"{}", b'{"position":"x","runs":[]}', b'{"position":1,"runs":[1]}'])
+def test_sound_bytes_without_the_shape_of_a_floor_are_refused(text: bytes) -> None:
+    with pytest.raises(codec.Unreadable):
+        codec.decode_floor(_sealed("floor", text))
+
+
+@given(st.binary(max_size=200))
+def test_foreign_bytes_are_refused(data: bytes) -> None:
+    with pytest.raises(codec.Unreadable):
+        codec.decode_record(data)

@@ -1,0 +1,451 @@
+"""Single steps of the coordinator. How they work together is the business of the model check."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from sparkonce.protocol import effects as do
+from sparkonce.protocol import events as on
+from sparkonce.protocol.coordinator import MOST_DOUBTS, TRANSITIONS, step
+from sparkonce.protocol.effects import Effect, StopReason
+from sparkonce.protocol.handles import Handle
+from sparkonce.protocol.outcomes import Outcome
+from sparkonce.protocol.ownership import Token
+from sparkonce.protocol.records import Claim, Commit
+from sparkonce.protocol.state import BadTransition, Phase, State
+from sparkonce.protocol.view import Floor, LogView
+
+QUERY = "5f6a2c1e-0000-4000-8000-000000000000"
+OLDER = Claim(nonce="aaaaaaaa", run="run-a", query=QUERY, host="there", process=12)
+MINE = Claim(nonce="bbbbbbbb", run="run-b", query=QUERY)
+OLD = Token(0, "aaaaaaaa")
+NONE = Floor()
+
+
+def handle(slot: int = 0, *, sink: str = "out", rows: int = 3, epoch: int = 0, fingerprint: int = 11) -> Handle:
+    return Handle(
+        sink=sink,
+        slot=slot,
+        rows=rows,
+        fingerprint=fingerprint,
+        transaction=(("epoch", epoch), ("id", f"{sink}-{slot}")),
+    )
+
+
+def empty(slot: int, sink: str = "out") -> Handle:
+    return Handle(sink=sink, slot=slot)
+
+
+def decided(batch: int, *handles: Handle, token: Token = OLD, query: str = QUERY) -> Commit:
+    return Commit(token=token, query=query, batch=batch, offsets=(f"end {batch}",), handles=handles)
+
+
+def log(*batches: int) -> LogView:
+    view = LogView().apply(0, OLDER)
+    for batch in batches:
+        view = view.apply(view.end, decided(batch, handle(0), handle(1)))
+    return view
+
+
+def asks(batch: int, offsets: str | None = None, previous: str | None = "") -> on.BatchAsked:
+    before = f"end {batch - 1}" if previous == "" and batch else previous
+    return on.BatchAsked(
+        batch=batch, offsets=(offsets or f"end {batch}",), previous_offsets=None if before is None else (before,)
+    )
+
+
+def begun(asked: on.BatchAsked, view: LogView, **changes: object) -> tuple[State, Effect]:
+    """A run that was asked for a batch and has read the log."""
+    state = State(claim=MINE, transactional=("out",), **changes)  # type: ignore[arg-type]
+    state, effect = step(state, asked)
+    assert isinstance(effect, do.ReadLog)
+    return step(state, on.LogRead(view=view))
+
+
+def through(state: State, *answers: on.Event) -> tuple[State, Effect]:
+    effect: Effect | None = None
+    for answer in answers:
+        state, effect = step(state, answer)
+    assert effect is not None
+    return state, effect
+
+
+def writing(view: LogView, batch: int, **changes: object) -> State:
+    state, _ = begun(asks(batch), view, **changes)
+    state, effect = through(state, on.PutLanded(position=view.end, floor=NONE), on.Swept())
+    assert isinstance(effect, do.Write)
+    return state
+
+
+def finishing(*handles: Handle, view: LogView | None = None) -> State:
+    view = view or log()
+    state = writing(view, 0)
+    state, effect = through(state, on.Prepared(handles=handles), on.PutLanded(position=view.end + 1, floor=NONE))
+    assert isinstance(effect, do.Finish)
+    return state
+
+
+# --- refusals ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("asked", "view", "reason", "says"),
+    [
+        (asks(1), log(0, 1, 2), StopReason.STALE, "batch 1 is asked for, but batch 2 is already decided"),
+        (asks(3), log(0, 1), StopReason.MISMATCH, "batch 3 is asked for, but the last decided batch is 1"),
+        (asks(1, "other"), log(0, 1), StopReason.MISMATCH, r"offsets \['end 1'\], and the checkpoint now says"),
+        (asks(2, previous="other"), log(0, 1), StopReason.MISMATCH, r"batch 1 was decided .* now says \['other'\]"),
+    ],
+    ids=["stale", "gap", "other offsets", "other previous offsets"],
+)
+def test_a_batch_that_the_log_contradicts_is_refused_before_any_claim(
+    asked: on.BatchAsked, view: LogView, reason: StopReason, says: str
+) -> None:
+    state, effect = begun(asked, view)
+    assert isinstance(effect, do.Stop)
+    assert effect.reason is reason
+    assert re.search(says, effect.message)
+    assert (state.phase, state.token) == (Phase.STOPPED, None)
+
+
+def test_a_log_of_another_query_is_refused_before_any_claim() -> None:
+    other = LogView().apply(0, Claim(nonce="aaaaaaaa", run="run-a", query="11111111-0000-4000-8000-000000000000"))
+    state, effect = begun(asks(0), other)
+    assert isinstance(effect, do.Stop)
+    assert effect.reason is StopReason.MISMATCH
+    assert "belongs to query 11111111-" in effect.message
+    assert QUERY in effect.message
+    assert state.token is None
+
+
+def test_a_batch_whose_predecessor_spark_no_longer_has_is_not_refused() -> None:
+    _, effect = begun(asks(2, previous=None), log(0, 1))
+    assert isinstance(effect, do.Put)
+
+
+def test_a_new_log_may_begin_with_any_batch() -> None:
+    _, effect = begun(asks(17), LogView())
+    assert effect == do.Put(position=0, record=MINE, contested=0)
+
+
+def test_what_was_refused_by_the_first_look_is_refused_by_the_second() -> None:
+    state, effect = begun(asks(2), log(0, 1))
+    standing = decided(2, handle(0))
+    state, effect = step(state, on.PutTaken(position=3, standing=standing, floor=NONE))
+    assert isinstance(effect, do.ReadLog)
+    state, effect = step(state, on.LogRead(view=log(0, 1, 2, 3)))
+    assert isinstance(effect, do.Stop)
+    assert effect.reason is StopReason.STALE
+
+
+# --- claiming ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_run_sweeps_all_older_runs_and_only_those_once_it_has_claimed() -> None:
+    state, effect = begun(asks(2), log(0, 1))
+    assert effect == do.Put(position=3, record=MINE, contested=0)
+    state, effect = step(state, on.PutLanded(position=3, floor=NONE))
+    assert isinstance(effect, do.Sweep)
+    assert [run.token for run in effect.runs] == [OLD]
+    assert not effect.only_own
+    assert state.token == Token(3, "bbbbbbbb")
+
+
+def test_drivers_that_depose_each_other_are_counted() -> None:
+    _, effect = begun(asks(0), log().apply(1, Claim(nonce="cccccccc", run="run-c", query=QUERY)))
+    assert isinstance(effect, do.Put)
+    assert effect.contested == 2
+
+
+def test_a_claim_whose_reply_was_lost_is_put_again_and_found() -> None:
+    state, _ = begun(asks(0), log())
+    state, effect = step(state, on.PutUnknown(position=1))
+    assert effect == do.Put(position=1, record=MINE)
+    state, effect = step(state, on.PutTaken(position=1, standing=MINE, floor=NONE))
+    assert isinstance(effect, do.Sweep)
+    assert state.token == Token(1, "bbbbbbbb")
+
+
+def test_a_claim_below_the_floor_is_void() -> None:
+    state, _ = begun(asks(0), log())
+    state, effect = step(state, on.PutLanded(position=1, floor=Floor(5)))
+    assert effect == do.ReadLog(view=LogView())
+    assert state.token is None
+
+
+def test_a_claim_that_cannot_be_written_stops_the_run() -> None:
+    state, _ = begun(asks(0), log())
+    _, effect = step(state, on.PutRefused(position=1, reason="No space left on device"))
+    assert isinstance(effect, do.Stop)
+    assert effect.reason is StopReason.UNWRITABLE
+    assert "No space left on device" in effect.message
+
+
+def test_a_decided_batch_is_finished_and_run_into_nothing() -> None:
+    state, _ = begun(asks(1), log(0, 1))
+    state, effect = step(state, on.PutLanded(position=3, floor=NONE))
+    assert effect == do.Finish(batch=1, handles=(handle(0), handle(1)), attempt=0)
+    state, effect = step(state, on.Finished(outcomes=(Outcome.COMMITTED, Outcome.ALREADY_COMMITTED)))
+    assert effect == do.RunIntoNothing(batch=1)
+    _, effect = through(state, on.PlanRun(), on.Swept())
+    assert effect == do.Done(batch=1)
+
+
+def test_a_decided_batch_without_rows_has_nothing_to_finish() -> None:
+    view = log().apply(1, decided(0, empty(0), empty(1)))
+    state, _ = begun(asks(0), view)
+    _, effect = step(state, on.PutLanded(position=2, floor=NONE))
+    assert effect == do.RunIntoNothing(batch=0)
+
+
+# --- preparing and deciding -------------------------------------------------------------------------------------------
+
+
+def test_the_decision_holds_every_handle_in_order() -> None:
+    _, effect = step(writing(log(), 0), on.Prepared(handles=(handle(1), empty(2), handle(0))))
+    assert isinstance(effect, do.Put)
+    assert isinstance(effect.record, Commit)
+    assert effect.position == 2
+    assert effect.record.handles == (handle(0), handle(1), empty(2))
+    assert (effect.record.batch, effect.record.offsets) == (0, ("end 0",))
+
+
+def test_what_is_too_old_is_undone_and_not_decided() -> None:
+    state, effect = step(writing(log(), 0), on.Prepared(handles=(handle(0), empty(1)), too_old="it is 900 s old"))
+    assert effect == do.Abort(handles=(handle(0),))
+    _, effect = step(state, on.Aborted())
+    assert isinstance(effect, do.Stop)
+    assert (effect.reason, effect.message) == (StopReason.TOO_OLD, "it is 900 s old")
+
+
+def test_a_slot_that_cannot_prepare_stops_the_run_after_a_sweep_of_its_own() -> None:
+    state, effect = step(writing(log(), 0), on.PrepareFailed(reason="the disk of the broker is full"))
+    assert isinstance(effect, do.Sweep)
+    assert effect.only_own
+    assert [run.token for run in effect.runs] == [Token(1, "bbbbbbbb")]
+    _, effect = step(state, on.Swept())
+    assert isinstance(effect, do.Stop)
+    assert effect.reason is StopReason.PREPARE_FAILED
+    assert effect.message == "the disk of the broker is full"
+
+
+def test_a_superseded_run_undoes_its_own_handles_and_says_who_came() -> None:
+    newer = Claim(nonce="cccccccc", run="run-c", query=QUERY, host="elsewhere", process=99)
+    state, _ = step(writing(log(), 0), on.Prepared(handles=(handle(0),)))
+    state, effect = step(state, on.PutTaken(position=2, standing=newer, floor=NONE))
+    assert effect == do.Abort(handles=(handle(0),))
+    _, effect = step(state, on.Aborted())
+    assert isinstance(effect, do.Stop)
+    assert effect.reason is StopReason.SUPERSEDED
+    assert "run run-c on elsewhere, process 99" in effect.message
+
+
+def test_a_decision_whose_reply_was_lost_is_settled_by_a_renewal_at_the_same_key() -> None:
+    state, put = step(writing(log(), 0), on.Prepared(handles=(handle(0),)))
+    assert isinstance(put, do.Put)
+    state, effect = step(state, on.PutUnknown(position=2))
+    assert isinstance(effect, do.Put)
+    assert isinstance(effect.record, Claim)
+    assert (effect.position, effect.record.renews) == (2, Token(1, "bbbbbbbb"))
+
+    found, effect = step(state, on.PutTaken(position=2, standing=put.record, floor=NONE))
+    assert isinstance(effect, do.Finish)
+    assert found.decided is not None
+
+    _, effect = step(state, on.PutLanded(position=2, floor=NONE))
+    assert effect == do.Put(position=3, record=put.record)
+
+
+def test_a_decision_that_stays_unknown_stops_the_run_and_undoes_nothing() -> None:
+    state, _ = step(writing(log(), 0), on.Prepared(handles=(handle(0),)))
+    for _ in range(MOST_DOUBTS):
+        state, effect = step(state, on.PutUnknown(position=2, reason="timed out"))
+        assert isinstance(effect, do.Put)
+    _, effect = step(state, on.PutUnknown(position=2, reason="timed out"))
+    assert isinstance(effect, do.Stop)
+    assert effect.reason is StopReason.UNKNOWN
+
+
+def test_a_decision_in_doubt_that_cannot_be_settled_undoes_nothing() -> None:
+    state, _ = step(writing(log(), 0), on.Prepared(handles=(handle(0),)))
+    _, effect = through(state, on.PutUnknown(position=2), on.PutRefused(position=2, reason="read-only"))
+    assert isinstance(effect, do.Stop)
+    assert effect.reason is StopReason.UNKNOWN
+
+
+def test_a_decision_that_surely_was_not_written_is_undone() -> None:
+    state, _ = step(writing(log(), 0), on.Prepared(handles=(handle(0),)))
+    state, effect = step(state, on.PutRefused(position=2, reason="No space left on device"))
+    assert effect == do.Abort(handles=(handle(0),))
+    _, effect = step(state, on.Aborted())
+    assert isinstance(effect, do.Stop)
+    assert effect.reason is StopReason.UNWRITABLE
+
+
+def test_a_decision_below_the_floor_is_void() -> None:
+    state, _ = step(writing(log(), 0), on.Prepared(handles=(handle(0),)))
+    _, effect = through(state, on.PutLanded(position=2, floor=Floor(9)), on.Aborted())
+    assert isinstance(effect, do.Stop)
+    assert effect.reason is StopReason.SUPERSEDED
+
+
+def test_what_can_never_stand_in_the_log_stops_the_run() -> None:
+    state, _ = begun(asks(0), log())
+    _, effect = step(state, on.PutLanded(position=7, floor=NONE))
+    assert isinstance(effect, do.Stop)
+    assert effect.reason is StopReason.LOG_VIOLATION
+
+
+# --- finishing and healing --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("doubtful", [Outcome.RETRY, Outcome.UNKNOWN])
+def test_what_is_not_final_is_asked_again_and_nothing_else(doubtful: Outcome) -> None:
+    state = finishing(handle(0), handle(1))
+    state, effect = step(state, on.Finished(outcomes=(Outcome.COMMITTED, doubtful)))
+    assert effect == do.Finish(batch=0, handles=(handle(1),), attempt=1)
+
+
+@pytest.mark.parametrize("doubtful", [Outcome.RETRY, Outcome.UNKNOWN])
+def test_unknown_is_never_healed(doubtful: Outcome) -> None:
+    state = finishing(handle(0), handle(1))
+    _, effect = step(state, on.Finished(outcomes=(Outcome.LOST, doubtful), deadline_passed="after 300 s"))
+    assert isinstance(effect, do.Stop)
+    assert effect.reason is StopReason.UNKNOWN
+    assert dict(effect.details) == {"handles": (("out", 1),)}
+
+
+def test_a_loss_is_judged_by_the_log_as_it_is_now() -> None:
+    state = finishing(handle(0), handle(1))
+    state, effect = step(state, on.Finished(outcomes=(Outcome.LOST, Outcome.COMMITTED)))
+    assert effect == do.ReadLog(view=state.view)
+    gone_on = state.view.apply(state.view.end, Claim(nonce="cccccccc", run="run-c", query=QUERY))
+    _, effect = step(state, on.LogRead(view=gone_on))
+    assert isinstance(effect, do.Stop)
+    assert effect.reason is StopReason.SUPERSEDED
+
+
+def test_of_a_partial_loss_only_the_lost_is_written_again() -> None:
+    state = finishing(handle(0), handle(1))
+    state, _ = step(state, on.Finished(outcomes=(Outcome.COMMITTED, Outcome.LOST)))
+    state, effect = step(state, on.LogRead(view=state.view))
+    assert effect == do.Write(batch=0, sinks=("out",), only=frozenset({("out", 1)}))
+    counted = Handle(sink="out", slot=0, rows=3, fingerprint=11)
+    state, effect = step(state, on.Prepared(handles=(counted, handle(1, epoch=5))))
+    assert isinstance(effect, do.Put)
+    assert effect.record.handles == (handle(0), handle(1, epoch=5))  # type: ignore[union-attr]
+    _, effect = step(state, on.PutLanded(position=effect.position, floor=NONE))
+    assert effect == do.Finish(batch=0, handles=(handle(1, epoch=5),), attempt=0)
+
+
+@pytest.mark.parametrize(
+    "again",
+    [
+        (Handle(sink="out", slot=0, rows=3, fingerprint=12), handle(1, epoch=5)),
+        (Handle(sink="out", slot=0, rows=3, fingerprint=11), handle(1, epoch=5, rows=4)),
+        (Handle(sink="out", slot=0, rows=3, fingerprint=11), handle(1, epoch=5), handle(2, epoch=5)),
+        (handle(1, epoch=5),),
+    ],
+    ids=["another fingerprint", "another count", "a slot more", "a slot less"],
+)
+def test_other_rows_than_the_visible_ones_stop_the_run(again: tuple[Handle, ...]) -> None:
+    state = finishing(handle(0), handle(1))
+    state, _ = step(state, on.Finished(outcomes=(Outcome.COMMITTED, Outcome.LOST)))
+    state, _ = step(state, on.LogRead(view=state.view))
+    state, effect = step(state, on.Prepared(handles=again))
+    assert effect == do.Abort(handles=tuple(one for one in sorted(again) if one.transaction))
+    _, effect = step(state, on.Aborted())
+    assert isinstance(effect, do.Stop)
+    assert effect.reason is StopReason.LOST
+    assert "3 of its rows in 1 transactions were lost" in effect.message
+    assert dict(effect.details)["lost"] == (("out", 1, 3),)
+
+
+def test_if_all_is_lost_any_rows_will_do() -> None:
+    state = finishing(handle(0), handle(1))
+    state, _ = step(state, on.Finished(outcomes=(Outcome.LOST, Outcome.LOST)))
+    state, effect = step(state, on.LogRead(view=state.view))
+    assert effect == do.Write(batch=0, sinks=("out",), only=None)
+    again = (handle(0, epoch=1, rows=7), handle(1, epoch=1, fingerprint=99))
+    _, effect = step(state, on.Prepared(handles=again))
+    assert isinstance(effect, do.Put)
+    assert effect.record.handles == again  # type: ignore[union-attr]
+
+
+# --- sinks without transactions ---------------------------------------------------------------------------------------
+
+
+def test_at_most_once_sinks_are_written_once_after_the_commit() -> None:
+    state = writing(log(), 0, after=("mail",))
+    state, effect = through(
+        state,
+        on.Prepared(handles=(handle(0),)),
+        on.PutLanded(position=2, floor=NONE),
+        on.Finished(outcomes=(Outcome.COMMITTED,)),
+    )
+    assert effect == do.Write(batch=0, sinks=("mail",))
+    _, effect = step(state, on.PrepareFailed(reason="no route"))
+    assert isinstance(effect, do.Stop)
+    assert "will not be written again: no route" in effect.message
+    _, effect = through(state, on.Prepared(handles=()), on.Swept())
+    assert effect == do.Done(batch=0)
+
+
+def test_at_most_once_sinks_are_not_written_by_a_recovery() -> None:
+    state, _ = begun(asks(1), log(0, 1), after=("mail",))
+    _, effect = through(
+        state,
+        on.PutLanded(position=3, floor=NONE),
+        on.Finished(outcomes=(Outcome.COMMITTED, Outcome.COMMITTED)),
+        on.PlanRun(),
+    )
+    assert isinstance(effect, do.Sweep)
+
+
+# --- the table --------------------------------------------------------------------------------------------------------
+
+
+def test_every_phase_but_the_last_is_left_by_some_event() -> None:
+    assert {phase for phase, _ in TRANSITIONS} == set(Phase)
+
+
+@pytest.mark.parametrize("phase", Phase)
+def test_an_event_that_a_phase_does_not_expect_is_refused(phase: Phase) -> None:
+    events = (
+        asks(0),
+        on.LogRead(view=LogView()),
+        on.PutLanded(position=0, floor=NONE),
+        on.PutTaken(position=0, standing=MINE, floor=NONE),
+        on.PutUnknown(position=0),
+        on.PutRefused(position=0),
+        on.Swept(),
+        on.Prepared(handles=()),
+        on.PrepareFailed(reason=""),
+        on.Finished(outcomes=()),
+        on.Aborted(),
+        on.PlanRun(),
+        on.FloorRaised(floor=NONE),
+        on.Deleted(),
+    )
+    unexpected = [event for event in events if (phase, type(event)) not in TRANSITIONS]
+    assert unexpected
+    for event in unexpected:
+        with pytest.raises(BadTransition, match=f"{type(event).__name__} while {phase.value}"):
+            step(State(claim=MINE, phase=phase), event)
+
+
+def test_a_run_that_has_stopped_stays_stopped() -> None:
+    state, effect = step(State(claim=MINE, phase=Phase.STOPPED), asks(0))
+    assert isinstance(effect, do.Stop)
+    assert effect.reason is StopReason.STOPPED
+    assert state.phase is Phase.STOPPED
+
+
+def test_a_run_that_is_asked_again_does_not_claim_again() -> None:
+    state = finishing(handle(0))
+    state, effect = through(state, on.Finished(outcomes=(Outcome.COMMITTED,)), on.Swept())
+    assert effect == do.Done(batch=0)
+    _, effect = step(state, asks(1))
+    assert effect == do.Write(batch=1, sinks=("out",))

@@ -1,0 +1,137 @@
+"""Ids are values, compared field by field; a worker's ids are used again by one rule."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sparkonce.protocol.ownership import HELD, LanePool, Token, TransactionalId, short_query
+
+QUERY = "5f6a2c1e0000"
+
+
+def hexadecimal(length: int) -> st.SearchStrategy[str]:
+    return st.text("0123456789abcdef", min_size=length, max_size=length)
+
+
+prefixes = st.text(min_size=1, max_size=30) | st.sampled_from(
+    ["orders", "orders-eu", "a.b.c", "...", "orders.5f6a2c1e0000.3-00000000.000000000001-0", "with\nline"]
+)
+ids = st.builds(
+    TransactionalId,
+    prefix=prefixes,
+    query=hexadecimal(12),
+    token=st.builds(Token, st.integers(0, 10**18), hexadecimal(8)),
+    worker=hexadecimal(12),
+    lane=st.integers(0, 10**8),
+)
+
+
+def an_id(**changes: object) -> TransactionalId:
+    values = {"prefix": "orders", "query": QUERY, "token": Token(3, "0a1b2c3d"), "worker": "0" * 12, "lane": 0}
+    return TransactionalId(**(values | changes))  # type: ignore[arg-type]
+
+
+@given(ids)
+def test_an_id_is_parsed_to_what_it_was_made_of(one: TransactionalId) -> None:
+    assert TransactionalId.parse(str(one)) == one
+
+
+@given(ids, ids)
+def test_two_ids_are_written_alike_only_if_they_are_equal(one: TransactionalId, other: TransactionalId) -> None:
+    assert (str(one) == str(other)) == (one == other)
+
+
+@given(st.text(max_size=60))
+def test_what_is_parsed_is_written_the_same_way(text: str) -> None:
+    found = TransactionalId.parse(text)
+    assert found is None or str(found) == text
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "orders",
+        "orders-eu.something",
+        f".{QUERY}.3-0a1b2c3d.000000000000-0",
+        f"orders.{QUERY}.03-0a1b2c3d.000000000000-0",
+        f"orders.{QUERY}.3-0a1b2c3d.000000000000-00",
+        f"orders.{QUERY}.3-0A1B2C3D.000000000000-0",
+        f"orders.{QUERY}.3-0a1b2c3d.000000000000-0 ",
+        f"orders.{QUERY}.3-0a1b2c3d.000000000000-0\n",
+        f"orders.{QUERY}.-3-0a1b2c3d.000000000000-0",
+        f"orders.{QUERY}.3-0a1b2c3d.000000000000-",
+        f"orders.{QUERY}.\u0663-0a1b2c3d.000000000000-0",
+        f"orders.{QUERY[:-1]}.3-0a1b2c3d.000000000000-0",
+    ],
+)
+def test_a_foreign_id_is_none(text: str) -> None:
+    assert TransactionalId.parse(text) is None
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"prefix": "orders-eu"},
+        {"prefix": "order"},
+        {"prefix": "orders.eu"},
+        {"query": "5f6a2c1e0001"},
+        {"token": Token(4, "0a1b2c3d")},
+        {"token": Token(3, "0a1b2c3e")},
+    ],
+    ids=str,
+)
+def test_an_id_belongs_to_exactly_its_own(changes: dict[str, object]) -> None:
+    mine = frozenset({Token(3, "0a1b2c3d")})
+    assert an_id().belongs_to("orders", QUERY, mine)
+    assert not an_id(**changes).belongs_to("orders", QUERY, mine)
+
+
+def test_nothing_belongs_to_no_run() -> None:
+    assert not an_id().belongs_to("orders", QUERY, frozenset())
+
+
+def test_tokens_are_ordered_by_their_claims() -> None:
+    assert Token(9, "ffffffff") < Token(10, "00000000")
+
+
+def test_a_query_is_known_by_48_bits_of_its_id() -> None:
+    assert short_query("5F6A2C1E-0000-4000-8000-000000000000") == QUERY
+
+
+def test_lanes_that_are_held_are_not_lent() -> None:
+    pool, first = LanePool().lend(0)
+    pool, second = pool.lend(0)
+    assert (first, second, pool.lanes) == (0, 1, (HELD, HELD))
+
+
+@pytest.mark.parametrize(("batch", "lane"), [(4, 1), (5, 1), (6, 0), (7, 0)])
+def test_a_lane_of_batch_4_is_lent_again_from_batch_6_on(batch: int, lane: int) -> None:
+    pool, number = LanePool().lend(4)
+    pool = pool.give_back(number, 4)
+    assert pool.lend(batch)[1] == lane
+
+
+def test_a_paused_task_of_an_old_batch_gets_no_lane_of_a_later_one() -> None:
+    pool, number = LanePool().lend(8)
+    assert pool.give_back(number, 8).lend(3)[1] == 1
+
+
+@given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 2)), max_size=40))
+def test_no_lane_carries_two_transactions_within_two_batches(steps: list[tuple[int, int]]) -> None:
+    """Each step goes on by some batches, and then some tasks of the batch take a lane each and give it back."""
+    pool, batch = LanePool(), 0
+    used: dict[int, int] = {}
+    for ahead, tasks in steps:
+        batch += ahead
+        taken = []
+        for _ in range(tasks):
+            pool, lane = pool.lend(batch)
+            assert lane not in taken
+            assert used.get(lane, -2) <= batch - 2
+            taken.append(lane)
+        for lane in taken:
+            pool = pool.give_back(lane, batch)
+            used[lane] = batch
