@@ -93,6 +93,9 @@ class LanePool:
     decided, so a late driver that still holds the handle of batch N, and is told "fenced", sees in the log that N
     was left behind, and does not take the fence for a loss.
 
+    A lane whose initialisation was not answered is never given back. That very request may still arrive, even after
+    the lane's next transaction has been committed, and the fence would then read as a loss.
+
     Attributes:
         lanes: For each lane the last batch that used it, or `HELD`.
     """
