@@ -11,6 +11,20 @@ still for any time, for ever if need be. Standing still for ever is a crash: a w
 crashed just then (`Model.stranded`), so crashes need no moves of their own and cost none of the faults.
 
 What may happen as often as the configuration has faults, see `Fault`.
+
+What is left out:
+
+- Reading the log is one move. That a reader may be overtaken by clean-up is `DecisionLog.read`'s own business.
+- A copy writes to a sink in two parts at most, and prepares with its last one. The first initialisation of an id that
+  nobody has heard of belongs to the first write, since nobody can tell them apart.
+- While no fault has happened, a batch's transactions are committed in the order of the slots: only the numbers of the
+  slots would differ.
+- Slots without rows, sinks without transactions, and brokers that forget ids. The coordinator's unit tests have them.
+- Refusals for offsets and query ids: all runs have one checkpoint, whose offset log is sound.
+
+The ids are those of `LanePool`: they belong to one worker process of one run and carry no generation. That a lane may
+be used again two batches later, and not one, is what `mutants.ReusesAtOnce` shows; that it must not be lent again when
+its initialisation was not answered, `mutants.LendsBurnt`.
 """
 
 from __future__ import annotations
