@@ -194,5 +194,5 @@ def running(
 
 def delete_topic(bootstrap: str, name: str) -> None:
     """Frees the disk before the next query."""
-    admin = AdminClient({"bootstrap.servers": bootstrap})
+    admin = AdminClient({"bootstrap.servers": bootstrap, "log_level": 0})
     admin.delete_topics([name])[name].result(30)
