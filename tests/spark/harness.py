@@ -50,7 +50,7 @@ def new_name(start: str) -> str:
 
 
 class Run:
-    """One start of the query: the Python driver, its JVM, PySpark's daemon and its workers, in a session of their own."""
+    """One start of the query, in a session of its own: the Python driver, its JVM, PySpark's daemon, its workers."""
 
     def __init__(self, config: Config, log: Path) -> None:
         self.config = config
@@ -96,24 +96,16 @@ class Run:
         # The daemon would take its workers along when the JVM is gone: it goes first.
         first = self.daemons() if spared else []
         for pid in [*first, *self.jvms(), self.pid]:
-            _kill(pid)
+            kill(pid)
         self._process.wait()
 
         def others_are_gone() -> bool:
             left = [pid for pid in members(self.pid) if pid not in spared]
             for pid in left:
-                _kill(pid)
+                kill(pid)
             return not left
 
         eventually(others_are_gone, f"the processes of session {self.pid} are gone")
-
-    def kill_executor(self, worker: int) -> None:
-        """Ends the executor of a Python worker, and the daemon that would take the worker along, but not the worker."""
-        daemon = _stat(worker)[1]
-        jvm = _stat(daemon)[1]
-        assert jvm in self.jvms()
-        _kill(daemon)
-        _kill(jvm)
 
     def pause(self) -> None:
         """Stops the clock of driver, JVM, and workers."""
@@ -150,6 +142,24 @@ class Run:
         return [pid for pid in members(self.pid) if _stat(pid)[1] in daemons]
 
 
+def kill_executor(worker: int) -> None:
+    """Ends the executor of a Python worker, and the daemon that would take the worker along, but not the worker."""
+    daemon = _stat(worker)[1]
+    jvm = _stat(daemon)[1]
+    assert any("CoarseGrainedExecutorBackend" in word for word in _command(jvm)), _command(jvm)
+    kill(daemon)
+    kill(jvm)
+
+
+def descendants(pid: int) -> list[int]:
+    """The living processes that a process has started, and those that they have started."""
+    parents = {int(entry.name): _stat(int(entry.name))[1] for entry in Path("/proc").iterdir() if entry.name.isdigit()}
+    found = [pid]
+    for parent in found:
+        found += [child for child, of in parents.items() if of == parent]
+    return found[1:]
+
+
 def members(session: int) -> list[int]:
     """The living processes of a session, with their parents."""
     found = []
@@ -175,7 +185,7 @@ def _command(pid: int) -> list[str]:
     return [""]
 
 
-def _kill(pid: int) -> None:
+def kill(pid: int) -> None:
     with suppress(ProcessLookupError):
         os.kill(pid, signal.SIGKILL)
 

@@ -31,7 +31,7 @@ def test_a_deleted_checkpoint_with_its_old_log_is_refused(stream: Stream) -> Non
     for entry in stream.checkpoint.iterdir():
         if entry.name != LOG:
             shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
-    with pytest.raises(CheckpointMismatchError, match="the log belongs to|decision log belongs to query"):
+    with pytest.raises(CheckpointMismatchError, match="decision log belongs to query"):
         stream.run()
     assert stream.keys() == IDS
 
@@ -70,7 +70,7 @@ def test_a_copied_checkpoint_is_refused_and_the_original_goes_on(stream: Stream,
         stream.run(listener=crash_at(Phase.FINISHING, 1))
     copy = tmp_path / "copy"
     shutil.copytree(stream.checkpoint, copy)
-    with pytest.raises(CheckpointMismatchError, match="two copies of one checkpoint.*checkpoint_moved=True"):
+    with pytest.raises(CheckpointMismatchError, match=r"two copies of one checkpoint.*checkpoint_moved=True"):
         stream.run(checkpoint=copy)
     stream.run()
     with pytest.raises(CheckpointMismatchError, match="two copies of one checkpoint"):

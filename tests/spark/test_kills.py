@@ -100,11 +100,9 @@ def judge(kills: Sequence[Kill], verdicts: Sequence[Verdict]) -> None:
 
 
 def told(capsys: pytest.CaptureFixture[str]) -> Callable[[str], None]:
-    """Prints at once, for whoever waits for the long form."""
-
     def say(text: str) -> None:
         with capsys.disabled():
-            print(text, flush=True)
+            print(text, flush=True)  # noqa: T201 - whoever waits for the long form wants to see it
 
     return say
 
@@ -167,9 +165,11 @@ def table(kills: Sequence[Kill], verdicts: Sequence[Verdict]) -> str:
     """Kills by phase and by how they came, and what the jobs came to."""
     at_random = Counter(kill.phase for kill in kills if kill.point == RANDOM)
     on_purpose = Counter(kill.phase for kill in kills if kill.point != RANDOM)
-    lines = ["", f"{'phase':<15} {'at its':>7} {'at random':>10}", f"{'':<15} {'points':>7} {'times':>10}"]
-    for phase in PHASES:
-        lines.append(f"{phase.name:<15} {on_purpose[phase.name]:>7} {at_random[phase.name]:>10}")
+    lines = [
+        f"{'phase':<15} {'at its':>7} {'at random':>10}",
+        f"{'':<15} {'points':>7} {'times':>10}",
+        *(f"{phase.name:<15} {on_purpose[phase.name]:>7} {at_random[phase.name]:>10}" for phase in PHASES),
+    ]
     lines.append(f"{'all':<15} {sum(on_purpose.values()):>7} {sum(at_random.values()):>10}")
     inside = Counter(kill.point for kill in kills if kill.point in INSIDE)
     lines += [f"of these, {point}: {inside[point]}" for point in INSIDE]

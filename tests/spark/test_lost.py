@@ -76,7 +76,7 @@ def test_a_batch_that_is_lost_as_a_whole_is_written_again_whatever_its_rows_are_
     kafka: Cluster, tmp_path: Path
 ) -> None:
     with Job(kafka.bootstrap, tmp_path / "job", rows=ROWS, plan=MOODY, **CONFIG) as job:
-        before, lost = kill_and_wait_for_the_broker(job, "FINISHING")
+        before, _ = kill_and_wait_for_the_broker(job, "FINISHING")
         job.start().finish()
         verdict = job.judge()
         assert verdict.is_exactly_once, verdict

@@ -95,7 +95,8 @@ def test_a_restart_sweeps_its_own_and_leaves_alone_a_query_whose_prefix_begins_a
     ):
         both = (orders, orders_eu)
         holds = [job.desk.hold(PHASE, phase="DECIDING", batch=0) for job in both]
-        for job, run, hold in [(job, job.start(), hold) for job, hold in zip(both, holds, strict=True)]:
+        runs = [job.start() for job in both]
+        for hold, run in zip(holds, runs, strict=True):
             hold.wait(run.check)
         for job in both:
             job.runs[0].kill()

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from spark.desk import DIE, FAIL
 from spark.faults import OPENED, PREPARED, WRITTEN
-from spark.harness import Job, eventually
-from spark.pipeline import REFUSED
+from spark.harness import Job, eventually, kill_executor
+from spark.pipeline import JVM_FLAGS, REFUSED
+from spark.standalone import Standalone
 from sparkonce.embedded import Cluster
 
 pytestmark = [pytest.mark.kafka, pytest.mark.spark]
@@ -57,8 +59,8 @@ def test_a_task_that_fails_too_often_stops_the_query_and_leaves_nothing_behind(k
         assert verdict.is_exactly_once, verdict
 
 
-TWO_EXECUTORS = "local-cluster[2,1,1024]"
-"""Two executors as processes of their own: only there does Spark run speculative copies, or lose an executor."""
+SMALL = {"spark.executor.memory": "512m", "spark.executor.extraJavaOptions": JVM_FLAGS}
+"""Executors are processes of their own on two hosts: only there does Spark run speculative copies, or lose one."""
 
 EAGER = {
     "spark.speculation": "true",
@@ -69,9 +71,18 @@ EAGER = {
 }
 
 
-def test_the_loser_of_a_speculative_execution_leaves_nothing_behind(kafka: Cluster, tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Standalone]:
+    with Standalone(tmp_path_factory.mktemp("standalone")) as running:
+        yield running
+
+
+def test_the_loser_of_a_speculative_execution_leaves_nothing_behind(
+    kafka: Cluster, cluster: Standalone, tmp_path: Path
+) -> None:
+    points = (WRITTEN, PREPARED)
     with Job(
-        kafka.bootstrap, tmp_path / "job", rows=ROWS, master=TWO_EXECUTORS, spark=EAGER, points=(WRITTEN, PREPARED)
+        kafka.bootstrap, tmp_path / "job", rows=ROWS, master=cluster.url, spark={**SMALL, **EAGER}, points=points
     ) as job:
         slow = job.desk.hold(WRITTEN, batch=1, slot=0, attempt=0)
         run = job.start()
@@ -85,13 +96,16 @@ def test_the_loser_of_a_speculative_execution_leaves_nothing_behind(kafka: Clust
         assert verdict.is_exactly_once, verdict
 
 
-def test_a_worker_that_outlives_its_executor_writes_into_nothing(kafka: Cluster, tmp_path: Path) -> None:
-    with Job(kafka.bootstrap, tmp_path / "job", rows=ROWS, master=TWO_EXECUTORS, points=(WRITTEN, PREPARED)) as job:
+def test_a_worker_that_outlives_its_executor_writes_into_nothing(
+    kafka: Cluster, cluster: Standalone, tmp_path: Path
+) -> None:
+    points = (WRITTEN, PREPARED)
+    with Job(kafka.bootstrap, tmp_path / "job", rows=ROWS, master=cluster.url, spark=SMALL, points=points) as job:
         hold = job.desk.hold(WRITTEN, batch=1, slot=0, attempt=0)
         run = job.start()
         orphan = hold.wait(run.check).pid
         opened = set(job.transactions("Ongoing"))
-        run.kill_executor(orphan)
+        kill_executor(orphan)
         job.desk.wait_for(lambda: bool(job.desk.at(PREPARED, batch=3)), "the query has gone on without it", run.check)
         # What it left open is aborted by the run itself, at the latest when it has finished the batch.
         assert not opened & set(job.transactions("Ongoing"))
