@@ -2,10 +2,32 @@
 
 from __future__ import annotations
 
+import logging
 import re
+
+from sparkonce.errors import PrepareError
+
+logger = logging.getLogger("sparkonce")
 
 _RAISED = re.compile(r"^(?P<kind>[A-Za-z_][\w.]*(?:Error|Exception|Interrupt|Exit)): (?P<said>.+)$", re.MULTILINE)
 _SPARK = ("org.apache.spark.", "java.", "py4j.", "pyspark.")
+
+
+_STOPPED = "py4j.protocol.Py4JJavaError: An error occurred while calling collect: java.lang.InterruptedException"
+"""What Spark looks for in a ``foreachBatch`` function's error to tell a stopped query from a failed one
+(``StreamExecution.PROXY_ERROR``)."""
+
+
+def short_error(error: BaseException) -> PrepareError:
+    """The failure of a job as one of our errors; the traces go to the log.
+
+    Spark searches the text of the error by a regular expression that recurses for each character, and a long text
+    overflows its stack. So the text is kept short, and a query that was stopped says so in the words Spark expects.
+    """
+    if "InterruptedException" in str(error):
+        return PrepareError(f"the query was stopped in the middle of a batch ({_STOPPED})")
+    logger.error("a batch's job failed", exc_info=error)
+    return PrepareError(root_cause(error))
 
 
 def root_cause(error: BaseException) -> str:

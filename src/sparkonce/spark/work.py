@@ -10,15 +10,15 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - as everybody writes it
 from pyspark.sql.pandas.types import to_arrow_schema
 
-from sparkonce.errors import PrepareError
 from sparkonce.executor import SinkTask, SlotTask, write_slot
 from sparkonce.protocol.codec import decode_handle, encode_handle
 from sparkonce.protocol.handles import Handle
 from sparkonce.sinks.base import Owner, TwoPhaseCommitSink
-from sparkonce.spark.failures import root_cause
+from sparkonce.spark.failures import short_error
 from sparkonce.spark.worker import lighten_worker
 
 _FINGERPRINT = "__sparkonce_fingerprint_{}"
+_ARROW_BYTES = "spark.sql.execution.arrow.maxBytesPerBatch"
 _OUTPUT = pa.schema([("handle", pa.string()), ("attempt", pa.int32())])
 
 
@@ -45,13 +45,20 @@ class SparkWork:
         needed = {column: None for task in tasks for column in task.columns}
         rows = self._df.select(*[F.col(_quoted(column)) for column in needed], *selected)
         task = SlotTask(batch=self._batch, sinks=tuple(tasks), only=only)
+        self._bound_arrow_batches()
         try:
             answers = rows.mapInArrow(_slot_writer(task), "handle string, attempt int").collect()
-        except Exception as error:
-            raise PrepareError(root_cause(error)) from error
+        except Exception as error:  # noqa: BLE001 - whatever Spark raises for a failed job
+            raise short_error(error) from None
         handles = [decode_handle(answer["handle"]) for answer in answers]
         speculation = self._df.sparkSession.conf.get("spark.speculation", "false") == "true"
         return handles, speculation or any(answer["attempt"] > 0 for answer in answers)
+
+    def _bound_arrow_batches(self) -> None:
+        """Spark sends 10,000 rows at a time however large they are. Unless the user has said otherwise, send 1 MiB."""
+        conf = self._df.sparkSession.conf
+        if _ARROW_BYTES not in conf.getAll:
+            conf.set(_ARROW_BYTES, "1m")
 
     def run_into_nothing(self) -> None:
         """Runs the plan into Spark's ``noop`` sink."""
