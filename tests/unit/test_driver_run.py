@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import logging
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,10 @@ from sparkonce.protocol.handles import Handle
 from sparkonce.protocol.outcomes import Finished, Outcome
 from sparkonce.protocol.records import Claim, Commit
 from sparkonce.protocol.state import Phase
+from sparkonce.sinks.base import Facts, Owner
+from sparkonce.sinks.memory import MemorySink
 from sparkonce.sinks.memory.server import MemoryServer, TransactionState, reply_lost
+from sparkonce.sinks.memory.sink import _Committer
 from unit.driver_world import (
     NEVER,
     SLOTS,
@@ -192,6 +196,51 @@ def test_a_sweep_that_cannot_be_done_stops_the_run_before_it_writes(world: World
     with pytest.raises(errors.UnknownOutcomeError, match="no permission"):
         world.start(deadline_s=5.0).run_batch(asked(0), work)
     assert work.written == []
+
+
+def test_a_sweep_waits_for_a_server_that_does_not_say_what_is_open(
+    world: World, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world.crash(0, Phase.DECIDING)
+    away = [errors.UnknownOutcomeError("away")] * 3
+    list_lingering = _Committer.list_lingering
+
+    def at_first_not(committer: _Committer, owners: Sequence[Owner]) -> Sequence[Handle]:
+        if away:
+            raise away.pop()
+        return list_lingering(committer, owners)
+
+    monkeypatch.setattr(_Committer, "list_lingering", at_first_not)
+    world.run(world.start(), 0)
+    assert len(clock.slept) == 3
+    assert (world.visible(), world.unfinished()) == (numbers(0), [])
+
+
+def test_what_opens_late_is_swept_in_time(world: World, clock: Clock) -> None:
+    """A paused copy may wake up after its batch, when nothing says that there is one."""
+    driver = world.start()
+    world.run(driver, 0)
+    world.server.begin(f"memory.{driver._owner('memory').query}.0-{driver.state.claim.nonce}")
+    world.run(driver, 1)
+    assert len(world.unfinished()) == 1
+    clock.pass_by(10.0)
+    world.run(driver, 2)
+    assert world.unfinished() == []
+
+
+def test_sinks_are_given_what_they_said_in_the_last_run(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[tuple[str, Facts | None]] = []
+
+    def preflight(sink: MemorySink, query: str, recorded: Facts | None) -> Facts:
+        given.append((sink.name, recorded))
+        return {"run": str(len(given))}
+
+    monkeypatch.setattr(MemorySink, "preflight", preflight)
+    for batch in (0, 1):
+        world.run(world.start(), batch)
+    world.add("other")
+    world.run(world.start(), 2)
+    assert given == [("memory", None), ("memory", {"run": "1"}), ("memory", {"run": "2"}), ("other", None)]
 
 
 def test_a_run_that_has_stopped_stays_stopped(world: World) -> None:
@@ -433,6 +482,27 @@ def test_a_run_that_is_deposed_while_it_writes_aborts_its_own_and_nothing_else(w
     assert states == [TransactionState.PREPARED] * SLOTS + [TransactionState.ABORTED] * SLOTS
     world.run(world.start(), 0)
     assert world.visible() == numbers(0)
+
+
+def test_a_claim_at_a_key_that_clean_up_has_freed_is_void(world: World) -> None:
+    """The run slept while another one went on for long, and its put lands where records had stood."""
+    world.run(world.start(), 0)
+    newer = world.start()
+    older = world.start(call_at(Phase.CLAIMING, lambda: world.run(newer, *range(1, 130))))
+    work = world.work(1)
+    with pytest.raises(errors.StaleBatchError):
+        older.run_batch(asked(1), work)
+    assert work.written == []
+    world.run(newer, 130)
+    assert world.visible() == numbers(*range(131))
+
+
+def test_a_decision_at_a_key_that_clean_up_has_freed_is_void(world: World) -> None:
+    world.run(world.start(), 0)
+    older = world.start(call_at(Phase.DECIDING, lambda: world.run(world.start(), *range(1, 130))))
+    with pytest.raises(errors.SupersededError, match="below the log's floor"):
+        world.run(older, 1)
+    assert (world.visible(), world.unfinished()) == (numbers(*range(130)), [])
 
 
 # --- finish ---------------------------------------------------------------------------------------------------------
