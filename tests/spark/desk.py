@@ -104,7 +104,7 @@ class Desk:
         self.address = f"127.0.0.1:{self._server.getsockname()[1]}"
         self.visits: list[Visit] = []
         self._holds: list[Hold] = []
-        self._changed = threading.Condition()
+        self._changed = threading.Condition()  # reentrant
 
     def __enter__(self) -> Desk:
         threading.Thread(target=self._serve, name="desk", daemon=True).start()
@@ -118,11 +118,11 @@ class Desk:
         for one in self.visits:
             one._connection.close()
 
-    def hold(self, point: str, *, times: int = 1, **told: Any) -> Hold:
-        """Keeps the next visitors at a point waiting, whose words are these."""
+    def hold(self, point: str, *, times: int = 1, when: Callable[[Visit], bool] | None = None, **told: Any) -> Hold:
+        """Keeps the next visitors at a point waiting, whose words are these, and of whom a condition is true."""
 
         def matches(one: Visit) -> bool:
-            return one.point == point and all(one.told.get(name) == value for name, value in told.items())
+            return one.point == point and told.items() <= one.told.items() and (when is None or when(one))
 
         hold = Hold(matches, f"a visitor at {point!r} {told or ''}", times, self)
         with self._changed:

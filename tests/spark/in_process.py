@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+import pytest
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 
@@ -20,6 +22,14 @@ from sparkonce.spark.checkpoint import query_id
 from sparkonce.testing.kafka import Transaction, create_topic, list_transactions, produce, read_committed
 
 LIMIT_S = 180.0
+
+MARKS = [
+    pytest.mark.kafka,
+    pytest.mark.spark,
+    # PySpark does not close the sockets of its callbacks.
+    pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning"),
+]
+"""For every module that uses this one."""
 
 
 class CrashError(RuntimeError):
@@ -130,6 +140,7 @@ class Stream:
             raise exactly_once.error from None
         finally:
             query.stop()
+            gc.collect()  # PySpark leaves sockets behind in cycles: they are not to surface in somebody else's test
         return exactly_once.progress()
 
     def keys(self) -> list[str]:

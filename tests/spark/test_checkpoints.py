@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
-from spark.in_process import CrashError, Stream, crash_at
+from spark.in_process import MARKS, CrashError, Stream, crash_at
 from sparkonce.embedded import Cluster
 from sparkonce.errors import CheckpointMismatchError, StaleBatchError
 from sparkonce.protocol.state import Phase
 
-pytestmark = [pytest.mark.kafka, pytest.mark.spark]
+pytestmark = MARKS
 
 IDS = [f"{number:05d}" for number in range(1_000)]
 """Three batches of 400 rows at most, four rows at a time from each of four partitions."""

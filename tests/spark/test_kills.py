@@ -19,7 +19,7 @@ from pathlib import Path
 
 import pytest
 
-from spark.desk import Hold
+from spark.desk import Hold, Visit
 from spark.faults import BEGIN, HALFWAY, PREPARED, WRITTEN
 from spark.harness import Job, Run, Verdict
 from spark.pipeline import PHASE
@@ -83,7 +83,7 @@ def test_long_form(kafka: Cluster, tmp_path: Path, capsys: pytest.CaptureFixture
     say(f"\nSPARKONCE_SEED={seed}, {len(schedule)} kills")
     kills, verdicts = carry_out(kafka.bootstrap, tmp_path, schedule, chance, say)
     judge(kills, verdicts)
-    assert len(kills) == len(schedule) >= 60
+    assert len(kills) >= len(schedule) >= 60
 
 
 def judge(kills: Sequence[Kill], verdicts: Sequence[Verdict]) -> None:
@@ -118,14 +118,17 @@ def carry_out(
         name = folder / f"job-{len(verdicts)}"
         with Job(bootstrap, name, rows=ROWS, rows_per_batch=2500, keep_batches=3, points=INSIDE) as job:
             while left:
+                # Only a run that finds a decided batch replays one.
+                point = left[0] if left[0] != Phase.REPLAYING.name or leaves_decided(kills) else Phase.FINISHING.name
                 run = job.start()
-                kill = kill_at(left[0], job, run, chance)
+                kill = kill_at(point, job, run, chance)
                 if kill is None:  # all is written: on to the next job
                     run.finish()
                     break
                 run.kill()
                 kills.append(kill)
-                left.pop(0)
+                if point == left[0]:
+                    left.pop(0)
                 say(f"kill {len(kills)}: {kill}")
             else:
                 # What is left does not have to be done in small steps.
@@ -134,6 +137,11 @@ def carry_out(
             say(str(verdicts[-1]))
     say(table(kills, verdicts))
     return kills, verdicts
+
+
+def leaves_decided(kills: Sequence[Kill]) -> bool:
+    """Whether the last kill left a batch that is decided, and not done for Spark."""
+    return bool(kills) and kills[-1].batch == kills[-1].decided
 
 
 def kill_at(point: str, job: Job, run: Run, chance: random.Random) -> Kill | None:
@@ -158,7 +166,17 @@ def kill_at(point: str, job: Job, run: Run, chance: random.Random) -> Kill | Non
 def hold_at(point: str, job: Job) -> Hold:
     if point == RANDOM:
         return job.desk.hold(PHASE)
-    return job.desk.hold(point) if point in INSIDE else job.desk.hold(PHASE, phase=point)
+    decided = job.decided()
+
+    def is_new(_: Visit) -> bool:
+        """Not a batch that an older run has decided: of that all may be committed already."""
+        now = job.phase()
+        return now is not None and now.told["batch"] > decided
+
+    when = is_new if point in {Phase.FINISHING.name, HALFWAY} else None
+    if point in INSIDE:
+        return job.desk.hold(point, when=when)
+    return job.desk.hold(PHASE, when=when, phase=point)
 
 
 def table(kills: Sequence[Kill], verdicts: Sequence[Verdict]) -> str:

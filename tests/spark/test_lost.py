@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from spark.desk import Visit
 from spark.faults import HALFWAY
 from spark.harness import Job, eventually
 from spark.pipeline import MOODY, PHASE, REFUSED
@@ -30,17 +31,21 @@ CONFIG = {"rows_per_batch": 5_000, "settings": {"transaction.timeout.ms": TIMEOU
 def kill_and_wait_for_the_broker(job: Job, point: str) -> tuple[tuple[Handle, ...], set[int]]:
     """Kills a run while it commits a batch, and waits until the broker has aborted what was left of it.
 
+    Args:
+        job: The job.
+        point: HALFWAY, or PHASE for before the first commit.
+
     Returns:
         The batch's handles as decided, and the slots that are lost.
     """
-    hold = job.desk.hold(PHASE, phase="FINISHING", batch=BATCH) if point != HALFWAY else None
+
+    def is_the_batch(_: Visit) -> bool:
+        now = job.phase()
+        return now is not None and now.told["batch"] == BATCH
+
+    finishing = {"phase": "FINISHING"} if point == PHASE else {}
+    hold = job.desk.hold(point, when=is_the_batch, **finishing)
     run = job.start()
-    if hold is None:
-        # The first visit half-way through is of batch 0, so it is let through.
-        first = job.desk.hold(HALFWAY)
-        first.wait(run.check)
-        hold = job.desk.hold(HALFWAY)
-        first.caught[0].answer()
     hold.wait(run.check)
     decision = job.log().decision(BATCH)
     assert decision is not None
@@ -76,7 +81,7 @@ def test_a_batch_that_is_lost_as_a_whole_is_written_again_whatever_its_rows_are_
     kafka: Cluster, tmp_path: Path
 ) -> None:
     with Job(kafka.bootstrap, tmp_path / "job", rows=ROWS, plan=MOODY, **CONFIG) as job:
-        before, _ = kill_and_wait_for_the_broker(job, "FINISHING")
+        before, _ = kill_and_wait_for_the_broker(job, PHASE)
         job.start().finish()
         verdict = job.judge()
         assert verdict.is_exactly_once, verdict

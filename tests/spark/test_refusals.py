@@ -10,12 +10,12 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - as everybody writes it
 
 from spark.harness import Job, new_name
-from spark.in_process import Stream
+from spark.in_process import MARKS, Stream
 from spark.pipeline import PHASE
 from sparkonce.embedded import Cluster
 from sparkonce.errors import PreflightError, PrepareError
 
-pytestmark = [pytest.mark.kafka, pytest.mark.spark]
+pytestmark = MARKS
 
 IDS = [f"{number:05d}" for number in range(1_000)]
 LARGE = "00777"
@@ -46,7 +46,8 @@ def test_a_message_too_large_stops_the_query_and_nothing_of_its_batch_is_seen(
 def raise_the_limit(bootstrap: str, topic: str) -> None:
     entry = ConfigEntry("max.message.bytes", "1000000", incremental_operation=AlterConfigOpType.SET)
     resource = ConfigResource(ResourceType.TOPIC, topic, incremental_configs=[entry])
-    for answer in AdminClient({"bootstrap.servers": bootstrap}).incremental_alter_configs([resource]).values():
+    admin = AdminClient({"bootstrap.servers": bootstrap})
+    for answer in admin.incremental_alter_configs([resource]).values():
         answer.result(30)
 
 

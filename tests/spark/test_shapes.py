@@ -1,0 +1,128 @@
+"""Batches and rows of every shape, through a real Spark: empty ones, null ones, more or fewer slots than before."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812 - as everybody writes it
+
+from spark.harness import new_name
+from spark.in_process import MARKS, CrashError, Stream, crash_at
+from sparkonce.embedded import Cluster
+from sparkonce.protocol.state import Phase
+from sparkonce.testing.kafka import create_topic, read_committed
+
+pytestmark = MARKS
+
+IDS = [f"{number:05d}" for number in range(1_000)]
+HEADERS = "array<struct<key:string,value:binary>>"
+
+
+def test_more_and_fewer_slots_after_each_restart(spark: SparkSession, kafka: Cluster, tmp_path: Path) -> None:
+    stream = Stream(spark, kafka, tmp_path, IDS)
+    lingering: set[str] = set()
+    # The one run dies with prepared transactions, the next with decided ones: each time others must finish them.
+    for slots, crash in ((4, (Phase.DECIDING, 0)), (2, (Phase.FINISHING, 1)), (8, (Phase.DECIDING, 2))):
+        with pytest.raises(CrashError):
+            stream.run(spread_over(slots), listener=crash_at(*crash))
+        left = set(stream.transactions("Ongoing"))
+        assert len(left) == slots
+        assert not left & lingering
+        lingering = left
+    progress = stream.run(spread_over(3))
+    assert [done.transactions for done in progress] == [3]
+    assert stream.keys() == IDS
+    assert stream.transactions("Ongoing") == {}
+
+
+def spread_over(slots: int):  # type: ignore[no-untyped-def]
+    return lambda rows: rows.repartition(slots, "key")
+
+
+def test_slots_and_batches_without_rows(spark: SparkSession, kafka: Cluster, tmp_path: Path) -> None:
+    stream = Stream(spark, kafka, tmp_path, IDS)
+
+    def few(rows: DataFrame) -> DataFrame:
+        # Of the first batch three rows in eight slots, of the second none at all, of the third one.
+        return rows.where(F.col("key").isin("00000", "00001", "00002", "00999")).repartition(8, "key")
+
+    progress = stream.run(few)
+    assert [done.rows for done in progress] == [{"kafka": 3}, {"kafka": 0}, {"kafka": 1}]
+    assert 1 <= progress[0].transactions <= 3
+    assert [done.transactions for done in progress[1:]] == [0, 1]
+    assert stream.keys() == ["00000", "00001", "00002", "00999"]
+
+
+def test_a_decided_batch_without_rows_is_done_after_a_crash(
+    spark: SparkSession, kafka: Cluster, tmp_path: Path
+) -> None:
+    stream = Stream(spark, kafka, tmp_path, IDS)
+
+    def none(rows: DataFrame) -> DataFrame:
+        return rows.where(F.col("key") == "no such key")
+
+    with pytest.raises(CrashError):
+        stream.run(none, listener=crash_at(Phase.IDLE, 1))
+    progress = stream.run(none)
+    assert [(done.batch, done.recovered, done.rows) for done in progress] == [
+        (1, True, {"kafka": 0}),
+        (2, False, {"kafka": 0}),
+    ]
+    assert stream.keys() == []
+
+
+def test_nulls_headers_timestamps_and_topics_arrive_as_they_are(
+    spark: SparkSession, kafka: Cluster, tmp_path: Path
+) -> None:
+    stream = Stream(spark, kafka, tmp_path, IDS)
+    other = new_name("other")
+    create_topic(kafka.bootstrap, other, stream.partitions)
+
+    def rich(rows: DataFrame) -> DataFrame:
+        number = F.col("value").cast("int")
+        one = F.struct(F.lit("id").alias("key"), F.col("value").cast("binary").alias("value"))
+        empty = F.struct(F.lit("empty").alias("key"), F.lit(None).cast("binary").alias("value"))
+        return rows.select(
+            F.when(number % 3 != 0, F.col("key")).cast("binary").alias("key"),
+            F.when(number % 5 != 0, F.col("value")).cast("binary").alias("value"),
+            F.when(number % 2 == 0, other).otherwise(stream.target).alias("topic"),
+            F.when(number % 4 == 1, F.array(one, empty))
+            .when(number % 4 == 2, F.array(one))
+            .cast(HEADERS)
+            .alias("headers"),
+            (number % stream.partitions).alias("partition"),
+            F.timestamp_millis(number.cast("long") + 1_000_000).alias("timestamp"),
+        )
+
+    with pytest.raises(CrashError):
+        stream.run(rich, sink={"topic": None}, listener=crash_at(Phase.FINISHING, 1))
+    stream.run(rich, sink={"topic": None})
+
+    expected = Counter(as_sent(number, other, stream.target, stream.partitions) for number in range(len(IDS)))
+    found = Counter(
+        (topic, record.partition, record.key, record.value, record.headers, record.timestamp_ms)
+        for topic in (stream.target, other)
+        for record in read_committed(kafka.bootstrap, topic)
+    )
+    assert found == expected
+
+
+def as_sent(number: int, even: str, odd: str, partitions: int) -> tuple[object, ...]:
+    """What `rich` makes of a number, said once more without Spark."""
+    text = IDS[number].encode()
+    headers: tuple[tuple[str, bytes | None], ...] = ()
+    if number % 4 == 1:
+        headers = (("id", text), ("empty", None))
+    if number % 4 == 2:
+        headers = (("id", text),)
+    return (
+        odd if number % 2 else even,
+        number % partitions,
+        text if number % 3 else None,
+        text if number % 5 else None,
+        headers,
+        number + 1_000_000,
+    )
