@@ -59,7 +59,7 @@ class TestKafkaSink(KafkaSuite):
 
     @pytest.mark.xfail(
         strict=True,
-        raises=PrepareError,
+        raises=(PrepareError, AssertionError),  # fenced while it writes, or lost once it is prepared
         reason="two sinks on one cluster count their lanes apart, and so share a worker's transactional ids",
     )
     def test_two_sinks_of_a_query_do_not_disturb_each_other(self) -> None:
