@@ -89,7 +89,9 @@ def uv_command() -> list[str]:
     if not uv.exists():
         made = subprocess.run([sys.executable, "-m", "venv", str(TOOLS)], capture_output=True, text=True)
         if made.returncode:
-            stop(f"{made.stdout}{made.stderr}", "install uv, or Python's venv module (Debian: apt install python3-venv)")
+            stop(
+                f"{made.stdout}{made.stderr}", "install uv, or Python's venv module (Debian: apt install python3-venv)"
+            )
         check([str(TOOLS / "bin" / "python"), "-m", "pip", "install", "--quiet", "uv"])
     return [str(uv)]
 
@@ -124,7 +126,9 @@ def call(command: list[str]) -> int:
     """Runs a command with the project's environment first on PATH."""
     path = f"{VENV / 'bin'}{os.pathsep}{os.environ.get('PATH', '')}"
     env = {**os.environ, "PATH": path, "VIRTUAL_ENV": str(VENV)}
-    return subprocess.run([shutil.which(command[0], path=path) or command[0], *command[1:]], cwd=ROOT, env=env).returncode
+    return subprocess.run(
+        [shutil.which(command[0], path=path) or command[0], *command[1:]], cwd=ROOT, env=env
+    ).returncode
 
 
 def check(command: list[str]) -> None:

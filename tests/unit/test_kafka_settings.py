@@ -8,7 +8,7 @@ import pytest
 
 from sparkonce.errors import ConfigurationError
 from sparkonce.guarantees import Guarantee
-from sparkonce.sinks.kafka.settings import DEFAULTS, STATISTICS_INTERVAL_MS, admin_settings, producer_settings
+from sparkonce.sinks.kafka.settings import DEFAULTS, admin_settings, producer_settings
 
 SERVERS = {"bootstrap.servers": "a:1, b:2"}
 SASL = {**SERVERS, "security.protocol": "sasl_plaintext"}
@@ -21,7 +21,6 @@ def test_defaults_give_way_to_the_user(guarantee: Guarantee) -> None:
         **DEFAULTS,
         **SERVERS,
         "acks": "all",
-        "statistics.interval.ms": STATISTICS_INTERVAL_MS,
     }
     mine = {**SERVERS, "partitioner": "random", "linger.ms": 50, "transaction.timeout.ms": 60_000, "acks": -1}
     assert producer_settings(mine, guarantee).items() >= mine.items()

@@ -13,10 +13,7 @@ from sparkonce.errors import ConfigurationError
 from sparkonce.guarantees import Guarantee
 from sparkonce.sinks.kafka.translation import admin_settings, is_true, plain_names
 
-__all__ = ["DEFAULTS", "STATISTICS_INTERVAL_MS", "admin_settings", "producer_settings"]
-
-STATISTICS_INTERVAL_MS = 50
-"""The writer learns its producer id and epoch from the statistics; this often costs nothing measurable."""
+__all__ = ["DEFAULTS", "admin_settings", "producer_settings"]
 
 DEFAULTS: Mapping[str, Any] = {
     # Java's partitioner: the same key goes where other producers of the topic put it.
@@ -58,7 +55,7 @@ def producer_settings(user: Mapping[str, Any], guarantee: Guarantee) -> dict[str
             raise _refused(name, plain[name], why)
     if not is_true(plain.get("delivery.report.only.error", True)):
         raise _refused("delivery.report.only.error", False, "A report for every row is slow and not needed: use True.")
-    settings = {**DEFAULTS, **plain, "statistics.interval.ms": STATISTICS_INTERVAL_MS}
+    settings = {**DEFAULTS, **plain}
     if is_true(settings["enable.idempotence"]):
         _check_acks(settings, "Idempotent producers need every replica's word")
     else:
