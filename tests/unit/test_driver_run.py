@@ -527,6 +527,13 @@ def test_unknown_outcomes_are_asked_for_until_the_deadline_and_undo_nothing(worl
     assert set(world.server.transactions().values()) == {TransactionState.PREPARED}
 
 
+def test_an_outcome_that_is_learned_at_the_deadline_counts(world: World, clock: Clock) -> None:
+    world.server.fail("commit", Finished(outcome=Outcome.RETRY))
+    world.run(world.start(deadline_s=0.01), 0)
+    assert clock.slept == pytest.approx([0.01])
+    assert world.visible() == numbers(0)
+
+
 def test_after_unknown_outcomes_the_next_run_asks_again(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     def unknown(server: MemoryServer, number: int) -> Finished:
         return Finished(outcome=Outcome.UNKNOWN)

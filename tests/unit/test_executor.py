@@ -155,6 +155,11 @@ def test_the_fingerprint_is_the_sum_of_the_hashes_modulo_two_to_the_64(a: Record
     assert handle.fingerprint == sum(value % FINGERPRINT_MODULUS for value in hashes) % FINGERPRINT_MODULUS
 
 
+def test_the_fingerprint_stays_below_two_to_the_64_over_many_pieces(a: Recorder) -> None:
+    (handle,) = write([piece([1], [-1]), piece([2], [-2]), piece([3], [-3])], task(a))
+    assert handle.fingerprint == FINGERPRINT_MODULUS - 6
+
+
 def test_the_fingerprint_does_not_depend_on_order_or_pieces(a: Recorder) -> None:
     one = write([piece([1, 2, 3], [-9, 2**62, 77])], task(a))
     other = write([piece([3], [77]), piece([2, 1], [2**62, -9])], task(a))
