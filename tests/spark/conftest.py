@@ -29,11 +29,14 @@ def kafka() -> Iterator[Cluster]:
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     """A session in this process, for tests that kill nothing."""
     from spark.pipeline import Config, session
+    from spark.startup import jvm_flags
 
     os.environ["PYSPARK_PYTHON"] = sys.executable
     folder = str(tmp_path_factory.mktemp("spark"))
     nothing = dict.fromkeys(("bootstrap", "source", "target", "checkpoint", "desk"), "")
-    config = Config(jars=tuple(str(jar) for jar in spark_kafka_jars()), temporary=folder, **nothing)
+    config = Config(
+        jars=tuple(str(jar) for jar in spark_kafka_jars()), jvm_flags=jvm_flags(), temporary=folder, **nothing
+    )
     session_ = session(config)
     yield session_
     session_.stop()

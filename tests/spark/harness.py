@@ -18,6 +18,7 @@ from typing import Any
 
 from spark.desk import Desk, Visit
 from spark.pipeline import ENDED, PHASE, REFUSED, Config
+from spark.startup import jvm_flags
 from spark.watching import Watcher
 from sparkonce.embedded.jars import spark_kafka_jars
 from sparkonce.embedded.process import last_lines
@@ -255,6 +256,7 @@ class Job:
                 "checkpoint": str(folder / "checkpoint"),
                 "temporary": str(temporary),
                 "jars": tuple(str(jar) for jar in spark_kafka_jars()),
+                "jvm_flags": jvm_flags(),
                 "desk": self.desk.address,
                 **config,
             }

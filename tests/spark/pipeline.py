@@ -20,8 +20,6 @@ ENDED = "ended"
 REFUSED = "refused"
 STARTED = "started"
 
-JVM_FLAGS = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1 -XX:-UsePerfData -Xshare:auto"
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Config:
@@ -34,6 +32,7 @@ class Config:
         checkpoint: The query's folder.
         temporary: For everything that Spark leaves behind when it is killed.
         jars: For ``spark.jars``.
+        jvm_flags: Of the driver's JVM.
         desk: The address of the test's desk.
         plan: A name in `PLANS`.
         master: Spark's master.
@@ -53,6 +52,7 @@ class Config:
     checkpoint: str
     temporary: str
     jars: tuple[str, ...]
+    jvm_flags: str
     desk: str
     plan: str = "distinct"
     master: str = "local[2]"
@@ -166,7 +166,7 @@ def session(config: Config) -> SparkSession:
 
     settings = {
         "spark.jars": ",".join(config.jars),
-        "spark.driver.extraJavaOptions": f"-Djava.io.tmpdir={config.temporary} {JVM_FLAGS}",
+        "spark.driver.extraJavaOptions": f"-Djava.io.tmpdir={config.temporary} {config.jvm_flags}",
         "spark.driver.host": "127.0.0.1",
         "spark.driver.bindAddress": "127.0.0.1",
         "spark.local.dir": config.temporary,

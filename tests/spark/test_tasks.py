@@ -12,8 +12,9 @@ import pytest
 from spark.desk import DIE, FAIL
 from spark.faults import OPENED, PREPARED, WRITTEN
 from spark.harness import Job, eventually, kill_executor
-from spark.pipeline import JVM_FLAGS, REFUSED
+from spark.pipeline import REFUSED
 from spark.standalone import Standalone
+from spark.startup import JVM_FLAGS
 from sparkonce.embedded import Cluster
 
 pytestmark = [pytest.mark.kafka, pytest.mark.spark]
