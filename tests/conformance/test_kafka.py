@@ -56,13 +56,6 @@ class TestKafkaSink(KafkaSuite):
     def _topic(self, broker: Cluster) -> None:
         self.settle(broker)
 
-    @pytest.mark.xfail(
-        strict=True,
-        reason="two sinks on one cluster count their lanes apart, and so share a worker's transactional ids",
-    )
-    def test_two_sinks_of_a_query_do_not_disturb_each_other(self) -> None:
-        super().test_two_sinks_of_a_query_do_not_disturb_each_other()
-
 
 class CrashingSuite(KafkaSuite):
     def restart_server(self) -> bool:

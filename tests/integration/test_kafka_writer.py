@@ -378,9 +378,11 @@ def test_ids_are_this_workers_and_carry_one_transaction_an_epoch(kafka: Kafka, o
     assert len({(fields["transactional_id"], fields["producer_id"], fields["epoch"]) for fields in found}) == 12
     ids = [TransactionalId.parse(str(fields["transactional_id"])) for fields in found]
     lanes = [identity.lane for identity in ids if identity is not None]
+    workers = {identity.worker for identity in ids if identity is not None}
+    assert len(workers) == 1
     assert all(
-        identity
-        == TransactionalId(prefix="tests", query=owner.query, token=owner.token, worker=this_worker().id, lane=lane)
+        identity == TransactionalId(prefix="tests", query=owner.query, token=owner.token, worker=worker, lane=lane)
+        for worker in workers
         for identity, lane in zip(ids, lanes, strict=True)
     )
     assert len(set(lanes)) < 12, "lanes are used again"

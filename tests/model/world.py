@@ -475,8 +475,8 @@ class Model:
                 for found in self.brokers.values[world[BROKER]].lingering()
                 if self._owns(found[0], self.config.sinks, tokens)
             )
-            label = (who, "lists its own losers" if effect.only_own else "lists what lingers", len(lingering))
-            if not lingering or effect.only_own:
+            label = (who, "lists its own losers" if effect.best_effort else "lists what lingers", len(lingering))
+            if not lingering or effect.best_effort:
                 yield self._tell(world, run, driver, ("swept",), (*label, "leaves it") if lingering else label)
             if lingering:
                 yield Move(label, _put(world, DRIVERS + run, self.drivers.number(driver._replace(sub=lingering))))

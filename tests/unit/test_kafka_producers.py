@@ -219,15 +219,32 @@ def test_a_newer_run_of_the_same_query_ends_the_producers_of_the_older(monkeypat
 
 FORK = """
 import os
-from sparkonce.sinks.kafka.producers import this_worker
+from sparkonce.protocol.ownership import Token
+from sparkonce.sinks.kafka.producers import PoolKey, this_worker
 
-parent = this_worker().id
+drawn = {}
+key = PoolKey(sink="s", query="q", token=Token(0, "00000000"))
+
+
+def identity():
+    def make(worker, number):
+        drawn[number] = worker
+        raise RuntimeError("no broker is needed")
+
+    lease = this_worker().pool(key, make, keep_at_most=0).take(0)
+    try:
+        lease.result(30)
+    except RuntimeError:
+        return drawn[max(drawn)]
+
+
+parent = identity()
 receive, send = os.pipe()
 if os.fork() == 0:
-    os.write(send, this_worker().id.encode())
+    os.write(send, identity().encode())
     os._exit(0)
 os.wait()
-print(parent, os.read(receive, 100).decode(), this_worker().id)
+print(parent, os.read(receive, 100).decode(), identity())
 """
 
 

@@ -149,7 +149,7 @@ def test_a_run_sweeps_all_older_runs_and_only_those_once_it_has_claimed() -> Non
     state, effect = step(state, on.PutLanded(position=3, floor=NONE))
     assert isinstance(effect, do.Sweep)
     assert [run.token for run in effect.runs] == [OLD]
-    assert not effect.only_own
+    assert not effect.best_effort
     assert state.token == Token(3, "bbbbbbbb")
 
 
@@ -223,7 +223,7 @@ def test_what_is_too_old_is_undone_and_not_decided() -> None:
 def test_a_slot_that_cannot_prepare_stops_the_run_after_a_sweep_of_its_own() -> None:
     state, effect = step(writing(log(), 0), on.PrepareFailed(reason="the disk of the broker is full"))
     assert isinstance(effect, do.Sweep)
-    assert effect.only_own
+    assert effect.best_effort
     assert [run.token for run in effect.runs] == [Token(1, "bbbbbbbb")]
     _, effect = step(state, on.Swept())
     assert isinstance(effect, do.Stop)

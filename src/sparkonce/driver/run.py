@@ -28,7 +28,7 @@ from sparkonce.protocol.outcomes import Finished, Outcome
 from sparkonce.protocol.ownership import short_query
 from sparkonce.protocol.records import Claim, Commit, SinkFacts
 from sparkonce.protocol.state import Phase, State
-from sparkonce.protocol.view import LogView, LogViolation, Run
+from sparkonce.protocol.view import Floor, LogView, LogViolation, Run
 from sparkonce.sinks.base import Facts, Owner, SinkCommitter, TwoPhaseCommitSink
 
 logger = logging.getLogger("sparkonce")
@@ -108,7 +108,6 @@ class RunDriver:
         self._loser_possible = False
         self._swept_at = time.monotonic()
         self._finish_until = 0.0
-        self._last_refusal = ""
         self.progress: deque[BatchProgress] = deque(maxlen=KEPT_PROGRESS)
         view = self._read(LogView())
         claim = Claim(
@@ -212,13 +211,23 @@ class RunDriver:
                 work.run_into_nothing()
                 return on.PlanRun()
             case do.RaiseFloor(floor=floor):
-                self._log.raise_floor(floor)
+                self._raise_floor(floor)
                 return on.FloorRaised(floor=floor)
             case do.DeleteBelow(position=position):
                 self._log.store.delete_below(position)
                 return on.Deleted()
             case _:
                 raise TypeError(f"no way to perform {effect!r}")
+
+    def _raise_floor(self, floor: Floor) -> None:
+        """Nothing is deleted under a floor that may not be durable."""
+        try:
+            self._log.raise_floor(floor)
+        except (OSError, PutUnknownError) as error:
+            raise errors.LogError(
+                f"the floor of the decision log {self._log.store.location} could not be raised: {error}",
+                next_step="make the checkpoint's disk writable and start the query again; no row is lost.",
+            ) from error
 
     def _read(self, view: LogView) -> LogView:
         try:
@@ -341,16 +350,16 @@ class RunDriver:
             return on.Swept()
         try:
             # Its own losers can wait for a later sweep; what older runs left open may hold back every reader.
-            until = time.monotonic() + (0.0 if effect.only_own else self._timing.commit_deadline_s)
+            until = time.monotonic() + (0.0 if effect.best_effort else self._timing.commit_deadline_s)
             for name in self.state.transactional:
                 self._sweep_sink(name, effect.runs, until)
         except Exception as error:
-            if not effect.only_own:
+            if not effect.best_effort:
                 raise
             # The rows are safe either way. What is still open is swept later, or by the next run, or times out.
             logger.warning("could not sweep what this run left open: %s", _first_line(error))
             return on.Swept()
-        if effect.only_own:
+        if effect.best_effort:
             self._loser_possible, self._swept_at = False, time.monotonic()
         return on.Swept()
 

@@ -10,11 +10,13 @@ from sparkonce.protocol import effects as do
 _ERRORS: dict[do.StopReason, tuple[type[errors.SparkonceError], str]] = {
     do.StopReason.STALE: (
         errors.StaleBatchError,
-        "see which driver runs on this checkpoint, or restore the checkpoint and its sparkonce folder from one copy.",
+        "see which driver runs on this checkpoint, or restore the checkpoint and its sparkonce folder from one copy "
+        "that is no older than the last committed batch; an older copy writes its later batches a second time.",
     ),
     do.StopReason.MISMATCH: (
         errors.CheckpointMismatchError,
-        "restore the checkpoint together with its sparkonce folder, or start a new checkpoint folder.",
+        "restore the checkpoint together with its sparkonce folder, no older than the last committed batch, or start "
+        "a new checkpoint folder.",
     ),
     do.StopReason.SUPERSEDED: (errors.SupersededError, "nothing, if the newer run is the one that should run."),
     do.StopReason.PREPARE_FAILED: (errors.PrepareError, "remove the cause and start the query again; no row is lost."),

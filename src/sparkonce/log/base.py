@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from sparkonce.errors import CorruptRecordError, NewerFormatError
 from sparkonce.protocol import codec
 from sparkonce.protocol.records import Record
-from sparkonce.protocol.view import Floor, LogView
+from sparkonce.protocol.view import Floor, LogView, LogViolation
 
 MOST_READS = 100
 """How often reading starts again because another driver raised the floor meanwhile."""
@@ -89,8 +89,15 @@ class DecisionLog:
                 view = LogView.at(floor)
             elif floor.position > view.floor.position:
                 view = view.above(floor)
-            while (data := self.store.get(view.end)) is not None:
-                view = view.apply(view.end, self._record(view.end, data))
+            try:
+                while (data := self.store.get(view.end)) is not None:
+                    view = view.apply(view.end, self._record(view.end, data))
+            except LogViolation:
+                # Below a floor that has risen meanwhile there may be a void record that landed late.
+                if self.floor().position <= floor.position:
+                    raise
+                view = LogView.at(self.floor())
+                continue
             # A free position is the log's end only if clean-up did not free it while this was reading.
             if self.floor().position <= view.floor.position:
                 return view

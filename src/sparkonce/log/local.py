@@ -61,10 +61,15 @@ class LocalLogStore(LogStore):
         self._folder = checkpoint / FOLDER
         self._records = self._folder / "records"
         self._floors = self._folder / "floors"
+        if self._records.is_dir() and self._floors.is_dir():
+            return
+        made = not checkpoint.is_dir()
         for folder in (self._records, self._floors):
             folder.mkdir(parents=True, exist_ok=True)
-        for folder in (self._records, self._folder, checkpoint, checkpoint.absolute().parent):
+        for folder in (self._records, self._folder, checkpoint):
             _sync_folder(folder)
+        if made:
+            _sync_folder(checkpoint.absolute().parent)
 
     @property
     def location(self) -> str:

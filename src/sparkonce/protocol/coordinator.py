@@ -35,6 +35,7 @@ from sparkonce.protocol.view import Decision, LogView, LogViolation
 
 KEEP_BATCHES = 100
 TIDY_EVERY_BATCHES = 20
+MOST_HEALINGS = 3
 MOST_DOUBTS = 8
 """How often in a row a put's reply may be lost before the run stops and leaves the question to the next one."""
 
@@ -78,6 +79,7 @@ def _asked(state: State, event: on.BatchAsked) -> Step:
         committed=frozenset(),
         lost=frozenset(),
         healing=None,
+        healings=0,
         replayed=False,
         recovering=False,
     )
@@ -192,7 +194,7 @@ def _prepared(state: State, event: on.Prepared) -> Step:
     kept = _kept(state)
     if kept:
         # Rule 5: some of the batch is visible, so what is written again must be the very same rows.
-        differing = _differing(state.decided.handles, handles, state.transactional)
+        differing = _differing(state.decided.handles, handles, _recorded_sinks(state, state.decided))
         if differing:
             return _abort(state, _new(state, handles), _lost_for_good(state, state.decided, differing))
     return _decide(state, Amend, _effective(state, state.decided, handles))
@@ -210,7 +212,7 @@ def _decide(state: State, kind: type[Commit] | type[Amend], handles: tuple[Handl
 def _prepare_failed(state: State, event: on.PrepareFailed) -> Step:
     """Rule 7. Which slots had prepared is not known here, so the run's whole open remainder is swept."""
     state = replace(state, verdict=do.Stop(reason=StopReason.PREPARE_FAILED, message=event.reason))
-    return replace(state, phase=Phase.ABORTING), do.Sweep(runs=_own(state), only_own=True)
+    return replace(state, phase=Phase.ABORTING), do.Sweep(runs=_own(state), best_effort=True)
 
 
 def _decision_landed(state: State, event: on.PutLanded) -> Step:
@@ -321,10 +323,17 @@ def _judge_loss(state: State, event: on.LogRead) -> Step:
     """LOST counts only if the log, read after the verdict, shows this run still at its end (trap 6)."""
     if event.view.end != state.view.end or event.view.floor.position > state.view.end:
         return _superseded(state, "the log went on while a loss was judged")
+    if state.healings >= MOST_HEALINGS:
+        return _stop(
+            state,
+            StopReason.TOO_OLD,
+            f"batch {_batch(state).number} was written {state.healings} times and its transactions were lost each time",
+        )
     # Trap 8: judged is the whole effective set, committed handles of earlier amendments and runs included.
     healing = state.lost if state.committed else None
-    effect = do.Write(batch=_batch(state).number, sinks=state.transactional, only=healing)
-    return replace(state, phase=Phase.WRITING, healing=healing), effect
+    sinks = _recorded_sinks(state, _decision(state))
+    effect = do.Write(batch=_batch(state).number, sinks=sinks, only=healing)
+    return replace(state, phase=Phase.WRITING, healing=healing, healings=state.healings + 1), effect
 
 
 def _all_finished(state: State) -> Step:
@@ -362,8 +371,12 @@ def _delivery_failed(state: State, event: on.PrepareFailed) -> Step:
 
 
 def _sweep_own(state: State) -> Step:
-    """No writer of this run is at work now, so whatever of its own is open belongs to a copy that lost."""
-    return replace(state, phase=Phase.SWEEPING_OWN), do.Sweep(runs=_own(state), only_own=True, optional=True)
+    """No writer of this run is at work now, so whatever is open of it or of older runs belongs to a copy that lost.
+
+    Older runs are swept again because a task of a killed driver may open a transaction late.
+    """
+    known = tuple(run for run in state.view.runs if run.token <= _token(state))
+    return replace(state, phase=Phase.SWEEPING_OWN), do.Sweep(runs=known, best_effort=True, optional=True)
 
 
 def _own_swept(state: State, _event: on.Swept) -> Step:
@@ -464,6 +477,18 @@ def _new(state: State, handles: tuple[Handle, ...]) -> tuple[Handle, ...]:
     """Of these handles, those with a transaction that no decision names (rule 1)."""
     named = set(state.decided.handles) if state.decided is not None else set()
     return tuple(handle for handle in handles if handle.transaction and handle not in named)
+
+
+def _decision(state: State) -> Decision:
+    if state.decided is None:
+        raise BadTransition("no decision is at work")
+    return state.decided
+
+
+def _recorded_sinks(state: State, decision: Decision) -> tuple[str, ...]:
+    """The transactional sinks that the decision knows: one that was added since takes its first rows with the next."""
+    recorded = {handle.sink for handle in decision.handles}
+    return tuple(name for name in state.transactional if name in recorded)
 
 
 def _differing(

@@ -39,12 +39,12 @@ class Sweep:
 
     Attributes:
         runs: Whose.
-        only_own: The run sweeps itself: none of its writers that could still be decided is at work.
+        best_effort: What is still open afterwards can wait for a later sweep, the next run, or its timeout.
         optional: May be left out where nothing says that a copy lost; a later sweep will do.
     """
 
     runs: tuple[Run, ...]
-    only_own: bool = False
+    best_effort: bool = False
     optional: bool = False
 
 

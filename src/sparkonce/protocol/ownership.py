@@ -2,8 +2,8 @@ r"""Who may touch what: tokens, transactional ids, and the lanes of a worker.
 
 Ids are parsed to values and compared field by field, never by prefix: ``orders`` must not sweep ``orders-eu``.
 
-A transactional id is ``<prefix>.<query>.<position>-<nonce>.<worker>-<lane>``. It belongs to one operating-system
-process of one run (``worker`` is random, drawn once in that process), so no two runs and no two copies of a slot can
+A transactional id is ``<prefix>.<query>.<position>-<nonce>.<worker>-<lane>``. It belongs to one sink in one
+operating-system process of one run (``worker`` is random, drawn there), so no two runs and no two copies of a slot can
 ever initialise the same id; only a sweep touches it from outside. A process uses its own ids ("lanes") again
 batch after batch, by the rule in `LanePool`.
 """
@@ -49,7 +49,7 @@ class TransactionalId:
         prefix: The user's own prefix, the unit of Kafka's prefixed ACLs.
         query: `short_query` of the query's id.
         token: The run's token.
-        worker: 12 hexadecimal digits, drawn once by the process that owns the id.
+        worker: 12 hexadecimal digits, drawn by the process that owns the id, for one sink and one run.
         lane: The process's own count of its ids, from 0.
     """
 

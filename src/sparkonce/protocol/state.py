@@ -26,7 +26,7 @@ class Phase(str, Enum):
     JUDGING = "judging a loss"
     REPLAYING = "running a decided batch into nothing"
     DELIVERING = "writing to the at-most-once sinks"
-    SWEEPING_OWN = "sweeping its own losers"
+    SWEEPING_OWN = "sweeping losers"
     RAISING_FLOOR = "raising the floor"
     TIDYING = "deleting below the floor"
     ABORTING = "undoing its own"
@@ -68,6 +68,7 @@ class State:
         committed: Keys of the decided handles known to be committed.
         lost: Keys of the decided handles known to be lost.
         healing: The (sink, slot) keys being written again, or None when the whole batch is written.
+        healings: How often the batch's lost transactions have been written again in this run.
         replayed: Whether the batch's plan has run in this run, so that Spark's state store has its version.
         recovering: Whether the batch had been decided before this run asked.
         verdict: How the run will stop, once its own is undone.
@@ -90,6 +91,7 @@ class State:
     committed: frozenset[tuple[str, int]] = frozenset()
     lost: frozenset[tuple[str, int]] = frozenset()
     healing: frozenset[tuple[str, int]] | None = None
+    healings: int = 0
     replayed: bool = False
     recovering: bool = False
     verdict: Stop | None = None

@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from sparkonce.errors import SchemaError
 from sparkonce.guarantees import Guarantee
 
 if TYPE_CHECKING:
@@ -139,11 +140,17 @@ class TwoPhaseCommitSink(abc.ABC):
         self.guarantee = Guarantee(guarantee)
 
     def columns(self, schema: pa.Schema) -> Sequence[str]:
-        """Which columns the sink writes; by default all. They are what the fingerprint covers.
+        """Which columns the sink writes; by default all. They are what the fingerprint covers, so no column is a map.
 
         Raises:
             SchemaError: naming the column that is missing or has a type which the sink does not take.
         """
+        for column in schema:
+            if str(column.type).startswith("map<"):
+                raise SchemaError(
+                    f"column {column.name!r} is a {column.type}, and Spark has no fingerprint for maps",
+                    next_step="turn it into an array of entries (map_entries) or a string (to_json), or drop it.",
+                )
         return list(schema.names)
 
     def preflight(self, query: str, recorded: Facts | None) -> Facts:  # noqa: ARG002 - for those that override it

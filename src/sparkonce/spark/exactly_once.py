@@ -14,6 +14,7 @@ import sparkonce
 from sparkonce.driver.progress import BatchProgress
 from sparkonce.driver.run import Listener, RunDriver, Timing
 from sparkonce.errors import ConfigurationError
+from sparkonce.guarantees import Guarantee
 from sparkonce.log.base import DecisionLog
 from sparkonce.log.local import LocalLogStore, local_checkpoint
 from sparkonce.protocol.events import BatchAsked
@@ -96,10 +97,9 @@ class ExactlyOnce:
             SchemaError: if a sink does not take the columns.
             PreflightError: if a server does not allow the guarantee.
         """
-        schema = to_arrow_schema(df.schema)
+        self._check_columns(df)
         known = short_query(query_id(self.checkpoint) or "0" * 12)
         for sink in self._sinks.values():
-            sink.columns(schema)
             sink.preflight(known, None)
         writer = df.writeStream.outputMode(output_mode).foreachBatch(self)
         writer = writer.options(**dict(options or {})).option("checkpointLocation", str(self.checkpoint))
@@ -144,6 +144,7 @@ class ExactlyOnce:
         if self._run is not None and self._run[0] == run:
             return self._run[1]
         check_query(self.checkpoint, query)
+        self._check_columns(df)
         if self._run is not None:
             self._run[1].close()
         driver = RunDriver(
@@ -158,6 +159,20 @@ class ExactlyOnce:
         )
         self._run = (run, driver)
         return driver
+
+    def _check_columns(self, df: DataFrame) -> None:
+        """Columns, types and settings, before anything is claimed."""
+        schema = to_arrow_schema(df.schema)
+        for sink in self._sinks.values():
+            sink.columns(schema)
+        speculation = str(df.sparkSession.conf.get("spark.speculation", "false")).lower() == "true"
+        once = [sink.name for sink in self._sinks.values() if sink.guarantee is Guarantee.AT_MOST_ONCE]
+        if speculation and once:
+            raise ConfigurationError(
+                f"spark.speculation=true, and sinks {once} are {Guarantee.AT_MOST_ONCE.value}: a speculative copy "
+                "would write their rows a second time",
+                next_step="turn spark.speculation off, or choose another guarantee.",
+            )
 
     def _tell(self, phase: Phase, batch: int) -> None:
         self._display.enter(phase, batch)

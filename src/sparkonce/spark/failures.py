@@ -24,7 +24,8 @@ def short_error(error: BaseException) -> PrepareError:
     Spark searches the text of the error by a regular expression that recurses for each character, and a long text
     overflows its stack. So the text is kept short, and a query that was stopped says so in the words Spark expects.
     """
-    if "InterruptedException" in str(error):
+    if "InterruptedException" in str(error) and not _python_errors(str(error)):
+        logger.debug("a batch's job was interrupted", exc_info=error)
         return PrepareError(f"the query was stopped in the middle of a batch ({_STOPPED})")
     logger.error("a batch's job failed", exc_info=error)
     return PrepareError(root_cause(error))
@@ -36,10 +37,14 @@ def root_cause(error: BaseException) -> str:
     An error of ours wins, then the last Python error in the text, then the error's own first line.
     """
     text = str(error)
-    found = [match for match in _RAISED.finditer(text) if not match["kind"].startswith(_SPARK)]
+    found = _python_errors(text)
     ours = [match for match in found if match["kind"].startswith("sparkonce.")]
     if found:
         raised = (ours or found)[-1]
         return f"{raised['kind'].removeprefix('sparkonce.errors.')}: {raised['said']}"
     lines = text.strip().splitlines()
     return f"{type(error).__name__}: {lines[0] if lines else ''}"
+
+
+def _python_errors(text: str) -> list[re.Match[str]]:
+    return [match for match in _RAISED.finditer(text) if not match["kind"].startswith(_SPARK)]

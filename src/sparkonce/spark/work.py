@@ -51,7 +51,7 @@ class SparkWork:
         except Exception as error:  # noqa: BLE001 - whatever Spark raises for a failed job
             raise short_error(error) from None
         handles = [decode_handle(answer["handle"]) for answer in answers]
-        speculation = self._df.sparkSession.conf.get("spark.speculation", "false") == "true"
+        speculation = self._df.sparkSession.conf.get("spark.speculation", "false").lower() == "true"
         return handles, speculation or any(answer["attempt"] > 0 for answer in answers)
 
     def _bound_arrow_batches(self) -> None:

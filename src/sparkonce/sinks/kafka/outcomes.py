@@ -28,6 +28,7 @@ MOVED = frozenset({15, 16})
 _OLDER = "That is older than the transaction: the broker may have lost a part of its own log."
 
 _COMMITTED_STATES = frozenset({"PrepareCommit", "CompleteCommit"})
+_ABORTED_STATES = frozenset({"PrepareEpochFence", "PrepareAbort", "CompleteAbort"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +84,6 @@ class _Meaning:
 
 
 _GRANT = "Nothing is lost yet: grant the permission before the transaction times out."
-_FENCED = "The broker timed the transaction out, or a newer producer fenced it."
 
 _PATIENCE: Mapping[int, _Meaning] = {
     14: _Meaning("COORDINATOR_LOAD_IN_PROGRESS", Outcome.RETRY, "The coordinator is still reading its log."),
@@ -180,10 +180,14 @@ def confirm_lost(verdict: Finished, transaction: Transaction, now: Description |
         return Finished(outcome=Outcome.ALREADY_COMMITTED, reason=reason)
     if owner == transaction and now.state == "Ongoing":
         return Finished(outcome=Outcome.UNKNOWN, reason=f"{reason} Somebody writes to it again.")
+    if owner == transaction and now.state == "Empty":
+        return Finished(outcome=Outcome.UNKNOWN, reason=f"{reason} {_OLDER}")
     if _is_older(owner, transaction):
         return Finished(outcome=Outcome.UNKNOWN, reason=f"{reason} {_OLDER}")
     own_next = Transaction(transaction.transactional_id, transaction.producer_id, transaction.epoch + 1)
-    if owner == own_next and now.state in _COMMITTED_STATES:
+    # An abort of an open transaction ends at the next epoch as CompleteAbort, and an initialisation after it one
+    # further on: the next epoch in any other state follows a transaction that had ended, perhaps by a commit.
+    if owner == own_next and now.state not in _ABORTED_STATES:
         return Finished(outcome=Outcome.UNKNOWN, reason=f"{reason} That commit may have been this transaction's.")
     return Finished(outcome=Outcome.LOST, reason=reason)
 

@@ -153,15 +153,16 @@ class Pool:
         for _ in range(missing):
             self._lanes, number = self._lanes.lend(batch)
             self._starting += 1
-            self._run(partial(self._start, number, batch))
+            self._run(partial(self._start, number))
 
-    def _start(self, number: int, batch: int) -> None:
+    def _start(self, number: int) -> None:
         try:
             lane = self._make(number)
         except Exception as error:  # noqa: BLE001 - whatever it is must reach the task that waits
+            # The lane is not given back: its initialisation may still arrive at the broker, after a transaction that a
+            # later one carried was committed, and would make that commit read as a loss (see `LanePool`).
             with self._lock:
                 self._starting -= 1
-                self._lanes = self._lanes.give_back(number, batch)
                 if self._waiting:
                     self._waiting.popleft().set_exception(error)
                 else:
@@ -182,24 +183,28 @@ class Pool:
 
 
 class Worker:
-    """What one operating-system process holds: its id, drawn once, its pools, and a thread that looks after them."""
+    """What one operating-system process holds: its pools, and a thread that looks after them."""
 
     def __init__(self) -> None:
-        self.id = os.urandom(6).hex()
         self._lock = threading.Lock()
         self._pools: dict[PoolKey, Pool] = {}
         self._lanes: set[Lane] = set()
         self._discarded: queue.SimpleQueue[Lane | None] = queue.SimpleQueue()
         self._keeper: threading.Thread | None = None
 
-    def pool(self, key: PoolKey, make: Callable[[int], Lane], keep_at_most: int) -> Pool:
-        """The pool of a key. The first call for a newer run drops the pools of older ones."""
+    def pool(self, key: PoolKey, make: Callable[[str, int], Lane], keep_at_most: int) -> Pool:
+        """The pool of a key. The first call for a newer run drops the pools of older ones.
+
+        Each pool draws an id of its own, which is given to ``make`` with the lane's number: two sinks, and a pool made
+        again for a run whose first pool was dropped, never meet on one lane.
+        """
         with self._lock:
             if key not in self._pools:
                 older = [other for other in self._pools if _supersedes(key, other)]
                 for other in older:
                     self._pools.pop(other).drop()
-                self._pools[key] = Pool(lambda number: self._watch(make(number)), self._discard, keep_at_most)
+                drawn = os.urandom(6).hex()
+                self._pools[key] = Pool(lambda number: self._watch(make(drawn, number)), self._discard, keep_at_most)
             if self._keeper is None:
                 self._keeper = threading.Thread(target=self._keep, name="sparkonce-kafka-keeper", daemon=True)
                 self._keeper.start()

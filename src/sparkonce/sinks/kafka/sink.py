@@ -89,7 +89,7 @@ class KafkaSink(TwoPhaseCommitSink):
         settings = producer_settings(self.settings, self.guarantee)
         pool = worker.pool(
             PoolKey(sink=self.name, query=owner.query, token=owner.token),
-            lambda number: self._make_lane(settings, owner, worker.id, number),
+            lambda drawn, number: self._make_lane(settings, owner, drawn, number),
             keep_at_most=KEEP_AT_MOST if transactional else 0,
         )
         return KafkaWriter(
