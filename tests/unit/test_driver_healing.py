@@ -255,3 +255,43 @@ def test_a_sink_that_is_weaker_after_a_restart_is_still_finished(world: World) -
     world.guarantees["other"] = Guarantee.AT_LEAST_ONCE
     world.run(world.start(), 0, 1)
     assert world.visible() == world.visible("other") == numbers(0, 1)
+
+
+def test_a_batch_is_not_healed_for_ever(world: World) -> None:
+    def lose(phase: Phase, batch: int) -> None:
+        if phase is Phase.FINISHING:
+            expire(world.server)
+
+    with pytest.raises(errors.TransactionTooOldError, match="written 3 times and its transactions were lost each time"):
+        world.run(world.start(listener=lose), 0)
+    assert world.kinds() == ["Claim", "Commit", "Amend", "Amend", "Amend"]
+    assert world.visible() == []
+    # Nothing is lost for good: a run whose transactions live long enough writes it.
+    world.run(world.start(), 0)
+    assert world.visible() == numbers(0)
+
+
+@pytest.mark.parametrize("committed", [0, 1])
+def test_a_sink_that_was_added_takes_no_part_in_healing(world: World, committed: int) -> None:
+    decided(world, committed=committed)
+    world.add("late")
+    driver = world.start()
+    world.run(driver, 0)
+    assert world.visible() == numbers(0)
+    assert world.visible("late") == []
+    world.run(driver, 1)
+    assert world.visible("late") == numbers(1)
+
+
+def test_late_comers_of_older_runs_are_swept_again(world: World) -> None:
+    world.run(world.start(), 0)
+    (late,) = world.server.owners_of([1])
+    driver = world.start()
+    work = world.work(1)
+    # A task of the first run's driver, which is dead, opens a transaction after the newer run has swept.
+    work.before = lambda: opened.append(world.server.begin(late))
+    work.loser = True
+    opened: list[int] = []
+    driver.run_batch(asked(1), work)
+    assert world.server.transactions()[opened[0]] is TransactionState.ABORTED
+    assert world.visible() == numbers(0, 1)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import Enum
 from itertools import count
@@ -135,6 +136,11 @@ class MemoryServer:
                 for transaction in self._transactions.values()
                 if transaction.state in _UNFINISHED
             ]
+
+    def owners_of(self, transactions: Iterable[int]) -> list[str]:
+        """Which run opened each of these transactions, as the sink names it."""
+        with self._lock:
+            return [self._transactions[number].owner for number in transactions]
 
     def _commit(self, number: int) -> Finished:
         transaction = self._transactions.get(number)
