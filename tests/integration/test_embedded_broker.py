@@ -134,7 +134,12 @@ def test_three_nodes_go_on_without_one_of_them():
     with Cluster(nodes=3) as cluster:
         create_topic(cluster.bootstrap, "replicated", 3)
         admin = AdminClient({"bootstrap.servers": cluster.bootstrap, "log_level": 0})
-        partitions = admin.list_topics("replicated", timeout=30).topics["replicated"].partitions.values()
+        # The broker that is asked may learn of the topic later than the one that made it.
+        give_up_at = time.monotonic() + 30
+        partitions = []
+        while len(partitions) < 3 and time.monotonic() < give_up_at:
+            topic = admin.list_topics("replicated", timeout=30).topics["replicated"]
+            partitions = list(topic.partitions.values())
         assert [sorted(partition.replicas) for partition in partitions] == [[1, 2, 3]] * 3
         produce(cluster.bootstrap, "replicated", [{"value": b"%d" % n, "partition": n} for n in range(3)])
 
