@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import time
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from sparkonce.spark.checkpoint import query_id
 from sparkonce.testing.kafka import Transaction, create_topic, list_transactions, produce, read_committed
 
 LIMIT_S = 180.0
+MARKERS_WITHIN_S = 60.0
 
 MARKS = [
     pytest.mark.kafka,
@@ -144,7 +146,14 @@ class Stream:
         return exactly_once.progress()
 
     def keys(self) -> list[str]:
-        """What a read_committed reader finds, sorted."""
+        """What a read_committed reader finds, sorted, once the broker has written the markers of what was ended.
+
+        Readers see a committed transaction's rows a little after the commit was answered, and nothing behind them
+        until then.
+        """
+        give_up_at = time.monotonic() + MARKERS_WITHIN_S
+        while self.transactions("PrepareCommit", "PrepareAbort", "PrepareEpochFence"):
+            assert time.monotonic() < give_up_at, "the broker does not write its markers"
         return sorted((record.key or b"").decode() for record in read_committed(self.bootstrap, self.target))
 
     def transactions(self, *states: str, checkpoint: Path | None = None) -> dict[str, Transaction]:
