@@ -11,6 +11,7 @@ from sparkonce.embedded import Cluster
 from sparkonce.errors import ConfigurationError, PreflightError
 from sparkonce.guarantees import Guarantee
 from sparkonce.sinks.base import Facts
+from sparkonce.sinks.kafka import KafkaSink
 from sparkonce.sinks.kafka import preflight as preflight_module
 from sparkonce.sinks.kafka.preflight import preflight
 
@@ -55,18 +56,28 @@ def check(broker: Cluster) -> Check:
 
 
 def test_the_facts_are_the_cluster_the_prefix_and_the_longest_timeout(
-    broker: Cluster, witness: Witness, check: Check, caplog: pytest.LogCaptureFixture
+    broker: Cluster, witness: Witness, check: Check
 ) -> None:
-    caplog.set_level(logging.INFO, "sparkonce")
     topic = witness.create_topic()
     assert check(topic=topic) == {
         "cluster_id": broker.cluster_id,
         "prefix": f"sparkonce-{QUERY}",
         "transaction_timeout_ms": str(FIFTEEN_MINUTES_MS),
     }
-    assert [record.getMessage() for record in caplog.records if record.name.startswith("sparkonce")] == [
-        f"Readers of {topic} must set isolation.level=read_committed; Kafka's default does not."
-    ]
+
+
+@pytest.mark.parametrize("guarantee", Guarantee)
+def test_what_readers_must_set_is_said_once(
+    broker: Cluster, witness: Witness, caplog: pytest.LogCaptureFixture, guarantee: Guarantee
+) -> None:
+    caplog.set_level(logging.INFO, "sparkonce")
+    topic = witness.create_topic()
+    sink = KafkaSink({"bootstrap.servers": broker.bootstrap}, topic=topic, guarantee=guarantee)
+    for _ in range(2):
+        sink.preflight(QUERY, None)
+    said = [record.getMessage() for record in caplog.records if record.name.startswith("sparkonce")]
+    needed = f"Readers of {topic} must set isolation.level=read_committed; Kafka's default does not."
+    assert said == ([needed] if guarantee is Guarantee.EXACTLY_ONCE else [])
 
 
 def test_a_prefix_and_a_timeout_of_ones_own(check: Check) -> None:

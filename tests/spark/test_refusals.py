@@ -14,6 +14,7 @@ from spark.in_process import MARKS, Stream
 from spark.pipeline import PHASE
 from sparkonce.embedded import Cluster
 from sparkonce.errors import PreflightError, PrepareError
+from sparkonce.testing.kafka import create_topic, read_committed
 
 pytestmark = MARKS
 
@@ -58,6 +59,18 @@ def test_a_missing_topic_is_told_at_the_start(spark: SparkSession, kafka: Cluste
     with pytest.raises(PreflightError, match=missing):
         stream.run(sink={"topic": missing})
     assert not (stream.checkpoint / "offsets").exists()
+
+
+def test_another_cluster_than_before_is_told_at_the_start(spark: SparkSession, kafka: Cluster, tmp_path: Path) -> None:
+    stream = Stream(spark, kafka, tmp_path, IDS)
+    stream.run()
+    record_files = sorted((stream.checkpoint / "sparkonce" / "records").iterdir())
+    with Cluster() as other:
+        create_topic(other.bootstrap, stream.target, stream.partitions)
+        with pytest.raises(PreflightError, match=f"{other.cluster_id}.*{kafka.cluster_id}"):
+            stream.run(settings={"bootstrap.servers": other.bootstrap})
+        assert read_committed(other.bootstrap, stream.target) == []
+    assert sorted((stream.checkpoint / "sparkonce" / "records").iterdir()) == record_files
 
 
 def test_a_topic_of_one_row_that_is_missing_stops_the_query(

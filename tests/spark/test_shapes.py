@@ -13,6 +13,7 @@ from spark.harness import new_name
 from spark.in_process import MARKS, CrashError, Stream, crash_at
 from sparkonce.embedded import Cluster
 from sparkonce.protocol.state import Phase
+from sparkonce.spark.work import row_hash
 from sparkonce.testing.kafka import create_topic, read_committed
 
 pytestmark = MARKS
@@ -108,6 +109,13 @@ def test_nulls_headers_timestamps_and_topics_arrive_as_they_are(
         for record in read_committed(kafka.bootstrap, topic)
     )
     assert found == expected
+
+
+@pytest.mark.parametrize("columns", [["key"], ["key", "value"]])
+def test_rows_that_differ_in_where_a_null_stands_have_other_hashes(spark: SparkSession, columns: list[str]) -> None:
+    rows = spark.createDataFrame([(None, "a"), ("a", None), (None, None), ("a", "a")], "key string, value string")
+    distinct = rows.select(*columns).distinct().count()
+    assert rows.select(row_hash(columns)).distinct().count() == distinct
 
 
 def as_sent(number: int, even: str, odd: str, partitions: int) -> tuple[object, ...]:

@@ -217,6 +217,42 @@ def test_a_newer_run_of_the_same_query_ends_the_producers_of_the_older(monkeypat
     assert set(dropped) == {old, *others, new, late}
 
 
+def test_a_producer_that_cannot_be_served_hurts_no_other(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(producers, "POLL_EVERY_S", 0.001)
+    served = threading.Event()
+
+    class Neglected(FakeLane):
+        transactional_id = "bad"
+        bad = False
+
+        def __init__(self, number: int) -> None:
+            super().__init__(number)
+            self.polled_s = float("-inf")
+
+        def poll(self, timeout_s: float) -> None:
+            if self.number == 0:
+                self.bad = True
+                raise SystemError("returned NULL without setting an exception")
+            if lanes[0].bad:
+                served.set()
+
+    lanes: list[Neglected] = []
+
+    def make(drawn: str, number: int) -> Neglected:
+        lanes.append(Neglected(number))
+        return lanes[-1]
+
+    worker = Worker()
+    pool = worker.pool(key(1), make, 8)  # type: ignore[arg-type]
+    for _ in range(2):
+        pool.wait(pool.take(1), WAIT_S)
+    assert served.wait(WAIT_S)
+    assert "could not serve the producer of 'bad'" in caplog.text
+    worker.stop()
+
+
 FORK = """
 import os
 from sparkonce.protocol.ownership import Token

@@ -109,7 +109,7 @@ class RunDriver:
         self._swept_at = time.monotonic()
         self._finish_until = 0.0
         self.progress: deque[BatchProgress] = deque(maxlen=KEPT_PROGRESS)
-        view = self._read(LogView())
+        view = read_log(log)
         claim = Claim(
             nonce=uuid.uuid4().hex[:8],
             run=run,
@@ -196,7 +196,7 @@ class RunDriver:
     def _perform(self, effect: do.Effect, work: BatchWork) -> on.Event:
         match effect:
             case do.ReadLog(view=view):
-                return on.LogRead(view=self._read(view))
+                return on.LogRead(view=read_log(self._log, view))
             case do.Put():
                 return self._put(effect)
             case do.Write():
@@ -228,15 +228,6 @@ class RunDriver:
                 f"the floor of the decision log {self._log.store.location} could not be raised: {error}",
                 next_step="make the checkpoint's disk writable and start the query again; no row is lost.",
             ) from error
-
-    def _read(self, view: LogView) -> LogView:
-        try:
-            return self._log.read(view)
-        except LogViolation as violation:
-            raise errors.LogError(
-                f"the decision log {self._log.store.location} contradicts itself: {violation}",
-                next_step="restore the log together with the checkpoint from one copy; do not edit it.",
-            ) from violation
 
     def _put(self, effect: do.Put) -> on.Event:
         if effect.contested >= _CONTESTED:
@@ -432,10 +423,8 @@ class RunDriver:
         return self._committers[name]
 
     def _preflight(self, query: str, view: LogView) -> SinkFacts:
-        recorded = dict(view.newest_run.sinks) if view.newest_run is not None else {}
-        found: dict[str, Facts] = {}
-        for name, sink in sorted(self._sinks.items()):
-            found[name] = sink.preflight(query, dict(recorded[name]) if name in recorded else None)
+        recorded = recorded_facts(view)
+        found = {name: sink.preflight(query, recorded.get(name)) for name, sink in sorted(self._sinks.items())}
         return tuple((name, tuple(sorted(facts.items()))) for name, facts in found.items())
 
     def _facts(self, name: str) -> Facts:
@@ -455,6 +444,27 @@ _LONGEST_BACK_OFF_S = 30.0
 _FIRST_RETRY_S = 0.02
 _LONGEST_RETRY_S = 2.0
 _NOT_FINAL = frozenset({Outcome.RETRY, Outcome.UNKNOWN})
+
+
+def read_log(log: DecisionLog, view: LogView | None = None) -> LogView:
+    """What stands in the log, from where a view ends.
+
+    Raises:
+        LogError: if it cannot have been written by runs of sparkonce.
+    """
+    try:
+        return log.read(view or LogView())
+    except LogViolation as violation:
+        raise errors.LogError(
+            f"the decision log {log.store.location} contradicts itself: {violation}",
+            next_step="restore the log together with the checkpoint from one copy; do not edit it.",
+        ) from violation
+
+
+def recorded_facts(view: LogView) -> dict[str, Facts]:
+    """What the newest run knew of its sinks, by name."""
+    run = view.newest_run
+    return {name: dict(facts) for name, facts in run.sinks} if run is not None else {}
 
 
 def _first_line(error: BaseException) -> str:

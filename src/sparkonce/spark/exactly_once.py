@@ -12,7 +12,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 import sparkonce
 from sparkonce.driver.progress import BatchProgress
-from sparkonce.driver.run import Listener, RunDriver, Timing
+from sparkonce.driver.run import Listener, RunDriver, Timing, read_log, recorded_facts
 from sparkonce.errors import ConfigurationError
 from sparkonce.guarantees import Guarantee
 from sparkonce.log.base import DecisionLog
@@ -98,9 +98,7 @@ class ExactlyOnce:
             PreflightError: if a server does not allow the guarantee.
         """
         self._check_columns(df)
-        known = short_query(query_id(self.checkpoint) or "0" * 12)
-        for sink in self._sinks.values():
-            sink.preflight(known, None)
+        self._preflight()
         writer = df.writeStream.outputMode(output_mode).foreachBatch(self)
         writer = writer.options(**dict(options or {})).option("checkpointLocation", str(self.checkpoint))
         if query_name is not None:
@@ -159,6 +157,13 @@ class ExactlyOnce:
         )
         self._run = (run, driver)
         return driver
+
+    def _preflight(self) -> None:
+        """Asks the servers before Spark starts; the first batch, whose facts are recorded, asks them again."""
+        known = query_id(self.checkpoint)
+        recorded = recorded_facts(read_log(DecisionLog(LocalLogStore(self.checkpoint)))) if known is not None else {}
+        for name, sink in self._sinks.items():
+            sink.preflight(short_query(known or "0" * 12), recorded.get(name))
 
     def _check_columns(self, df: DataFrame) -> None:
         """Columns, types and settings, before anything is claimed."""

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import pyarrow as pa
 from pyspark import TaskContext
-from pyspark.sql import DataFrame
+from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - as everybody writes it
 from pyspark.sql.pandas.types import to_arrow_schema
 
@@ -39,8 +39,7 @@ class SparkWork:
         for number, (name, owner) in enumerate(sinks.items()):
             columns = tuple(self._sinks[name].columns(schema))
             fingerprint = _FINGERPRINT.format(number)
-            hashed = F.xxhash64(*[F.col(_quoted(column)) for column in columns])
-            selected.append(hashed.alias(fingerprint))
+            selected.append(row_hash(columns).alias(fingerprint))
             tasks.append(SinkTask(sink=self._sinks[name], owner=owner, columns=columns, fingerprint=fingerprint))
         needed = {column: None for task in tasks for column in task.columns}
         rows = self._df.select(*[F.col(_quoted(column)) for column in needed], *selected)
@@ -83,6 +82,12 @@ def _slot_writer(task: SlotTask):  # type: ignore[no-untyped-def]
         )
 
     return write
+
+
+def row_hash(columns: Sequence[str]) -> Column:
+    """A bigint of a row's values. ``xxhash64`` skips nulls, so with several columns each says whether it is null."""
+    values = [F.col(_quoted(column)) for column in columns]
+    return F.xxhash64(*values, *(value.isNull() for value in values if len(values) > 1))
 
 
 def _quoted(column: str) -> str:

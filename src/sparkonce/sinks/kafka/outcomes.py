@@ -115,7 +115,8 @@ _COMMIT: Mapping[int, _Meaning] = {
     49: _Meaning(
         "INVALID_PRODUCER_ID_MAPPING",
         Outcome.UNKNOWN,
-        "The broker has forgotten the transactional id (transactional.id.expiration.ms) or never knew it.",
+        "The broker has forgotten the transactional id (after transactional.id.expiration.ms, 7 days by default) or "
+        "never knew it, and cannot tell whether this transaction was committed.",
     ),
     90: _Meaning(
         "PRODUCER_FENCED", Outcome.LOST, "The broker timed the transaction out, or a newer producer fenced it."

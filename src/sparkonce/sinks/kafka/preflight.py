@@ -115,7 +115,6 @@ def preflight(
         lasting_ms = _check_timeout(chosen_ms, limit_ms)
         check_producer({**producer, "transactional.id": chosen_prefix, _TIMEOUT: lasting_ms})
         _check_permission(look, chosen_prefix, query)
-    log.info("Readers of %s must set isolation.level=read_committed; Kafka's default does not.", topic or "the topics")
     return {
         "cluster_id": metadata.cluster_id,
         "prefix": chosen_prefix,

@@ -227,8 +227,8 @@ class Worker:
             try:
                 lane = self._discarded.get(timeout=max(0.0, poll_at - time.monotonic()))
             except queue.Empty:
-                self._poll()
                 poll_at = time.monotonic() + POLL_EVERY_S
+                self._look_after()
                 continue
             if lane is None:
                 return
@@ -244,11 +244,14 @@ class Worker:
         self._lanes.discard(lane)
         lane.destroy()
 
-    def _poll(self) -> None:
+    def _look_after(self) -> None:
         """Serves those that no task polls: kept ready, or waiting for rows. Their statistics would pile up."""
         for lane in list(self._lanes):
             if time.monotonic() - lane.polled_s > POLL_EVERY_S:
-                lane.poll(0)
+                try:
+                    lane.poll(0)
+                except Exception:  # one producer's trouble is its task's to see; the others still need this thread
+                    log.exception("could not serve the producer of %r", lane.transactional_id)
         with self._lock:
             for pool in self._pools.values():
                 pool.expire()

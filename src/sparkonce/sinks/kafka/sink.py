@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +15,8 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from sparkonce.sinks.kafka.lane import Lane
+
+log = logging.getLogger(__name__)
 
 INITIALISE_LIMIT_S = 60.0
 _GRACE_S = 5.0
@@ -50,6 +53,7 @@ class KafkaSink(TwoPhaseCommitSink):
         self.settings = dict(settings)
         self.topic = topic
         self.transactional_id_prefix = transactional_id_prefix
+        self._said = False
         producer_settings(self.settings, self.guarantee)
 
     def columns(self, schema: pa.Schema) -> Sequence[str]:
@@ -63,7 +67,7 @@ class KafkaSink(TwoPhaseCommitSink):
         from sparkonce.sinks.kafka.preflight import preflight
 
         timeout_ms = self.settings.get(_TIMEOUT_SETTING)
-        return preflight(
+        facts = preflight(
             self.settings,
             topic=self.topic,
             guarantee=self.guarantee,
@@ -72,6 +76,11 @@ class KafkaSink(TwoPhaseCommitSink):
             query=query,
             recorded=recorded,
         )
+        if self.guarantee is Guarantee.EXACTLY_ONCE and not self._said:
+            self._said = True
+            topic = self.topic or "the topics"
+            log.info("Readers of %s must set isolation.level=read_committed; Kafka's default does not.", topic)
+        return facts
 
     def transaction_timeout_s(self, facts: Facts) -> float | None:
         """The broker aborts transactions that are open longer."""

@@ -1,0 +1,49 @@
+from __future__ import annotations
+
+import logging
+
+import pytest
+
+from sparkonce.spark.failures import root_cause, short_error
+
+CALLED = "py4j.protocol.Py4JJavaError: An error occurred while calling o66.collectToPython.\n: "
+STOPPED = (
+    f"{CALLED}org.apache.spark.SparkException: [SPARK_JOB_CANCELLED] Job 38 cancelled Query totals [id = f918eb24, "
+    "runId = f4d4d9fb] was stopped SQLSTATE: XXKDA\n\tat org.apache.spark.scheduler.DAGScheduler"
+)
+INTERRUPTED = f"{CALLED}java.lang.InterruptedException\n\tat java.base/java.lang.Object.wait"
+CANCELLED = (
+    f"{CALLED}org.apache.spark.SparkException: [SPARK_JOB_CANCELLED] Job 38 cancelled as part of cancellation of all "
+    "jobs SQLSTATE: XXKDA"
+)
+FAILED = (
+    f"{CALLED}org.apache.spark.SparkException: Job aborted due to stage failure: Task 0 in stage 1.0 failed 4 times\n"
+    'Traceback (most recent call last):\n  File "job.py", line 3\nValueError: bad row\n\tat java.lang.Thread.run\n'
+    "Caused by: java.lang.InterruptedException: sleep"
+)
+
+
+@pytest.mark.parametrize("text", [STOPPED, INTERRUPTED])
+def test_a_query_that_is_stopped_says_so_in_sparks_words_and_logs_no_trace(
+    text: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    error = short_error(RuntimeError(text))
+    # What StreamExecution.PROXY_ERROR looks for.
+    assert "py4j.protocol.Py4JJavaError: An error occurred while calling" in error.message
+    assert "java.lang.InterruptedException" in error.message
+    assert caplog.records == []
+
+
+@pytest.mark.parametrize("text", [CANCELLED, FAILED])
+def test_a_job_that_fails_is_a_failure_with_its_trace_in_the_log(text: str, caplog: pytest.LogCaptureFixture) -> None:
+    error = short_error(RuntimeError(text))
+    assert "InterruptedException" not in error.message
+    assert len(error.message.splitlines()) == 1
+    assert [record.levelname for record in caplog.records] == ["ERROR"]
+
+
+def test_the_cause_is_the_error_of_the_task() -> None:
+    assert root_cause(RuntimeError(FAILED)) == "ValueError: bad row"
+    assert root_cause(RuntimeError(f"{FAILED}\nsparkonce.errors.PrepareError: no")) == "PrepareError: no"
+    assert root_cause(RuntimeError("first\nsecond")) == "RuntimeError: first"
