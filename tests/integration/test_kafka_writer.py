@@ -213,7 +213,6 @@ def test_a_refusal_that_no_callback_tells_still_fails_prepare(
     kafka: Kafka, owner: Owner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(lane_module.Reports, "on_delivery", lambda *_: None)
-    monkeypatch.setattr(writer_module, "STATISTICS_LIMIT_S", 0.5)
     topic = kafka.create_topic(max_message_bytes="5000")
     writer = open_writer(KafkaSink(kafka.settings, topic=topic), owner)
     writer.begin()
@@ -223,12 +222,15 @@ def test_a_refusal_that_no_callback_tells_still_fails_prepare(
     writer.abort()
 
 
-def test_a_row_that_was_not_acknowledged_fails_prepare(
-    kafka: Kafka, owner: Owner, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("guarantee", Guarantee)
+def test_a_row_that_never_reached_librdkafka_fails_prepare(
+    kafka: Kafka, owner: Owner, monkeypatch: pytest.MonkeyPatch, guarantee: Guarantee
 ) -> None:
-    monkeypatch.setattr(writer_module, "STATISTICS_LIMIT_S", 0.5)
-    monkeypatch.setattr(writer_module, "count_acknowledged", lambda found: lane_module.count_acknowledged(found) - 1)
-    writer = open_writer(KafkaSink(kafka.settings, topic=kafka.create_topic()), owner)
+    whole = writer_module._produce
+    monkeypatch.setattr(
+        writer_module, "_produce", lambda lane, chunk: whole(lane, replace(chunk, messages=chunk.messages[:-1]))
+    )
+    writer = open_writer(KafkaSink(kafka.settings, topic=kafka.create_topic(), guarantee=guarantee), owner)
     writer.begin()
     writer.write(pa.record_batch({"value": ["a", "b", "c"]}))
     with pytest.raises(PrepareError, match="2 of 3 rows"):
@@ -243,7 +245,7 @@ def test_a_transaction_that_is_open_no_more_cannot_be_prepared(kafka: Kafka, own
     writer.prepare()
     assert writer._lane is not None
     writer._lane.producer.abort_transaction(WAIT_S)
-    with pytest.raises(PrepareError, match="state Ready"):
+    with pytest.raises(PrepareError, match="no transaction was open"):
         writer.prepare()
     writer.abort()
 

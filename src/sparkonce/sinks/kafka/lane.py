@@ -5,20 +5,23 @@ from __future__ import annotations
 import contextlib
 import json
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
 from sparkonce.errors import PreflightError, PrepareError, SparkonceError
 
-STATISTICS_INTERVAL_MS = 20
-"""Prepare waits for the next statistics. They take 1 % of a core for a topic of 100 partitions, 7 % for 1,000."""
+STATISTICS_INTERVAL_MS = 100
+"""A new producer's id is in its first statistics after initialisation. More often is not free: every 20 ms took 3 % of
+a task's CPU with 4 partitions, and takes more with more."""
 
 _FIRST_ATTEMPT_S = 0.03
 _LAST_ATTEMPT_S = 1.0
 _ANY_TOPIC = "__transaction_state"  # small, and not one of the user's
 _REMEMBERED_ERRORS = 8
+_STATISTICS_LIMIT_S = 10.0
+_OPEN_STATE = "InTransaction"
 _NOT_ALLOWED = {
     KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
     KafkaError.CLUSTER_AUTHORIZATION_FAILED,
@@ -36,14 +39,16 @@ class Reports:
 
     Attributes:
         fatal: Why the producer can do nothing more, for example because it was fenced; empty if it can.
-        refused: The first rows that did not arrive: topic and the broker's reason.
+        refused: How many rows did not arrive.
+        refusals: Of the first of them the topic and the broker's reason.
         last_error: The newest error of the client as a whole, such as a lost connection; empty if there was none.
         stats: The newest statistics, as JSON. Parsed only where they are needed.
     """
 
     def __init__(self) -> None:
         self.fatal = ""
-        self.refused: list[str] = []
+        self.refused = 0
+        self.refusals: list[str] = []
         self.last_error = ""
         self.stats = ""
 
@@ -56,9 +61,12 @@ class Reports:
         self.last_error = error.str()
 
     def on_delivery(self, error: KafkaError | None, message: Message) -> None:
-        """Keeps what happened to a row that did not arrive."""
-        if error is not None and len(self.refused) < _REMEMBERED_ERRORS:
-            self.refused.append(f"topic {message.topic()!r}: {error.str()}")
+        """Keeps what happened to a row that did not arrive; of the others librdkafka is told not to report."""
+        if error is None:
+            return
+        self.refused += 1
+        if len(self.refusals) < _REMEMBERED_ERRORS:
+            self.refusals.append(f"topic {message.topic()!r}: {error.str()}")
 
 
 class Lane:
@@ -71,6 +79,11 @@ class Lane:
         number: The worker's number for it.
         transactional_id: Empty for a producer without transactions.
 
+    Attributes:
+        producer_id: What `initialise` was given; -1 before.
+        epoch: What `initialise` was given; -1 before. librdkafka changes it only after an error that breaks the
+            transaction off (KIP-360), which `trouble` tells.
+
     Raises:
         PrepareError: if the settings do not work in this process, for example because a key file is missing.
     """
@@ -78,6 +91,7 @@ class Lane:
     def __init__(self, settings: Mapping[str, Any], *, number: int = 0, transactional_id: str = "") -> None:
         self.number = number
         self.transactional_id = transactional_id
+        self.producer_id = self.epoch = -1
         self.reports = Reports()
         self.polled_s = time.monotonic()
         callbacks = {
@@ -111,6 +125,19 @@ class Lane:
                 raise error
             self._nudge(attempt_s)
             attempt_s = min(2 * attempt_s, _LAST_ATTEMPT_S)
+        self._learn_identity(time.monotonic() + _STATISTICS_LIMIT_S)
+
+    def _learn_identity(self, deadline: float) -> None:
+        """The producer id and epoch, which librdkafka tells in its statistics only (``eos``, see STATISTICS.md)."""
+        while self.producer_id < 0:
+            if time.monotonic() > deadline:
+                self.destroy()
+                raise PrepareError(f"librdkafka did not tell the producer id of {self.transactional_id!r}.")
+            self.poll(0.1)
+            if self.reports.stats:
+                eos, self.reports.stats = json.loads(self.reports.stats)["eos"], ""
+                if eos["txn_state"] == "Ready":
+                    self.producer_id, self.epoch = eos["producer_id"], eos["producer_epoch"]
 
     def _try_to_initialise(self, timeout_s: float) -> KafkaError | None:
         try:
@@ -158,27 +185,15 @@ class Lane:
     def trouble(self) -> str:
         """Why the open transaction cannot be committed any more; empty if it can.
 
-        Asks librdkafka to begin another one, which it always refuses: with the error that broke the transaction, or
-        with ``_STATE`` if all is well. Statistics name the state, but not the error, and come later.
+        Asks librdkafka to begin another one, which it refuses: with the error that broke the transaction, or naming
+        the state it is in. Statistics name the state too, but not the error, and only later.
         """
         try:
             self.producer.begin_transaction()
         except KafkaException as error:
-            reason = error.args[0]
-            return "" if reason.code() == KafkaError._STATE else str(reason.str())
+            reason = str(error.args[0].str())
+            return "" if error.args[0].code() == KafkaError._STATE and _OPEN_STATE in reason else reason
         return "no transaction was open"
-
-    def read_statistics(self, deadline: float, until: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
-        """The first statistics from now on that satisfy a condition, or the last ones before the deadline."""
-        newest: dict[str, Any] = {}
-        self.reports.stats = ""
-        while time.monotonic() < deadline:
-            self.poll(0.1)
-            if self.reports.stats:
-                newest, self.reports.stats = json.loads(self.reports.stats), ""
-                if until(newest):
-                    break
-        return newest
 
     def explain(self, reason: KafkaError, what: str) -> SparkonceError:
         """A refusal of librdkafka as one of our errors, with what the client knows beyond it."""
@@ -195,16 +210,3 @@ def _fatal_reason(error: BaseException) -> str:
     if error.__cause__ is None:
         raise error
     return _fatal_reason(error.__cause__)
-
-
-def count_acknowledged(statistics: Mapping[str, Any]) -> int:
-    """How many rows the brokers have acknowledged in the life of a producer.
-
-    Per partition librdkafka numbers messages from 1 and reports the highest number acknowledged. It falls short as
-    long as a row is missing at the end; one missing in the middle has had a delivery error.
-    """
-    return sum(
-        int(partition["acked_msgid"])
-        for topic in statistics.get("topics", {}).values()
-        for partition in topic["partitions"].values()
-    )

@@ -13,7 +13,7 @@ from confluent_kafka import KafkaException
 
 from sparkonce.errors import PrepareError
 from sparkonce.sinks.base import SinkWriter
-from sparkonce.sinks.kafka.lane import Lane, count_acknowledged
+from sparkonce.sinks.kafka.lane import Lane
 from sparkonce.sinks.kafka.rows import CHUNK_BYTES, CHUNK_ROWS, Chunk, to_chunks
 
 if TYPE_CHECKING:
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 ABORT_LIMIT_S = 5.0
-STATISTICS_LIMIT_S = 10.0
 _FLUSH_SLICE_S = 1.0
 
 
@@ -76,6 +75,7 @@ class KafkaWriter(SinkWriter):
         self._lease: Future[Lane] | None = pool.take(batch)
         self._lane: Lane | None = None
         self._written = 0
+        self._accepted = 0
         self._queued_bytes = 0
         self._largest_bytes = 0
 
@@ -103,6 +103,7 @@ class KafkaWriter(SinkWriter):
             PrepareError: naming the topic and the reason for which a row was refused.
         """
         lane = self._open_lane()
+        self._written += rows.num_rows
         max_rows = min(CHUNK_ROWS, self._limits.queued_rows)
         for chunk in to_chunks(
             rows, self._topic, max_rows=max_rows, max_bytes=min(CHUNK_BYTES, self._limits.queued_bytes)
@@ -111,42 +112,32 @@ class KafkaWriter(SinkWriter):
             self._make_room(lane, chunk)
             self._raise_refusal(lane)
             try:
-                if chunk.batched:
-                    _produce_batched(lane, chunk)
-                else:
-                    for message in chunk.messages:
-                        lane.producer.produce(chunk.topic, **message)
+                self._accepted += _produce(lane, chunk)
             except KafkaException as error:
                 raise lane.explain(error.args[0], f"refused a row for topic {chunk.topic!r}") from None
             except BufferError as error:
                 raise _queue_full(chunk.topic) from error
-            self._written += len(chunk.messages)
             self._queued_bytes += chunk.size_bytes
 
     def prepare(self) -> Mapping[str, str | int]:
         """Flushes, and makes sure that each row has arrived: librdkafka checks that only in its own commit.
+
+        That commit counts failed delivery reports (``txn_dr_fails`` in rdkafka_txnmgr.c). Here they are counted against
+        the rows that were to be written, of which librdkafka says how many it took.
 
         Raises:
             PrepareError: if any row may not have arrived, or the transaction cannot be committed.
         """
         lane = self._open_lane()
         self._flush(lane)
-        if not self._transactional:
-            return {}
-        statistics = lane.read_statistics(
-            time.monotonic() + STATISTICS_LIMIT_S, until=lambda found: count_acknowledged(found) == self._written
-        )
-        acknowledged = count_acknowledged(statistics)
+        acknowledged = self._accepted - lane.reports.refused - len(lane.producer)
         if acknowledged != self._written:
             raise PrepareError(f"Kafka has acknowledged {acknowledged} of {self._written} rows.")
-        state = statistics["eos"]
-        if state["txn_state"] != "InTransaction":
-            raise PrepareError(f"Kafka's transaction is in state {state['txn_state']}: {lane.trouble()}.")
-        return {
-            "transactional_id": lane.transactional_id,
-            "producer_id": state["producer_id"],
-            "epoch": state["producer_epoch"],
-        }
+        if not self._transactional:
+            return {}
+        if trouble := lane.trouble():
+            raise PrepareError(f"Kafka broke the transaction off: {trouble}.")
+        return {"transactional_id": lane.transactional_id, "producer_id": lane.producer_id, "epoch": lane.epoch}
 
     def abort(self) -> None:
         """Aborts the transaction if the broker can be reached soon; if not, the driver's sweep does."""
@@ -220,7 +211,7 @@ class KafkaWriter(SinkWriter):
         if not lane.reports.refused:
             return
         trouble = lane.trouble() if self._transactional else lane.reports.last_error
-        first = lane.reports.refused[0]
+        first = lane.reports.refusals[0]
         raise PrepareError(f"Kafka did not take a row for {first}" + (f" ({trouble})." if trouble else "."))
 
     def _too_slow(self, lane: Lane) -> PrepareError:
@@ -231,11 +222,18 @@ class KafkaWriter(SinkWriter):
         )
 
 
-def _produce_batched(lane: Lane, chunk: Chunk) -> None:
-    if lane.producer.produce_batch(chunk.topic, chunk.messages) == len(chunk.messages):
-        return
-    refused = next(message["_error"] for message in chunk.messages if "_error" in message)
-    raise KafkaException(refused)
+def _produce(lane: Lane, chunk: Chunk) -> int:
+    """How many rows librdkafka took; it says for each that it does not take why."""
+    if not chunk.batched:
+        for message in chunk.messages:
+            lane.producer.produce(chunk.topic, **message)
+        return len(chunk.messages)
+    accepted = int(lane.producer.produce_batch(chunk.topic, chunk.messages))
+    if accepted < len(chunk.messages):
+        for message in chunk.messages:
+            if "_error" in message:
+                raise KafkaException(message["_error"])
+    return accepted
 
 
 def _queue_full(topic: str) -> PrepareError:
