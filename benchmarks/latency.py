@@ -39,6 +39,11 @@ def measure(bench: Bench, variant: Variant, trigger_ms: int, *, warm_s: int, mea
             found = _probe(bench, source, run.topic, warm_s, measured_s)
             if not run.query.isActive:
                 raise RuntimeError(f"the query ended: {run.query.exception()}")
+            if found["missing"] or found["doubled"]:
+                raise RuntimeError(
+                    f"{found['missing']} rows missing and {found['doubled']} doubled in {run.topic}; the query's last "
+                    f"batch was {run.query.lastProgress}"
+                )
             finishing = [one.seconds.get("finishing", 0.0) * 1000 for one in _last_batches(run.exactly_once)]
             return {**found, "finishing_ms": median(finishing) if finishing else None}
     finally:
@@ -68,6 +73,4 @@ def _probe(bench: Bench, source: str, target: str, warm_s: int, measured_s: int)
     limit_s = warm_s + measured_s + 2 * probe.SETTLE_S
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, timeout=limit_s, check=True)
     found: dict[str, Any] = json.loads(done.stdout)
-    if found["missing"] or found["doubled"]:
-        raise RuntimeError(f"{found['missing']} rows missing and {found['doubled']} doubled in {target}")
     return found

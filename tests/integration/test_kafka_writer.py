@@ -227,9 +227,7 @@ def test_a_row_that_never_reached_librdkafka_fails_prepare(
     kafka: Kafka, owner: Owner, monkeypatch: pytest.MonkeyPatch, guarantee: Guarantee
 ) -> None:
     whole = writer_module._produce
-    monkeypatch.setattr(
-        writer_module, "_produce", lambda lane, chunk: whole(lane, replace(chunk, messages=chunk.messages[:-1]))
-    )
+    monkeypatch.setattr(writer_module, "_produce", lambda lane, chunk: whole(lane, replace(chunk, rows=chunk.rows - 1)))
     writer = open_writer(KafkaSink(kafka.settings, topic=kafka.create_topic(), guarantee=guarantee), owner)
     writer.begin()
     writer.write(pa.record_batch({"value": ["a", "b", "c"]}))

@@ -1,7 +1,7 @@
 """The driver is killed (SIGKILL, with its JVM and its workers) wherever it may be, and its output is counted.
 
-The short form kills once in each phase. The long form, some half an hour, kills at least 60 times, half of them at
-random times::
+The short form kills once in each phase. The long form, more than half an hour, kills at least 60 times, half of them at
+random times, and lets each run write 100,000 rows before it kills (but for points that only a run's first batch has)::
 
     pytest -m slow -s tests/spark/test_kills.py
     SPARKONCE_SEED=7 pytest -m slow -s tests/spark/test_kills.py     # the same schedule again
@@ -28,9 +28,27 @@ from sparkonce.protocol.state import Phase
 
 pytestmark = [pytest.mark.kafka, pytest.mark.spark]
 
-ROWS = 100_000
 LONGEST_RANDOM_S = 4.0
 RANDOM = "a random time"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Form:
+    """How much is written.
+
+    Attributes:
+        rows: Different rows of a job, a fifth of which comes twice.
+        rows_per_batch: Of the source.
+        batches_before: Batches that a run decides before it is killed.
+    """
+
+    rows: int
+    rows_per_batch: int
+    batches_before: int
+
+
+SHORT = Form(rows=100_000, rows_per_batch=2_500, batches_before=0)
+LONG = Form(rows=1_000_000, rows_per_batch=25_000, batches_before=4)
 
 PHASES = (
     Phase.READING,
@@ -49,6 +67,9 @@ PHASES = (
 done in it: WRITING is before the first task, DECIDING when all is prepared, FINISHING when nothing is committed yet,
 SWEEPING_OWN when all is committed, IDLE before Spark itself writes down that the batch is done."""
 
+FIRST = (Phase.READING.name, Phase.CLAIMING.name, Phase.SWEEPING.name, Phase.REPLAYING.name)
+"""Those that only the first batch of a run goes through."""
+
 INSIDE = (BEGIN, WRITTEN, PREPARED, HALFWAY)
 """What lies within a phase: a worker in the middle of its task, and the driver in the middle of its commits."""
 
@@ -57,23 +78,25 @@ POINTS = (*(phase.name for phase in PHASES), *INSIDE)
 
 @dataclass(frozen=True, slots=True)
 class Kill:
-    """One kill: where it was meant to be, in which phase of which batch the driver was, what the broker had open."""
+    """One kill: where it was meant to be, in which phase of which batch the driver was, what the broker had open, up to
+    which batch all was decided, and how many rows of its source the run had read for batches that it decided."""
 
     point: str
     phase: str
     batch: int
     open: int
     decided: int
+    rows: int
 
 
 def test_short_form(kafka: Cluster, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    kills, verdicts = carry_out(kafka.bootstrap, tmp_path, POINTS, random.Random(1), told(capsys))
+    kills, verdicts = carry_out(kafka.bootstrap, tmp_path, SHORT, POINTS, random.Random(1), told(capsys))
     judge(kills, verdicts)
     assert [kill.point for kill in kills] == list(POINTS)
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(7200)
+@pytest.mark.timeout(10_800)
 def test_long_form(kafka: Cluster, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     seed = int(os.environ.get("SPARKONCE_SEED") or random.SystemRandom().randrange(10**6))
     chance = random.Random(seed)
@@ -81,9 +104,10 @@ def test_long_form(kafka: Cluster, tmp_path: Path, capsys: pytest.CaptureFixture
     chance.shuffle(schedule)
     say = told(capsys)
     say(f"\nSPARKONCE_SEED={seed}, {len(schedule)} kills")
-    kills, verdicts = carry_out(kafka.bootstrap, tmp_path, schedule, chance, say)
+    kills, verdicts = carry_out(kafka.bootstrap, tmp_path, LONG, schedule, chance, say)
     judge(kills, verdicts)
     assert len(kills) >= len(schedule) >= 60
+    assert [kill for kill in kills if kill.point not in FIRST and kill.rows < 100_000] == []
 
 
 def judge(kills: Sequence[Kill], verdicts: Sequence[Verdict]) -> None:
@@ -108,7 +132,12 @@ def told(capsys: pytest.CaptureFixture[str]) -> Callable[[str], None]:
 
 
 def carry_out(
-    bootstrap: str, folder: Path, schedule: Sequence[str], chance: random.Random, say: Callable[[str], None]
+    bootstrap: str,
+    folder: Path,
+    form: Form,
+    schedule: Sequence[str],
+    chance: random.Random,
+    say: Callable[[str], None],
 ) -> tuple[list[Kill], list[Verdict]]:
     """Kills at one point after the other, in as many jobs as that takes, and judges each job when it is done."""
     kills: list[Kill] = []
@@ -116,12 +145,14 @@ def carry_out(
     left = list(schedule)
     while left:
         name = folder / f"job-{len(verdicts)}"
-        with Job(bootstrap, name, rows=ROWS, rows_per_batch=2500, keep_batches=3, points=INSIDE) as job:
+        with Job(
+            bootstrap, name, rows=form.rows, rows_per_batch=form.rows_per_batch, keep_batches=3, points=INSIDE
+        ) as job:
             while left:
                 # Only a run that finds a decided batch replays one.
                 point = left[0] if left[0] != Phase.REPLAYING.name or leaves_decided(kills) else Phase.FINISHING.name
                 run = job.start()
-                kill = kill_at(point, job, run, chance)
+                kill = kill_at(point, job, run, form, chance)
                 if kill is None:  # all is written: on to the next job
                     run.finish()
                     break
@@ -132,7 +163,7 @@ def carry_out(
                 say(f"kill {len(kills)}: {kill}")
             else:
                 # What is left does not have to be done in small steps.
-                job.start(rows_per_batch=20_000).finish()
+                job.start(rows_per_batch=max(20_000, form.rows_per_batch)).finish()
             verdicts.append(job.judge())
             say(str(verdicts[-1]))
     say(table(kills, verdicts))
@@ -144,10 +175,10 @@ def leaves_decided(kills: Sequence[Kill]) -> bool:
     return bool(kills) and kills[-1].batch == kills[-1].decided
 
 
-def kill_at(point: str, job: Job, run: Run, chance: random.Random) -> Kill | None:
+def kill_at(point: str, job: Job, run: Run, form: Form, chance: random.Random) -> Kill | None:
     """Waits until the run is there. None if it ends before."""
-    before = len(job.desk.visits)
-    hold = hold_at(point, job)
+    before, decided = len(job.desk.visits), job.decided()
+    hold = hold_at(point, job, form.batches_before)
     job.desk.wait_for(lambda: bool(hold.caught) or run.has_ended, f"the query is at {point!r}, or ends")
     hold.give_up()
     if not hold.caught:
@@ -160,20 +191,28 @@ def kill_at(point: str, job: Job, run: Run, chance: random.Random) -> Kill | Non
             return None
         run.pause()
     phase = next(one for one in reversed(job.desk.visits[before:]) if one.point == PHASE)
-    return Kill(point, phase.told["phase"], phase.told["batch"], len(job.transactions("Ongoing")), job.decided())
+    done = job.decided()
+    return Kill(
+        point=point,
+        phase=phase.told["phase"],
+        batch=phase.told["batch"],
+        open=len(job.transactions("Ongoing")),
+        decided=done,
+        rows=(done - decided) * form.rows_per_batch,
+    )
 
 
-def hold_at(point: str, job: Job) -> Hold:
-    if point == RANDOM:
-        return job.desk.hold(PHASE)
-    decided = job.decided()
+def hold_at(point: str, job: Job, batches_before: int) -> Hold:
+    first = job.decided() + 1
 
-    def is_new(_: Visit) -> bool:
-        """Not a batch that an older run has decided: of that all may be committed already."""
+    def is_due(_: Visit) -> bool:
+        """Not in a batch that an older run has decided: of that all may be committed already."""
         now = job.phase()
-        return now is not None and now.told["batch"] > decided
+        return now is not None and now.told["batch"] >= first + batches_before
 
-    when = is_new if point in {Phase.FINISHING.name, HALFWAY} else None
+    when = is_due if point in {Phase.FINISHING.name, HALFWAY} or (batches_before and point not in FIRST) else None
+    if point == RANDOM:
+        return job.desk.hold(PHASE, when=when)
     if point in INSIDE:
         return job.desk.hold(point, when=when)
     return job.desk.hold(PHASE, when=when, phase=point)
@@ -191,5 +230,7 @@ def table(kills: Sequence[Kill], verdicts: Sequence[Verdict]) -> str:
     lines.append(f"{'all':<15} {sum(on_purpose.values()):>7} {sum(at_random.values()):>10}")
     inside = Counter(kill.point for kill in kills if kill.point in INSIDE)
     lines += [f"of these, {point}: {inside[point]}" for point in INSIDE]
+    written = sorted(kill.rows for kill in kills if kill.point not in FIRST)
+    lines.append(f"rows of a run before its kill: {written[0]:,} to {written[-1]:,}")
     lines += [f"job {number}: {verdict}" for number, verdict in enumerate(verdicts)]
     return "\n".join(lines)

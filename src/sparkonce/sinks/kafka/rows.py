@@ -1,4 +1,4 @@
-"""Which columns the Kafka sink takes, and how Arrow rows become messages.
+"""Which columns the Kafka sink takes, and how Arrow columns become the arguments of a producer.
 
 The columns are those of Spark's own Kafka sink (``key``, ``value``, ``topic``, ``partition``, ``headers``; see "Writing
 Data to Kafka" in Spark's guide), and ``timestamp``. Other columns are ignored, as Spark does.
@@ -17,12 +17,15 @@ from pyarrow import types
 
 from sparkonce.errors import ConfigurationError, PrepareError, SchemaError
 
-CHUNK_ROWS = 1024
+CHUNK_ROWS = 4096
 CHUNK_BYTES = 1 << 20
 """A chunk's values stand in memory three times: as Arrow, as Python's bytes, and in librdkafka's queue."""
 
-Message = dict[str, Any]
-"""The arguments of ``Producer.produce`` for one row, without the topic."""
+CHOSEN_PARTITION = -1
+"""librdkafka's word for a partition that the partitioner chooses (``RD_KAFKA_PARTITION_UA``)."""
+
+NOW_MS = 0
+"""librdkafka's word for a row without a timestamp of its own."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,15 +34,15 @@ class Chunk:
 
     Attributes:
         topic: Where they go.
-        messages: One for each row.
-        batched: Whether ``produce_batch`` can carry them. It drops headers and partitions and refuses timestamps.
+        rows: How many.
+        columns: For each argument of ``Producer.produce`` that any row needs, by its name, its value for each row.
         size_bytes: Keys, values and headers together.
         largest_bytes: At least the size of the largest row.
     """
 
     topic: str
-    messages: list[Message]
-    batched: bool
+    rows: int
+    columns: dict[str, list[Any]]
     size_bytes: int
     largest_bytes: int
 
@@ -108,7 +111,7 @@ def select_columns(schema: pa.Schema, topic: str | None) -> list[str]:
 def to_chunks(
     rows: pa.RecordBatch, topic: str | None, *, max_rows: int = CHUNK_ROWS, max_bytes: int = CHUNK_BYTES
 ) -> Iterator[Chunk]:
-    """The rows as messages, in pieces small enough that a batch of any size needs little memory.
+    """The rows in pieces small enough that a batch of any size needs little memory.
 
     Rows of one topic keep their order.
 
@@ -130,11 +133,10 @@ def to_chunks(
         piece, largest = rows.slice(start, stop - start), int(sizes[start:stop].max())
         start = stop
         for name, part in _by_topic(piece, topic):
-            messages, batched = _to_messages(part)
             yield Chunk(
                 topic=name,
-                messages=messages,
-                batched=batched,
+                rows=part.num_rows,
+                columns=_to_arguments(part),
                 size_bytes=int(_sizes_bytes(part).sum()),
                 largest_bytes=largest,
             )
@@ -166,43 +168,51 @@ def _by_topic(rows: pa.RecordBatch, topic: str | None) -> Iterator[tuple[str, pa
         yield name, rows if len(topics) == 1 else rows.filter(pc.equal(column, name))
 
 
-def _to_messages(rows: pa.RecordBatch) -> tuple[list[Message], bool]:
-    columns = {}
-    for name in rows.schema.names:
-        column = rows.column(name)
-        if name != "topic" and column.null_count < rows.num_rows:
-            columns[name] = _convert(name, column)
-    if not columns:
-        return [{} for _ in range(rows.num_rows)], True
-    messages = pa.StructArray.from_arrays(list(columns.values()), names=list(columns)).to_pylist()
-    if columns.keys() <= {"key", "value"}:
-        return messages, True
-    return [_trim(message) for message in messages], False
+def _to_arguments(rows: pa.RecordBatch) -> dict[str, list[Any]]:
+    """Columns of nulls alone are left out: an argument for each row costs time."""
+    return {
+        name: _CONVERT[name](rows.column(name))
+        for name in _CONVERT
+        if name in rows.schema.names and rows.column(name).null_count < rows.num_rows
+    }
 
 
-def _convert(name: str, column: pa.Array) -> pa.Array:
-    if name in ("key", "value"):
-        wide = types.is_large_string(column.type) or types.is_large_binary(column.type)
-        return column.cast(pa.large_binary() if wide else pa.binary())  # copies nothing
-    if name == "timestamp":
-        instants = column.cast(pa.timestamp("ms", column.type.tz), safe=False).cast(pa.int64())
-        if pc.min(instants).as_py() <= 0:
-            raise PrepareError(
-                "A row's column 'timestamp' is not after 1970-01-01 00:00:00 UTC, which Kafka cannot store.",
-                next_step="Write null there to have the time of writing.",
-            )
-        return instants
-    return column
+def _to_bytes(column: pa.Array) -> list[Any]:
+    wide = types.is_large_string(column.type) or types.is_large_binary(column.type)
+    values: list[Any] = column.cast(pa.large_binary() if wide else pa.binary()).to_pylist()  # the cast copies nothing
+    return values
 
 
-def _trim(message: Message) -> Message:
-    given = {name: value for name, value in message.items() if value is not None}
-    if "headers" in given:
-        given["headers"] = [_to_header(header) for header in given["headers"]]
-    return given
+def _to_partitions(column: pa.Array) -> list[Any]:
+    numbers: list[Any] = pc.fill_null(column, CHOSEN_PARTITION).to_pylist()
+    return numbers
+
+
+def _to_timestamps_ms(column: pa.Array) -> list[Any]:
+    instants = column.cast(pa.timestamp("ms", column.type.tz), safe=False).cast(pa.int64())
+    if pc.min(instants).as_py() <= 0:
+        raise PrepareError(
+            "A row's column 'timestamp' is not after 1970-01-01 00:00:00 UTC, which Kafka cannot store.",
+            next_step="Write null there to have the time of writing.",
+        )
+    numbers: list[Any] = pc.fill_null(instants, NOW_MS).to_pylist()
+    return numbers
+
+
+def _to_headers(column: pa.Array) -> list[Any]:
+    return [None if headers is None else [_to_header(header) for header in headers] for headers in column.to_pylist()]
 
 
 def _to_header(header: dict[str, Any] | None) -> tuple[str, bytes | str | None]:
     if header is None or header["key"] is None:
         raise PrepareError("A row's column 'headers' holds a header without a key, which Kafka cannot store.")
     return header["key"], header["value"]
+
+
+_CONVERT: dict[str, Callable[[pa.Array], list[Any]]] = {
+    "value": _to_bytes,
+    "key": _to_bytes,
+    "partition": _to_partitions,
+    "timestamp": _to_timestamps_ms,
+    "headers": _to_headers,
+}
