@@ -1,7 +1,7 @@
 """The driver is killed (SIGKILL, with its JVM and its workers) wherever it may be, and its output is counted.
 
-The short form kills once in each phase. The long form, a quarter of an hour, kills at least 60 runs after 100,000 rows or
-more, most of them at random times, and some more at points that only a run's first batch has::
+The short form kills once in each phase. The long form, a quarter of an hour, kills at least 60 runs after 100,000 rows
+or more, most of them at random times, and some more at points that only a run's first batch has::
 
     pytest -m slow -s tests/spark/test_kills.py
     SPARKONCE_SEED=7 pytest -m slow -s tests/spark/test_kills.py     # the same schedule again
