@@ -70,7 +70,7 @@ def _probe(bench: Bench, source: str, target: str, warm_s: int, measured_s: int)
         "measured-s": measured_s,
     }
     command = [sys.executable, str(Path(probe.__file__)), *(f"--{name}={value}" for name, value in given.items())]
-    limit_s = warm_s + measured_s + 2 * probe.SETTLE_S
+    limit_s = warm_s + measured_s + probe.TAIL_S + 2 * probe.SETTLE_S
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, timeout=limit_s, check=True)
     found: dict[str, Any] = json.loads(done.stdout)
     return found
