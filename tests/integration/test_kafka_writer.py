@@ -22,6 +22,7 @@ from sparkonce.protocol.outcomes import Outcome
 from sparkonce.protocol.ownership import Token, TransactionalId
 from sparkonce.sinks.base import Owner, WriterContext
 from sparkonce.sinks.kafka import lane as lane_module
+from sparkonce.sinks.kafka import producers as producers_module
 from sparkonce.sinks.kafka import sink as sink_module
 from sparkonce.sinks.kafka import writer as writer_module
 from sparkonce.sinks.kafka.committer import KafkaCommitter
@@ -172,7 +173,9 @@ def test_keys_go_to_the_partitions_that_java_clients_give_them(
 
 
 @pytest.mark.parametrize(
-    "queue", [{"queue.buffering.max.messages": 700}, {"queue.buffering.max.kbytes": 16}], ids=["rows", "bytes"]
+    "queue",
+    [{"queue.buffering.max.messages": 700}, {"queue.buffering.max.messages": 0}, {"queue.buffering.max.kbytes": 16}],
+    ids=["rows", "no limit", "bytes"],
 )
 def test_a_full_local_queue_slows_down_and_keeps_the_order_of_each_key(
     kafka: Kafka, owner: Owner, queue: dict[str, int]
@@ -220,6 +223,22 @@ def test_a_refusal_that_no_callback_tells_still_fails_prepare(
     with pytest.raises(PrepareError):
         writer.prepare()
     writer.abort()
+
+
+def test_statistics_that_wait_to_be_served_are_no_rows(
+    kafka: Kafka, owner: Owner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flush = KafkaWriter._flush
+
+    def flush_and_wait(writer: KafkaWriter, lane: lane_module.Lane) -> None:
+        flush(writer, lane)
+        wait_until(lambda: len(lane.producer) > 0)
+
+    monkeypatch.setattr(KafkaWriter, "_flush", flush_and_wait)
+    monkeypatch.setattr(producers_module, "POLL_EVERY_S", WAIT_S)  # or the keeper would serve them
+    topic = kafka.create_topic()
+    kafka.commit(prepare(KafkaSink(kafka.settings, topic=topic), owner, pa.record_batch({"value": ["a"]})))
+    assert [record.value for record in kafka.read(topic)] == [b"a"]
 
 
 @pytest.mark.parametrize("guarantee", Guarantee)

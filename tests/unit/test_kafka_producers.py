@@ -10,6 +10,7 @@ import pytest
 from sparkonce.errors import PrepareError
 from sparkonce.protocol.ownership import Token
 from sparkonce.sinks.kafka import producers
+from sparkonce.sinks.kafka.lane import Reports
 from sparkonce.sinks.kafka.producers import Pool, PoolKey, Worker
 
 WAIT_S = 30.0
@@ -21,6 +22,7 @@ class FakeLane:
     def __init__(self, number: int) -> None:
         self.number = number
         self.polled_s = float("inf")
+        self.reports = Reports()
         self.ended = False
 
     def destroy(self) -> None:
@@ -249,8 +251,9 @@ def test_a_producer_that_cannot_be_served_hurts_no_other(
     for _ in range(2):
         pool.wait(pool.take(1), WAIT_S)
     assert served.wait(WAIT_S)
-    assert "could not serve the producer of 'bad'" in caplog.text
     worker.stop()
+    assert [record.getMessage() for record in caplog.records] == ["could not serve the producer of 'bad'"]
+    assert ["SystemError" in lane.reports.fatal for lane in lanes[:2]] == [True, False]
 
 
 FORK = """

@@ -16,6 +16,11 @@ CANCELLED = (
     f"{CALLED}org.apache.spark.SparkException: [SPARK_JOB_CANCELLED] Job 38 cancelled as part of cancellation of all "
     "jobs SQLSTATE: XXKDA"
 )
+IO_STOPPED = f"{CALLED}java.nio.channels.ClosedByInterruptException\n\tat java.base/java.nio.channels.FileChannel"
+TASK_INTERRUPTED = (
+    f"{CALLED}org.apache.spark.SparkException: Job aborted due to stage failure: Task 0 in stage 1.0 failed 4 times, "
+    "most recent failure: Lost task 0.3 in stage 1.0: java.lang.InterruptedException: sleep"
+)
 FAILED = (
     f"{CALLED}org.apache.spark.SparkException: Job aborted due to stage failure: Task 0 in stage 1.0 failed 4 times\n"
     'Traceback (most recent call last):\n  File "job.py", line 3\nValueError: bad row\n\tat java.lang.Thread.run\n'
@@ -23,7 +28,7 @@ FAILED = (
 )
 
 
-@pytest.mark.parametrize("text", [STOPPED, INTERRUPTED])
+@pytest.mark.parametrize("text", [STOPPED, INTERRUPTED, IO_STOPPED])
 def test_a_query_that_is_stopped_says_so_in_sparks_words_and_logs_no_trace(
     text: str, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -35,7 +40,7 @@ def test_a_query_that_is_stopped_says_so_in_sparks_words_and_logs_no_trace(
     assert caplog.records == []
 
 
-@pytest.mark.parametrize("text", [CANCELLED, FAILED])
+@pytest.mark.parametrize("text", [CANCELLED, FAILED, TASK_INTERRUPTED])
 def test_a_job_that_fails_is_a_failure_with_its_trace_in_the_log(text: str, caplog: pytest.LogCaptureFixture) -> None:
     error = short_error(RuntimeError(text))
     assert "InterruptedException" not in error.message

@@ -95,7 +95,9 @@ class ExactlyOnce:
 
         Raises:
             SchemaError: if a sink does not take the columns.
-            PreflightError: if a server does not allow the guarantee.
+            LogError: if the checkpoint's decision log cannot be read.
+            CheckpointMismatchError: if the checkpoint is not one of Spark's.
+            PreflightError: if a server does not allow the guarantee, or is not the one that the log knows.
         """
         self._check_columns(df)
         self._preflight()

@@ -11,11 +11,15 @@ logger = logging.getLogger("sparkonce")
 
 _RAISED = re.compile(r"^(?P<kind>[A-Za-z_][\w.]*(?:Error|Exception|Interrupt|Exit)): (?P<said>.+)$", re.MULTILINE)
 _SPARK = ("org.apache.spark.", "java.", "py4j.", "pyspark.")
-
-
-_INTERRUPTED = re.compile(r"InterruptedException|SPARK_JOB_CANCELLED\].* was stopped")
-"""What a job says whose query is stopped while it runs; the second is Spark's reason for cancelling the query's jobs
+_INTERRUPTED = re.compile(
+    r"InterruptedException|InterruptedIOException|ClosedByInterruptException|SPARK_JOB_CANCELLED\].* was stopped"
+)
+"""What a job says whose query is stopped while it runs. The first three are those that Spark looks for
+(``StreamExecution.IO_EXCEPTION_NAMES``), the last is its reason for cancelling the query's jobs
 (``StreamExecution.stop``), not a user's who cancels one."""
+
+_TASK_FAILED = "Job aborted due to stage failure"
+"""Why a job ended on its own, whatever its tasks' traces hold."""
 
 _STOPPED = "py4j.protocol.Py4JJavaError: An error occurred while calling collect: java.lang.InterruptedException"
 """What Spark looks for in a ``foreachBatch`` function's error to tell a stopped query from a failed one
@@ -28,7 +32,8 @@ def short_error(error: BaseException) -> PrepareError:
     Spark searches the text of the error by a regular expression that recurses for each character, and a long text
     overflows its stack. So the text is kept short, and a query that was stopped says so in the words Spark expects.
     """
-    if _INTERRUPTED.search(str(error)) and not _python_errors(str(error)):
+    text = str(error)
+    if _INTERRUPTED.search(text) and _TASK_FAILED not in text and not _python_errors(text):
         logger.debug("a batch's job was stopped", exc_info=error)
         return PrepareError(f"the query was stopped in the middle of a batch ({_STOPPED})")
     logger.error("a batch's job failed", exc_info=error)

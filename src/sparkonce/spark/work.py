@@ -61,7 +61,10 @@ class SparkWork:
 
     def run_into_nothing(self) -> None:
         """Runs the plan into Spark's ``noop`` sink."""
-        self._df.write.format("noop").mode("overwrite").save()
+        try:
+            self._df.write.format("noop").mode("overwrite").save()
+        except Exception as error:  # noqa: BLE001 - whatever Spark raises for a failed job
+            raise short_error(error) from None
 
 
 def _slot_writer(task: SlotTask):  # type: ignore[no-untyped-def]

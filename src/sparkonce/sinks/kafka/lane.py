@@ -20,7 +20,7 @@ _FIRST_ATTEMPT_S = 0.03
 _LAST_ATTEMPT_S = 1.0
 _ANY_TOPIC = "__transaction_state"  # small, and not one of the user's
 _REMEMBERED_ERRORS = 8
-_STATISTICS_LIMIT_S = 10.0
+_STATISTICS_LIMIT_S = 3.0
 _OPEN_STATE = "InTransaction"
 _NOT_ALLOWED = {
     KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
@@ -125,14 +125,15 @@ class Lane:
                 raise error
             self._nudge(attempt_s)
             attempt_s = min(2 * attempt_s, _LAST_ATTEMPT_S)
-        self._learn_identity(time.monotonic() + _STATISTICS_LIMIT_S)
+        self._learn_identity(max(deadline, time.monotonic() + _STATISTICS_LIMIT_S))
 
     def _learn_identity(self, deadline: float) -> None:
         """The producer id and epoch, which librdkafka tells in its statistics only (``eos``, see STATISTICS.md)."""
         while self.producer_id < 0:
-            if time.monotonic() > deadline:
+            if self.reports.fatal or time.monotonic() > deadline:
                 self.destroy()
-                raise PrepareError(f"librdkafka did not tell the producer id of {self.transactional_id!r}.")
+                reason = self.reports.fatal or "it was not told in time"
+                raise PrepareError(f"Kafka gave {self.transactional_id!r} no producer id: {reason}.")
             self.poll(0.1)
             if self.reports.stats:
                 eos, self.reports.stats = json.loads(self.reports.stats)["eos"], ""

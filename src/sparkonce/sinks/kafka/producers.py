@@ -1,7 +1,7 @@
 """Producers that a worker process keeps ready, so that no task waits for one to be initialised.
 
-A transaction needs an initialisation of its own (its own epoch), which takes 15 to 100 ms. So a task takes a producer
-that was initialised while the task before it ran, and its own replacement is initialised while it runs.
+A transaction needs an initialisation of its own (its own epoch), which takes a tenth of a second or more. So a task
+takes a producer that was initialised while the task before it ran, and its own replacement is initialised while it runs.
 """
 
 from __future__ import annotations
@@ -250,8 +250,11 @@ class Worker:
             if time.monotonic() - lane.polled_s > POLL_EVERY_S:
                 try:
                     lane.poll(0)
-                except Exception:  # one producer's trouble is its task's to see; the others still need this thread
-                    log.exception("could not serve the producer of %r", lane.transactional_id)
+                except Exception as error:  # the others still need this thread
+                    if not lane.reports.fatal:
+                        log.exception("could not serve the producer of %r", lane.transactional_id)
+                        # A delivery report may be lost: its task must not prepare.
+                        lane.reports.fatal = f"{type(error).__name__}: {error}"
         with self._lock:
             for pool in self._pools.values():
                 pool.expire()

@@ -23,7 +23,7 @@ DEFAULTS: Mapping[str, Any] = {
     "queue.buffering.max.kbytes": 65536,
     # With 5, librdkafka's default, an idempotent producer whose broker is slower than it is wakes up for every row.
     "max.in.flight.requests.per.connection": 2,
-    # Initialising a producer takes 15 ms with these and 55 ms without; both back off exponentially from there.
+    # InitProducerId is answered after 15 ms with these and 55 ms without; both back off exponentially from there.
     "reconnect.backoff.ms": 1,
     "retry.backoff.ms": 1,
     "allow.auto.create.topics": False,

@@ -27,6 +27,7 @@ log = logging.getLogger(__name__)
 
 ABORT_LIMIT_S = 5.0
 _FLUSH_SLICE_S = 1.0
+_NO_LIMIT = 2**31 - 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,7 +35,7 @@ class Limits:
     """How much a writer may have under way, and how long it waits.
 
     Attributes:
-        queued_rows: librdkafka's ``queue.buffering.max.messages``.
+        queued_rows: librdkafka's ``queue.buffering.max.messages``, where 0 means no limit.
         queued_bytes: librdkafka's ``queue.buffering.max.kbytes``, in bytes.
         delivery_s: How long rows may take to arrive.
         initialise_s: How long a producer may take to be ready.
@@ -50,7 +51,7 @@ class Limits:
         """The limits that librdkafka's settings, or else its defaults, imply."""
         delivery_ms = settings.get("message.timeout.ms", settings.get("delivery.timeout.ms", 300_000))
         return cls(
-            queued_rows=int(settings.get("queue.buffering.max.messages", 100_000)),
+            queued_rows=int(settings.get("queue.buffering.max.messages", 100_000)) or _NO_LIMIT,
             queued_bytes=int(settings.get("queue.buffering.max.kbytes", 1_048_576)) * 1024,
             delivery_s=transaction_timeout_s or int(delivery_ms) / 1000,
             initialise_s=initialise_s,
@@ -125,14 +126,16 @@ class KafkaWriter(SinkWriter):
         """Flushes, and makes sure that each row has arrived: librdkafka checks that only in its own commit.
 
         That commit counts failed delivery reports (``txn_dr_fails`` in rdkafka_txnmgr.c). Here they are counted against
-        the rows that were to be written, of which librdkafka says how many it took.
+        the rows that were to be written, of which librdkafka says how many it took. None is under way once the flush
+        has seen nothing outstanding: a row is, until its report has been served. Asking again would be wrong, for
+        ``len(producer)`` counts statistics and errors that wait to be served, too.
 
         Raises:
             PrepareError: if any row may not have arrived, or the transaction cannot be committed.
         """
         lane = self._open_lane()
         self._flush(lane)
-        acknowledged = self._accepted - lane.reports.refused - len(lane.producer)
+        acknowledged = self._accepted - lane.reports.refused
         if acknowledged != self._written:
             raise PrepareError(f"Kafka has acknowledged {acknowledged} of {self._written} rows.")
         if not self._transactional:
