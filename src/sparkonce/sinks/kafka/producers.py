@@ -1,7 +1,7 @@
 """Producers that a worker process keeps ready, so that no task waits for one to be initialised.
 
 A transaction needs an initialisation of its own (its own epoch), which takes a tenth of a second or more. So a task
-takes a producer that was initialised while the task before it ran, and its own replacement is initialised while it runs.
+takes a producer that was initialised while the one before it ran, and its own replacement is initialised while it runs.
 """
 
 from __future__ import annotations
