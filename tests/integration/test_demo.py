@@ -16,7 +16,14 @@ from sparkonce.demo.crash import CrashPoint
 
 pytestmark = [pytest.mark.kafka, pytest.mark.spark]
 
-COMMAND = [sys.executable, "-c", "from sparkonce.cli.main import app; app()", "demo", "--json"]
+# A shell without job control starts what is in its background, such as these tests, deaf to SIGINT.
+MAIN = """
+import signal
+signal.signal(signal.SIGINT, signal.default_int_handler)
+from sparkonce.cli.main import app
+app()
+"""
+COMMAND = [sys.executable, "-c", MAIN, "demo", "--json"]
 WAIT_S = 60.0
 
 

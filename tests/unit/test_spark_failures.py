@@ -2,9 +2,13 @@ from __future__ import annotations
 
 import logging
 
+from typing import Any
+
 import pytest
 
+from sparkonce.errors import PrepareError
 from sparkonce.spark.failures import root_cause, short_error
+from sparkonce.spark.work import SparkWork
 
 CALLED = "py4j.protocol.Py4JJavaError: An error occurred while calling o66.collectToPython.\n: "
 STOPPED = (
@@ -52,3 +56,21 @@ def test_the_cause_is_the_error_of_the_task() -> None:
     assert root_cause(RuntimeError(FAILED)) == "ValueError: bad row"
     assert root_cause(RuntimeError(f"{FAILED}\nsparkonce.errors.PrepareError: no")) == "PrepareError: no"
     assert root_cause(RuntimeError("first\nsecond")) == "RuntimeError: first"
+
+
+def test_a_plan_that_is_stopped_while_its_rows_go_nowhere_says_so_too() -> None:
+    class Plan:
+        """A DataFrame whose job is stopped."""
+
+        def __getattr__(self, _: str) -> Any:
+            return self
+
+        def __call__(self, _: str) -> Any:
+            return self
+
+        def save(self) -> None:
+            raise RuntimeError(STOPPED)
+
+    plan: Any = Plan()
+    with pytest.raises(PrepareError, match="the query was stopped"):
+        SparkWork(plan, 3, {}).run_into_nothing()
