@@ -323,6 +323,15 @@ def test_a_cluster_that_does_not_allow_the_transaction_fails_begin_with_its_reas
     writer.abort()
 
 
+def test_a_producer_that_fails_while_its_id_is_told_says_why(kafka: Kafka, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(lane: lane_module.Lane, _: float) -> None:
+        lane.reports.fatal = "fenced by another"
+
+    monkeypatch.setattr(lane_module.Lane, "_try_to_initialise", fail)
+    with pytest.raises(PrepareError, match="fenced by another"):
+        lane_module.Lane(kafka.settings, transactional_id="t").initialise(WAIT_S)
+
+
 def test_a_prepared_transaction_stays_open_when_its_producer_has_gone(kafka: Kafka, owner: Owner) -> None:
     topic = kafka.create_topic()
     fields = prepare(KafkaSink(kafka.settings, topic=topic), owner, pa.record_batch({"value": ["a", "b"]}))
