@@ -52,7 +52,7 @@ class BatchWork(Protocol):
             only: See `effects.Write.only`.
 
         Returns:
-            The handles, and whether a copy may have lost: a retry, a speculative task.
+            The handles, and whether a copy may have lost: a task or its whole stage tried again, a speculative task.
         """
 
     def run_into_nothing(self) -> None:

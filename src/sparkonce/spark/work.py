@@ -19,7 +19,7 @@ from sparkonce.spark.worker import lighten_worker
 
 _FINGERPRINT = "__sparkonce_fingerprint_{}"
 _ARROW_BYTES = "spark.sql.execution.arrow.maxBytesPerBatch"
-_OUTPUT = pa.schema([("handle", pa.string()), ("attempt", pa.int32())])
+_OUTPUT = pa.schema([("handle", pa.string()), ("stage", pa.int32()), ("attempt", pa.int32())])
 
 
 class SparkWork:
@@ -46,12 +46,23 @@ class SparkWork:
         task = SlotTask(batch=self._batch, sinks=tuple(tasks), only=only)
         self._bound_arrow_batches()
         try:
-            answers = rows.mapInArrow(_slot_writer(task), "handle string, attempt int").collect()
+            answers = rows.mapInArrow(_slot_writer(task), "handle string, stage int, attempt int").collect()
         except Exception as error:  # noqa: BLE001 - whatever Spark raises for a failed job
             raise short_error(error) from None
         handles = [decode_handle(answer["handle"]) for answer in answers]
         speculation = self._df.sparkSession.conf.get("spark.speculation", "false").lower() == "true"
-        return handles, speculation or any(answer["attempt"] > 0 for answer in answers)
+        again = any(answer["attempt"] > 0 for answer in answers)
+        return handles, speculation or again or self._was_resubmitted({answer["stage"] for answer in answers})
+
+    def _was_resubmitted(self, stages: set[int]) -> bool:
+        """Whether Spark ran one of the stages again, or no longer knows.
+
+        It does when an executor is lost with its shuffle files. Its tasks' attempts are then counted from 0 again, and
+        a Python `TaskContext` does not say which attempt of the stage it is in.
+        """
+        tracker = self._df.sparkSession.sparkContext.statusTracker()
+        found = [tracker.getStageInfo(stage) for stage in stages]
+        return any(stage is None or stage.currentAttemptId > 0 for stage in found)
 
     def _bound_arrow_batches(self) -> None:
         """Spark sends 10,000 rows at a time however large they are. Unless the user has said otherwise, send 1 MiB."""
@@ -79,6 +90,7 @@ def _slot_writer(task: SlotTask):  # type: ignore[no-untyped-def]
         yield pa.RecordBatch.from_pydict(
             {
                 "handle": [encode_handle(handle) for handle in handles],
+                "stage": [context.stageId()] * len(handles),
                 "attempt": [attempt] * len(handles),
             },
             schema=_OUTPUT,
