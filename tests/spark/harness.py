@@ -337,6 +337,8 @@ class Job:
         standing = {(record.partition, record.offset): record.key for record in records}
         counts: Counter[str] = Counter((record.key or b"").decode() for record in records)
         self.watcher.catch_up(standing)
+        ending = ("PrepareCommit", "PrepareAbort")  # asked for and decided; the coordinator still writes its markers
+        eventually(lambda: not self.transactions(*ending), "every transaction that was to end has ended")
         return Verdict(
             expected=len(wanted),
             rows=len(records),
@@ -345,7 +347,7 @@ class Job:
             strange=len(counts.keys() - wanted),
             uncommitted_seen=self.watcher.too_early + self.watcher.not_among(standing),
             watched=len(self.watcher.seen),
-            left_open=len(self.transactions("Ongoing", "PrepareCommit", "PrepareAbort")),
+            left_open=len(self.transactions("Ongoing")),
         )
 
     def values(self) -> Mapping[str, list[str]]:
