@@ -8,7 +8,8 @@
     ├── PreflightError             a server's setting, limit or permission does not allow the guarantee
     ├── LogError                   the decision log cannot be trusted or used
     │   ├── CorruptRecordError     a record's checksum or shape is wrong
-    │   └── NewerFormatError       a record was written by a newer library
+    │   ├── NewerFormatError       a record was written by a newer library
+    │   └── StaleLogError          a server remembers more than the log: an old copy, or one that has run elsewhere
     ├── RefusedBatchError          the log says that this batch must not run
     │   ├── StaleBatchError        a later batch is decided: another driver is ahead, or an old checkpoint was restored
     │   └── CheckpointMismatchError  the decided batch had other input: a copied, restored or re-made checkpoint
@@ -75,6 +76,10 @@ class CorruptRecordError(LogError):
 
 class NewerFormatError(LogError):
     """A record of the log was written by a newer version of the library."""
+
+
+class StaleLogError(LogError):
+    """A server remembers runs or commits that the log does not know: it is an old copy, or has gone on elsewhere."""
 
 
 class RefusedBatchError(SparkonceError):

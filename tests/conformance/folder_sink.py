@@ -16,6 +16,8 @@ from sparkonce.errors import PrepareError
 from sparkonce.guarantees import Guarantee
 from sparkonce.protocol.handles import Handle, transaction_fields
 from sparkonce.protocol.outcomes import Finished, Outcome
+from sparkonce.protocol.ownership import Token
+from sparkonce.protocol.traces import Trace
 from sparkonce.sinks.base import Facts, Owner, SinkCommitter, SinkWriter, TwoPhaseCommitSink, WriterContext
 
 STATES = ("open", "prepared", "committed", "aborted")
@@ -93,6 +95,18 @@ class FolderCommitter(SinkCommitter):
             for name in names
             if name.rpartition(",")[0] in wanted
         ]
+
+    def list_traces(self, query: str, facts: Facts, newest: Token | None) -> Sequence[Trace]:
+        traces = []
+        for path in (self._root / "committed").iterdir():
+            owner = path.name.rpartition(",")[0]
+            prefix, name, whose, token = owner.split(",") if owner else ("", "", "", "")
+            if (prefix, name, whose) == (facts["prefix"], self._name, query):
+                position, nonce = token.split("-")
+                fields = transaction_fields({"transaction": path.name})
+                begun = path.stat().st_mtime_ns
+                traces.append(Trace(token=Token(int(position), nonce), committed=fields, begun=begun))
+        return traces
 
     def _commit(self, transaction: str) -> Outcome:
         if _move(self._root, transaction, "prepared", "committed"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import unittest
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
 import pytest
 
@@ -11,10 +12,11 @@ from conformance.test_memory import TestMemorySink as Honest
 from sparkonce.protocol.handles import Handle, transaction_fields
 from sparkonce.protocol.outcomes import Finished, Outcome
 from sparkonce.protocol.ownership import Token
+from sparkonce.protocol.traces import Trace
 from sparkonce.sinks.base import Facts, Owner, SinkCommitter, SinkWriter, WriterContext
 from sparkonce.sinks.memory import MemoryServer, MemorySink
 from sparkonce.sinks.memory.server import TransactionState
-from sparkonce.sinks.memory.sink import _Committer, _owner, _Writer
+from sparkonce.sinks.memory.sink import _Committer, _owner, _token, _Writer
 
 
 class Server(MemoryServer):
@@ -259,6 +261,40 @@ class AnswersInAnotherOrder(_Committer):
         return sorted(super().commit(handles), key=lambda finished: finished.outcome is not Outcome.LOST)
 
 
+class TracesWhatIsPrepared(_Committer):
+    def list_traces(self, query: str, facts: Facts, newest: Token | None) -> Sequence[Trace]:
+        open_too = [
+            Trace(token=_token(owner), committed=transaction_fields({"number": number}), begun=number)
+            for number, owner in self._server.unfinished()
+        ]
+        return [*super().list_traces(query, facts, newest), *open_too]
+
+
+class RemembersNothing(_Committer):
+    def list_traces(self, query: str, facts: Facts, newest: Token | None) -> Sequence[Trace]:
+        return SinkCommitter.list_traces(self, query, facts, newest)
+
+
+class TracesBackwards(_Committer):
+    def list_traces(self, query: str, facts: Facts, newest: Token | None) -> Sequence[Trace]:
+        return [replace(trace, begun=-trace.begun) for trace in super().list_traces(query, facts, newest)]
+
+
+class TracesOfEveryQuery(_Committer):
+    def list_traces(self, query: str, facts: Facts, newest: Token | None) -> Sequence[Trace]:
+        return [Trace(token=_token(owner)) for _, owner in self._server.committed()]
+
+
+class TracesOfTheNewestRunOnly(_Committer):
+    def list_traces(self, query: str, facts: Facts, newest: Token | None) -> Sequence[Trace]:
+        return [trace for trace in super().list_traces(query, facts, newest) if trace.token == newest]
+
+
+class TracesTheLanesOfOthers(_Committer):
+    def list_traces(self, query: str, facts: Facts, newest: Token | None) -> Sequence[Trace]:
+        return [replace(trace, lane=("number", -1)) for trace in super().list_traces(query, facts, newest)]
+
+
 class AnswersShort(_Committer):
     def commit(self, handles: Sequence[Handle]) -> Sequence[Finished]:
         return list(super().commit(handles))[:1]
@@ -361,6 +397,11 @@ BROKEN: list[tuple[type, str]] = [
     (ListsNothing, "test_a_later_copy_may_win"),
     (ListsWhatIsFinished, "test_what_is_finished_does_not_linger"),
     (ListsWhatIsFinished, "test_an_abort_hides_for_ever"),
+    (TracesWhatIsPrepared, "test_a_trace_is_left_by_what_is_committed_and_by_nothing_else"),
+    (TracesBackwards, "test_traces_are_in_the_order_of_the_batches"),
+    (TracesOfEveryQuery, "test_traces_of_one_query_only"),
+    (TracesOfTheNewestRunOnly, "test_traces_of_one_query_only"),
+    (TracesTheLanesOfOthers, "test_a_trace_is_left_by_what_is_committed_and_by_nothing_else"),
     (AnswersInAnotherOrder, "test_a_lost_handle_does_not_stop_the_others"),
     (AnswersShort, "test_all_slots_are_committed_by_one_call"),
     (AnswersWithBools, "test_a_commit_shows_exactly_its_rows"),
@@ -423,3 +464,8 @@ def test_every_check_that_runs_here_catches_something() -> None:
     classes = {broken for broken, _ in BROKEN}
     caught = {check for check in runs if any(verdict(suite_over(broken), check) != "passed" for broken in classes)}
     assert runs - caught == set()
+
+
+def test_a_system_that_remembers_nothing_is_not_asked_more() -> None:
+    checks = [check for check in Honest.checks() if "trace" in check]
+    assert [verdict(suite_over(RemembersNothing), check) for check in checks] == ["skipped"] * 3

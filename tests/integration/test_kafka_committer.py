@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 
@@ -140,7 +141,7 @@ def test_an_unreachable_broker_is_no_answer() -> None:
         assert finished.outcome is Outcome.RETRY
         assert NOBODY in finished.reason
     owner = Owner(query=QUERY, token=Token(1, "0" * 8), facts={"prefix": "p"})
-    with pytest.raises(UnknownOutcomeError, match="did not say which transactions are open"):
+    with pytest.raises(UnknownOutcomeError, match="did not say which transactions there are"):
         committer.list_lingering([owner])
     committer.close()
 
@@ -178,3 +179,53 @@ def test_a_sweep_finds_its_own_transactions_only(witness: Witness, topic: str, c
     left = [one.handle for what, one in prepared.items() if not what.startswith("own")]
     assert witness.state(*left) == {"Ongoing"}
     assert set(until_final(committer.commit, left)) == {Outcome.COMMITTED}
+
+
+def test_traces_are_the_runs_of_exactly_this_query_and_the_commits_of_the_newest(
+    witness: Witness, topic: str, committer: KafkaCommitter
+) -> None:
+    prefix = new_name("traced")
+    newest, older = Token(12, "0" * 8), Token(3, "1" * 8)
+
+    def name(token: Token, lane: int, *, prefix: str = prefix, query: str = QUERY) -> str:
+        return str(TransactionalId(prefix=prefix, query=query, token=token, worker="a" * 12, lane=lane))
+
+    names = {
+        "committed": name(newest, 0),
+        "committed, used again": name(newest, 1),
+        "aborted": name(newest, 2),
+        "open": name(newest, 3),
+        "older": name(older, 0),
+        "another query's": name(newest, 0, query=QUERY[:-1] + "f"),
+        "a longer prefix": name(newest, 0, prefix=f"{prefix}-old"),
+        "not ours": f"{prefix}.spark",
+    }
+    prepared = {what: witness.prepare(topic, what, transactional_id=each) for what, each in names.items()}
+    finished = [one.handle for what, one in prepared.items() if what not in ("aborted", "open")]
+    assert set(until_final(committer.commit, finished)) == {Outcome.COMMITTED}
+    assert until_final(committer.abort, [prepared["aborted"].handle]) == [Outcome.ABORTED]
+    again = witness.prepare(topic, "again", transactional_id=names["committed, used again"])
+    facts = {"prefix": prefix}
+
+    found = committer.list_traces(QUERY, facts, newest)
+    assert [trace.token for trace in found if not trace.committed] == [older, newest]
+    (only,) = (trace for trace in found if trace.committed)
+    assert (only.token, only.committed) == (newest, prepared["committed"].handle.transaction)
+    assert only.lane == ("transactional_id", names["committed"])
+    assert 0 < only.begun <= time.time_ns() // 1_000_000
+
+    assert until_final(committer.commit, [again.handle]) == [Outcome.COMMITTED]
+    commits = {trace.committed: trace.begun for trace in committer.list_traces(QUERY, facts, newest) if trace.committed}
+    assert commits.keys() == {prepared["committed"].handle.transaction, again.handle.transaction}
+    assert commits[prepared["committed"].handle.transaction] <= commits[again.handle.transaction]
+
+    assert [trace.token for trace in committer.list_traces(QUERY, facts, None)] == [older, newest]
+    assert committer.list_traces(QUERY, {}, newest) == ()
+
+
+def test_traces_of_a_cluster_that_does_not_answer_are_unknown() -> None:
+    with (
+        closing(KafkaCommitter({"bootstrap.servers": NOBODY}, "kafka", attempt_timeout_s=0.3)) as committer,
+        pytest.raises(UnknownOutcomeError, match="which transactions there are"),
+    ):
+        committer.list_traces(QUERY, {"prefix": "orders"}, None)

@@ -7,7 +7,7 @@ alone can do damage; where another rule still holds it off, it asks for the firs
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -15,7 +15,7 @@ from unittest import mock
 
 from model.log import Keys
 from model.world import DRIVERS, SHORT_QUERY, Config, Driver, Fault, Lanes, Model, Task, Violation, World
-from sparkonce.protocol import coordinator, view
+from sparkonce.protocol import coordinator, traces, view
 from sparkonce.protocol import effects as do
 from sparkonce.protocol import events as on
 from sparkonce.protocol.effects import StopReason
@@ -23,6 +23,7 @@ from sparkonce.protocol.outcomes import Outcome
 from sparkonce.protocol.ownership import HELD, LanePool, Token, TransactionalId
 from sparkonce.protocol.records import Amend, Commit
 from sparkonce.protocol.state import Phase, State
+from sparkonce.protocol.traces import Trace
 from sparkonce.protocol.view import Decision, Floor, LogView
 
 TWICE = frozenset({Violation.TWICE})
@@ -41,6 +42,7 @@ class Mutant:
         patches: Attributes of the product to replace: owner, name, value.
         model: A model with other naming, sweeping or reading.
         keep: If not None, how many batches the log keeps, so that clean-up happens.
+        tidy_every: After how many more batches it does.
     """
 
     name: str
@@ -50,6 +52,7 @@ class Mutant:
     patches: tuple[tuple[Any, str, Any], ...] = ()
     model: type[Model] = Model
     keep: int | None = None
+    tidy_every: int = 1
 
     @contextmanager
     def build(self) -> Iterator[Model]:
@@ -58,15 +61,43 @@ class Mutant:
             for owner, attribute, value in self.patches:
                 stack.enter_context(mock.patch.object(owner, attribute, value))
             if self.keep is not None:
-                stack.enter_context(cleaning_up(self.keep))
+                stack.enter_context(cleaning_up(self.keep, self.tidy_every))
             yield self.model(self.config, {**coordinator.TRANSITIONS, **self.table}, self.wanted)
 
 
 @contextmanager
-def cleaning_up(keep: int) -> Iterator[None]:
-    """Makes the log's clean-up happen after every batch, and keep few."""
-    with mock.patch.object(coordinator, "KEEP_BATCHES", keep), mock.patch.object(coordinator, "TIDY_EVERY_BATCHES", 1):
+def cleaning_up(keep: int, tidy_every: int = 1) -> Iterator[None]:
+    """Makes the log's clean-up happen after every batch, or every few, and keep few."""
+    with (
+        mock.patch.object(coordinator, "KEEP_BATCHES", keep),
+        mock.patch.object(coordinator, "TIDY_EVERY_BATCHES", tidy_every),
+    ):
         yield
+
+
+# --- old copies -------------------------------------------------------------------------------------------------------
+
+_ahead_of = traces.ahead_of
+
+
+def _knows_no_commits(view: LogView, left: Sequence[Trace]) -> str:
+    return _ahead_of(view, [replace(trace, committed=()) for trace in left])
+
+
+def _knows_no_runs(view: LogView, left: Sequence[Trace]) -> str:
+    return _ahead_of(view, [trace for trace in left if trace.token.position < view.end])
+
+
+def _forgets_the_floor(view: LogView, left: Sequence[Trace]) -> str:
+    return _ahead_of(replace(view, floor=Floor()), left)
+
+
+def _knows_no_lanes(view: LogView, left: Sequence[Trace]) -> str:
+    return _ahead_of(view, [replace(trace, lane=None) for trace in left])
+
+
+def _knows_no_order(view: LogView, left: Sequence[Trace]) -> str:
+    return _ahead_of(view, [replace(trace, begun=0) for trace in left])
 
 
 # --- ids and lanes ----------------------------------------------------------------------------------------------------
@@ -414,6 +445,41 @@ MUTANTS = (
         config=Config(runs=1, slots=2, faults=1, kinds=_TIMEOUTS, deterministic=False),
         wanted=frozenset({Violation.MIXED}),
         patches=((coordinator, "_differing", lambda *_: frozenset()),),
+    ),
+    Mutant(
+        name="old copies: only runs are held against the log",
+        config=Config(runs=1),
+        wanted=frozenset({Violation.TAKEN_FOR_NEW}),
+        patches=((traces, "ahead_of", _knows_no_commits),),
+    ),
+    Mutant(
+        name="old copies: only commits are held against the log",
+        config=Config(runs=2, batches=2, parts=1),
+        wanted=frozenset({Violation.TAKEN_FOR_NEW}),
+        patches=((traces, "ahead_of", _knows_no_runs),),
+    ),
+    Mutant(
+        name="old copies: what the log has forgotten is held against it",
+        config=Config(runs=1, batches=3, parts=1, cleans_up=True),
+        wanted=frozenset({Violation.TAKEN_FOR_OLD}),
+        patches=((traces, "ahead_of", _forgets_the_floor),),
+        keep=1,
+    ),
+    Mutant(
+        name="old copies: lanes are not looked at",
+        config=Config(runs=1, batches=8, parts=1, cleans_up=True),
+        wanted=frozenset({Violation.TAKEN_FOR_NEW}),
+        patches=((traces, "ahead_of", _knows_no_lanes),),
+        keep=2,
+        tidy_every=3,
+    ),
+    Mutant(
+        name="old copies: the order of commits is not looked at",
+        config=Config(runs=1, batches=7, parts=1, cleans_up=True, faults=1, kinds=frozenset({Fault.COPY})),
+        wanted=frozenset({Violation.TAKEN_FOR_NEW}),
+        patches=((traces, "ahead_of", _knows_no_order),),
+        keep=2,
+        tidy_every=3,
     ),
 )
 

@@ -33,6 +33,7 @@ from enum import Enum
 from typing import Any, NamedTuple
 
 from model import broker as brokers
+from model import copies
 from model import log as logs
 from model.broker import Broker, Rows
 from model.log import Keys
@@ -84,6 +85,8 @@ class Violation(str, Enum):
     SHARED_EPOCH = "one epoch of an id carried two transactions"
     ILLEGAL_STOP = "a run stopped for a reason that did not exist"
     STRANDED = "a fresh run, left in peace, could not finish"
+    TAKEN_FOR_OLD = "a fresh run with the newest log is refused as if it had an old copy"
+    TAKEN_FOR_NEW = "a fresh run with an old copy of the log is not told from one with the newest"
     BAD_TRANSITION = "an event came that the coordinator does not expect"
 
 
@@ -900,11 +903,22 @@ class Model:
         key = (world[LOG], world[BROKER], world[SPARK])
         if key in self._safe:
             return []
+        wrong = self._once(("copies", world[LOG], world[BROKER]), lambda: self._look_around(world))
+        if wrong is not None:
+            return [Move(("a fresh run", "looks around"), world, wrong)]
         path = self._recover(world)
         if path and path[-1].violation is not None:
             return path
         self._safe.add(key)
         return []
+
+    def _look_around(self, world: World) -> Violation | None:
+        keys, broker = self.logs.values[world[LOG]], self.brokers.values[world[BROKER]]
+        if Violation.TAKEN_FOR_OLD in self.wanted and copies.is_taken_for_old(keys, broker):
+            return Violation.TAKEN_FOR_OLD
+        if Violation.TAKEN_FOR_NEW in self.wanted and copies.is_taken_for_new(keys, broker):
+            return Violation.TAKEN_FOR_NEW
+        return None
 
     def _recover(self, world: World) -> list[Move]:
         run, trouble = self.config.runs, world[FAULTS] < self.config.faults

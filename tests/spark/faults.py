@@ -12,7 +12,9 @@ from spark.desk import DIE, FAIL, visit
 from sparkonce import KafkaSink
 from sparkonce.protocol.handles import Handle
 from sparkonce.protocol.outcomes import Finished
-from sparkonce.sinks.base import Owner, SinkCommitter, SinkWriter, WriterContext
+from sparkonce.protocol.ownership import Token
+from sparkonce.protocol.traces import Trace
+from sparkonce.sinks.base import Facts, Owner, SinkCommitter, SinkWriter, WriterContext
 
 HALFWAY = "half-way through the commits"
 OPENED = "a slot's transaction is open"
@@ -115,6 +117,9 @@ class _WatchedCommitter(SinkCommitter):
 
     def list_lingering(self, owners: Sequence[Owner]) -> Sequence[Handle]:
         return self._real.list_lingering(owners)
+
+    def list_traces(self, query: str, facts: Facts, newest: Token | None) -> Sequence[Trace]:
+        return self._real.list_traces(query, facts, newest)
 
     def close(self) -> None:
         self._real.close()

@@ -48,6 +48,16 @@ def crash_at(phase: Phase, batch: int) -> Callable[[Phase, int], None]:
     return listen
 
 
+def call_at(phase: Phase, batch: int, action: Callable[[], object]) -> Callable[[Phase, int], None]:
+    """A listener that does something there."""
+
+    def listen(at: Phase, of: int) -> None:
+        if (at, of) == (phase, batch):
+            action()
+
+    return listen
+
+
 class _Recording(ExactlyOnce):
     """Keeps the error that stopped it, which Spark only tells as text."""
 

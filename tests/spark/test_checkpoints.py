@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
-from spark.in_process import MARKS, CrashError, Stream, crash_at
+from spark.harness import new_name
+from spark.in_process import MARKS, CrashError, Stream, call_at, crash_at
 from sparkonce.embedded import Cluster
-from sparkonce.errors import CheckpointMismatchError, StaleBatchError
+from sparkonce.errors import CheckpointMismatchError, StaleBatchError, StaleLogError
 from sparkonce.protocol.state import Phase
 
 pytestmark = MARKS
@@ -51,7 +52,8 @@ def test_an_older_checkpoint_with_the_newer_log_is_refused(stream: Stream, tmp_p
     assert stream.keys() == IDS
 
 
-def test_a_newer_checkpoint_with_an_older_log_is_refused(stream: Stream, tmp_path: Path) -> None:
+@pytest.mark.parametrize("prefix", ["same", "new"])
+def test_a_newer_checkpoint_with_an_older_log_is_refused(stream: Stream, tmp_path: Path, prefix: str) -> None:
     with pytest.raises(CrashError):
         stream.run(listener=crash_at(Phase.WRITING, 1))
     shutil.copytree(stream.checkpoint / LOG, tmp_path / "log")
@@ -60,9 +62,41 @@ def test_a_newer_checkpoint_with_an_older_log_is_refused(stream: Stream, tmp_pat
     (tmp_path / "log").rename(stream.checkpoint / LOG)
     more = [f"more-{number:05d}" for number in range(10)]
     stream.send(more)
-    with pytest.raises(CheckpointMismatchError, match="the last decided batch is 0"):
-        stream.run()
+    if prefix == "same":
+        with pytest.raises(StaleLogError, match="has claimed position"):
+            stream.run()
+    else:  # under which Kafka knows of no run
+        with pytest.raises(CheckpointMismatchError, match="the last decided batch is 0"):
+            stream.run(sink={"transactional_id_prefix": new_name("new")})
     assert stream.keys() == IDS
+
+
+@pytest.mark.parametrize("same_run", [False, True], ids=["a newer run had gone on", "the same run had gone on"])
+def test_checkpoint_and_log_restored_from_one_old_copy_are_refused(
+    stream: Stream, tmp_path: Path, same_run: bool
+) -> None:
+    copy = tmp_path / "copy"
+
+    def keep_copy() -> None:
+        shutil.copytree(stream.checkpoint, copy)
+
+    if same_run:
+        stream.run(listener=call_at(Phase.WRITING, 1, keep_copy))
+    else:
+        with pytest.raises(CrashError):
+            stream.run(listener=crash_at(Phase.WRITING, 1))
+        keep_copy()
+        stream.run()
+    shutil.rmtree(stream.checkpoint)
+    shutil.copytree(copy, stream.checkpoint)
+    for _ in range(2):
+        with pytest.raises(StaleLogError, match="restored from an old copy") as told:
+            stream.run()
+        assert ("no decision in it names" if same_run else "has claimed position") in str(told.value)
+    assert stream.keys() == IDS
+    # Who wants those batches twice can have them.
+    stream.run(sink={"transactional_id_prefix": new_name("twice")})
+    assert stream.keys() == sorted(IDS + IDS[400:])
 
 
 def test_a_copied_checkpoint_is_refused_and_the_original_goes_on(stream: Stream, tmp_path: Path) -> None:
@@ -73,8 +107,9 @@ def test_a_copied_checkpoint_is_refused_and_the_original_goes_on(stream: Stream,
     with pytest.raises(CheckpointMismatchError, match=r"two copies of one checkpoint.*checkpoint_moved=True"):
         stream.run(checkpoint=copy)
     stream.run()
-    with pytest.raises(CheckpointMismatchError, match="two copies of one checkpoint"):
-        stream.run(checkpoint=copy)
+    for moved in (False, True):
+        with pytest.raises(StaleLogError, match="a copy of one that has gone on elsewhere"):
+            stream.run(checkpoint=copy, checkpoint_moved=moved)
     assert stream.keys() == IDS
     assert stream.transactions("Ongoing") == {}
 
@@ -93,9 +128,11 @@ def test_a_moved_checkpoint_goes_on_when_it_is_told_so(stream: Stream, tmp_path:
     assert stream.keys() == [*IDS, "after"]
 
 
-def test_a_checkpoint_whose_log_is_deleted_goes_on_after_a_clean_stop(stream: Stream) -> None:
+def test_a_checkpoint_whose_log_is_deleted_is_refused_and_goes_on_under_another_prefix(stream: Stream) -> None:
     stream.run()
     shutil.rmtree(stream.checkpoint / LOG)
     stream.send(["after"])
-    stream.run()
+    with pytest.raises(StaleLogError, match="the log was deleted"):
+        stream.run()
+    stream.run(sink={"transactional_id_prefix": new_name("after")})
     assert stream.keys() == [*IDS, "after"]

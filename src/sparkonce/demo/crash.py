@@ -12,8 +12,10 @@ from enum import Enum
 
 from sparkonce.protocol.handles import Handle
 from sparkonce.protocol.outcomes import Finished
+from sparkonce.protocol.ownership import Token
 from sparkonce.protocol.state import Phase
-from sparkonce.sinks.base import Owner, SinkCommitter
+from sparkonce.protocol.traces import Trace
+from sparkonce.sinks.base import Facts, Owner, SinkCommitter
 from sparkonce.sinks.kafka.sink import KafkaSink
 
 WHOLE_BATCHES = 2
@@ -84,6 +86,9 @@ class _HalfwayCommitter(SinkCommitter):
 
     def list_lingering(self, owners: Sequence[Owner]) -> Sequence[Handle]:
         return self._real.list_lingering(owners)
+
+    def list_traces(self, query: str, facts: Facts, newest: Token | None) -> Sequence[Trace]:
+        return self._real.list_traces(query, facts, newest)
 
     def close(self) -> None:
         self._real.close()

@@ -16,6 +16,7 @@ from typing import Protocol
 
 from sparkonce import errors
 from sparkonce.driver.progress import BatchProgress, Stopwatch, rows_by_sink
+from sparkonce.driver.start import look_around, read_log
 from sparkonce.driver.stops import stop_error
 from sparkonce.executor import check_handles
 from sparkonce.guarantees import Guarantee
@@ -26,9 +27,9 @@ from sparkonce.protocol.coordinator import step
 from sparkonce.protocol.handles import Handle
 from sparkonce.protocol.outcomes import Finished, Outcome
 from sparkonce.protocol.ownership import short_query
-from sparkonce.protocol.records import Claim, Commit, SinkFacts
+from sparkonce.protocol.records import Claim, Commit
 from sparkonce.protocol.state import Phase, State
-from sparkonce.protocol.view import Floor, LogView, LogViolation, Run
+from sparkonce.protocol.view import Floor, Run
 from sparkonce.sinks.base import Facts, Owner, SinkCommitter, TwoPhaseCommitSink
 
 logger = logging.getLogger("sparkonce")
@@ -109,7 +110,16 @@ class RunDriver:
         self._swept_at = time.monotonic()
         self._finish_until = 0.0
         self.progress: deque[BatchProgress] = deque(maxlen=KEPT_PROGRESS)
-        view = read_log(log)
+        names: dict[Guarantee, list[str]] = {guarantee: [] for guarantee in Guarantee}
+        for name, sink in self._sinks.items():
+            names[sink.guarantee].append(name)
+        try:
+            view, facts = look_around(
+                self._sinks, self._committer, log, short_query(query), self._timing.commit_deadline_s
+            )
+        except BaseException:
+            self.close()
+            raise
         claim = Claim(
             nonce=uuid.uuid4().hex[:8],
             run=run,
@@ -118,11 +128,8 @@ class RunDriver:
             process=os.getpid(),
             library=library,
             location=log.store.location,
-            sinks=self._preflight(short_query(query), view),
+            sinks=facts,
         )
-        names: dict[Guarantee, list[str]] = {guarantee: [] for guarantee in Guarantee}
-        for name, sink in self._sinks.items():
-            names[sink.guarantee].append(name)
         self.state = State(
             claim=claim,
             moved=moved,
@@ -422,11 +429,6 @@ class RunDriver:
             self._committers[name] = self._sinks[name].committer()
         return self._committers[name]
 
-    def _preflight(self, query: str, view: LogView) -> SinkFacts:
-        recorded = recorded_facts(view)
-        found = {name: sink.preflight(query, recorded.get(name)) for name, sink in sorted(self._sinks.items())}
-        return tuple((name, tuple(sorted(facts.items()))) for name, facts in found.items())
-
     def _facts(self, name: str) -> Facts:
         return dict(dict(self.state.claim.sinks)[name])
 
@@ -444,27 +446,6 @@ _LONGEST_BACK_OFF_S = 30.0
 _FIRST_RETRY_S = 0.02
 _LONGEST_RETRY_S = 2.0
 _NOT_FINAL = frozenset({Outcome.RETRY, Outcome.UNKNOWN})
-
-
-def read_log(log: DecisionLog, view: LogView | None = None) -> LogView:
-    """What stands in the log, from where a view ends.
-
-    Raises:
-        LogError: if it cannot have been written by runs of sparkonce.
-    """
-    try:
-        return log.read(view or LogView())
-    except LogViolation as violation:
-        raise errors.LogError(
-            f"the decision log {log.store.location} contradicts itself: {violation}",
-            next_step="restore the log together with the checkpoint from one copy; do not edit it.",
-        ) from violation
-
-
-def recorded_facts(view: LogView) -> dict[str, Facts]:
-    """What the newest run knew of its sinks, by name."""
-    run = view.newest_run
-    return {name: dict(facts) for name, facts in run.sinks} if run is not None else {}
 
 
 def _first_line(error: BaseException) -> str:

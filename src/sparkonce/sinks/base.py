@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from sparkonce.protocol.handles import Handle
     from sparkonce.protocol.outcomes import Finished
     from sparkonce.protocol.ownership import Token
+    from sparkonce.protocol.traces import Trace
 
 Facts = Mapping[str, str]
 """What the log remembers of a sink from run to run, for example the cluster's id and the prefix of its ids."""
@@ -120,6 +121,25 @@ class SinkCommitter(abc.ABC):
     @abc.abstractmethod
     def list_lingering(self, owners: Sequence[Owner]) -> Sequence[Handle]:
         """Open transactions of exactly these runs, as handles that `abort` takes (slot, rows unknown: 0)."""
+
+    def list_traces(self, query: str, facts: Facts, newest: Token | None) -> Sequence[Trace]:  # noqa: ARG002
+        """What the system itself remembers of a query's runs, for a log that may be older than what was written.
+
+        Optional: a system that remembers nothing, or forgets it after a while, gives less.
+
+        Args:
+            query: The short form of its id.
+            facts: What `TwoPhaseCommitSink.preflight` returned in the run that asks.
+            newest: The newest run that the log knows; None if it knows none.
+
+        Returns:
+            For each run that the system remembers at least one trace and, for the newest, one for each transaction that
+            it remembers as committed.
+
+        Raises:
+            UnknownOutcomeError: if the system cannot be asked now.
+        """
+        return ()
 
     def close(self) -> None:  # noqa: B027 - optional
         """Frees connections."""

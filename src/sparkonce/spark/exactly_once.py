@@ -12,7 +12,8 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 import sparkonce
 from sparkonce.driver.progress import BatchProgress
-from sparkonce.driver.run import Listener, RunDriver, Timing, read_log, recorded_facts
+from sparkonce.driver.run import Listener, RunDriver, Timing
+from sparkonce.driver.start import read_log, recorded_facts
 from sparkonce.errors import ConfigurationError
 from sparkonce.guarantees import Guarantee
 from sparkonce.log.base import DecisionLog

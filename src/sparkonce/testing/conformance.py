@@ -24,11 +24,12 @@ from sparkonce.testing.abort_checks import AbortChecks
 from sparkonce.testing.commit_checks import CommitChecks
 from sparkonce.testing.sweep_checks import SweepChecks
 from sparkonce.testing.system_checks import SystemChecks
+from sparkonce.testing.trace_checks import TraceChecks
 
 __all__ = ["SinkConformance"]
 
 
-class SinkConformance(CommitChecks, AbortChecks, SweepChecks, SystemChecks):
+class SinkConformance(CommitChecks, AbortChecks, SweepChecks, TraceChecks, SystemChecks):
     """Checks of a `TwoPhaseCommitSink`. Its hooks are those of `sparkonce.testing.hooks.SinkHooks`."""
 
     @classmethod

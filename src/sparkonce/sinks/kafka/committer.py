@@ -10,9 +10,11 @@ from sparkonce.errors import UnknownOutcomeError
 from sparkonce.protocol.handles import Handle, transaction_fields
 from sparkonce.protocol.outcomes import Finished, Outcome
 from sparkonce.protocol.ownership import Token, TransactionalId
-from sparkonce.sinks.base import Owner, SinkCommitter
+from sparkonce.protocol.traces import Trace
+from sparkonce.sinks.base import Facts, Owner, SinkCommitter
 from sparkonce.sinks.kafka.client import TransactionClient
 from sparkonce.sinks.kafka.outcomes import (
+    COMMITTED_STATES,
     TRANSACTIONAL_ID_NOT_FOUND,
     Answer,
     Description,
@@ -104,6 +106,40 @@ class KafkaCommitter(SinkCommitter):
         views = self._client.describe_transactions(own, deadline_s=deadline_s) if own else []
         return [handle for view in views if (handle := self._lingering(view)) is not None]
 
+    def list_traces(self, query: str, facts: Facts, newest: Token | None) -> Sequence[Trace]:
+        """See `SinkCommitter.list_traces`. Kafka remembers an id for a week (``transactional.id.expiration.ms``).
+
+        An id shows its last transaction only, but a worker takes it again two batches later at the earliest: the
+        commits of a run's last batch are all there.
+        """
+        deadline_s = self._deadline_s()
+        prefix = facts.get("prefix")
+        if prefix is None:
+            return ()
+        names = self._client.list_transactions([], deadline_s=deadline_s)
+        if isinstance(names, Answer):
+            raise _unlisted(names)
+        parsed = {name: found for name in names if (found := TransactionalId.parse(name)) is not None}
+        own = {name: one.token for name, one in parsed.items() if (one.prefix, one.query) == (prefix, query)}
+        asked = [Transaction(name, -1, -1) for name, token in own.items() if token == newest]
+        views = self._client.describe_transactions(asked, deadline_s=deadline_s) if asked else []
+        traces = [Trace(token=token) for token in sorted(set(own.values()))]
+        for view in views:
+            if isinstance(view, Answer):
+                if view.code != TRANSACTIONAL_ID_NOT_FOUND:
+                    raise _unlisted(view)
+            elif view.state in COMMITTED_STATES:
+                name, fields = view.transaction.transactional_id, fields_of(view.transaction)
+                traces.append(
+                    Trace(
+                        token=own[name],
+                        committed=transaction_fields(fields),
+                        lane=("transactional_id", name),
+                        begun=view.started_ms,
+                    )
+                )
+        return traces
+
     def close(self) -> None:
         """Closes the connections."""
         self._client.close()
@@ -177,7 +213,7 @@ def _is_claimed(name: str, claimed: Mapping[tuple[str, str], set[Token]]) -> boo
 def _unlisted(answer: Answer) -> UnknownOutcomeError:
     words = f"error code {answer.code} {answer.reason}".rstrip() if answer.code is not None else answer.reason
     return UnknownOutcomeError(
-        f"Kafka did not say which transactions are open: {words}.",
+        f"Kafka did not say which transactions there are: {words}.",
         next_step="Check the brokers and the permission to describe the transactional ids; nothing was aborted.",
         phase="sweep",
     )

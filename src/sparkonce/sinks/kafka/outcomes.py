@@ -27,7 +27,9 @@ MOVED = frozenset({15, 16})
 
 _OLDER = "That is older than the transaction: the broker may have lost a part of its own log."
 
-_COMMITTED_STATES = frozenset({"PrepareCommit", "CompleteCommit"})
+COMMITTED_STATES = frozenset({"PrepareCommit", "CompleteCommit"})
+"""The coordinator has the decision to commit in its log."""
+
 _ABORTED_STATES = frozenset({"PrepareEpochFence", "PrepareAbort", "CompleteAbort"})
 
 
@@ -67,7 +69,8 @@ class Description:
         transaction: The id with the producer id and epoch that own it now.
         state: ``Empty``, ``Ongoing``, ``PrepareCommit``, ``PrepareAbort``, ``CompleteCommit`` or ``CompleteAbort``.
         timeout_ms: The transaction timeout its producer asked for.
-        started_ms: When the open transaction began, by the broker's clock; -1 if none is open.
+        started_ms: When the open or else the last transaction began, by the broker's clock; -1 if there was none since
+            the id was last initialised.
     """
 
     transaction: Transaction
@@ -177,7 +180,7 @@ def confirm_lost(verdict: Finished, transaction: Transaction, now: Description |
         return Finished(outcome=unsure.outcome, reason=f"{verdict.reason} Not confirmed: {unsure.reason}")
     reason = f"{verdict.reason} {_view(now)}"
     owner = now.transaction
-    if owner == transaction and now.state in _COMMITTED_STATES:
+    if owner == transaction and now.state in COMMITTED_STATES:
         return Finished(outcome=Outcome.ALREADY_COMMITTED, reason=reason)
     if owner == transaction and now.state == "Ongoing":
         return Finished(outcome=Outcome.UNKNOWN, reason=f"{reason} Somebody writes to it again.")
@@ -205,7 +208,7 @@ def before_abort(transaction: Transaction, now: Description | Answer) -> Finishe
         return _read({**_PATIENCE, **_REFUSED}, now)
     owner = now.transaction
     if owner == transaction:
-        if now.state in _COMMITTED_STATES:
+        if now.state in COMMITTED_STATES:
             return Finished(outcome=Outcome.ALREADY_COMMITTED, reason=_view(now))
         return None
     if _is_older(owner, transaction):

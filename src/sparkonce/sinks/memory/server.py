@@ -137,6 +137,15 @@ class MemoryServer:
                 if transaction.state in _UNFINISHED
             ]
 
+    def committed(self) -> list[tuple[int, str]]:
+        """Number and owner of every transaction that is committed."""
+        with self._lock:
+            return [
+                (transaction.number, transaction.owner)
+                for transaction in self._transactions.values()
+                if transaction.state is TransactionState.COMMITTED
+            ]
+
     def owners_of(self, transactions: Iterable[int]) -> list[str]:
         """Which run opened each of these transactions, as the sink names it."""
         with self._lock:

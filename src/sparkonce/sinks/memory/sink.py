@@ -10,6 +10,8 @@ from sparkonce.errors import PrepareError
 from sparkonce.guarantees import Guarantee
 from sparkonce.protocol.handles import Handle, transaction_fields
 from sparkonce.protocol.outcomes import Finished
+from sparkonce.protocol.ownership import Token
+from sparkonce.protocol.traces import Trace
 from sparkonce.sinks.base import (
     Facts,
     Owner,
@@ -106,6 +108,19 @@ class _Committer(SinkCommitter):
             if owner in wanted
         ]
 
+    def list_traces(self, query: str, facts: Facts, newest: Token | None) -> Sequence[Trace]:  # noqa: ARG002
+        prefix = f"{self._name}.{query}."
+        return [
+            Trace(token=_token(owner), committed=transaction_fields({"number": number}), begun=number)
+            for number, owner in self._server.committed()
+            if owner.startswith(prefix)
+        ]
+
 
 def _owner(name: str, owner: Owner) -> str:
     return f"{name}.{owner.query}.{owner.token.position}-{owner.token.nonce}"
+
+
+def _token(owner: str) -> Token:
+    position, nonce = owner.rpartition(".")[2].split("-")
+    return Token(int(position), nonce)

@@ -1,0 +1,98 @@
+"""What a run looks at before it claims anything: its log, its servers, and whether the two belong together."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+
+from sparkonce import errors
+from sparkonce.guarantees import Guarantee
+from sparkonce.log.base import DecisionLog
+from sparkonce.protocol.ownership import Token
+from sparkonce.protocol.records import SinkFacts
+from sparkonce.protocol.traces import Trace, ahead_of
+from sparkonce.protocol.view import LogView, LogViolation
+from sparkonce.sinks.base import Facts, SinkCommitter, TwoPhaseCommitSink
+
+_ASK_AGAIN_S = 0.5
+
+
+def look_around(
+    sinks: Mapping[str, TwoPhaseCommitSink],
+    committer: Callable[[str], SinkCommitter],
+    log: DecisionLog,
+    query: str,
+    deadline_s: float,
+) -> tuple[LogView, SinkFacts]:
+    """Reads the log, checks every sink, and sees that no server knows more than the log.
+
+    Args:
+        sinks: By name.
+        committer: Gives a sink's driver half.
+        log: The query's.
+        query: The short form of its id.
+        deadline_s: How long servers that cannot be asked are waited for, in seconds.
+
+    Raises:
+        LogError: if the log cannot have been written by runs of sparkonce.
+        PreflightError: if a system does not allow the guarantee.
+        StaleLogError: if a server knows more than the log.
+        UnknownOutcomeError: if a server could not be asked.
+    """
+    view = read_log(log)
+    recorded = recorded_facts(view)
+    facts = {name: sink.preflight(query, recorded.get(name)) for name, sink in sorted(sinks.items())}
+    newest = view.newest_run.token if view.newest_run is not None else None
+    traces = {
+        name: _traces(committer(name), query, known, newest, deadline_s)
+        for name, known in facts.items()
+        if sinks[name].guarantee is Guarantee.EXACTLY_ONCE
+    }
+    # Whatever the servers knew when they were asked stands in the log by now, if it is the log of those who did it.
+    view = read_log(log, view)
+    for name, left in traces.items():
+        if more := ahead_of(view, left):
+            raise errors.StaleLogError(
+                f"the decision log {log.store.location} is not the newest of this query: sink {name!r} says that "
+                f"{more}. Checkpoint and log were restored from an old copy, or are a copy of one that has gone on "
+                "elsewhere, or the log was deleted.",
+                next_step="start from the newest copy of the whole checkpoint folder. To go on from this one, and "
+                "write again what was written since, give the sink another prefix (for Kafka: "
+                "transactional_id_prefix).",
+                sink=name,
+            )
+    return view, tuple((name, tuple(sorted(known.items()))) for name, known in facts.items())
+
+
+def _traces(
+    committer: SinkCommitter, query: str, facts: Facts, newest: Token | None, deadline_s: float
+) -> Sequence[Trace]:
+    give_up_at = time.monotonic() + deadline_s
+    while True:
+        try:
+            return committer.list_traces(query, facts, newest)
+        except errors.UnknownOutcomeError:
+            if time.monotonic() >= give_up_at:
+                raise
+        time.sleep(_ASK_AGAIN_S)
+
+
+def read_log(log: DecisionLog, view: LogView | None = None) -> LogView:
+    """What stands in the log, from where a view ends.
+
+    Raises:
+        LogError: if it cannot have been written by runs of sparkonce.
+    """
+    try:
+        return log.read(view or LogView())
+    except LogViolation as violation:
+        raise errors.LogError(
+            f"the decision log {log.store.location} contradicts itself: {violation}",
+            next_step="restore the log together with the checkpoint from one copy; do not edit it.",
+        ) from violation
+
+
+def recorded_facts(view: LogView) -> dict[str, Facts]:
+    """What the newest run knew of its sinks, by name."""
+    run = view.newest_run
+    return {name: dict(facts) for name, facts in run.sinks} if run is not None else {}

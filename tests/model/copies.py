@@ -1,0 +1,57 @@
+"""What a fresh run finds when it holds its log against the broker: is the log the newest there is, or an old copy?
+
+The log's own records, cut off anywhere, are every copy that could have been taken of it and be restored now. Of logs
+that were cleaned up only copies count that name two batches: there the product keeps a hundred.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from model import log as logs
+from model.broker import COMMITTED, Broker
+from model.log import Keys
+from sparkonce.protocol import traces
+from sparkonce.protocol.handles import transaction_fields
+from sparkonce.protocol.ownership import TransactionalId
+from sparkonce.protocol.traces import Trace
+from sparkonce.protocol.view import LogView
+
+_NAMED_BATCHES = 2
+
+
+def is_taken_for_old(keys: Keys, broker: Broker) -> bool:
+    """Whether a run that starts now is refused, although it has the newest log."""
+    return _refused(logs.read(keys, LogView()), broker)
+
+
+def is_taken_for_new(keys: Keys, broker: Broker) -> bool:
+    """Whether a run with some older copy is let go on, and would write rows that are visible already."""
+    return any(_would_double(view, broker) and not _refused(view, broker) for view in _copies(keys))
+
+
+def _copies(keys: Keys) -> Iterator[LogView]:
+    floor = keys.top.position
+    for end in range(floor + 1 if floor else 0, len(keys.records)):
+        view = logs.read(keys._replace(records=keys.records[:end]), LogView())
+        if floor == 0 or len(view.decisions) >= _NAMED_BATCHES:
+            yield view
+
+
+def _would_double(view: LogView, broker: Broker) -> bool:
+    decided = view.newest_decision.batch if view.newest_decision is not None else -1
+    return any(rows.batch > decided for rows in broker.visible)
+
+
+def _refused(view: LogView, broker: Broker) -> bool:
+    sinks: dict[str, list[Trace]] = {}
+    for entry in broker.entries:
+        found = TransactionalId.parse(entry.name)
+        if found is None:
+            continue
+        left = Trace(token=found.token)
+        if entry.status == COMMITTED and entry.rows is not None:
+            fields = transaction_fields({"id": entry.name, "epoch": entry.epoch})
+            left = Trace(token=found.token, committed=fields, lane=("id", entry.name), begun=entry.rows.batch)
+        sinks.setdefault(found.prefix, []).append(left)
+    return any(traces.ahead_of(view, left) for left in sinks.values())

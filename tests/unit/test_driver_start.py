@@ -1,0 +1,119 @@
+"""Logs that are older than what was written, and how a run finds out before it claims."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from sparkonce import errors
+from sparkonce.driver import start as start_module
+from sparkonce.guarantees import Guarantee
+from sparkonce.log.local import LocalLogStore
+from sparkonce.protocol.ownership import Token
+from sparkonce.protocol.state import Phase
+from sparkonce.protocol.traces import Trace
+from sparkonce.sinks.base import Facts, SinkCommitter
+from sparkonce.sinks.memory.sink import _Committer
+from unit.driver_world import NEVER, Clock, World, numbers
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> World:
+    return World(tmp_path)
+
+
+def keep_copy(world: World) -> Path:
+    copy = world.checkpoint.with_name(f"{world.checkpoint.name}-copy")
+    shutil.copytree(world.checkpoint, copy)
+    return copy
+
+
+def restore(world: World, copy: Path) -> None:
+    shutil.rmtree(world.checkpoint)
+    shutil.copytree(copy, world.checkpoint)
+    world.store = LocalLogStore(world.checkpoint)
+
+
+@pytest.mark.parametrize("same_run", [False, True], ids=["a newer run has gone on", "the same run has gone on"])
+def test_a_restored_copy_is_refused(world: World, same_run: bool) -> None:
+    driver = world.start()
+    world.run(driver, 0)
+    copy = keep_copy(world)
+    world.run(driver if same_run else world.start(), 1)
+    restore(world, copy)
+    before = world.kinds()
+    for _ in range(2):
+        with pytest.raises(errors.StaleLogError, match="is not the newest of this query") as told:
+            world.start()
+        assert ("no decision in it names" if same_run else "has claimed position 2") in str(told.value)
+    assert world.kinds() == before
+    assert world.visible() == numbers(0, 1)
+
+
+def test_a_copy_that_nothing_has_gone_beyond_goes_on(world: World) -> None:
+    world.run(world.start(), 0)
+    world.crash(1, Phase.DECIDING)
+    restore(world, keep_copy(world))
+    world.run(world.start(), 1, 2)
+    assert world.visible() == numbers(0, 1, 2)
+
+
+def test_a_log_that_was_deleted_is_refused(world: World) -> None:
+    world.run(world.start(), 0)
+    shutil.rmtree(world.checkpoint / "sparkonce")
+    world.store = LocalLogStore(world.checkpoint)
+    with pytest.raises(errors.StaleLogError, match="this log ends at 0"):
+        world.start()
+
+
+def test_another_driver_that_is_ahead_is_no_old_copy(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What it commits while a run is starting stands in the log by the time that the log is read again."""
+    world.run(world.start(), 0)
+    list_traces = _Committer.list_traces
+    monkeypatch.setattr(_Committer, "list_traces", SinkCommitter.list_traces)
+    other = world.start()
+
+    def while_the_other_goes_on(
+        committer: _Committer, query: str, facts: Facts, newest: Token | None
+    ) -> Sequence[Trace]:
+        world.run(other, 1)
+        return list_traces(committer, query, facts, newest)
+
+    monkeypatch.setattr(_Committer, "list_traces", while_the_other_goes_on)
+    world.run(world.start(), 2)
+    assert world.visible() == numbers(0, 1, 2)
+
+
+def test_a_server_that_cannot_say_what_it_remembers_is_waited_for(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = Clock()
+    monkeypatch.setattr(start_module, "time", clock)
+    world.run(world.start(), 0)
+    away = [errors.UnknownOutcomeError("away")] * 3
+    list_traces = _Committer.list_traces
+
+    def at_first_not(committer: _Committer, query: str, facts: Facts, newest: Token | None) -> Sequence[Trace]:
+        if away:
+            raise away.pop()
+        return list_traces(committer, query, facts, newest)
+
+    monkeypatch.setattr(_Committer, "list_traces", at_first_not)
+    world.run(world.start(), 1)
+    assert len(clock.slept) == 3
+    away.extend([errors.UnknownOutcomeError("away for good")] * NEVER)
+    with pytest.raises(errors.UnknownOutcomeError, match="away for good"):
+        world.start(deadline_s=5.0)
+    assert world.kinds() == ["Claim", "Commit", "Claim", "Commit"]
+
+
+def test_sinks_without_transactions_are_not_asked_what_they_remember(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world.guarantees["memory"] = Guarantee.AT_LEAST_ONCE
+    monkeypatch.setattr(_Committer, "list_traces", None)
+    world.run(world.start(), 0)
+    assert world.visible() == numbers(0)
