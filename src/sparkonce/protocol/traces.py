@@ -2,6 +2,9 @@
 
 A checkpoint and its log that are restored together from an old copy, or copied to another machine, look like a
 restart: nothing in them is wrong. But the server has seen runs, or commits, that they know nothing of.
+
+It is a net below the rules, not one of them. It holds as long as the server remembers; and once the log has forgotten
+old decisions, a copy passes if all of its lanes were taken by writers that lost, while newer ones committed.
 """
 
 from __future__ import annotations
