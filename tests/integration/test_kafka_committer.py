@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import closing
@@ -229,3 +230,26 @@ def test_traces_of_a_cluster_that_does_not_answer_are_unknown() -> None:
         pytest.raises(UnknownOutcomeError, match="which transactions there are"),
     ):
         committer.list_traces(QUERY, {"prefix": "orders"}, None)
+
+
+def test_a_network_thread_that_has_died_is_no_answer_and_is_replaced(
+    witness: Witness, topic: str, committer: KafkaCommitter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prepared = witness.prepare(topic, "a")
+    assert committer.list_traces(QUERY, {"prefix": "nobody's"}, None) == []
+    net = committer._client._connection._net
+    assert net is not None
+    thread = net._io_thread
+
+    def fail() -> None:
+        raise RuntimeError("killed by the test")
+
+    monkeypatch.setattr(threading, "excepthook", lambda _: None)
+    monkeypatch.setattr(net, "_poll_once", fail)
+    net.wakeup()
+    thread.join()
+    (refused,) = committer.commit([prepared.handle])
+    assert refused.outcome is Outcome.RETRY
+    assert "the network thread has ended" in refused.reason
+    assert until_final(committer.commit, [prepared.handle]) == [Outcome.COMMITTED]
+    assert witness.committed(topic) == ["a"]

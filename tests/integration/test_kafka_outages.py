@@ -112,4 +112,15 @@ def test_coordinators_that_move_are_found_again() -> None:
                 broker.kill()
                 assert set(until_final(committer.commit, handles)) == {Outcome.COMMITTED}
                 broker.start()
+            # Every broker tells of the ids that it coordinates.
+            token = Token(0, "0" * 8)
+            names = [
+                str(TransactionalId(prefix="p", query="0" * 12, token=token, worker=f"{number:012x}", lane=0))
+                for number in range(8)
+            ]
+            other = witness.create_topic()
+            more = [witness.prepare(other, transactional_id=name).handle for name in names]
+            assert set(until_final(committer.commit, more)) == {Outcome.COMMITTED}
+            traces = committer.list_traces("0" * 12, {"prefix": "p"}, token)
+            assert {trace.committed for trace in traces if trace.committed} == {handle.transaction for handle in more}
         assert settled(witness, topic, "CompleteCommit", *handles) == values

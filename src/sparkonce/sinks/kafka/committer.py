@@ -116,29 +116,30 @@ class KafkaCommitter(SinkCommitter):
         prefix = facts.get("prefix")
         if prefix is None:
             return ()
-        names = self._client.list_transactions([], deadline_s=deadline_s)
-        if isinstance(names, Answer):
-            raise _unlisted(names)
-        parsed = {name: found for name in names if (found := TransactionalId.parse(name)) is not None}
-        own = {name: one.token for name, one in parsed.items() if (one.prefix, one.query) == (prefix, query)}
-        asked = [Transaction(name, -1, -1) for name, token in own.items() if token == newest]
-        views = self._client.describe_transactions(asked, deadline_s=deadline_s) if asked else []
-        traces = [Trace(token=token) for token in sorted(set(own.values()))]
-        for view in views:
-            if isinstance(view, Answer):
-                if view.code != TRANSACTIONAL_ID_NOT_FOUND:
-                    raise _unlisted(view)
-            elif view.state in COMMITTED_STATES:
-                name, fields = view.transaction.transactional_id, fields_of(view.transaction)
-                traces.append(
-                    Trace(
-                        token=own[name],
-                        committed=transaction_fields(fields),
-                        lane=("transactional_id", name),
-                        begun=view.started_ms,
-                    )
-                )
-        return traces
+
+        def token_of(name: str) -> Token | None:
+            parsed = TransactionalId.parse(name)
+            return parsed.token if parsed is not None and (parsed.prefix, parsed.query) == (prefix, query) else None
+
+        found = self._client.survey(
+            lambda name, state: state in COMMITTED_STATES and newest is not None and token_of(name) == newest,
+            deadline_s=deadline_s,
+        )
+        if isinstance(found, Answer):
+            raise _unlisted(found)
+        names, views = found
+        tokens = {token for name in names if (token := token_of(name)) is not None}
+        commits = [
+            Trace(
+                token=newest,
+                committed=transaction_fields(fields_of(view.transaction)),
+                lane=("transactional_id", view.transaction.transactional_id),
+                begun=view.started_ms,
+            )
+            for view in views
+            if newest is not None and view.state in COMMITTED_STATES
+        ]
+        return [*(Trace(token=token) for token in sorted(tokens)), *commits]
 
     def close(self) -> None:
         """Closes the connections."""

@@ -7,6 +7,7 @@ restarted under another address, and credentials that were refused once (kafka-p
 
 from __future__ import annotations
 
+import logging
 import random
 import threading
 import time
@@ -19,6 +20,8 @@ from kafka.net.manager import KafkaConnectionManager
 from kafka.net.selector import NetworkSelector
 
 from sparkonce.sinks.kafka.outcomes import Answer
+
+log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
@@ -80,7 +83,7 @@ class Connection:
         with self._turn:
             try:
                 self._connect(deadline_s)
-                result: T = self._wait(self.manager.call_soon(ask), deadline_s)
+                result: T = self._wait(self._schedule(ask), deadline_s)
             except _NO_ANSWER as error:
                 return self._no_answer(error)
             else:
@@ -166,6 +169,12 @@ class Connection:
             self.manager.close(node_id)
         return None if cluster.brokers() else KafkaConnectionError("it knows no brokers yet")
 
+    def _schedule(self, ask: Callable[[], Coroutine[Any, Any, T]]) -> Any:
+        try:
+            return self.manager.call_soon(ask)
+        except Exception as error:  # whatever the network thread has died of
+            raise KafkaConnectionError(f"the network thread has ended: {type(error).__name__}: {error}") from error
+
     def _wait(self, future: Any, deadline_s: float) -> Any:
         done = threading.Event()
         future.add_both(lambda _: done.set())
@@ -178,9 +187,15 @@ class Connection:
     def _discard(self) -> None:
         self._failed = False
         manager, net, self._manager, self._net = self._manager, self._net, None, None
-        if manager is not None and net is not None:
+        if manager is None or net is None:
+            return
+        # First the network thread: kafka-python's connections are not to be closed beside it.
+        net.stop()
+        try:
             manager.close()
-            net.close()
+        except Exception as error:  # noqa: BLE001 - what a thread died of; what it had under way got no answer already
+            log.warning("kafka-python's network thread had ended: %s: %s", type(error).__name__, error)
+        net.close()
 
 
 def _left_ms(deadline_s: float) -> float:
