@@ -96,7 +96,7 @@ class FolderCommitter(SinkCommitter):
             if name.rpartition(",")[0] in wanted
         ]
 
-    def list_traces(self, query: str, facts: Facts, newest: Token | None) -> Sequence[Trace]:
+    def list_traces(self, query: str, facts: Facts) -> Sequence[Trace]:
         traces = []
         for path in (self._root / "committed").iterdir():
             owner = path.name.rpartition(",")[0]
@@ -104,8 +104,8 @@ class FolderCommitter(SinkCommitter):
             if (prefix, name, whose) == (facts["prefix"], self._name, query):
                 position, nonce = token.split("-")
                 fields = transaction_fields({"transaction": path.name})
-                begun = path.stat().st_mtime_ns
-                traces.append(Trace(token=Token(int(position), nonce), committed=fields, begun=begun))
+                begun_ms = path.stat().st_mtime_ns // 1_000_000  # of the last row; a batch of one row begins with it
+                traces.append(Trace(token=Token(int(position), nonce), committed=fields, begun_ms=begun_ms))
         return traces
 
     def _commit(self, transaction: str) -> Outcome:

@@ -70,7 +70,7 @@ def test_a_paused_broker_answers_nothing_until_it_is_resumed(one):
         assert caught.value.args[0].code() == KafkaError._TRANSPORT
     finally:
         broker.resume()
-    broker.wait_ready({1}, time.monotonic() + 60)
+    broker.wait_ready({0}, time.monotonic() + 60)
     assert read_committed(one.bootstrap, "paused") == []
 
 
@@ -140,7 +140,7 @@ def test_three_nodes_go_on_without_one_of_them():
         while len(partitions) < 3 and time.monotonic() < give_up_at:
             topic = admin.list_topics("replicated", timeout=30).topics["replicated"]
             partitions = list(topic.partitions.values())
-        assert [sorted(partition.replicas) for partition in partitions] == [[1, 2, 3]] * 3
+        assert [sorted(partition.replicas) for partition in partitions] == [[0, 1, 2]] * 3
         produce(cluster.bootstrap, "replicated", [{"value": b"%d" % n, "partition": n} for n in range(3)])
 
         cluster.brokers[0].kill()

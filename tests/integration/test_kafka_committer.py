@@ -182,9 +182,7 @@ def test_a_sweep_finds_its_own_transactions_only(witness: Witness, topic: str, c
     assert set(until_final(committer.commit, left)) == {Outcome.COMMITTED}
 
 
-def test_traces_are_the_runs_of_exactly_this_query_and_the_commits_of_the_newest(
-    witness: Witness, topic: str, committer: KafkaCommitter
-) -> None:
+def test_traces_are_the_commits_of_exactly_this_query(witness: Witness, topic: str, committer: KafkaCommitter) -> None:
     prefix = new_name("traced")
     newest, older = Token(12, "0" * 8), Token(3, "1" * 8)
 
@@ -208,20 +206,18 @@ def test_traces_are_the_runs_of_exactly_this_query_and_the_commits_of_the_newest
     again = witness.prepare(topic, "again", transactional_id=names["committed, used again"])
     facts = {"prefix": prefix}
 
-    found = committer.list_traces(QUERY, facts, newest)
-    assert [trace.token for trace in found if not trace.committed] == [older, newest]
-    (only,) = (trace for trace in found if trace.committed)
-    assert (only.token, only.committed) == (newest, prepared["committed"].handle.transaction)
-    assert only.lane == ("transactional_id", names["committed"])
-    assert 0 < only.begun <= time.time_ns() // 1_000_000
+    wanted = {prepared[what].handle.transaction: token for what, token in (("committed", newest), ("older", older))}
+    found = committer.list_traces(QUERY, facts)
+    assert {trace.committed: trace.token for trace in found} == wanted
+    for trace in found:
+        assert trace.lane == ("transactional_id", dict(trace.committed)["transactional_id"])
+        assert 0 < trace.begun_ms <= time.time_ns() // 1_000_000
 
     assert until_final(committer.commit, [again.handle]) == [Outcome.COMMITTED]
-    commits = {trace.committed: trace.begun for trace in committer.list_traces(QUERY, facts, newest) if trace.committed}
-    assert commits.keys() == {prepared["committed"].handle.transaction, again.handle.transaction}
-    assert commits[prepared["committed"].handle.transaction] <= commits[again.handle.transaction]
-
-    assert [trace.token for trace in committer.list_traces(QUERY, facts, None)] == [older, newest]
-    assert committer.list_traces(QUERY, {}, newest) == ()
+    begun_ms = {trace.committed: trace.begun_ms for trace in committer.list_traces(QUERY, facts)}
+    assert begun_ms.keys() == {*wanted, again.handle.transaction}
+    assert begun_ms[prepared["committed"].handle.transaction] <= begun_ms[again.handle.transaction]
+    assert committer.list_traces(QUERY, {}) == ()
 
 
 def test_traces_of_a_cluster_that_does_not_answer_are_unknown() -> None:
@@ -229,14 +225,14 @@ def test_traces_of_a_cluster_that_does_not_answer_are_unknown() -> None:
         closing(KafkaCommitter({"bootstrap.servers": NOBODY}, "kafka", attempt_timeout_s=0.3)) as committer,
         pytest.raises(UnknownOutcomeError, match="which transactions there are"),
     ):
-        committer.list_traces(QUERY, {"prefix": "orders"}, None)
+        committer.list_traces(QUERY, {"prefix": "orders"})
 
 
 def test_a_network_thread_that_has_died_is_no_answer_and_is_replaced(
     witness: Witness, topic: str, committer: KafkaCommitter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     prepared = witness.prepare(topic, "a")
-    assert committer.list_traces(QUERY, {"prefix": "nobody's"}, None) == []
+    assert committer.list_traces(QUERY, {"prefix": "nobody's"}) == []
     net = committer._client._connection._net
     assert net is not None
     thread = net._io_thread

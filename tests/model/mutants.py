@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 from unittest import mock
 
+from model import copies
 from model.log import Keys
 from model.world import DRIVERS, SHORT_QUERY, Config, Driver, Fault, Lanes, Model, Task, Violation, World
 from sparkonce.protocol import coordinator, traces, view
@@ -77,27 +78,27 @@ def cleaning_up(keep: int, tidy_every: int = 1) -> Iterator[None]:
 
 # --- old copies -------------------------------------------------------------------------------------------------------
 
-_ahead_of = traces.ahead_of
+_not_in_log = traces.not_in_log
 
 
 def _knows_no_commits(view: LogView, left: Sequence[Trace]) -> str:
-    return _ahead_of(view, [replace(trace, committed=()) for trace in left])
+    return _not_in_log(view, [replace(trace, committed=()) for trace in left])
 
 
 def _knows_no_runs(view: LogView, left: Sequence[Trace]) -> str:
-    return _ahead_of(view, [trace for trace in left if trace.token.position < view.end])
+    return _not_in_log(view, [trace for trace in left if trace.token.position < view.end])
 
 
 def _forgets_the_floor(view: LogView, left: Sequence[Trace]) -> str:
-    return _ahead_of(replace(view, floor=Floor()), left)
+    return _not_in_log(replace(view, floor=Floor()), left)
 
 
 def _knows_no_lanes(view: LogView, left: Sequence[Trace]) -> str:
-    return _ahead_of(view, [replace(trace, lane=None) for trace in left])
+    return _not_in_log(view, [replace(trace, lane=None) for trace in left])
 
 
 def _knows_no_order(view: LogView, left: Sequence[Trace]) -> str:
-    return _ahead_of(view, [replace(trace, begun=0) for trace in left])
+    return _not_in_log(view, [replace(trace, begun_ms=0) for trace in left])
 
 
 # --- ids and lanes ----------------------------------------------------------------------------------------------------
@@ -144,7 +145,10 @@ class ReusesAtOnce(Model):
     """A lane of batch N is initialised again in batch N + 1."""
 
     def lend(self, pool: LanePool, batch: int) -> tuple[LanePool, int]:
-        return pool.lend(batch + 1)
+        for lane, last_batch in enumerate(pool.lanes):
+            if last_batch not in (HELD, batch):
+                return pool._with(lane, HELD), lane
+        return replace(pool, lanes=(*pool.lanes, HELD)), len(pool.lanes)
 
 
 class LendsBurnt(Model):
@@ -450,26 +454,26 @@ MUTANTS = (
         name="old copies: only runs are held against the log",
         config=Config(runs=1),
         wanted=frozenset({Violation.TAKEN_FOR_NEW}),
-        patches=((traces, "ahead_of", _knows_no_commits),),
+        patches=((traces, "not_in_log", _knows_no_commits),),
     ),
     Mutant(
         name="old copies: only commits are held against the log",
         config=Config(runs=2, batches=2, parts=1),
         wanted=frozenset({Violation.TAKEN_FOR_NEW}),
-        patches=((traces, "ahead_of", _knows_no_runs),),
+        patches=((traces, "not_in_log", _knows_no_runs),),
     ),
     Mutant(
         name="old copies: what the log has forgotten is held against it",
         config=Config(runs=1, batches=3, parts=1, cleans_up=True),
         wanted=frozenset({Violation.TAKEN_FOR_OLD}),
-        patches=((traces, "ahead_of", _forgets_the_floor),),
+        patches=((traces, "not_in_log", _forgets_the_floor),),
         keep=1,
     ),
     Mutant(
         name="old copies: lanes are not looked at",
         config=Config(runs=1, batches=8, parts=1, cleans_up=True),
         wanted=frozenset({Violation.TAKEN_FOR_NEW}),
-        patches=((traces, "ahead_of", _knows_no_lanes),),
+        patches=((traces, "not_in_log", _knows_no_lanes), (copies, "BATCHES_APART_MS", 1)),
         keep=2,
         tidy_every=3,
     ),
@@ -477,7 +481,7 @@ MUTANTS = (
         name="old copies: the order of commits is not looked at",
         config=Config(runs=1, batches=7, parts=1, cleans_up=True, faults=1, kinds=frozenset({Fault.COPY})),
         wanted=frozenset({Violation.TAKEN_FOR_NEW}),
-        patches=((traces, "ahead_of", _knows_no_order),),
+        patches=((traces, "not_in_log", _knows_no_order),),
         keep=2,
         tidy_every=3,
     ),

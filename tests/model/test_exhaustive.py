@@ -23,6 +23,10 @@ IN_CI = {
     "1 slot, 4 batches, 1 fault, producers kept ready, clean-up": Config(
         batches=4, faults=1, parts=1, keep_ready=True, cleans_up=True
     ),
+    "1 slot, 5 batches, 1 run, 1 fault, clean-up that keeps two": Config(
+        batches=5, runs=1, faults=1, parts=1, cleans_up=True
+    ),
+    "1 slot, 4 batches, clean-up that keeps two": Config(batches=4, parts=1, cleans_up=True),
     "1 slot, 3 batches, 1 fault, clean-up": Config(batches=3, faults=1, cleans_up=True),
     "1 slot, 1 batch, 2 sinks, 2 faults": Config(faults=2, parts=1, sinks=TWO_SINKS),
     "1 slot, 1 batch, 2 faults, in two parts": Config(faults=2),
@@ -58,7 +62,7 @@ _reached: set[tuple[Phase, type]] = set()
 def explore(name: str, config: Config, say: Callable[[str], None]) -> None:
     with ExitStack() as stack:
         if config.cleans_up:
-            stack.enter_context(cleaning_up(1))
+            stack.enter_context(cleaning_up(2 if "keeps two" in name else 1))
         model = Model(config)
         found = breadth_first(model, traced=False)
     say(f"{name}, {config.runs} runs: {found}")

@@ -827,6 +827,7 @@ class Model:
                     sink=sink,
                     slot=task.slot,
                     rows=1,
+                    opened_ms=task.batch * copies.BATCHES_APART_MS,
                     fingerprint=task.version,
                     transaction=transaction_fields({"id": held[sink][1], "epoch": held[sink][2]})
                     if sink in held
@@ -903,9 +904,7 @@ class Model:
         key = (world[LOG], world[BROKER], world[SPARK])
         if key in self._safe:
             return []
-        wrong = self._once(
-            ("copies", world[LOG], world[BROKER], world[FAULTS] < self.config.faults), lambda: self._look_around(world)
-        )
+        wrong = self._once(("copies", world[LOG], world[BROKER]), lambda: self._look_around(world))
         if wrong is not None:
             return [Move(("a fresh run", "looks around"), world, wrong)]
         path = self._recover(world)
@@ -916,10 +915,9 @@ class Model:
 
     def _look_around(self, world: World) -> Violation | None:
         keys, broker = self.logs.values[world[LOG]], self.brokers.values[world[BROKER]]
-        disturbed = world[FAULTS] < self.config.faults
         if Violation.TAKEN_FOR_OLD in self.wanted and copies.is_taken_for_old(keys, broker):
             return Violation.TAKEN_FOR_OLD
-        if Violation.TAKEN_FOR_NEW in self.wanted and copies.is_taken_for_new(keys, broker, disturbed=disturbed):
+        if Violation.TAKEN_FOR_NEW in self.wanted and copies.is_taken_for_new(keys, broker):
             return Violation.TAKEN_FOR_NEW
         return None
 

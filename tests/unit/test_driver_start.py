@@ -12,12 +12,12 @@ from sparkonce import errors
 from sparkonce.driver import start as start_module
 from sparkonce.guarantees import Guarantee
 from sparkonce.log.local import LocalLogStore
-from sparkonce.protocol.ownership import Token
+from sparkonce.protocol import coordinator
 from sparkonce.protocol.state import Phase
 from sparkonce.protocol.traces import Trace
 from sparkonce.sinks.base import Facts, SinkCommitter
 from sparkonce.sinks.memory.sink import _Committer
-from unit.driver_world import NEVER, Clock, World, numbers
+from unit.driver_world import NEVER, SLOTS, Clock, World, numbers
 
 
 @pytest.fixture
@@ -46,9 +46,9 @@ def test_a_restored_copy_is_refused(world: World, same_run: bool) -> None:
     restore(world, copy)
     before = world.kinds()
     for _ in range(2):
-        with pytest.raises(errors.StaleLogError, match="is not the newest of this query") as told:
+        with pytest.raises(errors.StaleLogError, match="remembers more of this query than its decision log") as told:
             world.start()
-        assert ("no decision in it names" if same_run else "has claimed position 2") in str(told.value)
+        assert ("no decision in it names" if same_run else "its claim is at position 2") in str(told.value)
     assert world.kinds() == before
     assert world.visible() == numbers(0, 1)
 
@@ -76,11 +76,9 @@ def test_another_driver_that_is_ahead_is_no_old_copy(world: World, monkeypatch: 
     monkeypatch.setattr(_Committer, "list_traces", SinkCommitter.list_traces)
     other = world.start()
 
-    def while_the_other_goes_on(
-        committer: _Committer, query: str, facts: Facts, newest: Token | None
-    ) -> Sequence[Trace]:
+    def while_the_other_goes_on(committer: _Committer, query: str, facts: Facts) -> Sequence[Trace]:
         world.run(other, 1)
-        return list_traces(committer, query, facts, newest)
+        return list_traces(committer, query, facts)
 
     monkeypatch.setattr(_Committer, "list_traces", while_the_other_goes_on)
     world.run(world.start(), 2)
@@ -96,10 +94,10 @@ def test_a_server_that_cannot_say_what_it_remembers_is_waited_for(
     away = [errors.UnknownOutcomeError("away")] * 3
     list_traces = _Committer.list_traces
 
-    def at_first_not(committer: _Committer, query: str, facts: Facts, newest: Token | None) -> Sequence[Trace]:
+    def at_first_not(committer: _Committer, query: str, facts: Facts) -> Sequence[Trace]:
         if away:
             raise away.pop()
-        return list_traces(committer, query, facts, newest)
+        return list_traces(committer, query, facts)
 
     monkeypatch.setattr(_Committer, "list_traces", at_first_not)
     world.run(world.start(), 1)
@@ -117,3 +115,25 @@ def test_sinks_without_transactions_are_not_asked_what_they_remember(
     monkeypatch.setattr(_Committer, "list_traces", None)
     world.run(world.start(), 0)
     assert world.visible() == numbers(0)
+
+
+def test_a_log_that_another_driver_tidies_meanwhile_is_asked_about_again(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(coordinator, "KEEP_BATCHES", 2)
+    monkeypatch.setattr(coordinator, "TIDY_EVERY_BATCHES", 1)
+    world.run(world.start(), 0)
+    list_traces = _Committer.list_traces
+    other, asked = world.start(), []
+
+    def before_the_other_goes_on(committer: _Committer, query: str, facts: Facts) -> Sequence[Trace]:
+        found = list_traces(committer, query, facts)
+        asked.append(len(found))
+        if len(asked) < 3:
+            world.run(other, *range(4 * len(asked) - 3, 4 * len(asked) + 1))
+        return found
+
+    monkeypatch.setattr(_Committer, "list_traces", before_the_other_goes_on)
+    world.run(world.start(), 9)
+    assert asked == [SLOTS, 5 * SLOTS, 9 * SLOTS]
+    assert world.visible() == numbers(*range(10))

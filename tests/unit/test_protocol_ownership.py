@@ -107,16 +107,26 @@ def test_lanes_that_are_held_are_not_lent() -> None:
     assert (first, second, pool.lanes) == (0, 1, (HELD, HELD))
 
 
-@pytest.mark.parametrize(("batch", "lane"), [(4, 1), (5, 1), (6, 0), (7, 0)])
+@pytest.mark.parametrize(("batch", "lane"), [(5, 2), (6, 0), (7, 0)])
 def test_a_lane_of_batch_4_is_lent_again_from_batch_6_on(batch: int, lane: int) -> None:
-    pool, number = LanePool().lend(4)
-    pool = pool.give_back(number, 4)
-    assert pool.lend(batch)[1] == lane
+    pool, first = LanePool().lend(4)
+    pool, second = pool.give_back(first, 4).lend(5)
+    assert pool.give_back(second, 5).lend(batch)[1] == lane
 
 
 def test_a_paused_task_of_an_old_batch_gets_no_lane_of_a_later_one() -> None:
     pool, number = LanePool().lend(8)
     assert pool.give_back(number, 8).lend(3)[1] == 1
+
+
+def test_the_lanes_of_the_newest_transactions_are_kept_through_batches_without_rows() -> None:
+    pool, first = LanePool().lend(4)
+    pool, second = pool.lend(4)
+    pool = pool.give_back(first, 4).give_back(second, 4)
+    pool, third = pool.lend(20)
+    assert third not in (first, second)
+    assert pool.lend(20)[1] not in (first, second, third)
+    assert pool.give_back(third, 20).lend(20)[1] == first
 
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 2)), max_size=40))

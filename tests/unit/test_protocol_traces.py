@@ -7,11 +7,14 @@ import pytest
 from sparkonce.protocol.handles import Handle
 from sparkonce.protocol.ownership import Token
 from sparkonce.protocol.records import Claim, Commit, Record
-from sparkonce.protocol.traces import Trace, ahead_of
-from sparkonce.protocol.view import LogView
+from sparkonce.protocol.traces import CLOCKS_DIFFER_MS, Trace, not_in_log
+from sparkonce.protocol.view import KEPT_RUNS, LogView
 
 QUERY = "5f6a2c1e-0000-4000-8000-000000000000"
 A, B = Token(0, "aaaaaaaa"), Token(1, "bbbbbbbb")
+
+
+HOUR_MS = 3_600_000
 
 
 def claim(token: Token) -> Claim:
@@ -23,12 +26,16 @@ def fields(lane: str, epoch: int) -> tuple[tuple[str, str | int], ...]:
 
 
 def commit(batch: int, *handles: tuple[str, int], token: Token = A) -> Commit:
-    made = tuple(Handle(sink="out", slot=slot, rows=1, transaction=fields(*one)) for slot, one in enumerate(handles))
+    """Batch N is written N hours after the epoch."""
+    made = tuple(
+        Handle(sink="out", slot=slot, rows=1, opened_ms=batch * HOUR_MS, transaction=fields(*one))
+        for slot, one in enumerate(handles)
+    )
     return Commit(token=token, query=QUERY, batch=batch, offsets=(str(batch),), handles=made)
 
 
-def committed(lane: str, epoch: int, begun: int = 0, token: Token = A) -> Trace:
-    return Trace(token=token, committed=fields(lane, epoch), lane=("id", lane), begun=begun)
+def committed(lane: str, epoch: int, begun_ms: int = 0, token: Token = A) -> Trace:
+    return Trace(token=token, committed=fields(lane, epoch), lane=("id", lane), begun_ms=begun_ms)
 
 
 def fold(*records: Record) -> LogView:
@@ -43,72 +50,85 @@ def tidied(view: LogView, keep: int) -> LogView:
 
 
 def test_nothing_is_remembered() -> None:
-    assert ahead_of(LogView(), []) == ""
-    assert ahead_of(fold(claim(A), commit(0, ("x", 0))), []) == ""
+    assert not_in_log(LogView(), []) == ""
+    assert not_in_log(fold(claim(A), commit(0, ("x", 0))), []) == ""
 
 
 def test_what_the_log_names_is_known() -> None:
     view = fold(claim(A), commit(0, ("x", 0), ("y", 0)), commit(1, ("z", 0)))
-    assert ahead_of(view, [Trace(token=A), committed("x", 0), committed("y", 0), committed("z", 0)]) == ""
+    assert not_in_log(view, [Trace(token=A), committed("x", 0), committed("y", 0), committed("z", 0)]) == ""
 
 
 def test_a_run_further_on_than_the_log() -> None:
-    view = fold(claim(A), commit(0))
-    assert ahead_of(view, [Trace(token=Token(1, "cccccccc"))]) == ""
-    assert ahead_of(view, [Trace(token=Token(2, "cccccccc"))]) == (
-        "run 2-cccccccc has claimed position 2, and this log ends at 2"
+    assert not_in_log(fold(claim(A), commit(0)), [Trace(token=Token(2, "cccccccc"))]) == (
+        "run 2-cccccccc has committed rows, its claim is at position 2, and this log ends at 2"
     )
 
 
 def test_a_log_that_is_gone() -> None:
-    assert "has claimed position 0, and this log ends at 0" in ahead_of(LogView(), [Trace(token=A)])
+    assert "its claim is at position 0, and this log ends at 0" in not_in_log(LogView(), [Trace(token=A)])
 
 
-def test_a_stray_copy_that_was_left_behind_does_not_stop_the_one_that_is_ahead() -> None:
+def test_two_copies_that_have_both_written() -> None:
     view = fold(claim(A), commit(0), commit(1))
-    stray = Token(1, "cccccccc")
-    assert ahead_of(view, [Trace(token=stray), committed("s", 0, token=stray)]) == ""
+    other = Token(1, "cccccccc")
+    assert not_in_log(view, [Trace(token=A), Trace(token=other)]) == (
+        "run 1-cccccccc has committed rows, its claim is at position 1, and something else stands there in this log"
+    )
+    assert not_in_log(view, [Trace(token=Token(0, "cccccccc"))]) != ""
+
+
+def test_runs_that_the_log_may_have_forgotten_do_not_count() -> None:
+    old = Token(1, "cccccccc")
+    below_the_floor = tidied(fold(claim(A), commit(0), commit(1), commit(2)), 1)
+    assert not_in_log(below_the_floor, [Trace(token=old)]) == ""
+    full = fold(*(claim(Token(position, f"{position:08x}")) for position in range(KEPT_RUNS + 2)))
+    assert len(full.runs) == KEPT_RUNS
+    assert not_in_log(full, [Trace(token=old)]) == ""
+    assert not_in_log(full, [Trace(token=Token(2, "cccccccc"))]) != ""
 
 
 def test_a_commit_that_no_decision_names() -> None:
     view = fold(claim(A), commit(0, ("x", 0)))
-    more = ahead_of(view, [committed("x", 0), committed("y", 3, begun=5), committed("z", 4, begun=7)])
-    assert more == "2 transactions are committed that no decision in it names, the last one epoch=4 id=z"
-    assert ahead_of(view, [committed("x", 1)]) != ""
+    more = not_in_log(view, [committed("x", 0), committed("y", 3, begun_ms=5), committed("z", 4, begun_ms=7)])
+    assert more == "what is committed and no decision in it names, in transactions: 2, the last one epoch=4 id=z"
+    assert not_in_log(view, [committed("x", 1)]) != ""
 
 
-def test_commits_of_runs_that_were_superseded_are_not_looked_at() -> None:
-    view = fold(claim(A), claim(B))
-    assert ahead_of(view, [committed("x", 0)]) == ""
-    assert ahead_of(view, [committed("x", 0, token=B)]) != ""
+def test_a_superseded_run_that_has_gone_on_in_another_copy() -> None:
+    view = fold(claim(A), claim(B), commit(0, ("x", 0), token=B))
+    assert not_in_log(view, [committed("x", 0, token=B)]) == ""
+    assert not_in_log(view, [committed("y", 0, token=A)]) != ""
+    assert not_in_log(view, [committed("y", 0, token=B)]) != ""
 
 
 def test_what_was_decided_below_the_floor_is_forgotten() -> None:
     view = tidied(fold(claim(A), commit(0, ("gone", 0)), commit(1, ("x", 0)), commit(2, ("y", 0))), 2)
-    assert ahead_of(view, [committed("gone", 0, begun=1), committed("x", 0, begun=2), committed("y", 0, begun=3)]) == ""
+    traces = [committed("gone", 0), committed("x", 0, begun_ms=HOUR_MS), committed("y", 0, begun_ms=2 * HOUR_MS)]
+    assert not_in_log(view, traces) == ""
 
 
 @pytest.mark.parametrize(
-    ("strange", "known"),
+    ("strange", "refused"),
     [
-        pytest.param(committed("new", 0, begun=4), [committed("y", 0, begun=3)], id="begun after all that is known"),
-        pytest.param(committed("x", 1, begun=1), [committed("y", 0, begun=3)], id="on a lane that is named"),
-        pytest.param(committed("x", 1, begun=1), [], id="on a lane that is named, and no other commit is left"),
+        pytest.param(committed("new", 0, begun_ms=3 * HOUR_MS), True, id="begun after all that is named"),
+        pytest.param(committed("new", 0, begun_ms=2 * HOUR_MS + CLOCKS_DIFFER_MS), False, id="clocks may differ"),
+        pytest.param(committed("x", 1, begun_ms=HOUR_MS), True, id="on a lane that is named"),
     ],
 )
-def test_what_was_decided_after_the_copy_shows_above_a_floor_too(strange: Trace, known: list[Trace]) -> None:
+def test_what_was_decided_after_the_copy_shows_above_a_floor_too(strange: Trace, refused: bool) -> None:
     view = tidied(fold(claim(A), commit(0), commit(1, ("x", 0)), commit(2, ("y", 0))), 2)
-    assert ahead_of(view, known) == ""
-    assert "1 transactions are committed that no decision in it names" in ahead_of(view, [*known, strange])
+    assert (not_in_log(view, [strange]) != "") is refused
+    assert (not_in_log(view, [committed("y", 0, begun_ms=2 * HOUR_MS), strange]) != "") is refused
 
 
-def test_with_nothing_to_hold_it_against_an_old_commit_is_let_pass() -> None:
+def test_with_nothing_to_hold_it_against_a_commit_is_let_pass() -> None:
     view = tidied(fold(claim(A), commit(0, ("gone", 0)), commit(1), commit(2)), 2)
-    assert ahead_of(view, [committed("gone", 0, begun=1)]) == ""
+    assert not_in_log(view, [committed("gone", 0, begun_ms=9 * HOUR_MS)]) == ""
 
 
 def test_a_run_that_claimed_above_the_floor_has_nothing_below_it() -> None:
     other = Token(2, "bbbbbbbb")
     view = tidied(fold(claim(A), commit(0, ("x", 0)), claim(other), commit(1, token=other), commit(2, token=other)), 3)
     assert view.floor.position == 1
-    assert ahead_of(view, [committed("new", 0, token=other)]) != ""
+    assert not_in_log(view, [committed("new", 0, token=other)]) != ""

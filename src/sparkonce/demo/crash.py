@@ -12,7 +12,6 @@ from enum import Enum
 
 from sparkonce.protocol.handles import Handle
 from sparkonce.protocol.outcomes import Finished
-from sparkonce.protocol.ownership import Token
 from sparkonce.protocol.state import Phase
 from sparkonce.protocol.traces import Trace
 from sparkonce.sinks.base import Facts, Owner, SinkCommitter
@@ -87,8 +86,8 @@ class _HalfwayCommitter(SinkCommitter):
     def list_lingering(self, owners: Sequence[Owner]) -> Sequence[Handle]:
         return self._real.list_lingering(owners)
 
-    def list_traces(self, query: str, facts: Facts, newest: Token | None) -> Sequence[Trace]:
-        return self._real.list_traces(query, facts, newest)
+    def list_traces(self, query: str, facts: Facts) -> Sequence[Trace]:
+        return self._real.list_traces(query, facts)
 
     def close(self) -> None:
         self._real.close()

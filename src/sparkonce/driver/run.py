@@ -66,7 +66,8 @@ class Timing:
 
     Attributes:
         commit_deadline_s: How long a decided batch's transactions are asked for their outcome before the query stops.
-            Nothing is lost by stopping: the next run asks again.
+            Nothing is lost by stopping: the next run asks again. Also how long a run that starts waits for sinks to say
+            what they remember of the query.
         sweep_every_s: How often the run's own losers are looked for when nothing says that there are any.
     """
 

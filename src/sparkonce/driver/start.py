@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 
 from sparkonce import errors
 from sparkonce.guarantees import Guarantee
 from sparkonce.log.base import DecisionLog
-from sparkonce.protocol.ownership import Token
 from sparkonce.protocol.records import SinkFacts
-from sparkonce.protocol.traces import Trace, ahead_of
+from sparkonce.protocol.traces import Trace, not_in_log
 from sparkonce.protocol.view import LogView, LogViolation
 from sparkonce.sinks.base import Facts, SinkCommitter, TwoPhaseCommitSink
+
+logger = logging.getLogger("sparkonce")
 
 _ASK_AGAIN_S = 0.5
 
@@ -31,7 +33,7 @@ def look_around(
         committer: Gives a sink's driver half.
         log: The query's.
         query: The short form of its id.
-        deadline_s: How long servers that cannot be asked are waited for, in seconds.
+        deadline_s: How long servers that cannot be asked are waited for in all, in seconds.
 
     Raises:
         LogError: if the log cannot have been written by runs of sparkonce.
@@ -42,38 +44,50 @@ def look_around(
     view = read_log(log)
     recorded = recorded_facts(view)
     facts = {name: sink.preflight(query, recorded.get(name)) for name, sink in sorted(sinks.items())}
-    newest = view.newest_run.token if view.newest_run is not None else None
-    traces = {
-        name: _traces(committer(name), query, known, newest, deadline_s)
-        for name, known in facts.items()
-        if sinks[name].guarantee is Guarantee.EXACTLY_ONCE
-    }
-    # Whatever the servers knew when they were asked stands in the log by now, if it is the log of those who did it.
-    view = read_log(log, view)
+    give_up_at = time.monotonic() + deadline_s
+    while True:
+        traces = {
+            name: _traces(committer(name), query, known, give_up_at)
+            for name, known in facts.items()
+            if sinks[name].guarantee is Guarantee.EXACTLY_ONCE
+        }
+        # Whatever the servers knew when they were asked stands in the log by now, if it is the log of those who did it.
+        before, view = view, read_log(log, view)
+        if view.floor == before.floor:
+            break
+        # Another driver has tidied the log meanwhile: what it has forgotten may be among the traces.
+        if time.monotonic() >= give_up_at:
+            raise errors.UnknownOutcomeError(
+                f"the decision log {log.store.location} was tidied up by another driver whenever the sinks were asked "
+                f"what they remember, for {deadline_s:.0f} s.",
+                next_step="find out which other driver runs on this checkpoint.",
+            )
     for name, left in traces.items():
-        if more := ahead_of(view, left):
+        if more := not_in_log(view, left):
             raise errors.StaleLogError(
-                f"the decision log {log.store.location} is not the newest of this query: sink {name!r} says that "
-                f"{more}. Checkpoint and log were restored from an old copy, or are a copy of one that has gone on "
-                "elsewhere, or the log was deleted.",
+                f"sink {name!r} remembers more of this query than its decision log {log.store.location} does: {more}. "
+                "Checkpoint and log were restored from an old copy, or are one of two copies that have both written, "
+                "or the log was deleted.",
                 next_step="start from the newest copy of the whole checkpoint folder. To go on from this one, and "
-                "write again what was written since, give the sink another prefix (for Kafka: "
+                "write again what was written since, give the sink another prefix and keep it (for Kafka: "
                 "transactional_id_prefix).",
                 sink=name,
             )
     return view, tuple((name, tuple(sorted(known.items()))) for name, known in facts.items())
 
 
-def _traces(
-    committer: SinkCommitter, query: str, facts: Facts, newest: Token | None, deadline_s: float
-) -> Sequence[Trace]:
-    give_up_at = time.monotonic() + deadline_s
+def _traces(committer: SinkCommitter, query: str, facts: Facts, give_up_at: float) -> Sequence[Trace]:
+    told = False
     while True:
         try:
-            return committer.list_traces(query, facts, newest)
-        except errors.UnknownOutcomeError:
-            if time.monotonic() >= give_up_at:
+            return committer.list_traces(query, facts)
+        except errors.UnknownOutcomeError as error:
+            left_s = give_up_at - time.monotonic()
+            if left_s <= 0:
                 raise
+            if not told:
+                logger.warning("asking again for up to %.0f s what a sink remembers of this query: %s", left_s, error)
+                told = True
         time.sleep(_ASK_AGAIN_S)
 
 

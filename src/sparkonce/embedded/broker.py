@@ -22,7 +22,7 @@ class Broker:
     """One node of a `Cluster`, broker and controller at once. It keeps its ports and data when it starts again.
 
     Attributes:
-        node_id: From 1.
+        node_id: From 0.
         ports: The port of each listener, by name.
         folder: Holds ``server.properties``, ``server.log`` and ``data``.
         overrides: Broker properties of this node alone, applied when it starts the next time.

@@ -94,7 +94,7 @@ class Cluster:
         self._new_cluster_id = _random_id()
         names = [PLAINTEXT, CONTROLLER, *self.listeners]
         free = iter(_free_ports(nodes * len(names)))
-        self.brokers = [Broker(self, node_id, dict(zip(names, free, strict=False))) for node_id in range(1, nodes + 1)]
+        self.brokers = [Broker(self, node_id, dict(zip(names, free, strict=False))) for node_id in range(nodes)]
         if port:
             for offset, broker in enumerate(self.brokers):
                 broker.ports[PLAINTEXT] = port + offset

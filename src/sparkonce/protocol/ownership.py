@@ -93,6 +93,9 @@ class LanePool:
     decided, so a late driver that still holds the handle of batch N, and is told "fenced", sees in the log that N
     was left behind, and does not take the fence for a loss.
 
+    A lane that carried the process's newest transaction is kept as it is, however many batches without rows follow:
+    what a server shows of it tells an old copy of the log from the newest.
+
     A lane whose initialisation was not answered is never given back. That very request may still arrive, even after
     the lane's next transaction has been committed, and the fence would then read as a loss.
 
@@ -105,7 +108,7 @@ class LanePool:
     def lend(self, batch: int) -> tuple[LanePool, int]:
         """Holds a lane that may be initialised while the process runs a task of this batch."""
         for lane, last_batch in enumerate(self.lanes):
-            if last_batch != HELD and last_batch <= batch - 2:
+            if last_batch != HELD and last_batch <= batch - 2 and last_batch < max(self.lanes):
                 return self._with(lane, HELD), lane
         return replace(self, lanes=(*self.lanes, HELD)), len(self.lanes)
 

@@ -3,8 +3,7 @@
 A checkpoint and its log that are restored together from an old copy, or copied to another machine, look like a
 restart: nothing in them is wrong. But the server has seen runs, or commits, that they know nothing of.
 
-It is a net below the rules, not one of them. It holds as long as the server remembers; and once the log has forgotten
-old decisions, a copy passes if all of its lanes were taken by writers that lost, while newer ones committed.
+It is a net below the rules, not one of them: it holds as long as the server remembers.
 """
 
 from __future__ import annotations
@@ -16,54 +15,71 @@ from sparkonce.protocol.handles import Scalar
 from sparkonce.protocol.ownership import Token
 from sparkonce.protocol.view import LogView
 
+CLOCKS_DIFFER_MS = 300_000
+"""By how much a server's clock may be ahead of an executor's, in milliseconds: five minutes, as for Kerberos."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trace:
-    """Something a run has left on a server.
+    """What a run that has committed something has left on a server.
 
     Attributes:
         token: The run's.
-        committed: The fields of a transaction that is committed, as its handle has them; empty if the trace only says
-            that the run was there.
+        committed: The fields of a committed transaction, as its handle has them; empty if the trace only says that the
+            run has committed.
         lane: The one of these fields that the run uses again for later transactions, if there is one.
-        begun: Orders committed transactions by their begin, by the server's clock or count.
+        begun_ms: When the transaction was begun, milliseconds since the epoch by the server's clock.
     """
 
     token: Token
     committed: tuple[tuple[str, Scalar], ...] = ()
     lane: tuple[str, Scalar] | None = None
-    begun: int = 0
+    begun_ms: int = 0
 
 
-def ahead_of(view: LogView, traces: Sequence[Trace]) -> str:
-    """How the traces show that the log is not the newest there is; empty if they do not.
+def not_in_log(view: LogView, traces: Sequence[Trace]) -> str:
+    """What the traces show that the log does not know and ought to; empty if there is nothing.
 
-    The log must have been read after the traces. Then whatever they show was claimed or decided in it before, if it
-    is the log of those runs: a run writes only after its claim has landed, and commits only what is decided.
+    The log must have been read after the traces, without a change of its floor since. Then whatever they show was
+    claimed and decided in it before, if it is the log of those runs: a run writes only after its claim has landed, and
+    commits only what is decided.
 
-    - A run that claimed a position which this log has not reached: the log was longer once, or elsewhere.
-    - A commit of the log's newest run that no decision names. (Older runs need no look: that run's claim ended them.)
-      Decisions below the floor are forgotten, but what they named was begun before everything that is named above it,
-      and is not on a lane that is named above it.
+    - A run that has committed, and whose claim is not in the log: the log was longer once, or has been copied. What the
+      log may have forgotten, because it lies below its floor or is older than all the runs it keeps, does not count.
+    - A commit that no decision names. Decisions below the floor are forgotten; but what they named was begun before
+      everything that is named above it, and is not on a lane that is named above it.
     """
-    unknown = [trace.token for trace in traces if trace.token.position >= view.end]
-    if unknown:
-        furthest = max(unknown)
-        return (
-            f"run {furthest.position}-{furthest.nonce} has claimed position {furthest.position}, and this log ends at "
-            f"{view.end}"
-        )
-    newest = view.newest_run
-    if newest is None:
+    return _unknown_run(view, traces) or _unknown_commit(view, traces)
+
+
+def _unknown_run(view: LogView, traces: Sequence[Trace]) -> str:
+    known = {run.token for run in view.runs}
+    oldest = view.runs[0].token.position if view.runs else 0
+    strangers = {trace.token for trace in traces if trace.token not in known}
+    counted = [token for token in strangers if token.position >= max(view.floor.position, oldest)]
+    if not counted:
         return ""
-    named = {handle.transaction for decision in view.decisions for handle in decision.handles}
-    commits = [trace for trace in traces if trace.committed and trace.token == newest.token]
-    strange = [trace for trace in commits if trace.committed not in named]
-    if newest.token.position < view.floor.position:
-        lanes = {field for fields in named for field in fields}
-        last = max((trace.begun for trace in commits if trace.committed in named), default=None)
-        strange = [one for one in strange if one.lane in lanes or (last is not None and one.begun > last)]
+    run = max(counted)
+    where = f"this log ends at {view.end}" if run.position >= view.end else "something else stands there in this log"
+    return f"run {run.position}-{run.nonce} has committed rows, its claim is at position {run.position}, and {where}"
+
+
+def _unknown_commit(view: LogView, traces: Sequence[Trace]) -> str:
+    handles = [handle for decision in view.decisions for handle in decision.handles if handle.transaction]
+    named = {handle.transaction for handle in handles}
+    lanes = {field for fields in named for field in fields}
+    last_ms = max((handle.opened_ms for handle in handles), default=None)
+    known = {run.token for run in view.runs}
+
+    def is_strange(trace: Trace) -> bool:
+        if not trace.committed or trace.committed in named or trace.token not in known:
+            return False
+        if trace.token.position >= view.floor.position or trace.lane in lanes:
+            return True
+        return last_ms is not None and trace.begun_ms > last_ms + CLOCKS_DIFFER_MS
+
+    strange = [trace for trace in traces if is_strange(trace)]
     if not strange:
         return ""
-    example = " ".join(f"{field}={value}" for field, value in max(strange, key=lambda trace: trace.begun).committed)
-    return f"{len(strange)} transactions are committed that no decision in it names, the last one {example}"
+    example = " ".join(f"{field}={value}" for field, value in max(strange, key=lambda one: one.begun_ms).committed)
+    return f"what is committed and no decision in it names, in transactions: {len(strange)}, the last one {example}"

@@ -122,7 +122,7 @@ class SinkCommitter(abc.ABC):
     def list_lingering(self, owners: Sequence[Owner]) -> Sequence[Handle]:
         """Open transactions of exactly these runs, as handles that `abort` takes (slot, rows unknown: 0)."""
 
-    def list_traces(self, query: str, facts: Facts, newest: Token | None) -> Sequence[Trace]:  # noqa: ARG002
+    def list_traces(self, query: str, facts: Facts) -> Sequence[Trace]:  # noqa: ARG002
         """What the system itself remembers of a query's runs, for a log that may be older than what was written.
 
         Optional: a system that remembers nothing, or forgets it after a while, gives less.
@@ -130,11 +130,10 @@ class SinkCommitter(abc.ABC):
         Args:
             query: The short form of its id.
             facts: What `TwoPhaseCommitSink.preflight` returned in the run that asks.
-            newest: The newest run that the log knows; None if it knows none.
 
         Returns:
-            For each run that the system remembers at least one trace and, for the newest, one for each transaction that
-            it remembers as committed.
+            One for each transaction that the system remembers as committed, and where it does not remember which, one
+            for each run that has committed something. One too many stops a healthy query.
 
         Raises:
             UnknownOutcomeError: if the system cannot be asked now.

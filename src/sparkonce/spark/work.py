@@ -55,7 +55,7 @@ class SparkWork:
         return handles, speculation or again or self._was_resubmitted({answer["stage"] for answer in answers})
 
     def _was_resubmitted(self, stages: set[int]) -> bool:
-        """Whether Spark ran one of the stages again, or no longer knows.
+        """Whether Spark ran one of the stages again, or no longer knows. It may learn of that too late to say so here.
 
         It does when an executor is lost with its shuffle files. Its tasks' attempts are then counted from 0 again, and
         a Python `TaskContext` does not say which attempt of the stage it is in.

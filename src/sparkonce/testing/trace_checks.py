@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from sparkonce.protocol.traces import Trace
+import time
+
+from sparkonce.protocol.traces import CLOCKS_DIFFER_MS, Trace
 from sparkonce.testing.hooks import SinkHooks
 from sparkonce.testing.scene import COMMITTED, Scene, require, scene, skip
 
 
 class TraceChecks(SinkHooks):
-    """The commits of the newest run, the runs before it, and nothing of anybody else."""
+    """What the query has committed, by which runs, and nothing of anybody else."""
 
     def test_a_trace_is_left_by_what_is_committed_and_by_nothing_else(self) -> None:
         """Not by what is open, prepared or aborted: a log that does not know those is not an old one."""
@@ -17,7 +19,7 @@ class TraceChecks(SinkHooks):
             on.abort(on.prepare(10, slot=1))
             prepared = on.prepare(20, slot=2)
             early = _traces(on)
-            require(not any(trace.committed for trace in early), f"nothing is committed, and the traces are {early}")
+            require(not early, f"nothing is committed, and the traces are {early}")
             on.expect_outcomes(on.commit(prepared), COMMITTED, what="commit of a prepared transaction")
             found = _remembered(on)
             require(
@@ -26,19 +28,26 @@ class TraceChecks(SinkHooks):
             )
             writer.abort()
 
-    def test_traces_are_in_the_order_of_the_batches(self) -> None:
-        """So that what was committed before a batch can be told from what was committed after it."""
+    def test_traces_say_when_transactions_were_begun(self) -> None:
+        """Not when they were committed, and each by itself: commits of long ago are told from newer ones by it."""
         with scene(self) as on:
+            before_ms = _now_ms()
             handles = [on.prepare(0)]
             on.expect_outcomes(on.commit(*handles), COMMITTED, what="commit of the first batch")
+            between_ms = _now_ms()
             handles.append(on.prepare(10, batch=1))
+            after_ms = _now_ms()
             on.expect_outcomes(on.commit(handles[1]), COMMITTED, what="commit of the second batch")
-            begun = {trace.committed: trace.begun for trace in _remembered(on) if trace.committed}
-            first, second = (begun.get(handle.transaction) for handle in handles)
-            require(
-                first is not None and second is not None and first <= second,
-                f"the traces say that two batches which followed each other were begun at {first} and {second}",
-            )
+            begun = {trace.committed: trace.begun_ms for trace in _remembered(on) if trace.committed}
+            spans = ((before_ms, between_ms), (between_ms, after_ms))
+            for handle, (earliest, latest) in zip(handles, spans, strict=True):
+                told = begun.get(handle.transaction)
+                require(
+                    told is not None and earliest - CLOCKS_DIFFER_MS <= told <= latest + CLOCKS_DIFFER_MS,
+                    f"a transaction was begun between {earliest} and {latest}, and its trace says at {told}",
+                )
+            first, second = (begun[handle.transaction] for handle in handles)
+            require(first <= second, f"two batches followed each other, and their traces say {first} and {second}")
 
     def test_traces_of_one_query_only(self) -> None:
         """With every run of it by its own token, and nothing of a neighbour's."""
@@ -54,8 +63,17 @@ class TraceChecks(SinkHooks):
                 tokens == {on.owner.token, newer.token},
                 f"the runs {on.owner.token} and {newer.token} wrote, and the traces are {found}",
             )
-            own = [trace for trace in found if trace.committed == handles[0].transaction]
-            require(bool(own) and own[0].token == on.owner.token, f"the newest known run committed; traces: {found}")
+            wrong = [
+                trace
+                for trace in found
+                for handle, owner in zip(handles, (on.owner, newer), strict=False)
+                if trace.committed == handle.transaction and trace.token != owner.token
+            ]
+            require(not wrong, f"a trace must have the token of the run that wrote: {wrong}")
+
+
+def _now_ms() -> int:
+    return time.time_ns() // 1_000_000
 
 
 def _remembered(on: Scene) -> list[Trace]:
@@ -69,4 +87,4 @@ def _remembered(on: Scene) -> list[Trace]:
 
 
 def _traces(on: Scene) -> list[Trace]:
-    return list(on.new_committer().list_traces(on.query, on.facts, on.owner.token))
+    return list(on.new_committer().list_traces(on.query, on.facts))

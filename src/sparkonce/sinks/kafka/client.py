@@ -100,16 +100,14 @@ class TransactionClient:
 
         return self._connection.call(ask, deadline_s)
 
-    def survey(
-        self, wanted: Callable[[str, str], bool], *, deadline_s: float
-    ) -> tuple[list[str], list[Description]] | Answer:
-        """All transactional ids, and the views of those of which ``wanted(id, state)`` holds: there may be very many.
+    def survey(self, wanted: Callable[[str, str], bool], *, deadline_s: float) -> list[Description] | Answer:
+        """The coordinators' views of all ids of which ``wanted(id, state)`` holds; there may be very many.
 
         Each broker is asked to describe what it has listed itself, so that no coordinator has to be looked up. What it
         has forgotten since then is left out; an `Answer` if a broker gives none, or is no longer the coordinator.
         """
 
-        async def ask() -> tuple[list[str], list[Description]] | Answer:
+        async def ask() -> list[Description] | Answer:
             listed = await self._list([], deadline_s)
             if isinstance(listed, Answer):
                 return listed
@@ -132,7 +130,7 @@ class TransactionClient:
                         views.append(view)
                     elif view.code != TRANSACTIONAL_ID_NOT_FOUND:
                         return view
-            return [name for _, name, _ in listed], views
+            return views
 
         return self._connection.call(ask, deadline_s)
 

@@ -106,11 +106,11 @@ class KafkaCommitter(SinkCommitter):
         views = self._client.describe_transactions(own, deadline_s=deadline_s) if own else []
         return [handle for view in views if (handle := self._lingering(view)) is not None]
 
-    def list_traces(self, query: str, facts: Facts, newest: Token | None) -> Sequence[Trace]:
+    def list_traces(self, query: str, facts: Facts) -> Sequence[Trace]:
         """See `SinkCommitter.list_traces`. Kafka remembers an id for a week (``transactional.id.expiration.ms``).
 
-        An id shows its last transaction only, but a worker takes it again two batches later at the earliest: the
-        commits of a run's last batch are all there.
+        An id shows its last transaction only. But a worker never takes the id of its newest transaction again (see
+        `LanePool`), so the commits of a run's last batch with rows are all there.
         """
         deadline_s = self._deadline_s()
         prefix = facts.get("prefix")
@@ -122,24 +122,20 @@ class KafkaCommitter(SinkCommitter):
             return parsed.token if parsed is not None and (parsed.prefix, parsed.query) == (prefix, query) else None
 
         found = self._client.survey(
-            lambda name, state: state in COMMITTED_STATES and newest is not None and token_of(name) == newest,
-            deadline_s=deadline_s,
+            lambda name, state: state in COMMITTED_STATES and token_of(name) is not None, deadline_s=deadline_s
         )
         if isinstance(found, Answer):
-            raise _unlisted(found)
-        names, views = found
-        tokens = {token for name in names if (token := token_of(name)) is not None}
-        commits = [
+            raise _unlisted(found, "start")
+        return [
             Trace(
-                token=newest,
+                token=token,
                 committed=transaction_fields(fields_of(view.transaction)),
                 lane=("transactional_id", view.transaction.transactional_id),
-                begun=view.started_ms,
+                begun_ms=view.started_ms,
             )
-            for view in views
-            if newest is not None and view.state in COMMITTED_STATES
+            for view in found
+            if view.state in COMMITTED_STATES and (token := token_of(view.transaction.transactional_id)) is not None
         ]
-        return [*(Trace(token=token) for token in sorted(tokens)), *commits]
 
     def close(self) -> None:
         """Closes the connections."""
@@ -211,10 +207,10 @@ def _is_claimed(name: str, claimed: Mapping[tuple[str, str], set[Token]]) -> boo
     )
 
 
-def _unlisted(answer: Answer) -> UnknownOutcomeError:
+def _unlisted(answer: Answer, phase: str = "sweep") -> UnknownOutcomeError:
     words = f"error code {answer.code} {answer.reason}".rstrip() if answer.code is not None else answer.reason
     return UnknownOutcomeError(
         f"Kafka did not say which transactions there are: {words}.",
-        next_step="Check the brokers and the permission to describe the transactional ids; nothing was aborted.",
-        phase="sweep",
+        next_step="Check the brokers and the permission to describe the transactional ids; nothing was undone.",
+        phase=phase,
     )

@@ -117,7 +117,8 @@ class Connection:
         manager = self.manager
         try:
             # Not `manager.send`: after a lost connection that begins to bootstrap by itself, and for ever.
-            connection = manager.get_connection(node_id or manager.least_loaded_node(), refresh_metadata_on_err=False)
+            chosen = manager.least_loaded_node() if node_id is None else node_id
+            connection = manager.get_connection(chosen, refresh_metadata_on_err=False)
             return connection.send_request(request, request_timeout_ms=_left_ms(deadline_s))
         except _NO_ANSWER as error:
             return self._no_answer(error)
@@ -195,6 +196,8 @@ class Connection:
             manager.close()
         except Exception as error:  # noqa: BLE001 - what a thread died of; what it had under way got no answer already
             log.warning("kafka-python's network thread had ended: %s: %s", type(error).__name__, error)
+            for connection in list(manager._conns.values()):
+                connection.close()
         net.close()
 
 

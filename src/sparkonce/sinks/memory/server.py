@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -27,10 +28,11 @@ class TransactionState(str, Enum):
 
 @dataclass(slots=True)
 class Transaction:
-    """One transaction: who opened it, its rows, where it stands."""
+    """One transaction: who opened it and when, its rows, where it stands."""
 
     number: int
     owner: str
+    begun_ms: int
     state: TransactionState = TransactionState.OPEN
     rows: list[Row] = field(default_factory=list)
 
@@ -81,7 +83,7 @@ class MemoryServer:
         self._fault("begin")
         with self._lock:
             number = next(self._numbers)
-            self._transactions[number] = Transaction(number, owner)
+            self._transactions[number] = Transaction(number, owner, time.time_ns() // 1_000_000)
             return number
 
     def write(self, number: int | None, rows: pa.RecordBatch) -> None:
@@ -137,11 +139,11 @@ class MemoryServer:
                 if transaction.state in _UNFINISHED
             ]
 
-    def committed(self) -> list[tuple[int, str]]:
-        """Number and owner of every transaction that is committed."""
+    def committed(self) -> list[tuple[int, str, int]]:
+        """Number, owner, and milliseconds since the epoch at the begin, of every transaction that is committed."""
         with self._lock:
             return [
-                (transaction.number, transaction.owner)
+                (transaction.number, transaction.owner, transaction.begun_ms)
                 for transaction in self._transactions.values()
                 if transaction.state is TransactionState.COMMITTED
             ]

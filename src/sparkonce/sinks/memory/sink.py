@@ -108,11 +108,11 @@ class _Committer(SinkCommitter):
             if owner in wanted
         ]
 
-    def list_traces(self, query: str, facts: Facts, newest: Token | None) -> Sequence[Trace]:  # noqa: ARG002
+    def list_traces(self, query: str, facts: Facts) -> Sequence[Trace]:  # noqa: ARG002
         prefix = f"{self._name}.{query}."
         return [
-            Trace(token=_token(owner), committed=transaction_fields({"number": number}), begun=number)
-            for number, owner in self._server.committed()
+            Trace(token=_token(owner), committed=transaction_fields({"number": number}), begun_ms=begun_ms)
+            for number, owner, begun_ms in self._server.committed()
             if owner.startswith(prefix)
         ]
 
