@@ -137,3 +137,15 @@ def test_a_log_that_another_driver_tidies_meanwhile_is_asked_about_again(
     world.run(world.start(), 9)
     assert asked == [SLOTS, 5 * SLOTS, 9 * SLOTS]
     assert world.visible() == numbers(*range(10))
+
+
+def test_two_copies_that_have_both_written_are_both_refused(world: World) -> None:
+    """What they have doubled cannot be undone, but neither goes on as if nothing had been."""
+    original = world.start()
+    world.run(original, 0)
+    copy = LocalLogStore(keep_copy(world))
+    world.run(world.start(store=copy, moved=True), 1)
+    world.run(original, 1)  # which has started before, and does not see it
+    for store in (world.store, copy):
+        with pytest.raises(errors.StaleLogError, match="two copies that have both written"):
+            world.start(store=store)
