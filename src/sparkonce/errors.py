@@ -79,7 +79,7 @@ class NewerFormatError(LogError):
 
 
 class StaleLogError(LogError):
-    """A server remembers runs or commits that the log does not know: it is an old copy, or has gone on elsewhere."""
+    """A server remembers commits that the log does not know: it is an old copy, or one that has gone on elsewhere."""
 
 
 class RefusedBatchError(SparkonceError):

@@ -1,7 +1,7 @@
 """What a server remembers of a query's runs, held against the log: a log that is older than what was written shows.
 
 A checkpoint and its log that are restored together from an old copy, or copied to another machine, look like a
-restart: nothing in them is wrong. But the server has seen runs, or commits, that they know nothing of.
+restart: nothing in them is wrong. But the server has seen commits that they know nothing of.
 
 It is a net below the rules, not one of them: it holds as long as the server remembers.
 """

@@ -96,24 +96,26 @@ class TransactionClient:
 
         async def ask() -> list[str] | Answer:
             listed = await self._list(states, deadline_s)
-            return listed if isinstance(listed, Answer) else [name for _, name, _ in listed]
+            return listed if isinstance(listed, Answer) else [name for _, name in listed]
 
         return self._connection.call(ask, deadline_s)
 
-    def survey(self, wanted: Callable[[str, str], bool], *, deadline_s: float) -> list[Description] | Answer:
-        """The coordinators' views of all ids of which ``wanted(id, state)`` holds; there may be very many.
+    def survey(
+        self, states: Sequence[str], wanted: Callable[[str], bool], *, deadline_s: float
+    ) -> list[Description] | Answer:
+        """The coordinators' views of all ids in one of these states of which ``wanted(id)`` holds; they may be many.
 
         Each broker is asked to describe what it has listed itself, so that no coordinator has to be looked up. What it
         has forgotten since then is left out; an `Answer` if a broker gives none, or is no longer the coordinator.
         """
 
         async def ask() -> list[Description] | Answer:
-            listed = await self._list([], deadline_s)
+            listed = await self._list(states, deadline_s)
             if isinstance(listed, Answer):
                 return listed
             chosen: dict[int, list[str]] = {}
-            for broker, name, state in listed:
-                if wanted(name, state):
+            for broker, name in listed:
+                if wanted(name):
                     chosen.setdefault(broker, []).append(name)
             requests = [
                 (DescribeTransactionsRequest(transactional_ids=names[start : start + _DESCRIBED_AT_ONCE]), broker)
@@ -134,20 +136,18 @@ class TransactionClient:
 
         return self._connection.call(ask, deadline_s)
 
-    async def _list(self, states: Sequence[str], deadline_s: float) -> list[tuple[int, str, str]] | Answer:
-        """Broker, transactional id and state of everything in one of these states, or in any."""
+    async def _list(self, states: Sequence[str], deadline_s: float) -> list[tuple[int, str]] | Answer:
+        """Broker and transactional id of everything in one of these states."""
         cluster = self._connection.manager.cluster
         await cluster.refresh_metadata()
         brokers = [broker.node_id for broker in cluster.brokers()]
         requests = [(ListTransactionsRequest(state_filters=list(states)), broker) for broker in brokers]
-        listed: list[tuple[int, str, str]] = []
+        listed: list[tuple[int, str]] = []
         for broker, response in zip(brokers, await self._connection.gather(requests, deadline_s), strict=True):
             answer = _answer(response)
             if answer.code != NONE:
                 return answer
-            listed.extend(
-                (broker, found.transactional_id, found.transaction_state) for found in response.transaction_states
-            )
+            listed.extend((broker, found.transactional_id) for found in response.transaction_states)
         return listed
 
     def transaction_version(self, *, deadline_s: float) -> int | Answer:

@@ -122,7 +122,7 @@ class KafkaCommitter(SinkCommitter):
             return parsed.token if parsed is not None and (parsed.prefix, parsed.query) == (prefix, query) else None
 
         found = self._client.survey(
-            lambda name, state: state in COMMITTED_STATES and token_of(name) is not None, deadline_s=deadline_s
+            sorted(COMMITTED_STATES), lambda name: token_of(name) is not None, deadline_s=deadline_s
         )
         if isinstance(found, Answer):
             raise _unlisted(found, "start")

@@ -33,6 +33,9 @@ Response = Any
 _GRACE_S = 1.0
 """How much longer than the deadline a caller waits for the network thread, which keeps the deadline itself."""
 
+_STOP_WITHIN_S = 10.0
+"""How long a network thread that is to end may take for what it is doing."""
+
 _OURS = {
     # kafka-python refuses to send beyond this many.
     "max_in_flight_requests_per_connection": 100_000,
@@ -191,7 +194,7 @@ class Connection:
         if manager is None or net is None:
             return
         # First the network thread: kafka-python's connections are not to be closed beside it.
-        net.stop()
+        net.stop(timeout_ms=_STOP_WITHIN_S * 1000)
         try:
             manager.close()
         except Exception as error:  # noqa: BLE001 - what a thread died of; what it had under way got no answer already

@@ -109,11 +109,10 @@ class _Committer(SinkCommitter):
         ]
 
     def list_traces(self, query: str, facts: Facts) -> Sequence[Trace]:  # noqa: ARG002
-        prefix = f"{self._name}.{query}."
         return [
             Trace(token=_token(owner), committed=transaction_fields({"number": number}), begun_ms=begun_ms)
             for number, owner, begun_ms in self._server.committed()
-            if owner.startswith(prefix)
+            if owner.rpartition(".")[0] == f"{self._name}.{query}"
         ]
 
 
