@@ -7,6 +7,6 @@ it.
 
 from sparkonce.embedded.broker import Broker
 from sparkonce.embedded.cluster import FAST_START, Cluster
-from sparkonce.embedded.jars import KAFKA_VERSION, resolve, spark_kafka_jars
+from sparkonce.embedded.jars import KAFKA_VERSION, resolve, spark_avro_jars, spark_kafka_jars
 
-__all__ = ["FAST_START", "KAFKA_VERSION", "Broker", "Cluster", "resolve", "spark_kafka_jars"]
+__all__ = ["FAST_START", "KAFKA_VERSION", "Broker", "Cluster", "resolve", "spark_avro_jars", "spark_kafka_jars"]

@@ -155,9 +155,18 @@ def spark_kafka_jars(pyspark_version: str | None = None) -> list[Path]:
         ConfigurationError: see `resolve`.
         PreflightError: see `resolve`.
     """
+    return _spark_module_jars("spark-sql-kafka-0-10", pyspark_version)
+
+
+def spark_avro_jars(pyspark_version: str | None = None) -> list[Path]:
+    """The same for Spark's ``from_avro`` and ``to_avro``."""
+    return _spark_module_jars("spark-avro", pyspark_version)
+
+
+def _spark_module_jars(module: str, pyspark_version: str | None) -> list[Path]:
     version = pyspark_version or importlib.metadata.version("pyspark")
     present = {artifact_name(jar.name) for jar in spark_jars_folder().glob("*.jar")}
-    return resolve([f"org.apache.spark:spark-sql-kafka-0-10_{SCALA}:{version}"], exclude=sorted(present))
+    return resolve([f"org.apache.spark:{module}_{SCALA}:{version}"], exclude=sorted(present))
 
 
 @contextmanager
