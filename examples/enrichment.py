@@ -1,0 +1,125 @@
+"""Enrichment with state: orders and payments, each freed of events that were sent again, joined, to Kafka exactly once.
+
+Without ``--bootstrap`` it tries itself out: on a broker of its own, with rows that it counts. On your servers::
+
+    spark-submit --packages "$(python -c 'import sparkonce; print(sparkonce.spark_packages())')" \\
+        examples/enrichment.py --bootstrap broker:9092 --checkpoint /data/checkpoints/paid-orders
+
+docs/examples.md explains it line by line against the same job in Flink.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from late_rows import LateRows
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812 - as everybody writes it
+from standin import read_kafka
+
+from sparkonce import ExactlyOnce, KafkaSink
+
+ORDERS = "orders"
+PAYMENTS = "order-payments"
+TARGET = "paid-orders"
+SLOTS = 4
+ORDER = "order_id string, customer string, amount bigint, ordered_at timestamp"
+PAYMENT = "payment_id string, order_id string, method string, paid_at timestamp"
+PAID_WITHIN = "10 minutes"
+
+
+def events(records: DataFrame, fields: str) -> DataFrame:
+    """The fields of a topic's JSON values."""
+    return records.select(F.from_json(F.col("value").cast("string"), fields).alias("event")).select("event.*")
+
+
+def plan(orders: DataFrame, payments: DataFrame, *, lateness: str) -> DataFrame:
+    """The job: from two topics' records to Kafka's records.
+
+    Args:
+        orders: The Kafka source's columns. Values are JSON with the fields of `ORDER`.
+        payments: The same with `PAYMENT`.
+        lateness: How much later than the newest event of its kind another, or the same again, may come.
+
+    Returns:
+        ``key``, the order's id, and ``value``, JSON with the order and how it was paid: one row for each payment that
+        came within `PAID_WITHIN` of its order.
+    """
+    ordered = (
+        events(orders, ORDER).withWatermark("ordered_at", lateness).dropDuplicatesWithinWatermark(["order_id"])
+    ).alias("ordered")
+    paid = (
+        events(payments, PAYMENT).withWatermark("paid_at", lateness).dropDuplicatesWithinWatermark(["payment_id"])
+    ).alias("paid")
+    joined = ordered.join(
+        paid,
+        F.expr(
+            f"""
+            ordered.order_id = paid.order_id
+            AND paid_at BETWEEN ordered_at AND ordered_at + INTERVAL {PAID_WITHIN}
+            """
+        ),
+    )
+    enriched = F.struct("ordered.order_id", "customer", "amount", "payment_id", "method")
+    return joined.select(F.col("ordered.order_id").alias("key"), F.to_json(enriched).alias("value"))
+
+
+def session() -> SparkSession:
+    """Where it runs (``--master``) and with which packages is spark-submit's to say.
+
+    The state of a join is as large as what is waiting for its other half: RocksDB keeps it out of the JVM's heap, and
+    a batch writes only what has changed.
+    """
+    return (
+        SparkSession.builder.appName("paid-orders")
+        .config("spark.sql.shuffle.partitions", SLOTS)
+        .config("spark.sql.session.timeZone", "UTC")
+        .config(
+            "spark.sql.streaming.stateStore.providerClass",
+            "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider",
+        )
+        .config("spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled", True)
+        .getOrCreate()
+    )
+
+
+def main(
+    bootstrap: Annotated[
+        str | None, typer.Option(help="Your brokers. Without: a broker of its own, for a try.")
+    ] = None,
+    checkpoint: Annotated[Path, typer.Option(help="Keeps positions, state and decisions. Never delete it.")] = Path(
+        "checkpoints/paid-orders"
+    ),
+    checkpoint_every: Annotated[float, typer.Option(help="Seconds from one batch, and commit, to the next.")] = 5.0,
+    lateness: Annotated[str, typer.Option(help="How much later than the newest event another may come.")] = "2 minutes",
+    max_offsets: Annotated[int | None, typer.Option(help="At most so many records a topic and batch.")] = None,
+) -> None:
+    """Orders with their payments, from Kafka to Kafka exactly once."""
+    if bootstrap is None:
+        from tryout import EnrichmentSample, try_out
+
+        raise typer.Exit(try_out(__file__, EnrichmentSample(), sys.argv[1:]))
+
+    logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    logging.getLogger("sparkonce").setLevel(logging.INFO)  # each commit: batch, transactional id, producer id, epoch
+
+    spark = session()
+    spark.streams.addListener(LateRows())
+    kafka = {"bootstrap.servers": bootstrap}
+    orders = read_kafka(spark, kafka, topics=ORDERS, starting="earliest", max_offsets_per_trigger=max_offsets)
+    payments = read_kafka(spark, kafka, topics=PAYMENTS, starting="earliest", max_offsets_per_trigger=max_offsets)
+    sink = KafkaSink(kafka, topic=TARGET, transactional_id_prefix="paid-orders")
+    query = ExactlyOnce(sink, checkpoint=str(checkpoint)).start(
+        plan(orders, payments, lateness=lateness),
+        trigger={"processingTime": f"{checkpoint_every} seconds"},
+        query_name="paid-orders",
+    )
+    query.awaitTermination()
+
+
+if __name__ == "__main__":
+    typer.run(main)

@@ -1,0 +1,135 @@
+"""ETL: Avro messages from Kafka, checked, each identity number once in each window of 20 s, to Kafka exactly once.
+
+Without ``--bootstrap`` it tries itself out: on a broker and a schema registry of its own, with rows that it counts.
+On your servers::
+
+    spark-submit --packages "$(python -c 'import sparkonce; print(sparkonce.spark_packages())')" examples/etl.py \\
+        --bootstrap broker:9092 --registry http://registry:8081 --checkpoint /data/checkpoints/etl
+
+docs/examples.md explains it line by line against the Flink job that it replaces.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from enum import Enum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from late_rows import LateRows
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812 - as everybody writes it
+from standin import SchemaRegistry, from_registry_avro, read_kafka
+
+from sparkonce import ExactlyOnce, KafkaSink
+
+SOURCE = "flink-identify"
+TARGET = "suibianfade"
+SLOTS = 5
+WINDOW = "20 seconds"
+TRANSACTION_TIMEOUT_MS = 10 * 60 * 1000
+
+
+class Clock(str, Enum):
+    """Which time puts a row into a window."""
+
+    RECORD = "record"
+    """When Kafka was given the record: its own timestamp."""
+    PROCESSING = "processing"
+    """When the batch began that reads it."""
+
+
+def people(records: DataFrame, registry: SchemaRegistry) -> DataFrame:
+    """Maps each Message to a person, and keeps when Kafka was given it.
+
+    Args:
+        records: The Kafka source's columns.
+        registry: Has the schema of the subject ``flink-identify-value``.
+    """
+    message = from_registry_avro("value", subject=f"{SOURCE}-value", registry=registry)
+    return records.select(message.alias("message"), "timestamp").select(
+        "message.id", "message.name", "message.identifyNumber", "timestamp"
+    )
+
+
+def plan(records: DataFrame, registry: SchemaRegistry, *, clock: Clock, lateness: str) -> DataFrame:
+    """The job: from Kafka's records to Kafka's records.
+
+    Args:
+        records: The Kafka source's columns.
+        registry: See `people`.
+        clock: Which time puts a row into a window.
+        lateness: How much later than the newest row another may come, such as ``1 minute``.
+
+    Returns:
+        ``key``, the start of a window in UTC, and ``value``, an identity number: each number once in each window, when
+        the watermark has passed the window's end.
+    """
+    at = F.col("timestamp") if clock is Clock.RECORD else F.current_timestamp()
+    return (
+        people(records, registry)
+        .where(F.length("identifyNumber") == 18)
+        .withColumn("at", at)
+        .withWatermark("at", lateness)
+        .groupBy(F.window("at", WINDOW), "identifyNumber")
+        .count()
+        .select(
+            F.date_format("window.start", "yyyy-MM-dd HH:mm:ss").alias("key"),
+            F.col("identifyNumber").alias("value"),
+        )
+    )
+
+
+def session() -> SparkSession:
+    """Where it runs (``--master``) and with which packages is spark-submit's to say."""
+    return (
+        SparkSession.builder.appName("identify-etl")
+        .config("spark.sql.shuffle.partitions", SLOTS)
+        .config("spark.sql.session.timeZone", "UTC")
+        .getOrCreate()
+    )
+
+
+def main(
+    bootstrap: Annotated[
+        str | None, typer.Option(help="Your brokers. Without: a broker of its own, for a try.")
+    ] = None,
+    registry: Annotated[str, typer.Option(help="URL of the Schema Registry.")] = "http://localhost:8081",
+    checkpoint: Annotated[Path, typer.Option(help="Keeps positions, state and decisions. Never delete it.")] = Path(
+        "checkpoints/etl"
+    ),
+    checkpoint_every: Annotated[float, typer.Option(help="Seconds from one batch, and commit, to the next.")] = 60.0,
+    clock: Annotated[Clock, typer.Option(help="Which time puts a row into a window.")] = Clock.RECORD,
+    lateness: Annotated[str, typer.Option(help="How much later than the newest row another may come.")] = "1 minute",
+    max_offsets: Annotated[int | None, typer.Option(help="At most so many records a batch. Without: all.")] = None,
+) -> None:
+    """Identity numbers, each once in each window of 20 s, from Kafka to Kafka exactly once."""
+    if bootstrap is None:
+        from tryout import EtlSample, try_out
+
+        raise typer.Exit(try_out(__file__, EtlSample(clock=clock.value), sys.argv[1:]))
+
+    logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    logging.getLogger("sparkonce").setLevel(logging.INFO)  # each commit: batch, transactional id, producer id, epoch
+
+    spark = session()
+    spark.streams.addListener(LateRows())
+    kafka = {"bootstrap.servers": bootstrap}
+    records = read_kafka(spark, kafka, topics=SOURCE, starting="earliest", max_offsets_per_trigger=max_offsets)
+    sink = KafkaSink(
+        {**kafka, "transaction.timeout.ms": TRANSACTION_TIMEOUT_MS},
+        topic=TARGET,
+        transactional_id_prefix="identify-etl",
+    )
+    query = ExactlyOnce(sink, checkpoint=str(checkpoint)).start(
+        plan(records, SchemaRegistry({"url": registry}), clock=clock, lateness=lateness),
+        trigger={"processingTime": f"{checkpoint_every} seconds"},
+        query_name="identify-etl",
+    )
+    query.awaitTermination()
+
+
+if __name__ == "__main__":
+    typer.run(main)

@@ -1,0 +1,96 @@
+"""Orders and their payments: some are sent again, some orders are never paid, and some too late."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from typing import Any, ClassVar
+
+from sparkonce.testing.kafka import Record
+from tryout.checkpoint import Batch
+from tryout.sample import Message, Outcome, Row, iso_of, started_ms
+from tryout.windows import is_read
+
+ORDERS, PAYMENTS, TARGET = "orders", "order-payments", "paid-orders"
+PARTITIONS = 4
+STEP_MS = 1000
+PAID_AFTER_MS = 5_000
+PAID_TOO_LATE_AFTER_MS = 11 * 60 * 1000
+SENT_AGAIN_AFTER_MS = 7_000
+PAID_WITHIN = timedelta(minutes=10)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EnrichmentSample:
+    """Orders of ten minutes, one a second, and what is paid for them.
+
+    Attributes:
+        count: How many orders.
+    """
+
+    count: int = 600
+    sources: ClassVar[Mapping[str, int]] = {ORDERS: PARTITIONS, PAYMENTS: PARTITIONS}
+    target: ClassVar[str] = TARGET
+    options: ClassVar[Sequence[str]] = ("--checkpoint-every", "2")
+    registry: ClassVar[bool] = False
+    began_ms: int = field(default_factory=lambda: started_ms(STEP_MS))
+
+    def messages(self, registry: str | None) -> Iterator[Message]:
+        """In the order of their times."""
+        timed = [each for number in range(self.count) for each in self._events(number)]
+        for _, message in sorted(timed, key=lambda each: each[0]):
+            yield message
+
+    def closing(self, registry: str | None) -> Iterator[Message]:
+        """Nothing: a join's row comes out as soon as both of its halves are there."""
+        return iter(())
+
+    def outcome(self, sources: Mapping[str, Sequence[Record]], batches: Sequence[Batch]) -> Outcome:
+        """Each payment that is within ten minutes of its order, with it."""
+        read = {topic: [one for one in sources[topic] if is_read(topic, one, batches)] for topic in self.sources}
+        orders = {event["order_id"]: event for event in map(_event, read[ORDERS])}
+        payments = {event["payment_id"]: event for event in map(_event, read[PAYMENTS])}
+        rows: Counter[Row] = Counter()
+        for payment in payments.values():
+            order = orders.get(payment["order_id"])
+            if order is None or not timedelta() <= _at(payment["paid_at"]) - _at(order["ordered_at"]) <= PAID_WITHIN:
+                continue
+            names = ("order_id", "customer", "amount", "payment_id", "method")
+            value = {name: {**order, **payment}[name] for name in names}
+            rows[Row(order["order_id"], json.dumps(value, separators=(",", ":")))] += 1
+        unread = sum(len(sources[topic]) - len(read[topic]) for topic in self.sources)
+        return Outcome(rows=rows, unread=unread, waiting=0)
+
+    def _events(self, number: int) -> Iterator[tuple[int, Message]]:
+        """Of 5 orders 1 is sent again and 1 is not paid; of 6 payments 1 is sent again; of 13 orders 1 is paid late."""
+        at_ms = self.began_ms + number * STEP_MS
+        order_id = f"order-{number:05d}"
+        order = {"customer": f"customer-{number % 50}", "amount": number % 97 + 1, "ordered_at": iso_of(at_ms)}
+        ordered = Message(ORDERS, number % PARTITIONS, _json({"order_id": order_id, **order}))
+        yield at_ms, ordered
+        if number % 5 == 0:
+            yield at_ms + SENT_AGAIN_AFTER_MS, ordered
+        if number % 5 == 4:
+            return
+        paid_ms = at_ms + (PAID_TOO_LATE_AFTER_MS if number % 13 == 12 else PAID_AFTER_MS)
+        payment = {"order_id": order_id, "method": ("card", "cash")[number % 2], "paid_at": iso_of(paid_ms)}
+        paid = Message(PAYMENTS, number % PARTITIONS, _json({"payment_id": f"payment-{number:05d}", **payment}))
+        yield paid_ms, paid
+        if number % 6 == 0:
+            yield paid_ms + SENT_AGAIN_AFTER_MS, paid
+
+
+def _json(event: Mapping[str, Any]) -> bytes:
+    return json.dumps(event).encode()
+
+
+def _event(record: Record) -> dict[str, Any]:
+    event: dict[str, Any] = json.loads(record.value or b"")
+    return event
+
+
+def _at(text: str) -> datetime:
+    return datetime.fromisoformat(text.replace("Z", "+00:00"))

@@ -1,0 +1,129 @@
+"""Starts a broker, and the example as its user would; feeds it, and counts what comes out."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+from standin import RegistryServer
+
+from sparkonce.embedded import Cluster, spark_avro_jars, spark_kafka_jars
+from tryout.sample import Sample
+from tryout.trial import Count, Trial
+
+FEED_S = 20.0
+CHUNKS = 40
+LIMIT_S = 180.0
+POLL_S = 1.0
+
+
+def try_out(script: str, sample: Sample, options: Sequence[str]) -> int:
+    """Runs an example on a sample, with a broker for this run alone, and shows what came of it.
+
+    Args:
+        script: The example.
+        sample: What to feed it.
+        options: More of the example's options.
+
+    Returns:
+        The exit code: 0 if every row came out, once, and nothing else did.
+    """
+    console = Console()
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="sparkonce-example-")))
+        console.print("Starting a broker. The first time, jars are fetched into sparkonce's cache.", style="dim")
+        kafka = stack.enter_context(Cluster())
+        registry = stack.enter_context(RegistryServer()).url if sample.registry else None
+        trial = Trial(sample, bootstrap=kafka.bootstrap, checkpoint=folder / "checkpoint", registry=registry)
+        trial.make_topics()
+        own = ["--bootstrap", kafka.bootstrap, "--checkpoint", str(folder / "checkpoint")]
+        own += ["--registry", registry] if registry else []
+        command = [sys.executable, script, *sample.options, *options, *own]
+        console.print("$ python", *command[1:], style="bold", soft_wrap=True, highlight=False)
+        job = stack.enter_context(_running(command, folder))
+        _feed(trial, job, console)
+        count = _wait(trial, job)
+    _show(console, count, sample)
+    return 0 if count.is_done else 1
+
+
+@contextmanager
+def _running(command: Sequence[str], folder: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """The example in a process group of its own, which is killed in the end, as anything may be at any time."""
+    packages = ",".join(str(jar) for jar in [*spark_kafka_jars(), *spark_avro_jars()])
+    spark = {
+        "spark.driver.bindAddress": "127.0.0.1",
+        "spark.driver.host": "127.0.0.1",
+        "spark.driver.extraJavaOptions": f"-Djava.io.tmpdir={folder}",
+        "spark.local.dir": str(folder),
+        "spark.ui.enabled": "false",
+        "spark.ui.showConsoleProgress": "false",
+        "spark.log.level": "WARN",
+    }
+    settings = [word for name, value in spark.items() for word in ("--conf", f"{name}={value}")]
+    submit = ["--master", "local[5]", "--jars", packages, *settings, "pyspark-shell"]
+    environment = {
+        **os.environ,
+        "PYSPARK_SUBMIT_ARGS": " ".join(submit),
+        "PYSPARK_PYTHON": sys.executable,
+        "SPARK_LOCAL_IP": "127.0.0.1",
+    }
+    job = subprocess.Popen(command, env=environment, start_new_session=True)
+    try:
+        yield job
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(job.pid, signal.SIGKILL)
+        job.wait()
+
+
+def _feed(trial: Trial, job: subprocess.Popen[bytes], console: Console) -> None:
+    """Sends the sample bit by bit, as a stream comes."""
+    messages = trial.messages()
+    console.print(f"Feeding {len(messages):,} records in {FEED_S:.0f} s.", style="dim")
+    size = -(-len(messages) // CHUNKS)
+    for start in range(0, len(messages), size):
+        trial.send(messages[start : start + size])
+        if job.poll() is not None:
+            return
+        time.sleep(FEED_S / CHUNKS)
+
+
+def _wait(trial: Trial, job: subprocess.Popen[bytes]) -> Count:
+    """Moves the time on until all has come out, or the deadline has passed, or the example has ended."""
+    give_up_at = time.monotonic() + LIMIT_S
+    while True:
+        count = trial.count()
+        if count.is_done or job.poll() is not None or time.monotonic() > give_up_at:
+            return count
+        if not count.unread:
+            trial.close()
+        time.sleep(POLL_S)
+
+
+def _show(console: Console, count: Count, sample: Sample) -> None:
+    table = Table("a read_committed reader of " + sample.target)
+    table.add_column("records", justify="right")
+    for name in ("expected", "seen", "missing", "doubled", "strange"):
+        number = getattr(count, name)
+        wrong = number and name in ("missing", "doubled", "strange")
+        table.add_row(name, f"[bold red]{number:,}[/]" if wrong else f"{number:,}")
+    console.print()
+    console.print(table)
+    console.print(
+        f"{count.sent:,} records were read from {', '.join(sample.sources)}; {count.late:,} came too late for their "
+        "window and were dropped. The job was killed (SIGKILL) when it was done: there is no other way to stop it that "
+        "is any safer.",
+        style="dim",
+        soft_wrap=True,
+    )
+    console.print("[bold green]exactly once[/]" if count.is_done else f"[bold red]NOT exactly once[/]: {count}")

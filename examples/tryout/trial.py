@@ -1,0 +1,108 @@
+"""One sample on one broker: sent, read back, and judged."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+from itertools import groupby
+from pathlib import Path
+
+from sparkonce.testing.kafka import create_topic, produce, read_committed
+from tryout.checkpoint import read_batches
+from tryout.sample import Message, Row, Sample
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Count:
+    """What a read_committed reader sees, against what must have come out.
+
+    Attributes:
+        sent: Records in the sources.
+        unread: See `Outcome`.
+        waiting: See `Outcome`.
+        late: See `Outcome`.
+        expected: Rows that must have come out.
+        seen: Rows that have.
+        missing: Rows that must have and have not.
+        doubled: Rows that came again, counted each time.
+        strange: Rows that must not have come out at all.
+    """
+
+    sent: int
+    unread: int
+    waiting: int
+    late: int
+    expected: int
+    seen: int
+    missing: int
+    doubled: int
+    strange: int
+
+    @property
+    def is_done(self) -> bool:
+        """Whether all of the sample has come out, exactly once."""
+        return self.unread == self.waiting == self.missing == self.doubled == self.strange == 0 < self.expected
+
+
+class Trial:
+    """Sends a sample and counts what became of it.
+
+    Args:
+        sample: The sample.
+        bootstrap: The broker.
+        checkpoint: The example's checkpoint.
+        registry: The schema registry's URL, if the sample needs one.
+    """
+
+    def __init__(self, sample: Sample, *, bootstrap: str, checkpoint: Path, registry: str | None) -> None:
+        self.sample = sample
+        self._bootstrap = bootstrap
+        self._checkpoint = checkpoint
+        self._registry = registry
+
+    def make_topics(self) -> None:
+        """The sources', and the target with as many partitions."""
+        for topic, partitions in self.sample.sources.items():
+            create_topic(self._bootstrap, topic, partitions)
+        create_topic(self._bootstrap, self.sample.target, max(self.sample.sources.values()))
+
+    def messages(self) -> list[Message]:
+        """All of the sample."""
+        return list(self.sample.messages(self._registry))
+
+    def send(self, messages: Iterable[Message]) -> None:
+        """Writes them to their topics, in order."""
+        for topic, some in groupby(sorted(messages, key=lambda one: one.topic), key=lambda one: one.topic):
+            produce(
+                self._bootstrap,
+                topic,
+                (
+                    {"partition": one.partition, "value": one.value, "key": one.key, "timestamp": one.timestamp_ms}
+                    for one in some
+                ),
+            )
+
+    def close(self) -> None:
+        """Moves the time on, so that what is read can come out."""
+        self.send(self.sample.closing(self._registry))
+
+    def count(self) -> Count:
+        """Reads sources, checkpoint and target, and compares. While the job is at work the target may be ahead."""
+        batches = read_batches(self._checkpoint)
+        sources = {topic: read_committed(self._bootstrap, topic) for topic in self.sample.sources}
+        outcome = self.sample.outcome(sources, batches)
+        records = read_committed(self._bootstrap, self.sample.target)
+        seen = Counter(Row((one.key or b"").decode(), (one.value or b"").decode()) for one in records)
+        more = seen - outcome.rows
+        return Count(
+            sent=sum(map(len, sources.values())),
+            unread=outcome.unread,
+            waiting=outcome.waiting,
+            late=outcome.late,
+            expected=outcome.rows.total(),
+            seen=seen.total(),
+            missing=(outcome.rows - seen).total(),
+            doubled=sum(count for row, count in more.items() if row in outcome.rows),
+            strange=sum(count for row, count in more.items() if row not in outcome.rows),
+        )

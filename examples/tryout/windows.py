@@ -1,0 +1,84 @@
+"""Which rows belong into which window, worked out without Spark's engine."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from sparkonce.testing.kafka import Record
+from tryout.checkpoint import Batch
+
+NEVER_READ = -1
+
+
+@dataclass(slots=True)
+class Windows:
+    """Rows by the start of their window, in milliseconds since the epoch.
+
+    Attributes:
+        closed: Windows that the watermark has passed, and which have come out.
+        open: Windows that wait for it.
+        late: Rows that came when their window had come out already.
+        unread: Rows that no batch has read yet.
+    """
+
+    closed: dict[int, list[Record]] = field(default_factory=lambda: defaultdict(list))
+    open: dict[int, list[Record]] = field(default_factory=lambda: defaultdict(list))
+    late: list[Record] = field(default_factory=list)
+    unread: list[Record] = field(default_factory=list)
+
+
+def into_windows(
+    topic: str,
+    records: Sequence[Record],
+    batches: Sequence[Batch],
+    *,
+    time_ms: Callable[[Record, Batch], int],
+    size_ms: int,
+) -> Windows:
+    """Puts each row into its window, as the batches read and the watermark moved.
+
+    A batch drops rows whose window was closed by the batch before it, and closes those that its own watermark has
+    passed (Spark's Structured Streaming guide, "Handling Late Data and Watermarking").
+
+    Args:
+        topic: The source.
+        records: All that stand in it.
+        batches: Those that are done, from the first on.
+        time_ms: The time of a row, which may depend on the batch that reads it.
+        size_ms: How long a window is.
+    """
+    found = Windows()
+    watermark_ms = batches[-1].watermark_ms if batches else 0
+    for record in records:
+        number = _reader(topic, record, batches)
+        if number == NEVER_READ:
+            found.unread.append(record)
+            continue
+        start = time_ms(record, batches[number]) // size_ms * size_ms
+        closed_before = batches[number - 1].watermark_ms if number else 0
+        if start + size_ms <= closed_before:
+            found.late.append(record)
+        elif start + size_ms <= watermark_ms:
+            found.closed[start].append(record)
+        else:
+            found.open[start].append(record)
+    return found
+
+
+def is_read(topic: str, record: Record, batches: Sequence[Batch]) -> bool:
+    """Whether a batch that is done has read it."""
+    return _reader(topic, record, batches[-1:]) != NEVER_READ
+
+
+def _reader(topic: str, record: Record, batches: Sequence[Batch]) -> int:
+    """The position in `batches` of the first one that ends behind the record."""
+    return next(
+        (
+            number
+            for number, batch in enumerate(batches)
+            if record.offset < batch.ends.get(topic, {}).get(record.partition, 0)
+        ),
+        NEVER_READ,
+    )
