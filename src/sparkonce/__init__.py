@@ -12,18 +12,33 @@ if TYPE_CHECKING:
     from sparkonce.guarantees import Guarantee as Guarantee
     from sparkonce.sinks.base import TwoPhaseCommitSink as TwoPhaseCommitSink
     from sparkonce.sinks.kafka.sink import KafkaSink as KafkaSink
+    from sparkonce.sources.group_offsets import GroupOffsets as GroupOffsets
+    from sparkonce.sources.packages import spark_packages as spark_packages
     from sparkonce.spark.exactly_once import ExactlyOnce as ExactlyOnce
+    from sparkonce.spark.read_kafka import read_kafka as read_kafka
 
 __version__ = "0.1.0"
 
 _HOMES = {
     "ExactlyOnce": "sparkonce.spark.exactly_once",
+    "GroupOffsets": "sparkonce.sources.group_offsets",
     "Guarantee": "sparkonce.guarantees",
     "KafkaSink": "sparkonce.sinks.kafka.sink",
     "TwoPhaseCommitSink": "sparkonce.sinks.base",
+    "read_kafka": "sparkonce.spark.read_kafka",
+    "spark_packages": "sparkonce.sources.packages",
 }
 
-__all__ = ["ExactlyOnce", "Guarantee", "KafkaSink", "TwoPhaseCommitSink", "__version__"]
+__all__ = [
+    "ExactlyOnce",
+    "GroupOffsets",
+    "Guarantee",
+    "KafkaSink",
+    "TwoPhaseCommitSink",
+    "__version__",
+    "read_kafka",
+    "spark_packages",
+]
 
 
 def __getattr__(name: str) -> Any:

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from sparkonce import errors
+from sparkonce.driver.positions import PositionReporter, Positions
 from sparkonce.driver.progress import BatchProgress, Stopwatch, rows_by_sink
 from sparkonce.driver.start import look_around, read_log
 from sparkonce.driver.stops import stop_error
@@ -87,6 +88,7 @@ class RunDriver:
         listener: Told of each phase.
         library: The library's version, for the claim.
         moved: Whether the log was moved here, not copied.
+        reporters: Told how far the query has read.
     """
 
     def __init__(
@@ -100,12 +102,15 @@ class RunDriver:
         listener: Listener | None = None,
         library: str = "",
         moved: bool = False,
+        reporters: Sequence[PositionReporter] = (),
     ) -> None:
         self._sinks = dict(sinks)
         self._log = log
         self._timing = timing or Timing()
         self._listener = listener
         self._committers: dict[str, SinkCommitter] = {}
+        self._positions = Positions(reporters)
+        self._sources: tuple[str, ...] = ()
         self._cause: BaseException | None = None
         self._loser_possible = False
         self._swept_at = time.monotonic()
@@ -118,6 +123,7 @@ class RunDriver:
             view, facts = look_around(
                 self._sinks, self._committer, log, short_query(query), self._timing.commit_deadline_s
             )
+            self._positions.check({name: dict(known) for name, known in facts})
         except BaseException:
             self.close()
             raise
@@ -149,6 +155,7 @@ class RunDriver:
         watch = Stopwatch()
         handles: tuple[Handle, ...] = ()
         recovered, healed = False, 0
+        self._sources = asked.offsets
         try:
             self.state, effect = step(self.state, asked)
             while not isinstance(effect, do.Done | do.Stop):
@@ -168,6 +175,9 @@ class RunDriver:
             cause, self._cause = self._cause, None
             self._die()
             raise stop_error(effect, asked.batch) from cause
+        if self._positions:
+            self._positions.after_finish(self._sources)
+            watch.spent(Phase.IDLE)
         transactions = [handle for handle in handles if handle.transaction]
         done = BatchProgress(
             batch=asked.batch,
@@ -187,6 +197,7 @@ class RunDriver:
         committers, self._committers = self._committers, {}
         for committer in committers.values():
             committer.close()
+        self._positions.close()
 
     def _die(self) -> None:
         """However a run ended, it does not go on: what it had under way belongs to the next run's recovery."""
@@ -281,6 +292,7 @@ class RunDriver:
         wrong = check_handles(handles, effect.sinks)
         if wrong:
             return on.PrepareFailed(reason=wrong)
+        self._positions.before_decision(handles, self._sources)
         return on.Prepared(handles=tuple(handles), too_old=self._too_old(handles, began))
 
     def _too_old(self, handles: Sequence[Handle], began: float) -> str:

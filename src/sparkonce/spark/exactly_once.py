@@ -22,6 +22,8 @@ from sparkonce.protocol.events import BatchAsked
 from sparkonce.protocol.ownership import short_query
 from sparkonce.protocol.state import Phase
 from sparkonce.sinks.base import TwoPhaseCommitSink
+from sparkonce.sinks.kafka.sink import KafkaSink
+from sparkonce.sources.group_offsets import GroupOffsets, GroupReporter
 from sparkonce.spark.checkpoint import check_query, input_offsets, query_id
 from sparkonce.spark.display import ProgressDisplay
 from sparkonce.spark.work import SparkWork
@@ -39,6 +41,7 @@ class ExactlyOnce:
         checkpoint: The query's checkpoint folder: a path or a ``file:`` URL. The decision log is kept in it.
         checkpoint_moved: Say True once if the checkpoint folder was moved (not copied) since the last run. A folder
             at another place is refused otherwise, because two copies would write the same batches twice.
+        group_offsets: Consumer groups that are told how far each committed batch has read.
         commit_deadline_s: See `sparkonce.driver.run.Timing`.
         sweep_every_s: See `sparkonce.driver.run.Timing`.
         listener: Called with each phase that a batch enters and the batch, before anything is done in it.
@@ -54,6 +57,7 @@ class ExactlyOnce:
         *,
         checkpoint: str,
         checkpoint_moved: bool = False,
+        group_offsets: GroupOffsets | Sequence[GroupOffsets] = (),
         commit_deadline_s: float = 300.0,
         sweep_every_s: float = 10.0,
         listener: Listener | None = None,
@@ -70,6 +74,8 @@ class ExactlyOnce:
             raise ConfigurationError(f"commit_deadline_s={commit_deadline_s}: must be more than 0")
         self.checkpoint = local_checkpoint(str(checkpoint)).absolute()
         self._moved = checkpoint_moved
+        self._groups = (group_offsets,) if isinstance(group_offsets, GroupOffsets) else tuple(group_offsets)
+        self._check_groups()
         self._timing = Timing(commit_deadline_s=commit_deadline_s, sweep_every_s=sweep_every_s)
         self._listener = listener
         self._display = ProgressDisplay(display)
@@ -157,6 +163,7 @@ class ExactlyOnce:
             listener=self._tell,
             library=sparkonce.__version__,
             moved=self._moved,
+            reporters=[GroupReporter(group) for group in self._groups],
         )
         self._run = (run, driver)
         return driver
@@ -165,8 +172,26 @@ class ExactlyOnce:
         """Asks the servers before Spark starts; the first batch, whose facts are recorded, asks them again."""
         known = query_id(self.checkpoint)
         recorded = recorded_facts(read_log(DecisionLog(LocalLogStore(self.checkpoint)))) if known is not None else {}
-        for name, sink in self._sinks.items():
-            sink.preflight(short_query(known or "0" * 12), recorded.get(name))
+        query = short_query(known or "0" * 12)
+        facts = {name: sink.preflight(query, recorded.get(name)) for name, sink in self._sinks.items()}
+        for group in self._groups:
+            reporter = GroupReporter(group)
+            try:
+                reporter.check(facts)
+            finally:
+                reporter.close()
+
+    def _check_groups(self) -> None:
+        for group in self._groups:
+            name = group.in_transaction_of
+            sink = self._sinks.get(name or "")
+            if name is None or (isinstance(sink, KafkaSink) and sink.guarantee is Guarantee.EXACTLY_ONCE):
+                continue
+            raise ConfigurationError(
+                f"in_transaction_of={name!r} names no KafkaSink that is {Guarantee.EXACTLY_ONCE.value}; the sinks are "
+                f"{sorted(self._sinks)}",
+                next_step="name one, or leave in_transaction_of out: offsets are then committed after each batch.",
+            )
 
     def _check_columns(self, df: DataFrame) -> None:
         """Columns, types and settings, before anything is claimed."""

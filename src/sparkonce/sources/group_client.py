@@ -1,0 +1,154 @@
+"""Commits a consumer group's offsets without being a member of it, alone or inside another process's transaction."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from kafka.errors import for_code
+from kafka.protocol.consumer.group import OffsetCommitRequest
+from kafka.protocol.metadata import CoordinatorType, FindCoordinatorRequest, MetadataRequest
+from kafka.protocol.producer.transaction import AddOffsetsToTxnRequest, TxnOffsetCommitRequest
+
+from sparkonce.sinks.kafka.connection import Connection, Request, Response
+from sparkonce.sinks.kafka.outcomes import MOVED, NONE, Answer, Transaction
+from sparkonce.sources.offsets import Offsets
+
+_ASK_AGAIN_S = 0.05
+_AGAIN = frozenset({None, 14, 51, *MOVED})
+"""No answer, COORDINATOR_LOAD_IN_PROGRESS, CONCURRENT_TRANSACTIONS, or the coordinator has moved."""
+
+_ADVICE: Mapping[int, str] = {
+    22: "the group has members of its own: consumers that subscribe with this group id; name another group",
+    25: "the group has members of its own: consumers that subscribe with this group id; name another group",
+    29: "this user needs READ on the topics",
+    30: "this user needs READ on the group",
+    53: "this user needs WRITE on the transactional ids",
+}
+
+_GROUP = CoordinatorType.GROUP
+_TRANSACTION = CoordinatorType.TRANSACTION
+
+
+class GroupClient:
+    """Asks coordinators; every ``deadline_s`` is by `time.monotonic`.
+
+    Args:
+        settings: kafka-python's, see `sparkonce.sinks.kafka.settings.admin_settings`.
+    """
+
+    def __init__(self, settings: Mapping[str, Any]) -> None:
+        self._connection = Connection(settings)
+        self._coordinators: dict[tuple[CoordinatorType, str], int] = {}
+
+    def commit(self, group: str, offsets: Offsets, *, deadline_s: float) -> str:
+        """Commits offsets. Returns why it was not done, or an empty string."""
+        request = OffsetCommitRequest(
+            group_id=group,
+            generation_id_or_member_epoch=-1,  # with no member's id: like kafka-consumer-groups --reset-offsets
+            member_id="",
+            topics=_topics(OffsetCommitRequest.OffsetCommitRequestTopic, offsets),
+            max_version=9,  # from 10 on topics have ids instead of names
+        )
+        return self._ask(_GROUP, group, request, _first_error, deadline_s)
+
+    def commit_in(self, transaction: Transaction, group: str, offsets: Offsets, *, deadline_s: float) -> str:
+        """Makes offsets a part of an open transaction: they are committed with it, or aborted.
+
+        Any process that knows the transaction's producer id and epoch may do that, as its EndTxn.
+
+        Returns:
+            Why it was not done, as far as is known, or an empty string.
+        """
+        owner = {
+            "transactional_id": transaction.transactional_id,
+            "producer_id": transaction.producer_id,
+            "producer_epoch": transaction.epoch,
+            "group_id": group,
+        }
+        # Together with the next, version 4 is what clients below transaction version 2 send, and every broker takes.
+        enter = AddOffsetsToTxnRequest(**owner, max_version=4)
+        reason = self._ask(_TRANSACTION, transaction.transactional_id, enter, lambda one: one.error_code, deadline_s)
+        if reason:
+            return reason
+        request = TxnOffsetCommitRequest(
+            **owner,
+            generation_id=-1,
+            member_id="",
+            topics=_topics(TxnOffsetCommitRequest.TxnOffsetCommitRequestTopic, offsets),
+            min_version=3,
+            max_version=4,
+        )
+        return self._ask(_GROUP, group, request, _first_error, deadline_s)
+
+    def cluster_id(self, *, deadline_s: float) -> str | Answer:
+        """The cluster's id, or why it could not be asked."""
+        response = self._send(MetadataRequest(topics=[], min_version=2, max_version=9), None, deadline_s)
+        return response if isinstance(response, Answer) else str(response.cluster_id)
+
+    def close(self) -> None:
+        """Closes every connection."""
+        self._connection.close()
+
+    def _ask(
+        self, kind: CoordinatorType, key: str, request: Request, read: Callable[[Response], int], deadline_s: float
+    ) -> str:
+        """Asks the coordinator until it has an answer, or the deadline."""
+        while True:
+            answer = self._ask_once(kind, key, request, read, deadline_s)
+            if answer.code == NONE:
+                return ""
+            self._coordinators.pop((kind, key), None)
+            if answer.code not in _AGAIN or time.monotonic() + _ASK_AGAIN_S >= deadline_s:
+                return _words(answer)
+            time.sleep(_ASK_AGAIN_S)
+
+    def _ask_once(
+        self, kind: CoordinatorType, key: str, request: Request, read: Callable[[Response], int], deadline_s: float
+    ) -> Answer:
+        node = self._coordinators.get((kind, key))
+        if node is None:
+            look_up = FindCoordinatorRequest(key_type=kind.value, coordinator_keys=[key], min_version=4, max_version=5)
+            response = self._send(look_up, None, deadline_s)
+            if isinstance(response, Answer):
+                return response
+            (found,) = response.coordinators
+            if found.error_code != NONE:
+                return Answer(found.error_code, found.error_message or "")
+            node = self._coordinators[kind, key] = found.node_id
+        response = self._send(request, node, deadline_s)
+        return response if isinstance(response, Answer) else Answer(read(response))
+
+    def _send(self, request: Request, node: int | None, deadline_s: float) -> Response:
+        async def ask() -> Response:
+            return (await self._connection.gather([(request, node)], deadline_s))[0]
+
+        return self._connection.call(ask, deadline_s)
+
+
+def _topics(kind: Any, offsets: Offsets) -> list[Any]:
+    partition = next(value for name, value in vars(kind).items() if name.endswith("RequestPartition"))
+    return [
+        kind(
+            name=topic,
+            partitions=[
+                partition(partition_index=number, committed_offset=offset, committed_metadata="")
+                for number, offset in sorted(partitions.items())
+            ],
+        )
+        for topic, partitions in sorted(offsets.items())
+    ]
+
+
+def _first_error(response: Response) -> int:
+    codes = (partition.error_code for topic in response.topics for partition in topic.partitions)
+    return next((int(code) for code in codes if code != NONE), NONE)
+
+
+def _words(answer: Answer) -> str:
+    if answer.code is None:
+        return f"no answer ({answer.reason})"
+    name = for_code(answer.code).__name__.removesuffix("Error")
+    more = _ADVICE.get(answer.code, answer.reason)
+    return f"{name}: {more}" if more else name

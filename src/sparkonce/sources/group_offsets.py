@@ -1,0 +1,142 @@
+"""Tells a consumer group how far a query has come, so that tools that measure lag see it."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from sparkonce.errors import ConfigurationError
+from sparkonce.protocol.handles import Handle
+from sparkonce.sinks.base import Facts
+from sparkonce.sources.offsets import kafka_offsets
+
+if TYPE_CHECKING:
+    from sparkonce.sources.group_client import GroupClient
+
+logger = logging.getLogger("sparkonce")
+
+
+@dataclass(frozen=True, slots=True)
+class GroupOffsets:
+    """Commits each batch's end offsets to a consumer group when the batch is decided and finished.
+
+    They are for others to look at, as with Flink's ``setCommitOffsetsOnCheckpoints``: the query itself goes on from
+    its checkpoint. What fails here is a warning, and the next batch's offsets say it all again.
+
+    Args:
+        group: The group's id. No consumer may be subscribed with it.
+        settings: Of the cluster that is read, in librdkafka's names, as `KafkaSink` takes them.
+        topics: Only these of the topics that the query reads; None for all. Needed where a query reads two clusters.
+        in_transaction_of: The name of a `KafkaSink` on the same cluster. A batch's offsets are then a part of the
+            transaction of one of its slots, so that what is read and what is written become visible together. A batch
+            that writes no row, and one that is recovered, has them committed afterwards.
+        deadline_s: How long a batch waits for the group's coordinator, in seconds.
+
+    Raises:
+        ConfigurationError: naming the setting.
+    """
+
+    group: str
+    settings: Mapping[str, Any]
+    topics: Sequence[str] | None = None
+    in_transaction_of: str | None = None
+    deadline_s: float = 5.0
+
+    def __post_init__(self) -> None:
+        from sparkonce.sinks.kafka.settings import admin_settings
+
+        if not self.group.strip():
+            raise ConfigurationError(f"group={self.group!r} is no group id.", setting="group")
+        if isinstance(self.topics, str):
+            raise ConfigurationError(
+                f"topics={self.topics!r} is one text.", next_step="give a list of topics.", setting="topics"
+            )
+        if self.deadline_s <= 0:
+            raise ConfigurationError(f"deadline_s={self.deadline_s} must be more than 0.", setting="deadline_s")
+        if "bootstrap.servers" not in self.settings:
+            raise ConfigurationError("bootstrap.servers is missing.", next_step="Name a broker as host:port.")
+        admin_settings(self.settings)
+
+
+class GroupReporter:
+    """The driver's half of a `GroupOffsets`, for one run. Its calls neither raise nor take longer than the deadline.
+
+    Args:
+        offsets: What to do.
+    """
+
+    def __init__(self, offsets: GroupOffsets) -> None:
+        self._offsets = offsets
+        self._opened: GroupClient | None = None
+        self._joined = False
+
+    def check(self, facts: Mapping[str, Facts]) -> None:
+        """Sees that offsets and rows can share a transaction.
+
+        Args:
+            facts: What each sink's preflight returned, by name.
+
+        Raises:
+            ConfigurationError: if they are on two clusters.
+        """
+        sink = self._offsets.in_transaction_of
+        if sink is None:
+            return
+        found = self._client().cluster_id(deadline_s=time.monotonic() + self._offsets.deadline_s)
+        if not isinstance(found, str):
+            logger.warning("the cluster of the group %r cannot be asked: %s", self._offsets.group, found.reason)
+        elif found != facts[sink].get("cluster_id"):
+            raise ConfigurationError(
+                f"in_transaction_of={sink!r}: the group {self._offsets.group!r} is on cluster {found!r}, and the sink "
+                f"on {facts[sink].get('cluster_id')!r}. A transaction cannot span two.",
+                next_step="leave in_transaction_of out: offsets are then committed after each batch.",
+                setting="in_transaction_of",
+            )
+
+    def before_decision(self, handles: Sequence[Handle], sources: Sequence[str]) -> None:
+        """Puts the offsets into one of the prepared transactions, if that is wanted and there is one."""
+        self._joined = False
+        sink, offsets = self._offsets.in_transaction_of, kafka_offsets(sources, self._offsets.topics)
+        chosen = next((handle for handle in handles if handle.sink == sink and handle.transaction), None)
+        if chosen is None or not offsets:
+            return
+        from sparkonce.sinks.kafka.committer import transaction_of
+
+        reason = self._client().commit_in(
+            transaction_of(chosen), self._offsets.group, offsets, deadline_s=time.monotonic() + self._offsets.deadline_s
+        )
+        self._joined = not reason
+        if reason:
+            self._warn("are not in the batch's transaction, and are committed after it", reason)
+
+    def after_finish(self, sources: Sequence[str]) -> None:
+        """Commits the offsets, unless a transaction has done so."""
+        joined, self._joined = self._joined, False
+        offsets = kafka_offsets(sources, self._offsets.topics)
+        if joined or not offsets:
+            return
+        reason = self._client().commit(
+            self._offsets.group, offsets, deadline_s=time.monotonic() + self._offsets.deadline_s
+        )
+        if reason:
+            self._warn("could not be committed; the next batch's will say it all", reason)
+
+    def close(self) -> None:
+        """Frees connections."""
+        opened, self._opened = self._opened, None
+        if opened is not None:
+            opened.close()
+
+    def _client(self) -> GroupClient:
+        if self._opened is None:
+            from sparkonce.sinks.kafka.settings import admin_settings
+            from sparkonce.sources.group_client import GroupClient
+
+            self._opened = GroupClient(admin_settings(self._offsets.settings))
+        return self._opened
+
+    def _warn(self, what: str, reason: str) -> None:
+        logger.warning("offsets of the group %r %s: %s", self._offsets.group, what, reason)

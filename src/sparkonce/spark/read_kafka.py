@@ -1,0 +1,155 @@
+"""Spark's own Kafka source, with the defaults that exactly-once needs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from py4j.protocol import Py4JJavaError
+from pyspark.errors import AnalysisException
+from pyspark.sql import DataFrame, SparkSession
+
+from sparkonce.errors import ConfigurationError
+from sparkonce.sources.consumer import consumer_settings
+from sparkonce.sources.packages import KAFKA_MODULE, missing_module
+from sparkonce.sources.starting import Starting, starting_options
+
+_OURS: Mapping[str, str] = {
+    "subscribe": "topics",
+    "subscribepattern": "pattern",
+    "assign": "partitions",
+    "startingoffsets": "starting",
+    "startingtimestamp": "starting",
+    "startingoffsetsbytimestamp": "starting",
+    "maxoffsetspertrigger": "max_offsets_per_trigger",
+    "failondataloss": "fail_on_data_loss",
+    "includeheaders": "headers",
+}
+"""Spark's options that have an argument here, in lower case, as Spark compares them."""
+
+
+def read_kafka(
+    spark: SparkSession,
+    settings: Mapping[str, Any],
+    *,
+    topics: str | Sequence[str] | None = None,
+    pattern: str | None = None,
+    partitions: Mapping[str, Sequence[int]] | None = None,
+    starting: Starting = "earliest",
+    isolation_level: str = "read_committed",
+    max_offsets_per_trigger: int | None = None,
+    fail_on_data_loss: bool = True,
+    headers: bool = False,
+    options: Mapping[str, Any] | None = None,
+) -> DataFrame:
+    """A streaming DataFrame over Kafka topics. It replays: its positions are in the query's checkpoint.
+
+    Args:
+        spark: The session, which needs Spark's Kafka connector: see `sparkonce.spark_packages`.
+        settings: Of the consumers, in librdkafka's or Java's names; ``bootstrap.servers`` is needed. They may be the
+            ones that a `KafkaSink` is given, as far as they say how to connect.
+        topics: One or more topics; more with a comma between them, or as a sequence.
+        pattern: Instead: a Java regular expression that topic names match, now or later.
+        partitions: Instead: for each topic its partitions.
+        starting: Where the first run starts: ``earliest``, ``latest``, an aware datetime (the first record that is not
+            older), or for each topic and every one of its partitions an offset, one of the words, or a datetime. Later
+            runs go on from the checkpoint. Partitions that appear later are read from their beginning.
+        isolation_level: ``read_committed``, or ``read_uncommitted``, which also reads rows of transactions that are
+            aborted: Kafka's own default.
+        max_offsets_per_trigger: At most so many offsets a batch, over all partitions. It bounds a batch's time, which
+            must stay below ``transaction.timeout.ms``, also when a query has much to catch up with.
+        fail_on_data_loss: Whether the query stops when offsets that it has not read yet are gone. False reads on
+            and loses rows.
+        headers: Whether there is a column ``headers``.
+        options: More options of Spark's source, such as ``minPartitions``.
+
+    Returns:
+        Columns ``key`` and ``value`` (binary), ``topic``, ``partition``, ``offset``, ``timestamp``,
+        ``timestampType``, and with ``headers`` ``headers``.
+
+    Raises:
+        ConfigurationError: naming the setting or argument; or if the session does not have the connector.
+    """
+    reader = spark.readStream.format("kafka")
+    if isolation_level not in ("read_committed", "read_uncommitted"):
+        raise ConfigurationError(
+            f"isolation_level={isolation_level!r} is neither 'read_committed' nor 'read_uncommitted'.",
+            setting="isolation_level",
+        )
+    consumer = consumer_settings(settings)
+    if consumer.setdefault("isolation.level", isolation_level) != isolation_level:
+        raise ConfigurationError(
+            f"isolation.level={consumer['isolation.level']!r} is among the settings, and isolation_level is "
+            f"{isolation_level!r}.",
+            next_step="say it once, as the argument isolation_level.",
+            setting="isolation.level",
+        )
+    if max_offsets_per_trigger is not None:
+        if isinstance(max_offsets_per_trigger, bool) or max_offsets_per_trigger <= 0:
+            raise ConfigurationError(
+                f"max_offsets_per_trigger={max_offsets_per_trigger!r} is not a number above 0.",
+                setting="max_offsets_per_trigger",
+            )
+        reader = reader.option("maxOffsetsPerTrigger", max_offsets_per_trigger)
+    reader = (
+        reader.options(**_more(options or {}))
+        .options(**_which(spark, topics, pattern, partitions))
+        .options(**starting_options(starting))
+        .options(**{f"kafka.{name}": value for name, value in consumer.items()})
+        .option("failOnDataLoss", fail_on_data_loss)
+        .option("includeHeaders", headers)
+    )
+    try:
+        return reader.load()
+    except AnalysisException as error:
+        if "Failed to find data source: kafka" in str(error):
+            raise missing_module(KAFKA_MODULE, spark.version) from None
+        raise
+
+
+def _which(
+    spark: SparkSession,
+    topics: str | Sequence[str] | None,
+    pattern: str | None,
+    partitions: Mapping[str, Sequence[int]] | None,
+) -> dict[str, str]:
+    given = {"topics": topics, "pattern": pattern, "partitions": partitions}
+    named = [name for name, value in given.items() if value]
+    if len(named) != 1:
+        raise ConfigurationError(
+            f"{' and '.join(named) or 'nothing'} is given; exactly one of topics, pattern and partitions is needed.",
+            next_step="say what to read in one way.",
+            setting="topics",
+        )
+    if topics:
+        return {"subscribe": topics if isinstance(topics, str) else ",".join(topics)}
+    if pattern:
+        _check_pattern(spark, pattern)
+        return {"subscribePattern": pattern}
+    return {"assign": json.dumps({topic: list(numbers) for topic, numbers in (partitions or {}).items()})}
+
+
+def _check_pattern(spark: SparkSession, pattern: str) -> None:
+    try:
+        spark.sparkContext._jvm.java.util.regex.Pattern.compile(pattern)
+    except Py4JJavaError as error:
+        reason = error.java_exception.getMessage().splitlines()[0]
+        raise ConfigurationError(
+            f"pattern={pattern!r} is no regular expression of Java's: {reason}.", setting="pattern"
+        ) from None
+
+
+def _more(options: Mapping[str, Any]) -> dict[str, Any]:
+    for name in options:
+        if name.lower() in _OURS:
+            raise ConfigurationError(
+                f"options[{name!r}] has an argument of its own here.",
+                next_step=f"say it as {_OURS[name.lower()]}.",
+                setting=name,
+            )
+        if name.lower().startswith("kafka."):
+            raise ConfigurationError(
+                f"options[{name!r}] is a setting of the consumer.", next_step="put it into settings.", setting=name
+            )
+    return dict(options)

@@ -1,0 +1,101 @@
+from __future__ import annotations
+
+import json
+from datetime import datetime, timedelta, timezone
+from typing import Any
+
+import pytest
+
+from sparkonce.errors import ConfigurationError
+from sparkonce.sources.offsets import kafka_offsets
+from sparkonce.sources.packages import missing_module, spark_packages
+from sparkonce.sources.starting import starting_options
+
+NOON = datetime(2026, 1, 31, 12, 0, 0, 5000, tzinfo=timezone.utc)
+NOON_MS = 1769860800005
+
+
+@pytest.mark.parametrize("word", ["earliest", "latest"])
+def test_words(word: str) -> None:
+    assert starting_options(word) == {"startingOffsets": word}
+
+
+def test_an_instant_is_the_same_in_every_zone() -> None:
+    elsewhere = NOON.astimezone(timezone(timedelta(hours=-7)))
+    assert starting_options(NOON) == starting_options(elsewhere) == {"startingTimestamp": str(NOON_MS)}
+
+
+def test_offsets_of_partitions() -> None:
+    (option,) = starting_options({"a": {0: 17, 1: "earliest"}, "b": {0: "latest"}}).items()
+    assert option[0] == "startingOffsets"
+    assert json.loads(option[1]) == {"a": {"0": 17, "1": -2}, "b": {"0": -1}}
+
+
+def test_times_of_partitions() -> None:
+    (option,) = starting_options({"a": {0: NOON}}).items()
+    assert (option[0], json.loads(option[1])) == ("startingOffsetsByTimestamp", {"a": {"0": NOON_MS}})
+
+
+@pytest.mark.parametrize(
+    ("starting", "named"),
+    [
+        ("Earliest", "'Earliest'"),
+        (NOON.replace(tzinfo=None), "no time zone"),
+        ({}, "{}"),
+        ({"a": {}}, "no position"),
+        ({"a": {0: -7}}, "-7"),
+        ({"a": {0: True}}, "True"),
+        ({"a": {0: "newest"}}, "'newest'"),
+        ({"a": {0: NOON, 1: 5}}, "both times and offsets"),
+        (17, "17"),
+    ],
+)
+def test_what_is_no_position_is_named(starting: Any, named: str) -> None:
+    with pytest.raises(ConfigurationError, match=named.replace("{", r"\{")):
+        starting_options(starting)
+
+
+KAFKA = '{"orders":{"0":7,"1":9}}'
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        "-",
+        "17",
+        '{"logOffset":3}',
+        '{"sourceVersion":1,"reservoirId":"a","reservoirVersion":1,"index":-1,"isStartingVersion":true}',
+        '{"version":1,"snapshot_id":5,"position":0,"scan_all_files":false}',
+        '{"0":{"value":5,"runTimeMs":7}}',
+        '{"orders":{"0":"7"}}',
+        "[1]",
+    ],
+    ids=["none yet", "rate or socket", "files", "Delta", "Iceberg", "rate per partition", "texts", "a list"],
+)
+def test_only_kafkas_offsets_are_taken(other: str) -> None:
+    assert kafka_offsets([other, KAFKA]) == {"orders": {0: 7, 1: 9}}
+
+
+def test_of_two_sources_that_read_one_partition_the_one_behind_counts() -> None:
+    assert kafka_offsets([KAFKA, '{"orders":{"0":8,"1":2}}']) == {"orders": {0: 7, 1: 2}}
+
+
+def test_topics_that_are_not_asked_for_are_left_out() -> None:
+    assert kafka_offsets([KAFKA, '{"clicks":{"0":1}}'], ["clicks"]) == {"clicks": {0: 1}}
+
+
+def test_packages_have_the_version_of_spark() -> None:
+    kafka, avro = "org.apache.spark:spark-sql-kafka-0-10_2.13:4.0.0", "org.apache.spark:spark-avro_2.13:4.0.0"
+    assert spark_packages("4.0.0") == spark_packages("4.0.0-vendor-1") == f"{kafka},{avro}"
+    assert spark_packages("4.0.0", avro=False) == kafka
+
+
+@pytest.mark.parametrize("version", ["4.1.0.dev3", "master", "4.0"])
+def test_a_version_that_is_no_release_has_no_packages(version: str) -> None:
+    with pytest.raises(ConfigurationError, match=version):
+        spark_packages(version)
+
+
+def test_a_missing_module_is_told_with_its_coordinate() -> None:
+    told = str(missing_module("spark-avro", "4.0.1"))
+    assert "spark.jars.packages=org.apache.spark:spark-avro_2.13:4.0.1" in told
