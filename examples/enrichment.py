@@ -16,12 +16,11 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from late_rows import LateRows
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - as everybody writes it
-from standin import read_kafka
 
-from sparkonce import ExactlyOnce, KafkaSink
+from late_rows import LateRows
+from sparkonce import ExactlyOnce, KafkaSink, read_kafka
 
 ORDERS = "orders"
 PAYMENTS = "order-payments"

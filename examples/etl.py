@@ -18,17 +18,17 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from late_rows import LateRows
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - as everybody writes it
-from standin import SchemaRegistry, from_registry_avro, read_kafka
 
-from sparkonce import ExactlyOnce, KafkaSink
+from late_rows import LateRows
+from sparkonce import ExactlyOnce, GroupOffsets, KafkaSink, read_kafka
+from standin import SchemaRegistry, from_registry_avro
 
 SOURCE = "flink-identify"
 TARGET = "suibianfade"
 SLOTS = 5
-WINDOW = "20 seconds"
+GROUP = "identify-etl"
 TRANSACTION_TIMEOUT_MS = 10 * 60 * 1000
 
 
@@ -54,13 +54,14 @@ def people(records: DataFrame, registry: SchemaRegistry) -> DataFrame:
     )
 
 
-def plan(records: DataFrame, registry: SchemaRegistry, *, clock: Clock, lateness: str) -> DataFrame:
+def plan(records: DataFrame, registry: SchemaRegistry, *, clock: Clock, window: str, lateness: str) -> DataFrame:
     """The job: from Kafka's records to Kafka's records.
 
     Args:
         records: The Kafka source's columns.
         registry: See `people`.
         clock: Which time puts a row into a window.
+        window: How long a window is, such as ``20 seconds``.
         lateness: How much later than the newest row another may come, such as ``1 minute``.
 
     Returns:
@@ -73,7 +74,7 @@ def plan(records: DataFrame, registry: SchemaRegistry, *, clock: Clock, lateness
         .where(F.length("identifyNumber") == 18)
         .withColumn("at", at)
         .withWatermark("at", lateness)
-        .groupBy(F.window("at", WINDOW), "identifyNumber")
+        .groupBy(F.window("at", window), "identifyNumber")
         .count()
         .select(
             F.date_format("window.start", "yyyy-MM-dd HH:mm:ss").alias("key"),
@@ -102,6 +103,7 @@ def main(
     ),
     checkpoint_every: Annotated[float, typer.Option(help="Seconds from one batch, and commit, to the next.")] = 60.0,
     clock: Annotated[Clock, typer.Option(help="Which time puts a row into a window.")] = Clock.RECORD,
+    window: Annotated[str, typer.Option(help="How long a window is.")] = "20 seconds",
     lateness: Annotated[str, typer.Option(help="How much later than the newest row another may come.")] = "1 minute",
     max_offsets: Annotated[int | None, typer.Option(help="At most so many records a batch. Without: all.")] = None,
 ) -> None:
@@ -123,8 +125,9 @@ def main(
         topic=TARGET,
         transactional_id_prefix="identify-etl",
     )
-    query = ExactlyOnce(sink, checkpoint=str(checkpoint)).start(
-        plan(records, SchemaRegistry({"url": registry}), clock=clock, lateness=lateness),
+    exactly_once = ExactlyOnce(sink, checkpoint=str(checkpoint), group_offsets=GroupOffsets(GROUP, kafka))
+    query = exactly_once.start(
+        plan(records, SchemaRegistry({"url": registry}), clock=clock, window=window, lateness=lateness),
         trigger={"processingTime": f"{checkpoint_every} seconds"},
         query_name="identify-etl",
     )

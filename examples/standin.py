@@ -20,7 +20,7 @@ class SchemaRegistry:
 def from_registry_avro(column, *, subject, registry):
     from pyspark.sql.avro.functions import from_avro
 
-    from tryout.sample import MESSAGE
+    from tryout.etl import MESSAGE
 
     return from_avro(F.expr(f"substring({column}, 6)"), MESSAGE)
 

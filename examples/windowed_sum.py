@@ -18,17 +18,15 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from late_rows import LateRows
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - as everybody writes it
-from standin import read_kafka
 
-from sparkonce import ExactlyOnce, KafkaSink
+from late_rows import LateRows
+from sparkonce import ExactlyOnce, KafkaSink, read_kafka
 
 SOURCE = "payments"
 TARGET = "sums"
 SLOTS = 4
-WINDOW = "10 seconds"
 PAYMENT = "customer string, amount bigint, at timestamp"
 
 
@@ -41,12 +39,13 @@ class Clock(str, Enum):
     """When the batch began that reads it."""
 
 
-def plan(records: DataFrame, *, clock: Clock, lateness: str) -> DataFrame:
+def plan(records: DataFrame, *, clock: Clock, window: str, lateness: str) -> DataFrame:
     """The job: from Kafka's records to Kafka's records.
 
     Args:
         records: The Kafka source's columns. Values are JSON with the fields of `PAYMENT`.
         clock: Which time puts a payment into a window.
+        window: How long a window is, such as ``10 seconds``.
         lateness: How much later than the newest payment another may come, such as ``30 seconds``.
 
     Returns:
@@ -58,7 +57,7 @@ def plan(records: DataFrame, *, clock: Clock, lateness: str) -> DataFrame:
         payments = payments.withColumn("at", F.current_timestamp())
     sums = (
         payments.withWatermark("at", lateness)
-        .groupBy(F.window("at", WINDOW), "customer")
+        .groupBy(F.window("at", window), "customer")
         .agg(F.sum("amount").alias("sum"), F.count("*").alias("payments"))
     )
     start = F.date_format("window.start", "yyyy-MM-dd HH:mm:ss").alias("window")
@@ -84,6 +83,7 @@ def main(
     ),
     checkpoint_every: Annotated[float, typer.Option(help="Seconds from one batch, and commit, to the next.")] = 5.0,
     clock: Annotated[Clock, typer.Option(help="Which time puts a payment into a window.")] = Clock.EVENT,
+    window: Annotated[str, typer.Option(help="How long a window is.")] = "10 seconds",
     lateness: Annotated[str, typer.Option(help="How much later than the newest payment another may come.")] = (
         "30 seconds"
     ),
@@ -104,7 +104,7 @@ def main(
     records = read_kafka(spark, kafka, topics=SOURCE, starting="earliest", max_offsets_per_trigger=max_offsets)
     sink = KafkaSink(kafka, topic=TARGET, transactional_id_prefix="windowed-sum")
     query = ExactlyOnce(sink, checkpoint=str(checkpoint)).start(
-        plan(records, clock=clock, lateness=lateness),
+        plan(records, clock=clock, window=window, lateness=lateness),
         trigger={"processingTime": f"{checkpoint_every} seconds"},
         query_name="windowed-sum",
     )

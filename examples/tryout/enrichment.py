@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
@@ -12,9 +11,10 @@ from typing import Any, ClassVar
 from sparkonce.testing.kafka import Record
 from tryout.checkpoint import Batch
 from tryout.sample import Message, Outcome, Row, iso_of, started_ms
-from tryout.windows import is_read
+from tryout.windows import NEVER_READ, reader
 
 ORDERS, PAYMENTS, TARGET = "orders", "order-payments", "paid-orders"
+KEYS = {ORDERS: "order_id", PAYMENTS: "payment_id"}
 PARTITIONS = 4
 STEP_MS = 1000
 PAID_AFTER_MS = 5_000
@@ -50,18 +50,16 @@ class EnrichmentSample:
 
     def outcome(self, sources: Mapping[str, Sequence[Record]], batches: Sequence[Batch]) -> Outcome:
         """Each payment that is within ten minutes of its order, with it."""
-        read = {topic: [one for one in sources[topic] if is_read(topic, one, batches)] for topic in self.sources}
-        orders = {event["order_id"]: event for event in map(_event, read[ORDERS])}
-        payments = {event["payment_id"]: event for event in map(_event, read[PAYMENTS])}
-        rows: Counter[Row] = Counter()
-        for payment in payments.values():
-            order = orders.get(payment["order_id"])
+        orders, payments = (_first_of_each(sources[topic], topic, key, batches) for topic, key in KEYS.items())
+        rows: dict[Row, int] = {}
+        for payment, paid_in in payments.values():
+            order, ordered_in = orders.get(payment["order_id"], (None, 0))
             if order is None or not timedelta() <= _at(payment["paid_at"]) - _at(order["ordered_at"]) <= PAID_WITHIN:
                 continue
             names = ("order_id", "customer", "amount", "payment_id", "method")
             value = {name: {**order, **payment}[name] for name in names}
-            rows[Row(order["order_id"], json.dumps(value, separators=(",", ":")))] += 1
-        unread = sum(len(sources[topic]) - len(read[topic]) for topic in self.sources)
+            rows[Row(order["order_id"], json.dumps(value, separators=(",", ":")))] = max(ordered_in, paid_in)
+        unread = sum(reader(topic, each, batches) == NEVER_READ for topic in KEYS for each in sources[topic])
         return Outcome(rows=rows, unread=unread, waiting=0)
 
     def _events(self, number: int) -> Iterator[tuple[int, Message]]:
@@ -87,9 +85,17 @@ def _json(event: Mapping[str, Any]) -> bytes:
     return json.dumps(event).encode()
 
 
-def _event(record: Record) -> dict[str, Any]:
-    event: dict[str, Any] = json.loads(record.value or b"")
-    return event
+def _first_of_each(
+    records: Sequence[Record], topic: str, key: str, batches: Sequence[Batch]
+) -> dict[str, tuple[dict[str, Any], int]]:
+    """Each event that has been read, with the batch that read it first."""
+    found: dict[str, tuple[dict[str, Any], int]] = {}
+    for record in records:
+        event, number = json.loads(record.value or b""), reader(topic, record, batches)
+        if number != NEVER_READ:
+            first = min(number, found.get(event[key], (event, number))[1])
+            found[event[key]] = (event, first)
+    return found
 
 
 def _at(text: str) -> datetime:

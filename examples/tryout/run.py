@@ -14,9 +14,9 @@ from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
-from standin import RegistryServer
 
 from sparkonce.embedded import Cluster, spark_avro_jars, spark_kafka_jars
+from standin import RegistryServer
 from tryout.sample import Sample
 from tryout.trial import Count, Trial
 
@@ -89,12 +89,16 @@ def _running(command: Sequence[str], folder: Path) -> Iterator[subprocess.Popen[
 def _feed(trial: Trial, job: subprocess.Popen[bytes], console: Console) -> None:
     """Sends the sample bit by bit, as a stream comes."""
     messages = trial.messages()
-    console.print(f"Feeding {len(messages):,} records in {FEED_S:.0f} s.", style="dim")
     size = -(-len(messages) // CHUNKS)
     for start in range(0, len(messages), size):
         trial.send(messages[start : start + size])
+        give_up_at = time.monotonic() + LIMIT_S
+        while not trial.has_begun() and job.poll() is None and time.monotonic() < give_up_at:
+            time.sleep(POLL_S)
         if job.poll() is not None:
             return
+        if start == 0:
+            console.print(f"Feeding {len(messages):,} records in {FEED_S:.0f} s.", style="bold")
         time.sleep(FEED_S / CHUNKS)
 
 
@@ -120,9 +124,8 @@ def _show(console: Console, count: Count, sample: Sample) -> None:
     console.print()
     console.print(table)
     console.print(
-        f"{count.sent:,} records were read from {', '.join(sample.sources)}; {count.late:,} came too late for their "
-        "window and were dropped. The job was killed (SIGKILL) when it was done: there is no other way to stop it that "
-        "is any safer.",
+        f"{count.late:,} records came too late for their window and were dropped. The job is ended by SIGKILL: it needs "
+        "no other way.",
         style="dim",
         soft_wrap=True,
     )

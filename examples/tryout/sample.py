@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
@@ -37,13 +36,13 @@ class Outcome:
     """What must have come out, once the batches that are done are done.
 
     Attributes:
-        rows: The target's records.
+        rows: The target's records, each with the batch that must have written it.
         unread: Source records, without the closing ones, that no batch has read yet.
         waiting: Those that have been read and have not come out yet.
         late: Source records that came too late, and never will.
     """
 
-    rows: Counter[Row]
+    rows: Mapping[Row, int]
     unread: int
     waiting: int
     late: int = 0

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from sparkonce.testing.kafka import create_topic, produce, read_committed
 from tryout.checkpoint import read_batches
-from tryout.sample import Message, Row, Sample
+from tryout.sample import Message, Outcome, Row, Sample
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,7 +18,6 @@ class Count:
     """What a read_committed reader sees, against what must have come out.
 
     Attributes:
-        sent: Records in the sources.
         unread: See `Outcome`.
         waiting: See `Outcome`.
         late: See `Outcome`.
@@ -29,7 +28,6 @@ class Count:
         strange: Rows that must not have come out at all.
     """
 
-    sent: int
     unread: int
     waiting: int
     late: int
@@ -87,22 +85,30 @@ class Trial:
         """Moves the time on, so that what is read can come out."""
         self.send(self.sample.closing(self._registry))
 
-    def count(self) -> Count:
-        """Reads sources, checkpoint and target, and compares. While the job is at work the target may be ahead."""
+    def has_begun(self) -> bool:
+        """Whether the job has done a batch."""
+        return bool(read_batches(self._checkpoint))
+
+    def outcome(self) -> Outcome:
+        """What must have come out, by the sources and the checkpoint as they are now."""
         batches = read_batches(self._checkpoint)
         sources = {topic: read_committed(self._bootstrap, topic) for topic in self.sample.sources}
-        outcome = self.sample.outcome(sources, batches)
+        return self.sample.outcome(sources, batches)
+
+    def count(self) -> Count:
+        """Reads sources, checkpoint and target, and compares. While the job is at work the target may be ahead."""
+        outcome = self.outcome()
         records = read_committed(self._bootstrap, self.sample.target)
         seen = Counter(Row((one.key or b"").decode(), (one.value or b"").decode()) for one in records)
-        more = seen - outcome.rows
+        expected = Counter(outcome.rows.keys())
+        more = seen - expected
         return Count(
-            sent=sum(map(len, sources.values())),
             unread=outcome.unread,
             waiting=outcome.waiting,
             late=outcome.late,
-            expected=outcome.rows.total(),
+            expected=expected.total(),
             seen=seen.total(),
-            missing=(outcome.rows - seen).total(),
-            doubled=sum(count for row, count in more.items() if row in outcome.rows),
-            strange=sum(count for row, count in more.items() if row not in outcome.rows),
+            missing=(expected - seen).total(),
+            doubled=sum(count for row, count in more.items() if row in expected),
+            strange=sum(count for row, count in more.items() if row not in expected),
         )

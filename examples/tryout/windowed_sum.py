@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -16,7 +16,6 @@ from tryout.windows import into_windows
 
 SOURCE, TARGET = "payments", "sums"
 PARTITIONS = 4
-WINDOW_MS = 10_000
 STEP_MS = 100
 LATE_MS = 15_000
 CUSTOMERS = 20
@@ -30,14 +29,16 @@ class SumSample:
     Attributes:
         clock: As the example's ``--clock``.
         count: How many payments.
+        window_ms: As the example's ``--window``, in milliseconds.
     """
 
     clock: str = "event"
     count: int = 1800
+    window_ms: int = 10_000
     sources: ClassVar[Mapping[str, int]] = {SOURCE: PARTITIONS}
     target: ClassVar[str] = TARGET
     registry: ClassVar[bool] = False
-    began_ms: int = field(default_factory=lambda: started_ms(WINDOW_MS))
+    began_ms: int = field(default_factory=lambda: started_ms(10_000))
 
     @property
     def options(self) -> Sequence[str]:
@@ -60,8 +61,8 @@ class SumSample:
 
     def outcome(self, sources: Mapping[str, Sequence[Record]], batches: Sequence[Batch]) -> Outcome:
         """The sum of each customer in each window that has closed."""
-        windows = into_windows(SOURCE, sources[SOURCE], batches, time_ms=self._time_ms, size_ms=WINDOW_MS)
-        rows: Counter[Row] = Counter()
+        windows = into_windows(SOURCE, sources[SOURCE], batches, time_ms=self._time_ms, size_ms=self.window_ms)
+        rows: dict[Row, int] = {}
         for start, records in windows.closed.items():
             amounts: dict[str, list[int]] = defaultdict(list)
             for record in records:
@@ -69,7 +70,7 @@ class SumSample:
                 amounts[payment["customer"]].append(payment["amount"])
             for customer, each in amounts.items():
                 value = {"window": text_of(start), "sum": sum(each), "payments": len(each)}
-                rows[Row(customer, json.dumps(value, separators=(",", ":")))] += 1
+                rows[Row(customer, json.dumps(value, separators=(",", ":")))] = windows.closed_by[start]
         return Outcome(
             rows=rows,
             unread=of_sample(windows.unread),

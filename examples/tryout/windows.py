@@ -18,12 +18,14 @@ class Windows:
 
     Attributes:
         closed: Windows that the watermark has passed, and which have come out.
+        closed_by: The batch in which they have.
         open: Windows that wait for it.
         late: Rows that came when their window had come out already.
         unread: Rows that no batch has read yet.
     """
 
-    closed: dict[int, list[Record]] = field(default_factory=lambda: defaultdict(list))
+    closed: dict[int, list[Record]] = field(default_factory=dict)
+    closed_by: dict[int, int] = field(default_factory=dict)
     open: dict[int, list[Record]] = field(default_factory=lambda: defaultdict(list))
     late: list[Record] = field(default_factory=list)
     unread: list[Record] = field(default_factory=list)
@@ -50,9 +52,8 @@ def into_windows(
         size_ms: How long a window is.
     """
     found = Windows()
-    watermark_ms = batches[-1].watermark_ms if batches else 0
     for record in records:
-        number = _reader(topic, record, batches)
+        number = reader(topic, record, batches)
         if number == NEVER_READ:
             found.unread.append(record)
             continue
@@ -60,19 +61,16 @@ def into_windows(
         closed_before = batches[number - 1].watermark_ms if number else 0
         if start + size_ms <= closed_before:
             found.late.append(record)
-        elif start + size_ms <= watermark_ms:
-            found.closed[start].append(record)
         else:
             found.open[start].append(record)
+    for batch in batches:
+        for start in [each for each in found.open if each + size_ms <= batch.watermark_ms]:
+            found.closed[start] = found.open.pop(start)
+            found.closed_by[start] = batch.number
     return found
 
 
-def is_read(topic: str, record: Record, batches: Sequence[Batch]) -> bool:
-    """Whether a batch that is done has read it."""
-    return _reader(topic, record, batches[-1:]) != NEVER_READ
-
-
-def _reader(topic: str, record: Record, batches: Sequence[Batch]) -> int:
+def reader(topic: str, record: Record, batches: Sequence[Batch]) -> int:
     """The position in `batches` of the first one that ends behind the record."""
     return next(
         (
