@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -56,28 +57,37 @@ def try_out(script: str, sample: Sample, options: Sequence[str]) -> int:
     return 0 if count.is_done else 1
 
 
+def spark_environment(folder: Path, *, cores: int = 5, java: str = "") -> dict[str, str]:
+    """What spark-submit would be told on the command line, as PySpark takes it when Python starts it.
+
+    Args:
+        folder: For everything that Spark leaves behind when it is killed.
+        cores: How many tasks run at once.
+        java: Flags of the JVM.
+    """
+    packages = ",".join(str(jar) for jar in [*spark_kafka_jars(), *spark_avro_jars()])
+    settings = {
+        "spark.driver.bindAddress": "127.0.0.1",
+        "spark.driver.host": "127.0.0.1",
+        "spark.driver.extraJavaOptions": f"-Djava.io.tmpdir={folder} {java}".strip(),
+        "spark.local.dir": str(folder),
+        "spark.log.level": "WARN",
+        "spark.ui.enabled": "false",
+        "spark.ui.showConsoleProgress": "false",
+    }
+    words = [word for name, value in settings.items() for word in ("--conf", f"{name}={value}")]
+    return {
+        "PYSPARK_SUBMIT_ARGS": shlex.join(["--master", f"local[{cores}]", "--jars", packages, *words, "pyspark-shell"]),
+        "PYSPARK_PYTHON": sys.executable,
+        "SPARK_LOCAL_IP": "127.0.0.1",
+        "TMPDIR": str(folder),
+    }
+
+
 @contextmanager
 def _running(command: Sequence[str], folder: Path) -> Iterator[subprocess.Popen[bytes]]:
     """The example in a process group of its own, which is killed in the end, as anything may be at any time."""
-    packages = ",".join(str(jar) for jar in [*spark_kafka_jars(), *spark_avro_jars()])
-    spark = {
-        "spark.driver.bindAddress": "127.0.0.1",
-        "spark.driver.host": "127.0.0.1",
-        "spark.driver.extraJavaOptions": f"-Djava.io.tmpdir={folder}",
-        "spark.local.dir": str(folder),
-        "spark.ui.enabled": "false",
-        "spark.ui.showConsoleProgress": "false",
-        "spark.log.level": "WARN",
-    }
-    settings = [word for name, value in spark.items() for word in ("--conf", f"{name}={value}")]
-    submit = ["--master", "local[5]", "--jars", packages, *settings, "pyspark-shell"]
-    environment = {
-        **os.environ,
-        "PYSPARK_SUBMIT_ARGS": " ".join(submit),
-        "PYSPARK_PYTHON": sys.executable,
-        "SPARK_LOCAL_IP": "127.0.0.1",
-    }
-    job = subprocess.Popen(command, env=environment, start_new_session=True)
+    job = subprocess.Popen(command, env={**os.environ, **spark_environment(folder)}, start_new_session=True)
     try:
         yield job
     finally:
