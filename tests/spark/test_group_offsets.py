@@ -12,7 +12,7 @@ from confluent_kafka import Consumer, ConsumerGroupTopicPartitions
 from confluent_kafka.admin import AdminClient
 from pyspark.sql import SparkSession
 
-from spark.harness import new_name
+from spark.harness import eventually, new_name
 from spark.in_process import MARKS, CrashError, Stream, crash_at
 from sparkonce import ExactlyOnce, GroupOffsets, Guarantee, KafkaSink
 from sparkonce.embedded import Cluster
@@ -127,6 +127,21 @@ def test_a_decided_batch_brings_the_offsets_that_its_transaction_holds(stream: S
     with pytest.raises(CrashError):  # the run without a group finishes the transactions, and with them the offsets
         stream.run(listener=crash_at(Phase.IDLE, 1))
     assert group.read() == 800
+
+
+def test_offsets_that_are_lost_with_their_transaction_come_back_with_the_rows(stream: Stream, group: Group) -> None:
+    arguments = {
+        "group_offsets": group.offsets(in_transaction_of="kafka"),
+        "settings": {"transaction.timeout.ms": 2_000},
+    }
+    with pytest.raises(CrashError):
+        stream.run(listener=crash_at(Phase.FINISHING, 1), **arguments)
+    eventually(lambda: not stream.transactions("Ongoing", "PrepareAbort"), "the broker has aborted them")
+    assert group.read() == 400
+    healed = stream.run(**arguments)
+    assert [(done.batch, done.healed > 0) for done in healed] == [(1, True), (2, False)]
+    assert group.read() == 1000
+    assert stream.keys() == IDS
 
 
 def test_a_batch_without_rows_has_no_transaction_and_commits_them_alone(stream: Stream, group: Group) -> None:
