@@ -26,6 +26,7 @@ from confluent_kafka.admin import (
 )
 
 from integration.kafka_witness import LIMIT_S, Witness, eventually, new_name, until_final
+from secured import PASSWORD, make_keys, secured_cluster
 from sparkonce.embedded import Cluster
 from sparkonce.errors import ConfigurationError, PreflightError
 from sparkonce.guarantees import Guarantee
@@ -37,9 +38,6 @@ from sparkonce.sinks.kafka.preflight import preflight
 
 pytestmark = pytest.mark.kafka
 
-PASSWORD = "not, so; secret="  # noqa: S105
-PLAIN_USERS = ("plain", "half", "late")
-LOGIN = "org.apache.kafka.common.security"
 Settings = dict[str, Any]
 
 # kafka-python leaves the socket of a failed TLS handshake to the garbage collector.
@@ -48,46 +46,12 @@ leaves_sockets = pytest.mark.filterwarnings("ignore:unclosed <ssl.SSLSocket:Reso
 
 @pytest.fixture(scope="module")
 def keys(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An authority, and a certificate of it for the broker and one for a client, whose key has a password."""
-    folder = tmp_path_factory.mktemp("keys")
-
-    def openssl(*arguments: str) -> None:
-        subprocess.run(["openssl", *arguments], cwd=folder, check=True, capture_output=True, timeout=LIMIT_S)
-
-    for authority in ("ca", "stranger"):
-        openssl("req", "-x509", "-newkey", "rsa:2048", "-nodes", "-subj", f"/CN={authority}", "-days", "2",
-                "-keyout", f"{authority}.key", "-out", f"{authority}.pem")  # fmt: skip
-    for name, extension in (("broker", "subjectAltName=IP:127.0.0.1"), ("client", "keyUsage=digitalSignature")):
-        (folder / f"{name}.ext").write_text(extension)
-        openssl("req", "-newkey", "rsa:2048", "-nodes", "-subj", f"/CN={name}",
-                "-keyout", f"{name}.key", "-out", f"{name}.csr")  # fmt: skip
-        openssl("x509", "-req", "-in", f"{name}.csr", "-CA", "ca.pem", "-CAkey", "ca.key", "-CAcreateserial",
-                "-days", "2", "-extfile", f"{name}.ext", "-out", f"{name}.pem")  # fmt: skip
-    openssl("pkcs8", "-topk8", "-in", "client.key", "-passout", f"pass:{PASSWORD}", "-out", "client.locked.key")
-    (folder / "broker.both.pem").write_text((folder / "broker.key").read_text() + (folder / "broker.pem").read_text())
-    return folder
+    return make_keys(tmp_path_factory.mktemp("keys"))
 
 
 @pytest.fixture(scope="module")
 def cluster(keys: Path) -> Iterator[Cluster]:
-    users = " ".join(f'user_{name}="{PASSWORD}"' for name in PLAIN_USERS)
-    overrides = {
-        "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
-        "super.users": "User:ANONYMOUS;User:CN=client;User:token",
-        "listener.name.sasl.sasl.enabled.mechanisms": "PLAIN,SCRAM-SHA-256,SCRAM-SHA-512,OAUTHBEARER",
-        "listener.name.sasl.plain.sasl.jaas.config": f"{LOGIN}.plain.PlainLoginModule required {users};",
-        "listener.name.sasl.scram-sha-256.sasl.jaas.config": f"{LOGIN}.scram.ScramLoginModule required;",
-        "listener.name.sasl.scram-sha-512.sasl.jaas.config": f"{LOGIN}.scram.ScramLoginModule required;",
-        "listener.name.sasl.oauthbearer.sasl.jaas.config": (
-            f'{LOGIN}.oauthbearer.OAuthBearerLoginModule required unsecuredLoginStringClaim_sub="broker";'
-        ),
-        "listener.name.tls.ssl.keystore.type": "PEM",
-        "listener.name.tls.ssl.keystore.location": str(keys / "broker.both.pem"),
-        "listener.name.tls.ssl.truststore.type": "PEM",
-        "listener.name.tls.ssl.truststore.location": str(keys / "ca.pem"),
-        "listener.name.tls.ssl.client.auth": "required",
-    }
-    with Cluster(listeners={"SASL": "SASL_PLAINTEXT", "TLS": "SSL"}, overrides=overrides) as started:
+    with secured_cluster(keys) as started:
         yield started
 
 

@@ -14,7 +14,7 @@ from sparkonce.sources.consumer_names import JAVA, REFUSED, RENAMED, TABLE
 
 ROOT = Path(__file__).resolve().parents[2]
 BROKER = {"bootstrap.servers": "broker:9092"}
-SECRET = 'not, so; "secret" \\='
+SECRET = 'not, so; "secret" \\='  # noqa: S105
 
 
 def java(**settings: Any) -> dict[str, str]:

@@ -7,6 +7,7 @@ than it was told to is worse than one that does not start.
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -30,7 +31,10 @@ _LOGIN_MODULES: Mapping[str, str] = {
     "SCRAM-SHA-256": "org.apache.kafka.common.security.scram.ScramLoginModule",
     "SCRAM-SHA-512": "org.apache.kafka.common.security.scram.ScramLoginModule",
 }
-_PKCS8 = ("BEGIN PRIVATE KEY", "BEGIN ENCRYPTED PRIVATE KEY")
+_LOCKED = "BEGIN ENCRYPTED PRIVATE KEY"
+_PKCS8 = ("BEGIN PRIVATE KEY", _LOCKED)
+_PBES2 = bytes.fromhex("06092a864886f70d01050d")
+"""The object identifier of OpenSSL's way of locking keys, as it stands in them (RFC 8018)."""
 
 
 def consumer_settings(user: Mapping[str, Any]) -> dict[str, str]:
@@ -117,12 +121,24 @@ def _identity(plain: Mapping[str, Any], java: dict[str, str]) -> None:
             next_step="Convert it: openssl pkcs8 -topk8 -in OLD -out NEW (and -nocrypt for one without a password).",
             setting="ssl.key.location",
         )
+    if _LOCKED in text and _PBES2 in _der(text):
+        raise ConfigurationError(
+            f"ssl.key.location={str(key)!r} is locked with PBES2, which Kafka's Java client cannot open.",
+            next_step="Lock it in the older way: openssl pkcs8 -topk8 -v1 PBE-SHA1-3DES -in OLD -out NEW.",
+            setting="ssl.key.location",
+        )
     java["ssl.keystore.type"] = "PEM"
     if str(certificate) == str(key):
         java["ssl.keystore.location"] = str(key)
     else:
         java["ssl.keystore.certificate.chain"] = _read("ssl.certificate.location", str(certificate))
         java["ssl.keystore.key"] = text
+
+
+def _der(pem: str) -> bytes:
+    """The bytes of the locked key in a PEM text; what is not base64 is left to Java."""
+    body = pem.split(f"-----{_LOCKED}-----", 1)[1].split("-----", 1)[0]
+    return base64.b64decode("".join(body.split()) + "===")
 
 
 def _check_alone(java: Mapping[str, str], name: str, *others: str) -> None:

@@ -6,8 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from py4j.protocol import Py4JJavaError
-from pyspark.errors import AnalysisException
+from pyspark.errors import AnalysisException, IllegalArgumentException
 from pyspark.sql import DataFrame, SparkSession
 
 from sparkonce.errors import ConfigurationError
@@ -133,8 +132,8 @@ def _which(
 def _check_pattern(spark: SparkSession, pattern: str) -> None:
     try:
         spark.sparkContext._jvm.java.util.regex.Pattern.compile(pattern)
-    except Py4JJavaError as error:
-        reason = error.java_exception.getMessage().splitlines()[0]
+    except IllegalArgumentException as error:
+        reason = str(error).splitlines()[0]
         raise ConfigurationError(
             f"pattern={pattern!r} is no regular expression of Java's: {reason}.", setting="pattern"
         ) from None

@@ -1,0 +1,57 @@
+"""A broker with TLS, logins, and rights, and the keys for it."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+from sparkonce.embedded import Cluster
+
+PASSWORD = "not, so; secret="  # noqa: S105
+PLAIN_USERS = ("plain", "half", "late")
+LOGIN = "org.apache.kafka.common.security"
+_LIMIT_S = 60.0
+
+
+def make_keys(folder: Path) -> Path:
+    """An authority, and a certificate of it for the broker and one for a client, whose key has a password."""
+
+    def openssl(*arguments: str) -> None:
+        subprocess.run(["openssl", *arguments], cwd=folder, check=True, capture_output=True, timeout=_LIMIT_S)
+
+    for authority in ("ca", "stranger"):
+        openssl("req", "-x509", "-newkey", "rsa:2048", "-nodes", "-subj", f"/CN={authority}", "-days", "2",
+                "-keyout", f"{authority}.key", "-out", f"{authority}.pem")  # fmt: skip
+    for name, extension in (("broker", "subjectAltName=IP:127.0.0.1"), ("client", "keyUsage=digitalSignature")):
+        (folder / f"{name}.ext").write_text(extension)
+        openssl("req", "-newkey", "rsa:2048", "-nodes", "-subj", f"/CN={name}",
+                "-keyout", f"{name}.key", "-out", f"{name}.csr")  # fmt: skip
+        openssl("x509", "-req", "-in", f"{name}.csr", "-CA", "ca.pem", "-CAkey", "ca.key", "-CAcreateserial",
+                "-days", "2", "-extfile", f"{name}.ext", "-out", f"{name}.pem")  # fmt: skip
+    openssl("pkcs8", "-topk8", "-in", "client.key", "-passout", f"pass:{PASSWORD}", "-out", "client.locked.key")
+    openssl("pkcs8", "-topk8", "-v1", "PBE-SHA1-3DES", "-in", "client.key", "-passout", f"pass:{PASSWORD}",
+            "-out", "client.java.key")  # fmt: skip
+    (folder / "broker.both.pem").write_text((folder / "broker.key").read_text() + (folder / "broker.pem").read_text())
+    return folder
+
+
+def secured_cluster(keys: Path) -> Cluster:
+    """Not started yet. Listeners: SASL, and TLS that asks for the client's certificate."""
+    users = " ".join(f'user_{name}="{PASSWORD}"' for name in PLAIN_USERS)
+    overrides = {
+        "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
+        "super.users": "User:ANONYMOUS;User:CN=client;User:token",
+        "listener.name.sasl.sasl.enabled.mechanisms": "PLAIN,SCRAM-SHA-256,SCRAM-SHA-512,OAUTHBEARER",
+        "listener.name.sasl.plain.sasl.jaas.config": f"{LOGIN}.plain.PlainLoginModule required {users};",
+        "listener.name.sasl.scram-sha-256.sasl.jaas.config": f"{LOGIN}.scram.ScramLoginModule required;",
+        "listener.name.sasl.scram-sha-512.sasl.jaas.config": f"{LOGIN}.scram.ScramLoginModule required;",
+        "listener.name.sasl.oauthbearer.sasl.jaas.config": (
+            f'{LOGIN}.oauthbearer.OAuthBearerLoginModule required unsecuredLoginStringClaim_sub="broker";'
+        ),
+        "listener.name.tls.ssl.keystore.type": "PEM",
+        "listener.name.tls.ssl.keystore.location": str(keys / "broker.both.pem"),
+        "listener.name.tls.ssl.truststore.type": "PEM",
+        "listener.name.tls.ssl.truststore.location": str(keys / "ca.pem"),
+        "listener.name.tls.ssl.client.auth": "required",
+    }
+    return Cluster(listeners={"SASL": "SASL_PLAINTEXT", "TLS": "SSL"}, overrides=overrides)

@@ -1,0 +1,229 @@
+"""A consumer group that is told how far the query has come. What it knows is asked of the broker."""
+
+from __future__ import annotations
+
+import logging
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from confluent_kafka import Consumer, ConsumerGroupTopicPartitions
+from confluent_kafka.admin import AdminClient
+from pyspark.sql import SparkSession
+
+from spark.harness import eventually, new_name
+from spark.in_process import MARKS, CrashError, Stream, crash_at
+from sparkonce import ExactlyOnce, GroupOffsets, Guarantee, KafkaSink
+from sparkonce.embedded import Cluster
+from sparkonce.embedded.jars import KAFKA_VERSION, find_java, kafka_jars, resolve
+from sparkonce.errors import ConfigurationError
+from sparkonce.protocol.state import Phase
+from sparkonce.testing.kafka import describe_transactions
+
+pytestmark = MARKS
+
+IDS = [f"{number:05d}" for number in range(1_000)]
+BATCH = 400
+LIMIT_S = 30.0
+
+
+class Group:
+    """A consumer group that nobody is a member of."""
+
+    def __init__(self, stream: Stream) -> None:
+        self.name = new_name("group")
+        self._stream = stream
+        self._admin = AdminClient({"bootstrap.servers": stream.bootstrap})
+
+    def offsets(self, **more: object) -> GroupOffsets:
+        return GroupOffsets(self.name, {"bootstrap.servers": self._stream.bootstrap}, **more)  # type: ignore[arg-type]
+
+    def read(self) -> int:
+        """How many records of the source it says are read, by what is committed in it."""
+        asked = [ConsumerGroupTopicPartitions(self.name)]
+        (answer,) = self._admin.list_consumer_group_offsets(asked, require_stable=True).values()
+        found = answer.result(LIMIT_S).topic_partitions
+        assert {partition.topic for partition in found} <= {self._stream.source}
+        return sum(int(partition.offset) for partition in found)
+
+
+@pytest.fixture
+def stream(spark: SparkSession, kafka: Cluster, tmp_path: Path) -> Stream:
+    return Stream(spark, kafka, tmp_path, IDS)
+
+
+@pytest.fixture
+def group(stream: Stream) -> Group:
+    return Group(stream)
+
+
+Told = list[tuple[str, int, int]]
+
+
+def watch(group: Group, told: Told, phases: set[Phase]) -> Callable[[Phase, int], None]:
+    def listen(phase: Phase, batch: int) -> None:
+        if phase in phases:
+            told.append((phase.name, batch, group.read()))
+
+    return listen
+
+
+def test_offsets_are_committed_when_a_batch_is_finished_and_never_before(stream: Stream, group: Group) -> None:
+    told: Told = []
+    phases = {Phase.WRITING, Phase.DECIDING, Phase.FINISHING, Phase.SWEEPING_OWN, Phase.IDLE}
+    stream.run(group_offsets=group.offsets(), listener=watch(group, told, phases))
+    for batch, before, after in ((0, 0, 400), (1, 400, 800), (2, 800, 1000)):
+        seen = {(phase, read) for phase, number, read in told if number == batch}
+        earlier = {(phase.name, before) for phase in phases - {Phase.IDLE}}
+        assert seen == {*earlier, ("IDLE", after)}
+    assert stream.keys() == IDS
+
+
+@pytest.mark.parametrize("phase", [Phase.DECIDING, Phase.FINISHING, Phase.IDLE])
+def test_a_crash_leaves_them_behind_and_the_next_run_catches_up(stream: Stream, group: Group, phase: Phase) -> None:
+    with pytest.raises(CrashError):
+        stream.run(group_offsets=group.offsets(), listener=crash_at(phase, 1))
+    assert group.read() == (800 if phase is Phase.IDLE else 400)
+    told: Told = []
+    stream.run(group_offsets=group.offsets(), listener=watch(group, told, {Phase.IDLE}))
+    assert told[0] == ("IDLE", 1, 800), "the batch that the crashed run had begun comes first"
+    assert group.read() == 1000
+    assert stream.keys() == IDS
+
+
+def test_in_a_transaction_they_are_seen_together_with_its_rows(stream: Stream, group: Group) -> None:
+    told: list[tuple[str, int]] = []
+
+    def listen(phase: Phase, batch: int) -> None:
+        if batch == 1 and phase in (Phase.DECIDING, Phase.FINISHING):
+            # A pending offset makes a stable read impossible: ask what the coordinator has in the transactions.
+            states = describe_transactions(stream.bootstrap, list(stream.transactions("Ongoing"))).values()
+            topics = {topic for one in states for topic, _ in one.partitions}
+            told.append((phase.name, int("__consumer_offsets" in topics)))
+
+    stream.run(group_offsets=group.offsets(in_transaction_of="kafka"), listener=listen)
+    assert told == [("DECIDING", 1), ("FINISHING", 1)]
+    assert group.read() == 1000
+    assert stream.keys() == IDS
+
+
+def test_of_a_transaction_that_is_aborted_the_offsets_are_gone_too(stream: Stream, group: Group) -> None:
+    offsets = group.offsets(in_transaction_of="kafka")
+    with pytest.raises(CrashError):
+        stream.run(group_offsets=offsets, listener=crash_at(Phase.DECIDING, 1))
+    with pytest.raises(CrashError):  # by now the undecided batch of the first run is swept
+        stream.run(group_offsets=offsets, listener=crash_at(Phase.WRITING, 1))
+    assert group.read() == 400
+    stream.run(group_offsets=offsets)
+    assert group.read() == 1000
+    assert stream.keys() == IDS
+
+
+def test_a_decided_batch_brings_the_offsets_that_its_transaction_holds(stream: Stream, group: Group) -> None:
+    offsets = group.offsets(in_transaction_of="kafka")
+    with pytest.raises(CrashError):
+        stream.run(group_offsets=offsets, listener=crash_at(Phase.FINISHING, 1))
+    with pytest.raises(CrashError):  # the run without a group finishes the transactions, and with them the offsets
+        stream.run(listener=crash_at(Phase.IDLE, 1))
+    assert group.read() == 800
+
+
+def test_offsets_that_are_lost_with_their_transaction_come_back_with_the_rows(stream: Stream, group: Group) -> None:
+    arguments = {
+        "group_offsets": group.offsets(in_transaction_of="kafka"),
+        "settings": {"transaction.timeout.ms": 2_000},
+    }
+    with pytest.raises(CrashError):
+        stream.run(listener=crash_at(Phase.FINISHING, 1), **arguments)
+    eventually(lambda: not stream.transactions("Ongoing", "PrepareAbort"), "the broker has aborted them")
+    assert group.read() == 400
+    healed = stream.run(**arguments)
+    assert [(done.batch, done.healed > 0) for done in healed] == [(1, True), (2, False)]
+    assert group.read() == 1000
+    assert stream.keys() == IDS
+
+
+def test_a_batch_without_rows_has_no_transaction_and_commits_them_alone(stream: Stream, group: Group) -> None:
+    stream.run(lambda rows: rows.where("key < '00400'"), group_offsets=group.offsets(in_transaction_of="kafka"))
+    assert group.read() == 1000
+    assert stream.keys() == IDS[:400]
+
+
+def test_a_failure_is_a_warning_and_rows_go_on(stream: Stream, group: Group, caplog: pytest.LogCaptureFixture) -> None:
+    """A consumer that subscribes with the group's id makes the broker refuse offsets from outside."""
+    settings = {"bootstrap.servers": stream.bootstrap, "group.id": group.name, "enable.auto.commit": False}
+    member = Consumer({**settings, "auto.offset.reset": "earliest"})
+    member.subscribe([stream.source])
+    while not member.assignment():
+        member.poll(0.1)
+    try:
+        with caplog.at_level(logging.WARNING, logger="sparkonce"):
+            done = stream.run(group_offsets=group.offsets())
+    finally:
+        member.close()
+    assert [one.batch for one in done] == [0, 1, 2]
+    assert stream.keys() == IDS
+    warnings = [record.getMessage() for record in caplog.records if group.name in record.getMessage()]
+    assert len(warnings) == 3
+    assert all("UnknownMemberId" in text and "name another group" in text for text in warnings)
+    assert group.read() == 0
+
+
+@pytest.mark.parametrize(("sink", "warnings"), [(None, 3), ("kafka", 8)])
+def test_a_broker_that_is_not_there_costs_the_deadline_and_no_row(
+    stream: Stream, caplog: pytest.LogCaptureFixture, sink: str | None, warnings: int
+) -> None:
+    nowhere = {"bootstrap.servers": "127.0.0.1:1"}
+    with caplog.at_level(logging.WARNING, logger="sparkonce"):
+        stream.run(group_offsets=GroupOffsets("nobody", nowhere, in_transaction_of=sink, deadline_s=0.5))
+    assert stream.keys() == IDS
+    assert sum("'nobody'" in record.getMessage() for record in caplog.records) == warnings
+
+
+def test_what_somebody_sets_in_the_group_does_not_move_the_query(stream: Stream, group: Group) -> None:
+    stream.run(group_offsets=group.offsets())
+    fresh = Group(stream)  # as if all its offsets had been deleted
+    stream.send(["late"])
+    stream.run(group_offsets=fresh.offsets())
+    assert stream.keys() == sorted([*IDS, "late"])
+    assert fresh.read() == 1001
+
+
+def test_topics_that_are_not_named_are_left_out(stream: Stream, group: Group) -> None:
+    stream.run(group_offsets=group.offsets(topics=["another"]))
+    assert group.read() == 0
+
+
+def test_a_lag_tool_sees_them(stream: Stream, group: Group) -> None:
+    """Kafka's own ``kafka-consumer-groups --describe``."""
+    stream.run(group_offsets=group.offsets())
+    stream.send(["one", "two", "three"])
+    unneeded = ["connect-runtime", "connect-api", "connect-json", "kafka-clients", "kafka-server-common"]
+    tools = resolve([f"org.apache.kafka:kafka-tools:{KAFKA_VERSION}"], exclude=unneeded)
+    classpath = ":".join(str(jar) for jar in [*kafka_jars(), *tools])
+    main = "org.apache.kafka.tools.consumer.group.ConsumerGroupCommand"
+    arguments = ["--bootstrap-server", stream.bootstrap, "--describe", "--group", group.name]
+    done = subprocess.run(
+        [find_java(), "-cp", classpath, main, *arguments], capture_output=True, text=True, check=True, timeout=120
+    )
+    rows = [line.split() for line in done.stdout.splitlines() if line.startswith(group.name)]
+    assert sorted((int(row[2]), int(row[5])) for row in rows) == [(0, 1), (1, 1), (2, 1), (3, 0)], done.stdout
+
+
+def test_a_transaction_of_a_sink_that_has_none_is_refused(stream: Stream, group: Group) -> None:
+    settings = {"bootstrap.servers": stream.bootstrap}
+    for sink, name in (
+        (KafkaSink(settings, topic="t"), "kafak"),
+        (KafkaSink(settings, topic="t", guarantee=Guarantee.AT_LEAST_ONCE), "kafka"),
+    ):
+        with pytest.raises(ConfigurationError, match=f"in_transaction_of='{name}'"):
+            ExactlyOnce(sink, checkpoint="/nowhere", group_offsets=group.offsets(in_transaction_of=name))
+
+
+def test_a_group_on_another_cluster_than_the_sink_is_refused_at_the_start(stream: Stream) -> None:
+    with Cluster() as other:
+        elsewhere = GroupOffsets("group", {"bootstrap.servers": other.bootstrap}, in_transaction_of="kafka")
+        with pytest.raises(ConfigurationError, match=other.cluster_id):
+            stream.run(group_offsets=elsewhere)
+    assert not (stream.checkpoint / "offsets").exists()

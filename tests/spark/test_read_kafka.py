@@ -1,0 +1,217 @@
+"""`read_kafka` against a real broker: what is read, from where, and as whom."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import closing
+from datetime import datetime, timedelta, timezone
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import pytest
+from confluent_kafka import Producer
+from pyspark.sql import DataFrame, SparkSession
+
+from secured import PASSWORD, make_keys, secured_cluster
+from spark.harness import new_name
+from spark.in_process import MARKS
+from sparkonce import read_kafka
+from sparkonce.embedded import Cluster
+from sparkonce.errors import ConfigurationError
+from sparkonce.testing.kafka import create_topic, produce
+
+pytestmark = MARKS
+
+LIMIT_S = 120.0
+NOON = datetime(2026, 1, 31, 12, tzinfo=timezone.utc)
+
+
+def filled_topic(bootstrap: str, *, partitions: int = 2, rows: int = 10) -> str:
+    """A topic whose records are numbers, one partition after the other, a second apart from noon on."""
+    topic = new_name("numbers")
+    create_topic(bootstrap, topic, partitions)
+    noon_ms = int(NOON.timestamp() * 1000)
+    produce(
+        bootstrap,
+        topic,
+        (
+            {"value": str(each).encode(), "partition": each % partitions, "timestamp": noon_ms + 1000 * each}
+            for each in range(rows)
+        ),
+    )
+    return topic
+
+
+def numbers(stream: DataFrame, folder: Path) -> list[int]:
+    """All that there is to read now."""
+    found: list[int] = []
+
+    def take(rows: DataFrame, _: int) -> None:
+        found.extend(int(row["value"]) for row in rows.selectExpr("cast(value as string) as value").collect())
+
+    writer = stream.writeStream.foreachBatch(take).option("checkpointLocation", str(folder / new_name("checkpoint")))
+    query = writer.trigger(availableNow=True).start()
+    try:
+        assert query.awaitTermination(int(LIMIT_S))
+    finally:
+        query.stop()
+    return sorted(found)
+
+
+def reader(spark: SparkSession, kafka: Cluster, **arguments: Any) -> DataFrame:
+    return read_kafka(spark, {"bootstrap.servers": kafka.bootstrap}, **arguments)
+
+
+def test_where_it_starts(spark: SparkSession, kafka: Cluster, tmp_path: Path) -> None:
+    topic = filled_topic(kafka.bootstrap)
+
+    def read(starting: Any) -> list[int]:
+        return numbers(reader(spark, kafka, topics=topic, starting=starting), tmp_path)
+
+    assert numbers(reader(spark, kafka, topics=topic), tmp_path) == list(range(10))
+    assert read("latest") == []
+    assert read(NOON + timedelta(seconds=4)) == list(range(4, 10))
+    assert read({topic: {0: 3, 1: "latest"}}) == [6, 8]
+    assert read({topic: {0: NOON + timedelta(seconds=8), 1: NOON}}) == [1, 3, 5, 7, 8, 9]
+
+
+def test_what_it_reads(spark: SparkSession, kafka: Cluster, tmp_path: Path) -> None:
+    one, two = filled_topic(kafka.bootstrap, rows=4), filled_topic(kafka.bootstrap, rows=6)
+    both = sorted([*range(4), *range(6)])
+    assert numbers(reader(spark, kafka, topics=[one, two]), tmp_path) == both
+    assert numbers(reader(spark, kafka, pattern=f"(\\Q{one}\\E|{two})"), tmp_path) == both
+    assert numbers(reader(spark, kafka, partitions={two: [1]}), tmp_path) == [1, 3, 5]
+
+
+def test_rows_of_an_aborted_transaction_are_read_only_if_that_is_asked_for(
+    spark: SparkSession, kafka: Cluster, tmp_path: Path
+) -> None:
+    topic = filled_topic(kafka.bootstrap, rows=2)
+    producer = Producer({"bootstrap.servers": kafka.bootstrap, "transactional.id": new_name("aborts")})
+    producer.init_transactions(LIMIT_S)
+    producer.begin_transaction()
+    producer.produce(topic, b"1000", partition=0)
+    producer.flush(LIMIT_S)
+    producer.abort_transaction(LIMIT_S)
+    assert numbers(reader(spark, kafka, topics=topic), tmp_path) == [0, 1]
+    dirty = reader(spark, kafka, topics=topic, isolation_level="read_uncommitted")
+    assert numbers(dirty, tmp_path) == [0, 1, 1000]
+
+
+def test_batches_are_bounded(spark: SparkSession, kafka: Cluster, tmp_path: Path) -> None:
+    topic = filled_topic(kafka.bootstrap)
+    sizes: list[int] = []
+    stream = reader(spark, kafka, topics=topic, max_offsets_per_trigger=4)
+    writer = stream.writeStream.foreachBatch(lambda rows, _: sizes.append(rows.count()))
+    query = writer.option("checkpointLocation", str(tmp_path)).trigger(availableNow=True).start()
+    assert query.awaitTermination(int(LIMIT_S))
+    assert sizes == [4, 4, 2]
+
+
+def test_headers_are_a_column_if_asked_for(spark: SparkSession, kafka: Cluster) -> None:
+    assert "headers" not in reader(spark, kafka, topics="t").columns
+    assert "headers" in reader(spark, kafka, topics="t", headers=True).columns
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        ({}, "exactly one of topics, pattern and partitions"),
+        ({"topics": "t", "pattern": "t.*"}, "topics and pattern"),
+        ({"pattern": "t("}, r"pattern='t\('"),
+        ({"topics": "t", "isolation_level": "serializable"}, "isolation_level='serializable'"),
+        ({"topics": "t", "max_offsets_per_trigger": 0}, "max_offsets_per_trigger=0"),
+        ({"topics": "t", "options": {"FailOnDataLoss": "false"}}, "fail_on_data_loss"),
+        ({"topics": "t", "options": {"kafka.client.id": "x"}}, "kafka.client.id"),
+        ({"topics": "t", "starting": "first"}, "starting='first'"),
+    ],
+)
+def test_a_wrong_argument_is_named(
+    spark: SparkSession, kafka: Cluster, arguments: Mapping[str, Any], named: str
+) -> None:
+    with pytest.raises(ConfigurationError, match=named):
+        reader(spark, kafka, **arguments)
+
+
+def test_two_isolation_levels_are_refused(spark: SparkSession) -> None:
+    settings = {"bootstrap.servers": "nowhere:1", "isolation.level": "read_uncommitted"}
+    with pytest.raises(ConfigurationError, match=r"read_uncommitted.*read_committed"):
+        read_kafka(spark, settings, topics="t")
+
+
+def test_a_missing_connector_is_told_with_its_coordinate() -> None:
+    """In a process of its own, whose session has no jars."""
+    code = (
+        "from pyspark.sql import SparkSession\n"
+        "import sparkonce\n"
+        "spark = SparkSession.builder.master('local[1]').config('spark.ui.enabled', 'false').getOrCreate()\n"
+        "sparkonce.read_kafka(spark, {'bootstrap.servers': 'nowhere:1'}, topics='t')"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=LIMIT_S, check=False)
+    assert done.returncode != 0
+    coordinate = f"org.apache.spark:spark-sql-kafka-0-10_2.13:{version('pyspark')}"
+    assert f"ConfigurationError: this Spark session (version {version('pyspark')})" in done.stderr
+    assert f"spark.jars.packages={coordinate}" in done.stderr
+
+
+@pytest.fixture(scope="module")
+def keys(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_keys(tmp_path_factory.mktemp("keys"))
+
+
+@pytest.fixture(scope="module")
+def secured(keys: Path) -> Iterator[Cluster]:
+    with secured_cluster(keys) as cluster, closing(cluster):
+        yield cluster
+
+
+def test_librdkafkas_settings_lead_through_tls_and_logins(
+    spark: SparkSession, secured: Cluster, keys: Path, tmp_path: Path
+) -> None:
+    topic = filled_topic(secured.bootstrap)
+    tls = {
+        "bootstrap.servers": secured.bootstrap_of("TLS"),
+        "security.protocol": "ssl",
+        "ssl.ca.location": str(keys / "ca.pem"),
+        "ssl.certificate.location": str(keys / "client.pem"),
+        "ssl.key.location": str(keys / "client.java.key"),
+        "ssl.key.password": PASSWORD,
+    }
+    with pytest.raises(ConfigurationError, match="PBES2"):
+        read_kafka(spark, {**tls, "ssl.key.location": str(keys / "client.locked.key")}, topics=topic)
+    assert numbers(read_kafka(spark, tls, topics=topic), tmp_path) == list(range(10))
+    allow_reading(secured.bootstrap, "plain", topic)
+    login = {
+        "bootstrap.servers": secured.bootstrap_of("SASL"),
+        "security.protocol": "sasl_plaintext",
+        "sasl.mechanisms": "PLAIN",
+        "sasl.username": "plain",
+        "sasl.password": PASSWORD,
+    }
+    assert numbers(read_kafka(spark, login, topics=topic), tmp_path) == list(range(10))
+
+
+def allow_reading(bootstrap: str, user: str, topic: str) -> None:
+    from confluent_kafka.admin import (
+        AclBinding,
+        AclOperation,
+        AclPermissionType,
+        AdminClient,
+        ResourcePatternType,
+        ResourceType,
+    )
+
+    admin = AdminClient({"bootstrap.servers": bootstrap})
+    kinds = [
+        (ResourceType.TOPIC, topic, ResourcePatternType.LITERAL),
+        (ResourceType.GROUP, "*", ResourcePatternType.LITERAL),
+    ]
+    bindings = [
+        AclBinding(kind, name, pattern, f"User:{user}", "*", AclOperation.READ, AclPermissionType.ALLOW)
+        for kind, name, pattern in kinds
+    ]
+    for answer in admin.create_acls(bindings).values():
+        answer.result(LIMIT_S)

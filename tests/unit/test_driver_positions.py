@@ -1,0 +1,51 @@
+from __future__ import annotations
+
+import logging
+
+import pytest
+
+from sparkonce.driver.positions import Positions
+from sparkonce.errors import ConfigurationError
+
+
+class Reporter:
+    """Keeps what it is told, and fails if it is meant to."""
+
+    def __init__(self, error: Exception | None = None) -> None:
+        self.error = error
+        self.told: list[object] = []
+
+    def _hear(self, *what: object) -> None:
+        self.told.append(what)
+        if self.error is not None:
+            raise self.error
+
+    def check(self, facts: object) -> None:
+        self._hear("check", facts)
+
+    def before_decision(self, handles: object, sources: object) -> None:
+        self._hear("before", handles, sources)
+
+    def after_finish(self, sources: object) -> None:
+        self._hear("after", sources)
+
+    def close(self) -> None:
+        self._hear("close")
+
+
+def test_one_that_fails_is_told_of_and_the_others_are_still_told(caplog: pytest.LogCaptureFixture) -> None:
+    broken, other = Reporter(RuntimeError("no way")), Reporter()
+    positions = Positions([broken, other])
+    with caplog.at_level(logging.WARNING, logger="sparkonce"):
+        positions.before_decision((), ("a",))
+        positions.after_finish(("a",))
+        positions.close()
+    assert broken.told == other.told == [("before", (), ("a",)), ("after", ("a",)), ("close",)]
+    assert [record.getMessage() for record in caplog.records] == [
+        "a position could not be reported: RuntimeError: no way"
+    ] * 3
+
+
+def test_settings_that_do_not_fit_stop_the_start() -> None:
+    with pytest.raises(ConfigurationError):
+        Positions([Reporter(ConfigurationError("wrong"))]).check({})
