@@ -2,6 +2,7 @@
 """Runs sparkonce from a clone, on a machine that has Python and nothing of ours.
 
     python3 dev.py demo     the main job on an embedded broker, killed and restarted
+    python3 dev.py example  a job on an embedded broker, fed and counted: example etl, windowed_sum or enrichment
     python3 dev.py test     every check and every test, as CI runs them
     python3 dev.py run …    any command in the project's environment, for example: run sparkonce --help
     python3 dev.py lock     resolve the dependencies again, into requirements.lock
@@ -31,7 +32,7 @@ def main(arguments: list[str]) -> int:
     command, rest = (arguments[0], arguments[1:]) if arguments else ("help", [])
     if command == "lock":
         return lock()
-    if command not in {"demo", "test", "run"}:
+    if command not in {"demo", "example", "test", "run"}:
         print(__doc__)
         return 0 if command in {"help", "--help", "-h"} else 2
     environment()
@@ -40,7 +41,17 @@ def main(arguments: list[str]) -> int:
     java()
     if command == "demo":
         return call(["sparkonce", "demo", *rest])
+    if command == "example":
+        return example(rest)
     return test(rest)
+
+
+def example(rest: list[str]) -> int:
+    """One of the jobs in examples/, by its file's name, with options of its own."""
+    jobs = sorted(path.stem for path in (ROOT / "examples").glob("*.py") if "typer.run(" in path.read_text())
+    if not rest or rest[0] not in jobs:
+        stop(f"there are these examples: {', '.join(jobs)}", f"name one: python3 dev.py example {jobs[0]}")
+    return call(["python", str(ROOT / "examples" / f"{rest[0]}.py"), *rest[1:]])
 
 
 def test(rest: list[str]) -> int:

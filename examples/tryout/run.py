@@ -23,7 +23,7 @@ from tryout.trial import Count, Trial
 
 FEED_S = 20.0
 CHUNKS = 40
-LIMIT_S = 180.0
+LIMIT_S = 600.0
 POLL_S = 1.0
 
 
@@ -134,8 +134,8 @@ def _show(console: Console, count: Count, sample: Sample) -> None:
     console.print()
     console.print(table)
     console.print(
-        f"{count.late:,} records came too late for their window and were dropped. The job is ended by SIGKILL: it needs "
-        "no other way.",
+        f"{count.late:,} records came too late for their window and were dropped. The job was ended by SIGKILL: it "
+        "needs no other way.",
         style="dim",
         soft_wrap=True,
     )

@@ -1,4 +1,4 @@
-"""An example on a broker of its own: fed bit by bit, killed, started again, and judged by a model that knows no Spark."""
+"""An example on a broker of its own: fed bit by bit, killed, started again, and judged without Spark."""
 
 from __future__ import annotations
 
@@ -148,7 +148,7 @@ class ExampleJob:
         return run
 
     def kill_at(self, point: str, look: Callable[[ExampleJob, Visit], None] | None = None) -> None:
-        """Starts the example, waits until it is there, with rows under way where it can have any, looks, and kills it."""
+        """Starts the example, waits until it is there with rows under way, looks, and kills it."""
         hold = self._hold(point)
         run = self.start((point,) if point not in Phase.__members__ else ())
         self._feed()
