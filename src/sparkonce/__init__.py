@@ -9,9 +9,11 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from sparkonce.avro.registry import SchemaRegistry as SchemaRegistry
     from sparkonce.guarantees import Guarantee as Guarantee
     from sparkonce.sinks.base import TwoPhaseCommitSink as TwoPhaseCommitSink
     from sparkonce.sinks.kafka.sink import KafkaSink as KafkaSink
+    from sparkonce.spark.avro.columns import from_registry_avro as from_registry_avro
     from sparkonce.spark.exactly_once import ExactlyOnce as ExactlyOnce
 
 __version__ = "0.1.0"
@@ -20,10 +22,20 @@ _HOMES = {
     "ExactlyOnce": "sparkonce.spark.exactly_once",
     "Guarantee": "sparkonce.guarantees",
     "KafkaSink": "sparkonce.sinks.kafka.sink",
+    "SchemaRegistry": "sparkonce.avro.registry",
     "TwoPhaseCommitSink": "sparkonce.sinks.base",
+    "from_registry_avro": "sparkonce.spark.avro.columns",
 }
 
-__all__ = ["ExactlyOnce", "Guarantee", "KafkaSink", "TwoPhaseCommitSink", "__version__"]
+__all__ = [
+    "ExactlyOnce",
+    "Guarantee",
+    "KafkaSink",
+    "SchemaRegistry",
+    "TwoPhaseCommitSink",
+    "__version__",
+    "from_registry_avro",
+]
 
 
 def __getattr__(name: str) -> Any:
