@@ -9,11 +9,13 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from sparkonce.avro.registry import SchemaRegistry as SchemaRegistry
     from sparkonce.guarantees import Guarantee as Guarantee
     from sparkonce.sinks.base import TwoPhaseCommitSink as TwoPhaseCommitSink
     from sparkonce.sinks.kafka.sink import KafkaSink as KafkaSink
     from sparkonce.sources.group_offsets import GroupOffsets as GroupOffsets
     from sparkonce.sources.packages import spark_packages as spark_packages
+    from sparkonce.spark.avro.columns import from_registry_avro as from_registry_avro
     from sparkonce.spark.exactly_once import ExactlyOnce as ExactlyOnce
     from sparkonce.spark.read_kafka import read_kafka as read_kafka
 
@@ -24,9 +26,11 @@ _HOMES = {
     "GroupOffsets": "sparkonce.sources.group_offsets",
     "Guarantee": "sparkonce.guarantees",
     "KafkaSink": "sparkonce.sinks.kafka.sink",
+    "SchemaRegistry": "sparkonce.avro.registry",
     "TwoPhaseCommitSink": "sparkonce.sinks.base",
     "read_kafka": "sparkonce.spark.read_kafka",
     "spark_packages": "sparkonce.sources.packages",
+    "from_registry_avro": "sparkonce.spark.avro.columns",
 }
 
 __all__ = [
@@ -34,8 +38,10 @@ __all__ = [
     "GroupOffsets",
     "Guarantee",
     "KafkaSink",
+    "SchemaRegistry",
     "TwoPhaseCommitSink",
     "__version__",
+    "from_registry_avro",
     "read_kafka",
     "spark_packages",
 ]

@@ -6,6 +6,7 @@
     ├── ConfigurationError         a setting is missing, unknown or contradicts another
     │   └── SchemaError            a column is missing or has a type that the sink does not take
     ├── PreflightError             a server's setting, limit or permission does not allow the guarantee
+    ├── RegistryError              the schema registry refused, or gave no answer
     ├── LogError                   the decision log cannot be trusted or used
     │   ├── CorruptRecordError     a record's checksum or shape is wrong
     │   ├── NewerFormatError       a record was written by a newer library
@@ -64,6 +65,13 @@ class SchemaError(ConfigurationError):
 
 class PreflightError(SparkonceError):
     """A server's setting, limit or permission does not allow the guarantee asked for."""
+
+
+class RegistryError(SparkonceError):
+    """The schema registry refused, or gave no answer.
+
+    If it answered, ``details["status"]`` is HTTP's and ``details["code"]`` the registry's own, such as 40403.
+    """
 
 
 class LogError(SparkonceError):

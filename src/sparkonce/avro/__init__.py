@@ -1,0 +1,1 @@
+"""Avro schemas and the Schema Registry that keeps them. Knows nothing of Spark."""

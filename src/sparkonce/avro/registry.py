@@ -1,0 +1,251 @@
+"""Asks a Schema Registry, through confluent-kafka's own client: its cache, its retries, its security."""
+
+from __future__ import annotations
+
+import json
+import re
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from sparkonce.avro.schemas import Schema, inline, parse
+from sparkonce.errors import ConfigurationError, RegistryError
+
+T = TypeVar("T")
+
+SUBJECT_NOT_FOUND, VERSION_NOT_FOUND, SCHEMA_NOT_FOUND = 40401, 40402, 40403
+"""The registry's own error codes, see
+https://docs.confluent.io/platform/current/schema-registry/develop/api.html#errors"""
+
+DEFAULTS: Mapping[str, Any] = {"timeout": 10, "max.retries": 3}
+"""Ours where they differ: the client would wait for an answer for ever."""
+
+_SECRET = re.compile(r"password|secret|user\.info|token")
+
+# One client a process and settings, so that copies of a registry (each task of a worker unpickles one) share its cache.
+_clients: dict[str, Any] = {}
+_clients_lock = threading.Lock()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RegisteredSchema:
+    """An Avro schema that a registry knows.
+
+    Attributes:
+        id: What stands in the header of its records.
+        text: JSON, with its references written out.
+        subject: Under which it was asked for; None if it was asked for by id.
+        version: Of the subject, counted from 1; None if it was asked for by id.
+    """
+
+    id: int
+    text: str
+    subject: str | None = None
+    version: int | None = None
+
+
+class SchemaRegistry:
+    """A Schema Registry that speaks Confluent's protocol. Can be pickled; only the settings are.
+
+    Args:
+        settings: Those of confluent-kafka's ``SchemaRegistryClient``, under its names: ``url`` (several with commas),
+            ``basic.auth.user.info`` (``user:password``), ``ssl.ca.location``, ``ssl.certificate.location``,
+            ``ssl.key.location``, ``ssl.key.password``, ``bearer.auth.*``, ``proxy``, ``max.retries``,
+            ``retries.wait.ms``, ``cache.capacity``, and ``timeout`` in seconds for one request, 10 unless given.
+
+    Raises:
+        ConfigurationError: if ``url`` is missing, a setting is not known, or confluent-kafka lacks its registry client.
+    """
+
+    def __init__(self, settings: Mapping[str, Any]) -> None:
+        self._settings = {**DEFAULTS, **settings}
+        if not isinstance(self._settings.get("url"), str):
+            raise ConfigurationError(
+                "SchemaRegistry has no url", next_step="give it {'url': 'https://registry:8081'} at least."
+            )
+        self._client()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (SchemaRegistry, (self._settings,))
+
+    def __repr__(self) -> str:
+        return f"SchemaRegistry({self.url})"
+
+    @property
+    def url(self) -> str:
+        """Where it is, without user and password."""
+        return re.sub(r"//[^/@]*@", "//", self._settings["url"])
+
+    @property
+    def key(self) -> str:
+        """Equal for equal settings. Holds secrets: not to be shown."""
+        return json.dumps(self._settings, sort_keys=True, default=repr)
+
+    def versions(self, subject: str) -> list[RegisteredSchema]:
+        """Every version of a subject, the newest first. Those that were deleted softly too: their records are there.
+
+        Raises:
+            RegistryError: if there is no such subject, or no answer.
+            ConfigurationError: if one of them is not Avro.
+        """
+        numbers = self._ask(f"subject {subject!r}", lambda client: client.get_versions(subject, deleted=True))
+        return [self.version(subject, number) for number in sorted(numbers, reverse=True)]
+
+    def latest(self, subject: str) -> RegisteredSchema:
+        """The newest version that is not deleted, as it is now.
+
+        Raises:
+            RegistryError, ConfigurationError: see `versions`.
+        """
+        # The client's own `get_latest_version` answers from its cache for ever.
+        numbers = self._ask(f"subject {subject!r}", lambda client: client.get_versions(subject))
+        return self.version(subject, max(numbers))
+
+    def version(self, subject: str, number: int) -> RegisteredSchema:
+        """One version of a subject.
+
+        Raises:
+            RegistryError, ConfigurationError: see `versions`.
+        """
+        what = f"version {number} of subject {subject!r}"
+        found = self._ask(what, lambda client: client.get_version(subject, number, deleted=True))
+        text = self._text(found.schema, what)
+        return RegisteredSchema(id=found.schema_id, text=text, subject=subject, version=number)
+
+    def find(self, schema_id: int) -> RegisteredSchema | None:
+        """The schema of an id, whatever its subject; None if the registry says that there is none.
+
+        Raises:
+            RegistryError: if there is no answer, or another than these two.
+            ConfigurationError: if it is not Avro.
+        """
+        what = f"schema id {schema_id}"
+        try:
+            found = self._ask(what, lambda client: client.get_schema(schema_id))
+        except RegistryError as error:
+            if error.details.get("code") == SCHEMA_NOT_FOUND:
+                return None
+            raise
+        return RegisteredSchema(id=schema_id, text=self._text(found, what))
+
+    def register(self, subject: str, text: str) -> int:
+        """Registers a schema, unless it is there, and gives its id.
+
+        Raises:
+            RegistryError: if the subject's compatibility rule or the registry refuses it, or there is no answer.
+        """
+        schema = _avro(text)
+        what = f"registering under subject {subject!r}"
+        return int(self._ask(what, lambda client: client.register_schema(subject, schema)))
+
+    def lookup(self, subject: str, text: str) -> int:
+        """The id of a schema that is registered under a subject.
+
+        Raises:
+            RegistryError: if it is not, or there is no answer.
+        """
+        schema = _avro(text)
+        what = f"looking the schema up under subject {subject!r}"
+        return int(self._ask(what, lambda client: client.lookup_schema(subject, schema).schema_id))
+
+    def _text(self, schema: Any, what: str) -> str:
+        """The JSON of the client's own value, with references written out."""
+        kind = schema.schema_type or "AVRO"
+        if kind != "AVRO":
+            raise ConfigurationError(
+                f"{what} at {self.url} is of type {kind}: only AVRO is supported, neither JSON Schema nor Protobuf",
+                next_step="give a subject whose schemas are Avro.",
+                kind=kind,
+            )
+        if not schema.references:
+            return str(schema.schema_str)
+        found: dict[str, Schema] = {}
+        self._collect(schema, found)
+        return json.dumps(inline(parse(schema.schema_str, what), found))
+
+    def _collect(self, schema: Any, into: dict[str, Schema]) -> None:
+        for reference in schema.references or ():
+            if reference.name in into:
+                continue
+            what = f"version {reference.version} of subject {reference.subject!r}, a reference"
+            found = self._get_version(what, reference.subject, reference.version)
+            into[reference.name] = parse(found.schema_str, what)
+            self._collect(found, into)
+
+    def _get_version(self, what: str, subject: str, number: int) -> Any:
+        return self._ask(what, lambda client: client.get_version(subject, number, deleted=True)).schema
+
+    def _ask(self, what: str, question: Callable[[Any], T]) -> T:
+        """Raises what the client raises as one of our errors. Its retries and timeouts are its own."""
+        from confluent_kafka.schema_registry.error import SchemaRegistryError
+
+        try:
+            return question(self._client())
+        except SchemaRegistryError as error:
+            raise self._refused(what, error) from None
+        except Exception as error:  # the client's HTTP library, which is one of two, has its own
+            said = self._without_secrets(f"{type(error).__name__}: {error}")
+            raise RegistryError(
+                f"The schema registry at {self.url} gave no answer about {what}: {said}",
+                next_step="see that it runs and can be reached from here, and that the ssl.* settings fit it; "
+                "nothing is lost, start the query again.",
+            ) from error
+
+    def _refused(self, what: str, error: Any) -> RegistryError:
+        status, code = error.http_status_code, error.error_code
+        said = self._without_secrets(str(error.error_message))
+        next_step = _NEXT_STEPS.get(code) or _NEXT_STEPS.get(status) or "see the registry's log."
+        return RegistryError(
+            f"The schema registry at {self.url} refused {what}: {said} (HTTP {status}, code {code})",
+            next_step=next_step,
+            status=status,
+            code=code,
+        )
+
+    def _without_secrets(self, text: str) -> str:
+        values = [str(value) for name, value in self._settings.items() if _SECRET.search(name)]
+        values += [value.partition(":")[2] for value in values]
+        values += re.findall(r"//([^/@]*)@", self._settings["url"])
+        for value in sorted(filter(None, values), key=len, reverse=True):
+            text = text.replace(value, "***")
+        return text
+
+    def _client(self) -> Any:
+        key = self.key
+        with _clients_lock:
+            if key not in _clients:
+                _clients[key] = self._connect()
+            return _clients[key]
+
+    def _connect(self) -> Any:
+        try:
+            from confluent_kafka.schema_registry import SchemaRegistryClient
+        except ImportError as error:
+            raise ConfigurationError(
+                f"The schema registry's client is not installed: {error}", next_step="pip install 'sparkonce[avro]'"
+            ) from error
+        try:
+            return SchemaRegistryClient(dict(self._settings))
+        except (ValueError, TypeError, OSError) as error:
+            named = ", ".join(sorted(self._settings))
+            raise ConfigurationError(
+                f"SchemaRegistry does not take these settings ({named}): {self._without_secrets(str(error))}"
+            ) from error
+
+
+_NEXT_STEPS = {
+    401: "give user and password as basic.auth.user.info='user:password'.",
+    403: "let the user of basic.auth.user.info read the subject, or write to it where a schema is registered.",
+    SUBJECT_NOT_FOUND: "check the subject's name: it is <topic>-value unless another strategy is used.",
+    VERSION_NOT_FOUND: "give a version that the subject has.",
+    SCHEMA_NOT_FOUND: "register the schema, or say auto_register=True.",
+    409: "make the schema compatible with the subject's earlier versions, or change the subject's compatibility rule.",
+    422: "correct the schema.",
+}
+
+
+def _avro(text: str) -> Any:
+    from confluent_kafka.schema_registry import Schema as ClientSchema
+
+    return ClientSchema(text, "AVRO")

@@ -1,0 +1,221 @@
+"""Avro schemas as JSON: what stands in them, references put in their place, and the envelope around a record.
+
+The envelope makes Confluent's wire format plain Avro. Its five bytes before a record (a zero, and the schema's id as a
+big-endian int) are, to Avro, a ``fixed`` of size 5; so ``record {header: fixed(5), value: <schema>}`` reads and writes
+them together with the record, and no byte is copied to cut them off or put them on.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from sparkonce.errors import ConfigurationError
+
+Schema: TypeAlias = "str | dict[str, Any] | list[Any]"
+"""A schema as JSON has it."""
+
+HEADER_BYTES = 5
+PRIMITIVES = frozenset({"null", "boolean", "int", "long", "float", "double", "bytes", "string"})
+_NAMED = frozenset({"record", "error", "enum", "fixed"})
+_ENVELOPE = "__sparkonce_envelope"
+_HEADER = "__sparkonce_header"
+
+
+def wire_header(schema_id: int) -> bytes:
+    """What stands before a record of this schema: the magic byte 0 and the id, four bytes, the highest first."""
+    return b"\0" + schema_id.to_bytes(HEADER_BYTES - 1, "big")
+
+
+def parse(text: str, where: str) -> Schema:
+    """A schema's JSON, which may be a bare name.
+
+    Args:
+        text: JSON.
+        where: Where it is from, for the error.
+
+    Raises:
+        ConfigurationError: if it is not JSON, or not a schema.
+    """
+    try:
+        found = json.loads(text)
+    except ValueError as error:
+        raise ConfigurationError(f"{where} is not JSON: {error}", next_step="give an Avro schema as JSON.") from None
+    if not isinstance(found, str | dict | list):
+        raise ConfigurationError(f"{where} is {text[:40]!r}, which is no Avro schema")
+    return found
+
+
+def read_avsc(path: str | Path) -> str:
+    """The text of a file that holds one schema.
+
+    Raises:
+        ConfigurationError: if it cannot be read or is not JSON.
+    """
+    try:
+        text = Path(path).read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigurationError(f"The schema file {str(path)!r} cannot be read: {error}") from None
+    parse(text, f"The schema file {str(path)!r}")
+    return text
+
+
+def schema_text(given: str | Path | Mapping[str, Any], setting: str) -> str:
+    """JSON from whatever a user gives: JSON text, the path of an ``.avsc`` file, or the parsed JSON.
+
+    Raises:
+        ConfigurationError: if it is none of these.
+    """
+    if isinstance(given, Mapping):
+        return json.dumps(dict(given))
+    if isinstance(given, Path) or str(given).endswith(".avsc"):
+        return read_avsc(given)
+    parse(str(given), f"{setting}={str(given)[:60]!r}")
+    return str(given)
+
+
+def full_name(schema: Schema) -> str | None:
+    """A named type's name with its namespace; None for all others."""
+    if isinstance(schema, dict) and schema.get("type") in _NAMED:
+        return _full(schema["name"], schema.get("namespace", ""))
+    return None
+
+
+def may_be_null(schema: Schema) -> bool:
+    """Whether null is one of the schema's values."""
+    if isinstance(schema, list):
+        return any(may_be_null(one) for one in schema)
+    return schema == "null" or (isinstance(schema, dict) and schema.get("type") == "null")
+
+
+def is_recursive(schema: Schema) -> bool:
+    """Whether a record holds itself, however far down."""
+    return _holds_itself(schema, "", ())
+
+
+def inline(schema: Schema, references: Mapping[str, Schema]) -> Schema:
+    """The schema with every referenced type written out where it is first named.
+
+    Args:
+        schema: Names types that it does not define.
+        references: Other schemas that define them, by any name, as a registry lists them.
+
+    Raises:
+        ConfigurationError: if a type is defined nowhere.
+    """
+    definitions = {name: one for found in references.values() for name, one in _definitions(found, "")}
+    return _inlined(schema, "", definitions, set())
+
+
+def writer_envelope(text: str) -> str:
+    """The schema of a record together with the five bytes before it."""
+    header = {"name": "header", "type": {"type": "fixed", "name": _HEADER, "size": HEADER_BYTES}}
+    return _envelope([header, {"name": "value", "type": json.loads(text)}])
+
+
+def reader_envelope(text: str) -> str:
+    """What to read out of a `writer_envelope`.
+
+    Without the header, so Avro skips it. Where the record itself may be null, ``ok`` tells a null that was read from
+    one that stands for a record that could not be: its default is true. Elsewhere it would only cost time.
+    """
+    schema = json.loads(text)
+    ok = [{"name": "ok", "type": "boolean", "default": True}] if may_be_null(schema) else []
+    return _envelope([{"name": "value", "type": schema}, *ok])
+
+
+def _envelope(fields: list[dict[str, Any]]) -> str:
+    # No namespace: names inside mean what they mean without it.
+    return json.dumps({"type": "record", "name": _ENVELOPE, "fields": fields})
+
+
+def _full(name: str, namespace: str | None) -> str:
+    return name if "." in name or not namespace else f"{namespace}.{name}"
+
+
+def _space(full: str) -> str:
+    return full.rpartition(".")[0]
+
+
+def parts(schema: Schema) -> list[Schema]:
+    """The schemas that stand in a schema."""
+    if isinstance(schema, list):
+        return schema
+    if isinstance(schema, str):
+        return []
+    kind = schema.get("type")
+    if kind in ("record", "error"):
+        return [field["type"] for field in schema["fields"]]
+    if kind == "array":
+        return [schema["items"]]
+    if kind == "map":
+        return [schema["values"]]
+    return [kind] if isinstance(kind, dict | list) else []
+
+
+def _named(schema: Schema, namespace: str) -> tuple[str | None, str]:
+    """The full name that a schema defines, and the namespace inside it."""
+    if isinstance(schema, dict) and schema.get("type") in _NAMED:
+        full = _full(schema["name"], schema.get("namespace", namespace))
+        return full, _space(full)
+    return None, namespace
+
+
+def _definitions(schema: Schema, namespace: str) -> Iterator[tuple[str, Schema]]:
+    """All named types that a schema defines, each with the namespace it needs to be read alone."""
+    full, inside = _named(schema, namespace)
+    if full is not None and isinstance(schema, dict):
+        yield full, {**schema, "name": full.rpartition(".")[2], "namespace": inside}
+    for part in parts(schema):
+        yield from _definitions(part, inside)
+
+
+def _holds_itself(schema: Schema, namespace: str, around: tuple[str, ...]) -> bool:
+    if isinstance(schema, str):
+        return schema not in PRIMITIVES and (_full(schema, namespace) in around or schema in around)
+    if isinstance(schema, dict) and isinstance(schema.get("type"), str) and not parts(schema):
+        return _holds_itself(schema["type"], namespace, around) if schema["type"] not in _NAMED else False
+    full, inside = _named(schema, namespace)
+    around = (*around, full) if full is not None else around
+    return any(_holds_itself(part, inside, around) for part in parts(schema))
+
+
+def _inlined(schema: Schema, namespace: str, definitions: Mapping[str, Schema], done: set[str]) -> Schema:
+    if isinstance(schema, list):
+        return [_inlined(one, namespace, definitions, done) for one in schema]
+    if isinstance(schema, str):
+        return _inlined_name(schema, namespace, definitions, done)
+    kind = schema["type"]
+    if kind == "array":
+        return {**schema, "items": _inlined(schema["items"], namespace, definitions, done)}
+    if kind == "map":
+        return {**schema, "values": _inlined(schema["values"], namespace, definitions, done)}
+    full, inside = _named(schema, namespace)
+    if full is None:
+        return {**schema, "type": _inlined(kind, namespace, definitions, done)}
+    if full in done:
+        return full
+    done.add(full)
+    own = {**schema, "name": full.rpartition(".")[2], "namespace": inside}
+    if kind in ("record", "error"):
+        own["fields"] = [
+            {**field, "type": _inlined(field["type"], inside, definitions, done)} for field in schema["fields"]
+        ]
+    return own
+
+
+def _inlined_name(name: str, namespace: str, definitions: Mapping[str, Schema], done: set[str]) -> Schema:
+    if name in PRIMITIVES:
+        return name
+    # As Java's parser: a name without a namespace that is not found in the one around it is one of no namespace.
+    for full in (_full(name, namespace), name):
+        if full in done:
+            return full
+        if full in definitions:
+            return _inlined(definitions[full], "", definitions, done)
+    raise ConfigurationError(
+        f"The schema names the type {name!r}, which neither it nor its references define",
+        next_step="register the schema that defines it, and list it among the references.",
+    )

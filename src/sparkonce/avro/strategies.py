@@ -1,0 +1,52 @@
+"""Under which subject a schema is registered: the three strategies that every client of the registry knows.
+
+See https://docs.confluent.io/platform/current/schema-registry/fundamentals/serdes-develop/index.html#subject-name-strategy
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+
+from sparkonce.errors import ConfigurationError
+
+
+class SubjectStrategy(str, Enum):
+    """How a subject is named."""
+
+    TOPIC_NAME = "topic-name"
+    """``<topic>-value`` or ``<topic>-key``: one schema for all records of a topic. Everybody's default."""
+    RECORD_NAME = "record-name"
+    """The record's full name: one schema for a type, whatever topic it is in."""
+    TOPIC_RECORD_NAME = "topic-record-name"
+    """``<topic>-<full name>``: several types in one topic, each with a history of its own there."""
+
+
+def subject_name(strategy: SubjectStrategy | str, *, topic: str | None, field: str, record: str | None) -> str:
+    """The subject of a schema.
+
+    Args:
+        strategy: How to name it.
+        topic: Where the records go; `SubjectStrategy.RECORD_NAME` needs none.
+        field: ``value`` or ``key``.
+        record: The record's full name; `SubjectStrategy.TOPIC_NAME` needs none.
+
+    Raises:
+        ConfigurationError: if something that the strategy needs is missing.
+    """
+    try:
+        chosen = SubjectStrategy(strategy)
+    except ValueError:
+        known = ", ".join(one.value for one in SubjectStrategy)
+        raise ConfigurationError(f"strategy={strategy!r} is not known", next_step=f"say one of {known}.") from None
+    if field not in ("value", "key"):
+        raise ConfigurationError(f"field={field!r}", next_step="say value or key.")
+    if chosen is not SubjectStrategy.RECORD_NAME and not topic:
+        raise ConfigurationError(f"strategy={chosen.value} needs topic, and topic={topic!r}")
+    if chosen is SubjectStrategy.TOPIC_NAME:
+        return f"{topic}-{field}"
+    if not record:
+        raise ConfigurationError(
+            f"strategy={chosen.value} needs a named type, and the schema is none",
+            next_step="make the schema a record with a name, or use strategy=topic-name.",
+        )
+    return record if chosen is SubjectStrategy.RECORD_NAME else f"{topic}-{record}"

@@ -1,0 +1,98 @@
+"""Spark's own Avro module, which is a jar beside Spark: its functions, and what to do where it is missing."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from pyspark.sql import Column, SparkSession
+from pyspark.sql.avro import functions as avro
+
+from sparkonce.avro.schemas import is_recursive
+from sparkonce.errors import ConfigurationError
+
+OURS = ("mode", "avroSchema", "avroSchemaUrl")
+"""Options of ``from_avro`` that are set here."""
+
+_DEPTH = "recursiveFieldMaxDepth"
+
+
+def read(value: Column, writer: str, reader: str, options: Mapping[str, str]) -> Column:
+    """``from_avro``; what cannot be read is null, or all null if the reader's schema is a record."""
+    return avro.from_avro(value, writer, {**options, "avroSchema": reader, "mode": "PERMISSIVE"})
+
+
+def write(value: Column, schema: str) -> Column:
+    """``to_avro``."""
+    return avro.to_avro(value, schema)
+
+
+def check_options(options: Mapping[str, str] | None) -> dict[str, str]:
+    """Options of ``from_avro`` that a user gives.
+
+    Raises:
+        ConfigurationError: if one of them is set here.
+    """
+    given = {str(name): str(value) for name, value in (options or {}).items()}
+    for name in given:
+        if name.lower() in {ours.lower() for ours in OURS}:
+            raise ConfigurationError(
+                f"options has {name}, which is set by on_error and reader", next_step="leave it out."
+            )
+    return given
+
+
+def check_readable(schema: str, where: str, options: Mapping[str, str]) -> None:
+    """Whether Spark has a type for an Avro schema.
+
+    Raises:
+        ConfigurationError: if there is no classic Spark session, Spark lacks its Avro module, or has no such type.
+    """
+    jvm = require_module()
+    if is_recursive(json.loads(schema)) and _DEPTH not in options:
+        raise ConfigurationError(
+            f"{where} holds itself (a recursive type), and Spark's types cannot",
+            next_step=f"say how deep to read it: options={{'{_DEPTH}': '3'}}.",
+        )
+    try:
+        parsed = getattr(jvm, "org.apache.avro.Schema$Parser")().parse(schema)
+        # With the options that are given only by `from_avro` itself, a recursive schema is checked when the query starts.
+        if _DEPTH not in options:
+            jvm.org.apache.spark.sql.avro.SchemaConverters.toSqlType(parsed)
+    except Exception as error:
+        raise ConfigurationError(f"{where} has no type in Spark: {_first_line(error)}") from error
+
+
+def avro_type(struct: Any, name: str, namespace: str) -> str:
+    """The Avro schema that Spark gives to a type of its own (``StructType`` of Python), as JSON."""
+    jvm = require_module()
+    jtype = jvm.org.apache.spark.sql.types.DataType.fromJson(struct.json())
+    return str(jvm.org.apache.spark.sql.avro.SchemaConverters.toAvroType(jtype, False, name, namespace).toString())
+
+
+def require_module() -> Any:
+    """The JVM of the session, with Spark's Avro module in it.
+
+    Raises:
+        ConfigurationError: if there is no classic Spark session, or the module is missing.
+    """
+    session = SparkSession.getActiveSession()
+    if session is None or not hasattr(session, "_jvm"):
+        raise ConfigurationError(
+            "There is no Spark session here", next_step="make one first: a classic one, not Spark Connect."
+        )
+    jvm = session._jvm
+    if not hasattr(jvm.org.apache.spark.sql.avro.AvroDataToCatalyst, "_fqn"):
+        raise ConfigurationError(
+            "Spark's Avro module is not there",
+            next_step="start Spark with spark.jars.packages=org.apache.spark:spark-avro_2.13:"
+            f"{session.version}; sparkonce.spark_packages() gives all that is needed.",
+        )
+    return jvm
+
+
+def _first_line(error: Exception) -> str:
+    java = getattr(error, "java_exception", None)
+    text = str(java.getMessage()) if java is not None else str(error)
+    return (text.strip().splitlines() or [type(error).__name__])[0]
