@@ -10,10 +10,15 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from sparkonce.avro.registry import SchemaRegistry as SchemaRegistry
+    from sparkonce.avro.strategies import SubjectStrategy as SubjectStrategy
     from sparkonce.guarantees import Guarantee as Guarantee
     from sparkonce.sinks.base import TwoPhaseCommitSink as TwoPhaseCommitSink
     from sparkonce.sinks.kafka.sink import KafkaSink as KafkaSink
+    from sparkonce.spark.avro.columns import decode_registry_avro as decode_registry_avro
+    from sparkonce.spark.avro.columns import from_avro_file as from_avro_file
     from sparkonce.spark.avro.columns import from_registry_avro as from_registry_avro
+    from sparkonce.spark.avro.columns import to_avro_file as to_avro_file
+    from sparkonce.spark.avro.columns import to_registry_avro as to_registry_avro
     from sparkonce.spark.exactly_once import ExactlyOnce as ExactlyOnce
 
 __version__ = "0.1.0"
@@ -23,8 +28,13 @@ _HOMES = {
     "Guarantee": "sparkonce.guarantees",
     "KafkaSink": "sparkonce.sinks.kafka.sink",
     "SchemaRegistry": "sparkonce.avro.registry",
+    "SubjectStrategy": "sparkonce.avro.strategies",
     "TwoPhaseCommitSink": "sparkonce.sinks.base",
+    "decode_registry_avro": "sparkonce.spark.avro.columns",
+    "from_avro_file": "sparkonce.spark.avro.columns",
     "from_registry_avro": "sparkonce.spark.avro.columns",
+    "to_avro_file": "sparkonce.spark.avro.columns",
+    "to_registry_avro": "sparkonce.spark.avro.columns",
 }
 
 __all__ = [
@@ -32,9 +42,14 @@ __all__ = [
     "Guarantee",
     "KafkaSink",
     "SchemaRegistry",
+    "SubjectStrategy",
     "TwoPhaseCommitSink",
     "__version__",
+    "decode_registry_avro",
+    "from_avro_file",
     "from_registry_avro",
+    "to_avro_file",
+    "to_registry_avro",
 ]
 
 
