@@ -10,12 +10,17 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from sparkonce.avro.registry import SchemaRegistry as SchemaRegistry
+    from sparkonce.avro.strategies import SubjectStrategy as SubjectStrategy
     from sparkonce.guarantees import Guarantee as Guarantee
     from sparkonce.sinks.base import TwoPhaseCommitSink as TwoPhaseCommitSink
     from sparkonce.sinks.kafka.sink import KafkaSink as KafkaSink
     from sparkonce.sources.group_offsets import GroupOffsets as GroupOffsets
     from sparkonce.sources.packages import spark_packages as spark_packages
+    from sparkonce.spark.avro.columns import decode_registry_avro as decode_registry_avro
+    from sparkonce.spark.avro.columns import from_avro_file as from_avro_file
     from sparkonce.spark.avro.columns import from_registry_avro as from_registry_avro
+    from sparkonce.spark.avro.columns import to_avro_file as to_avro_file
+    from sparkonce.spark.avro.columns import to_registry_avro as to_registry_avro
     from sparkonce.spark.exactly_once import ExactlyOnce as ExactlyOnce
     from sparkonce.spark.read_kafka import read_kafka as read_kafka
 
@@ -27,10 +32,15 @@ _HOMES = {
     "Guarantee": "sparkonce.guarantees",
     "KafkaSink": "sparkonce.sinks.kafka.sink",
     "SchemaRegistry": "sparkonce.avro.registry",
+    "SubjectStrategy": "sparkonce.avro.strategies",
     "TwoPhaseCommitSink": "sparkonce.sinks.base",
+    "decode_registry_avro": "sparkonce.spark.avro.columns",
+    "from_avro_file": "sparkonce.spark.avro.columns",
+    "from_registry_avro": "sparkonce.spark.avro.columns",
     "read_kafka": "sparkonce.spark.read_kafka",
     "spark_packages": "sparkonce.sources.packages",
-    "from_registry_avro": "sparkonce.spark.avro.columns",
+    "to_avro_file": "sparkonce.spark.avro.columns",
+    "to_registry_avro": "sparkonce.spark.avro.columns",
 }
 
 __all__ = [
@@ -39,11 +49,16 @@ __all__ = [
     "Guarantee",
     "KafkaSink",
     "SchemaRegistry",
+    "SubjectStrategy",
     "TwoPhaseCommitSink",
     "__version__",
+    "decode_registry_avro",
+    "from_avro_file",
     "from_registry_avro",
     "read_kafka",
     "spark_packages",
+    "to_avro_file",
+    "to_registry_avro",
 ]
 
 

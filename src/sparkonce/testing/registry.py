@@ -243,7 +243,7 @@ class RegistryServer:
         raise _RefusedError(404, 40403, "Schema not found")
 
     def _checked(self, body: Mapping[str, Any]) -> dict[str, Any]:
-        schema = {
+        schema: dict[str, Any] = {
             "schema": str(body.get("schema")),
             "schemaType": body.get("schemaType") or "AVRO",
             "references": list(body.get("references") or ()),

@@ -1,19 +1,27 @@
-"""The columns that a user asks for: Avro with a Schema Registry, and of plain schema files."""
+"""What a user decodes and encodes Avro with: records of a Schema Registry, and plain ones of schema files."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from pyspark.sql import Column
+from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - as everybody writes it
+from pyspark.sql.avro.functions import from_avro, to_avro
+from pyspark.sql.types import DataType
 
 from sparkonce.avro.registry import SchemaRegistry
-from sparkonce.avro.schemas import schema_text
-from sparkonce.errors import ConfigurationError
+from sparkonce.avro.schemas import full_name, parse, schema_text, wire_header, writer_envelope
+from sparkonce.avro.strategies import SubjectStrategy, subject_name
+from sparkonce.errors import ConfigurationError, SchemaError
 from sparkonce.spark.avro import module
-from sparkonce.spark.avro.decode import ASK, DEAD_LETTER, FAIL, LOCATED_BY, STOP, Decoding
+from sparkonce.spark.avro.decode import ASK, STOP, Decoding
+
+FAIL, DROP, DEAD_LETTER = "fail", "drop", "dead-letter"
+LOCATED_BY = ("topic", "partition", "offset")
+"""The columns of Spark's Kafka source that say where a record is."""
 
 
 def from_registry_avro(
@@ -27,11 +35,38 @@ def from_registry_avro(
     located_by: Sequence[str] = LOCATED_BY,
     options: Mapping[str, str] | None = None,
 ) -> Column:
-    """Decodes a column.
+    """Decodes records with a Schema Registry's header (a zero byte, the schema's id in four bytes, the Avro).
+
+    Every version of the subject is asked for once, now, and decoded in the JVM by ``from_avro``, evolved to the
+    reader's schema. A null value (a tombstone) is null.
+
+    Args:
+        column: Binary.
+        subject: Whose schemas the records have. Several, if there are several types and a reader that fits all.
+        registry: Where the schemas are.
+        reader: The schema of the result: a version of the subject, the path of an ``.avsc`` file, or JSON. By default
+            the latest version as it is now; pin it for queries with state, whose schema would change at a restart.
+        on_error: What to do with values that cannot be decoded. ``fail``: the query stops and names the record.
+            ``dead-letter``: the result is a struct of ``record`` and ``dead_letter``, a struct of ``reason``,
+            ``schema_id`` and ``value``; each value gives one of the two. For ``drop`` see `decode_registry_avro`.
+        later_ids: What to do with an id that is not among the subject's now. ``stop``: the query stops, and reads such
+            records in the JVM when it is started again, if the schema is registered by then. ``ask``: a Python worker
+            asks the registry and takes such records along, whatever their subject; every record pays for the way
+            there. By default ``stop`` for ``fail``, and ``ask`` otherwise.
+        located_by: The columns that say where a record is, for the error.
+        options: More options of ``from_avro``, such as ``recursiveFieldMaxDepth``.
 
     Raises:
-        ConfigurationError: if
+        ConfigurationError: if a setting is wrong, a schema is not Avro or has no type in Spark, or Spark's Avro module
+            is missing.
+        RegistryError: if the registry does not know the subject or version, refuses, or gives no answer.
     """
+    if on_error == DROP:
+        raise ConfigurationError(
+            "on_error='drop' takes rows away, which a column cannot",
+            next_step="use decode_registry_avro(df, on_error='drop', …).",
+        )
+    _check(on_error=(on_error, (FAIL, DEAD_LETTER)), later_ids=(later_ids, (None, STOP, ASK)))
     decoding = Decoding(
         F.col(column) if isinstance(column, str) else column,
         subjects=[subject] if isinstance(subject, str) else list(subject),
@@ -40,5 +75,150 @@ def from_registry_avro(
         later_ids=later_ids or (STOP if on_error == FAIL else ASK),
         options=options,
     )
-    complaint = F.raise_error(decoding.complaint(located_by))
-    return F.coalesce(decoding.value, F.when(decoding.failed, complaint))
+    return decoding.value_or_stop(located_by) if on_error == FAIL else decoding.value_and_letter(located_by)
+
+
+def decode_registry_avro(
+    df: DataFrame,
+    column: str = "value",
+    *,
+    into: str = "record",
+    on_error: str = FAIL,
+    dead_letter: str = "dead_letter",
+    metric: str = "sparkonce_avro",
+    **settings: Any,
+) -> DataFrame:
+    """Adds a column with the decoded records, and knows a third way with those that cannot be decoded.
+
+    Args:
+        df: Has the column, and those that say where a record is.
+        column: Binary.
+        into: The new column.
+        on_error: As in `from_registry_avro`, or ``drop``: such rows are left out and counted. The count is in
+            ``query.lastProgress["observedMetrics"][metric]["undecodable"]``, beside ``records``, of all rows.
+        dead_letter: The column for dead letters, null where there is a record.
+        metric: The name of the counts, see ``DataFrame.observe``; each of a query needs its own.
+        settings: Those of `from_registry_avro`.
+
+    Raises:
+        SchemaError: if the column is missing or not binary.
+        ConfigurationError, RegistryError: see `from_registry_avro`.
+    """
+    _check(on_error=(on_error, (FAIL, DROP, DEAD_LETTER)))
+    found = dict(df.dtypes).get(column)
+    if found != "binary":
+        raise SchemaError(
+            f"column={column!r} is {found or 'missing'}, and must be binary: the columns are {', '.join(df.columns)}"
+        )
+    if on_error == FAIL:
+        return df.withColumn(into, from_registry_avro(column, on_error=FAIL, **settings))
+    # The name is taken away again in the next step.
+    both = "__sparkonce_decoded"
+    decoded = df.withColumn(both, from_registry_avro(column, on_error=DEAD_LETTER, **settings))
+    decoded = decoded.withColumns({into: F.col(both)["record"], dead_letter: F.col(both)["dead_letter"]}).drop(both)
+    if on_error == DEAD_LETTER:
+        return decoded
+    is_dead = F.col(dead_letter).isNotNull()
+    counts = (F.count(F.lit(1)).alias("records"), F.count_if(is_dead).alias("undecodable"))
+    return decoded.observe(metric, *counts).where(~is_dead).drop(dead_letter)
+
+
+def to_registry_avro(
+    column: Column | str,
+    *,
+    registry: SchemaRegistry,
+    schema: str | Path | Mapping[str, Any] | DataType | None = None,
+    topic: str | None = None,
+    field: str = "value",
+    strategy: SubjectStrategy | str = SubjectStrategy.TOPIC_NAME,
+    subject: str | None = None,
+    auto_register: bool = True,
+    record_name: str = "topLevelRecord",
+) -> Column:
+    """Encodes a column as records with a Schema Registry's header. Null becomes null, a tombstone.
+
+    The schema is registered once, now, unless it is there.
+
+    Args:
+        column: What the schema describes; a struct for a record.
+        registry: Where schemas are.
+        schema: The path of an ``.avsc`` file, JSON, or a type of Spark's such as ``df.schema``. By default the latest
+            version of the subject.
+        topic: Where the records go, for the subject's name.
+        field: ``value`` or ``key``, for the subject's name.
+        strategy: How the subject is named.
+        subject: The subject's name, whatever the strategy.
+        auto_register: Whether to register the schema; if not, it must be there.
+        record_name: With a type of Spark's, the record's name, which may have a namespace: ``com.example.Order``.
+
+    Raises:
+        ConfigurationError: if a setting is wrong, the schema has no type in Spark, or Spark's Avro module is missing.
+        RegistryError: if the schema is not compatible with the subject's earlier ones, is not there though it must be,
+            or the registry gives no answer.
+    """
+    module.require_module()
+    text = None
+    if isinstance(schema, DataType):
+        namespace, _, name = record_name.rpartition(".")
+        text = module.avro_type(schema, name, namespace)
+    elif schema is not None:
+        text = schema_text(schema, "schema")
+    if subject is None:
+        record = full_name(parse(text, "schema")) if text is not None else None
+        subject = subject_name(strategy, topic=topic, field=field, record=record)
+    if text is None:
+        latest = registry.latest(subject)
+        text, schema_id = latest.text, latest.id
+    else:
+        schema_id = registry.register(subject, text) if auto_register else registry.lookup(subject, text)
+    value = F.col(column) if isinstance(column, str) else column
+    framed = F.struct(F.lit(wire_header(schema_id)).alias("header"), value.alias("value"))
+    return F.when(value.isNotNull(), to_avro(framed, writer_envelope(text)))
+
+
+def from_avro_file(
+    column: Column | str,
+    schema: str | Path | Mapping[str, Any],
+    *,
+    reader: str | Path | Mapping[str, Any] | None = None,
+    options: Mapping[str, str] | None = None,
+) -> Column:
+    """Decodes plain Avro, without a header, by ``from_avro``. A value that cannot be decoded stops the query.
+
+    Args:
+        column: Binary.
+        schema: What the records are written with: the path of an ``.avsc`` file, or JSON.
+        reader: The schema of the result, if it is another.
+        options: More options of ``from_avro``.
+
+    Raises:
+        ConfigurationError: if a schema cannot be read or has no type in Spark, or Spark's Avro module is missing.
+    """
+    given = module.check_options(options)
+    writer = schema_text(schema, "schema")
+    read = writer if reader is None else schema_text(reader, "reader")
+    module.check_readable(read, f"schema={str(reader or schema)[:60]!r}", given)
+    return from_avro(column, writer, {**given, "avroSchema": read, "mode": "FAILFAST"})
+
+
+def to_avro_file(column: Column | str, schema: str | Path | Mapping[str, Any]) -> Column:
+    """Encodes plain Avro, without a header, by ``to_avro``. Null becomes null.
+
+    Args:
+        column: What the schema describes.
+        schema: The path of an ``.avsc`` file, or JSON.
+
+    Raises:
+        ConfigurationError: if the schema cannot be read, or Spark's Avro module is missing.
+    """
+    module.require_module()
+    value = F.col(column) if isinstance(column, str) else column
+    text = json.dumps(parse(schema_text(schema, "schema"), "schema"))
+    return F.when(value.isNotNull(), to_avro(value, text))
+
+
+def _check(**settings: tuple[str | None, tuple[str | None, ...]]) -> None:
+    for name, (given, known) in settings.items():
+        if given not in known:
+            told = ", ".join(repr(one) for one in known if one is not None)
+            raise ConfigurationError(f"{name}={given!r} is not known", next_step=f"say one of {told}.")

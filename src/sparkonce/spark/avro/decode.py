@@ -25,10 +25,8 @@ from sparkonce.errors import ConfigurationError
 from sparkonce.spark.avro import module
 from sparkonce.spark.avro.later import DECODABLE, ask_registry
 
-FAIL, DROP, DEAD_LETTER = "fail", "drop", "dead-letter"
 STOP, ASK = "stop", "ask"
-LOCATED_BY = ("topic", "partition", "offset")
-"""The columns of Spark's Kafka source that say where a record is."""
+"""What to do with an id that the plan does not know."""
 
 
 class Decoding:
@@ -72,18 +70,26 @@ class Decoding:
         """The record; null if there is none."""
         return self._decoded["value"]
 
-    @property
-    def failed(self) -> Column:
-        """Whether there is no record though there are bytes. Look at it only where `value` is null."""
-        unread = self._decoded["ok"].isNull() if may_be_null(parse(self._schema, "")) else F.lit(True)
-        return self._value.isNotNull() & unread
+    def value_or_stop(self, located_by: Sequence[str]) -> Column:
+        """The record. Where there are bytes and no record, the query stops and says why."""
+        stop = F.raise_error(self.complaint(located_by))
+        return F.coalesce(self.value, F.when(self._failed, stop))
+
+    def value_and_letter(self, located_by: Sequence[str]) -> Column:
+        """A struct of ``record`` and ``dead_letter``, of which one at most is not null."""
+        letter = F.struct(self.reason.alias("reason"), self.schema_id.alias("schema_id"), self._value.alias("value"))
+        if self._late is None:
+            # It may be a good record, of a schema that is younger than the plan: never a dead letter.
+            stop = F.raise_error(self.complaint(located_by))
+            letter = F.when(self._is_framed() & ~self._is_known(), stop).otherwise(letter)
+        dead = F.when(self.value.isNull() & self._failed, letter)
+        return F.struct(self.value.alias("record"), dead.alias("dead_letter"))
 
     @property
-    def must_stop(self) -> Column:
-        """Whether the record's schema is not known to the plan, and nobody was asked: it may be a good record."""
-        if self._late is not None:
-            return F.lit(False)
-        return self._is_framed() & ~self._is_known()
+    def _failed(self) -> Column:
+        """Of a value that is null: whether there are bytes that should have been a record."""
+        unread = self._decoded["ok"].isNull() if may_be_null(parse(self._schema, "")) else F.lit(True)
+        return self._value.isNotNull() & unread
 
     @property
     def reason(self) -> Column:
@@ -115,17 +121,16 @@ class Decoding:
     def complaint(self, located_by: Sequence[str]) -> Column:
         """What a query says that stops at a value which cannot be decoded."""
         where = [F.concat(F.lit(f"{name}="), F.col(name).cast("string")) for name in located_by]
-        restart = (
-            "Next: if it was registered since then, start the query again, which reads it; nothing is lost. "
-            "Otherwise set on_error to dead-letter or drop."
-        )
-        next_step = F.when(self.must_stop, restart).otherwise(
-            "Next: correct the record's writer, or set on_error to dead-letter or drop."
-        )
-        return F.concat_ws(" ", F.lit("sparkonce: cannot decode the record at"), *where, self._colon(), next_step)
-
-    def _colon(self) -> Column:
-        return F.concat(F.lit(f"(subject {_listed(self._subjects)}): "), self.reason, F.lit("."))
+        next_step = F.lit("Next: correct the record's writer, or set on_error to dead-letter or drop.")
+        if self._late is None:
+            restart = (
+                "Next: if it was registered since then, start the query again, which reads it; nothing is lost. "
+                "Otherwise set later_ids to ask, and on_error to dead-letter or drop."
+            )
+            next_step = F.when(self._is_framed() & ~self._is_known(), restart).otherwise(next_step)
+        at = [F.lit("at"), *where] if where else []
+        why = F.concat(F.lit(f"(subject {_listed(self._subjects)}): "), self.reason, F.lit("."))
+        return F.concat_ws(" ", F.lit("sparkonce: cannot decode the record"), *at, why, next_step)
 
     def _is_framed(self) -> Column:
         return F.startswith(self._value, F.lit(b"\0")) & (F.octet_length(self._value) >= HEADER_BYTES)

@@ -36,14 +36,15 @@ _REWRITTEN = wire_header(0)
 def ask_registry(registry: SchemaRegistry, reader: str) -> Callable[[Column], Column]:
     """A function of binary values with a header, or null, that gives `DECODABLE` or `TOLD` values, or null for null."""
 
-    @pandas_udf("binary")
+    @pandas_udf("binary")  # type: ignore[untyped-decorator]  # PySpark's types are not read
     def ask(values: pd.Series) -> pd.Series:
         later = values[values.notna()]
         if later.empty:
             return values
         return values.where(values.isna(), later.map(_Answers(registry, reader, later)))
 
-    return ask
+    function: Callable[[Column], Column] = ask
+    return function
 
 
 class _Answers:

@@ -6,13 +6,14 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from py4j.java_gateway import JavaClass
 from pyspark.sql import Column, SparkSession
 from pyspark.sql.avro import functions as avro
 
 from sparkonce.avro.schemas import is_recursive
 from sparkonce.errors import ConfigurationError
 
-OURS = ("mode", "avroSchema", "avroSchemaUrl")
+_OURS = ("mode", "avroSchema", "avroSchemaUrl")
 """Options of ``from_avro`` that are set here."""
 
 _DEPTH = "recursiveFieldMaxDepth"
@@ -23,11 +24,6 @@ def read(value: Column, writer: str, reader: str, options: Mapping[str, str]) ->
     return avro.from_avro(value, writer, {**options, "avroSchema": reader, "mode": "PERMISSIVE"})
 
 
-def write(value: Column, schema: str) -> Column:
-    """``to_avro``."""
-    return avro.to_avro(value, schema)
-
-
 def check_options(options: Mapping[str, str] | None) -> dict[str, str]:
     """Options of ``from_avro`` that a user gives.
 
@@ -36,7 +32,7 @@ def check_options(options: Mapping[str, str] | None) -> dict[str, str]:
     """
     given = {str(name): str(value) for name, value in (options or {}).items()}
     for name in given:
-        if name.lower() in {ours.lower() for ours in OURS}:
+        if name.lower() in {ours.lower() for ours in _OURS}:
             raise ConfigurationError(
                 f"options has {name}, which is set by on_error and reader", next_step="leave it out."
             )
@@ -57,7 +53,7 @@ def check_readable(schema: str, where: str, options: Mapping[str, str]) -> None:
         )
     try:
         parsed = getattr(jvm, "org.apache.avro.Schema$Parser")().parse(schema)
-        # With the options that are given only by `from_avro` itself, a recursive schema is checked when the query starts.
+        # A recursive schema can only be checked by `from_avro` itself, which is given the depth.
         if _DEPTH not in options:
             jvm.org.apache.spark.sql.avro.SchemaConverters.toSqlType(parsed)
     except Exception as error:
@@ -83,7 +79,8 @@ def require_module() -> Any:
             "There is no Spark session here", next_step="make one first: a classic one, not Spark Connect."
         )
     jvm = session._jvm
-    if not hasattr(jvm.org.apache.spark.sql.avro.AvroDataToCatalyst, "_fqn"):
+    # What is no class is a package to py4j.
+    if not isinstance(jvm.org.apache.spark.sql.avro.AvroDataToCatalyst, JavaClass):
         raise ConfigurationError(
             "Spark's Avro module is not there",
             next_step="start Spark with spark.jars.packages=org.apache.spark:spark-avro_2.13:"
