@@ -22,13 +22,23 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - as everybody writes it
 
 from late_rows import LateRows
-from sparkonce import ExactlyOnce, GroupOffsets, KafkaSink, read_kafka
-from standin import SchemaRegistry, from_registry_avro
+from sparkonce import ExactlyOnce, GroupOffsets, KafkaSink, SchemaRegistry, from_registry_avro, read_kafka
 
 SOURCE = "flink-identify"
 TARGET = "suibianfade"
 SLOTS = 5
 GROUP = "identify-etl"
+MESSAGE = {
+    "type": "record",
+    "name": "Message",
+    "fields": [
+        {"name": "id", "type": "int"},
+        {"name": "name", "type": ["null", "string"], "default": None},
+        {"name": "identifyNumber", "type": ["null", "string"], "default": None},
+    ],
+}
+"""What the job reads, whatever newer versions of the subject add to it."""
+
 TRANSACTION_TIMEOUT_MS = 10 * 60 * 1000
 
 
@@ -48,7 +58,7 @@ def people(records: DataFrame, registry: SchemaRegistry) -> DataFrame:
         records: The Kafka source's columns.
         registry: Has the schema of the subject ``flink-identify-value``.
     """
-    message = from_registry_avro("value", subject=f"{SOURCE}-value", registry=registry)
+    message = from_registry_avro("value", subject=f"{SOURCE}-value", registry=registry, reader=MESSAGE)
     return records.select(message.alias("message"), "timestamp").select(
         "message.id", "message.name", "message.identifyNumber", "timestamp"
     )

@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.table import Table
 
 from sparkonce.embedded import Cluster, spark_avro_jars, spark_kafka_jars
-from standin import RegistryServer
+from sparkonce.testing.registry import RegistryServer
 from tryout.sample import Sample
 from tryout.trial import Count, Trial
 

@@ -1,7 +1,7 @@
 """Runs an example as its user does, with a desk on its way.
 
-``python -m spark.example_child CONFIG SCRIPT ARGUMENTS…``, where CONFIG is the JSON of a `Config`. The example is what it
-is: only the names ``ExactlyOnce`` and ``KafkaSink`` that it has imported are given a listener and a watched sink.
+``python -m spark.example_child CONFIG SCRIPT ARGUMENTS…``, where CONFIG is the JSON of a `Config`. The example is as
+it is: only the names ``ExactlyOnce`` and ``KafkaSink`` that it has imported get a listener and a watched sink.
 """
 
 from __future__ import annotations

@@ -25,6 +25,7 @@ from sparkonce.protocol.ownership import TransactionalId, short_query
 from sparkonce.protocol.state import Phase
 from sparkonce.protocol.view import LogView
 from sparkonce.testing.kafka import Transaction, list_transactions
+from sparkonce.testing.registry import RegistryServer
 from tryout.run import spark_environment
 from tryout.sample import Message, Row, Sample
 from tryout.trial import Count, Trial
@@ -117,7 +118,7 @@ class ExampleJob:
         sample = self.query.sample()
         with ExitStack() as stack:
             self.bootstrap = stack.enter_context(Cluster()).bootstrap
-            self._registry = stack.enter_context(registry_server()).url if sample.registry else None
+            self._registry = stack.enter_context(RegistryServer()).url if sample.registry else None
             self.trial = Trial(sample, bootstrap=self.bootstrap, checkpoint=self.checkpoint, registry=self._registry)
             self.trial.make_topics()
             stack.enter_context(self.desk)
@@ -234,9 +235,3 @@ class ExampleJob:
     def _feed(self) -> None:
         self.trial.send(self._left[: self.query.chunk])
         self._left = self._left[self.query.chunk :]
-
-
-def registry_server() -> Any:
-    from standin import RegistryServer
-
-    return RegistryServer()
