@@ -73,9 +73,10 @@ def from_registry_avro(
         registry=registry,
         reader=reader,
         later_ids=later_ids or (STOP if on_error == FAIL else ASK),
+        located_by=located_by,
         options=options,
     )
-    return decoding.value_or_stop(located_by) if on_error == FAIL else decoding.value_and_letter(located_by)
+    return decoding.value_or_stop() if on_error == FAIL else decoding.value_and_letter()
 
 
 def decode_registry_avro(

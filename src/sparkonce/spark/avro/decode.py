@@ -23,14 +23,14 @@ from sparkonce.avro.schemas import HEADER_BYTES, may_be_null, parse, reader_enve
 from sparkonce.avro.schemas import writer_envelope as envelope
 from sparkonce.errors import ConfigurationError
 from sparkonce.spark.avro import module
-from sparkonce.spark.avro.later import DECODABLE, ask_registry
+from sparkonce.spark.avro.later import DECODABLE, TOLD, ask_registry
 
 STOP, ASK = "stop", "ask"
 """What to do with an id that the plan does not know."""
 
 
 class Decoding:
-    """The columns that come of a column of records: the value, and why there is none.
+    """The columns that come of a column of records: the record, and why there is none.
 
     Args:
         value: Binary, or null for a tombstone.
@@ -38,6 +38,7 @@ class Decoding:
         registry: The registry.
         reader: See `sparkonce.from_registry_avro`.
         later_ids: See `sparkonce.from_registry_avro`.
+        located_by: See `sparkonce.from_registry_avro`.
         options: See `sparkonce.from_registry_avro`.
 
     Raises:
@@ -52,85 +53,89 @@ class Decoding:
         registry: SchemaRegistry,
         reader: int | str | Path | Mapping[str, Any] | None,
         later_ids: str,
+        located_by: Sequence[str],
         options: Mapping[str, str] | None,
     ) -> None:
         self._value = value
-        self._subjects = subjects
+        self._subjects = ", ".join(subjects)
+        self._where = [F.concat(F.lit(f"{name}="), F.col(name).cast("string")) for name in located_by]
         self._options = module.check_options(options)
         known = {version.id: version for subject in subjects for version in registry.versions(subject)}
         # Ids are given in order: the highest is the newest, and most records have it.
         self._known = [known[schema_id] for schema_id in sorted(known, reverse=True)]
         self._schema, where = _reader_schema(reader, subjects, registry)
         module.check_readable(self._schema, where, self._options)
-        self._late = self._asked(registry) if later_ids == ASK else None
+        unknown = F.when(self._is_framed() & ~self._is_known(), value)
+        self._answer = ask_registry(registry, self._schema)(unknown) if later_ids == ASK else None
         self._decoded = self._branches()
 
-    @property
-    def value(self) -> Column:
-        """The record; null if there is none."""
-        return self._decoded["value"]
-
-    def value_or_stop(self, located_by: Sequence[str]) -> Column:
+    def value_or_stop(self) -> Column:
         """The record. Where there are bytes and no record, the query stops and says why."""
-        stop = F.raise_error(self.complaint(located_by))
-        return F.coalesce(self.value, F.when(self._failed, stop))
+        stop = self._stop(self._reason(), "correct the record's writer, or set on_error to dead-letter or drop.")
+        return F.coalesce(self._decoded["value"], F.when(self._has_failed(), stop))
 
-    def value_and_letter(self, located_by: Sequence[str]) -> Column:
+    def value_and_letter(self) -> Column:
         """A struct of ``record`` and ``dead_letter``, of which one at most is not null."""
-        letter = F.struct(self.reason.alias("reason"), self.schema_id.alias("schema_id"), self._value.alias("value"))
-        if self._late is None:
-            # It may be a good record, of a schema that is younger than the plan: never a dead letter.
-            stop = F.raise_error(self.complaint(located_by))
-            letter = F.when(self._is_framed() & ~self._is_known(), stop).otherwise(letter)
-        dead = F.when(self.value.isNull() & self._failed, letter)
-        return F.struct(self.value.alias("record"), dead.alias("dead_letter"))
+        letter = F.struct(
+            self._reason().alias("reason"), self._schema_id().alias("schema_id"), self._value.alias("value")
+        )
+        record = self._decoded["value"]
+        dead = F.when(record.isNull() & self._has_failed(), letter)
+        return F.struct(record.alias("record"), dead.alias("dead_letter"))
 
-    @property
-    def _failed(self) -> Column:
-        """Of a value that is null: whether there are bytes that should have been a record."""
+    def _branches(self) -> Column:
+        """A struct of ``value``, and of ``ok`` where null may be a value; null, or all null, if it cannot be read."""
+        reader = reader_envelope(self._schema)
+        decoded: Any = F
+        for version in self._known:
+            row = module.read(self._value, envelope(version.text), reader, self._options)
+            decoded = decoded.when(_has_id(self._value, version), row)
+        if self._answer is None:
+            # It may be a good record of a schema that is younger than the plan, whatever on_error says.
+            why = F.concat(self._id_text(), F.lit(f" was not one of {self._subjects} when the query started"))
+            restart = (
+                "if it is registered by now, start the query again, which then reads it; nothing is lost. If it never "
+                "will be: later_ids='ask', and on_error='dead-letter' or 'drop'."
+            )
+            return decoded.otherwise(F.when(self._is_framed(), self._stop(why, restart)))
+        # What the worker gives back is written in the reader's own schema.
+        rewritten = F.when(F.startswith(self._answer, F.lit(DECODABLE)), self._answer)
+        return decoded.otherwise(module.read(rewritten, envelope(self._schema), reader, self._options))
+
+    def _has_failed(self) -> Column:
+        """Of a record that is null: whether there are bytes that should have been one."""
         unread = self._decoded["ok"].isNull() if may_be_null(parse(self._schema, "")) else F.lit(True)
         return self._value.isNotNull() & unread
 
-    @property
-    def reason(self) -> Column:
-        """Why a value could not be decoded."""
+    def _reason(self) -> Column:
         size = F.octet_length(self._value).cast("string")
+        start = F.hex(F.substring(self._value, 1, HEADER_BYTES))
         unframed = F.concat(
-            F.lit("it is not in the registry's wire format: "),
-            size,
-            F.lit(" bytes that begin with 0x"),
-            F.hex(F.substring(self._value, 1, HEADER_BYTES)),
+            F.lit("it is not in the registry's wire format ("), size, F.lit(" bytes, the first 0x"), start, F.lit(")")
         )
-        malformed = F.concat(F.lit("it is malformed for schema id "), self.schema_id.cast("string"))
-        unknown = F.concat(
-            F.lit("schema id "),
-            self.schema_id.cast("string"),
-            F.lit(f" was not among those of {_listed(self._subjects)} when the query started"),
+        malformed = F.concat(
+            F.lit("it is no record of "), self._id_text(), F.lit(", or cannot be evolved to the reader's schema")
         )
-        if self._late is not None:
-            told = F.decode(F.substring(self._late, 2, 1 << 20), "utf-8")
-            unknown = F.when(F.startswith(self._late, F.lit(DECODABLE)), malformed).otherwise(told)
-        return F.when(~self._is_framed(), unframed).when(self._is_known(), malformed).otherwise(unknown)
+        reason = F.when(~self._is_framed(), unframed)
+        if self._answer is not None:
+            is_told = F.startswith(self._answer, F.lit(TOLD))
+            told = F.decode(F.substring(self._answer, len(TOLD) + 1, 1 << 20), "utf-8")
+            reason = reason.when(is_told, told)
+        return reason.otherwise(malformed)
 
-    @property
-    def schema_id(self) -> Column:
-        """The id in the header, or null if there is no header."""
+    def _stop(self, why: Column, next_step: str) -> Column:
+        at = [F.lit("at"), *self._where] if self._where else []
+        of = F.concat(F.lit(f"(subject {self._subjects}): "), why, F.lit("."))
+        return F.raise_error(
+            F.concat_ws(" ", F.lit("sparkonce cannot decode the record"), *at, of, F.lit(f"Next: {next_step}"))
+        )
+
+    def _schema_id(self) -> Column:
         number = F.conv(F.hex(F.substring(self._value, 2, HEADER_BYTES - 1)), 16, 10).cast("long")
         return F.when(self._is_framed(), number)
 
-    def complaint(self, located_by: Sequence[str]) -> Column:
-        """What a query says that stops at a value which cannot be decoded."""
-        where = [F.concat(F.lit(f"{name}="), F.col(name).cast("string")) for name in located_by]
-        next_step = F.lit("Next: correct the record's writer, or set on_error to dead-letter or drop.")
-        if self._late is None:
-            restart = (
-                "Next: if it was registered since then, start the query again, which reads it; nothing is lost. "
-                "Otherwise set later_ids to ask, and on_error to dead-letter or drop."
-            )
-            next_step = F.when(self._is_framed() & ~self._is_known(), restart).otherwise(next_step)
-        at = [F.lit("at"), *where] if where else []
-        why = F.concat(F.lit(f"(subject {_listed(self._subjects)}): "), self.reason, F.lit("."))
-        return F.concat_ws(" ", F.lit("sparkonce: cannot decode the record"), *at, why, next_step)
+    def _id_text(self) -> Column:
+        return F.concat(F.lit("schema id "), self._schema_id().cast("string"))
 
     def _is_framed(self) -> Column:
         return F.startswith(self._value, F.lit(b"\0")) & (F.octet_length(self._value) >= HEADER_BYTES)
@@ -141,29 +146,9 @@ class Decoding:
             known = _has_id(self._value, version) | known
         return known
 
-    def _asked(self, registry: SchemaRegistry) -> Column:
-        unknown = F.when(~self._is_known() & self._is_framed(), self._value)
-        return ask_registry(registry, self._schema)(unknown)
-
-    def _branches(self) -> Column:
-        reader = reader_envelope(self._schema)
-        decoded: Any = F
-        for version in self._known:
-            row = module.read(self._value, envelope(version.text), reader, self._options)
-            decoded = decoded.when(_has_id(self._value, version), row)
-        if self._late is not None:
-            # What the worker gives back is written in the reader's own schema.
-            late = F.when(F.startswith(self._late, F.lit(DECODABLE)), self._late)
-            decoded = decoded.otherwise(module.read(late, envelope(self._schema), reader, self._options))
-        return decoded
-
 
 def _has_id(value: Column, version: RegisteredSchema) -> Column:
     return F.startswith(value, F.lit(wire_header(version.id)))
-
-
-def _listed(subjects: Sequence[str]) -> str:
-    return ", ".join(subjects)
 
 
 def _reader_schema(
