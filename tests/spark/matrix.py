@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from itertools import zip_longest
 from pathlib import Path
 
 from spark.desk import Hold
@@ -22,8 +23,10 @@ from sparkonce.protocol.state import Phase
 from sparkonce.spark.checkpoint import input_offsets
 
 ROWS_PER_BATCH = 1_000
-WARM = 4
+WARM = 3
 """Batches before the first kill: no window closes in the first ones."""
+
+STATE_FILES = frozenset({".delta", ".zip", ".changelog"})
 
 Batch = Sequence[Sequence[Message]]
 """Of each source, the rows of one batch."""
@@ -43,7 +46,7 @@ class Example:
         sql: More of Spark's SQL settings.
         no_data: Whether Spark also runs batches without data, which close windows or let timers fire, and the kills
             fall into these. Its input then comes in pieces, one more before each start.
-        files: Ending of a file that the state store must have written; empty for any.
+        state_files: Endings, out of `STATE_FILES`, of the files that its state store must have written.
     """
 
     name: str
@@ -54,7 +57,7 @@ class Example:
     output_mode: str = "append"
     sql: dict[str, str] = field(default_factory=dict)
     no_data: bool = False
-    files: str = ""
+    state_files: frozenset[str] = frozenset()
 
 
 class ExampleJob(AnyJob):
@@ -107,7 +110,8 @@ class ExampleJob(AnyJob):
 
     def batches(self) -> list[list[list[Message]]]:
         """The rows of each batch, as Spark's own offset log has divided them."""
-        every = [[*sent, *closing] for sent, closing in zip(self.example.sent, self.example.closing or [()] * 9)]
+        both = zip_longest(self.example.sent, self.example.closing, fillvalue=())
+        every = [[*sent, *closing] for sent, closing in both]
         ends = [dict.fromkeys(range(PARTITIONS), 0) for _ in every]
         found = []
         while (offsets := input_offsets(self.checkpoint, len(found))) is not None:
@@ -129,8 +133,9 @@ class ExampleJob(AnyJob):
     def judge(self) -> Verdict:
         return self.count(self.example.expected(self.batches()))
 
-    def state_files(self) -> set[str]:
-        return {path.suffix for path in (self.checkpoint / "state").rglob("*.*") if not path.name.startswith(".")}
+    def state_files(self) -> frozenset[str]:
+        """By which endings one sees which state store it was that wrote."""
+        return STATE_FILES & {path.suffix for path in (self.checkpoint / "state").rglob("*.*")}
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,6 +164,8 @@ def carry_out(
         for job in jobs:
             job.feed_all()
         start(jobs, folder / "last.log").finish(limit_s=2 * LIMIT_S)
+        for job in jobs:
+            assert job.state_files() == job.example.state_files, job.example.name
         return [Outcome(job.example, tuple(job.kills), job.judge()) for job in jobs]
 
 
@@ -176,20 +183,26 @@ def strike(point: str, jobs: Sequence[ExampleJob], log: Path) -> None:
         job.feed()
     holds = [hold_at(point, job, due(point, job)) for job in jobs]
     run = start(jobs, log)
-    for hold, job, visits in zip(holds, jobs, before):
+    for hold, job, visits in zip(holds, jobs, before, strict=True):
         wait_for(hold, job, visits, run)
-    for number, job in enumerate(jobs):
-        job.kills.append(kill_now(point, job, before[number], decided[number]))
+    for job, visits, last in zip(jobs, before, decided, strict=True):
+        kill = kill_now(point, job, visits, last)
+        assert not job.example.no_data or kill.batch == 0 or job.is_without_data(kill.batch), kill
+        job.kills.append(kill)
+    cpu_s(point, run)
+    run.kill()
+
+
+def cpu_s(point: str, run: Run) -> None:
     import sys
 
     from spark.processes import members
 
-    def cpu(pid):
-        f = open(f"/proc/{pid}/stat").read().rpartition(")")[2].split()
-        return sum(map(int, f[11:15])) / 100
-
-    print("CPU", point, sum(cpu(p) for p in members(run.pid)), len(members(run.pid)), file=sys.stderr, flush=True)
-    run.kill()
+    used = 0
+    for pid in members(run.pid):
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        used += sum(map(int, fields[11:15])) / 100
+    print("CPU", point, used, len(members(run.pid)), file=sys.__stderr__, flush=True)
 
 
 def due(point: str, job: ExampleJob) -> Callable[[int], bool] | None:
@@ -217,8 +230,6 @@ def check(outcomes: Iterable[Outcome]) -> None:
     for outcome in outcomes:
         assert outcome.verdict.is_exactly_once, f"{outcome.example.name}: {outcome.verdict}"
         check_points(outcome.kills)
-        if outcome.example.no_data:
-            pass
 
 
 def table(outcomes: Sequence[Outcome], points: Sequence[str]) -> str:
@@ -231,8 +242,6 @@ def table(outcomes: Sequence[Outcome], points: Sequence[str]) -> str:
         kills = Counter(kill.point for kill in outcome.kills)
         verdict = outcome.verdict
         cells = " ".join(f"{kills[point]:>2}" for point in points)
-        lines.append(
-            f"{outcome.example.name:<{width}}  {cells}  {verdict.rows:>6,}  {verdict.missing:>7}  {verdict.doubled:>7}  "
-            f"{verdict.strange:>7}"
-        )
+        counts = f"{verdict.rows:>6,}  {verdict.missing:>7}  {verdict.doubled:>7}  {verdict.strange:>7}"
+        lines.append(f"{outcome.example.name:<{width}}  {cells}  {counts}")
     return "\n".join(lines)

@@ -22,7 +22,7 @@ from sparkonce.embedded import Cluster
 
 pytestmark = [pytest.mark.kafka, pytest.mark.spark]
 
-ROWS = 40 * ROWS_PER_BATCH
+ROWS = 24 * ROWS_PER_BATCH
 
 PROVIDER = "spark.sql.streaming.stateStore.providerClass"
 ROCKSDB = {PROVIDER: "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"}
@@ -40,7 +40,7 @@ STORES = {
         "spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled": "true",
     },
 }
-FILES = {"hdfs": ".delta", "rocksdb": ".zip", "changelog": ".changelog"}
+FILES = {"hdfs": {".delta"}, "rocksdb": {".zip"}, "changelog": {".changelog", ".zip"}}
 
 
 def message(event: models.Event) -> Message:
@@ -84,7 +84,7 @@ def example(plan: str, store: str, *, no_data: bool = False) -> Example:
         output_mode="update" if plan == "sliding" else "append",
         sql=STORES[store],
         no_data=no_data,
-        files=FILES[store],
+        state_files=frozenset(FILES[store]),
     )
 
 
@@ -96,7 +96,7 @@ COVER = (
     ("left_outer_join", "changelog", False),
     ("distinct", "rocksdb", False),
     ("distinct_within_watermark", "changelog", False),
-    ("transform_with_state", "rocksdb", False),
+    ("transform_with_state", "rocksdb", True),
 )
 
 
