@@ -33,9 +33,13 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
 
     os.environ["PYSPARK_PYTHON"] = sys.executable
     folder = str(tmp_path_factory.mktemp("spark"))
-    nothing = dict.fromkeys(("bootstrap", "source", "target", "checkpoint", "desk"), "")
+    nothing = dict.fromkeys(("bootstrap", "target", "checkpoint", "desk"), "")
     config = Config(
-        jars=tuple(str(jar) for jar in spark_kafka_jars()), jvm_flags=jvm_flags(), temporary=folder, **nothing
+        sources=(),
+        jars=tuple(str(jar) for jar in spark_kafka_jars()),
+        jvm_flags=jvm_flags(),
+        temporary=folder,
+        **nothing,
     )
     session_ = session(config)
     yield session_

@@ -8,7 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from spark.harness import TESTS, descendants, eventually, kill
+from spark.processes import TESTS, descendants, eventually, kill
 from sparkonce.embedded.jars import SCALA, find_java, spark_jars_folder
 from sparkonce.embedded.process import last_lines
 

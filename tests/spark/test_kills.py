@@ -19,10 +19,11 @@ from pathlib import Path
 
 import pytest
 
-from spark.desk import Hold, Visit
-from spark.faults import BEGIN, HALFWAY, PREPARED, WRITTEN
-from spark.harness import Job, Run, Verdict
+from spark.faults import HALFWAY
+from spark.harness import Job, Verdict
+from spark.kills import FIRST, INSIDE, PHASES, POINTS, Kill, check_points, hold_at, kill_now, leaves_decided
 from spark.pipeline import PHASE
+from spark.processes import Run
 from sparkonce.embedded import Cluster
 from sparkonce.protocol.state import Phase
 
@@ -50,44 +51,6 @@ class Form:
 SHORT = Form(rows=100_000, rows_per_batch=2_500, batches_before=0)
 LONG = Form(rows=1_000_000, rows_per_batch=25_000, batches_before=4)
 
-PHASES = (
-    Phase.READING,
-    Phase.CLAIMING,
-    Phase.SWEEPING,
-    Phase.WRITING,
-    Phase.DECIDING,
-    Phase.FINISHING,
-    Phase.REPLAYING,
-    Phase.SWEEPING_OWN,
-    Phase.RAISING_FLOOR,
-    Phase.TIDYING,
-    Phase.IDLE,
-)
-"""Those that a run without losses and without at-most-once sinks goes through. A phase is told before anything is
-done in it: WRITING is before the first task, DECIDING when all is prepared, FINISHING when nothing is committed yet,
-SWEEPING_OWN when all is committed, IDLE before Spark itself writes down that the batch is done."""
-
-FIRST = (Phase.READING.name, Phase.CLAIMING.name, Phase.SWEEPING.name, Phase.REPLAYING.name)
-"""Those that only the first batch of a run goes through."""
-
-INSIDE = (BEGIN, WRITTEN, PREPARED, HALFWAY)
-"""What lies within a phase: a worker in the middle of its task, and the driver in the middle of its commits."""
-
-POINTS = (*(phase.name for phase in PHASES), *INSIDE)
-
-
-@dataclass(frozen=True, slots=True)
-class Kill:
-    """One kill: where it was meant to be, in which phase of which batch the driver was, what the broker had open, up to
-    which batch all was decided, and how many rows of its source the run had read for batches that it decided."""
-
-    point: str
-    phase: str
-    batch: int
-    open: int
-    decided: int
-    rows: int
-
 
 def test_short_form(kafka: Cluster, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     kills, verdicts = carry_out(kafka.bootstrap, tmp_path, SHORT, POINTS, random.Random(1), told(capsys))
@@ -113,15 +76,7 @@ def test_long_form(kafka: Cluster, tmp_path: Path, capsys: pytest.CaptureFixture
 
 def judge(kills: Sequence[Kill], verdicts: Sequence[Verdict]) -> None:
     assert [str(verdict) for verdict in verdicts if not verdict.is_exactly_once] == []
-    assert {phase.name for phase in PHASES} - {kill.phase for kill in kills} == set(), "phases that were never hit"
-    assert set(INSIDE) <= {kill.point for kill in kills}
-    for kill in kills:
-        if kill.point == Phase.DECIDING.name:
-            assert kill.open > 0, f"nothing was prepared: {kill}"
-            assert kill.decided < kill.batch
-        if kill.point in {Phase.FINISHING.name, HALFWAY}:
-            assert kill.open > 0, f"all was committed: {kill}"
-            assert kill.decided == kill.batch
+    check_points(kills)
 
 
 def told(capsys: pytest.CaptureFixture[str]) -> Callable[[str], None]:
@@ -171,15 +126,20 @@ def carry_out(
     return kills, verdicts
 
 
-def leaves_decided(kills: Sequence[Kill]) -> bool:
-    """Whether the last kill left a batch that is decided, and not done for Spark."""
-    return bool(kills) and kills[-1].batch == kills[-1].decided
-
-
 def kill_at(point: str, job: Job, run: Run, form: Form, chance: random.Random) -> Kill | None:
     """Waits until the run is there. None if it ends before."""
     before, decided = len(job.desk.visits), job.decided()
-    hold = hold_at(point, job, form.batches_before)
+    due = decided + 1 + form.batches_before
+
+    def is_due(batch: int) -> bool:
+        """Not in a batch that an older run has decided: of that all may be committed already."""
+        return batch >= due
+
+    waits = point in {Phase.FINISHING.name, HALFWAY} or (form.batches_before and point not in FIRST)
+    if point == RANDOM:
+        hold = job.desk.hold(PHASE, when=lambda visit: not waits or is_due(visit.told["batch"]))
+    else:
+        hold = hold_at(point, job, is_due if waits else None)
     job.desk.wait_for(lambda: bool(hold.caught) or run.has_ended, f"the query is at {point!r}, or ends")
     hold.give_up()
     if not hold.caught:
@@ -191,32 +151,7 @@ def kill_at(point: str, job: Job, run: Run, form: Form, chance: random.Random) -
         if run.has_ended:
             return None
         run.pause()
-    phase = next(one for one in reversed(job.desk.visits[before:]) if one.point == PHASE)
-    done = job.decided()
-    return Kill(
-        point=point,
-        phase=phase.told["phase"],
-        batch=phase.told["batch"],
-        open=len(job.transactions("Ongoing")),
-        decided=done,
-        rows=(done - decided) * form.rows_per_batch,
-    )
-
-
-def hold_at(point: str, job: Job, batches_before: int) -> Hold:
-    first = job.decided() + 1
-
-    def is_due(_: Visit) -> bool:
-        """Not in a batch that an older run has decided: of that all may be committed already."""
-        now = job.phase()
-        return now is not None and now.told["batch"] >= first + batches_before
-
-    when = is_due if point in {Phase.FINISHING.name, HALFWAY} or (batches_before and point not in FIRST) else None
-    if point == RANDOM:
-        return job.desk.hold(PHASE, when=when)
-    if point in INSIDE:
-        return job.desk.hold(point, when=when)
-    return job.desk.hold(PHASE, when=when, phase=point)
+    return kill_now(point, job, before, decided)
 
 
 def table(kills: Sequence[Kill], verdicts: Sequence[Verdict]) -> str:

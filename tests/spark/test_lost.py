@@ -13,8 +13,9 @@ import pytest
 
 from spark.desk import Visit
 from spark.faults import HALFWAY
-from spark.harness import Job, eventually
-from spark.pipeline import MOODY, PHASE, REFUSED
+from spark.harness import Job
+from spark.pipeline import PHASE, REFUSED
+from spark.processes import eventually
 from sparkonce.embedded import Cluster
 from sparkonce.protocol.handles import Handle
 from sparkonce.testing.kafka import describe_transactions, read_committed, read_uncommitted
@@ -22,6 +23,7 @@ from sparkonce.testing.kafka import describe_transactions, read_committed, read_
 pytestmark = [pytest.mark.kafka, pytest.mark.spark]
 
 ROWS = 20_000
+MOODY = "spark.plans:moody"
 BATCH = 1
 TIMEOUT_MS = 10_000
 ABORTED = {"CompleteAbort", "PrepareAbort", "Empty", "Dead"}

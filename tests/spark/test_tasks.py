@@ -11,8 +11,9 @@ import pytest
 
 from spark.desk import DIE, FAIL
 from spark.faults import OPENED, PREPARED, WRITTEN
-from spark.harness import Job, eventually, kill_executor
+from spark.harness import Job
 from spark.pipeline import REFUSED
+from spark.processes import eventually, kill_executor
 from spark.standalone import Standalone
 from spark.startup import JVM_FLAGS
 from sparkonce.embedded import Cluster

@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 
 from spark.faults import WRITTEN
-from spark.harness import Job, eventually
+from spark.harness import Job
 from spark.pipeline import ENDED, PHASE, REFUSED
+from spark.processes import eventually
 from sparkonce.embedded import Cluster
 
 pytestmark = [pytest.mark.kafka, pytest.mark.spark]

@@ -1,0 +1,113 @@
+"""Queries that keep state are killed (SIGKILL, with JVM and workers) at every point, and give what they must.
+
+In CI each plan runs once, with one of the state stores, so that each plan and each store meets each point. All plans
+with all stores, which takes half an hour::
+
+    pytest -m slow -s tests/spark/test_state.py
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+
+from spark import models
+from spark.harness import Message, Row
+from spark.kills import POINTS
+from spark.matrix import ROWS_PER_BATCH, Batch, Example, carry_out, check, table
+from sparkonce.embedded import Cluster
+
+pytestmark = [pytest.mark.kafka, pytest.mark.spark]
+
+ROWS = 24 * ROWS_PER_BATCH
+
+PROVIDER = "spark.sql.streaming.stateStore.providerClass"
+ROCKSDB = {PROVIDER: "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"}
+OFTEN = {
+    # State is snapshotted and cleaned up all the time, so that kills fall into that, too.
+    "spark.sql.streaming.stateStore.minDeltasForSnapshot": "3",
+    "spark.sql.streaming.stateStore.maintenanceInterval": "1s",
+}
+STORES = {
+    "hdfs": OFTEN,
+    "rocksdb": {**OFTEN, **ROCKSDB},
+    "changelog": {
+        **OFTEN,
+        **ROCKSDB,
+        "spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled": "true",
+    },
+}
+FILES = {"hdfs": {".delta"}, "rocksdb": {".zip"}, "changelog": {".changelog", ".zip"}}
+
+
+def message(event: models.Event) -> Message:
+    return event.name.encode(), str(event.second).encode()
+
+
+def expected(model: Callable[[Sequence[models.Batch]], models.Pairs]) -> Callable[[Sequence[Batch]], Counter[Row]]:
+    """A model of events, as one of messages."""
+
+    def of_messages(batches: Sequence[Batch]) -> Counter[Row]:
+        return model(
+            [
+                [[models.Event(key.decode(), int(value or b"")) for key, value in source] for source in batch]
+                for batch in batches
+            ]
+        )
+
+    return of_messages
+
+
+INPUTS: dict[str, Callable[[int], Sequence[Sequence[models.Event]]]] = {
+    "tumbling": lambda rows: [models.groups(rows)],
+    "sliding": lambda rows: [models.groups(rows)],
+    "session": lambda rows: [models.visits(rows)],
+    "inner_join": models.both_sides,
+    "left_outer_join": models.both_sides,
+    "distinct": lambda rows: [models.repeated(rows)],
+    "distinct_within_watermark": lambda rows: [models.recurring(rows)],
+    "transform_with_state": lambda rows: [models.blocks(rows)],
+}
+
+
+def example(plan: str, store: str, *, no_data: bool = False) -> Example:
+    sources = INPUTS[plan](ROWS)
+    return Example(
+        name=f"{plan}-{store}" + "-no-data" * no_data,
+        plan=f"spark.stateful:{plan}",
+        sent=[[message(event) for event in source] for source in sources],
+        closing=[[message(models.closing(number))] * 2 * ROWS_PER_BATCH for number in range(len(sources))],
+        expected=expected(getattr(models, plan)),
+        output_mode="update" if plan == "sliding" else "append",
+        sql=STORES[store],
+        no_data=no_data,
+        state_files=frozenset(FILES[store]),
+    )
+
+
+COVER = (
+    ("tumbling", "hdfs", True),
+    ("session", "rocksdb", True),
+    ("sliding", "changelog", False),
+    ("inner_join", "hdfs", False),
+    ("left_outer_join", "changelog", False),
+    ("distinct", "rocksdb", False),
+    ("distinct_within_watermark", "changelog", False),
+    ("transform_with_state", "rocksdb", True),
+)
+
+
+def test_every_plan_and_every_store_at_every_point(
+    kafka: Cluster, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def say(text: str) -> None:
+        with capsys.disabled():
+            print(text, flush=True)  # noqa: T201 - the table is what is to be shown
+
+    examples = [example(plan, store, no_data=no_data) for plan, store, no_data in COVER]
+    outcomes = carry_out(kafka.bootstrap, tmp_path, examples, POINTS, say)
+    say(table(outcomes, POINTS))
+    check(outcomes)
