@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from spark.desk import Desk, Hold, Visit
 from spark.example_child import PHASE, Config
-from spark.harness import TESTS, Run, eventually
+from spark.processes import TESTS, Run, eventually
 from spark.startup import jvm_flags
 from spark.watching import Place, Watcher
 from sparkonce.embedded import Cluster

@@ -17,7 +17,7 @@ import pytest
 from spark.desk import Visit
 from spark.example_job import ExampleJob, Query
 from spark.faults import HALFWAY
-from spark.test_kills import POINTS
+from spark.kills import POINTS
 from sparkonce.protocol.state import Phase
 from sparkonce.testing.kafka import read_committed, read_uncommitted
 from tryout import EnrichmentSample, EtlSample, SumSample
