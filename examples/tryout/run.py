@@ -26,6 +26,9 @@ CHUNKS = 40
 LIMIT_S = 600.0
 POLL_S = 1.0
 
+# They would make another Spark, or another way of starting it, than the one that the jars are for.
+_UNWANTED = ("SPARK_HOME", "SPARK_REMOTE", "PYSPARK_DRIVER_PYTHON")
+
 
 def try_out(script: str, sample: Sample, options: Sequence[str]) -> int:
     """Runs an example on a sample, with a broker for this run alone, and shows what came of it.
@@ -58,7 +61,7 @@ def try_out(script: str, sample: Sample, options: Sequence[str]) -> int:
 
 
 def spark_environment(folder: Path, *, cores: int = 5, java: str = "") -> dict[str, str]:
-    """What spark-submit would be told on the command line, as PySpark takes it when Python starts it.
+    """The environment in which Python starts PySpark with what spark-submit would be told on the command line.
 
     Args:
         folder: For everything that Spark leaves behind when it is killed.
@@ -77,6 +80,7 @@ def spark_environment(folder: Path, *, cores: int = 5, java: str = "") -> dict[s
     }
     words = [word for name, value in settings.items() for word in ("--conf", f"{name}={value}")]
     return {
+        **{name: value for name, value in os.environ.items() if name not in _UNWANTED},
         "PYSPARK_SUBMIT_ARGS": shlex.join(["--master", f"local[{cores}]", "--jars", packages, *words, "pyspark-shell"]),
         "PYSPARK_PYTHON": sys.executable,
         "SPARK_LOCAL_IP": "127.0.0.1",
@@ -87,7 +91,7 @@ def spark_environment(folder: Path, *, cores: int = 5, java: str = "") -> dict[s
 @contextmanager
 def _running(command: Sequence[str], folder: Path) -> Iterator[subprocess.Popen[bytes]]:
     """The example in a process group of its own, which is killed in the end, as anything may be at any time."""
-    job = subprocess.Popen(command, env={**os.environ, **spark_environment(folder)}, start_new_session=True)
+    job = subprocess.Popen(command, env=spark_environment(folder), start_new_session=True)
     try:
         yield job
     finally:

@@ -64,7 +64,7 @@ class ExampleRun(Run):
         self.log = log
         command = [sys.executable, "-m", "spark.example_child", config.to_json(), str(EXAMPLES / query.script)]
         path = os.pathsep.join(filter(None, [str(TESTS), os.environ.get("PYTHONPATH")]))
-        environment = {**os.environ, **spark_environment(folder, java=jvm_flags()), "PYTHONPATH": path}
+        environment = {**spark_environment(folder, java=jvm_flags()), "PYTHONPATH": path}
         with log.open("ab") as output:
             self._process = subprocess.Popen(
                 [*command, *arguments],
@@ -185,7 +185,14 @@ class ExampleJob:
         """Rows that the reader saw before the batch was decided that must have written them."""
         written_by = self.trial.outcome().rows
         assert self.watcher.rows
-        return sum(written_by[row] > decided for row, decided in self.watcher.rows.values())
+        # What the last run wrote while it was killed is not among them.
+        return sum(written_by.get(row, -1) > decided for row, decided in self.watcher.rows.values())
+
+    def left_open(self) -> list[str]:
+        """Transactions that are still open, of any run but the newest."""
+        tokens = {name: TransactionalId.parse(name).token for name in self.transactions()}  # type: ignore[union-attr]
+        newest = max(tokens.values())
+        return [name for name in self.transactions("Ongoing") if tokens.get(name, newest) != newest]
 
     def decided(self) -> int:
         """The last batch that is decided now, or -1."""

@@ -15,12 +15,12 @@ from pathlib import Path
 import pytest
 
 from spark.desk import Visit
-from spark.example_job import ExampleJob, Query
+from spark.example_job import EXAMPLES, ExampleJob, Query
 from spark.faults import HALFWAY
 from spark.kills import POINTS
 from sparkonce.protocol.state import Phase
 from sparkonce.testing.kafka import read_committed, read_uncommitted
-from tryout import EnrichmentSample, EtlSample, SumSample
+from tryout import EnrichmentSample, EtlSample, SumSample, run
 from tryout.trial import Count
 
 pytestmark = [pytest.mark.kafka, pytest.mark.spark]
@@ -86,6 +86,21 @@ def test_the_etl_shows_a_batch_when_it_is_decided_and_says_so(tmp_path: Path) ->
         judge(job, job.finish())
 
 
+def test_one_command_tries_an_example_out(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run, "FEED_S", 1.0)
+    assert run.try_out(str(EXAMPLES / "windowed_sum.py"), SumSample(count=600), []) == 0
+    said = capfd.readouterr()
+    assert "\nexactly once" in said.out
+    assert "INFO sparkonce batch=" in said.err
+
+
+def test_a_job_that_ends_by_itself_has_not_passed(capfd: pytest.CaptureFixture[str]) -> None:
+    assert run.try_out(str(EXAMPLES / "windowed_sum.py"), SumSample(count=600), ["--clock", "sundial"]) == 1
+    said = capfd.readouterr()
+    assert "NOT exactly once" in said.out
+    assert "sundial" in said.err
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(5400)
 def test_every_example_at_every_point(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -118,7 +133,7 @@ def see_the_log(job: ExampleJob, at: Visit) -> None:
         job.runs[-1].log.read_text(),
     )
     assert len(lines) == len(job.handles()) > 0
-    known = job.transactions("CompleteCommit")
+    known = job.transactions("PrepareCommit", "CompleteCommit")  # the coordinator may still write its markers
     for slot, epoch, producer_id, transactional_id in lines:
         assert transactional_id.startswith("identify-etl."), slot
         assert known[transactional_id].producer_id == int(producer_id)
@@ -128,7 +143,7 @@ def see_the_log(job: ExampleJob, at: Visit) -> None:
 def judge(job: ExampleJob, count: Count) -> None:
     assert count.is_done
     assert job.too_early() == 0
-    assert job.transactions("Ongoing") == {}
+    assert job.left_open() == []
 
 
 def table(queries: Sequence[Query], points: Sequence[str], counts: Sequence[Count]) -> str:
