@@ -121,7 +121,7 @@ def main(
     if bootstrap is None:
         from tryout import EtlSample, try_out
 
-        raise typer.Exit(try_out(__file__, EtlSample(clock=clock.value), sys.argv[1:]))
+        raise typer.Exit(try_out(__file__, EtlSample(clock=clock.value, window=window), sys.argv[1:]))
 
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s %(message)s")
     logging.getLogger("sparkonce").setLevel(logging.INFO)  # each commit: batch, transactional id, producer id, epoch

@@ -15,7 +15,7 @@ import fastavro
 from sparkonce.testing.kafka import Record
 from tryout.checkpoint import Batch
 from tryout.sample import CLOSING, Message, Outcome, Row, of_sample, started_ms, text_of
-from tryout.windows import into_windows
+from tryout.windows import into_windows, milliseconds
 
 SOURCE, TARGET = "flink-identify", "suibianfade"
 PARTITIONS = 5
@@ -42,12 +42,12 @@ class EtlSample:
     Attributes:
         clock: As the example's ``--clock``.
         count: How many messages.
-        window_ms: As the example's ``--window``, in milliseconds.
+        window: As the example's ``--window``.
     """
 
     clock: str = "record"
     count: int = 1200
-    window_ms: int = 20_000
+    window: str = "20 seconds"
     sources: ClassVar[Mapping[str, int]] = {SOURCE: PARTITIONS}
     target: ClassVar[str] = TARGET
     options: ClassVar[Sequence[str]] = ("--checkpoint-every", "5", "--lateness", "5 seconds")
@@ -70,7 +70,7 @@ class EtlSample:
     def outcome(self, sources: Mapping[str, Sequence[Record]], batches: Sequence[Batch]) -> Outcome:
         """Each number of length 18 once in each window that has closed."""
         kept = [record for record in sources[SOURCE] if len(identity_number(record) or "") == 18]
-        windows = into_windows(SOURCE, kept, batches, time_ms=self._time_ms, size_ms=self.window_ms)
+        windows = into_windows(SOURCE, kept, batches, time_ms=self._time_ms, size_ms=milliseconds(self.window))
         rows = {
             Row(text_of(start), identity_number(record) or ""): windows.closed_by[start]
             for start, records in windows.closed.items()

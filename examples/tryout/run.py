@@ -43,7 +43,9 @@ def try_out(script: str, sample: Sample, options: Sequence[str]) -> int:
     """
     console = Console()
     with ExitStack() as stack:
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="sparkonce-example-")))
+        folder = Path(
+            stack.enter_context(tempfile.TemporaryDirectory(prefix="sparkonce-example-", ignore_cleanup_errors=True))
+        )
         console.print("Starting a broker. The first time, jars are fetched into sparkonce's cache.", style="dim")
         kafka = stack.enter_context(Cluster())
         registry = stack.enter_context(RegistryServer()).url if sample.registry else None

@@ -12,7 +12,7 @@ from typing import ClassVar
 from sparkonce.testing.kafka import Record
 from tryout.checkpoint import Batch
 from tryout.sample import CLOSING, Message, Outcome, Row, iso_of, of_sample, started_ms, text_of
-from tryout.windows import into_windows
+from tryout.windows import into_windows, milliseconds
 
 SOURCE, TARGET = "payments", "sums"
 PARTITIONS = 4
@@ -29,12 +29,12 @@ class SumSample:
     Attributes:
         clock: As the example's ``--clock``.
         count: How many payments.
-        window_ms: As the example's ``--window``, in milliseconds.
+        window: As the example's ``--window``.
     """
 
     clock: str = "event"
     count: int = 1800
-    window_ms: int = 10_000
+    window: str = "10 seconds"
     sources: ClassVar[Mapping[str, int]] = {SOURCE: PARTITIONS}
     target: ClassVar[str] = TARGET
     registry: ClassVar[bool] = False
@@ -61,7 +61,9 @@ class SumSample:
 
     def outcome(self, sources: Mapping[str, Sequence[Record]], batches: Sequence[Batch]) -> Outcome:
         """The sum of each customer in each window that has closed."""
-        windows = into_windows(SOURCE, sources[SOURCE], batches, time_ms=self._time_ms, size_ms=self.window_ms)
+        windows = into_windows(
+            SOURCE, sources[SOURCE], batches, time_ms=self._time_ms, size_ms=milliseconds(self.window)
+        )
         rows: dict[Row, int] = {}
         for start, records in windows.closed.items():
             amounts: dict[str, list[int]] = defaultdict(list)

@@ -6,6 +6,8 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+import pandas as pd
+
 from sparkonce.testing.kafka import Record
 from tryout.checkpoint import Batch
 
@@ -68,6 +70,11 @@ def into_windows(
             found.closed[start] = found.open.pop(start)
             found.closed_by[start] = batch.number
     return found
+
+
+def milliseconds(interval: str) -> int:
+    """Of an interval that Spark and pandas both understand, such as ``20 seconds``."""
+    return pd.Timedelta(interval) // pd.Timedelta(milliseconds=1)
 
 
 def reader(topic: str, record: Record, batches: Sequence[Batch]) -> int:

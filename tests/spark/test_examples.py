@@ -37,7 +37,7 @@ QUERIES = (
     Query(
         name="etl, by processing time",
         script="etl.py",
-        sample=lambda: EtlSample(count=6000, clock="processing", window_ms=2000),
+        sample=lambda: EtlSample(count=6000, clock="processing", window="2 seconds"),
         options=(*FAST, "--clock", "processing", "--window", "2 seconds", "--lateness", "0 seconds"),
         chunk=100,
     ),
@@ -51,7 +51,7 @@ QUERIES = (
     Query(
         name="windowed sum, by processing time",
         script="windowed_sum.py",
-        sample=lambda: SumSample(count=9000, clock="processing", window_ms=2000),
+        sample=lambda: SumSample(count=9000, clock="processing", window="2 seconds"),
         options=(*FAST, "--clock", "processing", "--window", "2 seconds", "--lateness", "0 seconds"),
         chunk=100,
     ),

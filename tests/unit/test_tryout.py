@@ -86,7 +86,7 @@ def test_the_sum_of_each_customer_and_window_with_rows_that_wait_and_rows_of_nob
 
 
 def test_processing_time_is_the_time_of_the_batch_that_reads() -> None:
-    sample = SumSample(count=2, clock="processing", window_ms=1000)
+    sample = SumSample(count=2, clock="processing", window="1 second")
     records = [Record(0, offset, None, one.value, 0, ()) for offset, one in enumerate(sample.messages(None))]
     batches = [
         Batch(number=0, watermark_ms=0, timestamp_ms=1500, ends={"payments": {0: 1}}),
