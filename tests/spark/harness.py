@@ -172,9 +172,13 @@ class AnyJob:
         """A record without the number of its batch, which `spark.pipeline` puts before its value."""
         return (record.key or b"").decode(), (record.value or b"").decode(errors="backslashreplace").partition(" ")[2]
 
+    def records(self) -> list[Record]:
+        """What a read_committed reader finds in the target."""
+        return read_committed(self.bootstrap, self.config.target, timeout_s=LIMIT_S)
+
     def count(self, expected: Counter[Row]) -> Verdict:
         """Counts on the server, once the watcher has caught up with it."""
-        records = read_committed(self.bootstrap, self.config.target, timeout_s=LIMIT_S)
+        records = self.records()
         standing = {(record.partition, record.offset): record.key for record in records}
         found = Counter(self.row(record) for record in records)
         excess = found - expected
@@ -248,6 +252,6 @@ class Job(AnyJob):
     def values(self) -> Mapping[str, list[str]]:
         """What a read_committed reader finds, by key."""
         found: dict[str, list[str]] = {}
-        for record in read_committed(self.bootstrap, self.config.target, timeout_s=LIMIT_S):
+        for record in self.records():
             found.setdefault((record.key or b"").decode(), []).append((record.value or b"").decode())
         return found

@@ -31,7 +31,9 @@ SWEEPING_OWN when all is committed, IDLE before Spark itself writes down that th
 FIRST = (Phase.READING.name, Phase.CLAIMING.name, Phase.SWEEPING.name, Phase.REPLAYING.name)
 """Those that only the first batch of a run goes through."""
 
-INSIDE = (BEGIN, WRITTEN, PREPARED, HALFWAY)
+WITHIN_TASKS = (BEGIN, WRITTEN, PREPARED)
+
+INSIDE = (*WITHIN_TASKS, HALFWAY)
 """What lies within a phase: a worker in the middle of its task, and the driver in the middle of its commits."""
 
 POINTS = (*(phase.name for phase in PHASES), *INSIDE)

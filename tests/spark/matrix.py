@@ -16,7 +16,7 @@ from pathlib import Path
 
 from spark.desk import Hold
 from spark.harness import PARTITIONS, AnyJob, Message, Row, Verdict, start_together
-from spark.kills import FIRST, INSIDE, Kill, check_points, hold_at, kill_now, leaves_decided
+from spark.kills import FIRST, INSIDE, WITHIN_TASKS, Kill, check_points, hold_at, kill_now, leaves_decided
 from spark.pipeline import ENDED, REFUSED
 from spark.processes import LIMIT_S, Run
 from sparkonce.protocol.state import Phase
@@ -140,11 +140,13 @@ class ExampleJob(AnyJob):
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What became of an example: its kills in order, and its verdict."""
+    """What became of an example: its kills in order, its verdict, and in how many rows its output differs from that of
+    a run of the same query on the same input that nobody disturbed."""
 
     example: Example
     kills: tuple[Kill, ...]
     verdict: Verdict
+    differing: int
 
 
 def carry_out(
@@ -156,22 +158,32 @@ def carry_out(
 ) -> list[Outcome]:
     """Kills all examples at one point after the other, lets them end, and judges them."""
     with ExitStack() as stack:
-        jobs = [stack.enter_context(ExampleJob(bootstrap, folder / example.name, example)) for example in examples]
+
+        def new_job(example: Example, name: str) -> ExampleJob:
+            return stack.enter_context(ExampleJob(bootstrap, folder / name, example))
+
+        jobs = [new_job(example, example.name) for example in examples]
         for number, point in enumerate(points):
-            log = folder / f"{number}.log"
-            strike(point, jobs, log)
+            strike(point, jobs, folder / f"{number}.log")
             say(f"kill {number + 1}: {point}, in batches {[job.kills[-1].batch for job in jobs]}")
-        for job in jobs:
+        undisturbed = [new_job(example, f"{example.name}-undisturbed") for example in examples]
+        for job in [*jobs, *undisturbed]:
             job.feed_all()
-        start(jobs, folder / "last.log").finish(limit_s=2 * LIMIT_S)
-        for job in jobs:
-            assert job.state_files() == job.example.state_files, job.example.name
-        return [Outcome(job.example, tuple(job.kills), job.judge()) for job in jobs]
+        start([*jobs, *undisturbed], folder / "last.log").finish(limit_s=3 * LIMIT_S)
+        return [outcome(job, other) for job, other in zip(jobs, undisturbed, strict=True)]
 
 
-def start(jobs: Sequence[ExampleJob], log: Path) -> Run:
-    # A query that is held within a task occupies a core.
-    return start_together(jobs, log, master=f"local[{len(jobs) + 2}]")
+def outcome(job: ExampleJob, undisturbed: ExampleJob) -> Outcome:
+    assert job.state_files() == undisturbed.state_files() == job.example.state_files, job.example.name
+    verdict = job.judge()
+    killed, whole = (Counter(map(each.row, each.records())) for each in (job, undisturbed))
+    return Outcome(job.example, tuple(job.kills), verdict, ((killed - whole) + (whole - killed)).total())
+
+
+def start(jobs: Sequence[ExampleJob], log: Path, point: str = "") -> Run:
+    # A query that is held within a task occupies a core. More cores than needed are more workers, which take time.
+    cores = 1 + len(jobs) if point in WITHIN_TASKS else 2
+    return start_together(jobs, log, master=f"local[{cores}]")
 
 
 def strike(point: str, jobs: Sequence[ExampleJob], log: Path) -> None:
@@ -182,27 +194,14 @@ def strike(point: str, jobs: Sequence[ExampleJob], log: Path) -> None:
         assert point != Phase.REPLAYING.name or leaves_decided(job.kills), "there is nothing to replay"
         job.feed()
     holds = [hold_at(point, job, due(point, job)) for job in jobs]
-    run = start(jobs, log)
+    run = start(jobs, log, point)
     for hold, job, visits in zip(holds, jobs, before, strict=True):
         wait_for(hold, job, visits, run)
     for job, visits, last in zip(jobs, before, decided, strict=True):
         kill = kill_now(point, job, visits, last)
         assert not job.example.no_data or kill.batch == 0 or job.is_without_data(kill.batch), kill
         job.kills.append(kill)
-    cpu_s(point, run)
     run.kill()
-
-
-def cpu_s(point: str, run: Run) -> None:
-    import sys
-
-    from spark.processes import members
-
-    used = 0
-    for pid in members(run.pid):
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-        used += sum(map(int, fields[11:15])) / 100
-    print("CPU", point, used, len(members(run.pid)), file=sys.__stderr__, flush=True)
 
 
 def due(point: str, job: ExampleJob) -> Callable[[int], bool] | None:
@@ -227,21 +226,22 @@ def wait_for(hold: Hold, job: ExampleJob, visits: int, run: Run) -> None:
 
 def check(outcomes: Iterable[Outcome]) -> None:
     """Raises unless every example came out right, and was killed at every point."""
-    for outcome in outcomes:
-        assert outcome.verdict.is_exactly_once, f"{outcome.example.name}: {outcome.verdict}"
-        check_points(outcome.kills)
+    for each in outcomes:
+        assert each.verdict.is_exactly_once, f"{each.example.name}: {each.verdict}"
+        assert each.differing == 0, f"{each.example.name}: {each.differing} rows are not those of an undisturbed run"
+        check_points(each.kills)
 
 
 def table(outcomes: Sequence[Outcome], points: Sequence[str]) -> str:
     """Examples by points: kills; and what came of each example, counted on the server."""
-    width = max(len(outcome.example.name) for outcome in outcomes)
-    columns = [f"{number + 1:>2}" for number in range(len(points))]
-    lines = [f"{number + 1:>2}  {point}" for number, point in enumerate(points)]
-    lines.append(f"{'':<{width}}  {' '.join(columns)}    rows  missing  doubled  strange")
-    for outcome in outcomes:
-        kills = Counter(kill.point for kill in outcome.kills)
-        verdict = outcome.verdict
+    width = max(len(each.example.name) for each in outcomes)
+    lines = [f"{number:>2}  {point}" for number, point in enumerate(points, 1)]
+    numbers = " ".join(f"{number:>2}" for number, _ in enumerate(points, 1))
+    lines.append(f"{'':<{width}}  {numbers}    rows  missing  doubled  strange  differing")
+    for each in outcomes:
+        kills = Counter(kill.point for kill in each.kills)
         cells = " ".join(f"{kills[point]:>2}" for point in points)
-        counts = f"{verdict.rows:>6,}  {verdict.missing:>7}  {verdict.doubled:>7}  {verdict.strange:>7}"
-        lines.append(f"{outcome.example.name:<{width}}  {cells}  {counts}")
+        told = each.verdict
+        counts = f"{told.rows:>6,}  {told.missing:>7}  {told.doubled:>7}  {told.strange:>7}  {each.differing:>9}"
+        lines.append(f"{each.example.name:<{width}}  {cells}  {counts}")
     return "\n".join(lines)

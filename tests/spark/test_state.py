@@ -72,6 +72,11 @@ INPUTS: dict[str, Callable[[int], Sequence[Sequence[models.Event]]]] = {
     "transform_with_state": lambda rows: [models.blocks(rows)],
 }
 
+GIVE_WITHOUT_DATA = ("tumbling", "session", "left_outer_join", "transform_with_state")
+"""Those that give rows in batches without data."""
+
+NO_DATA, DATA = True, False
+
 
 def example(plan: str, store: str, *, no_data: bool = False) -> Example:
     sources = INPUTS[plan](ROWS)
@@ -89,25 +94,49 @@ def example(plan: str, store: str, *, no_data: bool = False) -> Example:
 
 
 COVER = (
-    ("tumbling", "hdfs", True),
-    ("session", "rocksdb", True),
-    ("sliding", "changelog", False),
-    ("inner_join", "hdfs", False),
-    ("left_outer_join", "changelog", False),
-    ("distinct", "rocksdb", False),
-    ("distinct_within_watermark", "changelog", False),
-    ("transform_with_state", "rocksdb", True),
+    ("tumbling", "hdfs", NO_DATA),
+    ("session", "rocksdb", NO_DATA),
+    ("transform_with_state", "changelog", NO_DATA),
+    ("sliding", "changelog", DATA),
+    ("inner_join", "hdfs", DATA),
+    ("left_outer_join", "changelog", DATA),
+    ("distinct", "rocksdb", DATA),
+    ("distinct_within_watermark", "hdfs", DATA),
 )
+
+EVERY = [
+    (plan, store, batches)
+    for batches, plans in ((DATA, INPUTS), (NO_DATA, GIVE_WITHOUT_DATA))
+    for plan in plans
+    for store in STORES
+    if (plan, store) != ("transform_with_state", "hdfs")  # Spark refuses it
+]
+AT_ONCE = 6
 
 
 def test_every_plan_and_every_store_at_every_point(
     kafka: Cluster, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    kill_and_judge(COVER, kafka, tmp_path, capsys)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(7200)
+@pytest.mark.parametrize("first", range(0, len(EVERY), AT_ONCE))
+def test_every_plan_with_every_store(
+    first: int, kafka: Cluster, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    kill_and_judge(EVERY[first : first + AT_ONCE], kafka, tmp_path, capsys)
+
+
+def kill_and_judge(
+    chosen: Sequence[tuple[str, str, bool]], kafka: Cluster, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     def say(text: str) -> None:
         with capsys.disabled():
             print(text, flush=True)  # noqa: T201 - the table is what is to be shown
 
-    examples = [example(plan, store, no_data=no_data) for plan, store, no_data in COVER]
-    outcomes = carry_out(kafka.bootstrap, tmp_path, examples, POINTS, say)
+    examples = [example(plan, store, no_data=no_data) for plan, store, no_data in chosen]
+    outcomes = carry_out(kafka.bootstrap, folder, examples, POINTS, say)
     say(table(outcomes, POINTS))
     check(outcomes)
