@@ -57,6 +57,19 @@ def test_the_cause_is_the_error_of_the_task() -> None:
     assert root_cause(RuntimeError("first\nsecond")) == "RuntimeError: first"
 
 
+def test_what_a_plan_raises_is_told_whole() -> None:
+    said = "sparkonce cannot decode the record at topic=orders partition=3 offset=17: schema id 9. Next: start again."
+    raised = f"org.apache.spark.SparkRuntimeException: [USER_RAISED_EXCEPTION] {said} SQLSTATE: P0001"
+    text = (
+        f"{CALLED}org.apache.spark.SparkException: Job aborted due to stage failure: Task 0 in stage 1.0 failed 1 "
+        f"times, most recent failure: Lost task 0.0 in stage 1.0 (TID 1) (host executor driver): {raised}\n"
+        f"\tat org.apache.spark.sql.errors\nDriver stacktrace:\nCaused by: {raised}\n\t... 1 more"
+    )
+    assert root_cause(RuntimeError(text)) == said
+    assert short_error(RuntimeError(text)).message == said
+    assert root_cause(RuntimeError(f"{text}\nsparkonce.errors.PrepareError: no")) == "PrepareError: no"
+
+
 def test_a_plan_that_is_stopped_while_its_rows_go_nowhere_says_so_too() -> None:
     class Plan:
         """A DataFrame whose job is stopped."""

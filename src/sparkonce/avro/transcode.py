@@ -66,6 +66,8 @@ class Transcoder:
         from fastavro.read import SchemaResolutionError
 
         try:
+            # Once for itself: fastavro does not notice the end of a record in a field that the reader lacks.
+            schemaless_reader(io.BytesIO(record), self._writer, None)
             value = schemaless_reader(io.BytesIO(record), self._writer, self._reader)
         except (SchemaResolutionError, UnicodeDecodeError) as error:
             raise ConfigurationError(f"Python cannot read it as Java does: {error}", next_step=_RESTART) from error

@@ -10,6 +10,9 @@ from sparkonce.errors import PrepareError
 logger = logging.getLogger("sparkonce")
 
 _RAISED = re.compile(r"^(?P<kind>[A-Za-z_][\w.]*(?:Error|Exception|Interrupt|Exit)): (?P<said>.+)$", re.MULTILINE)
+_USER_RAISED = re.compile(r"\[USER_RAISED_EXCEPTION\] (?P<said>.+?) SQLSTATE: P0001", re.DOTALL)
+"""What Spark makes of ``raise_error``, in a plan's own words."""
+
 _SPARK = ("org.apache.spark.", "java.", "py4j.", "pyspark.")
 _INTERRUPTED = re.compile(
     r"InterruptedException|InterruptedIOException|ClosedByInterruptException|SPARK_JOB_CANCELLED\].* was stopped"
@@ -43,11 +46,14 @@ def short_error(error: BaseException) -> PrepareError:
 def root_cause(error: BaseException) -> str:
     """One line that names the error of the task that failed.
 
-    An error of ours wins, then the last Python error in the text, then the error's own first line.
+    An error of ours wins, then what the plan itself raises, then the last Python error in the text, then the error's
+    own first line.
     """
     text = str(error)
     found = _python_errors(text)
     ours = [match for match in found if match["kind"].startswith("sparkonce.")]
+    if (raised_by_plan := _USER_RAISED.search(text)) is not None and not ours:
+        return " ".join(raised_by_plan["said"].split())
     if found:
         raised = (ours or found)[-1]
         return f"{raised['kind'].removeprefix('sparkonce.errors.')}: {raised['said']}"

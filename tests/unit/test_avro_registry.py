@@ -1,0 +1,179 @@
+"""The registry's client against the double, and confluent-kafka's own client as its witness."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from confluent_kafka.schema_registry import Schema, SchemaReference, SchemaRegistryClient
+from confluent_kafka.schema_registry.error import SchemaRegistryError
+
+from sparkonce.avro.registry import SchemaRegistry
+from sparkonce.errors import ConfigurationError, RegistryError
+from sparkonce.testing.registry import RegistryServer
+
+SECRET = "p:w%secret"  # noqa: S105
+V1 = {"type": "record", "name": "Order", "namespace": "com.example", "fields": [{"name": "id", "type": "int"}]}
+V2 = {**V1, "fields": [*V1["fields"], {"name": "note", "type": ["null", "string"], "default": None}]}  # type: ignore[misc]
+V3_BAD = {**V1, "fields": [{"name": "other", "type": "int"}]}
+
+
+@pytest.fixture
+def server() -> Iterator[RegistryServer]:
+    with RegistryServer(auth=("user", SECRET)) as server:
+        yield server
+
+
+@pytest.fixture
+def registry(server: RegistryServer) -> SchemaRegistry:
+    return SchemaRegistry(settings(server))
+
+
+def settings(server: RegistryServer, **more: Any) -> dict[str, Any]:
+    return {"url": server.url, "basic.auth.user.info": f"user:{SECRET}", "max.retries": 0, **more}
+
+
+def test_versions_latest_and_ids(server: RegistryServer, registry: SchemaRegistry) -> None:
+    first, second = server.register("orders-value", V1), server.register("orders-value", V2)
+    assert [(one.version, one.id, json.loads(one.text)) for one in registry.versions("orders-value")] == [
+        (2, second, V2),
+        (1, first, V1),
+    ]
+    assert registry.latest("orders-value").version == 2
+    assert json.loads((registry.find(first) or registry.latest("")).text) == V1
+    assert registry.find(999) is None
+
+
+def test_the_latest_is_the_latest_though_schemas_are_kept(server: RegistryServer, registry: SchemaRegistry) -> None:
+    server.register("orders-value", V1)
+    for _ in range(3):
+        assert registry.latest("orders-value").version == 1
+        registry.find(1)
+    # A copy, as a worker has it, asks the same client.
+    pickle.loads(pickle.dumps(registry)).find(1)  # noqa: S301
+    assert server.count("GET /schemas/ids/1") == 1
+    assert server.count("GET /subjects/orders-value/versions/1") == 1
+    server.register("orders-value", V2)
+    assert registry.latest("orders-value").version == 2
+
+
+def test_a_version_that_is_deleted_softly_is_still_read(server: RegistryServer, registry: SchemaRegistry) -> None:
+    server.register("orders-value", V1)
+    server.register("orders-value", V2)
+    server.delete_version("orders-value", 2)
+    assert [one.version for one in registry.versions("orders-value")] == [2, 1]
+    assert registry.latest("orders-value").version == 1
+
+
+def test_registering_and_looking_up(server: RegistryServer, registry: SchemaRegistry) -> None:
+    assert registry.register("orders-value", json.dumps(V1)) == registry.register("orders-value", json.dumps(V1)) == 1
+    assert registry.lookup("orders-value", json.dumps(V1)) == 1
+    with pytest.raises(RegistryError, match=r"subject 'orders-value'.*\(HTTP 409.*compatibility rule"):
+        registry.register("orders-value", json.dumps(V3_BAD))
+    with pytest.raises(RegistryError, match="auto_register=True"):
+        registry.lookup("orders-value", json.dumps(V2))
+    server.set_compatibility("NONE", "orders-value")
+    assert registry.register("orders-value", json.dumps(V3_BAD)) == 2
+
+
+def test_references_are_written_out(server: RegistryServer, registry: SchemaRegistry) -> None:
+    server.register("order", V1)
+    outer = {"type": "record", "name": "Box", "fields": [{"name": "order", "type": "com.example.Order"}]}
+    server.register("box", outer, references=[("com.example.Order", "order", 1)])
+    server.register("shelf", {"type": "array", "items": "Box"}, references=[("Box", "box", 1)])
+    box = json.loads(registry.latest("shelf").text)["items"]
+    assert box["fields"][0]["type"] == V1
+
+
+@pytest.mark.parametrize("kind", ["JSON", "PROTOBUF"])
+def test_other_types_are_refused_by_name(server: RegistryServer, registry: SchemaRegistry, kind: str) -> None:
+    server.register("orders-value", "{}", kind=kind)
+    for ask in (lambda: registry.versions("orders-value"), lambda: registry.find(1)):
+        with pytest.raises(ConfigurationError, match=f"of type {kind}: only AVRO"):
+            ask()
+
+
+def test_what_is_not_there_is_named(server: RegistryServer, registry: SchemaRegistry) -> None:
+    with pytest.raises(RegistryError, match=r"127\.0\.0\.1.*'no-such-subject'.*40401"):
+        registry.versions("no-such-subject")
+    server.register("orders-value", V1)
+    with pytest.raises(RegistryError, match=r"version 7 of subject 'orders-value'.*40402"):
+        registry.version("orders-value", 7)
+
+
+@pytest.mark.parametrize("status", [404, 429, 500, 503])
+def test_a_registry_that_fails_is_no_registry_without_the_schema(
+    server: RegistryServer, registry: SchemaRegistry, status: int
+) -> None:
+    with server.failing(status), pytest.raises(RegistryError, match=f"HTTP {status}"):
+        registry.find(1)
+    assert registry.find(1) is None
+
+
+def test_a_registry_that_is_away_or_slow_is_an_error_in_time(server: RegistryServer, registry: SchemaRegistry) -> None:
+    with server.down(), pytest.raises(RegistryError, match=r"gave no answer about schema id 1.*nothing is lost"):
+        registry.find(1)
+    hasty = SchemaRegistry(settings(server, timeout=0.05))
+    with server.slow(1.0), pytest.raises(RegistryError, match="Timeout"):
+        hasty.find(1)
+    assert registry.find(1) is None
+
+
+def test_secrets_are_not_told(server: RegistryServer) -> None:
+    wrong = SchemaRegistry(settings(server, **{"basic.auth.user.info": "user:wrong"}))
+    with pytest.raises(RegistryError, match=r"basic\.auth\.user\.info") as told:
+        wrong.find(1)
+    in_url = SchemaRegistry({"url": server.url.replace("//", "//user:hidden@"), "max.retries": 0})
+    with pytest.raises(RegistryError) as told_too:
+        in_url.find(1)
+    with pytest.raises(ConfigurationError) as refused:
+        SchemaRegistry(settings(server, **{"no.such.setting": 1}))
+    assert "no.such.setting" in str(refused.value)
+    for text in (str(told.value), str(told_too.value), repr(in_url), str(refused.value)):
+        assert not {"wrong", "hidden", SECRET} & {word for word in ("wrong", "hidden", SECRET) if word in text}
+
+
+def test_a_missing_url_is_told() -> None:
+    with pytest.raises(ConfigurationError, match="no url"):
+        SchemaRegistry({})
+
+
+def test_tls(tmp_path: Path) -> None:
+    subprocess.run(
+        ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-subj", "/CN=registry", "-days", "2",
+         "-addext", "subjectAltName=IP:127.0.0.1", "-keyout", "key.pem", "-out", "cert.pem"],
+        cwd=tmp_path, check=True, capture_output=True, timeout=60,
+    )  # fmt: skip
+    with RegistryServer(certificate=(tmp_path / "cert.pem", tmp_path / "key.pem")) as server:
+        server.register("orders-value", V1)
+        trusting = SchemaRegistry({"url": server.url, "ssl.ca.location": str(tmp_path / "cert.pem")})
+        assert trusting.latest("orders-value").id == 1
+        with pytest.raises(RegistryError, match=r"CERTIFICATE_VERIFY_FAILED.*ssl\.\*"):
+            SchemaRegistry({"url": server.url, "max.retries": 0}).latest("orders-value")
+
+
+def test_the_double_answers_confluents_client(server: RegistryServer) -> None:
+    client = SchemaRegistryClient({"url": server.url, "basic.auth.user.info": f"user:{SECRET}", "max.retries": 0})
+    assert client.register_schema("a b/c", Schema(json.dumps(V1), "AVRO")) == 1
+    references = [SchemaReference("com.example.Order", "a b/c", 1)]
+    assert client.register_schema("all", Schema('["null","com.example.Order"]', "AVRO", references)) == 2
+    assert client.get_latest_version("all").schema.references == references
+    assert client.get_subjects() == ["a b/c", "all"]
+    assert client.lookup_schema("a b/c", Schema(json.dumps(V1), "AVRO")).version == 1
+    assert client.get_compatibility() == "BACKWARD"
+    assert client.delete_version("all", 1) == 1
+    for ask, code in (
+        (lambda: client.get_versions("all"), 40401),
+        (lambda: client.get_version("a b/c", 3), 40402),
+        (lambda: client.get_schema(9), 40403),
+        (lambda: client.register_schema("a b/c", Schema("{}", "AVRO")), 42201),
+        (lambda: client.register_schema("a b/c", Schema(json.dumps(V3_BAD), "AVRO")), 409),
+    ):
+        with pytest.raises(SchemaRegistryError) as refused:
+            ask()
+        assert refused.value.error_code == code

@@ -1,0 +1,178 @@
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import fastavro
+import pytest
+
+from sparkonce.avro.schemas import (
+    full_name,
+    inline,
+    is_recursive,
+    may_be_null,
+    reader_envelope,
+    schema_text,
+    wire_header,
+    writer_envelope,
+)
+from sparkonce.avro.strategies import SubjectStrategy, subject_name
+from sparkonce.errors import ConfigurationError
+
+MONEY = {"type": "record", "name": "Money", "namespace": "com.example", "fields": [{"name": "cents", "type": "long"}]}
+LINE = {
+    "type": "record",
+    "name": "Line",
+    "namespace": "com.example",
+    "fields": [{"name": "price", "type": "Money"}, {"name": "tax", "type": "com.example.Money"}],
+}
+ORDER = {
+    "type": "record",
+    "name": "Order",
+    "namespace": "org.shop",
+    "fields": [
+        {"name": "lines", "type": {"type": "array", "items": "com.example.Line"}},
+        {"name": "total", "type": ["null", "com.example.Money"], "default": None},
+        {"name": "by_day", "type": {"type": "map", "values": "com.example.Money"}},
+    ],
+}
+TREE = {
+    "type": "record",
+    "name": "Node",
+    "namespace": "x",
+    "fields": [{"name": "children", "type": {"type": "array", "items": "Node"}}],
+}
+
+
+def written(schema: Any, value: Any) -> bytes:
+    target = io.BytesIO()
+    fastavro.schemaless_writer(target, fastavro.parse_schema(schema), value)
+    return target.getvalue()
+
+
+def test_the_header_is_confluents() -> None:
+    assert wire_header(1) == b"\0\0\0\0\1"
+    assert wire_header(0x01020304) == b"\0\1\2\3\4"
+
+
+def test_references_are_written_out_once_where_they_are_first_named() -> None:
+    whole = inline(ORDER, {"a name of the registry's": LINE, "com.example.Money": MONEY})
+    value = {"lines": [{"price": {"cents": 1}, "tax": {"cents": 2}}], "total": {"cents": 3}, "by_day": {}}
+    read = fastavro.schemaless_reader(io.BytesIO(written(whole, value)), fastavro.parse_schema(whole), None)
+    assert read == value
+    assert json.dumps(whole).count('"cents"') == 1
+
+
+def test_a_schema_may_be_nothing_but_names() -> None:
+    whole = inline(["com.example.Money", "com.example.Line"], {"a": MONEY, "b": LINE})
+    assert [full_name(one) for one in whole] == ["com.example.Money", "com.example.Line"]
+    assert inline("com.example.Money", {"a": MONEY}) == MONEY
+
+
+def test_a_type_inside_a_reference_can_be_named_too() -> None:
+    nested = {"type": "record", "name": "Outer", "namespace": "o", "fields": [{"name": "m", "type": MONEY}]}
+    schema = {
+        "type": "record",
+        "name": "R",
+        "fields": [{"name": "one", "type": "com.example.Money"}, {"name": "two", "type": "o.Outer"}],
+    }
+    fastavro.parse_schema(inline(schema, {"o.Outer": nested}))
+
+
+def test_a_recursive_reference_ends() -> None:
+    assert is_recursive(inline("x.Node", {"t": TREE}))
+
+
+def test_a_type_that_is_nowhere_is_named() -> None:
+    with pytest.raises(ConfigurationError, match=r"'com\.example\.Line'"):
+        inline(ORDER, {"m": MONEY})
+
+
+@pytest.mark.parametrize(
+    ("schema", "recursive"),
+    [
+        (TREE, True),
+        (MONEY, False),
+        (inline(ORDER, {"a": LINE, "b": MONEY}), False),  # the same type twice, but not in itself
+        ({"type": "array", "items": TREE}, True),
+        ("int", False),
+        ({"type": "int", "logicalType": "date"}, False),
+    ],
+)
+def test_what_is_recursive(schema: Any, recursive: bool) -> None:
+    assert is_recursive(schema) is recursive
+
+
+@pytest.mark.parametrize(
+    ("schema", "nullable"),
+    [
+        ("null", True),
+        (["null", "int"], True),
+        (["int", {"type": "null"}], True),
+        (["int", "string"], False),
+        (MONEY, False),
+    ],
+)
+def test_what_may_be_null(schema: Any, nullable: bool) -> None:
+    assert may_be_null(schema) is nullable
+
+
+@pytest.mark.parametrize("schema", [MONEY, "int", ["null", "long"], {"type": "array", "items": MONEY}])
+def test_a_record_with_its_header_is_a_record_of_the_envelope(schema: Any) -> None:
+    value = {"cents": 7} if schema is MONEY else 7
+    value = [{"cents": 7}] if isinstance(schema, dict) and schema["type"] == "array" else value
+    framed = wire_header(258) + written(schema, value)
+    writer, reader = json.loads(writer_envelope(json.dumps(schema))), json.loads(reader_envelope(json.dumps(schema)))
+    read = fastavro.schemaless_reader(io.BytesIO(framed), fastavro.parse_schema(writer), None)
+    assert read == {"header": wire_header(258), "value": value}
+    assert written(writer, read) == framed
+    read = fastavro.schemaless_reader(io.BytesIO(framed), fastavro.parse_schema(writer), fastavro.parse_schema(reader))
+    assert read == {"value": value, **({"ok": True} if isinstance(schema, list) else {})}
+
+
+def test_a_schema_is_given_as_text_file_or_parsed(tmp_path: Path) -> None:
+    file = tmp_path / "money.avsc"
+    file.write_text(json.dumps(MONEY))
+    for given in (json.dumps(MONEY), MONEY, file, str(file)):
+        assert json.loads(schema_text(given, "schema")) == MONEY
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ("{", "schema='{' is not JSON"),
+        ("12", "no Avro schema"),
+        (Path("/nowhere/a.avsc"), "'/nowhere/a.avsc' cannot be read"),
+    ],
+)
+def test_what_is_no_schema_is_named(given: Any, told: str) -> None:
+    with pytest.raises(ConfigurationError, match=told):
+        schema_text(given, "schema")
+
+
+@pytest.mark.parametrize(
+    ("strategy", "subject"),
+    [
+        (SubjectStrategy.TOPIC_NAME, "orders-key"),
+        ("record-name", "com.example.Money"),
+        (SubjectStrategy.TOPIC_RECORD_NAME, "orders-com.example.Money"),
+    ],
+)
+def test_subjects_are_named_as_confluents_clients_name_them(strategy: SubjectStrategy | str, subject: str) -> None:
+    assert subject_name(strategy, topic="orders", field="key", record="com.example.Money") == subject
+
+
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        ({"strategy": "topic"}, "strategy='topic' is not known"),
+        ({"topic": None}, "needs topic"),
+        ({"field": "header"}, "field='header'"),
+        ({"strategy": "record-name", "record": None}, "needs a named type"),
+    ],
+)
+def test_what_a_strategy_lacks_is_named(settings: dict[str, Any], told: str) -> None:
+    with pytest.raises(ConfigurationError, match=told):
+        subject_name(**{"strategy": "topic-name", "topic": "orders", "field": "value", "record": "R", **settings})
