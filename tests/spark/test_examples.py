@@ -1,9 +1,11 @@
 """The examples, each as the process that its user starts, killed (SIGKILL, with JVM and workers) and counted.
 
 What must come out is worked out by ``examples/tryout`` from the sources and from what Spark has written down about its
-batches. Each example at every point, which takes a quarter of an hour::
+batches. Each example with each of its clocks at every point, which takes half an hour::
 
     pytest -m slow -s tests/spark/test_examples.py
+
+`test_example_plans` does the same with the plans alone, all in one Spark, in a third of the time.
 """
 
 from __future__ import annotations
@@ -70,7 +72,10 @@ UNDECIDED, UNFINISHED, UNRECORDED = Phase.DECIDING.name, Phase.FINISHING.name, P
 """All is prepared and nothing decided; decided and nothing committed; committed, and Spark does not know of it yet."""
 
 
-@pytest.mark.parametrize("query", OTHERS, ids=lambda query: query.name)
+@pytest.mark.parametrize(
+    "query",
+    [pytest.param(query, marks=[pytest.mark.slow] * ("processing" in query.name), id=query.name) for query in OTHERS],
+)
 def test_killed_in_the_middle(query: Query, tmp_path: Path) -> None:
     with ExampleJob(query, tmp_path) as job:
         for point in (UNDECIDED, UNFINISHED, UNRECORDED):
