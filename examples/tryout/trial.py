@@ -12,6 +12,9 @@ from sparkonce.testing.kafka import create_topic, produce, read_committed
 from tryout.checkpoint import read_batches
 from tryout.sample import Message, Outcome, Row, Sample
 
+LIMIT_S = 120.0
+"""For each look at the broker. Long, for machines that have much else to do."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Count:
@@ -79,6 +82,7 @@ class Trial:
                     {"partition": one.partition, "value": one.value, "key": one.key, "timestamp": one.timestamp_ms}
                     for one in some
                 ),
+                timeout_s=LIMIT_S,
             )
 
     def close(self) -> None:
@@ -92,13 +96,13 @@ class Trial:
     def outcome(self) -> Outcome:
         """What must have come out, by the sources and the checkpoint as they are now."""
         batches = read_batches(self._checkpoint)
-        sources = {topic: read_committed(self._bootstrap, topic) for topic in self.sample.sources}
+        sources = {topic: read_committed(self._bootstrap, topic, timeout_s=LIMIT_S) for topic in self.sample.sources}
         return self.sample.outcome(sources, batches)
 
     def count(self) -> Count:
         """Reads sources, checkpoint and target, and compares. While the job is at work the target may be ahead."""
         outcome = self.outcome()
-        records = read_committed(self._bootstrap, self.sample.target)
+        records = read_committed(self._bootstrap, self.sample.target, timeout_s=LIMIT_S)
         seen = Counter(Row((one.key or b"").decode(), (one.value or b"").decode()) for one in records)
         expected = Counter(outcome.rows.keys())
         more = seen - expected
