@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from sparkonce.embedded import Cluster
-from sparkonce.embedded.jars import spark_kafka_jars
+from sparkonce.embedded.jars import spark_avro_jars, spark_kafka_jars
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -34,13 +34,8 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     os.environ["PYSPARK_PYTHON"] = sys.executable
     folder = str(tmp_path_factory.mktemp("spark"))
     nothing = dict.fromkeys(("bootstrap", "target", "checkpoint", "desk"), "")
-    config = Config(
-        sources=(),
-        jars=tuple(str(jar) for jar in spark_kafka_jars()),
-        jvm_flags=jvm_flags(),
-        temporary=folder,
-        **nothing,
-    )
+    jars = tuple(str(jar) for jar in (*spark_kafka_jars(), *spark_avro_jars()))
+    config = Config(sources=(), jars=jars, jvm_flags=jvm_flags(), temporary=folder, **nothing)
     session_ = session(config)
     yield session_
     session_.stop()

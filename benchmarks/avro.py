@@ -1,0 +1,182 @@
+"""Measures what a Schema Registry's header costs beside a bare ``from_avro`` of the same records without one.
+
+    python3 dev.py run python benchmarks/avro.py [--rows 1000000] [--rounds 7]
+
+Both columns, with the header and without, lie side by side in memory, with the columns of Spark's Kafka source; each
+variant reads topic, partition and offset too and writes to nowhere. They run in turn within every round, and what
+counts is the median over the rounds of the ratio within a round: of the time on the wall, and of the processor time
+of Spark's JVM, which other load on the machine disturbs less. The first two rounds do not count.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql.avro.functions import from_avro, to_avro
+from rich.console import Console
+from rich.table import Table
+
+from sparkonce import SchemaRegistry, decode_registry_avro, from_registry_avro, to_registry_avro
+from sparkonce.embedded import spark_avro_jars
+from sparkonce.testing.registry import RegistryServer
+
+CORES = 2
+VERSIONS = 5
+WARM = 2
+LINE = {"type": "record", "name": "Line", "fields": [{"name": "sku", "type": "string"}, {"name": "n", "type": "int"}]}
+ORDER = {
+    "type": "record",
+    "name": "Order",
+    "namespace": "com.example",
+    "fields": [
+        {"name": "id", "type": "long"},
+        {"name": "customer", "type": "string"},
+        {"name": "amount", "type": "double"},
+        {"name": "currency", "type": ["null", "string"], "default": None},
+        {"name": "at", "type": {"type": "long", "logicalType": "timestamp-millis"}},
+        {"name": "lines", "type": {"type": "array", "items": LINE}},
+    ],
+}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rows", type=int, default=1_000_000)
+    parser.add_argument("--rounds", type=int, default=7, help="of which the first two do not count")
+    given = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="sparkonce-bench-") as folder, RegistryServer() as server:
+        spark = session(folder)
+        try:
+            run(spark, server, Path(folder), given.rows, given.rounds)
+        finally:
+            spark.stop()
+    return 0
+
+
+def run(spark: SparkSession, server: RegistryServer, folder: Path, rows: int, rounds: int) -> None:
+    registry = SchemaRegistry({"url": server.url})
+    for older in range(VERSIONS - 1):
+        # Versions that no record has: the plan knows them all the same.
+        extra = {"name": f"extra_{older}", "type": ["null", "string"], "default": None}
+        server.register("many-value", {**ORDER, "fields": [*ORDER["fields"], extra]})
+    for subject in ("orders-value", "many-value"):
+        server.register(subject, ORDER)
+    records = source(spark, registry, folder, rows)
+    of = {"subject": "orders-value", "registry": registry}
+    located = ("topic", "partition", "offset")
+
+    def column(made: Column) -> Callable[[], DataFrame]:
+        return lambda: records.select(*located, made.alias("it"))
+
+    decoding = {
+        "bare from_avro, no header": column(from_avro("bare", json.dumps(ORDER))),
+        "from_registry_avro": column(from_registry_avro("value", **of)),
+        f"  {VERSIONS} versions": column(from_registry_avro("value", registry=registry, subject="many-value")),
+        "  on_error=dead-letter, later_ids=stop": column(
+            from_registry_avro("value", on_error="dead-letter", later_ids="stop", **of)
+        ),
+        "  on_error=drop, later_ids=stop": lambda: decode_registry_avro(
+            records, on_error="drop", later_ids="stop", **of
+        ).select(*located, "record"),
+        "  later_ids=ask": column(from_registry_avro("value", later_ids="ask", **of)),
+    }
+    encoding = {
+        "bare to_avro, no header": column(to_avro(F.col("order"), json.dumps(ORDER))),
+        "to_registry_avro": column(to_registry_avro("order", schema=ORDER, topic="orders", registry=registry)),
+    }
+    console = Console()
+    for title, variants in (("decoding", decoding), ("encoding", encoding)):
+        console.print(measured(spark, title, variants, rows, rounds))
+
+
+def source(spark: SparkSession, registry: SchemaRegistry, folder: Path, rows: int) -> DataFrame:
+    """Kafka's columns, each record with its header, without, and as a struct; in memory."""
+    number = F.col("id")
+    line = F.struct(F.concat(F.lit("sku-"), number).alias("sku"), (number % 9).cast("int").alias("n"))
+    order = F.struct(
+        number,
+        F.concat(F.lit("customer-"), number).alias("customer"),
+        (number * 1.5).alias("amount"),
+        F.when(number % 3 > 0, "EUR").alias("currency"),
+        F.timestamp_millis(number).alias("at"),
+        F.array(line, line).alias("lines"),
+    )
+    made = (
+        spark.range(0, rows, 1, 2 * CORES)
+        .select(number.alias("offset"), order.alias("order"))
+        .select(
+            F.lit("orders").alias("topic"),
+            F.spark_partition_id().alias("partition"),
+            "offset",
+            "order",
+            to_avro("order", json.dumps(ORDER)).alias("bare"),
+            to_registry_avro("order", schema=ORDER, topic="orders", registry=registry).alias("value"),
+        )
+    )
+    made.write.parquet(str(folder / "records"))
+    records = spark.read.parquet(str(folder / "records")).cache()
+    records.count()
+    return records
+
+
+def measured(
+    spark: SparkSession, title: str, variants: dict[str, Callable[[], DataFrame]], rows: int, rounds: int
+) -> Table:
+    jvm = int(spark.sparkContext._jvm.java.lang.ProcessHandle.current().pid())
+    taken: dict[str, list[tuple[float, float]]] = {name: [] for name in variants}
+    names = list(variants)
+    for number in range(rounds):
+        first = number % len(names)
+        for name in names[first:] + names[:first]:
+            wall, processor = time.perf_counter(), processor_s(jvm)
+            variants[name]().write.format("noop").mode("overwrite").save()
+            taken[name].append((time.perf_counter() - wall, processor_s(jvm) - processor))
+    bare = taken[names[0]][WARM:]
+    table = Table(title=f"{title}: {rows:,} records, {rounds - WARM} rounds, {CORES} cores")
+    for heading in ("", "seconds", "of bare, wall", "of bare, JVM's processor time"):
+        table.add_column(heading, justify="left" if not heading else "right")
+    for name in names:
+        own = taken[name][WARM:]
+        ratios = [
+            statistics.median(base[which] / one[which] for base, one in zip(bare, own, strict=True)) for which in (0, 1)
+        ]
+        seconds = statistics.median(one[0] for one in own)
+        table.add_row(name, f"{seconds:.2f}", *(f"{ratio:.2f}" for ratio in ratios))
+    return table
+
+
+def processor_s(pid: int) -> float:
+    fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def session(folder: str) -> SparkSession:
+    os.environ["PYSPARK_PYTHON"] = sys.executable
+    spark = (
+        SparkSession.builder.master(f"local[{CORES}]")
+        .appName("sparkonce avro benchmark")
+        .config("spark.jars", ",".join(map(str, spark_avro_jars())))
+        .config("spark.driver.memory", "2g")
+        .config("spark.driver.host", "127.0.0.1")
+        .config("spark.driver.bindAddress", "127.0.0.1")
+        .config("spark.local.dir", folder)
+        .config("spark.ui.enabled", "false")
+        .config("spark.ui.showConsoleProgress", "false")
+        .getOrCreate()
+    )
+    spark.sparkContext.setLogLevel("ERROR")
+    return spark
+
+
+if __name__ == "__main__":
+    sys.exit(main())

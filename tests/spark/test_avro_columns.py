@@ -1,0 +1,492 @@
+"""Records with a registry's header, in and out of Spark, with confluent-kafka's own serialisers as witnesses."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+from collections.abc import Iterator
+from datetime import date, datetime, timezone
+from decimal import Decimal
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import fastavro
+import pytest
+from confluent_kafka.schema_registry import Schema, SchemaRegistryClient
+from confluent_kafka.schema_registry.avro import AvroDeserializer, AvroSerializer
+from confluent_kafka.serialization import MessageField, SerializationContext
+from py4j.java_gateway import JavaPackage
+from py4j.protocol import Py4JJavaError
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812 - as everybody writes it
+from pyspark.sql.avro.functions import from_avro
+
+from spark.harness import new_name
+from sparkonce import (
+    SchemaRegistry,
+    decode_registry_avro,
+    from_avro_file,
+    from_registry_avro,
+    to_avro_file,
+    to_registry_avro,
+)
+from sparkonce.avro.schemas import wire_header
+from sparkonce.errors import ConfigurationError, RegistryError, SchemaError
+from sparkonce.testing.registry import RegistryServer
+
+pytestmark = [
+    pytest.mark.spark,
+    # PySpark does not close the sockets over which it brings results.
+    pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning"),
+]
+
+COLUMNS = "topic string, partition int, offset long, value binary"
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[RegistryServer]:
+    with RegistryServer() as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def registry(server: RegistryServer) -> SchemaRegistry:
+    return SchemaRegistry({"url": server.url, "max.retries": 0})
+
+
+@pytest.fixture
+def subject() -> str:
+    return new_name("orders-value")
+
+
+def record(*fields: tuple[Any, ...], name: str = "Order") -> dict[str, Any]:
+    """Fields of a name, a type, and perhaps a default."""
+    listed = [dict(zip(("name", "type", "default"), one, strict=False)) for one in fields]
+    return {"type": "record", "name": name, "namespace": "com.example", "fields": listed}
+
+
+V1 = record(("id", "int"), ("note", "string"))
+V2 = record(("id", "long"), ("price", ["null", "double"], None), ("note", "string", "none"))
+
+
+def written(schema: Any, value: Any) -> bytes:
+    target = io.BytesIO()
+    fastavro.schemaless_writer(target, fastavro.parse_schema(schema), value)
+    return target.getvalue()
+
+
+def framed(schema_id: int, schema: Any, value: Any) -> bytes:
+    return wire_header(schema_id) + written(schema, value)
+
+
+def rows(spark: SparkSession, *values: bytes | None) -> DataFrame:
+    return spark.createDataFrame([("orders", 3, 70 + number, one) for number, one in enumerate(values)], COLUMNS)
+
+
+def plain(value: Any) -> Any:
+    return value.asDict(recursive=True) if hasattr(value, "asDict") else value
+
+
+def decoded(df: DataFrame, subject: str, registry: SchemaRegistry, **more: Any) -> list[Any]:
+    column = from_registry_avro("value", subject=subject, registry=registry, **more)
+    return [plain(row["it"]) for row in df.select(column.alias("it")).collect()]
+
+
+def test_every_version_is_read_as_the_latest(
+    spark: SparkSession, server: RegistryServer, registry: SchemaRegistry, subject: str
+) -> None:
+    first, second = server.register(subject, V1), server.register(subject, V2)
+    df = rows(
+        spark,
+        framed(first, V1, {"id": 1, "note": "a"}),
+        framed(second, V2, {"id": 1 << 40, "price": 2.5, "note": "b"}),
+        None,
+    )
+    expected = [{"id": 1, "price": None, "note": "a"}, {"id": 1 << 40, "price": 2.5, "note": "b"}, None]
+    for later_ids in ("stop", "ask"):
+        assert decoded(df, subject, registry, later_ids=later_ids) == expected
+    # A tombstone is no bad record, whatever is done with those.
+    letters = decoded(df, subject, registry, on_error="dead-letter")
+    assert [one["record"] for one in letters] == expected
+    assert [one["dead_letter"] for one in letters] == [None] * 3
+
+
+def test_the_reader_can_be_pinned(
+    spark: SparkSession, server: RegistryServer, registry: SchemaRegistry, subject: str, tmp_path: Path
+) -> None:
+    first = server.register(subject, V1)
+    server.register(subject, V2)
+    df = rows(spark, framed(first, V1, {"id": 1, "note": "a"}))
+    own = record(("note", "string"), ("added", "int", 7))
+    file = tmp_path / "own.avsc"
+    file.write_text(json.dumps(own))
+    assert decoded(df, subject, registry, reader=1) == [{"id": 1, "note": "a"}]
+    for reader in (file, str(file), json.dumps(own), own):
+        assert decoded(df, subject, registry, reader=reader) == [{"note": "a", "added": 7}]
+
+
+LINE = record(("sku", "string"), ("n", "int"), name="Line")
+SUIT = {"type": "enum", "name": "Suit", "symbols": ["CLUBS", "HEARTS"]}
+TIMES = [
+    ("day", {"type": "int", "logicalType": "date"}),
+    ("ms", {"type": "long", "logicalType": "timestamp-millis"}),
+    ("us", {"type": "long", "logicalType": "timestamp-micros"}),
+]
+TIME_VALUES = {
+    "day": date(2020, 2, 29),
+    "ms": datetime(2020, 2, 29, 1, 2, 3, 4000, timezone.utc),
+    "us": datetime(1960, 1, 1, 0, 0, 0, 7, timezone.utc),
+}
+EVERYTHING = record(
+    ("union", ["null", "int", "string"]),
+    ("enum", SUIT),
+    ("fixed", {"type": "fixed", "name": "F", "size": 3}),
+    ("decimal", {"type": "bytes", "logicalType": "decimal", "precision": 9, "scale": 2}),
+    ("lines", {"type": "array", "items": LINE}),
+    ("by_name", {"type": "map", "values": "com.example.Line"}),
+    *TIMES,
+)
+EVERY_VALUE = {
+    "union": "text",
+    "enum": "HEARTS",
+    "fixed": b"abc",
+    "decimal": Decimal("-12.34"),
+    "lines": [{"sku": "a", "n": 1}],
+    "by_name": {"k": {"sku": "b", "n": 2}},
+    **TIME_VALUES,
+}
+
+
+def test_values_of_every_type_are_what_bare_from_avro_makes_of_them(
+    spark: SparkSession, server: RegistryServer, registry: SchemaRegistry, subject: str
+) -> None:
+    schema_id = server.register(subject, EVERYTHING)
+    df = rows(spark, framed(schema_id, EVERYTHING, EVERY_VALUE))
+    bare = df.select(from_avro(F.expr("substring(value, 6)"), json.dumps(EVERYTHING)).alias("it")).first()
+    assert decoded(df, subject, registry) == [plain(bare["it"])]  # type: ignore[index]
+    assert plain(bare["it"])["decimal"] == Decimal("-12.34")  # type: ignore[index]
+
+
+NOT_RECORDS: dict[str, tuple[Any, Any]] = {
+    # Bare from_avro makes 0 of the first, and does not read the next two at all.
+    "no number": (["null", "long"], None),
+    "no record": (["null", LINE], None),
+    "perhaps a record": (["null", LINE], {"sku": "a", "n": 1}),
+    "a number": ("long", 5),
+    "a list": ({"type": "array", "items": "string"}, ["a", "b"]),
+    "a record of nulls": (record(("a", ["null", "int"], None)), {"a": None}),
+}
+
+
+@pytest.mark.parametrize("shape", NOT_RECORDS)
+def test_a_null_is_told_from_a_record_that_cannot_be_read(
+    spark: SparkSession, server: RegistryServer, registry: SchemaRegistry, subject: str, shape: str
+) -> None:
+    schema, value = NOT_RECORDS[shape]
+    schema_id = server.register(subject, json.dumps(schema))
+    good = framed(schema_id, schema, value)
+    letters = decoded(rows(spark, good, good[:-1]), subject, registry, on_error="dead-letter", later_ids="stop")
+    assert letters[0] == {"record": value, "dead_letter": None}
+    assert letters[1]["record"] is None
+    assert f"no record of schema id {schema_id}" in letters[1]["dead_letter"]["reason"]
+
+
+def test_an_alias_is_followed(
+    spark: SparkSession, server: RegistryServer, registry: SchemaRegistry, subject: str
+) -> None:
+    schema_id = server.register(subject, V1)
+    renamed = record(("id", "int"), ("remark", "string"))
+    renamed["fields"][1]["aliases"] = ["note"]
+    server.register(subject, renamed)
+    assert decoded(rows(spark, framed(schema_id, V1, {"id": 1, "note": "a"})), subject, registry) == [
+        {"id": 1, "remark": "a"}
+    ]
+
+
+def test_bytes_behind_a_record_are_not_noticed(
+    spark: SparkSession, server: RegistryServer, registry: SchemaRegistry, subject: str
+) -> None:
+    value = framed(server.register(subject, V1), V1, {"id": 1, "note": "a"}) + b"more"
+    assert decoded(rows(spark, value), subject, registry) == [{"id": 1, "note": "a"}]
+
+
+def test_references_are_followed(
+    spark: SparkSession, server: RegistryServer, registry: SchemaRegistry, subject: str
+) -> None:
+    server.register(f"{subject}-line", LINE)
+    outer = record(("a", "Line"), ("b", ["null", "com.example.Line"], None))
+    schema_id = server.register(subject, outer, references=[("com.example.Line", f"{subject}-line", 1)])
+    whole = record(("a", LINE), ("b", ["null", "com.example.Line"], None))
+    value = {"a": {"sku": "x", "n": 1}, "b": {"sku": "y", "n": 2}}
+    assert decoded(rows(spark, framed(schema_id, whole, value)), subject, registry) == [value]
+
+
+BAD = {
+    "not in the registry's wire format (3 bytes, the first 0x616263)": b"abc",
+    "not in the registry's wire format (0 bytes, the first 0x)": b"",
+    "not in the registry's wire format (4 bytes, the first 0x00000001)": b"\0\0\0\1",
+    "no record of schema id": b"cut",
+    "schema id 99999 is not known to the registry": wire_header(99999) + b"\0",
+}
+
+
+def test_what_cannot_be_decoded_goes_where_the_user_says(
+    spark: SparkSession, server: RegistryServer, registry: SchemaRegistry, subject: str
+) -> None:
+    schema_id = server.register(subject, V1)
+    good = framed(schema_id, V1, {"id": 1, "note": "a"})
+    values = [good[:-1] if bad == b"cut" else bad for bad in BAD.values()]
+    letters = decoded(rows(spark, *values, good), subject, registry, on_error="dead-letter")
+    assert letters.pop() == {"record": {"id": 1, "note": "a"}, "dead_letter": None}
+    for reason, value, letter in zip(BAD, values, letters, strict=True):
+        assert letter["record"] is None
+        told = letter["dead_letter"]
+        assert reason in told["reason"]
+        assert bytes(told["value"]) == value
+        assert told["schema_id"] == (None if "wire format" in reason else int.from_bytes(value[1:5], "big"))
+    df = rows(spark, good, *values)
+    (kept,) = decode_registry_avro(df, subject=subject, registry=registry, on_error="drop").collect()
+    assert kept["record"]["id"] == 1
+    assert set(kept.asDict()) == {"topic", "partition", "offset", "value", "record"}
+    for reason, value, later_ids in zip(BAD, values, ("stop", "stop", "stop", "stop", "ask"), strict=True):
+        with pytest.raises(PySparkException) as stopped:
+            decoded(rows(spark, good, value), subject, registry, later_ids=later_ids)
+        assert "topic=orders partition=3 offset=71" in str(stopped.value)
+        assert reason in str(stopped.value)
+
+
+@pytest.mark.parametrize("on_error", ["fail", "dead-letter"])
+def test_an_id_that_the_plan_does_not_know_is_never_a_bad_record_unasked(
+    spark: SparkSession, server: RegistryServer, registry: SchemaRegistry, subject: str, on_error: str
+) -> None:
+    server.register(subject, V1)
+    column = from_registry_avro("value", subject=subject, registry=registry, on_error=on_error, later_ids="stop")
+    later = server.register(subject, V2)
+    df = rows(spark, framed(later, V2, {"id": 1, "price": None, "note": "a"}))
+    with pytest.raises(
+        PySparkException, match=rf"offset=70 .*schema id {later} was not one of .*start the query again"
+    ):
+        df.select(column).collect()
+
+
+RESOLVED = [
+    # Of each field its name, the writer's type, the reader's, and a value.
+    ("wider", "int", "double", 3),
+    ("wide", "float", "double", 0.1),
+    ("maybe", ["null", "int"], ["null", "long"], 4),
+    ("now_maybe", "int", ["null", "int"], 4),
+    ("text", "string", "bytes", "é"),
+    ("bytes", "bytes", "string", b"b"),
+    ("enum", SUIT, {**SUIT, "symbols": ["HEARTS", "CLUBS"]}, "HEARTS"),
+    ("inner", {"type": "map", "values": LINE}, {"type": "map", "values": {**LINE, "fields": LINE["fields"][1:]}},
+     {"k": {"sku": "a", "n": 1}}),
+    *((name, kind, kind, TIME_VALUES[name]) for name, kind in TIMES),
+]  # fmt: skip
+
+
+def test_a_later_schema_gives_what_it_gives_when_it_is_known(
+    spark: SparkSession, server: RegistryServer, registry: SchemaRegistry, subject: str
+) -> None:
+    """The worker's way against Java's own."""
+    box = {"type": "array", "items": record(("s", "string"), ("n", "int"), name="Box")}
+    writer = record(*((name, kind) for name, kind, _, _ in RESOLVED), ("gone", "string"))
+    reader = record(
+        *((name, kind) for name, _, kind, _ in RESOLVED), ("list", box, [{"s": "é", "n": 1}]), ("new", "string", "ü")
+    )
+    server.set_compatibility("NONE", subject)
+    server.register(subject, reader)
+    before = from_registry_avro("value", subject=subject, registry=registry, reader=1, later_ids="ask")
+    value = {**{name: one for name, _, _, one in RESOLVED}, "gone": "g"}
+    schema_id = server.register(subject, writer)
+    df = rows(spark, framed(schema_id, writer, value))
+    late = [plain(row["it"]) for row in df.select(before.alias("it")).collect()]
+    assert late == decoded(df, subject, registry, reader=1)
+    assert late[0]["new"] == "ü"
+
+
+def test_what_python_cannot_resolve_as_java_does_stops_the_query(
+    spark: SparkSession, server: RegistryServer, registry: SchemaRegistry, subject: str
+) -> None:
+    server.register(subject, record(("u", ["float", "double"])))
+    before = from_registry_avro("value", subject=subject, registry=registry, on_error="dead-letter")
+    writer = record(("u", ["float", "double"]), ("x", "int"))
+    server.set_compatibility("NONE", subject)
+    df = rows(spark, framed(server.register(subject, writer), writer, {"u": 0.5, "x": 1}))
+    with pytest.raises(PySparkException, match="start the query again"):
+        df.select(before).collect()
+    assert decoded(df, subject, registry, reader=1) == [{"u": 0.5}]
+
+
+def test_a_registry_that_is_away_makes_no_bad_records(
+    spark: SparkSession, server: RegistryServer, registry: SchemaRegistry, subject: str
+) -> None:
+    server.register(subject, V1)
+    dropping = decode_registry_avro(
+        rows(spark, wire_header(88888)), subject=subject, registry=registry, on_error="drop"
+    )
+    with server.down(), pytest.raises(PySparkException, match="gave no answer about schema id 88888"):
+        dropping.collect()
+    with server.failing(404), pytest.raises(PySparkException, match="HTTP 404"):
+        dropping.collect()
+    assert dropping.collect() == []
+
+
+def test_a_later_id_of_another_type_is_told(
+    spark: SparkSession, server: RegistryServer, registry: SchemaRegistry, subject: str
+) -> None:
+    server.register(subject, V1)
+    other = server.register(f"{subject}-json", "{}", kind="JSON")
+    (letter,) = decoded(rows(spark, wire_header(other)), subject, registry, on_error="dead-letter")
+    assert "of type JSON: only AVRO" in letter["dead_letter"]["reason"]
+
+
+def test_each_record_is_decoded_once(
+    spark: SparkSession, server: RegistryServer, registry: SchemaRegistry, subject: str
+) -> None:
+    """Spark computes an expression anew wherever it stands, unless it sees that it is the same."""
+    server.register(subject, V1)
+    df = rows(spark, None)
+    settings = {"subject": subject, "registry": registry, "later_ids": "stop"}
+    for plan in (
+        df.select(from_registry_avro("value", **settings)),
+        df.select(from_registry_avro("value", on_error="dead-letter", **settings)),
+        decode_registry_avro(df, on_error="dead-letter", **settings),
+        decode_registry_avro(df, on_error="drop", **settings),
+    ):
+        with contextlib.redirect_stdout(io.StringIO()) as code:
+            plan.explain("codegen")
+        assert code.getvalue().count(".nullSafeEval(") == 1
+
+
+def test_recursive_types_need_a_depth(
+    spark: SparkSession, server: RegistryServer, registry: SchemaRegistry, subject: str
+) -> None:
+    tree = record(("n", "int"), ("next", ["null", "com.example.Order"], None))
+    schema_id = server.register(subject, tree)
+    df = rows(spark, framed(schema_id, tree, {"n": 1, "next": {"n": 2, "next": None}}))
+    with pytest.raises(ConfigurationError, match=r"holds itself.*recursiveFieldMaxDepth"):
+        decoded(df, subject, registry)
+    assert decoded(df, subject, registry, options={"recursiveFieldMaxDepth": "2"}) == [{"n": 1, "next": {"n": 2}}]
+
+
+def test_what_confluents_serialiser_writes_is_read_and_the_other_way_round(
+    spark: SparkSession, server: RegistryServer, registry: SchemaRegistry
+) -> None:
+    topic = new_name("orders")
+    client = SchemaRegistryClient({"url": server.url})
+    context = SerializationContext(topic, MessageField.VALUE)
+    value = {"id": 1 << 40, "price": 2.5, "note": "é"}
+    theirs = AvroSerializer(client, json.dumps(V2))(value, context)
+    df = rows(spark, theirs)
+    assert decoded(df, f"{topic}-value", registry) == [value]
+
+    again = from_registry_avro("value", subject=f"{topic}-value", registry=registry)
+    for schema in (None, V2):
+        encode = to_registry_avro("r", topic=topic, schema=schema, registry=registry)
+        (ours,) = df.select(again.alias("r")).select(encode.alias("value")).collect()
+        assert bytes(ours["value"]) == theirs
+        assert AvroDeserializer(client)(bytes(ours["value"]), context) == value
+
+
+def test_a_type_of_sparks_is_registered_under_each_strategy(
+    spark: SparkSession, server: RegistryServer, registry: SchemaRegistry
+) -> None:
+    topic = new_name("orders")
+    df = spark.range(3).select(F.struct("id", F.col("id").cast("string").alias("text")).alias("r"))
+    name = f"com.example.{topic.replace('-', '_')}"
+    client = SchemaRegistryClient({"url": server.url})
+    for strategy, subject in (
+        ("topic-name", f"{topic}-key"),
+        ("record-name", name),
+        ("topic-record-name", f"{topic}-{name}"),
+    ):
+        column = to_registry_avro(
+            "r",
+            topic=topic,
+            field="key",
+            strategy=strategy,
+            schema=df.schema["r"].dataType,
+            record_name=name,
+            registry=registry,
+        )
+        values = [row["v"] for row in df.select(column.alias("v")).collect()]
+        read = AvroDeserializer(client)
+        context = SerializationContext(topic, MessageField.KEY)
+        assert [read(bytes(one), context) for one in values] == [{"id": n, "text": str(n)} for n in range(3)]
+        assert client.get_latest_version(subject).schema_id == int.from_bytes(values[0][1:5], "big")
+
+
+def test_encoding_refuses_what_the_registry_refuses(
+    spark: SparkSession, server: RegistryServer, registry: SchemaRegistry, subject: str
+) -> None:
+    with pytest.raises(RegistryError, match=r"40401|40403"):
+        to_registry_avro("r", subject=subject, schema=V1, registry=registry, auto_register=False)
+    assert server.count(f"POST /subjects/{subject}/versions") == 0
+    server.register(subject, V1)
+    with pytest.raises(RegistryError, match=f"{subject}.*409"):
+        to_registry_avro("r", subject=subject, schema=record(("new", "int")), registry=registry)
+    nulls = spark.sql("select cast(null as struct<id:int,note:string>) as r")
+    encode = to_registry_avro("r", subject=subject, schema=V1, registry=registry, auto_register=False)
+    assert nulls.select(encode.alias("v")).collect() == [(None,)]
+
+
+def test_plain_files(spark: SparkSession, tmp_path: Path) -> None:
+    one, two = tmp_path / "one.avsc", tmp_path / "two.avsc"
+    one.write_text(json.dumps(V1))
+    two.write_text(json.dumps(V2))
+    df = rows(spark, written(V1, {"id": 1, "note": "a"}), None)
+    values = [plain(row[0]) for row in df.select(from_avro_file("value", one, reader=str(two))).collect()]
+    assert values == [{"id": 1, "price": None, "note": "a"}, None]
+    again = df.select(from_avro_file("value", one).alias("r")).select(to_avro_file("r", one).alias("v")).collect()
+    assert [row["v"] for row in again] == [row["value"] for row in df.collect()]
+    with pytest.raises(Py4JJavaError, match="Malformed records are detected"):
+        rows(spark, b"").select(from_avro_file("value", one)).collect()
+
+
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        ({"on_error": "drop"}, "decode_registry_avro"),
+        ({"on_error": "ignore"}, "on_error='ignore'"),
+        ({"later_ids": "drop"}, "later_ids='drop'"),
+        ({"options": {"MODE": "FAILFAST"}}, "MODE"),
+        ({"subject": ["a", "b"]}, "several"),
+        ({"reader": '"nonsense"'}, "reader=.*no type in Spark"),
+    ],
+)
+def test_settings_that_are_wrong_are_named(
+    spark: SparkSession, server: RegistryServer, registry: SchemaRegistry, settings: dict[str, Any], told: str
+) -> None:
+    for subject in ("a", "b"):
+        server.register(subject, V1)
+    with pytest.raises(ConfigurationError, match=told):
+        from_registry_avro("value", **{"subject": "a", "registry": registry, **settings})
+
+
+def test_a_column_that_is_not_there_or_not_binary_is_named(spark: SparkSession, registry: SchemaRegistry) -> None:
+    for column, told in (("nothing", "missing"), ("topic", "string")):
+        with pytest.raises(SchemaError, match=f"column='{column}' is {told}"):
+            decode_registry_avro(rows(spark, None), column, subject="a", registry=registry)
+
+
+def test_a_missing_module_is_told(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
+    nothing = JavaPackage("", None)
+    bare = SimpleNamespace(_jvm=SimpleNamespace(org=nothing), version="4.0.0")
+    nothing_there = SimpleNamespace(apache=SimpleNamespace(spark=SimpleNamespace(sql=SimpleNamespace(
+        avro=SimpleNamespace(AvroDataToCatalyst=nothing)))))  # fmt: skip
+    bare._jvm.org = nothing_there
+    monkeypatch.setattr(SparkSession, "getActiveSession", lambda: bare)
+    with pytest.raises(ConfigurationError, match=r"spark\.jars\.packages=org\.apache\.spark:spark-avro_2\.13:4\.0\.0"):
+        to_avro_file("r", V1)
+
+
+def test_the_double_knows_what_can_be_read(server: RegistryServer, registry: SchemaRegistry) -> None:
+    """That the tests above register what they mean to."""
+    client = SchemaRegistryClient({"url": server.url, "max.retries": 0})
+    subject = new_name("compatible")
+    for schema in (V1, V2):
+        client.register_schema(subject, Schema(json.dumps(schema), "AVRO"))
+    assert client.get_versions(subject) == [1, 2]
