@@ -137,6 +137,17 @@ class ExampleJob(AnyJob):
         """By which endings one sees which state store it was that wrote."""
         return STATE_FILES & {path.suffix for path in (self.checkpoint / "state").rglob("*.*")}
 
+    def lose_newest_state(self) -> None:
+        """Takes away the state that the last batch has left, as a power cut may do: Spark does not fsync it.
+
+        The decision log is fsynced. So of a batch that is decided the state may be gone.
+        """
+        version = str(self.kills[-1].batch + 1)
+        for ending in STATE_FILES | {".snapshot"}:
+            for path in (self.checkpoint / "state").rglob(f"{version}{ending}"):
+                path.unlink()
+                path.with_name(f".{path.name}.crc").unlink(missing_ok=True)
+
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
@@ -165,6 +176,9 @@ def carry_out(
         jobs = [new_job(example, example.name) for example in examples]
         for number, point in enumerate(points):
             strike(point, jobs, folder / f"{number}.log")
+            if point == Phase.FINISHING.name:
+                for job in jobs:
+                    job.lose_newest_state()
             say(f"kill {number + 1}: {point}, in batches {[job.kills[-1].batch for job in jobs]}")
         undisturbed = [new_job(example, f"{example.name}-undisturbed") for example in examples]
         for job in [*jobs, *undisturbed]:

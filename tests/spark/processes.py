@@ -38,6 +38,8 @@ class Run:
 
     def __init__(self, configs: Sequence[Config], log: Path) -> None:
         self.log = log
+        # The system gives numbers of processes and sessions again. From when all are gone, this one's mean others.
+        self._gone = False
         temporary = configs[0].temporary
         environment = {name: value for name, value in os.environ.items() if name not in _UNWANTED}
         own = {
@@ -76,11 +78,14 @@ class Run:
         Args:
             spare: Workers that survive: orphans that write on behind everybody's back.
         """
+        if self._gone:
+            return
         spared = frozenset(spare)
         # The daemon would take its workers along when the JVM is gone: it goes first.
         first = self.daemons() if spared else []
-        for pid in [*first, *self.jvms(), self.pid]:
+        for pid in [*first, *self.jvms()]:
             kill(pid)
+        self._process.kill()
         self._process.wait()
 
         def others_are_gone() -> bool:
@@ -90,22 +95,25 @@ class Run:
             return not left
 
         eventually(others_are_gone, f"the processes of session {self.pid} are gone")
+        self._gone = not spared
 
     def pause(self) -> None:
         """Stops the clock of driver, JVM, and workers."""
-        for pid in [self.pid, *members(self.pid)]:
-            with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGSTOP)
+        self._signal(signal.SIGSTOP)
 
     def resume(self) -> None:
-        for pid in [*members(self.pid), self.pid]:
+        self._signal(signal.SIGCONT)
+
+    def _signal(self, number: int) -> None:
+        for pid in [] if self._gone else members(self.pid):
             with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGCONT)
+                os.kill(pid, number)
 
     def wait(self, *, limit_s: float = LIMIT_S) -> int:
         """Its exit code, when it has ended by itself, with all that belongs to it."""
         code = self._process.wait(limit_s)
         eventually(lambda: not members(self.pid), f"the processes of session {self.pid} are gone")
+        self._gone = True
         return code
 
     def finish(self, *, limit_s: float = LIMIT_S) -> None:

@@ -114,6 +114,7 @@ EVERY = [
 AT_ONCE = 6
 
 
+@pytest.mark.timeout(1800)
 def test_every_plan_and_every_store_at_every_point(
     kafka: Cluster, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
