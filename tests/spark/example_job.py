@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
@@ -61,19 +60,10 @@ class ExampleRun(Run):
     """One start of an example."""
 
     def __init__(self, config: Config, query: Query, arguments: Sequence[str], folder: Path, log: Path) -> None:
-        self.log = log
         command = [sys.executable, "-m", "spark.example_child", config.to_json(), str(EXAMPLES / query.script)]
         path = os.pathsep.join(filter(None, [str(TESTS), os.environ.get("PYTHONPATH")]))
         environment = {**spark_environment(folder, java=jvm_flags()), "PYTHONPATH": path}
-        with log.open("ab") as output:
-            self._process = subprocess.Popen(
-                [*command, *arguments],
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                env=environment,
-                start_new_session=True,
-            )
+        self._launch([*command, *arguments], environment, log)
 
 
 class FirstSeen(Watcher):

@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -37,9 +37,6 @@ class Run:
     daemon, its workers."""
 
     def __init__(self, configs: Sequence[Config], log: Path) -> None:
-        self.log = log
-        # The system gives numbers of processes and sessions again. From when all are gone, this one's mean others.
-        self._gone = False
         temporary = configs[0].temporary
         environment = {name: value for name, value in os.environ.items() if name not in _UNWANTED}
         own = {
@@ -49,13 +46,20 @@ class Run:
             "SPARK_LOCAL_DIRS": temporary,
             "TMPDIR": temporary,
         }
+        command = [sys.executable, "-m", "spark.pipeline", *[config.to_json() for config in configs]]
+        self._launch(command, {**environment, **own}, log)
+
+    def _launch(self, command: Sequence[str], environment: Mapping[str, str], log: Path) -> None:
+        self.log = log
+        # The system gives numbers of processes and sessions again. From when all are gone, this one's mean others.
+        self._gone = False
         with log.open("ab") as output:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "spark.pipeline", *[config.to_json() for config in configs]],
+                command,
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
-                env={**environment, **own},
+                env=environment,
                 start_new_session=True,
             )
 
