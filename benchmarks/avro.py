@@ -21,7 +21,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from pyspark.sql import Column, DataFrame, SparkSession
-from pyspark.sql import functions as F
+from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql.avro.functions import from_avro, to_avro
 from rich.console import Console
 from rich.table import Table
@@ -94,7 +94,7 @@ def run(spark: SparkSession, server: RegistryServer, folder: Path, rows: int, ro
         "bare to_avro, no header": column(to_avro(F.col("order"), json.dumps(ORDER))),
         "to_registry_avro": column(to_registry_avro("order", schema=ORDER, topic="orders", registry=registry)),
     }
-    console = Console()
+    console = Console(width=120)
     for title, variants in (("decoding", decoding), ("encoding", encoding)):
         console.print(measured(spark, title, variants, rows, rounds))
 

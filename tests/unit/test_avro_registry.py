@@ -138,6 +138,21 @@ def test_secrets_are_not_told(server: RegistryServer) -> None:
         assert not {"wrong", "hidden", SECRET} & {word for word in ("wrong", "hidden", SECRET) if word in text}
 
 
+def test_a_server_that_says_the_secret_is_not_repeated(
+    server: RegistryServer, registry: SchemaRegistry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    echo = (403, {"error_code": 40301, "message": f"user:{SECRET} may not"})
+    monkeypatch.setattr(server, "answer", lambda *_: echo)
+    with pytest.raises(RegistryError, match=r"\*\*\* may not") as told:
+        registry.find(1)
+    assert SECRET not in str(told.value)
+
+
+def test_an_answer_is_not_waited_for_for_ever(server: RegistryServer) -> None:
+    # The client's own default is no timeout at all.
+    assert SchemaRegistry({"url": server.url})._client()._rest_client.timeout == 10
+
+
 def test_a_missing_url_is_told() -> None:
     with pytest.raises(ConfigurationError, match="no url"):
         SchemaRegistry({})

@@ -9,7 +9,7 @@ import pytest
 
 import sparkonce
 
-HEAVY = ["pyspark", "pyarrow", "confluent_kafka", "kafka", "numpy", "pandas", "typer", "rich"]
+HEAVY = ["pyspark", "pyarrow", "confluent_kafka", "kafka", "numpy", "pandas", "fastavro", "typer", "rich"]
 """Clients and engines: each is imported where it is used."""
 
 
@@ -37,13 +37,18 @@ def test_the_heavy_packages_are_found_when_they_are_there() -> None:
         "sparkonce.sinks.base",
         "sparkonce.sinks.kafka",
         "sparkonce.testing.conformance",
+        "sparkonce.avro.registry",
+        "sparkonce.avro.transcode",
+        "sparkonce.testing.registry",
     ],
 )
 def test_importing_needs_nothing_heavy(module: str) -> None:
     assert imported(f"import {module}") == []
 
 
-@pytest.mark.parametrize("module", ["sparkonce.testing.conformance", "sparkonce.testing.kafka"])
+@pytest.mark.parametrize(
+    "module", ["sparkonce.testing.conformance", "sparkonce.testing.kafka", "sparkonce.testing.registry"]
+)
 def test_what_is_for_tests_needs_no_pytest(module: str) -> None:
     code = f"import sys, {module}; sys.exit('pytest' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False, timeout=60).returncode == 0
