@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from sparkonce.sinks.base import TwoPhaseCommitSink as TwoPhaseCommitSink
     from sparkonce.sinks.kafka.sink import KafkaSink as KafkaSink
     from sparkonce.spark.exactly_once import ExactlyOnce as ExactlyOnce
+    from sparkonce.spark.explain import explain as explain
 
 __version__ = "0.1.0"
 
@@ -21,9 +22,10 @@ _HOMES = {
     "Guarantee": "sparkonce.guarantees",
     "KafkaSink": "sparkonce.sinks.kafka.sink",
     "TwoPhaseCommitSink": "sparkonce.sinks.base",
+    "explain": "sparkonce.spark.explain",
 }
 
-__all__ = ["ExactlyOnce", "Guarantee", "KafkaSink", "TwoPhaseCommitSink", "__version__"]
+__all__ = ["ExactlyOnce", "Guarantee", "KafkaSink", "TwoPhaseCommitSink", "__version__", "explain"]
 
 
 def __getattr__(name: str) -> Any:
