@@ -13,6 +13,8 @@ from sparkonce.embedded.jars import spark_kafka_jars
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+    from spark.injuries import Verdict
+
 
 @pytest.fixture(scope="session")
 def kafka() -> Iterator[Cluster]:
@@ -40,3 +42,11 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     session_ = session(config)
     yield session_
     session_.stop()
+
+
+@pytest.fixture
+def verdict(request: pytest.FixtureRequest) -> Verdict:
+    """What the test's marker says that the analyser says."""
+    from spark.injuries import Verdict
+
+    return Verdict(request.node.get_closest_marker("proves").kwargs["verdict"])

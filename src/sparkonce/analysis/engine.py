@@ -71,7 +71,7 @@ def _plan(plan: PlanFacts, pipeline: Pipeline) -> Iterator[Finding]:
     if plan.batch_clock:
         yield note(f"{_listed(plan.batch_clock)} is in the right place: fixed for a batch, and the same in its replay")
     if "monotonically_increasing_id" in plan.layout:
-        yield note("monotonically_increasing_id begins at 0 in every batch: its values are not unique in the output")
+        yield note("Spark refuses monotonically_increasing_id in a streaming plan when the query starts")
     if plan.watermark and plan.stateful:
         yield note("rows that are later than the watermark are dropped, which is the query's own rule")
     yield from _functions_of(pipeline.sinks)

@@ -11,7 +11,7 @@ CLOCKS = frozenset({"now", "utcnow", "today", "time", "time_ns", "monotonic", "p
 CLOCKS |= {"current_timestamp", "current_date", "localtimestamp", "curdate"}
 RANDOM = frozenset({"uuid1", "uuid4", "uuid7", "random", "randint", "randrange", "choice", "choices", "shuffle"})
 RANDOM |= {"uniform", "gauss", "normalvariate", "rand", "randn", "default_rng", "urandom", "token_hex", "token_bytes"}
-RANDOM |= {"token_urlsafe", "getrandbits", "uuid", "standard_normal"}
+RANDOM |= {"token_urlsafe", "getrandbits", "uuid", "standard_normal", "randbytes", "monotonically_increasing_id"}
 
 _DEEP = 3
 

@@ -137,7 +137,7 @@ def _sources(df: DataFrame) -> Any:
 
 
 def _conf(conf: Any) -> dict[str, str]:
-    return {name: str(conf.get(name, "")) for name in _CONF}
+    return {name: str(conf.get(name)) for name in _CONF}
 
 
 def _interval(trigger: Any) -> timedelta | None:
