@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from sparkonce.embedded import Cluster
-from sparkonce.embedded.jars import spark_kafka_jars
+from sparkonce.embedded.jars import artifact_name, resolve, spark_jars_folder, spark_kafka_jars
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -27,6 +27,9 @@ def kafka() -> Iterator[Cluster]:
         yield cluster
 
 
+DELTA, ICEBERG = "io.delta:delta-spark_2.13:4.0.0", "org.apache.iceberg:iceberg-spark-runtime-4.0_2.13:1.10.0"
+
+
 @pytest.fixture(scope="session")
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     """A session in this process, for tests that kill nothing."""
@@ -36,8 +39,13 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     os.environ["PYSPARK_PYTHON"] = sys.executable
     folder = str(tmp_path_factory.mktemp("spark"))
     nothing = dict.fromkeys(("bootstrap", "source", "target", "checkpoint", "desk"), "")
+    in_spark = sorted({artifact_name(jar.name) for jar in spark_jars_folder().glob("*.jar")})
+    tables = [jar for library in (DELTA, ICEBERG) for jar in resolve([library], exclude=in_spark)]
     config = Config(
-        jars=tuple(str(jar) for jar in spark_kafka_jars()), jvm_flags=jvm_flags(), temporary=folder, **nothing
+        jars=tuple(str(jar) for jar in [*spark_kafka_jars(), *tables]),
+        jvm_flags=jvm_flags(),
+        temporary=folder,
+        **nothing,
     )
     session_ = session(config)
     yield session_

@@ -124,7 +124,7 @@ def once(rows: Sequence[Any] = ROWS) -> Counter[Any]:
 
 
 def twice(rows: Sequence[Any] = ROWS) -> Counter[Any]:
-    return Counter({row: 2 for row in rows})
+    return Counter(dict.fromkeys(rows, 2))
 
 
 class Kept:

@@ -82,6 +82,7 @@ def _retention_of(topic: str, facts: TopicFacts, downtime: timedelta | None) -> 
     if facts.retention_bytes >= 0:
         yield must(f"{topic} takes longer than the longest downtime to fill retention.bytes={facts.retention_bytes:,}")
     if facts.retention_ms < 0:
+        yield holds(f"{topic} keeps records for ever (retention.ms={facts.retention_ms})")
         return
     kept = timedelta(milliseconds=facts.retention_ms)
     if downtime is None:

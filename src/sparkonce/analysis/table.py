@@ -18,10 +18,10 @@ _WIDEST = 120
 
 def render(explanation: Explanation) -> RenderableType:
     """A row for each part, and what follows from them."""
-    shown = Table(show_lines=True)
-    shown.add_column("part", overflow="fold", max_width=30)
+    shown = Table(show_lines=True, expand=True)
+    shown.add_column("part", overflow="fold", ratio=2)
     shown.add_column("level", no_wrap=True)
-    shown.add_column("why", overflow="fold", ratio=1)
+    shown.add_column("why, and what to change", overflow="fold", ratio=5)
     for part in explanation.parts:
         head = f"[bold]{part.role.value}[/]\n{escape(part.name)}"
         shown.add_row(head, _level(part.level), "\n".join(_lines(part)))
@@ -40,7 +40,7 @@ def _level(level: Guarantee) -> str:
 
 
 def _lines(part: Part) -> list[str]:
-    marks = ((part.reasons, "", ""), (part.changes, "change: ", "bold"), (part.conditions, "if: ", ""))
+    marks = ((part.reasons, "", ""), (part.changes, "change: ", "bold"), (part.conditions, "if: ", "bold"))
     lines = [
         f"[{style}]{word}[/]{escape(says)}" if style else f"{word}{escape(says)}"
         for found, word, style in marks
@@ -52,8 +52,9 @@ def _lines(part: Part) -> list[str]:
 def _summary(explanation: Explanation) -> list[str]:
     """The level of the whole, and the weakest link."""
     if not explanation.weakest:
-        conditions = any(part.conditions for part in explanation.parts)
-        return [f"{_level(explanation.level)} end to end{', if every [bold]if[/] above holds' if conditions else ''}."]
+        conditional = any(part.conditions for part in explanation.parts)
+        rest = ", as long as what stands after [bold]if:[/] holds" if conditional else ""
+        return [f"{_level(explanation.level)} end to end{rest}."]
     links = "; ".join(f"{part.role.value} ({escape(part.name)})" for part in explanation.weakest)
     lines = [f"{_level(explanation.level)} end to end. Weakest link: [bold]{links}[/]."]
     changes = dict.fromkeys(change for part in explanation.weakest for change in part.changes)

@@ -7,6 +7,20 @@ from typing import Any
 
 from pyspark import SparkContext
 
+from sparkonce.errors import ConfigurationError
+
+
+def jvm() -> Any:
+    """The JVM of the session that this process has.
+
+    Raises:
+        ConfigurationError: if it has none.
+    """
+    context = SparkContext._active_spark_context
+    if context is None or context._jvm is None:
+        raise ConfigurationError("There is no Spark session.", next_step="explain the query while its session lives.")
+    return context._jvm
+
 
 def class_name(thing: Any) -> str:
     """The short name of its class, without the ``$`` of Scala's objects."""
@@ -25,10 +39,7 @@ def items(sequence: Any) -> Iterator[Any]:
 
 def scala_map(found: Any) -> dict[str, str]:
     """A Scala map of texts as a dict."""
-    context = SparkContext._active_spark_context
-    if context is None or context._jvm is None:
-        return {}
-    return dict(context._jvm.scala.jdk.javaapi.CollectionConverters.asJava(found))
+    return dict(jvm().scala.jdk.javaapi.CollectionConverters.asJava(found))
 
 
 def field(thing: Any, name: str) -> Any:

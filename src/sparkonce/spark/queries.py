@@ -17,7 +17,7 @@ from sparkonce.analysis.given import function_facts, lower_names, sink_facts
 from sparkonce.errors import ConfigurationError
 from sparkonce.sinks.base import TwoPhaseCommitSink
 from sparkonce.spark.exactly_once import ExactlyOnce
-from sparkonce.spark.jvm import class_name, field, scala_map
+from sparkonce.spark.jvm import class_name, field, jvm, scala_map
 from sparkonce.spark.plans import format_of, plan_facts, source_facts
 
 Stable = bool | Iterable[str]
@@ -38,14 +38,16 @@ _ASYNC = "asyncprogresstrackingenabled"
 def of_query(query: StreamingQuery, stable: Stable = False) -> tuple[Pipeline, OurSinks]:
     """A query that was started, and its sinks if they are ours."""
     execution = query._jsq.streamingQuery()
-    options = lower_names(scala_map(field(execution, "extraOptions")))
     kind = class_name(execution)
+    continuous = kind == "ContinuousExecution"  # it does not keep the writer's options
+    options = {} if continuous else lower_names(scala_map(field(execution, "extraOptions")))
+    nameless = not continuous and not query.name and "checkpointlocation" not in options
     sinks, ours = _sink_of(execution.sink(), options)
     engine = EngineFacts(
         checkpoint=str(execution.resolvedCheckpointRoot()),
-        temporary=bool(field(execution, "deleteCheckpointOnStop"))
-        or not (query.name or "checkpointlocation" in options),
-        continuous=kind == "ContinuousExecution",
+        # Below spark.sql.streaming.checkpointLocation a query without a name gets a new folder at each start.
+        temporary=bool(field(execution, "deleteCheckpointOnStop")) or nameless,
+        continuous=continuous,
         interval=_interval(execution.trigger()),
         async_progress=kind.startswith("AsyncProgressTracking"),
         plan=plan_facts(execution.analyzedPlan(), stable),
@@ -184,19 +186,12 @@ def _python_function(writer: Any) -> Any:
     if not fields:
         return None
     fields[0].setAccessible(True)
-    gateway = writer._gateway_client.gateway_property
-    jvm = _jvm()
-    proxy = fields[0].get(writer)
-    if jvm is None or not jvm.java.lang.reflect.Proxy.isProxyClass(proxy.getClass()):
+    proxy, proxies = fields[0].get(writer), jvm().java.lang.reflect.Proxy
+    if not proxies.isProxyClass(proxy.getClass()):
         return None
-    handler = jvm.java.lang.reflect.Proxy.getInvocationHandler(proxy)
-    wrapper = gateway.pool.dict.get(str(field(handler, "id")))
+    handler = proxies.getInvocationHandler(proxy)
+    wrapper = writer._gateway_client.gateway_property.pool.dict.get(str(field(handler, "id")))
     return getattr(wrapper, "func", None)
-
-
-def _jvm() -> Any:
-    session = SparkSession.getActiveSession()
-    return None if session is None else session._jvm
 
 
 def _format_of_table(spark: SparkSession, table: str) -> str:
