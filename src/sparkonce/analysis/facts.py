@@ -132,7 +132,7 @@ class SinkFacts:
         options: With names in lower case.
         guarantee: Of a sink of ours; None if it could not be seen.
         kafka: Whether a sink of ours writes to Kafka.
-        function: What was given to ``foreachBatch`` or ``foreach``.
+        function: What was given to ``foreachBatch`` or ``foreach``; for a sink of ours, what calls its `ExactlyOnce`.
         transaction_timeout: Of a sink of ours: what is set, or what it found out in its last run.
         longest_timeout: ``transaction.max.timeout.ms`` of the broker, if it was asked.
         unasked: Why it was not, for people.

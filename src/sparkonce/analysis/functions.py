@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dis
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from types import CodeType, ModuleType
 from typing import Any
 
@@ -36,8 +36,9 @@ def _names(function: Any, deep: int) -> Iterator[str]:
             plain = step.opname in {"LOAD_GLOBAL", "LOAD_NAME"} and not isinstance(held.get(step.argval), ModuleType)
             if attribute or plain:  # the module ``time`` is harmless, its function is not
                 yield str(step.argval)
-    for used in _used(plain_function, code):
-        yield from _names(used, deep - 1)
+    for used in used_by(plain_function):
+        if hasattr(used, "__code__"):
+            yield from _names(used, deep - 1)
 
 
 def _nested(code: CodeType) -> Iterator[CodeType]:
@@ -47,12 +48,14 @@ def _nested(code: CodeType) -> Iterator[CodeType]:
             yield from _nested(constant)
 
 
-def _used(function: Any, code: CodeType) -> Iterator[Callable[..., Any]]:
-    """Plain Python functions that it holds in a closure or finds among its globals."""
+def used_by(function: Any) -> list[Any]:
+    """What a function holds in its closure, or finds among its globals by name."""
+    code = getattr(function, "__code__", None)
+    if not isinstance(code, CodeType):
+        return []
     held = getattr(function, "__globals__", {})
     values = [_content(cell) for cell in getattr(function, "__closure__", None) or ()]
-    values += [held.get(name) for name in code.co_names]
-    yield from (value for value in values if hasattr(value, "__code__"))
+    return values + [held[name] for each in _nested(code) for name in each.co_names if name in held]
 
 
 def _content(cell: Any) -> Any:

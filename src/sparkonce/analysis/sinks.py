@@ -31,6 +31,8 @@ def judge_sink(sink: SinkFacts, pipeline: Pipeline) -> Part:
 
 
 def _ours(sink: SinkFacts, pipeline: Pipeline) -> Iterator[Finding]:
+    if sink.function is not None:
+        yield must(f"{sink.function.name} gives each batch to ExactlyOnce, and writes nowhere else")
     if sink.guarantee is None:
         yield loses(
             "the decision log names no transactions of it, so it is not EXACTLY_ONCE, or has written nothing yet",

@@ -13,6 +13,7 @@ from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 from sparkonce.analysis.durations import parse_duration
 from sparkonce.analysis.facts import EngineFacts, Pipeline, SinkFacts
+from sparkonce.analysis.functions import used_by
 from sparkonce.analysis.given import function_facts, lower_names, sink_facts
 from sparkonce.errors import ConfigurationError
 from sparkonce.sinks.base import TwoPhaseCommitSink
@@ -169,10 +170,12 @@ def _sink_of(sink: Any, options: Mapping[str, str]) -> tuple[tuple[SinkFacts, ..
 def _foreach_batch(writer: Any) -> tuple[tuple[SinkFacts, ...], OurSinks]:
     """The sinks of the `ExactlyOnce` that ``foreachBatch`` was given, or the user's own function."""
     function = _python_function(writer)
-    ours = function if isinstance(function, ExactlyOnce) else None
-    if ours is not None:
-        return sink_facts(ours.sinks), ours.sinks
+    if isinstance(function, ExactlyOnce):
+        return sink_facts(function.sinks), function.sinks
     facts = None if function is None else function_facts(function)
+    for ours in used_by(function):
+        if isinstance(ours, ExactlyOnce):
+            return tuple(replace(sink, function=facts) for sink in sink_facts(ours.sinks)), ours.sinks
     return (SinkFacts(format="foreachbatch", name=facts.name if facts else "", function=facts),), ()
 
 
