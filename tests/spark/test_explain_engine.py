@@ -85,7 +85,7 @@ def changing(values: Callable[[], Column], name: str, query: str):  # type: igno
         changing(lambda: F.expr("now()"), "now", "`now()`"),
         changing(lambda: rolled("value"), "random", "a Python UDF that draws randomness"),
         changing(lambda: timed("value"), "now", "a Python UDF that reads the clock"),
-        changing(lambda: declared("value"), "declared not deterministic", "a UDF declared `asNondeterministic()`"),
+        changing(lambda: declared("value"), "is declared not deterministic", "a UDF declared `asNondeterministic()`"),
     ],
 )
 def test_values_that_a_replay_does_not_give_again(
@@ -197,6 +197,23 @@ def test_a_static_table_that_changes(spark: SparkSession, lines: DataFrame, tmp_
     write_lines(names, "a.csv", ["row-000,new"])
     run(plan().writeStream.foreachBatch(kept).option("checkpointLocation", checkpoint))
     assert kept.runs() == [[("row-000", "old")], [("row-000", "new")]]
+
+
+@pytest.mark.proves(
+    query="files with `sample()` → foreachBatch",
+    verdict="at-least-once (engine, sink)",
+    injury="driver dies, and its restart makes the plan again",
+    seen="other rows of the same input",
+)
+def test_a_sample(lines: DataFrame, tmp_path: Path, verdict: Verdict) -> None:
+    kept = Kept()
+    checkpoint = str(tmp_path / "checkpoint")
+    verdict.of(explain(lines.sample(0.5), kept, ask=False), "sample draws")
+    run(lines.sample(0.5).writeStream.foreachBatch(kept).option("checkpointLocation", checkpoint))
+    forget(tmp_path / "checkpoint" / "commits")
+    run(lines.sample(0.5).writeStream.foreachBatch(kept).option("checkpointLocation", checkpoint))
+    first, second = kept.runs()
+    assert first != second
 
 
 @pytest.mark.proves(

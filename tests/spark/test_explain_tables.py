@@ -13,6 +13,7 @@ from pyspark.sql import functions as F  # noqa: N812 - as everybody writes it
 from spark.harness import new_name
 from spark.injuries import MARKS, ROWS, Kept, Verdict, forget_commit, once, read_lines, run, write_lines
 from sparkonce import explain
+from sparkonce.analysis.checkpoint import checkpoint_facts
 
 pytestmark = MARKS
 
@@ -148,6 +149,7 @@ def test_changes_that_are_ignored(tables: SparkSession, tmp_path: Path, verdict:
     run(writer)
     replace_one(tables, source, "changed")
     run(writer)
+    assert checkpoint_facts(tmp_path / "checkpoint").sources[0].format == "delta"
     found = delta_rows(tables, target)
     assert found == once([*ROWS, *ROWS[1:], "changed"])
 
@@ -189,5 +191,6 @@ def test_overwrites_that_are_skipped(tables: SparkSession, tmp_path: Path, verdi
     run(writer)
     tables.createDataFrame([("added",)], "value string").writeTo(table).overwrite(F.lit(True))
     run(writer)
+    assert checkpoint_facts(tmp_path / "checkpoint").sources[0].format == "iceberg"
     assert kept.values() == once()
     assert rows_of(tables, table) == once(["added"])

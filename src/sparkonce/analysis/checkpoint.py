@@ -10,12 +10,19 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Mapping
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 from sparkonce.analysis.facts import EngineFacts, Pipeline, SinkFacts, SourceFacts
+from sparkonce.analysis.given import sink_facts
+from sparkonce.analysis.model import Explanation
+from sparkonce.analysis.readers import parse_reader
+from sparkonce.analysis.servers import ask_about_source
 from sparkonce.analysis.sinks import OURS
+from sparkonce.analysis.verdict import judge
 from sparkonce.driver.start import read_log
 from sparkonce.errors import ConfigurationError
 from sparkonce.guarantees import Guarantee
@@ -54,6 +61,35 @@ def checkpoint_facts(folder: Path) -> Pipeline:
         engine=EngineFacts(checkpoint=str(folder.absolute()), temporary=False, plan=None),
         sinks=_sinks(folder) or (SinkFacts(format=""),),
     )
+
+
+def explain_checkpoint(
+    folder: Path,
+    *,
+    sink: str | None = None,
+    reader: str | Mapping[str, Any] | None = None,
+    downtime: timedelta | None = None,
+    ask: Mapping[str, Any] | None = None,
+) -> Explanation:
+    """The analyser for a checkpoint folder.
+
+    Args:
+        folder: The query's checkpoint.
+        sink: The name of the Spark format that it writes to, where the checkpoint does not say.
+        reader: See `sparkonce.analysis.readers.parse_reader`.
+        downtime: The longest that the query may be away.
+        ask: How to ask the brokers of its topics, in librdkafka's names; None asks nobody.
+
+    Raises:
+        ConfigurationError: if the folder is no checkpoint, or an argument is not understood.
+        LogError: if its decision log cannot be read.
+    """
+    found = checkpoint_facts(folder)
+    sources = found.sources
+    if ask is not None:
+        sources = tuple(ask_about_source(source, ask) for source in sources)
+    sinks = sink_facts(sink) if sink is not None else found.sinks
+    return judge(replace(found, sources=sources, sinks=sinks, reader=parse_reader(reader), downtime=downtime))
 
 
 def _source(folder: Path, number: int, line: str) -> SourceFacts:

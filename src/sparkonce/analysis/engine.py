@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import re
+from collections.abc import Iterable, Iterator, Sequence
 
 from sparkonce.analysis.facts import Pipeline, PlanFacts, PythonFunction, SinkFacts
 from sparkonce.analysis.model import Finding, Part, Role, doubles, holds, loses, must, note
@@ -49,7 +50,7 @@ def _checkpoint(pipeline: Pipeline) -> Iterator[Finding]:
         return
     yield holds("Spark stores what a batch reads before it runs it, and runs it again with the same input")
     where = engine.checkpoint or ""
-    if where.removeprefix("file:").replace("//", "/").startswith(_VOLATILE):
+    if re.sub("^file:/*", "/", where).startswith(_VOLATILE):
         yield must(f"the checkpoint outlives the machine: {where} is a place that is often emptied at a reboot")
     elif engine.temporary is None and not where:
         yield must("the query has a checkpointLocation of its own")
@@ -63,8 +64,13 @@ def _starts_at_the_end(form: str, options: object) -> bool:
 
 
 def _plan(plan: PlanFacts, pipeline: Pipeline) -> Iterator[Finding]:
-    for names, why in _unstable(plan):
-        yield from _replayed(f"{_listed(names)}: {why}", pipeline.sinks)
+    yield from _replayed([f"{_listed(names)} {why}" for names, why in _unstable(plan)], pipeline.sinks)
+    drawn = [*plan.random, *(function.name for function in plan.functions if function.deterministic is False)]
+    if drawn and plan.shuffles:
+        yield must(
+            f"rows are not shuffled by {_listed(drawn)}: when an executor is lost, Spark runs only a part of such a "
+            "shuffle again, and rows are lost or doubled (SPARK-38160)"
+        )
     for function in plan.functions:
         if function.deterministic is None and not function.suspects:
             yield must(f"the Python function {function.name} gives the same rows for the same rows")
@@ -80,12 +86,12 @@ def _plan(plan: PlanFacts, pipeline: Pipeline) -> Iterator[Finding]:
 def _unstable(plan: PlanFacts) -> Iterator[tuple[Iterable[str], str]]:
     """What differs when a batch runs again, and why."""
     if plan.random:
-        yield plan.random, "draws other values when a batch runs again, also with a seed of your own"
+        yield plan.random, "draws other values when a batch runs again, with a seed too"
     if plan.clock:
         yield plan.clock, "reads the clock again when a batch runs again"
     for function in plan.functions:
         if function.deterministic is False:
-            yield [function.name], "declared not deterministic"
+            yield [function.name], "is declared not deterministic"
         elif function.deterministic is None and function.suspects:
             yield [function.name], _looks_like(function)
     if plan.layout:
@@ -95,29 +101,32 @@ def _unstable(plan: PlanFacts) -> Iterator[tuple[Iterable[str], str]]:
     if plan.static:
         yield plan.static, "is joined as it is when a batch runs, which a replay may find changed"
     if plan.unnamed:
-        yield ["an expression"], "Spark says that it is not deterministic"
+        yield ["an expression"], "is not deterministic, says Spark"
 
 
 def _looks_like(function: PythonFunction) -> str:
     return f"uses {_listed(function.suspects)}, which looks like a clock or randomness"
 
 
-def _replayed(what: str, sinks: Iterable[SinkFacts]) -> Iterator[Finding]:
+def _replayed(unstable: Sequence[str], sinks: Iterable[SinkFacts]) -> Iterator[Finding]:
     """What it means for the sinks that a replay of a batch has other rows."""
-    seen = [sink for sink in sinks if replays_show(sink)]
-    if seen:
-        yield doubles(
-            f"{what}; what is written twice has other values the second time, and nobody can tell that it is the same",
-            "compute it from the row itself (a hash of its key or of topic, partition and offset); a Python function "
-            "that is stable after all can be named in deterministic=",
-        )
+    if not unstable:
+        return
+    if any(replays_show(sink) for sink in sinks):
+        for what in unstable:
+            yield doubles(
+                f"{what}; a row that is written twice has other values the second time, so nobody can tell that it is "
+                "the same",
+                "compute it from the row itself (a hash of its key, or of topic, partition and offset); name Python "
+                "functions that are stable after all in deterministic=",
+            )
     elif any(sink.guarantee is Guarantee.EXACTLY_ONCE for sink in sinks):
         yield note(
-            f"{what}. Each row still appears once. Only a batch that its system lost in part cannot be repaired: the "
-            "query stops with TransactionLostError"
+            f"{'; '.join(unstable)}. Each row still appears once. Only a batch that its system lost in part cannot be "
+            "repaired: the query stops with TransactionLostError"
         )
     else:
-        yield note(f"{what}. The sink shows one of the two runs whole, never both")
+        yield note(f"{'; '.join(unstable)}. The sink shows one of the two runs whole, never both")
 
 
 def _functions_of(sinks: Iterable[SinkFacts]) -> Iterator[Finding]:

@@ -83,6 +83,7 @@ class PlanFacts:
         static: Tables and files that are joined as they are when a batch runs.
         functions: Python functions in it.
         unnamed: Whether Spark calls the plan not deterministic for another reason than these.
+        shuffles: Whether rows are sent to other tasks by their values.
         stateful: Stateful operators, by name.
         watermark: Whether it has one.
     """
@@ -95,6 +96,7 @@ class PlanFacts:
     static: tuple[str, ...] = ()
     functions: tuple[PythonFunction, ...] = ()
     unnamed: bool = False
+    shuffles: bool = False
     stateful: tuple[str, ...] = ()
     watermark: bool = False
 

@@ -10,6 +10,7 @@ from sparkonce.analysis.facts import PythonFunction, SinkFacts
 from sparkonce.analysis.functions import suspects
 from sparkonce.analysis.sinks import OURS
 from sparkonce.errors import ConfigurationError
+from sparkonce.guarantees import Guarantee
 from sparkonce.sinks.base import TwoPhaseCommitSink
 from sparkonce.sinks.kafka.sink import KafkaSink
 
@@ -59,8 +60,9 @@ def function_facts(function: Any) -> PythonFunction:
 
 
 def kafka_settings(sink: Any) -> Mapping[str, Any] | None:
-    """How to ask the brokers of a sink; None if it writes to no Kafka of which the limits matter."""
-    return sink.settings if isinstance(sink, KafkaSink) else None
+    """How to ask the brokers of a sink; None if it begins no Kafka transactions, to which their limits matter."""
+    transactional = isinstance(sink, KafkaSink) and sink.guarantee is Guarantee.EXACTLY_ONCE
+    return sink.settings if transactional else None
 
 
 def _of_ours(sink: TwoPhaseCommitSink) -> SinkFacts:

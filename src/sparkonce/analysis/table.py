@@ -24,7 +24,7 @@ def render(explanation: Explanation) -> RenderableType:
     shown.add_column("why, and what to change", overflow="fold", ratio=5)
     for part in explanation.parts:
         head = f"[bold]{part.role.value}[/]\n{escape(part.name)}"
-        shown.add_row(head, _level(part.level), "\n".join(_lines(part)))
+        shown.add_row(head, _level(part.level), _findings(part))
     return Group(shown, *_summary(explanation))
 
 
@@ -39,23 +39,31 @@ def _level(level: Guarantee) -> str:
     return f"[{_COLOURS[level]}]{level.value}[/]"
 
 
-def _lines(part: Part) -> list[str]:
-    marks = ((part.reasons, "", ""), (part.changes, "change: ", "bold"), (part.conditions, "if: ", "bold"))
-    lines = [
-        f"[{style}]{word}[/]{escape(says)}" if style else f"{word}{escape(says)}"
-        for found, word, style in marks
-        for says in found
-    ]
-    return lines + [f"[dim]note: {escape(says)}[/]" for says in part.notes]
+def _findings(part: Part) -> Table:
+    """What was found, each with a word before it that says what it is."""
+    grid = Table.grid(padding=(0, 1, 0, 0))
+    grid.add_column(no_wrap=True)
+    grid.add_column(overflow="fold")
+    marks = (
+        ("why", part.reasons, ""),
+        ("fix", part.changes, "bold"),
+        ("if", part.conditions, ""),
+        ("note", part.notes, "dim"),
+    )
+    for word, found, style in marks:
+        for says in found:
+            grid.add_row(word, escape(says), style=style)
+    return grid
 
 
 def _summary(explanation: Explanation) -> list[str]:
-    """The level of the whole, and the weakest link."""
+    """The level of the whole, the weakest link, and the way to exactly-once."""
     if not explanation.weakest:
         conditional = any(part.conditions for part in explanation.parts)
-        rest = ", as long as what stands after [bold]if:[/] holds" if conditional else ""
-        return [f"{_level(explanation.level)} end to end{rest}."]
+        return [f"{_level(explanation.level)} end to end{', if every [bold]if[/] holds' if conditional else ''}."]
     links = "; ".join(f"{part.role.value} ({escape(part.name)})" for part in explanation.weakest)
     lines = [f"{_level(explanation.level)} end to end. Weakest link: [bold]{links}[/]."]
-    changes = dict.fromkeys(change for part in explanation.weakest for change in part.changes)
-    return [*lines, *(f"To raise it: {escape(change)}." for change in changes)]
+    first = dict.fromkeys(change for part in explanation.weakest for change in part.changes)
+    others = dict.fromkeys(change for part in explanation.parts for change in part.changes if change not in first)
+    lines += [f"To raise it: {escape(change)}." for change in first]
+    return lines + [f"Then: {escape(change)}." for change in others]

@@ -33,6 +33,7 @@ def explain(
     options: Mapping[str, Any] | None = None,
     trigger: Mapping[str, Any] | None = None,
     ask: bool | Mapping[str, Any] = True,
+    table: str | None = None,
 ) -> Explanation:
     """What a query guarantees from its source to its readers, which part is the weakest, and what to change.
 
@@ -56,6 +57,7 @@ def explain(
         ask: Whether brokers are asked for topics' retention, their writers and the longest transaction timeout; for
             those that need security settings, how to connect, in librdkafka's names. What they do not say in ten
             seconds is named as a condition.
+        table: For a stream writer: the table that ``toTable`` will be given.
 
     Raises:
         ConfigurationError: if an argument is missing or not understood.
@@ -66,7 +68,7 @@ def explain(
     if isinstance(query, StreamingQuery):
         pipeline, ours = of_query(query, stable)
     elif isinstance(query, DataStreamWriter):
-        pipeline, ours = of_writer(query, stable)
+        pipeline, ours = of_writer(query, stable, table)
     elif isinstance(query, DataFrame):
         if sink is None:
             raise ConfigurationError(
@@ -84,18 +86,18 @@ def explain(
         ours = _ours(sink)
         pipeline = replace(pipeline, sinks=sink_facts(ours or sink, options))
     pipeline = replace(pipeline, reader=known, downtime=away)
-    return judge(pipeline if ask is False else ask_servers(pipeline, ours, None if ask is True else ask))
+    return judge(pipeline if ask is False else _asked(pipeline, ours, None if ask is True else ask))
 
 
-def ask_servers(pipeline: Pipeline, ours: Sequence[Any], settings: Mapping[str, Any] | None) -> Pipeline:
+def _asked(pipeline: Pipeline, ours: Sequence[Any], settings: Mapping[str, Any] | None) -> Pipeline:
     """The pipeline with what brokers say of its topics and limits."""
-    found = list(pipeline.sinks)
+    sinks = list(pipeline.sinks)
     for place, sink in enumerate(ours):
         how = kafka_settings(sink)
-        if how is not None and found[place].guarantee is not None:
-            found[place] = ask_about_sink(found[place], how)
+        if how is not None:
+            sinks[place] = ask_about_sink(sinks[place], how)
     sources = tuple(ask_about_source(source, settings) for source in pipeline.sources)
-    return replace(pipeline, sources=sources, sinks=tuple(found))
+    return replace(pipeline, sources=sources, sinks=tuple(sinks))
 
 
 def _ours(sink: Any) -> tuple[Any, ...]:

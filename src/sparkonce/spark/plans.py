@@ -49,6 +49,7 @@ _HARMLESS = {"InputFileName", "InputFileBlockStart", "InputFileBlockLength"}
 _STATEFUL = {"Aggregate", "Deduplicate", "DeduplicateWithinWatermark", "GlobalLimit", "FlatMapGroupsWithState"}
 _STATEFUL |= {"FlatMapGroupsInPandasWithState", "TransformWithState", "TransformWithStateInPandas"}
 _STATEFUL |= {"TransformWithStateInPySpark"}
+_SHUFFLES = {"Aggregate", "Deduplicate", "Join", "RepartitionByExpression"} | _STATEFUL
 _MADE_IN_PLACE = {"LocalRelation", "LogicalRDD", "OneRowRelation", "Range"}
 
 
@@ -64,7 +65,7 @@ def plan_facts(plan: Any, stable: bool | Iterable[str] = False) -> PlanFacts:
     found = list(_expressions(json.loads(plan.toJSON())))
     classes = [one["class"] for one in found]
     functions = _functions(found, nodes, stable)
-    random = (*_named(classes, _RANDOM), *_named(kinds, _RANDOM))
+    random = _named(classes, _RANDOM)
     layout, clock = _named(classes, _LAYOUT), _named(classes, _CLOCK)
     undeclared = any(function.deterministic is False for function in functions)
     known = random or layout or undeclared or _HARMLESS & set(classes)
@@ -77,6 +78,7 @@ def plan_facts(plan: Any, stable: bool | Iterable[str] = False) -> PlanFacts:
         static=tuple(_static(node) for node in nodes if _is_static(node)),
         functions=functions,
         unnamed=not known and not _unstable_scala(found) and not plan.deterministic(),
+        shuffles=bool(_SHUFFLES & set(kinds)),
         stateful=tuple(
             dict.fromkeys(kind for node, kind in zip(nodes, kinds, strict=True) if _is_stateful(node, kind))
         ),

@@ -70,16 +70,17 @@ def of_writer(writer: DataStreamWriter, stable: Stable = False, table: str | Non
     options = lower_names(scala_map(field(jwrite, "extraOptions")))
     trigger = field(jwrite, "trigger")
     batches = field(jwrite, "foreachBatchWriter")
+    made_in = str(field(jwrite, "source"))
     sinks: tuple[SinkFacts, ...]
     ours: OurSinks = ()
     if table is not None:
-        sinks = (SinkFacts(format=_format_of_table(writer._spark, table), name=table, options=options),)
+        sinks = (SinkFacts(format=_format_of_table(writer._spark, table, made_in), name=table, options=options),)
     elif batches is not None:
         sinks, ours = _foreach_batch(batches)
     elif field(jwrite, "foreachWriter") is not None:
         sinks = (SinkFacts(format="foreach", options=options),)
     else:
-        sinks = sink_facts(str(field(jwrite, "source")), options)
+        sinks = sink_facts(made_in, options)
     engine = replace(
         _engine(writer._df, stable),
         checkpoint=options.get("checkpointlocation") or _default_checkpoint(writer._spark, options),
@@ -197,10 +198,10 @@ def _python_function(writer: Any) -> Any:
     return getattr(wrapper, "func", None)
 
 
-def _format_of_table(spark: SparkSession, table: str) -> str:
-    """The format of a table; where there is none yet, the one that Spark would make it in."""
+def _format_of_table(spark: SparkSession, table: str, made_in: str) -> str:
+    """The format of a table; where there is none yet, the one that it will be made in."""
     if not spark.catalog.tableExists(table):
-        return str(spark.conf.get("spark.sql.sources.default", "parquet"))
+        return made_in.lower()
     leaf = spark.table(table)._jdf.queryExecution().analyzed().collectLeaves().apply(0)
     if class_name(leaf) == "DataSourceV2Relation":
         return format_of(leaf.table().getClass().getName()) or class_name(leaf.table()).lower()
