@@ -4,22 +4,28 @@ from __future__ import annotations
 
 import datetime
 import random
+import socket
 import sys
+import threading
 import uuid
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from pyspark import cloudpickle
+from pyspark.errors import StreamingQueryException
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - as everybody writes it
 from pyspark.sql.types import IntegerType, StringType
 
+from spark.in_process import CrashError
 from spark.injuries import (
     MARKS,
     ROWS,
     Kept,
     Verdict,
+    ended,
+    eventually,
     forget,
     of_rows,
     read_lines,
@@ -200,23 +206,6 @@ def test_a_static_table_that_changes(spark: SparkSession, lines: DataFrame, tmp_
 
 
 @pytest.mark.proves(
-    query="files with `sample()` → foreachBatch",
-    verdict="at-least-once (engine, sink)",
-    injury="driver dies, and its restart makes the plan again",
-    seen="other rows of the same input",
-)
-def test_a_sample(lines: DataFrame, tmp_path: Path, verdict: Verdict) -> None:
-    kept = Kept()
-    checkpoint = str(tmp_path / "checkpoint")
-    verdict.of(explain(lines.sample(0.5), kept, ask=False), "sample draws")
-    run(lines.sample(0.5).writeStream.foreachBatch(kept).option("checkpointLocation", checkpoint))
-    forget(tmp_path / "checkpoint" / "commits")
-    run(lines.sample(0.5).writeStream.foreachBatch(kept).option("checkpointLocation", checkpoint))
-    first, second = kept.runs()
-    assert first != second
-
-
-@pytest.mark.proves(
     query="files → foreachBatch, no checkpointLocation",
     verdict="at-least-once (engine, sink)",
     injury="the query is stopped in order and started again",
@@ -305,3 +294,57 @@ def test_foreach(lines: DataFrame, tmp_path: Path, verdict: Verdict) -> None:
     forget(tmp_path / "checkpoint" / "commits")
     run(writer)
     assert of_rows(Path(target).read_text().split()) == twice()
+
+
+@pytest.mark.proves(
+    query="socket → foreachBatch",
+    verdict="at-most-once (source)",
+    injury="driver dies in the batch that takes the rows in",
+    seen="its rows missing, and as many of those that come later; no error",
+)
+def test_a_socket(spark: SparkSession, tmp_path: Path, verdict: Verdict) -> None:
+    kept, crash = Kept(), [True]
+
+    def write(rows: DataFrame, batch: int) -> None:
+        if crash and rows.count():
+            crash.clear()
+            raise CrashError
+        kept(rows, batch)
+
+    later = [f"later-{number:03d}" for number in range(len(ROWS) + 20)]
+    with Sender(ROWS, later) as sender:
+        plan = spark.readStream.format("socket").option("host", "127.0.0.1").option("port", sender.port).load()
+        writer = plan.writeStream.foreachBatch(write).option("checkpointLocation", str(tmp_path / "checkpoint"))
+        verdict.of(explain(writer), "cannot be read again")
+        with pytest.raises(StreamingQueryException):
+            ended(writer.start())
+        query = writer.start()
+        eventually(lambda: sum(kept.values().values()) >= 20 or query.exception(), "what comes later is read")
+        query.stop()
+    assert query.exception() is None
+    # The source counts from 0 again, so that it passes over as many of the new rows, too.
+    assert set(kept.values()) == set(later[len(ROWS) :])
+
+
+class Sender:
+    """Sends lines to whoever connects: the first gets the first ones, and so on."""
+
+    def __init__(self, *lines: list[str]) -> None:
+        self._server = socket.create_server(("127.0.0.1", 0))
+        self.port = self._server.getsockname()[1]
+        self._lines = lines
+        self._connections: list[socket.socket] = []
+
+    def __enter__(self) -> Sender:
+        threading.Thread(target=self._serve, daemon=True).start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for one in (self._server, *self._connections):
+            one.close()
+
+    def _serve(self) -> None:
+        for lines in self._lines:
+            connection, _ = self._server.accept()
+            self._connections.append(connection)
+            connection.sendall("".join(f"{line}\n" for line in lines).encode())

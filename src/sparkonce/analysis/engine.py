@@ -76,8 +76,8 @@ def _plan(plan: PlanFacts, pipeline: Pipeline) -> Iterator[Finding]:
             yield must(f"the Python function {function.name} gives the same rows for the same rows")
     if plan.batch_clock:
         yield note(f"{_listed(plan.batch_clock)} is in the right place: fixed for a batch, and the same in its replay")
-    if "monotonically_increasing_id" in plan.layout:
-        yield note("Spark refuses monotonically_increasing_id in a streaming plan when the query starts")
+    if refused := {"monotonically_increasing_id", "sample"} & {*plan.layout, *plan.random}:
+        yield note(f"Spark refuses {_listed(sorted(refused))} in a streaming plan when the query starts")
     if plan.watermark and plan.stateful:
         yield note("rows that are later than the watermark are dropped, which is the query's own rule")
     yield from _functions_of(pipeline.sinks)

@@ -56,7 +56,7 @@ def sink_facts(sink: Any, options: Mapping[str, Any] | None = None) -> tuple[Sin
 def function_facts(function: Any) -> PythonFunction:
     """A Python function's name, and what in it looks like a clock or randomness."""
     name = getattr(function, "__qualname__", "") or type(function).__name__
-    return PythonFunction(name=name.removesuffix(".process"), suspects=suspects(function))
+    return PythonFunction(name=name.rpartition("<locals>.")[2], suspects=suspects(function))
 
 
 def kafka_settings(sink: Any) -> Mapping[str, Any] | None:

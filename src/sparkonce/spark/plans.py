@@ -117,7 +117,7 @@ def format_of(name: str) -> str:
         if package in name:
             return form
     short = name.rpartition(".")[2].lower()
-    return next((form for form in FILES if "." in name and short.startswith(form)), "")
+    return next((form for form in FILES if ".datasources." in name and short.startswith(form)), "")
 
 
 def _nodes(plan: Any) -> Iterator[Any]:
