@@ -156,6 +156,14 @@ def test_writers_of_a_topic(transactional: bool | None, level: Guarantee, says: 
     assert says in text(part)
 
 
+def test_writers_of_a_topic_that_is_read_nobody_knows_how() -> None:
+    known = TopicFacts(retention_ms=-1, retention_bytes=-1, cleanup_policy="delete", transactional=True)
+    found = SourceFacts(format="kafka", options=None, topics={"orders": known})
+    part = judge(replace(BEST, sources=(found,))).part(Role.SOURCE)
+    assert part.level is EXACTLY
+    assert "kafka.isolation.level=read_committed (not the default): orders is written in" in text(part)
+
+
 def test_a_setting_of_the_session_counts_for_files() -> None:
     conf = {"spark.sql.files.ignoreMissingFiles": "true"}
     known = replace(BEST, sources=(SourceFacts(format="json"),), engine=replace(BEST.engine, conf=conf))

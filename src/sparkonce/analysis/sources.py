@@ -43,19 +43,21 @@ def _kafka(source: SourceFacts, pipeline: Pipeline) -> Iterator[Finding]:
 
 
 def _isolation(source: SourceFacts) -> Iterator[Finding]:
-    isolation = (source.options or {}).get("kafka.isolation.level", "read_uncommitted").strip().lower()
-    if isolation == "read_committed":
-        return
     change = "kafka.isolation.level=read_committed"
-    transactional = [topic for topic, facts in (source.topics or {}).items() if facts.transactional]
-    if transactional:
+    known = source.topics or {}
+    transactional = ", ".join(topic for topic, facts in known.items() if facts.transactional)
+    if source.options is not None and source.options.get("kafka.isolation.level", "").lower() == "read_committed":
+        return
+    if transactional and source.options is not None:
         yield doubles(
-            f"{', '.join(transactional)} is written in transactions, and kafka.isolation.level=read_uncommitted (the "
-            "default) takes in rows of those that are aborted and written again",
+            f"{transactional} is written in transactions, and kafka.isolation.level=read_uncommitted (the default) "
+            "takes in rows of those that are aborted and written again",
             change,
         )
-    elif source.topics is None or any(facts.transactional is None for facts in source.topics.values()):
-        yield must(f"its writers use no transactions, or {change} (the default is read_uncommitted)")
+    elif transactional:
+        yield must(f"{change} (not the default): {transactional} is written in transactions")
+    elif not known or any(facts.transactional is None for facts in known.values()):
+        yield must(f"its writers use no transactions, or {change} (not the default)")
     else:
         yield note(f"no transactional writer is known to its brokers now; if there will be one: {change}")
 
