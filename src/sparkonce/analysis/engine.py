@@ -133,8 +133,8 @@ def _functions_of(sinks: Iterable[SinkFacts]) -> Iterator[Finding]:
     for sink in sinks:
         if sink.function is not None and sink.function.suspects and sink.format in {"foreach", "foreachbatch"}:
             yield doubles(
-                f"{sink.function.name} {_looks_like(sink.function)}: in {sink.format} that is the wrong place, a "
-                "replay writes other values",
+                f"{sink.function.name} {_looks_like(sink.function)}: a function that writes is the wrong place for "
+                "that, a replay writes other values",
                 "current_timestamp() in the streaming plan, which is fixed for a batch",
             )
 

@@ -26,8 +26,8 @@ def replays_show(sink: SinkFacts) -> bool:
 def judge_sink(sink: SinkFacts, pipeline: Pipeline) -> Part:
     """The sink with its level."""
     rule = _files if sink.format in FILES else RULES.get(sink.format, _unknown)
-    name = f"{sink.format or 'not known'}: {sink.name}" if sink.name else sink.format or "not known"
-    return Part.of(Role.SINK, name, rule(sink, pipeline))
+    form = {"": "not known", "foreachbatch": "foreachBatch"}.get(sink.format, sink.format)
+    return Part.of(Role.SINK, f"{form}: {sink.name}" if sink.name else form, rule(sink, pipeline))
 
 
 def _ours(sink: SinkFacts, pipeline: Pipeline) -> Iterator[Finding]:
