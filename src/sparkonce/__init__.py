@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from sparkonce.spark.avro.columns import to_avro_file as to_avro_file
     from sparkonce.spark.avro.columns import to_registry_avro as to_registry_avro
     from sparkonce.spark.exactly_once import ExactlyOnce as ExactlyOnce
+    from sparkonce.spark.explain import explain as explain
     from sparkonce.spark.read_kafka import read_kafka as read_kafka
 
 __version__ = "0.1.0"
@@ -35,6 +36,7 @@ _HOMES = {
     "SubjectStrategy": "sparkonce.avro.strategies",
     "TwoPhaseCommitSink": "sparkonce.sinks.base",
     "decode_registry_avro": "sparkonce.spark.avro.columns",
+    "explain": "sparkonce.spark.explain",
     "from_avro_file": "sparkonce.spark.avro.columns",
     "from_registry_avro": "sparkonce.spark.avro.columns",
     "read_kafka": "sparkonce.spark.read_kafka",
@@ -53,6 +55,7 @@ __all__ = [
     "TwoPhaseCommitSink",
     "__version__",
     "decode_registry_avro",
+    "explain",
     "from_avro_file",
     "from_registry_avro",
     "read_kafka",

@@ -34,6 +34,8 @@ def test_the_heavy_packages_are_found_when_they_are_there() -> None:
         "sparkonce.protocol.coordinator",
         "sparkonce.protocol.codec",
         "sparkonce.log.local",
+        "sparkonce.analysis.checkpoint",
+        "sparkonce.analysis.verdict",
         "sparkonce.sinks.base",
         "sparkonce.sinks.kafka",
         "sparkonce.testing.conformance",

@@ -8,7 +8,8 @@ from typing import Any
 import typer
 from typer.core import TyperGroup
 
-from sparkonce.cli import demo, kafka
+from sparkonce.cli import demo, explain, kafka
+from sparkonce.cli.errors import tell
 from sparkonce.errors import SparkonceError
 
 
@@ -19,9 +20,7 @@ class _Commands(TyperGroup):
         try:
             return super().invoke(ctx)
         except SparkonceError as error:
-            typer.secho(error.message.rstrip(), fg="red", err=True)
-            if error.next_step:
-                typer.secho(f"Next: {error.next_step}", err=True)
+            tell(error)
             raise typer.Exit(1) from error
 
 
@@ -34,6 +33,7 @@ app = typer.Typer(
 )
 app.add_typer(kafka.app, name="kafka")
 app.command()(demo.demo)
+app.command()(explain.explain)
 
 
 @app.callback()

@@ -82,6 +82,11 @@ class ExactlyOnce:
         # Ownership belongs to a run: a query that is started again with the same object claims again.
         self._run: tuple[str, RunDriver] | None = None
 
+    @property
+    def sinks(self) -> tuple[TwoPhaseCommitSink, ...]:
+        """The sinks, in the order in which they were given."""
+        return tuple(self._sinks.values())
+
     def start(
         self,
         df: DataFrame,

@@ -1,0 +1,160 @@
+"""What a checkpoint folder says of its query, without Spark.
+
+Spark's files (4.0): ``metadata`` has the query's id; ``offsets/N`` a version line, a line of settings, and one line of
+offsets for each source, whose shape tells which source it is; ``sources/I`` what source I keeps for itself; ``state``
+is there if the query has state. The decision log in ``sparkonce`` names our sinks. Options, the plan and other sinks
+are in none of them.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+from sparkonce.analysis.facts import EngineFacts, Pipeline, SinkFacts, SourceFacts
+from sparkonce.analysis.given import sink_facts
+from sparkonce.analysis.model import Explanation
+from sparkonce.analysis.readers import parse_reader
+from sparkonce.analysis.servers import ask_about_source
+from sparkonce.analysis.sinks import OURS
+from sparkonce.analysis.verdict import judge
+from sparkonce.driver.start import read_log
+from sparkonce.errors import ConfigurationError
+from sparkonce.guarantees import Guarantee
+from sparkonce.log.base import DecisionLog
+from sparkonce.log.local import FOLDER, LocalLogStore
+from sparkonce.protocol.view import LogView
+
+
+def is_checkpoint(folder: Path) -> bool:
+    """Whether a folder is a query's checkpoint."""
+    return (folder / "metadata").is_file() and (folder / "offsets").is_dir()
+
+
+def checkpoint_facts(folder: Path) -> Pipeline:
+    """The query that a checkpoint is of, as far as it can be seen.
+
+    Raises:
+        ConfigurationError: if the folder is no checkpoint, or no batch was ever begun on it.
+        LogError: if its decision log cannot be read.
+    """
+    if not is_checkpoint(folder):
+        raise ConfigurationError(
+            f"{str(folder)!r} is no checkpoint: it has no metadata and no offsets.",
+            next_step="give the folder of the option checkpointLocation, on a local or mounted disk.",
+        )
+    batches = sorted(int(entry.name) for entry in (folder / "offsets").iterdir() if entry.name.isdigit())
+    if not batches:
+        raise ConfigurationError(
+            f"{str(folder)!r} has no batch yet, so it does not say what the query reads.",
+            next_step="explain the query file, or wait until its first batch has begun.",
+        )
+    offsets = (folder / "offsets" / str(batches[-1])).read_text().splitlines()[2:]
+    return Pipeline(
+        query=f"the query of {folder}",
+        sources=tuple(_source(folder, number, line) for number, line in enumerate(offsets)),
+        engine=EngineFacts(checkpoint=str(folder.absolute()), temporary=False, plan=None),
+        sinks=_sinks(folder) or (SinkFacts(format=""),),
+    )
+
+
+def explain_checkpoint(
+    folder: Path,
+    *,
+    sink: str | None = None,
+    reader: str | Mapping[str, Any] | None = None,
+    downtime: timedelta | None = None,
+    ask: Mapping[str, Any] | None = None,
+) -> Explanation:
+    """The analyser for a checkpoint folder.
+
+    Args:
+        folder: The query's checkpoint.
+        sink: The name of the Spark format that it writes to, where the checkpoint does not say.
+        reader: See `sparkonce.analysis.readers.parse_reader`.
+        downtime: The longest that the query may be away.
+        ask: How to ask the brokers of its topics, in librdkafka's names; None asks nobody.
+
+    Raises:
+        ConfigurationError: if the folder is no checkpoint, or an argument is not understood.
+        LogError: if its decision log cannot be read.
+    """
+    found = checkpoint_facts(folder)
+    sources = found.sources
+    if ask is not None:
+        sources = tuple(ask_about_source(source, ask) for source in sources)
+    sinks = sink_facts(sink) if sink is not None else found.sinks
+    return judge(replace(found, sources=sources, sinks=sinks, reader=parse_reader(reader), downtime=downtime))
+
+
+def _source(folder: Path, number: int, line: str) -> SourceFacts:
+    try:
+        offset = json.loads(line)
+    except ValueError:
+        offset = None
+    kept = folder / "sources" / str(number)
+    if isinstance(offset, dict) and offset:
+        return _by_shape(offset, kept)
+    if isinstance(offset, int) and _first_line_is_a_number(kept / "0"):
+        return SourceFacts(format="rate", options=None)
+    return SourceFacts(format="", options=None, where=f"source {number}, its offset is {line[:40]}")
+
+
+def _by_shape(offset: dict[str, Any], kept: Path) -> SourceFacts:
+    keys = set(offset)
+    if all(isinstance(each, dict) and all(key.isdigit() for key in each) for each in offset.values()):
+        return SourceFacts(format="kafka", options=None, where=", ".join(offset), names=tuple(offset))
+    if keys == {"logOffset"}:
+        return SourceFacts(format="file", options=None, where=_folder_read(kept))
+    if "reservoirId" in keys:
+        return SourceFacts(format="delta", options=None, where=f"table id {offset['reservoirId']}")
+    if "snapshot_id" in keys:
+        return SourceFacts(format="iceberg", options=None)
+    if keys == {"offset", "timestamp"}:
+        return SourceFacts(format="rate-micro-batch", options=None)
+    return SourceFacts(format="", options=None, where=f"its offset holds {', '.join(sorted(keys))}")
+
+
+def _folder_read(kept: Path) -> str:
+    """Where the file source found the first file that it remembers."""
+    for entry in sorted(kept.glob("[0-9]*")):
+        found = re.search(r'"path":"([^"]+)/[^"/]*"', entry.read_text(errors="replace"))
+        if found:
+            return found[1]
+    return ""
+
+
+def _first_line_is_a_number(path: Path) -> bool:
+    """The rate source keeps the time at which it was first started, after a version line."""
+    try:
+        lines = path.read_bytes().removeprefix(b"\0").decode(errors="replace").split()
+    except OSError:
+        return False
+    return bool(lines) and lines[-1].isdigit()
+
+
+def _sinks(folder: Path) -> tuple[SinkFacts, ...]:
+    if not (folder / FOLDER / "records").is_dir() or not (folder / FOLDER / "floors").is_dir():
+        return ()
+    view = read_log(DecisionLog(LocalLogStore(folder)))
+    if view.newest_run is None:
+        return ()
+    return tuple(_sink(name, dict(known), view) for name, known in view.newest_run.sinks)
+
+
+def _sink(name: str, known: dict[str, str], view: LogView) -> SinkFacts:
+    timeout_ms = known.get("transaction_timeout_ms")
+    handles = [handle for decision in view.decisions for handle in decision.handles if handle.sink == name]
+    committed = timeout_ms is not None or any(handle.transaction for handle in handles)
+    return SinkFacts(
+        format=OURS,
+        name=name,
+        guarantee=Guarantee.EXACTLY_ONCE if committed else None,
+        kafka="cluster_id" in known,
+        transaction_timeout=None if timeout_ms is None else timedelta(milliseconds=int(timeout_ms)),
+    )

@@ -1,0 +1,143 @@
+"""What Spark itself guarantees: it depends on the checkpoint, the trigger, and the plan."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+
+from sparkonce.analysis.facts import Pipeline, PlanFacts, PythonFunction, SinkFacts
+from sparkonce.analysis.model import Finding, Part, Role, doubles, holds, loses, must, note
+from sparkonce.analysis.sinks import replays_show
+from sparkonce.guarantees import Guarantee
+
+_VOLATILE = ("/tmp/", "/dev/shm/", "/run/", "/var/tmp/")  # noqa: S108 - named to warn of them
+
+
+def judge_engine(pipeline: Pipeline) -> Part:
+    """Spark with the query's checkpoint, trigger and plan."""
+    return Part.of(Role.ENGINE, "spark", _findings(pipeline))
+
+
+def _findings(pipeline: Pipeline) -> Iterator[Finding]:
+    engine = pipeline.engine
+    yield from _checkpoint(pipeline)
+    if engine.continuous:
+        yield doubles(
+            "continuous trigger: offsets are stored after the rows are written, so a restart writes some again",
+            "trigger(processingTime=…) or trigger(availableNow=True)",
+        )
+    if engine.async_progress:
+        yield doubles(
+            "asyncProgressTrackingEnabled=true: offsets are stored later than the rows are written, and a restart "
+            "cuts the batches anew and writes some rows again",
+            "asyncProgressTrackingEnabled=false",
+        )
+    if engine.plan is None:
+        yield must("the plan gives the same rows when it runs again: it cannot be seen from here")
+    else:
+        yield from _plan(engine.plan, pipeline)
+
+
+def _checkpoint(pipeline: Pipeline) -> Iterator[Finding]:
+    engine = pipeline.engine
+    if engine.temporary:
+        change = "option checkpointLocation, on a disk that outlives the driver"
+        anew = "no checkpointLocation: a restart knows neither position nor state"
+        if any(_starts_at_the_end(source.format, source.options) for source in pipeline.sources):
+            yield loses(f"{anew}, and starts at the end of the source: what came meanwhile is lost", change)
+        else:
+            yield doubles(f"{anew}, and reads everything again", change)
+        return
+    yield holds("Spark stores what a batch reads before it runs it, and runs it again with the same input")
+    where = engine.checkpoint or ""
+    if re.sub("^file:/*", "/", where).startswith(_VOLATILE):
+        yield must(f"the checkpoint outlives the machine: {where} is a place that is often emptied at a reboot")
+    elif engine.temporary is None and not where:
+        yield must("the query has a checkpointLocation of its own")
+    else:
+        yield must("the checkpoint outlives the driver")
+
+
+def _starts_at_the_end(form: str, options: object) -> bool:
+    starting = options.get("startingoffsets", "latest") if isinstance(options, dict) else "latest"
+    return form in {"socket", "textsocket"} or (form == "kafka" and str(starting).strip().lower() == "latest")
+
+
+def _plan(plan: PlanFacts, pipeline: Pipeline) -> Iterator[Finding]:
+    yield from _replayed([f"{_listed(names)} {why}" for names, why in _unstable(plan)], pipeline.sinks)
+    drawn = [*plan.random, *(function.name for function in plan.functions if function.deterministic is False)]
+    if drawn and plan.shuffles:
+        yield must(
+            f"rows are not shuffled by {_listed(drawn)}: when an executor is lost, Spark runs only a part of such a "
+            "shuffle again, and rows are lost or doubled (SPARK-38160)"
+        )
+    for function in plan.functions:
+        if function.deterministic is None and not function.suspects:
+            yield must(f"the Python function {function.name} gives the same rows for the same rows")
+    if plan.batch_clock:
+        yield note(f"{_listed(plan.batch_clock)} is in the right place: fixed for a batch, and the same in its replay")
+    if refused := {"monotonically_increasing_id", "sample"} & {*plan.layout, *plan.random}:
+        yield note(f"Spark refuses {_listed(sorted(refused))} in a streaming plan when the query starts")
+    if plan.watermark and plan.stateful:
+        yield note("rows that are later than the watermark are dropped, which is the query's own rule")
+    yield from _functions_of(pipeline.sinks)
+
+
+def _unstable(plan: PlanFacts) -> Iterator[tuple[Iterable[str], str]]:
+    """What differs when a batch runs again, and why."""
+    if plan.random:
+        yield plan.random, "draws other values when a batch runs again, with a seed too"
+    if plan.clock:
+        yield plan.clock, "reads the clock again when a batch runs again"
+    for function in plan.functions:
+        if function.deterministic is False:
+            yield [function.name], "is declared not deterministic"
+        elif function.deterministic is None and function.suspects:
+            yield [function.name], _looks_like(function)
+    if plan.layout:
+        yield plan.layout, "depends on how rows are spread over tasks, which may be another in a replay"
+    if plan.order:
+        yield plan.order, "depends on the order in which rows arrive, which after a shuffle is another in a replay"
+    if plan.static:
+        yield plan.static, "is joined as it is when a batch runs, which a replay may find changed"
+    if plan.unnamed:
+        yield ["an expression"], "is not deterministic, says Spark"
+
+
+def _looks_like(function: PythonFunction) -> str:
+    return f"uses {_listed(function.suspects)}, which looks like a clock or randomness"
+
+
+def _replayed(unstable: Sequence[str], sinks: Iterable[SinkFacts]) -> Iterator[Finding]:
+    """What it means for the sinks that a replay of a batch has other rows."""
+    if not unstable:
+        return
+    if any(replays_show(sink) for sink in sinks):
+        for what in unstable:
+            yield doubles(
+                f"{what}; a row that is written twice has other values the second time, so nobody can tell that it is "
+                "the same",
+                "compute it from the row itself (a hash of its key, or of topic, partition and offset); name Python "
+                "functions that are stable after all in deterministic=",
+            )
+    elif any(sink.guarantee is Guarantee.EXACTLY_ONCE for sink in sinks):
+        yield note(
+            f"{'; '.join(unstable)}. Each row still appears once. Only a batch that its system lost in part cannot be "
+            "repaired: the query stops with TransactionLostError"
+        )
+    else:
+        yield note(f"{'; '.join(unstable)}. The sink shows one of the two runs whole, never both")
+
+
+def _functions_of(sinks: Iterable[SinkFacts]) -> Iterator[Finding]:
+    for sink in sinks:
+        if sink.function is not None and sink.function.suspects and sink.format in {"foreach", "foreachbatch"}:
+            yield doubles(
+                f"{sink.function.name} {_looks_like(sink.function)}: a function that writes is the wrong place for "
+                "that, a replay writes other values",
+                "current_timestamp() in the streaming plan, which is fixed for a batch",
+            )
+
+
+def _listed(names: Iterable[str]) -> str:
+    return ", ".join(dict.fromkeys(names))

@@ -1,0 +1,65 @@
+"""Looks into a Python function for names that read a clock or draw randomness."""
+
+from __future__ import annotations
+
+import dis
+from collections.abc import Iterator
+from types import CodeType, ModuleType
+from typing import Any
+
+CLOCKS = frozenset({"now", "utcnow", "today", "time", "time_ns", "monotonic", "perf_counter", "strftime", "ctime"})
+CLOCKS |= {"current_timestamp", "current_date", "localtimestamp", "curdate"}
+RANDOM = frozenset({"uuid1", "uuid4", "uuid7", "random", "randint", "randrange", "choice", "choices", "shuffle"})
+RANDOM |= {"uniform", "gauss", "normalvariate", "rand", "randn", "default_rng", "urandom", "token_hex", "token_bytes"}
+RANDOM |= {"token_urlsafe", "getrandbits", "uuid", "standard_normal", "randbytes", "monotonically_increasing_id"}
+
+_DEEP = 3
+
+
+def suspects(function: Any) -> tuple[str, ...]:
+    """Names in the function's code, and in functions that it uses, that read a clock or draw randomness.
+
+    A name is only a name: it may be another thing of that name, and what a called library does is not seen.
+    """
+    return tuple(sorted(set(_names(function, _DEEP)) & (CLOCKS | RANDOM)))
+
+
+def _names(function: Any, deep: int) -> Iterator[str]:
+    plain_function = function if hasattr(function, "__code__") else type(function).__call__
+    code = getattr(plain_function, "__code__", None)
+    if not isinstance(code, CodeType) or deep == 0:
+        return
+    held = getattr(plain_function, "__globals__", {})
+    for each in _nested(code):
+        for step in dis.get_instructions(each):
+            attribute = step.opname in {"LOAD_ATTR", "LOAD_METHOD", "IMPORT_FROM"}
+            plain = step.opname in {"LOAD_GLOBAL", "LOAD_NAME"} and not isinstance(held.get(step.argval), ModuleType)
+            if attribute or plain:  # the module ``time`` is harmless, its function is not
+                yield str(step.argval)
+    for used in used_by(plain_function):
+        if hasattr(used, "__code__"):
+            yield from _names(used, deep - 1)
+
+
+def _nested(code: CodeType) -> Iterator[CodeType]:
+    yield code
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from _nested(constant)
+
+
+def used_by(function: Any) -> list[Any]:
+    """What a function holds in its closure, or finds among its globals by name."""
+    code = getattr(function, "__code__", None)
+    if not isinstance(code, CodeType):
+        return []
+    held = getattr(function, "__globals__", {})
+    values = [_content(cell) for cell in getattr(function, "__closure__", None) or ()]
+    return values + [held[name] for each in _nested(code) for name in each.co_names if name in held]
+
+
+def _content(cell: Any) -> Any:
+    try:
+        return cell.cell_contents
+    except ValueError:  # not bound yet
+        return None

@@ -1,0 +1,79 @@
+"""What a user gives as ``sink=``, as facts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import timedelta
+from typing import Any
+
+from sparkonce.analysis.facts import PythonFunction, SinkFacts
+from sparkonce.analysis.functions import suspects
+from sparkonce.analysis.sinks import OURS
+from sparkonce.errors import ConfigurationError
+from sparkonce.guarantees import Guarantee
+from sparkonce.sinks.base import TwoPhaseCommitSink
+from sparkonce.sinks.kafka.sink import KafkaSink
+
+_TIMEOUT = "transaction.timeout.ms"
+
+
+def lower_names(options: Mapping[str, Any] | None) -> dict[str, str]:
+    """Options as Spark takes them: names in any case, values as text."""
+    return {str(name).lower(): str(value) for name, value in (options or {}).items()}
+
+
+def sink_facts(sink: Any, options: Mapping[str, Any] | None = None) -> tuple[SinkFacts, ...]:
+    """Facts about a sink.
+
+    Args:
+        sink: One of ours or several; a name of Spark's such as ``kafka``; a function for ``foreachBatch``, or an
+            object with ``process`` for ``foreach``.
+        options: Of the stream writer.
+
+    Raises:
+        ConfigurationError: if it is none of these.
+    """
+    if isinstance(sink, TwoPhaseCommitSink):
+        return (_of_ours(sink),)
+    if isinstance(sink, Sequence) and not isinstance(sink, str) and sink:
+        if all(isinstance(each, TwoPhaseCommitSink) for each in sink):
+            return tuple(_of_ours(each) for each in sink)
+    elif isinstance(sink, str) and sink.strip():
+        known = lower_names(options)
+        where = known.get("topic") or known.get("path") or known.get("dbtable") or ""
+        return (SinkFacts(format=sink.strip().lower().replace("_", ""), name=where, options=known),)
+    elif hasattr(sink, "process"):
+        return (SinkFacts(format="foreach", name=type(sink).__name__, function=function_facts(sink.process)),)
+    elif callable(sink):
+        function = function_facts(sink)
+        return (SinkFacts(format="foreachbatch", name=function.name, function=function),)
+    raise ConfigurationError(
+        f"sink={sink!r} is not known.",
+        next_step="give a sink of sparkonce or several, an ExactlyOnce, the name of a Spark format, or a function.",
+    )
+
+
+def function_facts(function: Any) -> PythonFunction:
+    """A Python function's name, and what in it looks like a clock or randomness."""
+    name = getattr(function, "__qualname__", "") or type(function).__name__
+    return PythonFunction(name=name.rpartition("<locals>.")[2], suspects=suspects(function))
+
+
+def kafka_settings(sink: Any) -> Mapping[str, Any] | None:
+    """How to ask the brokers of a sink; None if it begins no Kafka transactions, to which their limits matter."""
+    transactional = isinstance(sink, KafkaSink) and sink.guarantee is Guarantee.EXACTLY_ONCE
+    return sink.settings if transactional else None
+
+
+def _of_ours(sink: TwoPhaseCommitSink) -> SinkFacts:
+    kafka = isinstance(sink, KafkaSink)
+    timeout = sink.settings.get(_TIMEOUT) if isinstance(sink, KafkaSink) else None
+    kind = type(sink).__name__
+    where = sink.topic if isinstance(sink, KafkaSink) else None
+    return SinkFacts(
+        format=OURS,
+        name=f"{kind} {where or sink.name}",
+        guarantee=sink.guarantee,
+        kafka=kafka,
+        transaction_timeout=None if timeout is None else timedelta(milliseconds=int(timeout)),
+    )

@@ -1,0 +1,194 @@
+"""The answer: every part of a query with its level and the reason, as an object, as JSON and as a table."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+from sparkonce.guarantees import Guarantee, weakest
+
+
+class Role(str, Enum):
+    """What a part does in the query."""
+
+    SOURCE = "source"
+    ENGINE = "engine"
+    SINK = "sink"
+    READER = "reader"
+
+
+class Kind(str, Enum):
+    """What a finding is."""
+
+    REASON = "reason"
+    """Seen, and why the part has its level."""
+    CONDITION = "condition"
+    """Cannot be seen from here. The level holds only if this does."""
+    NOTE = "note"
+    """Worth knowing; changes no level."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """One thing that was found out about a part.
+
+    Attributes:
+        says: What, in a sentence.
+        level: The best level that the part can have with it.
+        change: What to change so that it has a better one; empty where there is nothing to.
+        kind: See `Kind`.
+    """
+
+    says: str
+    level: Guarantee = Guarantee.EXACTLY_ONCE
+    change: str = ""
+    kind: Kind = Kind.REASON
+
+
+def holds(says: str) -> Finding:
+    """A reason for exactly-once."""
+    return Finding(says=says)
+
+
+def doubles(says: str, change: str) -> Finding:
+    """A reason why rows may come twice."""
+    return Finding(says=says, level=Guarantee.AT_LEAST_ONCE, change=change)
+
+
+def loses(says: str, change: str) -> Finding:
+    """A reason why rows may be missing."""
+    return Finding(says=says, level=Guarantee.AT_MOST_ONCE, change=change)
+
+
+def must(says: str) -> Finding:
+    """What has to hold, and cannot be seen from here."""
+    return Finding(says=says, kind=Kind.CONDITION)
+
+
+def note(says: str) -> Finding:
+    """What is worth knowing."""
+    return Finding(says=says, kind=Kind.NOTE)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """A source, the engine, a sink, or a sink's readers.
+
+    Attributes:
+        role: Which of them.
+        name: Which one, for example ``kafka: orders``.
+        findings: What was found out about it, in the order in which the rules ask.
+    """
+
+    role: Role
+    name: str
+    findings: tuple[Finding, ...]
+
+    @classmethod
+    def of(cls, role: Role, name: str, findings: Iterable[Finding]) -> Part:
+        """A part with what the rules find."""
+        return cls(role=role, name=name, findings=tuple(findings))
+
+    @property
+    def level(self) -> Guarantee:
+        """The weakest that any finding allows."""
+        return weakest([Guarantee.EXACTLY_ONCE, *(finding.level for finding in self.findings)])
+
+    @property
+    def reasons(self) -> tuple[str, ...]:
+        """Why the part has its level: where it is weak, only what makes it so."""
+        weak = [finding for finding in self.findings if finding.level is not Guarantee.EXACTLY_ONCE]
+        chosen = weak or [finding for finding in self.findings if finding.kind is Kind.REASON]
+        return tuple(finding.says for finding in chosen)
+
+    @property
+    def changes(self) -> tuple[str, ...]:
+        """What to change to raise the level."""
+        return tuple(dict.fromkeys(finding.change for finding in self.findings if finding.change))
+
+    @property
+    def conditions(self) -> tuple[str, ...]:
+        """What has to hold, and cannot be seen from here."""
+        return self._said(Kind.CONDITION)
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What is worth knowing."""
+        return self._said(Kind.NOTE)
+
+    def _said(self, kind: Kind) -> tuple[str, ...]:
+        return tuple(finding.says for finding in self.findings if finding.kind is kind)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values."""
+        return {
+            "role": self.role.value,
+            "name": self.name,
+            "level": self.level.value,
+            "reasons": list(self.reasons),
+            "changes": list(self.changes),
+            "conditions": list(self.conditions),
+            "notes": list(self.notes),
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Explanation:
+    """What a query guarantees end to end. Printing it gives the table.
+
+    Attributes:
+        query: The query's name, id, or file, whatever is known.
+        parts: Sources, engine, sinks and readers, in this order.
+    """
+
+    query: str
+    parts: tuple[Part, ...]
+
+    @property
+    def level(self) -> Guarantee:
+        """The level of the whole: that of its weakest part."""
+        return weakest(part.level for part in self.parts)
+
+    @property
+    def weakest(self) -> tuple[Part, ...]:
+        """The parts that hold the level down; none if the whole is exactly-once."""
+        if self.level is Guarantee.EXACTLY_ONCE:
+            return ()
+        return tuple(part for part in self.parts if part.level is self.level)
+
+    def part(self, role: Role | str) -> Part:
+        """The first part with this role.
+
+        Raises:
+            KeyError: if there is none.
+        """
+        for part in self.parts:
+            if part.role is Role(role):
+                return part
+        raise KeyError(role)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values; ``weakest`` holds positions in ``parts``."""
+        return {
+            "query": self.query,
+            "level": self.level.value,
+            "weakest": [self.parts.index(part) for part in self.weakest],
+            "parts": [part.to_dict() for part in self.parts],
+        }
+
+    def to_json(self) -> str:
+        """`to_dict` as JSON text."""
+        return json.dumps(self.to_dict())
+
+    def __rich__(self) -> Any:
+        from sparkonce.analysis.table import render
+
+        return render(self)
+
+    def __str__(self) -> str:
+        from sparkonce.analysis.table import as_text
+
+        return as_text(self)

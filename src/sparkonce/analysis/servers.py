@@ -1,0 +1,124 @@
+"""Asks Kafka what a query's settings alone do not say: how long topics keep records, who writes them, its limits."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from contextlib import closing
+from dataclasses import replace
+from datetime import timedelta
+from typing import Any
+
+from sparkonce.analysis.facts import SinkFacts, SourceFacts, TopicFacts
+
+TIMEOUT_S = 10.0
+"""How long one question may take."""
+
+_QUIET = {"log_level": 0}
+
+
+def ask_about_source(source: SourceFacts, settings: Mapping[str, Any] | None) -> SourceFacts:
+    """The source with what its brokers say of its topics; unchanged if it is not Kafka.
+
+    Args:
+        source: What was read off the query.
+        settings: How to connect, in librdkafka's names; None: as the source does, if it needs no security settings.
+    """
+    if source.format != "kafka" or (source.options is None and settings is None):
+        return source
+    options = source.options or {}
+    if settings is None and options.get("kafka.security.protocol", "PLAINTEXT").upper() != "PLAINTEXT":
+        return replace(source, unasked="not asked: its security settings are Java's, give librdkafka's to ask=")
+    connect = dict(settings or {"bootstrap.servers": options.get("kafka.bootstrap.servers", "")})
+    try:
+        topics = _describe(connect, options, source.names)
+    except Exception as error:  # noqa: BLE001 - whatever the clients raise: it is said, and nothing is concluded
+        return replace(source, unasked=f"not asked: {_short(error)}")
+    return replace(source, topics=topics)
+
+
+def ask_about_sink(sink: SinkFacts, settings: Mapping[str, Any]) -> SinkFacts:
+    """A Kafka sink with the longest transaction timeout that its brokers allow, if they say it."""
+    from confluent_kafka.admin import AdminClient, ConfigResource
+
+    try:
+        admin = AdminClient({**settings, **_QUIET})
+        broker = next(iter(admin.list_topics(timeout=TIMEOUT_S).brokers))
+        found = _configs(admin, [ConfigResource(ConfigResource.Type.BROKER, str(broker))])
+        longest = found[str(broker)]["transaction.max.timeout.ms"]
+    except Exception as error:  # noqa: BLE001 - whatever the clients raise: it is said, and nothing is concluded
+        return replace(sink, unasked=f"its brokers do not say their transaction.max.timeout.ms: {_short(error)}")
+    return replace(sink, longest_timeout=timedelta(milliseconds=int(longest)))
+
+
+def _describe(connect: Mapping[str, Any], options: Mapping[str, str], names: Sequence[str]) -> dict[str, TopicFacts]:
+    from confluent_kafka.admin import AdminClient, ConfigResource
+
+    admin = AdminClient({**connect, **_QUIET})
+    cluster = admin.list_topics(timeout=TIMEOUT_S).topics
+    topics = list(names) or _topics(options, cluster)
+    missing = sorted(set(topics) - set(cluster))
+    if missing or not topics:
+        raise LookupError(f"there is no topic {', '.join(missing) or 'that matches'}")
+    found = _configs(admin, [ConfigResource(ConfigResource.Type.TOPIC, topic) for topic in topics])
+    transactional = _transactional(connect, {topic: list(cluster[topic].partitions) for topic in topics})
+    return {
+        topic: TopicFacts(
+            retention_ms=int(found[topic]["retention.ms"]),
+            retention_bytes=int(found[topic]["retention.bytes"]),
+            cleanup_policy=found[topic]["cleanup.policy"],
+            transactional=transactional.get(topic),
+        )
+        for topic in topics
+    }
+
+
+def _topics(options: Mapping[str, str], known: Mapping[str, Any]) -> list[str]:
+    """The topics that the options ``subscribe``, ``subscribePattern`` or ``assign`` choose."""
+    if "subscribe" in options:
+        return [topic.strip() for topic in options["subscribe"].split(",") if topic.strip()]
+    if "assign" in options:
+        return list(json.loads(options["assign"]))
+    pattern = options.get("subscribepattern", "")
+    return [topic for topic in known if pattern and re.fullmatch(pattern, topic)]
+
+
+def _configs(admin: Any, resources: Sequence[Any]) -> dict[str, dict[str, str]]:
+    answers = admin.describe_configs(list(resources), request_timeout=TIMEOUT_S)
+    return {
+        resource.name: {name: entry.value for name, entry in answer.result(TIMEOUT_S).items()}
+        for resource, answer in answers.items()
+    }
+
+
+def _transactional(connect: Mapping[str, Any], partitions: Mapping[str, Sequence[int]]) -> dict[str, bool]:
+    """Whether any producer that the partitions' leaders remember (a day by default) has ended a transaction there."""
+    from kafka import TopicPartition
+    from kafka.admin import KafkaAdminClient
+
+    from sparkonce.sinks.kafka.settings import admin_settings
+
+    asked = [TopicPartition(topic, each) for topic, numbers in partitions.items() for each in numbers]
+    limit_ms = int(TIMEOUT_S * 1000)
+    try:
+        with closing(
+            KafkaAdminClient(
+                **{**admin_settings(connect), "bootstrap_timeout_ms": limit_ms, "request_timeout_ms": limit_ms}
+            )
+        ) as admin:
+            found = admin.describe_producers(asked)
+    except Exception:  # noqa: BLE001 - it needs READ on the topic: not told is not known, and the rules say so
+        return {}
+    answer = dict.fromkeys(partitions, False)
+    for partition, state in found.items():
+        if any(
+            one.coordinator_epoch >= 0 or one.current_transaction_start_offset >= 0 for one in state.active_producers
+        ):
+            answer[partition.topic] = True
+    return answer
+
+
+def _short(error: Exception) -> str:
+    text = error.args[0].str() if error.args and hasattr(error.args[0], "str") else str(error)
+    return " ".join(str(text).split())[:120]

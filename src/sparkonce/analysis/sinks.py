@@ -1,0 +1,163 @@
+"""What each sink guarantees. One function a format."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+
+from sparkonce.analysis.durations import say
+from sparkonce.analysis.facts import Pipeline, SinkFacts
+from sparkonce.analysis.model import Finding, Part, Role, doubles, holds, loses, must, note
+from sparkonce.analysis.sources import FILES
+from sparkonce.guarantees import Guarantee
+
+Rule = Callable[[SinkFacts, Pipeline], Iterator[Finding]]
+
+OURS = "sparkonce"
+_USE_OURS = "write through sparkonce.ExactlyOnce, with KafkaSink or a TwoPhaseCommitSink for the system"
+
+
+def replays_show(sink: SinkFacts) -> bool:
+    """Whether readers see what was written the first time beside what a replay writes."""
+    if sink.format == OURS:
+        return sink.guarantee is Guarantee.AT_LEAST_ONCE
+    return sink.format in {"kafka", "foreach", "foreachbatch", "console"}
+
+
+def judge_sink(sink: SinkFacts, pipeline: Pipeline) -> Part:
+    """The sink with its level."""
+    rule = _files if sink.format in FILES else RULES.get(sink.format, _unknown)
+    form = {"": "not known", "foreachbatch": "foreachBatch"}.get(sink.format, sink.format)
+    return Part.of(Role.SINK, f"{form}: {sink.name}" if sink.name else form, rule(sink, pipeline))
+
+
+def _ours(sink: SinkFacts, pipeline: Pipeline) -> Iterator[Finding]:
+    if sink.function is not None:
+        yield must(f"{sink.function.name} gives each batch to ExactlyOnce, and writes nowhere else")
+    if sink.guarantee is None:
+        yield loses(
+            "the decision log names no transactions of it, so it is not EXACTLY_ONCE, or has written nothing yet",
+            "guarantee=Guarantee.EXACTLY_ONCE; or explain the query itself, which shows what it is",
+        )
+        return
+    if sink.guarantee is Guarantee.AT_MOST_ONCE:
+        yield loses(
+            "guarantee=AT_MOST_ONCE: a batch is decided before it is written, and never written again",
+            "guarantee=Guarantee.EXACTLY_ONCE",
+        )
+        return
+    if sink.guarantee is Guarantee.AT_LEAST_ONCE:
+        yield doubles(
+            "guarantee=AT_LEAST_ONCE: rows are visible at once, and a failed batch is written again",
+            "guarantee=Guarantee.EXACTLY_ONCE",
+        )
+        return
+    yield holds("two-phase commit: a batch's rows become visible with the decision that it is done, or not at all")
+    yield from _timeouts(sink, pipeline)
+
+
+def _timeouts(sink: SinkFacts, pipeline: Pipeline) -> Iterator[Finding]:
+    timeout, longest = sink.transaction_timeout, sink.longest_timeout
+    if sink.unasked:
+        yield note(sink.unasked)
+    if timeout is not None and longest is not None and timeout > longest:
+        yield note(
+            f"transaction.timeout.ms is {say(timeout)} and the broker's transaction.max.timeout.ms {say(longest)}: the "
+            "query is refused at start"
+        )
+        return
+    timeout = timeout or longest
+    if timeout is None:
+        if sink.kafka:
+            yield must("every batch is done within transaction.timeout.ms; a longer one stops the query, undecided")
+        return
+    yield must(
+        f"every batch is done within {say(timeout)} (transaction timeout); a longer one stops the query, undecided"
+    )
+    interval = pipeline.engine.interval
+    if interval is not None and interval > timeout:
+        yield note(
+            f"the trigger's interval of {say(interval)} is longer than the transaction timeout of {say(timeout)}: a "
+            "batch that takes its interval cannot be committed"
+        )
+    if pipeline.downtime is not None and pipeline.downtime >= timeout:
+        yield note(
+            f"a downtime of {say(pipeline.downtime)} is longer than the transaction timeout of {say(timeout)}: a batch "
+            "that was decided and not yet committed is lost by its system, and written again from Spark's replay"
+        )
+
+
+def _kafka(sink: SinkFacts, _: Pipeline) -> Iterator[Finding]:
+    acks = sink.options.get("kafka.acks", "all").strip().lower()
+    if acks not in {"all", "-1"}:
+        yield loses(f"kafka.acks={acks}: rows are lost with a broker that had not yet copied them", "kafka.acks=all")
+    yield doubles(
+        "Spark's Kafka sink writes without transactions: a batch that fails or is replayed is written again",
+        "sparkonce.ExactlyOnce with KafkaSink",
+    )
+
+
+def _files(sink: SinkFacts, _: Pipeline) -> Iterator[Finding]:
+    yield holds("a batch's files are entered in the folder's _spark_metadata in one step, and only once")
+    yield must("_spark_metadata stays with the folder, and one query alone writes to it")
+    if "retention" in sink.options:
+        yield must(f"readers come within retention={sink.options['retention']}: older files leave the list")
+
+
+def _delta(_: SinkFacts, __: Pipeline) -> Iterator[Finding]:
+    yield holds(
+        "a batch is one table version, with the query's id and the batch in it; a replay finds it and is skipped"
+    )
+    yield must("checkpoint and table belong together: beside an older checkpoint new batches are skipped as old ones")
+
+
+def _iceberg(_: SinkFacts, __: Pipeline) -> Iterator[Finding]:
+    yield holds("a batch is one snapshot, with the query's id and the epoch in it; a replay finds it and is skipped")
+    yield must("the snapshot of the query's last batch is not expired while the query is away")
+    yield must("checkpoint and table belong together: beside an older checkpoint new batches are skipped as old ones")
+
+
+def _foreach_batch(sink: SinkFacts, _: Pipeline) -> Iterator[Finding]:
+    who = sink.function.name if sink.function is not None else "the function"
+    yield doubles(
+        f"foreachBatch calls {who} again for a batch that failed or is replayed, with what it wrote before still there",
+        f"{_USE_OURS}; or make it idempotent by its batch id",
+    )
+
+
+def _foreach(_: SinkFacts, __: Pipeline) -> Iterator[Finding]:
+    yield doubles("foreach writes row by row, and a task that is tried again begins from its first row", _USE_OURS)
+
+
+def _memory(_: SinkFacts, __: Pipeline) -> Iterator[Finding]:
+    yield loses("rows live in the driver's memory and die with it", "write to Kafka, files or a table")
+
+
+def _console(_: SinkFacts, __: Pipeline) -> Iterator[Finding]:
+    yield doubles("a replayed batch is shown again", "write to Kafka, files or a table")
+
+
+def _noop(_: SinkFacts, __: Pipeline) -> Iterator[Finding]:
+    yield loses("it writes nothing", "write to Kafka, files or a table")
+
+
+def _unknown(sink: SinkFacts, _: Pipeline) -> Iterator[Finding]:
+    if sink.format:
+        says = (
+            "not known here: whether it loses or doubles a batch after a failure cannot be said, so nothing is promised"
+        )
+        yield loses(says, f"find out from its makers; or {_USE_OURS}")
+    else:
+        yield loses("the sink cannot be seen from here, so nothing is promised", "name it")
+
+
+RULES: Mapping[str, Rule] = {
+    OURS: _ours,
+    "console": _console,
+    "delta": _delta,
+    "foreach": _foreach,
+    "foreachbatch": _foreach_batch,
+    "iceberg": _iceberg,
+    "kafka": _kafka,
+    "memory": _memory,
+    "noop": _noop,
+}

@@ -1,0 +1,223 @@
+"""What each source guarantees. One function a format; its findings are read from top to bottom.
+
+Facts about Spark are from its Structured Streaming guide and its sources (4.0), about Kafka from its documentation.
+Those that a test has tried are listed in docs/explain.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from datetime import timedelta
+
+from sparkonce.analysis.durations import parse_duration, say
+from sparkonce.analysis.facts import Pipeline, SourceFacts, TopicFacts
+from sparkonce.analysis.model import Finding, Part, Role, doubles, holds, loses, must, note
+from sparkonce.errors import ConfigurationError
+
+Rule = Callable[[SourceFacts, Pipeline], Iterator[Finding]]
+
+FILES = frozenset({"avro", "binaryfile", "csv", "file", "json", "orc", "parquet", "text", "xml"})
+_A_WEEK = timedelta(days=7)
+
+
+def judge_source(source: SourceFacts, pipeline: Pipeline) -> Part:
+    """The source with its level."""
+    rule = _files if source.format in FILES else RULES.get(source.format, _unknown)
+    name = f"{source.format or 'not known'}: {source.where}" if source.where else source.format or "not known"
+    return Part.of(Role.SOURCE, name, rule(source, pipeline))
+
+
+def _kafka(source: SourceFacts, pipeline: Pipeline) -> Iterator[Finding]:
+    yield holds("offsets are stored before a batch runs, and a replay reads the same records again")
+    if source.options is None:
+        yield must("failOnDataLoss is not false")
+    elif source.is_false("failondataloss"):
+        yield loses(
+            "failOnDataLoss=false: records that Kafka deleted before they were read are skipped without an error",
+            "failOnDataLoss=true (the default)",
+        )
+    yield from _isolation(source)
+    yield from _retention(source, pipeline.downtime)
+    if (source.options or {}).get("startingoffsets", "").strip().lower() in {"", "latest"} and source.options:
+        yield note("startingOffsets=latest: what stands in the topic before the first start is not read")
+
+
+def _isolation(source: SourceFacts) -> Iterator[Finding]:
+    change = "kafka.isolation.level=read_committed"
+    known = source.topics or {}
+    transactional = ", ".join(topic for topic, facts in known.items() if facts.transactional)
+    if source.options is not None and source.options.get("kafka.isolation.level", "").lower() == "read_committed":
+        return
+    if transactional and source.options is not None:
+        yield doubles(
+            f"{transactional} is written in transactions, and kafka.isolation.level=read_uncommitted (the default) "
+            "takes in rows of those that are aborted and written again",
+            change,
+        )
+    elif transactional:
+        yield must(f"{change} (not the default): {transactional} is written in transactions")
+    elif not known or any(facts.transactional is None for facts in known.values()):
+        yield must(f"its writers use no transactions, or {change} (not the default)")
+    else:
+        yield note(f"no transactional writer is known to its brokers now; if there will be one: {change}")
+
+
+def _retention(source: SourceFacts, downtime: timedelta | None) -> Iterator[Finding]:
+    if source.topics is None:
+        away = say(downtime) if downtime is not None else "the longest downtime"
+        asked = f" ({source.unasked})" if source.unasked else ""
+        yield must(f"the topic keeps records longer than {away}{asked}")
+        return
+    for topic, facts in source.topics.items():
+        yield from _retention_of(topic, facts, downtime)
+
+
+def _retention_of(topic: str, facts: TopicFacts, downtime: timedelta | None) -> Iterator[Finding]:
+    if "compact" in facts.cleanup_policy:
+        yield loses(
+            f"{topic} has cleanup.policy={facts.cleanup_policy}: a row that a newer one of its key replaces before it "
+            "is read is never seen",
+            f"cleanup.policy=delete for {topic}, or take it for what it is: the newest row of each key",
+        )
+    if "delete" not in facts.cleanup_policy:
+        return
+    if facts.retention_bytes >= 0:
+        yield must(f"{topic} takes longer than the longest downtime to fill retention.bytes={facts.retention_bytes:,}")
+    if facts.retention_ms < 0:
+        yield holds(f"{topic} keeps records for ever (retention.ms={facts.retention_ms})")
+        return
+    kept = timedelta(milliseconds=facts.retention_ms)
+    if downtime is None:
+        yield must(f"the query is never away for longer than {say(kept)} (retention.ms of {topic})")
+    elif kept <= downtime:
+        yield loses(
+            f"{topic} keeps records for {say(kept)} (retention.ms), and the query may be away for {say(downtime)}: "
+            "what is deleted meanwhile is never read",
+            f"retention.ms of {topic} above {say(downtime)}",
+        )
+    else:
+        yield holds(f"{topic} keeps records for {say(kept)}, longer than the downtime of {say(downtime)}")
+
+
+def _files(source: SourceFacts, pipeline: Pipeline) -> Iterator[Finding]:
+    yield holds("each file that was read is listed in the checkpoint, and a replay reads the same files again")
+    yield must("files appear whole, by a rename, and are neither changed nor deleted before they are read")
+    if source.options is None:
+        yield must("none of ignoreMissingFiles, ignoreCorruptFiles, fileNameOnly, mode=DROPMALFORMED is set")
+        return
+    for option, what in (("ignoreMissingFiles", "deleted"), ("ignoreCorruptFiles", "damaged")):
+        conf = pipeline.engine.conf.get(f"spark.sql.files.{option}", "").lower() == "true"
+        if source.is_true(option.lower()) or (conf and not source.is_false(option.lower())):
+            yield loses(f"{option}=true: a {what} file is passed over without an error", f"{option}=false")
+    if source.options.get("mode", "").strip().upper() == "DROPMALFORMED":
+        yield loses("mode=DROPMALFORMED: rows that cannot be read are dropped", "mode=PERMISSIVE or FAILFAST")
+    if source.is_true("filenameonly"):
+        yield loses(
+            "fileNameOnly=true: of files of one name in different folders only the first is read", "fileNameOnly=false"
+        )
+    yield from _file_age(source, pipeline)
+    if source.options.get("cleansource", "off").strip().lower() not in {"", "off"}:
+        yield note(
+            f"cleanSource={source.options['cleansource']}: what is done can be read by no other query, nor again"
+        )
+
+
+def _file_age(source: SourceFacts, pipeline: Pipeline) -> Iterator[Finding]:
+    options = source.options or {}
+    limited = "maxfilespertrigger" in options or "maxbytespertrigger" in options
+    plan = pipeline.engine.plan
+    if source.is_true("latestfirst"):
+        if plan is not None and plan.watermark and plan.stateful:
+            yield loses(
+                "latestFirst=true with a watermark: the newest files push it forward, and rows of the older ones are "
+                "dropped as late",
+                "latestFirst=false",
+            )
+        if limited:  # Spark then ignores maxFileAge
+            return
+    try:
+        age = parse_duration(options.get("maxfileage", "7d"), "maxFileAge")
+    except ConfigurationError:  # Spark will say so when the query starts
+        age = _A_WEEK
+    late = f"a file whose modification time is {say(age)} or more before the newest one's is never read"
+    if age < _A_WEEK:
+        yield loses(f"maxFileAge={options['maxfileage']}: {late}", "maxFileAge=7d (the default) or more")
+    else:
+        yield must(f"no file comes late: {late} (maxFileAge)")
+
+
+def _rate(_: SourceFacts, __: Pipeline) -> Iterator[Finding]:
+    yield holds("it computes its rows from the offsets, so a replay gives the same")
+    yield note("it makes rows up: good for tests only")
+
+
+def _socket(_: SourceFacts, __: Pipeline) -> Iterator[Finding]:
+    yield loses(
+        "a socket cannot be read again: what was received before a restart is gone",
+        "put Kafka or files between the sender and the query",
+    )
+
+
+def _memory(_: SourceFacts, __: Pipeline) -> Iterator[Finding]:
+    yield loses("its rows live in the driver's memory and die with it", "read Kafka or files")
+
+
+def _delta(source: SourceFacts, pipeline: Pipeline) -> Iterator[Finding]:
+    yield holds("table version and file are stored before a batch runs, and a replay reads the same files again")
+    if source.options is None:
+        yield must("none of failOnDataLoss=false, skipChangeCommits, ignoreChanges is set")
+    if source.is_false("failondataloss"):
+        yield loses(
+            "failOnDataLoss=false: versions whose log entries were cleaned up before they were read are skipped",
+            "failOnDataLoss=true (the default)",
+        )
+    if source.is_true("skipchangecommits"):
+        yield loses(
+            "skipChangeCommits=true: a commit that updates or deletes is skipped whole, with the rows that it adds",
+            "readChangeFeed=true, or a table that is only appended to",
+        )
+    if source.is_true("ignorechanges"):
+        yield doubles(
+            "ignoreChanges=true: an update writes files anew, and the rows in them that did not change come again",
+            "readChangeFeed=true, or skipChangeCommits=true for a table that is only appended to",
+        )
+    away = "the longest downtime" if pipeline.downtime is None else say(pipeline.downtime)
+    yield must(
+        "delta.logRetentionDuration (30 days) and VACUUM's delta.deletedFileRetentionDuration (7 days) are longer "
+        f"than {away}"
+    )
+
+
+def _iceberg(source: SourceFacts, pipeline: Pipeline) -> Iterator[Finding]:
+    yield holds("snapshot and position are stored before a batch runs, and a replay reads the same files again")
+    if source.options is None:
+        yield must("streaming-skip-overwrite-snapshots and streaming-skip-delete-snapshots are not set")
+    if source.is_true("streaming-skip-overwrite-snapshots"):
+        yield loses(
+            "streaming-skip-overwrite-snapshots=true: an overwrite is skipped whole, with the rows that it adds",
+            "streaming-skip-overwrite-snapshots=false, and a table that is only appended to",
+        )
+    if source.is_true("streaming-skip-delete-snapshots"):
+        yield note("streaming-skip-delete-snapshots=true: rows that are deleted later stay in the output")
+    away = "the longest downtime" if pipeline.downtime is None else say(pipeline.downtime)
+    yield must(f"snapshots are expired no sooner than after {away}")
+
+
+def _unknown(_: SourceFacts, __: Pipeline) -> Iterator[Finding]:
+    yield loses(
+        "not known here: whether it reads the same again after a failure cannot be said, so nothing is promised",
+        "find out from its makers whether it replays by stored offsets",
+    )
+
+
+RULES: Mapping[str, Rule] = {
+    "delta": _delta,
+    "iceberg": _iceberg,
+    "kafka": _kafka,
+    "memory": _memory,
+    "rate": _rate,
+    "rate-micro-batch": _rate,
+    "ratestream": _rate,
+    "socket": _socket,
+    "textsocket": _socket,
+}

@@ -1,0 +1,69 @@
+"""The answer as a table for terminals of 80 columns and more."""
+
+from __future__ import annotations
+
+import io
+import shutil
+
+from rich.console import Console, Group, RenderableType
+from rich.markup import escape
+from rich.table import Table
+
+from sparkonce.analysis.model import Explanation, Part
+from sparkonce.guarantees import Guarantee
+
+_COLOURS = {Guarantee.EXACTLY_ONCE: "green", Guarantee.AT_LEAST_ONCE: "yellow", Guarantee.AT_MOST_ONCE: "red"}
+_WIDEST = 120
+
+
+def render(explanation: Explanation) -> RenderableType:
+    """A row for each part, and what follows from them."""
+    shown = Table(show_lines=True, expand=True)
+    shown.add_column("part", overflow="fold", ratio=2)
+    shown.add_column("level", no_wrap=True)
+    shown.add_column("why, and what to change", overflow="fold", ratio=5)
+    for part in explanation.parts:
+        head = f"[bold]{part.role.value}[/]\n{escape(part.name)}"
+        shown.add_row(head, _level(part.level), _findings(part))
+    return Group(shown, *_summary(explanation))
+
+
+def as_text(explanation: Explanation) -> str:
+    """The table without colours, as wide as the terminal and no wider than 120 columns."""
+    text = io.StringIO()
+    Console(file=text, width=min(shutil.get_terminal_size().columns, _WIDEST), highlight=False).print(explanation)
+    return text.getvalue().rstrip("\n")
+
+
+def _level(level: Guarantee) -> str:
+    return f"[{_COLOURS[level]}]{level.value}[/]"
+
+
+def _findings(part: Part) -> Table:
+    """What was found, each with a word before it that says what it is."""
+    grid = Table.grid(padding=(0, 1, 0, 0))
+    grid.add_column(no_wrap=True)
+    grid.add_column(overflow="fold")
+    marks = (
+        ("why", part.reasons, ""),
+        ("fix", part.changes, "bold"),
+        ("if", part.conditions, ""),
+        ("note", part.notes, "dim"),
+    )
+    for word, found, style in marks:
+        for says in found:
+            grid.add_row(word, escape(says), style=style)
+    return grid
+
+
+def _summary(explanation: Explanation) -> list[str]:
+    """The level of the whole, the weakest link, and the way to exactly-once."""
+    if not explanation.weakest:
+        conditional = any(part.conditions for part in explanation.parts)
+        return [f"{_level(explanation.level)} end to end{', if every [bold]if[/] holds' if conditional else ''}."]
+    links = "; ".join(f"{part.role.value} ({escape(part.name)})" for part in explanation.weakest)
+    lines = [f"{_level(explanation.level)} end to end. Weakest link: [bold]{links}[/]."]
+    first = dict.fromkeys(change for part in explanation.weakest for change in part.changes)
+    others = dict.fromkeys(change for part in explanation.parts for change in part.changes if change not in first)
+    lines += [f"To raise it: {escape(change)}." for change in first]
+    return lines + [f"Then: {escape(change)}." for change in others]

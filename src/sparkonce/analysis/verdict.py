@@ -1,0 +1,19 @@
+"""Puts the rules together."""
+
+from __future__ import annotations
+
+from sparkonce.analysis.engine import judge_engine
+from sparkonce.analysis.facts import Pipeline
+from sparkonce.analysis.model import Explanation, Part
+from sparkonce.analysis.readers import judge_reader
+from sparkonce.analysis.sinks import judge_sink
+from sparkonce.analysis.sources import judge_source
+
+
+def judge(pipeline: Pipeline) -> Explanation:
+    """The level of each part of the pipeline, with the reasons."""
+    parts: list[Part] = [judge_source(source, pipeline) for source in pipeline.sources]
+    parts.append(judge_engine(pipeline))
+    parts += [judge_sink(sink, pipeline) for sink in pipeline.sinks]
+    readers = [judge_reader(sink, pipeline) for sink in pipeline.sinks]
+    return Explanation(query=pipeline.query, parts=(*parts, *dict.fromkeys(readers)))

@@ -1,0 +1,121 @@
+"""``sparkonce explain``: what a query guarantees end to end, and its weakest link.
+
+Typer reads the annotations when the command runs, so their types are imported here for real.
+"""
+
+import json
+from enum import Enum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from sparkonce.cli.errors import tell
+from sparkonce.errors import ConfigurationError, SparkonceError
+from sparkonce.guarantees import Guarantee, weakest
+
+if TYPE_CHECKING:
+    from sparkonce.analysis.model import Explanation
+
+_WIDEST = 120
+_WEAKER, _FAILED = 1, 2
+
+
+class Required(str, Enum):
+    """The levels that can be asked for."""
+
+    exactly_once = "exactly-once"
+    at_least_once = "at-least-once"
+
+
+def explain(
+    target: Annotated[Path, typer.Argument(help="A checkpoint folder, or a Python file that starts queries.")],
+    arguments: Annotated[list[str] | None, typer.Argument(help="The file's own arguments, after --.")] = None,
+    sink: Annotated[
+        str | None, typer.Option(help="The Spark format written to, where a checkpoint does not say: kafka, delta, …")
+    ] = None,
+    reader: Annotated[
+        str | None, typer.Option(help="read_committed, read_uncommitted, spark, files, or KEY=VALUE,… of a consumer.")
+    ] = None,
+    downtime: Annotated[str | None, typer.Option(help="The longest that the query may be away, like 2h.")] = None,
+    deterministic: Annotated[
+        list[str] | None, typer.Option(help="A Python function that is deterministic; may be repeated; * for all.")
+    ] = None,
+    bootstrap: Annotated[
+        str | None, typer.Option(help="Brokers to ask about topics; a query file's source says its own.")
+    ] = None,
+    ask: Annotated[bool, typer.Option(help="Whether brokers are asked for retention, writers and limits.")] = True,
+    require: Annotated[Required | None, typer.Option(help="Exit with 1 if the level is weaker than this.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Says what a query guarantees end to end: source, engine, sink and reader, and the weakest link.
+
+    Starts, writes and changes nothing: a query file runs up to where it would wait for its queries. Exits with 1 if the
+    level is weaker than --require, with 2 if it cannot be said.
+    """
+    from sparkonce.analysis.checkpoint import explain_checkpoint
+    from sparkonce.analysis.durations import parse_duration
+
+    servers = {"bootstrap.servers": bootstrap} if bootstrap else None
+    try:
+        away = parse_duration(downtime, "--downtime") if downtime else None
+        known = _reader(reader)
+        if target.is_dir():
+            asked = servers if ask else None
+            found = [explain_checkpoint(target, sink=sink, reader=known, downtime=away, ask=asked)]
+        elif target.is_file():
+            found = _of_file(
+                target,
+                arguments or [],
+                sink=sink,
+                reader=known,
+                downtime=away,
+                deterministic=True if "*" in (deterministic or ()) else (deterministic or False),
+                ask=(servers or True) if ask else False,
+            )
+        else:
+            raise ConfigurationError(
+                f"{str(target)!r} is neither a folder nor a file.", next_step="give a checkpoint or a query file."
+            )
+    except SparkonceError as error:
+        tell(error)
+        raise typer.Exit(_FAILED) from error
+    _show(found, as_json)
+    level = weakest(each.level for each in found)
+    if require is not None and weakest([level, Guarantee(require.value)]) is not Guarantee(require.value):
+        raise typer.Exit(_WEAKER)
+
+
+def _of_file(file: Path, arguments: list[str], **how: Any) -> "list[Explanation]":
+    from sparkonce.spark.dry_run import dry_run
+    from sparkonce.spark.explain import explain as explain_query
+
+    found: list[Any] = []
+    dry_run(file, arguments, lambda writer, table: found.append(explain_query(writer, table=table, **how)))
+    if not found:
+        raise ConfigurationError(
+            f"{file} starts no streaming query.", next_step="give the file, with its arguments, that does."
+        )
+    return found
+
+
+def _reader(text: str | None) -> str | dict[str, str] | None:
+    if text is None or "=" not in text:
+        return text
+    pairs = [each.partition("=") for each in text.split(",")]
+    return {name.strip(): value.strip() for name, _, value in pairs}
+
+
+def _show(found: "list[Explanation]", as_json: bool) -> None:
+    if as_json:
+        level = weakest(each.level for each in found)
+        typer.echo(json.dumps({"level": level.value, "queries": [each.to_dict() for each in found]}))
+        return
+    from rich.console import Console
+    from rich.markup import escape
+
+    console = Console(highlight=False)
+    width = min(console.width, _WIDEST)
+    for explanation in found:
+        console.print(f"[bold]{escape(explanation.query)}[/]", width=width)
+        console.print(explanation, width=width)

@@ -1,0 +1,107 @@
+"""``sparkonce.explain``: the analyser for a query, a stream writer or a DataFrame."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from datetime import timedelta
+from typing import Any
+
+from pyspark.sql.classic.dataframe import DataFrame
+from pyspark.sql.streaming.query import StreamingQuery
+from pyspark.sql.streaming.readwriter import DataStreamWriter
+
+from sparkonce.analysis.durations import parse_duration
+from sparkonce.analysis.facts import Pipeline
+from sparkonce.analysis.given import kafka_settings, sink_facts
+from sparkonce.analysis.model import Explanation
+from sparkonce.analysis.readers import parse_reader
+from sparkonce.analysis.servers import ask_about_sink, ask_about_source
+from sparkonce.analysis.verdict import judge
+from sparkonce.errors import ConfigurationError
+from sparkonce.spark.exactly_once import ExactlyOnce
+from sparkonce.spark.queries import of_frame, of_query, of_writer
+
+
+def explain(
+    query: StreamingQuery | DataStreamWriter | DataFrame,
+    sink: Any = None,
+    *,
+    reader: str | Mapping[str, Any] | None = None,
+    downtime: timedelta | str | None = None,
+    deterministic: bool | Iterable[str] = False,
+    options: Mapping[str, Any] | None = None,
+    trigger: Mapping[str, Any] | None = None,
+    ask: bool | Mapping[str, Any] = True,
+    table: str | None = None,
+) -> Explanation:
+    """What a query guarantees from its source to its readers, which part is the weakest, and what to change.
+
+    Nothing is started, written or changed. Print the answer for a table; it also is an object and JSON
+    (`Explanation.to_json`).
+
+    Args:
+        query: A query that was started, a ``df.writeStream…`` that was not, or a streaming DataFrame.
+        sink: Needed for a DataFrame: an `ExactlyOnce`, one of our sinks or several, the name of one of Spark's formats
+            (``kafka``, ``parquet``, ``delta``, …), or what you would give to ``foreachBatch`` or ``foreach``. For a
+            query or writer it takes the place of the one that it has.
+        reader: Who reads what the sink wrote: a Kafka consumer's settings, or ``read_committed``,
+            ``read_uncommitted``, ``spark`` (reads the folder or table), ``files`` (lists the files). By default the
+            most usual reader of the sink, which for Kafka is ``read_uncommitted``.
+        downtime: The longest that the query may be away, as a timedelta or like ``2h``; held against what the source
+            keeps.
+        deterministic: Names of Python functions in the plan that give the same rows for the same rows; True for all.
+            Spark takes each for that unless ``asNondeterministic()`` says otherwise, so it cannot be seen.
+        options: For a DataFrame: the options of the stream writer.
+        trigger: For a DataFrame: as for ``writeStream.trigger``.
+        ask: Whether brokers are asked for topics' retention, their writers and the longest transaction timeout; for
+            those that need security settings, how to connect, in librdkafka's names. What they do not say in ten
+            seconds is named as a condition.
+        table: For a stream writer: the table that ``toTable`` will be given.
+
+    Raises:
+        ConfigurationError: if an argument is missing or not understood.
+    """
+    known = parse_reader(reader)
+    away = parse_duration(downtime, "downtime") if isinstance(downtime, str) else downtime
+    stable = deterministic if isinstance(deterministic, bool) else tuple(deterministic)
+    if isinstance(query, StreamingQuery):
+        pipeline, ours = of_query(query, stable)
+    elif isinstance(query, DataStreamWriter):
+        pipeline, ours = of_writer(query, stable, table)
+    elif isinstance(query, DataFrame):
+        if sink is None:
+            raise ConfigurationError(
+                "A DataFrame does not say where its rows go.",
+                next_step="give sink=, for example explain(df, KafkaSink(…)) or explain(df, 'delta').",
+            )
+        pipeline, ours = of_frame(query, sink, options=options, trigger=trigger, stable=stable), _ours(sink)
+    else:
+        raise ConfigurationError(
+            f"query={query!r} cannot be explained.",
+            next_step="give a streaming DataFrame, its writeStream, or the query that was started, of a classic Spark "
+            "session (not Spark Connect).",
+        )
+    if sink is not None and not isinstance(query, DataFrame):
+        ours = _ours(sink)
+        pipeline = replace(pipeline, sinks=sink_facts(ours or sink, options))
+    pipeline = replace(pipeline, reader=known, downtime=away)
+    return judge(pipeline if ask is False else _asked(pipeline, ours, None if ask is True else ask))
+
+
+def _asked(pipeline: Pipeline, ours: Sequence[Any], settings: Mapping[str, Any] | None) -> Pipeline:
+    """The pipeline with what brokers say of its topics and limits."""
+    sinks = list(pipeline.sinks)
+    for place, sink in enumerate(ours):
+        how = kafka_settings(sink)
+        if how is not None:
+            sinks[place] = ask_about_sink(sinks[place], how)
+    sources = tuple(ask_about_source(source, settings) for source in pipeline.sources)
+    return replace(pipeline, sources=sources, sinks=tuple(sinks))
+
+
+def _ours(sink: Any) -> tuple[Any, ...]:
+    if isinstance(sink, ExactlyOnce):
+        return sink.sinks
+    given = sink if isinstance(sink, list | tuple) else (sink,)
+    return tuple(given) if all(hasattr(each, "committer") for each in given) else ()

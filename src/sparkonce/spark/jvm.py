@@ -1,0 +1,58 @@
+"""Small things about objects of the JVM."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from pyspark import SparkContext
+
+from sparkonce.errors import ConfigurationError
+
+
+def jvm() -> Any:
+    """The JVM of the session that this process has.
+
+    Raises:
+        ConfigurationError: if it has none.
+    """
+    context = SparkContext._active_spark_context
+    if context is None or context._jvm is None:
+        raise ConfigurationError("There is no Spark session.", next_step="explain the query while its session lives.")
+    return context._jvm
+
+
+def class_name(thing: Any) -> str:
+    """The short name of its class, without the ``$`` of Scala's objects."""
+    return str(thing.getClass().getName()).rpartition(".")[2].rpartition("$")[2] or _object_name(thing)
+
+
+def _object_name(thing: Any) -> str:
+    return str(thing.getClass().getName()).rpartition(".")[2].rstrip("$").rpartition("$")[2]
+
+
+def items(sequence: Any) -> Iterator[Any]:
+    """The elements of a Scala ``Seq``."""
+    for place in range(sequence.size()):
+        yield sequence.apply(place)
+
+
+def scala_map(found: Any) -> dict[str, str]:
+    """A Scala map of texts as a dict."""
+    return dict(jvm().scala.jdk.javaapi.CollectionConverters.asJava(found))
+
+
+def field(thing: Any, name: str) -> Any:
+    """A private field, also of a class that it is derived from.
+
+    Raises:
+        AttributeError: if there is none; Spark may have renamed it.
+    """
+    kind = thing.getClass()
+    while kind is not None:
+        for each in kind.getDeclaredFields():
+            if each.getName() == name or each.getName().endswith(f"$${name}"):
+                each.setAccessible(True)
+                return each.get(thing)
+        kind = kind.getSuperclass()
+    raise AttributeError(f"{thing.getClass().getName()} has no field {name}")

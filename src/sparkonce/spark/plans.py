@@ -1,0 +1,218 @@
+"""Reads a plan: its sources with their options, and what in it may give other rows when it runs again.
+
+Operators are walked as objects of the JVM, expressions as the JSON that Spark writes of the plan. Class names are those
+of Spark 4.0.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from pyspark.serializers import CloudPickleSerializer
+
+from sparkonce.analysis.facts import PlanFacts, PythonFunction, SourceFacts
+from sparkonce.analysis.functions import suspects
+from sparkonce.analysis.given import lower_names
+from sparkonce.analysis.sources import FILES
+from sparkonce.spark.jvm import class_name, items, scala_map
+
+_RANDOM = {
+    "CallMethodViaReflection": "reflect",
+    "RandStr": "randstr",
+    "Rand": "rand",
+    "Randn": "randn",
+    "Sample": "sample",
+    "Shuffle": "shuffle",
+    "Uniform": "uniform",
+    "Uuid": "uuid",
+}
+_LAYOUT = {"MonotonicallyIncreasingID": "monotonically_increasing_id", "SparkPartitionID": "spark_partition_id"}
+_ORDER = {
+    "AnyValue": "any_value",
+    "CollectList": "collect_list",
+    "First": "first",
+    "Last": "last",
+    "ListAgg": "listagg",
+}
+_CLOCK = {"Now": "now", "CurrentTime": "current_time"}
+_BATCH_CLOCK = {
+    "CurrentBatchTimestamp": "current_timestamp",
+    "CurrentDate": "current_date",
+    "CurrentTimestamp": "current_timestamp",
+    "LocalTimestamp": "localtimestamp",
+}
+_HARMLESS = {"InputFileName", "InputFileBlockStart", "InputFileBlockLength"}
+"""Spark calls them not deterministic, but a row comes from the same file in every replay."""
+
+_STATEFUL = {"Aggregate", "Deduplicate", "DeduplicateWithinWatermark", "GlobalLimit", "FlatMapGroupsWithState"}
+_STATEFUL |= {"FlatMapGroupsInPandasWithState", "TransformWithState", "TransformWithStateInPandas"}
+_STATEFUL |= {"TransformWithStateInPySpark"}
+_SHUFFLES = {"Aggregate", "Deduplicate", "Join", "RepartitionByExpression"} | _STATEFUL
+_MADE_IN_PLACE = {"LocalRelation", "LogicalRDD", "OneRowRelation", "Range"}
+
+
+def plan_facts(plan: Any, stable: bool | Iterable[str] = False) -> PlanFacts:
+    """What in an analyzed plan may give other rows when it runs again.
+
+    Args:
+        plan: Spark's ``LogicalPlan``.
+        stable: Python functions that the user calls deterministic, by name; True for all.
+    """
+    nodes = list(_nodes(plan))
+    kinds = [class_name(node) for node in nodes]
+    found = list(_expressions(json.loads(plan.toJSON())))
+    classes = [one["class"] for one in found]
+    functions = _functions(found, nodes, stable)
+    random = _named(classes, _RANDOM)
+    layout, clock = _named(classes, _LAYOUT), _named(classes, _CLOCK)
+    undeclared = any(function.deterministic is False for function in functions)
+    known = random or layout or undeclared or _HARMLESS & set(classes)
+    return PlanFacts(
+        random=(*random, *_unstable_scala(found)),
+        layout=layout,
+        order=(*_named(classes, _ORDER), *_order(nodes)),
+        clock=clock,
+        batch_clock=_named(classes, _BATCH_CLOCK),
+        static=tuple(_static(node) for node in nodes if _is_static(node)),
+        functions=functions,
+        unnamed=not known and not _unstable_scala(found) and not plan.deterministic(),
+        shuffles=bool(_SHUFFLES & set(kinds)),
+        stateful=tuple(
+            dict.fromkeys(kind for node, kind in zip(nodes, kinds, strict=True) if _is_stateful(node, kind))
+        ),
+        watermark="EventTimeWatermark" in kinds,
+    )
+
+
+def source_facts(plan: Any) -> tuple[SourceFacts, ...]:
+    """The streaming sources of an analyzed plan, in its order."""
+    leaves = [node for node in _nodes(plan) if node.children().isEmpty() and node.isStreaming()]
+    return tuple(_source(leaf) for leaf in leaves)
+
+
+def _source(leaf: Any) -> SourceFacts:
+    kind = class_name(leaf)
+    if kind == "StreamingRelationV2":
+        options = lower_names(dict(leaf.extraOptions().asCaseSensitiveMap()))
+        return _named_source(leaf.sourceName(), leaf.table().getClass().getName(), options)
+    if kind == "StreamingRelation":
+        source = leaf.dataSource()
+        return _named_source(source.className(), leaf.sourceName(), lower_names(scala_map(source.options())))
+    if kind == "StreamingExecutionRelation":
+        return SourceFacts(format=class_name(leaf.source()).lower().removesuffix("stream"))
+    return SourceFacts(format=kind.lower())
+
+
+def _named_source(name: str, made_by: str, options: dict[str, str]) -> SourceFacts:
+    form = format_of(made_by) or format_of(name) or name.lower()
+    where = next((options[key] for key in ("subscribe", "subscribepattern", "assign", "path") if key in options), "")
+    return SourceFacts(format=form, options=options, where=where or (name if name.lower() != form else ""))
+
+
+def format_of(name: str) -> str:
+    """The format that a class or a provider is of; empty if it is none that has rules of its own."""
+    for package, form in (("org.apache.iceberg", "iceberg"), ("sql.delta.", "delta"), (".kafka010.", "kafka")):
+        if package in name:
+            return form
+    short = name.rpartition(".")[2].lower()
+    return next((form for form in FILES if ".datasources." in name and short.startswith(form)), "")
+
+
+def _nodes(plan: Any) -> Iterator[Any]:
+    yield plan
+    for child in items(plan.children()):
+        yield from _nodes(child)
+
+
+def _expressions(tree: Any) -> Iterator[dict[str, Any]]:
+    """Everything in the JSON that has a class, with the class's short name."""
+    if isinstance(tree, dict):
+        if "class" in tree:
+            yield {**tree, "class": str(tree["class"]).rpartition(".")[2].rstrip("$")}
+        for value in tree.values():
+            yield from _expressions(value)
+    elif isinstance(tree, list):
+        for value in tree:
+            yield from _expressions(value)
+
+
+def _named(classes: Iterable[str], names: dict[str, str]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(names[each] for each in classes if each in names))
+
+
+def _unstable_scala(found: Iterable[dict[str, Any]]) -> tuple[str, ...]:
+    unstable = [one for one in found if one["class"] == "ScalaUDF" and one.get("udfDeterministic") is False]
+    return ("a Scala function declared so",) if unstable else ()
+
+
+def _order(nodes: Iterable[Any]) -> Iterator[str]:
+    for node in nodes:
+        kind = class_name(node)
+        if kind == "GlobalLimit":
+            yield "limit"
+        # Where every column is a key, the rows that are dropped are equal to the one that stays.
+        if kind.startswith("Deduplicate") and node.keys().size() < node.child().output().size():
+            yield "dropDuplicates"
+
+
+def _is_stateful(node: Any, kind: str) -> bool:
+    if kind == "Join":
+        return all(child.isStreaming() for child in items(node.children()))
+    return kind in _STATEFUL and bool(node.isStreaming())
+
+
+def _is_static(node: Any) -> bool:
+    return bool(node.children().isEmpty()) and not node.isStreaming() and class_name(node) not in _MADE_IN_PLACE
+
+
+def _static(leaf: Any) -> str:
+    """A name for a table or files that are not streamed."""
+    text = str(leaf.simpleString(5))
+    return "the static " + text.partition("[")[0].replace("Relation", "").strip()
+
+
+def _functions(
+    found: Iterable[dict[str, Any]], nodes: Iterable[Any], stable: bool | Iterable[str]
+) -> tuple[PythonFunction, ...]:
+    declared = {
+        one["name"]: bool(one["udfDeterministic"]) for one in found if "udfDeterministic" in one and "evalType" in one
+    }
+    if not declared:
+        return ()
+    seen = _suspects(nodes)
+    trusted = set(declared) if stable is True else set(stable or ())
+    return tuple(
+        PythonFunction(
+            name=name,
+            deterministic=True if name in trusted else (None if deterministic else False),
+            suspects=seen.get(name, ()),
+        )
+        for name, deterministic in declared.items()
+    )
+
+
+def _suspects(nodes: Iterable[Any]) -> dict[str, tuple[str, ...]]:
+    """What in each Python function's code looks like a clock or randomness, as far as the code can be loaded here."""
+    found: dict[str, tuple[str, ...]] = {}
+    for node in nodes:
+        for expression in items(node.expressions()):
+            for each in _tree(expression):
+                if class_name(each) == "PythonUDF":
+                    found[each.name()] = found.get(each.name(), ()) + suspects(_unpickled(each.func()))
+    return found
+
+
+def _tree(expression: Any) -> Iterator[Any]:
+    yield expression
+    for child in items(expression.children()):
+        yield from _tree(child)
+
+
+def _unpickled(function: Any) -> Any:
+    """The user's own function, which was pickled in this process."""
+    try:
+        return CloudPickleSerializer().loads(bytes(function.command().unsafeArray()))[0]
+    except Exception:  # noqa: BLE001 - a function that was broadcast, or cannot be loaded: it is named, not looked into
+        return None

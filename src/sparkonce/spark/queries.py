@@ -1,0 +1,210 @@
+"""Reads a query that runs, or is about to: its engine and its sink. Class and field names are those of Spark 4.0."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from datetime import timedelta
+from typing import Any
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
+from pyspark.sql.streaming.readwriter import DataStreamWriter
+
+from sparkonce.analysis.durations import parse_duration
+from sparkonce.analysis.facts import EngineFacts, Pipeline, SinkFacts
+from sparkonce.analysis.functions import used_by
+from sparkonce.analysis.given import function_facts, lower_names, sink_facts
+from sparkonce.errors import ConfigurationError
+from sparkonce.sinks.base import TwoPhaseCommitSink
+from sparkonce.spark.exactly_once import ExactlyOnce
+from sparkonce.spark.jvm import class_name, field, jvm, scala_map
+from sparkonce.spark.plans import format_of, plan_facts, source_facts
+
+Stable = bool | Iterable[str]
+OurSinks = tuple[TwoPhaseCommitSink, ...]
+
+_SINKS = {
+    "ConsoleTable": "console",
+    "FileStreamSink": "file",
+    "ForeachBatchSink": "foreachbatch",
+    "ForeachWriterTable": "foreach",
+    "MemorySink": "memory",
+    "NoopTable": "noop",
+}
+_CONF = ("spark.sql.files.ignoreMissingFiles", "spark.sql.files.ignoreCorruptFiles")
+_ASYNC = "asyncprogresstrackingenabled"
+
+
+def of_query(query: StreamingQuery, stable: Stable = False) -> tuple[Pipeline, OurSinks]:
+    """A query that was started, and its sinks if they are ours."""
+    execution = query._jsq.streamingQuery()
+    kind = class_name(execution)
+    continuous = kind == "ContinuousExecution"  # it does not keep the writer's options
+    options = {} if continuous else lower_names(scala_map(field(execution, "extraOptions")))
+    nameless = not continuous and not query.name and "checkpointlocation" not in options
+    sinks, ours = _sink_of(execution.sink(), options)
+    engine = EngineFacts(
+        checkpoint=str(execution.resolvedCheckpointRoot()),
+        # Below spark.sql.streaming.checkpointLocation a query without a name gets a new folder at each start.
+        temporary=bool(field(execution, "deleteCheckpointOnStop")) or nameless,
+        continuous=continuous,
+        interval=_interval(execution.trigger()),
+        async_progress=kind.startswith("AsyncProgressTracking"),
+        plan=plan_facts(execution.analyzedPlan(), stable),
+        conf=_conf(execution.sparkSessionForStream().conf()),
+    )
+    sources = source_facts(execution.analyzedPlan())
+    return Pipeline(query=query.name or str(query.id), sources=sources, engine=engine, sinks=sinks), ours
+
+
+def of_writer(writer: DataStreamWriter, stable: Stable = False, table: str | None = None) -> tuple[Pipeline, OurSinks]:
+    """A query that is ready to be started, and its sinks if they are ours.
+
+    Args:
+        writer: Set up so that only ``start`` or ``toTable`` is missing.
+        stable: See `sparkonce.spark.plans.plan_facts`.
+        table: The table, where it is ``toTable`` that is missing.
+    """
+    jwrite = writer._jwrite
+    options = lower_names(scala_map(field(jwrite, "extraOptions")))
+    trigger = field(jwrite, "trigger")
+    batches = field(jwrite, "foreachBatchWriter")
+    made_in = str(field(jwrite, "source"))
+    sinks: tuple[SinkFacts, ...]
+    ours: OurSinks = ()
+    if table is not None:
+        sinks = (SinkFacts(format=_format_of_table(writer._spark, table, made_in), name=table, options=options),)
+    elif batches is not None:
+        sinks, ours = _foreach_batch(batches)
+    elif field(jwrite, "foreachWriter") is not None:
+        sinks = (SinkFacts(format="foreach", options=options),)
+    else:
+        sinks = sink_facts(made_in, options)
+    engine = replace(
+        _engine(writer._df, stable),
+        checkpoint=options.get("checkpointlocation") or _default_checkpoint(writer._spark, options),
+        continuous=class_name(trigger) == "ContinuousTrigger",
+        interval=_interval(trigger),
+        async_progress=options.get(_ASYNC, "").lower() == "true",
+    )
+    engine = replace(engine, temporary=engine.checkpoint is None)
+    name = options.get("queryname") or "the query"
+    return Pipeline(query=name, sources=_sources(writer._df), engine=engine, sinks=sinks), ours
+
+
+def of_frame(
+    df: DataFrame,
+    sink: Any,
+    *,
+    options: Mapping[str, Any] | None = None,
+    trigger: Mapping[str, Any] | None = None,
+    stable: Stable = False,
+) -> Pipeline:
+    """A plan that is not yet given to a sink.
+
+    Args:
+        df: A streaming DataFrame.
+        sink: See `sparkonce.analysis.given.sink_facts`; also an `ExactlyOnce`.
+        options: Of the stream writer, if it is known which will be set.
+        trigger: As for ``writeStream.trigger``.
+        stable: See `sparkonce.spark.plans.plan_facts`.
+    """
+    known = lower_names(options)
+    when = dict(trigger or {})
+    interval = when.get("processingTime")
+    checkpoint = str(sink.checkpoint) if isinstance(sink, ExactlyOnce) else known.get("checkpointlocation")
+    engine = replace(
+        _engine(df, stable),
+        checkpoint=checkpoint,
+        temporary=None if options is None and checkpoint is None else checkpoint is None,
+        continuous="continuous" in when,
+        interval=None if interval is None else parse_duration(str(interval), "trigger processingTime"),
+        async_progress=known.get(_ASYNC, "").lower() == "true",
+    )
+    facts = sink_facts(sink.sinks if isinstance(sink, ExactlyOnce) else sink, options)
+    return Pipeline(query="the DataFrame", sources=_sources(df), engine=engine, sinks=facts)
+
+
+def _engine(df: DataFrame, stable: Stable) -> EngineFacts:
+    plan = plan_facts(df._jdf.queryExecution().analyzed(), stable)
+    return EngineFacts(plan=plan, conf=_conf(df.sparkSession._jsparkSession.conf()))
+
+
+def _sources(df: DataFrame) -> Any:
+    if not df.isStreaming:
+        raise ConfigurationError(
+            "The DataFrame is not a streaming one, so there is no streaming query to explain.",
+            next_step="read it with spark.readStream.",
+        )
+    return source_facts(df._jdf.queryExecution().analyzed())
+
+
+def _conf(conf: Any) -> dict[str, str]:
+    return {name: str(conf.get(name)) for name in _CONF}
+
+
+def _interval(trigger: Any) -> timedelta | None:
+    if class_name(trigger) != "ProcessingTimeTrigger":
+        return None
+    return timedelta(milliseconds=int(trigger.intervalMs()))
+
+
+def _default_checkpoint(spark: SparkSession, options: Mapping[str, str]) -> str | None:
+    """Where Spark puts the checkpoint of a query that has a name and no location of its own."""
+    base = spark.conf.get("spark.sql.streaming.checkpointLocation", None)
+    name = options.get("queryname")
+    return f"{base}/{name}" if base and name else None
+
+
+def _sink_of(sink: Any, options: Mapping[str, str]) -> tuple[tuple[SinkFacts, ...], OurSinks]:
+    kind = class_name(sink)
+    if kind == "ForeachBatchSink":
+        return _foreach_batch(field(sink, "batchWriter"))
+    form = _SINKS.get(kind) or format_of(sink.getClass().getName()) or kind.lower()
+    where = options.get("topic") or options.get("path") or ""
+    if form == "iceberg":
+        where = str(sink.name())
+    return (SinkFacts(format=form, name=where, options=options),), ()
+
+
+def _foreach_batch(writer: Any) -> tuple[tuple[SinkFacts, ...], OurSinks]:
+    """The sinks of the `ExactlyOnce` that ``foreachBatch`` was given, or the user's own function."""
+    function = _python_function(writer)
+    if isinstance(function, ExactlyOnce):
+        return sink_facts(function.sinks), function.sinks
+    facts = None if function is None else function_facts(function)
+    for ours in used_by(function):
+        if isinstance(ours, ExactlyOnce):
+            return tuple(replace(sink, function=facts) for sink in sink_facts(ours.sinks)), ours.sinks
+    return (SinkFacts(format="foreachbatch", name=facts.name if facts else "", function=facts),), ()
+
+
+def _python_function(writer: Any) -> Any:
+    """The Python object behind the Scala function that PySpark makes of it; None if there is none.
+
+    The Scala function holds py4j's proxy, the proxy its handler, and the handler the id under which py4j's pool in
+    this process keeps PySpark's wrapper, which has the function.
+    """
+    fields = list(writer.getClass().getDeclaredFields())
+    if not fields:
+        return None
+    fields[0].setAccessible(True)
+    proxy, proxies = fields[0].get(writer), jvm().java.lang.reflect.Proxy
+    if not proxies.isProxyClass(proxy.getClass()):
+        return None
+    handler = proxies.getInvocationHandler(proxy)
+    wrapper = writer._gateway_client.gateway_property.pool.dict.get(str(field(handler, "id")))
+    return getattr(wrapper, "func", None)
+
+
+def _format_of_table(spark: SparkSession, table: str, made_in: str) -> str:
+    """The format of a table; where there is none yet, the one that it will be made in."""
+    if not spark.catalog.tableExists(table):
+        return made_in.lower()
+    leaf = spark.table(table)._jdf.queryExecution().analyzed().collectLeaves().apply(0)
+    if class_name(leaf) == "DataSourceV2Relation":
+        return format_of(leaf.table().getClass().getName()) or class_name(leaf.table()).lower()
+    catalog = leaf.catalogTable() if hasattr(leaf, "catalogTable") else None
+    provider = catalog.get().provider() if catalog is not None and catalog.isDefined() else None
+    return str(provider.get()).lower() if provider is not None and provider.isDefined() else ""

@@ -1,0 +1,157 @@
+"""``sparkonce explain`` on checkpoints and query files of a real Spark."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from textwrap import dedent
+from typing import Any
+
+import pytest
+from pyspark.sql import SparkSession
+from pyspark.sql.streaming.readwriter import DataStreamWriter
+from typer.testing import CliRunner, Result
+
+from spark.in_process import MARKS, Stream
+from spark.injuries import ROWS, Kept, read_lines, run, write_lines
+from sparkonce import Guarantee
+from sparkonce.cli.main import app
+from sparkonce.embedded import Cluster
+
+pytestmark = MARKS
+
+IDS = [f"{number:03d}" for number in range(20)]
+
+
+def command(*arguments: object) -> Result:
+    return CliRunner().invoke(app, ["explain", *map(str, arguments)])
+
+
+def told(*arguments: object) -> dict[str, Any]:
+    done = command(*arguments, "--json")
+    assert done.exit_code == 0, done.output
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+def parts(told: dict[str, Any]) -> list[tuple[str, str, str]]:
+    return [(part["role"], part["name"], part["level"]) for part in told["queries"][0]["parts"]]
+
+
+def test_a_checkpoint_with_a_log_of_ours(spark: SparkSession, kafka: Cluster, tmp_path: Path) -> None:
+    stream = Stream(spark, kafka, tmp_path, IDS, partitions=1)
+    stream.run()
+    found = told(stream.checkpoint, "--reader", "read_committed")
+    assert parts(found) == [
+        ("source", f"kafka: {stream.source}", "exactly-once"),
+        ("engine", "spark", "exactly-once"),
+        ("sink", "sparkonce: kafka", "exactly-once"),
+        ("reader", "kafka consumer: read_committed", "exactly-once"),
+    ]
+    assert "failOnDataLoss is not false" in found["queries"][0]["parts"][0]["conditions"]
+    asked = told(stream.checkpoint, "--bootstrap", kafka.bootstrap, "--downtime", "1d")
+    assert f"{stream.source} keeps records for ever (retention.ms=-1)" in asked["queries"][0]["parts"][0]["reasons"]
+    assert asked["level"] == "at-least-once"
+
+
+def test_a_checkpoint_with_a_weaker_sink_of_ours(spark: SparkSession, kafka: Cluster, tmp_path: Path) -> None:
+    stream = Stream(spark, kafka, tmp_path, IDS, partitions=1)
+    stream.run(sink={"guarantee": Guarantee.AT_LEAST_ONCE})
+    found = told(stream.checkpoint, "--reader", "read_committed")
+    assert ("sink", "sparkonce: kafka", "at-most-once") in parts(found)
+    assert "names no transactions" in found["queries"][0]["parts"][2]["reasons"][0]
+
+
+def files(spark: SparkSession, folder: Path) -> Any:
+    write_lines(folder / "in", "a.txt", ROWS)
+    return read_lines(spark, folder / "in")
+
+
+def rate(spark: SparkSession, folder: Path) -> Any:
+    return spark.readStream.format("rate").load()
+
+
+def rate_micro_batch(spark: SparkSession, folder: Path) -> Any:
+    return spark.readStream.format("rate-micro-batch").option("rowsPerBatch", 5).load()
+
+
+@pytest.mark.parametrize(
+    ("source", "name"), [(files, "file: file:"), (rate, "rate"), (rate_micro_batch, "rate-micro-batch")]
+)
+def test_the_source_of_a_checkpoint(
+    spark: SparkSession, tmp_path: Path, source: Callable[[SparkSession, Path], Any], name: str
+) -> None:
+    writer = source(spark, tmp_path).writeStream.foreachBatch(Kept())
+    run(writer.option("checkpointLocation", str(tmp_path / "checkpoint")))
+    found = parts(told(tmp_path / "checkpoint"))
+    assert found[0][0] == "source"
+    assert found[0][1].startswith(name)
+    assert found[2] == ("sink", "not known", "at-most-once")
+    assert parts(told(tmp_path / "checkpoint", "--sink", "delta"))[2] == ("sink", "delta", "exactly-once")
+
+
+QUERIES = """
+    import sys
+    from pathlib import Path
+    from pyspark.sql import SparkSession
+    from sparkonce import ExactlyOnce, KafkaSink
+
+    spark = SparkSession.builder.getOrCreate()
+    lines = spark.readStream.format("text").load(sys.argv[1])
+    sink = KafkaSink({"bootstrap.servers": "nowhere:9092"}, topic="totals")
+    ExactlyOnce(sink, checkpoint=sys.argv[2]).start(lines, query_name="ours")
+    query = lines.writeStream.start(
+        sys.argv[3], format="parquet", queryName="files", checkpointLocation=sys.argv[2] + "-files"
+    )
+    query.awaitTermination()
+    Path(sys.argv[2]).mkdir()
+"""
+
+
+def test_a_query_file(spark: SparkSession, tmp_path: Path) -> None:
+    file = tmp_path / "job.py"
+    file.write_text(dedent(QUERIES))
+    write_lines(tmp_path / "in", "a.txt", ROWS)
+    before = DataStreamWriter.start
+    arguments = ["--no-ask", "--", tmp_path / "in", tmp_path / "checkpoint", tmp_path / "out"]
+    done = command(file, "--json", *arguments)
+    assert done.exit_code == 0, done.output
+    found = json.loads(done.stdout)
+    assert [query["level"] for query in found["queries"]] == ["at-least-once", "exactly-once"]
+    assert [query["query"] for query in found["queries"]] == ["ours", "files"]
+    assert found["queries"][1]["parts"][2]["name"] == f"parquet: {tmp_path / 'out'}"
+    assert found["level"] == "at-least-once"
+    assert DataStreamWriter.start is before
+    assert spark.streams.active == []
+    assert sorted(entry.name for entry in tmp_path.iterdir()) == ["in", "job.py"], "nothing was made or started"
+    for level, code in (("exactly-once", 1), ("at-least-once", 0)):
+        assert command(file, "--require", level, *arguments).exit_code == code
+
+
+def test_a_query_file_that_writes_a_table(spark: SparkSession, tmp_path: Path) -> None:
+    file = tmp_path / "job.py"
+    file.write_text(
+        "from pyspark.sql import SparkSession\n"
+        "rates = SparkSession.builder.getOrCreate().readStream.format('rate').load()\n"
+        "rates.writeStream.toTable('made_up', format='delta', checkpointLocation='/data/checkpoint')\n"
+        "SparkSession.builder.getOrCreate().streams.awaitAnyTermination()\n"
+    )
+    assert ("sink", "delta: made_up", "exactly-once") in parts(told(file))
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("raise ValueError('no such thing')", "ValueError: no such thing"),
+        ("import sys; sys.exit('usage: job.py FOLDER')", "usage: job.py FOLDER"),
+        ("print('nothing')", "starts no streaming query"),
+    ],
+)
+def test_a_query_file_that_is_none(tmp_path: Path, text: str, says: str) -> None:
+    file = tmp_path / "job.py"
+    file.write_text(text)
+    done = command(file)
+    assert done.exit_code == 2
+    assert says in done.output
+    assert "Next:" in done.output

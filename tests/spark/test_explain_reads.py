@@ -1,0 +1,181 @@
+"""What the analyser reads off real plans, writers and queries, before it judges."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark import cloudpickle
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812 - as everybody writes it
+
+from spark.injuries import MARKS, ROWS, read_lines, write_lines
+from sparkonce import KafkaSink, explain
+from sparkonce.analysis.facts import PlanFacts
+from sparkonce.analysis.model import Role
+from sparkonce.errors import ConfigurationError
+from sparkonce.spark.plans import plan_facts, source_facts
+from sparkonce.spark.queries import of_query, of_writer
+
+pytestmark = MARKS
+
+# Workers do not have the tests on their path.
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
+
+
+@pytest.fixture
+def rates(spark: SparkSession) -> DataFrame:
+    return spark.readStream.format("rate").option("rowsPerSecond", 3).load()
+
+
+def facts(df: DataFrame, stable: Any = False) -> PlanFacts:
+    return plan_facts(df._jdf.queryExecution().analyzed(), stable)
+
+
+def test_sources_and_their_options(spark: SparkSession, rates: DataFrame, tmp_path: Path) -> None:
+    write_lines(tmp_path / "in", "a.txt", ROWS)
+    lines = read_lines(spark, tmp_path / "in", latestFirst="true")
+    kafka = spark.readStream.format("kafka").option("kafka.bootstrap.servers", "nowhere:9092")
+    topic = kafka.option("subscribe", "orders").option("failOnDataLoss", "false").load()
+    union = lines.union(topic.selectExpr("cast(value as string)")).union(rates.selectExpr("cast(value as string)"))
+    found = source_facts(union._jdf.queryExecution().analyzed())
+    assert [(source.format, source.where) for source in found] == [
+        ("text", str(tmp_path / "in")),
+        ("kafka", "orders"),
+        ("rate", ""),
+    ]
+    assert found[0].is_true("latestfirst")
+    assert found[1].is_false("failondataloss")
+    assert found[2].options == {"rowspersecond": "3"}
+
+
+@pytest.mark.parametrize(
+    ("plan", "expected"),
+    [
+        (lambda rows: rows.where("value > 1"), {}),
+        (lambda rows: rows.select(F.rand(), F.expr("uuid()")), {"random": ("rand", "uuid")}),
+        (lambda rows: rows.sample(0.5), {"random": ("sample",)}),
+        (lambda rows: rows.select(F.expr("now()")), {"clock": ("now",)}),
+        (lambda rows: rows.select(F.current_date()), {"batch_clock": ("current_date",)}),
+        (lambda rows: rows.select(F.expr("unix_timestamp()")), {"batch_clock": ("current_timestamp",)}),
+        (lambda rows: rows.select(F.spark_partition_id()), {"layout": ("spark_partition_id",)}),
+        (lambda rows: rows.select(F.input_file_name()), {}),
+        (lambda rows: rows.select(F.expr("reflect('java.util.UUID', 'randomUUID')")), {"random": ("reflect",)}),
+        (lambda rows: rows.limit(3), {"order": ("limit",), "shuffles": True, "stateful": ("GlobalLimit",)}),
+        (lambda rows: rows.select("value").dropDuplicates(), {"shuffles": True, "stateful": ("Deduplicate",)}),
+        (
+            lambda rows: rows.dropDuplicates(["value"]),
+            {"order": ("dropDuplicates",), "shuffles": True, "stateful": ("Deduplicate",)},
+        ),
+        (
+            lambda rows: rows.withWatermark("timestamp", "1 minute").groupBy("value").agg(F.collect_list("timestamp")),
+            {"order": ("collect_list",), "shuffles": True, "stateful": ("Aggregate",), "watermark": True},
+        ),
+        (lambda rows: rows.repartition(3, "value"), {"shuffles": True}),
+    ],
+)
+def test_plans(rates: DataFrame, plan: Callable[[DataFrame], DataFrame], expected: dict[str, Any]) -> None:
+    assert facts(plan(rates)) == PlanFacts(**expected)
+
+
+def test_static_sides_of_joins(spark: SparkSession, rates: DataFrame, tmp_path: Path) -> None:
+    write_lines(tmp_path / "names", "a.csv", ["1,one"])
+    names = spark.read.schema("value long, name string").csv(str(tmp_path / "names"))
+    assert len(facts(rates.join(names, "value")).static) == 1
+    assert facts(rates.join(spark.range(5).withColumnRenamed("id", "value"), "value")).static == ()
+
+
+def test_python_functions_are_named_and_looked_into(rates: DataFrame) -> None:
+    import random
+
+    def fixed(value: int) -> int:
+        return value + 1
+
+    def lucky(value: int) -> int:
+        return random.randint(0, value)
+
+    def each(batches: Any) -> Any:
+        yield from batches
+
+    plan = rates.select(F.udf(fixed, "int")("value"), F.udf(lucky, "int")("value"))
+    found = {function.name: function for function in facts(plan).functions}
+    assert (found["fixed"].deterministic, found["fixed"].suspects) == (None, ())
+    assert (found["lucky"].deterministic, found["lucky"].suspects) == (None, ("randint",))
+    declared = rates.select(F.udf(fixed, "int").asNondeterministic()("value"))
+    assert [function.deterministic for function in facts(declared).functions] == [False]
+    assert facts(declared).unnamed is False
+    assert [function.name for function in facts(rates.mapInPandas(each, rates.schema)).functions] == ["each"]
+    trusted = {function.name: function.deterministic for function in facts(plan, ["lucky"]).functions}
+    assert trusted == {"fixed": None, "lucky": True}
+    assert {function.deterministic for function in facts(plan, True).functions} == {True}
+
+
+@pytest.mark.parametrize("form", ["console", "memory", "noop", "parquet", "foreach"])
+def test_sinks_of_writers_and_of_queries(rates: DataFrame, tmp_path: Path, form: str) -> None:
+    writer = rates.where("false").writeStream.queryName(f"reads_{form}").trigger(processingTime="7 seconds")
+    writer = writer.foreach(print) if form == "foreach" else writer.format(form)
+    if form == "parquet":
+        writer = writer.option("path", str(tmp_path / "out")).option("checkpointLocation", str(tmp_path / "c"))
+    before, _ = of_writer(writer)
+    assert before.sinks[0].format == form
+    query = writer.start()
+    try:
+        running, _ = of_query(query)
+    finally:
+        query.stop()
+    assert running.sinks[0].format == ("file" if form == "parquet" else form)
+    for found in (before, running):
+        assert found.engine.temporary is (form != "parquet")
+        assert found.engine.interval == timedelta(seconds=7)
+        assert found.sources[0].format == "rate"
+    assert running.query == f"reads_{form}"
+
+
+def test_a_default_place_for_checkpoints(spark: SparkSession, rates: DataFrame, tmp_path: Path) -> None:
+    spark.conf.set("spark.sql.streaming.checkpointLocation", str(tmp_path))
+    try:
+        named, _ = of_writer(rates.writeStream.format("console").queryName("named"))
+        assert (named.engine.checkpoint, named.engine.temporary) == (f"{tmp_path}/named", False)
+        nameless, _ = of_writer(rates.writeStream.format("noop"))
+        assert nameless.engine.temporary is True
+        query = rates.writeStream.format("noop").start()
+        try:
+            assert of_query(query)[0].engine.temporary is True, "its folder is a new one at each start"
+        finally:
+            query.stop()
+    finally:
+        spark.conf.unset("spark.sql.streaming.checkpointLocation")
+
+
+def test_a_frame_needs_a_sink_and_a_stream(spark: SparkSession, rates: DataFrame) -> None:
+    with pytest.raises(ConfigurationError, match="where its rows go"):
+        explain(rates)
+    with pytest.raises(ConfigurationError, match="not a streaming one"):
+        explain(spark.range(3), "delta")
+    with pytest.raises(ConfigurationError, match="cannot be explained"):
+        explain("rates", "delta")  # type: ignore[arg-type]
+
+
+def test_what_is_said_of_a_frame(rates: DataFrame) -> None:
+    found = explain(rates, "delta", options={"checkpointLocation": "/data/c"}, trigger={"processingTime": "1 minute"})
+    assert found.part(Role.ENGINE).conditions == ("the checkpoint outlives the driver",)
+    assert explain(rates, "delta").part(Role.ENGINE).conditions == ("the query has a checkpointLocation of its own",)
+    assert "no checkpointLocation" in explain(rates, "delta", options={}).part(Role.ENGINE).reasons[0]
+    assert (
+        explain(rates, "console", trigger={"continuous": "1 second"}).part(Role.ENGINE).level.value == "at-least-once"
+    )
+
+
+def test_brokers_that_do_not_answer_are_named(rates: DataFrame, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sparkonce.analysis.servers.TIMEOUT_S", 0.5)
+    kafka = rates.sparkSession.readStream.format("kafka").option("kafka.bootstrap.servers", "127.0.0.1:1")
+    sink = KafkaSink({"bootstrap.servers": "127.0.0.1:1"}, topic="t")
+    found = explain(kafka.option("subscribe", "t").load(), sink)
+    assert any("not asked" in condition for condition in found.part(Role.SOURCE).conditions)
+    assert any("do not say" in text for text in found.part(Role.SINK).notes)
+    secure = kafka.option("kafka.security.protocol", "SSL").option("subscribe", "t").load()
+    assert any("librdkafka's to ask=" in text for text in explain(secure, "delta").part(Role.SOURCE).conditions)

@@ -1,0 +1,156 @@
+"""What users give to the analyser: sinks, functions, durations."""
+
+from __future__ import annotations
+
+import random
+import time
+import uuid
+from datetime import datetime, timedelta, timezone
+from typing import Any
+
+import pytest
+
+from sparkonce import Guarantee, KafkaSink
+from sparkonce.analysis.durations import parse_duration, say
+from sparkonce.analysis.functions import suspects, used_by
+from sparkonce.analysis.given import kafka_settings, sink_facts
+from sparkonce.errors import ConfigurationError
+from sparkonce.sinks.memory.server import MemoryServer
+from sparkonce.sinks.memory.sink import MemorySink
+
+NOWHERE = {"bootstrap.servers": "nowhere:9092"}
+
+
+def helper() -> str:
+    return str(uuid.uuid4())
+
+
+def sleeps(_: Any) -> None:
+    time.sleep(0)
+
+
+def reads_the_clock(_: Any) -> float:
+    return time.time()
+
+
+def asks_a_helper(_: Any) -> str:
+    return helper()
+
+
+def nested(_: Any) -> Any:
+    return [(lambda: random.random())() for _ in range(3)]
+
+
+def stable(row: str) -> int:
+    return len(row.upper())
+
+
+class Writer:
+    def __call__(self, rows: Any, batch: int) -> Any:
+        return datetime.now(tz=timezone.utc)
+
+
+class Process:
+    def process(self, row: Any) -> None:
+        uuid.uuid1()
+
+
+@pytest.mark.parametrize(
+    ("function", "names"),
+    [
+        (sleeps, ()),
+        (stable, ()),
+        (reads_the_clock, ("time",)),
+        (asks_a_helper, ("uuid4",)),
+        (nested, ("random",)),
+        (Writer(), ("now",)),
+        (Process().process, ("uuid1",)),
+        (len, ()),
+        (None, ()),
+    ],
+)
+def test_names_that_look_like_a_clock_or_randomness(function: Any, names: tuple[str, ...]) -> None:
+    assert suspects(function) == names
+
+
+def test_what_a_function_uses() -> None:
+    kept = object()
+
+    def holds_it() -> Any:
+        return kept
+
+    assert used_by(holds_it) == [kept]
+    assert helper in used_by(asks_a_helper)
+    assert used_by(None) == []
+
+
+def test_our_sinks() -> None:
+    sink = KafkaSink({**NOWHERE, "transaction.timeout.ms": 60_000}, topic="t")
+    (found,) = sink_facts(sink)
+    assert (found.format, found.name, found.guarantee, found.kafka) == (
+        "sparkonce",
+        "KafkaSink t",
+        sink.guarantee,
+        True,
+    )
+    assert found.transaction_timeout == timedelta(minutes=1)
+    assert kafka_settings(sink) == sink.settings
+    weak = KafkaSink(NOWHERE, name="weak", guarantee=Guarantee.AT_LEAST_ONCE)
+    assert kafka_settings(weak) is None
+    two = sink_facts([weak, MemorySink(MemoryServer())])
+    assert [(each.name, each.kafka) for each in two] == [("KafkaSink weak", True), ("MemorySink memory", False)]
+
+
+def test_formats_and_functions() -> None:
+    (found,) = sink_facts("Kafka", {"Topic": "t", "kafka.acks": 1})
+    assert (found.format, found.name, found.options["kafka.acks"]) == ("kafka", "t", "1")
+    assert sink_facts("foreachBatch")[0].format == "foreachbatch"
+    (batches,) = sink_facts(Writer())
+    assert (batches.format, batches.name) == ("foreachbatch", "Writer")
+    assert batches.function is not None
+    assert batches.function.suspects == ("now",)
+    (rows,) = sink_facts(Process())
+    assert (rows.format, rows.name) == ("foreach", "Process")
+
+
+@pytest.mark.parametrize("given", [None, "", 3, [], ["kafka"]])
+def test_what_is_no_sink(given: Any) -> None:
+    with pytest.raises(ConfigurationError, match="sink="):
+        sink_facts(given)
+
+
+@pytest.mark.parametrize(
+    ("text", "duration"),
+    [
+        ("90s", timedelta(seconds=90)),
+        ("2h", timedelta(hours=2)),
+        ("7d", timedelta(days=7)),
+        ("1 day 12 hours", timedelta(hours=36)),
+        ("10 minutes", timedelta(minutes=10)),
+        ("1 week", timedelta(days=7)),
+        ("500ms", timedelta(milliseconds=500)),
+        ("1500", timedelta(milliseconds=1500)),
+    ],
+)
+def test_durations(text: str, duration: timedelta) -> None:
+    assert parse_duration(text, "downtime") == duration
+
+
+@pytest.mark.parametrize("text", ["", "soon", "2 fortnights", "h", "2h later", "-1h"])
+def test_what_is_no_duration(text: str) -> None:
+    with pytest.raises(ConfigurationError, match="downtime="):
+        parse_duration(text, "downtime")
+
+
+@pytest.mark.parametrize(
+    ("duration", "text"),
+    [
+        (timedelta(days=7), "7 days"),
+        (timedelta(hours=1), "1 hour"),
+        (timedelta(days=1, hours=2, minutes=3), "1 day 2 hours"),
+        (timedelta(milliseconds=1500), "1 second 500 ms"),
+        (timedelta(0), "0 s"),
+    ],
+)
+def test_durations_are_said(duration: timedelta, text: str) -> None:
+    assert say(duration) == text

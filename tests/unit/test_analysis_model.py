@@ -1,0 +1,89 @@
+from __future__ import annotations
+
+import io
+import json
+
+import pytest
+from rich.console import Console
+
+from sparkonce.analysis.model import Explanation, Part, Role, doubles, holds, loses, must, note
+from sparkonce.guarantees import Guarantee
+
+SOURCE = Part.of(Role.SOURCE, "kafka: [orders]", [holds("it replays"), must("nothing is deleted"), note("by the way")])
+SINK = Part.of(Role.SINK, "kafka", [holds("fine"), doubles("again and again", "write once"), note("more")])
+READER = Part.of(Role.READER, "any", [loses("looks away", "look"), doubles("looks twice", "look")])
+WEAK = Explanation(query="q", parts=(SOURCE, SINK, READER))
+GOOD = Explanation(query="q", parts=(SOURCE,))
+
+
+def rendered(explanation: Explanation, width: int) -> str:
+    text = io.StringIO()
+    Console(file=text, width=width, highlight=False).print(explanation)
+    return text.getvalue()
+
+
+def test_a_part_is_as_good_as_its_worst_finding() -> None:
+    assert [part.level for part in WEAK.parts] == [
+        Guarantee.EXACTLY_ONCE,
+        Guarantee.AT_LEAST_ONCE,
+        Guarantee.AT_MOST_ONCE,
+    ]
+
+
+def test_the_reasons_of_a_weak_part_are_what_makes_it_weak() -> None:
+    assert SOURCE.reasons == ("it replays",)
+    assert SINK.reasons == ("again and again",)
+    assert READER.changes == ("look",)
+    assert (SOURCE.conditions, SOURCE.notes) == (("nothing is deleted",), ("by the way",))
+
+
+def test_the_weakest_link() -> None:
+    assert WEAK.level is Guarantee.AT_MOST_ONCE
+    assert WEAK.weakest == (READER,)
+    assert GOOD.weakest == ()
+    assert WEAK.part("sink") is SINK
+    with pytest.raises(KeyError):
+        WEAK.part(Role.ENGINE)
+
+
+def test_json_says_all() -> None:
+    told = json.loads(WEAK.to_json())
+    assert (told["query"], told["level"], told["weakest"]) == ("q", "at-most-once", [2])
+    assert told["parts"][1] == {
+        "role": "sink",
+        "name": "kafka",
+        "level": "at-least-once",
+        "reasons": ["again and again"],
+        "changes": ["write once"],
+        "conditions": [],
+        "notes": ["more"],
+    }
+
+
+@pytest.mark.parametrize("width", [60, 80, 120, 200])
+def test_the_table_says_all_within_the_width(width: int) -> None:
+    lines = rendered(WEAK, width).splitlines()
+    assert max(len(line) for line in lines) <= width
+    flat = " ".join("".join(lines).replace("│", " ").split())
+    for said in ("[orders]", "it replays", "nothing is deleted", "again and again", "write once", "at-most-once"):
+        assert said in flat
+    assert "Weakest link: reader (any)." in rendered(WEAK, width)
+
+
+def test_the_way_to_exactly_once_begins_with_the_weakest() -> None:
+    assert rendered(WEAK, 80).splitlines()[-3:] == [
+        "at-most-once end to end. Weakest link: reader (any).",
+        "To raise it: look.",
+        "Then: write once.",
+    ]
+
+
+def test_what_holds_only_under_conditions_says_so() -> None:
+    assert rendered(GOOD, 80).splitlines()[-1] == "exactly-once end to end, if every if holds."
+    alone = Explanation(query="q", parts=(Part.of(Role.ENGINE, "spark", [holds("fine")]),))
+    assert rendered(alone, 80).splitlines()[-1] == "exactly-once end to end."
+
+
+def test_printing_it_gives_the_table() -> None:
+    assert "Weakest link: reader (any)." in str(WEAK)
+    assert "\x1b" not in str(WEAK)

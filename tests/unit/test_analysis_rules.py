@@ -1,0 +1,364 @@
+"""The analyser's rules, without Spark: facts in, levels and reasons out."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import timedelta
+
+import pytest
+
+from sparkonce.analysis.facts import (
+    EngineFacts,
+    Pipeline,
+    PlanFacts,
+    PythonFunction,
+    SinkFacts,
+    SourceFacts,
+    TopicFacts,
+)
+from sparkonce.analysis.model import Explanation, Part, Role
+from sparkonce.analysis.readers import parse_reader
+from sparkonce.analysis.verdict import judge
+from sparkonce.errors import ConfigurationError
+from sparkonce.guarantees import Guarantee
+
+EXACTLY, AT_LEAST, AT_MOST = Guarantee.EXACTLY_ONCE, Guarantee.AT_LEAST_ONCE, Guarantee.AT_MOST_ONCE
+A_DAY_MS = 86_400_000
+
+KAFKA = SourceFacts(format="kafka", options={"kafka.isolation.level": "read_committed"})
+OURS = SinkFacts(format="sparkonce", name="KafkaSink", guarantee=EXACTLY, kafka=True)
+BEST = Pipeline(
+    query="best",
+    sources=(KAFKA,),
+    engine=EngineFacts(checkpoint="/data/checkpoint", temporary=False),
+    sinks=(OURS,),
+    reader=parse_reader("read_committed"),
+)
+
+
+def source(form: str, **options: str) -> Part:
+    found = SourceFacts(format=form, options={name.replace("_", "-"): value for name, value in options.items()})
+    return judge(replace(BEST, sources=(found,))).part(Role.SOURCE)
+
+
+def topic(downtime: timedelta | None = None, **facts: object) -> Part:
+    known = {"retention_ms": -1, "retention_bytes": -1, "cleanup_policy": "delete", "transactional": False, **facts}
+    found = replace(KAFKA, topics={"orders": TopicFacts(**known)})  # type: ignore[arg-type]
+    return judge(replace(BEST, sources=(found,), downtime=downtime)).part(Role.SOURCE)
+
+
+def sink(form: str, **options: str) -> Part:
+    return judge(replace(BEST, sinks=(SinkFacts(format=form, options=options),))).part(Role.SINK)
+
+
+def engine(plan: PlanFacts | None = None, sinks: tuple[SinkFacts, ...] = (OURS,), **facts: object) -> Part:
+    known = replace(BEST.engine, **({} if plan is None else {"plan": plan}), **facts)  # type: ignore[arg-type]
+    return judge(replace(BEST, engine=known, sinks=sinks)).part(Role.ENGINE)
+
+
+def reader(given: object, *sinks: SinkFacts) -> Part:
+    return judge(replace(BEST, sinks=sinks or (OURS,), reader=parse_reader(given))).part(Role.READER)  # type: ignore[arg-type]
+
+
+def text(part: Part) -> str:
+    return " | ".join((*part.reasons, *part.changes, *part.conditions, *part.notes))
+
+
+def test_the_best_pipeline() -> None:
+    found = judge(BEST)
+    assert found.level is EXACTLY
+    assert found.weakest == ()
+    assert [part.role.value for part in found.parts] == ["source", "engine", "sink", "reader"]
+
+
+def test_the_whole_is_as_good_as_its_weakest_part() -> None:
+    found = judge(replace(BEST, sources=(KAFKA, SourceFacts(format="socket")), reader=parse_reader(None)))
+    assert found.level is AT_MOST
+    assert [part.name for part in found.weakest] == ["socket"]
+
+
+@pytest.mark.parametrize(
+    ("form", "options", "level", "says"),
+    [
+        ("kafka", {}, EXACTLY, "its writers use no transactions, or kafka.isolation.level=read_committed"),
+        ("kafka", {"failondataloss": "FALSE"}, AT_MOST, "failOnDataLoss=true"),
+        ("kafka", {"failondataloss": "true"}, EXACTLY, "keeps records longer than the longest downtime"),
+        ("json", {}, EXACTLY, "7 days"),
+        ("json", {"maxfileage": "2h"}, AT_MOST, "2 hours"),
+        ("json", {"maxfileage": "30d"}, EXACTLY, "30 days"),
+        ("json", {"maxfileage": "2h", "latestfirst": "true", "maxfilespertrigger": "1"}, EXACTLY, "appear whole"),
+        ("text", {"ignoremissingfiles": "true"}, AT_MOST, "ignoreMissingFiles=false"),
+        ("parquet", {"ignorecorruptfiles": "true"}, AT_MOST, "ignoreCorruptFiles=false"),
+        ("csv", {"mode": "dropMalformed"}, AT_MOST, "mode=PERMISSIVE"),
+        ("csv", {"mode": "PERMISSIVE"}, EXACTLY, ""),
+        ("text", {"filenameonly": "true"}, AT_MOST, "fileNameOnly=false"),
+        ("text", {"cleansource": "delete"}, EXACTLY, "cleanSource=delete"),
+        ("rate", {}, EXACTLY, "for tests only"),
+        ("rate-micro-batch", {}, EXACTLY, "for tests only"),
+        ("socket", {}, AT_MOST, "put Kafka or files between"),
+        ("memory", {}, AT_MOST, "driver's memory"),
+        ("delta", {}, EXACTLY, "logRetentionDuration"),
+        ("delta", {"failondataloss": "false"}, AT_MOST, "cleaned up"),
+        ("delta", {"ignorechanges": "true"}, AT_LEAST, "readChangeFeed"),
+        ("delta", {"skipchangecommits": "true"}, AT_MOST, "readChangeFeed"),
+        ("iceberg", {}, EXACTLY, "snapshots are expired"),
+        ("iceberg", {"streaming_skip_overwrite_snapshots": "true"}, AT_MOST, "skipped whole"),
+        ("iceberg", {"streaming_skip_delete_snapshots": "true"}, EXACTLY, "stay in the output"),
+        ("kinesis", {}, AT_MOST, "not known here"),
+        ("", {}, AT_MOST, "not known here"),
+    ],
+)
+def test_sources(form: str, options: dict[str, str], level: Guarantee, says: str) -> None:
+    found = source(form, **options)
+    assert found.level is level
+    assert says in text(found)
+    assert bool(found.changes) is (level is not EXACTLY)
+
+
+@pytest.mark.parametrize("form", ["kafka", "json", "delta", "iceberg"])
+def test_options_that_cannot_be_seen_are_conditions(form: str) -> None:
+    found = judge(replace(BEST, sources=(SourceFacts(format=form, options=None),))).part(Role.SOURCE)
+    assert found.level is EXACTLY
+    assert any(" set" in condition or "is not false" in condition for condition in found.conditions)
+
+
+@pytest.mark.parametrize(
+    ("facts", "downtime", "level", "says"),
+    [
+        ({}, None, EXACTLY, "for ever"),
+        ({"retention_ms": A_DAY_MS}, None, EXACTLY, "never away for longer than 1 day"),
+        ({"retention_ms": A_DAY_MS}, timedelta(hours=23), EXACTLY, "keeps records for 1 day, longer"),
+        ({"retention_ms": A_DAY_MS}, timedelta(days=1), AT_MOST, "retention.ms of orders above 1 day"),
+        ({"retention_bytes": 1000}, None, EXACTLY, "retention.bytes=1,000"),
+        ({"cleanup_policy": "compact"}, timedelta(days=99), AT_MOST, "cleanup.policy=compact"),
+        ({"cleanup_policy": "compact,delete", "retention_ms": A_DAY_MS}, None, AT_MOST, "compact,delete"),
+    ],
+)
+def test_what_a_topic_keeps(facts: dict[str, object], downtime: timedelta | None, level: Guarantee, says: str) -> None:
+    found = topic(downtime, **facts)
+    assert found.level is level
+    assert says in text(found)
+
+
+@pytest.mark.parametrize(
+    ("transactional", "level", "says"),
+    [
+        (True, AT_LEAST, "is written in transactions"),
+        (False, EXACTLY, "no transactional writer"),
+        (None, EXACTLY, "or"),
+    ],
+)
+def test_writers_of_a_topic(transactional: bool | None, level: Guarantee, says: str) -> None:
+    known = TopicFacts(retention_ms=-1, retention_bytes=-1, cleanup_policy="delete", transactional=transactional)
+    found = SourceFacts(format="kafka", options={}, topics={"orders": known})
+    part = judge(replace(BEST, sources=(found,))).part(Role.SOURCE)
+    assert part.level is level
+    assert says in text(part)
+
+
+def test_writers_of_a_topic_that_is_read_nobody_knows_how() -> None:
+    known = TopicFacts(retention_ms=-1, retention_bytes=-1, cleanup_policy="delete", transactional=True)
+    found = SourceFacts(format="kafka", options=None, topics={"orders": known})
+    part = judge(replace(BEST, sources=(found,))).part(Role.SOURCE)
+    assert part.level is EXACTLY
+    assert "kafka.isolation.level=read_committed (not the default): orders is written in" in text(part)
+
+
+def test_a_setting_of_the_session_counts_for_files() -> None:
+    conf = {"spark.sql.files.ignoreMissingFiles": "true"}
+    known = replace(BEST, sources=(SourceFacts(format="json"),), engine=replace(BEST.engine, conf=conf))
+    assert judge(known).part(Role.SOURCE).level is AT_MOST
+    own = SourceFacts(format="json", options={"ignoremissingfiles": "false"})
+    assert judge(replace(known, sources=(own,))).part(Role.SOURCE).level is EXACTLY
+
+
+@pytest.mark.parametrize(
+    ("facts", "level", "says"),
+    [
+        ({}, EXACTLY, "outlives the driver"),
+        ({"checkpoint": None, "temporary": None}, EXACTLY, "a checkpointLocation of its own"),
+        ({"checkpoint": "file:///tmp/job"}, EXACTLY, "emptied at a reboot"),
+        ({"checkpoint": "/run/job"}, EXACTLY, "emptied at a reboot"),
+        ({"continuous": True}, AT_LEAST, "continuous trigger"),
+        ({"async_progress": True}, AT_LEAST, "asyncProgressTrackingEnabled=false"),
+    ],
+)
+def test_the_engine(facts: dict[str, object], level: Guarantee, says: str) -> None:
+    found = engine(**facts)  # type: ignore[arg-type]
+    assert found.level is level
+    assert says in text(found)
+
+
+@pytest.mark.parametrize(
+    ("form", "options", "level"),
+    [
+        ("kafka", {}, AT_MOST),
+        ("kafka", {"startingoffsets": "latest"}, AT_MOST),
+        ("kafka", {"startingoffsets": "earliest"}, AT_LEAST),
+        ("json", {}, AT_LEAST),
+        ("socket", {}, AT_MOST),
+    ],
+)
+def test_without_a_checkpoint(form: str, options: dict[str, str], level: Guarantee) -> None:
+    known = replace(BEST, sources=(SourceFacts(format=form, options=options),))
+    found = judge(replace(known, engine=EngineFacts(temporary=True))).part(Role.ENGINE)
+    assert found.level is level
+    assert "checkpointLocation" in found.changes[0]
+
+
+CHANGING = [
+    (PlanFacts(random=("rand",)), "rand draws"),
+    (PlanFacts(clock=("now",)), "now reads the clock"),
+    (PlanFacts(layout=("spark_partition_id",)), "spread over tasks"),
+    (PlanFacts(order=("first", "limit")), "first, limit depends on the order"),
+    (PlanFacts(static=("the static names",)), "joined as it is"),
+    (PlanFacts(unnamed=True), "says Spark"),
+    (PlanFacts(functions=(PythonFunction(name="f", deterministic=False),)), "f is declared not deterministic"),
+    (PlanFacts(functions=(PythonFunction(name="f", suspects=("uuid4",)),)), "f uses uuid4"),
+]
+
+
+@pytest.mark.parametrize(("plan", "says"), CHANGING)
+def test_a_plan_that_changes(plan: PlanFacts, says: str) -> None:
+    ours = engine(plan)
+    assert ours.level is EXACTLY
+    assert says in text(ours)
+    assert "TransactionLostError" in text(ours)
+    for shows in (SinkFacts(format="kafka"), replace(OURS, guarantee=AT_LEAST), SinkFacts(format="foreachbatch")):
+        weak = engine(plan, (shows,))
+        assert weak.level is AT_LEAST
+        assert says in weak.reasons[0]
+    table = engine(plan, (SinkFacts(format="delta"),))
+    assert table.level is EXACTLY
+    assert "one of the two runs whole" in text(table)
+
+
+def test_python_functions() -> None:
+    nobody_said = engine(PlanFacts(functions=(PythonFunction(name="f"),)))
+    assert "the Python function f gives the same rows for the same rows" in nobody_said.conditions
+    said = engine(PlanFacts(functions=(PythonFunction(name="f", deterministic=True, suspects=("now",)),)))
+    assert "f" not in {word for line in (*said.conditions, *said.notes) for word in line.split()}
+
+
+def test_the_right_and_the_wrong_place_of_the_clock() -> None:
+    right = engine(PlanFacts(batch_clock=("current_timestamp",)), (SinkFacts(format="foreachbatch"),))
+    assert right.level is EXACTLY
+    assert "in the right place" in text(right)
+    write = SinkFacts(format="foreachbatch", function=PythonFunction(name="write", suspects=("current_timestamp",)))
+    wrong = engine(PlanFacts(), (write,))
+    assert wrong.level is AT_LEAST
+    assert "wrong place" in wrong.reasons[0]
+
+
+def test_what_is_drawn_and_shuffled() -> None:
+    assert any("SPARK-38160" in each for each in engine(PlanFacts(random=("rand",), shuffles=True)).conditions)
+    assert not any("SPARK-38160" in each for each in engine(PlanFacts(random=("rand",))).conditions)
+
+
+@pytest.mark.parametrize(
+    ("form", "options", "level", "says"),
+    [
+        ("kafka", {}, AT_LEAST, "sparkonce.ExactlyOnce with KafkaSink"),
+        ("kafka", {"kafka.acks": "1"}, AT_MOST, "kafka.acks=all"),
+        ("parquet", {}, EXACTLY, "_spark_metadata"),
+        ("parquet", {"retention": "7 days"}, EXACTLY, "retention=7 days"),
+        ("delta", {}, EXACTLY, "one table version"),
+        ("iceberg", {}, EXACTLY, "is not expired"),
+        ("foreach", {}, AT_LEAST, "TwoPhaseCommitSink"),
+        ("foreachbatch", {}, AT_LEAST, "idempotent by its batch id"),
+        ("console", {}, AT_LEAST, "shown again"),
+        ("memory", {}, AT_MOST, "die with it"),
+        ("noop", {}, AT_MOST, "writes nothing"),
+        ("bigtable", {}, AT_MOST, "not known here"),
+        ("", {}, AT_MOST, "name it"),
+    ],
+)
+def test_sinks_of_spark(form: str, options: dict[str, str], level: Guarantee, says: str) -> None:
+    found = sink(form, **options)
+    assert found.level is level
+    assert says in text(found)
+
+
+@pytest.mark.parametrize("guarantee", list(Guarantee))
+def test_our_sinks_have_the_level_that_they_are_run_at(guarantee: Guarantee) -> None:
+    found = judge(replace(BEST, sinks=(replace(OURS, guarantee=guarantee),)))
+    assert found.part(Role.SINK).level is guarantee
+    assert found.level is guarantee
+
+
+@pytest.mark.parametrize(
+    ("facts", "says"),
+    [
+        ({}, "within transaction.timeout.ms"),
+        ({"longest_timeout": timedelta(minutes=15)}, "within 15 minutes"),
+        ({"transaction_timeout": timedelta(minutes=1), "longest_timeout": timedelta(minutes=15)}, "within 1 minute"),
+        ({"transaction_timeout": timedelta(hours=1), "longest_timeout": timedelta(minutes=15)}, "refused at start"),
+        ({"unasked": "nobody answers"}, "nobody answers"),
+    ],
+)
+def test_timeouts(facts: dict[str, object], says: str) -> None:
+    found = judge(replace(BEST, sinks=(replace(OURS, **facts),))).part(Role.SINK)  # type: ignore[arg-type]
+    assert found.level is EXACTLY
+    assert says in text(found)
+
+
+def test_timeouts_are_held_against_the_trigger_and_the_downtime() -> None:
+    short = replace(BEST, sinks=(replace(OURS, transaction_timeout=timedelta(minutes=1)),), downtime=timedelta(hours=1))
+    found = judge(replace(short, engine=replace(BEST.engine, interval=timedelta(minutes=2)))).part(Role.SINK)
+    assert "the trigger's interval of 2 minutes is longer" in found.notes[0]
+    assert "a downtime of 1 hour is longer" in found.notes[1]
+    long = replace(short, sinks=(replace(OURS, transaction_timeout=timedelta(hours=2)),))
+    assert judge(long).part(Role.SINK).notes == ()
+
+
+@pytest.mark.parametrize(
+    ("given", "level", "says"),
+    [
+        ("read_committed", EXACTLY, "committed rows only"),
+        ({"isolation.level": "READ_COMMITTED"}, EXACTLY, "committed rows only"),
+        ({"kafka.isolation.level": "read_committed"}, EXACTLY, "committed rows only"),
+        ({"isolation.level": "read_uncommitted"}, AT_LEAST, "that are aborted"),
+        ({"group.id": "g"}, AT_LEAST, "librdkafka's alone"),
+        ("spark", AT_LEAST, "in the reading query"),
+        (None, AT_LEAST, "nobody has said"),
+    ],
+)
+def test_readers_of_our_kafka_sink(given: object, level: Guarantee, says: str) -> None:
+    found = reader(given)
+    assert found.level is level
+    assert says in text(found)
+
+
+@pytest.mark.parametrize(
+    ("form", "given", "level"),
+    [
+        ("parquet", "spark", EXACTLY),
+        ("parquet", None, EXACTLY),
+        ("parquet", "files", AT_LEAST),
+        ("delta", "files", AT_LEAST),
+        ("iceberg", "files", AT_LEAST),
+        ("iceberg", None, EXACTLY),
+        ("kafka", "read_uncommitted", EXACTLY),
+        ("foreachbatch", None, EXACTLY),
+        ("", None, EXACTLY),
+    ],
+)
+def test_readers_of_other_sinks(form: str, given: str | None, level: Guarantee) -> None:
+    assert reader(given, SinkFacts(format=form)).level is level
+
+
+def test_readers_of_a_weaker_kafka_sink_need_nothing() -> None:
+    assert reader(None, replace(OURS, guarantee=AT_LEAST)).level is EXACTLY
+
+
+@pytest.mark.parametrize("given", ["read_everything", {"isolation.level": "serializable"}])
+def test_a_reader_that_is_not_understood(given: object) -> None:
+    with pytest.raises(ConfigurationError) as told:
+        parse_reader(given)  # type: ignore[arg-type]
+    assert told.value.next_step
+
+
+def test_readers_that_are_the_same_are_said_once() -> None:
+    found = judge(replace(BEST, sinks=(OURS, replace(OURS, name="second"), SinkFacts(format="delta"))))
+    assert [part.role for part in found.parts].count(Role.READER) == 2
+    assert isinstance(found, Explanation)
