@@ -97,7 +97,7 @@ def _unstable(plan: PlanFacts) -> Iterator[tuple[Iterable[str], str]]:
     if plan.layout:
         yield plan.layout, "depends on how rows are spread over tasks, which may be another in a replay"
     if plan.order:
-        yield plan.order, "depends on the order in which rows arrive, which after a shuffle is another in a replay"
+        yield plan.order, "depends on the order in which rows arrive, which after a shuffle may be another in a replay"
     if plan.static:
         yield plan.static, "is joined as it is when a batch runs, which a replay may find changed"
     if plan.unnamed:
