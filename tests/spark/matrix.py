@@ -181,9 +181,10 @@ def carry_out(
                     job.lose_newest_state()
             say(f"kill {number + 1}: {point}, in batches {[job.kills[-1].batch for job in jobs]}")
         undisturbed = [new_job(example, f"{example.name}-undisturbed") for example in examples]
-        for job in [*jobs, *undisturbed]:
+        both = [job for pair in zip(jobs, undisturbed, strict=True) for job in pair]
+        for job in both:
             job.feed_all()
-        start([*jobs, *undisturbed], folder / "last.log").finish(limit_s=3 * LIMIT_S)
+        start(both, folder / "last.log").finish(limit_s=3 * LIMIT_S)
         return [outcome(job, other) for job, other in zip(jobs, undisturbed, strict=True)]
 
 

@@ -11,6 +11,7 @@ import importlib
 import json
 import logging
 import sys
+import threading
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
@@ -26,6 +27,7 @@ PHASE = "phase"
 ENDED = "ended"
 REFUSED = "refused"
 STARTED = "started"
+_POLL_S = 0.1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,13 +113,20 @@ def main(texts: Sequence[str]) -> int:
 
 
 def start(spark: SparkSession, config: Config) -> StreamingQuery:
-    """Starts a query, with SQL settings of its own."""
+    """Starts a query, with SQL settings of its own, and waits until it is at its first batch.
+
+    Spark gives a Python process that it starts for `transformWithStateInPandas` ten seconds, which is little while
+    other queries start, too.
+    """
     from spark.desk import visit
     from spark.faults import WatchedSink
     from sparkonce import ExactlyOnce, Guarantee
     from sparkonce.errors import SparkonceError
 
+    begun = threading.Event()
+
     def listen(phase: Phase, batch: int) -> None:
+        begun.set()
         visit(config.desk, PHASE, phase=phase.name, batch=batch)
 
     more = dict(config.sink)
@@ -148,6 +157,8 @@ def start(spark: SparkSession, config: Config) -> StreamingQuery:
     writer = rows.writeStream.outputMode(config.output_mode).foreachBatch(run_batch)
     query = writer.option("checkpointLocation", config.checkpoint).trigger(availableNow=True).start()
     visit(config.desk, STARTED, run=str(query.runId))
+    while query.isActive and not begun.wait(_POLL_S):
+        pass
     return query
 
 
