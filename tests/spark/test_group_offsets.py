@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import logging
 import subprocess
+import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from confluent_kafka import Consumer, ConsumerGroupTopicPartitions
 from confluent_kafka.admin import AdminClient
+from kafka.protocol.metadata import CoordinatorType
+from kafka.protocol.producer.transaction import AddOffsetsToTxnRequest, TxnOffsetCommitRequest
 from pyspark.sql import SparkSession
 
 from spark.harness import eventually, new_name
@@ -17,8 +21,10 @@ from spark.in_process import MARKS, CrashError, Stream, crash_at
 from sparkonce import ExactlyOnce, GroupOffsets, Guarantee, KafkaSink
 from sparkonce.embedded import Cluster
 from sparkonce.embedded.jars import KAFKA_VERSION, find_java, kafka_jars, resolve
-from sparkonce.errors import ConfigurationError
+from sparkonce.errors import ConfigurationError, PrepareError
 from sparkonce.protocol.state import Phase
+from sparkonce.sinks.kafka.outcomes import Answer
+from sparkonce.sources.group_client import GroupClient
 from sparkonce.testing.kafka import describe_transactions
 
 pytestmark = MARKS
@@ -44,6 +50,7 @@ class Group:
         asked = [ConsumerGroupTopicPartitions(self.name)]
         (answer,) = self._admin.list_consumer_group_offsets(asked, require_stable=True).values()
         found = answer.result(LIMIT_S).topic_partitions
+        assert [partition.error for partition in found if partition.error] == []
         assert {partition.topic for partition in found} <= {self._stream.source}
         return sum(int(partition.offset) for partition in found)
 
@@ -150,8 +157,11 @@ def test_a_batch_without_rows_has_no_transaction_and_commits_them_alone(stream: 
     assert stream.keys() == IDS[:400]
 
 
-def test_a_failure_is_a_warning_and_rows_go_on(stream: Stream, group: Group, caplog: pytest.LogCaptureFixture) -> None:
-    """A consumer that subscribes with the group's id makes the broker refuse offsets from outside."""
+@pytest.mark.parametrize(("sink", "warnings"), [(None, 3), ("kafka", 6)])
+def test_a_group_that_has_members_is_left_alone_with_a_warning(
+    stream: Stream, group: Group, caplog: pytest.LogCaptureFixture, sink: str | None, warnings: int
+) -> None:
+    """Kafka itself refuses offsets from outside then, but not those in a transaction."""
     settings = {"bootstrap.servers": stream.bootstrap, "group.id": group.name, "enable.auto.commit": False}
     member = Consumer({**settings, "auto.offset.reset": "earliest"})
     member.subscribe([stream.source])
@@ -159,15 +169,70 @@ def test_a_failure_is_a_warning_and_rows_go_on(stream: Stream, group: Group, cap
         member.poll(0.1)
     try:
         with caplog.at_level(logging.WARNING, logger="sparkonce"):
-            done = stream.run(group_offsets=group.offsets())
+            done = stream.run(group_offsets=group.offsets(in_transaction_of=sink))
     finally:
         member.close()
     assert [one.batch for one in done] == [0, 1, 2]
     assert stream.keys() == IDS
-    warnings = [record.getMessage() for record in caplog.records if group.name in record.getMessage()]
-    assert len(warnings) == 3
-    assert all("UnknownMemberId" in text and "name another group" in text for text in warnings)
+    told = [record.getMessage() for record in caplog.records if group.name in record.getMessage()]
+    assert len(told) == warnings
+    assert all("name another group" in text for text in told)
     assert group.read() == 0
+
+
+@pytest.mark.parametrize("silent", [AddOffsetsToTxnRequest, TxnOffsetCommitRequest])
+def test_silence_about_offsets_in_a_transaction_gives_the_batch_up(
+    stream: Stream, group: Group, monkeypatch: pytest.MonkeyPatch, silent: type
+) -> None:
+    """What is still under way would open the transaction anew after its commit: healing would then double the batch."""
+    offsets = group.offsets(in_transaction_of="kafka")
+    send = GroupClient._send
+    with pytest.raises(CrashError):
+        stream.run(group_offsets=offsets, listener=crash_at(Phase.IDLE, 0))
+
+    def lose_the_reply(client: GroupClient, request: Any, node: int | None, deadline_s: float) -> Any:
+        response = send(client, request, node, deadline_s)
+        return Answer(None, "the reply was lost") if isinstance(request, silent) else response
+
+    with monkeypatch.context() as patched:
+        patched.setattr(GroupClient, "_send", lose_the_reply)
+        with pytest.raises(PrepareError, match=r"may be in its transaction or not.*the reply was lost"):
+            stream.run(group_offsets=offsets)
+    assert group.read() == 400
+    assert stream.keys() == IDS[:400]
+    assert stream.transactions("Ongoing") == {}
+    stream.run(group_offsets=offsets)
+    assert group.read() == 1000
+    assert stream.keys() == IDS
+
+
+def test_offsets_that_come_after_a_batch_was_given_up_change_nothing(
+    stream: Stream, group: Group, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The request itself arrives late: when the batch is given up, and when it was written again."""
+    late: list[tuple[GroupClient, Any]] = []
+    send = GroupClient._send
+
+    def hold_back(client: GroupClient, request: Any, node: int | None, deadline_s: float) -> Any:
+        if isinstance(request, AddOffsetsToTxnRequest):
+            late.append((client, request))
+            return Answer(None, "the request was held back")
+        return send(client, request, node, deadline_s)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(GroupClient, "_send", hold_back)
+        with pytest.raises(PrepareError, match="held back"):
+            stream.run(group_offsets=group.offsets(in_transaction_of="kafka"))
+    stream.run(group_offsets=group.offsets(in_transaction_of="kafka"))
+    ((client, request),) = late
+    key = request.transactional_id
+    node = client._coordinator(CoordinatorType.TRANSACTION, key, time.monotonic() + LIMIT_S)
+    assert isinstance(node, int)
+    answer = client._answer(request, node, lambda one: int(one.error_code), time.monotonic() + LIMIT_S)
+    client.close()
+    assert answer.code in {47, 90}, "INVALID_PRODUCER_EPOCH or PRODUCER_FENCED"
+    assert stream.transactions("Ongoing") == {}
+    assert stream.keys() == IDS
 
 
 @pytest.mark.parametrize(("sink", "warnings"), [(None, 3), ("kafka", 8)])
@@ -227,3 +292,9 @@ def test_a_group_on_another_cluster_than_the_sink_is_refused_at_the_start(stream
         with pytest.raises(ConfigurationError, match=other.cluster_id):
             stream.run(group_offsets=elsewhere)
     assert not (stream.checkpoint / "offsets").exists()
+
+
+def test_settings_are_not_shown() -> None:
+    secret = "a secret"  # noqa: S105
+    settings = {"bootstrap.servers": "nowhere:1", "sasl.password": secret}
+    assert secret not in repr(GroupOffsets("group", settings))

@@ -11,8 +11,9 @@ from sparkonce.errors import ConfigurationError
 class Reporter:
     """Keeps what it is told, and fails if it is meant to."""
 
-    def __init__(self, error: Exception | None = None) -> None:
+    def __init__(self, error: Exception | None = None, refusal: str = "") -> None:
         self.error = error
+        self.refusal = refusal
         self.told: list[object] = []
 
     def _hear(self, *what: object) -> None:
@@ -23,8 +24,9 @@ class Reporter:
     def check(self, facts: object) -> None:
         self._hear("check", facts)
 
-    def before_decision(self, handles: object, sources: object) -> None:
+    def before_decision(self, handles: object, sources: object) -> str:
         self._hear("before", handles, sources)
+        return self.refusal
 
     def after_finish(self, sources: object) -> None:
         self._hear("after", sources)
@@ -37,15 +39,28 @@ def test_one_that_fails_is_told_of_and_the_others_are_still_told(caplog: pytest.
     broken, other = Reporter(RuntimeError("no way")), Reporter()
     positions = Positions([broken, other])
     with caplog.at_level(logging.WARNING, logger="sparkonce"):
-        positions.before_decision((), ("a",))
         positions.after_finish(("a",))
         positions.close()
-    assert broken.told == other.told == [("before", (), ("a",)), ("after", ("a",)), ("close",)]
+    assert broken.told == other.told == [("after", ("a",)), ("close",)]
     assert [record.getMessage() for record in caplog.records] == [
         "a position could not be reported: RuntimeError: no way"
-    ] * 3
+    ] * 2
 
 
 def test_settings_that_do_not_fit_stop_the_start() -> None:
     with pytest.raises(ConfigurationError):
         Positions([Reporter(ConfigurationError("wrong"))]).check({})
+
+
+@pytest.mark.parametrize(
+    ("reporter", "reason"),
+    [
+        (Reporter(), ""),
+        (Reporter(refusal="silence"), "silence"),
+        (Reporter(RuntimeError("no way")), "RuntimeError: no way"),
+    ],
+)
+def test_who_may_have_touched_a_transaction_unseen_keeps_the_batch_from_its_decision(
+    reporter: Reporter, reason: str
+) -> None:
+    assert Positions([Reporter(), reporter]).before_decision((), ("a",)) == reason

@@ -1,4 +1,8 @@
-"""Those who are told how far a query has read. What goes wrong there never stops a batch, and never repeats one."""
+"""Those who are told how far a query has read. What goes wrong there is a warning.
+
+But for one thing: who adds to a prepared transaction and does not learn whether that was done must say so, because
+what is still under way may change the transaction after its commit. The batch is then given up.
+"""
 
 from __future__ import annotations
 
@@ -18,8 +22,12 @@ class PositionReporter(Protocol):
     def check(self, facts: Mapping[str, Facts]) -> None:
         """Sees at the start of a run, with each sink's facts, whether the settings fit; raises if they do not."""
 
-    def before_decision(self, handles: Sequence[Handle], sources: Sequence[str]) -> None:
-        """A batch is prepared, with these handles and, for each source, this end offset."""
+    def before_decision(self, handles: Sequence[Handle], sources: Sequence[str]) -> str:
+        """A batch is prepared, with these handles and, for each source, this end offset.
+
+        Returns:
+            Why the batch must not be decided, or an empty string. An error counts as a reason.
+        """
 
     def after_finish(self, sources: Sequence[str]) -> None:
         """The batch with these end offsets is decided and finished, in this run or an older one."""
@@ -42,9 +50,14 @@ class Positions:
         for reporter in self._reporters:
             reporter.check(facts)
 
-    def before_decision(self, handles: Sequence[Handle], sources: Sequence[str]) -> None:
-        """Tells each."""
-        self._tell(lambda reporter: reporter.before_decision(handles, sources))
+    def before_decision(self, handles: Sequence[Handle], sources: Sequence[str]) -> str:
+        """Tells each, until one says why the batch must not be decided; an empty string if none does."""
+        try:
+            answers = (reporter.before_decision(handles, sources) for reporter in self._reporters)
+            return next(filter(None, answers), "")
+        except Exception as error:  # whatever it is, it may have touched a transaction
+            logger.warning("a position could not be added to a batch", exc_info=error)
+            return f"{type(error).__name__}: {error}"
 
     def after_finish(self, sources: Sequence[str]) -> None:
         """Tells each."""

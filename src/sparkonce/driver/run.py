@@ -195,9 +195,9 @@ class RunDriver:
     def close(self) -> None:
         """Frees connections."""
         committers, self._committers = self._committers, {}
+        self._positions.close()
         for committer in committers.values():
             committer.close()
-        self._positions.close()
 
     def _die(self) -> None:
         """However a run ended, it does not go on: what it had under way belongs to the next run's recovery."""
@@ -292,7 +292,8 @@ class RunDriver:
         wrong = check_handles(handles, effect.sinks)
         if wrong:
             return on.PrepareFailed(reason=wrong)
-        self._positions.before_decision(handles, self._sources)
+        if reason := self._positions.before_decision(handles, self._sources):
+            return on.PrepareFailed(reason=reason)
         return on.Prepared(handles=tuple(handles), too_old=self._too_old(handles, began))
 
     def _too_old(self, handles: Sequence[Handle], began: float) -> str:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from kafka.errors import for_code
+from kafka.protocol.admin.groups import DescribeGroupsRequest
 from kafka.protocol.consumer.group import OffsetCommitRequest
 from kafka.protocol.metadata import CoordinatorType, FindCoordinatorRequest, MetadataRequest
 from kafka.protocol.producer.transaction import AddOffsetsToTxnRequest, TxnOffsetCommitRequest
@@ -19,16 +21,34 @@ _ASK_AGAIN_S = 0.05
 _AGAIN = frozenset({None, 14, 51, *MOVED})
 """No answer, COORDINATOR_LOAD_IN_PROGRESS, CONCURRENT_TRANSACTIONS, or the coordinator has moved."""
 
+_UNKNOWN_MEMBER = 25
+_MEMBERS = "the group has members of its own: consumers that subscribe with this group id; name another group"
 _ADVICE: Mapping[int, str] = {
-    22: "the group has members of its own: consumers that subscribe with this group id; name another group",
-    25: "the group has members of its own: consumers that subscribe with this group id; name another group",
+    22: _MEMBERS,
+    _UNKNOWN_MEMBER: _MEMBERS,
     29: "this user needs READ on the topics",
     30: "this user needs READ on the group",
     53: "this user needs WRITE on the transactional ids",
 }
 
+_WITHOUT_MEMBERS = frozenset({"Empty", "Dead"})
+"""States of a group (DescribeGroups); Dead is also what there is to say of a group that has never been."""
+
 _GROUP = CoordinatorType.GROUP
 _TRANSACTION = CoordinatorType.TRANSACTION
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """What came of a request.
+
+    Attributes:
+        reason: Why it was not done, as far as is known; empty if it was.
+        may_arrive: Whether it was sent and never answered, so that it may still be done at any time.
+    """
+
+    reason: str = ""
+    may_arrive: bool = False
 
 
 class GroupClient:
@@ -51,16 +71,17 @@ class GroupClient:
             topics=_topics(OffsetCommitRequest.OffsetCommitRequestTopic, offsets),
             max_version=9,  # from 10 on topics have ids instead of names
         )
-        return self._ask(_GROUP, group, request, _first_error, deadline_s)
+        return self._ask(_GROUP, group, request, _first_error, deadline_s).reason
 
-    def commit_in(self, transaction: Transaction, group: str, offsets: Offsets, *, deadline_s: float) -> str:
+    def commit_in(self, transaction: Transaction, group: str, offsets: Offsets, *, deadline_s: float) -> Reply:
         """Makes offsets a part of an open transaction: they are committed with it, or aborted.
 
-        Any process that knows the transaction's producer id and epoch may do that, as its EndTxn.
-
-        Returns:
-            Why it was not done, as far as is known, or an empty string.
+        Any process that knows the transaction's producer id and epoch may do that, as its EndTxn. After silence nothing
+        is sent again, and the transaction must not be committed: the request may arrive when that is done, and then it
+        opens the transaction anew, under the same epoch.
         """
+        if members := self._members(group, deadline_s):
+            return members  # Kafka itself would take the offsets (in a transaction it does not ask who sends them)
         owner = {
             "transactional_id": transaction.transactional_id,
             "producer_id": transaction.producer_id,
@@ -69,9 +90,10 @@ class GroupClient:
         }
         # Together with the next, version 4 is what clients below transaction version 2 send, and every broker takes.
         enter = AddOffsetsToTxnRequest(**owner, max_version=4)
-        reason = self._ask(_TRANSACTION, transaction.transactional_id, enter, lambda one: one.error_code, deadline_s)
-        if reason:
-            return reason
+        key = transaction.transactional_id
+        reply = self._ask(_TRANSACTION, key, enter, lambda one: int(one.error_code), deadline_s, once=True)
+        if reply.reason:
+            return reply
         request = TxnOffsetCommitRequest(
             **owner,
             generation_id=-1,
@@ -80,7 +102,24 @@ class GroupClient:
             min_version=3,
             max_version=4,
         )
-        return self._ask(_GROUP, group, request, _first_error, deadline_s)
+        return self._ask(_GROUP, group, request, _first_error, deadline_s, once=True)
+
+    def _members(self, group: str, deadline_s: float) -> Reply | None:
+        """Says so if the group has members, or if it cannot be known."""
+        states: list[str] = []
+
+        def read(response: Response) -> int:
+            (described,) = response.groups
+            states.append(described.group_state)
+            return int(described.error_code)
+
+        request = DescribeGroupsRequest(groups=[group], max_version=5)
+        reply = self._ask(_GROUP, group, request, read, deadline_s)
+        if reply.reason:
+            return Reply(reply.reason)
+        if states[-1] not in _WITHOUT_MEMBERS:
+            return Reply(f"its state is {states[-1]}: {_ADVICE[_UNKNOWN_MEMBER]}")
+        return None
 
     def cluster_id(self, *, deadline_s: float) -> str | Answer:
         """The cluster's id, or why it could not be asked."""
@@ -92,23 +131,31 @@ class GroupClient:
         self._connection.close()
 
     def _ask(
-        self, kind: CoordinatorType, key: str, request: Request, read: Callable[[Response], int], deadline_s: float
-    ) -> str:
-        """Asks the coordinator until it has an answer, or the deadline."""
+        self,
+        kind: CoordinatorType,
+        key: str,
+        request: Request,
+        read: Callable[[Response], int],
+        deadline_s: float,
+        *,
+        once: bool = False,
+    ) -> Reply:
+        """Asks the coordinator until it has an answer, or the deadline; with ``once`` never again after silence."""
         while True:
-            answer = self._ask_once(kind, key, request, read, deadline_s)
+            node = self._coordinator(kind, key, deadline_s)
+            sent = not isinstance(node, Answer)
+            answer = node if isinstance(node, Answer) else self._answer(request, node, read, deadline_s)
             if answer.code == NONE:
-                return ""
+                return Reply()
             self._coordinators.pop((kind, key), None)
-            if answer.code not in _AGAIN or time.monotonic() + _ASK_AGAIN_S >= deadline_s:
-                return _words(answer)
+            silent = sent and answer.code is None
+            late = time.monotonic() + _ASK_AGAIN_S >= deadline_s
+            if answer.code not in _AGAIN or late or (once and silent):
+                return Reply(_words(answer), may_arrive=silent)
             time.sleep(_ASK_AGAIN_S)
 
-    def _ask_once(
-        self, kind: CoordinatorType, key: str, request: Request, read: Callable[[Response], int], deadline_s: float
-    ) -> Answer:
-        node = self._coordinators.get((kind, key))
-        if node is None:
+    def _coordinator(self, kind: CoordinatorType, key: str, deadline_s: float) -> int | Answer:
+        if (kind, key) not in self._coordinators:
             look_up = FindCoordinatorRequest(key_type=kind.value, coordinator_keys=[key], min_version=4, max_version=5)
             response = self._send(look_up, None, deadline_s)
             if isinstance(response, Answer):
@@ -116,7 +163,10 @@ class GroupClient:
             (found,) = response.coordinators
             if found.error_code != NONE:
                 return Answer(found.error_code, found.error_message or "")
-            node = self._coordinators[kind, key] = found.node_id
+            self._coordinators[kind, key] = found.node_id
+        return self._coordinators[kind, key]
+
+    def _answer(self, request: Request, node: int, read: Callable[[Response], int], deadline_s: float) -> Answer:
         response = self._send(request, node, deadline_s)
         return response if isinstance(response, Answer) else Answer(read(response))
 

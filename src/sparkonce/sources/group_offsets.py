@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from sparkonce.errors import ConfigurationError
@@ -18,13 +19,18 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("sparkonce")
 
+_LEAST_S = 0.1
+"""What is always left for one more request."""
+
 
 @dataclass(frozen=True, slots=True)
 class GroupOffsets:
     """Commits each batch's end offsets to a consumer group when the batch is decided and finished.
 
     They are for others to look at, as with Flink's ``setCommitOffsetsOnCheckpoints``: the query itself goes on from
-    its checkpoint. What fails here is a warning, and the next batch's offsets say it all again.
+    its checkpoint. What fails here is a warning, and the next batch's offsets say it all again. One thing is not a
+    warning: silence of the broker after offsets were sent into a transaction. They may still arrive, so that batch is
+    given up before it is decided, the query stops, and its restart runs the batch again.
 
     Args:
         group: The group's id. No consumer may be subscribed with it.
@@ -33,14 +39,14 @@ class GroupOffsets:
         in_transaction_of: The name of a `KafkaSink` on the same cluster. A batch's offsets are then a part of the
             transaction of one of its slots, so that what is read and what is written become visible together. A batch
             that writes no row, and one that is recovered, has them committed afterwards.
-        deadline_s: How long a batch waits for the group's coordinator, in seconds.
+        deadline_s: How long a batch waits for coordinators in all, in seconds.
 
     Raises:
         ConfigurationError: naming the setting.
     """
 
     group: str
-    settings: Mapping[str, Any]
+    settings: Mapping[str, Any] = field(repr=False)
     topics: Sequence[str] | None = None
     in_transaction_of: str | None = None
     deadline_s: float = 5.0
@@ -62,7 +68,7 @@ class GroupOffsets:
 
 
 class GroupReporter:
-    """The driver's half of a `GroupOffsets`, for one run. Its calls neither raise nor take longer than the deadline.
+    """The driver's half of a `GroupOffsets`, for one run.
 
     Args:
         offsets: What to do.
@@ -72,6 +78,7 @@ class GroupReporter:
         self._offsets = offsets
         self._opened: GroupClient | None = None
         self._joined = False
+        self._left_s = offsets.deadline_s
 
     def check(self, facts: Mapping[str, Facts]) -> None:
         """Sees that offsets and rows can share a transaction.
@@ -96,33 +103,47 @@ class GroupReporter:
                 setting="in_transaction_of",
             )
 
-    def before_decision(self, handles: Sequence[Handle], sources: Sequence[str]) -> None:
-        """Puts the offsets into one of the prepared transactions, if that is wanted and there is one."""
+    def before_decision(self, handles: Sequence[Handle], sources: Sequence[str]) -> str:
+        """Puts the offsets into one of the prepared transactions, if that is wanted and there is one.
+
+        Returns:
+            Why the batch must not be decided, or an empty string.
+        """
         self._joined = False
         sink, offsets = self._offsets.in_transaction_of, kafka_offsets(sources, self._offsets.topics)
         chosen = next((handle for handle in handles if handle.sink == sink and handle.transaction), None)
         if chosen is None or not offsets:
-            return
+            return ""
         from sparkonce.sinks.kafka.committer import transaction_of
 
-        reason = self._client().commit_in(
-            transaction_of(chosen), self._offsets.group, offsets, deadline_s=time.monotonic() + self._offsets.deadline_s
-        )
-        self._joined = not reason
-        if reason:
-            self._warn("are not in the batch's transaction, and are committed after it", reason)
+        with self._time() as deadline_s:
+            reply = self._client().commit_in(
+                transaction_of(chosen), self._offsets.group, offsets, deadline_s=deadline_s
+            )
+        if reply.may_arrive:
+            return f"offsets of the group {self._offsets.group!r} may be in its transaction or not: {reply.reason}"
+        self._joined = not reply.reason
+        if reply.reason:
+            self._warn("are not in the batch's transaction, and are committed after it", reply.reason)
+        return ""
 
     def after_finish(self, sources: Sequence[str]) -> None:
         """Commits the offsets, unless a transaction has done so."""
         joined, self._joined = self._joined, False
         offsets = kafka_offsets(sources, self._offsets.topics)
-        if joined or not offsets:
-            return
-        reason = self._client().commit(
-            self._offsets.group, offsets, deadline_s=time.monotonic() + self._offsets.deadline_s
-        )
-        if reason:
-            self._warn("could not be committed; the next batch's will say it all", reason)
+        if not joined and offsets:
+            with self._time() as deadline_s:
+                reason = self._client().commit(self._offsets.group, offsets, deadline_s=deadline_s)
+            if reason:
+                self._warn("could not be committed; the next batch's will say it all", reason)
+        self._left_s = self._offsets.deadline_s
+
+    @contextmanager
+    def _time(self) -> Iterator[float]:
+        """What is left of the batch's time, as a deadline."""
+        began = time.monotonic()
+        yield began + self._left_s
+        self._left_s = max(_LEAST_S, self._left_s - (time.monotonic() - began))
 
     def close(self) -> None:
         """Frees connections."""
