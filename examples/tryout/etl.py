@@ -84,7 +84,7 @@ class EtlSample:
         )
 
     def _time_ms(self, record: Record, batch: Batch) -> int:
-        return record.timestamp_ms if self.clock == "record" else batch.timestamp_ms
+        return min(record.timestamp_ms, batch.timestamp_ms) if self.clock == "record" else batch.timestamp_ms
 
     def _message(self, registry: str | None, number: int, person: Mapping[str, Any], at_ms: int) -> Message:
         value = io.BytesIO()
