@@ -68,7 +68,11 @@ def test_batches_are_those_that_are_done_with_all_of_their_sources(tmp_path: Pat
     assert read_batches(tmp_path) == [
         Batch(number=0, watermark_ms=5, timestamp_ms=7, ends={"a": {0: 3, 1: 4}, "b": {0: 1}})
     ]
+    assert [each.number for each in read_batches(tmp_path, decided=1)] == [0, 1]
     assert read_batches(tmp_path / "nothing") == []
+    (tmp_path / "commits" / "0").rename(tmp_path / "commits" / "1")
+    with pytest.raises(ValueError, match="no longer each batch from 0 on"):
+        read_batches(tmp_path)
 
 
 def test_the_sum_of_each_customer_and_window_with_rows_that_wait_and_rows_of_nobody() -> None:
