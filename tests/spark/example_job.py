@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from spark.desk import Desk, Hold, Visit
 from spark.example_child import PHASE, Config
-from spark.processes import TESTS, Run, eventually
+from spark.processes import LIMIT_S, TESTS, Run, eventually
 from spark.startup import jvm_flags
 from spark.watching import Place, Watcher
 from sparkonce.embedded import Cluster
@@ -23,7 +23,7 @@ from sparkonce.protocol.handles import Handle
 from sparkonce.protocol.ownership import TransactionalId, short_query
 from sparkonce.protocol.state import Phase
 from sparkonce.protocol.view import LogView
-from sparkonce.testing.kafka import Transaction, list_transactions
+from sparkonce.testing.kafka import Transaction, list_transactions, read_committed
 from sparkonce.testing.registry import RegistryServer
 from tryout.run import spark_environment
 from tryout.sample import Message, Row, Sample
@@ -172,11 +172,26 @@ class ExampleJob:
         return count
 
     def too_early(self) -> int:
-        """Rows that the reader saw before the batch was decided that must have written them."""
-        written_by = self.trial.outcome().rows
-        assert self.watcher.rows
-        # What the last run wrote while it was killed is not among them.
-        return sum(written_by.get(row, -1) > decided for row, decided in self.watcher.rows.values())
+        """Rows that the reader saw before the batch was decided that must have written them.
+
+        The reader must have seen all that stands in the topic, nothing else, and no row that no batch must write.
+        """
+        self.watcher.catch_up({place: row.key.encode() for place, row in self._standing().items()})
+        seen = dict(self.watcher.rows)
+        standing = self._standing()  # once more: a transaction may have become visible meanwhile
+        assert seen
+        assert [row for place, (row, _) in seen.items() if standing.get(place) != row] == []
+        # The last run may have been killed when a batch was decided, some of it seen, and Spark did not know of it.
+        written_by = self.trial.outcome(self.decided()).rows
+        assert [row for row, _ in seen.values() if row not in written_by] == []
+        return sum(written_by[row] > decided for row, decided in seen.values())
+
+    def _standing(self) -> dict[Place, Row]:
+        """What a read_committed reader finds in the target now."""
+        records = read_committed(self.bootstrap, self.trial.sample.target, timeout_s=LIMIT_S)
+        return {
+            (one.partition, one.offset): Row((one.key or b"").decode(), (one.value or b"").decode()) for one in records
+        }
 
     def left_open(self) -> list[str]:
         """Transactions that are still open, of any run but the newest."""
