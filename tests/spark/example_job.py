@@ -36,6 +36,9 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 WITH_TRANSACTIONS = (Phase.FINISHING, Phase.SWEEPING_OWN, Phase.RAISING_FLOOR, Phase.TIDYING, Phase.IDLE)
 """Phases of a batch that is decided."""
 
+LAST_PIECES = 5
+"""In how many batches, at least, the last run gets what is left."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Query:
@@ -118,6 +121,7 @@ class ExampleJob:
             stack.callback(self._kill_all)
             self._left: list[Message] = self.trial.messages()
             self._fed = 0
+            self._chunk = self.query.chunk
             self._stack = stack.pop_all()
         return self
 
@@ -149,10 +153,11 @@ class ExampleJob:
         run.kill()
 
     def finish(self) -> Count:
-        """Starts it once more, sends what is left, and waits until all has come out."""
+        """Starts it once more, sends what is left in pieces, and waits until all has come out."""
         run = self.start()
-        self.trial.send(self._left)
-        self._left = []
+        self._chunk = max(1, -(-len(self._left) // LAST_PIECES))
+        self._feed()
+        eventually(lambda: self._go_on(run) or not self._left, "what is left has been sent")
         count = self.trial.count()
 
         def is_done() -> bool:
@@ -245,5 +250,5 @@ class ExampleJob:
         return False
 
     def _feed(self) -> None:
-        self.trial.send(self._left[: self.query.chunk])
-        self._left = self._left[self.query.chunk :]
+        self.trial.send(self._left[: self._chunk])
+        self._left = self._left[self._chunk :]
