@@ -160,7 +160,7 @@ def test_rows_that_are_missing_or_came_twice_or_are_nobodys_are_counted(monkeypa
     rows = list(sample.outcome({"payments": sources}, batches).rows)
     target: list[Record] = []
     topics = {"payments": sources, "sums": target}
-    monkeypatch.setattr(trial, "read_batches", lambda _: batches)
+    monkeypatch.setattr(trial, "read_batches", lambda *_: batches)
     monkeypatch.setattr(trial, "read_committed", lambda _, topic, **__: topics[topic])
     judge = trial.Trial(sample, bootstrap="", checkpoint=Path(), registry=None)
 
