@@ -7,6 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+RETAIN = "spark.sql.streaming.minBatchesToRetain"
+"""How many batches Spark keeps, 100 by default. Those that a try does must all be there when it is judged."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Batch:
@@ -25,10 +28,23 @@ class Batch:
     ends: Mapping[str, Mapping[int, int]]
 
 
-def read_batches(checkpoint: Path) -> list[Batch]:
-    """The batches that are done, oldest first. Spark keeps the last hundred."""
-    done = [int(file.name) for file in (checkpoint / "commits").glob("*") if file.name.isdigit()]
-    return [_batch(number, (checkpoint / "offsets" / str(number)).read_text()) for number in sorted(done)]
+def read_batches(checkpoint: Path, decided: int = -1) -> list[Batch]:
+    """The batches that are done, oldest first.
+
+    Args:
+        checkpoint: Spark's.
+        decided: The last batch that sparkonce's log has decided, if it counts as done as well; -1 for none.
+
+    Raises:
+        ValueError: Spark has deleted the first ones, and nobody can say any more what they have read.
+    """
+    done = {int(file.name) for file in (checkpoint / "commits").glob("*") if file.name.isdigit()}
+    if decided >= 0:
+        done.add(decided)
+    numbers = sorted(done)
+    if numbers != list(range(len(numbers))):
+        raise ValueError(f"the checkpoint {checkpoint} has no longer each batch from 0 on (see {RETAIN}): {numbers}")
+    return [_batch(number, (checkpoint / "offsets" / str(number)).read_text()) for number in numbers]
 
 
 def _batch(number: int, text: str) -> Batch:

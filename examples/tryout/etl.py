@@ -20,7 +20,8 @@ from tryout.windows import into_windows, milliseconds
 SOURCE, TARGET = "flink-identify", "suibianfade"
 PARTITIONS = 5
 STEP_MS = 100
-CLOSING_MS = 10 * 60 * 1000
+CLOSING_MS = 40 * 60 * 1000
+"""Far enough for the closing records to be of the future, as by a wrong clock, and near enough for a broker."""
 SCHEMA = {
     "type": "record",
     "name": "Message",
@@ -62,7 +63,7 @@ class EtlSample:
             yield self._message(registry, number, person, self.began_ms + number * STEP_MS)
 
     def closing(self, registry: str | None) -> Iterator[Message]:
-        """A person of their own, later than all others."""
+        """A person of their own, later than all others, and than now."""
         person = {"id": -1, "name": "closing", "identifyNumber": "c" * 18}
         at_ms = self.began_ms + self.count * STEP_MS + CLOSING_MS
         yield self._message(registry, 0, person, at_ms)._replace(key=CLOSING)
@@ -84,7 +85,7 @@ class EtlSample:
         )
 
     def _time_ms(self, record: Record, batch: Batch) -> int:
-        return record.timestamp_ms if self.clock == "record" else batch.timestamp_ms
+        return min(record.timestamp_ms, batch.timestamp_ms) if self.clock == "record" else batch.timestamp_ms
 
     def _message(self, registry: str | None, number: int, person: Mapping[str, Any], at_ms: int) -> Message:
         value = io.BytesIO()

@@ -18,6 +18,7 @@ from rich.table import Table
 
 from sparkonce.embedded import Cluster, spark_avro_jars, spark_kafka_jars
 from sparkonce.testing.registry import RegistryServer
+from tryout.checkpoint import RETAIN
 from tryout.sample import Sample
 from tryout.trial import Count, Trial
 
@@ -77,6 +78,7 @@ def spark_environment(folder: Path, *, cores: int = 5, java: str = "") -> dict[s
         "spark.driver.extraJavaOptions": f"-Djava.io.tmpdir={folder} {java}".strip(),
         "spark.local.dir": str(folder),
         "spark.log.level": "WARN",
+        RETAIN: "100000",
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
     }

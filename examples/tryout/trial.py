@@ -93,9 +93,13 @@ class Trial:
         """Whether the job has done a batch."""
         return bool(read_batches(self._checkpoint))
 
-    def outcome(self) -> Outcome:
-        """What must have come out, by the sources and the checkpoint as they are now."""
-        batches = read_batches(self._checkpoint)
+    def outcome(self, decided: int = -1) -> Outcome:
+        """What must have come out, by the sources and the checkpoint as they are now.
+
+        Args:
+            decided: See `read_batches`.
+        """
+        batches = read_batches(self._checkpoint, decided)
         sources = {topic: read_committed(self._bootstrap, topic, timeout_s=LIMIT_S) for topic in self.sample.sources}
         return self.sample.outcome(sources, batches)
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from spark.desk import Desk, Hold, Visit
 from spark.example_child import PHASE, Config
-from spark.processes import TESTS, Run, eventually
+from spark.processes import LIMIT_S, TESTS, Run, eventually
 from spark.startup import jvm_flags
 from spark.watching import Place, Watcher
 from sparkonce.embedded import Cluster
@@ -23,7 +23,7 @@ from sparkonce.protocol.handles import Handle
 from sparkonce.protocol.ownership import TransactionalId, short_query
 from sparkonce.protocol.state import Phase
 from sparkonce.protocol.view import LogView
-from sparkonce.testing.kafka import Transaction, list_transactions
+from sparkonce.testing.kafka import Transaction, list_transactions, read_committed
 from sparkonce.testing.registry import RegistryServer
 from tryout.run import spark_environment
 from tryout.sample import Message, Row, Sample
@@ -35,6 +35,9 @@ if TYPE_CHECKING:
 EXAMPLES = Path(__file__).parents[2] / "examples"
 WITH_TRANSACTIONS = (Phase.FINISHING, Phase.SWEEPING_OWN, Phase.RAISING_FLOOR, Phase.TIDYING, Phase.IDLE)
 """Phases of a batch that is decided."""
+
+LAST_PIECES = 5
+"""In how many batches, at least, the last run gets what is left."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,6 +121,7 @@ class ExampleJob:
             stack.callback(self._kill_all)
             self._left: list[Message] = self.trial.messages()
             self._fed = 0
+            self._chunk = self.query.chunk
             self._stack = stack.pop_all()
         return self
 
@@ -149,10 +153,11 @@ class ExampleJob:
         run.kill()
 
     def finish(self) -> Count:
-        """Starts it once more, sends what is left, and waits until all has come out."""
+        """Starts it once more, sends what is left in pieces, and waits until all has come out."""
         run = self.start()
-        self.trial.send(self._left)
-        self._left = []
+        self._chunk = max(1, -(-len(self._left) // LAST_PIECES))
+        self._feed()
+        eventually(lambda: self._go_on(run) or not self._left, "what is left has been sent")
         count = self.trial.count()
 
         def is_done() -> bool:
@@ -172,11 +177,26 @@ class ExampleJob:
         return count
 
     def too_early(self) -> int:
-        """Rows that the reader saw before the batch was decided that must have written them."""
-        written_by = self.trial.outcome().rows
-        assert self.watcher.rows
-        # What the last run wrote while it was killed is not among them.
-        return sum(written_by.get(row, -1) > decided for row, decided in self.watcher.rows.values())
+        """Rows that the reader saw before the batch was decided that must have written them.
+
+        The reader must have seen all that stands in the topic, nothing else, and no row that no batch must write.
+        """
+        self.watcher.catch_up({place: row.key.encode() for place, row in self._standing().items()})
+        seen = dict(self.watcher.rows)
+        standing = self._standing()  # once more: a transaction may have become visible meanwhile
+        assert seen
+        assert [row for place, (row, _) in seen.items() if standing.get(place) != row] == []
+        # The last run may have been killed when a batch was decided, some of it seen, and Spark did not know of it.
+        written_by = self.trial.outcome(self.decided()).rows
+        assert [row for row, _ in seen.values() if row not in written_by] == []
+        return sum(written_by[row] > decided for row, decided in seen.values())
+
+    def _standing(self) -> dict[Place, Row]:
+        """What a read_committed reader finds in the target now."""
+        records = read_committed(self.bootstrap, self.trial.sample.target, timeout_s=LIMIT_S)
+        return {
+            (one.partition, one.offset): Row((one.key or b"").decode(), (one.value or b"").decode()) for one in records
+        }
 
     def left_open(self) -> list[str]:
         """Transactions that are still open, of any run but the newest."""
@@ -230,5 +250,5 @@ class ExampleJob:
         return False
 
     def _feed(self) -> None:
-        self.trial.send(self._left[: self.query.chunk])
-        self._left = self._left[self.query.chunk :]
+        self.trial.send(self._left[: self._chunk])
+        self._left = self._left[self._chunk :]

@@ -93,9 +93,14 @@ def check_points(kills: Sequence[Kill]) -> None:
         if kill.point == Phase.DECIDING.name:
             assert kill.open > 0, f"nothing was prepared: {kill}"
             assert kill.decided < kill.batch
+        if kill.point in {WRITTEN, PREPARED}:
+            assert kill.open > 0, f"nothing was written: {kill}"
+        if kill.point in WITHIN_TASKS:
+            assert kill.decided < kill.batch, f"written although it is decided: {kill}"
         if kill.point in {Phase.FINISHING.name, HALFWAY}:
             assert kill.open > 0, f"all was committed: {kill}"
-            assert kill.decided == kill.batch
+        if kill.point in {Phase.FINISHING.name, HALFWAY, Phase.SWEEPING_OWN.name, Phase.IDLE.name}:
+            assert kill.decided == kill.batch, f"not decided: {kill}"
 
 
 def leaves_decided(kills: Sequence[Kill]) -> bool:

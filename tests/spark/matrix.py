@@ -143,10 +143,12 @@ class ExampleJob(AnyJob):
         The decision log is fsynced. So of a batch that is decided the state may be gone.
         """
         version = str(self.kills[-1].batch + 1)
-        for ending in STATE_FILES | {".snapshot"}:
-            for path in (self.checkpoint / "state").rglob(f"{version}{ending}"):
-                path.unlink()
-                path.with_name(f".{path.name}.crc").unlink(missing_ok=True)
+        endings = STATE_FILES | {".snapshot"}
+        newest = [path for ending in endings for path in (self.checkpoint / "state").rglob(f"{version}{ending}")]
+        assert newest, f"{self.example.name} has no state {version} to lose"
+        for path in newest:
+            path.unlink()
+            path.with_name(f".{path.name}.crc").unlink(missing_ok=True)
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,6 +22,7 @@ from sparkonce.testing.kafka import read_committed
 from sparkonce.testing.registry import RegistryServer
 from tryout import EnrichmentSample, EtlSample, SumSample
 from tryout.checkpoint import read_batches
+from tryout.etl import STEP_MS
 from tryout.sample import Sample
 
 pytestmark = [pytest.mark.kafka, pytest.mark.spark]
@@ -47,8 +48,9 @@ class Case:
 def cases(registry: str) -> list[Case]:
     utc = {"spark.sql.session.timeZone": "UTC"}
     avro = {**utc, REGISTRY: registry}
+    began_ms = EtlSample().began_ms - ROWS * STEP_MS  # or the last of so many rows would be of the future
     return [
-        Case(plan="etl_by_record", sample=EtlSample(count=ROWS), sql=avro),
+        Case(plan="etl_by_record", sample=EtlSample(count=ROWS, began_ms=began_ms), sql=avro),
         Case(
             plan="etl_by_processing",
             sample=EtlSample(count=ROWS, clock="processing", window=AT_ONCE_WINDOW),

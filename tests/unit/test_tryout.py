@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from sparkonce.testing.kafka import Record
-from tryout import EnrichmentSample, EtlSample, SumSample, trial
+from tryout import EnrichmentSample, EtlSample, SumSample, etl, trial
 from tryout.checkpoint import Batch, read_batches
 from tryout.enrichment import ORDERS, PAYMENTS
-from tryout.sample import CLOSING, Row, Sample
+from tryout.sample import CLOSING, Row, Sample, text_of
 from tryout.windows import into_windows
 
 TOPIC = "t"
@@ -68,7 +68,11 @@ def test_batches_are_those_that_are_done_with_all_of_their_sources(tmp_path: Pat
     assert read_batches(tmp_path) == [
         Batch(number=0, watermark_ms=5, timestamp_ms=7, ends={"a": {0: 3, 1: 4}, "b": {0: 1}})
     ]
+    assert [each.number for each in read_batches(tmp_path, decided=1)] == [0, 1]
     assert read_batches(tmp_path / "nothing") == []
+    (tmp_path / "commits" / "0").rename(tmp_path / "commits" / "1")
+    with pytest.raises(ValueError, match="no longer each batch from 0 on"):
+        read_batches(tmp_path)
 
 
 def test_the_sum_of_each_customer_and_window_with_rows_that_wait_and_rows_of_nobody() -> None:
@@ -98,6 +102,21 @@ def test_processing_time_is_the_time_of_the_batch_that_reads() -> None:
         ("1970-01-01 00:00:01", 2)
     ]
     assert outcome.waiting == 1
+
+
+def test_a_record_of_the_future_is_of_the_batch_that_reads_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(etl, "_register", lambda _: 1)
+    sample = EtlSample(count=1)
+    value = next(iter(sample.messages(None))).value
+    now, window_ms = sample.began_ms, 20_000
+    times = (now - 1, now + 1_000, now + 10 * window_ms)
+    records = [Record(0, offset, None, value, time_ms, ()) for offset, time_ms in enumerate(times)]
+    batches = [
+        Batch(number=0, watermark_ms=0, timestamp_ms=now + 5_000, ends={"flink-identify": {0: 3}}),
+        Batch(number=1, watermark_ms=now + window_ms, timestamp_ms=0, ends={"flink-identify": {0: 3}}),
+    ]
+    outcome = sample.outcome({"flink-identify": records}, batches)
+    assert (sorted(row.key for row in outcome.rows), outcome.waiting) == ([text_of(now - window_ms), text_of(now)], 0)
 
 
 def test_a_payment_comes_with_its_order_once_unless_it_was_late() -> None:
@@ -141,7 +160,7 @@ def test_rows_that_are_missing_or_came_twice_or_are_nobodys_are_counted(monkeypa
     rows = list(sample.outcome({"payments": sources}, batches).rows)
     target: list[Record] = []
     topics = {"payments": sources, "sums": target}
-    monkeypatch.setattr(trial, "read_batches", lambda _: batches)
+    monkeypatch.setattr(trial, "read_batches", lambda *_: batches)
     monkeypatch.setattr(trial, "read_committed", lambda _, topic, **__: topics[topic])
     judge = trial.Trial(sample, bootstrap="", checkpoint=Path(), registry=None)
 
