@@ -334,6 +334,24 @@ def test_a_registry_that_is_away_makes_no_bad_records(
     assert dropping.collect() == []
 
 
+def test_an_id_of_another_subject_is_a_record_that_cannot_be_decoded(
+    spark: SparkSession, server: RegistryServer, registry: SchemaRegistry, subject: str
+) -> None:
+    good = framed(server.register(subject, V1), V1, {"id": 1, "note": "a"})
+    foreign = server.register(f"{subject}-other", record(("other", "string"), name="Other"))
+    df = rows(spark, good, wire_header(foreign) + b"\2x", good)
+    told = f"schema id {foreign} belongs to subject {subject}-other, not to {subject}"
+    letters = decoded(df, subject, registry, on_error="dead-letter")
+    assert [one["record"] is None for one in letters] == [False, True, False]
+    assert told in letters[1]["dead_letter"]["reason"]
+    dropping = decode_registry_avro(df, subject=subject, registry=registry, on_error="drop")
+    assert dropping.count() == 2
+    with pytest.raises(PySparkException, match=rf"offset=71 .*{told}.*add their subject to subject="):
+        decoded(df, subject, registry, later_ids="ask")
+    with pytest.raises(PySparkException, match=rf"offset=71 .*id {foreign} was not one of .*to another subject, add"):
+        decoded(df, subject, registry, later_ids="stop")
+
+
 def test_a_later_id_of_another_type_is_told(
     spark: SparkSession, server: RegistryServer, registry: SchemaRegistry, subject: str
 ) -> None:

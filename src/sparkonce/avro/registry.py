@@ -198,7 +198,7 @@ class SchemaRegistry:
             return question(self._client())
         except SchemaRegistryError as error:
             raise self._refused(what, error) from None
-        except Exception as error:  # the client's HTTP library, which is one of two, has its own
+        except Exception as error:  # noqa: BLE001 - the client's HTTP library, which is one of two, has its own
             said = self._without_secrets(f"{type(error).__name__}: {error}")
             raise RegistryError(
                 f"The schema registry at {self.url} gave no answer about {what}: {said}",
