@@ -497,7 +497,7 @@ def test_a_missing_module_is_told(spark: SparkSession, monkeypatch: pytest.Monke
         avro=SimpleNamespace(AvroDataToCatalyst=nothing)))))  # fmt: skip
     bare._jvm.org = nothing_there
     monkeypatch.setattr(SparkSession, "getActiveSession", lambda: bare)
-    with pytest.raises(ConfigurationError, match=r"spark\.jars\.packages=org\.apache\.spark:spark-avro_2\.13:4\.0\.0"):
+    with pytest.raises(ConfigurationError, match=r"does not have spark-avro.*packages=org\.apache\.spark:spark-avro_2\.13:4\.0\.0"):
         to_avro_file("r", V1)
 
 
