@@ -13,6 +13,7 @@ from pyspark.sql.avro import functions as avro
 from sparkonce.avro.schemas import is_recursive
 from sparkonce.errors import ConfigurationError
 from sparkonce.sources.packages import AVRO_MODULE, missing_module
+from sparkonce.spark.avro.limits import warn_without_limits
 
 _OURS = ("mode", "avroSchema", "avroSchemaUrl")
 """Options of ``from_avro`` that are set here."""
@@ -47,6 +48,7 @@ def check_readable(schema: str, where: str, options: Mapping[str, str]) -> None:
         ConfigurationError: if there is no classic Spark session, Spark lacks its Avro module, or has no such type.
     """
     jvm = require_module()
+    warn_without_limits(SparkSession.active(), jvm)
     if is_recursive(json.loads(schema)) and _DEPTH not in options:
         raise ConfigurationError(
             f"{where} holds itself (a recursive type), and Spark's types cannot",
