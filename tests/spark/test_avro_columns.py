@@ -490,6 +490,24 @@ def test_a_column_that_is_not_there_or_not_binary_is_named(spark: SparkSession, 
             decode_registry_avro(rows(spark, None), column, subject="a", registry=registry)
 
 
+def test_columns_that_do_not_say_where_a_record_is_are_named(
+    spark: SparkSession, server: RegistryServer, registry: SchemaRegistry, subject: str
+) -> None:
+    good = framed(server.register(subject, V1), V1, {"id": 1, "note": "a"})
+    bare = rows(spark, good).select("value", F.struct("offset").alias("at"))
+    refused: list[dict[str, Any]] = [
+        {}, {"on_error": "drop", "later_ids": "stop"}, {"located_by": ("at.offset", "partition")}
+    ]  # fmt: skip
+    for more in refused:
+        with pytest.raises(
+            SchemaError, match=r"located_by=.*no column (topic, partition, offset|partition);.*located_by=\(\)"
+        ):
+            decode_registry_avro(bare, subject=subject, registry=registry, **more)
+    taken: list[dict[str, Any]] = [{"located_by": ()}, {"on_error": "drop"}, {"located_by": ("at.offset", "VALUE")}]
+    for more in taken:
+        assert decode_registry_avro(bare, subject=subject, registry=registry, **more).count() == 1
+
+
 def test_a_missing_module_is_told(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
     nothing = JavaPackage("", None)
     bare = SimpleNamespace(_jvm=SimpleNamespace(org=nothing), version="4.0.0")
@@ -497,7 +515,9 @@ def test_a_missing_module_is_told(spark: SparkSession, monkeypatch: pytest.Monke
         avro=SimpleNamespace(AvroDataToCatalyst=nothing)))))  # fmt: skip
     bare._jvm.org = nothing_there
     monkeypatch.setattr(SparkSession, "getActiveSession", lambda: bare)
-    with pytest.raises(ConfigurationError, match=r"does not have spark-avro.*packages=org\.apache\.spark:spark-avro_2\.13:4\.0\.0"):
+    with pytest.raises(
+        ConfigurationError, match=r"does not have spark-avro.*packages=org\.apache\.spark:spark-avro_2\.13:4\.0\.0"
+    ):
         to_avro_file("r", V1)
 
 
