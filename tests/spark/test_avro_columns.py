@@ -334,6 +334,24 @@ def test_a_registry_that_is_away_makes_no_bad_records(
     assert dropping.collect() == []
 
 
+def test_an_id_of_another_subject_is_a_record_that_cannot_be_decoded(
+    spark: SparkSession, server: RegistryServer, registry: SchemaRegistry, subject: str
+) -> None:
+    good = framed(server.register(subject, V1), V1, {"id": 1, "note": "a"})
+    foreign = server.register(f"{subject}-other", record(("other", "string"), name="Other"))
+    df = rows(spark, good, wire_header(foreign) + b"\2x", good)
+    told = f"schema id {foreign} belongs to subject {subject}-other, not to {subject}"
+    letters = decoded(df, subject, registry, on_error="dead-letter")
+    assert [one["record"] is None for one in letters] == [False, True, False]
+    assert told in letters[1]["dead_letter"]["reason"]
+    dropping = decode_registry_avro(df, subject=subject, registry=registry, on_error="drop")
+    assert dropping.count() == 2
+    with pytest.raises(PySparkException, match=rf"offset=71 .*{told}.*add their subject to subject="):
+        decoded(df, subject, registry, later_ids="ask")
+    with pytest.raises(PySparkException, match=rf"offset=71 .*id {foreign} was not one of .*to another subject, add"):
+        decoded(df, subject, registry, later_ids="stop")
+
+
 def test_a_later_id_of_another_type_is_told(
     spark: SparkSession, server: RegistryServer, registry: SchemaRegistry, subject: str
 ) -> None:
@@ -472,6 +490,24 @@ def test_a_column_that_is_not_there_or_not_binary_is_named(spark: SparkSession, 
             decode_registry_avro(rows(spark, None), column, subject="a", registry=registry)
 
 
+def test_columns_that_do_not_say_where_a_record_is_are_named(
+    spark: SparkSession, server: RegistryServer, registry: SchemaRegistry, subject: str
+) -> None:
+    good = framed(server.register(subject, V1), V1, {"id": 1, "note": "a"})
+    bare = rows(spark, good).select("value", F.struct("offset").alias("at"))
+    refused: list[dict[str, Any]] = [
+        {}, {"on_error": "drop", "later_ids": "stop"}, {"located_by": ("at.offset", "partition")}
+    ]  # fmt: skip
+    for more in refused:
+        with pytest.raises(
+            SchemaError, match=r"located_by=.*no column (topic, partition, offset|partition);.*located_by=\(\)"
+        ):
+            decode_registry_avro(bare, subject=subject, registry=registry, **more)
+    taken: list[dict[str, Any]] = [{"located_by": ()}, {"on_error": "drop"}, {"located_by": ("at.offset", "VALUE")}]
+    for more in taken:
+        assert decode_registry_avro(bare, subject=subject, registry=registry, **more).count() == 1
+
+
 def test_a_missing_module_is_told(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
     nothing = JavaPackage("", None)
     bare = SimpleNamespace(_jvm=SimpleNamespace(org=nothing), version="4.0.0")
@@ -479,7 +515,9 @@ def test_a_missing_module_is_told(spark: SparkSession, monkeypatch: pytest.Monke
         avro=SimpleNamespace(AvroDataToCatalyst=nothing)))))  # fmt: skip
     bare._jvm.org = nothing_there
     monkeypatch.setattr(SparkSession, "getActiveSession", lambda: bare)
-    with pytest.raises(ConfigurationError, match=r"spark\.jars\.packages=org\.apache\.spark:spark-avro_2\.13:4\.0\.0"):
+    with pytest.raises(
+        ConfigurationError, match=r"does not have spark-avro.*packages=org\.apache\.spark:spark-avro_2\.13:4\.0\.0"
+    ):
         to_avro_file("r", V1)
 
 

@@ -158,7 +158,10 @@ def test_a_registry_that_is_away_stops_the_query_and_loses_nothing(orders: Order
 
 def test_bad_records_stop_the_query_or_are_counted_or_kept(orders: Orders) -> None:
     good = orders.orders(range(30))
+    other = new_name("others-value")
+    foreign = orders.server.register(other, {**V1, "name": "Other"})
     orders.send(*good[:10], b"nonsense", *good[10:20], good[0][:-1], wire_header(777) + b"\0", None, *good[20:])
+    orders.send(wire_header(foreign) + b"\2", *orders.orders(range(30, 40)))
     told = orders.stops(orders.decode())
     assert f"topic={orders.source} partition=1 offset=10 (subject {orders.subject}): it is not in the" in told
     assert orders.written() == []
@@ -174,12 +177,13 @@ def test_bad_records_stop_the_query_or_are_counted_or_kept(orders: Orders) -> No
 
     query = orders.run(dropped)
     counted = [one["observedMetrics"]["sparkonce_avro"].asDict() for one in query.recentProgress if one["numInputRows"]]
-    assert counted == [{"records": 34, "undecodable": 3}]
+    assert counted == [{"records": 45, "undecodable": 4}]
     found = [json.loads(one.value) for one in read_committed(orders.bootstrap, orders.target) if one.value is not None]
-    assert Counter(one["id"] for one in found) == Counter(range(30))
+    assert Counter(one["id"] for one in found) == Counter(range(40))
 
     orders.checkpoint, orders.target = orders.checkpoint.with_name("letters"), new_name("letters")
     create_topic(orders.bootstrap, orders.target, 2)
     orders.run(letters)
-    assert [one["id"] for one in orders.written()] == [10, 21, 22]
+    assert [one["id"] for one in orders.written()] == [10, 21, 22, 34]
     assert "schema id 777 is not known to the registry" in orders.written()[2]["reason"]
+    assert f"schema id {foreign} belongs to subject {other}" in orders.written()[3]["reason"]

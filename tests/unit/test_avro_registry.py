@@ -5,13 +5,16 @@ from __future__ import annotations
 import json
 import pickle
 import subprocess
+import traceback
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote, unquote
 
 import pytest
 from confluent_kafka.schema_registry import Schema, SchemaReference, SchemaRegistryClient
 from confluent_kafka.schema_registry.error import SchemaRegistryError
+from pyspark import cloudpickle
 
 from sparkonce.avro.registry import SchemaRegistry
 from sparkonce.errors import ConfigurationError, RegistryError
@@ -60,6 +63,16 @@ def test_the_latest_is_the_latest_though_schemas_are_kept(server: RegistryServer
     assert server.count("GET /subjects/orders-value/versions/1") == 1
     server.register("orders-value", V2)
     assert registry.latest("orders-value").version == 2
+
+
+def test_the_subjects_of_an_id(server: RegistryServer, registry: SchemaRegistry) -> None:
+    shared, own = server.register("orders-value", V1), server.register("orders-value", V2)
+    assert server.register("others-value", V1) == shared
+    server.delete_version("orders-value", 1)
+    assert registry.subjects(shared) == ["orders-value", "others-value"]
+    assert registry.subjects(own) == ["orders-value"]
+    with pytest.raises(RegistryError, match=r"subjects of schema id 9.*40403"):
+        registry.subjects(9)
 
 
 def test_a_version_that_is_deleted_softly_is_still_read(server: RegistryServer, registry: SchemaRegistry) -> None:
@@ -151,6 +164,47 @@ def test_a_server_that_says_the_secret_is_not_repeated(
 def test_an_answer_is_not_waited_for_for_ever(server: RegistryServer) -> None:
     # The client's own default is no timeout at all.
     assert SchemaRegistry({"url": server.url})._client()._rest_client.timeout == 10
+
+
+@pytest.mark.parametrize("password", ["hid@/den", "hid%40%2Fden", "hid/den"])
+def test_a_user_in_a_url_is_not_told_however_it_is_written(password: str) -> None:
+    two = SchemaRegistry({"url": f"http://user:{password}@one:1,https://user:{password}@two:2/path"})
+    assert two.url == "http://one:1,https://two:2/path"
+    told = two._without_secrets(f"no route to http://user:{password}@one, {unquote(password)}, {quote(password)}")
+    assert told == "no route to http://***@one, ***, ***"
+
+
+def test_the_cause_and_the_proxy_tell_no_secret(monkeypatch: pytest.MonkeyPatch) -> None:
+    proxy = "http://user:hidden@127.0.0.1:9"
+    registry = SchemaRegistry({"url": "http://127.0.0.1:9", "proxy": proxy, "max.retries": 0})
+
+    def fails(_: int) -> None:
+        raise OSError(f"cannot reach {proxy}")
+
+    monkeypatch.setattr(registry._client(), "get_schema", fails)
+    with pytest.raises(RegistryError, match=r"cannot reach http://\*\*\*@127") as told:
+        registry.find(1)
+    assert "hidden" not in "".join(traceback.format_exception(told.value))
+
+
+def test_copies_share_one_client_even_if_a_setting_is_a_function(monkeypatch: pytest.MonkeyPatch) -> None:
+    clients: dict[str, Any] = {}
+    monkeypatch.setattr("sparkonce.avro.registry._clients", clients)
+    made_of_a_function = {
+        "url": "http://127.0.0.1:9",
+        "bearer.auth.credentials.source": "CUSTOM",
+        "bearer.auth.custom.provider.function": lambda _: {},
+        "bearer.auth.custom.provider.config": {},
+    }
+    registry = SchemaRegistry(made_of_a_function)
+    # As Spark sends it to a worker, where the function is a new one each time.
+    text = cloudpickle.dumps(registry)
+    for _ in range(5):
+        copy = pickle.loads(text)  # noqa: S301
+        copy._client()
+        assert copy.key == registry.key
+    assert len(clients) == 1
+    assert SchemaRegistry(made_of_a_function).key != registry.key
 
 
 def test_a_missing_url_is_told() -> None:

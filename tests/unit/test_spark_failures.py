@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from sparkonce.errors import PrepareError
-from sparkonce.spark.failures import root_cause, short_error
+from sparkonce.spark.failures import MOST_CHARACTERS, root_cause, short_error
 from sparkonce.spark.work import SparkWork
 
 CALLED = "py4j.protocol.Py4JJavaError: An error occurred while calling o66.collectToPython.\n: "
@@ -55,6 +55,17 @@ def test_the_cause_is_the_error_of_the_task() -> None:
     assert root_cause(RuntimeError(FAILED)) == "ValueError: bad row"
     assert root_cause(RuntimeError(f"{FAILED}\nsparkonce.errors.PrepareError: no")) == "PrepareError: no"
     assert root_cause(RuntimeError("first\nsecond")) == "RuntimeError: first"
+
+
+def test_of_a_long_cause_the_beginning_and_the_advice_are_told() -> None:
+    long = root_cause(RuntimeError(f"sparkonce.errors.PrepareError: cannot write {'x' * 45_000} Next: start again."))
+    assert len(long) == MOST_CHARACTERS
+    assert long.startswith("PrepareError: cannot write xxx")
+    assert long.endswith("x… Next: start again.")
+    for text in (f"ValueError: {'x' * 45_000}", f"ValueError: short Next: {'x' * 45_000}"):
+        assert len(root_cause(RuntimeError(text))) <= MOST_CHARACTERS
+    raised = f"[USER_RAISED_EXCEPTION] cannot {'x' * 45_000} Next: start again. SQLSTATE: P0001"
+    assert root_cause(RuntimeError(raised)).endswith("x… Next: start again.")
 
 
 def test_what_a_plan_raises_is_told_whole() -> None:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import re
 import threading
+import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
+from urllib.parse import quote, unquote
 
 from sparkonce.avro.schemas import Schema, inline, parse
 from sparkonce.errors import ConfigurationError, RegistryError
@@ -22,6 +24,8 @@ DEFAULTS: Mapping[str, Any] = {"timeout": 10, "max.retries": 3}
 """Ours where they differ: the client would wait for an answer for ever."""
 
 _SECRET = re.compile(r"password|secret|user\.info|token")
+_USER_IN_URL = re.compile(r"//((?:(?!,\s*https?://).)*)@")
+"""Of each of several URLs, up to its last @: a password in which / or @ is not escaped is a password all the same."""
 
 # One client a process and settings, so that copies of a registry (each task of a worker unpickles one) share its cache.
 _clients: dict[str, Any] = {}
@@ -60,6 +64,7 @@ class SchemaRegistry:
 
     def __init__(self, settings: Mapping[str, Any]) -> None:
         self._settings = {**DEFAULTS, **settings}
+        self._key = _key(self._settings)
         if not isinstance(self._settings.get("url"), str):
             raise ConfigurationError(
                 "SchemaRegistry has no url", next_step="give it {'url': 'https://registry:8081'} at least."
@@ -67,7 +72,7 @@ class SchemaRegistry:
         self._client()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return (SchemaRegistry, (self._settings,))
+        return (_restored, (self._settings, self._key))
 
     def __repr__(self) -> str:
         return f"SchemaRegistry({self.url})"
@@ -75,12 +80,12 @@ class SchemaRegistry:
     @property
     def url(self) -> str:
         """Where it is, without user and password."""
-        return re.sub(r"//[^/@]*@", "//", self._settings["url"])
+        return _USER_IN_URL.sub("//", self._settings["url"])
 
     @property
     def key(self) -> str:
-        """Equal for equal settings. Holds secrets: not to be shown."""
-        return json.dumps(self._settings, sort_keys=True, default=repr)
+        """Equal for equal settings and for copies. Holds secrets: not to be shown."""
+        return self._key
 
     def versions(self, subject: str) -> list[RegisteredSchema]:
         """Every version of a subject, the newest first. Those that were deleted softly too: their records are there.
@@ -128,6 +133,15 @@ class SchemaRegistry:
                 return None
             raise
         return RegisteredSchema(id=schema_id, text=self._text(found, what))
+
+    def subjects(self, schema_id: int) -> list[str]:
+        """The subjects that a schema is registered under, those that have it in a softly deleted version too.
+
+        Raises:
+            RegistryError: if the registry does not know the id, does not answer such questions, or gives no answer.
+        """
+        what = f"the subjects of schema id {schema_id}"
+        return sorted(self._ask(what, lambda client: client.get_subjects_by_schema_id(schema_id, deleted=True)))
 
     def register(self, subject: str, text: str) -> int:
         """Registers a schema, unless it is there, and gives its id.
@@ -184,13 +198,13 @@ class SchemaRegistry:
             return question(self._client())
         except SchemaRegistryError as error:
             raise self._refused(what, error) from None
-        except Exception as error:  # the client's HTTP library, which is one of two, has its own
+        except Exception as error:  # noqa: BLE001 - the client's HTTP library, which is one of two, has its own
             said = self._without_secrets(f"{type(error).__name__}: {error}")
             raise RegistryError(
                 f"The schema registry at {self.url} gave no answer about {what}: {said}",
                 next_step="see that it runs and can be reached from here, and that the ssl.* settings fit it; "
                 "nothing is lost, start the query again.",
-            ) from error
+            ) from None  # its own text may hold the secrets that ours does not
 
     def _refused(self, what: str, error: Any) -> RegistryError:
         status, code = error.http_status_code, error.error_code
@@ -205,9 +219,13 @@ class SchemaRegistry:
 
     def _without_secrets(self, text: str) -> str:
         values = [str(value) for name, value in self._settings.items() if _SECRET.search(name)]
-        values += [value.partition(":")[2] for value in values]
-        values += re.findall(r"//([^/@]*)@", self._settings["url"])
-        for value in sorted(filter(None, values), key=len, reverse=True):
+        values += [user for name in ("url", "proxy") for user in _USER_IN_URL.findall(str(self._settings.get(name)))]
+        passwords = [value.partition(":")[2] for value in values]
+        # What is not escaped in a URL is taken apart by who reads it, and escaped what is.
+        pieces = [piece for password in passwords for piece in re.split("[@/?#:,]", password) if len(piece) > 2]
+        values += [*passwords, *pieces]
+        values += [other(value) for value in values for other in (quote, unquote)]
+        for value in sorted({*values} - {""}, key=len, reverse=True):
             text = text.replace(value, "***")
         return text
 
@@ -231,7 +249,7 @@ class SchemaRegistry:
             named = ", ".join(sorted(self._settings))
             raise ConfigurationError(
                 f"SchemaRegistry does not take these settings ({named}): {self._without_secrets(str(error))}"
-            ) from error
+            ) from None
 
 
 _NEXT_STEPS = {
@@ -243,6 +261,19 @@ _NEXT_STEPS = {
     409: "make the schema compatible with the subject's earlier versions, or change the subject's compatibility rule.",
     422: "correct the schema.",
 }
+
+
+def _key(settings: Mapping[str, Any]) -> str:
+    try:
+        return json.dumps(settings, sort_keys=True)
+    except TypeError:  # A function has no text of its own that a copy would have too.
+        return uuid.uuid4().hex
+
+
+def _restored(settings: Mapping[str, Any], key: str) -> SchemaRegistry:
+    registry = SchemaRegistry.__new__(SchemaRegistry)
+    registry._settings, registry._key = dict(settings), key
+    return registry
 
 
 def _avro(text: str) -> Any:

@@ -2,7 +2,7 @@
 
 Java resolves the schemas of all other records, so this must do the same or refuse. It refuses what fastavro reads or
 writes by other rules: unions of several types (fastavro chooses the branch by the value), and whatever fastavro says
-that it cannot resolve (it compares names where Java does not).
+that it cannot resolve (it compares names where Java does not). Whether Java could is for the caller to learn.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import io
 import json
 import struct
+from collections.abc import Mapping
 from typing import Any
 
 from sparkonce.avro.schemas import Schema, parts
@@ -18,11 +19,16 @@ from sparkonce.errors import ConfigurationError
 _MALFORMED = (EOFError, ValueError, IndexError, OverflowError, MemoryError, struct.error)
 """What fastavro raises for bytes that are no record of the schema."""
 
-_RESTART = "start the query again: all schemas that are registered by then are read by Java. Nothing is lost."
+_MOST_CHARACTERS = 300
+"""Of what fastavro says: it says both schemas."""
 
 
 class MalformedError(Exception):
     """Bytes are no record of their schema."""
+
+
+class UnresolvableError(Exception):
+    """Python cannot read the writer's records as the reader's: Java may, or may not."""
 
 
 class Transcoder:
@@ -33,7 +39,8 @@ class Transcoder:
         reader: The same.
 
     Raises:
-        ConfigurationError: if Python cannot do it as Java does, or fastavro is missing.
+        UnresolvableError: if Python cannot do it as Java does.
+        ConfigurationError: if fastavro is missing.
     """
 
     def __init__(self, writer: str, reader: str) -> None:
@@ -46,19 +53,25 @@ class Transcoder:
         # Logical types say how to show a value; resolving looks at the types below only, as in Java.
         read, written = _plain(json.loads(writer)), _plain(json.loads(reader))
         self._same = read == written
-        for schema in () if self._same else (read, written):
+        if self._same:
+            return
+        for schema in (read, written):
             if (union := _choice(schema)) is not None:
-                raise ConfigurationError(
-                    f"Python does not choose in the union {json.dumps(union)[:80]} as Java does", next_step=_RESTART
-                )
-        self._writer, self._reader = parse_schema(read), parse_schema(written)
+                raise UnresolvableError(f"Python does not choose in the union {json.dumps(union)[:80]} as Java does")
+        types: dict[str, Any] = {}
+        try:
+            self._writer, self._reader = parse_schema(read), parse_schema(written, types)
+        except Exception as error:  # noqa: BLE001 - of whatever kind: fastavro refuses what Java may take
+            raise _unresolvable("parse", error) from None
+        for schema in (self._reader, *types.values()):
+            _make_bytes(schema, types)
 
     def __call__(self, record: bytes) -> bytes:
         """One record.
 
         Raises:
             MalformedError: if it is none of the writer's schema.
-            ConfigurationError: if fastavro cannot resolve it.
+            UnresolvableError: if fastavro cannot resolve it.
         """
         if self._same:
             return record
@@ -70,12 +83,48 @@ class Transcoder:
             schemaless_reader(io.BytesIO(record), self._writer, None)
             value = schemaless_reader(io.BytesIO(record), self._writer, self._reader)
         except (SchemaResolutionError, UnicodeDecodeError) as error:
-            raise ConfigurationError(f"Python cannot read it as Java does: {error}", next_step=_RESTART) from error
+            raise _unresolvable("read", error) from None
         except _MALFORMED as error:
-            raise MalformedError(f"{type(error).__name__} {error}".strip()) from error
+            raise MalformedError(f"{type(error).__name__} {error}".strip()[:_MOST_CHARACTERS]) from None
         target = io.BytesIO()
-        schemaless_writer(target, self._reader, value)
+        try:
+            schemaless_writer(target, self._reader, value)
+        except Exception as error:  # noqa: BLE001 - of whatever kind: what was read is no bad record
+            raise _unresolvable("write", error) from None
         return target.getvalue()
+
+
+def _unresolvable(what: str, error: Exception) -> UnresolvableError:
+    said = f"{type(error).__name__} {error}"
+    if len(said) > _MOST_CHARACTERS:
+        said = f"{said[:_MOST_CHARACTERS]}…"
+    return UnresolvableError(f"Python cannot {what} it as Java does: {said}")
+
+
+def _make_bytes(schema: Any, types: Mapping[str, Any]) -> None:
+    """Gives fields the defaults that fastavro writes: JSON has text for bytes, a character for each."""
+    for part in parts(schema):
+        _make_bytes(part, types)
+    for field in schema.get("fields", ()) if isinstance(schema, dict) else ():
+        if "default" in field:
+            field["default"] = _default(field["type"], field["default"], types)
+
+
+def _default(schema: Any, value: Any, types: Mapping[str, Any]) -> Any:
+    if isinstance(schema, list):  # Of null and one more at most: others are refused.
+        return value if value is None else _default(next(one for one in schema if one != "null"), value, types)
+    schema = types.get(schema, schema) if isinstance(schema, str) else schema
+    kind = schema if isinstance(schema, str) else schema["type"]
+    if kind in ("bytes", "fixed") and isinstance(value, str):
+        return value.encode("latin-1")
+    if kind == "array":
+        return [_default(schema["items"], one, types) for one in value]
+    if kind == "map":
+        return {name: _default(schema["values"], one, types) for name, one in value.items()}
+    if kind in ("record", "error"):
+        its = {field["name"]: field["type"] for field in schema["fields"]}
+        return {name: _default(its[name], one, types) if name in its else one for name, one in value.items()}
+    return value
 
 
 def _plain(schema: Schema) -> Schema:

@@ -9,6 +9,11 @@ from sparkonce.errors import PrepareError
 
 logger = logging.getLogger("sparkonce")
 
+MOST_CHARACTERS = 2000
+"""Of an error's text. Spark's own search in it, see `short_error`, needs it short."""
+_MOST_ADVICE = 1000
+_ADVICE = " Next: "
+
 _RAISED = re.compile(r"^(?P<kind>[A-Za-z_][\w.]*(?:Error|Exception|Interrupt|Exit)): (?P<said>.+)$", re.MULTILINE)
 _USER_RAISED = re.compile(r"\[USER_RAISED_EXCEPTION\] (?P<said>.+?) SQLSTATE: P0001", re.DOTALL)
 """What Spark makes of ``raise_error``, in a plan's own words."""
@@ -44,11 +49,15 @@ def short_error(error: BaseException) -> PrepareError:
 
 
 def root_cause(error: BaseException) -> str:
-    """One line that names the error of the task that failed.
+    """One line, of a bounded length, that names the error of the task that failed.
 
     An error of ours wins, then what the plan itself raises, then the last Python error in the text, then the error's
-    own first line.
+    own first line. Of a long one the middle is left out: what it begins with, and our advice, are told.
     """
+    return _shortened(_cause(error))
+
+
+def _cause(error: BaseException) -> str:
     text = str(error)
     found = _python_errors(text)
     ours = [match for match in found if match["kind"].startswith("sparkonce.")]
@@ -59,6 +68,14 @@ def root_cause(error: BaseException) -> str:
         return f"{raised['kind'].removeprefix('sparkonce.errors.')}: {raised['said']}"
     lines = text.strip().splitlines()
     return f"{type(error).__name__}: {lines[0] if lines else ''}"
+
+
+def _shortened(text: str) -> str:
+    if len(text) <= MOST_CHARACTERS:
+        return text
+    said, _, advice = text.rpartition(_ADVICE)
+    end = f"{_ADVICE}{advice}"[:_MOST_ADVICE] if said else ""
+    return f"{text[: MOST_CHARACTERS - len(end) - 1]}…{end}"
 
 
 def _python_errors(text: str) -> list[re.Match[str]]:

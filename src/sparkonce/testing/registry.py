@@ -201,6 +201,7 @@ class RegistryServer:
             ("GET", r"/subjects", lambda: sorted(self._store.subjects)),
             ("GET", r"/schemas/types", lambda: ["JSON", "PROTOBUF", "AVRO"]),
             ("GET", r"/schemas/ids/(\d+)", self._schema),
+            ("GET", r"/schemas/ids/(\d+)/subjects", lambda schema_id: self._subjects(schema_id, deleted)),
             ("POST", r"/subjects/([^/]+)/versions", lambda subject: self._register(subject, body)),
             ("POST", r"/subjects/([^/]+)", lambda subject: self._lookup(subject, body)),
             ("GET", r"/subjects/([^/]+)/versions", lambda subject: self._numbers(subject, deleted)),
@@ -219,6 +220,12 @@ class RegistryServer:
         if int(schema_id) not in self._store.schemas:
             raise _RefusedError(404, 40403, f"Schema {schema_id} not found")
         return _shown(self._store.schemas[int(schema_id)])
+
+    def _subjects(self, schema_id: str, deleted: bool) -> list[str]:
+        self._schema(schema_id)
+        its = int(schema_id)
+        listed = sorted(self._store.subjects.items())
+        return [name for name, them in listed if any(one.id == its and (deleted or not one.deleted) for one in them)]
 
     def _register(self, subject: str, body: Mapping[str, Any]) -> dict[str, Any]:
         with self._lock:

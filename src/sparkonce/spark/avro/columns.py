@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from pyspark.errors import AnalysisException
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - as everybody writes it
 from pyspark.sql.avro.functions import from_avro, to_avro
@@ -37,8 +38,8 @@ def from_registry_avro(
 ) -> Column:
     """Decodes records with a Schema Registry's header (a zero byte, the schema's id in four bytes, the Avro).
 
-    Every version of the subject is asked for once, now, and decoded in the JVM by ``from_avro``, evolved to the
-    reader's schema. A null value (a tombstone) is null.
+    The registry is asked for every version of the subject now, and not while the query runs. Each is decoded in the
+    JVM by ``from_avro``, evolved to the reader's schema. A null value (a tombstone) is null.
 
     Args:
         column: Binary.
@@ -50,10 +51,12 @@ def from_registry_avro(
             ``dead-letter``: the result is a struct of ``record`` and ``dead_letter``, a struct of ``reason``,
             ``schema_id`` and ``value``; each value gives one of the two. For ``drop`` see `decode_registry_avro`.
         later_ids: What to do with an id that is not among the subject's now. ``stop``: the query stops, and reads such
-            records in the JVM when it is started again, if the schema is registered by then. ``ask``: a Python worker
-            asks the registry and takes such records along, whatever their subject; every record pays for the way
-            there. By default ``stop`` for ``fail``, and ``ask`` otherwise.
-        located_by: The columns that say where a record is, for the error.
+            records in the JVM when it is started again, if the schema is registered under the subject by then.
+            ``ask``: a Python worker asks the registry and takes such records along. One of another subject is taken
+            too if Python can resolve it to the reader's schema, and else is one that cannot be decoded. Every record
+            pays for the way there. By default ``stop`` for ``fail``, and ``ask`` otherwise.
+        located_by: The columns beside it that say where a record is, for the error. Where they are missing, Spark
+            refuses the plan; name others, or none: ``located_by=()``. `decode_registry_avro` names those missing.
         options: More options of ``from_avro``, such as ``recursiveFieldMaxDepth``.
 
     Raises:
@@ -102,7 +105,7 @@ def decode_registry_avro(
         settings: Those of `from_registry_avro`.
 
     Raises:
-        SchemaError: if the column is missing or not binary.
+        SchemaError: if the column is missing or not binary, or one of ``located_by`` is missing that an error needs.
         ConfigurationError, RegistryError: see `from_registry_avro`.
     """
     _check(on_error=(on_error, (FAIL, DROP, DEAD_LETTER)))
@@ -111,6 +114,7 @@ def decode_registry_avro(
         raise SchemaError(
             f"column={column!r} is {found or 'missing'}, and must be binary: the columns are {', '.join(df.columns)}"
         )
+    _check_located(df, on_error, settings)
     if on_error == FAIL:
         return df.withColumn(into, from_registry_avro(column, on_error=FAIL, **settings))
     # The name is taken away again in the next step.
@@ -216,6 +220,26 @@ def to_avro_file(column: Column | str, schema: str | Path | Mapping[str, Any]) -
     value = F.col(column) if isinstance(column, str) else column
     text = json.dumps(parse(schema_text(schema, "schema"), "schema"))
     return F.when(value.isNotNull(), to_avro(value, text))
+
+
+def _check_located(df: DataFrame, on_error: str, settings: Mapping[str, Any]) -> None:
+    located_by = settings.get("located_by", LOCATED_BY)
+    if on_error != FAIL and settings.get("later_ids") != STOP:
+        return  # Nothing is raised that says where.
+    missing = [name for name in located_by if not _has_column(df, name)]
+    if missing:
+        raise SchemaError(
+            f"located_by={tuple(located_by)!r}: there is no column {', '.join(missing)}; the columns are "
+            f"{', '.join(df.columns)}",
+            next_step="keep the columns of Spark's Kafka source, name others in located_by, or say located_by=().",
+        )
+
+
+def _has_column(df: DataFrame, name: str) -> bool:
+    try:
+        return bool(df.select(F.col(name)).columns)
+    except AnalysisException:
+        return False
 
 
 def _check(**settings: tuple[str | None, tuple[str | None, ...]]) -> None:

@@ -23,7 +23,7 @@ from sparkonce.avro.schemas import HEADER_BYTES, may_be_null, parse, reader_enve
 from sparkonce.avro.schemas import writer_envelope as envelope
 from sparkonce.errors import ConfigurationError
 from sparkonce.spark.avro import module
-from sparkonce.spark.avro.later import DECODABLE, TOLD, ask_registry
+from sparkonce.spark.avro.later import DECODABLE, TOLD, Asked, ask_registry
 
 STOP, ASK = "stop", "ask"
 """What to do with an id that the plan does not know."""
@@ -66,7 +66,8 @@ class Decoding:
         self._schema, where = _reader_schema(reader, subjects, registry)
         module.check_readable(self._schema, where, self._options)
         unknown = F.when(self._is_framed() & ~self._is_known(), value)
-        self._answer = ask_registry(registry, self._schema)(unknown) if later_ids == ASK else None
+        asked = Asked(registry=registry, reader=self._schema, subjects=tuple(subjects))
+        self._answer = ask_registry(asked)(unknown) if later_ids == ASK else None
         self._decoded = self._branches()
 
     def value_or_stop(self) -> Column:
@@ -94,8 +95,9 @@ class Decoding:
             # It may be a good record of a schema that is younger than the plan, whatever on_error says.
             why = F.concat(self._id_text(), F.lit(f" was not one of {self._subjects} when the query started"))
             restart = (
-                "if it is registered by now, start the query again, which then reads it; nothing is lost. If it never "
-                "will be: later_ids='ask', and on_error='dead-letter' or 'drop'."
+                f"if it is registered under {self._subjects} by now, start the query again, which then reads it; "
+                "nothing is lost. If it belongs to another subject, add that to subject=, or say later_ids='ask'. If "
+                "it belongs to none: later_ids='ask', and on_error='dead-letter' or 'drop'."
             )
             return decoded.otherwise(F.when(self._is_framed(), self._stop(why, restart)))
         # What the worker gives back is written in the reader's own schema.

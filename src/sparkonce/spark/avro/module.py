@@ -12,6 +12,8 @@ from pyspark.sql.avro import functions as avro
 
 from sparkonce.avro.schemas import is_recursive
 from sparkonce.errors import ConfigurationError
+from sparkonce.sources.packages import AVRO_MODULE, missing_module
+from sparkonce.spark.avro.limits import warn_without_limits
 
 _OURS = ("mode", "avroSchema", "avroSchemaUrl")
 """Options of ``from_avro`` that are set here."""
@@ -46,6 +48,7 @@ def check_readable(schema: str, where: str, options: Mapping[str, str]) -> None:
         ConfigurationError: if there is no classic Spark session, Spark lacks its Avro module, or has no such type.
     """
     jvm = require_module()
+    warn_without_limits(SparkSession.active(), jvm)
     if is_recursive(json.loads(schema)) and _DEPTH not in options:
         raise ConfigurationError(
             f"{where} holds itself (a recursive type), and Spark's types cannot",
@@ -81,11 +84,7 @@ def require_module() -> Any:
     jvm = session._jvm
     # What is no class is a package to py4j.
     if not isinstance(jvm.org.apache.spark.sql.avro.AvroDataToCatalyst, JavaClass):
-        raise ConfigurationError(
-            "Spark's Avro module is not there",
-            next_step="start Spark with spark.jars.packages=org.apache.spark:spark-avro_2.13:"
-            f"{session.version}; sparkonce.spark_packages() gives all that is needed.",
-        )
+        raise missing_module(AVRO_MODULE, session.version)
     return jvm
 
 

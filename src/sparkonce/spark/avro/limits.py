@@ -1,0 +1,52 @@
+"""How much memory one value may ask for: without a limit, five bad bytes ask Avro for 2 GB, and the JVM ends.
+
+A length stands before each string, and Avro makes room for it before it looks whether the bytes are there. The
+``OutOfMemoryError`` is fatal to Spark, whatever the mode of ``from_avro``, and comes again at every start. With Avro's
+own limits (``org.apache.avro.SystemLimitException``, since 1.12 and 1.11.4) it is a record that cannot be decoded.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from pyspark.sql import SparkSession
+
+logger = logging.getLogger("sparkonce")
+
+PROPERTIES = tuple(f"org.apache.avro.limits.{what}.maxLength" for what in ("string", "bytes", "collectionItems"))
+ADVISED = 16_777_216
+"""No value is longer than its record, and few topics take records of 16 MiB: the default is 1 MiB."""
+
+DRIVER, EXECUTOR = "spark.driver.extraJavaOptions", "spark.executor.extraJavaOptions"
+
+# The applications that were told.
+_told: set[str] = set()
+
+
+def java_options() -> str:
+    """What to give `DRIVER` and `EXECUTOR`."""
+    return " ".join(f"-D{name}={ADVISED}" for name in PROPERTIES)
+
+
+def warn_without_limits(session: SparkSession, jvm: Any) -> None:
+    """Warns once in an application that is to decode Avro without Avro's limits."""
+    context = session.sparkContext
+    application = str(context.applicationId)
+    if application in _told:
+        return
+    _told.add(application)
+    missing = [DRIVER] if any(jvm.java.lang.System.getProperty(name) is None for name in PROPERTIES) else []
+    conf = context.getConf()
+    given = " ".join(conf.get(name, "") or "" for name in (EXECUTOR, "spark.executor.defaultJavaOptions"))
+    # With local[…] the driver's JVM is the executor.
+    is_local = context.master == "local" or context.master.startswith("local[")
+    if not is_local and any(f"-D{name}=" not in given for name in PROPERTIES):
+        missing.append(EXECUTOR)
+    if missing:
+        settings = " and ".join(f"{name}='{java_options()}'" for name in missing)
+        logger.warning(
+            "a bad Avro record can end Spark's JVM with an OutOfMemoryError, at every start: Avro's limits are not "
+            "set. Next: start Spark with %s (the lengths are yours to choose), beside the options that you have.",
+            settings,
+        )

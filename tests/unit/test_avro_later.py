@@ -1,0 +1,143 @@
+"""What a worker says of ids that the plan does not know, without Spark."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pandas as pd
+import pytest
+
+from sparkonce.avro.registry import SchemaRegistry
+from sparkonce.avro.schemas import wire_header
+from sparkonce.errors import ConfigurationError, RegistryError
+from sparkonce.spark.avro import later
+from sparkonce.spark.avro.later import DECODABLE, TOLD, Asked, _Answers
+from sparkonce.testing.registry import RegistryServer
+
+
+def record(**fields: Any) -> dict[str, Any]:
+    return {"type": "record", "name": "R", "fields": [{"name": name, "type": kind} for name, kind in fields.items()]}
+
+
+READER = record(x="long")
+
+
+@pytest.fixture
+def server() -> Iterator[RegistryServer]:
+    with RegistryServer() as server:
+        server.register("orders-value", READER)
+        server.set_compatibility("NONE")
+        yield server
+
+
+class Clock:
+    """Stands in for the module ``time``: sleeping takes no time, and the clock moves when told."""
+
+    def __init__(self) -> None:
+        self.now, self.slept = 1000.0, 0
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def sleep(self, _: float) -> None:
+        self.slept += 1
+
+
+@pytest.fixture(autouse=True)
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr(later, "time", clock)
+    monkeypatch.setattr(later, "_kept", {})
+    monkeypatch.setattr(later, "_answers", {})
+    return clock
+
+
+@pytest.fixture
+def asked(server: RegistryServer) -> Asked:
+    registry = SchemaRegistry({"url": server.url, "max.retries": 0})
+    return Asked(registry=registry, reader=json.dumps(READER), subjects=("orders-value",))
+
+
+def answers(asked: Asked, *values: bytes) -> list[bytes]:
+    batch = pd.Series(list(values), dtype=object)
+    return list(batch.map(_Answers(asked, batch)))
+
+
+def reason(answer: bytes) -> str:
+    assert answer.startswith(TOLD)
+    return answer.removeprefix(TOLD).decode()
+
+
+FOREIGN = {
+    "another record": {**record(x="long"), "name": "Other"},
+    "no field": record(y="long"),
+    "a union": record(x=["long", "string"]),
+    "no number": record(x="string"),
+}
+
+
+@pytest.mark.parametrize("schema", FOREIGN)
+def test_a_record_of_another_subject_that_cannot_be_resolved_is_one_that_cannot_be_decoded(
+    server: RegistryServer, asked: Asked, schema: str
+) -> None:
+    foreign = server.register("others-value", FOREIGN[schema])
+    own = server.register("orders-value", record(x="int"))
+    bad, good = answers(asked, wire_header(foreign) + b"\2\2", wire_header(own) + b"\2")
+    assert f"schema id {foreign} belongs to subject others-value, not to orders-value, and Python " in reason(bad)
+    assert good == DECODABLE + wire_header(0)[1:] + b"\2"
+
+
+def test_a_null_that_the_reader_does_not_take_is_one_record_only(server: RegistryServer, asked: Asked) -> None:
+    header = wire_header(server.register("others-value", record(x=["null", "long"])))
+    null, one = answers(asked, header + b"\0", header + b"\2\2")
+    assert "belongs to subject others-value" in reason(null)
+    assert one == wire_header(0) + b"\2"
+
+
+def test_a_schema_of_the_plans_subject_stops_the_query_as_java_may_read_it(
+    server: RegistryServer, asked: Asked
+) -> None:
+    several = record(x=["long", "string"])
+    schema_id = server.register("others-value", several)
+    assert server.register("orders-value", several) == schema_id
+    with pytest.raises(ConfigurationError, match=rf"id {schema_id} was registered under .*start the query again"):
+        answers(asked, wire_header(schema_id) + b"\0\2")
+
+
+def test_a_registry_that_does_not_say_whose_an_id_is_makes_no_bad_records(server: RegistryServer, asked: Asked) -> None:
+    schema_id = server.register("others-value", record(y="long"))
+    value = wire_header(schema_id) + b"\2"
+    asked.registry.find(schema_id)
+    with server.failing(503), pytest.raises(RegistryError, match="the subjects of schema id"):
+        answers(asked, value)
+    assert "others-value" in reason(answers(asked, value)[0])
+
+
+def test_ids_that_nobody_knows_are_asked_for_and_waited_for_once_in_a_while(
+    server: RegistryServer, asked: Asked, clock: Clock
+) -> None:
+    garbage = [wire_header(number) for number in range(500, 520)]
+    for _ in range(3):
+        assert "id 500 is not known" in reason(answers(asked, *garbage)[0])
+    assert (server.count("GET /schemas/ids/5"), clock.slept) == (40, 1)
+    clock.now += later.KEEP_S
+    answers(asked, garbage[0])
+    assert (server.count("GET /schemas/ids/5"), clock.slept) == (42, 2)
+
+
+def test_an_id_that_is_registered_later_is_found_when_the_answer_is_old(
+    server: RegistryServer, asked: Asked, clock: Clock
+) -> None:
+    value = wire_header(2) + b"\2"
+    assert "not known" in reason(answers(asked, value)[0])
+    assert server.register("orders-value", record(x="int")) == 2
+    clock.now += later.KEEP_S
+    assert answers(asked, value) == [wire_header(0) + b"\2"]
+
+
+def test_what_is_kept_has_a_bound(asked: Asked, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(later, "MOST_KEPT", 5)
+    answers(asked, *(wire_header(number) for number in range(500, 520)))
+    assert len(later._kept) <= 5
