@@ -233,6 +233,20 @@ def test_a_plan_that_changes(plan: PlanFacts, says: str) -> None:
     assert "one of the two runs whole" in text(table)
 
 
+@pytest.mark.parametrize("sink", [OURS, SinkFacts(format="delta"), SinkFacts(format="parquet")])
+@pytest.mark.parametrize("plan", [plan for plan, _ in CHANGING if not plan.order])
+def test_a_plan_that_changes_and_has_state(plan: PlanFacts, sink: SinkFacts) -> None:
+    weak = engine(replace(plan, stateful=("Aggregate",)), (sink,))
+    assert weak.level is AT_LEAST
+    assert "the state that is made again after a kill may differ from what was written" in weak.reasons[0]
+    assert "a hash of its key" in weak.changes[0]
+
+
+def test_state_that_a_replay_makes_alike() -> None:
+    assert engine(PlanFacts(stateful=("Deduplicate",), order=("dropDuplicates",))).level is EXACTLY
+    assert engine(PlanFacts(stateful=("Aggregate",), batch_clock=("current_timestamp",))).level is EXACTLY
+
+
 def test_python_functions() -> None:
     nobody_said = engine(PlanFacts(functions=(PythonFunction(name="f"),)))
     assert "the Python function f gives the same rows for the same rows" in nobody_said.conditions

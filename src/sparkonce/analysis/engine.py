@@ -64,7 +64,9 @@ def _starts_at_the_end(form: str, options: object) -> bool:
 
 
 def _plan(plan: PlanFacts, pipeline: Pipeline) -> Iterator[Finding]:
-    yield from _replayed([f"{_listed(names)} {why}" for names, why in _unstable(plan)], pipeline.sinks)
+    unstable = [*_unstable(plan), *_unordered(plan)]
+    yield from _replayed([f"{_listed(names)} {why}" for names, why in unstable], pipeline.sinks)
+    yield from _state_made_again(plan)
     drawn = [*plan.random, *(function.name for function in plan.functions if function.deterministic is False)]
     if drawn and plan.shuffles:
         yield must(
@@ -96,12 +98,28 @@ def _unstable(plan: PlanFacts) -> Iterator[tuple[Iterable[str], str]]:
             yield [function.name], _looks_like(function)
     if plan.layout:
         yield plan.layout, "depends on how rows are spread over tasks, which may be another in a replay"
-    if plan.order:
-        yield plan.order, "depends on the order in which rows arrive, which after a shuffle may be another in a replay"
     if plan.static:
         yield plan.static, "is joined as it is when a batch runs, which a replay may find changed"
     if plan.unnamed:
         yield ["an expression"], "is not deterministic, says Spark"
+
+
+def _unordered(plan: PlanFacts) -> Iterator[tuple[Iterable[str], str]]:
+    """What depends on an order that differs when a batch runs again."""
+    if plan.order:
+        yield plan.order, "depends on the order in which rows arrive, which after a shuffle may be another in a replay"
+
+
+def _state_made_again(plan: PlanFacts) -> Iterator[Finding]:
+    """A replay stores the state anew, also where the sink keeps what the first run wrote."""
+    unstable = [name for names, _ in _unstable(plan) for name in names]
+    if unstable and plan.stateful:
+        yield doubles(
+            f"{_listed(unstable)} with state ({_listed(plan.stateful)}): the state that is made again after a kill may "
+            "differ from what was written, so later batches go on from other values",
+            "take the value from the row itself (a hash of its key in the place of a random number, a stored table in "
+            "the place of one that changes); name Python functions that are stable after all in deterministic=",
+        )
 
 
 def _looks_like(function: PythonFunction) -> str:
