@@ -77,6 +77,12 @@ def test_the_whole_is_as_good_as_its_weakest_part() -> None:
     assert [part.name for part in found.weakest] == ["socket"]
 
 
+@pytest.mark.parametrize("missing", ["sources", "sinks"])
+def test_what_was_not_seen_is_not_judged(missing: str) -> None:
+    with pytest.raises(ConfigurationError, match=f"no {missing[:-1]} was found"):
+        judge(replace(BEST, **{missing: ()}))  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize(
     ("form", "options", "level", "says"),
     [
@@ -101,6 +107,8 @@ def test_the_whole_is_as_good_as_its_weakest_part() -> None:
         ("delta", {"failondataloss": "false"}, AT_MOST, "cleaned up"),
         ("delta", {"ignorechanges": "true"}, AT_LEAST, "readChangeFeed"),
         ("delta", {"skipchangecommits": "true"}, AT_MOST, "readChangeFeed"),
+        ("delta", {"ignorefiledeletion": "true"}, AT_LEAST, "readChangeFeed"),
+        ("delta", {"excluderegex": "part-.*"}, AT_MOST, "no excludeRegex"),
         ("iceberg", {}, EXACTLY, "snapshots are expired"),
         ("iceberg", {"streaming_skip_overwrite_snapshots": "true"}, AT_MOST, "skipped whole"),
         ("iceberg", {"streaming_skip_delete_snapshots": "true"}, EXACTLY, "stay in the output"),
@@ -144,7 +152,7 @@ def test_what_a_topic_keeps(facts: dict[str, object], downtime: timedelta | None
     ("transactional", "level", "says"),
     [
         (True, AT_LEAST, "is written in transactions"),
-        (False, EXACTLY, "no transactional writer"),
+        (False, EXACTLY, "remember a producer for a day only"),
         (None, EXACTLY, "or"),
     ],
 )
@@ -154,6 +162,8 @@ def test_writers_of_a_topic(transactional: bool | None, level: Guarantee, says: 
     part = judge(replace(BEST, sources=(found,))).part(Role.SOURCE)
     assert part.level is level
     assert says in text(part)
+    if not transactional:
+        assert any("kafka.isolation.level=read_committed" in condition for condition in part.conditions)
 
 
 def test_writers_of_a_topic_that_is_read_nobody_knows_how() -> None:

@@ -37,6 +37,7 @@ class SourceFacts:
         names: Its topics, where no option says them.
         topics: Kafka's answer for each topic; None if it was not asked.
         unasked: Why it was not, for people.
+        by_shape: Whether only the shape of its offsets says which source it is.
     """
 
     format: str
@@ -45,6 +46,7 @@ class SourceFacts:
     names: tuple[str, ...] = ()
     topics: Mapping[str, TopicFacts] | None = None
     unasked: str = ""
+    by_shape: bool = False
 
     def is_true(self, option: str) -> bool:
         """Whether an option is set to true; its name in lower case."""
