@@ -18,7 +18,7 @@ from sparkonce import KafkaSink, explain
 from sparkonce.analysis.facts import PlanFacts
 from sparkonce.analysis.model import Role
 from sparkonce.errors import ConfigurationError
-from sparkonce.spark.plans import plan_facts, source_facts
+from sparkonce.spark.plans import format_of, plan_facts, source_facts
 from sparkonce.spark.queries import of_query, of_writer
 
 pytestmark = MARKS
@@ -73,7 +73,7 @@ def test_sources_and_their_options(spark: SparkSession, rates: DataFrame, tmp_pa
         ),
         (
             lambda rows: rows.withWatermark("timestamp", "1 minute").groupBy("value").agg(F.collect_list("timestamp")),
-            {"order": ("collect_list",), "shuffles": True, "stateful": ("Aggregate",), "watermark": True},
+            {"order": ("collect_list",), "shuffles": True, "stateful": ("Aggregate",), "watermarks": 1},
         ),
         (lambda rows: rows.repartition(3, "value"), {"shuffles": True}),
     ],
@@ -87,6 +87,42 @@ def test_static_sides_of_joins(spark: SparkSession, rates: DataFrame, tmp_path: 
     names = spark.read.schema("value long, name string").csv(str(tmp_path / "names"))
     assert len(facts(rates.join(names, "value")).static) == 1
     assert facts(rates.join(spark.range(5).withColumnRenamed("id", "value"), "value")).static == ()
+
+
+def test_a_cte_is_no_source_of_its_own(spark: SparkSession, rates: DataFrame) -> None:
+    rates.createOrReplaceTempView("rates")
+    plan = spark.sql("with big as (select * from rates where value > 3) select value from big union select 1L")
+    assert [source.format for source in source_facts(plan._jdf.queryExecution().analyzed())] == ["rate"]
+    assert facts(plan).static == ()
+    assert explain(plan, "delta", ask=False).level.value == "exactly-once"
+
+
+def test_static_tables_in_subqueries(spark: SparkSession, rates: DataFrame, tmp_path: Path) -> None:
+    write_lines(tmp_path / "names", "a.csv", ["1,one"])
+    spark.read.schema("value long, name string").csv(str(tmp_path / "names")).createOrReplaceTempView("names")
+    rates.createOrReplaceTempView("rates")
+    plan = spark.sql("select * from rates where value < (select max(value) from names)")
+    assert len(facts(plan).static) == 1
+    assert [source.format for source in source_facts(plan._jdf.queryExecution().analyzed())] == ["rate"]
+
+
+@pytest.mark.parametrize(
+    ("name", "form"),
+    [
+        ("org.apache.spark.sql.execution.datasources.v2.json.JsonTable", "json"),
+        ("org.apache.spark.sql.execution.datasources.parquet.ParquetFileFormat", "parquet"),
+        ("org.apache.spark.sql.kafka010.KafkaSourceProvider$KafkaTable", "kafka"),
+        ("org.apache.spark.sql.delta.sources.DeltaDataSource", "delta"),
+        ("org.apache.iceberg.spark.source.SparkTable", "iceberg"),
+        ("com.acme.datasources.JsonApiProvider", ""),
+        ("com.acme.kafka010.Fake", ""),
+        ("com.acme.sql.delta.Fake", ""),
+        ("com.acme.org.apache.iceberg.Fake", ""),
+        ("org.apache.spark.sql.execution.datasources.jdbc.JdbcRelationProvider", ""),
+    ],
+)
+def test_classes_of_formats(name: str, form: str) -> None:
+    assert format_of(name) == form
 
 
 def test_python_functions_are_named_and_looked_into(rates: DataFrame) -> None:
@@ -133,6 +169,22 @@ def test_sinks_of_writers_and_of_queries(rates: DataFrame, tmp_path: Path, form:
         assert found.engine.interval == timedelta(seconds=7)
         assert found.sources[0].format == "rate"
     assert running.query == f"reads_{form}"
+
+
+def test_settings_of_the_session(spark: SparkSession, rates: DataFrame) -> None:
+    left = rates.withWatermark("timestamp", "1 minute")
+    right = rates.withWatermark("timestamp", "2 minutes").withColumnRenamed("timestamp", "then")
+    joined = left.join(right, "value").where("timestamp = then")
+    assert explain(joined, "delta").level.value == "exactly-once"
+    for name, value in (
+        ("spark.sql.streaming.multipleWatermarkPolicy", "max"),
+        ("spark.sql.streaming.stateStore.skipNullsForStreamStreamJoins.enabled", "true"),
+    ):
+        spark.conf.set(name, value)
+        try:
+            assert any(name in reason for reason in explain(joined, "delta").part(Role.ENGINE).reasons)
+        finally:
+            spark.conf.unset(name)
 
 
 def test_a_default_place_for_checkpoints(spark: SparkSession, rates: DataFrame, tmp_path: Path) -> None:
