@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from datetime import timedelta
+from types import MappingProxyType
 
 import pytest
 
@@ -205,6 +206,13 @@ def test_the_engine(facts: dict[str, object], level: Guarantee, says: str) -> No
         ("kafka", {}, AT_MOST),
         ("kafka", {"startingoffsets": "latest"}, AT_MOST),
         ("kafka", {"startingoffsets": "earliest"}, AT_LEAST),
+        ("kafka", {"startingoffsets": '{"orders":{"0":17,"1":-2}}'}, AT_LEAST),
+        ("kafka", {"startingoffsets": '{"orders":{"0":17,"1":-1}}'}, AT_MOST),
+        ("kafka", {"startingoffsets": '{"orders":{"0":-10}}'}, AT_LEAST),
+        ("kafka", {"startingtimestamp": "1000"}, AT_LEAST),
+        ("kafka", {"startingoffsetsbytimestamp": '{"orders":{"0":1000}}'}, AT_LEAST),
+        ("delta", {}, AT_LEAST),
+        ("delta", {"startingversion": "latest"}, AT_MOST),
         ("json", {}, AT_LEAST),
         ("socket", {}, AT_MOST),
     ],
@@ -214,6 +222,31 @@ def test_without_a_checkpoint(form: str, options: dict[str, str], level: Guarant
     found = judge(replace(known, engine=EngineFacts(temporary=True))).part(Role.ENGINE)
     assert found.level is level
     assert "checkpointLocation" in found.changes[0]
+
+
+def test_without_a_checkpoint_options_are_any_mapping() -> None:
+    found = SourceFacts(format="kafka", options=MappingProxyType({"startingoffsets": "earliest"}))
+    known = replace(BEST, sources=(found,), engine=EngineFacts(temporary=True))
+    assert judge(known).part(Role.ENGINE).level is AT_LEAST
+
+
+@pytest.mark.parametrize(
+    ("plan", "conf", "level"),
+    [
+        (PlanFacts(watermarks=2), {"multipleWatermarkPolicy": "max"}, AT_MOST),
+        (PlanFacts(watermarks=2), {"multipleWatermarkPolicy": "min"}, EXACTLY),
+        (PlanFacts(watermarks=1), {"multipleWatermarkPolicy": "max"}, EXACTLY),
+        (PlanFacts(stateful=("Join",)), {"stateStore.skipNullsForStreamStreamJoins.enabled": "true"}, AT_MOST),
+        (PlanFacts(stateful=("Join",)), {"stateStore.skipNullsForStreamStreamJoins.enabled": "false"}, EXACTLY),
+        (PlanFacts(stateful=("Aggregate",)), {"stateStore.skipNullsForStreamStreamJoins.enabled": "true"}, EXACTLY),
+    ],
+)
+def test_settings_of_the_session(plan: PlanFacts, conf: dict[str, str], level: Guarantee) -> None:
+    named = {f"spark.sql.streaming.{name}": value for name, value in conf.items()}
+    found = engine(plan, conf=named)
+    assert found.level is level
+    if level is AT_MOST:
+        assert next(iter(named)) in found.changes[0]
 
 
 CHANGING = [
@@ -369,6 +402,31 @@ def test_readers_of_our_kafka_sink(given: object, level: Guarantee, says: str) -
 )
 def test_readers_of_other_sinks(form: str, given: str | None, level: Guarantee) -> None:
     assert reader(given, SinkFacts(format=form)).level is level
+
+
+@pytest.mark.parametrize(
+    ("form", "given"),
+    [
+        ("parquet", "read_committed"),
+        ("delta", "read_committed"),
+        ("iceberg", "read_uncommitted"),
+        ("json", {"group.id": "g"}),
+        ("kafka", "files"),
+        ("sparkonce", "files"),
+    ],
+)
+def test_readers_that_do_not_fit_the_sink(form: str, given: object) -> None:
+    found = reader(given, OURS if form == "sparkonce" else SinkFacts(format=form))
+    assert found.level is AT_MOST
+    assert "does not read what this sink" in found.reasons[0]
+    assert "read_uncommitted:" not in text(found)
+
+
+@pytest.mark.parametrize("given", [None, "spark"])
+def test_readers_of_a_folder_without_its_log(given: str | None) -> None:
+    conf = {"spark.sql.streaming.fileStreamSink.ignoreMetadata": "true"}
+    known = replace(BEST, sinks=(SinkFacts(format="parquet"),), engine=replace(BEST.engine, conf=conf))
+    assert judge(replace(known, reader=parse_reader(given))).part(Role.READER).level is AT_LEAST
 
 
 def test_readers_of_a_weaker_kafka_sink_need_nothing() -> None:

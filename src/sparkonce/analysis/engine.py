@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from sparkonce.analysis.facts import Pipeline, PlanFacts, PythonFunction, SinkFacts
 from sparkonce.analysis.model import Finding, Part, Role, doubles, holds, loses, must, note
@@ -11,6 +11,10 @@ from sparkonce.analysis.sinks import replays_show
 from sparkonce.guarantees import Guarantee
 
 _VOLATILE = ("/tmp/", "/dev/shm/", "/run/", "/var/tmp/")  # noqa: S108 - named to warn of them
+
+
+WATERMARKS = "spark.sql.streaming.multipleWatermarkPolicy"
+SKIP_NULLS = "spark.sql.streaming.stateStore.skipNullsForStreamStreamJoins.enabled"
 
 
 def judge_engine(pipeline: Pipeline) -> Part:
@@ -32,10 +36,26 @@ def _findings(pipeline: Pipeline) -> Iterator[Finding]:
             "cuts the batches anew and writes some rows again",
             "asyncProgressTrackingEnabled=false",
         )
+    if engine.plan is not None:
+        yield from _settings(engine.plan, engine.conf)
     if engine.plan is None:
         yield must("the plan gives the same rows when it runs again: it cannot be seen from here")
     else:
         yield from _plan(engine.plan, pipeline)
+
+
+def _settings(plan: PlanFacts, conf: Mapping[str, str]) -> Iterator[Finding]:
+    if plan.watermarks > 1 and conf.get(WATERMARKS, "min").strip().lower() == "max":
+        yield loses(
+            f"{WATERMARKS}=max: the watermark follows the fastest source, and rows of the slower ones are dropped as "
+            "late",
+            f"{WATERMARKS}=min (the default)",
+        )
+    if "Join" in plan.stateful and conf.get(SKIP_NULLS, "").strip().lower() == "true":
+        yield loses(
+            f"{SKIP_NULLS}=true: rows that the state of a join of streams has lost are passed over without an error",
+            f"{SKIP_NULLS}=false (the default)",
+        )
 
 
 def _checkpoint(pipeline: Pipeline) -> Iterator[Finding]:
@@ -58,9 +78,17 @@ def _checkpoint(pipeline: Pipeline) -> Iterator[Finding]:
         yield must("the checkpoint outlives the driver")
 
 
-def _starts_at_the_end(form: str, options: object) -> bool:
-    starting = options.get("startingoffsets", "latest") if isinstance(options, dict) else "latest"
-    return form in {"socket", "textsocket"} or (form == "kafka" and str(starting).strip().lower() == "latest")
+def _starts_at_the_end(form: str, options: Mapping[str, str] | None) -> bool:
+    """Whether a first start passes over what the source holds; so does a start without the old checkpoint."""
+    known = options or {}
+    if form == "kafka":
+        if any(name in known for name in ("startingtimestamp", "startingoffsetsbytimestamp")):
+            return False
+        starting = known.get("startingoffsets", "latest").strip().lower()
+        return starting == "latest" or re.search(r":\s*-1\b", starting) is not None
+    if form == "delta":
+        return known.get("startingversion", "").strip().lower() == "latest"
+    return form in {"socket", "textsocket"}
 
 
 def _plan(plan: PlanFacts, pipeline: Pipeline) -> Iterator[Finding]:
@@ -80,7 +108,7 @@ def _plan(plan: PlanFacts, pipeline: Pipeline) -> Iterator[Finding]:
         yield note(f"{_listed(plan.batch_clock)} is in the right place: fixed for a batch, and the same in its replay")
     if refused := {"monotonically_increasing_id", "sample"} & {*plan.layout, *plan.random}:
         yield note(f"Spark refuses {_listed(sorted(refused))} in a streaming plan when the query starts")
-    if plan.watermark and plan.stateful:
+    if plan.watermarks and plan.stateful:
         yield note("rows that are later than the watermark are dropped, which is the query's own rule")
     yield from _functions_of(pipeline.sinks)
 

@@ -87,7 +87,7 @@ class PlanFacts:
         unnamed: Whether Spark calls the plan not deterministic for another reason than these.
         shuffles: Whether rows are sent to other tasks by their values.
         stateful: Stateful operators, by name.
-        watermark: Whether it has one.
+        watermarks: How many it has.
     """
 
     random: tuple[str, ...] = ()
@@ -100,7 +100,7 @@ class PlanFacts:
     unnamed: bool = False
     shuffles: bool = False
     stateful: tuple[str, ...] = ()
-    watermark: bool = False
+    watermarks: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -132,7 +132,7 @@ def _file_age(source: SourceFacts, pipeline: Pipeline) -> Iterator[Finding]:
     limited = "maxfilespertrigger" in options or "maxbytespertrigger" in options
     plan = pipeline.engine.plan
     if source.is_true("latestfirst"):
-        if plan is not None and plan.watermark and plan.stateful:
+        if plan is not None and plan.watermarks and plan.stateful:
             yield loses(
                 "latestFirst=true with a watermark: the newest files push it forward, and rows of the older ones are "
                 "dropped as late",

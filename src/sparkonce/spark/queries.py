@@ -12,9 +12,11 @@ from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 from sparkonce.analysis.durations import parse_duration
+from sparkonce.analysis.engine import SKIP_NULLS, WATERMARKS
 from sparkonce.analysis.facts import EngineFacts, Pipeline, SinkFacts
 from sparkonce.analysis.functions import used_by
 from sparkonce.analysis.given import function_facts, lower_names, sink_facts
+from sparkonce.analysis.readers import IGNORE_METADATA
 from sparkonce.errors import ConfigurationError
 from sparkonce.sinks.base import TwoPhaseCommitSink
 from sparkonce.spark.exactly_once import ExactlyOnce
@@ -32,7 +34,13 @@ _SINKS = {
     "MemorySink": "memory",
     "NoopTable": "noop",
 }
-_CONF = ("spark.sql.files.ignoreMissingFiles", "spark.sql.files.ignoreCorruptFiles")
+_CONF = (
+    "spark.sql.files.ignoreMissingFiles",
+    "spark.sql.files.ignoreCorruptFiles",
+    WATERMARKS,
+    SKIP_NULLS,
+    IGNORE_METADATA,
+)
 _ASYNC = "asyncprogresstrackingenabled"
 
 
