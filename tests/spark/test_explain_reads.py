@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - as everybody writes it
 
 from spark.injuries import MARKS, ROWS, read_lines, write_lines
-from sparkonce import KafkaSink, explain
+from sparkonce import ExactlyOnce, KafkaSink, explain
 from sparkonce.analysis.facts import PlanFacts
 from sparkonce.analysis.model import Role
 from sparkonce.errors import ConfigurationError
@@ -210,6 +211,49 @@ def test_a_frame_needs_a_sink_and_a_stream(spark: SparkSession, rates: DataFrame
         explain(spark.range(3), "delta")
     with pytest.raises(ConfigurationError, match="cannot be explained"):
         explain("rates", "delta")  # type: ignore[arg-type]
+
+
+def test_a_function_that_calls_ours(rates: DataFrame, tmp_path: Path) -> None:
+    sink = KafkaSink({"bootstrap.servers": "127.0.0.1:1"}, topic="t")
+    ours = ExactlyOnce(sink, checkpoint=str(tmp_path / "checkpoint"), display=False)
+
+    def write(rows: DataFrame, batch: int) -> None:
+        ours(rows, batch)
+
+    def give(to: Any, rows: DataFrame, batch: int) -> None:
+        to(rows, batch)
+
+    for function in (ours, write, partial(give, ours)):
+        writer = rates.writeStream.foreachBatch(function)
+        right = writer.option("checkpointLocation", str(tmp_path / "checkpoint"))
+        for given in ((rates, function), (right, None)):
+            found = explain(*given, reader="read_committed", ask=False)
+            assert found.level.value == "exactly-once", str(found)
+        wrong = explain(writer.option("checkpointLocation", "/data/other"), reader="read_committed", ask=False)
+        assert any("ExactlyOnce was given" in reason for reason in wrong.part(Role.ENGINE).reasons)
+
+
+@pytest.mark.parametrize(
+    ("table", "made_by", "form"),
+    [
+        ("made_up", None, "delta"),
+        ("default.made_up", None, "delta"),
+        ("acme.db.made_up", "com.acme.Catalog", "catalog acme"),
+        ("lake.db.made_up", "org.apache.iceberg.spark.SparkCatalog", "iceberg"),
+    ],
+)
+def test_tables_of_catalogs(
+    spark: SparkSession, rates: DataFrame, monkeypatch: pytest.MonkeyPatch, table: str, made_by: str | None, form: str
+) -> None:
+    monkeypatch.setattr(type(spark.catalog), "tableExists", lambda *_: False)  # neither catalog is there
+    name = f"spark.sql.catalog.{table.partition('.')[0]}"
+    if made_by is not None:
+        spark.conf.set(name, made_by)
+    try:
+        found, _ = of_writer(rates.writeStream.format("delta"), table=table)
+    finally:
+        spark.conf.unset(name)
+    assert found.sinks[0].format == form
 
 
 def test_what_is_said_of_a_frame(rates: DataFrame) -> None:

@@ -201,6 +201,22 @@ def test_the_engine(facts: dict[str, object], level: Guarantee, says: str) -> No
 
 
 @pytest.mark.parametrize(
+    ("query", "ours", "level"),
+    [
+        ("/data/checkpoint", "/data/checkpoint", EXACTLY),
+        ("file:///data/checkpoint/", "/data/checkpoint", EXACTLY),
+        ("/data/checkpoint", "/data/other", AT_MOST),
+        ("hdfs://host/data/checkpoint", "/data/checkpoint", AT_MOST),
+        (None, "/data/checkpoint", EXACTLY),
+    ],
+)
+def test_a_checkpoint_of_another_query(query: str | None, ours: str, level: Guarantee) -> None:
+    found = engine(None, (replace(OURS, checkpoint=ours),), checkpoint=query)
+    assert found.level is level
+    assert bool(found.changes) is (level is AT_MOST)
+
+
+@pytest.mark.parametrize(
     ("form", "options", "level"),
     [
         ("kafka", {}, AT_MOST),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
@@ -68,14 +69,26 @@ def _checkpoint(pipeline: Pipeline) -> Iterator[Finding]:
         else:
             yield doubles(f"{anew}, and reads everything again", change)
         return
+    for other in dict.fromkeys(sink.checkpoint for sink in pipeline.sinks if sink.checkpoint is not None):
+        if engine.checkpoint is not None and _path(engine.checkpoint) != _path(other):
+            yield loses(
+                f"checkpointLocation is {engine.checkpoint}, and ExactlyOnce was given {other}: the query stops at its "
+                "first batch, or finds the log of another query",
+                "ExactlyOnce with the query's own checkpointLocation; ExactlyOnce.start sets it itself",
+            )
     yield holds("Spark stores what a batch reads before it runs it, and runs it again with the same input")
     where = engine.checkpoint or ""
-    if re.sub("^file:/*", "/", where).startswith(_VOLATILE):
+    if where and _path(where).startswith(_VOLATILE):
         yield must(f"the checkpoint outlives the machine: {where} is a place that is often emptied at a reboot")
     elif engine.temporary is None and not where:
         yield must("the query has a checkpointLocation of its own")
     else:
         yield must("the checkpoint outlives the driver")
+
+
+def _path(location: str) -> str:
+    local = re.sub("^file:/*", "/", location)
+    return local if re.match(r"\w+:", local) else os.path.abspath(local)  # noqa: PTH100 - Path would follow no ".."
 
 
 def _starts_at_the_end(form: str, options: Mapping[str, str] | None) -> bool:

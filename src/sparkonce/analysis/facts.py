@@ -136,6 +136,7 @@ class SinkFacts:
         options: With names in lower case.
         guarantee: Of a sink of ours; None if it could not be seen.
         kafka: Whether a sink of ours writes to Kafka.
+        checkpoint: Where the `ExactlyOnce` of a sink of ours takes the query's checkpoint to be; None if not known.
         function: What was given to ``foreachBatch`` or ``foreach``; for a sink of ours, what calls its `ExactlyOnce`.
         transaction_timeout: Of a sink of ours: what is set, or what it found out in its last run.
         longest_timeout: ``transaction.max.timeout.ms`` of the broker, if it was asked.
@@ -147,6 +148,7 @@ class SinkFacts:
     options: Mapping[str, str] = field(default_factory=dict)
     guarantee: Guarantee | None = None
     kafka: bool = False
+    checkpoint: str | None = None
     function: PythonFunction | None = None
     transaction_timeout: timedelta | None = None
     longest_timeout: timedelta | None = None

@@ -187,7 +187,7 @@ def _intercepted(explain: Explainer) -> Iterator[None]:
         patch.object(DataStreamWriter, "toTable", to_table),
         patch.multiple(StreamingQueryManager, awaitAnyTermination=wait, active=property(active), get=get),
         patch.multiple(SparkSession.Builder, getOrCreate=get_or_create, remote=remote),
-        patch.dict(sys.modules, {_CONNECT: None}),  # type: ignore[dict-item] # an import of it fails
+        patch.dict(sys.modules, {_CONNECT: None}),  # an import of it fails
         patch.object(ExactlyOnce, "_preflight", nothing),
     ):
         yield
