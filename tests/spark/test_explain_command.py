@@ -125,8 +125,88 @@ def test_a_query_file(spark: SparkSession, tmp_path: Path) -> None:
     assert DataStreamWriter.start is before
     assert spark.streams.active == []
     assert sorted(entry.name for entry in tmp_path.iterdir()) == ["in", "job.py"], "nothing was made or started"
+    assert "was left at its first wait" in found["unseen"], "the last line could start another"
+    assert command(file, "--require", "at-least-once", *arguments).exit_code == 1
+    file.write_text(file.read_text().rpartition("Path(")[0])
     for level, code in (("exactly-once", 1), ("at-least-once", 0)):
         assert command(file, "--require", level, *arguments).exit_code == code
+
+
+SEVERAL = """
+    from pyspark.sql import SparkSession
+
+    def main():
+        spark = SparkSession.builder.getOrCreate()
+        rates = spark.readStream.format("rate").load()
+        assert spark.streams.active == []
+        writer = rates.writeStream.option("checkpointLocation", "/data/first").trigger({trigger})
+        query = writer.start("/data/out", "parquet", "append", None, "first")
+        print("not JSON")
+        {wait}
+        second = rates.writeStream.option("checkpointLocation", "/data/second")
+        second.toTable("made_up", "delta", "append", "value", "second").awaitTermination()
+        spark.stop()
+
+    if __name__ == "__main__":
+        main()
+"""
+
+
+@pytest.mark.parametrize("trigger", ["availableNow=True", "once=True", "processingTime='1 second'"])
+@pytest.mark.parametrize(
+    "wait", ["query.awaitTermination()", "query.processAllAvailable()", "spark.streams.awaitAnyTermination(60)"]
+)
+def test_queries_after_a_wait(spark: SparkSession, tmp_path: Path, trigger: str, wait: str) -> None:
+    file = tmp_path / "job.py"
+    file.write_text(dedent(SEVERAL.format(trigger=trigger, wait=wait)))
+    found, required = told(file), command(file, "--require", "exactly-once")
+    seen = [query["query"] for query in found["queries"]]
+    if "processingTime" in trigger:
+        assert seen == ["first"]
+        assert found["unseen"] == f"{file} was left at its first wait; queries after it were not seen"
+        assert required.exit_code == 1
+        assert "queries after it were not seen" in required.stderr
+    else:
+        assert (seen, found["unseen"], required.exit_code) == (["first", "second"], "", 0)
+        assert found["queries"][1]["parts"][2]["name"] == "delta: made_up"
+
+
+@pytest.mark.parametrize("ask", ["spark.streams.active[0].awaitTermination()", "spark.streams.get(query.id)"])
+def test_the_manager_is_asked_for_what_was_started(spark: SparkSession, tmp_path: Path, ask: str) -> None:
+    file = tmp_path / "job.py"
+    file.write_text(dedent(SEVERAL.format(trigger="availableNow=True", wait=ask)))
+    found = told(file)
+    assert [query["query"] for query in found["queries"]] == ["first"]
+    assert found["unseen"]
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("SPARK_REMOTE", "sc://nowhere"), ("SPARK_CONNECT_MODE_ENABLED", "1"), ("SPARK_API_MODE", "connect")],
+)
+def test_connect_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, value: str) -> None:
+    file = tmp_path / "job.py"
+    file.write_text(f"open({str(tmp_path / 'ran')!r}, 'w')")
+    monkeypatch.setenv(name, value)
+    done = command(file)
+    assert (done.exit_code, (tmp_path / "ran").exists()) == (2, False)
+    assert "Spark Connect" in done.output
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "SparkSession.builder.remote('sc://nowhere')",
+        "SparkSession.builder.config('spark.remote', 'sc://nowhere').getOrCreate()",
+        "SparkSession.builder.config('spark.api.mode', 'connect').getOrCreate()",
+    ],
+)
+def test_connect_is_refused_in_the_file(tmp_path: Path, text: str) -> None:
+    file = tmp_path / "job.py"
+    file.write_text(f"from pyspark.sql import SparkSession\n{text}\n")
+    done = command(file)
+    assert done.exit_code == 2
+    assert "Spark Connect" in done.output
 
 
 def test_a_query_file_that_writes_a_table(spark: SparkSession, tmp_path: Path) -> None:

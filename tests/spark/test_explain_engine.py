@@ -18,6 +18,7 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - as everybody writes it
 from pyspark.sql.types import IntegerType, StringType
 
+from spark.harness import new_name
 from spark.in_process import CrashError
 from spark.injuries import (
     MARKS,
@@ -27,6 +28,7 @@ from spark.injuries import (
     ended,
     eventually,
     forget,
+    forget_commit,
     of_rows,
     read_lines,
     replayed,
@@ -34,8 +36,10 @@ from spark.injuries import (
     twice,
     write_lines,
 )
-from sparkonce import explain
+from sparkonce import ExactlyOnce, KafkaSink, explain
 from sparkonce.analysis.model import Role
+from sparkonce.embedded import Cluster
+from sparkonce.testing.kafka import create_topic, read_committed
 
 pytestmark = MARKS
 
@@ -240,8 +244,42 @@ def test_state_is_not_counted_twice(lines: DataFrame, tmp_path: Path, verdict: V
     assert sum(count for _, count in second) == len(ROWS)
 
 
+@pytest.mark.kafka
 @pytest.mark.proves(
-    query="rate → foreachBatch",
+    query="files → sums by a random key → `ExactlyOnce(KafkaSink)`",
+    verdict="at-least-once (engine)",
+    injury="driver dies after the decision, before Spark's commit; then more rows come",
+    seen="the newest sums add up to another number than the rows",
+)
+def test_state_of_random_keys(
+    spark: SparkSession, lines: DataFrame, kafka: Cluster, tmp_path: Path, verdict: Verdict
+) -> None:
+    salt = F.floor(F.rand() * len(ROWS)).cast("string")
+    # Powers of two: no two sets of rows have the same sum.
+    weighed = lines.select(salt.alias("key"), F.expr("shiftleft(1L, int(right(value, 3)))").alias("weight"))
+    sums = weighed.groupBy("key").agg(F.sum("weight").cast("string").alias("value"))
+    topic, folder = new_name("sums"), tmp_path / "checkpoint"
+    create_topic(kafka.bootstrap, topic, 1)
+    sink = KafkaSink({"bootstrap.servers": kafka.bootstrap}, topic=topic)
+
+    def newest() -> int:
+        ours = ExactlyOnce(sink, checkpoint=str(folder), display=False)
+        ended(ours.start(sums, output_mode="update", trigger={"availableNow": True}))
+        written = {record.key: int(record.value or b"0") for record in read_committed(kafka.bootstrap, topic)}
+        return sum(written.values())
+
+    verdict.of(explain(sums, ExactlyOnce(sink, checkpoint="/data/checkpoint"), reader="read_committed"), "made again")
+    whole = 2 ** len(ROWS) - 1
+    newest()
+    write_lines(tmp_path / "in", "b.txt", ROWS)
+    assert newest() == 2 * whole
+    forget_commit(folder)
+    write_lines(tmp_path / "in", "c.txt", ROWS)
+    assert newest() != 3 * whole
+
+
+@pytest.mark.proves(
+    query="rate-micro-batch → foreachBatch",
     verdict="at-least-once (sink)",
     injury="driver dies after the function has written",
     seen="the source gives the same rows again",

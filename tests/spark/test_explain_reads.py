@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +15,11 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - as everybody writes it
 
 from spark.injuries import MARKS, ROWS, read_lines, write_lines
-from sparkonce import KafkaSink, explain
+from sparkonce import ExactlyOnce, KafkaSink, explain
 from sparkonce.analysis.facts import PlanFacts
 from sparkonce.analysis.model import Role
 from sparkonce.errors import ConfigurationError
-from sparkonce.spark.plans import plan_facts, source_facts
+from sparkonce.spark.plans import format_of, plan_facts, source_facts
 from sparkonce.spark.queries import of_query, of_writer
 
 pytestmark = MARKS
@@ -73,7 +74,7 @@ def test_sources_and_their_options(spark: SparkSession, rates: DataFrame, tmp_pa
         ),
         (
             lambda rows: rows.withWatermark("timestamp", "1 minute").groupBy("value").agg(F.collect_list("timestamp")),
-            {"order": ("collect_list",), "shuffles": True, "stateful": ("Aggregate",), "watermark": True},
+            {"order": ("collect_list",), "shuffles": True, "stateful": ("Aggregate",), "watermarks": 1},
         ),
         (lambda rows: rows.repartition(3, "value"), {"shuffles": True}),
     ],
@@ -87,6 +88,42 @@ def test_static_sides_of_joins(spark: SparkSession, rates: DataFrame, tmp_path: 
     names = spark.read.schema("value long, name string").csv(str(tmp_path / "names"))
     assert len(facts(rates.join(names, "value")).static) == 1
     assert facts(rates.join(spark.range(5).withColumnRenamed("id", "value"), "value")).static == ()
+
+
+def test_a_cte_is_no_source_of_its_own(spark: SparkSession, rates: DataFrame) -> None:
+    rates.createOrReplaceTempView("rates")
+    plan = spark.sql("with big as (select * from rates where value > 3) select value from big union select 1L")
+    assert [source.format for source in source_facts(plan._jdf.queryExecution().analyzed())] == ["rate"]
+    assert facts(plan).static == ()
+    assert explain(plan, "delta", ask=False).level.value == "exactly-once"
+
+
+def test_static_tables_in_subqueries(spark: SparkSession, rates: DataFrame, tmp_path: Path) -> None:
+    write_lines(tmp_path / "names", "a.csv", ["1,one"])
+    spark.read.schema("value long, name string").csv(str(tmp_path / "names")).createOrReplaceTempView("names")
+    rates.createOrReplaceTempView("rates")
+    plan = spark.sql("select * from rates where value < (select max(value) from names)")
+    assert len(facts(plan).static) == 1
+    assert [source.format for source in source_facts(plan._jdf.queryExecution().analyzed())] == ["rate"]
+
+
+@pytest.mark.parametrize(
+    ("name", "form"),
+    [
+        ("org.apache.spark.sql.execution.datasources.v2.json.JsonTable", "json"),
+        ("org.apache.spark.sql.execution.datasources.parquet.ParquetFileFormat", "parquet"),
+        ("org.apache.spark.sql.kafka010.KafkaSourceProvider$KafkaTable", "kafka"),
+        ("org.apache.spark.sql.delta.sources.DeltaDataSource", "delta"),
+        ("org.apache.iceberg.spark.source.SparkTable", "iceberg"),
+        ("com.acme.datasources.JsonApiProvider", ""),
+        ("com.acme.kafka010.Fake", ""),
+        ("com.acme.sql.delta.Fake", ""),
+        ("com.acme.org.apache.iceberg.Fake", ""),
+        ("org.apache.spark.sql.execution.datasources.jdbc.JdbcRelationProvider", ""),
+    ],
+)
+def test_classes_of_formats(name: str, form: str) -> None:
+    assert format_of(name) == form
 
 
 def test_python_functions_are_named_and_looked_into(rates: DataFrame) -> None:
@@ -135,6 +172,22 @@ def test_sinks_of_writers_and_of_queries(rates: DataFrame, tmp_path: Path, form:
     assert running.query == f"reads_{form}"
 
 
+def test_settings_of_the_session(spark: SparkSession, rates: DataFrame) -> None:
+    left = rates.withWatermark("timestamp", "1 minute")
+    right = rates.withWatermark("timestamp", "2 minutes").withColumnRenamed("timestamp", "then")
+    joined = left.join(right, "value").where("timestamp = then")
+    assert explain(joined, "delta").level.value == "exactly-once"
+    for name, value in (
+        ("spark.sql.streaming.multipleWatermarkPolicy", "max"),
+        ("spark.sql.streaming.stateStore.skipNullsForStreamStreamJoins.enabled", "true"),
+    ):
+        spark.conf.set(name, value)
+        try:
+            assert any(name in reason for reason in explain(joined, "delta").part(Role.ENGINE).reasons)
+        finally:
+            spark.conf.unset(name)
+
+
 def test_a_default_place_for_checkpoints(spark: SparkSession, rates: DataFrame, tmp_path: Path) -> None:
     spark.conf.set("spark.sql.streaming.checkpointLocation", str(tmp_path))
     try:
@@ -158,6 +211,49 @@ def test_a_frame_needs_a_sink_and_a_stream(spark: SparkSession, rates: DataFrame
         explain(spark.range(3), "delta")
     with pytest.raises(ConfigurationError, match="cannot be explained"):
         explain("rates", "delta")  # type: ignore[arg-type]
+
+
+def test_a_function_that_calls_ours(rates: DataFrame, tmp_path: Path) -> None:
+    sink = KafkaSink({"bootstrap.servers": "127.0.0.1:1"}, topic="t")
+    ours = ExactlyOnce(sink, checkpoint=str(tmp_path / "checkpoint"), display=False)
+
+    def write(rows: DataFrame, batch: int) -> None:
+        ours(rows, batch)
+
+    def give(to: Any, rows: DataFrame, batch: int) -> None:
+        to(rows, batch)
+
+    for function in (ours, write, partial(give, ours)):
+        writer = rates.writeStream.foreachBatch(function)
+        right = writer.option("checkpointLocation", str(tmp_path / "checkpoint"))
+        for given in ((rates, function), (right, None)):
+            found = explain(*given, reader="read_committed", ask=False)
+            assert found.level.value == "exactly-once", str(found)
+        wrong = explain(writer.option("checkpointLocation", "/data/other"), reader="read_committed", ask=False)
+        assert any("ExactlyOnce was given" in reason for reason in wrong.part(Role.ENGINE).reasons)
+
+
+@pytest.mark.parametrize(
+    ("table", "made_by", "form"),
+    [
+        ("made_up", None, "delta"),
+        ("default.made_up", None, "delta"),
+        ("acme.db.made_up", "com.acme.Catalog", "catalog acme"),
+        ("lake.db.made_up", "org.apache.iceberg.spark.SparkCatalog", "iceberg"),
+    ],
+)
+def test_tables_of_catalogs(
+    spark: SparkSession, rates: DataFrame, monkeypatch: pytest.MonkeyPatch, table: str, made_by: str | None, form: str
+) -> None:
+    monkeypatch.setattr(type(spark.catalog), "tableExists", lambda *_: False)  # neither catalog is there
+    name = f"spark.sql.catalog.{table.partition('.')[0]}"
+    if made_by is not None:
+        spark.conf.set(name, made_by)
+    try:
+        found, _ = of_writer(rates.writeStream.format("delta"), table=table)
+    finally:
+        spark.conf.unset(name)
+    assert found.sinks[0].format == form
 
 
 def test_what_is_said_of_a_frame(rates: DataFrame) -> None:

@@ -6,10 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from sparkonce.analysis.checkpoint import checkpoint_facts, explain_checkpoint, is_checkpoint
+from sparkonce.analysis.checkpoint import _sink, checkpoint_facts, explain_checkpoint, is_checkpoint
 from sparkonce.analysis.facts import SourceFacts
 from sparkonce.errors import ConfigurationError
 from sparkonce.guarantees import Guarantee
+from sparkonce.protocol.handles import Handle
+from sparkonce.protocol.records import Claim, Commit
+from sparkonce.protocol.view import LogView
 
 SETTINGS = '{"batchWatermarkMs":0,"batchTimestampMs":1795281089063,"conf":{"spark.sql.shuffle.partitions":"2"}}'
 
@@ -60,7 +63,7 @@ def test_what_a_source_keeps_tells_more(tmp_path: Path) -> None:
         ("file", "file:///data/in"),
         ("kafka", "orders"),
     ]
-    assert sources[2] == SourceFacts(format="kafka", options=None, where="orders", names=("orders",))
+    assert sources[2] == SourceFacts(format="kafka", options=None, where="orders", names=("orders",), by_shape=True)
 
 
 def test_the_whole(tmp_path: Path) -> None:
@@ -70,6 +73,55 @@ def test_the_whole(tmp_path: Path) -> None:
     assert found.level is Guarantee.EXACTLY_ONCE
     assert any("cannot be seen" in condition for condition in found.part("engine").conditions)
     assert not (folder / "sparkonce").exists(), "reading makes nothing"
+
+
+def test_what_only_looks_like_kafka_is_a_condition(tmp_path: Path) -> None:
+    folder = checkpoint(tmp_path / "c", '{"orders":{"0":5}}')
+    found = explain_checkpoint(folder, sink="delta")
+    assert any("the source is Kafka" in condition for condition in found.part("source").conditions)
+
+
+@pytest.mark.parametrize("text", ["", "v1", "v1\n" + SETTINGS, "v1\n" + SETTINGS + "\n"])
+def test_a_newest_batch_that_was_cut_off(tmp_path: Path, text: str) -> None:
+    folder = checkpoint(tmp_path / "c", '{"orders":{"0":5}}')
+    (folder / "offsets" / "11").write_text(text)
+    with pytest.raises(ConfigurationError, match=r"offsets/11' is empty or was cut off"):
+        explain_checkpoint(folder, sink="delta")
+
+
+def logged(*runs: tuple[dict[str, str], str | None]) -> LogView:
+    """A log with a run for each, of one sink: what it knew of the sink, and the transaction of its one batch."""
+    view = LogView()
+    for number, (facts, transaction) in enumerate(runs):
+        claim = Claim(nonce=f"n{number}", run="r", query="q", sinks=(("s", tuple(sorted(facts.items()))),))
+        view = view.apply(view.end, claim)
+        assert view.newest_run is not None
+        handles = (Handle(sink="s", slot=0, transaction=(("id", transaction),)),) if transaction is not None else ()
+        view = view.apply(
+            view.end, Commit(token=view.newest_run.token, query="q", batch=number, offsets=(), handles=handles)
+        )
+    return view
+
+
+KAFKA, TIMEOUT = {"cluster_id": "c"}, {"transaction_timeout_ms": "1000"}
+
+
+@pytest.mark.parametrize(
+    ("runs", "guarantee"),
+    [
+        ([(KAFKA | TIMEOUT, "t")], Guarantee.EXACTLY_ONCE),
+        ([(KAFKA | TIMEOUT, "t"), (KAFKA, None)], None),
+        ([(KAFKA, None), (KAFKA | TIMEOUT, "t")], Guarantee.EXACTLY_ONCE),
+        ([({}, "t")], Guarantee.EXACTLY_ONCE),
+        ([({}, "t"), ({}, None)], None),
+    ],
+)
+def test_a_sink_is_what_the_newest_run_says(
+    runs: list[tuple[dict[str, str], str | None]], guarantee: Guarantee | None
+) -> None:
+    view = logged(*runs)
+    assert view.newest_run is not None
+    assert _sink("s", dict(view.newest_run.sinks[0][1]), view).guarantee is guarantee
 
 
 def test_what_is_no_checkpoint(tmp_path: Path) -> None:

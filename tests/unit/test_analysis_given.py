@@ -6,12 +6,15 @@ import random
 import time
 import uuid
 from datetime import datetime, timedelta, timezone
+from functools import partial
 from typing import Any
 
 import pytest
 
 from sparkonce import Guarantee, KafkaSink
+from sparkonce.analysis import servers
 from sparkonce.analysis.durations import parse_duration, say
+from sparkonce.analysis.facts import SourceFacts
 from sparkonce.analysis.functions import suspects, used_by
 from sparkonce.analysis.given import kafka_settings, sink_facts
 from sparkonce.errors import ConfigurationError
@@ -154,3 +157,26 @@ def test_what_is_no_duration(text: str) -> None:
 )
 def test_durations_are_said(duration: timedelta, text: str) -> None:
     assert say(duration) == text
+
+
+def test_a_partial_is_looked_through() -> None:
+    (found,) = sink_facts(partial(asks_a_helper, 1))
+    assert found.function is not None
+    assert (found.name, found.function.suspects) == ("asks_a_helper", ("uuid4",))
+    assert used_by(partial(stable, "a", more="b"))[:3] == [stable, "a", "b"]
+
+
+@pytest.mark.parametrize(
+    ("options", "asked"),
+    [
+        ({"kafka.bootstrap.servers": "own:1"}, "own:1"),
+        ({}, "given:1"),
+        ({"kafka.bootstrap.servers": "own:1", "kafka.security.protocol": "SSL"}, "given:1"),
+        ({"kafka.bootstrap.servers": "given:1"}, "given:1"),
+    ],
+)
+def test_which_brokers_are_asked(options: dict[str, str], asked: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    connections: list[dict[str, str]] = []
+    monkeypatch.setattr(servers, "_describe", lambda connect, *_: connections.append(connect) or {})
+    servers.ask_about_source(SourceFacts(format="kafka", options=options), {"bootstrap.servers": "given:1"})
+    assert connections == [{"bootstrap.servers": asked}]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from datetime import timedelta
+from types import MappingProxyType
 
 import pytest
 
@@ -77,6 +78,12 @@ def test_the_whole_is_as_good_as_its_weakest_part() -> None:
     assert [part.name for part in found.weakest] == ["socket"]
 
 
+@pytest.mark.parametrize("missing", ["sources", "sinks"])
+def test_what_was_not_seen_is_not_judged(missing: str) -> None:
+    with pytest.raises(ConfigurationError, match=f"no {missing[:-1]} was found"):
+        judge(replace(BEST, **{missing: ()}))  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize(
     ("form", "options", "level", "says"),
     [
@@ -101,6 +108,8 @@ def test_the_whole_is_as_good_as_its_weakest_part() -> None:
         ("delta", {"failondataloss": "false"}, AT_MOST, "cleaned up"),
         ("delta", {"ignorechanges": "true"}, AT_LEAST, "readChangeFeed"),
         ("delta", {"skipchangecommits": "true"}, AT_MOST, "readChangeFeed"),
+        ("delta", {"ignorefiledeletion": "true"}, AT_LEAST, "readChangeFeed"),
+        ("delta", {"excluderegex": "part-.*"}, AT_MOST, "no excludeRegex"),
         ("iceberg", {}, EXACTLY, "snapshots are expired"),
         ("iceberg", {"streaming_skip_overwrite_snapshots": "true"}, AT_MOST, "skipped whole"),
         ("iceberg", {"streaming_skip_delete_snapshots": "true"}, EXACTLY, "stay in the output"),
@@ -144,7 +153,7 @@ def test_what_a_topic_keeps(facts: dict[str, object], downtime: timedelta | None
     ("transactional", "level", "says"),
     [
         (True, AT_LEAST, "is written in transactions"),
-        (False, EXACTLY, "no transactional writer"),
+        (False, EXACTLY, "remember a producer for a day only"),
         (None, EXACTLY, "or"),
     ],
 )
@@ -154,6 +163,8 @@ def test_writers_of_a_topic(transactional: bool | None, level: Guarantee, says: 
     part = judge(replace(BEST, sources=(found,))).part(Role.SOURCE)
     assert part.level is level
     assert says in text(part)
+    if not transactional:
+        assert any("kafka.isolation.level=read_committed" in condition for condition in part.conditions)
 
 
 def test_writers_of_a_topic_that_is_read_nobody_knows_how() -> None:
@@ -190,11 +201,34 @@ def test_the_engine(facts: dict[str, object], level: Guarantee, says: str) -> No
 
 
 @pytest.mark.parametrize(
+    ("query", "ours", "level"),
+    [
+        ("/data/checkpoint", "/data/checkpoint", EXACTLY),
+        ("file:///data/checkpoint/", "/data/checkpoint", EXACTLY),
+        ("/data/checkpoint", "/data/other", AT_MOST),
+        ("hdfs://host/data/checkpoint", "/data/checkpoint", AT_MOST),
+        (None, "/data/checkpoint", EXACTLY),
+    ],
+)
+def test_a_checkpoint_of_another_query(query: str | None, ours: str, level: Guarantee) -> None:
+    found = engine(None, (replace(OURS, checkpoint=ours),), checkpoint=query)
+    assert found.level is level
+    assert bool(found.changes) is (level is AT_MOST)
+
+
+@pytest.mark.parametrize(
     ("form", "options", "level"),
     [
         ("kafka", {}, AT_MOST),
         ("kafka", {"startingoffsets": "latest"}, AT_MOST),
         ("kafka", {"startingoffsets": "earliest"}, AT_LEAST),
+        ("kafka", {"startingoffsets": '{"orders":{"0":17,"1":-2}}'}, AT_LEAST),
+        ("kafka", {"startingoffsets": '{"orders":{"0":17,"1":-1}}'}, AT_MOST),
+        ("kafka", {"startingoffsets": '{"orders":{"0":-10}}'}, AT_LEAST),
+        ("kafka", {"startingtimestamp": "1000"}, AT_LEAST),
+        ("kafka", {"startingoffsetsbytimestamp": '{"orders":{"0":1000}}'}, AT_LEAST),
+        ("delta", {}, AT_LEAST),
+        ("delta", {"startingversion": "latest"}, AT_MOST),
         ("json", {}, AT_LEAST),
         ("socket", {}, AT_MOST),
     ],
@@ -204,6 +238,31 @@ def test_without_a_checkpoint(form: str, options: dict[str, str], level: Guarant
     found = judge(replace(known, engine=EngineFacts(temporary=True))).part(Role.ENGINE)
     assert found.level is level
     assert "checkpointLocation" in found.changes[0]
+
+
+def test_without_a_checkpoint_options_are_any_mapping() -> None:
+    found = SourceFacts(format="kafka", options=MappingProxyType({"startingoffsets": "earliest"}))
+    known = replace(BEST, sources=(found,), engine=EngineFacts(temporary=True))
+    assert judge(known).part(Role.ENGINE).level is AT_LEAST
+
+
+@pytest.mark.parametrize(
+    ("plan", "conf", "level"),
+    [
+        (PlanFacts(watermarks=2), {"multipleWatermarkPolicy": "max"}, AT_MOST),
+        (PlanFacts(watermarks=2), {"multipleWatermarkPolicy": "min"}, EXACTLY),
+        (PlanFacts(watermarks=1), {"multipleWatermarkPolicy": "max"}, EXACTLY),
+        (PlanFacts(stateful=("Join",)), {"stateStore.skipNullsForStreamStreamJoins.enabled": "true"}, AT_MOST),
+        (PlanFacts(stateful=("Join",)), {"stateStore.skipNullsForStreamStreamJoins.enabled": "false"}, EXACTLY),
+        (PlanFacts(stateful=("Aggregate",)), {"stateStore.skipNullsForStreamStreamJoins.enabled": "true"}, EXACTLY),
+    ],
+)
+def test_settings_of_the_session(plan: PlanFacts, conf: dict[str, str], level: Guarantee) -> None:
+    named = {f"spark.sql.streaming.{name}": value for name, value in conf.items()}
+    found = engine(plan, conf=named)
+    assert found.level is level
+    if level is AT_MOST:
+        assert next(iter(named)) in found.changes[0]
 
 
 CHANGING = [
@@ -231,6 +290,20 @@ def test_a_plan_that_changes(plan: PlanFacts, says: str) -> None:
     table = engine(plan, (SinkFacts(format="delta"),))
     assert table.level is EXACTLY
     assert "one of the two runs whole" in text(table)
+
+
+@pytest.mark.parametrize("sink", [OURS, SinkFacts(format="delta"), SinkFacts(format="parquet")])
+@pytest.mark.parametrize("plan", [plan for plan, _ in CHANGING if not plan.order])
+def test_a_plan_that_changes_and_has_state(plan: PlanFacts, sink: SinkFacts) -> None:
+    weak = engine(replace(plan, stateful=("Aggregate",)), (sink,))
+    assert weak.level is AT_LEAST
+    assert "the state that is made again after a kill may differ from what was written" in weak.reasons[0]
+    assert "a hash of its key" in weak.changes[0]
+
+
+def test_state_that_a_replay_makes_alike() -> None:
+    assert engine(PlanFacts(stateful=("Deduplicate",), order=("dropDuplicates",))).level is EXACTLY
+    assert engine(PlanFacts(stateful=("Aggregate",), batch_clock=("current_timestamp",))).level is EXACTLY
 
 
 def test_python_functions() -> None:
@@ -345,6 +418,31 @@ def test_readers_of_our_kafka_sink(given: object, level: Guarantee, says: str) -
 )
 def test_readers_of_other_sinks(form: str, given: str | None, level: Guarantee) -> None:
     assert reader(given, SinkFacts(format=form)).level is level
+
+
+@pytest.mark.parametrize(
+    ("form", "given"),
+    [
+        ("parquet", "read_committed"),
+        ("delta", "read_committed"),
+        ("iceberg", "read_uncommitted"),
+        ("json", {"group.id": "g"}),
+        ("kafka", "files"),
+        ("sparkonce", "files"),
+    ],
+)
+def test_readers_that_do_not_fit_the_sink(form: str, given: object) -> None:
+    found = reader(given, OURS if form == "sparkonce" else SinkFacts(format=form))
+    assert found.level is AT_MOST
+    assert "does not read what this sink" in found.reasons[0]
+    assert "read_uncommitted:" not in text(found)
+
+
+@pytest.mark.parametrize("given", [None, "spark"])
+def test_readers_of_a_folder_without_its_log(given: str | None) -> None:
+    conf = {"spark.sql.streaming.fileStreamSink.ignoreMetadata": "true"}
+    known = replace(BEST, sinks=(SinkFacts(format="parquet"),), engine=replace(BEST.engine, conf=conf))
+    assert judge(replace(known, reader=parse_reader(given))).part(Role.READER).level is AT_LEAST
 
 
 def test_readers_of_a_weaker_kafka_sink_need_nothing() -> None:

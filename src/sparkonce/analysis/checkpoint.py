@@ -54,7 +54,13 @@ def checkpoint_facts(folder: Path) -> Pipeline:
             f"{str(folder)!r} has no batch yet, so it does not say what the query reads.",
             next_step="explain the query file, or wait until its first batch has begun.",
         )
-    offsets = (folder / "offsets" / str(batches[-1])).read_text().splitlines()[2:]
+    newest = folder / "offsets" / str(batches[-1])
+    offsets = newest.read_text(errors="replace").splitlines()[2:]
+    if not offsets:
+        raise ConfigurationError(
+            f"{str(newest)!r} is empty or was cut off, so it does not say what the query reads.",
+            next_step="explain the query file; Spark itself will not start on this checkpoint without that file.",
+        )
     return Pipeline(
         query=f"the query of {folder}",
         sources=tuple(_source(folder, number, line) for number, line in enumerate(offsets)),
@@ -108,7 +114,7 @@ def _source(folder: Path, number: int, line: str) -> SourceFacts:
 def _by_shape(offset: dict[str, Any], kept: Path) -> SourceFacts:
     keys = set(offset)
     if all(isinstance(each, dict) and all(key.isdigit() for key in each) for each in offset.values()):
-        return SourceFacts(format="kafka", options=None, where=", ".join(offset), names=tuple(offset))
+        return SourceFacts(format="kafka", options=None, where=", ".join(offset), names=tuple(offset), by_shape=True)
     if keys == {"logOffset"}:
         return SourceFacts(format="file", options=None, where=_folder_read(kept))
     if "reservoirId" in keys:
@@ -148,13 +154,16 @@ def _sinks(folder: Path) -> tuple[SinkFacts, ...]:
 
 
 def _sink(name: str, known: dict[str, str], view: LogView) -> SinkFacts:
+    """The sink as the newest run has it: an older one may have had another guarantee."""
     timeout_ms = known.get("transaction_timeout_ms")
-    handles = [handle for decision in view.decisions for handle in decision.handles if handle.sink == name]
-    committed = timeout_ms is not None or any(handle.transaction for handle in handles)
+    own = [decision for decision in view.decisions if view.newest_run and decision.token == view.newest_run.token]
+    handles = [handle for decision in own for handle in decision.handles if handle.sink == name]
+    kafka = "cluster_id" in known
+    committed = timeout_ms is not None or (not kafka and any(handle.transaction for handle in handles))
     return SinkFacts(
         format=OURS,
         name=name,
         guarantee=Guarantee.EXACTLY_ONCE if committed else None,
-        kafka="cluster_id" in known,
+        kafka=kafka,
         transaction_timeout=None if timeout_ms is None else timedelta(milliseconds=int(timeout_ms)),
     )

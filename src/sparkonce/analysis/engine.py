@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from sparkonce.analysis.facts import Pipeline, PlanFacts, PythonFunction, SinkFacts
 from sparkonce.analysis.model import Finding, Part, Role, doubles, holds, loses, must, note
@@ -11,6 +12,10 @@ from sparkonce.analysis.sinks import replays_show
 from sparkonce.guarantees import Guarantee
 
 _VOLATILE = ("/tmp/", "/dev/shm/", "/run/", "/var/tmp/")  # noqa: S108 - named to warn of them
+
+
+WATERMARKS = "spark.sql.streaming.multipleWatermarkPolicy"
+SKIP_NULLS = "spark.sql.streaming.stateStore.skipNullsForStreamStreamJoins.enabled"
 
 
 def judge_engine(pipeline: Pipeline) -> Part:
@@ -32,10 +37,26 @@ def _findings(pipeline: Pipeline) -> Iterator[Finding]:
             "cuts the batches anew and writes some rows again",
             "asyncProgressTrackingEnabled=false",
         )
+    if engine.plan is not None:
+        yield from _settings(engine.plan, engine.conf)
     if engine.plan is None:
         yield must("the plan gives the same rows when it runs again: it cannot be seen from here")
     else:
         yield from _plan(engine.plan, pipeline)
+
+
+def _settings(plan: PlanFacts, conf: Mapping[str, str]) -> Iterator[Finding]:
+    if plan.watermarks > 1 and conf.get(WATERMARKS, "min").strip().lower() == "max":
+        yield loses(
+            f"{WATERMARKS}=max: the watermark follows the fastest source, and rows of the slower ones are dropped as "
+            "late",
+            f"{WATERMARKS}=min (the default)",
+        )
+    if "Join" in plan.stateful and conf.get(SKIP_NULLS, "").strip().lower() == "true":
+        yield loses(
+            f"{SKIP_NULLS}=true: rows that the state of a join of streams has lost are passed over without an error",
+            f"{SKIP_NULLS}=false (the default)",
+        )
 
 
 def _checkpoint(pipeline: Pipeline) -> Iterator[Finding]:
@@ -48,9 +69,16 @@ def _checkpoint(pipeline: Pipeline) -> Iterator[Finding]:
         else:
             yield doubles(f"{anew}, and reads everything again", change)
         return
+    for other in dict.fromkeys(sink.checkpoint for sink in pipeline.sinks if sink.checkpoint is not None):
+        if engine.checkpoint is not None and _path(engine.checkpoint) != _path(other):
+            yield loses(
+                f"checkpointLocation is {engine.checkpoint}, and ExactlyOnce was given {other}: the query stops at its "
+                "first batch, or finds the log of another query",
+                "ExactlyOnce with the query's own checkpointLocation; ExactlyOnce.start sets it itself",
+            )
     yield holds("Spark stores what a batch reads before it runs it, and runs it again with the same input")
     where = engine.checkpoint or ""
-    if re.sub("^file:/*", "/", where).startswith(_VOLATILE):
+    if where and _path(where).startswith(_VOLATILE):
         yield must(f"the checkpoint outlives the machine: {where} is a place that is often emptied at a reboot")
     elif engine.temporary is None and not where:
         yield must("the query has a checkpointLocation of its own")
@@ -58,13 +86,28 @@ def _checkpoint(pipeline: Pipeline) -> Iterator[Finding]:
         yield must("the checkpoint outlives the driver")
 
 
-def _starts_at_the_end(form: str, options: object) -> bool:
-    starting = options.get("startingoffsets", "latest") if isinstance(options, dict) else "latest"
-    return form in {"socket", "textsocket"} or (form == "kafka" and str(starting).strip().lower() == "latest")
+def _path(location: str) -> str:
+    local = re.sub("^file:/*", "/", location)
+    return local if re.match(r"\w+:", local) else os.path.abspath(local)  # noqa: PTH100 - Path would follow no ".."
+
+
+def _starts_at_the_end(form: str, options: Mapping[str, str] | None) -> bool:
+    """Whether a first start passes over what the source holds; so does a start without the old checkpoint."""
+    known = options or {}
+    if form == "kafka":
+        if any(name in known for name in ("startingtimestamp", "startingoffsetsbytimestamp")):
+            return False
+        starting = known.get("startingoffsets", "latest").strip().lower()
+        return starting == "latest" or re.search(r":\s*-1\b", starting) is not None
+    if form == "delta":
+        return known.get("startingversion", "").strip().lower() == "latest"
+    return form in {"socket", "textsocket"}
 
 
 def _plan(plan: PlanFacts, pipeline: Pipeline) -> Iterator[Finding]:
-    yield from _replayed([f"{_listed(names)} {why}" for names, why in _unstable(plan)], pipeline.sinks)
+    unstable = [*_unstable(plan), *_unordered(plan)]
+    yield from _replayed([f"{_listed(names)} {why}" for names, why in unstable], pipeline.sinks)
+    yield from _state_made_again(plan)
     drawn = [*plan.random, *(function.name for function in plan.functions if function.deterministic is False)]
     if drawn and plan.shuffles:
         yield must(
@@ -78,7 +121,7 @@ def _plan(plan: PlanFacts, pipeline: Pipeline) -> Iterator[Finding]:
         yield note(f"{_listed(plan.batch_clock)} is in the right place: fixed for a batch, and the same in its replay")
     if refused := {"monotonically_increasing_id", "sample"} & {*plan.layout, *plan.random}:
         yield note(f"Spark refuses {_listed(sorted(refused))} in a streaming plan when the query starts")
-    if plan.watermark and plan.stateful:
+    if plan.watermarks and plan.stateful:
         yield note("rows that are later than the watermark are dropped, which is the query's own rule")
     yield from _functions_of(pipeline.sinks)
 
@@ -96,12 +139,28 @@ def _unstable(plan: PlanFacts) -> Iterator[tuple[Iterable[str], str]]:
             yield [function.name], _looks_like(function)
     if plan.layout:
         yield plan.layout, "depends on how rows are spread over tasks, which may be another in a replay"
-    if plan.order:
-        yield plan.order, "depends on the order in which rows arrive, which after a shuffle may be another in a replay"
     if plan.static:
         yield plan.static, "is joined as it is when a batch runs, which a replay may find changed"
     if plan.unnamed:
         yield ["an expression"], "is not deterministic, says Spark"
+
+
+def _unordered(plan: PlanFacts) -> Iterator[tuple[Iterable[str], str]]:
+    """What depends on an order that differs when a batch runs again."""
+    if plan.order:
+        yield plan.order, "depends on the order in which rows arrive, which after a shuffle may be another in a replay"
+
+
+def _state_made_again(plan: PlanFacts) -> Iterator[Finding]:
+    """A replay stores the state anew, also where the sink keeps what the first run wrote."""
+    unstable = [name for names, _ in _unstable(plan) for name in names]
+    if unstable and plan.stateful:
+        yield doubles(
+            f"{_listed(unstable)} with state ({_listed(plan.stateful)}): the state that is made again after a kill may "
+            "differ from what was written, so later batches go on from other values",
+            "take the value from the row itself (a hash of its key in the place of a random number, a stored table in "
+            "the place of one that changes); name Python functions that are stable after all in deterministic=",
+        )
 
 
 def _looks_like(function: PythonFunction) -> str:

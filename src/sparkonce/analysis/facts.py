@@ -37,6 +37,7 @@ class SourceFacts:
         names: Its topics, where no option says them.
         topics: Kafka's answer for each topic; None if it was not asked.
         unasked: Why it was not, for people.
+        by_shape: Whether only the shape of its offsets says which source it is.
     """
 
     format: str
@@ -45,6 +46,7 @@ class SourceFacts:
     names: tuple[str, ...] = ()
     topics: Mapping[str, TopicFacts] | None = None
     unasked: str = ""
+    by_shape: bool = False
 
     def is_true(self, option: str) -> bool:
         """Whether an option is set to true; its name in lower case."""
@@ -85,7 +87,7 @@ class PlanFacts:
         unnamed: Whether Spark calls the plan not deterministic for another reason than these.
         shuffles: Whether rows are sent to other tasks by their values.
         stateful: Stateful operators, by name.
-        watermark: Whether it has one.
+        watermarks: How many it has.
     """
 
     random: tuple[str, ...] = ()
@@ -98,7 +100,7 @@ class PlanFacts:
     unnamed: bool = False
     shuffles: bool = False
     stateful: tuple[str, ...] = ()
-    watermark: bool = False
+    watermarks: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,6 +136,7 @@ class SinkFacts:
         options: With names in lower case.
         guarantee: Of a sink of ours; None if it could not be seen.
         kafka: Whether a sink of ours writes to Kafka.
+        checkpoint: Where the `ExactlyOnce` of a sink of ours takes the query's checkpoint to be; None if not known.
         function: What was given to ``foreachBatch`` or ``foreach``; for a sink of ours, what calls its `ExactlyOnce`.
         transaction_timeout: Of a sink of ours: what is set, or what it found out in its last run.
         longest_timeout: ``transaction.max.timeout.ms`` of the broker, if it was asked.
@@ -145,6 +148,7 @@ class SinkFacts:
     options: Mapping[str, str] = field(default_factory=dict)
     guarantee: Guarantee | None = None
     kafka: bool = False
+    checkpoint: str | None = None
     function: PythonFunction | None = None
     transaction_timeout: timedelta | None = None
     longest_timeout: timedelta | None = None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dis
 from collections.abc import Iterator
+from functools import partial
 from types import CodeType, ModuleType
 from typing import Any
 
@@ -25,6 +26,9 @@ def suspects(function: Any) -> tuple[str, ...]:
 
 
 def _names(function: Any, deep: int) -> Iterator[str]:
+    if isinstance(function, partial):
+        yield from _names(function.func, deep)
+        return
     plain_function = function if hasattr(function, "__code__") else type(function).__call__
     code = getattr(plain_function, "__code__", None)
     if not isinstance(code, CodeType) or deep == 0:
@@ -49,7 +53,9 @@ def _nested(code: CodeType) -> Iterator[CodeType]:
 
 
 def used_by(function: Any) -> list[Any]:
-    """What a function holds in its closure, or finds among its globals by name."""
+    """What a function holds in its closure or as a partial's arguments, or finds among its globals by name."""
+    if isinstance(function, partial):
+        return [function.func, *function.args, *function.keywords.values(), *used_by(function.func)]
     code = getattr(function, "__code__", None)
     if not isinstance(code, CodeType):
         return []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 from sparkonce.analysis.facts import PythonFunction, SinkFacts
@@ -55,7 +56,8 @@ def sink_facts(sink: Any, options: Mapping[str, Any] | None = None) -> tuple[Sin
 
 def function_facts(function: Any) -> PythonFunction:
     """A Python function's name, and what in it looks like a clock or randomness."""
-    name = getattr(function, "__qualname__", "") or type(function).__name__
+    named = function.func if isinstance(function, partial) else function
+    name = getattr(named, "__qualname__", "") or type(named).__name__
     return PythonFunction(name=name.rpartition("<locals>.")[2], suspects=suspects(function))
 
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from sparkonce.analysis.facts import Pipeline, ReaderFacts, SinkFacts
-from sparkonce.analysis.model import Finding, Part, Role, doubles, holds, must, note
+from sparkonce.analysis.model import Finding, Part, Role, doubles, holds, loses, must, note
 from sparkonce.analysis.sinks import OURS
 from sparkonce.analysis.sources import FILES
 from sparkonce.errors import ConfigurationError
 from sparkonce.guarantees import Guarantee
 
+IGNORE_METADATA = "spark.sql.streaming.fileStreamSink.ignoreMetadata"
 COMMITTED, UNCOMMITTED, SPARK, BARE_FILES = "read_committed", "read_uncommitted", "spark", "files"
 _ISOLATION = ("isolation.level", "kafka.isolation.level", "isolation_level")
 _SET_COMMITTED = "isolation.level=read_committed in every reader"
@@ -51,13 +52,28 @@ def parse_reader(reader: str | Mapping[str, object] | None) -> ReaderFacts:
 def judge_reader(sink: SinkFacts, pipeline: Pipeline) -> Part:
     """The readers of one sink, with their level."""
     reader = pipeline.reader
+    of_kafka, of_files = sink.kafka or sink.format == "kafka", sink.format in FILES | {"delta", "iceberg"}
+    if (of_kafka and reader.word == BARE_FILES) or (of_files and _is_of_kafka(reader)):
+        return _part("not fitting", reader, _not_fitting("files" if of_kafka else "a Kafka consumer", sink))
     if sink.format == OURS and sink.kafka and sink.guarantee in {Guarantee.EXACTLY_ONCE, None}:
         return _part("kafka consumer", reader, _transactions(reader))
     if sink.format in FILES:
-        return _part("folder", reader, _folder(reader))
+        return _part("folder", reader, _folder(reader, pipeline.engine.conf))
     if sink.format in {"delta", "iceberg"}:
         return _part("table", reader, _table(sink, reader))
     return _part("any", reader, _plain(sink))
+
+
+def _is_of_kafka(reader: ReaderFacts) -> bool:
+    return reader.word in {COMMITTED, UNCOMMITTED} or reader.settings is not None
+
+
+def _not_fitting(what: str, sink: SinkFacts) -> Iterator[Finding]:
+    yield loses(
+        f"{what}: such a reader does not read what this sink ({sink.name or sink.format}) writes, so nothing is said "
+        "of those who do",
+        "say read_committed, read_uncommitted or spark" if what == "files" else "say spark or files",
+    )
 
 
 def _part(what: str, reader: ReaderFacts, findings: Iterator[Finding]) -> Part:
@@ -89,7 +105,12 @@ def _transactions(reader: ReaderFacts) -> Iterator[Finding]:
         yield doubles("isolation.level=read_uncommitted: sees rows of transactions that are aborted", _SET_COMMITTED)
 
 
-def _folder(reader: ReaderFacts) -> Iterator[Finding]:
+def _folder(reader: ReaderFacts, conf: Mapping[str, str]) -> Iterator[Finding]:
+    if conf.get(IGNORE_METADATA, "").strip().lower() == "true":
+        yield doubles(
+            f"{IGNORE_METADATA}=true: Spark lists the files too, with those of a batch that failed half-way",
+            f"{IGNORE_METADATA}=false (the default)",
+        )
     if reader.word == BARE_FILES:
         yield doubles(
             "it lists the files: those of a batch that failed half-way are there beside those of its second run",

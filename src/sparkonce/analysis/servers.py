@@ -24,18 +24,32 @@ def ask_about_source(source: SourceFacts, settings: Mapping[str, Any] | None) ->
     Args:
         source: What was read off the query.
         settings: How to connect, in librdkafka's names; None: as the source does, if it needs no security settings.
+            They are not for a source that needs none and says other servers: its own are asked.
     """
     if source.format != "kafka" or (source.options is None and settings is None):
         return source
     options = source.options or {}
-    if settings is None and options.get("kafka.security.protocol", "PLAINTEXT").upper() != "PLAINTEXT":
+    own = options.get("kafka.bootstrap.servers", "")
+    secured = options.get("kafka.security.protocol", "PLAINTEXT").upper() != "PLAINTEXT"
+    if (
+        settings is not None
+        and own
+        and not secured
+        and _servers(own) != _servers(settings.get("bootstrap.servers", ""))
+    ):
+        settings = None
+    if settings is None and secured:
         return replace(source, unasked="not asked: its security settings are Java's, give librdkafka's to ask=")
-    connect = dict(settings or {"bootstrap.servers": options.get("kafka.bootstrap.servers", "")})
+    connect = dict(settings or {"bootstrap.servers": own})
     try:
         topics = _describe(connect, options, source.names)
     except Exception as error:  # noqa: BLE001 - whatever the clients raise: it is said, and nothing is concluded
         return replace(source, unasked=f"not asked: {_short(error)}")
     return replace(source, topics=topics)
+
+
+def _servers(text: object) -> set[str]:
+    return {each.strip() for each in str(text).split(",")}
 
 
 def ask_about_sink(sink: SinkFacts, settings: Mapping[str, Any]) -> SinkFacts:

@@ -29,6 +29,8 @@ def judge_source(source: SourceFacts, pipeline: Pipeline) -> Part:
 
 def _kafka(source: SourceFacts, pipeline: Pipeline) -> Iterator[Finding]:
     yield holds("offsets are stored before a batch runs, and a replay reads the same records again")
+    if source.by_shape and source.topics is None:
+        yield must("the source is Kafka: its offsets look like Kafka's, which another source may imitate")
     if source.options is None:
         yield must("failOnDataLoss is not false")
     elif source.is_false("failondataloss"):
@@ -59,7 +61,10 @@ def _isolation(source: SourceFacts) -> Iterator[Finding]:
     elif not known or any(facts.transactional is None for facts in known.values()):
         yield must(f"its writers use no transactions, or {change} (not the default)")
     else:
-        yield note(f"no transactional writer is known to its brokers now; if there will be one: {change}")
+        yield must(
+            f"its writers use no transactions, or {change} (not the default): its brokers know of none now, and "
+            "remember a producer for a day only"
+        )
 
 
 def _retention(source: SourceFacts, downtime: timedelta | None) -> Iterator[Finding]:
@@ -127,7 +132,7 @@ def _file_age(source: SourceFacts, pipeline: Pipeline) -> Iterator[Finding]:
     limited = "maxfilespertrigger" in options or "maxbytespertrigger" in options
     plan = pipeline.engine.plan
     if source.is_true("latestfirst"):
-        if plan is not None and plan.watermark and plan.stateful:
+        if plan is not None and plan.watermarks and plan.stateful:
             yield loses(
                 "latestFirst=true with a watermark: the newest files push it forward, and rows of the older ones are "
                 "dropped as late",
@@ -165,7 +170,9 @@ def _memory(_: SourceFacts, __: Pipeline) -> Iterator[Finding]:
 def _delta(source: SourceFacts, pipeline: Pipeline) -> Iterator[Finding]:
     yield holds("table version and file are stored before a batch runs, and a replay reads the same files again")
     if source.options is None:
-        yield must("none of failOnDataLoss=false, skipChangeCommits, ignoreChanges is set")
+        yield must(
+            "none of failOnDataLoss=false, skipChangeCommits, ignoreChanges, ignoreFileDeletion, excludeRegex is set"
+        )
     if source.is_false("failondataloss"):
         yield loses(
             "failOnDataLoss=false: versions whose log entries were cleaned up before they were read are skipped",
@@ -176,10 +183,16 @@ def _delta(source: SourceFacts, pipeline: Pipeline) -> Iterator[Finding]:
             "skipChangeCommits=true: a commit that updates or deletes is skipped whole, with the rows that it adds",
             "readChangeFeed=true, or a table that is only appended to",
         )
-    if source.is_true("ignorechanges"):
-        yield doubles(
-            "ignoreChanges=true: an update writes files anew, and the rows in them that did not change come again",
-            "readChangeFeed=true, or skipChangeCommits=true for a table that is only appended to",
+    for option in ("ignoreChanges", "ignoreFileDeletion"):  # the second is an old name of the first
+        if source.is_true(option.lower()):
+            yield doubles(
+                f"{option}=true: an update writes files anew, and the rows in them that did not change come again",
+                "readChangeFeed=true, or skipChangeCommits=true for a table that is only appended to",
+            )
+    if excluded := (source.options or {}).get("excluderegex"):
+        yield loses(
+            f"excludeRegex={excluded}: rows of files whose path matches are skipped",
+            "no excludeRegex",
         )
     away = "the longest downtime" if pipeline.downtime is None else say(pipeline.downtime)
     yield must(

@@ -8,10 +8,20 @@ from sparkonce.analysis.model import Explanation, Part
 from sparkonce.analysis.readers import judge_reader
 from sparkonce.analysis.sinks import judge_sink
 from sparkonce.analysis.sources import judge_source
+from sparkonce.errors import ConfigurationError
 
 
 def judge(pipeline: Pipeline) -> Explanation:
-    """The level of each part of the pipeline, with the reasons."""
+    """The level of each part of the pipeline, with the reasons.
+
+    Raises:
+        ConfigurationError: if it has no source or no sink: nothing can be said of what was not seen.
+    """
+    if not pipeline.sources or not pipeline.sinks:
+        raise ConfigurationError(
+            f"{pipeline.query}: no {'sink' if pipeline.sources else 'source'} was found in it.",
+            next_step="give a streaming query with a source and a sink.",
+        )
     parts: list[Part] = [judge_source(source, pipeline) for source in pipeline.sources]
     parts.append(judge_engine(pipeline))
     parts += [judge_sink(sink, pipeline) for sink in pipeline.sinks]

@@ -50,12 +50,14 @@ def explain(
 ) -> None:
     """Says what a query guarantees end to end: source, engine, sink and reader, and the weakest link.
 
-    Starts, writes and changes nothing: a query file runs up to where it would wait for its queries. Exits with 1 if the
-    level is weaker than --require, with 2 if it cannot be said.
+    Starts no query. A query file is executed up to where it would wait for its queries, with whatever it does before
+    that (folders made, topics created, schemas registered). Exits with 1 if the level is weaker than --require or not
+    every query of the file was seen, with 2 if it cannot be said.
     """
     from sparkonce.analysis.checkpoint import explain_checkpoint
     from sparkonce.analysis.durations import parse_duration
 
+    unseen = ""
     servers = {"bootstrap.servers": bootstrap} if bootstrap else None
     try:
         away = parse_duration(downtime, "--downtime") if downtime else None
@@ -64,7 +66,7 @@ def explain(
             asked = servers if ask else None
             found = [explain_checkpoint(target, sink=sink, reader=known, downtime=away, ask=asked)]
         elif target.is_file():
-            found = _of_file(
+            found, unseen = _of_file(
                 target,
                 arguments or [],
                 sink=sink,
@@ -80,23 +82,28 @@ def explain(
     except SparkonceError as error:
         tell(error)
         raise typer.Exit(_FAILED) from error
-    _show(found, as_json)
-    level = weakest(each.level for each in found)
-    if require is not None and weakest([level, Guarantee(require.value)]) is not Guarantee(require.value):
+    _show(found, unseen, as_json)
+    if require is None:
+        return
+    level = weakest([*(each.level for each in found), Guarantee(require.value)])
+    if unseen:
+        typer.echo(f"--require {require.value}: {unseen}", err=True)
+    if unseen or level is not Guarantee(require.value):
         raise typer.Exit(_WEAKER)
 
 
-def _of_file(file: Path, arguments: list[str], **how: Any) -> "list[Explanation]":
+def _of_file(file: Path, arguments: list[str], **how: Any) -> "tuple[list[Explanation], str]":
+    """What its queries guarantee, and what was not seen of it."""
     from sparkonce.spark.dry_run import dry_run
     from sparkonce.spark.explain import explain as explain_query
 
     found: list[Any] = []
-    dry_run(file, arguments, lambda writer, table: found.append(explain_query(writer, table=table, **how)))
+    whole = dry_run(file, arguments, lambda writer, table: found.append(explain_query(writer, table=table, **how)))
     if not found:
         raise ConfigurationError(
             f"{file} starts no streaming query.", next_step="give the file, with its arguments, that does."
         )
-    return found
+    return found, "" if whole else f"{file} was left at its first wait; queries after it were not seen"
 
 
 def _reader(text: str | None) -> str | dict[str, str] | None:
@@ -106,10 +113,10 @@ def _reader(text: str | None) -> str | dict[str, str] | None:
     return {name.strip(): value.strip() for name, _, value in pairs}
 
 
-def _show(found: "list[Explanation]", as_json: bool) -> None:
+def _show(found: "list[Explanation]", unseen: str, as_json: bool) -> None:
     if as_json:
         level = weakest(each.level for each in found)
-        typer.echo(json.dumps({"level": level.value, "queries": [each.to_dict() for each in found]}))
+        typer.echo(json.dumps({"level": level.value, "unseen": unseen, "queries": [each.to_dict() for each in found]}))
         return
     from rich.console import Console
     from rich.markup import escape
@@ -119,3 +126,5 @@ def _show(found: "list[Explanation]", as_json: bool) -> None:
     for explanation in found:
         console.print(f"[bold]{escape(explanation.query)}[/]", width=width)
         console.print(explanation, width=width)
+    if unseen:
+        console.print(escape(f"{unseen}."), width=width)

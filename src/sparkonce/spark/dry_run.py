@@ -1,25 +1,36 @@
 """Runs a file that starts queries, without starting them.
 
 ``DataStreamWriter.start`` and ``toTable`` hand over what they would start. The file goes on until it waits for a query,
-or asks one anything: then it is left, so that nothing of what it does afterwards happens.
+or asks one anything: then it is left, so that nothing of what it does afterwards happens. A query that ends by itself
+(``availableNow``, ``once``) is taken to have ended when the file waits for it, and the file goes on.
 """
 
 from __future__ import annotations
 
+import os
 import runpy
 import sys
+import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
+from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQueryManager
 from pyspark.sql.streaming.readwriter import DataStreamWriter
+from pyspark.util import default_api_mode
 
+from sparkonce.analysis.script import may_follow
 from sparkonce.errors import ConfigurationError, SparkonceError
 from sparkonce.spark.exactly_once import ExactlyOnce
+from sparkonce.spark.jvm import class_name, field
 
 Explainer = Callable[[DataStreamWriter, str | None], None]
+
+_ENDING = {"AvailableNowTrigger", "OneTimeTrigger"}
+_CONNECT = "pyspark.sql.connect.session"
 
 
 class _Left(BaseException):
@@ -33,30 +44,50 @@ class _NotStarted:
         raise _Left
 
 
-def dry_run(file: Path, arguments: Sequence[str], explain: Explainer) -> None:
+class _Ended(_NotStarted):
+    """In the place of a query that would end by itself."""
+
+    def awaitTermination(self, timeout: float | None = None) -> bool | None:  # noqa: N802 - PySpark's name
+        return None if timeout is None else True
+
+    def processAllAvailable(self) -> None:  # noqa: N802 - PySpark's name
+        return
+
+    def stop(self) -> None:
+        return
+
+
+def dry_run(file: Path, arguments: Sequence[str], explain: Explainer) -> bool:
     """Runs a Python file as a script up to the point where it would wait for its queries.
+
+    What it prints goes to standard error. A bare ``except:`` or ``except BaseException`` around its wait keeps it from
+    being left, and it goes on.
 
     Args:
         file: The file.
         arguments: Its own, ``sys.argv[1:]``.
         explain: Called for each query that it would start, with the writer and the table (None but for ``toTable``).
 
+    Returns:
+        Whether every query was seen: False if the file was left where it waits, and what follows may start more.
+
     Raises:
-        ConfigurationError: if it fails.
+        ConfigurationError: if it fails, or runs on Spark Connect.
         SparkonceError: of ours, whatever it raises itself.
     """
+    _refuse_connect({})
     argv, path = sys.argv, list(sys.path)
     sys.argv, sys.path[:0] = [str(file), *arguments], [str(file.absolute().parent)]
     try:
-        with _intercepted(explain):
+        with redirect_stdout(sys.stderr), _intercepted(explain):
             runpy.run_path(str(file), run_name="__main__")
-    except _Left:
-        pass
+    except _Left as left:
+        return not may_follow(_calls(left, file))
     except SparkonceError:
         raise
     except (Exception, SystemExit) as error:
         if isinstance(error, SystemExit) and error.code in (None, 0):
-            return
+            return True
         said = str(error).strip().partition("\n")[0]
         raise ConfigurationError(
             f"{file} fails before it waits for its queries: {type(error).__name__}: {said}",
@@ -64,49 +95,107 @@ def dry_run(file: Path, arguments: Sequence[str], explain: Explainer) -> None:
         ) from error
     finally:
         sys.argv, sys.path[:] = argv, path
+    return True
+
+
+def _calls(left: _Left, file: Path) -> list[tuple[str, int]]:
+    """Where the file, and what it calls, stood when it was left."""
+    frames = [(frame.filename, frame.lineno or 0) for frame in traceback.extract_tb(left.__traceback__)]
+    first = next((place for place, (name, _) in enumerate(frames) if name == str(file)), 0)
+    return [frame for frame in frames[first:] if frame[0] != __file__]
+
+
+def _refuse_connect(options: Mapping[str, Any]) -> None:
+    """Its queries could not be intercepted, and would really be started."""
+    named = [name for name in ("SPARK_REMOTE", "SPARK_CONNECT_MODE_ENABLED") if name in os.environ]
+    if "spark.remote" in options:
+        named.append("spark.remote")
+    mode = str(options.get("spark.api.mode", os.environ.get("SPARK_API_MODE", ""))).lower()
+    if (mode if mode in {"classic", "connect"} else default_api_mode()) == "connect":
+        named.append("spark.api.mode=connect")
+    if named:
+        raise ConfigurationError(
+            f"{', '.join(named)}: the file runs on Spark Connect, where its queries would really be started.",
+            next_step="run it on a classic Spark session, or explain its checkpoints.",
+        )
 
 
 @contextmanager
 def _intercepted(explain: Explainer) -> Iterator[None]:
-    def start(writer: DataStreamWriter, path: str | None = None, **given: Any) -> _NotStarted:
-        _set_up(writer, given)
+    started: list[_NotStarted] = []
+    in_session, manager_get = SparkSession.Builder.getOrCreate, StreamingQueryManager.get
+    manager_active: Any = StreamingQueryManager.active
+
+    def begun(writer: DataStreamWriter, table: str | None) -> _NotStarted:
+        explain(writer, table)
+        started.append(_Ended() if class_name(field(writer._jwrite, "trigger")) in _ENDING else _NotStarted())
+        return started[-1]
+
+    def start(
+        writer: DataStreamWriter,
+        path: str | None = None,
+        format: str | None = None,  # noqa: A002 - PySpark's name
+        outputMode: str | None = None,  # noqa: N803 - PySpark's name
+        partitionBy: Any = None,  # noqa: N803 - PySpark's name
+        queryName: str | None = None,  # noqa: N803 - PySpark's name
+        **options: Any,
+    ) -> _NotStarted:
+        _set_up(writer, options, format=format, outputMode=outputMode, partitionBy=partitionBy, queryName=queryName)
         if path is not None:
             writer.option("path", path)
-        explain(writer, None)
-        return _NotStarted()
+        return begun(writer, None)
 
-    def to_table(writer: DataStreamWriter, table: str, **given: Any) -> _NotStarted:
-        _set_up(writer, given)
-        explain(writer, table)
-        return _NotStarted()
+    def to_table(
+        writer: DataStreamWriter,
+        tableName: str,  # noqa: N803 - PySpark's name
+        format: str | None = None,  # noqa: A002 - PySpark's name
+        outputMode: str | None = None,  # noqa: N803 - PySpark's name
+        partitionBy: Any = None,  # noqa: N803 - PySpark's name
+        queryName: str | None = None,  # noqa: N803 - PySpark's name
+        **options: Any,
+    ) -> _NotStarted:
+        _set_up(writer, options, format=format, outputMode=outputMode, partitionBy=partitionBy, queryName=queryName)
+        return begun(writer, tableName)
 
-    def wait(*_: Any) -> None:
+    def wait(_: StreamingQueryManager, timeout: float | None = None) -> bool | None:
+        if any(isinstance(each, _Ended) for each in started):  # it returns as soon as one has ended
+            return None if timeout is None else True
         raise _Left
+
+    def active(manager: StreamingQueryManager) -> Any:
+        if started:
+            raise _Left
+        return manager_active.fget(manager)
+
+    def get(manager: StreamingQueryManager, id: str) -> Any:  # noqa: A002 - PySpark's name
+        if started:
+            raise _Left
+        return manager_get(manager, id)
+
+    def get_or_create(builder: SparkSession.Builder) -> SparkSession:
+        _refuse_connect(builder._options)
+        return in_session(builder)
+
+    def remote(_: SparkSession.Builder, url: str) -> None:
+        _refuse_connect({"spark.remote": url})
 
     def nothing(_: Any) -> None:
         """Asks no servers, and makes no folder."""
 
-    patches: Mapping[tuple[type, str], Any] = {
-        (DataStreamWriter, "start"): start,
-        (DataStreamWriter, "toTable"): to_table,
-        (StreamingQueryManager, "awaitAnyTermination"): wait,
-        (ExactlyOnce, "_preflight"): nothing,
-    }
-    before = {(owner, name): getattr(owner, name) for owner, name in patches}
-    for (owner, name), patch in patches.items():
-        setattr(owner, name, patch)
-    try:
+    with (
+        patch.object(DataStreamWriter, "start", start),
+        patch.object(DataStreamWriter, "toTable", to_table),
+        patch.multiple(StreamingQueryManager, awaitAnyTermination=wait, active=property(active), get=get),
+        patch.multiple(SparkSession.Builder, getOrCreate=get_or_create, remote=remote),
+        patch.dict(sys.modules, {_CONNECT: None}),  # an import of it fails
+        patch.object(ExactlyOnce, "_preflight", nothing),
+    ):
         yield
-    finally:
-        for (owner, name), original in before.items():
-            setattr(owner, name, original)
 
 
-def _set_up(writer: DataStreamWriter, given: Mapping[str, Any]) -> None:
-    """What ``start`` and ``toTable`` themselves set, by keyword; the rest are options."""
-    setters = {"format", "outputMode", "partitionBy", "queryName"}
+def _set_up(writer: DataStreamWriter, options: Mapping[str, Any], **given: Any) -> None:
+    """What PySpark's own ``start`` and ``toTable`` do with their arguments."""
+    writer.options(**options)
     for name, value in given.items():
-        if name not in setters:
-            writer.option(name, value)
-        elif value is not None:
+        if value is not None:
             getattr(writer, name)(value)

@@ -13,14 +13,13 @@ from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 from sparkonce.analysis.durations import parse_duration
 from sparkonce.analysis.facts import Pipeline
-from sparkonce.analysis.given import kafka_settings, sink_facts
+from sparkonce.analysis.given import kafka_settings
 from sparkonce.analysis.model import Explanation
 from sparkonce.analysis.readers import parse_reader
 from sparkonce.analysis.servers import ask_about_sink, ask_about_source
 from sparkonce.analysis.verdict import judge
 from sparkonce.errors import ConfigurationError
-from sparkonce.spark.exactly_once import ExactlyOnce
-from sparkonce.spark.queries import of_frame, of_query, of_writer
+from sparkonce.spark.queries import of_frame, of_query, of_writer, sinks_given
 
 
 def explain(
@@ -75,7 +74,7 @@ def explain(
                 "A DataFrame does not say where its rows go.",
                 next_step="give sink=, for example explain(df, KafkaSink(…)) or explain(df, 'delta').",
             )
-        pipeline, ours = of_frame(query, sink, options=options, trigger=trigger, stable=stable), _ours(sink)
+        pipeline, ours = of_frame(query, sink, options=options, trigger=trigger, stable=stable)
     else:
         raise ConfigurationError(
             f"query={query!r} cannot be explained.",
@@ -83,8 +82,8 @@ def explain(
             "session (not Spark Connect).",
         )
     if sink is not None and not isinstance(query, DataFrame):
-        ours = _ours(sink)
-        pipeline = replace(pipeline, sinks=sink_facts(ours or sink, options))
+        facts, ours = sinks_given(sink, options)
+        pipeline = replace(pipeline, sinks=facts)
     pipeline = replace(pipeline, reader=known, downtime=away)
     return judge(pipeline if ask is False else _asked(pipeline, ours, None if ask is True else ask))
 
@@ -98,10 +97,3 @@ def _asked(pipeline: Pipeline, ours: Sequence[Any], settings: Mapping[str, Any] 
             sinks[place] = ask_about_sink(sinks[place], how)
     sources = tuple(ask_about_source(source, settings) for source in pipeline.sources)
     return replace(pipeline, sources=sources, sinks=tuple(sinks))
-
-
-def _ours(sink: Any) -> tuple[Any, ...]:
-    if isinstance(sink, ExactlyOnce):
-        return sink.sinks
-    given = sink if isinstance(sink, list | tuple) else (sink,)
-    return tuple(given) if all(hasattr(each, "committer") for each in given) else ()

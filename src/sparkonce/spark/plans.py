@@ -50,6 +50,13 @@ _STATEFUL = {"Aggregate", "Deduplicate", "DeduplicateWithinWatermark", "GlobalLi
 _STATEFUL |= {"FlatMapGroupsInPandasWithState", "TransformWithState", "TransformWithStateInPandas"}
 _STATEFUL |= {"TransformWithStateInPySpark"}
 _SHUFFLES = {"Aggregate", "Deduplicate", "Join", "RepartitionByExpression"} | _STATEFUL
+_PACKAGES = (
+    ("org.apache.iceberg.", "iceberg"),
+    ("org.apache.spark.sql.delta.", "delta"),
+    ("io.delta.", "delta"),
+    ("org.apache.spark.sql.kafka010.", "kafka"),
+)
+_FILES = ("org.apache.spark.sql.execution.datasources.", "org.apache.spark.sql.avro.", "org.apache.spark.sql.v2.avro.")
 _MADE_IN_PLACE = {"LocalRelation", "LogicalRDD", "OneRowRelation", "Range"}
 
 
@@ -82,13 +89,13 @@ def plan_facts(plan: Any, stable: bool | Iterable[str] = False) -> PlanFacts:
         stateful=tuple(
             dict.fromkeys(kind for node, kind in zip(nodes, kinds, strict=True) if _is_stateful(node, kind))
         ),
-        watermark="EventTimeWatermark" in kinds,
+        watermarks=kinds.count("EventTimeWatermark"),
     )
 
 
 def source_facts(plan: Any) -> tuple[SourceFacts, ...]:
     """The streaming sources of an analyzed plan, in its order."""
-    leaves = [node for node in _nodes(plan) if node.children().isEmpty() and node.isStreaming()]
+    leaves = [node for node in _nodes(plan) if _is_leaf(node) and node.isStreaming()]
     return tuple(_source(leaf) for leaf in leaves)
 
 
@@ -113,17 +120,16 @@ def _named_source(name: str, made_by: str, options: dict[str, str]) -> SourceFac
 
 def format_of(name: str) -> str:
     """The format that a class or a provider is of; empty if it is none that has rules of its own."""
-    for package, form in (("org.apache.iceberg", "iceberg"), ("sql.delta.", "delta"), (".kafka010.", "kafka")):
-        if package in name:
-            return form
+    known = next((form for package, form in _PACKAGES if name.startswith(package)), "")
     short = name.rpartition(".")[2].lower()
-    return next((form for form in FILES if ".datasources." in name and short.startswith(form)), "")
+    return known or next((form for form in FILES if name.startswith(_FILES) and short.startswith(form)), "")
 
 
 def _nodes(plan: Any) -> Iterator[Any]:
+    """The plan's operators, with those of its subqueries."""
     yield plan
-    for child in items(plan.children()):
-        yield from _nodes(child)
+    for each in (*items(plan.children()), *items(plan.subqueries())):
+        yield from _nodes(each)
 
 
 def _expressions(tree: Any) -> Iterator[dict[str, Any]]:
@@ -164,7 +170,12 @@ def _is_stateful(node: Any, kind: str) -> bool:
 
 
 def _is_static(node: Any) -> bool:
-    return bool(node.children().isEmpty()) and not node.isStreaming() and class_name(node) not in _MADE_IN_PLACE
+    return _is_leaf(node) and not node.isStreaming() and class_name(node) not in _MADE_IN_PLACE
+
+
+def _is_leaf(node: Any) -> bool:
+    """Whether rows come from it. A reference to a CTE has no children, but the plan holds its definition too."""
+    return bool(node.children().isEmpty()) and class_name(node) != "CTERelationRef"
 
 
 def _static(leaf: Any) -> str:

@@ -12,9 +12,11 @@ from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 from sparkonce.analysis.durations import parse_duration
+from sparkonce.analysis.engine import SKIP_NULLS, WATERMARKS
 from sparkonce.analysis.facts import EngineFacts, Pipeline, SinkFacts
 from sparkonce.analysis.functions import used_by
 from sparkonce.analysis.given import function_facts, lower_names, sink_facts
+from sparkonce.analysis.readers import IGNORE_METADATA
 from sparkonce.errors import ConfigurationError
 from sparkonce.sinks.base import TwoPhaseCommitSink
 from sparkonce.spark.exactly_once import ExactlyOnce
@@ -32,7 +34,13 @@ _SINKS = {
     "MemorySink": "memory",
     "NoopTable": "noop",
 }
-_CONF = ("spark.sql.files.ignoreMissingFiles", "spark.sql.files.ignoreCorruptFiles")
+_CONF = (
+    "spark.sql.files.ignoreMissingFiles",
+    "spark.sql.files.ignoreCorruptFiles",
+    WATERMARKS,
+    SKIP_NULLS,
+    IGNORE_METADATA,
+)
 _ASYNC = "asyncprogresstrackingenabled"
 
 
@@ -100,12 +108,12 @@ def of_frame(
     options: Mapping[str, Any] | None = None,
     trigger: Mapping[str, Any] | None = None,
     stable: Stable = False,
-) -> Pipeline:
-    """A plan that is not yet given to a sink.
+) -> tuple[Pipeline, OurSinks]:
+    """A plan that is not yet given to a sink, and its sinks if they are ours.
 
     Args:
         df: A streaming DataFrame.
-        sink: See `sparkonce.analysis.given.sink_facts`; also an `ExactlyOnce`.
+        sink: See `sinks_given`.
         options: Of the stream writer, if it is known which will be set.
         trigger: As for ``writeStream.trigger``.
         stable: See `sparkonce.spark.plans.plan_facts`.
@@ -122,8 +130,8 @@ def of_frame(
         interval=None if interval is None else parse_duration(str(interval), "trigger processingTime"),
         async_progress=known.get(_ASYNC, "").lower() == "true",
     )
-    facts = sink_facts(sink.sinks if isinstance(sink, ExactlyOnce) else sink, options)
-    return Pipeline(query="the DataFrame", sources=_sources(df), engine=engine, sinks=facts)
+    facts, ours = sinks_given(sink, options)
+    return Pipeline(query="the DataFrame", sources=_sources(df), engine=engine, sinks=facts), ours
 
 
 def _engine(df: DataFrame, stable: Stable) -> EngineFacts:
@@ -171,13 +179,29 @@ def _sink_of(sink: Any, options: Mapping[str, str]) -> tuple[tuple[SinkFacts, ..
 def _foreach_batch(writer: Any) -> tuple[tuple[SinkFacts, ...], OurSinks]:
     """The sinks of the `ExactlyOnce` that ``foreachBatch`` was given, or the user's own function."""
     function = _python_function(writer)
-    if isinstance(function, ExactlyOnce):
-        return sink_facts(function.sinks), function.sinks
-    facts = None if function is None else function_facts(function)
-    for ours in used_by(function):
+    return ((SinkFacts(format="foreachbatch"),), ()) if function is None else sinks_given(function)
+
+
+def sinks_given(sink: Any, options: Mapping[str, Any] | None = None) -> tuple[tuple[SinkFacts, ...], OurSinks]:
+    """What a user gives as ``sink=`` or to ``foreachBatch``, and the sinks if they are ours.
+
+    Args:
+        sink: See `sparkonce.analysis.given.sink_facts`; also an `ExactlyOnce`, or a function that calls one.
+        options: Of the stream writer.
+
+    Raises:
+        ConfigurationError: if it is none of these.
+    """
+    caller = None if isinstance(sink, ExactlyOnce) else sink
+    for ours in (sink, *used_by(sink)):
         if isinstance(ours, ExactlyOnce):
-            return tuple(replace(sink, function=facts) for sink in sink_facts(ours.sinks)), ours.sinks
-    return (SinkFacts(format="foreachbatch", name=facts.name if facts else "", function=facts),), ()
+            function = None if caller is None else function_facts(caller)
+            where = str(ours.checkpoint)
+            facts = sink_facts(ours.sinks)
+            return tuple(replace(each, function=function, checkpoint=where) for each in facts), ours.sinks
+    given = sink if isinstance(sink, list | tuple) else (sink,)
+    mine = tuple(given) if all(isinstance(each, TwoPhaseCommitSink) for each in given) else ()
+    return sink_facts(sink, options), mine
 
 
 def _python_function(writer: Any) -> Any:
@@ -201,7 +225,12 @@ def _python_function(writer: Any) -> Any:
 def _format_of_table(spark: SparkSession, table: str, made_in: str) -> str:
     """The format of a table; where there is none yet, the one that it will be made in."""
     if not spark.catalog.tableExists(table):
-        return made_in.lower()
+        first = table.partition(".")[0].strip("`") if "." in table else ""
+        catalog = first if spark.conf.get(f"spark.sql.catalog.{first}", None) else spark.catalog.currentCatalog()
+        if catalog == "spark_catalog":
+            return made_in.lower()
+        maker = spark.conf.get(f"spark.sql.catalog.{catalog}", None)  # it may not make what format() asks for
+        return format_of(maker or "") or f"catalog {catalog}"
     leaf = spark.table(table)._jdf.queryExecution().analyzed().collectLeaves().apply(0)
     if class_name(leaf) == "DataSourceV2Relation":
         return format_of(leaf.table().getClass().getName()) or class_name(leaf.table()).lower()
