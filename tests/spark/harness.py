@@ -173,7 +173,12 @@ class AnyJob:
         return (record.key or b"").decode(), (record.value or b"").decode(errors="backslashreplace").partition(" ")[2]
 
     def records(self) -> list[Record]:
-        """What a read_committed reader finds in the target."""
+        """What a read_committed reader finds in the target, once all that was to end there has ended.
+
+        The broker answers a commit before it writes the markers, without which readers see nothing.
+        """
+        ending = ("PrepareCommit", "PrepareAbort")
+        eventually(lambda: not self.transactions(*ending), "every transaction that was to end has ended")
         return read_committed(self.bootstrap, self.config.target, timeout_s=LIMIT_S)
 
     def count(self, expected: Counter[Row]) -> Verdict:
@@ -184,8 +189,6 @@ class AnyJob:
         excess = found - expected
         strange = sum(count for row, count in excess.items() if row not in expected)
         self.watcher.catch_up(standing)
-        ending = ("PrepareCommit", "PrepareAbort")  # asked for and decided; the coordinator still writes its markers
-        eventually(lambda: not self.transactions(*ending), "every transaction that was to end has ended")
         return Verdict(
             expected=expected.total(),
             rows=len(records),

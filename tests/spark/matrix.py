@@ -151,15 +151,24 @@ class ExampleJob(AnyJob):
             path.with_name(f".{path.name}.crc").unlink(missing_ok=True)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """What became of an example: its kills in order, its verdict, and in how many rows its output differs from that of
-    a run of the same query on the same input that nobody disturbed."""
+    """What became of an example.
+
+    Attributes:
+        example: The example.
+        kills: In order.
+        verdict: On its output.
+        differing: In how many rows this differs from that of a run of the same query on the same input that nobody
+            disturbed.
+        state_files: What its state store has written, and the other run's.
+    """
 
     example: Example
     kills: tuple[Kill, ...]
     verdict: Verdict
     differing: int
+    state_files: tuple[frozenset[str], frozenset[str]]
 
 
 def carry_out(
@@ -191,10 +200,14 @@ def carry_out(
 
 
 def outcome(job: ExampleJob, undisturbed: ExampleJob) -> Outcome:
-    assert job.state_files() == undisturbed.state_files() == job.example.state_files, job.example.name
-    verdict = job.judge()
     killed, whole = (Counter(map(each.row, each.records())) for each in (job, undisturbed))
-    return Outcome(job.example, tuple(job.kills), verdict, ((killed - whole) + (whole - killed)).total())
+    return Outcome(
+        example=job.example,
+        kills=tuple(job.kills),
+        verdict=job.judge(),
+        differing=((killed - whole) + (whole - killed)).total(),
+        state_files=(job.state_files(), undisturbed.state_files()),
+    )
 
 
 def start(jobs: Sequence[ExampleJob], log: Path, point: str = "") -> Run:
@@ -246,6 +259,7 @@ def check(outcomes: Iterable[Outcome]) -> None:
     for each in outcomes:
         assert each.verdict.is_exactly_once, f"{each.example.name}: {each.verdict}"
         assert each.differing == 0, f"{each.example.name}: {each.differing} rows are not those of an undisturbed run"
+        assert set(each.state_files) == {each.example.state_files}, f"{each.example.name}: another state store"
         check_points(each.kills)
 
 

@@ -150,7 +150,7 @@ def start(spark: SparkSession, config: Config) -> StreamingQuery:
             raise
 
     own = spark.newSession()
-    for name, value in sql_settings(config).items():
+    for name, value in {**sql_settings(config), **config.sql}.items():
         own.conf.set(name, value)
     module, _, function = config.plan.partition(":")
     rows: DataFrame = getattr(importlib.import_module(module), function)(own, config)
@@ -178,10 +178,10 @@ def attend(query: StreamingQuery, config: Config) -> int:
 
 
 def sql_settings(config: Config) -> dict[str, str]:
+    """Those that every query has, whatever its own `Config.sql`."""
     return {
         "spark.sql.shuffle.partitions": str(config.slots),
         "spark.sql.streaming.noDataMicroBatches.enabled": "false",
-        **config.sql,
     }
 
 
