@@ -80,6 +80,7 @@ def run(spark: SparkSession, server: RegistryServer, folder: Path, rows: int, ro
 
     decoding = {
         "bare from_avro, no header": column(from_avro("bare", json.dumps(ORDER))),
+        "bare from_avro(substring(value, 6))": column(from_avro(F.substring("value", 6, 1 << 30), json.dumps(ORDER))),
         "from_registry_avro": column(from_registry_avro("value", **of)),
         f"  {VERSIONS} versions": column(from_registry_avro("value", registry=registry, subject="many-value")),
         "  on_error=dead-letter, later_ids=stop": column(
