@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - as everybody writes it
+from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 from spark.injuries import (
     MARKS,
@@ -43,6 +44,14 @@ def read_by_listing(folder: Path):  # type: ignore[no-untyped-def]
     return of_rows(line for file in (folder / "out").glob("*.txt") for line in file.read_text().splitlines())
 
 
+def write_twice(writer: DataStreamWriter, folder: Path) -> None:
+    """As a driver does that dies when the files are written, before they are entered in ``_spark_metadata``."""
+    run(writer)
+    forget_commit(folder / "checkpoint")
+    forget(folder / "out" / "_spark_metadata")
+    run(writer)
+
+
 @pytest.mark.proves(
     query="files → files, read by Spark",
     verdict="exactly-once",
@@ -53,10 +62,7 @@ def test_a_folder_read_by_spark(spark: SparkSession, tmp_path: Path, verdict: Ve
     write_lines(tmp_path / "in", "a.txt", ROWS)
     writer = to_folder(spark, tmp_path)
     verdict.of(explain(writer, reader="spark"), "only once")
-    run(writer)
-    forget_commit(tmp_path / "checkpoint")
-    forget(tmp_path / "out" / "_spark_metadata")
-    run(writer)
+    write_twice(writer, tmp_path)
     assert read_by_spark(spark, tmp_path) == once()
 
 
@@ -70,10 +76,7 @@ def test_a_folder_read_by_listing_it(spark: SparkSession, tmp_path: Path, verdic
     write_lines(tmp_path / "in", "a.txt", ROWS)
     writer = to_folder(spark, tmp_path)
     verdict.of(explain(writer, reader="files"), "lists the files")
-    run(writer)
-    forget_commit(tmp_path / "checkpoint")
-    forget(tmp_path / "out" / "_spark_metadata")
-    run(writer)
+    write_twice(writer, tmp_path)
     found = read_by_listing(tmp_path)
     assert set(found) == set(ROWS)
     assert set(found.values()) == {2}

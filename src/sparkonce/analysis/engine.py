@@ -37,11 +37,10 @@ def _findings(pipeline: Pipeline) -> Iterator[Finding]:
             "cuts the batches anew and writes some rows again",
             "asyncProgressTrackingEnabled=false",
         )
-    if engine.plan is not None:
-        yield from _settings(engine.plan, engine.conf)
     if engine.plan is None:
         yield must("the plan gives the same rows when it runs again: it cannot be seen from here")
     else:
+        yield from _settings(engine.plan, engine.conf)
         yield from _plan(engine.plan, pipeline)
 
 

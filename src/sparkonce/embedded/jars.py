@@ -23,12 +23,12 @@ from typing import TYPE_CHECKING
 from xml.sax.saxutils import quoteattr
 
 from sparkonce.errors import ConfigurationError, PreflightError
+from sparkonce.sources.packages import AVRO_MODULE, KAFKA_MODULE, SCALA
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
 KAFKA_VERSION = "4.3.0"
-SCALA = "2.13"
 MINIMUM_JAVA = 17
 FETCH_TIMEOUT_S = 600.0
 
@@ -155,12 +155,12 @@ def spark_kafka_jars(pyspark_version: str | None = None) -> list[Path]:
         ConfigurationError: see `resolve`.
         PreflightError: see `resolve`.
     """
-    return _spark_module_jars("spark-sql-kafka-0-10", pyspark_version)
+    return _spark_module_jars(KAFKA_MODULE, pyspark_version)
 
 
 def spark_avro_jars(pyspark_version: str | None = None) -> list[Path]:
     """The same for Spark's ``from_avro`` and ``to_avro``."""
-    return _spark_module_jars("spark-avro", pyspark_version)
+    return _spark_module_jars(AVRO_MODULE, pyspark_version)
 
 
 def _spark_module_jars(module: str, pyspark_version: str | None) -> list[Path]:

@@ -10,7 +10,7 @@ from sparkonce.errors import ConfigurationError
 KAFKA_MODULE = "spark-sql-kafka-0-10"
 AVRO_MODULE = "spark-avro"
 
-_SCALA = "2.13"  # the only one of Spark 4
+SCALA = "2.13"  # the only one of Spark 4
 _RELEASED = re.compile(r"(\d+\.\d+\.\d+)(?:$|[-+])")
 
 
@@ -37,7 +37,7 @@ def spark_packages(version: str | None = None, *, avro: bool = True) -> str:
             next_step="build the connector together with that Spark and name its jar in spark.jars, or name a release.",
         )
     modules = [KAFKA_MODULE, *([AVRO_MODULE] if avro else [])]
-    return ",".join(f"org.apache.spark:{module}_{_SCALA}:{found[1]}" for module in modules)
+    return ",".join(f"org.apache.spark:{module}_{SCALA}:{found[1]}" for module in modules)
 
 
 def missing_module(module: str, version: str) -> ConfigurationError:
@@ -48,7 +48,7 @@ def missing_module(module: str, version: str) -> ConfigurationError:
         version: Of the running Spark.
     """
     found = _RELEASED.match(version)
-    coordinate = f"org.apache.spark:{module}_{_SCALA}:{found[1] if found else version}"
+    coordinate = f"org.apache.spark:{module}_{SCALA}:{found[1] if found else version}"
     return ConfigurationError(
         f"this Spark session (version {version}) does not have {module}, whose jar PySpark does not ship.",
         next_step=f"start the session with spark.jars.packages={coordinate} (sparkonce.spark_packages() gives it), or "
