@@ -8,7 +8,8 @@
     python3 dev.py lock     resolve the dependencies again, into requirements.lock
 
 Needs only the standard library. Fetches uv and the locked packages into .venv, and Java by apt where that is allowed;
-where it is not, says what is missing. A second run starts at once.
+where it is not, says what is missing. The tests also want the databases that sinks write to: fetched in the same way,
+and where they cannot be had the tests that need them are skipped and say so. A second run starts at once.
 """
 
 from __future__ import annotations
@@ -26,6 +27,10 @@ VENV = ROOT / ".venv"
 TOOLS = ROOT / ".tools"
 LOCK = ROOT / "requirements.lock"
 JAVA_AT_LEAST = 17
+CACHE = Path(
+    os.environ.get("SPARKONCE_CACHE") or Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "sparkonce"
+)
+VERSITYGW = "github.com/versity/versitygw/cmd/versitygw@v1.8.0"
 
 
 def main(arguments: list[str]) -> int:
@@ -39,6 +44,8 @@ def main(arguments: list[str]) -> int:
     if command == "run":
         return call(rest)
     java()
+    if command == "test":
+        servers()
     if command == "demo":
         return call(["sparkonce", "demo", *rest])
     if command == "example":
@@ -120,6 +127,46 @@ def java() -> None:
             return
     found = f"java {version} is on PATH" if version else "no java is on PATH"
     stop(found, f"install Java {JAVA_AT_LEAST} or newer (Debian, as root: apt install {package})")
+
+
+def servers() -> None:
+    """The databases that tests start by themselves: by apt where that is allowed, the S3 server by Go if there is one."""
+    postgres = shutil.which("postgres") or any(Path("/usr/lib/postgresql").glob("*/bin/postgres"))
+    found = {"postgresql": postgres, "mariadb-server": program("mariadbd"), "redis-server": program("redis-server")}
+    missing = [package for package, path in found.items() if not path]
+    if missing and shutil.which("apt-get") and os.geteuid() == 0:
+        install_stopped(missing)
+    elif missing:
+        print(f"sparkonce: without {', '.join(missing)} the tests of these sinks are skipped", flush=True)
+    gateway = CACHE / "bin" / "versitygw"
+    if not gateway.exists() and shutil.which("go"):
+        gateway.parent.mkdir(parents=True, exist_ok=True)
+        env = {**os.environ, "GOBIN": str(gateway.parent)}
+        if subprocess.run(["go", "install", VERSITYGW], env=env).returncode:
+            print("sparkonce: without an S3 server the tests of S3 are skipped", flush=True)
+
+
+def install_stopped(packages: list[str]) -> None:
+    """Debian starts a server that it installs, unless a policy forbids it. Tests start servers of their own."""
+    policy = Path("/usr/sbin/policy-rc.d")
+    ours = not policy.exists()
+    if ours:
+        policy.write_text("#!/bin/sh\nexit 101\n")
+        policy.chmod(0o755)
+    try:
+        check(["apt-get", "update", "-qq"])
+        quiet = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
+        install = ["apt-get", "install", "-y", "-qq", "--no-install-recommends", *packages]
+        if subprocess.run(install, env=quiet, stdout=subprocess.DEVNULL).returncode:
+            print(f"sparkonce: {', '.join(packages)} could not be installed; their tests are skipped", flush=True)
+    finally:
+        if ours:
+            policy.unlink()
+
+
+def program(name: str) -> str | None:
+    """Where a program is. Servers are often in a folder that is on root's path only."""
+    return shutil.which(name, path=os.pathsep.join([os.environ.get("PATH", ""), "/usr/sbin", "/usr/local/sbin"]))
 
 
 def java_version() -> int:

@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from sparkonce.embedded.process import JavaProcess, end_process, is_running, last_lines
+from sparkonce.embedded.process import ChildProcess, end_process, is_running, last_lines
 
 SLEEP = "import sys, time; print('up', flush=True); time.sleep(600)"
 IGNORE_SIGTERM = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); " + SLEEP
@@ -27,7 +27,7 @@ def start(tmp_path):
     def run(program=SLEEP, dies_with_parent=False):
         mark, log = str(tmp_path / f"mark-{len(started)}"), tmp_path / f"log-{len(started)}"
         command = [sys.executable, "-c", program, mark]
-        process = JavaProcess(command, mark=mark, log=log, dies_with_parent=dies_with_parent)
+        process = ChildProcess(command, mark=mark, log=log, dies_with_parent=dies_with_parent)
         started.append(process)
         wait_until(lambda: "up" in last_lines(log, 1))
         return process
@@ -104,9 +104,9 @@ def test_it_dies_with_a_parent_that_is_killed(tmp_path):
             sys.executable,
             "-c",
             "import os, pathlib, signal, sys\n"
-            "from sparkonce.embedded.process import JavaProcess\n"
+            "from sparkonce.embedded.process import ChildProcess\n"
             f"command = [sys.executable, '-c', {SLEEP!r}, {mark!r}]\n"
-            f"child = JavaProcess(command, mark={mark!r}, log=pathlib.Path({mark!r}), dies_with_parent=True)\n"
+            f"child = ChildProcess(command, mark={mark!r}, log=pathlib.Path({mark!r}), dies_with_parent=True)\n"
             "print(child.pid, flush=True)\n"
             "os.kill(os.getpid(), signal.SIGKILL)\n",
         ],

@@ -7,7 +7,7 @@ import socket
 import time
 from typing import TYPE_CHECKING
 
-from sparkonce.embedded.process import POLL_S, JavaProcess, last_lines
+from sparkonce.embedded.process import POLL_S, ChildProcess, last_lines
 from sparkonce.embedded.properties import HOST, PLAINTEXT, render, server_properties
 from sparkonce.errors import ConfigurationError, PreflightError
 
@@ -34,7 +34,7 @@ class Broker:
         self.folder = cluster.folder / f"node-{node_id}"
         self.overrides: dict[str, str | int] = {}
         self._cluster = cluster
-        self._process: JavaProcess | None = None
+        self._process: ChildProcess | None = None
 
     @property
     def address(self) -> str:
@@ -87,7 +87,7 @@ class Broker:
                     next_step="end what listens there, or choose another port (0: any)",
                 )
         self.write_properties()
-        self._process = JavaProcess(
+        self._process = ChildProcess(
             self._cluster.java_command("kafka.Kafka", str(self.properties_file)),
             mark=str(self.properties_file),
             log=self.log,

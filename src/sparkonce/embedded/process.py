@@ -1,4 +1,4 @@
-"""One Java process that we start: its log, its signals, and its end together with ours."""
+"""One server process that we start: its log, its signals, and its end together with ours."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
 POLL_S = 0.05
 
@@ -24,7 +24,7 @@ case "$found" in *"$2"*) kill -9 "$1" ;; esac
 """
 
 
-class JavaProcess:
+class ChildProcess:
     """A process in a session of its own, known by its id and by a mark in its command line.
 
     Args:
@@ -32,14 +32,33 @@ class JavaProcess:
         mark: A path that no other process has in its command line.
         log: The file to which its output is appended.
         dies_with_parent: Whether it ends when this process does, even by SIGKILL.
+        user: Who runs it, for servers that refuse to run as root; by default we.
+        env: Its environment; by default ours.
     """
 
-    def __init__(self, command: Sequence[str], *, mark: str, log: Path, dies_with_parent: bool) -> None:
+    def __init__(
+        self,
+        command: Sequence[str],
+        *,
+        mark: str,
+        log: Path,
+        dies_with_parent: bool,
+        user: str | None = None,
+        env: Mapping[str, str] | None = None,
+    ) -> None:
         self.mark = mark
         self._watchdog: subprocess.Popen[bytes] | None = None
         with log.open("ab") as output:
             self._process = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+                user=user,
+                group=user,
+                extra_groups=[] if user else None,
+                env=env,
             )
         if dies_with_parent:
             self._watchdog = subprocess.Popen(

@@ -81,6 +81,62 @@ class TransactionalId:
         return self.prefix == prefix and self.query == query and self.token in tokens
 
 
+_NAME = re.compile(
+    r"(?P<prefix>.+)\.(?P<query>[0-9a-f]{12})\.(?P<position>0|[1-9][0-9]{0,18})-(?P<nonce>[0-9a-f]{8})"
+    r"\.(?P<batch>0|[1-9][0-9]{0,18})\.(?P<slot>0|[1-9][0-9]{0,8})\.(?P<copy>[0-9a-f]{12})",
+    re.DOTALL,
+)
+
+NAME_PREFIX_LIMIT_BYTES = 100
+"""PostgreSQL's gid ends at 200 bytes, of which all else in a `TransactionName` may take 85."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TransactionName:
+    """What a copy's transaction is called where each has a name of its own: a gid, a staged file, a staging table.
+
+    ``<prefix>.<query>.<position>-<nonce>.<batch>.<slot>.<copy>``, at most 200 bytes.
+
+    Attributes:
+        prefix: The user's own, or the sink's name: keeps sinks that share a place apart.
+        query: `short_query` of the query's id.
+        token: The run's token.
+        batch: Spark's batch id.
+        slot: The task's partition.
+        copy: 12 hexadecimal digits, drawn by the copy itself: no two copies ever have the same name.
+    """
+
+    prefix: str
+    query: str
+    token: Token
+    batch: int
+    slot: int
+    copy: str
+
+    def __str__(self) -> str:
+        token = f"{self.token.position}-{self.token.nonce}"
+        return f"{self.prefix}.{self.query}.{token}.{self.batch}.{self.slot}.{self.copy}"
+
+    @classmethod
+    def parse(cls, text: str) -> TransactionName | None:
+        """The name as a value, or None if it is not one of sparkonce's."""
+        match = _NAME.fullmatch(text)
+        if match is None:
+            return None
+        return cls(
+            prefix=match["prefix"],
+            query=match["query"],
+            token=Token(int(match["position"]), match["nonce"]),
+            batch=int(match["batch"]),
+            slot=int(match["slot"]),
+            copy=match["copy"],
+        )
+
+    def belongs_to(self, prefix: str, query: str, tokens: frozenset[Token]) -> bool:
+        """Whether one of these runs of this query, under exactly this prefix, made the name."""
+        return self.prefix == prefix and self.query == query and self.token in tokens
+
+
 HELD = -1
 """A lane that is being initialised, is kept ready, or carries the running task's transaction."""
 

@@ -158,6 +158,27 @@ class TwoPhaseCommitSink(abc.ABC):
         self.name = name
         self.guarantee = Guarantee(guarantee)
 
+    @property
+    def promise(self) -> Guarantee:
+        """What readers are promised. By default `guarantee`, by which the sink is run.
+
+        A system that cannot tell a repeated commit from the first one promises less than the way its sink is run.
+        """
+        return self.guarantee
+
+    def conditions(self) -> Sequence[str]:
+        """What must be true of the system and its readers for the promise to hold, a sentence each.
+
+        `sparkonce.explain` shows them. For example "readers use isolation.level=read_committed".
+        """
+        return ()
+
+    def use_checkpoint(self, folder: str) -> None:  # noqa: B027 - optional
+        """Tells where the query's checkpoint is, once, on the driver, before anything else is asked.
+
+        For sinks that keep rows there until the decision, see `sparkonce.sinks.write_ahead`.
+        """
+
     def columns(self, schema: pa.Schema) -> Sequence[str]:
         """Which columns the sink writes; by default all. They are what the fingerprint covers, so no column is a map.
 

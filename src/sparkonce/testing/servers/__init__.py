@@ -1,0 +1,1 @@
+"""Real servers for tests: each a plain process on a free loopback port, with its data in a folder of the caller's."""
