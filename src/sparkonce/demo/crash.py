@@ -89,6 +89,9 @@ class _HalfwayCommitter(SinkCommitter):
     def list_traces(self, query: str, facts: Facts) -> Sequence[Trace]:
         return self._real.list_traces(query, facts)
 
+    def conclude(self, batch: int, handles: Sequence[Handle]) -> None:
+        self._real.conclude(batch, handles)
+
     def close(self) -> None:
         self._real.close()
 

@@ -175,6 +175,12 @@ class RunDriver:
             cause, self._cause = self._cause, None
             self._die()
             raise stop_error(effect, asked.batch) from cause
+        try:
+            self._conclude(asked.batch, handles)
+        except BaseException:
+            self._die()
+            raise
+        watch.spent(Phase.FINISHING)
         if self._positions:
             self._positions.after_finish(self._sources)
             watch.spent(Phase.IDLE)
@@ -407,6 +413,20 @@ class RunDriver:
         except Exception as error:  # noqa: BLE001 - the run stops with a better reason; the next run sweeps
             logger.warning("could not abort %d transactions of this run: %s", len(handles), _first_line(error))
         return on.Aborted()
+
+    def _conclude(self, batch: int, handles: Sequence[Handle]) -> None:
+        """Tells each sink that the whole batch is committed; servers that are away for a while are waited for."""
+        until = time.monotonic() + self._timing.commit_deadline_s
+        for name in self.state.transactional:
+            own = [handle for handle in handles if handle.sink == name]
+            while own:
+                try:
+                    self._committer(name).conclude(batch, own)
+                    break
+                except errors.UnknownOutcomeError:
+                    if time.monotonic() >= until:
+                        raise
+                    time.sleep(_LONGEST_RETRY_S / 4)
 
     # --- sinks ------------------------------------------------------------------------------------------------------
 

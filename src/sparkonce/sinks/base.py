@@ -122,6 +122,20 @@ class SinkCommitter(abc.ABC):
     def list_lingering(self, owners: Sequence[Owner]) -> Sequence[Handle]:
         """Open transactions of exactly these runs, as handles that `abort` takes (slot, rows unknown: 0)."""
 
+    def conclude(self, batch: int, handles: Sequence[Handle]) -> None:  # noqa: B027 - optional
+        """Told once every handle of a decided batch is committed, before Spark is told that the batch is done.
+
+        Optional: for what is said of a whole batch, such as a list of its files, and for tidying up behind older ones.
+        Called again, with the same handles, when a run takes up a batch that an earlier run had finished.
+
+        Args:
+            batch: Spark's batch id.
+            handles: All handles of this sink, also those of slots without rows.
+
+        Raises:
+            UnknownOutcomeError: if the system cannot be reached now. Called again until the deadline.
+        """
+
     def list_traces(self, query: str, facts: Facts) -> Sequence[Trace]:  # noqa: ARG002
         """What the system itself remembers of a query's runs, for a log that may be older than what was written.
 

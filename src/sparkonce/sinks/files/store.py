@@ -1,0 +1,107 @@
+"""What the files sink needs of a place for files: hold one back, publish it once, find what is held back."""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, BinaryIO
+
+from sparkonce.protocol.ownership import TransactionName
+
+if TYPE_CHECKING:
+    from sparkonce.protocol.outcomes import Finished
+
+Fields = Mapping[str, str | int]
+"""What finishes one file from anywhere: plain values, for example its path, size, checksum, upload id."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Held:
+    """A file that is held back, as a store finds it again.
+
+    Attributes:
+        name: The transaction that it belongs to.
+        fields: What `FileStore.discard` needs.
+    """
+
+    name: TransactionName
+    fields: Fields
+
+
+class HeldFile(abc.ABC):
+    """A file being written that no reader sees."""
+
+    @property
+    @abc.abstractmethod
+    def stream(self) -> BinaryIO:
+        """Where pyarrow writes to."""
+
+    @abc.abstractmethod
+    def size(self) -> int:
+        """How many bytes have been written so far."""
+
+    @abc.abstractmethod
+    def seal(self) -> Fields:
+        """Makes it durable and complete, and returns what publishes or discards it.
+
+        Raises:
+            PrepareError: if it may not be whole.
+        """
+
+    @abc.abstractmethod
+    def discard(self) -> None:
+        """Gives it up, sealed or not."""
+
+
+class FileStore(abc.ABC):
+    """A folder of a file system, or a prefix of a bucket. Pickled to the workers. Paths are relative to it, with ``/``."""
+
+    location: str
+
+    @abc.abstractmethod
+    def check(self) -> Mapping[str, str]:
+        """Sees that it is there and can be written to, and returns what identifies it.
+
+        Raises:
+            PreflightError: naming the setting and its value.
+        """
+
+    @abc.abstractmethod
+    def hold(self, name: TransactionName, path: str) -> HeldFile:
+        """Begins a file that is to be published at a path, of which the text of the name is a part."""
+
+    @abc.abstractmethod
+    def publish(self, files: Sequence[Fields]) -> Sequence[Finished]:
+        """Publishes each file once, in parallel; idempotent. As `SinkCommitter.commit`, one answer a file."""
+
+    @abc.abstractmethod
+    def discard(self, files: Sequence[Fields]) -> Sequence[Finished]:
+        """Gives each file up; ALREADY_COMMITTED if it came too late. As `SinkCommitter.abort`, one answer a file."""
+
+    @abc.abstractmethod
+    def list_held(self) -> Iterable[Held]:
+        """Every file of ours, of any query, that is held back and not published."""
+
+    @abc.abstractmethod
+    def put(self, path: str, content: bytes) -> None:
+        """Puts a small file in one step, over one that stands there. Durable when it returns.
+
+        Raises:
+            UnknownOutcomeError: if that is not sure.
+        """
+
+    @abc.abstractmethod
+    def list_names(self, folder: str) -> Sequence[str]:
+        """The names of the files in a folder, none if there is no such folder.
+
+        Raises:
+            UnknownOutcomeError: if it cannot be asked now.
+        """
+
+    @abc.abstractmethod
+    def delete(self, paths: Sequence[str]) -> None:
+        """Deletes files, those that are gone already among them."""
+
+    def close(self) -> None:  # noqa: B027 - optional
+        """Frees connections."""
