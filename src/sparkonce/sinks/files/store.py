@@ -55,7 +55,7 @@ class HeldFile(abc.ABC):
 
 
 class FileStore(abc.ABC):
-    """A folder of a file system, or a prefix of a bucket. Pickled to the workers. Paths are relative to it, with ``/``."""
+    """A folder of a file system, or a prefix of a bucket. Pickled to the workers. Paths are relative, with ``/``."""
 
     location: str
 
