@@ -20,6 +20,7 @@ from sparkonce.errors import SparkonceError
 from sparkonce.protocol.ownership import TransactionalId, short_query
 from sparkonce.protocol.state import Phase
 from sparkonce.spark.checkpoint import query_id
+from sparkonce.spark.views import Sinks
 from sparkonce.testing.kafka import Transaction, create_topic, list_transactions, produce, read_committed
 
 LIMIT_S = 180.0
@@ -131,9 +132,10 @@ class Stream:
         checkpoint: Path | None = None,
         sink: Mapping[str, Any] | None = None,
         settings: Mapping[str, Any] | None = None,
+        sinks: Callable[[KafkaSink], Sinks] = lambda kafka: kafka,
         **more: Any,
     ) -> list[BatchProgress]:
-        """Writes all that the source holds now.
+        """Writes all that the source holds now, to the target or to what ``sinks`` makes of its sink.
 
         Raises:
             SparkonceError, CrashError: what stopped it.
@@ -142,7 +144,7 @@ class Stream:
             {"bootstrap.servers": self.bootstrap, **(settings or {})}, **{"topic": self.target, **(sink or {})}
         )
         folder = str(checkpoint or self.checkpoint)
-        exactly_once = _Recording(kafka, checkpoint=folder, display=False, **more)
+        exactly_once = _Recording(sinks(kafka), checkpoint=folder, display=False, **more)
         query = exactly_once.start(plan(self.records(rows_per_batch)), trigger={"availableNow": True})
         try:
             assert query.awaitTermination(int(LIMIT_S)), f"not done after {LIMIT_S:.0f} s"
@@ -155,8 +157,8 @@ class Stream:
             gc.collect()  # PySpark leaves sockets behind in cycles: they are not to surface in somebody else's test
         return exactly_once.progress()
 
-    def keys(self) -> list[str]:
-        """What a read_committed reader finds, sorted, once the broker has written the markers of what was ended.
+    def keys(self, topic: str = "") -> list[str]:
+        """What a read_committed reader finds in a topic, sorted, once the broker has written all markers.
 
         Readers see a committed transaction's rows a little after the commit was answered, and nothing behind them
         until then.
@@ -164,7 +166,7 @@ class Stream:
         give_up_at = time.monotonic() + MARKERS_WITHIN_S
         while self.transactions("PrepareCommit", "PrepareAbort", "PrepareEpochFence"):
             assert time.monotonic() < give_up_at, "the broker does not write its markers"
-        return sorted((record.key or b"").decode() for record in read_committed(self.bootstrap, self.target))
+        return sorted((record.key or b"").decode() for record in read_committed(self.bootstrap, topic or self.target))
 
     def transactions(self, *states: str, checkpoint: Path | None = None) -> dict[str, Transaction]:
         """The query's own on the server."""

@@ -103,6 +103,8 @@ class Work:
         self.slots = SLOTS
         self.empty: frozenset[int] = frozenset()
         self.shift = 0
+        self.orders: list[list[int]] = []
+        """Which rows each slot has in the first write, the second, …; the last one stays."""
         self.loser = False
         self.before: Callable[[], object] = lambda: None
         self.after: Callable[[], object] = lambda: None
@@ -113,6 +115,7 @@ class Work:
         self, sinks: Mapping[str, Owner], only: frozenset[tuple[str, int]] | None
     ) -> tuple[Sequence[Handle], bool]:
         self.written.append((tuple(sinks), only))
+        order = self.orders.pop(0) if len(self.orders) > 1 else (self.orders or [list(range(self.slots))])[0]
         self.before()
         parts = tuple(
             SinkTask(sink=self.sinks[name], owner=owner, columns=("number",), fingerprint="fingerprint")
@@ -121,9 +124,9 @@ class Work:
         task = SlotTask(batch=self.batch, sinks=parts, only=only)
         handles: list[Handle] = []
         for slot in range(self.slots):
-            handles += write_slot(self._rows(slot), task, slot=slot, copy=f"1.{slot}.0")
+            handles += write_slot(self._rows(order[slot]), task, slot=slot, copy=f"1.{slot}.0")
             if self.loser:
-                write_slot(self._rows(slot), task, slot=slot, copy=f"1.{slot + 100}.1")
+                write_slot(self._rows(order[slot]), task, slot=slot, copy=f"1.{slot + 100}.1")
         self.after()
         return handles, self.loser
 

@@ -72,6 +72,38 @@ def test_a_wholly_lost_batch_may_have_other_rows_the_second_time(world: World) -
     assert world.visible() == [number + 5 for number in numbers(0)]
 
 
+def test_slots_in_another_order_are_found_again_and_the_lost_ones_written(world: World) -> None:
+    decided(world, committed=1)
+    before = world.records()[1]
+    work = heal(world, orders=[[2, 0, 1]])
+    # Slots 1 and 2 were lost. Their rows are in the slots 2 and 0 now.
+    assert [only for _, only in work.written] == [{("memory", 1), ("memory", 2)}, {("memory", 2), ("memory", 0)}]
+    assert world.visible() == numbers(0)
+    assert world.unfinished() == []
+    amend = world.records()[3]
+    assert isinstance(before, Commit)
+    assert isinstance(amend, Amend)
+    assert [handle.evidence for handle in amend.handles] == [handle.evidence for handle in before.handles]
+    assert [one == other for one, other in zip(amend.handles, before.handles, strict=True)] == [True, False, False]
+
+
+def test_slots_that_only_change_places_among_the_committed_cost_nothing(world: World) -> None:
+    decided(world, committed=2)
+    work = heal(world, orders=[[1, 0, 2]])
+    assert [only for _, only in work.written] == [{("memory", 2)}]
+    assert world.visible() == numbers(0)
+
+
+def test_slots_in_another_order_each_time_stop_the_query_and_the_next_start_heals(world: World) -> None:
+    decided(world, committed=2)
+    with pytest.raises(errors.PrepareError, match="another order each time"):
+        heal(world, orders=[[2, 0, 1], [1, 2, 0]])
+    assert world.visible() == numbers(0, slots=[0, 1])
+    heal(world)
+    assert world.visible() == numbers(0)
+    assert world.unfinished() == []
+
+
 def test_a_loss_in_the_run_that_decided_is_healed_too(world: World) -> None:
     driver = world.start(call_at(Phase.FINISHING, lambda: expire(world.server)))
     (done,) = world.run(driver, 0)

@@ -643,3 +643,56 @@ def test_work_is_what_the_driver_asks_for(world: World) -> None:
     driver.run_batch(asked(0), work)
     assert work.written == [(("memory",), None), (("weak",), None)]
     assert work.into_nothing == 0
+
+
+class Concluding(World):
+    """Notes what its committers are told of whole batches."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self.told: list[tuple[int, int, int]] = []
+        self.away = 0
+
+    def sinks(self) -> dict[str, MemorySink]:
+        told = self
+
+        class Committer(_Committer):
+            def conclude(self, batch: int, handles: Sequence[Handle]) -> None:
+                if told.away:
+                    told.away -= 1
+                    raise errors.UnknownOutcomeError("the server is away")
+                told.told.append((batch, len(handles), len(told.visible())))
+
+        class Sink(MemorySink):
+            def committer(self) -> Committer:
+                return Committer(self.server, self.name)
+
+        return {name: Sink(server, name=name) for name, server in self.servers.items()}
+
+
+def test_a_sink_is_told_when_a_whole_batch_is_committed(tmp_path: Path) -> None:
+    world = Concluding(tmp_path)
+    world.run(world.start(), 0, 1)
+    assert world.told == [(0, SLOTS, 2 * SLOTS), (1, SLOTS, 4 * SLOTS)]
+
+
+def test_a_sink_is_told_again_by_the_run_that_takes_the_batch_up(tmp_path: Path) -> None:
+    world = Concluding(tmp_path)
+    world.crash(0, Phase.SWEEPING_OWN)
+    assert world.told == []
+    world.crash(0, Phase.IDLE)
+    world.run(world.start(), 0)
+    assert world.told == [(0, SLOTS, 2 * SLOTS)] * 2
+
+
+def test_a_sink_that_cannot_be_told_is_asked_again_until_the_deadline(tmp_path: Path) -> None:
+    world = Concluding(tmp_path)
+    world.away = 3
+    world.run(world.start(), 0)
+    assert world.told == [(0, SLOTS, 2 * SLOTS)]
+    world.away = NEVER
+    driver = world.start(deadline_s=5.0)
+    with pytest.raises(errors.UnknownOutcomeError, match="away"):
+        world.run(driver, 1)
+    assert driver.state.phase is Phase.STOPPED
+    assert len(world.visible()) == 4 * SLOTS

@@ -6,7 +6,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sparkonce.protocol.ownership import HELD, LanePool, Token, TransactionalId, short_query
+from sparkonce.protocol.ownership import (
+    HELD,
+    NAME_PREFIX_LIMIT_BYTES,
+    LanePool,
+    Token,
+    TransactionalId,
+    TransactionName,
+    short_query,
+)
 
 QUERY = "5f6a2c1e0000"
 
@@ -26,6 +34,63 @@ ids = st.builds(
     worker=hexadecimal(12),
     lane=st.integers(0, 10**8),
 )
+
+
+names = st.builds(
+    TransactionName,
+    prefix=prefixes,
+    query=hexadecimal(12),
+    token=st.builds(Token, st.integers(0, 10**18), hexadecimal(8)),
+    batch=st.integers(0, 10**18),
+    slot=st.integers(0, 10**8),
+    copy=hexadecimal(12),
+)
+
+
+@given(names)
+def test_a_name_is_parsed_to_what_it_was_made_of(one: TransactionName) -> None:
+    assert TransactionName.parse(str(one)) == one
+
+
+@given(names, names)
+def test_two_names_are_written_alike_only_if_they_are_equal(one: TransactionName, other: TransactionName) -> None:
+    assert (str(one) == str(other)) == (one == other)
+
+
+@given(st.text(max_size=80))
+def test_a_name_that_is_parsed_is_written_the_same_way(text: str) -> None:
+    found = TransactionName.parse(text)
+    assert found is None or str(found) == text
+
+
+@given(ids)
+def test_a_transactional_id_is_not_taken_for_a_name(one: TransactionalId) -> None:
+    name = TransactionName.parse(str(one))
+    assert name is None or str(name) == str(one)
+
+
+def test_names_belong_to_exactly_one_prefix_query_and_run() -> None:
+    token = Token(3, "0a1b2c3d")
+    name = TransactionName(prefix="orders", query=QUERY, token=token, batch=1, slot=2, copy="0" * 12)
+    mine = frozenset({token, Token(4, "0a1b2c3d")})
+    assert name.belongs_to("orders", QUERY, mine)
+    assert not name.belongs_to("orders-eu", QUERY, mine)
+    assert not name.belongs_to("order", QUERY, mine)
+    assert not name.belongs_to("orders", "0" * 12, mine)
+    assert not name.belongs_to("orders", QUERY, frozenset({Token(3, "0a1b2c3e")}))
+
+
+def test_the_longest_name_fits_into_a_gid() -> None:
+    longest = TransactionName(
+        prefix="p" * NAME_PREFIX_LIMIT_BYTES,
+        query=QUERY,
+        token=Token(10**19 - 1, "0a1b2c3d"),
+        batch=10**19 - 1,
+        slot=10**9 - 1,
+        copy="0" * 12,
+    )
+    assert TransactionName.parse(str(longest)) == longest
+    assert len(str(longest).encode()) <= 200
 
 
 def an_id(**changes: object) -> TransactionalId:

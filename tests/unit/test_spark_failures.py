@@ -96,4 +96,4 @@ def test_a_plan_that_is_stopped_while_its_rows_go_nowhere_says_so_too() -> None:
 
     plan: Any = Plan()
     with pytest.raises(PrepareError, match="the query was stopped"):
-        SparkWork(plan, 3, {}).run_into_nothing()
+        SparkWork(plan, 3, ()).run_into_nothing()

@@ -17,6 +17,7 @@ from typing import Protocol
 from sparkonce import errors
 from sparkonce.driver.positions import PositionReporter, Positions
 from sparkonce.driver.progress import BatchProgress, Stopwatch, rows_by_sink
+from sparkonce.driver.replay import as_recorded, found_again
 from sparkonce.driver.start import look_around, read_log
 from sparkonce.driver.stops import stop_error
 from sparkonce.executor import check_handles
@@ -289,7 +290,10 @@ class RunDriver:
         owners = {name: self._owner(name) for name in effect.sinks}
         began = time.monotonic()
         try:
-            handles, loser_possible = work.write(owners, effect.only)
+            if effect.only is None:
+                handles, loser_possible = work.write(owners, None)
+            else:
+                handles, loser_possible = self._write_lost(effect.only, owners, work)
         except Exception as error:  # noqa: BLE001 - whatever the engine raises, the batch is not prepared
             self._cause = error
             reason = error.message if isinstance(error, errors.PrepareError) else _first_line(error)
@@ -301,6 +305,26 @@ class RunDriver:
         if reason := self._positions.before_decision(handles, self._sources):
             return on.PrepareFailed(reason=reason)
         return on.Prepared(handles=tuple(handles), too_old=self._too_old(handles, began))
+
+    def _write_lost(
+        self, lost: frozenset[tuple[str, int]], owners: Mapping[str, Owner], work: BatchWork
+    ) -> tuple[Sequence[Handle], bool]:
+        """Writes the lost slots of a decided batch, wherever the replay has their rows."""
+        recorded = self.state.decided.handles if self.state.decided is not None else ()
+        handles, loser_possible = work.write(owners, lost)
+        places = found_again(recorded, handles)
+        if places is not None and (moved := frozenset((sink, places[sink, slot]) for sink, slot in lost)) != lost:
+            logger.info("the slots of the replay are in another order: writing %s for %s", sorted(moved), sorted(lost))
+            self._abort(tuple(handle for handle in handles if handle.transaction))
+            handles, again = work.write(owners, moved)
+            loser_possible |= again
+            places = found_again(recorded, handles)
+        if places is None:
+            return handles, loser_possible
+        handles = as_recorded(handles, places)
+        if any(handle.key in lost and handle.rows and not handle.transaction for handle in handles):
+            raise errors.PrepareError("the batch's slots came in another order each time it was run")
+        return handles, loser_possible
 
     def _too_old(self, handles: Sequence[Handle], began: float) -> str:
         """Says so if a transaction may be older than it may live: at most as old as the write, whatever the clocks."""

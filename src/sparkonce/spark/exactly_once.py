@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pyspark.sql import DataFrame
-from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.streaming.query import StreamingQuery
 
 import sparkonce
@@ -26,6 +25,7 @@ from sparkonce.sinks.kafka.sink import KafkaSink
 from sparkonce.sources.group_offsets import GroupOffsets, GroupReporter
 from sparkonce.spark.checkpoint import check_query, input_offsets, query_id
 from sparkonce.spark.display import ProgressDisplay
+from sparkonce.spark.views import Sinks, check_columns, shares, views_of
 from sparkonce.spark.work import SparkWork
 
 logger = logging.getLogger("sparkonce")
@@ -37,7 +37,9 @@ class ExactlyOnce:
     Give it to ``df.writeStream.foreachBatch(…)``, or let `start` do that. One object serves one query.
 
     Args:
-        sinks: One sink, or several that are committed as one unit; their names must differ.
+        sinks: One sink, or several that are committed as one unit; their names must differ. A mapping gives each a view
+            of its own of the batch: ``{sink: lambda df: df.where(…), other: None}``. The batch is then computed
+            once, and kept on the executors while it is written.
         checkpoint: The query's checkpoint folder: a path or a ``file:`` URL. The decision log is kept in it.
         checkpoint_moved: Say True once if the checkpoint folder was moved (not copied) since the last run. A folder
             at another place is refused otherwise, because two copies would write the same batches twice.
@@ -53,7 +55,7 @@ class ExactlyOnce:
 
     def __init__(
         self,
-        sinks: TwoPhaseCommitSink | Sequence[TwoPhaseCommitSink],
+        sinks: Sinks,
         *,
         checkpoint: str,
         checkpoint_moved: bool = False,
@@ -63,16 +65,14 @@ class ExactlyOnce:
         listener: Listener | None = None,
         display: bool | None = None,
     ) -> None:
-        given = [sinks] if isinstance(sinks, TwoPhaseCommitSink) else list(sinks)
-        self._sinks = {sink.name: sink for sink in given}
-        if not given or len(self._sinks) != len(given):
-            raise ConfigurationError(
-                f"sinks={[sink.name for sink in given]}: at least one sink is needed, and their names must differ",
-                next_step="give each sink a name of its own, which must stay the same after a restart.",
-            )
+        views = views_of(sinks)
+        self._sinks = {sink.name: sink for sink in views}
+        self._shares = shares(views)
         if commit_deadline_s <= 0:
             raise ConfigurationError(f"commit_deadline_s={commit_deadline_s}: must be more than 0")
         self.checkpoint = local_checkpoint(str(checkpoint)).absolute()
+        for sink in self._sinks.values():
+            sink.use_checkpoint(str(self.checkpoint))
         self._moved = checkpoint_moved
         self._groups = (group_offsets,) if isinstance(group_offsets, GroupOffsets) else tuple(group_offsets)
         self._check_groups()
@@ -136,7 +136,7 @@ class ExactlyOnce:
                 next_step="give ExactlyOnce the same folder as the query's option checkpointLocation.",
             )
         asked = BatchAsked(batch=batch, offsets=offsets, previous_offsets=input_offsets(self.checkpoint, batch - 1))
-        done = run.run_batch(asked, SparkWork(df, batch, self._sinks))
+        done = run.run_batch(asked, SparkWork(df, batch, self._shares))
         logger.info(
             "batch=%d committed rows=%s transactions=%d%s in %.3f s",
             done.batch,
@@ -200,9 +200,7 @@ class ExactlyOnce:
 
     def _check_columns(self, df: DataFrame) -> None:
         """Columns, types and settings, before anything is claimed."""
-        schema = to_arrow_schema(df.schema)
-        for sink in self._sinks.values():
-            sink.columns(schema)
+        check_columns(df, self._shares)
         speculation = str(df.sparkSession.conf.get("spark.speculation", "false")).lower() == "true"
         once = [sink.name for sink in self._sinks.values() if sink.guarantee is Guarantee.AT_MOST_ONCE]
         if speculation and once:

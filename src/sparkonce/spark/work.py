@@ -2,54 +2,87 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import TypeAlias
 
 import pyarrow as pa
-from pyspark import TaskContext
+from pyspark import TaskContext, inheritable_thread_target
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - as everybody writes it
 from pyspark.sql.pandas.types import to_arrow_schema
 
+from sparkonce.errors import PrepareError, SparkonceError
 from sparkonce.executor import SinkTask, SlotTask, write_slot
 from sparkonce.protocol.codec import decode_handle, encode_handle
 from sparkonce.protocol.handles import Handle
-from sparkonce.sinks.base import Owner, TwoPhaseCommitSink
+from sparkonce.sinks.base import Owner
 from sparkonce.spark.failures import short_error
+from sparkonce.spark.views import Share, computed_once
 from sparkonce.spark.worker import lighten_worker
 
 _FINGERPRINT = "__sparkonce_fingerprint_{}"
 _ARROW_BYTES = "spark.sql.execution.arrow.maxBytesPerBatch"
+_Written: TypeAlias = tuple[Sequence[Handle], bool]
+"""What a job wrote, and whether a copy of one of its slots may have lost."""
 _OUTPUT = pa.schema([("handle", pa.string()), ("stage", pa.int32()), ("attempt", pa.int32())])
 
 
 class SparkWork:
     """One batch's plan. See `sparkonce.driver.run.BatchWork`."""
 
-    def __init__(self, df: DataFrame, batch: int, sinks: Mapping[str, TwoPhaseCommitSink]) -> None:
+    def __init__(self, df: DataFrame, batch: int, shares: Sequence[Share]) -> None:
         self._df = df
         self._batch = batch
-        self._sinks = sinks
+        self._shares = shares
 
     def write(
         self, sinks: Mapping[str, Owner], only: frozenset[tuple[str, int]] | None
     ) -> tuple[Sequence[Handle], bool]:
-        """Runs the plan as one Spark job; raises `PrepareError` if a task gives up."""
-        schema = to_arrow_schema(self._df.schema)
-        tasks, selected = [], []
-        for number, (name, owner) in enumerate(sinks.items()):
-            columns = tuple(self._sinks[name].columns(schema))
-            fingerprint = _FINGERPRINT.format(number)
-            selected.append(row_hash(columns).alias(fingerprint))
-            tasks.append(SinkTask(sink=self._sinks[name], owner=owner, columns=columns, fingerprint=fingerprint))
-        needed = {column: None for task in tasks for column in task.columns}
-        rows = self._df.select(*[F.col(_quoted(column)) for column in needed], *selected)
-        task = SlotTask(batch=self._batch, sinks=tuple(tasks), only=only)
+        """Runs the plan, with one Spark job for each view, all at once; raises `PrepareError` if a task gives up."""
+        asked = [share for share in self._shares if share.sinks.keys() & sinks.keys()]
         self._bound_arrow_batches()
         try:
-            answers = rows.mapInArrow(_slot_writer(task), "handle string, stage int, attempt int").collect()
+            with computed_once(self._df, asked) as batch:
+                jobs = [partial(self._write_share, share, share.of(batch), sinks, only) for share in asked]
+                written = self._run(jobs)
+        except SparkonceError:
+            raise
         except Exception as error:  # noqa: BLE001 - whatever Spark raises for a failed job
             raise short_error(error) from None
+        return [handle for handles, _ in written for handle in handles], any(again for _, again in written)
+
+    def _run(self, jobs: Sequence[Callable[[], _Written]]) -> Sequence[_Written]:
+        """Runs the jobs side by side, and raises the first error once all have ended: no writer is then at work."""
+        if len(jobs) == 1:
+            return [jobs[0]()]
+        # A query that is stopped cancels its jobs by what its thread has set: each job's thread has a copy of that, its
+        # own, because Spark notes there which of them is running.
+        session = self._df.sparkSession
+        with ThreadPoolExecutor(max_workers=len(jobs)) as pool:
+            futures = [pool.submit(inheritable_thread_target(session)(job)) for job in jobs]
+        return [future.result() for future in futures]
+
+    def _write_share(
+        self, share: Share, df: DataFrame, sinks: Mapping[str, Owner], only: frozenset[tuple[str, int]] | None
+    ) -> _Written:
+        schema = to_arrow_schema(df.schema)
+        tasks, selected = [], []
+        for number, name in enumerate(name for name in sinks if name in share.sinks):
+            sink = share.sinks[name]
+            columns = tuple(sink.columns(schema))
+            fingerprint = _FINGERPRINT.format(number)
+            selected.append(row_hash(columns).alias(fingerprint))
+            tasks.append(SinkTask(sink=sink, owner=sinks[name], columns=columns, fingerprint=fingerprint))
+        needed = {column: None for task in tasks for column in task.columns}
+        rows = df.select(*[F.col(_quoted(column)) for column in needed], *selected)
+        task = SlotTask(batch=self._batch, sinks=tuple(tasks), only=only)
+        answers = rows.mapInArrow(_slot_writer(task), "handle string, stage int, attempt int").collect()
         handles = [decode_handle(answer["handle"]) for answer in answers]
+        counts = {sum(handle.sink == part.sink.name for handle in handles) for part in tasks}
+        if len(counts) > 1:
+            raise PrepareError(f"sinks {[part.sink.name for part in tasks]} returned {sorted(counts)} handles, unequal")
         speculation = self._df.sparkSession.conf.get("spark.speculation", "false").lower() == "true"
         again = any(answer["attempt"] > 0 for answer in answers)
         return handles, speculation or again or self._was_resubmitted({answer["stage"] for answer in answers})

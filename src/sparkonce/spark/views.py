@@ -1,0 +1,116 @@
+"""What each sink of a query takes of a batch: all of it, or a view of it that a function of the user's makes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from pyspark import StorageLevel
+from pyspark.sql import DataFrame
+from pyspark.sql.pandas.types import to_arrow_schema
+
+from sparkonce.errors import ConfigurationError
+from sparkonce.sinks.base import TwoPhaseCommitSink
+
+View: TypeAlias = Callable[[DataFrame], DataFrame]
+"""Makes what a sink is to take out of a batch. Called once at start with an empty one, and once a batch."""
+
+Sinks: TypeAlias = TwoPhaseCommitSink | Sequence[TwoPhaseCommitSink] | Mapping[TwoPhaseCommitSink, View | None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Share:
+    """Sinks that take the same of a batch: one Spark job writes to all of them.
+
+    Attributes:
+        view: Makes it; None if they take the whole batch.
+        sinks: By name.
+    """
+
+    view: View | None
+    sinks: Mapping[str, TwoPhaseCommitSink]
+
+    def of(self, batch: DataFrame) -> DataFrame:
+        """What these sinks take of a batch.
+
+        Raises:
+            ConfigurationError: if the view gives anything but a DataFrame.
+        """
+        if self.view is None:
+            return batch
+        made = self.view(batch)
+        if not isinstance(made, DataFrame):
+            raise ConfigurationError(
+                f"the view of sink {sorted(self.sinks)} returned a {type(made).__name__}, and must return a DataFrame",
+                next_step="return what the sink is to write, for example: lambda df: df.where('amount > 0').",
+            )
+        return made
+
+
+def views_of(sinks: Sinks) -> dict[TwoPhaseCommitSink, View | None]:
+    """The sinks as a user gives them, in that order, each with its view.
+
+    Raises:
+        ConfigurationError: if there are none, two have the same name, or a view is not a function.
+    """
+    listed = [sinks] if isinstance(sinks, TwoPhaseCommitSink) else list(sinks)
+    names = [sink.name for sink in listed]
+    if not names or len(set(names)) != len(names):
+        raise ConfigurationError(
+            f"sinks={names}: at least one sink is needed, and their names must differ",
+            next_step="give each sink a name of its own, which must stay the same after a restart.",
+        )
+    found = dict(sinks) if isinstance(sinks, Mapping) else dict.fromkeys(listed)
+    for sink, view in found.items():
+        if view is not None and not callable(view):
+            raise ConfigurationError(
+                f"the view of sink {sink.name!r} is {view!r}: it must be a function of a DataFrame, or None",
+                next_step="give {sink: lambda df: …}, or None for the whole batch.",
+            )
+    return found
+
+
+def shares(views: Mapping[TwoPhaseCommitSink, View | None]) -> tuple[Share, ...]:
+    """The sinks, those with the same view together."""
+    different = dict.fromkeys(views.values())
+    return tuple(
+        Share(view=view, sinks={sink.name: sink for sink, own in views.items() if own is view}) for view in different
+    )
+
+
+def check_columns(df: DataFrame, given: Sequence[Share]) -> None:
+    """Sees that each sink takes the columns that it is to be given.
+
+    Args:
+        df: The query's, or one of its batches; only its columns are looked at.
+        given: What each sink takes.
+
+    Raises:
+        SchemaError: naming the column that a sink does not take.
+        ConfigurationError: if a view does not give a DataFrame.
+    """
+    empty = df.sparkSession.createDataFrame([], df.schema)
+    for share in given:
+        schema = to_arrow_schema(share.of(empty).schema)
+        for sink in share.sinks.values():
+            sink.columns(schema)
+
+
+@contextmanager
+def computed_once(batch: DataFrame, given: Sequence[Share]) -> Iterator[DataFrame]:
+    """The batch, kept on the executors while it is written if there are views.
+
+    Each view is a Spark job of its own: the batch is computed before the first, whole, whatever the views take of it. A
+    stateful plan must be run whole and not twice.
+    """
+    if all(share.view is None for share in given):
+        yield batch
+        return
+    kept = batch.persist(StorageLevel.MEMORY_AND_DISK)
+    try:
+        kept.count()
+        yield kept
+    finally:
+        kept.unpersist()

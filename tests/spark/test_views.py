@@ -1,0 +1,172 @@
+"""Several sinks as one unit, each with a view of its own of the batch."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from pyspark import cloudpickle
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812 - as everybody writes it
+
+from conformance import folder_sink
+from conformance.folder_sink import FolderSink
+from spark.harness import new_name
+from spark.in_process import MARKS, CrashError, Stream, crash_at
+from sparkonce import ExactlyOnce, KafkaSink
+from sparkonce.embedded import Cluster
+from sparkonce.errors import ConfigurationError, PrepareError, SchemaError
+from sparkonce.log.base import DecisionLog
+from sparkonce.log.local import LocalLogStore
+from sparkonce.protocol.state import Phase
+from sparkonce.protocol.view import LogView
+from sparkonce.spark.views import Sinks
+from sparkonce.testing.kafka import create_topic
+
+pytestmark = MARKS
+
+IDS = [f"{number:05d}" for number in range(1_000)]
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _folder_sink_travels() -> Iterator[None]:
+    """Spark's workers do not find the tests' modules."""
+    cloudpickle.register_pickle_by_value(folder_sink)
+    yield
+    cloudpickle.unregister_pickle_by_value(folder_sink)
+
+
+class Unit:
+    """A query that writes all rows to a topic, those of every tenth id to another, and sums to a folder.
+
+    The sums have one slot, the topics have four.
+    """
+
+    def __init__(self, spark: SparkSession, kafka: Cluster, folder: Path) -> None:
+        self.stream = Stream(spark, kafka, folder, IDS)
+        self.other = new_name("other")
+        create_topic(kafka.bootstrap, self.other, 2)
+        self.folder = folder / "sums"
+        self.tenths: Callable[[DataFrame], DataFrame] = lambda df: df.where("key like '%0'")
+
+    def sinks(self, kafka: KafkaSink) -> Sinks:
+        tenths = KafkaSink({"bootstrap.servers": self.stream.bootstrap}, topic=self.other, name="tenths")
+        return {kafka: None, tenths: self.tenths, FolderSink(self.folder, name="sums"): sums}
+
+    def run(self, plan: Callable[[DataFrame], DataFrame] = lambda rows: rows, **more: object) -> None:
+        self.stream.run(plan, sinks=self.sinks, **more)
+
+    def sums(self) -> list[int]:
+        return sorted(int(line) for path in self.committed() for line in path.read_text().splitlines())
+
+    def committed(self) -> list[Path]:
+        return list((self.folder / "committed").iterdir())
+
+    def check(self) -> None:
+        assert self.stream.keys() == IDS
+        assert self.stream.keys(self.other) == [key for key in IDS if key.endswith("0")]
+        # Of each batch of 400 rows the sum of its ids: together the sum of all.
+        assert sum(self.sums()) == sum(map(int, IDS))
+        assert len(self.sums()) == 3
+        assert self.stream.transactions("Ongoing") == {}
+        assert [*(self.folder / "open").iterdir(), *(self.folder / "prepared").iterdir()] == []
+
+
+def sums(df: DataFrame) -> DataFrame:
+    return df.groupBy().agg(F.sum(F.expr("try_cast(key as long)")).alias("number"))
+
+
+@pytest.fixture
+def unit(spark: SparkSession, kafka: Cluster, tmp_path: Path) -> Unit:
+    return Unit(spark, kafka, tmp_path)
+
+
+def test_each_sink_takes_its_view_and_the_batch_is_computed_once(unit: Unit) -> None:
+    computed = unit.stream.spark.sparkContext.accumulator(0)
+
+    @F.udf("string")
+    def counted(key: str) -> str:
+        computed.add(1)
+        return key
+
+    unit.run(lambda rows: rows.withColumn("key", counted("key")))
+    unit.check()
+    assert computed.value == len(IDS)
+
+
+@pytest.mark.parametrize("phase", [Phase.DECIDING, Phase.FINISHING, Phase.SWEEPING_OWN, Phase.IDLE])
+def test_a_crash_leaves_all_of_them_at_the_same_batch(unit: Unit, phase: Phase) -> None:
+    with pytest.raises(CrashError):
+        unit.run(listener=crash_at(phase, 1))
+    unit.run()
+    unit.check()
+
+
+def test_what_one_cannot_prepare_none_shows(unit: Unit) -> None:
+    unit.run(rows_per_batch=1_000)
+    unit.stream.send(["0x", "10"])
+    unit.tenths = lambda df: df.withColumn(
+        "value", F.when(F.col("key") == "10", F.raise_error(F.lit("no tens"))).otherwise(F.col("value"))
+    )
+    with pytest.raises(PrepareError, match="no tens"):
+        unit.run()
+    assert unit.stream.keys() == IDS
+    assert len(unit.committed()) == 1
+    # Tasks that Spark told to end may have opened a transaction meanwhile: the next run's sweep finds it.
+    unit.tenths = lambda df: df.where("key = '10'")
+    unit.run()
+    assert unit.stream.keys() == sorted([*IDS, "0x", "10"])
+    assert unit.stream.keys(unit.other)[-1] == "10"
+    assert len(unit.committed()) == 2
+    assert unit.stream.transactions("Ongoing") == {}
+
+
+def test_what_one_has_lost_is_written_to_it_alone(unit: Unit) -> None:
+    with pytest.raises(CrashError):
+        unit.run(listener=crash_at(Phase.FINISHING, 1))
+    (prepared,) = (unit.folder / "prepared").iterdir()
+    prepared.rename(unit.folder / "aborted" / prepared.name)
+    log = DecisionLog(LocalLogStore(unit.stream.checkpoint))
+    before = log.read(LogView()).decision(1)
+    unit.run()
+    after = log.read(LogView()).decision(1)
+    unit.check()
+    assert before is not None
+    assert after is not None
+    assert {handle.sink for handle in {*after.handles} - {*before.handles}} == {"sums"}
+    assert Counter(handle.sink for handle in after.handles) == Counter(handle.sink for handle in before.handles)
+
+
+def test_a_view_that_leaves_slots_unread_keeps_the_state_whole(
+    spark: SparkSession, kafka: Cluster, tmp_path: Path
+) -> None:
+    stream = Stream(spark, kafka, tmp_path, [*IDS, *IDS])
+    distinct = stream.run(
+        lambda rows: rows.dropDuplicates(["key"]),
+        sinks=lambda sink: {sink: lambda df: df.limit(3)},
+    )
+    assert [done.rows["kafka"] for done in distinct] == [3, 3, 3, 0, 0]
+    assert len(stream.keys()) == len(set(stream.keys())) == 9
+
+
+def test_a_view_must_be_a_function_that_gives_a_frame(tmp_path: Path) -> None:
+    sink = FolderSink(tmp_path)
+    with pytest.raises(ConfigurationError, match="the view of sink 'folder' is 'number > 3'"):
+        ExactlyOnce({sink: "number > 3"}, checkpoint=str(tmp_path))  # type: ignore[dict-item]
+    with pytest.raises(ConfigurationError, match=r"sinks=\['folder', 'folder'\]"):
+        ExactlyOnce({sink: None, FolderSink(tmp_path): None}, checkpoint=str(tmp_path))
+
+
+def test_views_are_looked_at_before_the_query_starts(spark: SparkSession, tmp_path: Path) -> None:
+    rows = spark.readStream.format("rate").load()
+    sink = KafkaSink({"bootstrap.servers": "127.0.0.1:1"}, topic="nowhere")
+
+    def start(view: Callable[[DataFrame], object]) -> None:
+        ExactlyOnce({sink: view}, checkpoint=str(tmp_path / "c"), display=False).start(rows)  # type: ignore[dict-item]
+
+    with pytest.raises(ConfigurationError, match=r"the view of sink \['kafka'\] returned a int"):
+        start(lambda df: df.count())
+    with pytest.raises(SchemaError, match="timestamp"):
+        start(lambda df: df.select("timestamp"))
