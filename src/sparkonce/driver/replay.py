@@ -1,8 +1,8 @@
 """Finds a decided batch's slots again when its plan runs a second time.
 
-A plan that gives the same rows may give them in other slots: Spark's Kafka source, for one, does not always list a topic's
-partitions in the order of the first time when it reads a batch again (seen with Spark 4.0.0). What a slot holds is known
-by its evidence: rows and fingerprint.
+A plan that gives the same rows may give them in other slots: Spark's Kafka source, for one, does not always list a
+topic's partitions in the order of the first time when it reads a batch again (seen with Spark 4.0.0). What a slot holds
+is known by its evidence: rows and fingerprint.
 """
 
 from __future__ import annotations
