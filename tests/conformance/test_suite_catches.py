@@ -343,6 +343,32 @@ class FailsOnNothing(_Committer):
         return [Finished(outcome=Outcome.COMMITTED)] * max(1, len(handles)) if not handles else super().commit(handles)
 
 
+class ConcludesByForgetting(_Committer):
+    def conclude(self, batch: int, handles: Sequence[Handle]) -> None:
+        for handle in handles:
+            if handle.transaction:
+                self._server._transactions.pop(int(handle["number"]), None)
+
+
+class ConcludesByCommittingWhatIsPrepared(_Committer):
+    def conclude(self, batch: int, handles: Sequence[Handle]) -> None:
+        for number, _ in self._server.unfinished():
+            self._server.commit(number)
+
+
+class ConcludesOnce(_Committer):
+    def conclude(self, batch: int, handles: Sequence[Handle]) -> None:
+        for handle in handles:
+            if handle.transaction and self._server.commit(int(handle["number"])).outcome is Outcome.ALREADY_COMMITTED:
+                self._server._direct.extend(self._server._transactions[int(handle["number"])].rows)
+
+
+class ForgetsOlderBatches(_Committer):
+    def conclude(self, batch: int, handles: Sequence[Handle]) -> None:
+        if batch >= 100:
+            self._server._transactions.clear()
+
+
 class FactsChange(Sink):
     def preflight(self, query: str, recorded: Facts | None) -> Facts:
         return {"started": "again" if recorded else "first"}
@@ -414,6 +440,10 @@ BROKEN: list[tuple[type, str]] = [
     (AnswersWithBools, "test_a_commit_shows_exactly_its_rows"),
     (StopsAtTheFirstLoss, "test_a_lost_handle_does_not_stop_the_others"),
     (RemembersItsOwnCommits, "test_a_new_committer_repeats_the_commit"),
+    (ConcludesByForgetting, "test_concluding_a_batch_changes_nothing_for_readers"),
+    (ConcludesByCommittingWhatIsPrepared, "test_concluding_a_batch_changes_nothing_for_readers"),
+    (ConcludesOnce, "test_concluding_a_batch_changes_nothing_for_readers"),
+    (ForgetsOlderBatches, "test_concluding_later_batches_forgets_nothing_too_early"),
     (FailsOnNothing, "test_nothing_to_do_is_done"),
     (FactsChange, "test_preflight_remembers"),
     (ChoosesWhatIsNotThere, "test_columns_are_chosen_among_those_there_are"),

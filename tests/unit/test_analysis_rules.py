@@ -283,7 +283,12 @@ def test_a_plan_that_changes(plan: PlanFacts, says: str) -> None:
     assert ours.level is EXACTLY
     assert says in text(ours)
     assert "TransactionLostError" in text(ours)
-    for shows in (SinkFacts(format="kafka"), replace(OURS, guarantee=AT_LEAST), SinkFacts(format="foreachbatch")):
+    for shows in (
+        SinkFacts(format="kafka"),
+        replace(OURS, guarantee=AT_LEAST),
+        replace(OURS, promise=AT_LEAST),
+        SinkFacts(format="foreachbatch"),
+    ):
         weak = engine(plan, (shows,))
         assert weak.level is AT_LEAST
         assert says in weak.reasons[0]
@@ -357,6 +362,20 @@ def test_our_sinks_have_the_level_that_they_are_run_at(guarantee: Guarantee) -> 
     found = judge(replace(BEST, sinks=(replace(OURS, guarantee=guarantee),)))
     assert found.part(Role.SINK).level is guarantee
     assert found.level is guarantee
+
+
+@pytest.mark.parametrize("guarantee", [EXACTLY, AT_LEAST])
+def test_a_sink_of_ours_says_what_must_be_true(guarantee: Guarantee) -> None:
+    told = replace(OURS, guarantee=guarantee, conditions=("the disk is fsynced", "nobody looks"))
+    found = judge(replace(BEST, sinks=(told,))).part(Role.SINK)
+    assert found.level is guarantee
+    assert found.conditions[:2] == ("the disk is fsynced", "nobody looks")
+
+
+def test_a_sink_of_ours_may_promise_less_than_the_way_it_is_run() -> None:
+    found = judge(replace(BEST, sinks=(replace(OURS, promise=AT_LEAST),)))
+    assert found.part(Role.SINK).level is AT_LEAST
+    assert "may apply it twice" in text(found.part(Role.SINK))
 
 
 @pytest.mark.parametrize(

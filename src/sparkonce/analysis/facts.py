@@ -135,6 +135,8 @@ class SinkFacts:
         name: For people.
         options: With names in lower case.
         guarantee: Of a sink of ours; None if it could not be seen.
+        promise: What a sink of ours promises readers, if that is less than its guarantee.
+        conditions: What a sink of ours says must be true of its system and readers, a sentence each.
         kafka: Whether a sink of ours writes to Kafka.
         checkpoint: Where the `ExactlyOnce` of a sink of ours takes the query's checkpoint to be; None if not known.
         function: What was given to ``foreachBatch`` or ``foreach``; for a sink of ours, what calls its `ExactlyOnce`.
@@ -147,6 +149,8 @@ class SinkFacts:
     name: str = ""
     options: Mapping[str, str] = field(default_factory=dict)
     guarantee: Guarantee | None = None
+    promise: Guarantee | None = None
+    conditions: tuple[str, ...] = ()
     kafka: bool = False
     checkpoint: str | None = None
     function: PythonFunction | None = None

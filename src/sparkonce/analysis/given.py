@@ -76,6 +76,8 @@ def _of_ours(sink: TwoPhaseCommitSink) -> SinkFacts:
         format=OURS,
         name=f"{kind} {where or sink.name}",
         guarantee=sink.guarantee,
+        promise=None if sink.promise is sink.guarantee else sink.promise,
+        conditions=tuple(sink.conditions()),
         kafka=kafka,
         transaction_timeout=None if timeout is None else timedelta(milliseconds=int(timeout)),
     )

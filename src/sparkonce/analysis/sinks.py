@@ -19,7 +19,7 @@ _USE_OURS = "write through sparkonce.ExactlyOnce, with KafkaSink or a TwoPhaseCo
 def replays_show(sink: SinkFacts) -> bool:
     """Whether readers see what was written the first time beside what a replay writes."""
     if sink.format == OURS:
-        return sink.guarantee is Guarantee.AT_LEAST_ONCE
+        return Guarantee.AT_LEAST_ONCE in {sink.guarantee, sink.promise}
     return sink.format in {"kafka", "foreach", "foreachbatch", "console"}
 
 
@@ -45,6 +45,7 @@ def _ours(sink: SinkFacts, pipeline: Pipeline) -> Iterator[Finding]:
             "guarantee=Guarantee.EXACTLY_ONCE",
         )
         return
+    yield from map(must, sink.conditions)
     if sink.guarantee is Guarantee.AT_LEAST_ONCE:
         yield doubles(
             "guarantee=AT_LEAST_ONCE: rows are visible at once, and a failed batch is written again",
@@ -52,6 +53,11 @@ def _ours(sink: SinkFacts, pipeline: Pipeline) -> Iterator[Finding]:
         )
         return
     yield holds("two-phase commit: a batch's rows become visible with the decision that it is done, or not at all")
+    if sink.promise is Guarantee.AT_LEAST_ONCE:
+        yield doubles(
+            "its system cannot tell a commit that is repeated after a failure from the first, and may apply it twice",
+            "let what applies the rows keep the transaction's id with them, or make it idempotent, and declare that",
+        )
     yield from _timeouts(sink, pipeline)
 
 

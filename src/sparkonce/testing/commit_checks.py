@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from sparkonce.testing.hooks import SinkHooks
-from sparkonce.testing.scene import COMMITTED, GONE, altered, require, scene, skip
+from sparkonce.testing.scene import ALREADY_COMMITTED, COMMITTED, GONE, altered, require, scene, skip
 
 
 class CommitChecks(SinkHooks):
@@ -127,6 +127,34 @@ class CommitChecks(SinkHooks):
             outcomes = on.commit(*handles)
             on.expect_outcomes(outcomes, COMMITTED, GONE, COMMITTED, what="commit of three handles, the second gone")
             on.expect_only(0, 20, when="after the commit of three handles, the second gone")
+
+    def test_concluding_a_batch_changes_nothing_for_readers(self) -> None:
+        """However often it is said, also by a run that takes up what an earlier one had finished."""
+        with scene(self) as on:
+            handles = [*(on.prepare(10 * slot, slot=slot) for slot in range(2)), on.empty(slot=2)]
+            on.expect_outcomes(on.commit(*handles[:2]), *[COMMITTED] * 2, what="commit of two handles")
+            undecided = on.prepare(50, batch=1)
+            for committer in (on.committer, on.committer, on.new_committer()):
+                committer.conclude(0, handles)
+            on.expect_visible(0, 10, when="after a batch was concluded three times")
+            outcomes = on.commit(*handles[:2], by=on.new_committer())
+            on.expect_outcomes(outcomes, *[COMMITTED] * 2, what="a late commit of what is concluded")
+            outcomes = on.abort(*handles[:2], by=on.new_committer())
+            on.expect_outcomes(outcomes, *[ALREADY_COMMITTED] * 2, what="a late abort of what is concluded")
+            on.expect_outcomes(on.commit(undecided), COMMITTED, what="commit of the next batch")
+            on.expect_visible(0, 10, 50, when="after the next batch")
+
+    def test_concluding_later_batches_forgets_nothing_too_early(self) -> None:
+        """The log keeps decisions of the last 100 batches, and may ask for each of them."""
+        with scene(self) as on:
+            handles = [on.prepare(10 * batch, batch=batch) for batch in range(3)]
+            on.expect_outcomes(on.commit(*handles), *[COMMITTED] * 3, what="commit of three batches")
+            for batch, handle in enumerate(handles):
+                on.committer.conclude(batch, [handle])
+            on.committer.conclude(100, [on.empty()])
+            outcomes = on.commit(*handles, by=on.new_committer())
+            on.expect_outcomes(outcomes, *[COMMITTED] * 3, what="a late commit, 100 batches later")
+            on.expect_only(0, 10, 20, when="after a late commit")
 
     def test_nothing_to_do_is_done(self) -> None:
         """Calls with nothing in them answer nothing."""

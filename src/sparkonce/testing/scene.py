@@ -139,6 +139,10 @@ class Scene:
         require(written == handle, f"the handle {handle} is {written} once written down and read again")
         return written
 
+    def empty(self, slot: int = 0) -> Handle:
+        """The handle of a slot without rows."""
+        return Handle(sink=self.sink.name, slot=slot)
+
     # --- finishing --------------------------------------------------------------------------------------------------
 
     def commit(self, *handles: Handle, by: SinkCommitter | None = None) -> list[Outcome]:

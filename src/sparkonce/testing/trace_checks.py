@@ -21,6 +21,7 @@ class TraceChecks(SinkHooks):
             early = _traces(on)
             require(not early, f"nothing is committed, and the traces are {early}")
             on.expect_outcomes(on.commit(prepared), COMMITTED, what="commit of a prepared transaction")
+            on.committer.conclude(0, [prepared])
             found = _remembered(on)
             require(
                 [trace.committed for trace in found if trace.committed] == [prepared.transaction],
@@ -34,10 +35,12 @@ class TraceChecks(SinkHooks):
             before_ms = _now_ms()
             handles = [on.prepare(0)]
             on.expect_outcomes(on.commit(*handles), COMMITTED, what="commit of the first batch")
+            on.committer.conclude(0, handles)
             between_ms = _now_ms()
             handles.append(on.prepare(10, batch=1))
             after_ms = _now_ms()
             on.expect_outcomes(on.commit(handles[1]), COMMITTED, what="commit of the second batch")
+            on.committer.conclude(1, handles[1:])
             begun = {trace.committed: trace.begun_ms for trace in _remembered(on) if trace.committed}
             spans = ((before_ms, between_ms), (between_ms, after_ms))
             for handle, (earliest, latest) in zip(handles, spans, strict=True):
@@ -57,6 +60,8 @@ class TraceChecks(SinkHooks):
             stranger = on.make_owner(position=on.owner.token.position + 2, query=on.query[:-1] + last)
             handles = [on.prepare(10 * slot, slot=slot, owner=one) for slot, one in enumerate((None, newer, stranger))]
             on.expect_outcomes(on.commit(*handles), *[COMMITTED] * 3, what="commit of three runs")
+            for handle in handles:
+                on.committer.conclude(0, [handle])
             found = _remembered(on)
             tokens = {trace.token for trace in found}
             require(
