@@ -1,4 +1,4 @@
-"""The Kafka sink with a desk in its way. In a module of its own: Spark pickles it to its workers by reference."""
+"""Sinks with a desk in their way. In a module of its own: Spark pickles them to its workers by reference."""
 
 from __future__ import annotations
 
@@ -13,53 +13,106 @@ from sparkonce import KafkaSink
 from sparkonce.protocol.handles import Handle
 from sparkonce.protocol.outcomes import Finished
 from sparkonce.protocol.traces import Trace
-from sparkonce.sinks.base import Facts, Owner, SinkCommitter, SinkWriter, WriterContext
+from sparkonce.sinks.base import Facts, Owner, SinkCommitter, SinkWriter, TwoPhaseCommitSink, WriterContext
+from sparkonce.sinks.kafka.writer import KafkaWriter
 
 HALFWAY = "half-way through the commits"
 OPENED = "a slot's transaction is open"
 BEGIN = "a slot begins"
 WRITTEN = "a slot has written some rows"
 PREPARED = "a slot has prepared"
+CONCLUDING = "a sink is told that its batch is committed"
 
 
 class InjectedError(RuntimeError):
     """What a task that is told to fail raises."""
 
 
-class WatchedSink(KafkaSink):
-    """A Kafka sink whose writers and committer visit a desk on their way.
+class Visitor:
+    """What visits the desk at some points.
 
-    Args:
-        settings: librdkafka's.
+    Attributes:
         desk: Its address.
         points: At which of the points above.
-        more: `KafkaSink`'s other arguments.
+        called: The sink's name.
     """
 
-    def __init__(self, settings: Mapping[str, Any], *, desk: str, points: Collection[str], **more: Any) -> None:
-        super().__init__(settings, **more)
-        self.desk = desk
-        self.points = frozenset(points)
+    desk: str
+    points: frozenset[str]
+    called: str
 
     def visit(self, point: str, **told: Any) -> None:
         if point not in self.points:
             return
-        answer = visit(self.desk, point, **told)
+        answer = visit(self.desk, point, sink=self.called, **told)
         if answer == FAIL:
             raise InjectedError(f"told to fail at: {point}")
         if answer == DIE:
             raise SystemExit(f"told to die at: {point}")
 
+    def watch_writer(self, real: SinkWriter, context: WriterContext) -> SinkWriter:
+        return _WatchedWriter(real, self, context)
+
+    def watch_committer(self, real: SinkCommitter) -> SinkCommitter:
+        return _WatchedCommitter(real, self) if self.points & {HALFWAY, CONCLUDING} else real
+
+
+class WatchedSink(KafkaSink, Visitor):
+    """A Kafka sink whose writers and committer visit a desk on their way.
+
+    Args:
+        settings: librdkafka's.
+        desk: See `Visitor`.
+        points: See `Visitor`.
+        more: `KafkaSink`'s other arguments.
+    """
+
+    def __init__(self, settings: Mapping[str, Any], *, desk: str, points: Collection[str], **more: Any) -> None:
+        super().__init__(settings, **more)
+        self.desk, self.points, self.called = desk, frozenset(points), self.name
+
     def writer(self, context: WriterContext) -> SinkWriter:
-        return _WatchedWriter(super().writer(context), self, context)
+        return self.watch_writer(super().writer(context), context)
 
     def committer(self) -> SinkCommitter:
-        real = super().committer()
-        return _WatchedCommitter(real, self) if HALFWAY in self.points else real
+        return self.watch_committer(super().committer())
+
+
+class Watched(TwoPhaseCommitSink, Visitor):
+    """Any other sink, whose writers and committer visit a desk on their way.
+
+    Args:
+        real: The sink.
+        desk: See `Visitor`.
+        points: See `Visitor`.
+    """
+
+    def __init__(self, real: TwoPhaseCommitSink, *, desk: str, points: Collection[str]) -> None:
+        super().__init__(real.name, real.guarantee)
+        self._real = real
+        self.desk, self.points, self.called = desk, frozenset(points), real.name
+
+    def use_checkpoint(self, folder: str) -> None:
+        self._real.use_checkpoint(folder)
+
+    def columns(self, schema: pa.Schema) -> Sequence[str]:
+        return self._real.columns(schema)
+
+    def preflight(self, query: str, recorded: Facts | None) -> Facts:
+        return self._real.preflight(query, recorded)
+
+    def transaction_timeout_s(self, facts: Facts) -> float | None:
+        return self._real.transaction_timeout_s(facts)
+
+    def writer(self, context: WriterContext) -> SinkWriter:
+        return self.watch_writer(self._real.writer(context), context)
+
+    def committer(self) -> SinkCommitter:
+        return self.watch_committer(self._real.committer())
 
 
 class _WatchedWriter(SinkWriter):
-    def __init__(self, real: SinkWriter, sink: WatchedSink, context: WriterContext) -> None:
+    def __init__(self, real: SinkWriter, sink: Visitor, context: WriterContext) -> None:
         self._real = real
         self._sink = sink
         task = TaskContext.get()
@@ -99,14 +152,14 @@ class _WatchedWriter(SinkWriter):
 
 
 class _WatchedCommitter(SinkCommitter):
-    def __init__(self, real: SinkCommitter, sink: WatchedSink) -> None:
+    def __init__(self, real: SinkCommitter, sink: Visitor) -> None:
         self._real = real
         self._sink = sink
 
     def commit(self, handles: Sequence[Handle]) -> Sequence[Finished]:
         transactions = [handle for handle in handles if handle.transaction]
         half = len(transactions) // 2
-        if half:
+        if half and HALFWAY in self._sink.points:
             self._real.commit(transactions[:half])
             self._sink.visit(HALFWAY, committed=half, left=len(transactions) - half)
         return self._real.commit(handles)
@@ -121,6 +174,7 @@ class _WatchedCommitter(SinkCommitter):
         return self._real.list_traces(query, facts)
 
     def conclude(self, batch: int, handles: Sequence[Handle]) -> None:
+        self._sink.visit(CONCLUDING, batch=batch)
         self._real.conclude(batch, handles)
 
     def close(self) -> None:
@@ -128,5 +182,6 @@ class _WatchedCommitter(SinkCommitter):
 
 
 def _flush(writer: SinkWriter) -> None:
-    """Sends what the writer has taken, as librdkafka would do by itself a moment later."""
-    writer._open_lane().flush(30.0)  # type: ignore[attr-defined]
+    """Sends what a Kafka writer has taken, as librdkafka would do by itself a moment later."""
+    if isinstance(writer, KafkaWriter):
+        writer._open_lane().flush(30.0)

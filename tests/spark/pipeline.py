@@ -12,7 +12,7 @@ import json
 import logging
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -51,6 +51,8 @@ class Config:
         keep_batches: How many batches the log keeps.
         tidy_every_batches: How many more come before it is tidied.
         points: Where else the sink visits the desk, see `spark.faults`.
+        unit: ``module:function`` of what makes all sinks of the query of the config and the Kafka sink.
+        beside: What it needs to know, such as where their servers are.
         settings: More of librdkafka's settings.
         sink: More of the sink's arguments.
         query: More of the arguments of `ExactlyOnce`.
@@ -74,6 +76,8 @@ class Config:
     keep_batches: int = 100
     tidy_every_batches: int = 2
     points: tuple[str, ...] = ()
+    unit: str = ""
+    beside: dict[str, Any] = field(default_factory=dict)
     settings: dict[str, Any] = field(default_factory=dict)
     sink: dict[str, Any] = field(default_factory=dict)
     query: dict[str, Any] = field(default_factory=dict)
@@ -139,7 +143,8 @@ def start(spark: SparkSession, config: Config) -> StreamingQuery:
         topic=config.target,
         **more,
     )
-    exactly_once = ExactlyOnce(sink, checkpoint=config.checkpoint, listener=listen, display=False, **config.query)
+    sinks = named(config.unit)(config, sink) if config.unit else sink
+    exactly_once = ExactlyOnce(sinks, checkpoint=config.checkpoint, listener=listen, display=False, **config.query)
 
     def run_batch(rows: DataFrame, batch: int) -> None:
         try:
@@ -152,14 +157,20 @@ def start(spark: SparkSession, config: Config) -> StreamingQuery:
     own = spark.newSession()
     for name, value in {**sql_settings(config), **config.sql}.items():
         own.conf.set(name, value)
-    module, _, function = config.plan.partition(":")
-    rows: DataFrame = getattr(importlib.import_module(module), function)(own, config)
+    rows: DataFrame = named(config.plan)(own, config)
     writer = rows.writeStream.outputMode(config.output_mode).foreachBatch(run_batch)
     query = writer.option("checkpointLocation", config.checkpoint).trigger(availableNow=True).start()
     visit(config.desk, STARTED, run=str(query.runId))
     while query.isActive and not begun.wait(_POLL_S):
         pass
     return query
+
+
+def named(text: str) -> Callable[..., Any]:
+    """A function, of which the text says ``module:function``."""
+    module, _, function = text.partition(":")
+    found: Callable[..., Any] = getattr(importlib.import_module(module), function)
+    return found
 
 
 def attend(query: StreamingQuery, config: Config) -> int:
