@@ -20,6 +20,7 @@ from sparkonce.analysis.given import kafka_settings, sink_facts
 from sparkonce.errors import ConfigurationError
 from sparkonce.sinks.memory.server import MemoryServer
 from sparkonce.sinks.memory.sink import MemorySink
+from sparkonce.spark.queries import sinks_given
 
 NOWHERE = {"bootstrap.servers": "nowhere:9092"}
 
@@ -180,3 +181,12 @@ def test_which_brokers_are_asked(options: dict[str, str], asked: str, monkeypatc
     monkeypatch.setattr(servers, "_describe", lambda connect, *_: connections.append(connect) or {})
     servers.ask_about_source(SourceFacts(format="kafka", options=options), {"bootstrap.servers": "given:1"})
     assert connections == [{"bootstrap.servers": asked}]
+
+
+def test_sinks_with_views_are_sinks() -> None:
+    sinks = {MemorySink(MemoryServer(), name=name): None for name in ("one", "other")}
+    facts, ours = sinks_given(sinks)
+    assert [each.name for each in facts] == ["MemorySink one", "MemorySink other"]
+    assert ours == tuple(sinks)
+    with pytest.raises(ConfigurationError, match="is not known"):
+        sinks_given({})

@@ -186,7 +186,8 @@ def sinks_given(sink: Any, options: Mapping[str, Any] | None = None) -> tuple[tu
     """What a user gives as ``sink=`` or to ``foreachBatch``, and the sinks if they are ours.
 
     Args:
-        sink: See `sparkonce.analysis.given.sink_facts`; also an `ExactlyOnce`, or a function that calls one.
+        sink: See `sparkonce.analysis.given.sink_facts`; also an `ExactlyOnce`, what one takes as its sinks, or a
+            function that calls one.
         options: Of the stream writer.
 
     Raises:
@@ -199,6 +200,7 @@ def sinks_given(sink: Any, options: Mapping[str, Any] | None = None) -> tuple[tu
             where = str(ours.checkpoint)
             facts = sink_facts(ours.sinks)
             return tuple(replace(each, function=function, checkpoint=where) for each in facts), ours.sinks
+    sink = tuple(sink) if isinstance(sink, Mapping) else sink
     given = sink if isinstance(sink, list | tuple) else (sink,)
     mine = tuple(given) if all(isinstance(each, TwoPhaseCommitSink) for each in given) else ()
     return sink_facts(sink, options), mine
