@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gc
+import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -14,7 +17,7 @@ from pyspark.sql import functions as F  # noqa: N812 - as everybody writes it
 from conformance import folder_sink
 from conformance.folder_sink import FolderSink
 from spark.harness import new_name
-from spark.in_process import MARKS, CrashError, Stream, crash_at
+from spark.in_process import LIMIT_S, MARKS, CrashError, Stream, crash_at
 from sparkonce import ExactlyOnce, KafkaSink
 from sparkonce.embedded import Cluster
 from sparkonce.errors import ConfigurationError, PrepareError, SchemaError
@@ -149,6 +152,39 @@ def test_a_view_that_leaves_slots_unread_keeps_the_state_whole(
     )
     assert [done.rows["kafka"] for done in distinct] == [3, 3, 3, 0, 0]
     assert len(stream.keys()) == len(set(stream.keys())) == 9
+
+
+def test_a_query_that_is_stopped_before_its_jobs_begin_does_not_run_them_to_their_end(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    """Spark cancels a query's jobs once: those that begin after that are ours to cancel."""
+    reached, ended = threading.Event(), tmp_path / "ended"
+
+    @F.udf("long")
+    def endless(number: int) -> int:
+        time.sleep(30.0)
+        ended.touch()
+        return number
+
+    def wait_for_stop(df: DataFrame) -> DataFrame:
+        if threading.current_thread() is not threading.main_thread() and not df.isEmpty():
+            reached.set()
+            thread = spark.sparkContext._jvm.java.lang.Thread
+            while not thread.currentThread().isInterrupted():
+                time.sleep(0.01)
+        return df.select(endless("number").alias("number"))
+
+    one, other = FolderSink(tmp_path / "one", name="one"), FolderSink(tmp_path / "other", name="other")
+    views = {one: wait_for_stop, other: lambda df: df.select(endless("number").alias("number"))}
+    rows = spark.readStream.format("rate-micro-batch").option("rowsPerBatch", 2).load()
+    query = ExactlyOnce(views, checkpoint=str(tmp_path / "checkpoint"), display=False).start(
+        rows.withColumnRenamed("value", "number")
+    )
+    assert reached.wait(LIMIT_S)
+    query.stop()
+    gc.collect()
+    assert query.exception() is None
+    assert not ended.exists()
 
 
 def test_a_view_must_be_a_function_that_gives_a_frame(tmp_path: Path) -> None:

@@ -667,7 +667,11 @@ class Concluding(World):
             def committer(self) -> Committer:
                 return Committer(self.server, self.name)
 
-        return {name: Sink(server, name=name) for name, server in self.servers.items()}
+        exactly = Guarantee.EXACTLY_ONCE
+        return {
+            name: Sink(server, name=name, guarantee=self.guarantees.get(name, exactly))
+            for name, server in self.servers.items()
+        }
 
 
 def test_a_sink_is_told_when_a_whole_batch_is_committed(tmp_path: Path) -> None:
@@ -696,3 +700,17 @@ def test_a_sink_that_cannot_be_told_is_asked_again_until_the_deadline(tmp_path: 
         world.run(driver, 1)
     assert driver.state.phase is Phase.STOPPED
     assert len(world.visible()) == 4 * SLOTS
+
+
+def test_a_sink_is_told_of_what_it_had_prepared_before_it_was_given_a_weaker_guarantee(tmp_path: Path) -> None:
+    world = Concluding(tmp_path)
+    world.crash(0, Phase.FINISHING)
+    world.guarantees["memory"] = Guarantee.AT_LEAST_ONCE
+    world.run(world.start(), 0, 1)
+    assert world.told == [(0, SLOTS, 2 * SLOTS)]
+
+
+def test_a_sink_whose_view_has_no_slots_has_no_rows(world: World) -> None:
+    work = world.work(0)
+    work.slots = 0
+    assert world.start().run_batch(asked(0), work).rows == {"memory": 0}

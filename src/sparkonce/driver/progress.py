@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from sparkonce.protocol.handles import Handle
@@ -51,9 +52,9 @@ class Stopwatch:
         self._since = now
 
 
-def rows_by_sink(handles: tuple[Handle, ...]) -> dict[str, int]:
-    """Rows written, by sink."""
-    rows: dict[str, int] = {}
+def rows_by_sink(handles: Sequence[Handle], sinks: Sequence[str] = ()) -> dict[str, int]:
+    """Rows written, by sink; 0 for one of these sinks that took none, as its view may have no slots at all."""
+    rows = dict.fromkeys(sinks, 0)
     for handle in handles:
         rows[handle.sink] = rows.get(handle.sink, 0) + handle.rows
     return rows

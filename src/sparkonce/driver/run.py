@@ -188,7 +188,7 @@ class RunDriver:
         transactions = [handle for handle in handles if handle.transaction]
         done = BatchProgress(
             batch=asked.batch,
-            rows=rows_by_sink(handles),
+            rows=rows_by_sink(handles, (*self.state.transactional, *self.state.direct)),
             transactions=len(transactions),
             recovered=recovered,
             healed=healed,
@@ -441,7 +441,9 @@ class RunDriver:
     def _conclude(self, batch: int, handles: Sequence[Handle]) -> None:
         """Tells each sink that the whole batch is committed; servers that are away for a while are waited for."""
         until = time.monotonic() + self._timing.commit_deadline_s
-        for name in self.state.transactional:
+        # Also one that has been EXACTLY_ONCE until now: what it had prepared then is committed by two phases.
+        told = dict.fromkeys((*self.state.transactional, *(handle.sink for handle in handles if handle.transaction)))
+        for name in told:
             own = [handle for handle in handles if handle.sink == name]
             while own:
                 try:

@@ -73,11 +73,12 @@ def views_of(sinks: Sinks) -> dict[TwoPhaseCommitSink, View | None]:
 
 
 def shares(views: Mapping[TwoPhaseCommitSink, View | None]) -> tuple[Share, ...]:
-    """The sinks, those with the same view together."""
-    different = dict.fromkeys(views.values())
-    return tuple(
-        Share(view=view, sinks={sink.name: sink for sink, own in views.items() if own is view}) for view in different
-    )
+    """The sinks, those with the very same view together. Each is in one of them, whatever its view says it equals."""
+    together: dict[int, dict[str, TwoPhaseCommitSink]] = {}
+    for sink, view in views.items():
+        together.setdefault(id(view), {})[sink.name] = sink
+    different = {id(view): view for view in views.values()}
+    return tuple(Share(view=view, sinks=together[key]) for key, view in different.items())
 
 
 def check_columns(df: DataFrame, given: Sequence[Share]) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from functools import partial
 from typing import TypeAlias
 
@@ -24,6 +24,7 @@ from sparkonce.spark.worker import lighten_worker
 
 _FINGERPRINT = "__sparkonce_fingerprint_{}"
 _ARROW_BYTES = "spark.sql.execution.arrow.maxBytesPerBatch"
+_LOOK_EVERY_S = 0.5
 _Written: TypeAlias = tuple[Sequence[Handle], bool]
 """What a job wrote, and whether a copy of one of its slots may have lost."""
 _OUTPUT = pa.schema([("handle", pa.string()), ("stage", pa.int32()), ("attempt", pa.int32())])
@@ -42,6 +43,8 @@ class SparkWork:
     ) -> tuple[Sequence[Handle], bool]:
         """Runs the plan, with one Spark job for each view, all at once; raises `PrepareError` if a task gives up."""
         asked = [share for share in self._shares if share.sinks.keys() & sinks.keys()]
+        if nowhere := sinks.keys() - {name for share in asked for name in share.sinks}:
+            raise PrepareError(f"no part of the batch is taken by sinks {sorted(nowhere)}: their rows would be lost")
         self._bound_arrow_batches()
         try:
             with computed_once(self._df, asked) as batch:
@@ -62,7 +65,16 @@ class SparkWork:
         session = self._df.sparkSession
         with ThreadPoolExecutor(max_workers=len(jobs)) as pool:
             futures = [pool.submit(inheritable_thread_target(session)(job)) for job in jobs]
+            while wait(futures, timeout=_LOOK_EVERY_S).not_done:
+                self._cancel_if_stopped()
         return [future.result() for future in futures]
+
+    def _cancel_if_stopped(self) -> None:
+        """Spark cancels a stopped query's jobs once, and interrupts its thread: a job that began later must end too."""
+        context = self._df.sparkSession.sparkContext
+        if context._jvm.java.lang.Thread.currentThread().isInterrupted():
+            group = context.getLocalProperty("spark.jobGroup.id")
+            context._jsc.sc().cancelJobGroup(group, f"because query {group} was stopped")
 
     def _write_share(
         self, share: Share, df: DataFrame, sinks: Mapping[str, Owner], only: frozenset[tuple[str, int]] | None

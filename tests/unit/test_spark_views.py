@@ -1,0 +1,65 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from sparkonce.errors import PrepareError
+from sparkonce.protocol.ownership import Token
+from sparkonce.sinks.base import Owner
+from sparkonce.sinks.memory import MemoryServer, MemorySink
+from sparkonce.spark.views import View, shares
+from sparkonce.spark.work import SparkWork
+
+
+class Rules:
+    def big(self, df: Any) -> Any:
+        return df
+
+
+class Alike:
+    """A function that equals every other of its kind, and cannot be hashed."""
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Alike)
+
+    def __call__(self, df: Any) -> Any:
+        return df
+
+
+def one_view(df: Any) -> Any:
+    return df
+
+
+RULES = Rules()
+
+
+def grouped(*views: View | None) -> list[list[str]]:
+    sinks = {MemorySink(MemoryServer(), name=str(place)): view for place, view in enumerate(views)}
+    return [sorted(share.sinks) for share in shares(sinks)]
+
+
+@pytest.mark.parametrize(
+    ("views", "together"),
+    [
+        ((None, None), [["0", "1"]]),
+        ((one_view, None, one_view), [["0", "2"], ["1"]]),
+        # Python makes a method anew each time it is asked for: equal to the last one, and another object.
+        ((RULES.big, RULES.big), [["0"], ["1"]]),
+        ((Alike(), Alike(), None), [["0"], ["1"], ["2"]]),
+    ],
+    ids=["none", "the same function", "a method", "equal functions"],
+)
+def test_every_sink_is_in_one_share(views: tuple[View | None, ...], together: list[list[str]]) -> None:
+    assert grouped(*views) == together
+
+
+def test_a_sink_without_a_share_is_refused() -> None:
+    owner = Owner(query="0" * 12, token=Token(0, "0" * 8))
+    plan: Any = None
+    with pytest.raises(PrepareError, match=r"no part of the batch is taken by sinks \['other'\]"):
+        SparkWork(plan, 0, shares({MemorySink(MemoryServer(), name="one"): None})).write(
+            {"one": owner, "other": owner}, None
+        )
