@@ -343,6 +343,19 @@ class FailsOnNothing(_Committer):
         return [Finished(outcome=Outcome.COMMITTED)] * max(1, len(handles)) if not handles else super().commit(handles)
 
 
+class TakesASlotOnce(_Committer):
+    """Its markers name the batch and the slot, and not the copy."""
+
+    def commit(self, handles: Sequence[Handle]) -> Sequence[Finished]:
+        done = self._server.__dict__.setdefault("slots", {})
+        return [
+            super(TakesASlotOnce, self).commit([handle])[0]
+            if done.setdefault(handle.slot, handle) == handle
+            else Finished(outcome=Outcome.ALREADY_COMMITTED)
+            for handle in handles
+        ]
+
+
 class ConcludesByForgetting(_Committer):
     def conclude(self, batch: int, handles: Sequence[Handle]) -> None:
         for handle in handles:
@@ -440,6 +453,7 @@ BROKEN: list[tuple[type, str]] = [
     (AnswersWithBools, "test_a_commit_shows_exactly_its_rows"),
     (StopsAtTheFirstLoss, "test_a_lost_handle_does_not_stop_the_others"),
     (RemembersItsOwnCommits, "test_a_new_committer_repeats_the_commit"),
+    (TakesASlotOnce, "test_a_slot_may_hold_other_rows_when_a_part_of_its_batch_is_written_again"),
     (ConcludesByForgetting, "test_concluding_a_batch_changes_nothing_for_readers"),
     (ConcludesByCommittingWhatIsPrepared, "test_concluding_a_batch_changes_nothing_for_readers"),
     (ConcludesOnce, "test_concluding_a_batch_changes_nothing_for_readers"),

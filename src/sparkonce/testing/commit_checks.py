@@ -128,6 +128,16 @@ class CommitChecks(SinkHooks):
             on.expect_outcomes(outcomes, COMMITTED, GONE, COMMITTED, what="commit of three handles, the second gone")
             on.expect_only(0, 20, when="after the commit of three handles, the second gone")
 
+    def test_a_slot_may_hold_other_rows_when_a_part_of_its_batch_is_written_again(self) -> None:
+        """A replay may bring a lost slot's rows in the place of one that is committed: both belong to the batch."""
+        with scene(self) as on:
+            newer = on.make_owner(position=on.owner.token.position + 1)
+            on.expect_outcomes(on.commit(on.prepare(0, slot=1)), COMMITTED, what="commit of a slot")
+            for start, owner in ((10, on.owner), (20, newer)):
+                again = on.prepare(start, slot=1, owner=owner)
+                on.expect_outcomes(on.commit(again), COMMITTED, what="commit of other rows of the same batch and slot")
+            on.expect_visible(0, 10, 20, when="after three commits of one batch and slot")
+
     def test_concluding_a_batch_changes_nothing_for_readers(self) -> None:
         """However often it is said, also by a run that takes up what an earlier one had finished."""
         with scene(self) as on:
