@@ -157,10 +157,11 @@ class CommitChecks(SinkHooks):
     def test_concluding_later_batches_forgets_nothing_too_early(self) -> None:
         """The log keeps decisions of the last 100 batches, and may ask for each of them."""
         with scene(self) as on:
-            handles = [on.prepare(10 * batch, batch=batch) for batch in range(3)]
-            on.expect_outcomes(on.commit(*handles), *[COMMITTED] * 3, what="commit of three batches")
-            for batch, handle in enumerate(handles):
-                on.committer.conclude(batch, [handle])
+            handles = []
+            for batch in range(3):  # one after the other, as the driver does: a lane may be taken again for a later one
+                handles.append(on.prepare(10 * batch, batch=batch))
+                on.expect_outcomes(on.commit(handles[batch]), COMMITTED, what=f"commit of batch {batch}")
+                on.committer.conclude(batch, [handles[batch]])
             on.committer.conclude(100, [on.empty()])
             outcomes = on.commit(*handles, by=on.new_committer())
             on.expect_outcomes(outcomes, *[COMMITTED] * 3, what="a late commit, 100 batches later")
