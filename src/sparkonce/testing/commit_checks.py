@@ -155,7 +155,10 @@ class CommitChecks(SinkHooks):
             on.expect_visible(0, 10, 50, when="after the next batch")
 
     def test_concluding_later_batches_forgets_nothing_too_early(self) -> None:
-        """The log keeps decisions of the last 100 batches, and may ask for each of them."""
+        """A query may be away for long, and its next run asks for the last batches again.
+
+        Of those before them a system may say LOST, whose ids later batches have taken: the driver reads the log first.
+        """
         with scene(self) as on:
             handles = []
             for batch in range(3):  # one after the other, as the driver does: a lane may be taken again for a later one
@@ -163,8 +166,8 @@ class CommitChecks(SinkHooks):
                 on.expect_outcomes(on.commit(handles[batch]), COMMITTED, what=f"commit of batch {batch}")
                 on.committer.conclude(batch, [handles[batch]])
             on.committer.conclude(100, [on.empty()])
-            outcomes = on.commit(*handles, by=on.new_committer())
-            on.expect_outcomes(outcomes, *[COMMITTED] * 3, what="a late commit, 100 batches later")
+            outcomes = on.commit(*handles[1:], by=on.new_committer())
+            on.expect_outcomes(outcomes, *[COMMITTED] * 2, what="a late commit, 100 batches later")
             on.expect_only(0, 10, 20, when="after a late commit")
 
     def test_nothing_to_do_is_done(self) -> None:
