@@ -380,10 +380,7 @@ def within(deadline_s: float, calls: Sequence[Callable[[], Answer]]) -> list[Ans
 
     for _ in range(min(_THREADS, len(calls))):
         threading.Thread(target=work, name="hdfs", daemon=True).start()
-    answers: list[Answer | BaseException] = []
-    for future in futures:
-        answers.append(_answer(future, give_up_at, deadline_s))
-    return answers
+    return [_answer(future, give_up_at, deadline_s) for future in futures]
 
 
 def _answer(future: Future[Any], give_up_at: float, deadline_s: float) -> Any:
