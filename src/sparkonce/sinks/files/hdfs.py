@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from sparkonce.protocol.ownership import TransactionName
 
 DEADLINE_S = 20.0
+_HELD = ".held"
 _THREADS = 8
 _BUFFER_BYTES = 1 << 20
 
@@ -142,7 +143,7 @@ class HdfsStore(FileStore):
 
     def hold(self, name: TransactionName, path: str) -> HeldFile:  # noqa: ARG002 - the path holds it
         """See `FileStore.hold`."""
-        held = f"{self._held}/{path.rpartition('/')[2]}"
+        held = f"{self._held}/{path.rpartition('/')[2]}{_HELD}"
         (file,) = within(self._deadline_s, [lambda: self._client.create(held, self._options)])
         if isinstance(file, BaseException):
             raise _unwritten(held, file)
@@ -213,8 +214,8 @@ class HdfsStore(FileStore):
     def list_held(self) -> Iterable[Held]:
         """See `FileStore.list_held`."""
         for base in self._list(self._held):
-            name = name_in(base)
-            if name is not None:
+            name = name_in(base.removesuffix(_HELD))
+            if name is not None and base.endswith(_HELD):
                 yield Held(name=name, fields={"held": base})
 
     def put(self, path: str, content: bytes) -> None:
