@@ -26,6 +26,7 @@ from sparkonce.sinks.files import committer as committer_module
 from sparkonce.sinks.files import local, manifests
 from sparkonce.sinks.files.handle import read_handle
 from sparkonce.sinks.files.sink import FilesSink
+from sparkonce.sinks.files.streams import ChecksumStream
 
 ONE, TWO = pa.table({"x": [1, 2]}), pa.table({"x": [3, 4]})
 PARTS = pa.table({"x": [1, 2, 3], "p": ["a", "b", "c"]})
@@ -272,7 +273,7 @@ def test_a_full_disk_names_the_path(tmp_path: Path) -> None:
     root = Path("/dev/full")
     if not root.exists():
         pytest.skip("there is no /dev/full here")
-    stream = local.ChecksumStream(root.open("wb", buffering=0), root)
+    stream = ChecksumStream(root.open("wb", buffering=0), root)
     with pytest.raises(PrepareError, match="/dev/full could not be written: No space left"):
         stream.write(b"x")
     stream.file.close()

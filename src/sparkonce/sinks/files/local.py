@@ -23,6 +23,7 @@ from sparkonce.errors import PreflightError, PrepareError, UnknownOutcomeError
 from sparkonce.protocol.outcomes import Finished, Outcome
 from sparkonce.sinks.files.outcomes import FOREIGN, MISSING, of_error
 from sparkonce.sinks.files.store import HIDDEN, Fields, FileStore, Held, HeldFile, Standing, name_in
+from sparkonce.sinks.files.streams import ChecksumStream, preparing
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -100,7 +101,7 @@ class LocalStore(FileStore):
     def hold(self, name: TransactionName, path: str) -> HeldFile:  # noqa: ARG002 - the path holds it
         """See `FileStore.hold`."""
         held = self._held / f"{path.rpartition('/')[2]}{_HELD}"
-        with _preparing(held):
+        with preparing(held):
             self._check_device(path)
             file = os.open(held, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
         return LocalHeldFile(held, file, path)
@@ -277,7 +278,7 @@ class LocalHeldFile(HeldFile):
 
     def seal(self) -> Fields:
         """See `HeldFile.seal`. A sweep may have taken the file from a copy that slept: that is an error, too."""
-        with _preparing(self._held):
+        with preparing(self._held):
             file = self._stream.file
             file.flush()
             os.fsync(file.fileno())
@@ -302,77 +303,8 @@ class LocalHeldFile(HeldFile):
             self._held.unlink()
 
 
-class ChecksumStream:
-    """A file object for pyarrow that counts what passes.
-
-    Args:
-        file: Where to.
-        path: For messages.
-    """
-
-    closed = False
-
-    def __init__(self, file: Any, path: object) -> None:
-        self.file = file
-        self.size = 0
-        self._crc = 0
-        self._path = path
-
-    @property
-    def checksum(self) -> str:
-        """Of all that was written."""
-        return f"crc32:{self._crc:08x}"
-
-    def write(self, data: Any) -> int:
-        """Writes all of it.
-
-        Raises:
-            PrepareError: if the file system does not take it.
-        """
-        with _preparing(self._path):
-            self.file.write(data)
-        length = memoryview(data).nbytes
-        self._crc = zlib.crc32(data, self._crc)
-        self.size += length
-        return length
-
-    def tell(self) -> int:
-        """How much was written."""
-        return self.size
-
-    def flush(self) -> None:
-        """Nothing: `HeldFile.seal` flushes."""
-
-    def close(self) -> None:
-        """Nothing: `HeldFile.seal` closes."""
-
-    def writable(self) -> bool:
-        """Yes."""
-        return True
-
-    def readable(self) -> bool:
-        """No."""
-        return False
-
-    def seekable(self) -> bool:
-        """No."""
-        return False
-
-
 _DONE = Finished(outcome=Outcome.COMMITTED)
 _PUBLISHED = frozenset({Outcome.COMMITTED, Outcome.ALREADY_COMMITTED})
-
-
-@contextmanager
-def _preparing(path: object) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise PrepareError(
-            f"{path} could not be written: {error.strerror or error}.",
-            next_step="Free some space, or see what happened to the file; nothing of the batch became visible.",
-            path=str(path),
-        ) from error
 
 
 @contextmanager
