@@ -12,14 +12,14 @@ from sparkonce.sinks.files.s3.outcomes import (
     LOOK,
     NO_SUCH_UPLOAD,
     Answer,
-    Standing,
+    Present,
     after_look,
     is_own,
     read,
 )
 from sparkonce.sinks.files.s3.requests import ask, look
 from sparkonce.sinks.files.s3.upload import hash_of
-from sparkonce.sinks.files.store import Fields
+from sparkonce.sinks.files.store import Fields, Standing
 
 _ABORT_WITHIN_S = 10.0
 _POLL_S = 0.1
@@ -57,8 +57,21 @@ class Finisher:
                 return read(parts, "ListParts")
             return Finished(outcome=Outcome.RETRY, reason="The upload is there after all.")
         # The look comes last: what was completed until now is seen by it.
-        standing = look(self._client, str(fields["bucket"]), str(fields["key"]))
+        standing = look(self._client, str(fields["bucket"]), key_of(fields))
         return after_look(answer.code, standing, fields)
+
+    def see(self, fields: Fields) -> Standing:
+        """Where the file stands. The upload is asked first: what was completed since is seen by the look."""
+        etags = self._list_parts(fields)
+        if not isinstance(etags, Answer):
+            whole = str(fields["etags"]) in (",".join(etags), f"sha256:{hash_of(etags)}")
+            return Standing.HELD if whole else Standing.UNKNOWN
+        if etags != NO_UPLOAD:
+            return Standing.UNKNOWN
+        finished = after_look(NO_SUCH_UPLOAD, look(self._client, str(fields["bucket"]), key_of(fields)), fields)
+        if finished.outcome is Outcome.LOST:
+            return Standing.GONE
+        return Standing.PUBLISHED if finished.outcome is Outcome.ALREADY_COMMITTED else Standing.UNKNOWN
 
     def give_up(self, fields: Fields) -> Finished:
         """Aborts the upload, and again until no part is left: one may arrive while it is aborted (S3's manual)."""
@@ -75,7 +88,7 @@ class Finisher:
             again = ask(self._client.abort_multipart_upload, **_upload(fields))
             if isinstance(again, Answer) and again.code != NO_SUCH_UPLOAD:
                 return read(again, "AbortMultipartUpload")
-        if "upload_mark" not in fields:
+        if "mark" not in fields:
             return Finished(outcome=Outcome.ABORTED)  # it was listed, so it was open
         return self._after_abort(NO_UPLOAD, fields)
 
@@ -83,8 +96,8 @@ class Finisher:
         """Whether what is no longer there to be aborted was published."""
         if answer.code != NO_SUCH_UPLOAD:
             return read(answer, "AbortMultipartUpload")
-        standing = look(self._client, str(fields["bucket"]), str(fields["key"]))
-        if isinstance(standing, Standing):
+        standing = look(self._client, str(fields["bucket"]), key_of(fields))
+        if isinstance(standing, Present):
             published = is_own(standing, fields)
             return Finished(outcome=Outcome.ALREADY_COMMITTED if published else Outcome.ABORTED)
         if standing.status == 404 and standing.code != "NoSuchBucket":
@@ -109,7 +122,7 @@ class Finisher:
         if isinstance(etags, Answer):
             return None if etags == NO_UPLOAD else read(etags, "ListParts")
         if f"sha256:{hash_of(etags)}" != text:
-            reason = f"The upload of {fields['key']} has {len(etags)} parts that are not the {fields['parts']} written."
+            reason = f"The upload of {fields['path']} has {len(etags)} parts, and not those that were written."
             return Finished(outcome=Outcome.UNKNOWN, reason=reason)
         return etags
 
@@ -130,10 +143,15 @@ NO_UPLOAD = Answer(status=404, code=NO_SUCH_UPLOAD)
 
 
 def _upload(fields: Fields) -> dict[str, Any]:
-    return {"Bucket": fields["bucket"], "Key": fields["key"], "UploadId": fields["upload_id"]}
+    return {"Bucket": fields["bucket"], "Key": key_of(fields), "UploadId": fields["upload_id"]}
 
 
 def _differs(answer: Mapping[str, Any], fields: Fields) -> bool:
     """Whether the store says that it made something else of the parts than S3 would."""
     etag = str(answer.get("ETag", "")).strip('"')
-    return bool(fields["etag"]) and etag != fields["etag"]
+    return ":" not in str(fields["checksum"]) and etag != fields["checksum"]
+
+
+def key_of(fields: Fields) -> str:
+    """Where in the bucket the file is published."""
+    return f"{fields['prefix']}{fields['path']}"

@@ -13,8 +13,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from urllib.parse import quote
 
 from sparkonce.protocol.outcomes import Finished, Outcome
+from sparkonce.sinks.files.store import Fields, name_in
 
 TRANSACTION = "sparkonce-transaction"
 """The object's metadata that says whose it is: the text of the transaction's name."""
@@ -52,20 +54,20 @@ class Answer:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Standing:
+class Present:
     """The object that stands at a key.
 
     Attributes:
         size: In bytes.
         etag: Without quotes.
         transaction: Its metadata `TRANSACTION`, empty if it has none.
-        upload: Its metadata `UPLOAD`, empty if it has none.
+        mark: Its metadata `UPLOAD`, empty if it has none.
     """
 
     size: int
     etag: str
     transaction: str = ""
-    upload: str = ""
+    mark: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +130,7 @@ RIGHTS: Mapping[str, str] = {
     "ListParts": "s3:ListMultipartUploadParts",
     "AbortMultipartUpload": "s3:AbortMultipartUpload",
     "HeadObject": "s3:GetObject and s3:ListBucket",
+    "GetObject": "s3:GetObject and s3:ListBucket",
     "DeleteObject": "s3:DeleteObject",
     "GetBucketVersioning": "s3:GetBucketVersioning",
     "GetBucketLifecycleConfiguration": "s3:GetLifecycleConfiguration",
@@ -156,7 +159,7 @@ def read(answer: Answer, request: str) -> Finished:
     return Finished(outcome=meaning.outcome, reason=f"{request}: {shown}: {meaning.sentence}{right}")
 
 
-def after_look(code: str, standing: Standing | Answer, fields: Mapping[str, str | int]) -> Finished:
+def after_look(code: str, standing: Present | Answer, fields: Fields) -> Finished:
     """What a completion came to, by what stands at the key now.
 
     Args:
@@ -164,13 +167,13 @@ def after_look(code: str, standing: Standing | Answer, fields: Mapping[str, str 
         standing: The object there, or HeadObject's refusal.
         fields: The handle's.
     """
-    if isinstance(standing, Standing):
+    if isinstance(standing, Present):
         if is_own(standing, fields):
             done = Outcome.COMMITTED if code == DONE else Outcome.ALREADY_COMMITTED
             return Finished(outcome=done)
         return Finished(
             outcome=Outcome.UNKNOWN,
-            reason=f"At {fields['key']} stands an object of somebody else, {standing.size} bytes, ETag "
+            reason=f"At {fields['path']} stands an object of somebody else, {standing.size} bytes, ETag "
             f"{standing.etag}, where this file of {fields.get('size', '?')} bytes belongs or has been.",
         )
     if standing.status != 404 or standing.code == "NoSuchBucket":
@@ -179,23 +182,29 @@ def after_look(code: str, standing: Standing | Answer, fields: Mapping[str, str 
         return Finished(outcome=Outcome.RETRY, reason="The store is still putting the object together.")
     if standing.deleted:
         return Finished(
-            outcome=Outcome.UNKNOWN, reason=f"{fields['key']} was published and deleted: its newest version is a mark."
+            outcome=Outcome.UNKNOWN, reason=f"{fields['path']} was published and deleted: its newest version is a mark."
         )
     return Finished(
         outcome=Outcome.LOST, reason=f"{NO_SUCH_UPLOAD}, and no object: the upload was given up, by a rule or by hand."
     )
 
 
-def is_own(standing: Standing, fields: Mapping[str, str | int]) -> bool:
+def is_own(standing: Present, fields: Fields) -> bool:
     """Whether the object is what this handle's upload makes.
 
     By the metadata that the upload was begun with; where a store does not keep metadata, by ETag and size. A handle
     out of a listing knows its name alone.
     """
-    if "upload_mark" not in fields:
-        return standing.transaction == fields["name"]
+    if "mark" not in fields:
+        return bool(standing.transaction) and standing.transaction == name_text(str(fields["path"]))
     if standing.size != fields["size"]:
         return False
-    if standing.transaction or standing.upload:
-        return (standing.transaction, standing.upload) == (fields["name"], fields["upload_mark"])
-    return bool(fields["etag"]) and standing.etag == fields["etag"]
+    if standing.mark:
+        return standing.mark == fields["mark"]
+    return standing.etag == fields["checksum"]
+
+
+def name_text(path: str) -> str:
+    """The name of the transaction that a file belongs to, as metadata can hold it: ASCII. Empty if it has none."""
+    name = name_in(path)
+    return "" if name is None else quote(str(name))

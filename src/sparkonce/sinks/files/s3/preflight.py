@@ -13,6 +13,7 @@ from sparkonce.protocol.outcomes import Outcome
 from sparkonce.sinks.files.s3.outcomes import OCCUPIED, Answer, read
 from sparkonce.sinks.files.s3.requests import ask
 from sparkonce.sinks.files.s3.settings import S3Settings
+from sparkonce.sinks.files.store import HIDDEN
 
 DAY_S = 86_400.0
 
@@ -20,7 +21,6 @@ ALWAYS: tuple[str, ...] = (
     "nobody else writes, moves or deletes the sink's objects, nor aborts its multipart uploads, before the next batch "
     "is committed",
 )
-_HIDDEN = "_sparkonce-check-"  # readers of folders skip names that begin with _
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,7 +46,7 @@ def check(client: Any, settings: S3Settings, bucket: str, prefix: str) -> Findin
     trial.ask("HeadBucket", Bucket=bucket)
     trial.ask("ListObjectsV2", Bucket=bucket, Prefix=prefix, MaxKeys=1)
     trial.ask("ListMultipartUploads", Bucket=bucket, Prefix=prefix, MaxUploads=1)
-    key = f"{prefix}{_HIDDEN}{secrets.token_hex(8)}"
+    key = f"{prefix}{HIDDEN}/check-{secrets.token_hex(8)}"
     upload = trial.ask("CreateMultipartUpload", Bucket=bucket, Key=key, **settings.object_options())["UploadId"]
     try:
         _try_upload(trial, settings, bucket, key, upload)

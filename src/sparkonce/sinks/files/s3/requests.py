@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from sparkonce.sinks.files.s3.outcomes import NOT_SENT, TRANSACTION, UPLOAD, Answer, Standing
+from sparkonce.sinks.files.s3.outcomes import NOT_SENT, TRANSACTION, UPLOAD, Answer, Present
 
 
 def ask(request: Callable[..., Any], **arguments: Any) -> Mapping[str, Any] | Answer:
@@ -36,15 +36,22 @@ def refusal(error: Any) -> Answer:
     )
 
 
-def look(client: Any, bucket: str, key: str) -> Standing | Answer:
+def look(client: Any, bucket: str, key: str) -> Present | Answer:
     """What stands at a key."""
     answer = ask(client.head_object, Bucket=bucket, Key=key)
     if isinstance(answer, Answer):
         return answer
     metadata = {name.lower(): value for name, value in answer.get("Metadata", {}).items()}
-    return Standing(
+    return Present(
         size=int(answer["ContentLength"]),
         etag=str(answer.get("ETag", "")).strip('"'),
         transaction=metadata.get(TRANSACTION, ""),
-        upload=metadata.get(UPLOAD, ""),
+        mark=metadata.get(UPLOAD, ""),
     )
+
+
+def read_object(*, client: Any, bucket: str, key: str) -> Mapping[str, Any]:
+    """An object's whole content, as ``Body``."""
+    answer = client.get_object(Bucket=bucket, Key=key)
+    with answer["Body"] as body:
+        return {"Body": body.read()}

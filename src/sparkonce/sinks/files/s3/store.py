@@ -8,14 +8,14 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import unquote_plus
 
-from sparkonce.errors import UnknownOutcomeError
+from sparkonce.errors import ConfigurationError, UnknownOutcomeError
 from sparkonce.protocol.ownership import TransactionName
 from sparkonce.sinks.files.s3.finish import Finisher
 from sparkonce.sinks.files.s3.outcomes import Answer, read
-from sparkonce.sinks.files.s3.requests import ask
+from sparkonce.sinks.files.s3.requests import ask, read_object
 from sparkonce.sinks.files.s3.settings import client, read_location, read_settings
-from sparkonce.sinks.files.s3.upload import S3HeldFile, Uploader, name_text
-from sparkonce.sinks.files.store import Fields, FileStore, Held, HeldFile
+from sparkonce.sinks.files.s3.upload import S3HeldFile, Uploader
+from sparkonce.sinks.files.store import Fields, FileStore, Held, HeldFile, Standing, name_in
 
 if TYPE_CHECKING:
     from sparkonce.protocol.outcomes import Finished
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-_NAME = re.compile(r".+?\.[0-9a-f]{12}\.[0-9]+-[0-9a-f]{8}\.[0-9]+\.[0-9]+\.[0-9a-f]{12}(?![0-9a-f])", re.DOTALL)
+_AWS = re.compile(r"https?://s3[.a-z0-9-]*\.amazonaws\.com(\.cn)?/?")
 
 
 class S3Store(FileStore):
@@ -72,7 +72,9 @@ class S3Store(FileStore):
 
         reached = client(self.settings)
         self._findings = check(reached, self.settings, self.bucket, self.prefix)
-        return {"endpoint": str(reached.meta.endpoint_url), "bucket": self.bucket, "prefix": self.prefix}
+        endpoint = str(reached.meta.endpoint_url)  # of AWS one for each region, and bucket names are the world's
+        own = "aws" if _AWS.fullmatch(endpoint) else endpoint
+        return {"endpoint": own, "bucket": self.bucket, "prefix": self.prefix}
 
     def timeout_s(self) -> float | None:
         """See `FileStore.timeout_s`: the fewest days after which a lifecycle rule aborts uploads here, in seconds."""
@@ -94,12 +96,18 @@ class S3Store(FileStore):
     # --- files held back --------------------------------------------------------------------------------------------
 
     def hold(self, name: TransactionName, path: str) -> HeldFile:
-        """See `FileStore.hold`. The path's last part must begin with the name's text: `list_held` reads it there."""
+        """See `FileStore.hold`. The path must be one of `file_path`: `list_held` reads the name in it."""
+        if name_in(path) != name:
+            raise ConfigurationError(f"{path!r} is no path of {name}.", next_step="make it with file_path.")
         if self._uploader is None:
             give_up = self._finisher().give_up
             once = client(self.settings, attempts=1)
             self._uploader = Uploader(client(self.settings), once, self.settings, self.bucket, give_up)
-        return S3HeldFile(self._uploader, self.prefix + path, name)
+        return S3HeldFile(self._uploader, self.prefix, path)
+
+    def look(self, files: Sequence[Fields]) -> Sequence[Standing]:
+        """See `FileStore.look`. One request for a file that is held, two for others."""
+        return self._each(self._finisher().see, files)
 
     def publish(self, files: Sequence[Fields]) -> Sequence[Finished]:
         """See `FileStore.publish`."""
@@ -121,9 +129,10 @@ class S3Store(FileStore):
             encoded = answer.get("EncodingType") == "url"
             for upload in answer.get("Uploads", ()):
                 key = unquote_plus(upload["Key"]) if encoded else upload["Key"]
-                name = name_in(key.removeprefix(self.prefix))
+                path = key.removeprefix(self.prefix)
+                name = name_in(path)
                 if name is not None and key.startswith(self.prefix):
-                    fields = {"bucket": self.bucket, "key": key, "name": name_text(name)}
+                    fields = {"bucket": self.bucket, "prefix": self.prefix, "path": path}
                     yield Held(name=name, fields={**fields, "upload_id": upload["UploadId"]})
             if not answer.get("IsTruncated"):
                 return
@@ -137,6 +146,15 @@ class S3Store(FileStore):
         """See `FileStore.put`."""
         options = self.settings.object_options()
         self._sure("PutObject", "put_object", Bucket=self.bucket, Key=self.prefix + path, Body=content, **options)
+
+    def get(self, path: str) -> bytes | None:
+        """See `FileStore.get`."""
+        answer = ask(read_object, client=client(self.settings), bucket=self.bucket, key=self.prefix + path)
+        if not isinstance(answer, Answer):
+            return bytes(answer["Body"])
+        if answer.status == 404 and answer.code != "NoSuchBucket":
+            return None
+        raise self._unsure("GetObject", answer)
 
     def list_names(self, folder: str) -> Sequence[str]:
         """See `FileStore.list_names`."""
@@ -188,14 +206,11 @@ class S3Store(FileStore):
     def _sure(self, request: str, method: str, **arguments: Any) -> Mapping[str, Any]:
         answer = ask(getattr(client(self.settings), method), **arguments)
         if isinstance(answer, Answer):
-            raise UnknownOutcomeError(
-                f"{self.location}: {read(answer, request).reason}",
-                next_step="see whether the store can be reached, and with which rights.",
-            )
+            raise self._unsure(request, answer)
         return answer
 
-
-def name_in(path: str) -> TransactionName | None:
-    """The transaction's name with which a path's last part begins; None if it is no file of ours."""
-    found = _NAME.match(path.rpartition("/")[2])
-    return TransactionName.parse(found[0]) if found else None
+    def _unsure(self, request: str, answer: Answer) -> UnknownOutcomeError:
+        return UnknownOutcomeError(
+            f"{self.location}: {read(answer, request).reason}",
+            next_step="see whether the store can be reached, and with which rights.",
+        )

@@ -14,18 +14,16 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import wait as wait_for
 from typing import TYPE_CHECKING, Any, BinaryIO, cast
-from urllib.parse import quote
 
 from sparkonce.errors import PrepareError
 from sparkonce.protocol.outcomes import Outcome
-from sparkonce.sinks.files.s3.outcomes import TRANSACTION, UPLOAD, Answer, read
+from sparkonce.sinks.files.s3.outcomes import TRANSACTION, UPLOAD, Answer, name_text, read
 from sparkonce.sinks.files.s3.requests import ask
 from sparkonce.sinks.files.s3.settings import MIB, S3Settings
 from sparkonce.sinks.files.store import Fields, HeldFile
 
 if TYPE_CHECKING:
     from sparkonce.protocol.outcomes import Finished
-    from sparkonce.protocol.ownership import TransactionName
 
 log = logging.getLogger(__name__)
 
@@ -45,15 +43,10 @@ def part_size(number: int, first_bytes: int) -> int:
     return min(first_bytes << ((number - 1) // PARTS_OF_ONE_SIZE), LARGEST_PART_BYTES)
 
 
-def name_text(name: TransactionName) -> str:
-    """The name as metadata can hold it: ASCII."""
-    return quote(str(name))
-
-
 def final_etag(etags: Sequence[str]) -> str:
-    """What S3 calls the whole object; empty where its parts' ETags are not MD5s, as with SSE-KMS."""
+    """What S3 calls the whole object; a hash of its parts' ETags where those are not MD5s, as with SSE-KMS."""
     if not all(_MD5.fullmatch(etag) for etag in etags):
-        return ""
+        return f"sha256:{hash_of(etags)}"
     whole = hashlib.md5(b"".join(map(bytes.fromhex, etags)), usedforsecurity=False).hexdigest()
     return f"{whole}-{len(etags)}"
 
@@ -155,16 +148,17 @@ class S3HeldFile(HeldFile):
 
     Args:
         uploader: Of this process.
-        key: Where it is to be published.
-        name: The transaction that it belongs to.
+        prefix: Of the sink's keys.
+        path: Where it is to be published, below the prefix.
     """
 
-    def __init__(self, uploader: Uploader, key: str, name: TransactionName) -> None:
+    def __init__(self, uploader: Uploader, prefix: str, path: str) -> None:
         self._uploader = uploader
-        self._key = key
-        self._name = name_text(name)
+        self._prefix = prefix
+        self._path = path
+        self._key = prefix + path
         self._mark = secrets.token_hex(8)
-        self._upload = uploader.begin(key, self._name, self._mark)
+        self._upload = uploader.begin(self._key, name_text(path), self._mark)
         self._parts: list[Future[str]] = []
         self._buffer = bytearray()
         self._size = 0
@@ -183,19 +177,22 @@ class S3HeldFile(HeldFile):
         """See `HeldFile.seal`. All parts have arrived; the object does not exist yet."""
         if self._buffer or not self._parts:  # S3 completes no upload without parts
             self._send_part()
-        upload = self._upload.result()
         etags = [part.result() for part in self._parts]
         listed = len(etags) <= MOST_ETAGS_IN_A_HANDLE
         return {
-            "bucket": self._uploader.bucket,
-            "key": self._key,
-            "name": self._name,
-            "upload_id": upload,
-            "upload_mark": self._mark,
-            "size": self._size,
-            "parts": len(etags),
+            **self._place(self._upload.result()),
+            "checksum": final_etag(etags),
             "etags": ",".join(etags) if listed else f"sha256:{hash_of(etags)}",
-            "etag": final_etag(etags),
+        }
+
+    def _place(self, upload: str) -> dict[str, str | int]:
+        return {
+            "bucket": self._uploader.bucket,
+            "prefix": self._prefix,
+            "path": self._path,
+            "upload_id": upload,
+            "mark": self._mark,
+            "size": self._size,
         }
 
     def discard(self) -> None:
@@ -209,8 +206,7 @@ class S3HeldFile(HeldFile):
             upload = self._upload.result()
         except PrepareError:
             return
-        fields = {"bucket": self._uploader.bucket, "key": self._key, "name": self._name, "upload_id": upload}
-        finished = self._uploader.give_up({**fields, "upload_mark": self._mark, "size": self._size, "etag": ""})
+        finished = self._uploader.give_up({**self._place(upload), "checksum": ""})
         if finished.outcome is not Outcome.ABORTED:
             log.warning("upload of %s is not aborted (%s): %s", self._key, finished.outcome.value, finished.reason)
 
