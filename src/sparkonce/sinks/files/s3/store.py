@@ -74,7 +74,7 @@ class S3Store(FileStore):
         self._findings = check(reached, self.settings, self.bucket, self.prefix)
         endpoint = str(reached.meta.endpoint_url)  # of AWS one for each region, and bucket names are the world's
         own = "aws" if _AWS.fullmatch(endpoint) else endpoint
-        return {"endpoint": own, "bucket": self.bucket, "prefix": self.prefix}
+        return {"endpoint": own, "bucket": self.bucket, "folder": self.prefix}
 
     def timeout_s(self) -> float | None:
         """See `FileStore.timeout_s`: the fewest days after which a lifecycle rule aborts uploads here, in seconds."""
