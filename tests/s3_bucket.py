@@ -10,6 +10,7 @@ import boto3
 import pytest
 from botocore.config import Config
 
+from sparkonce.protocol.ownership import Token, TransactionName
 from sparkonce.testing.servers.s3 import ACCESS_KEY, SECRET_KEY, S3Server, find_versitygw
 
 
@@ -54,3 +55,15 @@ class Bucket:
         """What a lifecycle rule does, too."""
         (key,) = [one["Key"] for one in self.uploads() if one["UploadId"] == upload_id]
         self.client.abort_multipart_upload(Bucket=self.name, Key=key, UploadId=upload_id)
+
+
+def new_name(query: str = "0123456789ab", *, prefix: str = "files", position: int = 7) -> TransactionName:
+    """A transaction of a run of one query."""
+    return TransactionName(
+        prefix=prefix,
+        query=query,
+        token=Token(position, "00112233"),
+        batch=0,
+        slot=0,
+        copy=secrets.token_hex(6),
+    )

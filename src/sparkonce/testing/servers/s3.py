@@ -40,7 +40,15 @@ class S3Server(Server):
     def command(self) -> Sequence[str]:
         """See `Server.command`."""
         return [
-            *(str(_program()), "--port", self.address, "--quiet", "--iam-dir", str(self.folder / "users")),
+            *(
+                str(_program()),
+                "--port",
+                self.address,
+                "--quiet",
+                "--keep-alive",
+                "--iam-dir",
+                str(self.folder / "users"),
+            ),
             *("posix", "--versioning-dir", str(self.folder / "versions"), str(self.folder / "data")),
         ]
 

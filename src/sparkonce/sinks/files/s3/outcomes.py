@@ -178,12 +178,12 @@ def after_look(code: str, standing: Present | Answer, fields: Fields) -> Finishe
         )
     if standing.status != 404 or standing.code == "NoSuchBucket":
         return read(standing, "HeadObject")
-    if code != NO_SUCH_UPLOAD:
-        return Finished(outcome=Outcome.RETRY, reason="The store is still putting the object together.")
     if standing.deleted:
         return Finished(
             outcome=Outcome.UNKNOWN, reason=f"{fields['path']} was published and deleted: its newest version is a mark."
         )
+    if code != NO_SUCH_UPLOAD:
+        return Finished(outcome=Outcome.RETRY, reason="The store is still putting the object together.")
     return Finished(
         outcome=Outcome.LOST, reason=f"{NO_SUCH_UPLOAD}, and no object: the upload was given up, by a rule or by hand."
     )
