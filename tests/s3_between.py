@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import http.client
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -51,11 +51,13 @@ class Between:
     Attributes:
         act: What happens to a request: GO_ON, CUT_REPLY, another request in its place, or a reply without the store.
         seen: All requests.
+        listen: Is told each request's headers.
     """
 
     def __init__(self, port: int) -> None:
         self.act: Act = lambda _: GO_ON
         self.seen: list[Request] = []
+        self.listen: Callable[[Request, Mapping[str, str]], object] = lambda _request, _headers: None
         self._store_port = port
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), self._handler())
         self._server.daemon_threads = True
@@ -83,6 +85,7 @@ class Between:
                 body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
                 request = Request(self.command, self.path, body)
                 between.seen.append(request)
+                between.listen(request, dict(self.headers))
                 doing = between.act(request)
                 if isinstance(doing, Reply):
                     reply = doing

@@ -6,11 +6,11 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, TypeVar
-from urllib.parse import unquote_plus
 
 from sparkonce.errors import ConfigurationError, UnknownOutcomeError
 from sparkonce.protocol.ownership import TransactionName
 from sparkonce.sinks.files.s3.finish import Finisher
+from sparkonce.sinks.files.s3.listing import list_uploads
 from sparkonce.sinks.files.s3.outcomes import Answer, read
 from sparkonce.sinks.files.s3.requests import ask, read_object
 from sparkonce.sinks.files.s3.settings import client, read_location, read_settings
@@ -123,22 +123,17 @@ class S3Store(FileStore):
         Raises:
             UnknownOutcomeError: if the store does not say which uploads are open.
         """
-        asked: dict[str, Any] = {"Bucket": self.bucket, "Prefix": self.prefix, "MaxUploads": self._page}
-        while True:
-            answer = self._sure("ListMultipartUploads", "list_multipart_uploads", **asked, EncodingType="url")
-            encoded = answer.get("EncodingType") == "url"
-            for upload in answer.get("Uploads", ()):
-                key = unquote_plus(upload["Key"]) if encoded else upload["Key"]
-                path = key.removeprefix(self.prefix)
-                name = name_in(path)
-                if name is not None and key.startswith(self.prefix):
-                    fields = {"bucket": self.bucket, "prefix": self.prefix, "path": path}
-                    yield Held(name=name, fields={**fields, "upload_id": upload["UploadId"]})
-            if not answer.get("IsTruncated"):
-                return
-            marker = answer["NextKeyMarker"]
-            asked["KeyMarker"] = unquote_plus(marker) if encoded else marker
-            asked["UploadIdMarker"] = answer.get("NextUploadIdMarker", "")
+        seen: set[str] = set()
+        for found in list_uploads(client(self.settings), self.bucket, self.prefix, self._page):
+            if isinstance(found, Answer):
+                raise self._unsure("ListMultipartUploads", found)
+            key, upload = found
+            path = key.removeprefix(self.prefix)
+            name = name_in(path)
+            if name is not None and key.startswith(self.prefix) and upload not in seen:
+                seen.add(upload)
+                fields = {"bucket": self.bucket, "prefix": self.prefix, "path": path, "upload_id": upload}
+                yield Held(name=name, fields=fields)
 
     # --- small files ------------------------------------------------------------------------------------------------
 
