@@ -42,7 +42,7 @@ CORES = 2
 POLL_S = 0.05
 LIMIT_S = 600.0
 
-_progress = Console(stderr=True, highlight=False)
+_progress = Console(stderr=True, highlight=False, soft_wrap=True)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
