@@ -20,7 +20,7 @@ from sparkonce.errors import UnknownOutcomeError
 from sparkonce.protocol.outcomes import Finished, Outcome
 from sparkonce.sinks.files.s3 import S3Store
 from sparkonce.sinks.files.s3.settings import MIB
-from sparkonce.sinks.files.store import Fields, FileStore, Standing, file_path
+from sparkonce.sinks.files.store import Fields, FileStore, Standing, file_path, name_in
 from sparkonce.testing.servers.s3 import S3Server
 
 
@@ -75,6 +75,8 @@ def test_a_file_shows_once_it_is_published(bucket: Bucket, store: S3Store) -> No
     assert bucket.objects() == {key(fields): b"rows"}
     assert store.look([fields]) == [Standing.PUBLISHED]
     assert bucket.uploads() == []
+    metadata = bucket.client.head_object(Bucket=bucket.name, Key=key(fields))["Metadata"]
+    assert metadata == {"sparkonce-transaction": str(name_in(str(fields["path"]))), "sparkonce-upload": fields["mark"]}
 
 
 def test_an_undisturbed_publish_is_one_request(bucket: Bucket, between: Between) -> None:
@@ -106,6 +108,15 @@ def test_a_store_that_forgets_its_uploads_is_looked_at(bucket: Bucket, between: 
     publish(new_store(bucket), fields)
     between.act = lambda request: answer if request.is_complete else GO_ON
     assert publish(new_store(bucket, endpoint_url=between.url), fields).outcome is Outcome.ALREADY_COMMITTED
+
+
+def test_a_store_that_denies_an_upload_it_has_is_asked_again(bucket: Bucket, between: Between) -> None:
+    fields = seal(new_store(bucket))
+    store = new_store(bucket, endpoint_url=between.url)
+    between.act = lambda request: GONE if request.is_complete else GO_ON
+    assert publish(store, fields).outcome is Outcome.RETRY
+    between.act = lambda _: GO_ON
+    assert publish(store, fields).outcome is Outcome.COMMITTED
 
 
 @pytest.mark.parametrize(
