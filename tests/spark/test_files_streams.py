@@ -10,7 +10,11 @@ from sparkonce import ExactlyOnce, FilesSink, read_manifests, whole_batches
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-pytestmark = pytest.mark.spark
+pytestmark = [
+    pytest.mark.spark,
+    # PySpark leaves sockets to the garbage collector.
+    pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning"),
+]
 
 ROWS = 1_000
 COLUMNS = (

@@ -132,39 +132,45 @@ class LocalStore(FileStore):
     def publish(self, files: Sequence[Fields]) -> Sequence[Finished]:
         """See `FileStore.publish`. One fsync for each folder; only then the held names are taken away."""
         finals = [self._root / str(one["path"]) for one in files]
-        troubles = dict(zip(folders := sorted({one.parent for one in finals}), map(self._make, folders), strict=True))
+        made = {folder: _caught(self._make, folder) for folder in sorted({final.parent for final in finals})}
         answers = [
-            troubles[final.parent] or _caught(self._link, fields, final)
+            _caught(self._link, fields, final) if made[final.parent].outcome in _PUBLISHED else made[final.parent]
             for fields, final in zip(files, finals, strict=True)
         ]
-        touched = sorted(
-            {final.parent for final, one in zip(finals, answers, strict=True) if one.outcome in _PUBLISHED}
-        )
-        synced = dict(zip(touched, _in_parallel(lambda one: _caught(_sync, one), touched), strict=True))
+        linked = {final.parent for final, one in zip(finals, answers, strict=True) if one.outcome in _PUBLISHED}
+        durable = self._sync(linked)
         for place, (fields, final) in enumerate(zip(files, finals, strict=True)):
             if answers[place].outcome not in _PUBLISHED:
                 continue
-            if synced[final.parent].outcome not in _PUBLISHED:
-                answers[place] = synced[final.parent]
+            if durable[final.parent].outcome not in _PUBLISHED:
+                answers[place] = durable[final.parent]
                 continue
             # Should it come back after a crash, the next commit or sweep finds both names, and takes it away again.
             with suppress(OSError):
                 (self._held / str(fields["held"])).unlink()
         return answers
 
-    def _make(self, folder: Path) -> Finished | None:
-        missing = []
-        while not folder.is_dir() and folder != self._root:
-            missing.append(folder)
-            folder = folder.parent
-        try:
-            for one in reversed(missing):
-                with suppress(FileExistsError):
-                    one.mkdir()
-                _fsync_folder(one.parent)
-        except OSError as error:
-            return of_error(error, str(missing[0]))
-        return None
+    def _make(self, folder: Path) -> Finished:
+        if self._held.is_dir():  # or else the disk is not mounted, and a folder in its place would be in the way
+            folder.mkdir(parents=True, exist_ok=True)
+        return _DONE
+
+    def _sync(self, folders: Iterable[Path]) -> Mapping[Path, Finished]:
+        """Makes what is in these folders durable, and their own names up to the root: somebody may just have made them.
+
+        Each is synced once, however many need it.
+        """
+        needed = {folder: self._up_to_root(folder) for folder in folders}
+        every = sorted({one for chain in needed.values() for one in chain})
+        synced = dict(zip(every, _in_parallel(lambda one: _caught(_sync, one), every), strict=True))
+        return {
+            folder: next((synced[one] for one in chain if synced[one].outcome not in _PUBLISHED), _DONE)
+            for folder, chain in needed.items()
+        }
+
+    def _up_to_root(self, folder: Path) -> list[Path]:
+        parts = folder.relative_to(self._root).parts
+        return [self._root.joinpath(*parts[:count]) for count in range(len(parts) + 1)]
 
     def _link(self, fields: Fields, final: Path) -> Finished:
         held = self._held / str(fields["held"])
@@ -353,6 +359,7 @@ class ChecksumStream:
         return False
 
 
+_DONE = Finished(outcome=Outcome.COMMITTED)
 _PUBLISHED = frozenset({Outcome.COMMITTED, Outcome.ALREADY_COMMITTED})
 
 
@@ -387,7 +394,7 @@ def _caught(call: Callable[..., Finished], *arguments: Any) -> Finished:
 
 def _sync(folder: Path) -> Finished:
     _fsync_folder(folder)
-    return Finished(outcome=Outcome.COMMITTED)
+    return _DONE
 
 
 def _in_parallel(call: Callable[[One], Other], items: Sequence[One]) -> Sequence[Other]:
