@@ -8,31 +8,12 @@ import pyarrow.dataset as ds
 
 from sparkonce.guarantees import Guarantee
 from sparkonce.protocol.handles import Handle
-from sparkonce.protocol.outcomes import Finished
-from sparkonce.sinks.base import Facts, SinkCommitter
-from sparkonce.sinks.files.committer import FilesCommitter
+from sparkonce.sinks.base import Facts
 from sparkonce.sinks.files.handle import read_handle
-from sparkonce.sinks.files.places import open_store
 from sparkonce.sinks.files.sink import FilesSink
 from sparkonce.testing.conformance import SinkConformance
 
 PARTITIONS = 3
-
-
-class ConcludingCommitter(FilesCommitter):
-    """Every commit that the suite asks for is a whole batch: what the driver says after it is said at once."""
-
-    def commit(self, handles: Sequence[Handle]) -> Sequence[Finished]:
-        answers = super().commit(handles)
-        for handle, answer in zip(handles, answers, strict=True):
-            if answer.outcome.value in ("committed", "already committed"):
-                self.conclude(read_handle(handle).name.batch, [handle])
-        return answers
-
-
-class ConcludingSink(FilesSink):
-    def committer(self) -> SinkCommitter:
-        return ConcludingCommitter(open_store(self.path, self.store_options), self.name, manifest=self.manifest)
 
 
 class FilesSuite(SinkConformance):
@@ -43,7 +24,7 @@ class FilesSuite(SinkConformance):
     max_file_bytes = 1 << 20
 
     def make(self, **settings: object) -> FilesSink:
-        return ConcludingSink(
+        return FilesSink(
             self.root,
             format=self.format,
             partition_by=self.partition_by,

@@ -8,10 +8,11 @@ import pyarrow.parquet as pq
 import pytest
 from hdfs_native import Client
 
-from conformance.files_suite import ConcludingSink, FilesSuite
+from conformance.files_suite import FilesSuite
 from sparkonce.errors import SparkonceError
 from sparkonce.protocol.handles import Handle
 from sparkonce.sinks.files.handle import read_handle
+from sparkonce.sinks.files.sink import FilesSink
 from sparkonce.testing.servers.hdfs import Hdfs
 
 
@@ -31,8 +32,8 @@ class HdfsSuite(FilesSuite):
         self.client = Client(server.url)
         self.folder = f"/out-{secrets.token_hex(6)}"
 
-    def make(self, **settings: object) -> ConcludingSink:
-        return ConcludingSink(
+    def make(self, **settings: object) -> FilesSink:
+        return FilesSink(
             f"{self.server.url}{self.folder}",
             partition_by=self.partition_by,
             max_file_bytes=self.max_file_bytes,

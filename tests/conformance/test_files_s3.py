@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 import pyarrow.parquet as pq
 import pytest
 
-from conformance.files_suite import ConcludingSink, FilesSuite
+from conformance.files_suite import FilesSuite
 from s3_bucket import Bucket, running
 from sparkonce.protocol.handles import Handle
 from sparkonce.sinks.files.handle import read_handle
@@ -25,7 +25,7 @@ class S3Suite(FilesSuite):
         self.bucket = Bucket(s3)
 
     def make(self, **settings: object) -> FilesSink:
-        return ConcludingSink(
+        return FilesSink(
             f"s3://{self.bucket.name}/out",
             format=self.format,
             partition_by=self.partition_by,

@@ -87,6 +87,19 @@ def _killed(*_: object, **__: object) -> None:
     raise KilledError
 
 
+def test_what_a_reader_takes_away_after_the_batch_is_whole_is_not_lost(tmp_path: Path) -> None:
+    root = tmp_path / "out"
+    life = Life(FilesSink(root, partition_by="p"))
+    handles = life.run_batch(PARTS, PARTS)
+    final(root, handles[0]).unlink()
+    assert [commit_again(root, one, partition_by="p").outcome for one in handles] == [Outcome.ALREADY_COMMITTED] * 2
+    alone = life.prepare(PARTS, batch=1)
+    assert life.commit(alone) == [Outcome.COMMITTED]
+    for number in range(3):
+        final(root, alone, number).unlink()
+    assert commit_again(root, alone, partition_by="p").outcome is Outcome.LOST, "no manifest says that it was whole"
+
+
 def test_killed_while_discarding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     life = Life(FilesSink(tmp_path / "out"))
     handle = life.prepare(ONE)

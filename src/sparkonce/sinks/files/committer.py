@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 
-from sparkonce.errors import UnknownOutcomeError
+from sparkonce.errors import CorruptRecordError, UnknownOutcomeError
 from sparkonce.protocol.handles import Handle, transaction_fields
 from sparkonce.protocol.outcomes import Finished, Outcome
 from sparkonce.protocol.ownership import Token, TransactionName
@@ -29,6 +29,12 @@ TRACED_BATCHES = 10
 _NOTHING = Finished(outcome=Outcome.COMMITTED, reason="The slot had no rows: there is nothing to finish.")
 
 
+_TAKEN_AWAY = Finished(
+    outcome=Outcome.ALREADY_COMMITTED,
+    reason="Not all of its files are there, but its batch's manifest names them: somebody has taken files away since.",
+)
+
+
 class FilesCommitter(SinkCommitter):
     """Publishes and discards by what the handles say, from any process.
 
@@ -50,7 +56,25 @@ class FilesCommitter(SinkCommitter):
         flat = [(place, one) for place, files in open_files.items() if place not in answers for one in files]
         for place, found in self._grouped(flat, self._store.publish([one for _, one in flat]) if flat else []).items():
             answers[place] = of_commit(found)
+        for place, answer in answers.items():
+            if place in open_files and answer.outcome in {Outcome.LOST, Outcome.UNKNOWN}:
+                answers[place] = self._ask_manifest(handles[place], answer)
         return [answers[place] for place in range(len(handles))]
+
+    def _ask_manifest(self, handle: Handle, answer: Finished) -> Finished:
+        """What its batch's manifest names was committed: a reader may delete what it has read."""
+        name, fields = read_handle(handle).name, dict(handle.transaction)
+        try:
+            for one in manifests.list_manifests(self._store) if self._manifest else ():
+                if (one.prefix, one.query) == (name.prefix, name.query) and one.first <= name.batch <= one.last:
+                    batches = manifests.read(self._store, one)
+                    if any(dict(listed) == fields for batch in batches for listed in batch.transactions):
+                        return _TAKEN_AWAY
+        except UnknownOutcomeError as error:
+            return Finished(outcome=Outcome.RETRY, reason=error.message)
+        except CorruptRecordError as error:
+            return Finished(outcome=Outcome.UNKNOWN, reason=error.message)
+        return answer
 
     def abort(self, handles: Sequence[Handle]) -> Sequence[Finished]:
         """See `SinkCommitter.abort`."""
