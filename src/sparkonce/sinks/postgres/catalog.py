@@ -62,13 +62,9 @@ class Table:
         Raises:
             SchemaError: naming every column that does not fit.
         """
-        problems: list[SchemaError] = []
         columns = {column.name: column for column in self.columns}
-        for field in schema:
-            try:
-                _check_field(field, columns.get(field.name), target)
-            except SchemaError as error:
-                problems.append(error)
+        found = [_problem(field, columns.get(field.name), target) for field in schema]
+        problems = [problem for problem in found if problem is not None]
         given = set(schema.names)
         missing = [one.name for one in self.columns if one.required and not one.filled and one.name not in given]
         if missing:
@@ -79,11 +75,11 @@ class Table:
                     next_step="add them to the query, or give them a default.",
                 )
             )
-        for name in (*target.keys, *filter(None, [target.order_by])):
-            if name not in given:
-                problems.append(
-                    SchemaError(f"column {name!r} of key_columns or order_by is not in the query", next_step="add it.")
-                )
+        problems += [
+            SchemaError(f"column {name!r} of key_columns or order_by is not in the query", next_step="add it.")
+            for name in (*target.keys, *filter(None, [target.order_by]))
+            if name not in given
+        ]
         if problems:
             steps = dict.fromkeys(problem.next_step for problem in problems)
             raise SchemaError("; ".join(problem.message for problem in problems), next_step=" ".join(steps))
@@ -125,6 +121,14 @@ def read_table(connection: Connection, target: Target) -> Table | None:
         columns=tuple(_column(row, types) for row in rows),
         checks=tuple((tuple(names), condition) for names, condition in checks),
     )
+
+
+def _problem(field: pa.Field, column: Column | None, target: Target) -> SchemaError | None:
+    try:
+        _check_field(field, column, target)
+    except SchemaError as error:
+        return error
+    return None
 
 
 def _check_field(field: pa.Field, column: Column | None, target: Target) -> None:

@@ -53,7 +53,7 @@ class PostgresServer(Server):
         self._programs = programs
         self.user = "postgres" if os.geteuid() == 0 else None
         self._parent = Path(tempfile.mkdtemp(prefix="sparkonce-postgres-"))
-        self._parent.chmod(0o755)  # noqa: S103 - another user goes through it
+        self._parent.chmod(0o755)
         super().__init__(self._parent / "data", port)
         self.settings = {"max_prepared_transactions": "50", **(settings or {})}
 
