@@ -56,10 +56,12 @@ def test_all_that_is_open_is_listed_with_age_locks_and_who_waits(server: Postgre
     with psycopg.connect(server.conninfo(), autocommit=True) as other:
         waiting = threading.Thread(target=_lock, args=(other,))
         waiting.start()
-        _until_waits(server)
-        found = {one.kind: one for one in list_orphans(server.conninfo())}
-        other.cancel_safe()
-        waiting.join()
+        try:
+            _until_waits(server)
+            found = {one.kind: one for one in list_orphans(server.conninfo())}
+        finally:
+            other.cancel_safe()
+            waiting.join()
     writer.abort()
     assert set(found) == {"prepared", "staged", "session"}
     one = found["prepared"]
@@ -81,7 +83,7 @@ def _lock(connection: psycopg.Connection[Any]) -> None:
 
 def _until_waits(server: PostgresServer) -> None:
     give_up_at = time.monotonic() + 30
-    while not ask(server, "SELECT FROM pg_locks WHERE NOT granted"):
+    while not ask(server, "SELECT 1 FROM pg_locks WHERE NOT granted"):
         assert time.monotonic() < give_up_at
 
 

@@ -13,9 +13,7 @@ if TYPE_CHECKING:
 
 app = typer.Typer(help="What sparkonce has open in a PostgreSQL database.", no_args_is_help=True)
 
-_CONNINFO_HELP = (
-    "libpq's 'host=… dbname=…' or a postgresql:// URI; by default what the variables PGHOST, PGUSER, … say."
-)
+_CONNINFO_HELP = "libpq's 'host=… dbname=…' or a postgresql:// URI; by default what PGHOST and the like say."
 
 
 @app.callback()
@@ -33,7 +31,7 @@ def orphans(
     """Lists prepared transactions, staged copies and open sessions of sparkonce, with their age and locks.
 
     Changes nothing. A batch under way has such too; what no run of the query finishes is an orphan. Start the query
-    again: it finishes what is decided and takes away the rest. docs/postgres.md says what to do where it is gone for good.
+    again: it finishes what is decided and takes away the rest. Where it is gone for good, see docs/postgres.md.
     """
     from dataclasses import asdict
 

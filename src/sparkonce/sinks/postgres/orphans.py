@@ -1,4 +1,4 @@
-"""What sparkonce has open in a database, for the operator: prepared transactions, staged copies, sessions. Reads only."""
+"""What sparkonce has open in a database, for the operator. Reads only."""
 
 from __future__ import annotations
 
@@ -141,15 +141,20 @@ def _named(kind: str, name: TransactionName, age_s: float, owner: str, holds: tu
     )
 
 
-# A prepared transaction has no session: its locks are those of the virtual transaction '-1/<its number>'.
+# A prepared transaction has no session: its locks have no pid, and go together with the lock on its own number.
 _PREPARED = """
+WITH held AS (
+    SELECT t.transactionid, l.relation, l.database, l.mode
+    FROM pg_catalog.pg_locks t JOIN pg_catalog.pg_locks l USING (virtualtransaction)
+    WHERE t.locktype = 'transactionid' AND t.granted AND t.mode = 'ExclusiveLock' AND t.pid IS NULL
+      AND l.relation IS NOT NULL AND l.pid IS NULL)
 SELECT p.gid, p.owner::text, EXTRACT(EPOCH FROM pg_catalog.clock_timestamp() - p.prepared)::float8,
-       ARRAY(SELECT l.relation::regclass::text || ' ' || l.mode FROM pg_catalog.pg_locks l
-             WHERE l.virtualtransaction = '-1/' || p.transaction AND l.relation IS NOT NULL ORDER BY 1),
+       ARRAY(SELECT h.relation::regclass::text || ' ' || h.mode FROM held h
+             WHERE h.transactionid = p.transaction ORDER BY 1),
        (SELECT count(*)::int FROM pg_catalog.pg_locks w
         WHERE NOT w.granted AND (w.transactionid = p.transaction OR EXISTS (
-            SELECT FROM pg_catalog.pg_locks h WHERE h.virtualtransaction = '-1/' || p.transaction
-            AND h.granted AND h.relation = w.relation AND h.database = w.database)))
+            SELECT FROM held h
+            WHERE h.transactionid = p.transaction AND h.relation = w.relation AND h.database = w.database)))
 FROM pg_catalog.pg_prepared_xacts p WHERE p.database = pg_catalog.current_database()
 """
 _COMMITS = """
