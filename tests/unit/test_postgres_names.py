@@ -41,7 +41,7 @@ def test_a_target_is_read_back_as_it_was_written_down() -> None:
     target = Target(schema="s", table='t"', mode="upsert", keys=("a", "b"), on_conflict="nothing")
     assert Target.from_text(target.to_text(("a", "b", "c"))) == (target, ("a", "b", "c"))
     for broken in ("", "{}", "[]", '{"columns": [], "keys": [], "other": 1}'):
-        with pytest.raises(ValueError, match="Expecting|not the description"):
+        with pytest.raises(ValueError, match=r"Expecting|not the description"):
             Target.from_text(broken)
 
 
