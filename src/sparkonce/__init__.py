@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from sparkonce.sinks.files.reading import whole_batches as whole_batches
     from sparkonce.sinks.files.sink import FilesSink as FilesSink
     from sparkonce.sinks.kafka.sink import KafkaSink as KafkaSink
+    from sparkonce.sinks.postgres.sink import PostgresSink as PostgresSink
     from sparkonce.sources.group_offsets import GroupOffsets as GroupOffsets
     from sparkonce.sources.packages import spark_packages as spark_packages
     from sparkonce.spark.avro.columns import decode_registry_avro as decode_registry_avro
@@ -36,6 +37,7 @@ _HOMES = {
     "GroupOffsets": "sparkonce.sources.group_offsets",
     "Guarantee": "sparkonce.guarantees",
     "KafkaSink": "sparkonce.sinks.kafka.sink",
+    "PostgresSink": "sparkonce.sinks.postgres.sink",
     "SchemaRegistry": "sparkonce.avro.registry",
     "SubjectStrategy": "sparkonce.avro.strategies",
     "TwoPhaseCommitSink": "sparkonce.sinks.base",
@@ -57,6 +59,7 @@ __all__ = [
     "GroupOffsets",
     "Guarantee",
     "KafkaSink",
+    "PostgresSink",
     "SchemaRegistry",
     "SubjectStrategy",
     "TwoPhaseCommitSink",
