@@ -56,7 +56,9 @@ def main() -> None:
                 contender("exactly-once, staged", partial(_ours, server.conninfo(), commit="staged")),
                 contender("at-least-once", partial(_ours, server.conninfo(), guarantee=Guarantee.AT_LEAST_ONCE)),
                 contender("Spark JDBC, defaults", partial(_jdbc, server.port, "")),
-                contender("Spark JDBC, reWriteBatchedInserts", partial(_jdbc, server.port, "?reWriteBatchedInserts=true")),
+                contender(
+                    "Spark JDBC, reWriteBatchedInserts", partial(_jdbc, server.port, "?reWriteBatchedInserts=true")
+                ),
             ],
             rounds=1 if quick else 3,
         )

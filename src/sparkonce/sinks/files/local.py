@@ -55,7 +55,6 @@ class LocalStore(FileStore):
         try:
             self._held.mkdir(parents=True, exist_ok=True)
             _fsync_folder(self._held.parent)
-            identity = self._identity()
             probe = self._held / f"probe-{secrets.token_hex(6)}"
             second = self._root / HIDDEN / probe.name
             beside = self._root / f".{probe.name}"
@@ -65,13 +64,13 @@ class LocalStore(FileStore):
             finally:
                 for path in (probe, second, beside):
                     path.unlink(missing_ok=True)
+            return {"folder": self._identity()}
         except OSError as error:
             raise PreflightError(
                 f"path={self.location!r} cannot be written to: {error.strerror} ({error.filename}).",
                 next_step="Give this user the permission to write there, or name another folder.",
                 setting="path",
             ) from error
-        return {"folder": identity}
 
     def _try_link(self, probe: Path, *seconds: Path) -> None:
         for second in seconds:
