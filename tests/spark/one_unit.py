@@ -72,7 +72,7 @@ class UnitJob(Job):
             (staged,) = witness.execute(
                 "select count(*) from pg_tables where tablename ~ '^sparkonce_[0-9a-f]{12}_'"
             ).fetchall()
-        hidden = [path for path in self.files.rglob("*") if path.is_file() and self._is_hidden(path)]
+        hidden = [path for path in (self.files / ".sparkonce").rglob("*") if path.is_file() and path.name != "id"]
         return {
             KAFKA: len(self.transactions("Ongoing")),
             POSTGRES: prepared[0] + staged[0],
@@ -97,7 +97,3 @@ class UnitJob(Job):
             return Counter()
         table = ds.dataset(paths, format="parquet").to_table(columns=["batch", "id"])
         return Counter(zip(table["batch"].to_pylist(), table["id"].to_pylist(), strict=True))
-
-    def _is_hidden(self, path: Path) -> bool:
-        parts = path.relative_to(self.files).parts
-        return any(part.startswith(".") for part in parts)
