@@ -133,7 +133,7 @@ def test_the_server_forgets_its_scripts(query: Query, client: Any) -> None:
     assert sums(client) == [EACH] * KEYS
 
 
-# --- what the server refuses while a batch is applied ------------------------------------------------------------------
+# --- what the server refuses while a batch is applied -----------------------------------------------------------------
 
 
 def test_a_key_of_another_type_stops_the_commit_where_it_is(query: Query, client: Any) -> None:
