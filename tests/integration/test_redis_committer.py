@@ -251,6 +251,7 @@ def test_a_server_that_lost_no_more_than_the_batch(
 
 def test_a_server_that_lost_earlier_commits_too(query: Query, server: RedisServer, client: Any, tmp_path: Path) -> None:
     """To write this batch again would hide that others are gone."""
+    query.committer.abort([query.prepare(rows(KEYS))])
     copy_of_the_data(server, tmp_path / "copy")
     query.commit(query.prepare(rows(KEYS)))
     handle = query.prepare(rows(), batch=1)
@@ -258,8 +259,18 @@ def test_a_server_that_lost_earlier_commits_too(query: Query, server: RedisServe
     for committer in (query.sink.committer(), query.sink.committer()):
         (answer,) = committer.commit([handle])
         assert answer.outcome is Outcome.UNKNOWN
+        assert "counts 0 commits, and 1 were seen" in answer.reason
         committer.close()
     assert sums(client) == [0] * KEYS
+    # As docs/redis.md says, to go on without what is lost.
+    client.hincrby(query.ledger, "#commits", 1)
+    assert commit_again(query, handle) is Outcome.LOST
+
+
+def commit_again(query: Query, handle: Handle) -> Outcome:
+    """The first answer is that of a connection to the server that was killed."""
+    query.commit(handle)
+    return query.commit(handle)[0]
 
 
 def test_a_commit_that_this_driver_saw_is_gone(query: Query, server: RedisServer, tmp_path: Path) -> None:

@@ -145,7 +145,7 @@ def test_the_rights_in_the_docs_are_enough(server: RedisServer, client: Any) -> 
             assert query.commit(handle) == [Outcome.COMMITTED]
             query.committer.conclude(300, [handle])
             assert len(query.committer.list_lingering([query.owner])) == 1
-            query.open(rows, slot=2).abort()
+            query.open(rows, batch=300).abort()
         query.close()
     query = Query(RedisSink(url))
     handle = query.prepare(pa.record_batch({"key": ["forbidden"], "value": ["x"]}))
