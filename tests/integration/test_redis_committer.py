@@ -74,6 +74,17 @@ def test_a_commit_that_stopped_between_chunks_is_finished_by_another_process(que
     assert client.exists(staged(handle)) == 0
 
 
+def test_a_writer_that_was_swept_before_its_first_rows_stages_nothing(query: Query, client: Any) -> None:
+    writer = query.open()
+    assert [answer.outcome for answer in query.committer.abort(query.committer.list_lingering([query.owner]))] == [
+        Outcome.ABORTED
+    ]
+    with pytest.raises(PrepareError, match="not open any more"):
+        writer.write(rows())
+    assert client.keys("*.0.0.*") == []
+    writer.abort()
+
+
 def test_an_abort_between_chunks_comes_too_late(query: Query, client: Any) -> None:
     handle = query.prepare(rows())
     apply_chunks(query, client, handle, 3)

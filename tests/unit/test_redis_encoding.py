@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 
 import numpy as np
 import pyarrow as pa
@@ -8,11 +9,11 @@ import pytest
 from redis.crc import key_slot
 
 from sparkonce.protocol.ownership import Token, TransactionName
-from sparkonce.sinks.redis import encoding
 from sparkonce.sinks.redis.encoding import CHUNK_BYTES, CHUNK_VALUES, encode
 from sparkonce.sinks.redis.hash_slots import HASH_SLOTS, hash_slot, hash_slots, pack_slots, tags, unpack_slots
 from sparkonce.sinks.redis.names import Entry, ledger_key, single_key, slot_key
 from sparkonce.sinks.redis.shape import Shape
+from sparkonce.sinks.redis.writer import SlotGroups
 
 ODD = [b"", b"{", b"}", b"{}", b"{}{a}", b"a{b}c", b"{{a}}", b"a{b", b"a}b{c}", b"x\n{y\xff}", b"}{a}", "ключ".encode()]
 
@@ -78,12 +79,14 @@ def test_no_rows_are_no_chunks() -> None:
     assert chunks(Shape(structure="increment"), {"key": ["k"], "amount": pa.array([None], pa.int64())}) == []
 
 
-def test_groups_keep_the_order_of_their_rows(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(encoding, "CHUNK_VALUES", 4)
-    rows = pa.record_batch({"key": [f"k{n % 3}" for n in range(9)], "value": [f"<{n}>" for n in range(9)]})
-    encoded = encode(Shape(), rows)
-    order = np.argsort(hash_slots(encoded.keys), kind="stable")
-    found: dict[int, list[bytes]] = {}
-    for group, chunk in encoded.reordered(order).chunks(np.array([0, 3, 6, 9])):
-        found.setdefault(group, []).extend(re.findall(rb"<(\d)>", chunk))
-    assert sorted(b"".join(values) for values in found.values()) == [b"036", b"147", b"258"]
+def test_groups_keep_the_order_of_their_rows() -> None:
+    sent: list[Mapping[int, list[bytes]]] = []
+    groups = SlotGroups(Shape(), cluster=True, send=sent.append)
+    for start in (0, 1500):
+        numbers = range(start, start + 1500)
+        groups.add(pa.record_batch({"key": [f"k{n % 3}" for n in numbers], "value": [f"<{n}>" for n in numbers]}))
+    found = {slot: re.findall(rb"<(\d+)>", b"".join(chunks)) for slot, chunks in groups.take().items()}
+    assert sent == []
+    assert set(found) == {key_slot(f"k{rest}".encode()) for rest in range(3)}
+    for rest in range(3):
+        assert list(map(int, found[key_slot(f"k{rest}".encode())])) == list(range(rest, 3000, 3))
