@@ -12,6 +12,7 @@ from sparkonce.protocol.ownership import Token, TransactionName
 from sparkonce.sinks.redis.encoding import CHUNK_BYTES, CHUNK_VALUES, encode
 from sparkonce.sinks.redis.hash_slots import HASH_SLOTS, hash_slot, hash_slots, pack_slots, tags, unpack_slots
 from sparkonce.sinks.redis.names import Entry, ledger_key, single_key, slot_key
+from sparkonce.sinks.redis.scripts import COMMAND_WEIGHT
 from sparkonce.sinks.redis.shape import Shape
 from sparkonce.sinks.redis.writer import SlotGroups
 
@@ -68,6 +69,8 @@ def test_the_bytes_of_a_chunk() -> None:
 def test_chunks_are_bounded_in_values_and_bytes() -> None:
     small = chunks(Shape(), {"key": ["k"] * 2_500, "value": ["v"] * 2_500})
     assert len(small) == 2_500 * 2 // CHUNK_VALUES + 1
+    whole = chunks(Shape(), {"key": ["k"] * 1_001, "value": pa.array([None] * 1_001, pa.string())})
+    assert len(whole) == 1_001 * COMMAND_WEIGHT // CHUNK_VALUES + 1
     large = chunks(Shape(), {"key": ["k"] * 30, "value": ["v" * 100_000] * 30})
     assert len(large) == 15
     assert max(map(len, large)) <= CHUNK_BYTES + 100

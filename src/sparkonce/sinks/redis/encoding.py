@@ -15,6 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sparkonce.errors import PrepareError
+from sparkonce.sinks.redis.scripts import COMMAND_WEIGHT
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -72,21 +73,22 @@ class Encoded:
         data = memoryview(self.rows.buffers()[2] or b"")
         values = np.full(count, self.values) if isinstance(self.values, int) else self.values
         ends = np.concatenate(([0], np.cumsum(values)))
+        most = CHUNK_VALUES if self.verb else CHUNK_VALUES // COMMAND_WEIGHT
         verb = bytes([0xA0 | len(self.verb)]) + self.verb.encode() + b"\xce" + self.arity.to_bytes(4, "big") + b"\xdd"
         for number, (start, stop) in enumerate(zip(limits[:-1].tolist(), limits[1:].tolist(), strict=True)):
             while start < stop:
-                end = _end(offsets, ends, start, stop)
+                end = _end(offsets, ends, start, stop, most)
                 held = int(ends[end] - ends[start])
                 head = b"00000000" + verb + held.to_bytes(4, "big")
                 yield number, b"".join((head, data[offsets[start] : offsets[end]]))
                 start = end
 
 
-def _end(offsets: npt.NDArray[Any], ends: npt.NDArray[Any], start: int, stop: int) -> int:
+def _end(offsets: npt.NDArray[Any], ends: npt.NDArray[Any], start: int, stop: int, most: int) -> int:
     """Where a chunk that begins here ends: within both limits, and after at least one row."""
-    if ends[stop] - ends[start] <= CHUNK_VALUES and offsets[stop] - offsets[start] <= CHUNK_BYTES:
+    if ends[stop] - ends[start] <= most and offsets[stop] - offsets[start] <= CHUNK_BYTES:
         return stop
-    by_values = int(np.searchsorted(ends, ends[start] + CHUNK_VALUES, side="right")) - 1
+    by_values = int(np.searchsorted(ends, ends[start] + most, side="right")) - 1
     by_bytes = int(np.searchsorted(offsets, int(offsets[start]) + CHUNK_BYTES, side="right")) - 1
     return max(start + 1, min(by_values, by_bytes, stop))
 

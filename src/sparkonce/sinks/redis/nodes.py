@@ -289,7 +289,10 @@ class Nodes:
         return self._kwargs if address is None else {**self._kwargs, "host": address[0], "port": address[1]}
 
     def _find_master(self) -> Address:
-        sentinel = import_redis().Sentinel(list(self.place.sentinels), socket_timeout=self.place.timeout_s)
+        redis = import_redis()
+        once = redis.retry.Retry(redis.backoff.NoBackoff(), 0)
+        limits = {"socket_timeout": self.place.timeout_s, "socket_connect_timeout": self.place.timeout_s, "retry": once}
+        sentinel = redis.Sentinel(list(self.place.sentinels), sentinel_kwargs=limits)
         try:
             host, port = sentinel.discover_master(self.place.service)
             return str(host), int(port)

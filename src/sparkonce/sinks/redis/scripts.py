@@ -16,6 +16,9 @@ from dataclasses import dataclass, field
 
 END = "end"
 
+COMMAND_WEIGHT = 4
+"""As how many values a command counts where each value is a whole command."""
+
 _ENTRY = r"""
 local function read(entry)
   return string.match(entry, '^(%u):(%d+):(%d+):(%d+):(.*)$')
@@ -60,9 +63,9 @@ local function apply(chunk)
       return first - 1, skip, answer.err, key
     end
   end
-  return nil, count - skip
+  return nil, (count - skip) * (verb == '' and COMMAND_WEIGHT or 1)
 end
-"""
+""".replace("COMMAND_WEIGHT", str(COMMAND_WEIGHT))
 
 
 @dataclass(frozen=True, slots=True)
