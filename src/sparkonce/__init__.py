@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from sparkonce.sinks.files.sink import FilesSink as FilesSink
     from sparkonce.sinks.kafka.sink import KafkaSink as KafkaSink
     from sparkonce.sinks.postgres.sink import PostgresSink as PostgresSink
+    from sparkonce.sinks.redis.sink import RedisSink as RedisSink
     from sparkonce.sources.group_offsets import GroupOffsets as GroupOffsets
     from sparkonce.sources.packages import spark_packages as spark_packages
     from sparkonce.spark.avro.columns import decode_registry_avro as decode_registry_avro
@@ -38,6 +39,7 @@ _HOMES = {
     "Guarantee": "sparkonce.guarantees",
     "KafkaSink": "sparkonce.sinks.kafka.sink",
     "PostgresSink": "sparkonce.sinks.postgres.sink",
+    "RedisSink": "sparkonce.sinks.redis.sink",
     "SchemaRegistry": "sparkonce.avro.registry",
     "SubjectStrategy": "sparkonce.avro.strategies",
     "TwoPhaseCommitSink": "sparkonce.sinks.base",
@@ -60,6 +62,7 @@ __all__ = [
     "Guarantee",
     "KafkaSink",
     "PostgresSink",
+    "RedisSink",
     "SchemaRegistry",
     "SubjectStrategy",
     "TwoPhaseCommitSink",
