@@ -34,15 +34,18 @@ class WriteAheadCommitter(SinkCommitter):
         sink: Its name.
         prefix: Its name, as it stands in names of files.
         how: How the function is called.
+        application: What calls it; by default what `how` says.
     """
 
-    def __init__(self, folder: WriteAheadFolder, sink: str, prefix: str, how: How) -> None:
+    def __init__(
+        self, folder: WriteAheadFolder, sink: str, prefix: str, how: How, application: Application | None = None
+    ) -> None:
         self._folder = folder
         self._sink = sink
         self._prefix = prefix
         self._how = how
         self._calls = Calls(how.parallel)
-        self._application = Application(folder, sink, how)
+        self._application = application or Application(folder, sink, how)
 
     # --- commit -----------------------------------------------------------------------------------------------------
 
