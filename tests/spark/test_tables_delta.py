@@ -41,7 +41,6 @@ def numbers_in(spark: SparkSession, path: Path) -> list[int]:
 
 
 class TestDelta(SinkConformance):
-    leaves_process = False  # a process of its own would have to start a Spark of its own
     visible_within_s = 0.0
 
     @pytest.fixture(autouse=True)
@@ -67,6 +66,9 @@ class TestDelta(SinkConformance):
 
     def restart_server(self) -> bool:
         return True  # the table is files
+
+    def test_another_process_commits(self) -> None:
+        pytest.skip("the other process would have to start a Spark of its own")
 
 
 class Stage:
