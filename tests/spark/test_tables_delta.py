@@ -8,18 +8,22 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
+from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
 
-from spark.in_process import MARKS
+from spark.in_process import LIMIT_S, MARKS, crash_at
 from spark.table_session import table_session
+from sparkonce import ExactlyOnce
 from sparkonce.errors import ConfigurationError, PreflightError, SchemaError, UnknownOutcomeError
 from sparkonce.protocol.handles import Handle, transaction_fields
 from sparkonce.protocol.outcomes import COMMITTED, Outcome
 from sparkonce.protocol.ownership import Token
+from sparkonce.protocol.state import Phase
 from sparkonce.sinks.base import Owner, WriterContext
 from sparkonce.sinks.write_ahead.folder import WriteAheadFolder
 from sparkonce.spark.tables.delta import DeltaSink, _DeltaTable
 from sparkonce.testing.conformance import SinkConformance
+from tryout.bulk import make_orders
 
 pytestmark = [mark for mark in MARKS if mark.name != "kafka"]
 QUERY = "7f6e5d4c0000"
@@ -191,6 +195,25 @@ def test_columns_are_held_against_the_table(stage: Stage) -> None:
         stage.sink().columns(pa.schema([("more", pa.int64())]))
     with pytest.raises(SchemaError, match=r"'word' is a int64, and in .* it is a string"):
         stage.sink().columns(pa.schema([("word", pa.int64())]))
+
+
+@pytest.mark.parametrize("phase", [None, Phase.DECIDING, Phase.FINISHING, Phase.IDLE])
+def test_a_query_that_crashes(stage: Stage, phase: Phase | None) -> None:
+    sent = make_orders(stage.folder / "orders", files=4)
+    for listener in (None if phase is None else crash_at(phase, 1), None):
+        rows = stage.spark.readStream.schema("id bigint").option("maxFilesPerTrigger", 2)
+        once = ExactlyOnce(
+            DeltaSink(str(stage.path)), checkpoint=str(stage.folder / "query"), listener=listener, display=False
+        )
+        orders = rows.json(str(stage.folder / "orders")).withColumnRenamed("id", "number")
+        query = once.start(orders, trigger={"availableNow": True})
+        try:
+            query.awaitTermination(LIMIT_S)
+        except StreamingQueryException as error:
+            if "CrashError" not in str(error):
+                raise
+    assert stage.numbers() == sent
+    assert stage.versions() == 2
 
 
 def test_a_path_or_a_table() -> None:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import abc
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import pyarrow as pa
 
@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from sparkonce.spark.tables.committer import Table
+
+_Answer = TypeVar("_Answer")
 
 _WIDER = {
     "int8": ("int16", "int32", "int64"),
@@ -49,14 +51,15 @@ class TableSink(WriteAheadSink, abc.ABC):
 
         Raises:
             SchemaError: naming the one that does not.
+            PreflightError: if the table cannot be read.
         """
         from pyspark.sql.pandas.types import to_arrow_schema
 
         names = super().columns(schema)
-        spark = _active_session()
-        if spark is None:  # a worker, where they were checked before
+        if _active_session() is None:  # a worker, where they were checked before
             return names
-        there = {column.name.lower(): column for column in to_arrow_schema(self.table(spark).rows().schema)}
+        schema_there = self._ask(lambda table: to_arrow_schema(table.rows().schema))
+        there = {column.name.lower(): column for column in schema_there}
         for column in schema:
             if column.name.lower() not in there:
                 raise SchemaError(
@@ -73,15 +76,7 @@ class TableSink(WriteAheadSink, abc.ABC):
 
     def preflight(self, query: str, recorded: Facts | None) -> Facts:
         """Sees that the table is there, and that it is the one that the log knows."""
-        try:
-            found = self.table(driver_session(self.name)).identity()
-        except ConfigurationError:
-            raise
-        except Exception as error:
-            raise PreflightError(
-                f"{self.where} of sink {self.name!r} cannot be read: {str(error).strip().splitlines()[0]}",
-                next_step="create the table first, and see that the driver's session has its package and catalog.",
-            ) from error
+        found = self._ask(lambda table: table.identity())
         known = (recorded or {}).get("table", found)
         if known != found:
             raise PreflightError(
@@ -89,6 +84,16 @@ class TableSink(WriteAheadSink, abc.ABC):
                 next_step="give the sink the table that it wrote to, or start a new checkpoint.",
             )
         return {**super().preflight(query, recorded), "table": found}
+
+    def _ask(self, question: Callable[[Table], _Answer]) -> _Answer:
+        table = self.table(driver_session(self.name))
+        try:
+            return question(table)
+        except Exception as error:
+            raise PreflightError(
+                f"{self.where} of sink {self.name!r} cannot be read: {str(error).strip().splitlines()[0]}",
+                next_step="create the table first, and see that the driver's session has its package and catalog.",
+            ) from error
 
     def committer(self) -> SinkCommitter:
         """Writes with the driver's session."""
