@@ -121,7 +121,7 @@ class WriteAheadCommitter(SinkCommitter):
     def _batch_units(self, entries: list[Entry], answers: dict[TransactionName, Finished]) -> list[Unit]:
         groups = Groups(self._folder, entries[0].name.query)
         batch = entries[0].name.batch
-        formed = len(groups.read(batch))
+        own: set[int] = set()
         while True:
             found = groups.read(batch)
             grouped = {entry.name for group in found for entry in group}
@@ -129,7 +129,8 @@ class WriteAheadCommitter(SinkCommitter):
             new = [one for one in new if self._begin(one, answers) is not None]
             if not new:
                 break
-            groups.form(batch, len(found), new)
+            if groups.form(batch, len(found), new):
+                own.add(len(found))
         units = []
         asked = {entry.name for entry in entries}
         for number, group in enumerate(found):
@@ -140,7 +141,7 @@ class WriteAheadCommitter(SinkCommitter):
                 answers.update(dict.fromkeys((entry.name for entry in group), done))
                 self._folder.delete_rows(group)
             else:
-                units.append(Unit(tuple(group), repeated=number < formed))
+                units.append(Unit(tuple(group), repeated=number not in own))
         return units
 
     def _begin(self, entry: Entry, answers: dict[TransactionName, Finished]) -> bool | None:
