@@ -19,6 +19,11 @@ if TYPE_CHECKING:
     from sparkonce.sinks.kafka.sink import KafkaSink as KafkaSink
     from sparkonce.sinks.postgres.sink import PostgresSink as PostgresSink
     from sparkonce.sinks.redis.sink import RedisSink as RedisSink
+    from sparkonce.sinks.write_ahead.apply import Applies as Applies
+    from sparkonce.sinks.write_ahead.apply import ApplyToken as ApplyToken
+    from sparkonce.sinks.write_ahead.apply import RefusedError as RefusedError
+    from sparkonce.sinks.write_ahead.apply import RetryLaterError as RetryLaterError
+    from sparkonce.sinks.write_ahead.sink import WriteAheadSink as WriteAheadSink
     from sparkonce.sources.group_offsets import GroupOffsets as GroupOffsets
     from sparkonce.sources.packages import spark_packages as spark_packages
     from sparkonce.spark.avro.columns import decode_registry_avro as decode_registry_avro
@@ -29,10 +34,14 @@ if TYPE_CHECKING:
     from sparkonce.spark.exactly_once import ExactlyOnce as ExactlyOnce
     from sparkonce.spark.explain import explain as explain
     from sparkonce.spark.read_kafka import read_kafka as read_kafka
+    from sparkonce.spark.tables.delta import DeltaSink as DeltaSink
 
 __version__ = "0.1.0"
 
 _HOMES = {
+    "Applies": "sparkonce.sinks.write_ahead.apply",
+    "ApplyToken": "sparkonce.sinks.write_ahead.apply",
+    "DeltaSink": "sparkonce.spark.tables.delta",
     "ExactlyOnce": "sparkonce.spark.exactly_once",
     "FilesSink": "sparkonce.sinks.files.sink",
     "GroupOffsets": "sparkonce.sources.group_offsets",
@@ -40,9 +49,12 @@ _HOMES = {
     "KafkaSink": "sparkonce.sinks.kafka.sink",
     "PostgresSink": "sparkonce.sinks.postgres.sink",
     "RedisSink": "sparkonce.sinks.redis.sink",
+    "RefusedError": "sparkonce.sinks.write_ahead.apply",
+    "RetryLaterError": "sparkonce.sinks.write_ahead.apply",
     "SchemaRegistry": "sparkonce.avro.registry",
     "SubjectStrategy": "sparkonce.avro.strategies",
     "TwoPhaseCommitSink": "sparkonce.sinks.base",
+    "WriteAheadSink": "sparkonce.sinks.write_ahead.sink",
     "decode_registry_avro": "sparkonce.spark.avro.columns",
     "explain": "sparkonce.spark.explain",
     "from_avro_file": "sparkonce.spark.avro.columns",
@@ -56,6 +68,9 @@ _HOMES = {
 }
 
 __all__ = [
+    "Applies",
+    "ApplyToken",
+    "DeltaSink",
     "ExactlyOnce",
     "FilesSink",
     "GroupOffsets",
@@ -63,9 +78,12 @@ __all__ = [
     "KafkaSink",
     "PostgresSink",
     "RedisSink",
+    "RefusedError",
+    "RetryLaterError",
     "SchemaRegistry",
     "SubjectStrategy",
     "TwoPhaseCommitSink",
+    "WriteAheadSink",
     "__version__",
     "decode_registry_avro",
     "explain",
