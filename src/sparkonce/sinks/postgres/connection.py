@@ -139,12 +139,19 @@ def close_all() -> None:
             _of_process.pop(key).close()
 
 
-def begin(limits: Limits, statement_s: float, application_name: str) -> sql.Composed:
-    """Begins a transaction whose settings do not depend on the server's, the role's or the database's."""
+def begin(limits: Limits, statement_s: float, application_name: str, idle_s: float) -> sql.Composed:
+    """Begins a transaction whose settings do not depend on the server's, the role's or the database's.
+
+    Args:
+        limits: For how long a lock is waited for.
+        statement_s: How long one statement may take.
+        application_name: What the session is called meanwhile.
+        idle_s: How long the server waits for the next statement of a client that may be gone, with all locks held.
+    """
     settings = {
         "statement_timeout": _ms(statement_s),
         "lock_timeout": _ms(limits.lock_s),
-        "idle_in_transaction_session_timeout": _ms(statement_s),
+        "idle_in_transaction_session_timeout": _ms(idle_s),
         "application_name": application_name,
     }
     parts: list[sql.Composable] = [

@@ -39,13 +39,14 @@ def _finish(
     connection: Connection, names: Sequence[TransactionName], place: Place, limits: Limits, *, commit: bool
 ) -> Answers:
     try:
-        connection.execute(begin(limits, limits.commit_s, _APPLICATION))
+        # Others wait for these locks for lock_s, and ask again: a driver that is gone must not hold them for longer.
+        connection.execute(begin(limits, limits.commit_s, _APPLICATION, idle_s=limits.lock_s))
         found = _lock(connection, names, place)
         waiting = {name: target for name, (state, target) in found.items() if state != COMMITTED_STATE}
         answers = _before(connection, names, found, place, commit=commit)
-        if waiting:
-            connection.execute(_commit(waiting, place) if commit else _abort(list(waiting), place))
-        connection.execute("COMMIT")
+        steps = [(_commit(waiting, place) if commit else _abort(list(waiting), place))] if waiting else []
+        # In one message: whatever happens to this driver now, the server goes on to the end.
+        connection.execute(sql.SQL("; ").join([*steps, sql.SQL("COMMIT")]))
     except (psycopg.Error, ValueError) as error:
         _roll_back(connection)
         if isinstance(error, ValueError):

@@ -85,7 +85,8 @@ class PostgresWriter(SinkWriter):
             self._connection = of_process(self._job.to).take()
             with within(self._connection, self._job.limits.answer_s):
                 name = str(BackendName.of(self._name))
-                self._connection.execute(begin(self._job.limits, self._job.limits.slot_s, name))
+                slot_s = self._job.limits.slot_s
+                self._connection.execute(begin(self._job.limits, slot_s, name, idle_s=slot_s))
 
     def write(self, rows: pa.RecordBatch) -> None:
         """See `SinkWriter.write`."""
