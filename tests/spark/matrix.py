@@ -254,13 +254,13 @@ def wait_for(hold: Hold, job: ExampleJob, visits: int, run: Run) -> None:
     hold.give_up()
 
 
-def check(outcomes: Iterable[Outcome]) -> None:
-    """Raises unless every example came out right, and was killed at every point."""
+def check(outcomes: Iterable[Outcome], points: Sequence[str]) -> None:
+    """Raises unless every example came out right, and was killed at each of these points."""
     for each in outcomes:
         assert each.verdict.is_exactly_once, f"{each.example.name}: {each.verdict}"
         assert each.differing == 0, f"{each.example.name}: {each.differing} rows are not those of an undisturbed run"
         assert set(each.state_files) == {each.example.state_files}, f"{each.example.name}: another state store"
-        check_points(each.kills)
+        check_points(each.kills, points)
 
 
 def table(outcomes: Sequence[Outcome], points: Sequence[str]) -> str:

@@ -1,7 +1,7 @@
 """Queries that keep state are killed (SIGKILL, with JVM and workers) at every point, and give what they must.
 
-In CI each plan runs once, with one of the state stores, so that each plan and each store meets each point. All plans
-with all stores, which takes half an hour::
+In CI each plan runs once, with one of the state stores, and is killed where output and state may part. The long forms
+kill these at every point, and all plans with all stores, which takes half an hour::
 
     pytest -m slow -s tests/spark/test_state.py
 """
@@ -15,10 +15,12 @@ from pathlib import Path
 import pytest
 
 from spark import models
+from spark.faults import HALFWAY, WRITTEN
 from spark.harness import Message, Row
 from spark.kills import POINTS
 from spark.matrix import ROWS_PER_BATCH, Batch, Example, carry_out, check, table
 from sparkonce.embedded import Cluster
+from sparkonce.protocol.state import Phase
 
 pytestmark = [pytest.mark.kafka, pytest.mark.spark]
 
@@ -113,8 +115,27 @@ EVERY = [
 ]
 AT_ONCE = 6
 
+PARTING = (
+    Phase.DECIDING.name,
+    Phase.FINISHING.name,
+    Phase.REPLAYING.name,
+    Phase.SWEEPING_OWN.name,
+    Phase.IDLE.name,
+    WRITTEN,
+    HALFWAY,
+)
+"""The points at which rows, state and decision stand differently from each other."""
+
 
 @pytest.mark.timeout(1800)
+def test_every_plan_and_every_store_where_output_and_state_may_part(
+    kafka: Cluster, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    kill_and_judge(COVER, kafka, tmp_path, capsys, points=PARTING)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
 def test_every_plan_and_every_store_at_every_point(
     kafka: Cluster, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -131,13 +152,17 @@ def test_every_plan_with_every_store(
 
 
 def kill_and_judge(
-    chosen: Sequence[tuple[str, str, bool]], kafka: Cluster, folder: Path, capsys: pytest.CaptureFixture[str]
+    chosen: Sequence[tuple[str, str, bool]],
+    kafka: Cluster,
+    folder: Path,
+    capsys: pytest.CaptureFixture[str],
+    points: Sequence[str] = POINTS,
 ) -> None:
     def say(text: str) -> None:
         with capsys.disabled():
             print(text, flush=True)  # noqa: T201 - the table is what is to be shown
 
     examples = [example(plan, store, no_data=no_data) for plan, store, no_data in chosen]
-    outcomes = carry_out(kafka.bootstrap, folder, examples, POINTS, say)
-    say(table(outcomes, POINTS))
-    check(outcomes)
+    outcomes = carry_out(kafka.bootstrap, folder, examples, points, say)
+    say(table(outcomes, points))
+    check(outcomes, points)
