@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from sparkonce.guarantees import Guarantee as Guarantee
     from sparkonce.sinks.base import TwoPhaseCommitSink as TwoPhaseCommitSink
     from sparkonce.sinks.kafka.sink import KafkaSink as KafkaSink
+    from sparkonce.sinks.mysql.sink import MySQLSink as MySQLSink
     from sparkonce.sources.group_offsets import GroupOffsets as GroupOffsets
     from sparkonce.sources.packages import spark_packages as spark_packages
     from sparkonce.spark.avro.columns import decode_registry_avro as decode_registry_avro
@@ -32,6 +33,7 @@ _HOMES = {
     "GroupOffsets": "sparkonce.sources.group_offsets",
     "Guarantee": "sparkonce.guarantees",
     "KafkaSink": "sparkonce.sinks.kafka.sink",
+    "MySQLSink": "sparkonce.sinks.mysql.sink",
     "SchemaRegistry": "sparkonce.avro.registry",
     "SubjectStrategy": "sparkonce.avro.strategies",
     "TwoPhaseCommitSink": "sparkonce.sinks.base",
@@ -50,6 +52,7 @@ __all__ = [
     "GroupOffsets",
     "Guarantee",
     "KafkaSink",
+    "MySQLSink",
     "SchemaRegistry",
     "SubjectStrategy",
     "TwoPhaseCommitSink",
