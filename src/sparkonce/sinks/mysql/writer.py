@@ -19,7 +19,7 @@ from sparkonce.sinks.mysql import markers
 from sparkonce.sinks.mysql.connection import SERVER_ERRORS, Link, Loaded, connect, number_of, words_of
 from sparkonce.sinks.mysql.encoding import column_list, insert_values, load_text
 from sparkonce.sinks.mysql.flavours import flavour_of
-from sparkonce.sinks.mysql.names import Xid, lock_name, plain_literal, quote, stage_comment, stage_table
+from sparkonce.sinks.mysql.names import Stage, Xid, lock_name, plain_literal, quote, stage_table
 from sparkonce.sinks.mysql.outcomes import DUPLICATE_KEY, LOCKED
 from sparkonce.sinks.mysql.prepared import roll_back
 from sparkonce.sinks.mysql.statements import definition, insert_into, load_into, upsert_tail
@@ -31,10 +31,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 REPLY_LIMIT_S = 300.0
-"""How long a writer waits for one reply, for example to 4 MiB of rows, unless ``read_timeout`` says otherwise."""
-
-LOCK_WAIT_S = 30
-"""How long it waits for rows that somebody else has locked."""
+"""How long a writer waits for one reply, for example to 4 MiB of rows."""
 
 FLUSH_BYTES = 4 * 1024 * 1024
 """Rows go to the server in statements of about so many bytes."""
@@ -55,6 +52,7 @@ class WriterSettings:
         key_columns: Of upserts; none to append.
         prefix: Of the transaction's name.
         server: The identity of the server that preflight saw; empty below EXACTLY_ONCE.
+        lock_wait_s: How long to wait for rows that somebody else has locked.
     """
 
     settings: Mapping[str, Any]
@@ -62,6 +60,7 @@ class WriterSettings:
     key_columns: tuple[str, ...]
     prefix: str
     server: str
+    lock_wait_s: int
 
 
 class MySQLWriter(SinkWriter):
@@ -244,7 +243,7 @@ class MySQLWriter(SinkWriter):
             self._how.settings,
             program=f"sparkonce {name.query}.{name.token.position}-{name.token.nonce}.{name.batch}.{name.slot}",
             timeout_s=REPLY_LIMIT_S,
-            lock_wait_s=LOCK_WAIT_S,
+            lock_wait_s=self._how.lock_wait_s,
         )
 
     def _check_server(self, link: Link) -> None:
@@ -317,11 +316,11 @@ class StagedWriter(MySQLWriter):
 
     def _first_rows(self, link: Link) -> None:
         columns = ", ".join(definition(column) for column in self._bound)
-        comment = plain_literal(stage_comment(self._name, int(self._begun_ms)))
+        stage = Stage(name=self._name, begun_ms=int(self._begun_ms), table=self._how.table, keys=self._how.key_columns)
         link.run(
             f"CREATE TABLE {quote(stage_table(self._name.copy))} "
             f"(sparkonce_row BIGINT UNSIGNED NOT NULL AUTO_INCREMENT PRIMARY KEY, {columns}) "
-            f"ENGINE=InnoDB COMMENT={comment}"
+            f"ENGINE=InnoDB COMMENT={plain_literal(stage.comment())}"
         )
         link.run("START TRANSACTION")
 
