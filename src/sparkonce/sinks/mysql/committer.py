@@ -160,7 +160,7 @@ class MySQLCommitter(SinkCommitter):
     def _commit_branch(self, marker: markers.Marker) -> Finished:
         with self._link() as (link, flavour, server):
             wrong = _wrong_server(marker, server)
-            return wrong or prepared.commit(link, flavour, marker.name, give_up_at=self._give_up_at())
+            return wrong or prepared.commit(self._desk(link, flavour), marker.name)
 
     def _abort_one(self, marker: markers.Marker) -> Finished:
         with self._link() as (link, flavour, server):
@@ -168,7 +168,7 @@ class MySQLCommitter(SinkCommitter):
                 return wrong
             if marker.kind == markers.STAGED:
                 return staged.drop(link, marker.name, give_up_at=self._give_up_at())
-            return prepared.roll_back(link, flavour, marker.name, give_up_at=self._give_up_at())
+            return prepared.roll_back(self._desk(link, flavour), marker.name)
 
     def _merge(self, wanted: Mapping[markers.Marker, int]) -> dict[markers.Marker, Finished]:
         try:
@@ -227,12 +227,7 @@ class MySQLCommitter(SinkCommitter):
         with self._lock:
             if self._idle and limit_s is None:
                 return self._idle.pop()
-        link = connect(
-            self._settings,
-            program=f"sparkonce driver {self._name}",
-            timeout_s=limit_s or self._attempt_limit_s,
-            lock_wait_s=_LOCK_WAIT_S,
-        )
+        link = self._connect(limit_s)
         try:
             flavour = flavour_of(str(link.row("SELECT VERSION()")[0]))
             return link, flavour, markers.identity(link, flavour)
@@ -252,6 +247,17 @@ class MySQLCommitter(SinkCommitter):
                 next_step="See whether the server can be reached and the user has its rights; nothing was undone.",
                 phase="sweep",
             ) from error
+
+    def _connect(self, limit_s: float | None = None) -> Link:
+        return connect(
+            self._settings,
+            program=f"sparkonce driver {self._name}",
+            timeout_s=limit_s or self._attempt_limit_s,
+            lock_wait_s=_LOCK_WAIT_S,
+        )
+
+    def _desk(self, link: Link, flavour: Flavour) -> prepared.Desk:
+        return prepared.Desk(link=link, flavour=flavour, connect=self._connect, give_up_at=self._give_up_at())
 
     def _give_up_at(self) -> float:
         return time.monotonic() + self._attempt_limit_s

@@ -29,8 +29,8 @@ class MySQLSink(TwoPhaseCommitSink):
         mode: ``append`` inserts, and a row whose key is there already is an error. ``upsert`` replaces the row with the
             same ``key_columns``, or inserts it.
         key_columns: For ``upsert``: the columns of a unique key of the table.
-        commit: ``two_phase`` writes into the table in XA transactions, one a slot. ``staged`` writes to a table a slot,
-            which the driver merges in one transaction a batch. None: ``two_phase`` to append, ``staged`` to upsert.
+        commit: ``staged`` writes to a table a slot, which the driver merges in one transaction a batch. ``two_phase``
+            writes into the target in XA transactions, one a slot. See docs/mysql.md for which is better when.
         prefix: Begins, with `name`, the names of all transactions: 64 bytes at most together.
         guarantee: Below EXACTLY_ONCE rows are visible as soon as their slot has written them.
         commit_timeout_s: How long the merge of a staged batch may take, in seconds.
@@ -48,7 +48,7 @@ class MySQLSink(TwoPhaseCommitSink):
         name: str = "mysql",
         mode: str = "append",
         key_columns: Sequence[str] = (),
-        commit: str | None = None,
+        commit: str = "staged",
         prefix: str = "sparkonce",
         guarantee: Guarantee = Guarantee.EXACTLY_ONCE,
         commit_timeout_s: float = 300.0,
@@ -59,7 +59,7 @@ class MySQLSink(TwoPhaseCommitSink):
         self.table = table
         self.mode = _one_of("mode", mode, _MODES)
         self.key_columns = (key_columns,) if isinstance(key_columns, str) else tuple(key_columns)
-        self.commit = _one_of("commit", commit or ("staged" if mode == "upsert" else "two_phase"), _COMMITS)
+        self.commit = _one_of("commit", commit, _COMMITS)
         self.prefix = f"{prefix}.{name}"
         self.commit_timeout_s = _at_least_a_second("commit_timeout_s", commit_timeout_s)
         self.lock_timeout_s = _at_least_a_second("lock_timeout_s", lock_timeout_s)

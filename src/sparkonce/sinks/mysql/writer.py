@@ -21,7 +21,7 @@ from sparkonce.sinks.mysql.encoding import column_list, insert_values, load_text
 from sparkonce.sinks.mysql.flavours import flavour_of
 from sparkonce.sinks.mysql.names import Stage, Xid, lock_name, plain_literal, quote, stage_table
 from sparkonce.sinks.mysql.outcomes import DUPLICATE_KEY, LOCKED
-from sparkonce.sinks.mysql.prepared import roll_back
+from sparkonce.sinks.mysql.prepared import Desk, roll_back
 from sparkonce.sinks.mysql.statements import definition, insert_into, load_into, upsert_tail
 from sparkonce.sinks.mysql.target import Column, bind, describe, kind_of
 
@@ -293,7 +293,13 @@ class TwoPhaseWriter(MySQLWriter):
         """Rolled back here, so that nothing of it is found any more; what cannot be is left to a sweep."""
         with contextlib.suppress(*SERVER_ERRORS):
             link.run(f"XA END {self._xid}")
-        done = roll_back(link, self._flavour, self._name, give_up_at=time.monotonic() + ABORT_LIMIT_S)
+        desk = Desk(
+            link=link,
+            flavour=self._flavour,
+            connect=self._connect,
+            give_up_at=time.monotonic() + ABORT_LIMIT_S,
+        )
+        done = roll_back(desk, self._name)
         if done.outcome is not Outcome.ABORTED:
             log.warning("%s is left to the driver: %s", self._name, done.reason)
 
