@@ -68,6 +68,7 @@ class MySQLCommitter(SinkCommitter):
         known = [(handle, _marker_of(handle)) for handle in handles]
         staged_rows = {marker: handle.rows for handle, marker in known if marker and marker.kind == markers.STAGED}
         branches = [marker for _, marker in known if marker and marker.kind == markers.TWO_PHASE]
+        self._settle(branches)
         answers = dict(zip(branches, self._each(branches, self._commit_branch), strict=True))
         if staged_rows:
             answers |= self._merge(staged_rows)
@@ -157,6 +158,12 @@ class MySQLCommitter(SinkCommitter):
 
     # --- one at a time ----------------------------------------------------------------------------------------------
 
+    def _settle(self, branches: Sequence[markers.Marker]) -> None:
+        """Once for all. If the server cannot be asked, committing says so."""
+        if branches:
+            with contextlib.suppress(*SERVER_ERRORS), self._link() as (link, _, _server):
+                prepared.settle(link, [marker.name for marker in branches], self._give_up_at())
+
     def _commit_branch(self, marker: markers.Marker) -> Finished:
         with self._link() as (link, flavour, server):
             wrong = _wrong_server(marker, server)
@@ -227,7 +234,12 @@ class MySQLCommitter(SinkCommitter):
         with self._lock:
             if self._idle and limit_s is None:
                 return self._idle.pop()
-        link = self._connect(limit_s)
+        link = connect(
+            self._settings,
+            program=f"sparkonce driver {self._name}",
+            timeout_s=limit_s or self._attempt_limit_s,
+            lock_wait_s=_LOCK_WAIT_S,
+        )
         try:
             flavour = flavour_of(str(link.row("SELECT VERSION()")[0]))
             return link, flavour, markers.identity(link, flavour)
@@ -248,16 +260,8 @@ class MySQLCommitter(SinkCommitter):
                 phase="sweep",
             ) from error
 
-    def _connect(self, limit_s: float | None = None) -> Link:
-        return connect(
-            self._settings,
-            program=f"sparkonce driver {self._name}",
-            timeout_s=limit_s or self._attempt_limit_s,
-            lock_wait_s=_LOCK_WAIT_S,
-        )
-
     def _desk(self, link: Link, flavour: Flavour) -> prepared.Desk:
-        return prepared.Desk(link=link, flavour=flavour, connect=self._connect, give_up_at=self._give_up_at())
+        return prepared.Desk(link=link, flavour=flavour, give_up_at=self._give_up_at())
 
     def _give_up_at(self) -> float:
         return time.monotonic() + self._attempt_limit_s

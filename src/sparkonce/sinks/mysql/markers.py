@@ -84,15 +84,6 @@ def insert(link: Link, marker: Marker) -> None:
     )
 
 
-def insert_empty(link: Link, copy: str) -> None:
-    """Writes a row that is nobody's, in the transaction that is open."""
-    link.run(
-        f"INSERT INTO {COMMITS} ({_COLUMNS}, connection) "  # noqa: S608 - ours
-        "VALUES ('', '', 0, %s, 0, 0, '', '', 0, 0)",
-        (copy.encode(),),
-    )
-
-
 def committed(link: Link, names: Iterable[TransactionName]) -> set[TransactionName]:
     """Which of these are committed now."""
     groups: dict[tuple[str, str, int], list[TransactionName]] = {}
@@ -140,7 +131,6 @@ def is_seen(link: Link, name: TransactionName) -> bool:
 
 def tidy(link: Link, prefix: str, query: str, below: int) -> int:
     """Removes the rows of batches below a number, and says how many."""
-    link.run(f"DELETE FROM {COMMITS} WHERE prefix = ''")  # noqa: S608 - ours, see `insert_empty`
     return link.run(
         f"DELETE FROM {COMMITS} WHERE prefix = %s AND query = %s AND batch < %s",  # noqa: S608 - ours
         (prefix.encode(), query.encode(), below),

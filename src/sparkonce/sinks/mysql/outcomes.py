@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from sparkonce.protocol.outcomes import Finished, Outcome
 
 XAER_NOTA = 1397
-XAER_DUPID = 1440
 DUPLICATE_KEY = 1062
 NO_SUCH_TABLE = 1146
 NO_SUCH_THREAD = 1094

@@ -4,14 +4,14 @@ MariaDB's word is not enough for either. When a connection that has prepared a b
 free a moment before InnoDB does. An ``XA COMMIT`` or ``XA ROLLBACK`` in between is answered with OK, forgets the
 branch, and does nothing: the rows stay prepared, seen by nobody and locked, and nothing lists them until the server
 restarts (measured with 10.11.19: 16 of 26 branches of 30 MB that were committed right after their connection had
-closed). So the marker is looked at after every OK, and a branch that was forgotten is brought back, see `_revive`.
+closed). So a moment passes after the connection has ended; and after every OK the marker is looked at: a branch that
+was forgotten all the same is neither committed nor lost.
 """
 
 from __future__ import annotations
 
-import secrets
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from sparkonce.protocol.outcomes import Finished, Outcome
@@ -20,17 +20,21 @@ from sparkonce.sinks.mysql import markers
 from sparkonce.sinks.mysql.connection import Link, MySQLError, number_of, words_of
 from sparkonce.sinks.mysql.flavours import Flavour
 from sparkonce.sinks.mysql.names import Xid, lock_name, parse_recovered
-from sparkonce.sinks.mysql.outcomes import NO_SUCH_THREAD, ROLLED_BACK, XAER_DUPID, XAER_NOTA, outcome_of
+from sparkonce.sinks.mysql.outcomes import NO_SUCH_THREAD, ROLLED_BACK, XAER_NOTA, outcome_of
 
 _ASK_AGAIN_S = 0.005
-_LONGEST_PAUSE_S = 0.3
+SETTLE_S = 0.1
+"""How long InnoDB is given to notice that a connection has ended. It takes it microseconds, or as long as the server's
+thread is kept from running."""
+
 _PATIENCE_S = 0.5
 """After PREPARE the writer closes its connection; the server takes a moment to let go of the branch."""
 
 _LOST = "The branch is not prepared on this server any more, and its marker is not there: it was rolled back."
 _FORGOTTEN = Finished(
     outcome=Outcome.RETRY,
-    reason="The server has forgotten the branch before it was finished, and could not be made to remember it yet.",
+    reason="The server holds the rows prepared and does not list them (a fault of MariaDB, see docs/mysql.md): restart "
+    "the server, and it will. Nothing is lost.",
 )
 
 
@@ -41,13 +45,11 @@ class Desk:
     Attributes:
         link: A connection that is in no transaction.
         flavour: Of the server.
-        connect: Opens one more.
         give_up_at: Until when to ask, by `time.monotonic`.
     """
 
     link: Link
     flavour: Flavour
-    connect: Callable[[], Link]
     give_up_at: float
 
     @property
@@ -71,7 +73,6 @@ def commit(desk: Desk, name: TransactionName) -> Finished:
     """
     xid = Xid.of(name)
     patient_until = min(time.monotonic() + _PATIENCE_S, desk.give_up_at)
-    pauses = _pauses_s()
     answered = Outcome.ALREADY_COMMITTED
     while True:
         refusal = _try(desk.link, f"XA COMMIT {xid}")
@@ -90,15 +91,14 @@ def commit(desk: Desk, name: TransactionName) -> Finished:
             return Finished(outcome=answered)
         if not markers.is_seen(desk.link, name):
             return Finished(outcome=Outcome.LOST, reason=_LOST)
-        time.sleep(next(pauses))
-        if desk.is_late or not _revive(desk, name):
-            return _FORGOTTEN
+        return _FORGOTTEN
 
 
 def roll_back(desk: Desk, name: TransactionName) -> Finished:
     """Rolls a branch back, prepared or not; a writer that still has it loses its connection."""
     xid = Xid.of(name)
-    pauses = _pauses_s()
+    end_holder(desk.link, name)
+    settle(desk.link, [name], desk.give_up_at)
     while True:
         refusal = _try(desk.link, f"XA ROLLBACK {xid}")
         if refusal is not None and not _is_absent(refusal):
@@ -109,44 +109,21 @@ def roll_back(desk: Desk, name: TransactionName) -> Finished:
         if not listed and not markers.is_seen(desk.link, name):
             return Finished(outcome=Outcome.ABORTED)
         held = end_holder(desk.link, name)
-        time.sleep(next(pauses))
-        if desk.is_late or not (listed or held or _revive(desk, name)):
+        if desk.is_late or not (listed or held):
             return _FORGOTTEN
+        settle(desk.link, [name], desk.give_up_at)
 
 
-def _pauses_s() -> Iterator[float]:
-    """Short at first: the server is usually done in a moment."""
-    pause_s = _ASK_AGAIN_S
-    while True:
-        yield pause_s
-        pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
-
-
-def _revive(desk: Desk, name: TransactionName) -> bool:
-    """Makes the server know a branch again that InnoDB still has prepared; False if that must wait.
-
-    ``XA COMMIT`` and ``XA ROLLBACK`` ask the server's own list for the id first and then InnoDB, which finishes what it
-    has under the id. So a second branch with the same id and nothing but an empty marker, of nobody's, brings the id
-    back into the list. Which of the two is finished first is all the same: the caller looks, and comes again.
-    """
-    xid = Xid.of(name)
-    link = desk.connect()
-    try:
-        link.row("SELECT GET_LOCK(%s, 0)", (lock_name(name.copy),))
-        refusal = _try(link, f"XA START {xid}")
-        if refusal is not None:
-            if number_of(refusal) != XAER_DUPID:
-                raise refusal
-            return False
-        markers.insert_empty(link, secrets.token_hex(6))
-        link.run(f"XA END {xid}")
-        link.run(f"XA PREPARE {xid}")
-    finally:
-        link.end()
-    while not desk.is_late and desk.link.row(_HOLDER, (lock_name(name.copy),))[0] is not None:
-        time.sleep(_ASK_AGAIN_S)
-    time.sleep(_ASK_AGAIN_S)
-    return True
+def settle(link: Link, names: Iterable[TransactionName], give_up_at: float) -> None:
+    """Waits until the connections of these writers have ended, and then for InnoDB to notice."""
+    waiting = [lock_name(name.copy) for name in names]
+    patient_until = min(time.monotonic() + _PATIENCE_S, give_up_at)
+    while waiting and time.monotonic() < patient_until:
+        answers = link.row("SELECT " + ", ".join(["IS_USED_LOCK(%s)"] * len(waiting)), waiting)
+        waiting = [lock for lock, holder in zip(waiting, answers, strict=True) if holder is not None]
+        if waiting:
+            time.sleep(_ASK_AGAIN_S)
+    time.sleep(SETTLE_S)
 
 
 _HOLDER = "SELECT IS_USED_LOCK(%s)"

@@ -40,6 +40,7 @@ ABORT_LIMIT_S = 5.0
 """How long giving up may take, before it is left to the driver."""
 
 _PACKET_SHARE = 0.75
+_PACKET_BYTES = 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,7 +132,7 @@ class MySQLWriter(SinkWriter):
                 (lock_name(self._name.copy),),
             )
             self._flavour = flavour_of(str(version))
-            self._packet_bytes = int(int(packet) * _PACKET_SHARE)
+            self._packet_bytes = min(int(int(packet) * _PACKET_SHARE), _PACKET_BYTES)
             self._local_infile = bool(infile) and bool(self._how.settings.get("local_infile", True))
             self._check_server(link)
             self._columns = describe(link, self._how.table)
@@ -296,7 +297,6 @@ class TwoPhaseWriter(MySQLWriter):
         desk = Desk(
             link=link,
             flavour=self._flavour,
-            connect=self._connect,
             give_up_at=time.monotonic() + ABORT_LIMIT_S,
         )
         done = roll_back(desk, self._name)
