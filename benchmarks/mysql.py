@@ -60,7 +60,7 @@ def jdbc(server: MariaDBServer, url: str = "", **options: str) -> Any:
 def main(file_rows: int = 100_000, files: int = 2, measured: int = 5, warm: int = 1, rounds: int = 3) -> None:
     load = Load(file_rows=file_rows, files=files, warm=warm, measured=measured)
     with tempfile.TemporaryDirectory() as folder:
-        server = MariaDBServer(Path(folder) / "data", options={"innodb-buffer-pool-size": "1G"})
+        server = MariaDBServer(Path(folder) / "data", options={"innodb-buffer-pool-size": "1G", "innodb-log-file-size": "512M"})
         with server, machine(load, jars=resolve([DRIVER])) as on:
 
             def ask(statement: str) -> Any:
