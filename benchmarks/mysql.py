@@ -29,6 +29,7 @@ TABLE = (
     "`key` VARCHAR(32), part INT, amount DOUBLE, at TIMESTAMP(6) NULL, note VARCHAR(120)) "
     "ENGINE=InnoDB DEFAULT CHARACTER SET utf8mb4"
 )
+ROOM = {"innodb-buffer-pool-size": "1G", "innodb-log-file-size": "512M"}
 AT_BEST = {"batchsize": "10000"}
 BEST_URL = "&useBulkStmts=true&useServerPrepStmts=true"
 REWRITTEN_URL = "&rewriteBatchedStatements=true"
@@ -60,7 +61,7 @@ def jdbc(server: MariaDBServer, url: str = "", **options: str) -> Any:
 def main(file_rows: int = 100_000, files: int = 2, measured: int = 5, warm: int = 1, rounds: int = 3) -> None:
     load = Load(file_rows=file_rows, files=files, warm=warm, measured=measured)
     with tempfile.TemporaryDirectory() as folder:
-        server = MariaDBServer(Path(folder) / "data", options={"innodb-buffer-pool-size": "1G", "innodb-log-file-size": "512M"})
+        server = MariaDBServer(Path(folder) / "data", options=ROOM)
         with server, machine(load, jars=resolve([DRIVER])) as on:
 
             def ask(statement: str) -> Any:
