@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from sparkonce.sinks.write_ahead.apply import RefusedError as RefusedError
     from sparkonce.sinks.write_ahead.apply import RetryLaterError as RetryLaterError
     from sparkonce.sinks.write_ahead.sink import WriteAheadSink as WriteAheadSink
+    from sparkonce.sinks.mysql.sink import MySQLSink as MySQLSink
     from sparkonce.sources.group_offsets import GroupOffsets as GroupOffsets
     from sparkonce.sources.packages import spark_packages as spark_packages
     from sparkonce.spark.avro.columns import decode_registry_avro as decode_registry_avro
@@ -51,6 +52,7 @@ _HOMES = {
     "RedisSink": "sparkonce.sinks.redis.sink",
     "RefusedError": "sparkonce.sinks.write_ahead.apply",
     "RetryLaterError": "sparkonce.sinks.write_ahead.apply",
+    "MySQLSink": "sparkonce.sinks.mysql.sink",
     "SchemaRegistry": "sparkonce.avro.registry",
     "SubjectStrategy": "sparkonce.avro.strategies",
     "TwoPhaseCommitSink": "sparkonce.sinks.base",
@@ -80,6 +82,7 @@ __all__ = [
     "RedisSink",
     "RefusedError",
     "RetryLaterError",
+    "MySQLSink",
     "SchemaRegistry",
     "SubjectStrategy",
     "TwoPhaseCommitSink",

@@ -1,0 +1,94 @@
+"""The MariaDB sink beside Spark's JDBC writer, on a server that the benchmark starts.
+
+    python benchmarks/mysql.py
+
+Spark's writer is run as it comes, and at its best: larger batches of rows, and the driver's bulk protocol. It is
+at-least-once: a batch that is written again is there twice.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import pymysql
+import typer
+from pyspark.sql import DataFrame
+from pyspark.sql.streaming.query import StreamingQuery
+from sinks import Contender, Load, compare, machine
+
+from sparkonce import ExactlyOnce, MySQLSink
+from sparkonce.embedded.jars import resolve
+from sparkonce.testing.servers.mariadb import MariaDBServer
+
+# Spark knows the dialect by jdbc:mysql, which the driver takes with permitMysqlScheme.
+DRIVER = "org.mariadb.jdbc:mariadb-java-client:3.5.1"
+TABLE = (
+    "CREATE TABLE bench.target (number BIGINT UNSIGNED NOT NULL AUTO_INCREMENT PRIMARY KEY, id BIGINT, "
+    "`key` VARCHAR(32), part INT, amount DOUBLE, at TIMESTAMP(6) NULL, note VARCHAR(120)) "
+    "ENGINE=InnoDB DEFAULT CHARACTER SET utf8mb4"
+)
+ROOM = {"innodb-buffer-pool-size": "1G", "innodb-log-file-size": "512M"}
+AT_BEST = {"batchsize": "10000"}
+BEST_URL = "&useBulkStmts=true&useServerPrepStmts=true"
+REWRITTEN_URL = "&rewriteBatchedStatements=true"
+
+
+def ours(server: MariaDBServer, commit: str) -> Any:
+    def start(rows: DataFrame, folder: Path) -> StreamingQuery:
+        sink = MySQLSink({**server.settings, "database": "bench"}, table="target", commit=commit)
+        return ExactlyOnce(sink, checkpoint=str(folder / "checkpoint"), display=False).start(rows)
+
+    return start
+
+
+def jdbc(server: MariaDBServer, url: str = "", **options: str) -> Any:
+    def start(rows: DataFrame, folder: Path) -> StreamingQuery:
+        def write(batch: DataFrame, _number: int) -> None:
+            writer = batch.write.format("jdbc").option(
+                "url", f"jdbc:mysql://{server.address}/bench?permitMysqlScheme&user=root{url}"
+            )
+            writer = writer.option("driver", "org.mariadb.jdbc.Driver").option("dbtable", "target").options(**options)
+            writer.mode("append").save()
+
+        writer = rows.writeStream.foreachBatch(write)
+        return writer.option("checkpointLocation", str(folder / "checkpoint")).start()
+
+    return start
+
+
+def main(file_rows: int = 100_000, files: int = 2, measured: int = 5, warm: int = 1, rounds: int = 3) -> None:
+    load = Load(file_rows=file_rows, files=files, warm=warm, measured=measured)
+    with tempfile.TemporaryDirectory() as folder:
+        server = MariaDBServer(Path(folder) / "data", options=ROOM)
+        with server, machine(load, jars=resolve([DRIVER])) as on:
+
+            def ask(statement: str) -> Any:
+                with pymysql.connect(**server.settings) as connection, connection.cursor() as cursor:  # type: ignore[arg-type]
+                    cursor.execute(statement)
+                    return cursor.fetchone()
+
+            ask("CREATE DATABASE bench CHARACTER SET utf8mb4")
+            ask(TABLE)
+
+            def contender(name: str, start: Any) -> Contender:
+                return Contender(
+                    name=name,
+                    start=start,
+                    count=lambda _: int(ask("SELECT COUNT(*) FROM bench.target")[0]),
+                    clean=lambda: ask("TRUNCATE TABLE bench.target"),
+                )
+
+            contenders = [
+                contender("sparkonce two_phase", ours(server, "two_phase")),
+                contender("sparkonce staged", ours(server, "staged")),
+                contender("spark jdbc, as it comes", jdbc(server)),
+                contender("spark jdbc, rewritten", jdbc(server, REWRITTEN_URL, **AT_BEST)),
+                contender("spark jdbc, bulk", jdbc(server, BEST_URL, **AT_BEST)),
+            ]
+            compare(on, contenders, rounds=rounds)
+
+
+if __name__ == "__main__":
+    typer.run(main)

@@ -1,0 +1,306 @@
+"""What the server does between prepare and commit, and what the committer makes of it."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterator
+from contextlib import closing
+from typing import Any
+
+import pyarrow as pa
+import pymysql
+import pytest
+
+from mariadb_witness import Witness, shared_server
+from sparkonce.errors import PrepareError
+from sparkonce.protocol.handles import Handle
+from sparkonce.protocol.outcomes import Outcome
+from sparkonce.protocol.ownership import TransactionName
+from sparkonce.sinks.mysql import markers
+from sparkonce.sinks.mysql.names import FORMAT_ID, Xid, lock_name, stage_table
+from sparkonce.sinks.mysql.sink import MySQLSink
+from sparkonce.testing.hooks import SinkHooks
+from sparkonce.testing.scene import Scene
+
+COMMITTED = [Outcome.COMMITTED]
+BOTH = pytest.mark.parametrize("scene", ["two_phase", "staged"], indirect=True)
+STAGED = pytest.mark.parametrize("scene", ["staged"], indirect=True)
+TWO_PHASE = pytest.mark.parametrize("scene", ["two_phase"], indirect=True)
+
+
+class Rows(SinkHooks):
+    def make_rows(self, start: int, count: int) -> pa.RecordBatch:
+        return pa.record_batch({"number": list(range(start, start + count))})
+
+
+@pytest.fixture
+def witness() -> Witness:
+    made = Witness(shared_server())
+    made.run("CREATE TABLE target (number BIGINT PRIMARY KEY) ENGINE=InnoDB")
+    return made
+
+
+@pytest.fixture
+def scene(witness: Witness, request: pytest.FixtureRequest) -> Iterator[Scene]:
+    with closing(Scene(Rows(), MySQLSink(witness.settings, table="target", commit=request.param))) as made:
+        yield made
+
+
+def visible(witness: Witness) -> list[int]:
+    return sorted(number for (number,) in witness.rows("SELECT number FROM target"))
+
+
+def name_of(handle: Handle) -> TransactionName:
+    name = TransactionName.parse(str(handle["transaction"]))
+    assert name is not None
+    return name
+
+
+def refusal(connection: Any, statement: str) -> int:
+    with pytest.raises(pymysql.err.MySQLError) as caught, connection.cursor() as cursor:
+        cursor.execute(statement)
+    return int(caught.value.args[0])
+
+
+# --- XA --------------------------------------------------------------------------------------------------------------
+
+
+@TWO_PHASE
+def test_nota_proves_nothing_while_the_connection_that_prepared_is_open(
+    scene: Scene, witness: Witness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sparkonce.sinks.mysql.connection.Link.end", lambda self: None)
+    writer = scene.open(0)
+    handle = scene.handle(writer.prepare(), rows=2)
+    monkeypatch.undo()
+    xid = Xid.of(name_of(handle))
+    with closing(witness.connect()) as other:
+        assert refusal(other, f"XA COMMIT {xid}") == 1397
+    (first,) = scene.committer.commit([handle])
+    assert first.outcome is Outcome.RETRY
+    # Its writer has nothing more to do: the committer has ended its connection.
+    assert scene.commit(handle) == COMMITTED
+    assert visible(witness) == [0, 1]
+
+
+@TWO_PHASE
+def test_an_ok_that_did_nothing_is_not_believed(scene: Scene, witness: Witness) -> None:
+    """MariaDB forgets a branch that is finished before InnoDB knows that its connection has ended."""
+    name = TransactionName(
+        prefix=scene.facts["prefix"], query=scene.query, token=scene.owner.token, batch=0, slot=0, copy="0" * 12
+    )
+    marker = markers.Marker(name=name, kind=markers.TWO_PHASE, server=scene.facts["server"], begun_ms=1)
+    xid = Xid.of(name)
+    with closing(witness.connect()) as preparing, preparing.cursor() as cursor:
+        cursor.execute(f"XA START {xid}")
+        cursor.execute("INSERT INTO target VALUES (5)")
+        cursor.execute(
+            "INSERT INTO sparkonce_commits VALUES (%s, %s, 0, %s, 0, %s, %s, 'two_phase', 1, 0)",
+            (name.prefix, name.query, name.copy, name.token.position, name.token.nonce),
+        )
+        cursor.execute(f"XA END {xid}")
+        cursor.execute(f"XA PREPARE {xid}")
+        reset_connection(preparing)
+        handle = scene.handle(marker.fields(), rows=1)
+        for _ in range(2):
+            (answer,) = scene.committer.commit([handle])
+            assert answer.outcome is Outcome.RETRY
+            assert "restart the server" in answer.reason
+    assert visible(witness) == []
+    assert witness.xids() == []
+    witness.server.restart()
+    assert scene.commit(handle, by=scene.new_committer()) == COMMITTED
+    assert visible(witness) == [5]
+
+
+def reset_connection(connection: Any) -> None:
+    """COM_RESET_CONNECTION: the server lets go of the branch, and InnoDB does not."""
+    connection._execute_command(0x1F, b"")
+    connection._read_ok_packet()
+
+
+@TWO_PHASE
+def test_xids_of_others_are_left_alone(scene: Scene, witness: Witness) -> None:
+    own = scene.prepare(0)
+    copy = name_of(own).copy
+    foreign = [
+        "'just text','b',1",
+        f"X'00ff80',X'fffe',{FORMAT_ID}",
+        f"'{scene.query}.7-00000000.{copy}','other.prefix',{FORMAT_ID}",
+        f"'{scene.query}.7-{scene.owner.token.nonce}.{'0' * 12}','{scene.facts['prefix']}',4711",
+    ]
+    for number, xid in enumerate(foreign):
+        with closing(witness.connect()) as other, other.cursor() as cursor:
+            cursor.execute(f"XA START {xid}")
+            cursor.execute("INSERT INTO target VALUES (%s)", [100 + number])
+            cursor.execute(f"XA END {xid}")
+            cursor.execute(f"XA PREPARE {xid}")
+    assert len(witness.xids()) == 5
+    scene.sweep()
+    assert len(witness.xids()) == 4
+    for xid in foreign:
+        witness.run(f"XA ROLLBACK {xid}")
+
+
+@BOTH
+def test_the_server_dies_between_prepare_and_commit(scene: Scene, witness: Witness) -> None:
+    handle = scene.prepare(0)
+    witness.server.kill()
+    (answer,) = scene.committer.commit([handle])
+    assert answer.outcome is Outcome.RETRY
+    witness.server.start()
+    assert scene.commit(handle) == COMMITTED
+    assert scene.commit(handle) == [Outcome.ALREADY_COMMITTED]
+    assert visible(witness) == [0, 1]
+
+
+@BOTH
+def test_a_lost_reply_to_the_commit(scene: Scene, witness: Witness, monkeypatch: pytest.MonkeyPatch) -> None:
+    from sparkonce.sinks.mysql.connection import Link
+
+    handle = scene.prepare(0)
+    run = Link.run
+
+    def cut(link: Link, statement: str, values: Any = ()) -> Any:
+        done = run(link, statement, values)
+        if statement == "COMMIT" or statement.startswith("XA COMMIT"):
+            link.end()
+            raise pymysql.err.OperationalError(2013, "Lost connection")
+        return done
+
+    monkeypatch.setattr(Link, "run", cut)
+    (answer,) = scene.committer.commit([handle])
+    assert answer.outcome is Outcome.RETRY
+    monkeypatch.undo()
+    assert scene.commit(handle) == [Outcome.ALREADY_COMMITTED]
+    assert visible(witness) == [0, 1]
+
+
+# --- paused workers and drivers --------------------------------------------------------------------------------------
+
+
+@BOTH
+def test_a_paused_writer_loses_its_connection(scene: Scene, witness: Witness) -> None:
+    writer = scene.open(0)
+    writer._load(writer._link)  # type: ignore[attr-defined]  # what a chunk of rows would do
+    (found,) = scene.lingering()
+    copy = name_of(found).copy
+    assert witness.one("SELECT IS_USED_LOCK(%s)", [lock_name(copy)]) is not None
+    assert scene.abort(found) == [Outcome.ABORTED]
+    assert witness.one("SELECT IS_USED_LOCK(%s)", [lock_name(copy)]) is None
+    with pytest.raises(PrepareError):
+        writer.prepare()
+    writer.abort()
+    scene.expect_nothing_lingers("after the sweep")
+    assert witness.stages() == []
+    assert visible(witness) == []
+
+
+@STAGED
+def test_a_merge_that_may_still_land_is_never_lost(scene: Scene, witness: Witness) -> None:
+    """A driver's connection was cut while the server was merging: its successor waits, or ends it if it is idle."""
+    handle = scene.prepare(0)
+    with closing(witness.connect()) as first, first.cursor() as cursor:
+        lock = merge_lock(witness, scene, handle)
+        cursor.execute("SELECT GET_LOCK(%s, 0)", [lock])
+        cursor.execute("START TRANSACTION")
+        cursor.execute(f"DROP TEMPORARY TABLE IF EXISTS none_{secrets.token_hex(2)}")
+        (answer,) = scene.committer.commit([handle])
+        assert answer.outcome is Outcome.RETRY
+        assert scene.commit(handle) == COMMITTED
+        with pytest.raises(pymysql.err.MySQLError):
+            cursor.execute("SELECT 1")
+    assert visible(witness) == [0, 1]
+
+
+def merge_lock(witness: Witness, scene: Scene, handle: Handle) -> str:
+    import hashlib
+
+    name = name_of(handle)
+    return f"sparkonce:merge:{hashlib.sha256(f'{name.prefix}.{name.query}'.encode()).hexdigest()[:24]}"
+
+
+@STAGED
+def test_a_batch_is_merged_whole_or_not_at_all(scene: Scene, witness: Witness) -> None:
+    good, bad = scene.prepare(0), scene.prepare(10, slot=1)
+    witness.run("INSERT INTO target VALUES (11)")
+    for _ in range(2):
+        answers = scene.committer.commit([good, bad])
+        assert {answer.outcome for answer in answers} == {Outcome.UNKNOWN}
+        assert "1062" in answers[0].reason
+    assert visible(witness) == [11]
+    witness.run("DELETE FROM target")
+    assert scene.commit(good, bad) == COMMITTED * 2
+    assert visible(witness) == [0, 1, 10, 11]
+
+
+@STAGED
+def test_a_staging_table_that_was_changed_is_not_merged(scene: Scene, witness: Witness) -> None:
+    handle = scene.prepare(0)
+    witness.run(f"DELETE FROM {stage_table(name_of(handle).copy)} LIMIT 1")  # noqa: S608 - of this test
+    (answer,) = scene.committer.commit([handle])
+    assert answer.outcome is Outcome.UNKNOWN
+    assert "1 rows came where 2 were prepared" in answer.reason
+    assert visible(witness) == []
+
+
+@STAGED
+def test_concluding_leaves_no_table_behind(scene: Scene, witness: Witness) -> None:
+    left, handle = scene.prepare(0), scene.prepare(10, batch=1)
+    scene.commit(left)
+    scene.commit(handle)
+    assert len(witness.stages()) == 2
+    scene.committer.conclude(1, [handle])
+    assert witness.stages() == []
+    scene.committer.conclude(1, [handle])
+
+
+@BOTH
+def test_markers_of_old_batches_are_tidied(scene: Scene, witness: Witness) -> None:
+    handles = [scene.prepare(10 * batch, batch=batch) for batch in (0, 1, 201)]
+    other = scene.prepare(70, owner=scene.make_owner(position=9, query="0" * 12))
+    assert scene.commit(*handles, other) == COMMITTED * 4
+    scene.committer.conclude(201, [handles[2]])
+    assert witness.rows("SELECT batch FROM sparkonce_commits WHERE query = %s ORDER BY 1", [scene.query]) == [
+        (1,),
+        (201,),
+    ]
+    assert len(scene.committer.list_traces("0" * 12, scene.facts)) == 1
+
+
+@BOTH
+def test_another_server_knows_nothing(scene: Scene, witness: Witness) -> None:
+    """A replica, or a copy: it does not have the transaction, and that says nothing."""
+    handle = scene.prepare(0)
+    host = witness.one("SELECT host FROM sparkonce_servers")
+    witness.run("UPDATE sparkonce_servers SET host = 'elsewhere:1'")
+    for call in (scene.new_committer().commit, scene.new_committer().abort):
+        (answer,) = call([handle])
+        assert answer.outcome is Outcome.UNKNOWN
+        assert "without an id" in answer.reason
+    witness.run("UPDATE sparkonce_servers SET host = %s", [host])
+    assert scene.commit(handle, by=scene.new_committer()) == COMMITTED
+
+
+@BOTH
+def test_a_lost_table_of_markers_is_not_taken_for_lost_rows(scene: Scene, witness: Witness) -> None:
+    handle = scene.prepare(0)
+    scene.commit(handle)
+    witness.run("RENAME TABLE sparkonce_commits TO hidden")
+    (answer,) = scene.committer.commit([handle])
+    assert answer.outcome is Outcome.UNKNOWN
+    assert "sparkonce_commits" in answer.reason
+
+
+def test_the_later_row_of_a_key_wins(witness: Witness) -> None:
+    witness.run("CREATE TABLE people (id INT PRIMARY KEY, name VARCHAR(9), age INT DEFAULT 7) ENGINE=InnoDB")
+    witness.run("INSERT INTO people VALUES (1, 'old', 40)")
+    for commit in ("staged", "two_phase"):
+        sink = MySQLSink(witness.settings, table="people", mode="upsert", key_columns=["ID"], commit=commit)
+        scene = Scene(SinkHooks(), sink)
+        writer = scene.new_writer()
+        writer.begin()
+        writer.write(pa.record_batch({"id": pa.array([1, 2, 1], pa.int32()), "name": ["a", "b", commit]}))
+        assert scene.commit(scene.handle(writer.prepare(), rows=3)) == COMMITTED
+        scene.close()
+        assert witness.rows("SELECT * FROM people ORDER BY id") == [(1, commit, 40), (2, "b", 7)]

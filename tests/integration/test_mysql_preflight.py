@@ -1,0 +1,215 @@
+from __future__ import annotations
+
+import logging
+import pickle
+import secrets
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from mariadb_witness import Witness, need_mariadb, shared_server
+from sparkonce.errors import ConfigurationError, PreflightError
+from sparkonce.guarantees import Guarantee
+from sparkonce.sinks.base import Facts
+from sparkonce.sinks.mysql.sink import MySQLSink
+from sparkonce.testing.servers.mariadb import MariaDBServer
+
+QUERY = "0123456789ab"
+SECRET = "s3cr3t-w0rd"  # noqa: S105 - of a user that the test makes
+
+
+@pytest.fixture
+def witness() -> Witness:
+    made = Witness(shared_server())
+    made.run("CREATE TABLE target (number BIGINT PRIMARY KEY, word TEXT) ENGINE=InnoDB")
+    return made
+
+
+@pytest.fixture
+def user(witness: Witness) -> Iterator[str]:
+    name = f"user_{secrets.token_hex(3)}"
+    witness.run(f"CREATE USER {name}@'127.0.0.1' IDENTIFIED BY '{SECRET}'")
+    yield name
+    witness.run(f"DROP USER {name}@'127.0.0.1'")
+
+
+def check(witness: Witness, *, recorded: Facts | None = None, columns: tuple[str, ...] = (), **more: Any) -> Facts:
+    settings = {**witness.settings, **more.pop("settings", {})}
+    sink = MySQLSink(settings, **{"table": "target", **more})
+    if columns:
+        types = {"number": pa.int64(), "word": pa.string()}
+        sink.columns(pa.schema([(name, types.get(name, pa.string())) for name in columns]))
+    return sink.preflight(QUERY, recorded)
+
+
+def test_what_is_remembered(witness: Witness) -> None:
+    facts = check(witness)
+    assert facts == check(witness, recorded=facts)
+    assert set(facts) == {"prefix", "server"}
+    assert facts["prefix"] == "sparkonce.mysql"
+    assert check(witness, guarantee=Guarantee.AT_LEAST_ONCE) == {}
+
+
+def test_another_server_is_refused(witness: Witness) -> None:
+    facts = check(witness)
+    witness.run("UPDATE sparkonce_servers SET host = 'old-name:3306'")
+    with pytest.raises(PreflightError, match="sparkonce_servers") as caught:
+        check(witness, recorded=facts)
+    assert facts["server"] in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "more"),
+    [
+        ("innodb_flush_log_at_trx_commit", "0", {}),
+        ("innodb_flush_log_at_trx_commit", "2", {"commit": "two_phase"}),
+        ("read_only", "1", {}),
+        ("max_allowed_packet", "65536", {}),
+    ],
+)
+def test_settings_of_the_server(witness: Witness, variable: str, value: str, more: dict[str, Any]) -> None:
+    before = witness.one(f"SELECT @@GLOBAL.{variable}")
+    witness.run(f"SET GLOBAL {variable} = {value}")
+    try:
+        with pytest.raises(PreflightError, match=variable):
+            check(witness, **more)
+    finally:
+        witness.run(f"SET GLOBAL {variable} = {before}")
+    check(witness, **more)
+
+
+def test_how_rows_will_travel_is_said(witness: Witness, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    check(witness)
+    check(witness, settings={"local_infile": False})
+    witness.run("SET GLOBAL local_infile = 0")
+    try:
+        check(witness)
+    finally:
+        witness.run("SET GLOBAL local_infile = 1")
+    said = [record.getMessage() for record in caplog.records]
+    assert "LOAD DATA LOCAL" in said[0]
+    assert "local_infile is off" in said[1]
+    assert "local_infile=OFF" in said[2]
+
+
+def test_without_local_infile_rows_arrive_all_the_same(witness: Witness) -> None:
+    from sparkonce.testing.hooks import SinkHooks
+    from sparkonce.testing.scene import Scene
+
+    witness.run("SET GLOBAL local_infile = 0")
+    try:
+        scene = Scene(SinkHooks(), MySQLSink(witness.settings, table="target"))
+        writer = scene.new_writer()
+        writer.begin()
+        writer.write(pa.record_batch({"number": [1], "word": ["x"]}))
+        scene.commit(scene.handle(writer.prepare(), rows=1))
+        scene.close()
+    finally:
+        witness.run("SET GLOBAL local_infile = 1")
+    assert witness.rows("SELECT * FROM target") == [(1, "x")]
+
+
+@pytest.mark.parametrize("engine", ["MyISAM", "Aria"])
+def test_tables_without_transactions(witness: Witness, engine: str) -> None:
+    witness.run(f"ALTER TABLE target ENGINE={engine}")
+    with pytest.raises(PreflightError, match=engine):
+        check(witness)
+
+
+def test_what_is_no_table(witness: Witness) -> None:
+    with pytest.raises(PreflightError, match="'nowhere'"):
+        check(witness, table="nowhere")
+    witness.run("CREATE VIEW seen AS SELECT * FROM target")
+    with pytest.raises(PreflightError, match="view"):
+        check(witness, table="seen")
+
+
+def test_columns_that_do_not_fit(witness: Witness) -> None:
+    check(witness, columns=("number", "word"))
+    with pytest.raises(PreflightError, match="needs a value in \\['number'\\]"):
+        check(witness, columns=("word",))
+    with pytest.raises(PreflightError, match="no column 'more'"):
+        check(witness, columns=("number", "more"))
+
+
+def test_keys_of_upserts(witness: Witness) -> None:
+    upsert: dict[str, Any] = {"mode": "upsert", "columns": ("number", "word")}
+    check(witness, key_columns=["number"], **upsert)
+    with pytest.raises(PreflightError, match="no unique key of exactly"):
+        check(witness, key_columns=["word"], **upsert)
+    witness.run("ALTER TABLE target ADD UNIQUE KEY by_word (word(20))")
+    with pytest.raises(PreflightError, match="by_word"):
+        check(witness, key_columns=["number"], **upsert)
+    with pytest.raises(PreflightError, match="no unique key of exactly"):
+        check(witness, key_columns=["word"], **upsert)
+
+
+NEEDED = ["SELECT", "INSERT", "CREATE", "DELETE", "DROP"]
+
+
+@pytest.mark.parametrize("missing", [*NEEDED, "UPDATE"])
+def test_each_right_is_missed_by_name(witness: Witness, user: str, missing: str) -> None:
+    upsert = missing == "UPDATE"
+    rights = [right for right in [*NEEDED, *(["UPDATE"] if upsert else [])] if right != missing]
+    witness.run(f"GRANT {', '.join(rights)} ON {witness.database}.* TO {user}@'127.0.0.1'")
+    more: dict[str, Any] = {"settings": {"user": user, "password": SECRET}}
+    if upsert:
+        more |= {"mode": "upsert", "key_columns": ["number"]}
+    with pytest.raises(PreflightError) as caught:
+        check(witness, **more)
+    assert missing in str(caught.value)
+    assert SECRET not in str(caught.value)
+    witness.run(f"GRANT {missing} ON {witness.database}.* TO {user}@'127.0.0.1'")
+    check(witness, **more)
+
+
+def test_a_wrong_password_and_a_server_that_is_not_there(witness: Witness, user: str) -> None:
+    for settings in ({"user": user, "password": SECRET + "x"}, {"port": 1, "password": SECRET}):
+        with pytest.raises(PreflightError) as caught:
+            check(witness, settings=settings)
+        assert SECRET not in f"{caught.value!r} {caught.value} {caught.value.__cause__!r}"
+
+
+def test_credentials_are_not_shown(witness: Witness) -> None:
+    sink = MySQLSink({**witness.settings, "password": SECRET}, table="target")
+    assert SECRET not in repr(sink)
+    assert SECRET not in repr(pickle.loads(pickle.dumps(sink)))  # noqa: S301 - pickled here
+
+
+def test_statement_based_replication_is_refused(tmp_path: Path) -> None:
+    need_mariadb()
+    options = {"log-bin": "bin", "binlog-format": "STATEMENT", "server-id": "1"}
+    with MariaDBServer(tmp_path / "data", options=options) as server:
+        witness = Witness(server)
+        witness.run("CREATE TABLE target (number BIGINT) ENGINE=InnoDB")
+        with pytest.raises(PreflightError, match="binlog_format=STATEMENT"):
+            check(witness)
+        witness.run("SET GLOBAL binlog_format = ROW")
+        check(witness)
+
+
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        ({"mode": "replace"}, "mode='replace'"),
+        ({"mode": "upsert"}, "key_columns"),
+        ({"key_columns": ["number"]}, "key_columns"),
+        ({"commit": "never"}, "commit='never'"),
+        ({"prefix": "p" * 60}, "64 printable bytes"),
+        ({"table": ""}, "table is empty"),
+        ({"lock_timeout_s": 0}, "lock_timeout_s"),
+    ],
+)
+def test_settings_that_contradict(more: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigurationError, match=words):
+        MySQLSink({"database": "d"}, **{"table": "target", **more})
+
+
+@pytest.mark.parametrize("setting", ["charset", "autocommit", "sql_mode", "init_command", "read_timeout", "hosts"])
+def test_settings_that_are_ours_or_unknown(setting: str) -> None:
+    with pytest.raises(ConfigurationError, match=setting):
+        MySQLSink({"database": "d", setting: "x"}, table="target")
