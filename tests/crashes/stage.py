@@ -1,0 +1,75 @@
+"""Targets that are up, one at a time, each with a query that lives on from cell to cell."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from crashes.cells import Cell
+from crashes.life import Life, Verdict
+from crashes.target import Target
+from crashes.zygote import Zygote
+
+RESULTS: list[tuple[str, Cell, Verdict]] = []
+"""Of this process, for the table."""
+
+
+class Stages:
+    """Keeps one target up.
+
+    Args:
+        folder: A new one.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._number = 0
+        self._target: Target | None = None
+        self._zygote: Zygote | None = None
+        self._life: Life | None = None
+
+    def strike(self, target: Target, cell: Cell) -> Verdict:
+        """Carries out a cell in the life that the target's query leads, or in a new one."""
+        life = self._life_of(target)
+        # A cell that goes wrong ends the life: what it left must not be laid at the next one's door.
+        self._life = None
+        try:
+            verdict = life.strike(cell)
+            RESULTS.append((target.name, cell, verdict))
+            if not verdict.violations and not verdict.missed:
+                self._life = life
+            return verdict
+        finally:
+            if self._life is None:
+                life.close()
+
+    def _life_of(self, target: Target) -> Life:
+        if self._target is not target:
+            self.close()
+            self._target = target
+            target.start(self._new_folder(target.name))
+            preload = ("pandas", "crashes.child", type(target).__module__, *target.preload)
+            self._zygote = Zygote(preload, self._folder / f"{target.name}.log")
+        if self._life is None:
+            assert self._zygote is not None
+            self._life = Life(target, self._zygote, self._new_folder("life"))
+        return self._life
+
+    def _new_folder(self, name: str) -> Path:
+        self._number += 1
+        return self._folder / f"{name}-{self._number}"
+
+    def close(self) -> None:
+        life, zygote, target = self._life, self._zygote, self._target
+        self._life = self._zygote = self._target = None
+        if life is not None:
+            life.close()
+        if zygote is not None:
+            zygote.close()
+        if target is not None:
+            target.stop()
+
+    def __enter__(self) -> Stages:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
