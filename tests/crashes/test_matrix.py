@@ -17,10 +17,11 @@ from crashes.disk import cannot_mount
 from crashes.stage import Stages
 from crashes.target import Target
 from crashes.targets.folder import FolderTarget
+from crashes.targets.toy import ToyTarget
 
 pytestmark = [pytest.mark.crashes, pytest.mark.timeout(120)]
 
-TARGETS: list[Target] = [FolderTarget()]
+TARGETS: list[Target] = [FolderTarget(), ToyTarget()]
 
 
 def cases() -> Iterator[object]:

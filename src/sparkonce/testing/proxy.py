@@ -234,15 +234,15 @@ class _Link:
             return
         self._down = asyncio.ensure_future(self._pump_down(self._from_server))
         try:
-            with suppress(ConnectionError):
+            with suppress(OSError):
                 await self._pump_up(self._to_server)
                 if not self._holding:
                     await self._down
+            while self._proxy.swallowing:  # the server does not hear that its client has given up
+                await asyncio.sleep(_QUIET_S)
         finally:
             self._down.cancel()
-        while self._proxy.swallowing:  # the server does not hear that its client has given up
-            await asyncio.sleep(_QUIET_S)
-        self.cut()
+            self.cut()
 
     def cut(self) -> None:
         """A held request's own connection to the server stays."""
