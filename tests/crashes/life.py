@@ -38,8 +38,6 @@ STARTS = 3
 """How often a run without faults may stop before a query counts as one that does not recover."""
 WHILE_S = 1.0
 """How long a black hole, a paused server or a full disk lasts."""
-SHOWS_WITHIN_S = 10.0
-GONE_WITHIN_S = 5.0
 _POLL_S = 0.05
 _REQUEST_FAULTS = {
     REPLY_LOST: RequestFault.REPLY_LOST,
@@ -294,7 +292,7 @@ class Life:
     def _count(self, watcher: Watcher) -> tuple[int, int, int]:
         """Missing, doubled, strange. What is there too much does not go away by waiting, so only missing rows are."""
         expected = self._expected()
-        give_up_at = time.monotonic() + SHOWS_WITHIN_S
+        give_up_at = time.monotonic() + self.target.shows_within_s
         while True:
             seen = Counter(watcher.look())
             missing = len(expected - seen.keys())
@@ -305,7 +303,7 @@ class Life:
             time.sleep(_POLL_S)
 
     def _lingering(self) -> tuple[str, ...]:
-        give_up_at = time.monotonic() + GONE_WITHIN_S
+        give_up_at = time.monotonic() + self.target.gone_within_s
         while (found := tuple(self.target.lingering())) and time.monotonic() < give_up_at:
             time.sleep(_POLL_S)
         return found

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from crashes.cells import Cell
@@ -24,7 +25,7 @@ class Stages:
         self._folder = folder
         self._number = 0
         self._target: Target | None = None
-        self._zygote: Zygote | None = None
+        self._zygotes: dict[Sequence[str], Zygote] = {}
         self._life: Life | None = None
 
     def strike(self, target: Target, cell: Cell) -> Verdict:
@@ -44,29 +45,35 @@ class Stages:
 
     def _life_of(self, target: Target) -> Life:
         if self._target is not target:
-            self.close()
+            self._leave()
             self._target = target
             target.start(self._new_folder(target.name))
-            preload = ("pandas", "crashes.child", type(target).__module__, *target.preload)
-            self._zygote = Zygote(preload, self._folder / f"{target.name}.log")
         if self._life is None:
-            assert self._zygote is not None
-            self._life = Life(target, self._zygote, self._new_folder("life"))
+            self._life = Life(target, self._zygote_of(target), self._new_folder("life"))
         return self._life
+
+    def _zygote_of(self, target: Target) -> Zygote:
+        preload = ("pandas", "crashes.child", type(target).__module__, *target.preload)
+        if preload not in self._zygotes:
+            self._zygotes[preload] = Zygote(preload, self._new_folder("zygote").with_suffix(".log"))
+        return self._zygotes[preload]
 
     def _new_folder(self, name: str) -> Path:
         self._number += 1
         return self._folder / f"{name}-{self._number}"
 
-    def close(self) -> None:
-        life, zygote, target = self._life, self._zygote, self._target
-        self._life = self._zygote = self._target = None
+    def _leave(self) -> None:
+        life, target = self._life, self._target
+        self._life = self._target = None
         if life is not None:
             life.close()
-        if zygote is not None:
-            zygote.close()
         if target is not None:
             target.stop()
+
+    def close(self) -> None:
+        self._leave()
+        for zygote in self._zygotes.values():
+            zygote.close()
 
     def __enter__(self) -> Stages:
         return self

@@ -32,6 +32,8 @@ class Target(abc.ABC):
         marks: pytest's.
         unmeant: Of points and faults (or pairs) that mean nothing here: why.
         proxy: Between the sink and the server; None if they do not speak TCP.
+        shows_within_s: How long committed rows may take to be seen.
+        gone_within_s: How long what was aborted may take to be gone.
     """
 
     name: str
@@ -40,6 +42,8 @@ class Target(abc.ABC):
     unmeant: Mapping[str | tuple[str, str], str] = {}
     marks: Sequence[pytest.MarkDecorator] = ()
     proxy: FaultProxy | None = None
+    shows_within_s = 10.0
+    gone_within_s = 5.0
 
     def missing(self) -> str:
         """Why it cannot be run on this machine; empty if it can."""

@@ -58,15 +58,13 @@ class Store:
         return "aborted"
 
     def _append(self, name: str) -> str:
-        """Leaves the transaction as it is, marked as finished."""
-        for state in ("prepared", "committed"):
-            if (self._root / state / name).exists():
-                rows = (self._root / state / name).read_text()
+        for path in [self._root / state / name for state in STATES]:
+            if path.exists():
                 with (self._root / "committed" / f"{name}+").open("a") as file:
-                    file.write(rows)
-                (self._root / "committed" / name).write_text("")
-                (self._root / state / name).rename(self._root / "committed" / name)
-        return "committed"
+                    file.write(path.read_text())
+                path.rename(self._root / "aborted" / name)
+                return "committed"
+        return "unknown"
 
     def _list(self) -> str:
         return " ".join(path.name for state in ("open", "prepared") for path in (self._root / state).iterdir())

@@ -12,6 +12,7 @@ from sparkonce.sinks.base import TwoPhaseCommitSink
 
 class FolderTarget(Target):
     name = "folder"
+    shows_within_s = gone_within_s = 0.0
 
     def start(self, folder: Path) -> None:
         self._folder = folder

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import secrets
 import socket
 import sys
@@ -175,7 +176,8 @@ class ToyServer(Server):
 
 class ToyTarget(ServerTarget):
     name = "toy"
-    requests = {"prepare": b" PREPARE ", "commit": b" COMMIT ", "abort": b" ABORT "}  # noqa: RUF012
+    shows_within_s = gone_within_s = 0.5
+    requests = {"prepare": b" PREPARE ", "commit": re.compile(rb" (COMMIT|APPEND) "), "abort": b" ABORT "}  # noqa: RUF012
 
     def __init__(self, kind: type[ToySink] = ToySink) -> None:
         self.kind = kind
