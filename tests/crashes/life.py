@@ -294,7 +294,7 @@ class Life:
         expected = self._expected()
         give_up_at = time.monotonic() + self.target.shows_within_s
         while True:
-            seen = Counter(watcher.look())
+            seen = Counter(watcher.look(whole=True))
             missing = len(expected - seen.keys())
             doubled = sum(times - 1 for times in seen.values())
             strange = len((seen.keys() | watcher.seen) - expected)

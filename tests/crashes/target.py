@@ -32,6 +32,7 @@ class Target(abc.ABC):
         marks: pytest's.
         unmeant: Of points and faults (or pairs) that mean nothing here: why.
         proxy: Between the sink and the server; None if they do not speak TCP.
+        is_heavy: Whether a run takes so long to start that the short form is to be shorter.
         shows_within_s: How long committed rows may take to be seen.
         gone_within_s: How long what was aborted may take to be gone.
     """
@@ -42,6 +43,7 @@ class Target(abc.ABC):
     unmeant: Mapping[str | tuple[str, str], str] = {}
     marks: Sequence[pytest.MarkDecorator] = ()
     proxy: FaultProxy | None = None
+    is_heavy = False
     shows_within_s = 10.0
     gone_within_s = 5.0
 
@@ -70,6 +72,10 @@ class Target(abc.ABC):
     @abc.abstractmethod
     def visible(self) -> Sequence[int]:
         """The numbers that a reader sees now, asked on the server's own port, without our code. May raise."""
+
+    def glance(self) -> Sequence[int]:
+        """What the reader sees who looks all the time; may be a little behind `visible`."""
+        return self.visible()
 
     @abc.abstractmethod
     def lingering(self) -> Sequence[str]:

@@ -12,23 +12,24 @@ from collections.abc import Iterator
 
 import pytest
 
-from crashes.cells import CHOSEN, EVERY, LOG_FULL, Cell, unmeant
+from crashes.cells import EVERY, LOG_FULL, Cell, is_chosen, unmeant
 from crashes.disk import cannot_mount
 from crashes.stage import Stages
 from crashes.target import Target
 from crashes.targets.folder import FolderTarget
+from crashes.targets.kafka import KafkaTarget
 from crashes.targets.toy import ToyTarget
 
 pytestmark = [pytest.mark.crashes, pytest.mark.timeout(120)]
 
-TARGETS: list[Target] = [FolderTarget(), ToyTarget()]
+TARGETS: list[Target] = [FolderTarget(), ToyTarget(), KafkaTarget()]
 
 
 def cases() -> Iterator[object]:
     for target in TARGETS:
         for cell in EVERY:
             if not unmeant(cell, target):
-                marks = [*target.marks, *([] if cell in CHOSEN else [pytest.mark.slow])]
+                marks = [*target.marks, *([] if is_chosen(cell, target) else [pytest.mark.slow])]
                 yield pytest.param(target, cell, id=f"{target.name}-{cell}", marks=marks)
 
 

@@ -57,10 +57,10 @@ class Watcher:
         self._thread.join(_LIMIT_S)
         assert not self._thread.is_alive(), "the witness hangs"
 
-    def look(self) -> list[int]:
+    def look(self, *, whole: bool = False) -> list[int]:
         """What is visible now. Raises if the server does not answer."""
         with self._turn:
-            found = sorted(self._target.visible())
+            found = sorted(self._target.visible() if whole else self._target.glance())
             # The log is read after the rows: what is not in it now was not in it when they were seen.
             if new := set(found) - self.seen:
                 newest = decided(self._checkpoint)
