@@ -13,6 +13,9 @@ if TYPE_CHECKING:
     from sparkonce.avro.strategies import SubjectStrategy as SubjectStrategy
     from sparkonce.guarantees import Guarantee as Guarantee
     from sparkonce.sinks.base import TwoPhaseCommitSink as TwoPhaseCommitSink
+    from sparkonce.sinks.files.reading import read_manifests as read_manifests
+    from sparkonce.sinks.files.reading import whole_batches as whole_batches
+    from sparkonce.sinks.files.sink import FilesSink as FilesSink
     from sparkonce.sinks.kafka.sink import KafkaSink as KafkaSink
     from sparkonce.sources.group_offsets import GroupOffsets as GroupOffsets
     from sparkonce.sources.packages import spark_packages as spark_packages
@@ -29,6 +32,7 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "ExactlyOnce": "sparkonce.spark.exactly_once",
+    "FilesSink": "sparkonce.sinks.files.sink",
     "GroupOffsets": "sparkonce.sources.group_offsets",
     "Guarantee": "sparkonce.guarantees",
     "KafkaSink": "sparkonce.sinks.kafka.sink",
@@ -40,13 +44,16 @@ _HOMES = {
     "from_avro_file": "sparkonce.spark.avro.columns",
     "from_registry_avro": "sparkonce.spark.avro.columns",
     "read_kafka": "sparkonce.spark.read_kafka",
+    "read_manifests": "sparkonce.sinks.files.reading",
     "spark_packages": "sparkonce.sources.packages",
     "to_avro_file": "sparkonce.spark.avro.columns",
     "to_registry_avro": "sparkonce.spark.avro.columns",
+    "whole_batches": "sparkonce.sinks.files.reading",
 }
 
 __all__ = [
     "ExactlyOnce",
+    "FilesSink",
     "GroupOffsets",
     "Guarantee",
     "KafkaSink",
@@ -59,9 +66,11 @@ __all__ = [
     "from_avro_file",
     "from_registry_avro",
     "read_kafka",
+    "read_manifests",
     "spark_packages",
     "to_avro_file",
     "to_registry_avro",
+    "whole_batches",
 ]
 
 

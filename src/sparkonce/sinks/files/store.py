@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import abc
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from enum import Enum
 from typing import TYPE_CHECKING, BinaryIO
 
 from sparkonce.protocol.ownership import TransactionName
@@ -13,7 +15,49 @@ if TYPE_CHECKING:
     from sparkonce.protocol.outcomes import Finished
 
 Fields = Mapping[str, str | int]
-"""What finishes one file from anywhere: plain values, for example its path, size, checksum, upload id."""
+"""What finishes one file from anywhere, as plain values.
+
+`HeldFile.seal` gives always ``path`` (where it is to be published, relative), ``size`` (bytes) and ``checksum`` (a text
+such as ``crc32:1c291ca3`` or an ETag), and beside them what the store needs, for example an upload's id.
+`Held.fields` need not: of a file that was never sealed less is known.
+"""
+
+HIDDEN = ".sparkonce"
+"""The folder, or prefix of keys, for what no reader is to see."""
+
+_FILE = re.compile(r"part-(?P<name>.+)-[0-9]+((\.[a-z0-9]+){1,2})", re.DOTALL)
+
+
+def file_path(folder: str, name: TransactionName, number: int, extension: str) -> str:
+    """Where a transaction's file is published, relative: ``<folder>/part-<name>-<number><extension>``.
+
+    Args:
+        folder: The partition, such as ``a=1/b=x``; empty if there is none.
+        name: The transaction's.
+        number: Of the file within the transaction, from 0: no two files of a transaction have the same.
+        extension: With its dot, such as ``.parquet`` or ``.csv.gz``.
+    """
+    base = f"part-{name}-{number}{extension}"
+    return f"{folder}/{base}" if folder else base
+
+
+def name_in(path: str) -> TransactionName | None:
+    """The transaction that a file of `file_path` belongs to, or None if it is not one of ours."""
+    match = _FILE.fullmatch(path.rpartition("/")[2])
+    return None if match is None else TransactionName.parse(match["name"])
+
+
+class Standing(str, Enum):
+    """Where a file stands between held back and published."""
+
+    HELD = "held"
+    """It is held back and whole, and can be published."""
+    PUBLISHED = "published"
+    """It stands at its path, with its size and checksum."""
+    GONE = "gone"
+    """Surely neither: it will never be published."""
+    UNKNOWN = "unknown"
+    """Nobody can say, now or ever; for example something else stands at its path."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,6 +107,8 @@ class FileStore(abc.ABC):
     def check(self) -> Mapping[str, str]:
         """Sees that it is there and can be written to, and returns what identifies it.
 
+        A run is refused whose place gives another value for any of these than that of the last run.
+
         Raises:
             PreflightError: naming the setting and its value.
         """
@@ -70,6 +116,10 @@ class FileStore(abc.ABC):
     @abc.abstractmethod
     def hold(self, name: TransactionName, path: str) -> HeldFile:
         """Begins a file that is to be published at a path, of which the text of the name is a part."""
+
+    @abc.abstractmethod
+    def look(self, files: Sequence[Fields]) -> Sequence[Standing]:
+        """Where sealed files stand. Asked before `publish` where a transaction has several: it shows all or none."""
 
     @abc.abstractmethod
     def publish(self, files: Sequence[Fields]) -> Sequence[Finished]:
@@ -92,8 +142,16 @@ class FileStore(abc.ABC):
         """
 
     @abc.abstractmethod
+    def get(self, path: str) -> bytes | None:
+        """What was put there; None if surely nothing is there.
+
+        Raises:
+            UnknownOutcomeError: if it cannot be asked now.
+        """
+
+    @abc.abstractmethod
     def list_names(self, folder: str) -> Sequence[str]:
-        """The names of the files in a folder, none if there is no such folder.
+        """The names of the files right in a folder, without its path; none if there is no such folder.
 
         Raises:
             UnknownOutcomeError: if it cannot be asked now.

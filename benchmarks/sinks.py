@@ -1,0 +1,309 @@
+"""What the benchmarks of sinks share: one Spark, one source, contenders that take turns, and the table of their ratios.
+
+A contender says how to start its query, and how many rows its target holds afterwards. All get the same stream: a
+folder of Parquet files, so many of them in a batch. They run in turn within every round, so that a machine whose speed
+changes does not favour one; ratios are taken within a round, and their median over the rounds is what counts.
+
+    from sinks import Contender, Load, compare, machine
+
+    with machine(Load()) as on:
+        compare(on, [Contender(name="ours", start=…, count=…), Contender(name="spark's", start=…, count=…)])
+
+``start(rows, folder)`` begins the query on a streaming DataFrame with its checkpoint in ``folder / "checkpoint"`` and
+returns Spark's `StreamingQuery`; ``count(folder)`` asks the target how many rows a reader sees. The folder is new for
+every run and deleted after it.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import datetime
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import psutil
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812 - as everybody writes it
+from pyspark.sql.streaming.query import StreamingQuery
+from rich.console import Console
+from rich.table import Table
+
+from processes import daemons, end_workers, memory_mib, workers
+
+CORES = 2
+POLL_S = 0.05
+LIMIT_S = 600.0
+
+_progress = Console(stderr=True, highlight=False, soft_wrap=True)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Load:
+    """How much each contender gets.
+
+    Attributes:
+        file_rows: Rows of a source file.
+        files: Source files of a batch; Spark may read several of them in one slot.
+        warm: Batches that do not count, at the start of every run.
+        measured: Batches that count.
+        columns: Which columns of `make_source` the rows have; all if empty.
+    """
+
+    file_rows: int = 100_000
+    files: int = 4
+    warm: int = 2
+    measured: int = 5
+    columns: tuple[str, ...] = ()
+
+    @property
+    def batch_rows(self) -> int:
+        """Rows of a batch."""
+        return self.file_rows * self.files
+
+    @property
+    def batches(self) -> int:
+        """One more than counts: its start is the end of the last measured one, all pauses between batches included."""
+        return self.warm + self.measured + 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Contender:
+    """One way to write the rows.
+
+    Attributes:
+        name: For the table.
+        start: Starts the query on the rows, with everything it leaves in the folder.
+        count: How many rows a reader of the target sees, once the query has ended.
+        clean: Empties the target where it is not in the folder.
+    """
+
+    name: str
+    start: Callable[[DataFrame, Path], StreamingQuery]
+    count: Callable[[Path], int]
+    clean: Callable[[], None] = lambda: None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Machine:
+    """What every run needs."""
+
+    spark: SparkSession
+    folder: Path
+    load: Load
+    jvm_pid: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """What one run of a contender came to.
+
+    Attributes:
+        rows_per_s: In steady state, over the measured batches with all pauses between them.
+        cpu_us_per_row: Of Spark's process and its Python workers, over the whole run.
+        worker_mib: The most memory that a Python worker ever had; 0 if there was none.
+        batch_ms: Median of the measured batches, by Spark's own phases.
+    """
+
+    rows_per_s: float
+    cpu_us_per_row: float
+    worker_mib: float
+    batch_ms: dict[str, float] = field(default_factory=dict)
+
+
+@contextmanager
+def machine(load: Load, *, jars: Sequence[Path] = (), conf: dict[str, str] | None = None) -> Iterator[Machine]:
+    """Starts Spark and makes the source; ends and deletes everything however the block is left."""
+    folder = Path(tempfile.mkdtemp(prefix="sparkonce-bench-"))
+    spark = None
+    try:
+        with _stderr_into(folder / "spark.log"):
+            spark = _session(folder, jars, conf or {})
+        make_source(spark, folder / "source", load)
+        jvm = int(spark.sparkContext._jvm.java.lang.ProcessHandle.current().pid())
+        yield Machine(spark=spark, folder=folder, load=load, jvm_pid=jvm)
+    finally:
+        try:
+            if spark is not None:
+                spark.stop()
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def make_source(spark: SparkSession, folder: Path, load: Load) -> None:
+    """As many files as the batches need, of about 120 bytes a row: the first batch's, linked under other names."""
+    rows = spark.range(load.batch_rows, numPartitions=load.files).select(
+        "id",
+        F.concat(F.lit("key-"), (F.col("id") % 10_007).cast("string")).alias("key"),
+        (F.col("id") % 100).cast("int").alias("part"),
+        (F.rand(7) * 1000).alias("amount"),
+        F.timestamp_micros(F.lit(1_700_000_000_000_000) + F.col("id") * 1000).alias("at"),
+        F.concat(F.sha2(F.col("id").cast("string"), 256), F.lit(" paid at the counter")).alias("note"),
+    )
+    first = folder.with_name("first")
+    rows.write.parquet(str(first))
+    folder.mkdir()
+    for number in range(load.batches):
+        for part, path in enumerate(sorted(first.glob("*.parquet"))):
+            (folder / f"{number:04}-{part:02}.parquet").hardlink_to(path)
+
+
+def measure(on: Machine, contender: Contender) -> Run:
+    """Runs one contender through warm and measured batches, and counts what came out.
+
+    Raises:
+        RuntimeError: if the query failed, or if the target does not hold every row exactly once.
+    """
+    folder = on.folder / f"run-{time.time_ns()}"
+    folder.mkdir()
+    end_workers(on.jvm_pid)
+    rows = _stream(on)
+    cpu_before = _cpu_s(on.jvm_pid)
+    try:
+        query = contender.start(rows, folder)
+        try:
+            _wait(query, on.load.batches - 1)
+            peak = max((memory_mib(worker.pid, "VmHWM") for worker in workers(on.jvm_pid)), default=0.0)
+            progress = {one["batchId"]: one for one in query.recentProgress}
+        finally:
+            query.stop()
+        cpu_s = _cpu_s(on.jvm_pid) - cpu_before
+        found, wanted = contender.count(folder), on.load.batch_rows * on.load.batches
+        if found != wanted:
+            raise RuntimeError(f"{contender.name}: {wanted} rows were written, and a reader sees {found}")
+    finally:
+        contender.clean()
+        shutil.rmtree(folder, ignore_errors=True)
+    return _summary(on.load, progress, cpu_s, peak)
+
+
+def compare(on: Machine, contenders: Sequence[Contender], *, rounds: int = 3) -> dict[str, list[Run]]:
+    """Runs all contenders in turn, round by round, and prints the table. The last one is what the others are held to.
+
+    A round before the first one does not count: the JVM gets faster with every query, to the good of whoever is later.
+    """
+    found: dict[str, list[Run]] = {contender.name: [] for contender in contenders}
+    for number in range(-1, rounds):
+        first = number % len(contenders)
+        for contender in [*contenders[first:], *contenders[:first]]:
+            run = measure(on, contender)
+            _progress.print(
+                f"{'warming' if number < 0 else f'round {number + 1}'}  {contender.name:32} "
+                f"{run.rows_per_s:>10,.0f} rows/s  {run.cpu_us_per_row:.2f} CPU µs/row  {run.worker_mib:.0f} MiB"
+            )
+            if number >= 0:
+                found[contender.name].append(run)
+    _show(on.load, found, contenders[-1].name)
+    return found
+
+
+def _show(load: Load, found: dict[str, list[Run]], reference: str) -> None:
+    rounds = len(found[reference])
+    table = Table(
+        title=f"{load.measured} batches of {load.batch_rows:,} rows, {CORES} cores, medians of {rounds} rounds"
+    )
+    table.add_column("", no_wrap=True)
+    for name in ("rows/s", f"of {reference}", "lowest to highest", "CPU µs/row", "worker MiB", "addBatch ms"):
+        table.add_column(name, justify="right")
+    for name, runs in found.items():
+        pairs = zip(runs, found[reference], strict=True)
+        ratios = [one.rows_per_s / other.rows_per_s for one, other in pairs]
+        table.add_row(
+            name,
+            f"{median(run.rows_per_s for run in runs):,.0f}",
+            f"{median(ratios):.2f}",
+            f"{min(ratios):.2f} to {max(ratios):.2f}",
+            f"{median(run.cpu_us_per_row for run in runs):.2f}",
+            f"{max(run.worker_mib for run in runs):.0f}",
+            f"{median(run.batch_ms.get('addBatch', 0.0) for run in runs):.0f}",
+        )
+    Console(width=None if sys.stdout.isatty() else 140).print(table)
+
+
+def _stream(on: Machine) -> DataFrame:
+    source = str(on.folder / "source")
+    schema = on.spark.read.parquet(source).schema
+    rows = on.spark.readStream.schema(schema).option("maxFilesPerTrigger", on.load.files).parquet(source)
+    return rows.select(*on.load.columns) if on.load.columns else rows
+
+
+def _wait(query: StreamingQuery, batch: int) -> None:
+    give_up_at = time.monotonic() + LIMIT_S
+    while (last := query.lastProgress) is None or last["batchId"] < batch:
+        if not query.isActive:
+            raise RuntimeError(f"the query ended: {query.exception()}")
+        if time.monotonic() > give_up_at:
+            raise RuntimeError(f"batch {batch} was not done within {LIMIT_S:.0f} s")
+        time.sleep(POLL_S)
+
+
+def _summary(load: Load, progress: dict[int, Any], cpu_s: float, worker_mib: float) -> Run:
+    batches = [progress[number] for number in range(load.warm, load.warm + load.measured)]
+    seconds = _began_s(progress[load.warm + load.measured]) - _began_s(batches[0])
+    names = {name for one in batches for name in one["durationMs"]}
+    return Run(
+        rows_per_s=load.batch_rows * load.measured / seconds,
+        cpu_us_per_row=cpu_s / (load.batch_rows * load.batches) * 1e6,
+        worker_mib=worker_mib,
+        batch_ms={name: median(one["durationMs"].get(name, 0) for one in batches) for name in names},
+    )
+
+
+def _began_s(progress: Any) -> float:
+    return datetime.fromisoformat(progress["timestamp"].replace("Z", "+00:00")).timestamp()
+
+
+def _cpu_s(jvm_pid: int) -> float:
+    used = 0.0
+    for process in (psutil.Process(jvm_pid), *daemons(jvm_pid), *workers(jvm_pid)):
+        try:
+            times = process.cpu_times()
+        except psutil.Error:  # it has ended, and its parent has inherited what it used
+            continue
+        used += times.user + times.system
+        if process.pid != jvm_pid:
+            used += times.children_user + times.children_system
+    return used
+
+
+@contextmanager
+def _stderr_into(log: Path) -> Iterator[None]:
+    """What is started here writes its standard error into a file: stopped queries are noisy."""
+    sys.stderr.flush()
+    kept = os.dup(2)
+    try:
+        with log.open("ab") as file:
+            os.dup2(file.fileno(), 2)
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
+
+
+def _session(folder: Path, jars: Sequence[Path], conf: dict[str, str]) -> SparkSession:
+    os.environ["PYSPARK_PYTHON"] = sys.executable
+    builder = (
+        SparkSession.builder.master(f"local[{CORES}]")
+        .appName("sparkonce benchmark")
+        .config("spark.driver.memory", "2g")
+        .config("spark.driver.host", "127.0.0.1")
+        .config("spark.driver.bindAddress", "127.0.0.1")
+        .config("spark.local.dir", str(folder))
+        .config("spark.sql.shuffle.partitions", str(CORES * 2))
+        .config("spark.ui.enabled", "false")
+        .config("spark.ui.showConsoleProgress", "false")
+    )
+    if jars:
+        builder = builder.config("spark.jars", ",".join(map(str, jars)))
+    for name, value in conf.items():
+        builder = builder.config(name, value)
+    spark = builder.getOrCreate()
+    spark.sparkContext.setLogLevel("ERROR")
+    return spark

@@ -1,0 +1,210 @@
+"""The driver half of the files sink: publishes, discards, finds what is held back, and says what is whole."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+
+from sparkonce.errors import UnknownOutcomeError
+from sparkonce.protocol.handles import Handle, transaction_fields
+from sparkonce.protocol.outcomes import Finished, Outcome
+from sparkonce.protocol.ownership import Token, TransactionName
+from sparkonce.protocol.traces import Trace
+from sparkonce.sinks.base import Facts, Owner, SinkCommitter
+from sparkonce.sinks.files import manifests
+from sparkonce.sinks.files.handle import LISTS, Listed, read_handle, read_list
+from sparkonce.sinks.files.manifests import Manifest
+from sparkonce.sinks.files.outcomes import before_publish, of_abort, of_commit
+from sparkonce.sinks.files.store import Fields, FileStore, Standing
+
+TIDY_EVERY = 100
+"""Batches between one look for what can be tidied and the next."""
+
+KEPT_BATCHES = 200
+"""How many of the newest batches keep the lists of their files, and manifests of their own. The log keeps 100."""
+
+TRACED_BATCHES = 10
+"""Of how many of the newest batches a start reads the manifests, and each run's newest one."""
+
+_NOTHING = Finished(outcome=Outcome.COMMITTED, reason="The slot had no rows: there is nothing to finish.")
+
+
+class FilesCommitter(SinkCommitter):
+    """Publishes and discards by what the handles say, from any process.
+
+    Args:
+        store: Where the files are.
+        name: The sink's name.
+        manifest: Whether whole batches are listed.
+    """
+
+    def __init__(self, store: FileStore, name: str, *, manifest: bool) -> None:
+        self._store = store
+        self._name = name
+        self._manifest = manifest
+
+    def commit(self, handles: Sequence[Handle]) -> Sequence[Finished]:
+        """See `SinkCommitter.commit`. All files of all handles go to the store in one call."""
+        answers, open_files = self._open(handles)
+        self._look(answers, open_files)
+        flat = [(place, one) for place, files in open_files.items() if place not in answers for one in files]
+        for place, found in self._grouped(flat, self._store.publish([one for _, one in flat]) if flat else []).items():
+            answers[place] = of_commit(found)
+        return [answers[place] for place in range(len(handles))]
+
+    def abort(self, handles: Sequence[Handle]) -> Sequence[Finished]:
+        """See `SinkCommitter.abort`."""
+        answers, open_files = self._open(handles)
+        flat = [(place, one) for place, files in open_files.items() for one in files]
+        for place, found in self._grouped(flat, self._store.discard([one for _, one in flat]) if flat else []).items():
+            answers[place] = of_abort(found)
+        return [answers[place] for place in range(len(handles))]
+
+    def list_lingering(self, owners: Sequence[Owner]) -> Sequence[Handle]:
+        """See `SinkCommitter.list_lingering`. Runs whose facts hold no prefix held nothing back.
+
+        Raises:
+            UnknownOutcomeError: if the place cannot be asked now.
+        """
+        claimed: dict[tuple[str, str], set[Token]] = {}
+        for owner in owners:
+            if prefix := owner.facts.get("prefix"):
+                claimed.setdefault((prefix, owner.query), set()).add(owner.token)
+        found: dict[TransactionName, list[Fields]] = {}
+        for held in self._store.list_held() if claimed else ():
+            if held.name.token in claimed.get((held.name.prefix, held.name.query), ()):
+                found.setdefault(held.name, []).append(held.fields)
+        return [self._lingering(name, files) for name, files in found.items()]
+
+    def _lingering(self, name: TransactionName, files: Sequence[Fields]) -> Handle:
+        text = json.dumps([dict(one) for one in files], separators=(",", ":"), sort_keys=True)
+        return Handle(
+            sink=self._name,
+            slot=name.slot,
+            transaction=transaction_fields({"name": str(name), "files": text, "begun_ms": 0}),
+        )
+
+    def conclude(self, batch: int, handles: Sequence[Handle]) -> None:
+        """See `SinkCommitter.conclude`. Writes the batch's manifest, and now and then tidies up behind older ones."""
+        listed = {handle: read_handle(handle) for handle in handles if handle.transaction}
+        if not listed:
+            return
+        names = [one.name for one in listed.values()]
+        newest = max(names, key=lambda name: name.token)
+        if self._manifest:
+            files = {handle: self._files_of(one) for handle, one in listed.items()}
+            manifests.write(
+                self._store, manifests.of_batch(self._name, newest.prefix, newest.query, newest.token, batch, files)
+            )
+        if batch % TIDY_EVERY == TIDY_EVERY - 1:
+            self._tidy(newest.prefix, newest.query, batch - KEPT_BATCHES)
+
+    def _files_of(self, listed: Listed) -> Sequence[Fields]:
+        files = self._resolve(listed)
+        if isinstance(files, Finished):
+            raise UnknownOutcomeError(f"The manifest could not be written: {files.reason}")
+        return files
+
+    def _tidy(self, prefix: str, query: str, before: int) -> None:
+        old = [
+            f"{LISTS}/{text}"
+            for text in self._store.list_names(LISTS)
+            if (name := TransactionName.parse(text)) is not None
+            and (name.prefix, name.query) == (prefix, query)
+            and name.batch < before
+        ]
+        if old:
+            self._store.delete(old)
+        if self._manifest:
+            manifests.merge(self._store, prefix, query, before)
+
+    def list_traces(self, query: str, facts: Facts) -> Sequence[Trace]:
+        """See `SinkCommitter.list_traces`. From the newest manifests, which name their commits."""
+        prefix = facts.get("prefix")
+        if prefix is None or not self._manifest:
+            return ()
+        names = [
+            name
+            for name in manifests.list_manifests(self._store)
+            if (name.prefix, name.query) == (prefix, query) and name.token is not None
+        ]
+        names.sort(key=lambda name: name.last, reverse=True)
+        newest = {name.token: name for name in reversed(names)}
+        read = {name.text: name for name in (*names[:TRACED_BATCHES], *newest.values())}
+        return [trace for name in read.values() for one in manifests.read(self._store, name) for trace in _traces(one)]
+
+    def close(self) -> None:
+        """Frees connections."""
+        self._store.close()
+
+    def _open(self, handles: Sequence[Handle]) -> tuple[dict[int, Finished], dict[int, Sequence[Fields]]]:
+        """What is answered already, and the files of the other handles, each by the handle's place."""
+        answers: dict[int, Finished] = {}
+        files: dict[int, Sequence[Fields]] = {}
+        for place, handle in enumerate(handles):
+            found = self._read(handle) if handle.transaction else _NOTHING
+            if isinstance(found, Finished):
+                answers[place] = found
+            else:
+                files[place] = found
+        return answers, files
+
+    def _read(self, handle: Handle) -> Sequence[Fields] | Finished:
+        try:
+            return self._resolve(read_handle(handle))
+        except ValueError as error:
+            return Finished(outcome=Outcome.UNKNOWN, reason=f"The handle cannot be read: {error}.")
+
+    def _resolve(self, listed: Listed) -> Sequence[Fields] | Finished:
+        if listed.files is not None:
+            return listed.files
+        try:
+            content = self._store.get(listed.list_path)
+        except UnknownOutcomeError as error:
+            return Finished(outcome=Outcome.RETRY, reason=error.message)
+        if content is None:
+            reason = f"{listed.list_path}: the list of the transaction's files is gone, and nobody knows what they are."
+            return Finished(outcome=Outcome.UNKNOWN, reason=reason)
+        files = read_list(content, listed.list_checksum)
+        if files is None:
+            reason = f"{listed.list_path}: the list of the transaction's files has another checksum than the handle."
+            return Finished(outcome=Outcome.UNKNOWN, reason=reason)
+        return files
+
+    def _look(self, answers: dict[int, Finished], open_files: Mapping[int, Sequence[Fields]]) -> None:
+        """Where a transaction has several files, none is published unless all can be."""
+        several = [(place, one) for place, files in open_files.items() if len(files) > 1 for one in files]
+        if not several:
+            return
+        try:
+            standings = self._store.look([one for _, one in several])
+        except UnknownOutcomeError as error:
+            retry = Finished(outcome=Outcome.RETRY, reason=error.message)
+            answers.update(dict.fromkeys({place for place, _ in several}, retry))
+            return
+        found: dict[int, list[tuple[str, Standing]]] = {}
+        for (place, one), standing in zip(several, standings, strict=True):
+            found.setdefault(place, []).append((str(one["path"]), standing))
+        for place, files in found.items():
+            answer = before_publish(files)
+            if answer is not None:
+                answers[place] = answer
+
+    @staticmethod
+    def _grouped(flat: Sequence[tuple[int, Fields]], answers: Sequence[Finished]) -> Mapping[int, Sequence[Finished]]:
+        grouped: dict[int, list[Finished]] = {}
+        for (place, _), answer in zip(flat, answers, strict=True):
+            grouped.setdefault(place, []).append(answer)
+        return grouped
+
+
+def _traces(manifest: Manifest) -> list[Trace]:
+    return [
+        Trace(
+            token=name.token,
+            committed=transaction_fields(fields),
+            begun_ms=int(fields["begun_ms"]),
+        )
+        for fields in manifest.transactions
+        if (name := TransactionName.parse(str(fields["name"]))) is not None
+    ]

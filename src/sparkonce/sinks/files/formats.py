@@ -1,0 +1,240 @@
+"""The formats: what a file is called, what may be set, and how rows become its bytes."""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, BinaryIO
+
+import pyarrow as pa
+
+from sparkonce.errors import ConfigurationError
+from sparkonce.sinks.files.cells import csv_header, csv_lines, json_lines, text_lines
+
+NONE = "none"
+_ENDINGS = {NONE: "", "gzip": ".gz", "zstd": ".zst", "bz2": ".bz2"}
+_TEXT_CODECS = tuple(_ENDINGS)
+_MIB = 1 << 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Format:
+    """What is known of a format before a row comes.
+
+    Attributes:
+        codecs: The names of its compressions, the default first.
+        options: What may be set, with the default.
+        piece_bytes: How much of Arrow's memory is gathered before it is encoded.
+        in_name: Whether a compression is a part of the file's name.
+    """
+
+    codecs: tuple[str, ...]
+    options: Mapping[str, Any] = field(default_factory=dict)
+    piece_bytes: int = 4 * _MIB
+    in_name: bool = True
+
+
+FORMATS: Mapping[str, Format] = {
+    "parquet": Format(
+        codecs=("snappy", "zstd", "gzip", "lz4", "brotli", NONE),
+        options={"row_group_bytes": 64 * _MIB, "compression_level": 0, "use_dictionary": True},
+        in_name=False,
+    ),
+    "csv": Format(codecs=_TEXT_CODECS, options={"header": True, "delimiter": ","}),
+    "json": Format(codecs=_TEXT_CODECS),
+    "arrow": Format(codecs=(NONE, "zstd", "lz4"), piece_bytes=8 * _MIB, in_name=False),
+    "text": Format(codecs=_TEXT_CODECS),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Encoding:
+    """A format with the user's choices, checked."""
+
+    format: str
+    compression: str
+    options: tuple[tuple[str, Any], ...]
+
+    @property
+    def extension(self) -> str:
+        """Of a file's name, such as ``.csv.gz``."""
+        base = ".txt" if self.format == "text" else f".{self.format}"
+        return base + (_ENDINGS[self.compression] if FORMATS[self.format].in_name else "")
+
+    @property
+    def piece_bytes(self) -> int:
+        """How much of Arrow's memory is gathered before it is encoded."""
+        return int(dict(self.options).get("row_group_bytes", FORMATS[self.format].piece_bytes))
+
+    def open(self, stream: BinaryIO) -> Encoder:
+        """Begins a file."""
+        return _ENCODERS[self.format](stream, self.compression, dict(self.options))
+
+
+def choose(format: str, compression: str | None, options: Mapping[str, Any]) -> Encoding:  # noqa: A002
+    """Checks what the user chose.
+
+    Raises:
+        ConfigurationError: naming the setting and its value.
+    """
+    known = FORMATS.get(format)
+    if known is None:
+        raise ConfigurationError(
+            f"format={format!r} is not known.", next_step=f"Use one of {', '.join(FORMATS)}.", setting="format"
+        )
+    codec = known.codecs[0] if compression is None else compression
+    if codec not in known.codecs:
+        raise ConfigurationError(
+            f"compression={compression!r} is not known for format={format!r}.",
+            next_step=f"Use one of {', '.join(known.codecs)}.",
+            setting="compression",
+        )
+    for name, value in options.items():
+        _check_option(format, name, value, known.options)
+    return Encoding(format=format, compression=codec, options=tuple(sorted({**known.options, **options}.items())))
+
+
+def _check_option(format: str, name: str, value: Any, known: Mapping[str, Any]) -> None:  # noqa: A002
+    if name not in known:
+        raise ConfigurationError(
+            f"options has {name!r}, which format={format!r} does not know.",
+            next_step=f"Known are: {', '.join(known) or 'none'}.",
+            setting=name,
+        )
+    if type(value) is not type(known[name]):
+        raise ConfigurationError(
+            f"options[{name!r}]={value!r} must be of type {type(known[name]).__name__}.",
+            next_step="Correct it.",
+            setting=name,
+        )
+    if name == "delimiter" and (len(value) != 1 or value in '"\r\n'):
+        raise ConfigurationError(
+            f"options['delimiter']={value!r} must be one character, and no quote or line's end.",
+            next_step="Use ',' or '\\t', for example.",
+            setting=name,
+        )
+    if name == "row_group_bytes" and value < 1:
+        raise ConfigurationError(f"options[{name!r}]={value!r} must be at least 1.", next_step="Correct it.")
+
+
+class Encoder(abc.ABC):
+    """Turns rows into one file's bytes."""
+
+    @abc.abstractmethod
+    def write(self, rows: pa.Table) -> None:
+        """Encodes rows."""
+
+    @abc.abstractmethod
+    def close(self) -> None:
+        """Writes the file's end, but does not close the stream."""
+
+
+class _ParquetEncoder(Encoder):
+    def __init__(self, stream: BinaryIO, compression: str, options: Mapping[str, Any]) -> None:
+        self._stream = stream
+        self._compression = compression
+        self._options = options
+        self._writer: Any = None
+
+    def write(self, rows: pa.Table) -> None:
+        import pyarrow.parquet as pq
+
+        if self._writer is None:
+            self._writer = pq.ParquetWriter(
+                self._stream,
+                rows.schema,
+                compression=self._compression,
+                compression_level=self._options["compression_level"] or None,
+                use_dictionary=self._options["use_dictionary"],
+            )
+        self._writer.write_table(rows, row_group_size=max(1, rows.num_rows))
+
+    def close(self) -> None:
+        if self._writer is not None:
+            self._writer.close()
+
+
+class _ArrowEncoder(Encoder):
+    def __init__(self, stream: BinaryIO, compression: str, options: Mapping[str, Any]) -> None:  # noqa: ARG002
+        self._stream = stream
+        self._options = pa.ipc.IpcWriteOptions(compression=None if compression == NONE else compression)
+        self._writer: Any = None
+
+    def write(self, rows: pa.Table) -> None:
+        if self._writer is None:
+            self._writer = pa.ipc.new_file(self._stream, rows.schema, options=self._options)
+        self._writer.write_table(rows.combine_chunks())
+
+    def close(self) -> None:
+        if self._writer is not None:
+            self._writer.close()
+
+
+class _LinesEncoder(Encoder):
+    """Lines of text."""
+
+    def __init__(self, stream: BinaryIO, compression: str, options: Mapping[str, Any]) -> None:
+        self._options = options
+        self._compressed = None if compression == NONE else pa.CompressedOutputStream(_Unclosed(stream), compression)
+        self._stream: Any = self._compressed or stream
+
+    def write(self, rows: pa.Table) -> None:
+        for batch in rows.combine_chunks().to_batches():
+            self._stream.write(self._lines(batch))
+
+    def close(self) -> None:
+        if self._compressed is not None:
+            self._compressed.close()
+
+    def _lines(self, rows: pa.RecordBatch) -> pa.Buffer:
+        raise NotImplementedError
+
+
+class _JsonEncoder(_LinesEncoder):
+    def _lines(self, rows: pa.RecordBatch) -> pa.Buffer:
+        return json_lines(rows)
+
+
+class _TextEncoder(_LinesEncoder):
+    def _lines(self, rows: pa.RecordBatch) -> pa.Buffer:
+        return text_lines(rows)
+
+
+class _CsvEncoder(_LinesEncoder):
+    _begun = False
+
+    def _lines(self, rows: pa.RecordBatch) -> pa.Buffer:
+        if not self._begun and self._options["header"]:
+            self._stream.write(csv_header(rows.schema.names, self._options["delimiter"]))
+        self._begun = True
+        return csv_lines(rows, self._options["delimiter"])
+
+
+class _Unclosed:
+    """pyarrow closes the file under a compressed stream together with it; sealing still needs it."""
+
+    closed = False
+
+    def __init__(self, stream: BinaryIO) -> None:
+        self.write = stream.write
+        self.tell = stream.tell
+
+    def flush(self) -> None:
+        """Nothing."""
+
+    def close(self) -> None:
+        """Nothing."""
+
+    def writable(self) -> bool:
+        """Yes."""
+        return True
+
+
+_ENCODERS: Mapping[str, Callable[[BinaryIO, str, Mapping[str, Any]], Encoder]] = {
+    "parquet": _ParquetEncoder,
+    "csv": _CsvEncoder,
+    "json": _JsonEncoder,
+    "arrow": _ArrowEncoder,
+    "text": _TextEncoder,
+}

@@ -1,0 +1,79 @@
+"""The handle of a slot's files: all of them in one field, or, where that would be long, in a list beside them."""
+
+from __future__ import annotations
+
+import json
+import zlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from sparkonce.protocol.handles import Handle
+from sparkonce.protocol.ownership import TransactionName
+from sparkonce.sinks.files.store import HIDDEN, Fields
+
+LONGEST_BYTES = 16_384
+"""Of a handle's field. A slot of a hundred partitions fits, one of thousands does not belong into the log."""
+
+LISTS = f"{HIDDEN}/lists"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Listed:
+    """What a handle says.
+
+    Attributes:
+        name: The transaction's.
+        files: What finishes them; None if they are in a list.
+        list_path: Where the list is, relative.
+        list_checksum: Of the list.
+        begun_ms: When the transaction was begun, by the executor's clock.
+    """
+
+    name: TransactionName
+    files: tuple[Fields, ...] | None
+    list_path: str
+    list_checksum: str
+    begun_ms: int
+
+
+def fields_of(
+    name: TransactionName, files: Sequence[Fields], begun_ms: int
+) -> tuple[dict[str, str | int], bytes | None]:
+    """A handle's fields, and what is to be put into its list if it has one."""
+    fields: dict[str, str | int] = {"name": str(name), "begun_ms": begun_ms}
+    text = json.dumps([dict(one) for one in files], separators=(",", ":"), sort_keys=True)
+    if len(text) <= LONGEST_BYTES:
+        return {**fields, "files": text}, None
+    content = text.encode()
+    return {**fields, "list": f"{LISTS}/{name}", "list_checksum": _checksum(content)}, content
+
+
+def read_handle(handle: Handle) -> Listed:
+    """What a handle says.
+
+    Raises:
+        ValueError: if it is not one of the files sink's.
+    """
+    fields = dict(handle.transaction)
+    name = TransactionName.parse(str(fields.get("name", "")))
+    if name is None or not ("files" in fields or "list" in fields):
+        raise ValueError(f"the handle {fields} is not one of the files sink's")
+    return Listed(
+        name=name,
+        files=tuple(json.loads(str(fields["files"]))) if "files" in fields else None,
+        list_path=str(fields.get("list", "")),
+        list_checksum=str(fields.get("list_checksum", "")),
+        begun_ms=int(fields.get("begun_ms", 0)),
+    )
+
+
+def read_list(content: bytes, checksum: str) -> tuple[Fields, ...] | None:
+    """The files in a list; None if it is not the one that the handle means."""
+    if _checksum(content) != checksum:
+        return None
+    found: list[Mapping[str, str | int]] = json.loads(content)
+    return tuple(found)
+
+
+def _checksum(content: bytes) -> str:
+    return f"crc32:{zlib.crc32(content):08x}"

@@ -1,0 +1,72 @@
+"""Folders of partitions as Hive and Spark name them: ``a=1/b=x``."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from typing import Any
+from urllib.parse import unquote
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+NULL = "__HIVE_DEFAULT_PARTITION__"
+"""The folder of null. As with Spark, empty strings are put there, too: a folder's name cannot be empty."""
+
+_ESCAPED = re.compile(r"[\x01-\x1f\x7f\"#%'*/:=?\\{\[\]^]")
+"""What Spark's ``ExternalCatalogUtils`` escapes, as Hive does."""
+
+
+def escape(text: str) -> str:
+    """A text as a part of a folder's name: ``a/b`` becomes ``a%2Fb``."""
+    return _ESCAPED.sub(lambda found: f"%{ord(found[0]):02X}", text)
+
+
+def folder_of(names: Sequence[str], values: Sequence[Any]) -> str:
+    """The folder of one partition, relative.
+
+    Args:
+        names: Of the columns.
+        values: Python's, as pyarrow gives them.
+    """
+    return "/".join(f"{escape(name)}={_text(value)}" for name, value in zip(names, values, strict=True))
+
+
+def values_of(folder: str) -> dict[str, str | None]:
+    """The columns and values that a folder's path names, as text; None for null."""
+    parts = (part.partition("=") for part in folder.split("/") if "=" in part)
+    return {unquote(name): None if value == NULL else unquote(value) for name, _, value in parts}
+
+
+def _text(value: Any) -> str:
+    if value is None or value == "":
+        return NULL
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return escape(format(value, "f") if hasattr(value, "as_tuple") else str(value))
+
+
+def split(rows: pa.Table, names: Sequence[str]) -> Iterator[tuple[str, pa.Table]]:
+    """The rows of each partition without its columns, with its folder. Rows of one partition keep their order.
+
+    The rows are copied, so that what one partition holds does not keep the others' memory.
+    """
+    codes = np.zeros(rows.num_rows, np.int64)
+    for name in names:
+        column = rows.column(name).combine_chunks()
+        encoded = pc.dictionary_encode(column, null_encoding="encode")
+        if isinstance(encoded, pa.ChunkedArray):
+            encoded = encoded.combine_chunks()
+        codes = codes * len(encoded.dictionary) + encoded.indices.to_numpy(zero_copy_only=False)
+        # Made dense again after each column, so that many columns do not overflow.
+        codes = np.unique(codes, return_inverse=True)[1]
+    counts = np.bincount(codes)
+    order = np.argsort(codes.astype(np.uint16) if len(counts) <= 1 << 16 else codes, kind="stable")
+    ends = np.cumsum(counts)
+    starts = ends - counts
+    firsts = rows.select(list(names)).take(pa.array(order[starts])).to_pylist()
+    rest = rows.drop_columns(list(names))
+    for first, start, end in zip(firsts, starts, ends, strict=True):
+        folder = folder_of(names, [first[name] for name in names])
+        yield folder, rest if len(counts) == 1 else rest.take(pa.array(order[start:end]))

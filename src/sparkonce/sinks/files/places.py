@@ -1,0 +1,76 @@
+"""From a path or URL to the store behind it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+from sparkonce.errors import ConfigurationError
+from sparkonce.sinks.files.store import FileStore
+
+_SCHEME = re.compile(r"(?P<scheme>[A-Za-z][A-Za-z0-9+.-]+):.*", re.DOTALL)
+_KNOWN = "Use a local path, a file: URL, hdfs://host:port/path or s3://bucket/prefix."
+
+
+def scheme_of(path: str) -> str:
+    """``file``, ``hdfs`` or ``s3``.
+
+    Raises:
+        ConfigurationError: for a path that names no place.
+    """
+    match = _SCHEME.fullmatch(path)
+    scheme = "file" if match is None else match["scheme"].lower()
+    scheme = "s3" if scheme in ("s3a", "s3n") else scheme
+    if not path or scheme not in ("file", "hdfs", "s3"):
+        raise ConfigurationError(f"path={path!r} names no place for files.", next_step=_KNOWN, setting="path")
+    parts = urlsplit(path)
+    if match is not None and scheme == "file" and parts.netloc not in ("", "localhost"):
+        raise ConfigurationError(f"path={path!r} names a host.", next_step="Write file:///path.", setting="path")
+    if scheme in ("hdfs", "s3") and not parts.netloc:
+        raise ConfigurationError(f"path={path!r} names no {'bucket' if scheme == 's3' else 'host'}.", next_step=_KNOWN)
+    return scheme
+
+
+def open_store(path: str, options: Mapping[str, Any]) -> FileStore:
+    """The store for a path.
+
+    Args:
+        path: See `sparkonce.sinks.files.sink.FilesSink`.
+        options: The store's own.
+
+    Raises:
+        ConfigurationError: naming the setting, or what has to be installed.
+    """
+    scheme = scheme_of(path)
+    try:
+        if scheme == "hdfs":
+            from sparkonce.sinks.files.hdfs import HdfsStore
+
+            return HdfsStore(path, **options)
+        if scheme == "s3":
+            from sparkonce.sinks.files.s3 import S3Store  # type: ignore[import-not-found,unused-ignore]
+
+            parts = urlsplit(path)
+            store: FileStore = S3Store(parts.netloc, unquote(parts.path).strip("/"), **options)
+            return store
+        from sparkonce.sinks.files.local import LocalStore
+
+        if options:
+            raise TypeError(f"a local folder has no options, and {', '.join(sorted(options))} is given")
+        return LocalStore(local_folder(path))
+    except TypeError as error:
+        raise ConfigurationError(
+            f"store_options={sorted(options)!r} do not fit path={path!r}: {error}.",
+            next_step="Correct or remove the option it names.",
+            setting="store_options",
+        ) from error
+
+
+def local_folder(path: str) -> Path:
+    """The absolute folder of a local path or ``file:`` URL."""
+    if _SCHEME.fullmatch(path):
+        path = unquote(urlsplit(path).path)
+    return Path(path).expanduser().absolute()

@@ -1,0 +1,150 @@
+"""Folders of files as a part of the two-phase commit."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from sparkonce.errors import ConfigurationError, PreflightError
+from sparkonce.guarantees import Guarantee
+from sparkonce.protocol.ownership import NAME_PREFIX_LIMIT_BYTES
+from sparkonce.sinks.base import Facts, SinkCommitter, SinkWriter, TwoPhaseCommitSink, WriterContext
+from sparkonce.sinks.files.places import open_store, scheme_of
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+_NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]*")
+
+
+class FilesSink(TwoPhaseCommitSink):
+    """Writes rows as files into a folder, a bucket or HDFS, where a reader sees committed ones only.
+
+    Args:
+        path: A local path or ``file:`` URL, ``hdfs://host:port/path``, or ``s3://bucket/prefix``.
+        format: ``parquet``, ``csv``, ``json`` (one object a line), ``arrow`` (IPC files) or ``text``.
+        name: Unique within the query, the same after a restart, and a part of the files' names.
+        partition_by: Columns that name folders, as Spark's ``partitionBy``.
+        max_file_bytes: A file that has reached this size is closed, and another one is begun.
+        compression: Of the format's own; None for its default, which is snappy for Parquet and none for the others.
+        options: Of the format: Parquet's ``row_group_bytes`` (of Arrow's memory), ``compression_level``,
+            ``use_dictionary``; CSV's ``header``, ``delimiter``.
+        manifest: Whether each whole batch is listed in ``_manifest``, see `read_manifests`. Without it a log from an
+            old copy is not noticed either.
+        store_options: Of the place, for example S3's endpoint or HDFS's configuration.
+        guarantee: EXACTLY_ONCE holds files back until the decision; the others publish them when a slot is done.
+
+    Raises:
+        ConfigurationError: naming the setting and its value.
+    """
+
+    def __init__(
+        self,
+        path: str | Path,
+        *,
+        format: str = "parquet",  # noqa: A002 - what everybody calls it
+        name: str = "files",
+        partition_by: str | Sequence[str] = (),
+        max_file_bytes: int = 512 << 20,
+        compression: str | None = None,
+        options: Mapping[str, Any] | None = None,
+        manifest: bool = True,
+        store_options: Mapping[str, Any] | None = None,
+        guarantee: Guarantee = Guarantee.EXACTLY_ONCE,
+    ) -> None:
+        from sparkonce.sinks.files.formats import choose
+
+        super().__init__(name, guarantee)
+        self.path = str(path)
+        self.partition_by = (partition_by,) if isinstance(partition_by, str) else tuple(partition_by)
+        self.max_file_bytes = max_file_bytes
+        self.manifest = manifest
+        self.store_options = dict(store_options or {})
+        self.encoding = choose(format, compression, dict(options or {}))
+        scheme_of(self.path)
+        self._check()
+
+    def _check(self) -> None:
+        if not _NAME.fullmatch(self.name) or len(self.name) > NAME_PREFIX_LIMIT_BYTES:
+            raise ConfigurationError(
+                f"name={self.name!r} cannot be a part of a file's name.",
+                next_step=f"Use letters, digits, '-', '_' and '.', at most {NAME_PREFIX_LIMIT_BYTES} of them.",
+                setting="name",
+            )
+        if self.max_file_bytes < 1:
+            raise ConfigurationError(
+                f"max_file_bytes={self.max_file_bytes} must be at least 1.", next_step="Correct it, or leave it out."
+            )
+        for column in self.partition_by:
+            if column[:1] in ("", "_", "."):
+                raise ConfigurationError(
+                    f"partition_by names the column {column!r}, and readers skip folders that begin with '_' or '.'.",
+                    next_step="Rename the column.",
+                    setting="partition_by",
+                )
+        if len(set(self.partition_by)) != len(self.partition_by):
+            raise ConfigurationError(
+                f"partition_by={list(self.partition_by)!r} names a column twice.", next_step="Name each once."
+            )
+
+    def conditions(self) -> Sequence[str]:
+        """What must be true of the place and its readers."""
+        found: list[str] = []
+        if self.guarantee is not Guarantee.EXACTLY_ONCE:
+            return found
+        scheme = scheme_of(self.path)
+        if scheme == "file":
+            found.append(f"{self.path} is on a disk that keeps what fsync was called for")
+        if scheme == "hdfs":
+            found.append("not all datanodes that hold a block of a new file lose power at once")
+        found.append("nobody deletes anything under .sparkonce in the sink's path while a batch is not committed")
+        whole = "take the files that sparkonce.whole_batches names" if self.manifest else "wait for the batch's end"
+        found.append(f"readers that must not see some files of a batch and not yet the others {whole}")
+        return found
+
+    def columns(self, schema: pa.Schema) -> Sequence[str]:
+        """All, once each has a type that the format takes."""
+        from sparkonce.sinks.files.types import check_columns
+
+        return check_columns(schema, self.encoding.format, self.partition_by)
+
+    def preflight(self, query: str, recorded: Facts | None) -> Facts:  # noqa: ARG002 - the same for all
+        """Makes the folder, tries what publishing does there, and sees that it is still the recorded one."""
+        store = open_store(self.path, self.store_options)
+        try:
+            place = store.check()
+        finally:
+            store.close()
+        facts = {**place, "prefix": self.name}
+        for name, value in place.items():
+            before = (recorded or {}).get(name, value)
+            if before != value:
+                raise PreflightError(
+                    f"path={self.path!r} has {name}={value!r}, but until now this query wrote to one with "
+                    f"{name}={before!r}.",
+                    next_step="Name the old place (a folder may have been moved, but not made anew), or start a new "
+                    "query with a new checkpoint.",
+                    setting="path",
+                )
+        return facts
+
+    def writer(self, context: WriterContext) -> SinkWriter:
+        """Opens nothing but the store."""
+        from sparkonce.sinks.files.writer import FilesWriter
+
+        return FilesWriter(
+            open_store(self.path, self.store_options),
+            context,
+            encoding=self.encoding,
+            partition_by=self.partition_by,
+            max_file_bytes=self.max_file_bytes,
+            hold_back=self.guarantee is Guarantee.EXACTLY_ONCE,
+        )
+
+    def committer(self) -> SinkCommitter:
+        """Publishes from the driver."""
+        from sparkonce.sinks.files.committer import FilesCommitter
+
+        return FilesCommitter(open_store(self.path, self.store_options), self.name, manifest=self.manifest)

@@ -1,0 +1,222 @@
+"""The executor half of the files sink."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+import pyarrow as pa
+
+from sparkonce.errors import PrepareError
+from sparkonce.protocol.outcomes import Outcome
+from sparkonce.protocol.ownership import TransactionName
+from sparkonce.sinks.base import SinkWriter, WriterContext
+from sparkonce.sinks.files.formats import Encoder, Encoding
+from sparkonce.sinks.files.handle import fields_of
+from sparkonce.sinks.files.partitions import split
+from sparkonce.sinks.files.store import Fields, FileStore, HeldFile, file_path
+from sparkonce.sinks.files.types import file_schema
+
+OPEN_FILES = 32
+"""How many files a slot has open at once; the one that was written to longest ago makes room."""
+
+GATHERED_BYTES = 64 << 20
+"""How much of Arrow's memory a slot of many partitions gathers, over all of them, before it encodes."""
+
+SPLIT_BYTES = 8 << 20
+"""How much is gathered before it is split into partitions: splitting costs something for each of them."""
+
+_SEALING_THREADS = 4
+
+
+@dataclass(slots=True)
+class _Pile:
+    """Rows of one folder that are not encoded yet."""
+
+    tables: list[pa.Table] = field(default_factory=list)
+    size: int = 0
+
+    def add(self, rows: pa.Table, size: int) -> None:
+        self.tables.append(rows)
+        self.size += size
+
+
+@dataclass(slots=True)
+class _OpenFile:
+    held: HeldFile
+    encoder: Encoder
+    rows: int = 0
+
+
+class FilesWriter(SinkWriter):
+    """One copy's files. Closed files are made durable in the background while others are written.
+
+    Args:
+        store: Where to.
+        context: Which copy of which slot.
+        encoding: The format.
+        partition_by: Columns that name folders.
+        max_file_bytes: A file that has reached this size is closed, and another one is begun.
+        hold_back: Whether the guarantee is EXACTLY_ONCE. Otherwise `prepare` publishes.
+    """
+
+    def __init__(
+        self,
+        store: FileStore,
+        context: WriterContext,
+        *,
+        encoding: Encoding,
+        partition_by: Sequence[str],
+        max_file_bytes: int,
+        hold_back: bool,
+    ) -> None:
+        self._store = store
+        self._name = TransactionName(
+            prefix=context.owner.facts["prefix"],
+            query=context.owner.query,
+            token=context.owner.token,
+            batch=context.batch,
+            slot=context.slot,
+            copy=secrets.token_hex(6),
+        )
+        self._encoding = encoding
+        self._partition_by = tuple(partition_by)
+        self._max_file_bytes = max_file_bytes
+        self._piece_bytes = min(encoding.piece_bytes, max_file_bytes)
+        self._hold_back = hold_back
+        self._begun_ms = 0
+        self._number = 0
+        self._schema: pa.Schema | None = None
+        self._unsplit = _Pile()
+        self._piles: dict[str, _Pile] = {}
+        self._open: dict[str, _OpenFile] = {}
+        self._held: list[HeldFile] = []
+        self._sealed: list[tuple[int, Future[Fields]]] = []
+        self._threads: ThreadPoolExecutor | None = None
+        self._list = ""
+
+    def begin(self) -> None:
+        """Opens the slot's file at once, where there is one: what a server wants to prepare, it does meanwhile."""
+        self._begun_ms = time.time_ns() // 1_000_000
+        if not self._partition_by:
+            self._open[""] = self._open_file("")
+
+    def write(self, rows: pa.RecordBatch) -> None:
+        """Gathers rows, and encodes them in pieces large enough for the format.
+
+        Raises:
+            PrepareError: if the place does not take them, or the format a value.
+        """
+        table = self._to_table(rows)
+        if not self._partition_by:
+            self._piles.setdefault("", _Pile()).add(table, rows.nbytes)
+        else:
+            self._unsplit.add(table, rows.nbytes)
+            if self._unsplit.size >= SPLIT_BYTES:
+                self._split()
+        self._encode_full()
+
+    def prepare(self) -> Mapping[str, str | int]:
+        """Encodes what is left, makes every file durable, and says what publishes them.
+
+        Raises:
+            PrepareError: if any file may not be whole.
+        """
+        self._split()
+        for folder in list(self._piles):
+            self._encode(folder)
+            if folder:  # thousands of small partitions: each is closed before the next one is opened
+                self._close(folder)
+        for folder in list(self._open):
+            self._close(folder)
+        files = [{**sealed.result(), "rows": rows} for rows, sealed in self._sealed]
+        if not self._hold_back:
+            self._publish(files)
+            return {}
+        fields, content = fields_of(self._name, files, self._begun_ms)
+        if content is not None:
+            self._list = str(fields["list"])
+            self._store.put(self._list, content)
+        return fields
+
+    def _publish(self, files: Sequence[Fields]) -> None:
+        published = (Outcome.COMMITTED, Outcome.ALREADY_COMMITTED)
+        for answer in self._store.publish(files):
+            if answer.outcome not in published:
+                raise PrepareError(f"A file could not be published: {answer.reason}")
+
+    def abort(self) -> None:
+        """Deletes the files. Those that cannot be reached are left to the driver's sweep."""
+        for _, sealed in self._sealed:
+            sealed.exception()  # waits: a file is not deleted while it is being sealed
+        for held in self._held:
+            held.discard()
+        if self._list:
+            with suppress(Exception):
+                self._store.delete([self._list])
+        self.close()
+
+    def close(self) -> None:
+        """Frees what the writer holds."""
+        self._piles.clear()
+        if self._threads is not None:
+            self._threads.shutdown()
+        self._store.close()
+
+    def _to_table(self, rows: pa.RecordBatch) -> pa.Table:
+        if self._schema is None:
+            self._schema = file_schema(rows.schema)
+        table = pa.Table.from_batches([rows])
+        return table if rows.schema.equals(self._schema) else table.cast(self._schema)
+
+    def _split(self) -> None:
+        if not self._unsplit.tables:
+            return
+        gathered, self._unsplit = self._unsplit, _Pile()
+        for folder, rows in split(pa.concat_tables(gathered.tables), self._partition_by):
+            self._piles.setdefault(folder, _Pile()).add(rows, rows.nbytes)
+
+    def _encode_full(self) -> None:
+        for folder in [folder for folder, pile in self._piles.items() if pile.size >= self._piece_bytes]:
+            self._encode(folder)
+        gathered = sum(pile.size for pile in self._piles.values())
+        if gathered <= GATHERED_BYTES or not self._partition_by:
+            return
+        for folder in sorted(self._piles, key=lambda one: self._piles[one].size, reverse=True):
+            if gathered <= GATHERED_BYTES // 2:
+                return
+            gathered -= self._piles[folder].size
+            self._encode(folder)
+
+    def _encode(self, folder: str) -> None:
+        pile = self._piles.pop(folder)
+        file = self._open.pop(folder, None)
+        if file is None:
+            if len(self._open) >= OPEN_FILES:
+                self._close(next(iter(self._open)))
+            file = self._open_file(folder)
+        self._open[folder] = file  # at the end: the one written to last
+        rows = pa.concat_tables(pile.tables)
+        file.encoder.write(rows)
+        file.rows += rows.num_rows
+        if file.held.size() >= self._max_file_bytes:
+            self._close(folder)
+
+    def _open_file(self, folder: str) -> _OpenFile:
+        held = self._store.hold(self._name, file_path(folder, self._name, self._number, self._encoding.extension))
+        self._number += 1
+        self._held.append(held)
+        return _OpenFile(held, self._encoding.open(held.stream))
+
+    def _close(self, folder: str) -> None:
+        file = self._open.pop(folder, None)
+        if file is None:
+            return
+        file.encoder.close()
+        if self._threads is None:
+            self._threads = ThreadPoolExecutor(_SEALING_THREADS, thread_name_prefix="seal")
+        self._sealed.append((file.rows, self._threads.submit(file.held.seal)))
