@@ -17,6 +17,11 @@ if TYPE_CHECKING:
     from sparkonce.sinks.files.reading import whole_batches as whole_batches
     from sparkonce.sinks.files.sink import FilesSink as FilesSink
     from sparkonce.sinks.kafka.sink import KafkaSink as KafkaSink
+    from sparkonce.sinks.write_ahead.apply import Applies as Applies
+    from sparkonce.sinks.write_ahead.apply import ApplyToken as ApplyToken
+    from sparkonce.sinks.write_ahead.apply import RefusedError as RefusedError
+    from sparkonce.sinks.write_ahead.apply import RetryLaterError as RetryLaterError
+    from sparkonce.sinks.write_ahead.sink import WriteAheadSink as WriteAheadSink
     from sparkonce.sources.group_offsets import GroupOffsets as GroupOffsets
     from sparkonce.sources.packages import spark_packages as spark_packages
     from sparkonce.spark.avro.columns import decode_registry_avro as decode_registry_avro
@@ -31,14 +36,19 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOMES = {
+    "Applies": "sparkonce.sinks.write_ahead.apply",
+    "ApplyToken": "sparkonce.sinks.write_ahead.apply",
     "ExactlyOnce": "sparkonce.spark.exactly_once",
     "FilesSink": "sparkonce.sinks.files.sink",
     "GroupOffsets": "sparkonce.sources.group_offsets",
     "Guarantee": "sparkonce.guarantees",
     "KafkaSink": "sparkonce.sinks.kafka.sink",
+    "RefusedError": "sparkonce.sinks.write_ahead.apply",
+    "RetryLaterError": "sparkonce.sinks.write_ahead.apply",
     "SchemaRegistry": "sparkonce.avro.registry",
     "SubjectStrategy": "sparkonce.avro.strategies",
     "TwoPhaseCommitSink": "sparkonce.sinks.base",
+    "WriteAheadSink": "sparkonce.sinks.write_ahead.sink",
     "decode_registry_avro": "sparkonce.spark.avro.columns",
     "explain": "sparkonce.spark.explain",
     "from_avro_file": "sparkonce.spark.avro.columns",
@@ -52,14 +62,19 @@ _HOMES = {
 }
 
 __all__ = [
+    "Applies",
+    "ApplyToken",
     "ExactlyOnce",
     "FilesSink",
     "GroupOffsets",
     "Guarantee",
     "KafkaSink",
+    "RefusedError",
+    "RetryLaterError",
     "SchemaRegistry",
     "SubjectStrategy",
     "TwoPhaseCommitSink",
+    "WriteAheadSink",
     "__version__",
     "decode_registry_avro",
     "explain",

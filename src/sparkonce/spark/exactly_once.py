@@ -73,6 +73,8 @@ class ExactlyOnce:
         if commit_deadline_s <= 0:
             raise ConfigurationError(f"commit_deadline_s={commit_deadline_s}: must be more than 0")
         self.checkpoint = local_checkpoint(str(checkpoint)).absolute()
+        for sink in given:
+            sink.use_checkpoint(str(self.checkpoint))
         self._moved = checkpoint_moved
         self._groups = (group_offsets,) if isinstance(group_offsets, GroupOffsets) else tuple(group_offsets)
         self._check_groups()

@@ -1,0 +1,189 @@
+"""One call of the user's function: what surrounds it so that it is repeated only when nobody can say whether it was."""
+
+from __future__ import annotations
+
+import fcntl
+import logging
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+import pyarrow.parquet as pq
+
+from sparkonce.protocol.outcomes import Finished, Outcome
+from sparkonce.protocol.ownership import TransactionName
+from sparkonce.sinks.write_ahead.apply import Applies, Apply, ApplyToken, IsApplied, Per, RefusedError, RetryLaterError
+from sparkonce.sinks.write_ahead.folder import Entry, Stand, WriteAheadFolder
+from sparkonce.sinks.write_ahead.rows import CorruptRowsError, check, read
+
+log = logging.getLogger("sparkonce")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class How:
+    """How the function is called.
+
+    Attributes:
+        apply: The user's function.
+        is_applied: The user's second function, if there is one.
+        applies: What a repeat does.
+        per: Whether one call gets one slot's rows, or those of all handles of a batch.
+        parallel: How many calls run at once; with 1, in the order of slots.
+        wait_s: How long one commit waits for them, in seconds.
+    """
+
+    apply: Apply
+    is_applied: IsApplied | None
+    applies: Applies
+    per: Per
+    parallel: int
+    wait_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Unit:
+    """What is given to the function in one call; its first entry names it.
+
+    Attributes:
+        entries: Each with a file in `Stand.STARTED`.
+        repeated: Whether an earlier commit may have called the function.
+    """
+
+    entries: tuple[Entry, ...]
+    repeated: bool
+
+    @property
+    def name(self) -> TransactionName:
+        """What the call is known by, for ever."""
+        return self.entries[0].name
+
+
+class Application:
+    """Calls the function, and remembers what it said.
+
+    Args:
+        folder: The sink's.
+        sink: Its name.
+        how: How the function is called.
+
+    Attributes:
+        refused: Names of transactions that it has refused, with what it said.
+    """
+
+    def __init__(self, folder: WriteAheadFolder, sink: str, how: How) -> None:
+        self._folder = folder
+        self._sink = sink
+        self._how = how
+        self._not_before: dict[str, float] = {}
+        self._called: set[str] = set()
+        self._returned: set[str] = set()
+        self.refused: dict[str, str] = {}
+
+    def apply(self, unit: Unit) -> Finished:
+        """Applies what is not applied yet, and notes it."""
+        name = str(unit.name)
+        left_s = self._not_before.get(name, 0.0) - time.monotonic()
+        if left_s > 0:
+            return Finished(outcome=Outcome.RETRY, reason=f"the function asked not to be called for {left_s:.0f} s")
+        with ExitStack() as files:
+            try:
+                opened = [
+                    files.enter_context(_open(self._folder.path(Stand.STARTED, one.name))) for one in unit.entries
+                ]
+            except FileNotFoundError as error:
+                return self._gone(unit, error)
+            except OSError as error:
+                return Finished(outcome=Outcome.RETRY, reason=f"the rows cannot be read: {error}")
+            if not _lock(opened[0]):
+                return Finished(outcome=Outcome.RETRY, reason="another driver is applying these rows just now")
+            if self._folder.done(unit.name):
+                return Finished(outcome=Outcome.ALREADY_COMMITTED)
+            return self._apply_opened(unit, opened)
+
+    def _gone(self, unit: Unit, error: OSError) -> Finished:
+        """Another driver may have been faster. If it was not, nobody can say whether the rows had been applied."""
+        if self._folder.done(unit.name):
+            return Finished(outcome=Outcome.ALREADY_COMMITTED)
+        return Finished(outcome=Outcome.UNKNOWN, reason=f"a commit had begun, and then the rows were deleted: {error}")
+
+    def _apply_opened(self, unit: Unit, opened: Sequence[BinaryIO]) -> Finished:
+        name = str(unit.name)
+        try:
+            for entry, file in zip(unit.entries, opened, strict=True):
+                check(file, entry.size_bytes, entry.checksum)
+        except (CorruptRowsError, OSError) as error:
+            path = self._folder.path(Stand.STARTED, entry.name)
+            return Finished(outcome=Outcome.UNKNOWN, reason=f"{path} cannot be used: {error}")
+        token = ApplyToken(
+            id=name,
+            query=unit.name.query,
+            batch=unit.name.batch,
+            slots=tuple(entry.name.slot for entry in unit.entries),
+            rows=sum(pq.ParquetFile(file).metadata.num_rows for file in opened),
+        )
+        try:
+            found = self._call(unit, token, opened)
+        except RetryLaterError as error:
+            self._not_before[name] = time.monotonic() + error.after_s
+            return Finished(outcome=Outcome.RETRY, reason=f"the function says: {error}")
+        except RefusedError as error:
+            self.refused.update({str(entry.name): f"the function refuses the rows: {error}" for entry in unit.entries})
+            return Finished(outcome=Outcome.UNKNOWN, reason=self.refused[name])
+        except Exception as error:  # noqa: BLE001 - the function is the user's, and so are its errors
+            return Finished(outcome=Outcome.RETRY, reason=f"the function failed: {type(error).__name__}: {error}")
+        return self._note(unit, found)
+
+    def _call(self, unit: Unit, token: ApplyToken, opened: Sequence[BinaryIO]) -> Outcome:
+        if token.id in self._returned:
+            return Outcome.COMMITTED
+        if unit.repeated or token.id in self._called:
+            if self._how.is_applied is not None and self._how.is_applied(token):
+                return Outcome.ALREADY_COMMITTED
+            if self._how.applies is Applies.NEITHER:
+                log.warning(
+                    "batch=%d sink=%s slots=%s applied again: an earlier call was interrupted, and its %d rows may be "
+                    "in the target twice; token %s",
+                    token.batch,
+                    self._sink,
+                    ",".join(map(str, token.slots)),
+                    token.rows,
+                    token.id,
+                )
+        self._called.add(token.id)
+        self._how.apply(read(opened), token)
+        self._returned.add(token.id)
+        return Outcome.COMMITTED
+
+    def _note(self, unit: Unit, found: Outcome) -> Finished:
+        """Notes it before the rows are deleted. What cannot be noted is asked for again, and not applied again."""
+        try:
+            self._folder.note_done(unit.entries)
+        except OSError as error:
+            reason = f"the rows are applied, and that could not be noted in {self._folder.root}: {error}"
+            return Finished(outcome=Outcome.RETRY, reason=reason)
+        self._folder.delete_rows(unit.entries)
+        for known in (self._called, self._returned):
+            known.discard(str(unit.name))
+        return Finished(outcome=found)
+
+
+def _open(path: Path) -> BinaryIO:
+    """Network file systems lock only what is open for writing."""
+    try:
+        return path.open("r+b")
+    except PermissionError:
+        return path.open("rb")
+
+
+def _lock(file: BinaryIO) -> bool:
+    """Keeps a second driver out until the file is closed. Where the file system cannot, the function has to."""
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:
+        return True
+    return True

@@ -1,0 +1,242 @@
+"""The driver's half: reads each file back and gives it to the user's function, once as far as can be known."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Sequence
+from functools import partial
+
+from sparkonce.errors import UnknownOutcomeError
+from sparkonce.protocol.handles import Handle, transaction_fields
+from sparkonce.protocol.outcomes import Finished, Outcome
+from sparkonce.protocol.ownership import TransactionName
+from sparkonce.protocol.traces import Trace
+from sparkonce.sinks.base import Facts, Owner, SinkCommitter
+from sparkonce.sinks.write_ahead.application import Application, How, Unit
+from sparkonce.sinks.write_ahead.calls import Calls
+from sparkonce.sinks.write_ahead.folder import Entry, Groups, Stand, WriteAheadFolder
+
+log = logging.getLogger("sparkonce")
+
+KEEP_BATCHES = 200
+"""Whose markers are kept. The log keeps the decisions of the last 100."""
+
+TIDY_EVERY_BATCHES = 20
+TRACED_BATCHES = 5
+"""Of each run, how many of its newest batches are told as traces: the newest shows an old copy of the log."""
+
+
+class WriteAheadCommitter(SinkCommitter):
+    """Finishes transactions whose rows are files.
+
+    Args:
+        folder: The sink's.
+        sink: Its name.
+        prefix: Its name, as it stands in names of files.
+        how: How the function is called.
+    """
+
+    def __init__(self, folder: WriteAheadFolder, sink: str, prefix: str, how: How) -> None:
+        self._folder = folder
+        self._sink = sink
+        self._prefix = prefix
+        self._how = how
+        self._calls = Calls(how.parallel)
+        self._application = Application(folder, sink, how)
+
+    # --- commit -----------------------------------------------------------------------------------------------------
+
+    def commit(self, handles: Sequence[Handle]) -> Sequence[Finished]:
+        """Applies what is not yet applied. See `SinkCommitter.commit`.
+
+        Raises:
+            UnknownOutcomeError: if asked again for what the function has refused in this run: the query is to stop.
+        """
+        self._stop_if_refused(handles)
+        answers: dict[TransactionName, Finished] = {}
+        known: dict[TransactionName, Entry] = {}
+        for handle in handles:
+            entry = Entry.of_handle(handle)
+            if entry is not None and entry.name.prefix == self._prefix:
+                known[entry.name] = entry
+        units: dict[str, Unit] = {}
+        try:
+            self._check_identity(known.values())
+            for unit in self._units(list(known.values()), answers):
+                units[str(unit.name)] = unit
+            self._folder.sync(Stand.STARTED)
+        except OSError as error:
+            retry = Finished(outcome=Outcome.RETRY, reason=f"the folder {self._folder.root} cannot be read: {error}")
+            answers = {name: answers.get(name, retry) for name in known}
+            units = {}
+        except _ForeignFolderError as error:
+            answers = dict.fromkeys(known, Finished(outcome=Outcome.UNKNOWN, reason=str(error)))
+        ended = self._calls.run(
+            {name: partial(self._application.apply, unit) for name, unit in units.items()}, self._how.wait_s
+        )
+        for name, unit in units.items():
+            answers.update(dict.fromkeys((entry.name for entry in unit.entries), ended[name]))
+        stranger = Finished(outcome=Outcome.UNKNOWN, reason="the handle is not one of this sink's")
+        entries = [Entry.of_handle(handle) for handle in handles]
+        return [stranger if entry is None else answers.get(entry.name, stranger) for entry in entries]
+
+    def _stop_if_refused(self, handles: Sequence[Handle]) -> None:
+        for handle in handles:
+            reason = self._application.refused.get(str(dict(handle.transaction).get("name")))
+            if reason is not None:
+                raise UnknownOutcomeError(
+                    f"sink {self._sink!r}: {reason}",
+                    next_step="remove the cause and start the query again: the rows are kept, and are applied then.",
+                    sink=self._sink,
+                    slot=handle.slot,
+                )
+
+    def _check_identity(self, entries: Iterable[Entry]) -> None:
+        found = self._folder.identity()
+        for entry in entries:
+            if entry.identity != found:
+                raise _ForeignFolderError(
+                    f"the rows are in the folder with identity {entry.identity}, and {self._folder.root} has identity "
+                    f"{found}: another disk is mounted there, or the folder was made anew"
+                )
+
+    def _units(self, entries: list[Entry], answers: dict[TransactionName, Finished]) -> list[Unit]:
+        """What is to be applied, in order of slots; what need not be or cannot be is answered."""
+        if self._how.per == "batch":
+            batches: dict[tuple[str, int], list[Entry]] = {}
+            for entry in entries:
+                batches.setdefault((entry.name.query, entry.name.batch), []).append(entry)
+            return [unit for _, some in sorted(batches.items()) for unit in self._batch_units(some, answers)]
+        units = []
+        for entry in sorted(entries, key=_by_slot):
+            repeated = self._begin(entry, answers)
+            if repeated is not None:
+                units.append(Unit((entry,), repeated))
+        return units
+
+    def _batch_units(self, entries: list[Entry], answers: dict[TransactionName, Finished]) -> list[Unit]:
+        groups = Groups(self._folder, entries[0].name.query)
+        batch = entries[0].name.batch
+        formed = len(groups.read(batch))
+        while True:
+            found = groups.read(batch)
+            grouped = {entry.name for group in found for entry in group}
+            new = [one for one in sorted(entries, key=_by_slot) if one.name not in grouped | set(answers)]
+            new = [one for one in new if self._begin(one, answers) is not None]
+            if not new:
+                break
+            groups.form(batch, len(found), new)
+        units = []
+        asked = {entry.name for entry in entries}
+        for number, group in enumerate(found):
+            if not asked & {entry.name for entry in group}:
+                continue
+            if self._folder.done(group[0].name):
+                done = Finished(outcome=Outcome.ALREADY_COMMITTED)
+                answers.update(dict.fromkeys((entry.name for entry in group), done))
+                self._folder.delete_rows(group)
+            else:
+                units.append(Unit(tuple(group), repeated=number < formed))
+        return units
+
+    def _begin(self, entry: Entry, answers: dict[TransactionName, Finished]) -> bool | None:
+        """Takes the file so that no abort can have it. Returns whether it had been taken before; None if answered."""
+        name = entry.name
+        if self._folder.move(name, Stand.PREPARED, Stand.STARTED):
+            return False
+        stand = self._folder.find(name)
+        if stand is Stand.STARTED:
+            if self._how.per == "batch" or not self._folder.done(name):
+                return True
+            stand = Stand.DONE  # and the driver that noted it was killed before it deleted the file
+        if stand is Stand.DONE:
+            self._folder.delete_rows([entry])
+            answers[name] = Finished(outcome=Outcome.ALREADY_COMMITTED)
+        elif name.batch <= self._folder.forgotten_up_to(name.query):
+            reason = (
+                f"what became of batch {name.batch} is no longer known: markers are kept for {KEEP_BATCHES} batches"
+            )
+            answers[name] = Finished(outcome=Outcome.UNKNOWN, reason=reason)
+        else:
+            answers[name] = Finished(outcome=Outcome.LOST, reason="neither the rows nor a marker are there")
+        return None
+
+    # --- abort, sweep, tidy -----------------------------------------------------------------------------------------
+
+    def abort(self, handles: Sequence[Handle]) -> Sequence[Finished]:
+        """Deletes files that no commit has begun with."""
+        return [self._abort(handle) for handle in handles]
+
+    def _abort(self, handle: Handle) -> Finished:
+        name = TransactionName.parse(str(handle["name"]))
+        if name is None or name.prefix != self._prefix:
+            return Finished(outcome=Outcome.UNKNOWN, reason="the handle is not one of this sink's")
+        try:
+            stand = self._folder.discard(name)
+            if stand is Stand.DONE or self._is_done(name):
+                return Finished(outcome=Outcome.ALREADY_COMMITTED)
+        except OSError as error:
+            return Finished(outcome=Outcome.RETRY, reason=f"the rows could not be deleted: {error}")
+        if stand is not None:
+            return Finished(outcome=Outcome.UNKNOWN, reason="a commit of it has begun")
+        return Finished(outcome=Outcome.ABORTED)
+
+    def _is_done(self, name: TransactionName) -> bool:
+        if self._how.per == "slot":
+            return bool(self._folder.done(name))
+        groups = Groups(self._folder, name.query).read(name.batch)
+        first = next((group[0].name for group in groups if name in {entry.name for entry in group}), None)
+        return first is not None and bool(self._folder.done(first))
+
+    def list_lingering(self, owners: Sequence[Owner]) -> Sequence[Handle]:
+        """Files that are open or prepared."""
+        wanted = {(owner.query, owner.token) for owner in owners}
+        try:
+            names = [name for stand in (Stand.OPEN, Stand.PREPARED) for name in self._folder.names(stand)]
+        except OSError as error:
+            raise self._unreadable(error) from error
+        return [
+            Handle(sink=self._sink, slot=name.slot, transaction=transaction_fields({"name": str(name)}))
+            for name in sorted(set(names), key=str)
+            if name.prefix == self._prefix and (name.query, name.token) in wanted
+        ]
+
+    def conclude(self, batch: int, handles: Sequence[Handle]) -> None:
+        """Deletes old markers, now and then."""
+        entries = [entry for handle in handles if (entry := Entry.of_handle(handle)) is not None]
+        if not entries or batch % TIDY_EVERY_BATCHES or batch <= KEEP_BATCHES:
+            return
+        try:
+            self._folder.forget(entries[0].name.query, batch - KEEP_BATCHES)
+        except OSError as error:
+            log.warning("sink %s: old markers in %s could not be deleted: %s", self._sink, self._folder.root, error)
+
+    def list_traces(self, query: str, facts: Facts) -> Sequence[Trace]:  # noqa: ARG002 - the folder is the sink's own
+        """The newest markers of each run."""
+        try:
+            names = [one for one in self._folder.names(Stand.DONE) if (one.prefix, one.query) == (self._prefix, query)]
+            batches = {one.token: set[int]() for one in names}
+            for one in names:
+                batches[one.token].add(one.batch)
+            newest = {token: sorted(found)[-TRACED_BATCHES:] for token, found in batches.items()}
+            entries = [entry for one in names if one.batch in newest[one.token] for entry in self._folder.done(one)]
+        except OSError as error:
+            raise self._unreadable(error) from error
+        return [
+            Trace(token=one.name.token, committed=transaction_fields(one.fields()), begun_ms=one.begun_ms)
+            for one in entries
+        ]
+
+    def _unreadable(self, error: OSError) -> UnknownOutcomeError:
+        return UnknownOutcomeError(
+            f"the folder {self._folder.root} of sink {self._sink!r} cannot be read: {error}",
+            next_step="see that its disk is there, then start the query again.",
+        )
+
+
+class _ForeignFolderError(Exception):
+    """The folder is not the one that the rows were written to."""
+
+
+def _by_slot(entry: Entry) -> tuple[int, str]:
+    return entry.name.slot, str(entry.name)

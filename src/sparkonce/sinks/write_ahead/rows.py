@@ -1,0 +1,153 @@
+"""One slot's rows in a file: Parquet, compressed, with a checksum that is made while it is written."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, BinaryIO
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+ROW_GROUP_BYTES = 16 * 2**20
+"""How much a writer holds in memory before it writes it down, and about what a reader takes up at a time."""
+
+READ_ROWS = 65_536
+_CHUNK_BYTES = 2**20
+
+
+class CorruptRowsError(Exception):
+    """A file does not hold what was written to it."""
+
+
+class RowsFile:
+    """Writes rows to a new file.
+
+    Args:
+        path: Must not exist.
+
+    Raises:
+        OSError: from every method, when the disk does not take it.
+    """
+
+    def __init__(self, path: Path) -> None:
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o640)
+        self._file = _Hashing(os.fdopen(descriptor, "wb"))
+        self._parquet: pa.parquet.ParquetWriter | None = None
+        self._waiting: list[pa.RecordBatch] = []
+        self._waiting_bytes = 0
+        self.rows = 0
+
+    def write(self, rows: pa.RecordBatch) -> None:
+        """Adds rows; they need not be on disk when it returns."""
+        self._waiting.append(rows)
+        self._waiting_bytes += rows.nbytes
+        self.rows += rows.num_rows
+        if self._waiting_bytes >= ROW_GROUP_BYTES:
+            self._write_down()
+
+    def seal(self) -> tuple[int, str]:
+        """Writes all down, durably. Returns the file's size in bytes and its checksum."""
+        self._write_down()
+        if self._parquet is not None:
+            self._parquet.close()
+        self._file.sync()
+        self._file.close()
+        return self._file.size, self._file.checksum()
+
+    def close(self) -> None:
+        """Gives it up as it is. What the disk says to that no longer matters."""
+        parquet, self._parquet = self._parquet, None
+        for one in (parquet, self._file):
+            try:
+                if one is not None:
+                    one.close()
+            except OSError:  # noqa: PERF203 - the second is closed whatever the first says
+                continue
+
+    def _write_down(self) -> None:
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        if not self._waiting:
+            return
+        table = pa.Table.from_batches(self._waiting)
+        self._waiting, self._waiting_bytes = [], 0
+        if self._parquet is None:
+            self._parquet = pq.ParquetWriter(self._file, table.schema, compression="zstd", compression_level=1)
+        self._parquet.write_table(table)
+
+
+class _Hashing(io.RawIOBase):
+    """Passes on what is written, and takes its checksum."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        super().__init__()
+        self._file = file
+        self._hash = _new_hash()
+        self.size = 0
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: object) -> int:
+        view = memoryview(data)  # type: ignore[arg-type]
+        self._file.write(view)
+        self._hash.update(view)
+        self.size += view.nbytes
+        return view.nbytes
+
+    def tell(self) -> int:
+        return self.size
+
+    def sync(self) -> None:
+        self._file.flush()
+        os.fsync(self._file.fileno())
+
+    def close(self) -> None:
+        self._file.close()
+        super().close()
+
+    def checksum(self) -> str:
+        return self._hash.hexdigest()
+
+
+def check(file: BinaryIO, size: int, checksum: str) -> None:
+    """Reads an open file through and sees that it is the one that was sealed.
+
+    Raises:
+        CorruptRowsError: if it is not.
+        OSError: if it cannot be read.
+    """
+    found, seen = _new_hash(), 0
+    file.seek(0)
+    while chunk := file.read(_CHUNK_BYTES):
+        found.update(chunk)
+        seen += len(chunk)
+    file.seek(0)
+    if (seen, found.hexdigest()) != (size, checksum):
+        raise CorruptRowsError(
+            f"it has {seen} bytes with checksum {found.hexdigest()}, and {size} with {checksum} were written"
+        )
+
+
+def read(files: Sequence[BinaryIO]) -> pa.RecordBatchReader:
+    """The rows of checked files, one after the other, a part of a row group at a time."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    readers = [pq.ParquetFile(file) for file in files]
+    schema = readers[0].schema_arrow
+
+    def batches() -> Iterator[pa.RecordBatch]:
+        for reader in readers:
+            yield from reader.iter_batches(batch_size=READ_ROWS)
+
+    return pa.RecordBatchReader.from_batches(schema, batches())
+
+
+def _new_hash() -> hashlib.blake2b:
+    return hashlib.blake2b(digest_size=16)

@@ -1,0 +1,188 @@
+"""A sink made of a function."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+from urllib.parse import quote, unquote, urlsplit
+
+from sparkonce.errors import ConfigurationError, PreflightError, SchemaError
+from sparkonce.guarantees import Guarantee
+from sparkonce.protocol.ownership import NAME_PREFIX_LIMIT_BYTES
+from sparkonce.sinks.base import Facts, SinkCommitter, SinkWriter, TwoPhaseCommitSink, WriterContext
+from sparkonce.sinks.write_ahead.apply import CONDITIONS, Applies, Apply, IsApplied, Per
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from sparkonce.sinks.write_ahead.folder import WriteAheadFolder
+
+FOLDER = "sparkonce-write-ahead"
+
+
+class WriteAheadSink(TwoPhaseCommitSink):
+    """Gives rows to a function once their batch is decided: for any system that a function can be written for.
+
+    Until then they wait, as compressed Parquet files, in a folder that the driver and all executors see. The function
+    runs on the driver, again for the same rows when nobody can say whether it was done. What that does to the target is
+    for its author to declare, and is what readers are promised.
+
+    Args:
+        apply: Called with a slot's rows and the token that names them, see `sparkonce.sinks.write_ahead.apply.Apply`.
+            Must be picklable by cloudpickle; opens its own connections. Called from several threads, unless
+            ``parallel=1``.
+        applies: What a second call for the same token does to the target.
+        is_applied: Asked before a repeat whether the target holds the token already. Optional.
+        per: ``slot``: one call for each slot. ``batch``: one call for the rows of all slots of a batch, as long as all
+            are committed together, which the driver does. Cannot be changed once the query has started.
+        parallel: How many calls run at once. With 1 they come in the order of slots, one after the other.
+        wait_s: How long a commit waits for its calls before the driver asks again, in seconds. A call that takes longer
+            goes on; the query stops if it has not returned by the driver's ``commit_deadline_s``.
+        folder: Where rows wait; None: ``sparkonce-write-ahead`` in the query's checkpoint. A path of a disk that the
+            driver and all executors see under it.
+        guarantee: How the sink is run. Below EXACTLY_ONCE the function is called in the workers as soon as a slot's
+            rows are there.
+        name: Unique within the query, and the same after a restart.
+
+    Raises:
+        ConfigurationError: if a setting is wrong.
+    """
+
+    def __init__(
+        self,
+        apply: Apply,
+        *,
+        applies: Applies,
+        is_applied: IsApplied | None = None,
+        per: Per = "slot",
+        parallel: int = 4,
+        wait_s: float = 60.0,
+        folder: str | Path | None = None,
+        guarantee: Guarantee = Guarantee.EXACTLY_ONCE,
+        name: str = "write-ahead",
+    ) -> None:
+        super().__init__(name, guarantee)
+        self.apply = apply
+        self.applies = Applies(applies)
+        self.is_applied = is_applied
+        self.per = per
+        self.parallel = parallel
+        self.wait_s = wait_s
+        self._prefix = quote(name, safe="").replace(".", "%2E")
+        self._folder = None if folder is None else _local(str(folder))
+        self._check()
+
+    @property
+    def promise(self) -> Guarantee:
+        """AT_LEAST_ONCE for a function that doubles rows when it is called again."""
+        if self.guarantee is Guarantee.EXACTLY_ONCE and self.applies is Applies.NEITHER:
+            return Guarantee.AT_LEAST_ONCE
+        return self.guarantee
+
+    def conditions(self) -> Sequence[str]:
+        """What the author has declared, in words."""
+        if self.guarantee is not Guarantee.EXACTLY_ONCE:
+            return ()
+        return (CONDITIONS[self.applies],)
+
+    def use_checkpoint(self, folder: str) -> None:
+        """Keeps rows there, if no folder was given."""
+        if self._folder is None:
+            self._folder = _local(folder) / FOLDER
+
+    def columns(self, schema: pa.Schema) -> Sequence[str]:
+        """All columns.
+
+        Raises:
+            SchemaError: naming one that Parquet does not take.
+        """
+        for column in schema:
+            if "interval" in str(column.type):
+                raise SchemaError(
+                    f"column {column.name!r} is a {column.type}, and Parquet has no such type",
+                    next_step="turn it into a number or a string, or drop it.",
+                )
+        return super().columns(schema)
+
+    def preflight(self, query: str, recorded: Facts | None) -> Facts:  # noqa: ARG002 - the folder knows its queries
+        """Makes the folder, and sees that it is the one that the log knows."""
+        folder = self.folder()
+        try:
+            identity = folder.make() if recorded is None else folder.identity()
+        except OSError as error:
+            raise PreflightError(
+                f"folder={str(folder.root)!r} cannot be used: {error}",
+                next_step="give a folder on a disk that the driver and all executors see and may write to.",
+            ) from error
+        facts = {"identity": identity, "per": self.per}
+        for fact, found in facts.items():
+            known = (recorded or facts).get(fact, found)
+            if known != found:
+                raise PreflightError(
+                    f"{fact}={found!r} of sink {self.name!r} in {folder.root}, and the query has run with {known!r}",
+                    next_step="move the old folder's content to the new place with its file 'identity'; leave per= as "
+                    "it was, or give the sink a new name when its last batch is finished.",
+                )
+        return facts
+
+    def writer(self, context: WriterContext) -> SinkWriter:
+        """Writes a file."""
+        from sparkonce.sinks.write_ahead.writer import WriteAheadWriter
+
+        apply_now = None if self.guarantee is Guarantee.EXACTLY_ONCE else self.apply
+        return WriteAheadWriter(self.folder(), self._prefix, context, apply_now)
+
+    def committer(self) -> SinkCommitter:
+        """Reads files and calls the function."""
+        from sparkonce.sinks.write_ahead.application import How
+        from sparkonce.sinks.write_ahead.committer import WriteAheadCommitter
+
+        how = How(
+            apply=self.apply,
+            is_applied=self.is_applied,
+            applies=self.applies,
+            per=self.per,
+            parallel=self.parallel,
+            wait_s=self.wait_s,
+        )
+        return WriteAheadCommitter(self.folder(), self.name, self._prefix, how)
+
+    def folder(self) -> WriteAheadFolder:
+        """This sink's own folder.
+
+        Raises:
+            ConfigurationError: if there is none.
+        """
+        from sparkonce.sinks.write_ahead.folder import WriteAheadFolder
+
+        if self._folder is None:
+            raise ConfigurationError(
+                f"sink {self.name!r} has no folder= and was not told of a checkpoint",
+                next_step="give folder=, or give the sink to ExactlyOnce, which tells it of the query's checkpoint.",
+            )
+        return WriteAheadFolder(self._folder / self._prefix)
+
+    def _check(self) -> None:
+        if not 0 < len(self._prefix) <= NAME_PREFIX_LIMIT_BYTES:
+            raise ConfigurationError(
+                f"name={self.name!r} takes {len(self._prefix)} bytes in names of files, of {NAME_PREFIX_LIMIT_BYTES}",
+                next_step="give a shorter name; characters that are not letters or digits of ASCII take three bytes "
+                "or more.",
+            )
+        if self.per not in ("slot", "batch"):
+            raise ConfigurationError(f"per={self.per!r}: must be 'slot' or 'batch'")
+        if self.parallel < 1:
+            raise ConfigurationError(f"parallel={self.parallel}: must be 1 or more")
+        if self.wait_s <= 0:
+            raise ConfigurationError(f"wait_s={self.wait_s}: must be more than 0")
+
+
+def _local(folder: str) -> Path:
+    location = urlsplit(folder)
+    if location.scheme not in ("", "file"):
+        raise ConfigurationError(
+            f"folder={folder!r}: rows wait on a local or mounted disk, and {location.scheme}:// is none",
+            next_step="give a path or a file: URL.",
+        )
+    return Path(unquote(location.path) if location.scheme else folder).absolute()

@@ -1,0 +1,126 @@
+"""The executor's half: one copy's rows in a file of their own, or applied at once where there are no transactions."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING
+
+from sparkonce.errors import PrepareError
+from sparkonce.protocol.ownership import TransactionName
+from sparkonce.sinks.base import SinkWriter, WriterContext
+from sparkonce.sinks.write_ahead.apply import Apply, ApplyToken
+from sparkonce.sinks.write_ahead.folder import Entry, Stand, WriteAheadFolder
+from sparkonce.sinks.write_ahead.rows import RowsFile, check, read
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+
+class WriteAheadWriter(SinkWriter):
+    """Keeps the rows until the batch is decided.
+
+    Args:
+        folder: The sink's.
+        prefix: The sink's name, as it stands in names of files.
+        context: The copy.
+        apply_now: If there are no transactions: what to do with the rows at prepare.
+    """
+
+    def __init__(
+        self, folder: WriteAheadFolder, prefix: str, context: WriterContext, apply_now: Apply | None = None
+    ) -> None:
+        self._folder = folder
+        self._identity = context.owner.facts["identity"]
+        self._apply_now = apply_now
+        self._file: RowsFile | None = None
+        self._begun_ms = 0
+        self._name = TransactionName(
+            prefix=prefix,
+            query=context.owner.query,
+            token=context.owner.token,
+            batch=context.batch,
+            slot=context.slot,
+            copy=secrets.token_hex(6),
+        )
+
+    def begin(self) -> None:
+        """Makes the file, once it is sure that this executor sees the driver's folder and not one of its own."""
+        self._begun_ms = time.time_ns() // 1_000_000
+        with self._disk():
+            found = self._folder.identity()
+            if found != self._identity:
+                raise PrepareError(
+                    f"the folder {self._folder.root} has identity {found} here, and {self._identity} on the driver",
+                    next_step="use a folder on a disk that the driver and all executors see.",
+                )
+            self._file = RowsFile(self._folder.path(Stand.OPEN, self._name))
+
+    def write(self, rows: pa.RecordBatch) -> None:
+        """Writes rows down, a row group at a time."""
+        with self._disk():
+            self._opened().write(rows)
+
+    def prepare(self) -> Mapping[str, str | int]:
+        """Makes the file durable, and hands it over."""
+        if self._apply_now is not None:
+            self._apply(self._apply_now)
+            return {}
+        with self._disk():
+            size, checksum = self._opened().seal()
+            if not self._folder.move(self._name, Stand.OPEN, Stand.PREPARED):
+                raise PrepareError(f"the transaction {self._name} was aborted while it was written")
+            self._folder.sync(Stand.PREPARED)
+        entry = Entry(
+            name=self._name, size_bytes=size, checksum=checksum, identity=self._identity, begun_ms=self._begun_ms
+        )
+        return entry.fields()
+
+    def abort(self) -> None:
+        """Deletes the file. What the disk keeps of it a sweep deletes."""
+        self.close()
+        with suppress(OSError):
+            self._folder.discard(self._name)
+
+    def close(self) -> None:
+        """Lets go of the file."""
+        file, self._file = self._file, None
+        if file is not None:
+            file.close()
+
+    def _apply(self, apply: Apply) -> None:
+        path = self._folder.path(Stand.OPEN, self._name)
+        with self._disk(), path.open("rb") as reader:
+            path.unlink()
+            written = self._opened()
+            check(reader, *written.seal())
+            token = ApplyToken(
+                id=str(self._name),
+                query=self._name.query,
+                batch=self._name.batch,
+                slots=(self._name.slot,),
+                rows=written.rows,
+            )
+            try:
+                apply(read([reader]), token)
+            except Exception as error:
+                raise PrepareError(
+                    f"slot {token.slot} of batch {token.batch} could not be applied: {type(error).__name__}: {error}"
+                ) from error
+
+    def _opened(self) -> RowsFile:
+        if self._file is None:
+            raise PrepareError(f"the transaction {self._name} has not begun, or was given up")
+        return self._file
+
+    @contextmanager
+    def _disk(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise PrepareError(
+                f"the rows could not be kept in {self._folder.root}: {error}",
+                next_step="see that the disk is there, on this executor too, and has room for a batch's rows.",
+            ) from error

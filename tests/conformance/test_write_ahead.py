@@ -1,0 +1,79 @@
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from conformance.write_ahead_targets import AppendingTarget, KeyedTarget, SqliteTarget, Target
+from sparkonce import Applies, Guarantee, WriteAheadSink
+from sparkonce.protocol.handles import Handle
+from sparkonce.testing.conformance import SinkConformance
+
+
+class WriteAheadSuite(SinkConformance):
+    visible_within_s = 0.0
+    settings: dict[str, Any]
+    target: Target
+    root: Path
+
+    def make(self, **changed: Any) -> WriteAheadSink:
+        sink = WriteAheadSink(self.target, **{**self.settings, **changed})
+        sink.use_checkpoint(str(self.root / "checkpoint"))
+        return sink
+
+    def make_sink(self) -> WriteAheadSink:
+        return self.make()
+
+    def make_second_sink(self) -> WriteAheadSink:
+        return self.make(name="beside")
+
+    def make_direct_sink(self) -> WriteAheadSink:
+        return self.make(guarantee=Guarantee.AT_LEAST_ONCE)
+
+    def make_rows(self, start: int, count: int) -> pa.RecordBatch:
+        return pa.record_batch({"number": list(range(start, start + count)), "word": ["w"] * count})
+
+    def visible(self) -> Sequence[int]:
+        return self.target.visible()
+
+    def expire(self, handle: Handle) -> bool:
+        """Nothing times out; but somebody may delete files."""
+        folder = self.root / "checkpoint" / "sparkonce-write-ahead" / "write-ahead"
+        (folder / "prepared" / str(handle["name"])).unlink()
+        return True
+
+    def restart_server(self) -> bool:
+        return True  # the folder and the target are files: there is nobody to restart
+
+
+class TestTransactional(WriteAheadSuite):
+    @pytest.fixture(autouse=True)
+    def _target(self, tmp_path: Path) -> None:
+        self.root, self.target = tmp_path, SqliteTarget(tmp_path / "target")
+        self.settings = {"applies": Applies.TRANSACTIONAL, "is_applied": self.target.is_applied}
+
+
+class TestIdempotent(WriteAheadSuite):
+    @pytest.fixture(autouse=True)
+    def _target(self, tmp_path: Path) -> None:
+        self.root, self.target = tmp_path, KeyedTarget(tmp_path / "target")
+        self.settings = {"applies": Applies.IDEMPOTENT, "parallel": 1}
+
+
+class TestNeither(WriteAheadSuite):
+    """As long as nothing interrupts it, it is exactly once, too."""
+
+    @pytest.fixture(autouse=True)
+    def _target(self, tmp_path: Path) -> None:
+        self.root, self.target = tmp_path, AppendingTarget(tmp_path / "target")
+        self.settings = {"applies": Applies.NEITHER}
+
+
+class TestWholeBatches(WriteAheadSuite):
+    @pytest.fixture(autouse=True)
+    def _target(self, tmp_path: Path) -> None:
+        self.root, self.target = tmp_path, AppendingTarget(tmp_path / "target")
+        self.settings = {"applies": Applies.NEITHER, "per": "batch"}

@@ -1,0 +1,93 @@
+"""Targets for the write-ahead sink: a database that keeps the token, a table by key, a list that takes everything.
+
+Each counts how often it is called, in a file of its own, so that other processes count, too.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sqlite3
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+
+import pyarrow as pa
+
+from sparkonce import ApplyToken
+
+
+@dataclass(frozen=True)
+class Target:
+    """Something in a folder that can be called, and pickled."""
+
+    folder: Path
+
+    def __call__(self, rows: pa.RecordBatchReader, token: ApplyToken) -> None:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        with (self.folder / "calls").open("a") as calls:
+            calls.write(json.dumps([token.id, list(token.slots), token.rows]) + "\n")
+        self.apply([number for batch in rows for number in batch.column("number").to_pylist()], token)
+
+    def apply(self, numbers: list[int], token: ApplyToken) -> None:
+        raise NotImplementedError
+
+    def visible(self) -> list[int]:
+        raise NotImplementedError
+
+    def calls(self) -> list[tuple[str, list[int], int]]:
+        """What each call was given: the token's id, its slots, its rows."""
+        path = self.folder / "calls"
+        return [tuple(json.loads(line)) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+class SqliteTarget(Target):
+    """Keeps the token in the transaction that writes the rows."""
+
+    def apply(self, numbers: list[int], token: ApplyToken) -> None:
+        with closing(self._connect()) as connection, connection:
+            try:
+                connection.execute("INSERT INTO applied VALUES (?)", [token.id])
+            except sqlite3.IntegrityError:
+                return
+            connection.executemany("INSERT INTO rows VALUES (?)", [(number,) for number in numbers])
+
+    def is_applied(self, token: ApplyToken) -> bool:
+        with closing(self._connect()) as connection:
+            return connection.execute("SELECT 1 FROM applied WHERE id = ?", [token.id]).fetchone() is not None
+
+    def visible(self) -> list[int]:
+        with closing(self._connect()) as connection:
+            return [number for (number,) in connection.execute("SELECT number FROM rows")]
+
+    def _connect(self) -> sqlite3.Connection:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        connection = sqlite3.connect(self.folder / "target.db", timeout=60)
+        connection.executescript(
+            "CREATE TABLE IF NOT EXISTS applied (id TEXT PRIMARY KEY);CREATE TABLE IF NOT EXISTS rows (number INTEGER);"
+        )
+        return connection
+
+
+class KeyedTarget(Target):
+    """One file for each number: the same rows lead to the same state."""
+
+    def apply(self, numbers: list[int], token: ApplyToken) -> None:
+        for number in numbers:
+            (self.folder / f"row-{number}").touch()
+
+    def visible(self) -> list[int]:
+        return [int(path.name.removeprefix("row-")) for path in self.folder.glob("row-*")]
+
+
+class AppendingTarget(Target):
+    """A line for each number, however often it comes."""
+
+    def apply(self, numbers: list[int], token: ApplyToken) -> None:
+        descriptor = os.open(self.folder / "rows", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        with os.fdopen(descriptor, "w") as file:
+            file.write("".join(f"{number}\n" for number in numbers))
+
+    def visible(self) -> list[int]:
+        path = self.folder / "rows"
+        return [int(line) for line in path.read_text().splitlines()] if path.exists() else []
