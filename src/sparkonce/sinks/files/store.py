@@ -161,5 +161,13 @@ class FileStore(abc.ABC):
     def delete(self, paths: Sequence[str]) -> None:
         """Deletes files, those that are gone already among them."""
 
+    def timeout_s(self) -> float | None:
+        """How long a file may be held back before the place itself gives it up; None if it never does."""
+        return None
+
+    def conditions(self) -> Sequence[str]:
+        """What must be true of the place for the promise to hold, a sentence each; more of them after `check`."""
+        return ()
+
     def close(self) -> None:  # noqa: B027 - optional
         """Frees connections."""

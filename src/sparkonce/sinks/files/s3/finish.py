@@ -1,0 +1,157 @@
+"""Publishing and giving up files that are held back, from any process."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from sparkonce.protocol.outcomes import Finished, Outcome
+from sparkonce.sinks.files.s3.outcomes import (
+    DONE,
+    LOOK,
+    NO_SUCH_UPLOAD,
+    Answer,
+    Present,
+    after_look,
+    is_own,
+    read,
+)
+from sparkonce.sinks.files.s3.requests import ask, look
+from sparkonce.sinks.files.s3.upload import hash_of
+from sparkonce.sinks.files.store import Fields, Standing
+
+_ABORT_WITHIN_S = 10.0
+_POLL_S = 0.1
+
+
+class Finisher:
+    """Completes and aborts one upload at a time.
+
+    Args:
+        client: boto3's, which repeats what may be repeated.
+        once_client: One that sends each request once, for completions: each of their answers has to be read.
+        if_none_match: Whether to complete only where no object stands.
+    """
+
+    def __init__(self, client: Any, once_client: Any, *, if_none_match: bool) -> None:
+        self._client = client
+        self._once = once_client
+        self._condition = {"IfNoneMatch": "*"} if if_none_match else {}
+
+    def publish(self, fields: Fields) -> Finished:
+        """Completes the upload: one request where the answer says it all, else a look at what stands there."""
+        etags = self._etags(fields)
+        if isinstance(etags, Finished):
+            return etags
+        answer = NO_UPLOAD if etags is None else self._complete(fields, etags)
+        if not isinstance(answer, Answer):
+            # Only the completion that put the object together has a checksum of it, see `outcomes`.
+            if answer.get("ChecksumType") and not _differs(answer, fields):
+                return Finished(outcome=Outcome.COMMITTED)
+            answer = Answer(status=200, code=DONE)
+        if answer.code not in LOOK:
+            return read(answer, "CompleteMultipartUpload")
+        if answer.code == NO_SUCH_UPLOAD and (parts := self._list_parts(fields)) != NO_UPLOAD:
+            if isinstance(parts, Answer):
+                return read(parts, "ListParts")
+            return Finished(outcome=Outcome.RETRY, reason="The upload is there after all.")
+        # The look comes last: what was completed until now is seen by it.
+        standing = look(self._client, str(fields["bucket"]), key_of(fields))
+        return after_look(answer.code, standing, fields)
+
+    def see(self, fields: Fields) -> Standing:
+        """Where the file stands. The upload is asked first: what was completed since is seen by the look."""
+        etags = self._list_parts(fields)
+        if not isinstance(etags, Answer):
+            whole = str(fields["etags"]) in (",".join(etags), f"sha256:{hash_of(etags)}")
+            return Standing.HELD if whole else Standing.UNKNOWN
+        if etags != NO_UPLOAD:
+            return Standing.UNKNOWN
+        finished = after_look(NO_SUCH_UPLOAD, look(self._client, str(fields["bucket"]), key_of(fields)), fields)
+        if finished.outcome is Outcome.LOST:
+            return Standing.GONE
+        return Standing.PUBLISHED if finished.outcome is Outcome.ALREADY_COMMITTED else Standing.UNKNOWN
+
+    def give_up(self, fields: Fields) -> Finished:
+        """Aborts the upload, and again until no part is left: one may arrive while it is aborted (S3's manual)."""
+        give_up_at = time.monotonic() + _ABORT_WITHIN_S
+        answer = ask(self._client.abort_multipart_upload, **_upload(fields))
+        if isinstance(answer, Answer):
+            return self._after_abort(answer, fields)
+        while (parts := self._list_parts(fields)) != NO_UPLOAD:
+            if isinstance(parts, Answer):
+                return read(parts, "ListParts")
+            if time.monotonic() >= give_up_at:
+                return Finished(outcome=Outcome.RETRY, reason="Parts are still arriving at the aborted upload.")
+            time.sleep(_POLL_S)
+            again = ask(self._client.abort_multipart_upload, **_upload(fields))
+            if isinstance(again, Answer) and again.code != NO_SUCH_UPLOAD:
+                return read(again, "AbortMultipartUpload")
+        if "mark" not in fields:
+            return Finished(outcome=Outcome.ABORTED)  # it was listed, so it was open
+        return self._after_abort(NO_UPLOAD, fields)
+
+    def _after_abort(self, answer: Answer, fields: Fields) -> Finished:
+        """Whether what is no longer there to be aborted was published."""
+        if answer.code != NO_SUCH_UPLOAD:
+            return read(answer, "AbortMultipartUpload")
+        standing = look(self._client, str(fields["bucket"]), key_of(fields))
+        if isinstance(standing, Present):
+            published = is_own(standing, fields)
+            return Finished(outcome=Outcome.ALREADY_COMMITTED if published else Outcome.ABORTED)
+        if standing.status == 404 and standing.code != "NoSuchBucket":
+            return Finished(outcome=Outcome.ABORTED)
+        return read(standing, "HeadObject")
+
+    def _complete(self, fields: Fields, etags: Sequence[str]) -> Mapping[str, Any] | Answer:
+        parts = [{"PartNumber": number, "ETag": f'"{etag}"'} for number, etag in enumerate(etags, 1)]
+        return ask(
+            self._once.complete_multipart_upload,
+            **_upload(fields),
+            MultipartUpload={"Parts": parts},
+            **self._condition,
+        )
+
+    def _etags(self, fields: Fields) -> Sequence[str] | Finished | None:
+        """The parts' ETags, from the handle or, for long files, from the store; None if the upload is gone."""
+        text = str(fields["etags"])
+        if not text.startswith("sha256:"):
+            return text.split(",")
+        etags = self._list_parts(fields)
+        if isinstance(etags, Answer):
+            return None if etags == NO_UPLOAD else read(etags, "ListParts")
+        if f"sha256:{hash_of(etags)}" != text:
+            reason = f"The upload of {fields['path']} has {len(etags)} parts, and not those that were written."
+            return Finished(outcome=Outcome.UNKNOWN, reason=reason)
+        return etags
+
+    def _list_parts(self, fields: Fields) -> list[str] | Answer:
+        etags: list[str] = []
+        marker = 0
+        while True:
+            answer = ask(self._client.list_parts, **_upload(fields), PartNumberMarker=marker)
+            if isinstance(answer, Answer):
+                return NO_UPLOAD if answer.code == NO_SUCH_UPLOAD else answer
+            etags += [str(part["ETag"]).strip('"') for part in answer.get("Parts", ())]
+            if not answer.get("IsTruncated"):
+                return etags
+            marker = int(answer["NextPartNumberMarker"])
+
+
+NO_UPLOAD = Answer(status=404, code=NO_SUCH_UPLOAD)
+
+
+def _upload(fields: Fields) -> dict[str, Any]:
+    return {"Bucket": fields["bucket"], "Key": key_of(fields), "UploadId": fields["upload_id"]}
+
+
+def _differs(answer: Mapping[str, Any], fields: Fields) -> bool:
+    """Whether the store says that it made something else of the parts than S3 would."""
+    etag = str(answer.get("ETag", "")).strip('"')
+    return ":" not in str(fields["checksum"]) and etag != fields["checksum"]
+
+
+def key_of(fields: Fields) -> str:
+    """Where in the bucket the file is published."""
+    return f"{fields['prefix']}{fields['path']}"

@@ -1,0 +1,196 @@
+"""What a bucket must be and allow, tried before the first row."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+from sparkonce.errors import PreflightError
+from sparkonce.protocol.outcomes import Outcome
+from sparkonce.sinks.files.s3.outcomes import OCCUPIED, Answer, read
+from sparkonce.sinks.files.s3.requests import ask
+from sparkonce.sinks.files.s3.settings import S3Settings
+from sparkonce.sinks.files.store import HIDDEN
+
+DAY_S = 86_400.0
+
+ALWAYS: tuple[str, ...] = (
+    "nobody else writes, moves or deletes the sink's objects, nor aborts its multipart uploads, before the next batch "
+    "is committed",
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Findings:
+    """What a bucket's own rules mean for files that are held back in it.
+
+    Attributes:
+        timeout_s: After how many seconds a rule aborts an upload; None if none is known to.
+        notes: Sentences for the operator.
+    """
+
+    timeout_s: float | None = None
+    notes: tuple[str, ...] = ()
+
+
+def check(client: Any, settings: S3Settings, bucket: str, prefix: str) -> Findings:
+    """Sees that the bucket is there and that every request the sink makes is allowed.
+
+    Raises:
+        PreflightError: naming the bucket, the setting or the right.
+    """
+    trial = _Trial(client, settings, bucket)
+    trial.ask("HeadBucket", Bucket=bucket)
+    trial.ask("ListObjectsV2", Bucket=bucket, Prefix=prefix, MaxKeys=1)
+    trial.ask("ListMultipartUploads", Bucket=bucket, Prefix=prefix, MaxUploads=1)
+    key = f"{prefix}{HIDDEN}/check-{secrets.token_hex(8)}"
+    upload = trial.ask("CreateMultipartUpload", Bucket=bucket, Key=key, **settings.object_options())["UploadId"]
+    try:
+        _try_upload(trial, settings, bucket, key, upload)
+    except BaseException:
+        with suppress(PreflightError):  # the first error says what is wrong
+            trial.ask("AbortMultipartUpload", Bucket=bucket, Key=key, UploadId=upload)
+        raise
+    trial.ask("AbortMultipartUpload", Bucket=bucket, Key=key, UploadId=upload)
+    return look_around(client, bucket, prefix)
+
+
+def _try_upload(trial: _Trial, settings: S3Settings, bucket: str, key: str, upload: str) -> None:
+    own = {"Bucket": bucket, "Key": key, "UploadId": upload}
+    part = {"PartNumber": 1, "ETag": trial.ask("UploadPart", **own, PartNumber=1, Body=b"sparkonce")["ETag"]}
+    trial.ask("ListParts", **own)
+    trial.ask("PutObject", Bucket=bucket, Key=key, Body=b"sparkonce", **settings.object_options())
+    try:
+        trial.ask("HeadObject", Bucket=bucket, Key=key)
+        if settings.if_none_match:
+            parts = {"Parts": [part]}
+            answer = ask(trial.client.complete_multipart_upload, **own, MultipartUpload=parts, IfNoneMatch="*")
+            _see_that_it_keeps_off(answer, bucket)
+    finally:
+        trial.ask("DeleteObject", Bucket=bucket, Key=key)
+
+
+def _see_that_it_keeps_off(answer: Mapping[str, Any] | Answer, bucket: str) -> None:
+    if isinstance(answer, Answer) and answer.code == OCCUPIED:
+        return
+    if isinstance(answer, Answer) and answer.code != "NotImplemented" and answer.status != 501:
+        raise _refused(bucket, "CompleteMultipartUpload", answer)
+    raise PreflightError(
+        f"The store of bucket {bucket!r} does not know If-None-Match on CompleteMultipartUpload, which if_none_match="
+        "True relies on: it would replace an object that stands at a file's key.",
+        next_step="set if_none_match=False, if nobody else writes below the prefix.",
+        setting="if_none_match",
+    )
+
+
+class _Trial:
+    """Requests that must succeed for the sink to work."""
+
+    def __init__(self, client: Any, settings: S3Settings, bucket: str) -> None:
+        self.client = client
+        self._settings = settings
+        self._bucket = bucket
+
+    def ask(self, request: str, **arguments: Any) -> Mapping[str, Any]:
+        answer = ask(getattr(self.client, _METHODS[request]), **arguments)
+        if not isinstance(answer, Answer):
+            return answer
+        if answer.status is None:
+            raise PreflightError(
+                f"The store of bucket {self._bucket!r} at endpoint_url={self._settings.endpoint_url!r} (None is AWS) "
+                f"does not answer: {answer.reason}",
+                next_step="correct endpoint_url and region_name, or see whether the store runs.",
+                setting="endpoint_url",
+            )
+        raise _refused(self._bucket, request, answer)
+
+
+_METHODS: Mapping[str, str] = {
+    "HeadBucket": "head_bucket",
+    "ListObjectsV2": "list_objects_v2",
+    "ListMultipartUploads": "list_multipart_uploads",
+    "CreateMultipartUpload": "create_multipart_upload",
+    "UploadPart": "upload_part",
+    "ListParts": "list_parts",
+    "PutObject": "put_object",
+    "HeadObject": "head_object",
+    "DeleteObject": "delete_object",
+    "AbortMultipartUpload": "abort_multipart_upload",
+}
+
+
+def _refused(bucket: str, request: str, answer: Answer) -> PreflightError:
+    if answer.status == 404 and request in {"HeadBucket", "ListObjectsV2", "CreateMultipartUpload"}:
+        return PreflightError(
+            f"There is no bucket {bucket!r}.", next_step="create it, or correct the location.", setting="location"
+        )
+    reason = read(answer, request).reason
+    return PreflightError(
+        f"The bucket {bucket!r} cannot be used: {reason}",
+        next_step="correct what it names; the rights needed are listed in the documentation of the S3 store.",
+    )
+
+
+def look_around(client: Any, bucket: str, prefix: str) -> Findings:
+    """What the bucket's own rules do below the prefix. What may not be read is a note, never a refusal."""
+    rules = ask(client.get_bucket_lifecycle_configuration, Bucket=bucket)
+    if not isinstance(rules, Answer):
+        found = read_rules(rules.get("Rules", ()), prefix)
+    elif rules.code == "NoSuchLifecycleConfiguration":
+        found = read_rules((), prefix)
+    else:
+        found = Findings(notes=(_unread(rules),))
+    versioning = ask(client.get_bucket_versioning, Bucket=bucket)
+    if isinstance(versioning, Answer) or versioning.get("Status") != "Enabled":
+        return found
+    note = f"bucket {bucket} keeps old versions: what the sink puts twice or deletes, small lists of files, stays there"
+    return Findings(timeout_s=found.timeout_s, notes=(*found.notes, note))
+
+
+def _unread(answer: Answer) -> str:
+    if read(answer, "GetBucketLifecycleConfiguration").outcome is Outcome.RETRY:
+        return f"whether a lifecycle rule aborts uploads was not answered ({answer.code}): none is taken for granted"
+    return (
+        f"the bucket's lifecycle rules may not be read ({answer.code}; s3:GetLifecycleConfiguration): if one aborts "
+        "incomplete multipart uploads, it does so only after the longest time that the query may be down"
+    )
+
+
+def read_rules(rules: Sequence[Mapping[str, Any]], prefix: str) -> Findings:
+    """What lifecycle rules do to uploads and objects whose keys begin with the prefix.
+
+    Args:
+        rules: As GetBucketLifecycleConfiguration gives them.
+        prefix: The sink's, empty or ending in ``/``.
+    """
+    touching = [rule for rule in rules if rule.get("Status") == "Enabled" and _touches(_prefix(rule), prefix)]
+    days = [rule.get("AbortIncompleteMultipartUpload", {}).get("DaysAfterInitiation") for rule in touching]
+    abort_after = min((int(one) for one in days if one), default=None)
+    notes = [] if abort_after is not None else [_NO_RULE]
+    for rule in touching:
+        told = rule.get("Expiration", {})
+        if "Days" in told or "Date" in told:
+            when = f"{told['Days']} days" if "Days" in told else f"{told['Date']}"
+            notes.append(
+                f"lifecycle rule {rule.get('ID', 'without ID')!r} deletes the sink's objects after {when}: readers "
+                "must be faster, and a query that was down longer must not be asked to commit its last batch again"
+            )
+    return Findings(timeout_s=None if abort_after is None else abort_after * DAY_S, notes=tuple(notes))
+
+
+_NO_RULE = (
+    "no lifecycle rule aborts incomplete multipart uploads here (AbortIncompleteMultipartUpload): what a query leaves "
+    "behind that is never started again costs money until it is aborted by hand"
+)
+
+
+def _prefix(rule: Mapping[str, Any]) -> str:
+    inner = rule.get("Filter", {})
+    return str(rule.get("Prefix") or inner.get("Prefix") or inner.get("And", {}).get("Prefix") or "")
+
+
+def _touches(ruled: str, own: str) -> bool:
+    return own.startswith(ruled) or ruled.startswith(own)

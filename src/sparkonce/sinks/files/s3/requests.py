@@ -1,0 +1,57 @@
+"""Requests whose refusals are values, as the table in `outcomes` reads them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from sparkonce.sinks.files.s3.outcomes import NOT_SENT, TRANSACTION, UPLOAD, Answer, Present
+
+
+def ask(request: Callable[..., Any], **arguments: Any) -> Mapping[str, Any] | Answer:
+    """The response to a request, or why there is none."""
+    from botocore.exceptions import BotoCoreError, ClientError, ConnectionError, HTTPClientError  # noqa: A004
+    from botocore.parsers import ResponseParserError
+
+    try:
+        response: Mapping[str, Any] = request(**arguments)
+    except ClientError as error:
+        return refusal(error)
+    except (ConnectionError, HTTPClientError, ResponseParserError) as error:
+        return Answer(status=None, code=type(error).__name__, reason=str(error))
+    except BotoCoreError as error:  # it was not sent, for want of credentials for example
+        return Answer(status=NOT_SENT, code=type(error).__name__, reason=str(error))
+    return response
+
+
+def refusal(error: Any) -> Answer:
+    """A ClientError of botocore as a value."""
+    told = error.response.get("Error", {})
+    meta = error.response.get("ResponseMetadata", {})
+    return Answer(
+        status=int(meta.get("HTTPStatusCode", 0)),
+        code=str(told.get("Code", "")),
+        reason=str(told.get("Message", "")),
+        deleted=meta.get("HTTPHeaders", {}).get("x-amz-delete-marker") == "true",
+    )
+
+
+def look(client: Any, bucket: str, key: str) -> Present | Answer:
+    """What stands at a key."""
+    answer = ask(client.head_object, Bucket=bucket, Key=key)
+    if isinstance(answer, Answer):
+        return answer
+    metadata = {name.lower(): value for name, value in answer.get("Metadata", {}).items()}
+    return Present(
+        size=int(answer["ContentLength"]),
+        etag=str(answer.get("ETag", "")).strip('"'),
+        transaction=metadata.get(TRANSACTION, ""),
+        mark=metadata.get(UPLOAD, ""),
+    )
+
+
+def read_object(*, client: Any, bucket: str, key: str) -> Mapping[str, Any]:
+    """An object's whole content, as ``Body``."""
+    answer = client.get_object(Bucket=bucket, Key=key)
+    with answer["Body"] as body:
+        return {"Body": body.read()}

@@ -1,0 +1,188 @@
+"""What the user says of a bucket, checked; and the boto3 clients that follow from it."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from functools import lru_cache
+from typing import Any
+
+from sparkonce.errors import ConfigurationError
+
+MIB = 1024 * 1024
+SMALLEST_PART_BYTES = 5 * MIB
+"""S3's own limit for every part but the last."""
+
+_LOCATION = re.compile(r"s3a?://(?P<bucket>[^/]+)(?:/(?P<prefix>.*))?", re.DOTALL)
+_STYLES = ("auto", "path", "virtual")
+_TYPES: Mapping[str, tuple[type, ...]] = {"str | None": (str,), "str": (str,), "bool": (bool,), "int": (int,)}
+_TYPES = {**_TYPES, "float": (float, int), "bool | str": (bool, str)}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class S3Settings:
+    """How a bucket is reached and written to. None leaves it to boto3's own chain.
+
+    Attributes:
+        endpoint_url: Of a store other than AWS, for example ``http://127.0.0.1:7070``.
+        region_name: The bucket's region.
+        profile_name: A profile of the shared configuration files, on every machine that runs a task.
+        aws_access_key_id: Better left out, for boto3's chain (environment, profile, role of the machine) to find: what
+            is given here travels to the workers with the sink.
+        aws_secret_access_key: As above.
+        aws_session_token: As above. It is not renewed.
+        addressing_style: ``path`` (host/bucket/key), ``virtual`` (bucket.host/key) or ``auto``.
+        verify: False to trust any certificate, or the path of a CA bundle.
+        connect_timeout_s: Seconds to wait for a connection.
+        read_timeout_s: Seconds to wait for the next bytes of an answer.
+        attempts: How often a request that may be repeated is sent at most. Completing an upload is sent once a call.
+        part_size_bytes: Of the first 1,000 parts of a file; later parts are larger.
+        upload_threads: Parts under way at once in a worker process, and the bound of its memory: each holds one part.
+        finish_threads: Files that the driver completes or aborts at once.
+        if_none_match: Completes only where no object stands. Turn it off for stores that do not know it.
+        server_side_encryption: ``AES256``, ``aws:kms`` or ``aws:kms:dsse``.
+        sse_kms_key_id: The key for ``aws:kms``.
+        storage_class: For example ``STANDARD_IA``.
+    """
+
+    endpoint_url: str | None = None
+    region_name: str | None = None
+    profile_name: str | None = None
+    aws_access_key_id: str | None = field(default=None, repr=False)
+    aws_secret_access_key: str | None = field(default=None, repr=False)
+    aws_session_token: str | None = field(default=None, repr=False)
+    addressing_style: str = "auto"
+    verify: bool | str = True
+    connect_timeout_s: float = 5.0
+    read_timeout_s: float = 60.0
+    attempts: int = 4
+    part_size_bytes: int = 8 * MIB
+    upload_threads: int = 4
+    finish_threads: int = 16
+    if_none_match: bool = True
+    server_side_encryption: str | None = None
+    sse_kms_key_id: str | None = None
+    storage_class: str | None = None
+
+    def object_options(self) -> dict[str, str]:
+        """What a new object is given, in boto3's names."""
+        options = {
+            "ServerSideEncryption": self.server_side_encryption,
+            "SSEKMSKeyId": self.sse_kms_key_id,
+            "StorageClass": self.storage_class,
+        }
+        return {name: value for name, value in options.items() if value is not None}
+
+
+def read_location(location: str) -> tuple[str, str]:
+    """The bucket, and the prefix of all keys: empty or ending in ``/``.
+
+    Raises:
+        ConfigurationError: if it is not ``s3://bucket/prefix``.
+    """
+    found = _LOCATION.fullmatch(location)
+    prefix = (found["prefix"] or "").rstrip("/") if found else ""
+    if found is None or prefix.startswith("/") or "//" in prefix:
+        raise ConfigurationError(
+            f"The location {location!r} is not s3://bucket/prefix.",
+            next_step="name the bucket, and a prefix without empty parts.",
+            setting="location",
+        )
+    return found["bucket"], f"{prefix}/" if prefix else ""
+
+
+def read_settings(user: Mapping[str, Any]) -> S3Settings:
+    """The user's settings, checked.
+
+    Raises:
+        ConfigurationError: naming the setting that is unknown or has an impossible value, but never a secret's value.
+    """
+    known = {one.name: one for one in fields(S3Settings)}
+    for name, value in user.items():
+        if name not in known:
+            raise ConfigurationError(
+                f"{name!r} is not a setting of the S3 store.", next_step=f"use one of {', '.join(known)}.", setting=name
+            )
+        wanted = str(known[name].type)
+        fits = isinstance(value, _TYPES[wanted]) and (wanted == "bool" or "bool" in wanted or value is not True)
+        if not fits and not (value is None and known[name].default is None):
+            raise _refused(name, value, f"it must be a {wanted.removesuffix(' | None')}.")
+    settings = S3Settings(**user)
+    _check_numbers(settings)
+    _check_rest(settings)
+    return settings
+
+
+def _check_numbers(settings: S3Settings) -> None:
+    if settings.part_size_bytes < SMALLEST_PART_BYTES:
+        why = f"S3 refuses parts of less than {SMALLEST_PART_BYTES} bytes: use at least that."
+        raise _refused("part_size_bytes", settings.part_size_bytes, why)
+    for name in ("attempts", "upload_threads", "finish_threads", "connect_timeout_s", "read_timeout_s"):
+        if getattr(settings, name) <= 0:
+            raise _refused(name, getattr(settings, name), "it must be above 0.")
+
+
+def _check_rest(settings: S3Settings) -> None:
+    if settings.addressing_style not in _STYLES:
+        raise _refused("addressing_style", settings.addressing_style, f"it must be one of {', '.join(_STYLES)}.")
+    if (settings.aws_access_key_id is None) != (settings.aws_secret_access_key is None):
+        raise ConfigurationError(
+            "aws_access_key_id and aws_secret_access_key belong together, and one of them is missing.",
+            next_step="give both, or neither for boto3 to find them.",
+        )
+    if settings.sse_kms_key_id is not None and not str(settings.server_side_encryption).startswith("aws:kms"):
+        why = f"it needs server_side_encryption=aws:kms, which is {settings.server_side_encryption!r}."
+        raise _refused("sse_kms_key_id", settings.sse_kms_key_id, why)
+
+
+def _refused(name: str, value: object, why: str) -> ConfigurationError:
+    shown = "…" if name.startswith("aws_") else repr(value)
+    return ConfigurationError(f"{name}={shown} cannot be used with the S3 store.", next_step=why, setting=name)
+
+
+def client(settings: S3Settings, *, attempts: int | None = None) -> Any:
+    """A boto3 client, one for all that ask with the same settings in this process.
+
+    Args:
+        settings: How to reach the store.
+        attempts: How often boto3 may send a request; by default as the settings say.
+
+    Raises:
+        ConfigurationError: if boto3 is missing, or cannot make a client of the settings.
+    """
+    return _client(settings, settings.attempts if attempts is None else attempts, os.getpid())
+
+
+@lru_cache(maxsize=16)
+def _client(settings: S3Settings, attempts: int, _pid: int) -> Any:  # a forked child must not share connections
+    try:
+        import boto3
+        from botocore.config import Config
+        from botocore.exceptions import BotoCoreError
+    except ImportError as error:
+        raise ConfigurationError("The S3 store needs boto3.", next_step="pip install 'sparkonce[s3]'") from error
+    config = Config(
+        connect_timeout=settings.connect_timeout_s,
+        read_timeout=settings.read_timeout_s,
+        retries={"mode": "standard", "total_max_attempts": attempts},
+        max_pool_connections=settings.finish_threads + settings.upload_threads,
+        s3={"addressing_style": settings.addressing_style},
+        # boto3's newer checksums are unknown to many stores; every part carries Content-MD5 instead.
+        request_checksum_calculation="when_required",
+        response_checksum_validation="when_required",
+    )
+    try:
+        session = boto3.session.Session(
+            aws_access_key_id=settings.aws_access_key_id,
+            aws_secret_access_key=settings.aws_secret_access_key,
+            aws_session_token=settings.aws_session_token,
+            region_name=settings.region_name,
+            profile_name=settings.profile_name,
+        )
+        return session.client("s3", endpoint_url=settings.endpoint_url, verify=settings.verify, config=config)
+    except (BotoCoreError, ValueError) as error:
+        raise ConfigurationError(
+            f"boto3 makes no client with {settings!r}: {error}", next_step="correct the setting it names."
+        ) from error

@@ -1,0 +1,255 @@
+"""A file that is held back: a multipart upload that is not completed, fed part by part from a writer's thread."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import io
+import logging
+import re
+import secrets
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import wait as wait_for
+from typing import TYPE_CHECKING, Any, BinaryIO, cast
+
+from sparkonce.errors import PrepareError
+from sparkonce.protocol.outcomes import Outcome
+from sparkonce.sinks.files.s3.outcomes import TRANSACTION, UPLOAD, Answer, name_text, read
+from sparkonce.sinks.files.s3.requests import ask
+from sparkonce.sinks.files.s3.settings import MIB, S3Settings
+from sparkonce.sinks.files.store import Fields, HeldFile
+
+if TYPE_CHECKING:
+    from sparkonce.protocol.outcomes import Finished
+
+log = logging.getLogger(__name__)
+
+MOST_PARTS = 10_000
+"""S3's own limit."""
+
+LARGEST_PART_BYTES = 5 * 1024 * MIB
+PARTS_OF_ONE_SIZE = 1_000
+MOST_ETAGS_IN_A_HANDLE = 32
+"""A file of more parts, 256 MiB by default, has a hash of them in its handle, and they are listed again."""
+
+_MD5 = re.compile(r"[0-9a-f]{32}")
+
+
+def part_size(number: int, first_bytes: int) -> int:
+    """How many bytes part ``number``, from 1, has: twice as many after each 1,000, so that 5 TiB take < 10,000."""
+    return min(first_bytes << ((number - 1) // PARTS_OF_ONE_SIZE), LARGEST_PART_BYTES)
+
+
+def final_etag(etags: Sequence[str]) -> str:
+    """What S3 calls the whole object; a hash of its parts' ETags where those are not MD5s, as with SSE-KMS."""
+    if not all(_MD5.fullmatch(etag) for etag in etags):
+        return f"sha256:{hash_of(etags)}"
+    whole = hashlib.md5(b"".join(map(bytes.fromhex, etags)), usedforsecurity=False).hexdigest()
+    return f"{whole}-{len(etags)}"
+
+
+def hash_of(etags: Sequence[str]) -> str:
+    """Stands in a handle for a list of ETags that is too long for it."""
+    return hashlib.sha256(",".join(etags).encode()).hexdigest()
+
+
+class Uploader:
+    """What all files that a worker process writes share: threads, and the memory of the parts under way.
+
+    Args:
+        client: boto3's, which repeats what may be repeated.
+        begin_client: One that sends each request once: the repeats are made here.
+        settings: Sizes and numbers.
+        bucket: The bucket.
+        give_up: Aborts an upload.
+    """
+
+    def __init__(
+        self,
+        client: Any,
+        begin_client: Any,
+        settings: S3Settings,
+        bucket: str,
+        give_up: Callable[[Fields], Finished],
+    ) -> None:
+        self.client = client
+        self.settings = settings
+        self.bucket = bucket
+        self.give_up = give_up
+        self._begin_client = begin_client
+        self._pool = ThreadPoolExecutor(settings.upload_threads, thread_name_prefix="sparkonce-s3-upload")
+        self._slots = threading.BoundedSemaphore(settings.upload_threads)
+
+    def begin(self, key: str, name: str, mark: str) -> Future[str]:
+        """Begins an upload, in the background."""
+        return self._pool.submit(self._begin, key, name, mark)
+
+    def send(self, key: str, upload: Future[str], number: int, body: bytes | bytearray) -> Future[str]:
+        """Uploads a part, in the background once there is memory for it, and gives its ETag."""
+        self._slots.acquire()  # freed by a part that ends, and those have timeouts
+        try:
+            future = self._pool.submit(self._send, key, upload, number, body)
+        except BaseException:
+            self._slots.release()
+            raise
+        future.add_done_callback(lambda _: self._slots.release())
+        return future
+
+    def close(self) -> None:
+        """Ends the threads; what is under way is finished first."""
+        self._pool.shutdown()
+
+    def _begin(self, key: str, name: str, mark: str) -> str:
+        attempt = 1
+        while True:
+            answer = ask(
+                self._begin_client.create_multipart_upload,
+                Bucket=self.bucket,
+                Key=key,
+                Metadata={TRANSACTION: name, UPLOAD: mark},
+                ContentType="application/octet-stream",
+                **self.settings.object_options(),
+            )
+            if not isinstance(answer, Answer):
+                return str(answer["UploadId"])
+            finished = read(answer, "CreateMultipartUpload")
+            if finished.outcome is not Outcome.RETRY or attempt == self.settings.attempts:
+                raise _not_whole(key, finished)
+            # An upload that was begun although its answer was lost is found by the next sweep.
+            time.sleep(min(0.05 * 2**attempt, 2.0))
+            attempt += 1
+
+    def _send(self, key: str, upload: Future[str], number: int, body: bytes | bytearray) -> str:
+        # A part waits for an earlier task of the same queue only, so threads cannot wait for each other for ever.
+        digest = hashlib.md5(body, usedforsecurity=False).digest()
+        answer = ask(
+            self.client.upload_part,
+            Bucket=self.bucket,
+            Key=key,
+            UploadId=upload.result(),
+            PartNumber=number,
+            Body=body,
+            ContentMD5=base64.b64encode(digest).decode(),
+        )
+        if isinstance(answer, Answer):
+            raise _not_whole(key, read(answer, "UploadPart"))
+        return str(answer["ETag"]).strip('"')
+
+
+def _not_whole(key: str, finished: Finished) -> PrepareError:
+    return PrepareError(f"The file {key} could not be uploaded. {finished.reason}", outcome=finished.outcome.value)
+
+
+class S3HeldFile(HeldFile):
+    """A file under way to a bucket. Calls come from one thread.
+
+    Args:
+        uploader: Of this process.
+        prefix: Of the sink's keys.
+        path: Where it is to be published, below the prefix.
+    """
+
+    def __init__(self, uploader: Uploader, prefix: str, path: str) -> None:
+        self._uploader = uploader
+        self._prefix = prefix
+        self._path = path
+        self._key = prefix + path
+        self._mark = secrets.token_hex(8)
+        self._upload = uploader.begin(self._key, name_text(path), self._mark)
+        self._parts: list[Future[str]] = []
+        self._buffer = bytearray()
+        self._size = 0
+        self._stream = _Stream(self._write, self.size)
+
+    @property
+    def stream(self) -> BinaryIO:
+        """See `HeldFile.stream`."""
+        return cast("BinaryIO", self._stream)
+
+    def size(self) -> int:
+        """See `HeldFile.size`."""
+        return self._size
+
+    def seal(self) -> Fields:
+        """See `HeldFile.seal`. All parts have arrived; the object does not exist yet."""
+        if self._buffer or not self._parts:  # S3 completes no upload without parts
+            self._send_part()
+        etags = [part.result() for part in self._parts]
+        listed = len(etags) <= MOST_ETAGS_IN_A_HANDLE
+        return {
+            **self._place(self._upload.result()),
+            "checksum": final_etag(etags),
+            "etags": ",".join(etags) if listed else f"sha256:{hash_of(etags)}",
+        }
+
+    def _place(self, upload: str) -> dict[str, str | int]:
+        return {
+            "bucket": self._uploader.bucket,
+            "prefix": self._prefix,
+            "path": self._path,
+            "upload_id": upload,
+            "mark": self._mark,
+            "size": self._size,
+        }
+
+    def discard(self) -> None:
+        """See `HeldFile.discard`. What cannot be aborted now is found by a sweep."""
+        self._stream.close()
+        self._buffer = bytearray()
+        for part in self._parts:
+            part.cancel()
+        wait_for(self._parts)  # a part that arrives after the abort would stay there and cost money
+        try:
+            upload = self._upload.result()
+        except PrepareError:
+            return
+        finished = self._uploader.give_up({**self._place(upload), "checksum": ""})
+        if finished.outcome is not Outcome.ABORTED:
+            log.warning("upload of %s is not aborted (%s): %s", self._key, finished.outcome.value, finished.reason)
+
+    def _write(self, data: memoryview) -> None:
+        while data:
+            full = part_size(len(self._parts) + 1, self._uploader.settings.part_size_bytes)
+            taken = data[: full - len(self._buffer)]
+            self._buffer += taken
+            self._size += len(taken)
+            data = data[len(taken) :]
+            if len(self._buffer) == full:
+                self._send_part()
+
+    def _send_part(self) -> None:
+        number = len(self._parts) + 1
+        if number > MOST_PARTS:
+            raise PrepareError(
+                f"The file {self._key} has more than {MOST_PARTS} parts at {self._size} bytes.",
+                next_step="raise part_size_bytes, or write smaller files.",
+            )
+        for part in (self._upload, *self._parts[-2 * self._uploader.settings.upload_threads :]):
+            if part.done():
+                part.result()  # raises what went wrong as early as it is known
+        body, self._buffer = self._buffer, bytearray()
+        self._parts.append(self._uploader.send(self._key, self._upload, number, body))
+
+
+class _Stream(io.RawIOBase):
+    """Takes bytes one after the other, as pyarrow gives them."""
+
+    def __init__(self, write: Callable[[memoryview], None], position: Callable[[], int]) -> None:
+        self._write = write
+        self._position = position
+
+    def writable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._position()
+
+    def write(self, data: Any) -> int:
+        if self.closed:
+            raise ValueError("the file is sealed or given up")
+        view = memoryview(data).cast("B")
+        self._write(view)
+        return len(view)

@@ -1,0 +1,336 @@
+"""What is refused before the start, and what a right that is taken away later does."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import logging
+import secrets
+import socket
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import botocore.auth
+import pytest
+
+from s3_between import GO_ON, Between, Reply, Request, refusal
+from s3_bucket import Bucket, new_name, running
+from secured import make_keys
+from sparkonce.errors import PreflightError, PrepareError
+from sparkonce.protocol.outcomes import Outcome
+from sparkonce.sinks.files.s3 import S3Store
+from sparkonce.sinks.files.store import Fields, file_path
+from sparkonce.testing.servers.process import free_port
+from sparkonce.testing.servers.s3 import S3Server
+
+RIGHTS = {
+    "s3:ListBucket",
+    "s3:ListBucketMultipartUploads",
+    "s3:PutObject",
+    "s3:GetObject",
+    "s3:ListMultipartUploadParts",
+    "s3:AbortMultipartUpload",
+    "s3:DeleteObject",
+}
+"""What docs/s3.md says that the sink needs."""
+
+
+@pytest.fixture(scope="module")
+def s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
+    yield from running(tmp_path_factory)
+
+
+@pytest.fixture(scope="module")
+def user(s3: S3Server) -> tuple[str, str]:
+    """Somebody with an access key and a secret, and no rights."""
+    access_key, secret_key = f"user-{secrets.token_hex(4)}", secrets.token_hex(16)
+    s3.add_user(access_key, secret_key)
+    return access_key, secret_key
+
+
+@pytest.fixture
+def bucket(s3: S3Server) -> Bucket:
+    return Bucket(s3)
+
+
+@pytest.fixture
+def between(s3: S3Server) -> Iterator[Between]:
+    with Between(s3.port).running() as proxy:
+        yield proxy
+
+
+def new_store(bucket: Bucket, **settings: Any) -> S3Store:
+    return S3Store(f"s3://{bucket.name}/out", {**bucket.server.settings(), **settings})
+
+
+def store_of(bucket: Bucket, user: tuple[str, str]) -> S3Store:
+    return S3Store(f"s3://{bucket.name}/out", bucket.server.settings(*user))
+
+
+def grant(bucket: Bucket, user: tuple[str, str], rights: set[str]) -> None:
+    arn = f"arn:aws:s3:::{bucket.name}"
+    statements = [
+        {"Effect": "Allow", "Principal": user[0], "Action": [right], "Resource": resource}
+        for right in sorted(rights)
+        for resource in ([arn] if right.startswith("s3:ListBucket") else [f"{arn}/out/*"])
+    ]
+    policy = {"Version": "2012-10-17", "Statement": statements}
+    bucket.client.put_bucket_policy(Bucket=bucket.name, Policy=json.dumps(policy))
+
+
+def seal(store: S3Store) -> Fields:
+    name = new_name()
+    held = store.hold(name, file_path("a=1", name, 0, ".txt"))
+    held.stream.write(b"rows")
+    return held.seal()
+
+
+def leftovers(bucket: Bucket) -> tuple[Sequence[Any], Sequence[str]]:
+    return bucket.uploads(), list(bucket.objects(prefix=""))
+
+
+def test_a_good_bucket_is_said_which_it_is_and_left_clean(bucket: Bucket) -> None:
+    store = new_store(bucket)
+    expected = {"endpoint": bucket.server.url, "bucket": bucket.name, "folder": "out/"}
+    assert store.check() == store.check() == expected
+    assert leftovers(bucket) == ([], [])
+
+
+def test_rules_that_cannot_be_read_are_a_condition(bucket: Bucket) -> None:
+    """Versitygw has no lifecycle rules. Those are read in unit/test_s3_lifecycle.py."""
+    store = new_store(bucket)
+    assert len(store.conditions()) == 1
+    store.check()
+    assert "lifecycle" in store.conditions()[1]
+    assert store.timeout_s() is None
+
+
+def test_rules_are_asked_for_by_whoever_asks_for_the_timeout(bucket: Bucket, between: Between) -> None:
+    rules = (
+        b"<LifecycleConfiguration><Rule><ID>r</ID><Status>Enabled</Status><Filter><Prefix></Prefix></Filter>"
+        b"<AbortIncompleteMultipartUpload><DaysAfterInitiation>2</DaysAfterInitiation></AbortIncompleteMultipartUpload>"
+        b"</Rule></LifecycleConfiguration>"
+    )
+    between.act = lambda request: Reply(200, rules) if request.path.endswith("?lifecycle") else GO_ON
+    assert new_store(bucket, endpoint_url=between.url).timeout_s() == 2 * 24 * 3600
+
+
+def test_versions_are_a_condition(bucket: Bucket) -> None:
+    bucket.client.put_bucket_versioning(Bucket=bucket.name, VersioningConfiguration={"Status": "Enabled"})
+    store = new_store(bucket)
+    store.check()
+    assert "old versions" in store.conditions()[-1]
+
+
+def test_a_missing_bucket_is_named(s3: S3Server) -> None:
+    with pytest.raises(PreflightError, match="no bucket 'nobodys'"):
+        S3Store("s3://nobodys/out", s3.settings()).check()
+
+
+def test_a_store_that_is_not_there_is_named() -> None:
+    url = f"http://127.0.0.1:{free_port()}"
+    keys = {"aws_access_key_id": "a", "aws_secret_access_key": "b", "region_name": "us-east-1"}
+    with pytest.raises(PreflightError, match=f"endpoint_url='{url}'"):
+        S3Store("s3://bucket/out", {**keys, "endpoint_url": url, "attempts": 1}).check()
+
+
+def test_wrong_credentials_are_refused_and_not_shown(bucket: Bucket, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG, logger="sparkonce")
+    for wrong in ({"aws_access_key_id": "nobody"}, {"aws_secret_access_key": "wrong-secret"}):
+        with pytest.raises(PreflightError) as refused:
+            new_store(bucket, **wrong).check()
+        assert "HeadBucket" in str(refused.value)
+        told = f"{refused.value!r} {refused.value} {refused.value.details} {caplog.text}"
+        assert "wrong-secret" not in told
+        assert bucket.server.settings()["aws_secret_access_key"] not in told
+
+
+def test_credentials_that_are_not_there_are_missed(bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_PROFILE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", "/nowhere")
+    store = S3Store(f"s3://{bucket.name}/out", {"endpoint_url": bucket.server.url, "region_name": "us-east-1"})
+    with pytest.raises(PreflightError, match="boto3 finds no credentials"):
+        store.check()
+
+
+def test_credentials_of_the_environment_are_found(bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = bucket.server.settings()
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", settings.pop("aws_access_key_id"))
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", settings.pop("aws_secret_access_key"))
+    settings["read_timeout_s"] = 59.0  # type: ignore[assignment]  # a client of its own
+    assert S3Store(f"s3://{bucket.name}/out", settings).check()["bucket"] == bucket.name
+
+
+def test_the_rights_that_are_documented_suffice(bucket: Bucket, user: tuple[str, str]) -> None:
+    grant(bucket, user, RIGHTS)
+    store = store_of(bucket, user)
+    store.check()
+    assert leftovers(bucket) == ([], [])
+    fields = seal(store)
+    assert [one.outcome for one in store.publish([fields])] == [Outcome.COMMITTED]
+    assert list(store.list_held()) == []
+    store.put("x.json", b"x")
+    assert (store.get("x.json"), store.get("y.json"), store.list_names("")) == (b"x", None, ["x.json"])
+    store.delete(["x.json"])
+
+
+@pytest.mark.parametrize("missing", sorted(RIGHTS))
+def test_each_right_that_is_missing_is_named(bucket: Bucket, user: tuple[str, str], missing: str) -> None:
+    grant(bucket, user, RIGHTS - {missing})
+    with pytest.raises(PreflightError, match=rf"{missing}\b(?!Multipart)"):
+        store_of(bucket, user).check()
+
+
+def test_a_right_that_is_taken_away_loses_nothing(bucket: Bucket, user: tuple[str, str]) -> None:
+    grant(bucket, user, RIGHTS)
+    store = store_of(bucket, user)
+    fields = seal(store)
+    grant(bucket, user, RIGHTS - {"s3:PutObject", "s3:AbortMultipartUpload"})
+    (refused,) = store.publish([fields])
+    assert refused.outcome is Outcome.UNKNOWN
+    assert "s3:PutObject" in refused.reason
+    (kept,) = store.discard([fields])
+    assert kept.outcome is Outcome.UNKNOWN
+    assert "s3:AbortMultipartUpload" in kept.reason
+    with pytest.raises(PrepareError, match="s3:PutObject"):
+        seal(store)
+    grant(bucket, user, RIGHTS)
+    assert [one.outcome for one in store.publish([fields])] == [Outcome.COMMITTED]
+
+
+def test_without_the_right_to_look_nothing_is_lost(bucket: Bucket, user: tuple[str, str]) -> None:
+    """S3 answers 403 for objects that are not there to those who may not list."""
+    grant(bucket, user, RIGHTS)
+    store = store_of(bucket, user)
+    fields = seal(store)
+    bucket.abort(str(fields["upload_id"]))
+    grant(bucket, user, RIGHTS - {"s3:GetObject", "s3:ListBucket"})
+    (refused,) = store.publish([fields])
+    assert refused.outcome is Outcome.UNKNOWN
+    assert "s3:GetObject" in refused.reason
+    grant(bucket, user, RIGHTS)
+    assert [one.outcome for one in store.publish([fields])] == [Outcome.LOST]
+
+
+def test_a_bucket_that_is_gone_loses_nothing(bucket: Bucket) -> None:
+    store = new_store(bucket)
+    fields = seal(store)
+    (finished,) = store.publish([{**fields, "bucket": "nobodys"}])
+    assert finished.outcome is Outcome.UNKNOWN
+    assert "bucket" in finished.reason
+
+
+def test_a_clock_that_is_off_is_named(bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = new_store(bucket)
+    fields = seal(store)
+    now = botocore.auth.get_current_datetime
+    monkeypatch.setattr(
+        botocore.auth,
+        "get_current_datetime",
+        lambda *given, **named: now(*given, **named) - datetime.timedelta(hours=1),
+    )
+    with pytest.raises(PreflightError):
+        store.check()
+    (finished,) = store.publish([fields])
+    assert finished.outcome is Outcome.UNKNOWN
+    assert "clock" in finished.reason
+    monkeypatch.undo()
+    assert [one.outcome for one in store.publish([fields])] == [Outcome.COMMITTED]
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [refusal(501, "NotImplemented"), Reply(200, b"<CompleteMultipartUploadResult/>")],
+    ids=["refuses", "ignores"],
+)
+def test_a_store_without_conditions_is_refused_unless_told(bucket: Bucket, between: Between, answer: Reply) -> None:
+    between.act = lambda request: answer if request.is_complete else GO_ON
+    with pytest.raises(PreflightError, match="if_none_match"):
+        new_store(bucket, endpoint_url=between.url).check()
+    assert leftovers(bucket) == ([], [])
+    new_store(bucket, endpoint_url=between.url, if_none_match=False).check()
+    assert leftovers(bucket) == ([], [])
+
+
+def test_without_conditions_none_is_sent(bucket: Bucket, between: Between) -> None:
+    sent: list[str | None] = []
+    between.listen = lambda request, given: sent.append(given.get("If-None-Match")) if completes(request) else None
+    for setting in (True, False):
+        store = new_store(bucket, endpoint_url=between.url, if_none_match=setting)
+        assert [one.outcome for one in store.publish([seal(store)])] == [Outcome.COMMITTED]
+    assert sent == ["*", None]
+
+
+def completes(request: Request) -> bool:
+    return request.is_complete
+
+
+def test_options_of_new_objects_are_sent(bucket: Bucket, between: Between) -> None:
+    sent: list[tuple[str | None, str | None]] = []
+
+    def listen(request: Request, headers: Any) -> None:
+        if request.method == "POST" and not request.is_complete:
+            lower = {name.lower(): value for name, value in headers.items()}
+            sent.append((lower.get("x-amz-storage-class"), lower.get("x-amz-server-side-encryption")))
+
+    between.listen = listen
+    between.act = lambda request: refusal(400, "InvalidRequest") if request.method == "POST" else GO_ON
+    with pytest.raises(PrepareError):
+        seal(new_store(bucket, endpoint_url=between.url, storage_class="STANDARD_IA", server_side_encryption="AES256"))
+    assert sent == [("STANDARD_IA", "AES256")]
+
+
+def test_other_etags_than_md5_will_do(bucket: Bucket, between: Between) -> None:
+    """With SSE-KMS the ETag of a part is no MD5, and that of the whole is not known beforehand."""
+
+    def etag(request: Request) -> str | Reply:
+        if request.is_part:
+            return Reply(200, b"", (("ETag", '"opaque"'),))
+        if request.is_complete:
+            assert b"opaque" in request.body
+            return Reply(200, b"<CompleteMultipartUploadResult><ETag>other</ETag></CompleteMultipartUploadResult>")
+        if request.method == "HEAD":
+            return Reply(200, b"", tuple({**metadata, "Content-Length": "4", "ETag": '"other"'}.items()))
+        return GO_ON
+
+    between.act = etag
+    store = new_store(bucket, endpoint_url=between.url)
+    fields = seal(store)
+    metadata = {"x-amz-meta-sparkonce-upload": str(fields["mark"])}
+    assert str(fields["checksum"]).startswith("sha256:")
+    assert [one.outcome for one in store.publish([fields])] == [Outcome.COMMITTED]
+    metadata = {"x-amz-meta-sparkonce-upload": "another"}
+    assert [one.outcome for one in store.publish([fields])] == [Outcome.UNKNOWN]
+
+
+class TlsServer(S3Server):
+    """The same behind TLS."""
+
+    keys: Path
+
+    def command(self) -> Sequence[str]:
+        program, *rest = super().command()
+        return [program, "--cert", str(self.keys / "broker.pem"), "--key", str(self.keys / "broker.key"), *rest]
+
+    @property
+    def url(self) -> str:
+        return f"https://{self.address}"
+
+    def is_up(self) -> bool:
+        with socket.socket() as probe:
+            return probe.connect_ex(("127.0.0.1", self.port)) == 0
+
+
+def test_a_certificate_is_verified(tmp_path: Path, s3: S3Server) -> None:
+    server = TlsServer(tmp_path / "s3")
+    server.keys = make_keys(tmp_path)
+    with server:
+        settings = {**server.settings(), "attempts": 1}
+        for wrong in ({}, {"verify": str(tmp_path / "stranger.pem")}):
+            with pytest.raises(PreflightError, match="endpoint_url"):
+                S3Store("s3://bucket/out", {**settings, **wrong}).check()
+        with pytest.raises(PreflightError, match="no bucket"):
+            S3Store("s3://bucket/out", {**settings, "verify": str(tmp_path / "ca.pem")}).check()

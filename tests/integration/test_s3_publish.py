@@ -1,0 +1,327 @@
+"""Finishing what was uploaded: by whom, how often and whatever has happened meanwhile."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import secrets
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from s3_between import CUT_REPLY, GO_ON, Act, Between, Reply, Request, refusal
+from s3_bucket import Bucket, new_name, running
+from sparkonce.protocol.outcomes import Finished, Outcome
+from sparkonce.sinks.files.s3 import S3Store, upload
+from sparkonce.sinks.files.s3.settings import MIB
+from sparkonce.sinks.files.store import Fields, FileStore, Standing, file_path
+from sparkonce.testing.servers.s3 import S3Server
+
+
+@pytest.fixture(scope="module")
+def s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
+    yield from running(tmp_path_factory)
+
+
+@pytest.fixture
+def bucket(s3: S3Server) -> Bucket:
+    return Bucket(s3)
+
+
+@pytest.fixture
+def store(bucket: Bucket) -> Iterator[S3Store]:
+    opened = new_store(bucket)
+    yield opened
+    opened.close()
+
+
+@pytest.fixture
+def between(s3: S3Server) -> Iterator[Between]:
+    with Between(s3.port).running() as proxy:
+        yield proxy
+
+
+def new_store(bucket: Bucket, **settings: Any) -> S3Store:
+    return S3Store(f"s3://{bucket.name}/out", {**bucket.server.settings(), **settings})
+
+
+def seal(store: FileStore, content: bytes = b"rows", *, folder: str = "a=1") -> Fields:
+    name = new_name()
+    held = store.hold(name, file_path(folder, name, 0, ".txt"))
+    held.stream.write(content)
+    return held.seal()
+
+
+def publish(store: FileStore, fields: Fields) -> Finished:
+    (finished,) = store.publish([fields])
+    return finished
+
+
+def key(fields: Fields) -> str:
+    return f"out/{fields['path']}"
+
+
+def test_a_file_shows_once_it_is_published(bucket: Bucket, store: S3Store) -> None:
+    fields = seal(store)
+    assert bucket.objects() == {}
+    assert store.look([fields]) == [Standing.HELD]
+    assert publish(store, fields).outcome is Outcome.COMMITTED
+    assert bucket.objects() == {key(fields): b"rows"}
+    assert store.look([fields]) == [Standing.PUBLISHED]
+    assert bucket.uploads() == []
+
+
+def test_an_undisturbed_publish_is_one_request(bucket: Bucket, between: Between) -> None:
+    fields = seal(new_store(bucket))
+    publish(new_store(bucket, endpoint_url=between.url), fields)
+    assert [request.method for request in between.seen] == ["POST"]
+
+
+def test_a_lost_reply_is_asked_for_again(bucket: Bucket, between: Between) -> None:
+    fields = seal(new_store(bucket))
+    store = new_store(bucket, endpoint_url=between.url)
+    between.act = lambda request: CUT_REPLY if request.is_complete else GO_ON
+    assert publish(store, fields).outcome is Outcome.RETRY
+    assert sum(request.is_complete for request in between.seen) == 1  # boto3 did not send it again by itself
+    assert bucket.objects() == {key(fields): b"rows"}
+    between.act = lambda _: GO_ON
+    for _ in range(2):
+        assert publish(store, fields).outcome in {Outcome.COMMITTED, Outcome.ALREADY_COMMITTED}
+    assert bucket.objects() == {key(fields): b"rows"}
+
+
+GONE = refusal(404, "NoSuchUpload")
+
+
+@pytest.mark.parametrize("answer", [GONE, refusal(412, "PreconditionFailed")], ids=["gone", "occupied"])
+def test_a_store_that_forgets_its_uploads_is_looked_at(bucket: Bucket, between: Between, answer: Reply) -> None:
+    """As AWS may answer a second completion, where versitygw says that it is done."""
+    fields = seal(new_store(bucket))
+    publish(new_store(bucket), fields)
+    between.act = lambda request: answer if request.is_complete else GO_ON
+    assert publish(new_store(bucket, endpoint_url=between.url), fields).outcome is Outcome.ALREADY_COMMITTED
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        refusal(503, "SlowDown"),
+        refusal(500, "InternalError"),
+        refusal(200, "InternalError"),  # S3 may find out after it has begun to answer
+        refusal(409, "ConditionalRequestConflict"),
+        Reply(502, b"<html>"),
+    ],
+    ids=["slow", "failed", "failed late", "conflict", "gateway"],
+)
+def test_a_store_in_trouble_is_asked_again(bucket: Bucket, between: Between, answer: Reply) -> None:
+    fields = seal(new_store(bucket))
+    store = new_store(bucket, endpoint_url=between.url)
+    between.act = lambda request: answer if request.is_complete else GO_ON
+    assert publish(store, fields).outcome is Outcome.RETRY
+    between.act = lambda _: GO_ON
+    assert publish(store, fields).outcome is Outcome.COMMITTED
+
+
+def test_done_without_an_object_is_not_done(bucket: Bucket, between: Between) -> None:
+    """Versitygw says "done" while another completion is still at work."""
+    fields = seal(new_store(bucket))
+    store = new_store(bucket, endpoint_url=between.url)
+    done = f"<CompleteMultipartUploadResult><ETag>{fields['checksum']}</ETag></CompleteMultipartUploadResult>"
+    between.act = lambda request: Reply(200, done.encode()) if request.is_complete else GO_ON
+    assert publish(store, fields).outcome is Outcome.RETRY
+
+
+def test_one_that_is_aborted_is_lost(bucket: Bucket, store: S3Store) -> None:
+    fields = seal(store)
+    bucket.abort(str(fields["upload_id"]))
+    assert store.look([fields]) == [Standing.GONE]
+    for _ in range(2):
+        assert publish(store, fields).outcome is Outcome.LOST
+    assert [one.outcome for one in store.discard([fields])] == [Outcome.ABORTED]
+    assert bucket.objects() == {}
+
+
+def test_nobodys_object_is_overwritten(bucket: Bucket, store: S3Store) -> None:
+    fields = seal(store)
+    bucket.client.put_object(Bucket=bucket.name, Key=key(fields), Body=b"a stranger's")
+    finished = publish(store, fields)
+    assert finished.outcome is Outcome.UNKNOWN
+    assert str(fields["path"]) in finished.reason
+    assert bucket.objects() == {key(fields): b"a stranger's"}
+    assert len(bucket.uploads()) == 1  # nothing is undone
+    assert [one.outcome for one in store.discard([fields])] == [Outcome.ABORTED]
+
+
+def test_one_that_somebody_overwrote_is_unknown(bucket: Bucket, store: S3Store) -> None:
+    """Versitygw answers 200 to the second completion all the same."""
+    fields = seal(store)
+    publish(store, fields)
+    bucket.client.put_object(Bucket=bucket.name, Key=key(fields), Body=b"a stranger's")
+    assert publish(store, fields).outcome is Outcome.UNKNOWN
+    assert store.look([fields]) == [Standing.UNKNOWN]
+    assert bucket.objects() == {key(fields): b"a stranger's"}
+
+
+def test_an_aborted_one_is_not_taken_for_a_strangers(bucket: Bucket, store: S3Store) -> None:
+    """Versitygw answers 200 to the completion of an upload that is not there, if any object is."""
+    fields = seal(store)
+    bucket.abort(str(fields["upload_id"]))
+    bucket.client.put_object(Bucket=bucket.name, Key=key(fields), Body=b"rows")
+    assert publish(store, fields).outcome is Outcome.UNKNOWN
+    assert [one.outcome for one in store.discard([fields])] == [Outcome.ABORTED]
+
+
+def test_one_that_was_deleted_afterwards_is_lost(bucket: Bucket, store: S3Store) -> None:
+    """Nobody can tell: what must not be deleted before the next batch is in the conditions."""
+    fields = seal(store)
+    publish(store, fields)
+    bucket.client.delete_object(Bucket=bucket.name, Key=key(fields))
+    assert publish(store, fields).outcome is Outcome.LOST
+
+
+def test_one_that_was_deleted_is_unknown_where_versions_are_kept(bucket: Bucket, between: Between) -> None:
+    """S3 tells of the mark with HeadObject; versitygw with GetObject alone, hence not by itself."""
+    fields = seal(new_store(bucket))
+    publish(new_store(bucket), fields)
+    bucket.client.delete_object(Bucket=bucket.name, Key=key(fields))
+    marked = Reply(404, b"", (("x-amz-delete-marker", "true"),))
+    between.act = lambda request: GONE if request.is_complete else marked if request.method == "HEAD" else GO_ON
+    store = new_store(bucket, endpoint_url=between.url)
+    assert publish(store, fields).outcome is Outcome.UNKNOWN
+    assert store.look([fields]) == [Standing.UNKNOWN]
+
+
+def test_a_server_that_was_away_has_it_still(bucket: Bucket) -> None:
+    store = new_store(bucket, attempts=1)
+    fields = seal(store)
+    bucket.server.kill()
+    assert publish(store, fields).outcome is Outcome.RETRY
+    assert store.look([fields]) == [Standing.UNKNOWN]
+    assert [one.outcome for one in store.discard([fields])] == [Outcome.RETRY]
+    bucket.server.start()
+    assert publish(store, fields).outcome is Outcome.COMMITTED
+    assert bucket.objects() == {key(fields): b"rows"}
+
+
+def test_no_answer_is_waited_for_without_end(bucket: Bucket) -> None:
+    store = new_store(bucket, read_timeout_s=0.2, attempts=1)
+    fields = seal(store)
+    bucket.server.pause()
+    try:
+        assert publish(store, fields).outcome is Outcome.RETRY
+    finally:
+        bucket.server.resume()
+    assert publish(store, fields).outcome in {Outcome.COMMITTED, Outcome.ALREADY_COMMITTED, Outcome.RETRY}
+
+
+COMPLETE = """
+import pickle, sys
+from sparkonce.protocol.outcomes import Outcome
+store, files = pickle.load(sys.stdin.buffer)
+print("ready", flush=True)
+open(sys.argv[1]).read()
+while True:
+    answers = store.publish(files)
+    if all(one.outcome is not Outcome.RETRY for one in answers):
+        break
+print(*{one.outcome.value for one in answers}, sep=",")
+"""
+
+
+def test_two_processes_publish_the_same_at_once(bucket: Bucket, store: S3Store, tmp_path: Path) -> None:
+    contents = [secrets.token_bytes(6 * MIB) for _ in range(6)]
+    files = [seal(store, content) for content in contents]
+    gates = [tmp_path / "gate-0", tmp_path / "gate-1"]
+    processes = []
+    for gate in gates:
+        os.mkfifo(gate)
+        command = [sys.executable, "-c", COMPLETE, str(gate)]
+        process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        assert process.stdin is not None
+        assert process.stdout is not None
+        process.stdin.write(pickle.dumps((store, files)))
+        process.stdin.close()
+        assert process.stdout.readline() == b"ready\n"
+        processes.append(process)
+    for gate in gates:
+        gate.write_text("go")
+    for process in processes:
+        assert process.stdout is not None
+        said = set(process.stdout.read().decode().split(","))
+        process.stdout.close()
+        assert process.wait(60) == 0
+        assert {one.strip() for one in said} <= {"committed", "already committed"}
+    assert bucket.objects() == {key(fields): content for fields, content in zip(files, contents, strict=True)}
+    assert bucket.uploads() == []
+
+
+def test_a_long_list_of_parts_is_asked_for_again(
+    bucket: Bucket, store: S3Store, between: Between, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(upload, "MOST_ETAGS_IN_A_HANDLE", 1)
+    content = secrets.token_bytes(17 * MIB)
+    fields = seal(store, content)
+    assert str(fields["etags"]).startswith("sha256:")
+    assert publish(store, {**fields, "etags": "sha256:of other parts"}).outcome is Outcome.UNKNOWN
+    assert store.look([fields]) == [Standing.HELD]
+    for expected in (Outcome.COMMITTED, Outcome.ALREADY_COMMITTED):
+        assert publish(store, fields).outcome is expected
+    assert bucket.objects() == {key(fields): content}
+
+    aborted = seal(store, content)
+    bucket.abort(str(aborted["upload_id"]))
+    assert publish(store, aborted).outcome is Outcome.LOST
+
+
+def test_a_missing_part_is_never_published(bucket: Bucket, store: S3Store) -> None:
+    fields = seal(store)
+    wrong: Mapping[str, str | int] = {**fields, "etags": "0" * 32}
+    assert publish(store, wrong).outcome is Outcome.UNKNOWN
+    assert bucket.objects() == {}
+
+
+def test_a_part_that_arrives_while_aborting_is_aborted_too(bucket: Bucket, between: Between) -> None:
+    """S3's manual: aborting can leave what was under way."""
+    fields = seal(new_store(bucket))
+    store = new_store(bucket, endpoint_url=between.url)
+    left = [Reply(204, b"")]
+    between.act = late(left)
+    assert [one.outcome for one in store.discard([fields])] == [Outcome.ABORTED]
+    assert [request.method for request in between.seen] == ["DELETE", "GET", "DELETE", "GET", "HEAD"]
+    assert bucket.uploads() == []
+
+
+def late(first: list[Reply]) -> Act:
+    return lambda request: first.pop() if request.method == "DELETE" and first else GO_ON
+
+
+def test_a_discard_whose_reply_is_lost_is_repeated(bucket: Bucket, between: Between) -> None:
+    fields = seal(new_store(bucket))
+    store = new_store(bucket, endpoint_url=between.url, attempts=1)
+    between.act = lambda request: CUT_REPLY if request.method == "DELETE" else GO_ON
+    assert [one.outcome for one in store.discard([fields])] == [Outcome.RETRY]
+    between.act = lambda _: GO_ON
+    assert [one.outcome for one in store.discard([fields])] == [Outcome.ABORTED]
+
+
+def test_a_handle_is_finished_where_it_was_made(bucket: Bucket, store: S3Store) -> None:
+    fields = seal(store)
+    elsewhere = S3Store(f"s3://{bucket.name}/moved/away", bucket.server.settings())
+    assert publish(elsewhere, fields).outcome is Outcome.COMMITTED
+    assert bucket.objects() == {key(fields): b"rows"}
+
+
+def test_requests_are_what_the_proxy_thinks(bucket: Bucket, between: Between) -> None:
+    store = new_store(bucket, endpoint_url=between.url)
+    publish(store, seal(store))
+    assert [kind(request) for request in between.seen] == ["begin", "part", "complete"]
+
+
+def kind(request: Request) -> str:
+    if request.is_complete:
+        return "complete"
+    return "part" if request.is_part else "begin"

@@ -1,0 +1,319 @@
+"""What is written and not yet published: parts, damage, giving up, sweeping, memory."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import secrets
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.fs
+import pyarrow.parquet as pq
+import pytest
+
+from s3_between import CUT_REPLY, GO_ON, Between, Request, damaged, refusal
+from s3_bucket import Bucket, new_name, running
+from sparkonce.errors import ConfigurationError, PrepareError, UnknownOutcomeError
+from sparkonce.protocol.outcomes import Outcome
+from sparkonce.protocol.ownership import TransactionName
+from sparkonce.sinks.files.s3 import S3Store
+from sparkonce.sinks.files.s3.settings import MIB
+from sparkonce.sinks.files.store import HeldFile, file_path
+from sparkonce.testing.servers.s3 import ACCESS_KEY, SECRET_KEY, S3Server
+
+
+@pytest.fixture(scope="module")
+def s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
+    yield from running(tmp_path_factory)
+
+
+@pytest.fixture
+def bucket(s3: S3Server) -> Bucket:
+    return Bucket(s3)
+
+
+@pytest.fixture
+def between(s3: S3Server) -> Iterator[Between]:
+    with Between(s3.port).running() as proxy:
+        yield proxy
+
+
+def new_store(bucket: Bucket, *, page: int = 1000, **settings: Any) -> S3Store:
+    return S3Store(f"s3://{bucket.name}/out", {**bucket.server.settings(), **settings}, page=page)
+
+
+def hold(store: S3Store, name: TransactionName | None = None, *, folder: str = "a=1", number: int = 0) -> HeldFile:
+    name = name or new_name()
+    return store.hold(name, file_path(folder, name, number, ".parquet"))
+
+
+# --- parts ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("size", [0, 1, 5 * MIB, 5 * MIB + 1, 12 * MIB], ids=str)
+def test_a_file_of_any_size_is_whole(bucket: Bucket, size: int) -> None:
+    store = new_store(bucket, part_size_bytes=5 * MIB)
+    held = hold(store)
+    content = secrets.token_bytes(size)
+    for start in range(0, size, 3 * MIB):
+        held.stream.write(content[start : start + 3 * MIB])
+    assert held.size() == held.stream.tell() == size
+    fields = held.seal()
+    store.publish([fields])
+    (read,) = bucket.objects().values()
+    assert read == content
+    assert fields["size"] == size
+    etag = bucket.client.head_object(Bucket=bucket.name, Key=f"out/{fields['path']}")["ETag"]
+    assert etag.strip('"') == fields["checksum"]
+
+
+def test_parquet_is_read_by_another_reader(bucket: Bucket) -> None:
+    store = new_store(bucket)
+    held = hold(store, folder="town=Kōbe/day=1 2")
+    table = pa.table({"number": list(range(1000)), "text": [f"t{number}" for number in range(1000)]})
+    with pq.ParquetWriter(held.stream, table.schema) as writer:
+        writer.write_table(table)
+    store.publish([held.seal()])
+    files = pyarrow.fs.S3FileSystem(
+        endpoint_override=bucket.server.address, scheme="http", access_key=ACCESS_KEY, secret_key=SECRET_KEY
+    )
+    assert pq.read_table(f"{bucket.name}/out/town=Kōbe", filesystem=files).select(["number", "text"]) == table
+
+
+def test_a_damaged_part_is_refused(bucket: Bucket, between: Between) -> None:
+    between.act = lambda request: damaged(request) if request.is_part else GO_ON
+    held = hold(new_store(bucket, endpoint_url=between.url, attempts=1))
+    held.stream.write(b"rows")
+    with pytest.raises(PrepareError, match="UploadPart"):
+        held.seal()
+    held.discard()
+    assert bucket.uploads() == []
+
+
+def test_every_part_carries_its_checksum(bucket: Bucket, between: Between) -> None:
+    """Were it missing, a store behind TLS would take a damaged part: there boto3 signs no content."""
+    headers: list[str | None] = []
+    between.listen = lambda request, given: headers.append(given.get("Content-MD5")) if request.is_part else None
+    held = hold(new_store(bucket, endpoint_url=between.url))
+    held.stream.write(b"hello")
+    held.seal()
+    assert headers == ["XUFAKrxLKna5cZ2REBfFkg=="]
+
+
+def test_a_part_whose_reply_is_lost_is_sent_again(bucket: Bucket, between: Between) -> None:
+    first = [CUT_REPLY]
+    between.act = lambda request: first.pop() if request.is_part and first else GO_ON
+    store = new_store(bucket, endpoint_url=between.url)
+    held = hold(store)
+    held.stream.write(b"rows")
+    assert [one.outcome for one in store.publish([held.seal()])] == [Outcome.COMMITTED]
+    assert list(bucket.objects().values()) == [b"rows"]
+
+
+def test_an_upload_whose_beginning_was_not_answered_is_swept(bucket: Bucket, between: Between) -> None:
+    first = [CUT_REPLY]
+    between.act = lambda request: first.pop() if request.method == "POST" and first else GO_ON
+    store = new_store(bucket, endpoint_url=between.url)
+    name = new_name()
+    held = hold(store, name)
+    held.stream.write(b"rows")
+    fields = held.seal()
+    assert [one.outcome for one in store.publish([fields])] == [Outcome.COMMITTED]
+    assert len(bucket.uploads()) == 1
+    left = list(store.list_held())
+    assert [one.name for one in left] == [name]
+    assert [one.outcome for one in store.discard([one.fields for one in left])] == [Outcome.ABORTED]
+    assert bucket.uploads() == []
+    assert list(bucket.objects().values()) == [b"rows"]
+
+
+def test_a_store_that_is_slow_down_is_asked_again(bucket: Bucket, between: Between) -> None:
+    slow = [refusal(503, "SlowDown") for _ in range(2)]
+    between.act = lambda request: slow.pop() if request.method == "POST" and slow else GO_ON
+    held = hold(new_store(bucket, endpoint_url=between.url))
+    held.stream.write(b"rows")
+    assert held.seal()["size"] == 4
+
+
+def test_a_store_without_room_says_so(bucket: Bucket, between: Between) -> None:
+    between.act = lambda request: refusal(400, "QuotaExceeded", "no room") if request.is_part else GO_ON
+    held = hold(new_store(bucket, endpoint_url=between.url))
+    held.stream.write(b"rows")
+    with pytest.raises(PrepareError, match=r"QuotaExceeded.*no room"):
+        held.seal()
+
+
+def test_a_failure_stops_the_writer_early(bucket: Bucket, between: Between) -> None:
+    between.act = lambda request: refusal(403, "AccessDenied") if request.method == "POST" else GO_ON
+    held = hold(new_store(bucket, endpoint_url=between.url, part_size_bytes=5 * MIB, upload_threads=1))
+    with pytest.raises(PrepareError, match="s3:PutObject"):
+        held.stream.write(bytes(25 * MIB))
+    held.discard()
+
+
+def test_a_path_must_hold_the_name(bucket: Bucket) -> None:
+    with pytest.raises(ConfigurationError, match="is no path of"):
+        new_store(bucket).hold(new_name(), "a=1/part-something-0.parquet")
+
+
+# --- giving up --------------------------------------------------------------------------------------------------------
+
+
+def test_giving_up_leaves_nothing(bucket: Bucket) -> None:
+    store = new_store(bucket, part_size_bytes=5 * MIB)
+    begun, written, sealed = hold(store), hold(store), hold(store)
+    written.stream.write(bytes(6 * MIB))
+    sealed.stream.write(b"rows")
+    sealed.seal()
+    for held in (begun, written, sealed):
+        held.discard()
+    assert bucket.uploads() == []
+    with pytest.raises(ValueError, match="given up"):
+        written.stream.write(b"more")
+
+
+def test_giving_up_waits_for_parts_under_way(bucket: Bucket, between: Between) -> None:
+    """A part that arrives after the abort may stay in the store and cost money."""
+    arrived, go = threading.Event(), threading.Event()
+
+    def slowly(request: Request) -> str:
+        if request.is_part:
+            arrived.set()
+            assert go.wait(30)
+        return GO_ON
+
+    between.act = slowly
+    store = new_store(bucket, endpoint_url=between.url, part_size_bytes=5 * MIB)
+    held = hold(store)
+    held.stream.write(bytes(5 * MIB))
+    assert arrived.wait(30)
+    giving_up = threading.Thread(target=held.discard)
+    giving_up.start()
+    go.set()
+    giving_up.join()
+    assert [request.method for request in between.seen][:3] == ["POST", "PUT", "DELETE"]
+    assert bucket.uploads() == []
+
+
+def test_what_is_swept_while_it_is_written_is_not_sealed(bucket: Bucket) -> None:
+    store = new_store(bucket, part_size_bytes=5 * MIB)
+    held = hold(store)
+    held.stream.write(bytes(5 * MIB))
+    while not (left := list(store.list_held())):
+        pass
+    store.discard([one.fields for one in left])
+    with pytest.raises(PrepareError, match="NoSuchUpload"):
+        held.seal()
+    held.discard()
+    assert bucket.uploads() == []
+
+
+# --- sweeping ---------------------------------------------------------------------------------------------------------
+
+
+def test_all_that_is_held_is_listed_and_nothing_of_others(bucket: Bucket) -> None:
+    store = new_store(bucket, page=2)
+    own = [new_name(position=position) for position in range(5)]
+    for name in own:
+        for number in range(2):
+            held = hold(store, name, folder="town=a b+ü&%41/x=?", number=number)
+            held.stream.write(b"rows")
+            held.seal()
+    strangers = ["out/a=1/part-of-mine.parquet", f"outer/{file_path('', new_name(), 0, '.x')}", "elsewhere"]
+    for key in strangers:
+        bucket.client.create_multipart_upload(Bucket=bucket.name, Key=key)
+    left = list(store.list_held())
+    assert sorted(str(one.name) for one in left) == sorted(str(name) for name in own for _ in range(2))
+    assert {one.outcome for one in store.discard([one.fields for one in left])} == {Outcome.ABORTED}
+    assert sorted(one["Key"] for one in bucket.uploads()) == sorted(strangers)
+
+
+def test_two_uploads_of_one_key_are_both_listed(bucket: Bucket) -> None:
+    """Page by page: the second page begins within the key."""
+    store = new_store(bucket, page=1)
+    name = new_name()
+    for _ in range(3):
+        hold(store, name).seal()
+    assert len({one.fields["upload_id"] for one in store.list_held()}) == 3
+
+
+def test_a_listing_that_is_not_answered_is_not_empty(bucket: Bucket, between: Between) -> None:
+    between.act = lambda _: refusal(503, "SlowDown")
+    store = new_store(bucket, endpoint_url=between.url, attempts=1)
+    with pytest.raises(UnknownOutcomeError, match="ListMultipartUploads"):
+        list(store.list_held())
+    with pytest.raises(UnknownOutcomeError, match="ListObjectsV2"):
+        store.list_names("x")
+    with pytest.raises(UnknownOutcomeError, match="GetObject"):
+        store.get("x")
+    with pytest.raises(UnknownOutcomeError, match="PutObject"):
+        store.put("x", b"")
+    with pytest.raises(UnknownOutcomeError, match="DeleteObject"):
+        store.delete(["x", "y"])
+
+
+# --- small files ------------------------------------------------------------------------------------------------------
+
+
+def test_small_files_are_put_read_listed_and_deleted(bucket: Bucket) -> None:
+    store = new_store(bucket, page=2)
+    assert store.get("lists/1 ü.json") is None
+    assert store.list_names("lists") == []
+    for number in range(5):
+        store.put(f"lists/{number} ü.json", b"old")
+    store.put("lists/0 ü.json", b"new")
+    store.put("lists/deeper/0.json", b"other")
+    store.put("lists-of-others/0.json", b"other")
+    assert store.get("lists/0 ü.json") == b"new"
+    assert bucket.read("out/lists/0 ü.json") == b"new"
+    assert sorted(store.list_names("lists")) == [f"{number} ü.json" for number in range(5)]
+    store.delete([f"lists/{number} ü.json" for number in (0, 1, 7)])
+    assert sorted(store.list_names("lists/")) == [f"{number} ü.json" for number in (2, 3, 4)]
+
+
+def test_a_bucket_without_a_prefix_will_do(bucket: Bucket) -> None:
+    store = S3Store(f"s3://{bucket.name}", bucket.server.settings())
+    store.put("top.json", b"x")
+    hold(store, folder="").seal()
+    assert store.list_names("") == ["top.json"]
+    assert len(list(store.list_held())) == 1
+
+
+# --- memory -----------------------------------------------------------------------------------------------------------
+
+WRITE = """
+import pickle, sys
+from sparkonce.sinks.files.store import file_path
+
+def peak_bytes():
+    (line,) = [line for line in open("/proc/self/status") if line.startswith("VmHWM")]
+    return int(line.split()[1]) * 1024
+
+store, name, chunk, chunks = pickle.load(sys.stdin.buffer)
+first = store.hold(name, file_path("", name, 0, ".bin"))
+first.stream.write(b"x")
+first.seal()
+held = store.hold(name, file_path("", name, 1, ".bin"))
+data = bytes(chunk)
+before = peak_bytes()
+for _ in range(chunks):
+    held.stream.write(data)
+held.seal()
+print(peak_bytes() - before)
+"""
+
+
+def test_a_large_file_takes_little_memory(bucket: Bucket) -> None:
+    """A slow store must not make a fast writer hold it all: 200 MB through 4 threads of 8 MiB."""
+    given = pickle.dumps((new_store(bucket), new_name(), 1_000_000, 200))
+    run = subprocess.run(
+        [sys.executable, "-c", WRITE], input=given, capture_output=True, timeout=120, check=False, env=os.environ
+    )
+    assert run.returncode == 0, run.stderr.decode()
+    # Four parts under way, one being filled, and the copies that HTTP makes of one at a time.
+    assert 8 * MIB < int(run.stdout) < 80 * MIB

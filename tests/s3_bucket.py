@@ -1,0 +1,69 @@
+"""A bucket, as somebody else sees it: through a boto3 client of the test's own."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterator
+from typing import Any
+
+import boto3
+import pytest
+from botocore.config import Config
+
+from sparkonce.protocol.ownership import Token, TransactionName
+from sparkonce.testing.servers.s3 import ACCESS_KEY, SECRET_KEY, S3Server, find_versitygw
+
+
+def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
+    """A versitygw, for a fixture to yield from."""
+    if find_versitygw() is None:
+        pytest.skip("no versitygw: go install github.com/versity/versitygw/cmd/versitygw@v1.8.0")
+    with S3Server(tmp_path_factory.mktemp("s3") / "versitygw") as server:
+        yield server
+
+
+class Bucket:
+    """A new bucket."""
+
+    def __init__(self, server: S3Server) -> None:
+        self.server = server
+        self.name = f"test-{secrets.token_hex(6)}"
+        self.client: Any = boto3.client(
+            "s3",
+            endpoint_url=server.url,
+            aws_access_key_id=ACCESS_KEY,
+            aws_secret_access_key=SECRET_KEY,
+            region_name="us-east-1",
+            config=Config(s3={"addressing_style": "path"}),
+        )
+        self.client.create_bucket(Bucket=self.name)
+
+    def objects(self, prefix: str = "out/a=") -> dict[str, bytes]:
+        """What every reader sees, by key."""
+        listed = self.client.list_objects_v2(Bucket=self.name, Prefix=prefix).get("Contents", ())
+        return {one["Key"]: self.read(one["Key"]) for one in listed}
+
+    def read(self, key: str) -> bytes:
+        content: bytes = self.client.get_object(Bucket=self.name, Key=key)["Body"].read()
+        return content
+
+    def uploads(self) -> list[dict[str, Any]]:
+        """What is open, and costs money."""
+        return list(self.client.list_multipart_uploads(Bucket=self.name).get("Uploads", ()))
+
+    def abort(self, upload_id: str) -> None:
+        """What a lifecycle rule does, too."""
+        (key,) = [one["Key"] for one in self.uploads() if one["UploadId"] == upload_id]
+        self.client.abort_multipart_upload(Bucket=self.name, Key=key, UploadId=upload_id)
+
+
+def new_name(query: str = "0123456789ab", *, prefix: str = "files", position: int = 7) -> TransactionName:
+    """A transaction of a run of one query."""
+    return TransactionName(
+        prefix=prefix,
+        query=query,
+        token=Token(position, "00112233"),
+        batch=0,
+        slot=0,
+        copy=secrets.token_hex(6),
+    )

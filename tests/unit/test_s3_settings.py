@@ -1,0 +1,110 @@
+from __future__ import annotations
+
+import logging
+import pickle
+from typing import Any
+
+import pytest
+
+from sparkonce.errors import ConfigurationError
+from sparkonce.sinks.files.s3 import S3Store
+from sparkonce.sinks.files.s3.settings import MIB, client, read_location, read_settings
+from sparkonce.sinks.files.s3.upload import (
+    LARGEST_PART_BYTES,
+    MOST_PARTS,
+    final_etag,
+    hash_of,
+    part_size,
+)
+
+SECRETS = {
+    "aws_access_key_id": "AKIA-id",
+    "aws_secret_access_key": "very-secret",
+    "aws_session_token": "very-secret-token",
+}
+
+
+@pytest.mark.parametrize(
+    ("location", "bucket", "prefix"),
+    [
+        ("s3://b", "b", ""),
+        ("s3://b/", "b", ""),
+        ("s3a://b/a/c", "b", "a/c/"),
+        ("s3://b/a/c/", "b", "a/c/"),
+    ],
+)
+def test_a_location_is_a_bucket_and_a_prefix(location: str, bucket: str, prefix: str) -> None:
+    assert read_location(location) == (bucket, prefix)
+
+
+@pytest.mark.parametrize("location", ["b/a", "s3:b", "s3:///a", "s3://b//a", "s3://b/a//c", "https://b/a", ""])
+def test_other_locations_are_refused(location: str) -> None:
+    with pytest.raises(ConfigurationError, match="s3://bucket/prefix"):
+        read_location(location)
+
+
+@pytest.mark.parametrize(
+    ("settings", "named"),
+    [
+        ({"endpoint": "http://x"}, "endpoint"),
+        ({"part_size_bytes": 5 * MIB - 1}, "part_size_bytes"),
+        ({"part_size_bytes": "8"}, "part_size_bytes"),
+        ({"upload_threads": 0}, "upload_threads"),
+        ({"finish_threads": True}, "finish_threads"),
+        ({"attempts": 0}, "attempts"),
+        ({"read_timeout_s": -1}, "read_timeout_s"),
+        ({"addressing_style": "host"}, "addressing_style"),
+        ({"sse_kms_key_id": "k"}, "sse_kms_key_id"),
+        ({"if_none_match": "yes"}, "if_none_match"),
+        ({"aws_access_key_id": "k"}, "aws_secret_access_key"),
+    ],
+)
+def test_an_impossible_setting_is_named(settings: dict[str, Any], named: str) -> None:
+    with pytest.raises(ConfigurationError, match=named):
+        read_settings(settings)
+
+
+def test_settings_are_taken() -> None:
+    settings = read_settings(
+        {"read_timeout_s": 3, "verify": "/ca.pem", "server_side_encryption": "aws:kms", "sse_kms_key_id": "k"}
+    )
+    assert settings.verify == "/ca.pem"
+    assert settings.object_options() == {"ServerSideEncryption": "aws:kms", "SSEKMSKeyId": "k"}
+    assert read_settings({"verify": False, "endpoint_url": None}).verify is False
+
+
+def test_secrets_are_shown_nowhere(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.DEBUG, logger="sparkonce"):
+        store = S3Store("s3://b/a", SECRETS)
+        told = [repr(store), repr(store.settings), str(vars(store))]
+        for wrong in ({**SECRETS, "nope": 1}, {**SECRETS, "attempts": 0}, {**SECRETS, "aws_session_token": 7}):
+            with pytest.raises(ConfigurationError) as refused:
+                S3Store("s3://b/a", wrong)
+            told.append(str(refused.value) + repr(refused.value) + str(refused.value.details))
+        with pytest.raises(ConfigurationError) as refused:
+            client(read_settings({**SECRETS, "endpoint_url": "not a url"}))
+        told.append(str(refused.value))
+    assert not any(
+        "secret" in one.replace("aws_secret_access_key", "") or "AKIA" in one for one in [*told, caplog.text]
+    )
+
+
+def test_a_store_travels_with_its_settings_and_without_connections() -> None:
+    store = S3Store("s3://b/a", SECRETS)
+    client(store.settings)
+    other = pickle.loads(pickle.dumps(store))  # noqa: S301 - pickled on the same line
+    assert (other.location, other.settings) == (store.location, store.settings)
+
+
+def test_parts_grow_so_that_the_largest_file_fits() -> None:
+    assert [part_size(number, 8 * MIB) for number in (1, 1_000, 1_001, 2_001)] == [8 * MIB, 8 * MIB, 16 * MIB, 32 * MIB]
+    sizes = [part_size(number, 8 * MIB) for number in range(1, MOST_PARTS + 1)]
+    assert sum(sizes) >= 5 * 1024 * 1024 * MIB
+    assert part_size(MOST_PARTS, 1024 * MIB) == LARGEST_PART_BYTES
+
+
+def test_the_final_etag_is_s3s() -> None:
+    one, two = "5d41402abc4b2a76b9719d911017c592", "7d793037a0760186574b0282f2f435e7"
+    assert final_etag([one]) == "62109206880d38a4010a98e11243924a-1"
+    assert final_etag([one, two]).endswith("-2")
+    assert final_etag([one, "not-an-md5"]) == f"sha256:{hash_of([one, 'not-an-md5'])}"
