@@ -1,0 +1,1 @@
+"""PostgreSQL as a part of the two-phase commit."""

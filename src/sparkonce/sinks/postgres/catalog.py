@@ -1,0 +1,227 @@
+"""The table as the server's catalog has it, held against the columns of the query."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pyarrow as pa
+
+from sparkonce.errors import SchemaError
+from sparkonce.sinks.postgres.connection import Connection
+from sparkonce.sinks.postgres.encode import Encode
+from sparkonce.sinks.postgres.settings import Target
+from sparkonce.sinks.postgres.types import ServerType, encoder
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Column:
+    """One column of the table.
+
+    Attributes:
+        name: As the catalog has it.
+        type: Its type, seen through domains.
+        declared: The type and its collation, as SQL.
+        required: Whether it may not be null.
+        filled: Whether the server fills it when it is left out.
+        computed: Whether it cannot be written at all.
+    """
+
+    name: str
+    type: ServerType
+    declared: str
+    required: bool
+    filled: bool
+    computed: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Table:
+    """The table.
+
+    Attributes:
+        oid: Its number.
+        kind: ``pg_class.relkind``.
+        persistence: ``pg_class.relpersistence``.
+        row_security: Whether policies apply to this role.
+        columns: In the table's order.
+        checks: Its check constraints, each as the columns that it is about and its condition in SQL.
+    """
+
+    oid: int
+    kind: str
+    persistence: str
+    row_security: bool
+    columns: tuple[Column, ...]
+    checks: tuple[tuple[tuple[str, ...], str], ...]
+
+    def select(self, schema: pa.Schema, target: Target) -> tuple[str, ...]:
+        """The columns that are written, in the order of the query.
+
+        Raises:
+            SchemaError: naming every column that does not fit.
+        """
+        problems: list[SchemaError] = []
+        columns = {column.name: column for column in self.columns}
+        for field in schema:
+            try:
+                _check_field(field, columns.get(field.name), target)
+            except SchemaError as error:
+                problems.append(error)
+        given = set(schema.names)
+        missing = [one.name for one in self.columns if one.required and not one.filled and one.name not in given]
+        if missing:
+            problems.append(
+                SchemaError(
+                    f"table {target} has columns that may not be null, have no default, and are not in the query: "
+                    f"{missing}",
+                    next_step="add them to the query, or give them a default.",
+                )
+            )
+        for name in (*target.keys, *filter(None, [target.order_by])):
+            if name not in given:
+                problems.append(
+                    SchemaError(f"column {name!r} of key_columns or order_by is not in the query", next_step="add it.")
+                )
+        if problems:
+            steps = dict.fromkeys(problem.next_step for problem in problems)
+            raise SchemaError("; ".join(problem.message for problem in problems), next_step=" ".join(steps))
+        return tuple(schema.names)
+
+    def encoders(self, schema: pa.Schema) -> list[Encode]:
+        """How each of the columns is written.
+
+        Raises:
+            SchemaError: if the table has changed, and a column does not fit any more.
+        """
+        columns = {column.name: column for column in self.columns}
+        made = []
+        for field in schema:
+            if field.name not in columns:
+                raise SchemaError(f"the table has no column {field.name!r} any more", next_step="put it back.")
+            made.append(encoder(field.name, field.type, columns[field.name].type))
+        return made
+
+
+def read_table(connection: Connection, target: Target) -> Table | None:
+    """The table as this role sees it; None if there is none.
+
+    Raises:
+        psycopg.Error: if the server does not say.
+    """
+    found = connection.execute(_TABLE, (target.schema, target.table)).fetchone()
+    if found is None:
+        return None
+    oid, kind, persistence, row_security = found
+    rows = connection.execute(_COLUMNS, (oid,)).fetchall()
+    types = _read_types(connection, {row[2] for row in rows})
+    checks = connection.execute(_CHECKS, (oid,)).fetchall()
+    return Table(
+        oid=oid,
+        kind=kind,
+        persistence=persistence,
+        row_security=row_security,
+        columns=tuple(_column(row, types) for row in rows),
+        checks=tuple((tuple(names), condition) for names, condition in checks),
+    )
+
+
+def _check_field(field: pa.Field, column: Column | None, target: Target) -> None:
+    if column is None:
+        raise SchemaError(
+            f"table {target} has no column {field.name!r}",
+            next_step="add it to the table, or drop or rename it in the query; names are compared exactly.",
+        )
+    if column.computed:
+        raise SchemaError(
+            f"column {field.name!r} of table {target} is GENERATED ALWAYS: the server fills it",
+            next_step="drop it in the query.",
+        )
+    encoder(field.name, field.type, column.type)
+
+
+def _column(row: tuple[Any, ...], types: dict[int, dict[str, Any]]) -> Column:
+    name, shown, oid, modifier, not_null, identity, generated, has_default, collation = row
+    found = types[oid]
+    return Column(
+        name=name,
+        type=_server_type(oid, modifier, shown, types),
+        declared=f"{shown} COLLATE {collation}" if collation else shown,
+        required=not_null or found["not_null"],
+        filled=bool(has_default or identity or generated or found["has_default"]),
+        computed=identity == "a" or bool(generated),
+    )
+
+
+def _server_type(oid: int, modifier: int, shown: str, types: dict[int, dict[str, Any]]) -> ServerType:
+    found = types[oid]
+    while found["kind"] == "d":
+        modifier = found["modifier"]
+        found = types[found["base"]]
+    name = "enum" if found["kind"] == "e" else found["name"]
+    plain = ServerType(shown=shown, name=name, modifier=modifier)
+    if found["category"] != "A" or not found["element"]:
+        return plain
+    element = _server_type(found["element"], modifier, shown.removesuffix("[]"), types)
+    return replace(plain, element=element, element_oid=found["element"])
+
+
+def _read_types(connection: Connection, oids: set[int]) -> dict[int, dict[str, Any]]:
+    """These types, what their domains stand for, and the elements of their arrays."""
+    types: dict[int, dict[str, Any]] = {}
+    wanted = set(oids)
+    while wanted:
+        for row in connection.execute(_TYPES, (sorted(wanted),)).fetchall():
+            types[row[0]] = dict(
+                zip(
+                    ("name", "kind", "base", "modifier", "category", "element", "not_null", "has_default"),
+                    row[1:],
+                    strict=True,
+                )
+            )
+        more = {found[link] for found in types.values() for link in ("base", "element") if found[link]}
+        wanted = more - set(types)
+    return types
+
+
+def unique_keys(connection: Connection, oid: int) -> Sequence[tuple[frozenset[str], bool]]:
+    """The columns of each unique index that ON CONFLICT can use, and whether all of them are not null."""
+    rows = connection.execute(_UNIQUE, (oid,)).fetchall()
+    return [(frozenset(names), bool(not_null)) for names, not_null in rows]
+
+
+_TABLE = """
+SELECT c.oid::int8, c.relkind::text, c.relpersistence::text, pg_catalog.row_security_active(c.oid)
+FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
+WHERE n.nspname = %s AND c.relname = %s
+"""
+_COLUMNS = """
+SELECT a.attname::text, pg_catalog.format_type(a.atttypid, a.atttypmod), a.atttypid::int8, a.atttypmod, a.attnotnull,
+       a.attidentity::text, a.attgenerated::text, a.atthasdef,
+       CASE WHEN a.attcollation <> t.typcollation
+            THEN pg_catalog.quote_ident(n.nspname) || '.' || pg_catalog.quote_ident(l.collname) END
+FROM pg_catalog.pg_attribute a
+JOIN pg_catalog.pg_type t ON t.oid = a.atttypid
+LEFT JOIN pg_catalog.pg_collation l ON l.oid = a.attcollation
+LEFT JOIN pg_catalog.pg_namespace n ON n.oid = l.collnamespace
+WHERE a.attrelid = %s AND a.attnum > 0 AND NOT a.attisdropped ORDER BY a.attnum
+"""
+_TYPES = """
+SELECT oid::int8, typname::text, typtype::text, typbasetype::int8, typtypmod, typcategory::text,
+       CASE WHEN typcategory = 'A' THEN typelem::int8 ELSE 0 END, typnotnull, typdefault IS NOT NULL
+FROM pg_catalog.pg_type WHERE oid = ANY (%s)
+"""
+_CHECKS = """
+SELECT ARRAY(SELECT attname::text FROM pg_catalog.pg_attribute WHERE attrelid = conrelid AND attnum = ANY (conkey)),
+       pg_catalog.pg_get_expr(conbin, conrelid)
+FROM pg_catalog.pg_constraint WHERE conrelid = %s AND contype = 'c' AND conkey IS NOT NULL ORDER BY conname
+"""
+_UNIQUE = """
+SELECT array_agg(a.attname::text), bool_and(a.attnotnull)
+FROM pg_catalog.pg_index i
+JOIN pg_catalog.pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = ANY ((i.indkey::int2[])[0:i.indnkeyatts - 1])
+WHERE i.indrelid = %s AND i.indisunique AND i.indisvalid AND i.indimmediate AND i.indpred IS NULL
+  AND i.indexprs IS NULL
+GROUP BY i.indexrelid
+"""

@@ -1,0 +1,171 @@
+"""Connections to the server: what each is opened with, a deadline for every call, and idle ones that are used again.
+
+All settings of a session are made by ``SET LOCAL`` inside transactions, so that a connection can be used again, and
+that a pooler which gives a server's session to another client after each transaction does not carry them over.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import Any
+
+import psycopg
+from psycopg import sql
+from psycopg.pq import TransactionStatus
+
+from sparkonce.sinks.postgres.settings import Connecting, Limits
+
+Connection = psycopg.Connection[tuple[Any, ...]]
+
+_IDLE_AT_MOST = 8
+
+
+def connect(to: Connecting) -> Connection:
+    """Opens a connection in autocommit: transactions are begun and ended by statements of ours.
+
+    Raises:
+        psycopg.OperationalError: if the server cannot be reached or refuses.
+    """
+    return psycopg.connect(**dict(to.settings), autocommit=True, prepare_threshold=None)  # type: ignore[arg-type]
+
+
+@contextmanager
+def within(connection: Connection, limit_s: float) -> Iterator[None]:
+    """Cuts the connection when the time is up, so that the call that waits on it fails.
+
+    The server's own timeouts do not help when the whole server stands still.
+    """
+    timer = threading.Timer(limit_s, _cut, [connection])
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+
+
+def _cut(connection: Connection) -> None:
+    with suppress(OSError, psycopg.Error):
+        # A descriptor of its own: the connection may be closed, and its number used again, at this very moment.
+        with socket.socket(fileno=os.dup(connection.fileno())) as wire:
+            wire.shutdown(socket.SHUT_RDWR)
+
+
+class Connections:
+    """Idle connections to one place. Safe to use from several threads.
+
+    Args:
+        to: Where.
+    """
+
+    def __init__(self, to: Connecting) -> None:
+        self._to = to
+        self._lock = threading.Lock()
+        self._idle: list[Connection] = []
+
+    @contextmanager
+    def lent(self) -> Iterator[Connection]:
+        """An open connection, which is kept for the next use unless something failed on it."""
+        connection = self.take()
+        try:
+            yield connection
+        except BaseException:
+            connection.close()
+            raise
+        self.give_back(connection)
+
+    def take(self) -> Connection:
+        """An idle connection, which the server may have left meanwhile, or a new one."""
+        while True:
+            with self._lock:
+                connection = self._idle.pop() if self._idle else None
+            if connection is None:
+                return connect(self._to)
+            if _is_alive(connection):
+                return connection
+            connection.close()
+
+    def give_back(self, connection: Connection) -> None:
+        """Keeps a connection that is in no transaction; closes any other."""
+        idle = not connection.closed and connection.info.transaction_status == TransactionStatus.IDLE
+        with self._lock:
+            if idle and len(self._idle) < _IDLE_AT_MOST:
+                self._idle.append(connection)
+                return
+        connection.close()
+
+    def close(self) -> None:
+        """Closes the idle ones."""
+        with self._lock:
+            idle, self._idle = self._idle, []
+        for connection in idle:
+            connection.close()
+
+
+def _is_alive(connection: Connection) -> bool:
+    """Whether nothing has arrived on it: to an idle session a server speaks only to end it, or that it has ended."""
+    try:
+        with socket.socket(fileno=os.dup(connection.fileno())) as wire:
+            wire.setblocking(False)
+            try:
+                wire.recv(1, socket.MSG_PEEK)
+            except BlockingIOError:
+                return True
+    except (OSError, psycopg.Error):
+        pass
+    return False
+
+
+_of_process: dict[tuple[int, Connecting], Connections] = {}
+_of_process_lock = threading.Lock()
+
+
+def of_process(to: Connecting) -> Connections:
+    """The connections of this process: a Python worker runs one task after another."""
+    with _of_process_lock:
+        return _of_process.setdefault((os.getpid(), to), Connections(to))
+
+
+@atexit.register
+def close_all() -> None:
+    """Closes the idle connections of this process."""
+    with _of_process_lock:
+        own = [key for key in _of_process if key[0] == os.getpid()]
+        for key in own:
+            _of_process.pop(key).close()
+
+
+def begin(limits: Limits, statement_s: float, application_name: str) -> sql.Composed:
+    """Begins a transaction whose settings do not depend on the server's, the role's or the database's."""
+    settings = {
+        "statement_timeout": _ms(statement_s),
+        "lock_timeout": _ms(limits.lock_s),
+        "idle_in_transaction_session_timeout": _ms(statement_s),
+        "application_name": application_name,
+    }
+    parts: list[sql.Composable] = [
+        sql.SQL("set_config({}, {}, true)").format(name, value) for name, value in settings.items()
+    ]
+    # Whoever has it lower, such as remote_write, keeps it: only 'off' loses what the server has confirmed.
+    parts.append(
+        sql.SQL(
+            "CASE current_setting('synchronous_commit') WHEN 'off' "
+            "THEN set_config('synchronous_commit', 'on', true) END"
+        )
+    )
+    # Since PostgreSQL 17. It counts whatever the transaction does.
+    parts.append(
+        sql.SQL(
+            "(SELECT set_config(name, {}, true) FROM pg_catalog.pg_settings WHERE name = 'transaction_timeout')"
+        ).format(_ms(2 * statement_s))
+    )
+    return sql.SQL("BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE; SELECT {};").format(sql.SQL(", ").join(parts))
+
+
+def _ms(seconds: float) -> str:
+    return f"{max(1, round(seconds * 1000))}ms"

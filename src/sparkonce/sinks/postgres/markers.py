@@ -1,0 +1,128 @@
+"""The table of markers: which transactions have been committed, and which staged copies there are."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from psycopg import sql
+
+from sparkonce.protocol.handles import transaction_fields
+from sparkonce.protocol.outcomes import Finished, Outcome
+from sparkonce.protocol.ownership import TransactionName
+from sparkonce.protocol.traces import Trace
+from sparkonce.sinks.postgres.connection import Connection
+from sparkonce.sinks.postgres.names import STAGED, TWO_PHASE, Place, fields_of
+from sparkonce.sinks.postgres.statements import COMMITTED_STATE, STAGED_STATE, commits
+
+KEPT_BATCHES = 250
+"""The log keeps the decisions of the last 100."""
+
+TIDY_EVERY = 20
+"""Batches: tidying costs a round trip."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Look:
+    """What the server says of one transaction.
+
+    Attributes:
+        state: Of its marker; None if there is none.
+        is_prepared: Whether it is among the prepared transactions.
+        system: See `Place`.
+        database: See `Place`.
+        newest: The newest batch of its query and prefix that has a marker, -1 if none has.
+    """
+
+    state: str | None
+    is_prepared: bool
+    system: str
+    database: str
+    newest: int
+
+
+def look_for(connection: Connection, name: TransactionName, place: Place) -> Look:
+    """Looks for one transaction. Raises `psycopg.Error` if the server does not say."""
+    query = sql.SQL(
+        "SELECT (SELECT state FROM {table} WHERE name = {name}), "
+        "EXISTS (SELECT FROM pg_catalog.pg_prepared_xacts WHERE gid = {name}), pg_catalog.current_database()::text, "
+        "(SELECT max(batch) FROM {table} WHERE query = {query} AND prefix = {prefix} AND state = {committed})"
+    ).format(
+        table=commits(place.commits), name=str(name), query=name.query, prefix=name.prefix, committed=COMMITTED_STATE
+    )
+    row = connection.execute(query).fetchone()
+    if row is None:
+        raise RuntimeError("a SELECT without FROM gives one row")
+    state, is_prepared, database, newest = row
+    return Look(
+        state=state,
+        is_prepared=is_prepared,
+        system=read_system(connection) if place.system else "",
+        database=database,
+        newest=-1 if newest is None else newest,
+    )
+
+
+def read_system(connection: Connection) -> str:
+    """The cluster's number, which its copies share; empty if this role may not read it."""
+    allowed = connection.execute(
+        "SELECT pg_catalog.has_function_privilege('pg_catalog.pg_control_system()', 'EXECUTE')"
+    ).fetchone()
+    if allowed is None or not allowed[0]:
+        return ""
+    row = connection.execute("SELECT system_identifier::text FROM pg_catalog.pg_control_system()").fetchone()
+    return str(row[0]) if row else ""
+
+
+def nowhere(look: Look, name: TransactionName, place: Place) -> Finished:
+    """What it says that a transaction is neither prepared nor staged, and has no marker."""
+    if (look.system, look.database) != (place.system, place.database):
+        return Finished(
+            outcome=Outcome.UNKNOWN,
+            reason=f"This is database {look.database} of system {look.system or '?'}, and the transaction was prepared "
+            f"in {place.database} of {place.system or '?'}: connect there.",
+        )
+    if look.newest >= name.batch + KEPT_BATCHES:
+        return Finished(
+            outcome=Outcome.UNKNOWN,
+            reason=f"Batch {look.newest} is committed: the marker of batch {name.batch} may have been tidied away.",
+        )
+    return Finished(outcome=Outcome.LOST, reason="Neither the transaction nor its marker is there.")
+
+
+def list_staged(connection: Connection, schema: str, queries: Sequence[str]) -> list[TransactionName]:
+    """The staged copies of these queries that are neither committed nor aborted."""
+    rows = connection.execute(
+        sql.SQL("SELECT name FROM {} WHERE query = ANY (%s) AND state = %s").format(commits(schema)),
+        (list(queries), STAGED_STATE),
+    ).fetchall()
+    return [name for (text,) in rows if (name := TransactionName.parse(text)) is not None]
+
+
+def read_traces(connection: Connection, prefix: str, query: str, place: Place) -> list[Trace]:
+    """All that a query has committed and that has not been tidied away."""
+    rows = connection.execute(
+        sql.SQL(
+            "SELECT name, target, (EXTRACT(EPOCH FROM begun) * 1000)::int8 FROM {} "
+            "WHERE query = %s AND prefix = %s AND state = %s"
+        ).format(commits(place.commits)),
+        (query, prefix, COMMITTED_STATE),
+    ).fetchall()
+    traces = []
+    for text, target, begun_ms in rows:
+        name = TransactionName.parse(text)
+        if name is not None and (name.prefix, name.query) == (prefix, query):
+            # Once committed, only a staged copy has a description of its target.
+            fields = fields_of(STAGED if target else TWO_PHASE, text, place)
+            traces.append(Trace(token=name.token, committed=transaction_fields(fields), begun_ms=begun_ms))
+    return traces
+
+
+def tidy(connection: Connection, schema: str, prefix: str, query: str, batch: int) -> None:
+    """Deletes the markers of batches so old that no log names them any more."""
+    connection.execute(
+        sql.SQL("DELETE FROM {} WHERE query = %s AND prefix = %s AND state = %s AND batch < %s").format(
+            commits(schema)
+        ),
+        (query, prefix, COMMITTED_STATE, batch - KEPT_BATCHES),
+    )

@@ -1,0 +1,123 @@
+"""What PostgreSQL's errors mean: SQLSTATE → outcome → one sentence. What is not listed is UNKNOWN.
+
+The codes are those of the manual's appendix "PostgreSQL Error Codes"; a class of two characters stands for all of its
+codes that are not listed themselves. An error without a code is a connection that was lost or never made.
+
+Where answers to ``COMMIT PREPARED`` and ``ROLLBACK PREPARED`` come from (the server's ``twophase.c``): the commit is
+durable and visible before its name is taken off the list of prepared transactions, and whoever asks in between is told
+that the name is busy (55006). So a name that is not found (42704) has been finished before, and a look at the marker
+afterwards tells how.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import psycopg
+
+from sparkonce.errors import PrepareError
+from sparkonce.protocol.outcomes import Finished, Outcome
+
+NOT_FOUND = "42704"
+
+
+@dataclass(frozen=True, slots=True)
+class _Meaning:
+    outcome: Outcome
+    sentence: str
+
+
+_RETRY, _UNKNOWN = Outcome.RETRY, Outcome.UNKNOWN
+_REFUSED_ROWS = (
+    "The table refuses rows that are decided: nothing of the batch is visible, and nothing is lost. Change the "
+    "constraint or the trigger, or the rows in the staging tables, and start the query again."
+)
+
+FINISHING: Mapping[str, _Meaning] = {
+    "": _Meaning(_RETRY, "No answer: the connection could not be made, or was lost."),
+    "08": _Meaning(_RETRY, "The connection failed."),
+    "25006": _Meaning(_RETRY, "The server is a standby now: connect to the primary (target_session_attrs=read-write)."),
+    "40001": _Meaning(_RETRY, "Another transaction was in the way."),
+    "40P01": _Meaning(_RETRY, "Another transaction was in the way."),
+    "53": _Meaning(_RETRY, "The server lacks memory, disk or connections; nothing is lost."),
+    "53200": _Meaning(_RETRY, "The server lacks memory; raise max_locks_per_transaction if it says so."),
+    "55006": _Meaning(_RETRY, "Somebody else is finishing the same transaction."),
+    "55P03": _Meaning(_RETRY, "Somebody holds a lock on the table or the marker for longer than lock_timeout_s."),
+    "57014": _Meaning(_RETRY, "It took longer than commit_timeout_s."),
+    "57P": _Meaning(_RETRY, "The server is stopping or starting."),
+    "57P04": _Meaning(_UNKNOWN, "The database was dropped."),
+    "0A000": _Meaning(_UNKNOWN, "The transaction belongs to another database of this server: see dbname."),
+    "28": _Meaning(_UNKNOWN, "The server refuses the credentials; correct them, nothing is lost."),
+    "3D000": _Meaning(_UNKNOWN, "The database does not exist on this server."),
+    "42501": _Meaning(_UNKNOWN, "No permission: connect as the role that wrote, or grant what it had."),
+    "42P01": _Meaning(_UNKNOWN, "The table, or the table of markers, was dropped or renamed: put it back."),
+    "42703": _Meaning(_UNKNOWN, "A column of the table was dropped or renamed: put it back."),
+    "42804": _Meaning(_UNKNOWN, "A column of the table has another type now: put it back."),
+    "42P10": _Meaning(_UNKNOWN, "The unique index on key_columns was dropped: put it back."),
+    "22": _Meaning(_UNKNOWN, _REFUSED_ROWS),
+    "23": _Meaning(_UNKNOWN, _REFUSED_ROWS),
+    "P0": _Meaning(_UNKNOWN, _REFUSED_ROWS),
+}
+
+_STEPS: Mapping[str, str] = {
+    "": "see whether the server is up and reachable; the batch is written again.",
+    "08": "see whether the server is up and reachable; the batch is written again.",
+    "0A000": "a transaction that uses LISTEN, NOTIFY, temporary objects or foreign tables cannot be prepared: take it "
+    "out of the trigger, or use commit='staged'.",
+    "22001": "shorten the text in the query, or widen the column.",
+    "22003": "widen the column, or filter such rows.",
+    "22021": "text in PostgreSQL cannot hold the character NUL (U+0000): take it out with regexp_replace, or write "
+    "binary to a bytea column.",
+    "22P03": "the table's columns may have changed while the query ran: start it again.",
+    "23": "correct such rows in the query, or the constraint.",
+    "25P03": "raise slot_timeout_s, or make batches smaller.",
+    "42501": "grant what docs/postgres.md lists under rights.",
+    "53100": "free space on the server's disk.",
+    "53200": "if max_prepared_transactions is used up, raise it above the slots of all queries together, and see "
+    "`sparkonce postgres orphans`.",
+    "53300": "raise max_connections above the slots of all queries together.",
+    "55000": "set max_prepared_transactions above the slots of all queries together, or use commit='staged'.",
+    "55P03": "somebody holds a lock, or an unfinished copy holds the same unique key: see `sparkonce postgres "
+    "orphans`, or raise lock_timeout_s.",
+    "57014": "raise slot_timeout_s, or make batches smaller.",
+    "57P": "the transaction was ended on the server, by a sweep, an administrator or a restart; the batch is written "
+    "again.",
+    "P0": "a trigger or function refuses the rows: correct it, or the rows.",
+}
+
+
+def code_of(error: psycopg.Error) -> str:
+    """Its SQLSTATE; empty if the server did not speak."""
+    return error.sqlstate or ""
+
+
+def words_of(error: psycopg.Error) -> str:
+    """The server's own words in one line: message, detail and where, never the statement."""
+    said = error.diag
+    parts = [said.message_primary, said.message_detail, (said.context or "").partition("\n")[0]]
+    told = ". ".join(part.strip().rstrip(".") for part in parts if part) or str(error).strip().partition("\n")[0]
+    return f"{code_of(error)} {told}".strip()
+
+
+def finished(error: psycopg.Error) -> Finished:
+    """What an error says of a commit or an abort."""
+    meaning = FINISHING.get(_key(code_of(error), FINISHING))
+    if meaning is None:
+        return Finished(
+            outcome=Outcome.UNKNOWN, reason=f"{words_of(error)}. No answer that this request is known to get."
+        )
+    return Finished(outcome=meaning.outcome, reason=f"{words_of(error)}. {meaning.sentence}")
+
+
+def prepare_error(error: psycopg.Error, what: str) -> PrepareError:
+    """What an error says of a copy that was being written."""
+    step = _STEPS.get(_key(code_of(error), _STEPS), "see the server's own words; the batch is written again.")
+    return PrepareError(f"{what}: {words_of(error)}", next_step=step, sqlstate=code_of(error))
+
+
+def _key(code: str, table: Mapping[str, object]) -> str:
+    """The longest entry that stands for a code."""
+    if not code:
+        return ""
+    return next((start for start in (code, code[:3], code[:2]) if start in table), code)

@@ -1,0 +1,352 @@
+"""What is checked about a server and a table before anything is claimed or written."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import psycopg
+
+from sparkonce.errors import PreflightError
+from sparkonce.guarantees import Guarantee
+from sparkonce.protocol.ownership import TransactionName
+from sparkonce.sinks.base import Facts
+from sparkonce.sinks.postgres.catalog import Table, read_table, unique_keys
+from sparkonce.sinks.postgres.connection import Connection, connect, within
+from sparkonce.sinks.postgres.markers import read_system
+from sparkonce.sinks.postgres.names import TWO_PHASE
+from sparkonce.sinks.postgres.outcomes import words_of
+from sparkonce.sinks.postgres.settings import COMMITS_TABLE, Connecting, Target
+from sparkonce.sinks.postgres.statements import create_commits
+
+if TYPE_CHECKING:
+    from typing_extensions import LiteralString
+
+log = logging.getLogger(__name__)
+
+TIMEOUT_S = 15.0
+"""How long a server that is starting is waited for, and how long all questions may take once it answers."""
+
+OLDEST = 120_000
+_FIRST_PAUSE_S = 0.25
+_COMES_UP = ("57P03", "starting up", "not yet accepting")
+_MADE_BY_ANOTHER = ("23505", "42P07", "42710")
+_TABLES = {"r": "table", "p": "partitioned table"}
+_KINDS = {"v": "view", "m": "materialized view", "f": "foreign table", "S": "sequence", "i": "index"}
+_RIGHTS = ("SELECT", "INSERT", "UPDATE", "DELETE")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ask:
+    """What is to be checked.
+
+    Attributes:
+        to: Where the server is.
+        target: The table and its rules.
+        commit: ``staged`` or ``two_phase``.
+        commits_schema: The schema of the markers and staging tables.
+        prefix: What begins this sink's names.
+        guarantee: Below EXACTLY_ONCE nothing about transactions is checked.
+    """
+
+    to: Connecting
+    target: Target
+    commit: str
+    commits_schema: str
+    prefix: str
+    guarantee: Guarantee
+
+
+def preflight(ask: Ask, query: str, recorded: Facts | None) -> tuple[Facts, Table]:
+    """Checks server, table, limits and permissions, and makes the table of markers if it is not there.
+
+    Raises:
+        PreflightError: naming the setting and its value.
+    """
+    with _looking(ask) as connection:
+        facts = _check_server(connection, ask, recorded)
+        table = _check_table(connection, ask)
+        if ask.guarantee is not Guarantee.EXACTLY_ONCE:
+            return facts, table
+        _check_durable(connection, ask, table)
+        if ask.commit == TWO_PHASE:
+            _check_two_phase(connection, ask, query, table)
+        else:
+            _check_staged(connection, ask, table)
+        _check_commits(connection, ask)
+        return {**facts, "commits": ask.commits_schema, "prefix": ask.prefix}, table
+
+
+def look_at_table(ask: Ask) -> Table:
+    """The table alone, for whoever asks for its columns first.
+
+    Raises:
+        PreflightError: if it is not there or may not be written.
+    """
+    with _looking(ask) as connection:
+        return _check_table(connection, ask)
+
+
+@contextmanager
+def _looking(ask: Ask) -> Iterator[Connection]:
+    connection = _connect(ask.to)
+    try:
+        with within(connection, TIMEOUT_S):
+            yield connection
+    except psycopg.Error as error:
+        raise PreflightError(
+            f"PostgreSQL at {ask.to} did not answer the checks: {words_of(error)}",
+            next_step="see the server's own words and its log.",
+        ) from None
+    finally:
+        connection.close()
+
+
+def _connect(to: Connecting) -> Connection:
+    give_up_at = time.monotonic() + TIMEOUT_S
+    pause_s = _FIRST_PAUSE_S
+    while True:
+        try:
+            return connect(to)
+        except psycopg.Error as error:
+            words = words_of(error)
+            # Nothing else is tried again: some servers lock users out who keep giving a wrong password.
+            if any(one in words for one in _COMES_UP) and time.monotonic() + pause_s < give_up_at:
+                time.sleep(pause_s)
+                continue
+            raise PreflightError(
+                f"PostgreSQL at {to} cannot be reached: {words}",
+                next_step="check the address, that the server runs, the credentials and pg_hba.conf.",
+                setting="conninfo",
+            ) from None
+
+
+def _check_server(connection: Connection, ask: Ask, recorded: Facts | None) -> Facts:
+    version, standby, database, pid = _row(
+        connection,
+        "SELECT pg_catalog.current_setting('server_version_num')::int, pg_catalog.pg_is_in_recovery(), "
+        "pg_catalog.current_database()::text, pg_catalog.pg_backend_pid()",
+    )
+    if version < OLDEST:
+        raise PreflightError(
+            f"server_version_num={version}: PostgreSQL {OLDEST // 10_000} is the oldest that is supported",
+            next_step="update the server.",
+        )
+    if standby:
+        raise PreflightError(
+            f"the server at {ask.to} is a standby (pg_is_in_recovery), which takes no rows",
+            next_step="connect to the primary: name all hosts and set target_session_attrs=read-write.",
+            setting="conninfo",
+        )
+    if pid != connection.info.backend_pid:
+        log.info(
+            "There is a connection pooler before PostgreSQL at %s. Sessions and transactions may be pooled, statements "
+            "not: everything is set within transactions.",
+            ask.to,
+        )
+    facts = {"system": read_system(connection), "database": database}
+    if recorded is not None and any(recorded.get(name, facts[name]) != facts[name] for name in facts):
+        raise PreflightError(
+            f"conninfo leads to database {database!r} of system {facts['system']}, and this query has written to "
+            f"{recorded['database']!r} of system {recorded['system']}: its open transactions are there",
+            next_step="connect to the database of before, or start a new query with a new checkpoint.",
+            setting="conninfo",
+        )
+    return facts
+
+
+def _check_table(connection: Connection, ask: Ask) -> Table:
+    target = ask.target
+    table = read_table(connection, target)
+    if table is None:
+        raise PreflightError(
+            f"there is no table {target} that this role can see",
+            next_step="make it, or correct schema and table: each exactly as the catalog has it.",
+            setting="table",
+        )
+    if table.kind not in _TABLES:
+        raise PreflightError(
+            f"{target} is a {_KINDS.get(table.kind, table.kind)}, and rows go into tables",
+            next_step="name the table itself.",
+            setting="table",
+        )
+    rights = ["INSERT"] if target.mode == "append" else ["INSERT", "SELECT", "UPDATE"]
+    missing = [
+        right
+        for right in rights
+        if not _row(connection, "SELECT pg_catalog.has_any_column_privilege(%s::oid, %s)", table.oid, right)[0]
+    ]
+    if missing:
+        raise PreflightError(
+            f"no permission on table {target}: {', '.join(missing)} missing",
+            next_step=f"GRANT {', '.join(missing)} ON {target} TO the role of the query.",
+            setting="table",
+        )
+    if target.mode == "upsert":
+        _check_keys(connection, ask, table)
+    return table
+
+
+def _check_keys(connection: Connection, ask: Ask, table: Table) -> None:
+    keys = frozenset(ask.target.keys)
+    fitting = [not_null for columns, not_null in unique_keys(connection, table.oid) if columns == keys]
+    if not fitting:
+        raise PreflightError(
+            f"key_columns={list(ask.target.keys)}: table {ask.target} has no unique index on exactly these columns "
+            "(partial, deferrable and expression indexes do not count)",
+            next_step="make a primary key or a unique index on them, or correct key_columns.",
+            setting="key_columns",
+        )
+    if not any(fitting):
+        raise PreflightError(
+            f"key_columns={list(ask.target.keys)} may be null, and null keys never conflict: a row of theirs would be "
+            "added with each batch",
+            next_step="set them NOT NULL, or make them the primary key.",
+            setting="key_columns",
+        )
+
+
+def _check_durable(connection: Connection, ask: Ask, table: Table) -> None:
+    if table.persistence != "p":
+        raise PreflightError(
+            f"table {ask.target} is unlogged or temporary: the server empties it after a crash",
+            next_step="ALTER TABLE … SET LOGGED.",
+            setting="table",
+        )
+    (fsync,) = _row(connection, "SELECT pg_catalog.current_setting('fsync')")
+    if fsync != "on":
+        raise PreflightError(
+            f"fsync={fsync}: the server may lose what it has confirmed when its machine crashes",
+            next_step="set fsync=on, or choose another guarantee.",
+            setting="fsync",
+        )
+
+
+def _check_two_phase(connection: Connection, ask: Ask, query: str, table: Table) -> None:
+    (most,) = _row(connection, "SELECT pg_catalog.current_setting('max_prepared_transactions')::int")
+    if most == 0:
+        raise PreflightError(
+            "max_prepared_transactions=0: the server takes no prepared transactions",
+            next_step="set max_prepared_transactions above the slots of all queries together and restart the server, "
+            "or use commit='staged', which needs none.",
+            setting="max_prepared_transactions",
+        )
+    gids = [gid for (gid,) in connection.execute("SELECT gid FROM pg_catalog.pg_prepared_xacts").fetchall()]
+    # What this query left is finished or swept before it writes.
+    others = [gid for gid in gids if not _is_own(gid, ask.prefix, query)]
+    if len(others) >= most:
+        raise PreflightError(
+            f"max_prepared_transactions={most}, and {len(others)} are in use by others",
+            next_step="raise it and restart the server, or finish those that nobody will (`sparkonce postgres "
+            "orphans` lists sparkonce's, pg_prepared_xacts all).",
+            setting="max_prepared_transactions",
+        )
+    log.info(
+        "max_prepared_transactions=%d, of which %d are free; each slot of a batch takes one.", most, most - len(others)
+    )
+    if table.row_security:
+        raise PreflightError(
+            f"row-level security applies to this role on table {ask.target}, and COPY does not work then",
+            next_step="use commit='staged', or a role with BYPASSRLS.",
+            setting="commit",
+        )
+    if keys := unique_keys(connection, table.oid):
+        log.warning(
+            "Table %s has %d unique index(es). With commit='two_phase' a slot that is tried again waits for its first "
+            "try, if that was prepared and its worker lost, until lock_timeout_s ends the batch; commit='staged' does "
+            "not.",
+            *(ask.target, len(keys)),
+        )
+
+
+def _check_staged(connection: Connection, ask: Ask, table: Table) -> None:
+    (found,) = _row(
+        connection,
+        "SELECT pg_catalog.has_schema_privilege(oid, 'CREATE') FROM pg_catalog.pg_namespace WHERE nspname = %s "
+        "UNION ALL SELECT NULL LIMIT 1",
+        ask.commits_schema,
+    )
+    if not found:
+        raise PreflightError(
+            f"commits_schema={ask.commits_schema!r}: "
+            + ("there is no such schema" if found is None else "no permission to make staging tables in it"),
+            next_step=f'CREATE SCHEMA "{ask.commits_schema}", or GRANT CREATE, USAGE on it TO the role of the query.',
+            setting="commits_schema",
+        )
+    late = _late_refusals(connection, ask, table)
+    if late:
+        log.warning(
+            "Table %s has %s. With commit='staged' a row that these refuse is refused after its batch is decided: the "
+            "query stops until the row or the table is corrected, see docs/postgres.md.",
+            *(ask.target, " and ".join(late)),
+        )
+
+
+def _late_refusals(connection: Connection, ask: Ask, table: Table) -> list[str]:
+    unique, foreign, triggers = _row(
+        connection,
+        "SELECT (SELECT count(*) FROM pg_catalog.pg_index WHERE indrelid = %(t)s AND (indisunique OR indisexclusion)), "
+        "(SELECT count(*) FROM pg_catalog.pg_constraint WHERE conrelid = %(t)s AND contype = 'f'), "
+        "(SELECT count(*) FROM pg_catalog.pg_trigger WHERE tgrelid = %(t)s AND NOT tgisinternal)",
+        **{"t": table.oid},
+    )
+    counts = {
+        "unique indexes": unique if ask.target.mode == "append" else max(0, unique - 1),
+        "foreign keys": foreign,
+        "triggers": triggers,
+    }
+    return [f"{count} {what}" for what, count in counts.items() if count]
+
+
+def _check_commits(connection: Connection, ask: Ask) -> None:
+    name = f'"{ask.commits_schema}"."{COMMITS_TABLE}"'
+    oid = _commits_oid(connection, ask)
+    if oid is None:
+        try:
+            connection.execute(create_commits(ask.commits_schema))
+        except psycopg.Error as error:
+            # Two that start at once make it together; whoever comes second finds it.
+            if error.sqlstate not in _MADE_BY_ANOTHER:
+                raise PreflightError(
+                    f"the table of markers {name} is not there and cannot be made: {words_of(error)}",
+                    next_step=f"let its owner run: {create_commits(ask.commits_schema).as_string(connection)}; then "
+                    f"GRANT {', '.join(_RIGHTS)} ON {name} TO the role of the query. Or set commits_schema.",
+                    setting="commits_schema",
+                ) from None
+        oid = _commits_oid(connection, ask)
+    missing = [
+        right
+        for right in _RIGHTS
+        if not _row(connection, "SELECT pg_catalog.has_table_privilege(%s::oid, %s)", oid, right)[0]
+    ]
+    if missing:
+        raise PreflightError(
+            f"no permission on the table of markers {name}: {', '.join(missing)} missing",
+            next_step=f"GRANT {', '.join(missing)} ON {name} TO the role of the query, or set commits_schema.",
+            setting="commits_schema",
+        )
+
+
+def _commits_oid(connection: Connection, ask: Ask) -> int | None:
+    found = connection.execute(
+        "SELECT c.oid::int8 FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace "
+        "WHERE n.nspname = %s AND c.relname = %s",
+        (ask.commits_schema, COMMITS_TABLE),
+    ).fetchone()
+    return None if found is None else int(found[0])
+
+
+def _is_own(gid: str, prefix: str, query: str) -> bool:
+    name = TransactionName.parse(gid)
+    return name is not None and (name.prefix, name.query) == (prefix, query)
+
+
+def _row(connection: Connection, query: LiteralString, *values: object, **named: object) -> tuple[Any, ...]:
+    row = connection.execute(query, named or values).fetchone()
+    if row is None:
+        raise RuntimeError("the catalog gave no row")
+    return row

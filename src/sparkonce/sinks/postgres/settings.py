@@ -1,0 +1,220 @@
+"""What the user says of the database and the table, as plain values that can be pickled, compared and never shown."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from sparkonce.errors import ConfigurationError
+from sparkonce.protocol.ownership import NAME_PREFIX_LIMIT_BYTES
+
+MODES = ("append", "upsert")
+COMMITS = ("staged", "two_phase")
+CONFLICTS = ("update", "nothing")
+
+COMMITS_TABLE = "sparkonce_commits"
+
+_IDENTIFIER_LIMIT_BYTES = 63
+_DEFAULTS = {
+    "connect_timeout": "10",
+    "tcp_user_timeout": "30000",
+    "keepalives_idle": "30",
+    "keepalives_interval": "10",
+    "keepalives_count": "3",
+    "application_name": "sparkonce",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Connecting:
+    """libpq's settings. Shows the place alone, never what is secret.
+
+    Attributes:
+        settings: By libpq's names.
+    """
+
+    settings: tuple[tuple[str, str], ...] = field(repr=False)
+
+    def __str__(self) -> str:
+        known = dict(self.settings)
+        parts = [f"{name}={known[name]}" for name in ("host", "hostaddr", "port", "dbname", "user") if name in known]
+        return " ".join(parts) or "libpq's defaults"
+
+    def __repr__(self) -> str:
+        return f"Connecting({self})"
+
+    @classmethod
+    def of(cls, conninfo: str | Mapping[str, Any]) -> Connecting:
+        """Reads a connection string, a URI or a mapping.
+
+        Raises:
+            ConfigurationError: if psycopg is not installed, or the settings are none of libpq's. What was given is not
+                repeated: it may hold a password.
+        """
+        psycopg = import_psycopg()
+        try:
+            if isinstance(conninfo, str):
+                given = psycopg.conninfo.conninfo_to_dict(conninfo)
+            else:
+                given = psycopg.conninfo.conninfo_to_dict(**conninfo)
+        except psycopg.ProgrammingError:
+            raise ConfigurationError(
+                "conninfo is not a connection string that libpq understands, or has a setting that it does not know",
+                next_step="give 'host=… dbname=… user=…', a postgresql:// URI, or a mapping of libpq's settings.",
+            ) from None
+        encoding = str(given.get("client_encoding", "UTF8")).upper().replace("-", "")
+        if encoding != "UTF8":
+            raise ConfigurationError(
+                f"client_encoding={given['client_encoding']!r}: rows come from Spark as UTF-8",
+                next_step="leave client_encoding out; the server converts to its own encoding.",
+            )
+        whole = {**_DEFAULTS, **given, "client_encoding": "UTF8"}
+        return cls(tuple(sorted((name, str(value)) for name, value in whole.items() if value is not None)))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Target:
+    """Where rows go, and what happens to a row whose key is there.
+
+    Attributes:
+        schema: The table's.
+        table: Its name, exactly as the catalog has it.
+        mode: One of `MODES`.
+        keys: The columns of the unique index that decides, for ``upsert``.
+        on_conflict: One of `CONFLICTS`, for ``upsert``.
+        order_by: The column whose greatest value wins where one batch has a key twice; empty for the last row.
+    """
+
+    schema: str
+    table: str
+    mode: str = "append"
+    keys: tuple[str, ...] = ()
+    on_conflict: str = "update"
+    order_by: str = ""
+
+    def __str__(self) -> str:
+        return f'"{self.schema}"."{self.table}"'
+
+    def check(self) -> None:
+        """Raises `ConfigurationError` if the settings contradict each other."""
+        _one_of("mode", self.mode, MODES)
+        _one_of("on_conflict", self.on_conflict, CONFLICTS)
+        for setting, name in (("schema", self.schema), ("table", self.table)):
+            check_identifier(setting, name)
+        if self.mode == "upsert" and not self.keys:
+            raise ConfigurationError(
+                "mode='upsert' without key_columns", next_step="name the columns of the table's unique index."
+            )
+        if self.mode == "append" and (self.keys or self.order_by or self.on_conflict != "update"):
+            raise ConfigurationError(
+                "key_columns, order_by and on_conflict are for mode='upsert', and mode='append' is set",
+                next_step="leave them out, or set mode='upsert'.",
+            )
+        if self.order_by and self.on_conflict == "nothing":
+            raise ConfigurationError(
+                f"order_by={self.order_by!r} with on_conflict='nothing', which keeps the row that is there",
+                next_step="leave one of them out.",
+            )
+
+    def to_text(self, columns: tuple[str, ...]) -> str:
+        """With the columns that are written, for the row that a staged copy leaves on the server."""
+        return json.dumps(
+            {
+                "schema": self.schema,
+                "table": self.table,
+                "mode": self.mode,
+                "keys": self.keys,
+                "on_conflict": self.on_conflict,
+                "order_by": self.order_by,
+                "columns": columns,
+            },
+            separators=(",", ":"),
+        )
+
+    @classmethod
+    def from_text(cls, text: str) -> tuple[Target, tuple[str, ...]]:
+        """What `to_text` wrote.
+
+        Raises:
+            ValueError: if the text is something else.
+        """
+        try:
+            given = json.loads(text)
+            columns = tuple(map(str, given.pop("columns")))
+            given["keys"] = tuple(map(str, given["keys"]))
+            return cls(**given), columns
+        except (KeyError, TypeError, AttributeError) as error:
+            raise ValueError(f"not the description of a table: {error}") from error
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """How long what may take, in seconds.
+
+    Attributes:
+        slot_s: One slot's transaction on the server, from its first row until it is prepared.
+        commit_s: One commit of a whole batch by ``staged``, and one prepare.
+        lock_s: Waiting for a lock of somebody else.
+        answer_s: Any other answer of the server.
+    """
+
+    slot_s: float = 3600.0
+    commit_s: float = 300.0
+    lock_s: float = 10.0
+    answer_s: float = 15.0
+
+    def check(self) -> None:
+        """Raises `ConfigurationError` for a limit that is none."""
+        named = {"slot_timeout_s": self.slot_s, "commit_timeout_s": self.commit_s, "lock_timeout_s": self.lock_s}
+        for name, value in named.items():
+            if not 0.1 <= value <= 86_400:  # noqa: PLR2004 - a day
+                raise ConfigurationError(f"{name}={value!r} is not between 0.1 s and a day")
+
+
+def check_identifier(setting: str, name: str) -> None:
+    """Raises `ConfigurationError` for a name that PostgreSQL would cut off or refuse."""
+    if not name or "\0" in name or len(name.encode()) > _IDENTIFIER_LIMIT_BYTES:
+        raise ConfigurationError(
+            f"{setting}={name!r} is no name in PostgreSQL: 1 to {_IDENTIFIER_LIMIT_BYTES} bytes, none of them NUL",
+            next_step="give schema and table apart, each exactly as the catalog has it, without quotes.",
+        )
+
+
+def whole_prefix(prefix: str, name: str) -> str:
+    """What begins the names of a sink's transactions: two sinks of one query never share it.
+
+    Raises:
+        ConfigurationError: if it is too long or has a character that PostgreSQL cannot hold.
+    """
+    whole = f"{prefix}.{name}"
+    if not prefix or "\0" in whole or len(whole.encode()) > NAME_PREFIX_LIMIT_BYTES:
+        raise ConfigurationError(
+            f"prefix={prefix!r} and name={name!r} must together take fewer than {NAME_PREFIX_LIMIT_BYTES} bytes, and "
+            "hold no NUL",
+            next_step="choose a shorter prefix: PostgreSQL's names of prepared transactions end at 200 bytes.",
+        )
+    return whole
+
+
+def import_psycopg() -> Any:
+    """The client library.
+
+    Raises:
+        ConfigurationError: if it is not installed.
+    """
+    try:
+        import psycopg
+        import psycopg.conninfo
+    except ImportError as error:
+        raise ConfigurationError(
+            f"PostgresSink needs psycopg, which cannot be imported: {error}",
+            next_step="pip install 'sparkonce[postgres]', on the driver and on the workers.",
+        ) from error
+    return psycopg
+
+
+def _one_of(setting: str, value: str, known: tuple[str, ...]) -> None:
+    if value not in known:
+        raise ConfigurationError(f"{setting}={value!r} is not one of {', '.join(map(repr, known))}")

@@ -1,0 +1,213 @@
+"""Which of Spark's types go into which of PostgreSQL's, and how. What is not listed is refused by name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from sparkonce.errors import PrepareError, SchemaError
+from sparkonce.sinks.postgres.encode import Encode, Fixed, Part, array, fixed, integers, null_mask, ragged, row_bytes
+from sparkonce.sinks.postgres.numeric import numeric
+
+_DAYS_TO_2000 = 10_957
+_US_TO_2000 = _DAYS_TO_2000 * 86_400_000_000
+
+_FIRST_DAY, _END_DAY = -2_451_545, 2_145_031_949
+_FIRST_US, _END_US = -211_813_488_000_000_000, 9_223_371_331_200_000_000
+"""PostgreSQL's dates and timestamps begin in 4713 BC and end in the years 5874897 and 294276 (its ``timestamp.h``)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerType:
+    """A column's type as the catalog has it.
+
+    Attributes:
+        shown: As ``format_type`` writes it.
+        name: ``typname`` of the type, or of the one that a domain stands for; ``enum`` for all enums.
+        modifier: ``atttypmod``, -1 for none.
+        element: An array's elements.
+        element_oid: Their type's number, that of the domain if it is one.
+    """
+
+    shown: str
+    name: str
+    modifier: int = -1
+    element: ServerType | None = None
+    element_oid: int = 0
+
+
+def encoder(column: str, given: pa.DataType, wanted: ServerType) -> Encode:
+    """How a column is written.
+
+    Raises:
+        SchemaError: if the type does not go into the column, or only with a loss.
+    """
+    if isinstance(given, pa.ListType | pa.LargeListType) and wanted.element is not None:
+        element = encoder(column, given.value_type, wanted.element)
+        return partial(array, element=element, element_oid=wanted.element_oid)
+    made = _encoder(column, given, wanted)
+    if made is None:
+        raise _refused(column, given, wanted)
+    return made
+
+
+def _encoder(column: str, given: pa.DataType, wanted: ServerType) -> Encode | None:
+    name = wanted.name
+    if pa.types.is_boolean(given):
+        return _booleans if name == "bool" else None
+    if pa.types.is_signed_integer(given):
+        return _integer(given, name)
+    if pa.types.is_floating(given):
+        fits = name == "float8" or (name == "float4" and given.bit_width == 32)
+        return partial(_numbers, dtype=_FLOATS[name][0], arrow=_FLOATS[name][1]) if fits else None
+    if pa.types.is_decimal128(given):
+        return _decimals if name == "numeric" and _keeps_scale(column, given, wanted) else None
+    if pa.types.is_string(given) or pa.types.is_large_string(given):
+        return _TEXTS.get(name)
+    if pa.types.is_binary(given) or pa.types.is_large_binary(given):
+        return _bytes if name == "bytea" else None
+    if pa.types.is_date32(given):
+        return partial(_dates, column=column) if name == "date" else None
+    if pa.types.is_timestamp(given):
+        fits = name == ("timestamp" if given.tz is None else "timestamptz")
+        return partial(_timestamps, column=column) if fits else None
+    if pa.types.is_duration(given):
+        return _durations if name == "interval" else None
+    return None
+
+
+def _integer(given: pa.DataType, name: str) -> Encode | None:
+    if name == "numeric":
+        return lambda values: _decimals(values.cast(pa.decimal128(19, 0)))
+    if name not in _INTEGERS:
+        return None
+    dtype, arrow = _INTEGERS[name]
+    return partial(_numbers, dtype=dtype, arrow=arrow) if given.bit_width <= arrow.bit_width else None
+
+
+def _keeps_scale(column: str, given: pa.DataType, wanted: ServerType) -> bool:
+    if wanted.modifier < 0:
+        return True
+    precision, scale = (wanted.modifier - 4) >> 16 & 0xFFFF, ((wanted.modifier - 4) & 0x7FF ^ 1024) - 1024
+    if scale < given.scale:
+        raise SchemaError(
+            f"column {column!r} is decimal({given.precision},{given.scale}), and {wanted.shown} would round it",
+            next_step=f"cast it to decimal({min(precision, 38)},{max(scale, 0)}) in the query, or widen the column.",
+        )
+    return True
+
+
+def _booleans(values: pa.Array) -> list[Part]:
+    return fixed(integers(values, "u1", pa.int8()), null_mask(values))
+
+
+def _numbers(values: pa.Array, dtype: str, arrow: pa.DataType) -> list[Part]:
+    return fixed(integers(values, dtype, arrow), null_mask(values))
+
+
+def _decimals(values: pa.Array) -> list[Part]:
+    return fixed(numeric(values), null_mask(values))
+
+
+def _bytes(values: pa.Array, lead: bytes = b"") -> list[Part]:
+    return ragged(values.cast(pa.binary()), lead)
+
+
+def _uuids(values: pa.Array) -> list[Part]:
+    """Text to 16 bytes; what is no UUID is refused as a whole, by the first one that is wrong."""
+    bare = pc.replace_substring_regex(values, r"^\{?([^{}]*)\}?$", r"\1")
+    plain = pc.ascii_lower(pc.replace_substring(bare, "-", ""))
+    wrong = pc.filter(values, pc.invert(pc.match_substring_regex(plain, "^[0-9a-f]{32}$")))
+    if len(wrong):
+        raise PrepareError(f"{wrong[0].as_py()!r} is no UUID", next_step="correct it, or make the column text.")
+    digits = np.frombuffer(row_bytes(pc.fill_null(plain, "0" * 32).cast(pa.binary()))[0], np.uint8).reshape(-1, 32)
+    halves = np.where(digits >= ord("a"), digits - ord("a") + 10, digits - ord("0"))
+    whole = (halves[:, ::2] << 4 | halves[:, 1::2]).astype(np.uint8)
+    return fixed(np.ascontiguousarray(whole).view("V16").reshape(-1), null_mask(values))
+
+
+def _dates(values: pa.Array, column: str) -> list[Part]:
+    days = integers(values, "i8", pa.int32()) - _DAYS_TO_2000
+    nulls = null_mask(values)
+    _check_range(days, nulls, _FIRST_DAY, _END_DAY, f"column {column!r} has a date outside of 4713 BC to 5874897 AD")
+    return fixed(days.astype(">i4"), nulls)
+
+
+def _timestamps(values: pa.Array, column: str) -> list[Part]:
+    since_1970 = integers(values.cast(pa.timestamp("us", values.type.tz)), "i8", pa.int64())
+    nulls = null_mask(values)
+    _check_range(
+        since_1970,
+        nulls,
+        _FIRST_US + _US_TO_2000,
+        _END_US,
+        f"column {column!r} has a timestamp outside of 4713 BC to 294276 AD",
+    )
+    return fixed((since_1970 - _US_TO_2000).astype(">i8"), nulls)
+
+
+def _durations(values: pa.Array) -> list[Part]:
+    """Microseconds alone: a day of Spark's interval has 24 hours, a day of PostgreSQL's what the calendar says."""
+    out = np.zeros(len(values), np.dtype([("us", ">i8"), ("days", ">i4"), ("months", ">i4")]))
+    out["us"] = integers(values.cast(pa.duration("us")), "i8", pa.int64())
+    return fixed(out, null_mask(values))
+
+
+def _check_range(values: Fixed, nulls: Fixed | None, first: int, end: int, words: str) -> None:
+    outside = (values < first) | (values >= end)
+    if bool(np.any(outside if nulls is None else outside & ~nulls)):
+        raise PrepareError(f"{words}, which PostgreSQL cannot hold", next_step="filter or correct such rows.")
+
+
+_INTEGERS: Mapping[str, tuple[str, pa.DataType]] = {
+    "int2": (">i2", pa.int16()),
+    "int4": (">i4", pa.int32()),
+    "int8": (">i8", pa.int64()),
+}
+_FLOATS: Mapping[str, tuple[str, pa.DataType]] = {
+    "float4": (">f4", pa.float32()),
+    "float8": (">f8", pa.float64()),
+}
+_TEXTS: Mapping[str, Callable[[pa.Array], list[Part]]] = {
+    **dict.fromkeys(("text", "varchar", "bpchar", "citext", "json", "xml", "enum"), _bytes),
+    "jsonb": partial(_bytes, lead=b"\x01"),
+    "uuid": _uuids,
+}
+
+_SPARK_NAMES: Mapping[str, str] = {
+    "bool": "boolean",
+    "int8": "byte",
+    "int16": "short",
+    "int32": "int",
+    "int64": "long",
+    "float": "float",
+    "double": "double",
+    "string": "string",
+    "large_string": "string",
+    "binary": "binary",
+    "large_binary": "binary",
+    "date32[day]": "date",
+    "timestamp[us]": "timestamp_ntz",
+    "duration[us]": "day-time interval",
+}
+_HINTS: Mapping[str, str] = {
+    "struct": "turn it into a string (to_json) and the column into jsonb, or drop it.",
+    "map": "turn it into a string (to_json) and the column into jsonb, or drop it.",
+    "list": "make the column an array of that type, or the value a string (to_json) and the column jsonb.",
+    "timestamp": "timestamp goes into timestamptz and timestamp_ntz into timestamp: cast it in the query.",
+}
+
+
+def _refused(column: str, given: pa.DataType, wanted: ServerType) -> SchemaError:
+    shown = str(given)
+    spark = _SPARK_NAMES.get(shown, "timestamp" if shown.startswith("timestamp[") else shown)
+    family = next((hint for start, hint in _HINTS.items() if shown.removeprefix("large_").startswith(start)), "")
+    return SchemaError(
+        f"column {column!r} is {spark}, and in the table {wanted.shown}: such values are not written there",
+        next_step=family or "cast it in the query to a type that fits without a loss, see docs/postgres.md.",
+    )

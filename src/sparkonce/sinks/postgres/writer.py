@@ -1,0 +1,249 @@
+"""The executor half: one copy's rows by COPY, and what makes them durable without showing them."""
+
+from __future__ import annotations
+
+import secrets
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import psycopg
+from psycopg import sql
+
+from sparkonce.errors import PrepareError
+from sparkonce.protocol.ownership import TransactionName
+from sparkonce.sinks.base import SinkWriter, WriterContext
+from sparkonce.sinks.postgres import statements
+from sparkonce.sinks.postgres.catalog import Table, read_table
+from sparkonce.sinks.postgres.connection import Connection, begin, of_process, within
+from sparkonce.sinks.postgres.encode import HEADER, TRAILER, Encode, encode_rows
+from sparkonce.sinks.postgres.names import STAGED, TWO_PHASE, BackendName, Place, fields_of, staging_table
+from sparkonce.sinks.postgres.outcomes import prepare_error
+from sparkonce.sinks.postgres.settings import Connecting, Limits, Target
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+DIRECT = "direct"
+"""No transaction that outlives the writer: the rows show at prepare."""
+
+_DIRECT_STAGING = "sparkonce_rows"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """What one copy writes.
+
+    Attributes:
+        to: Where the server is.
+        target: The table and its rules.
+        commit: ``staged``, ``two_phase`` or `DIRECT`.
+        limits: How long what may take.
+    """
+
+    to: Connecting
+    target: Target
+    commit: str
+    limits: Limits
+
+
+class PostgresWriter(SinkWriter):
+    """Writes one copy's rows in one transaction.
+
+    Args:
+        job: What to write, and how.
+        context: Which copy this is.
+    """
+
+    def __init__(self, job: Job, context: WriterContext) -> None:
+        self._job = job
+        self._facts = context.owner.facts
+        self._batch, self._slot = context.batch, context.slot
+        self._name = TransactionName(
+            prefix=self._facts.get("prefix", "direct"),
+            query=context.owner.query,
+            token=context.owner.token,
+            batch=context.batch,
+            slot=context.slot,
+            copy=secrets.token_hex(6),
+        )
+        self._connection: Connection | None = None
+        self._copying = ExitStack()
+        self._copy: Any = None
+        self._cursor: Any = None
+        self._columns: tuple[str, ...] = ()
+        self._encoders: list[Encode] = []
+        self._rows = 0
+        self._prepared = False
+
+    def begin(self) -> None:
+        """See `SinkWriter.begin`. The server shows the transaction from now on, by its application_name."""
+        with self._telling():
+            self._connection = of_process(self._job.to).take()
+            with within(self._connection, self._job.limits.answer_s):
+                name = str(BackendName.of(self._name))
+                self._connection.execute(begin(self._job.limits, self._job.limits.slot_s, name))
+
+    def write(self, rows: pa.RecordBatch) -> None:
+        """See `SinkWriter.write`."""
+        with self._telling():
+            if self._copy is None:
+                self._start_copy(rows)
+            with within(self._open(), self._job.limits.slot_s):
+                for piece in encode_rows(rows, self._encoders):
+                    self._copy.write(piece)
+        self._rows += rows.num_rows
+
+    def prepare(self) -> Mapping[str, str | int]:
+        """See `SinkWriter.prepare`."""
+        connection, limits = self._open(), self._job.limits
+        with self._telling(), within(connection, limits.commit_s + limits.answer_s):
+            self._end_copy()
+            connection.execute(sql.SQL("SET LOCAL statement_timeout = {}").format(round(limits.commit_s * 1000)))
+            if self._job.commit == TWO_PHASE:
+                self._prepared = True
+                connection.execute(sql.SQL("PREPARE TRANSACTION {}").format(str(self._name)))
+            else:
+                if self._job.commit == DIRECT and self._job.target.mode == "upsert":
+                    staged = [sql.Identifier(_DIRECT_STAGING)]
+                    connection.execute(statements.apply(self._job.target, self._columns, staged))
+                self._prepared = True
+                # Answered with a warning and ROLLBACK if the transaction had failed; every failure has raised before.
+                done = connection.execute("COMMIT").statusmessage
+                if done != "COMMIT":
+                    raise PrepareError(f"slot {self._slot}: the server answered {done} to COMMIT")
+        self._release()
+        if self._job.commit == DIRECT:
+            return {}
+        return fields_of(self._job.commit, str(self._name), Place.of(self._facts))
+
+    def abort(self) -> None:
+        """See `SinkWriter.abort`. What cannot be undone now is found by a sweep."""
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            # Not in order: a COPY under way would first be ended, and the server notices by itself.
+            connection.close()
+            with suppress(psycopg.Error):
+                self._copying.close()
+        if self._prepared and self._job.commit != DIRECT:
+            self._prepared = False
+            self._undo()
+
+    def close(self) -> None:
+        """See `SinkWriter.close`."""
+        self._release()
+
+    def _start_copy(self, rows: pa.RecordBatch) -> None:
+        connection, job = self._open(), self._job
+        with within(connection, job.limits.answer_s + job.limits.lock_s):
+            table = _table(connection, job, self._name)
+            self._columns = tuple(rows.schema.names)
+            try:
+                self._encoders = table.encoders(rows.schema)
+            except BaseException:
+                _forget_table(job, self._name)
+                raise
+            connection.execute(self._opening(table))
+            self._cursor = connection.cursor()
+            schema, name = self._into()
+            statement = (
+                sql.SQL("COPY {} FROM STDIN (FORMAT binary)").format(sql.Identifier(name))
+                if not schema
+                else statements.copy_into(schema, name, self._columns, freeze=job.commit == STAGED)
+            )
+            self._copy = self._copying.enter_context(self._cursor.copy(statement))
+            self._copy.write(HEADER)
+
+    def _opening(self, table: Table) -> sql.Composed:
+        """What stands before the rows, in one round trip."""
+        job = self._job
+        if job.commit == DIRECT:
+            if job.target.mode == "append":
+                return sql.Composed([sql.SQL("SELECT 1")])
+            return sql.SQL("CREATE TEMP TABLE {} ON COMMIT DROP AS SELECT {} FROM {} WITH NO DATA").format(
+                sql.Identifier(_DIRECT_STAGING),
+                sql.SQL(", ").join(map(sql.Identifier, self._columns)),
+                sql.Identifier(job.target.schema, job.target.table),
+            )
+        schema = self._facts["commits"]
+        state = statements.COMMITTED_STATE if job.commit == TWO_PHASE else statements.STAGED_STATE
+        text = "" if job.commit == TWO_PHASE else job.target.to_text(self._columns)
+        marker = statements.insert_marker(schema, self._name, state, text)
+        if job.commit == TWO_PHASE:
+            return marker
+        return marker + statements.create_staging(schema, self._name, table, self._columns)
+
+    def _into(self) -> tuple[str, str]:
+        job = self._job
+        if job.commit == STAGED:
+            return self._facts["commits"], staging_table(self._name)
+        if job.commit == DIRECT and job.target.mode == "upsert":
+            return "", _DIRECT_STAGING
+        return job.target.schema, job.target.table
+
+    def _end_copy(self) -> None:
+        if self._copy is None:
+            raise PrepareError(f"slot {self._slot} prepares without rows")
+        self._copy.write(TRAILER)
+        self._copying.close()
+        taken = self._cursor.rowcount
+        # A table may have triggers that leave rows out; a staging table has none.
+        if self._job.commit == STAGED and taken != self._rows:
+            raise PrepareError(f"slot {self._slot}: the server took {taken} of {self._rows} rows")
+
+    def _undo(self) -> None:
+        """Takes back what was prepared, or may have been: no handle leaves the worker."""
+        from sparkonce.sinks.postgres.committer import PostgresCommitter
+        from sparkonce.sinks.postgres.names import handle_of
+
+        committer = PostgresCommitter(self._job.to, "", limits=self._job.limits)
+        try:
+            committer.abort([handle_of("", self._job.commit, str(self._name), Place.of(self._facts))])
+        finally:
+            committer.close()
+
+    def _open(self) -> Connection:
+        if self._connection is None:
+            raise PrepareError(f"slot {self._slot} has no open transaction")
+        return self._connection
+
+    def _release(self) -> None:
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            of_process(self._job.to).give_back(connection)
+
+    @contextmanager
+    def _telling(self) -> Iterator[None]:
+        try:
+            yield
+        except psycopg.Error as error:
+            _forget_table(self._job, self._name)
+            what = f"batch {self._batch}, slot {self._slot}, table {self._job.target}"
+            raise prepare_error(error, what) from None
+
+
+_tables: dict[tuple[object, ...], Table] = {}
+_tables_lock = threading.Lock()
+
+
+def _table(connection: Connection, job: Job, name: TransactionName) -> Table:
+    """The table as the catalog has it, read once a run in each process."""
+    key = (job.to, job.target, name.token)
+    with _tables_lock:
+        found = _tables.get(key)
+    if found is None:
+        found = read_table(connection, job.target)
+        if found is None:
+            raise PrepareError(f"table {job.target} is not there any more", next_step="put it back.")
+        with _tables_lock:
+            _tables.clear()
+            _tables[key] = found
+    return found
+
+
+def _forget_table(job: Job, name: TransactionName) -> None:
+    """It may have been changed: whoever writes next looks again."""
+    with _tables_lock:
+        _tables.pop((job.to, job.target, name.token), None)
