@@ -31,8 +31,8 @@ ZOMBIE = "paused run"
 """SIGSTOP of driver and worker; a newer run takes over and goes on; then the old one wakes up."""
 ORPHAN = "paused worker"
 """The same, and the one that wakes up prepares and is killed: a worker whose driver is gone."""
-LOG_FULL = "log's disk full"
-DISK_FULL = "target's disk full"
+LOG_FULL = "log disk full"
+DISK_FULL = "target disk full"
 AT_POINTS = (KILL, RESTART, CUT, HOLE, PAUSE, ZOMBIE, ORPHAN, LOG_FULL, DISK_FULL)
 
 REPLY_LOST = "reply lost"
@@ -41,7 +41,7 @@ HALVED = "halved"
 """Half of the request is delivered, then the connection is cut."""
 LATE = "applied late"
 """The request is held back and its client cut off. It is delivered when the next run has recovered."""
-LATE_KILLED = "killed, applied late"
+LATE_KILLED = "killed and applied late"
 """The same, and the run is killed at that moment."""
 AT_REQUESTS = (REPLY_LOST, HALVED, LATE, LATE_KILLED)
 REQUESTS = (PREPARE, COMMIT, ABORT)

@@ -43,7 +43,7 @@ _REQUEST_FAULTS = {
     REPLY_LOST: RequestFault.REPLY_LOST,
     HALVED: RequestFault.HALVED,
     LATE: RequestFault.HELD,
-    LATE_KILLED: RequestFault.HELD,
+    LATE_KILLED: RequestFault.STALLED,
 }
 
 

@@ -18,11 +18,12 @@ from crashes.stage import Stages
 from crashes.target import Target
 from crashes.targets.folder import FolderTarget
 from crashes.targets.kafka import KafkaTarget
+from crashes.targets.postgres import POSTGRES
 from crashes.targets.toy import ToyTarget
 
 pytestmark = [pytest.mark.crashes, pytest.mark.timeout(120)]
 
-TARGETS: list[Target] = [FolderTarget(), ToyTarget(), KafkaTarget()]
+TARGETS: list[Target] = [FolderTarget(), ToyTarget(), KafkaTarget(), *POSTGRES]
 
 
 def cases() -> Iterator[object]:

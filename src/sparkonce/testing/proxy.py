@@ -49,6 +49,8 @@ class RequestFault(str, Enum):
     """It is delivered; the answer is dropped and the connection cut."""
     HELD = "held"
     """It is kept and its client cut off; `Trap.deliver` delivers it later, on the connection it was sent on."""
+    STALLED = "stalled"
+    """The same, and its client is left waiting for an answer."""
     HALVED = "halved"
     """Its first half is delivered, then the connection is cut on both sides."""
 
@@ -77,6 +79,12 @@ class Trap:
         held, self._held = self._held, None
         return held is not None and self._proxy.run(held[0].deliver(held[1]))
 
+    def drop(self) -> None:
+        """Forgets a held request, and cuts its connection."""
+        held, self._held = self._held, None
+        if held is not None:
+            self._proxy.run(held[0].drop())
+
     def counts(self, kind: str) -> bool:
         """Whether this request is the one it waits for."""
         if kind != self.kind or self._left == 0:
@@ -87,6 +95,7 @@ class Trap:
     def hold(self, link: _Link, data: bytes) -> None:
         """Keeps a request."""
         self._held = (link, data)
+        self._proxy.note_held(self)
 
 
 class FaultProxy:
@@ -106,6 +115,7 @@ class FaultProxy:
         self.seen: Counter[str] = Counter()
         self.swallowing = False
         self._traps: list[Trap] = []
+        self._holding: list[Trap] = []
         self._links: set[_Link] = set()
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="fault proxy", daemon=True)
@@ -165,8 +175,11 @@ class FaultProxy:
         return trap
 
     def clear(self) -> None:
-        """Takes away every trap."""
+        """Takes away every trap, and cuts the connections of requests that are still held."""
         self._traps.clear()
+        for trap in self._holding:
+            trap.drop()
+        self._holding.clear()
 
     # --- inside -----------------------------------------------------------------------------------------------------
 
@@ -187,6 +200,10 @@ class FaultProxy:
                     self._traps.remove(trap)
                     found = (trap, place)
         return found
+
+    def note_held(self, trap: Trap) -> None:
+        """For `clear`."""
+        self._holding.append(trap)
 
     async def _serve(self) -> None:
         self._server = await asyncio.start_server(self._connected, sock=self._listener)
@@ -263,6 +280,10 @@ class _Link:
         finally:
             _reset(writer)
 
+    async def drop(self) -> None:
+        if self._to_server is not None:
+            _reset(self._to_server)
+
     async def _pump_up(self, server: asyncio.StreamWriter) -> None:
         while piece := await self._from_client.read(_PIECE_BYTES):
             if self._proxy.swallowing:
@@ -289,8 +310,12 @@ class _Link:
             if self._down is not None:
                 self._down.cancel()  # what the server says from now on is read when the request is delivered
             trap.hold(self, piece + await self._rest())
-        self.cut()
+        if trap.fault is not RequestFault.STALLED:
+            self.cut()
         trap.sprung.set()
+        if trap.fault is RequestFault.STALLED:
+            while await self._from_client.read(_PIECE_BYTES):
+                pass
         return True
 
     async def _rest(self) -> bytes:
