@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from typing import Any
 
 import psycopg
+import pyarrow as pa
 import pytest
 from psycopg import sql
 
+from sparkonce.protocol.handles import Handle, transaction_fields
+from sparkonce.protocol.outcomes import Finished, Outcome
+from sparkonce.protocol.ownership import Token
+from sparkonce.sinks.base import Facts, Owner, SinkWriter, WriterContext
+from sparkonce.sinks.postgres.connection import close_all
+from sparkonce.sinks.postgres.sink import PostgresSink
 from sparkonce.testing.servers.postgres import PostgresServer, find_postgres
 
 needs_postgres = pytest.mark.skipif(
@@ -43,8 +50,56 @@ def staging_tables(server: PostgresServer) -> list[str]:
 
 def fresh_database(server: PostgresServer, *statements: str) -> None:
     """Takes away what an earlier test left in the database ``postgres``."""
+    close_all()  # a role that is made again is another one to the sessions of the first
     for gid in prepared(server):
         ask(server, sql.SQL("ROLLBACK PREPARED {}").format(gid))
     ask(server, "DROP SCHEMA IF EXISTS public CASCADE; CREATE SCHEMA public; GRANT ALL ON SCHEMA public TO PUBLIC")
     for statement in statements:
         ask(server, statement)
+
+
+QUERY = "0123456789ab"
+RUN = Token(3, "0badcafe")
+
+
+def owner(sink: PostgresSink, *, token: Token = RUN, recorded: Facts | None = None) -> Owner:
+    """A run of the sink, after its preflight."""
+    return Owner(query=QUERY, token=token, facts=sink.preflight(QUERY, recorded))
+
+
+def open_writer(
+    sink: PostgresSink, rows: pa.RecordBatch, *, run: Owner | None = None, batch: int = 0, slot: int = 0
+) -> SinkWriter:
+    """A writer that has begun and written."""
+    writer = sink.writer(WriterContext(owner=run or owner(sink), batch=batch, slot=slot, copy="1.0.0"))
+    try:
+        writer.begin()
+        writer.write(rows.select(list(sink.columns(rows.schema))))
+    except BaseException:
+        writer.abort()
+        raise
+    return writer
+
+
+def prepare(
+    sink: PostgresSink, rows: pa.RecordBatch, *, run: Owner | None = None, batch: int = 0, slot: int = 0
+) -> Handle:
+    """A handle whose writer is closed; a writer that fails is aborted, as in a task."""
+    writer = open_writer(sink, rows, run=run, batch=batch, slot=slot)
+    try:
+        fields = writer.prepare()
+    except BaseException:
+        writer.abort()
+        raise
+    writer.close()
+    return Handle(sink=sink.name, slot=slot, rows=rows.num_rows, transaction=transaction_fields(fields))
+
+
+def finish(sink: PostgresSink, *handles: Handle, commit: bool = True) -> list[Finished]:
+    """One attempt, by a committer of its own."""
+    with closing(sink.committer()) as committer:
+        return list(committer.commit(handles) if commit else committer.abort(handles))
+
+
+def outcomes(found: list[Finished]) -> list[Outcome]:
+    return [one.outcome for one in found]

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from sparkonce.sinks.files.reading import whole_batches as whole_batches
     from sparkonce.sinks.files.sink import FilesSink as FilesSink
     from sparkonce.sinks.kafka.sink import KafkaSink as KafkaSink
+    from sparkonce.sinks.postgres.sink import PostgresSink as PostgresSink
     from sparkonce.sinks.write_ahead.apply import Applies as Applies
     from sparkonce.sinks.write_ahead.apply import ApplyToken as ApplyToken
     from sparkonce.sinks.write_ahead.apply import RefusedError as RefusedError
@@ -43,6 +44,7 @@ _HOMES = {
     "GroupOffsets": "sparkonce.sources.group_offsets",
     "Guarantee": "sparkonce.guarantees",
     "KafkaSink": "sparkonce.sinks.kafka.sink",
+    "PostgresSink": "sparkonce.sinks.postgres.sink",
     "RefusedError": "sparkonce.sinks.write_ahead.apply",
     "RetryLaterError": "sparkonce.sinks.write_ahead.apply",
     "SchemaRegistry": "sparkonce.avro.registry",
@@ -69,6 +71,7 @@ __all__ = [
     "GroupOffsets",
     "Guarantee",
     "KafkaSink",
+    "PostgresSink",
     "RefusedError",
     "RetryLaterError",
     "SchemaRegistry",

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import ClassVar
 
 import psycopg
 import pyarrow as pa
@@ -26,7 +27,7 @@ def server() -> Iterator[PostgresServer]:
 
 class PostgresSuite(SinkConformance):
     visible_within_s = 0.0
-    settings: dict[str, object]
+    settings: ClassVar[Mapping[str, object]]
     server: PostgresServer
 
     @pytest.fixture(autouse=True)
@@ -64,7 +65,7 @@ class PostgresSuite(SinkConformance):
 
 
 class TestTwoPhase(PostgresSuite):
-    settings = {"commit": "two_phase"}
+    settings: ClassVar[Mapping[str, object]] = {"commit": "two_phase"}
 
     def expire(self, handle: Handle) -> bool:
         """An operator gives it up."""
@@ -73,7 +74,7 @@ class TestTwoPhase(PostgresSuite):
 
 
 class TestStaged(PostgresSuite):
-    settings = {"commit": "staged"}
+    settings: ClassVar[Mapping[str, object]] = {"commit": "staged"}
 
     def expire(self, handle: Handle) -> bool:
         """An operator gives it up, as docs/postgres.md says."""
@@ -85,4 +86,4 @@ class TestStaged(PostgresSuite):
 
 
 class TestUpsert(TestStaged):
-    settings = {"mode": "upsert", "key_columns": ("number",)}
+    settings: ClassVar[Mapping[str, object]] = {"mode": "upsert", "key_columns": ("number",)}

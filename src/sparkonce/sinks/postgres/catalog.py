@@ -42,6 +42,7 @@ class Table:
 
     Attributes:
         oid: Its number.
+        signature: Changes with its columns and their types.
         kind: ``pg_class.relkind``.
         persistence: ``pg_class.relpersistence``.
         row_security: Whether policies apply to this role.
@@ -50,6 +51,7 @@ class Table:
     """
 
     oid: int
+    signature: str
     kind: str
     persistence: str
     row_security: bool
@@ -62,13 +64,9 @@ class Table:
         Raises:
             SchemaError: naming every column that does not fit.
         """
-        problems: list[SchemaError] = []
         columns = {column.name: column for column in self.columns}
-        for field in schema:
-            try:
-                _check_field(field, columns.get(field.name), target)
-            except SchemaError as error:
-                problems.append(error)
+        found = [_problem(field, columns.get(field.name), target) for field in schema]
+        problems = [problem for problem in found if problem is not None]
         given = set(schema.names)
         missing = [one.name for one in self.columns if one.required and not one.filled and one.name not in given]
         if missing:
@@ -79,11 +77,11 @@ class Table:
                     next_step="add them to the query, or give them a default.",
                 )
             )
-        for name in (*target.keys, *filter(None, [target.order_by])):
-            if name not in given:
-                problems.append(
-                    SchemaError(f"column {name!r} of key_columns or order_by is not in the query", next_step="add it.")
-                )
+        problems += [
+            SchemaError(f"column {name!r} of key_columns or order_by is not in the query", next_step="add it.")
+            for name in (*target.keys, *filter(None, [target.order_by]))
+            if name not in given
+        ]
         if problems:
             steps = dict.fromkeys(problem.next_step for problem in problems)
             raise SchemaError("; ".join(problem.message for problem in problems), next_step=" ".join(steps))
@@ -113,18 +111,37 @@ def read_table(connection: Connection, target: Target) -> Table | None:
     found = connection.execute(_TABLE, (target.schema, target.table)).fetchone()
     if found is None:
         return None
-    oid, kind, persistence, row_security = found
+    oid, kind, persistence, row_security, signature = found
     rows = connection.execute(_COLUMNS, (oid,)).fetchall()
     types = _read_types(connection, {row[2] for row in rows})
     checks = connection.execute(_CHECKS, (oid,)).fetchall()
     return Table(
         oid=oid,
+        signature=signature,
         kind=kind,
         persistence=persistence,
         row_security=row_security,
         columns=tuple(_column(row, types) for row in rows),
         checks=tuple((tuple(names), condition) for names, condition in checks),
     )
+
+
+def read_signature(connection: Connection, target: Target) -> str:
+    """`Table.signature` as it is now; empty if there is no such table.
+
+    Raises:
+        psycopg.Error: if the server does not say.
+    """
+    found = connection.execute(_TABLE, (target.schema, target.table)).fetchone()
+    return "" if found is None else str(found[4])
+
+
+def _problem(field: pa.Field, column: Column | None, target: Target) -> SchemaError | None:
+    try:
+        _check_field(field, column, target)
+    except SchemaError as error:
+        return error
+    return None
 
 
 def _check_field(field: pa.Field, column: Column | None, target: Target) -> None:
@@ -192,7 +209,10 @@ def unique_keys(connection: Connection, oid: int) -> Sequence[tuple[frozenset[st
 
 
 _TABLE = """
-SELECT c.oid::int8, c.relkind::text, c.relpersistence::text, pg_catalog.row_security_active(c.oid)
+SELECT c.oid::int8, c.relkind::text, c.relpersistence::text, pg_catalog.row_security_active(c.oid),
+       c.oid || (SELECT pg_catalog.string_agg(pg_catalog.format(' %%s %%s %%s', attname, atttypid, atttypmod), ','
+                        ORDER BY attnum)
+                 FROM pg_catalog.pg_attribute WHERE attrelid = c.oid AND attnum > 0 AND NOT attisdropped)
 FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
 WHERE n.nspname = %s AND c.relname = %s
 """

@@ -132,8 +132,8 @@ class PostgresCommitter(SinkCommitter):
             elif name is None or kind not in (TWO_PHASE, STAGED):
                 answers[handle] = _FOREIGN
             else:
-                group = prepared if kind == TWO_PHASE else staged
-                group.setdefault(place, {})[handle] = name
+                groups = prepared if kind == TWO_PHASE else staged
+                groups.setdefault(place, {})[handle] = name
         for place, group in prepared.items():
             answers |= self._finish_prepared(group, place, commit=commit)
         for place, group in staged.items():

@@ -50,10 +50,9 @@ def within(connection: Connection, limit_s: float) -> Iterator[None]:
 
 
 def _cut(connection: Connection) -> None:
-    with suppress(OSError, psycopg.Error):
-        # A descriptor of its own: the connection may be closed, and its number used again, at this very moment.
-        with socket.socket(fileno=os.dup(connection.fileno())) as wire:
-            wire.shutdown(socket.SHUT_RDWR)
+    # A descriptor of its own: the connection may be closed, and its number used again, at this very moment.
+    with suppress(OSError, psycopg.Error), socket.socket(fileno=os.dup(connection.fileno())) as wire:
+        wire.shutdown(socket.SHUT_RDWR)
 
 
 class Connections:

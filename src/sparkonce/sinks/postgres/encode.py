@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from itertools import groupby
-from typing import Any
+from typing import Any, Union
 
 import numpy as np
 import pyarrow as pa
@@ -22,7 +22,7 @@ TRAILER = b"\xff\xff"
 
 Fixed = np.ndarray[Any, Any]
 """Bytes of the same width for each row; without dimensions if all rows have the same."""
-Part = Fixed | pa.Array
+Part = Union[Fixed, "pa.Array"]
 Encode = Callable[[pa.Array], list[Part]]
 """Makes the length and the bytes of each value of a column."""
 
@@ -122,11 +122,13 @@ def join(parts: Sequence[Part], rows: int) -> Part:
     """All parts of each row, one after the other."""
     whole: list[Part] = []
     for is_fixed, group in groupby(parts, lambda part: isinstance(part, np.ndarray)):
-        whole += [_side_by_side(list(group), rows)] if is_fixed else group
+        neighbours = list(group)
+        whole += [_side_by_side(neighbours, rows)] if is_fixed else neighbours
     if len(whole) == 1:
         return whole[0]
     texts = [_same_width(part) if isinstance(part, np.ndarray) else part for part in whole]
-    return pc.binary_join_element_wise(*texts, b"", null_handling="skip")
+    joined: Part = pc.binary_join_element_wise(*texts, b"", null_handling="skip")
+    return joined
 
 
 _NOWHERE = np.zeros(1, np.int64)
@@ -156,7 +158,7 @@ def row_bytes(part: Part) -> tuple[memoryview, Fixed]:
     """The bytes of all rows, and where each row begins and the last one ends."""
     if isinstance(part, np.ndarray):
         width = part.dtype.itemsize
-        return memoryview(part.view(np.uint8)), np.arange(len(part) + 1, dtype=np.int64) * width
+        return part.view(np.uint8).data, np.arange(len(part) + 1, dtype=np.int64) * width
     _, ends, data = part.buffers()
     starts = np.frombuffer(ends, np.int32, len(part) + 1, part.offset * 4).astype(np.int64)
     whole = memoryview(data if data is not None else b"")

@@ -5,7 +5,7 @@ codes that are not listed themselves. An error without a code is a connection th
 
 Where answers to ``COMMIT PREPARED`` and ``ROLLBACK PREPARED`` come from (the server's ``twophase.c``): the commit is
 durable and visible before its name is taken off the list of prepared transactions, and whoever asks in between is told
-that the name is busy (55006). So a name that is not found (42704) has been finished before, and a look at the marker
+that the name is busy (55000). So a name that is not found (42704) has been finished before, and a look at the marker
 afterwards tells how.
 """
 
@@ -42,7 +42,7 @@ FINISHING: Mapping[str, _Meaning] = {
     "40P01": _Meaning(_RETRY, "Another transaction was in the way."),
     "53": _Meaning(_RETRY, "The server lacks memory, disk or connections; nothing is lost."),
     "53200": _Meaning(_RETRY, "The server lacks memory; raise max_locks_per_transaction if it says so."),
-    "55006": _Meaning(_RETRY, "Somebody else is finishing the same transaction."),
+    "55000": _Meaning(_RETRY, "Somebody else is finishing the same transaction."),
     "55P03": _Meaning(_RETRY, "Somebody holds a lock on the table or the marker for longer than lock_timeout_s."),
     "57014": _Meaning(_RETRY, "It took longer than commit_timeout_s."),
     "57P": _Meaning(_RETRY, "The server is stopping or starting."),

@@ -32,7 +32,7 @@ TIMEOUT_S = 15.0
 """How long a server that is starting is waited for, and how long all questions may take once it answers."""
 
 OLDEST = 120_000
-_FIRST_PAUSE_S = 0.25
+_PAUSE_S = 0.25
 _COMES_UP = ("57P03", "starting up", "not yet accepting")
 _MADE_BY_ANOTHER = ("23505", "42P07", "42710")
 _TABLES = {"r": "table", "p": "partitioned table"}
@@ -108,21 +108,26 @@ def _looking(ask: Ask) -> Iterator[Connection]:
 
 def _connect(to: Connecting) -> Connection:
     give_up_at = time.monotonic() + TIMEOUT_S
-    pause_s = _FIRST_PAUSE_S
-    while True:
-        try:
-            return connect(to)
-        except psycopg.Error as error:
-            words = words_of(error)
-            # Nothing else is tried again: some servers lock users out who keep giving a wrong password.
-            if any(one in words for one in _COMES_UP) and time.monotonic() + pause_s < give_up_at:
-                time.sleep(pause_s)
-                continue
-            raise PreflightError(
-                f"PostgreSQL at {to} cannot be reached: {words}",
-                next_step="check the address, that the server runs, the credentials and pg_hba.conf.",
-                setting="conninfo",
-            ) from None
+    found = _try_to_connect(to)
+    # Nothing else is tried again: some servers lock users out who keep giving a wrong password.
+    while isinstance(found, str) and any(one in found for one in _COMES_UP) and time.monotonic() < give_up_at:
+        time.sleep(_PAUSE_S)
+        found = _try_to_connect(to)
+    if isinstance(found, str):
+        raise PreflightError(
+            f"PostgreSQL at {to} cannot be reached: {found}",
+            next_step="check the address, that the server runs, the credentials and pg_hba.conf.",
+            setting="conninfo",
+        )
+    return found
+
+
+def _try_to_connect(to: Connecting) -> Connection | str:
+    """A connection, or why there is none."""
+    try:
+        return connect(to)
+    except psycopg.Error as error:
+        return words_of(error)
 
 
 def _check_server(connection: Connection, ask: Ask, recorded: Facts | None) -> Facts:
@@ -292,7 +297,7 @@ def _late_refusals(connection: Connection, ask: Ask, table: Table) -> list[str]:
         "SELECT (SELECT count(*) FROM pg_catalog.pg_index WHERE indrelid = %(t)s AND (indisunique OR indisexclusion)), "
         "(SELECT count(*) FROM pg_catalog.pg_constraint WHERE conrelid = %(t)s AND contype = 'f'), "
         "(SELECT count(*) FROM pg_catalog.pg_trigger WHERE tgrelid = %(t)s AND NOT tgisinternal)",
-        **{"t": table.oid},
+        t=table.oid,
     )
     counts = {
         "unique indexes": unique if ask.target.mode == "append" else max(0, unique - 1),

@@ -169,7 +169,7 @@ class Limits:
         """Raises `ConfigurationError` for a limit that is none."""
         named = {"slot_timeout_s": self.slot_s, "commit_timeout_s": self.commit_s, "lock_timeout_s": self.lock_s}
         for name, value in named.items():
-            if not 0.1 <= value <= 86_400:  # noqa: PLR2004 - a day
+            if not 0.1 <= value <= 86_400:
                 raise ConfigurationError(f"{name}={value!r} is not between 0.1 s and a day")
 
 

@@ -30,7 +30,8 @@ class PostgresSink(TwoPhaseCommitSink):
             Without it, and among equals, the last row of the highest slot does.
         on_conflict: For ``upsert``: ``update`` replaces the row that is there, ``nothing`` keeps it.
         commit: ``staged`` or ``two_phase``, see docs/postgres.md. ``upsert`` needs ``staged``.
-        commits_schema: Where the table of markers ``sparkonce_commits`` is, and staging tables are made. None: `schema`.
+        commits_schema: Where the table of markers, ``sparkonce_commits``, is, and where staging tables are made. None:
+            `schema`.
         prefix: Begins, with `name`, the names of all transactions.
         name: Unique within the query, and the same after a restart.
         guarantee: EXACTLY_ONCE holds rows back until the batch is decided; the others show each slot's rows at once.

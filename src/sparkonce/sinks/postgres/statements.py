@@ -45,12 +45,12 @@ def create_staging(schema: str, name: TransactionName, table: Table, columns: Se
     parts: list[sql.Composable] = []
     for column in columns:
         # The type's words are the server's own.
-        declared = sql.SQL(known[column].declared)  # type: ignore[arg-type]
+        declared = sql.SQL(known[column].declared)
         not_null = sql.SQL(" NOT NULL" if known[column].required else "")
         parts.append(sql.SQL("{} {}{}").format(sql.Identifier(column), declared, not_null))
     for about, condition in table.checks:
         if set(about) <= set(columns):
-            parts.append(sql.SQL("CHECK ({})").format(sql.SQL(condition)))  # type: ignore[arg-type]
+            parts.append(sql.SQL("CHECK ({})").format(sql.SQL(condition)))
     return sql.SQL("CREATE TABLE {} ({}) WITH (autovacuum_enabled = false);").format(
         sql.Identifier(schema, staging_table(name)), sql.SQL(", ").join(parts)
     )

@@ -16,7 +16,7 @@ from sparkonce.errors import PrepareError
 from sparkonce.protocol.ownership import TransactionName
 from sparkonce.sinks.base import SinkWriter, WriterContext
 from sparkonce.sinks.postgres import statements
-from sparkonce.sinks.postgres.catalog import Table, read_table
+from sparkonce.sinks.postgres.catalog import Table, read_signature, read_table
 from sparkonce.sinks.postgres.connection import Connection, begin, of_process, within
 from sparkonce.sinks.postgres.encode import HEADER, TRAILER, Encode, encode_rows
 from sparkonce.sinks.postgres.names import STAGED, TWO_PHASE, BackendName, Place, fields_of, staging_table
@@ -75,6 +75,7 @@ class PostgresWriter(SinkWriter):
         self._cursor: Any = None
         self._columns: tuple[str, ...] = ()
         self._encoders: list[Encode] = []
+        self._signature = ""
         self._rows = 0
         self._prepared = False
 
@@ -101,6 +102,7 @@ class PostgresWriter(SinkWriter):
         connection, limits = self._open(), self._job.limits
         with self._telling(), within(connection, limits.commit_s + limits.answer_s):
             self._end_copy()
+            self._check_table(connection)
             connection.execute(sql.SQL("SET LOCAL statement_timeout = {}").format(round(limits.commit_s * 1000)))
             if self._job.commit == TWO_PHASE:
                 self._prepared = True
@@ -138,13 +140,10 @@ class PostgresWriter(SinkWriter):
     def _start_copy(self, rows: pa.RecordBatch) -> None:
         connection, job = self._open(), self._job
         with within(connection, job.limits.answer_s + job.limits.lock_s):
-            table = _table(connection, job, self._name)
+            table = _table(connection, job)
             self._columns = tuple(rows.schema.names)
-            try:
-                self._encoders = table.encoders(rows.schema)
-            except BaseException:
-                _forget_table(job, self._name)
-                raise
+            self._encoders = table.encoders(rows.schema)
+            self._signature = table.signature
             connection.execute(self._opening(table))
             self._cursor = connection.cursor()
             schema, name = self._into()
@@ -193,6 +192,17 @@ class PostgresWriter(SinkWriter):
         if self._job.commit == STAGED and taken != self._rows:
             raise PrepareError(f"slot {self._slot}: the server took {taken} of {self._rows} rows")
 
+    def _check_table(self, connection: Connection) -> None:
+        """COPY holds a lock on the table: as it is now, so it was for all rows.
+
+        In binary the bytes of a bigint are taken for a double without a word, where a column has changed its type.
+        """
+        if read_signature(connection, self._job.target) != self._signature:
+            raise PrepareError(
+                f"table {self._job.target} was changed while the batch was written",
+                next_step="start the query again if its columns are to change too; the batch is written again.",
+            )
+
     def _undo(self) -> None:
         """Takes back what was prepared, or may have been: no handle leaves the worker."""
         from sparkonce.sinks.postgres.committer import PostgresCommitter
@@ -219,31 +229,26 @@ class PostgresWriter(SinkWriter):
         try:
             yield
         except psycopg.Error as error:
-            _forget_table(self._job, self._name)
             what = f"batch {self._batch}, slot {self._slot}, table {self._job.target}"
             raise prepare_error(error, what) from None
 
 
-_tables: dict[tuple[object, ...], Table] = {}
+_tables: dict[tuple[Connecting, Target], Table] = {}
 _tables_lock = threading.Lock()
 
 
-def _table(connection: Connection, job: Job, name: TransactionName) -> Table:
-    """The table as the catalog has it, read once a run in each process."""
-    key = (job.to, job.target, name.token)
+def _table(connection: Connection, job: Job) -> Table:
+    """The table as the catalog has it, read once in each process for as long as it stays as it is."""
+    key = (job.to, job.target)
+    signature = read_signature(connection, job.target)
+    if not signature:
+        raise PrepareError(f"table {job.target} is not there any more", next_step="put it back.")
     with _tables_lock:
         found = _tables.get(key)
-    if found is None:
+    if found is None or found.signature != signature:
         found = read_table(connection, job.target)
         if found is None:
             raise PrepareError(f"table {job.target} is not there any more", next_step="put it back.")
         with _tables_lock:
-            _tables.clear()
             _tables[key] = found
     return found
-
-
-def _forget_table(job: Job, name: TransactionName) -> None:
-    """It may have been changed: whoever writes next looks again."""
-    with _tables_lock:
-        _tables.pop((job.to, job.target, name.token), None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import shutil
 import signal
@@ -10,6 +11,7 @@ import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -53,7 +55,7 @@ class PostgresServer(Server):
         self._programs = programs
         self.user = "postgres" if os.geteuid() == 0 else None
         self._parent = Path(tempfile.mkdtemp(prefix="sparkonce-postgres-"))
-        self._parent.chmod(0o755)  # noqa: S103 - another user goes through it
+        self._parent.chmod(0o755)
         super().__init__(self._parent / "data", port)
         self.settings = {"max_prepared_transactions": "50", **(settings or {})}
 
@@ -64,9 +66,13 @@ class PostgresServer(Server):
         """Makes its data, as a copy of what ``initdb`` once made in this process's life."""
         if (self.folder / "PG_VERSION").exists():
             return
-        if self.user is not None:
-            shutil.chown(self.folder, self.user, self.user)
-        self._run("initdb", "-D", str(self.folder), "-U", "postgres", "-A", "trust", "-E", "UTF8", "--no-sync")
+        template = _template_folder()
+        if not (template / "PG_VERSION").exists():
+            if self.user is not None:
+                shutil.chown(template, self.user, self.user)
+            self._run("initdb", "-D", str(template), "-U", "postgres", "-A", "trust", "-E", "UTF8", "--no-sync")
+        # Keeps owners and modes, which shutil.copytree does not.
+        subprocess.run(["cp", "-a", f"{template}/.", str(self.folder)], check=True)
 
     def command(self) -> Sequence[str]:
         """See `Server.command`."""
@@ -133,6 +139,17 @@ class PostgresServer(Server):
         )
         if done.returncode:
             raise PreflightError(f"{program} ended with {done.returncode}: {done.stderr.strip()}")
+
+
+@cache
+def _template_folder() -> Path:
+    """What ``initdb`` makes once for all servers of this process. They share a system_identifier."""
+    parent = Path(tempfile.mkdtemp(prefix="sparkonce-postgres-template-"))
+    parent.chmod(0o755)
+    atexit.register(shutil.rmtree, parent, ignore_errors=True)
+    folder = parent / "data"
+    folder.mkdir(mode=0o700)
+    return folder
 
 
 def _children(pid: str) -> list[int]:

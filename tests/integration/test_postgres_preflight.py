@@ -1,0 +1,240 @@
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from postgres_witness import QUERY, ask, finish, fresh_database, needs_postgres, owner, prepare, prepared, running
+from sparkonce.errors import ConfigurationError, PreflightError, PrepareError
+from sparkonce.guarantees import Guarantee
+from sparkonce.protocol.ownership import Token
+from sparkonce.sinks.postgres.sink import PostgresSink
+from sparkonce.testing.servers.postgres import PostgresServer
+
+pytestmark = needs_postgres
+
+ROWS = pa.record_batch({"id": [1, 2], "text": ["a", "b"]})
+SECRET = "s3cr3t-w0rd"  # noqa: S105 - a test's
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[PostgresServer]:
+    """With room for two prepared transactions."""
+    with running(max_prepared_transactions="2") as started:
+        yield started
+
+
+@pytest.fixture(autouse=True)
+def _database(server: PostgresServer) -> None:
+    fresh_database(
+        server, "CREATE TABLE t (id bigint, text text)", "DROP ROLE IF EXISTS plain", "CREATE ROLE plain LOGIN"
+    )
+
+
+def sink(server: PostgresServer, user: str = "postgres", **more: Any) -> PostgresSink:
+    return PostgresSink(server.conninfo(user=user), **{"table": "t", **more})
+
+
+def refused(server: PostgresServer, *words: str, **more: Any) -> None:
+    with pytest.raises(PreflightError) as raised:
+        sink(server, **more).preflight(QUERY, None)
+    for word in words:
+        raised.match(word)
+
+
+def test_facts_say_where_and_under_which_names(server: PostgresServer) -> None:
+    facts = sink(server, name="orders").preflight(QUERY, None)
+    ((system,),) = ask(server, "SELECT system_identifier::text FROM pg_control_system()")
+    wanted = {"system": system, "database": "postgres", "commits": "public", "prefix": "sparkonce.orders"}
+    assert facts == wanted
+
+
+def test_an_ordinary_role_with_the_rights_of_the_page_gets_through_all_of_it(server: PostgresServer) -> None:
+    """As docs/postgres.md lists them."""
+    ask(server, "REVOKE ALL ON SCHEMA public FROM PUBLIC; GRANT USAGE, CREATE ON SCHEMA public TO plain")
+    ask(server, "GRANT INSERT ON t TO plain; ALTER TABLE t ADD UNIQUE (id); ALTER TABLE t ALTER id SET NOT NULL")
+    for number, commit in enumerate(("two_phase", "staged")):
+        given = sink(server, "plain", commit=commit)
+        rows = pa.record_batch({"id": [number], "text": ["a"]})
+        finish(given, prepare(given, rows))
+        finish(given, prepare(given, pa.record_batch({"id": [7], "text": ["a"]}), batch=1), commit=False)
+    assert ask(server, "SELECT id FROM t ORDER BY id") == [(0,), (1,)]
+    ask(server, "GRANT SELECT, UPDATE ON t TO plain")
+    given = sink(server, "plain", mode="upsert", key_columns=["id"])
+    finish(given, prepare(given, pa.record_batch({"id": [0], "text": ["new"]})))
+    assert ask(server, "SELECT text FROM t WHERE id = 0") == [("new",)]
+
+
+def test_no_room_for_prepared_transactions(server: PostgresServer) -> None:
+    with running(max_prepared_transactions="0") as closed:
+        ask(closed, "CREATE TABLE t (id bigint, text text)")
+        refused(closed, "max_prepared_transactions=0", "commit='staged'", commit="two_phase")
+        finish(sink(closed), prepare(sink(closed), ROWS))
+        assert ask(closed, "SELECT count(*) FROM t") == [(2,)]
+
+
+def test_prepared_transactions_used_up_by_others(server: PostgresServer) -> None:
+    for number in range(2):
+        ask(server, f"BEGIN; INSERT INTO t VALUES ({number}); PREPARE TRANSACTION 'theirs {number}'")
+    refused(server, "max_prepared_transactions=2, and 2 are in use by others", commit="two_phase")
+
+
+def test_what_the_query_itself_has_left_takes_no_room_and_what_fills_up_later_says_so(server: PostgresServer) -> None:
+    given = sink(server, commit="two_phase")
+    run = owner(given)
+    left = [prepare(given, ROWS, run=run, slot=slot) for slot in range(2)]
+    sink(server, commit="two_phase").preflight(QUERY, run.facts)
+    with pytest.raises(PrepareError, match=r"53200.*max_prepared_transactions"):
+        prepare(given, ROWS, run=run, slot=2)
+    finish(given, *left, commit=False)
+    assert prepared(server) == []
+    assert ask(server, "SELECT count(*) FROM t") == [(0,)]
+
+
+@pytest.mark.parametrize(
+    ("statement", "more", "words"),
+    [
+        ("DROP TABLE t", {}, ["no table"]),
+        ("SELECT 1", {"table": "T"}, ["no table", "exactly as the catalog has it"]),
+        ("ALTER TABLE t RENAME TO r; CREATE VIEW t AS SELECT * FROM r", {}, ["is a view"]),
+        ("ALTER TABLE t SET UNLOGGED", {}, ["unlogged"]),
+        ("SELECT 1", {"user": "plain"}, [r"no permission on table.*INSERT missing.*GRANT INSERT"]),
+        (
+            "GRANT INSERT ON t TO plain",
+            {"user": "plain", "mode": "upsert", "key_columns": ["id"]},
+            ["SELECT, UPDATE missing"],
+        ),
+        ("SELECT 1", {"mode": "upsert", "key_columns": ["id"]}, ["no unique index on exactly these"]),
+        ("ALTER TABLE t ADD UNIQUE (id, text)", {"mode": "upsert", "key_columns": ["id"]}, ["no unique index"]),
+        ("CREATE UNIQUE INDEX ON t (id) WHERE id > 0", {"mode": "upsert", "key_columns": ["id"]}, ["partial"]),
+        ("ALTER TABLE t ADD UNIQUE (id) DEFERRABLE", {"mode": "upsert", "key_columns": ["id"]}, ["deferrable"]),
+        ("ALTER TABLE t ADD UNIQUE (id)", {"mode": "upsert", "key_columns": ["id"]}, ["may be null", "NOT NULL"]),
+        ("SELECT 1", {"commits_schema": "elsewhere"}, ["commits_schema='elsewhere': there is no such schema"]),
+        (
+            "GRANT INSERT ON t TO plain; REVOKE CREATE ON SCHEMA public FROM PUBLIC",
+            {"user": "plain"},
+            ["commits_schema='public': no permission to make staging tables"],
+        ),
+        (
+            "GRANT INSERT ON t TO plain; REVOKE CREATE ON SCHEMA public FROM PUBLIC",
+            {"user": "plain", "commit": "two_phase"},
+            ["sparkonce_commits.*cannot be made: 42501", "CREATE TABLE IF NOT EXISTS", "GRANT SELECT, INSERT"],
+        ),
+        (
+            "GRANT INSERT ON t TO plain; CREATE TABLE sparkonce_commits (name text); "
+            "GRANT SELECT, INSERT ON sparkonce_commits TO plain",
+            {"user": "plain"},
+            ["table of markers.*UPDATE, DELETE missing"],
+        ),
+        (
+            "GRANT INSERT ON t TO plain; ALTER TABLE t ENABLE ROW LEVEL SECURITY",
+            {"user": "plain", "commit": "two_phase"},
+            ["row-level security", "commit='staged'"],
+        ),
+    ],
+)
+def test_what_does_not_allow_the_guarantee_is_refused(
+    server: PostgresServer, statement: str, more: dict[str, Any], words: list[str]
+) -> None:
+    ask(server, statement)
+    refused(server, *words, **more)
+
+
+def test_a_server_that_does_not_sync_is_refused_at_exactly_once_only() -> None:
+    with running(fsync="off") as careless:
+        ask(careless, "CREATE TABLE t (id bigint, text text)")
+        refused(careless, "fsync=off")
+        sink(careless, guarantee=Guarantee.AT_LEAST_ONCE).preflight(QUERY, None)
+
+
+def test_another_database_than_before_is_refused(server: PostgresServer) -> None:
+    facts = sink(server).preflight(QUERY, None)
+    for changed in ({"database": "other"}, {"system": "7"}):
+        with pytest.raises(PreflightError, match="its open transactions are there"):
+            sink(server).preflight(QUERY, {**facts, **changed})
+
+
+def test_a_handle_of_another_database_is_unknown_and_not_lost(server: PostgresServer) -> None:
+    """It is prepared, elsewhere."""
+    given = sink(server, commit="two_phase")
+    handle = prepare(given, ROWS)
+    ask(server, "DROP DATABASE IF EXISTS other")
+    ask(server, "CREATE DATABASE other")
+    ask(server, "CREATE TABLE t (id bigint, text text)", dbname="other")
+    wrong = PostgresSink(server.conninfo(dbname="other"), table="t", commit="two_phase")
+    wrong.preflight(QUERY, None)
+    (found,) = finish(wrong, handle)
+    assert found.outcome.name == "UNKNOWN"
+    assert "0A000" in found.reason
+    finish(given, handle)
+    assert ask(server, "SELECT count(*) FROM t") == [(2,)]
+
+
+def test_what_refuses_rows_too_late_is_said_at_start(server: PostgresServer, caplog: pytest.LogCaptureFixture) -> None:
+    ask(server, "ALTER TABLE t ADD PRIMARY KEY (id)")
+    with caplog.at_level(logging.WARNING):
+        sink(server).preflight(QUERY, None)
+    assert "has 1 unique indexes" in caplog.text
+
+
+def test_synchronous_commit_off_is_put_right(server: PostgresServer) -> None:
+    """It is the session's to choose, so ours does."""
+    ask(server, "ALTER ROLE plain SET synchronous_commit = off; GRANT INSERT ON t TO plain")
+    given = sink(server, "plain")
+    ask(
+        server,
+        "CREATE FUNCTION note() RETURNS trigger LANGUAGE plpgsql AS "
+        "$$ BEGIN NEW.text := current_setting('synchronous_commit'); RETURN NEW; END $$; "
+        "CREATE TRIGGER note BEFORE INSERT ON t FOR EACH ROW EXECUTE FUNCTION note()",
+    )
+    finish(given, prepare(given, ROWS))
+    assert ask(server, "SELECT DISTINCT text FROM t") == [("on",)]
+
+
+def test_secrets_are_shown_nowhere(server: PostgresServer, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG)
+    given = PostgresSink({"host": "127.0.0.1", "port": server.port + 1, "password": SECRET, "user": "u"}, table="t")
+    with pytest.raises(PreflightError, match="cannot be reached") as raised:
+        given.preflight(QUERY, None)
+    with pytest.raises(ConfigurationError) as unreadable:
+        PostgresSink(f"postgresql://u:{SECRET}@[", table="t")
+    with pytest.raises(ConfigurationError) as misspelt:
+        PostgresSink(f"passwort={SECRET} host=x", table="t")
+    working = PostgresSink(server.conninfo() + f" password={SECRET}", table="t")
+    handle = prepare(working, ROWS)
+    told = [str(raised.value), str(unreadable.value), str(misspelt.value), repr(working), repr(given), repr(handle)]
+    told += [str(finish(working, handle)), caplog.text, repr(working.preflight(QUERY, None)), repr(vars(working))]
+    assert not [text for text in told if SECRET in text]
+
+
+@pytest.mark.parametrize(
+    ("more", "says"),
+    [
+        ({"mode": "replace"}, "mode='replace'"),
+        ({"commit": "xa"}, "commit='xa'"),
+        ({"mode": "upsert"}, "without key_columns"),
+        ({"mode": "upsert", "key_columns": "id"}, "is one string"),
+        ({"mode": "upsert", "key_columns": ["id"], "commit": "two_phase"}, "would wait for each other"),
+        ({"key_columns": ["id"]}, "are for mode='upsert'"),
+        ({"mode": "upsert", "key_columns": ["id"], "on_conflict": "nothing", "order_by": "x"}, "order_by='x'"),
+        ({"table": "x" * 64}, "1 to 63 bytes"),
+        ({"table": ""}, "1 to 63 bytes"),
+        ({"prefix": "p" * 100}, "shorter prefix"),
+        ({"lock_timeout_s": 0}, "lock_timeout_s=0"),
+    ],
+)
+def test_settings_that_contradict_each_other_are_refused(more: dict[str, Any], says: str) -> None:
+    with pytest.raises(ConfigurationError, match=says):
+        PostgresSink("dbname=x", **{"table": "t", **more})
+
+
+def test_the_longest_names_fit_the_limit_of_a_gid(server: PostgresServer) -> None:
+    given = sink(server, commit="two_phase", prefix="p" * 91)
+    run = owner(given, token=Token(10**18, "f" * 8))
+    handle = prepare(given, ROWS, run=run, batch=10**18, slot=10**8)
+    assert prepared(server) == [handle["name"]]
+    assert len(str(handle["name"])) == 185
+    finish(given, handle, commit=False)
