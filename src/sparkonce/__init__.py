@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from sparkonce.sinks.files.reading import whole_batches as whole_batches
     from sparkonce.sinks.files.sink import FilesSink as FilesSink
     from sparkonce.sinks.kafka.sink import KafkaSink as KafkaSink
+    from sparkonce.sinks.mysql.sink import MySQLSink as MySQLSink
     from sparkonce.sinks.postgres.sink import PostgresSink as PostgresSink
     from sparkonce.sinks.write_ahead.apply import Applies as Applies
     from sparkonce.sinks.write_ahead.apply import ApplyToken as ApplyToken
@@ -44,6 +45,7 @@ _HOMES = {
     "GroupOffsets": "sparkonce.sources.group_offsets",
     "Guarantee": "sparkonce.guarantees",
     "KafkaSink": "sparkonce.sinks.kafka.sink",
+    "MySQLSink": "sparkonce.sinks.mysql.sink",
     "PostgresSink": "sparkonce.sinks.postgres.sink",
     "RefusedError": "sparkonce.sinks.write_ahead.apply",
     "RetryLaterError": "sparkonce.sinks.write_ahead.apply",
@@ -71,6 +73,7 @@ __all__ = [
     "GroupOffsets",
     "Guarantee",
     "KafkaSink",
+    "MySQLSink",
     "PostgresSink",
     "RefusedError",
     "RetryLaterError",

@@ -9,7 +9,7 @@ import pytest
 
 import sparkonce
 
-HEAVY = ["pyspark", "pyarrow", "confluent_kafka", "kafka", "numpy", "pandas", "fastavro", "typer", "rich"]
+HEAVY = ["pyspark", "pyarrow", "confluent_kafka", "kafka", "pymysql", "numpy", "pandas", "fastavro", "typer", "rich"]
 """Clients and engines: each is imported where it is used."""
 
 
@@ -38,6 +38,7 @@ def test_the_heavy_packages_are_found_when_they_are_there() -> None:
         "sparkonce.analysis.verdict",
         "sparkonce.sinks.base",
         "sparkonce.sinks.kafka",
+        "sparkonce.sinks.mysql",
         "sparkonce.testing.conformance",
         "sparkonce.avro.registry",
         "sparkonce.avro.transcode",

@@ -1,0 +1,307 @@
+"""The driver half: finishes what writers in other processes have prepared."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from sparkonce.errors import UnknownOutcomeError
+from sparkonce.protocol.handles import Handle, transaction_fields
+from sparkonce.protocol.outcomes import Finished, Outcome
+from sparkonce.protocol.ownership import Token, TransactionName
+from sparkonce.protocol.traces import Trace
+from sparkonce.sinks.base import Facts, Owner, SinkCommitter
+from sparkonce.sinks.mysql import markers, prepared, staged
+from sparkonce.sinks.mysql.connection import SERVER_ERRORS, Link, connect, number_of, words_of
+from sparkonce.sinks.mysql.flavours import Flavour, flavour_of
+from sparkonce.sinks.mysql.outcomes import LOCKED, is_no_reply, outcome_of
+from sparkonce.sinks.mysql.settings import place
+
+log = logging.getLogger(__name__)
+
+ATTEMPT_LIMIT_S = 10.0
+"""How long one call asks about branches of XA."""
+
+MERGE_LIMIT_S = 120.0
+"""How long the merge of a batch's staging tables may take, unless ``read_timeout`` says otherwise."""
+
+LINKS = 8
+"""Branches are finished over so many connections at most."""
+
+_LOCK_WAIT_S = 2
+_TIDY_EVERY = 20
+_NOTHING = Finished(outcome=Outcome.COMMITTED, reason="The slot had no rows: there is nothing to finish.")
+
+
+class MySQLCommitter(SinkCommitter):
+    """Commits and aborts by the transaction's name, from any process.
+
+    Args:
+        settings: Of the connection.
+        name: The sink's, for the handles that `list_lingering` makes.
+        table: The target of merges.
+        key_columns: Of upserts; none to append.
+        attempt_limit_s: How long one call asks about branches of XA.
+    """
+
+    def __init__(
+        self,
+        settings: Mapping[str, Any],
+        name: str,
+        *,
+        table: str,
+        key_columns: Sequence[str],
+        attempt_limit_s: float = ATTEMPT_LIMIT_S,
+    ) -> None:
+        self._settings = dict(settings)
+        self._name = name
+        self._table = table
+        self._keys = tuple(key_columns)
+        self._attempt_limit_s = attempt_limit_s
+        self._lock = threading.Lock()
+        self._idle: list[tuple[Link, Flavour, str]] = []
+        self._tidied = False
+
+    # --- SinkCommitter ----------------------------------------------------------------------------------------------
+
+    def commit(self, handles: Sequence[Handle]) -> Sequence[Finished]:
+        """See `SinkCommitter.commit`. Staged rows of one call are merged together, or none of them."""
+        known = [(handle, _marker_of(handle)) for handle in handles]
+        staged_rows = {marker: handle.rows for handle, marker in known if marker and marker.kind == markers.STAGED}
+        branches = [marker for _, marker in known if marker and marker.kind == markers.TWO_PHASE]
+        answers = dict(zip(branches, self._each(branches, self._commit_branch), strict=True))
+        if staged_rows:
+            answers |= self._merge(staged_rows)
+        return [_answer(handle, marker, answers) for handle, marker in known]
+
+    def abort(self, handles: Sequence[Handle]) -> Sequence[Finished]:
+        """See `SinkCommitter.abort`. A writer that is still at it loses its connection, and with it its transaction."""
+        known = [(handle, _marker_of(handle)) for handle in handles]
+        wanted = [marker for _, marker in known if marker]
+        answers = dict(zip(wanted, self._each(wanted, self._abort_one), strict=True))
+        return [_answer(handle, marker, answers) for handle, marker in known]
+
+    def list_lingering(self, owners: Sequence[Owner]) -> Sequence[Handle]:
+        """See `SinkCommitter.list_lingering`. Runs whose facts hold no prefix wrote no transactions.
+
+        Raises:
+            UnknownOutcomeError: if the server does not say which transactions are open.
+        """
+        claimed: dict[tuple[str, str], set[Token]] = {}
+        for owner in owners:
+            if prefix := owner.facts.get("prefix"):
+                claimed.setdefault((prefix, owner.query), set()).add(owner.token)
+        if not claimed:
+            return ()
+        with self._asking("which transactions are open") as (link, flavour, server):
+            found = {
+                marker.name: marker
+                for prefix, query in claimed
+                for marker in markers.not_committed(link, prefix, query, server)
+            }
+            copies = {name.copy for name in found}
+            branches = [xid.named() for xid in prepared.recovered(link, flavour) if xid.copy not in copies]
+            found |= {name: _marker(name, markers.TWO_PHASE, server, 0) for name in branches}
+            stages = {name: _marker(name, markers.STAGED, server, begun) for name, begun in staged.list_stages(link)}
+            own = {name: marker for name, marker in (found | stages).items() if _is_claimed(name, claimed)}
+            settled = markers.committed(link, own)
+        return [self._lingering(marker) for name, marker in own.items() if name not in settled]
+
+    def list_traces(self, query: str, facts: Facts) -> Sequence[Trace]:
+        """See `SinkCommitter.list_traces`: the markers, which are kept for `markers.KEPT_BATCHES` batches.
+
+        Raises:
+            UnknownOutcomeError: if the server does not say what is committed.
+        """
+        prefix = facts.get("prefix")
+        if prefix is None:
+            return ()
+        with self._asking("what is committed") as (link, _, server):
+            found = markers.of_query(link, prefix, query, server)
+        return [
+            Trace(token=one.name.token, committed=transaction_fields(one.fields()), begun_ms=one.begun_ms)
+            for one in found
+        ]
+
+    def conclude(self, batch: int, handles: Sequence[Handle]) -> None:
+        """Drops the batch's staging tables, and now and then what is left of much older batches.
+
+        Raises:
+            UnknownOutcomeError: if the server cannot be reached.
+        """
+        known = [marker for handle in handles if (marker := _marker_of(handle))]
+        if not known:
+            return
+        merged = [marker.name for marker in known if marker.kind == markers.STAGED]
+        tidying = not self._tidied or batch % _TIDY_EVERY == 0
+        if not merged and not tidying:
+            return
+        with self._asking("whether it has tidied up") as (link, _, _server):
+            try:
+                staged.drop_merged(link, merged)
+                if tidying:
+                    self._tidy(link, known[0].name, batch)
+                    self._tidied = True
+            except SERVER_ERRORS as error:
+                if number_of(error) not in LOCKED:
+                    raise
+                log.info("Old markers or staging tables are left for later: %s.", words_of(error))
+
+    def close(self) -> None:
+        """Closes the connections."""
+        with self._lock:
+            idle, self._idle = self._idle, []
+        for link, _, _ in idle:
+            link.end()
+
+    # --- one at a time ----------------------------------------------------------------------------------------------
+
+    def _commit_branch(self, marker: markers.Marker) -> Finished:
+        with self._link() as (link, flavour, server):
+            wrong = _wrong_server(marker, server)
+            return wrong or prepared.commit(link, flavour, marker.name, give_up_at=self._give_up_at())
+
+    def _abort_one(self, marker: markers.Marker) -> Finished:
+        with self._link() as (link, flavour, server):
+            if wrong := _wrong_server(marker, server):
+                return wrong
+            if marker.kind == markers.STAGED:
+                return staged.drop(link, marker.name, give_up_at=self._give_up_at())
+            return prepared.roll_back(link, flavour, marker.name, give_up_at=self._give_up_at())
+
+    def _merge(self, wanted: Mapping[markers.Marker, int]) -> dict[markers.Marker, Finished]:
+        try:
+            with self._link(MERGE_LIMIT_S) as (link, _, server):
+                wrong = {marker: no for marker in wanted if (no := _wrong_server(marker, server))}
+                right = {marker: rows for marker, rows in wanted.items() if marker not in wrong}
+                groups: dict[tuple[str, str], dict[markers.Marker, int]] = {}
+                for marker, rows in right.items():
+                    groups.setdefault((marker.name.prefix, marker.name.query), {})[marker] = rows
+                for group in groups.values():
+                    wrong |= staged.merge(link, group, table=self._table, keys=self._keys)
+                return wrong
+        except SERVER_ERRORS as error:
+            return dict.fromkeys(wanted, outcome_of(number_of(error), words_of(error)))
+
+    def _each(self, wanted: Sequence[markers.Marker], finish: Callable[[markers.Marker], Finished]) -> list[Finished]:
+        def guarded(marker: markers.Marker) -> Finished:
+            try:
+                return finish(marker)
+            except SERVER_ERRORS as error:
+                return outcome_of(number_of(error), words_of(error))
+
+        if len(wanted) < 2:
+            return [guarded(marker) for marker in wanted]
+        with ThreadPoolExecutor(max_workers=min(LINKS, len(wanted))) as pool:
+            return list(pool.map(guarded, wanted))
+
+    def _tidy(self, link: Link, name: TransactionName, batch: int) -> None:
+        mine = [
+            stage for stage, _ in staged.list_stages(link) if (stage.prefix, stage.query) == (name.prefix, name.query)
+        ]
+        done = markers.committed(link, mine)
+        staged.drop_merged(link, [stage for stage in mine if stage in done and stage.batch < batch])
+        if batch > markers.KEPT_BATCHES:
+            markers.tidy(link, name.prefix, name.query, batch - markers.KEPT_BATCHES)
+
+    # --- connections ------------------------------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def _link(self, limit_s: float | None = None) -> Iterator[tuple[Link, Flavour, str]]:
+        """A connection that nobody else uses meanwhile; after any error it is closed."""
+        one = self._take(limit_s)
+        try:
+            yield one
+        except BaseException as error:
+            one[0].end()
+            if is_no_reply(number_of(error)):
+                self.close()  # the others have most likely lost their server too
+            raise
+        if limit_s is None and one[0].open:
+            with self._lock:
+                self._idle.append(one)
+        else:
+            one[0].end()
+
+    def _take(self, limit_s: float | None) -> tuple[Link, Flavour, str]:
+        with self._lock:
+            if self._idle and limit_s is None:
+                return self._idle.pop()
+        link = connect(
+            self._settings,
+            program=f"sparkonce driver {self._name}",
+            timeout_s=limit_s or self._attempt_limit_s,
+            lock_wait_s=_LOCK_WAIT_S,
+        )
+        try:
+            flavour = flavour_of(str(link.row("SELECT VERSION()")[0]))
+            return link, flavour, markers.identity(link, flavour)
+        except BaseException:
+            link.end()
+            raise
+
+    @contextlib.contextmanager
+    def _asking(self, what: str) -> Iterator[tuple[Link, Flavour, str]]:
+        try:
+            with self._link() as one:
+                yield one
+        except SERVER_ERRORS as error:
+            found = outcome_of(number_of(error), words_of(error))
+            raise UnknownOutcomeError(
+                f"The server at {place(self._settings)} did not say {what}: {found.reason}",
+                next_step="See whether the server can be reached and the user has its rights; nothing was undone.",
+                phase="sweep",
+            ) from error
+
+    def _give_up_at(self) -> float:
+        return time.monotonic() + self._attempt_limit_s
+
+    def _lingering(self, marker: markers.Marker) -> Handle:
+        return Handle(
+            sink=self._name,
+            slot=0,
+            opened_ms=marker.begun_ms,
+            transaction=transaction_fields(marker.fields()),
+        )
+
+
+def _marker(name: TransactionName, kind: str, server: str, begun_ms: int) -> markers.Marker:
+    return markers.Marker(name=name, kind=kind, server=server, begun_ms=begun_ms)
+
+
+def _marker_of(handle: Handle) -> markers.Marker | None:
+    """What a handle finishes; None if it is not one of this sink's, or has nothing to finish."""
+    fields = dict(handle.transaction)
+    name = TransactionName.parse(str(fields.get("transaction", "")))
+    kind, begun = fields.get("commit"), fields.get("begun_ms")
+    if name is None or kind not in (markers.TWO_PHASE, markers.STAGED) or not isinstance(begun, int):
+        return None
+    return _marker(name, str(kind), str(fields.get("server", "")), begun)
+
+
+def _answer(handle: Handle, marker: markers.Marker | None, answers: Mapping[markers.Marker, Finished]) -> Finished:
+    if marker is not None:
+        return answers[marker]
+    if not handle.transaction:
+        return _NOTHING
+    return Finished(outcome=Outcome.UNKNOWN, reason=f"{dict(handle.transaction)} names no transaction of this sink.")
+
+
+def _wrong_server(marker: markers.Marker, server: str) -> Finished | None:
+    """On another server nothing of a transaction can be seen, and nothing follows from that."""
+    if server == marker.server:
+        return None
+    return Finished(
+        outcome=Outcome.UNKNOWN,
+        reason=f"The settings lead to the server {server or 'without an id'!r}, and the rows were prepared on "
+        f"{marker.server!r}: a replica, a copy, or a renamed host. Point the sink to the server that has them.",
+    )
+
+
+def _is_claimed(name: TransactionName, claimed: Mapping[tuple[str, str], set[Token]]) -> bool:
+    return any(name.belongs_to(prefix, query, frozenset(tokens)) for (prefix, query), tokens in claimed.items())

@@ -1,0 +1,162 @@
+"""A connection by PyMySQL: strict, in UTC, with a deadline for each reply, and LOAD DATA fed from memory.
+
+PyMySQL answers LOAD DATA LOCAL by opening whatever file the server asks for. Here the server gets the bytes it was
+promised, whatever it asks for, and asking at any other time is an error.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from sparkonce.errors import ConfigurationError
+from sparkonce.sinks.mysql.settings import connection_settings
+
+try:
+    import pymysql
+    from pymysql.connections import Connection
+    from pymysql.constants import CLIENT, COMMAND
+except ImportError as error:
+    raise ConfigurationError(
+        "MySQLSink needs PyMySQL, and it is not installed.", next_step="pip install 'sparkonce[mysql]'"
+    ) from error
+
+MySQLError = pymysql.err.MySQLError
+SERVER_ERRORS = (MySQLError, OSError)
+"""What PyMySQL raises instead of an answer."""
+
+SQL_MODE = (
+    "STRICT_ALL_TABLES,NO_ZERO_DATE,NO_ZERO_IN_DATE,ERROR_FOR_DIVISION_BY_ZERO,NO_AUTO_VALUE_ON_ZERO,"
+    "NO_ENGINE_SUBSTITUTION"
+)
+_SESSION = (
+    f"SET SESSION sql_mode='{SQL_MODE}', time_zone='+00:00', sql_notes=1, max_error_count=64, wait_timeout=28800, "
+    "net_read_timeout=600, net_write_timeout=600, innodb_lock_wait_timeout={lock_s}, lock_wait_timeout={lock_s}"
+)
+_PACKET_BYTES = 256 * 1024
+_FIRST_WARNINGS = "SHOW WARNINGS LIMIT 3"
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """What the server says of a statement that writes rows.
+
+    Attributes:
+        rows: Affected, by the server's count.
+        warnings: How many, of any level.
+    """
+
+    rows: int
+    warnings: int
+
+
+class Link(Connection):  # type: ignore[misc]  # PyMySQL has no types
+    """One connection. Not to be used by two threads at once."""
+
+    def rows(self, statement: str, values: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
+        """What a query gives. Identifiers with a percent sign cannot stand in a statement with values."""
+        with self.cursor() as cursor:
+            cursor.execute(statement, values or None)
+            return list(cursor.fetchall())
+
+    def row(self, statement: str, values: Sequence[Any] = ()) -> tuple[Any, ...]:
+        """The first row; empty if there is none."""
+        found = self.rows(statement, values)
+        return found[0] if found else ()
+
+    def run(self, statement: str, values: Sequence[Any] = ()) -> Loaded:
+        """Runs a statement that gives no rows."""
+        with self.cursor() as cursor:
+            affected = cursor.execute(statement, values or None)
+            return Loaded(int(affected), int(cursor.warning_count))
+
+    def send(self, statement: bytes) -> Loaded:
+        """Runs a statement that is text already."""
+        self.query(statement)
+        return Loaded(int(self._affected_rows), int(self._result.warning_count))
+
+    def load(self, statement: str, pieces: Iterable[memoryview]) -> Loaded:
+        """Runs a LOAD DATA LOCAL statement and feeds it from memory.
+
+        Args:
+            statement: Its file name is ignored.
+            pieces: The file's content.
+        """
+        self._execute_command(COMMAND.COM_QUERY, statement)
+        answer = self._read_packet()
+        if not answer.is_load_local_packet():
+            raise pymysql.err.InternalError(0, "the server did not ask for the rows of LOAD DATA LOCAL")
+        for piece in pieces:
+            for start in range(0, len(piece), _PACKET_BYTES):
+                self.write_packet(piece[start : start + _PACKET_BYTES])
+        self.write_packet(b"")
+        done = self._read_ok_packet_of_load()
+        return Loaded(int(done.affected_rows), int(done.warning_count))
+
+    def first_warnings(self) -> str:
+        """What the last statement warned of."""
+        return "; ".join(f"{level} {number}: {words}" for level, number, words in self.rows(_FIRST_WARNINGS))
+
+    def end(self) -> None:
+        """Closes the connection; never raises."""
+        if self.open:
+            self.close()
+
+    def _read_ok_packet_of_load(self) -> Any:
+        packet = self._read_packet()
+        if not packet.is_ok_packet():
+            raise pymysql.err.InternalError(0, "the server did not end LOAD DATA LOCAL with OK")
+        done = pymysql.connections.OKPacketWrapper(packet)
+        self.server_status = done.server_status
+        return done
+
+
+def connect(
+    settings: Mapping[str, Any], *, program: str, timeout_s: float, lock_wait_s: int, connect_timeout_s: int = 10
+) -> Link:
+    """Opens a connection and sets it up.
+
+    Args:
+        settings: See `sparkonce.sinks.mysql.settings`.
+        program: What the server's list of connections calls it (attribute ``program_name``).
+        timeout_s: How long to wait for each reply, unless ``read_timeout`` says otherwise.
+        lock_wait_s: How long a statement waits for somebody else's lock, whole seconds.
+        connect_timeout_s: How long to wait for the connection, unless ``connect_timeout`` says otherwise.
+
+    Raises:
+        pymysql.err.MySQLError: if the server refuses or does not answer.
+    """
+    given = connection_settings(settings)
+    given.pop("local_infile", None)
+    given.setdefault("read_timeout", timeout_s)
+    given.setdefault("write_timeout", timeout_s)
+    given.setdefault("connect_timeout", connect_timeout_s)
+    link = Link(
+        **given,
+        charset="utf8mb4",
+        autocommit=True,
+        # Says that files can be sent, while PyMySQL itself refuses to open any.
+        client_flag=CLIENT.LOCAL_FILES,
+        local_infile=False,
+        program_name=program,
+        init_command=_SESSION.format(lock_s=lock_wait_s),
+    )
+    try:
+        link.run("SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED")
+    except BaseException:
+        link.end()
+        raise
+    return link
+
+
+def number_of(error: BaseException) -> int | None:
+    """The server's or the client's error number; None if there is none."""
+    number = error.args[0] if error.args and isinstance(error, pymysql.err.MySQLError) else None
+    return number if isinstance(number, int) else None
+
+
+def words_of(error: BaseException) -> str:
+    """The server's own words, on one line."""
+    words = error.args[1] if len(error.args) > 1 else str(error) or type(error).__name__
+    return " ".join(str(words).split()).rstrip(".")

@@ -1,0 +1,225 @@
+"""Rows as text for LOAD DATA, or as VALUES for INSERT: column by column in Arrow's own code, not by row."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from sparkonce.errors import PrepareError
+from sparkonce.sinks.mysql.jsontext import contains, json_text, span
+from sparkonce.sinks.mysql.target import Column, kind_of
+
+LARGEST_PIECE_BYTES = 128 * 1024 * 1024
+"""Larger record batches are cut in halves: a string array of Arrow ends at 2 GiB."""
+
+_MICROSECONDS = pa.timestamp("us")
+_FIRST_US, _AFTER_LAST_US = -62_135_596_800_000_000, 253_402_300_800_000_000
+_FIRST_DAY, _LAST_DAY = -719_162, 2_932_896
+_LOAD_ESCAPES = (("\\", "\\\\"), ("\t", "\\t"), ("\n", "\\n"))
+_QUOTE_ESCAPES = (("\\", "\\\\"), ("'", "\\'"))
+_HEX = np.frombuffer("".join(f"{byte:02x}" for byte in range(256)).encode(), dtype=np.uint16)
+_BARE = frozenset({"boolean", "integer"})
+_FREE_TEXT = frozenset({"string", "nested"})
+
+
+def load_text(rows: pa.RecordBatch, columns: Sequence[Column]) -> Iterator[memoryview]:
+    """Lines for LOAD DATA: fields between tabs, a backslash before what is special, binaries in hexadecimal.
+
+    Args:
+        rows: The rows.
+        columns: The table's column for each of theirs.
+
+    Raises:
+        PrepareError: naming the column whose value would be changed by the server.
+    """
+    for piece in _pieces(rows):
+        fields = [_for_load(cells, column, values) for cells, column, values in _cells(piece, columns)]
+        # A newline after the last field of each: of all ways to end lines the one that copies least.
+        fields[-1] = pc.binary_join_element_wise(fields[-1], "", "\n", **_nulls("\\N"))
+        lines = pc.binary_join_element_wise(*fields, "\t", **_nulls("\\N")) if len(fields) > 1 else fields[0]
+        start, end = span(lines)
+        yield memoryview(lines.buffers()[2])[start:end]
+
+
+def insert_values(rows: pa.RecordBatch, columns: Sequence[Column], most_bytes: int) -> Iterator[memoryview]:
+    """Tuples for ``INSERT … VALUES``, with commas between, in pieces of at most so many bytes.
+
+    A row that is larger by itself is a piece of its own, which the server then refuses by name (max_allowed_packet).
+
+    Args:
+        rows: The rows.
+        columns: The table's column for each of theirs.
+        most_bytes: Of one piece.
+
+    Raises:
+        PrepareError: naming the column whose value would be changed by the server.
+    """
+    for piece in _pieces(rows):
+        fields = [_for_insert(cells, column, values) for cells, column, values in _cells(piece, columns)]
+        fields[0] = pc.binary_join_element_wise("(", fields[0], "", **_nulls("NULL"))
+        fields[-1] = pc.binary_join_element_wise(fields[-1], "),", "", **_nulls("NULL"))
+        tuples = pc.binary_join_element_wise(*fields, ",", **_nulls("NULL")) if len(fields) > 1 else fields[0]
+        yield from _cut(tuples, most_bytes)
+
+
+def column_list(columns: Sequence[Column], kinds: Sequence[str], quoted: Sequence[str]) -> str:
+    """What follows LOAD DATA: the columns, and what makes values of those that do not travel as they are.
+
+    Args:
+        columns: The table's columns, in the order of the fields.
+        kinds: Of the rows' columns, see `kind_of`.
+        quoted: The columns' names for a statement.
+    """
+    targets, made = [], []
+    for place, (column, kind, name) in enumerate(zip(columns, kinds, quoted, strict=True)):
+        if kind == "binary":
+            made.append(f"{name} = UNHEX(@sparkonce_{place})")
+        elif column.type == "bit":
+            made.append(f"{name} = CAST(@sparkonce_{place} AS UNSIGNED)")
+        else:
+            targets.append(name)
+            continue
+        targets.append(f"@sparkonce_{place}")
+    return f"({', '.join(targets)})" + (f" SET {', '.join(made)}" if made else "")
+
+
+def _pieces(rows: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+    if rows.nbytes <= LARGEST_PIECE_BYTES or rows.num_rows < 2:
+        yield rows
+        return
+    half = rows.num_rows // 2
+    yield from _pieces(rows.slice(0, half))
+    yield from _pieces(rows.slice(half))
+
+
+def _cells(rows: pa.RecordBatch, columns: Sequence[Column]) -> Iterator[tuple[pa.Array, Column, str]]:
+    for values, column in zip(rows.columns, columns, strict=True):
+        kind = kind_of(values.type)
+        _check(values, column, kind)
+        yield _text(values, kind), column, kind
+
+
+def _text(values: pa.Array, kind: str) -> pa.Array:
+    """Each value as text, not escaped; null stays null."""
+    if kind == "boolean":
+        values = pc.cast(values, pa.int8())
+    elif kind == "timestamp":
+        # Without a zone: Arrow keeps the instant in UTC, which is the session's zone.
+        values = pc.cast(values, _MICROSECONDS)
+    elif kind == "binary":
+        return _hexadecimal(values)
+    elif kind == "nested":
+        return json_text(values)
+    return pc.cast(values, pa.string())
+
+
+def _for_load(cells: pa.Array, _column: Column, kind: str) -> pa.Array:
+    return _escape(cells, _LOAD_ESCAPES) if kind in _FREE_TEXT else cells
+
+
+def _for_insert(cells: pa.Array, _column: Column, kind: str) -> pa.Array:
+    if kind in _BARE:
+        return cells
+    if kind in _FREE_TEXT:
+        cells = _escape(cells, _QUOTE_ESCAPES)
+    # Numbers in quotes too: 1E-10 without them would be a DOUBLE on its way to a DECIMAL.
+    return pc.binary_join_element_wise("X'" if kind == "binary" else "'", cells, "'", "")
+
+
+def _escape(texts: pa.Array, escapes: Sequence[tuple[str, str]]) -> pa.Array:
+    for plain, escape in escapes:
+        if contains(texts, plain.encode()):
+            texts = pc.replace_substring(texts, pattern=plain, replacement=escape)
+    return texts
+
+
+def _hexadecimal(values: pa.Array) -> pa.Array:
+    values = pc.cast(values, pa.large_binary())
+    if not len(values):
+        return pa.array([], pa.string())
+    offsets = np.frombuffer(values.buffers()[1], dtype=np.int64)[values.offset : values.offset + len(values) + 1]
+    data = values.buffers()[2]
+    plain = np.frombuffer(data, dtype=np.uint8)[offsets[0] : offsets[-1]] if data is not None else _NOTHING
+    digits = pa.LargeStringArray.from_buffers(
+        len(values), pa.py_buffer((offsets - offsets[0]) * 2), pa.py_buffer(_HEX[plain])
+    )
+    texts = pc.cast(digits, pa.string())
+    return pc.if_else(values.is_valid(), texts, pa.scalar(None, pa.string())) if values.null_count else texts
+
+
+_NOTHING = np.empty(0, dtype=np.uint8)
+
+
+def _cut(tuples: pa.Array, most_bytes: int) -> Iterator[memoryview]:
+    data = memoryview(tuples.buffers()[2])
+    offsets = np.frombuffer(tuples.buffers()[1], dtype=np.int32)[tuples.offset : tuples.offset + len(tuples) + 1]
+    row = 0
+    while row < len(tuples):
+        end = max(row + 1, int(np.searchsorted(offsets, offsets[row] + most_bytes, side="right")) - 1)
+        yield data[offsets[row] : offsets[end] - 1]  # without the last comma
+        row = end
+
+
+def _nulls(text: str) -> dict[str, str]:
+    return {"null_handling": "replace", "null_replacement": text}
+
+
+# --- what the server would change without a word ---------------------------------------------------------------------
+
+
+def _check(values: pa.Array, column: Column, kind: str) -> None:
+    if values.null_count and not column.nullable:
+        raise _refused(column, "NULL stands in it, and the column is NOT NULL")
+    if kind == "timestamp":
+        _check_times(values, column)
+    elif kind == "date" and not _within(pc.cast(values, pa.int32()), _FIRST_DAY, _LAST_DAY):
+        raise _refused(column, "a date before year 1 or after year 9999 stands in it")
+    elif kind in {"float", "double"} and pc.any(pc.invert(pc.is_finite(values))).as_py():
+        raise _refused(column, "NaN or an infinity stands in it, and the server has no such numbers")
+    elif kind == "string":
+        _check_texts(values, column)
+    elif kind == "integer" and column.type == "bit" and not _within(values, 0, None):
+        raise _refused(column, "a negative number stands in it, and the column is a BIT")
+
+
+def _check_times(values: pa.Array, column: Column) -> None:
+    try:
+        numbers = pc.cast(pc.cast(values, _MICROSECONDS), pa.int64())
+    except pa.ArrowInvalid:
+        raise _refused(column, "a time with nanoseconds stands in it") from None
+    if not _within(numbers, _FIRST_US, _AFTER_LAST_US - 1):
+        raise _refused(column, "a time before year 1 or after year 9999 stands in it")
+    unit = 10 ** (6 - column.fraction_digits)
+    if unit > 1 and pc.any(pc.not_equal(pc.multiply(pc.divide(numbers, unit), unit), numbers)).as_py():
+        raise _refused(
+            column,
+            f"a time stands in it that the column's {column.fraction_digits} digits of a second would round",
+            f"use date_trunc in the DataFrame, or {column.type}(6) in the table.",
+        )
+
+
+def _check_texts(values: pa.Array, column: Column) -> None:
+    try:
+        values.validate(full=True)
+    except pa.ArrowInvalid:
+        raise _refused(column, "bytes that are not UTF-8 stand in it", "write them to a binary column.") from None
+    if column.type == "enum":
+        choices = pa.array(column.choices, values.type)
+        if not pc.all(pc.or_(pc.is_in(values, value_set=choices), pc.is_null(values))).as_py():
+            raise _refused(column, f"a text stands in it that is none of {column.choices}")
+
+
+def _within(values: pa.Array, least: int | None, most: int | None) -> bool:
+    found = pc.min_max(values).as_py()
+    if found["min"] is None:
+        return True
+    return (least is None or found["min"] >= least) and (most is None or found["max"] <= most)
+
+
+def _refused(column: Column, why: str, next_step: str = "correct the rows, or the table.") -> PrepareError:
+    return PrepareError(
+        f"Column {column.name!r} ({column.full_type}) cannot take the rows: {why}.", next_step=next_step
+    )

@@ -1,0 +1,74 @@
+"""All that differs between MariaDB and MySQL, in one table.
+
+MariaDB's side is tried against MariaDB 10.11. MySQL's is written by its manual (8.0 and 8.4) and has not been tried.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Flavour:
+    """What is to be said differently to one of the servers.
+
+    Attributes:
+        name: As messages call it.
+        oldest: The oldest version that is taken, as numbers.
+        why_oldest: What older ones lack.
+        recover: Lists prepared transactions, with ids that survive any character set.
+        identity: Gives the server's own id; None where it has none, see `sparkonce.sinks.mysql.markers`.
+        new_value: How ``ON DUPLICATE KEY UPDATE`` names the value that was to be inserted; ``{}`` is the column.
+        row_alias: What stands between VALUES and ``ON DUPLICATE KEY UPDATE``.
+        recover_right: What ``XA RECOVER`` needs.
+    """
+
+    name: str
+    oldest: tuple[int, ...]
+    why_oldest: str
+    recover: str
+    identity: str | None
+    new_value: str
+    row_alias: str
+    recover_right: str
+
+
+MARIADB = Flavour(
+    name="MariaDB",
+    oldest=(10, 5),
+    why_oldest="before 10.5 a prepared transaction is rolled back when its connection ends (MDEV-742)",
+    recover="XA RECOVER",
+    identity=None,
+    new_value="VALUES({})",
+    row_alias="",
+    recover_right="none",
+)
+MYSQL = Flavour(
+    name="MySQL",
+    oldest=(8, 0, 19),
+    why_oldest="before 5.7.7 a prepared transaction is rolled back when its connection ends, and before 8.0.19 upserts "
+    "cannot name the new row",
+    recover="XA RECOVER CONVERT XID",
+    identity="SELECT @@server_uuid",
+    new_value="sparkonce_new.{}",
+    row_alias=" AS sparkonce_new",
+    recover_right="XA_RECOVER_ADMIN",
+)
+
+_VERSION = re.compile(r"(?:5\.5\.5-)?(\d+)\.(\d+)\.(\d+)")
+
+
+def flavour_of(version: str) -> Flavour:
+    """Which server this is.
+
+    Args:
+        version: What it calls itself, ``SELECT VERSION()``.
+    """
+    return MARIADB if "mariadb" in version.lower() else MYSQL
+
+
+def numbers_of(version: str) -> tuple[int, ...]:
+    """The version as numbers; empty if it says none."""
+    match = _VERSION.match(version)
+    return tuple(int(part) for part in match.groups()) if match else ()

@@ -1,0 +1,134 @@
+"""What things of ours are called on a server: branches of XA, staging tables, locks. Ids are parsed to values."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from sparkonce.protocol.ownership import Token, TransactionName
+
+FORMAT_ID = 0x53504F31
+"""``SPO1``: the formatID of every xid of ours."""
+
+PREFIX_LIMIT_BYTES = 64
+"""The prefix is the xid's ``bqual``, which both servers limit to 64 bytes."""
+
+_GTRID = re.compile(
+    rb"(?P<query>[0-9a-f]{12})\.(?P<position>0|[1-9][0-9]{0,18})-(?P<nonce>[0-9a-f]{8})\.(?P<copy>[0-9a-f]{12})"
+)
+_STAGE = re.compile(r"sparkonce_stage_(?P<copy>[0-9a-f]{12})")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Xid:
+    """The id of one copy's branch of an XA transaction.
+
+    ``gtrid`` is ``<query>.<position>-<nonce>.<copy>``, at most 54 bytes, and ``bqual`` the prefix: both servers
+    allow 64 bytes for each.
+
+    Attributes:
+        prefix: See `TransactionName.prefix`.
+        query: See `TransactionName.query`.
+        token: See `TransactionName.token`.
+        copy: See `TransactionName.copy`.
+    """
+
+    prefix: str
+    query: str
+    token: Token
+    copy: str
+
+    @classmethod
+    def of(cls, name: TransactionName) -> Xid:
+        """The xid of a transaction: batch and slot are left out, the copy alone is unique."""
+        return cls(prefix=name.prefix, query=name.query, token=name.token, copy=name.copy)
+
+    @classmethod
+    def parse(cls, format_id: int, gtrid: bytes, bqual: bytes) -> Xid | None:
+        """The xid as a value, or None if it is somebody else's."""
+        match = _GTRID.fullmatch(gtrid)
+        if format_id != FORMAT_ID or match is None or not 0 < len(bqual) <= PREFIX_LIMIT_BYTES:
+            return None
+        try:
+            prefix = bqual.decode()
+        except UnicodeDecodeError:
+            return None
+        token = Token(int(match["position"]), match["nonce"].decode())
+        return cls(prefix=prefix, query=match["query"].decode(), token=token, copy=match["copy"].decode())
+
+    @property
+    def gtrid(self) -> bytes:
+        """The global part."""
+        return f"{self.query}.{self.token.position}-{self.token.nonce}.{self.copy}".encode()
+
+    @property
+    def bqual(self) -> bytes:
+        """The branch qualifier."""
+        return self.prefix.encode()
+
+    def __str__(self) -> str:
+        """As XA statements take it."""
+        return f"X'{self.gtrid.hex()}',X'{self.bqual.hex()}',{FORMAT_ID}"
+
+    def named(self) -> TransactionName:
+        """A name with this xid. Its batch and slot are unknown: 0."""
+        return TransactionName(prefix=self.prefix, query=self.query, token=self.token, batch=0, slot=0, copy=self.copy)
+
+
+def parse_recovered(format_id: int, gtrid_length: int, bqual_length: int, data: bytes | str) -> Xid | None:
+    """A row of ``XA RECOVER``, or None if it is somebody else's.
+
+    Args:
+        format_id: Of the xid.
+        gtrid_length: In bytes.
+        bqual_length: In bytes.
+        data: Both parts in one: as bytes, or as ``0x`` and hexadecimal digits (``CONVERT XID``).
+    """
+    if isinstance(data, str):
+        try:
+            data = bytes.fromhex(data.removeprefix("0x"))
+        except ValueError:
+            return None
+    if len(data) != gtrid_length + bqual_length:
+        return None
+    return Xid.parse(format_id, data[:gtrid_length], data[gtrid_length:])
+
+
+def stage_table(copy: str) -> str:
+    """The name of a copy's staging table. Whose it is stands in its comment: names end at 64 characters."""
+    return f"sparkonce_stage_{copy}"
+
+
+def parse_stage(table: str, comment: str) -> tuple[TransactionName, int] | None:
+    """Whose staging table this is and when it was begun, or None if it is not one of sparkonce's.
+
+    Args:
+        table: Its name.
+        comment: See `stage_comment`.
+    """
+    match = _STAGE.fullmatch(table)
+    text, _, begun = comment.rpartition(" begun ")
+    name = TransactionName.parse(text)
+    if match is None or name is None or name.copy != match["copy"] or not begun.isdecimal():
+        return None
+    return name, int(begun)
+
+
+def stage_comment(name: TransactionName, begun_ms: int) -> str:
+    """What a staging table's comment says: the transaction's name, and when it was begun by the server's clock."""
+    return f"{name} begun {begun_ms}"
+
+
+def lock_name(copy: str) -> str:
+    """The lock (``GET_LOCK``) that a writer's connection holds while it lives."""
+    return f"sparkonce:{copy}"
+
+
+def quote(identifier: str) -> str:
+    """An identifier for a statement."""
+    return "`" + identifier.replace("`", "``") + "`"
+
+
+def plain_literal(text: str) -> str:
+    """A string for a statement that takes no expression there; for the sink's own sql_mode."""
+    return "'" + text.replace("\\", "\\\\").replace("'", "''") + "'"

@@ -1,0 +1,347 @@
+"""What is checked about a server and a table before anything is claimed or written.
+
+Rights are not read but tried: each statement that writers and the driver will use is sent once in a form that changes
+nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import secrets
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from sparkonce.errors import PreflightError
+from sparkonce.sinks.base import Facts
+from sparkonce.sinks.mysql import markers
+from sparkonce.sinks.mysql.connection import SERVER_ERRORS, Link, connect, number_of, words_of
+from sparkonce.sinks.mysql.flavours import MARIADB, Flavour, flavour_of, numbers_of
+from sparkonce.sinks.mysql.names import quote, stage_table
+from sparkonce.sinks.mysql.settings import place
+from sparkonce.sinks.mysql.target import Column, bind, describe
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+log = logging.getLogger(__name__)
+
+REPLY_LIMIT_S = 15.0
+"""How long each question may take."""
+
+_LEAST_PACKET_BYTES = 1024 * 1024
+_FEW_CONNECTIONS = 10
+_VARIABLES = (
+    "version",
+    "innodb_flush_log_at_trx_commit",
+    "sync_binlog",
+    "log_bin",
+    "binlog_format",
+    "read_only",
+    "super_read_only",
+    "innodb_read_only",
+    "local_infile",
+    "max_allowed_packet",
+    "max_connections",
+    "wsrep_on",
+)
+_KEYS = (
+    "SELECT INDEX_NAME, COLUMN_NAME, SUB_PART FROM information_schema.STATISTICS WHERE TABLE_SCHEMA = DATABASE() "
+    "AND TABLE_NAME = %s AND NON_UNIQUE = 0 ORDER BY INDEX_NAME, SEQ_IN_INDEX"
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wanted:
+    """What the sink is to do.
+
+    Attributes:
+        settings: Of the connection.
+        table: The target.
+        key_columns: Of upserts; none to append.
+        commit: `markers.TWO_PHASE` or `markers.STAGED`; empty below EXACTLY_ONCE.
+        prefix: Of the names of transactions.
+        schema: Of the rows, if it is known.
+    """
+
+    settings: Mapping[str, Any]
+    table: str
+    key_columns: tuple[str, ...]
+    commit: str
+    prefix: str
+    schema: pa.Schema | None
+
+
+def preflight(wanted: Wanted, recorded: Facts | None) -> Facts:
+    """Checks the server, the table, the rights, and that it is still the recorded server.
+
+    Returns:
+        For EXACTLY_ONCE ``prefix`` and ``server``, the server's identity.
+
+    Raises:
+        PreflightError: naming the setting and its value.
+    """
+    where = place(wanted.settings)
+    with _trying(f"The server at {where}", "check host, port, user, password and the server."):
+        link = connect(wanted.settings, program="sparkonce preflight", timeout_s=REPLY_LIMIT_S, lock_wait_s=5)
+    with contextlib.closing(link), _trying(f"The server at {where}", "see that it runs."):
+        variables = _variables(link)
+        flavour = flavour_of(variables["version"])
+        _check_server(flavour, variables, wanted)
+        _note_server(link, flavour, variables, wanted)
+        columns = _check_table(link, wanted)
+        _check_writing(link, flavour, wanted, columns)
+        if not wanted.commit:
+            return {}
+        _make_tables(link, flavour)
+        _check_commit(link, flavour, wanted)
+        server = _check_identity(link, flavour, recorded)
+    return {"prefix": wanted.prefix, "server": server}
+
+
+# --- the server ------------------------------------------------------------------------------------------------------
+
+
+def _variables(link: Link) -> dict[str, str]:
+    places = ", ".join(f"'{name}'" for name in _VARIABLES)
+    rows = link.rows(f"SHOW GLOBAL VARIABLES WHERE Variable_name IN ({places})")
+    return {str(name).lower(): str(value) for name, value in rows}
+
+
+def _is_on(variables: Mapping[str, str], name: str) -> bool:
+    return variables.get(name, "OFF").upper() in {"ON", "1"}
+
+
+def _check_server(flavour: Flavour, variables: Mapping[str, str], wanted: Wanted) -> None:
+    version = variables["version"]
+    if numbers_of(version) < flavour.oldest:
+        oldest = ".".join(map(str, flavour.oldest))
+        raise PreflightError(
+            f"The server is {flavour.name} {version}, and the sink needs {oldest} or newer: {flavour.why_oldest}.",
+            next_step=f"update the server to {flavour.name} {oldest} or newer.",
+            setting="version",
+        )
+    for name in ("read_only", "super_read_only", "innodb_read_only"):
+        if _is_on(variables, name) or variables.get(name, "").upper().startswith("READ_ONLY"):
+            raise _refused(name, variables[name], "The server takes no writes.", "point the sink to the primary")
+    if _is_on(variables, "log_bin") and variables.get("binlog_format", "").upper() == "STATEMENT":
+        raise _refused(
+            "binlog_format", "STATEMENT", "READ COMMITTED, which the sink uses, needs rows in it.", "set it to ROW"
+        )
+    if int(variables["max_allowed_packet"]) < _LEAST_PACKET_BYTES:
+        raise _refused(
+            "max_allowed_packet",
+            variables["max_allowed_packet"],
+            "Rows come in larger packets.",
+            "set it to 1M or more",
+        )
+    if not wanted.commit:
+        return
+    durable = variables["innodb_flush_log_at_trx_commit"]
+    if durable not in {"1", "3"}:
+        raise _refused(
+            "innodb_flush_log_at_trx_commit",
+            durable,
+            "What is prepared would not survive a crash of the machine.",
+            "set it to 1",
+        )
+    if wanted.commit == markers.TWO_PHASE and _is_on(variables, "wsrep_on"):
+        raise _refused("wsrep_on", "ON", "Galera has no XA.", "use commit='staged'")
+
+
+def _note_server(link: Link, flavour: Flavour, variables: Mapping[str, str], wanted: Wanted) -> None:
+    if not wanted.settings.get("local_infile", True):
+        log.info("Rows go to %s by INSERT: the setting local_infile is off.", flavour.name)
+    elif not _is_on(variables, "local_infile"):
+        log.warning(
+            "Rows go to %s by INSERT, which is slower: the server has local_infile=OFF. Turn it on for LOAD DATA.",
+            flavour.name,
+        )
+    elif wanted.key_columns and wanted.commit != markers.STAGED:
+        log.info("Rows go to %s by INSERT … ON DUPLICATE KEY UPDATE.", flavour.name)
+    else:
+        log.info("Rows go to %s by LOAD DATA LOCAL.", flavour.name)
+    if wanted.commit and _is_on(variables, "log_bin") and variables.get("sync_binlog") != "1":
+        log.warning(
+            "sync_binlog=%s: after a crash of the machine, replicas may lack committed rows. Set it to 1.",
+            variables.get("sync_binlog"),
+        )
+    connected = link.row("SHOW GLOBAL STATUS LIKE 'Threads_connected'")
+    free = int(variables["max_connections"]) - int(connected[1]) if connected else _FEW_CONNECTIONS
+    if free < _FEW_CONNECTIONS:
+        log.warning(
+            "max_connections=%s leaves %d free: each running slot takes one, and the driver up to 8.",
+            variables["max_connections"],
+            free,
+        )
+
+
+# --- the table -------------------------------------------------------------------------------------------------------
+
+
+def _check_table(link: Link, wanted: Wanted) -> list[Column]:
+    columns = describe(link, wanted.table)
+    database = wanted.settings["database"]
+    if not columns:
+        raise PreflightError(
+            f"There is no table {wanted.table!r} in database {database!r}, or no right to see it.",
+            next_step="create it, or grant SELECT and INSERT on it.",
+            setting="table",
+        )
+    rows = link.rows(
+        "SELECT TABLE_NAME, TABLE_TYPE, ENGINE FROM information_schema.TABLES WHERE TABLE_SCHEMA = DATABASE() "
+        "AND TABLE_NAME = %s",
+        (wanted.table,),
+    )
+    _, kind, engine = next((row for row in rows if row[0] == wanted.table), rows[0])
+    if str(kind).upper() != "BASE TABLE" or str(engine or "").lower() != "innodb":
+        raise PreflightError(
+            f"{wanted.table!r} is a {str(kind).lower()} of engine {engine}, and only InnoDB has transactions.",
+            next_step="ALTER TABLE … ENGINE=InnoDB, or name another table.",
+            setting="table",
+        )
+    if wanted.schema is not None:
+        bind(wanted.table, columns, wanted.schema)
+    if wanted.key_columns:
+        _check_keys(link, wanted, columns)
+    return columns
+
+
+def _check_keys(link: Link, wanted: Wanted, columns: Sequence[Column]) -> None:
+    """An upsert replaces the row that any unique key finds: so there must be one such key that rows can meet."""
+    by_name = {column.name.lower(): column for column in columns}
+    unique: dict[str, list[str]] = {}
+    partial = set()
+    for index, column, part in link.rows(_KEYS, (wanted.table,)):
+        unique.setdefault(str(index), []).append(str(column).lower())
+        if part is not None:
+            partial.add(str(index))
+    keys = {key.lower() for key in wanted.key_columns}
+    matching = [index for index, parts in unique.items() if set(parts) == keys and index not in partial]
+    if not matching:
+        raise PreflightError(
+            f"table {wanted.table!r} has no unique key of exactly key_columns={list(wanted.key_columns)}; it has "
+            f"{sorted(unique.values())}.",
+            next_step="add one, or name the columns of one that is there.",
+            setting="key_columns",
+        )
+    if nullable := sorted(key for key in keys if by_name[key].nullable):
+        raise PreflightError(
+            f"key_columns {nullable} of table {wanted.table!r} take NULL, and rows with NULL are never the same row.",
+            next_step="make them NOT NULL.",
+            setting="key_columns",
+        )
+    written = {name.lower() for name in wanted.schema.names} if wanted.schema is not None else set(by_name)
+    others = [
+        index
+        for index, parts in unique.items()
+        if set(parts) != keys and not any(by_name[part].automatic and part not in written for part in parts)
+    ]
+    if others and wanted.schema is not None:
+        raise PreflightError(
+            f"table {wanted.table!r} has other unique keys too, {sorted(others)}: a row that meets another one there "
+            "would replace that one.",
+            next_step="drop them, or choose mode='append'.",
+            setting="key_columns",
+        )
+
+
+def _check_writing(link: Link, flavour: Flavour, wanted: Wanted, columns: Sequence[Column]) -> None:
+    names = [column.name for column in columns if not column.generated]
+    if wanted.schema is not None:
+        lower = {name.lower() for name in wanted.schema.names}
+        names = [name for name in names if name.lower() in lower]
+    listed = ", ".join(quote(name) for name in names)
+    nothing = (
+        f"INSERT INTO {quote(wanted.table)} ({listed}) "  # noqa: S608 - quoted
+        f"SELECT {', '.join(['NULL'] * len(names))} FROM DUAL WHERE FALSE"
+    )
+    rights = "INSERT"
+    if wanted.key_columns:
+        rights = "SELECT, INSERT and UPDATE"
+        table = quote(wanted.table)
+        nothing += " ON DUPLICATE KEY UPDATE " + ", ".join(
+            f"{table}.{quote(name)} = {table}.{quote(name)}" for name in names
+        )
+    with _trying(
+        f"Writing to table {wanted.table!r} on {flavour.name}", f"grant {rights} on it to the user of the settings."
+    ):
+        link.run(nothing)
+
+
+# --- what commits ----------------------------------------------------------------------------------------------------
+
+
+def _make_tables(link: Link, flavour: Flavour) -> None:
+    needed = [markers.COMMITS, *([markers.SERVERS] if flavour is MARIADB else [])]
+    there = {
+        str(row[0])
+        for row in link.rows(
+            "SELECT TABLE_NAME FROM information_schema.TABLES WHERE TABLE_SCHEMA = DATABASE() "
+            "AND TABLE_NAME IN (%s, %s)",
+            (markers.COMMITS, markers.SERVERS),
+        )
+    }
+    for name in needed:
+        if name in there:
+            continue
+        statement = markers.TABLES[name]
+        with _trying(f"Making the table {name}", f"grant CREATE on the database, or make it yourself: {statement}"):
+            link.run(statement.replace("CREATE TABLE", "CREATE TABLE IF NOT EXISTS", 1))
+    with _trying(
+        f"Writing to {', '.join(needed)}", f"grant SELECT, INSERT and DELETE on {' and '.join(needed)} to the user."
+    ):
+        for name in needed:
+            link.run(f"DELETE FROM {name} WHERE FALSE")  # noqa: S608 - one of ours
+            link.run(f"INSERT INTO {name} SELECT * FROM {name} WHERE FALSE")  # noqa: S608 - one of ours
+
+
+def _check_commit(link: Link, flavour: Flavour, wanted: Wanted) -> None:
+    with _trying(
+        "XA RECOVER, which tells prepared transactions from finished ones,",
+        f"grant {flavour.recover_right} to the user of the settings.",
+    ):
+        link.rows(flavour.recover)
+    if wanted.commit != markers.STAGED:
+        return
+    probe = quote(stage_table(secrets.token_hex(6)))
+    with _trying("Making a staging table", "grant CREATE and DROP on the database to the user of the settings."):
+        link.run(f"CREATE TABLE {probe} (sparkonce_row BIGINT UNSIGNED NOT NULL PRIMARY KEY) ENGINE=InnoDB")
+        link.run(f"INSERT INTO {probe} SELECT sparkonce_row FROM {probe} WHERE FALSE")  # noqa: S608 - ours
+        link.run(f"DROP TABLE {probe}")
+
+
+def _check_identity(link: Link, flavour: Flavour, recorded: Facts | None) -> str:
+    if flavour.identity is None:
+        markers.draw_identity(link, secrets.token_hex(8))
+    server = markers.identity(link, flavour)
+    before = (recorded or {}).get("server", server)
+    if before != server:
+        host = link.row("SELECT CONCAT(@@hostname, ':', @@port)")[0]
+        advice = "point the sink to the old server, or start a new query with a new checkpoint."
+        if flavour is MARIADB:
+            advice += (
+                f" If this is the old server with a new name, remove the row {server!r} from {markers.SERVERS}, and set "
+                f"host to {host!r} in the row {before!r}."
+            )
+        raise PreflightError(
+            f"The settings lead to the server {server!r} ({host}), but this query wrote to {before!r} until now.",
+            next_step=advice,
+            setting="host",
+        )
+    return server
+
+
+@contextlib.contextmanager
+def _trying(what: str, next_step: str) -> Iterator[None]:
+    try:
+        yield
+    except SERVER_ERRORS as error:
+        raise PreflightError(
+            f"{what} failed: error {number_of(error)}, {words_of(error)}.", next_step=next_step
+        ) from error
+
+
+def _refused(name: str, value: str, why: str, advice: str) -> PreflightError:
+    return PreflightError(f"The server has {name}={value}. {why}", next_step=f"{advice}.", setting=name)

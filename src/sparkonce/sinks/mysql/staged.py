@@ -1,0 +1,176 @@
+"""Merges staging tables into the target in one transaction, with their markers, and drops them."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import time
+from collections.abc import Iterator, Mapping, Sequence
+
+from sparkonce.protocol.outcomes import Finished, Outcome
+from sparkonce.protocol.ownership import TransactionName
+from sparkonce.sinks.mysql import markers
+from sparkonce.sinks.mysql.connection import Link, MySQLError, number_of, words_of
+from sparkonce.sinks.mysql.names import parse_stage, quote, stage_table
+from sparkonce.sinks.mysql.outcomes import LOCKED, outcome_of
+from sparkonce.sinks.mysql.prepared import end_holder
+from sparkonce.sinks.mysql.statements import merge as merge_statement
+from sparkonce.sinks.mysql.target import describe
+
+_WAIT_S = 5
+_LOST = "The staging table is not there, and the marker of its merge is not there either: nothing of it is visible."
+_TABLES = (
+    "SELECT TABLE_NAME, TABLE_COMMENT FROM information_schema.TABLES WHERE TABLE_SCHEMA = DATABASE() "
+    "AND TABLE_NAME LIKE 'sparkonce\\_stage\\_%'"
+)
+_STATE = "SELECT COMMAND FROM information_schema.PROCESSLIST WHERE ID = %s"
+
+
+class _InTheWay(Exception):  # noqa: N818 - not an error
+    """Somebody else holds the lock of merges."""
+
+
+def list_stages(link: Link) -> list[tuple[TransactionName, int]]:
+    """All staging tables of sparkonce's in the database: whose they are, and when they were begun."""
+    found = (parse_stage(str(table), str(comment)) for table, comment in link.rows(_TABLES))
+    return [one for one in found if one is not None]
+
+
+def merge(
+    link: Link, wanted: Mapping[markers.Marker, int], *, table: str, keys: Sequence[str]
+) -> dict[markers.Marker, Finished]:
+    """Merges all of these, or none, in one transaction; those that are gone are left out and LOST.
+
+    One connection at a time does so for a query, by a lock that the server gives back when the connection has ended and
+    its transaction is finished. So who has the lock sees whether an earlier merge, whose reply was lost, was committed.
+
+    Args:
+        link: A connection that is in no transaction. After an error it must be closed.
+        wanted: The transactions, each with its rows; of one query.
+        table: The target.
+        keys: Of an upsert; none to append.
+
+    Raises:
+        pymysql.err.MySQLError: if the server refuses the merge as a whole, or does not answer.
+    """
+    try:
+        with _alone(link, next(iter(wanted)).name):
+            return _merge(link, wanted, table, keys)
+    except _InTheWay:
+        reason = "Another connection is merging rows of this query."
+        return {marker: Finished(outcome=Outcome.RETRY, reason=reason) for marker in wanted}
+
+
+def _merge(
+    link: Link, wanted: Mapping[markers.Marker, int], table: str, keys: Sequence[str]
+) -> dict[markers.Marker, Finished]:
+    done = markers.committed(link, [marker.name for marker in wanted])
+    finished = {marker: Finished(outcome=Outcome.ALREADY_COMMITTED) for marker in wanted if marker.name in done}
+    there = {name for name, _ in list_stages(link)}
+    finished |= {
+        marker: Finished(outcome=Outcome.LOST, reason=_LOST)
+        for marker in wanted
+        if marker not in finished and marker.name not in there
+    }
+    left = sorted((one for one in wanted if one not in finished), key=lambda one: (one.name.slot, one.name.copy))
+    if not left:
+        return finished
+    link.run("START TRANSACTION")
+    for marker in left:
+        markers.insert(link, marker)
+    for marker in left:
+        wrong = _move(link, marker, wanted[marker], table, keys)
+        if wrong is not None:
+            link.run("ROLLBACK")
+            return finished | dict.fromkeys(left, wrong)
+    link.run("COMMIT")
+    return finished | dict.fromkeys(left, Finished(outcome=Outcome.COMMITTED))
+
+
+def _move(link: Link, marker: markers.Marker, rows: int, table: str, keys: Sequence[str]) -> Finished | None:
+    """Moves one staging table's rows; says what is wrong if they cannot be moved as they are."""
+    stage = stage_table(marker.name.copy)
+    columns = [column.name for column in describe(link, stage) if column.name != "sparkonce_row"]
+    try:
+        moved = link.run(merge_statement(stage, table, columns, keys))
+    except MySQLError as error:
+        if number_of(error) in LOCKED or not link.open:
+            raise
+        found = outcome_of(number_of(error), words_of(error))
+        return Finished(outcome=found.outcome, reason=f"The merge into {table!r} failed: {found.reason}")
+    if moved.warnings:
+        return _changed(stage, table, link.first_warnings())
+    if not keys and moved.rows != rows:
+        return _changed(stage, table, f"{moved.rows} rows came where {rows} were prepared")
+    return None
+
+
+def _changed(stage: str, table: str, what: str) -> Finished:
+    return Finished(
+        outcome=Outcome.UNKNOWN,
+        reason=f"The merge of {stage} into {table!r} would have changed rows, and was rolled back: {what}.",
+    )
+
+
+def drop(link: Link, name: TransactionName, *, give_up_at: float) -> Finished:
+    """Drops a staging table whose rows are not to be seen; its writer, if there still is one, loses its connection.
+
+    Args:
+        link: A connection that is in no transaction.
+        name: Of the transaction.
+        give_up_at: Until when to try, by `time.monotonic`.
+    """
+    try:
+        with _alone(link, name):
+            late = bool(markers.committed(link, [name]))
+            end_holder(link, name)
+            _drop(link, name, give_up_at)
+            return Finished(outcome=Outcome.ALREADY_COMMITTED if late else Outcome.ABORTED)
+    except _InTheWay:
+        return Finished(outcome=Outcome.RETRY, reason="Another connection is merging rows of this query.")
+
+
+def _drop(link: Link, name: TransactionName, give_up_at: float) -> None:
+    """The connection that was just ended may still hold the table while it rolls back; each try waits for it."""
+    while True:
+        try:
+            link.run(f"DROP TABLE IF EXISTS {quote(stage_table(name.copy))}")
+            return
+        except MySQLError as error:  # noqa: PERF203 - waiting
+            if number_of(error) not in LOCKED or time.monotonic() >= give_up_at:
+                raise
+
+
+def drop_merged(link: Link, names: Sequence[TransactionName]) -> None:
+    """Drops staging tables that are merged."""
+    if names:
+        link.run("DROP TABLE IF EXISTS " + ", ".join(quote(stage_table(name.copy)) for name in names))
+
+
+@contextlib.contextmanager
+def _alone(link: Link, name: TransactionName) -> Iterator[None]:
+    digest = hashlib.sha256(f"{name.prefix}.{name.query}".encode()).hexdigest()[:24]
+    lock = f"sparkonce:merge:{digest}"
+    (got,) = link.row("SELECT GET_LOCK(%s, %s)", (lock, _WAIT_S))
+    if got != 1:
+        _end_idler(link, lock)
+        raise _InTheWay
+    try:
+        yield
+    finally:
+        if link.open:
+            link.row("SELECT RELEASE_LOCK(%s)", (lock,))
+
+
+def _end_idler(link: Link, lock: str) -> None:
+    """Ends a connection that holds the lock and does nothing: of a driver that is paused or cut off.
+
+    Its transaction is rolled back, and whoever asks next merges. Ending one that is at work would gain nothing.
+    """
+    (holder,) = link.row("SELECT IS_USED_LOCK(%s)", (lock,))
+    if holder is None:
+        return
+    state = link.row(_STATE, (int(holder),))
+    if state and str(state[0]).lower() == "sleep":
+        with contextlib.suppress(MySQLError):
+            link.run(f"KILL CONNECTION {int(holder)}")

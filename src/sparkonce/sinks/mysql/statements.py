@@ -1,0 +1,65 @@
+"""The statements that move rows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from sparkonce.sinks.mysql.flavours import Flavour
+from sparkonce.sinks.mysql.names import quote
+from sparkonce.sinks.mysql.target import Column
+
+
+def load_into(table: str, column_list: str) -> str:
+    """LOAD DATA for what `sparkonce.sinks.mysql.encoding.load_text` makes."""
+    return (
+        f"LOAD DATA LOCAL INFILE 'sparkonce' INTO TABLE {quote(table)} CHARACTER SET utf8mb4 "
+        f"FIELDS TERMINATED BY '\\t' ESCAPED BY '\\\\' LINES TERMINATED BY '\\n' {column_list}"
+    )
+
+
+def insert_into(table: str, columns: Sequence[str]) -> str:
+    """The head of an INSERT."""
+    return f"INSERT INTO {quote(table)} ({', '.join(quote(column) for column in columns)})"
+
+
+def upsert_tail(flavour: Flavour, columns: Sequence[str], keys: Sequence[str]) -> str:
+    """What makes an ``INSERT … VALUES`` replace the other columns of a row with the same key."""
+    value = flavour.new_value
+    return f"{flavour.row_alias} ON DUPLICATE KEY UPDATE " + ", ".join(
+        f"{quote(column)} = {value.format(quote(column))}" for column in updated(columns, keys)
+    )
+
+
+def merge(stage: str, table: str, columns: Sequence[str], keys: Sequence[str]) -> str:
+    """Moves a staging table's rows into the target, in the order in which they were written.
+
+    Args:
+        stage: The staging table.
+        table: The target.
+        columns: The columns that the staging table has of the target.
+        keys: Of an upsert; none to append.
+    """
+    names = ", ".join(f"sparkonce_stage.{quote(column)}" for column in columns)
+    statement = (
+        f"{insert_into(table, columns)} SELECT {names} "  # noqa: S608 - quoted
+        f"FROM {quote(stage)} AS sparkonce_stage ORDER BY sparkonce_row"
+    )
+    if not keys:
+        return statement
+    sets = ", ".join(
+        f"{quote(table)}.{quote(column)} = sparkonce_stage.{quote(column)}" for column in updated(columns, keys)
+    )
+    return f"{statement} ON DUPLICATE KEY UPDATE {sets}"
+
+
+def updated(columns: Sequence[str], keys: Sequence[str]) -> list[str]:
+    """The columns that an upsert sets; a key sets itself where there is nothing else."""
+    lower = {key.lower() for key in keys}
+    others = [column for column in columns if column.lower() not in lower]
+    return others or list(columns[:1])
+
+
+def definition(column: Column) -> str:
+    """A column of a staging table: it takes what the target's takes."""
+    null = "NULL" if column.nullable else "NOT NULL"
+    return f"{quote(column.name)} {column.full_type} {column.collation} {null}"

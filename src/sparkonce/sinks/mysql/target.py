@@ -1,0 +1,210 @@
+"""The target table as the server describes it, and whether it takes what Spark has, without changing a value.
+
+A server in strict mode refuses what does not fit. But it rounds microseconds, takes NULL for "now" in a TIMESTAMP and
+for "the next one" in an AUTO_INCREMENT column, and the text ``1`` for the first value of an ENUM, all without a word
+(measured with MariaDB 10.11). So these are refused here.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import pyarrow as pa
+
+from sparkonce.errors import PreflightError, SchemaError
+from sparkonce.sinks.mysql.connection import Link
+
+_COLUMNS = (
+    "SELECT TABLE_NAME, COLUMN_NAME, DATA_TYPE, COLUMN_TYPE, IS_NULLABLE, COLUMN_DEFAULT, EXTRA, DATETIME_PRECISION, "
+    "CHARACTER_SET_NAME, COLLATION_NAME FROM information_schema.COLUMNS "
+    "WHERE TABLE_SCHEMA = DATABASE() AND TABLE_NAME = %s ORDER BY ORDINAL_POSITION"
+)
+_ENUM_VALUE = re.compile(r"'((?:[^']|'')*)'")
+
+_INTEGERS = frozenset({"tinyint", "smallint", "mediumint", "int", "bigint"})
+_TEXTS = frozenset({"char", "varchar", "tinytext", "text", "mediumtext", "longtext", "json"})
+_BYTES = frozenset({"binary", "varbinary", "tinyblob", "blob", "mediumblob", "longblob"})
+_TIMES = frozenset({"datetime", "timestamp"})
+_WHOLE = _INTEGERS | {"bit", "decimal"}
+
+TAKES: dict[str, frozenset[str]] = {
+    "boolean": _WHOLE,
+    "integer": _WHOLE | {"double"},
+    "decimal": frozenset({"decimal"}),
+    "float": frozenset({"float", "double"}),
+    "double": frozenset({"double"}),
+    "string": _TEXTS | {"enum", "uuid", "inet4", "inet6"},
+    "binary": _BYTES,
+    "date": frozenset({"date", *_TIMES}),
+    "timestamp": _TIMES,
+    "nested": frozenset({"json", "longtext", "mediumtext", "text"}),
+}
+"""Which types of a column take which kind of values. What else there is would be changed on the way, or might be."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Column:
+    """A column of the target table.
+
+    Attributes:
+        name: As the table spells it.
+        type: The type's name in lower case, ``int``.
+        full_type: With length and sign, ``int(10) unsigned``.
+        nullable: Whether it takes NULL.
+        optional: Whether a row may be inserted without it.
+        automatic: Whether it is AUTO_INCREMENT.
+        generated: Whether the server computes it.
+        fraction_digits: Of seconds, for ``datetime`` and ``timestamp``.
+        collation: Character set and collation, for a definition; empty for other types.
+    """
+
+    name: str
+    type: str
+    full_type: str
+    nullable: bool
+    optional: bool
+    automatic: bool
+    generated: bool
+    fraction_digits: int
+    collation: str
+
+    @property
+    def choices(self) -> list[str]:
+        """The values of an ENUM."""
+        return [value.replace("''", "'") for value in _ENUM_VALUE.findall(self.full_type)]
+
+
+def describe(link: Link, table: str) -> list[Column]:
+    """The columns of a table; none if there is no such table, or no right to see it."""
+    rows = link.rows(_COLUMNS, (table,))
+    exact = [row for row in rows if row[0] == table]
+    return [_column(row) for row in exact or rows]
+
+
+def _column(row: Sequence[object]) -> Column:
+    _, name, kind, full, nullable, default, extra, digits, charset, collation = row
+    extras = str(extra or "").lower()
+    automatic = "auto_increment" in extras
+    generated = "generated" in extras and "default_generated" not in extras
+    return Column(
+        name=str(name),
+        type=str(kind).lower(),
+        full_type=str(full),
+        nullable=str(nullable) == "YES",
+        optional=str(nullable) == "YES" or default is not None or automatic or generated,
+        automatic=automatic,
+        generated=generated or "invisible" in extras,
+        fraction_digits=int(str(digits)) if digits is not None else 6,
+        collation=f"CHARACTER SET {charset} COLLATE {collation}" if charset and collation else "",
+    )
+
+
+def kind_of(kind: pa.DataType) -> str:
+    """What kind of values an Arrow type holds; empty if the sink does not take it."""
+    tests = (
+        (pa.types.is_boolean, "boolean"),
+        (pa.types.is_integer, "integer"),
+        (pa.types.is_decimal, "decimal"),
+        (pa.types.is_float32, "float"),
+        (pa.types.is_float64, "double"),
+        (lambda one: pa.types.is_string(one) or pa.types.is_large_string(one), "string"),
+        (lambda one: pa.types.is_binary(one) or pa.types.is_large_binary(one), "binary"),
+        (pa.types.is_date32, "date"),
+        (pa.types.is_timestamp, "timestamp"),
+        (lambda one: _is_nested(one) and is_json(one), "nested"),
+    )
+    return next((name for test, name in tests if test(kind)), "")
+
+
+def is_json(kind: pa.DataType) -> bool:
+    """Whether a type has a form in JSON that loses nothing."""
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
+        return is_json(kind.value_type)
+    if pa.types.is_struct(kind):
+        return all(is_json(kind.field(place).type) for place in range(kind.num_fields))
+    return kind_of(kind) not in {"", "binary", "nested"}
+
+
+def _is_nested(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_struct(kind))
+
+
+def check_kinds(schema: pa.Schema) -> None:
+    """Whether the sink takes every column, whatever the table.
+
+    Raises:
+        SchemaError: naming the column and its type.
+    """
+    for field in schema:
+        if not kind_of(field.type):
+            raise SchemaError(
+                f"column {field.name!r} is a {field.type}, which the sink cannot write.",
+                next_step="cast it, turn it into a string (to_json), or drop it.",
+            )
+
+
+def bind(table: str, columns: Sequence[Column], schema: pa.Schema) -> list[Column]:
+    """The table's column for each of the rows' columns.
+
+    Args:
+        table: Its name, for messages.
+        columns: See `describe`.
+        schema: Of the rows.
+
+    Raises:
+        PreflightError: naming the column that the table lacks, needs, or cannot hold without changing it.
+    """
+    by_name = {column.name.lower(): column for column in columns}
+    bound = [_bound(table, by_name, field) for field in schema]
+    written = {column.name for column in bound}
+    if len(written) != len(bound):
+        raise PreflightError(
+            f"columns {schema.names} name a column of table {table!r} twice: its names are the same in either case.",
+            next_step="rename or drop one of them.",
+        )
+    missing = [column.name for column in columns if not column.optional and column.name not in written]
+    if missing:
+        raise PreflightError(
+            f"table {table!r} needs a value in {missing}, which have no default and are not among the rows' columns.",
+            next_step="add them to the DataFrame, or give them a default in the table.",
+        )
+    return bound
+
+
+def _bound(table: str, by_name: dict[str, Column], field: pa.Field) -> Column:
+    column = by_name.get(field.name.lower())
+    if column is None:
+        raise PreflightError(
+            f"table {table!r} has no column {field.name!r}; it has {sorted(one.name for one in by_name.values())}.",
+            next_step="rename or drop the column, or add it to the table.",
+        )
+    if column.generated:
+        raise PreflightError(
+            f"column {column.name!r} of table {table!r} is generated by the server.",
+            next_step="drop it from the DataFrame.",
+        )
+    kind = kind_of(field.type)
+    if column.type not in TAKES.get(kind, frozenset()):
+        raise PreflightError(
+            f"column {column.name!r} of table {table!r} is {column.full_type}, and the rows have {field.type}: values "
+            "might change on the way.",
+            next_step=f"cast it in the DataFrame, or use one of {', '.join(sorted(TAKES.get(kind, ())))} in the table.",
+        )
+    return column
+
+
+def check_names(schema: pa.Schema, key_columns: Sequence[str]) -> None:
+    """Whether the rows have the key columns of an upsert.
+
+    Raises:
+        SchemaError: naming the one that is missing.
+    """
+    have = {name.lower() for name in schema.names}
+    for key in key_columns:
+        if key.lower() not in have:
+            raise SchemaError(
+                f"key_columns names {key!r}, and the rows have {schema.names}.",
+                next_step="add the column to the DataFrame, or name another.",
+            )

@@ -1,0 +1,351 @@
+"""The executor half: one copy's rows, in a branch of XA, in a staging table, or straight into the target."""
+
+from __future__ import annotations
+
+import abc
+import contextlib
+import logging
+import secrets
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from sparkonce.errors import PrepareError
+from sparkonce.protocol.outcomes import Outcome
+from sparkonce.protocol.ownership import TransactionName
+from sparkonce.sinks.base import SinkWriter, WriterContext
+from sparkonce.sinks.mysql import markers
+from sparkonce.sinks.mysql.connection import SERVER_ERRORS, Link, Loaded, connect, number_of, words_of
+from sparkonce.sinks.mysql.encoding import column_list, insert_values, load_text
+from sparkonce.sinks.mysql.flavours import flavour_of
+from sparkonce.sinks.mysql.names import Xid, lock_name, plain_literal, quote, stage_comment, stage_table
+from sparkonce.sinks.mysql.outcomes import DUPLICATE_KEY, LOCKED
+from sparkonce.sinks.mysql.prepared import roll_back
+from sparkonce.sinks.mysql.statements import definition, insert_into, load_into, upsert_tail
+from sparkonce.sinks.mysql.target import Column, bind, describe, kind_of
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+log = logging.getLogger(__name__)
+
+REPLY_LIMIT_S = 300.0
+"""How long a writer waits for one reply, for example to 4 MiB of rows, unless ``read_timeout`` says otherwise."""
+
+LOCK_WAIT_S = 30
+"""How long it waits for rows that somebody else has locked."""
+
+FLUSH_BYTES = 4 * 1024 * 1024
+"""Rows go to the server in statements of about so many bytes."""
+
+ABORT_LIMIT_S = 5.0
+"""How long giving up may take, before it is left to the driver."""
+
+_PACKET_SHARE = 0.75
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WriterSettings:
+    """What a writer is told.
+
+    Attributes:
+        settings: Of the connection, see `sparkonce.sinks.mysql.settings`.
+        table: The target.
+        key_columns: Of upserts; none to append.
+        prefix: Of the transaction's name.
+        server: The identity of the server that preflight saw; empty below EXACTLY_ONCE.
+    """
+
+    settings: Mapping[str, Any]
+    table: str
+    key_columns: tuple[str, ...]
+    prefix: str
+    server: str
+
+
+class MySQLWriter(SinkWriter):
+    """What all three ways of writing have in common.
+
+    Args:
+        how: What to do.
+        context: Which copy this is.
+    """
+
+    def __init__(self, how: WriterSettings, context: WriterContext) -> None:
+        owner = context.owner
+        self._how = how
+        self._name = TransactionName(
+            prefix=how.prefix or "direct",
+            query=owner.query,
+            token=owner.token,
+            batch=context.batch,
+            slot=context.slot,
+            copy=secrets.token_hex(6),
+        )
+        self._link: Link | None = None
+        self._columns: list[Column] = []
+        self._bound: list[Column] = []
+        self._schema: pa.Schema | None = None
+        self._local_infile = False
+        self._packet_bytes = 0
+        self._pieces: list[memoryview] = []
+        self._waiting_rows = 0
+        self._waiting_bytes = 0
+        self._begun_ms = 0
+
+    # --- what differs -----------------------------------------------------------------------------------------------
+
+    @abc.abstractmethod
+    def _open(self, link: Link) -> None:
+        """Opens the transaction."""
+
+    @abc.abstractmethod
+    def _finish(self, link: Link) -> Mapping[str, str | int]:
+        """Makes what is written durable, and gives the handle's fields."""
+
+    def _undo(self, link: Link) -> None:
+        """Takes back what outlives the connection. What does not, goes with it."""
+
+    def _into(self) -> tuple[str, bool]:
+        """The table that rows are written to, and whether they replace rows of the same key there."""
+        return self._how.table, bool(self._how.key_columns)
+
+    def _first_rows(self, link: Link) -> None:
+        """Called once the columns are known."""
+
+    # --- SinkWriter -------------------------------------------------------------------------------------------------
+
+    def begin(self) -> None:
+        """Connects, learns the table's columns, and opens the transaction.
+
+        Raises:
+            PrepareError: if the server refuses or does not answer.
+        """
+        if self._link is not None:
+            raise PrepareError("A writer can begin one transaction only.")
+        try:
+            self._link = link = self._connect()
+            version, packet, infile, self._begun_ms, _ = link.row(
+                "SELECT VERSION(), @@max_allowed_packet, @@local_infile, CAST(UNIX_TIMESTAMP(NOW(3)) * 1000 AS "
+                "UNSIGNED), GET_LOCK(%s, 0)",
+                (lock_name(self._name.copy),),
+            )
+            self._flavour = flavour_of(str(version))
+            self._packet_bytes = int(int(packet) * _PACKET_SHARE)
+            self._local_infile = bool(infile) and bool(self._how.settings.get("local_infile", True))
+            self._check_server(link)
+            self._columns = describe(link, self._how.table)
+            self._open(link)
+        except SERVER_ERRORS as error:
+            raise self._refused("could not begin", error) from error
+
+    def write(self, rows: pa.RecordBatch) -> None:
+        """Makes text of the rows, and sends it once there is enough.
+
+        Raises:
+            PrepareError: naming the column, or with the server's words.
+        """
+        link = self._open_link()
+        try:
+            if self._schema is None:
+                self._bound = bind(self._how.table, self._columns, rows.schema)
+                self._schema = rows.schema
+                self._first_rows(link)
+            _, replace = self._into()
+            if replace or not self._local_infile:
+                self._insert(link, rows, replace)
+                return
+            for piece in load_text(rows, self._bound):
+                self._pieces.append(piece)
+                self._waiting_bytes += len(piece)
+            self._waiting_rows += rows.num_rows
+            if self._waiting_bytes >= FLUSH_BYTES:
+                self._load(link)
+        except SERVER_ERRORS as error:
+            raise self._refused("did not take rows", error) from error
+
+    def prepare(self) -> Mapping[str, str | int]:
+        """Sends the rest, makes it durable and closes the connection: prepared branches belong to nobody then.
+
+        Raises:
+            PrepareError: if any row may not have arrived.
+        """
+        link = self._open_link()
+        try:
+            self._load(link)
+            fields = self._finish(link)
+        except SERVER_ERRORS as error:
+            raise self._refused("could not prepare", error) from error
+        link.end()
+        return fields
+
+    def abort(self) -> None:
+        """Gives the transaction up. What outlives the connection is taken back, or left to a sweep."""
+        link, self._link = self._link, None
+        self._pieces = []
+        if link is None:
+            return
+        try:
+            with contextlib.closing(self._connect()) if not link.open else contextlib.nullcontext(link) as usable:
+                self._undo(usable)
+        except SERVER_ERRORS as error:
+            log.warning("%s is left to the driver: %s", self._name, words_of(error))
+        finally:
+            link.end()
+
+    def close(self) -> None:
+        """Closes the connection; what is prepared stays."""
+        if self._link is not None:
+            self._link.end()
+            self._link = None
+
+    # --- rows -------------------------------------------------------------------------------------------------------
+
+    def _load(self, link: Link) -> None:
+        pieces, self._pieces = self._pieces, []
+        rows, self._waiting_rows, self._waiting_bytes = self._waiting_rows, 0, 0
+        if not rows or self._schema is None:
+            return
+        kinds = [kind_of(field.type) for field in self._schema]
+        table, _ = self._into()
+        quoted = [quote(column.name) for column in self._bound]
+        loaded = link.load(load_into(table, column_list(self._bound, kinds, quoted)), pieces)
+        # LOAD DATA LOCAL turns every error into a warning, also a duplicate key, whose row it leaves out.
+        if loaded != Loaded(rows, 0):
+            raise self._incomplete(link, loaded, rows)
+
+    def _insert(self, link: Link, rows: pa.RecordBatch, replace: bool) -> None:
+        table, _ = self._into()
+        names = [column.name for column in self._bound]
+        head = insert_into(table, names).encode() + b" VALUES "
+        tail = upsert_tail(self._flavour, names, self._how.key_columns).encode() if replace else b""
+        arrived = 0
+        for piece in insert_values(rows, self._bound, self._packet_bytes - len(head) - len(tail)):
+            inserted = link.send(b"".join((head, piece, tail)))
+            arrived += inserted.rows
+            if inserted.warnings:
+                raise self._incomplete(link, inserted, rows.num_rows)
+        if not replace and arrived != rows.num_rows:
+            raise self._incomplete(link, Loaded(arrived, 0), rows.num_rows)
+
+    def _incomplete(self, link: Link, loaded: Loaded, rows: int) -> PrepareError:
+        return PrepareError(
+            f"{self._flavour.name} took {loaded.rows} of {rows} rows for table {self._how.table!r} as they are, with "
+            f"{loaded.warnings} warnings: {link.first_warnings()}.",
+            next_step="correct the rows or the table; none of the rows is visible.",
+        )
+
+    # --- connection -------------------------------------------------------------------------------------------------
+
+    def _connect(self) -> Link:
+        name = self._name
+        return connect(
+            self._how.settings,
+            program=f"sparkonce {name.query}.{name.token.position}-{name.token.nonce}.{name.batch}.{name.slot}",
+            timeout_s=REPLY_LIMIT_S,
+            lock_wait_s=LOCK_WAIT_S,
+        )
+
+    def _check_server(self, link: Link) -> None:
+        if not self._how.server:
+            return
+        found = markers.identity(link, self._flavour)
+        if found != self._how.server:
+            raise PrepareError(
+                f"The settings lead to the server {found or 'without an id'!r}, and the query was started on "
+                f"{self._how.server!r}.",
+                next_step="a load balancer or a failover may have moved the workers: let all reach one primary.",
+            )
+
+    def _open_link(self) -> Link:
+        if self._link is None:
+            raise PrepareError("The writer has not begun, or is closed.")
+        return self._link
+
+    def _refused(self, what: str, error: BaseException) -> PrepareError:
+        number = number_of(error)
+        next_step = "correct what it names; none of the rows is visible."
+        if number == DUPLICATE_KEY:
+            next_step = "remove the duplicates, or use mode='upsert'; none of the rows is visible."
+        elif number in LOCKED:
+            next_step = (
+                "rows of the same key are locked by another slot, or by an earlier copy of this one that is prepared: "
+                "use commit='staged', or partition the rows by key. What is left over is swept when the query starts."
+            )
+        return PrepareError(
+            f"Table {self._how.table!r} {what}: error {number}, {words_of(error)}.", next_step=next_step
+        )
+
+
+class TwoPhaseWriter(MySQLWriter):
+    """Writes in a branch of XA, together with its marker, and prepares it."""
+
+    def _open(self, link: Link) -> None:
+        link.run(f"XA START {self._xid}")
+        markers.insert(link, self._marker)
+
+    def _finish(self, link: Link) -> Mapping[str, str | int]:
+        link.run(f"XA END {self._xid}")
+        link.run(f"XA PREPARE {self._xid}")
+        return self._marker.fields()
+
+    def _undo(self, link: Link) -> None:
+        """Rolled back here, so that nothing of it is found any more; what cannot be is left to a sweep."""
+        with contextlib.suppress(*SERVER_ERRORS):
+            link.run(f"XA END {self._xid}")
+        done = roll_back(link, self._flavour, self._name, give_up_at=time.monotonic() + ABORT_LIMIT_S)
+        if done.outcome is not Outcome.ABORTED:
+            log.warning("%s is left to the driver: %s", self._name, done.reason)
+
+    @property
+    def _xid(self) -> Xid:
+        return Xid.of(self._name)
+
+    @property
+    def _marker(self) -> markers.Marker:
+        return markers.Marker(
+            name=self._name, kind=markers.TWO_PHASE, server=self._how.server, begun_ms=int(self._begun_ms)
+        )
+
+
+class StagedWriter(MySQLWriter):
+    """Writes to a table of its own, whose comment says whose it is, and commits that."""
+
+    def _open(self, link: Link) -> None:
+        """The table is made with the first rows, which say what columns it has."""
+
+    def _first_rows(self, link: Link) -> None:
+        columns = ", ".join(definition(column) for column in self._bound)
+        comment = plain_literal(stage_comment(self._name, int(self._begun_ms)))
+        link.run(
+            f"CREATE TABLE {quote(stage_table(self._name.copy))} "
+            f"(sparkonce_row BIGINT UNSIGNED NOT NULL AUTO_INCREMENT PRIMARY KEY, {columns}) "
+            f"ENGINE=InnoDB COMMENT={comment}"
+        )
+        link.run("START TRANSACTION")
+
+    def _into(self) -> tuple[str, bool]:
+        return stage_table(self._name.copy), False
+
+    def _finish(self, link: Link) -> Mapping[str, str | int]:
+        link.run("COMMIT")
+        marker = markers.Marker(
+            name=self._name, kind=markers.STAGED, server=self._how.server, begun_ms=int(self._begun_ms)
+        )
+        return marker.fields()
+
+    def _undo(self, link: Link) -> None:
+        link.run("ROLLBACK")
+        link.run(f"DROP TABLE IF EXISTS {quote(stage_table(self._name.copy))}")
+
+
+class DirectWriter(MySQLWriter):
+    """Writes into the target, and commits at prepare: below EXACTLY_ONCE."""
+
+    def _open(self, link: Link) -> None:
+        link.run("START TRANSACTION")
+
+    def _finish(self, link: Link) -> Mapping[str, str | int]:
+        link.run("COMMIT")
+        return {}

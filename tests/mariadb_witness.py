@@ -1,0 +1,83 @@
+"""A server for all tests of a process, a database for each, and a second connection that asks it."""
+
+from __future__ import annotations
+
+import atexit
+import secrets
+import shutil
+import tempfile
+import time
+from collections.abc import Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import pymysql
+import pytest
+
+from sparkonce.sinks.mysql.names import quote
+from sparkonce.testing.servers.mariadb import MISSING, MariaDBServer
+
+WITHIN_S = 20.0
+
+
+def need_mariadb() -> None:
+    if not MariaDBServer.is_installed():
+        pytest.skip(MISSING)
+
+
+@lru_cache
+def shared_server() -> MariaDBServer:
+    """Started once, ended with this process."""
+    need_mariadb()
+    folder = Path(tempfile.mkdtemp(prefix="sparkonce-mariadb-"))
+    server = MariaDBServer(folder / "data")
+    server.start()
+
+    def end() -> None:
+        server.kill()
+        shutil.rmtree(folder, ignore_errors=True)
+
+    atexit.register(end)
+    return server
+
+
+class Witness:
+    """A connection of the test's own, as root, in a database of the test's own."""
+
+    def __init__(self, server: MariaDBServer, database: str = "") -> None:
+        self.server = server
+        self.database = database or f"test_{secrets.token_hex(4)}"
+        self.settings: dict[str, Any] = {**server.settings, "database": self.database}
+        self.run(f"CREATE DATABASE IF NOT EXISTS {quote(self.database)} CHARACTER SET utf8mb4", database=None)
+
+    def connect(self, database: str | None = "") -> Any:
+        chosen = self.database if database == "" else database
+        return pymysql.connect(**{**self.settings, "database": chosen}, autocommit=True, charset="utf8mb4")
+
+    def rows(self, statement: str, values: Sequence[Any] = (), *, database: str | None = "") -> list[tuple[Any, ...]]:
+        with self.connect(database) as connection, connection.cursor() as cursor:
+            cursor.execute("SET time_zone='+00:00'")
+            cursor.execute(statement, values or None)
+            return list(cursor.fetchall())
+
+    def run(self, statement: str, values: Sequence[Any] = (), *, database: str | None = "") -> None:
+        self.rows(statement, values, database=database)
+
+    def one(self, statement: str, values: Sequence[Any] = ()) -> Any:
+        ((value,),) = self.rows(statement, values)
+        return value
+
+    def stages(self) -> list[str]:
+        found = self.rows("SHOW TABLES LIKE 'sparkonce\\_stage\\_%'")
+        return [str(name) for (name,) in found]
+
+    def xids(self) -> list[bytes]:
+        return [data for _, _, _, data in self.rows("XA RECOVER")]
+
+    def wait_until(self, statement: str, wanted: Any, values: Sequence[Any] = ()) -> None:
+        """Asks again until the answer is this."""
+        give_up_at = time.monotonic() + WITHIN_S
+        while (found := self.one(statement, values)) != wanted:
+            assert time.monotonic() < give_up_at, f"{statement} gives {found}, not {wanted}"
+            time.sleep(0.01)
