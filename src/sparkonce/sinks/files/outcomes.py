@@ -44,6 +44,40 @@ def of_error(error: OSError, path: str) -> Finished:
     return Finished(outcome=outcome, reason=f"{path}: {name}: {sentence}")
 
 
+_HDFS: Mapping[str, tuple[Outcome, str]] = {
+    "AccessControlException": (
+        Outcome.UNKNOWN,
+        "Permission denied: let this user write to the folder. Nothing is lost.",
+    ),
+    "NSQuotaExceededException": (Outcome.RETRY, "The folder's quota of names is used up: raise it."),
+    "DSQuotaExceededException": (Outcome.RETRY, "The folder's quota of bytes is used up: raise it."),
+    "SafeModeException": (Outcome.RETRY, "The name node is in safe mode."),
+    "StandbyException": (Outcome.RETRY, "Another name node is the active one now."),
+    "RetriableException": (Outcome.RETRY, "The name node asks for patience."),
+    "ParentNotDirectoryException": (
+        Outcome.UNKNOWN,
+        "A file stands where a folder has to be: move it away.",
+    ),
+    "FileAlreadyExistsException": (
+        Outcome.UNKNOWN,
+        "A file stands where a folder has to be: move it away.",
+    ),
+}
+
+
+def of_hdfs_error(error: BaseException, path: str) -> Finished:
+    """What an error of HDFS's client says of one file. It names the Java exception that the name node raised."""
+    text = str(error).split("\\n")[0].split("\n")[0]
+    if isinstance(error, TimeoutError):
+        return Finished(outcome=Outcome.RETRY, reason=f"{path}: {text}")
+    if isinstance(error, OSError):
+        return Finished(outcome=Outcome.RETRY, reason=f"{path}: {type(error).__name__}: {text}")
+    for name, (outcome, sentence) in _HDFS.items():
+        if name in text:
+            return Finished(outcome=outcome, reason=f"{path}: {name}: {sentence}")
+    return Finished(outcome=Outcome.UNKNOWN, reason=f"{path}: no error that this call is known to give: {text}")
+
+
 def before_publish(files: Sequence[tuple[str, Standing]]) -> Finished | None:
     """What is known of a transaction of several files before one is published; None if it has to be published.
 

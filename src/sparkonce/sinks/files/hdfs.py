@@ -1,0 +1,413 @@
+"""A folder in HDFS, through the client ``hdfs-native``, which needs no Java.
+
+A file is held back under ``.sparkonce/held`` and published by a rename that fails if its target exists: the name node
+does that in one step of its own log. So a sealed file always has exactly one of its two names.
+
+The client repeats requests for minutes on its own. Each request here is waited for up to a deadline; what has not
+answered by then may still be done later, which is as good: it does what was decided, or nothing.
+"""
+
+from __future__ import annotations
+
+import queue
+import secrets
+import threading
+import time
+import uuid
+import zlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeoutError
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar, cast
+from urllib.parse import unquote, urlsplit
+
+from sparkonce.errors import ConfigurationError, PreflightError, PrepareError, UnknownOutcomeError
+from sparkonce.protocol.outcomes import Finished, Outcome
+from sparkonce.sinks.files.local import ChecksumStream
+from sparkonce.sinks.files.outcomes import FOREIGN, MISSING, of_hdfs_error
+from sparkonce.sinks.files.store import HIDDEN, Fields, FileStore, Held, HeldFile, Standing, name_in
+
+if TYPE_CHECKING:
+    from sparkonce.protocol.ownership import TransactionName
+
+DEADLINE_S = 20.0
+_THREADS = 8
+_BUFFER_BYTES = 1 << 20
+
+Given = TypeVar("Given")
+Answer = TypeVar("Answer")
+
+
+class HdfsStore(FileStore):
+    """See `FileStore`.
+
+    Args:
+        url: ``hdfs://host:port/path``, or with a name service that the configuration knows instead of host and port.
+        config: Hadoop's settings; what is not among them is read from ``HADOOP_CONF_DIR``.
+        config_dir: Where Hadoop's XML files are, instead of ``HADOOP_CONF_DIR``.
+        deadline_s: How long one call waits for the cluster; a seal, which sends the last megabytes, six times that.
+        replication: Of new files; None for the cluster's default.
+        kerberos: ``kerberos_principal``, ``kerberos_keytab`` and ``kerberos_cache`` of the client.
+
+    Raises:
+        ConfigurationError: if the client is not installed, or does not accept the settings.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        config: Mapping[str, str] | None = None,
+        config_dir: str | None = None,
+        deadline_s: float = DEADLINE_S,
+        replication: int | None = None,
+        **kerberos: str,
+    ) -> None:
+        try:
+            from hdfs_native import Client, WriteOptions
+        except ImportError as error:
+            raise ConfigurationError(
+                f"path={url!r} needs the package hdfs-native.", next_step="pip install 'sparkonce[hdfs]'"
+            ) from error
+        parts = urlsplit(url)
+        self._root = "/" + unquote(parts.path).strip("/")
+        self.location = f"hdfs://{parts.netloc}{self._root}".rstrip("/")
+        self._held = f"{self._root.rstrip('/')}/{HIDDEN}/held"
+        self._deadline_s = deadline_s
+        self._options = WriteOptions(replication=replication, overwrite=False, create_parent=False)
+        try:
+            self._client = Client(f"hdfs://{parts.netloc}", dict(config or {}), config_dir, **kerberos)
+        except (ValueError, RuntimeError) as error:
+            raise ConfigurationError(
+                f"path={url!r} cannot be used: {error}.", next_step="Correct the address or store_options."
+            ) from error
+
+    # --- asking -----------------------------------------------------------------------------------------------------
+
+    def _ask(self, what: str, call: Callable[[], Answer]) -> Answer:
+        """Waits up to the deadline for one answer.
+
+        Raises:
+            UnknownOutcomeError: if none came, or one that says nothing of the file.
+        """
+        (done,) = within(self._deadline_s, [call])
+        if isinstance(done, BaseException):
+            if isinstance(done, FileNotFoundError | FileExistsError):
+                raise done
+            raise UnknownOutcomeError(
+                f"{self.location}: {what} failed: {_first_line(done)}",
+                next_step="See whether the name node runs and can be reached.",
+            ) from done
+        return done
+
+    def _path(self, path: str) -> str:
+        return f"{self._root.rstrip('/')}/{path}"
+
+    def check(self) -> Mapping[str, str]:
+        """See `FileStore.check`. Makes the folder if it is missing, and renames a file there."""
+        probe, second = f"{self._held}/probe-{secrets.token_hex(6)}", self._path(f".probe-{secrets.token_hex(6)}")
+
+        def attempt() -> str:
+            self._client.mkdirs(self._held, 0o755, True)
+            identity = self._identity()
+            self._client.create(probe, self._options).close()
+            self._client.rename(probe, second, False)
+            self._client.delete(second)
+            return identity
+
+        (done,) = within(self._deadline_s, [attempt])
+        if isinstance(done, BaseException):
+            raise PreflightError(
+                f"path={self.location!r} cannot be written to: {_first_line(done)}",
+                next_step="See whether the name node runs, the address is right, and this user may write there.",
+                setting="path",
+            ) from done
+        return {"folder": done}
+
+    def _identity(self) -> str:
+        path = self._path(f"{HIDDEN}/id")
+        with suppress(FileNotFoundError):
+            return str(bytes(self._client.read(path).read()), "ascii")
+        temporary = f"{path}-{secrets.token_hex(6)}"
+        with self._client.create(temporary, self._options) as file:
+            file.write(uuid.uuid4().hex.encode())
+        try:
+            self._client.rename(temporary, path, False)
+        except FileExistsError:
+            self._client.delete(temporary)
+        return str(bytes(self._client.read(path).read()), "ascii")
+
+    # --- files ------------------------------------------------------------------------------------------------------
+
+    def hold(self, name: TransactionName, path: str) -> HeldFile:  # noqa: ARG002 - the path holds it
+        """See `FileStore.hold`."""
+        held = f"{self._held}/{path.rpartition('/')[2]}"
+        (file,) = within(self._deadline_s, [lambda: self._client.create(held, self._options)])
+        if isinstance(file, BaseException):
+            raise _unwritten(held, file)
+        return HdfsHeldFile(self, self._client, held, file, path, self._deadline_s * 6)
+
+    def look(self, files: Sequence[Fields]) -> Sequence[Standing]:
+        """See `FileStore.look`."""
+        found = within(self._deadline_s, [lambda one=one: self._look(one) for one in files])  # type: ignore[misc]
+        lost = [one for one in found if isinstance(one, BaseException)]
+        if lost:
+            raise UnknownOutcomeError(f"{self.location}: {_first_line(lost[0])}")
+        return [one for one in found if not isinstance(one, BaseException)]
+
+    def _look(self, fields: Fields) -> Standing:
+        if self._length(f"{self._held}/{fields['held']}") is not None:
+            return Standing.HELD
+        final = self._path(str(fields["path"]))
+        if self._length(final) is None:
+            return Standing.GONE
+        return Standing.PUBLISHED if self._matches(final, fields) else Standing.UNKNOWN
+
+    def publish(self, files: Sequence[Fields]) -> Sequence[Finished]:
+        """See `FileStore.publish`."""
+        folders = sorted({str(one["path"]).rpartition("/")[0] for one in files} - {""})
+        made = dict(zip(folders, self._each(self._make, folders), strict=True))
+        going = [one for one in files if str(one["path"]).rpartition("/")[0] not in made or _is_made(made, one)]
+        answers = dict(zip(map(id, going), self._each(self._rename, going), strict=True))
+        return [answers.get(id(one)) or made[str(one["path"]).rpartition("/")[0]] for one in files]
+
+    def _make(self, folder: str) -> Finished:
+        self._client.mkdirs(self._path(folder), 0o755, True)
+        return Finished(outcome=Outcome.COMMITTED)
+
+    def _rename(self, fields: Fields) -> Finished:
+        held, final = f"{self._held}/{fields['held']}", self._path(str(fields["path"]))
+        try:
+            self._client.rename(held, final, False)
+        except FileExistsError:
+            return Finished(outcome=Outcome.UNKNOWN, reason=f"{final}: {FOREIGN}")
+        except FileNotFoundError:
+            return self._without_held(fields, held, final)
+        return Finished(outcome=Outcome.COMMITTED)
+
+    def _without_held(self, fields: Fields, held: str, final: str) -> Finished:
+        if self._length(final) is not None:
+            if self._matches(final, fields):
+                return Finished(outcome=Outcome.ALREADY_COMMITTED)
+            return Finished(outcome=Outcome.UNKNOWN, reason=f"{final}: {FOREIGN}")
+        if self._length(held) is not None:
+            return Finished(outcome=Outcome.RETRY, reason=f"{final}: somebody deleted its folder, which is made again.")
+        try:
+            self._client.get_file_info(self._held)
+        except FileNotFoundError:
+            # Not one file is missing but all: it is another cluster, or the whole folder is gone.
+            return Finished(outcome=Outcome.UNKNOWN, reason=f"{self._held} is not there: is this the right cluster?")
+        return Finished(outcome=Outcome.LOST, reason=f"{final}: {MISSING}")
+
+    def discard(self, files: Sequence[Fields]) -> Sequence[Finished]:
+        """See `FileStore.discard`. A writer that still writes to a deleted file cannot close it any more."""
+        return self._each(self._discard, files)
+
+    def _discard(self, fields: Fields) -> Finished:
+        deleted = self._client.delete(f"{self._held}/{fields['held']}")
+        if not deleted and "path" in fields and self._matches(self._path(str(fields["path"])), fields):
+            return Finished(outcome=Outcome.ALREADY_COMMITTED)
+        return Finished(outcome=Outcome.ABORTED)
+
+    def list_held(self) -> Iterable[Held]:
+        """See `FileStore.list_held`."""
+        for base in self._list(self._held):
+            name = name_in(base)
+            if name is not None:
+                yield Held(name=name, fields={"held": base})
+
+    def put(self, path: str, content: bytes) -> None:
+        """See `FileStore.put`."""
+        final, temporary = self._path(path), self._path(f"{HIDDEN}/put-{secrets.token_hex(6)}")
+
+        def attempt() -> None:
+            self._client.mkdirs(final.rpartition("/")[0], 0o755, True)
+            with self._client.create(temporary, self._options) as file:
+                file.write(content)
+                file.hsync()
+            self._client.rename(temporary, final, True)
+
+        self._ask(f"writing {path}", attempt)
+
+    def get(self, path: str) -> bytes | None:
+        """See `FileStore.get`."""
+        try:
+            return self._ask(f"reading {path}", lambda: bytes(self._client.read(self._path(path)).read()))
+        except FileNotFoundError:
+            return None
+
+    def list_names(self, folder: str) -> Sequence[str]:
+        """See `FileStore.list_names`."""
+        return self._list(self._path(folder))
+
+    def _list(self, folder: str) -> list[str]:
+        def attempt() -> list[str]:
+            return [one.path.rpartition("/")[2] for one in self._client.list_status(folder) if not one.isdir]
+
+        try:
+            return self._ask(f"listing {folder}", attempt)
+        except FileNotFoundError:
+            return []
+
+    def delete(self, paths: Sequence[str]) -> None:
+        """See `FileStore.delete`."""
+        for path in paths:
+            self._ask(f"deleting {path}", lambda path=path: self._client.delete(self._path(path)))  # type: ignore[misc]
+
+    def _each(self, call: Callable[[Any], Finished], items: Sequence[Any]) -> list[Finished]:
+        found = within(self._deadline_s, [lambda one=one: call(one) for one in items])  # type: ignore[misc]
+        return [
+            of_hdfs_error(one, _named(item)) if isinstance(one, BaseException) else one
+            for one, item in zip(found, items, strict=True)
+        ]
+
+    def _length(self, path: str) -> int | None:
+        try:
+            found = self._client.get_file_info(path)
+        except FileNotFoundError:
+            return None
+        return -1 if found.isdir else int(found.length)
+
+    def _matches(self, path: str, fields: Fields) -> bool:
+        if self._length(path) != fields["size"]:
+            return False
+        crc = 0
+        for chunk in self._client.read(path).read_range_stream(0, int(fields["size"])):
+            crc = zlib.crc32(chunk, crc)
+        return f"crc32:{crc:08x}" == fields["checksum"]
+
+
+class HdfsHeldFile(HeldFile):
+    """A file under ``.sparkonce/held``."""
+
+    def __init__(self, store: HdfsStore, client: Any, held: str, file: Any, path: str, deadline_s: float) -> None:
+        self._store = store
+        self._client = client
+        self._held = held
+        self._path = path
+        self._deadline_s = deadline_s
+        self._buffer = _Buffered(file, held, deadline_s)
+        self._stream = ChecksumStream(self._buffer, held)
+
+    @property
+    def stream(self) -> BinaryIO:
+        """See `HeldFile.stream`."""
+        return cast("BinaryIO", self._stream)
+
+    def size(self) -> int:
+        """See `HeldFile.size`."""
+        return self._stream.size
+
+    def seal(self) -> Fields:
+        """See `HeldFile.seal`. Every replica is on its disk (hsync), and the name node has the whole file (close).
+
+        A sweep may have deleted it under a copy that slept: then both say that there is no such file.
+        """
+
+        def attempt() -> int:
+            self._buffer.flush()
+            self._buffer.file.hsync()
+            self._buffer.file.close()
+            return int(self._client.get_file_info(self._held).length)
+
+        (length,) = within(self._deadline_s, [attempt])
+        if isinstance(length, BaseException):
+            raise _unwritten(self._held, length)
+        if length != self._stream.size:
+            raise PrepareError(f"{self._held} has {length} of the {self._stream.size} bytes that were written.")
+        return {
+            "path": self._path,
+            "held": self._held.rpartition("/")[2],
+            "size": length,
+            "checksum": self._stream.checksum,
+        }
+
+    def discard(self) -> None:
+        """See `HeldFile.discard`."""
+
+        def attempt() -> None:
+            with suppress(Exception):
+                self._buffer.file.close()
+            self._client.delete(self._held)
+
+        within(self._deadline_s / 6, [attempt])
+
+
+class _Buffered:
+    """Gives the client a megabyte at a time: each call costs a journey out of Python."""
+
+    def __init__(self, file: Any, path: str, deadline_s: float) -> None:
+        self.file = file
+        self._path = path
+        self._deadline_s = deadline_s
+        self._waiting = bytearray()
+
+    def write(self, data: Any) -> None:
+        self._waiting += data
+        if len(self._waiting) >= _BUFFER_BYTES:
+            (done,) = within(self._deadline_s, [self.flush])
+            if isinstance(done, BaseException):
+                raise _unwritten(self._path, done)
+
+    def flush(self) -> None:
+        full, self._waiting = self._waiting, bytearray()
+        self.file.write(bytes(full))
+
+
+def within(deadline_s: float, calls: Sequence[Callable[[], Answer]]) -> list[Answer | BaseException]:
+    """What each call returned or raised; `TimeoutError` for those that have not by the deadline.
+
+    They run beside each other in threads that do not keep the process alive.
+    """
+    give_up_at = time.monotonic() + deadline_s
+    waiting: queue.SimpleQueue[tuple[Future[Answer], Callable[[], Answer]]] = queue.SimpleQueue()
+    futures: list[Future[Answer]] = []
+    for call in calls:
+        futures.append(Future())
+        waiting.put((futures[-1], call))
+
+    def work() -> None:
+        while time.monotonic() < give_up_at:
+            try:
+                future, call = waiting.get_nowait()
+            except queue.Empty:
+                return
+            try:
+                future.set_result(call())
+            except BaseException as error:  # noqa: BLE001 - whoever waits gets it
+                future.set_exception(error)
+
+    for _ in range(min(_THREADS, len(calls))):
+        threading.Thread(target=work, name="hdfs", daemon=True).start()
+    return [_answer(future, give_up_at, deadline_s) for future in futures]
+
+
+def _answer(future: Future[Any], give_up_at: float, deadline_s: float) -> Any:
+    try:
+        return future.result(max(0.0, give_up_at - time.monotonic()))
+    except FutureTimeoutError:
+        return TimeoutError(f"no answer within {deadline_s:g} s")
+    except BaseException as error:  # noqa: BLE001 - the call's own
+        return error
+
+
+def _named(item: Any) -> str:
+    """A folder, or what is known of a file."""
+    return item if isinstance(item, str) else str(item.get("path") or item["held"])
+
+
+def _is_made(made: Mapping[str, Finished], fields: Fields) -> bool:
+    return made[str(fields["path"]).rpartition("/")[0]].outcome is Outcome.COMMITTED
+
+
+def _unwritten(path: str, error: BaseException) -> PrepareError:
+    return PrepareError(
+        f"{path} could not be written: {_first_line(error)}",
+        next_step="See whether the cluster runs and has room; nothing of the batch became visible.",
+        path=path,
+    )
+
+
+def _first_line(error: BaseException) -> str:
+    return f"{type(error).__name__}: {str(error).split(chr(10))[0]}"

@@ -1,0 +1,73 @@
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterator, Sequence
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hdfs_native import Client
+
+from conformance.files_suite import ConcludingSink, FilesSuite
+from sparkonce.errors import SparkonceError
+from sparkonce.protocol.handles import Handle
+from sparkonce.sinks.files.handle import read_handle
+from sparkonce.testing.servers.hdfs import Hdfs
+
+
+@pytest.fixture(scope="module")
+def hdfs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hdfs]:
+    try:
+        server = Hdfs(tmp_path_factory.mktemp("hdfs") / "data")
+    except SparkonceError as error:
+        pytest.skip(f"HDFS cannot be had here: {error.message}")
+    with server:
+        yield server
+
+
+class HdfsSuite(FilesSuite):
+    def settle(self, server: Hdfs) -> None:
+        self.server = server
+        self.client = Client(server.url)
+        self.folder = f"/out-{secrets.token_hex(6)}"
+
+    def make(self, **settings: object) -> ConcludingSink:
+        return ConcludingSink(
+            f"{self.server.url}{self.folder}",
+            partition_by=self.partition_by,
+            max_file_bytes=self.max_file_bytes,
+            **settings,  # type: ignore[arg-type]
+        )
+
+    def visible(self) -> Sequence[int]:
+        found: list[int] = []
+        for status in self.client.list_status(self.folder, recursive=True):
+            hidden = any(part.startswith((".", "_")) for part in status.path.split("/"))
+            if not status.isdir and not hidden:
+                content = self.client.read(status.path).read()
+                found += pq.read_table(pa.BufferReader(content)).column("number").to_pylist()
+        return found
+
+    def expire(self, handle: Handle) -> bool:
+        for one in read_handle(handle).files or ():
+            self.client.delete(f"{self.folder}/.sparkonce/held/{one['held']}")
+        return True
+
+
+class TestHdfs(HdfsSuite):
+    @pytest.fixture(autouse=True)
+    def _hdfs(self, hdfs: Hdfs) -> None:
+        self.settle(hdfs)
+
+    def restart_server(self) -> bool:
+        self.server.restart()
+        return True
+
+
+class TestManyFilesOnHdfs(HdfsSuite):
+    partition_by = ("part",)
+    max_file_bytes = 1
+
+    @pytest.fixture(autouse=True)
+    def _hdfs(self, hdfs: Hdfs) -> None:
+        self.settle(hdfs)

@@ -1,0 +1,118 @@
+from __future__ import annotations
+
+import base64
+import csv
+import datetime as dt
+import io
+import json
+import math
+from decimal import Decimal
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from sparkonce.errors import PrepareError
+from sparkonce.sinks.files.cells import csv_header, csv_lines, json_lines, text_lines
+
+UTC = dt.timezone.utc
+STRINGS = ['a"b', "back\\slash", "tab\tline\nend\r", "".join(map(chr, range(32))), "é😀\u2028", "", None, "plain"]
+
+
+def parsed(column: pa.Array) -> list[Any]:
+    rows = pa.record_batch({"x": column})
+    text = bytes(json_lines(rows)).decode()
+    assert text.count("\n") == len(column), "one line a row, whatever is in it"
+    assert list(json.loads(line)) == ["x"] if (line := text.split("\n")[0]) else not len(column)
+    return [json.loads(line, parse_float=str)["x"] for line in text.split("\n")[:-1]]
+
+
+def test_strings_are_escaped() -> None:
+    assert parsed(pa.array(STRINGS)) == STRINGS
+    assert parsed(pa.array(STRINGS, pa.large_string())) == STRINGS
+
+
+@pytest.mark.parametrize(
+    ("column", "wanted"),
+    [
+        (pa.array([1, None, -128], pa.int8()), [1, None, -128]),
+        (pa.array([2**63 - 1, -(2**63)], pa.int64()), [2**63 - 1, -(2**63)]),
+        (pa.array([True, None, False]), [True, None, False]),
+        (pa.array([dt.date(2020, 2, 29), None]), ["2020-02-29", None]),
+        (pa.array([1_700_000_000_123_456, None], pa.timestamp("us", "UTC")), ["2023-11-14T22:13:20.123456Z", None]),
+        (pa.array([0], pa.timestamp("us")), ["1970-01-01T00:00:00.000000"]),
+        (pa.array([-62_135_596_800_000_000], pa.timestamp("us")), ["0001-01-01T00:00:00.000000"]),
+        (pa.array([[1, None], [], None], pa.list_(pa.int32())), [[1, None], [], None]),
+        (pa.array([[["x"], None], [[]]], pa.list_(pa.list_(pa.string()))), [[["x"], None], [[]]]),
+        (
+            pa.array([{"a": 1, 'q"': ["y"]}, None, {"a": None, 'q"': None}], pa.struct({"a": "int8", 'q"': pa.list_(pa.string())})),  # noqa: E501
+            [{"a": 1, 'q"': ["y"]}, None, {"a": None, 'q"': None}],
+        ),
+    ],
+)  # fmt: skip
+def test_values_are_read_back(column: pa.Array, wanted: list[Any]) -> None:
+    assert parsed(column) == wanted
+    assert parsed(column.slice(1)) == wanted[1:], "an array that begins in the middle of its memory"
+
+
+def test_floats_have_the_shortest_digits_that_give_them_again() -> None:
+    values = [1.0, -0.0, 0.1, 1e300, 5e-324, 123456789012345680.0, 1e16]
+    told = parsed(pa.array(values))
+    assert [float(one) for one in told] == values
+    assert told[0] == "1.0", "a reader that guesses types must not take it for an integer"
+    assert parsed(pa.array([math.nan, math.inf, -math.inf, None])) == ["NaN", "Infinity", "-Infinity", None]
+    assert [pa.scalar(float(one), pa.float32()).as_py() for one in parsed(pa.array([0.1, 3.4e38], pa.float32()))] == [
+        pa.scalar(0.1, pa.float32()).as_py(),
+        pa.scalar(3.4e38, pa.float32()).as_py(),
+    ]
+
+
+def test_decimals_have_all_digits_and_no_exponent() -> None:
+    values = ["0.0000000001", "-0.0000000001", "-9999999999999999999999999999.9999999999", "0", "12.5"]
+    column = pa.array([Decimal(one) for one in values], pa.decimal128(38, 10))
+    told = parsed(column)
+    assert [Decimal(one) for one in told] == column.to_pylist()
+    assert not any("E" in one or "e" in one for one in told)
+
+
+@pytest.mark.parametrize("kind", [pa.binary(), pa.large_binary()])
+def test_bytes_are_base64(kind: pa.DataType) -> None:
+    values = [bytes(range(size)) for size in range(20)] + [None, b"", b"\xff" * 301]
+    wanted = [None if one is None else base64.b64encode(one).decode() for one in values]
+    assert parsed(pa.array(values, kind)) == wanted
+    assert parsed(pa.array(values, kind).slice(5, 17)) == wanted[5:22]
+    assert parsed(pa.array([], kind)) == []
+
+
+def test_csv_tells_null_from_an_empty_string() -> None:
+    rows = pa.record_batch(
+        {
+            "text": STRINGS,
+            "n": pa.array([1, None] * 4, pa.int16()),
+            "f": pa.array([math.nan, 1.0] * 4),
+            "at": pa.array([0, None] * 4, pa.timestamp("us", "UTC")),
+        }
+    )
+    content = (csv_header(rows.schema.names, ";") + bytes(csv_lines(rows, ";"))).decode()
+    read = list(csv.reader(io.StringIO(content, newline=""), delimiter=";"))
+    assert read[0] == ["text", "n", "f", "at"]
+    assert [row[0] for row in read[1:]] == [one or "" for one in STRINGS]
+    assert [row[1:] for row in read[1:3]] == [["1", "NaN", "1970-01-01T00:00:00.000000Z"], ["", "1.0", ""]]
+    lines = bytes(csv_lines(rows.slice(5, 2), ";")).decode().split("\n")
+    assert lines[0].startswith('"";'), "an empty string is quoted"
+    assert lines[1].startswith(";"), "a null is nothing"
+
+
+def test_csv_quotes_names() -> None:
+    assert csv_header(['a"b', "c,d"], ",") == b'"a""b","c,d"\n'
+
+
+def test_a_line_of_text_is_a_row() -> None:
+    rows = pa.record_batch({"value": ["one", "", "é"]})
+    assert bytes(text_lines(rows)).decode() == "one\n\né\n"
+
+
+@pytest.mark.parametrize(("value", "said"), [("a\nb", "line's end"), ("a\r", "line's end"), (None, "null")])
+def test_text_that_would_not_be_read_back_is_refused(value: str | None, said: str) -> None:
+    with pytest.raises(PrepareError, match=f"'value'.*{said}"):
+        text_lines(pa.record_batch({"value": pa.array(["fine", value])}))

@@ -1,0 +1,144 @@
+from __future__ import annotations
+
+import datetime as dt
+from decimal import Decimal
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from sparkonce.protocol.outcomes import Finished, Outcome
+from sparkonce.protocol.ownership import Token, TransactionName
+from sparkonce.sinks.files.outcomes import before_publish, of_abort, of_commit, of_error, of_hdfs_error
+from sparkonce.sinks.files.partitions import escape, folder_of, split, values_of
+from sparkonce.sinks.files.store import Standing, file_path, name_in
+
+ODD = "a/b=c:d%e'f\"g*h?i\\j{k[l]m^n#o\n"
+
+
+def test_odd_characters_are_escaped_as_spark_does() -> None:
+    assert escape(ODD) == "a%2Fb%3Dc%3Ad%25e%27f%22g%2Ah%3Fi%5Cj%7Bk%5Bl%5Dm%5En%23o%0A"
+    assert escape("plain é 😀 + & ~ } ,") == "plain é 😀 + & ~ } ,"
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (None, "__HIVE_DEFAULT_PARTITION__"),
+        ("", "__HIVE_DEFAULT_PARTITION__"),
+        (True, "true"),
+        (-5, "-5"),
+        (dt.date(2024, 2, 29), "2024-02-29"),
+        (Decimal("0.0000000001"), "0.0000000001"),
+        (Decimal("12.50"), "12.50"),
+    ],
+)
+def test_values_name_folders(value: object, text: str) -> None:
+    assert folder_of(["x"], [value]) == f"x={text}"
+
+
+def test_folders_are_read_back() -> None:
+    folder = folder_of(["a=b", "c", "d"], [ODD, None, 3])
+    assert values_of(folder) == {"a=b": ODD, "c": None, "d": "3"}
+
+
+def test_rows_are_split_and_keep_their_order() -> None:
+    names = ["x", None, "y", "x", "", "y"] * 50
+    days = [dt.date(2024, 1, 1 + number % 3) for number in range(300)]
+    rows = pa.table({"id": range(300), "s": names, "day": days})
+    found = dict(split(pa.concat_tables([rows.slice(0, 100), rows.slice(100)]), ["s", "day"]))
+    assert set(found) == {folder_of(["s", "day"], [s, day]) for s, day in zip(names, days, strict=True) if s != ""}
+    for folder, part in found.items():
+        ids = part.column("id").to_pylist()
+        assert part.column_names == ["id"]
+        assert [folder_of(["s", "day"], [names[one], days[one]]) for one in ids] == [folder] * len(ids)
+        own = [one for one in ids if names[one] is None], [one for one in ids if names[one] is not None]
+        assert all(part == sorted(part) for part in own)
+
+
+def test_many_partitions_of_many_columns() -> None:
+    numbers = np.arange(70_000)
+    rows = pa.table({"id": numbers, "a": numbers, "b": numbers % 7})
+    parts = list(split(rows, ["a", "b"]))
+    assert len(parts) == 70_000
+    assert parts[69_999][0] == "a=69999/b=6"
+    assert parts[69_999][1].column("id").to_pylist() == [69_999]
+
+
+def test_a_files_name_says_whose_it_is() -> None:
+    name = TransactionName(
+        prefix="files.eu-1", query="0123456789ab", token=Token(7, "deadbeef"), batch=3, slot=4, copy="a" * 12
+    )
+    for number, extension in ((0, ".parquet"), (12, ".csv.gz")):
+        path = file_path("day=2024-01-01/part-x=1", name, number, extension)
+        assert name_in(path) == name
+    assert name_in("part-00000-1234.parquet") is None
+    assert name_in(str(name)) is None
+
+
+# --- outcomes -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("standings", "wanted"),
+    [
+        ("HH", None),
+        ("HP", None),
+        ("PP", Outcome.ALREADY_COMMITTED),
+        ("HG", Outcome.LOST),
+        ("GG", Outcome.LOST),
+        ("PG", Outcome.UNKNOWN),
+        ("HPG", Outcome.UNKNOWN),
+        ("HU", Outcome.UNKNOWN),
+        ("GU", Outcome.UNKNOWN),
+    ],
+)
+def test_several_files_are_published_only_if_all_can_be(standings: str, wanted: Outcome | None) -> None:
+    kinds = {"H": Standing.HELD, "P": Standing.PUBLISHED, "G": Standing.GONE, "U": Standing.UNKNOWN}
+    found = before_publish([(f"file{number}", kinds[one]) for number, one in enumerate(standings)])
+    assert (found and found.outcome) == wanted
+
+
+def outcomes(text: str) -> list[Finished]:
+    kinds = {"C": Outcome.COMMITTED, "a": Outcome.ALREADY_COMMITTED, "L": Outcome.LOST, "R": Outcome.RETRY}
+    return [Finished(outcome={**kinds, "U": Outcome.UNKNOWN, "A": Outcome.ABORTED}[one]) for one in text]
+
+
+@pytest.mark.parametrize(
+    ("files", "wanted"),
+    [
+        ("C", Outcome.COMMITTED),
+        ("aa", Outcome.ALREADY_COMMITTED),
+        ("Ca", Outcome.COMMITTED),
+        ("CR", Outcome.RETRY),
+        ("L", Outcome.LOST),
+        ("LL", Outcome.LOST),
+        ("LC", Outcome.UNKNOWN),
+        ("LR", Outcome.UNKNOWN),
+        ("UC", Outcome.UNKNOWN),
+    ],
+)
+def test_the_files_of_a_transaction_make_one_outcome(files: str, wanted: Outcome) -> None:
+    assert of_commit(outcomes(files)).outcome is wanted
+
+
+@pytest.mark.parametrize(
+    ("files", "wanted"),
+    [("AA", Outcome.ABORTED), ("Aa", Outcome.ALREADY_COMMITTED), ("AR", Outcome.RETRY), ("aU", Outcome.UNKNOWN)],
+)
+def test_the_files_of_an_abort_make_one_outcome(files: str, wanted: Outcome) -> None:
+    assert of_abort(outcomes(files)).outcome is wanted
+
+
+def test_what_is_not_listed_is_unknown() -> None:
+    assert of_error(OSError(9999, "odd"), "/x").outcome is Outcome.UNKNOWN
+    assert of_error(OSError("no number"), "/x").outcome is Outcome.UNKNOWN
+    assert of_error(OSError(28, "full"), "/x") == Finished(
+        outcome=Outcome.RETRY,
+        reason="/x: ENOSPC: The disk is full, and a new name needs room in its folder, too: free some.",
+    )
+    assert of_hdfs_error(RuntimeError("RPCError(odd)"), "/x").outcome is Outcome.UNKNOWN
+    assert of_hdfs_error(TimeoutError("no answer"), "/x").outcome is Outcome.RETRY
+    denied = RuntimeError('RPCError("org.apache.hadoop.security.AccessControlException", "Permission denied\\n\\tat")')
+    assert of_hdfs_error(denied, "/x").outcome is Outcome.UNKNOWN
+    assert "let this user write" in of_hdfs_error(denied, "/x").reason
