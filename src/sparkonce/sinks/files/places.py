@@ -51,11 +51,9 @@ def open_store(path: str, options: Mapping[str, Any]) -> FileStore:
 
             return HdfsStore(path, **options)
         if scheme == "s3":
-            from sparkonce.sinks.files.s3 import S3Store  # type: ignore[import-not-found,unused-ignore]
+            from sparkonce.sinks.files.s3 import S3Store
 
-            parts = urlsplit(path)
-            store: FileStore = S3Store(parts.netloc, unquote(parts.path).strip("/"), **options)
-            return store
+            return S3Store(path, options)
         from sparkonce.sinks.files.local import LocalStore
 
         if options:

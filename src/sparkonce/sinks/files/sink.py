@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 _NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]*")
+_TIMEOUT = "timeout_s"
 
 
 class FilesSink(TwoPhaseCommitSink):
@@ -63,6 +64,7 @@ class FilesSink(TwoPhaseCommitSink):
         self.manifest = manifest
         self.store_options = dict(store_options or {})
         self.encoding = choose(format, compression, dict(options or {}))
+        self._found: tuple[str, ...] = ()
         scheme_of(self.path)
         self._check()
 
@@ -99,6 +101,8 @@ class FilesSink(TwoPhaseCommitSink):
             found.append(f"{self.path} is on a disk that keeps what fsync was called for")
         if scheme == "hdfs":
             found.append("not all datanodes that hold a block of a new file lose power at once")
+        if scheme == "s3":
+            found += self._found or open_store(self.path, self.store_options).conditions()
         found.append("nobody deletes anything under .sparkonce in the sink's path while a batch is not committed")
         whole = "take the files that sparkonce.whole_batches names" if self.manifest else "wait for the batch's end"
         found.append(f"readers that must not see some files of a batch and not yet the others {whole}")
@@ -115,9 +119,13 @@ class FilesSink(TwoPhaseCommitSink):
         store = open_store(self.path, self.store_options)
         try:
             place = store.check()
+            self._found = tuple(store.conditions())
+            timeout_s = store.timeout_s()
         finally:
             store.close()
         facts = {**place, "prefix": self.name}
+        if timeout_s is not None:
+            facts[_TIMEOUT] = str(timeout_s)
         for name, value in place.items():
             before = (recorded or {}).get(name, value)
             if before != value:
@@ -129,6 +137,10 @@ class FilesSink(TwoPhaseCommitSink):
                     setting="path",
                 )
         return facts
+
+    def transaction_timeout_s(self, facts: Facts) -> float | None:
+        """How long the place keeps files that are held back, for example by a bucket's lifecycle rule."""
+        return float(facts[_TIMEOUT]) if _TIMEOUT in facts and self.guarantee is Guarantee.EXACTLY_ONCE else None
 
     def writer(self, context: WriterContext) -> SinkWriter:
         """Opens nothing but the store."""

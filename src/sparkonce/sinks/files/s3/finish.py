@@ -60,18 +60,26 @@ class Finisher:
         standing = look(self._client, str(fields["bucket"]), key_of(fields))
         return after_look(answer.code, standing, fields)
 
-    def see(self, fields: Fields) -> Standing:
-        """Where the file stands. The upload is asked first: what was completed since is seen by the look."""
+    def see(self, fields: Fields) -> Standing | Finished:
+        """Where the file stands. The upload is asked first: what was completed since is seen by the look.
+
+        Returns:
+            RETRY or UNKNOWN, with its reason, if the store does not say.
+        """
         etags = self._list_parts(fields)
         if not isinstance(etags, Answer):
             whole = str(fields["etags"]) in (",".join(etags), f"sha256:{hash_of(etags)}")
             return Standing.HELD if whole else Standing.UNKNOWN
         if etags != NO_UPLOAD:
-            return Standing.UNKNOWN
-        finished = after_look(NO_SUCH_UPLOAD, look(self._client, str(fields["bucket"]), key_of(fields)), fields)
+            return read(etags, "ListParts")
+        present = look(self._client, str(fields["bucket"]), key_of(fields))
+        finished = after_look(NO_SUCH_UPLOAD, present, fields)
         if finished.outcome is Outcome.LOST:
             return Standing.GONE
-        return Standing.PUBLISHED if finished.outcome is Outcome.ALREADY_COMMITTED else Standing.UNKNOWN
+        if finished.outcome is Outcome.ALREADY_COMMITTED:
+            return Standing.PUBLISHED
+        told = isinstance(present, Present) or present.deleted
+        return Standing.UNKNOWN if told else finished
 
     def give_up(self, fields: Fields) -> Finished:
         """Aborts the upload, and again until no part is left: one may arrive while it is aborted (S3's manual)."""

@@ -15,7 +15,7 @@ MIB = 1024 * 1024
 SMALLEST_PART_BYTES = 5 * MIB
 """S3's own limit for every part but the last."""
 
-_LOCATION = re.compile(r"s3a?://(?P<bucket>[^/]+)(?:/(?P<prefix>.*))?", re.DOTALL)
+_LOCATION = re.compile(r"s3[an]?://(?P<bucket>[^/]+)(?:/(?P<prefix>.*))?", re.DOTALL)
 _STYLES = ("auto", "path", "virtual")
 _TYPES: Mapping[str, tuple[type, ...]] = {"str | None": (str,), "str": (str,), "bool": (bool,), "int": (int,)}
 _TYPES = {**_TYPES, "float": (float, int), "bool | str": (bool, str)}

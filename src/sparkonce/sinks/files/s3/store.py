@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+_ASK_AGAIN = "see whether the store can be reached, and with which rights."
 _AWS = re.compile(r"https?://s3[.a-z0-9-]*\.amazonaws\.com(\.cn)?/?")
 
 
@@ -106,8 +107,16 @@ class S3Store(FileStore):
         return S3HeldFile(self._uploader, self.prefix, path)
 
     def look(self, files: Sequence[Fields]) -> Sequence[Standing]:
-        """See `FileStore.look`. One request for a file that is held, two for others."""
-        return self._each(self._finisher().see, files)
+        """See `FileStore.look`. One request for a file that is held, two for others.
+
+        Raises:
+            UnknownOutcomeError: if the store does not say it of every file.
+        """
+        seen = self._each(self._finisher().see, files)
+        for one in seen:
+            if not isinstance(one, Standing):
+                raise UnknownOutcomeError(f"{self.location}: {one.reason}", next_step=_ASK_AGAIN)
+        return [one for one in seen if isinstance(one, Standing)]
 
     def publish(self, files: Sequence[Fields]) -> Sequence[Finished]:
         """See `FileStore.publish`."""
@@ -207,5 +216,5 @@ class S3Store(FileStore):
     def _unsure(self, request: str, answer: Answer) -> UnknownOutcomeError:
         return UnknownOutcomeError(
             f"{self.location}: {read(answer, request).reason}",
-            next_step="see whether the store can be reached, and with which rights.",
+            next_step=_ASK_AGAIN,
         )
