@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from sparkonce.sinks.kafka.sink import KafkaSink as KafkaSink
     from sparkonce.sinks.mysql.sink import MySQLSink as MySQLSink
     from sparkonce.sinks.postgres.sink import PostgresSink as PostgresSink
+    from sparkonce.sinks.redis.sink import RedisSink as RedisSink
     from sparkonce.sinks.write_ahead.apply import Applies as Applies
     from sparkonce.sinks.write_ahead.apply import ApplyToken as ApplyToken
     from sparkonce.sinks.write_ahead.apply import RefusedError as RefusedError
@@ -47,6 +48,7 @@ _HOMES = {
     "KafkaSink": "sparkonce.sinks.kafka.sink",
     "MySQLSink": "sparkonce.sinks.mysql.sink",
     "PostgresSink": "sparkonce.sinks.postgres.sink",
+    "RedisSink": "sparkonce.sinks.redis.sink",
     "RefusedError": "sparkonce.sinks.write_ahead.apply",
     "RetryLaterError": "sparkonce.sinks.write_ahead.apply",
     "SchemaRegistry": "sparkonce.avro.registry",
@@ -75,6 +77,7 @@ __all__ = [
     "KafkaSink",
     "MySQLSink",
     "PostgresSink",
+    "RedisSink",
     "RefusedError",
     "RetryLaterError",
     "SchemaRegistry",

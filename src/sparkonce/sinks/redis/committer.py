@@ -1,0 +1,314 @@
+"""The driver half of the Redis sink: has staged chunks applied, from any process, each of them once."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+from sparkonce.errors import UnknownOutcomeError
+from sparkonce.protocol.handles import Handle
+from sparkonce.protocol.outcomes import Finished, Outcome
+from sparkonce.protocol.ownership import Token, TransactionName
+from sparkonce.protocol.traces import Trace
+from sparkonce.sinks.base import Facts, Owner, SinkCommitter
+from sparkonce.sinks.redis import names, scripts
+from sparkonce.sinks.redis.applying import Applying
+from sparkonce.sinks.redis.hash_slots import HASH_SLOTS, unpack_slots
+from sparkonce.sinks.redis.names import Entry, Key, fields_of, ledger_key, ledger_of, single_key, slot_key
+from sparkonce.sinks.redis.nodes import Answer, Nodes, Request, run_script
+from sparkonce.sinks.redis.outcomes import Refusal, read_ledger, read_refusal
+from sparkonce.sinks.redis.writer import await_replicas
+
+KEPT_BATCHES = 200
+"""Of so many batches the ledger remembers what became of each transaction."""
+TIDY_EVERY_BATCHES = 50
+ATTEMPT_LIMIT_S = 30.0
+"""How long one call applies chunks before it answers RETRY; the next call goes on."""
+
+_NOTHING = Finished(outcome=Outcome.COMMITTED, reason="The slot had no rows: there is nothing to finish.")
+_SCAN_COUNT = 1000
+_DELETE_AT_ONCE = 500
+
+
+@dataclass(slots=True)
+class _Open:
+    """A transaction on its way to be committed."""
+
+    name: TransactionName
+    seen: int
+    verdict: Finished | None = None
+    slots: tuple[int, ...] = ()
+    is_prepared: bool = False
+    waited_ms: int = 0
+    lists: list[Key] = field(default_factory=list)
+
+
+class RedisCommitter(SinkCommitter):
+    """Commits and aborts by the transaction's name.
+
+    Args:
+        nodes: Connections of its own.
+        name: The sink's name, for the handles that `list_lingering` makes.
+        staging_ttl_s: How long staged rows live.
+        ledger_ttl_s: How long a query's ledger lives without a new transaction.
+        wait_replicas: How many replicas must have what is committed.
+    """
+
+    def __init__(
+        self, nodes: Nodes, name: str, *, staging_ttl_s: int, ledger_ttl_s: int, wait_replicas: int = 0
+    ) -> None:
+        self._nodes = nodes
+        self._cluster = nodes.place.cluster
+        self._name = name
+        self._staging_ttl_ms = staging_ttl_s * 1000
+        self._ledger_ttl_ms = ledger_ttl_s * 1000
+        self._wait_replicas = wait_replicas
+        self._commits: dict[str, int] = {}
+        self._tidied: dict[str, int] = {}
+
+    def commit(self, handles: Sequence[Handle]) -> Sequence[Finished]:
+        """See `SinkCommitter.commit`. What was applied by an earlier call is not applied again."""
+        given = {handle: self._named(handle) for handle in handles if handle.transaction}
+        going = [one for one in given.values() if isinstance(one, _Open)]
+        self._decide(going, "look" if self._cluster else "single")
+        if self._cluster:
+            self._look_at_lists([one for one in going if one.verdict is None and one.is_prepared])
+        self._apply([one for one in going if one.verdict is None])
+        self._conclude([one for one in going if one.verdict is None])
+        answers = {handle: one.verdict if isinstance(one, _Open) else one for handle, one in given.items()}
+        return [answers.get(handle, _NOTHING) or _NOTHING for handle in handles]
+
+    def abort(self, handles: Sequence[Handle]) -> Sequence[Finished]:
+        """See `SinkCommitter.abort`. The ledger keeps it: the writer can neither stage nor prepare any more."""
+        return [self._abort(handle) if handle.transaction else _NOTHING for handle in handles]
+
+    def list_lingering(self, owners: Sequence[Owner]) -> Sequence[Handle]:
+        """See `SinkCommitter.list_lingering`.
+
+        Raises:
+            UnknownOutcomeError: if the server does not say which transactions are open.
+        """
+        claimed: dict[tuple[str, str], set[Token]] = {}
+        for owner in owners:
+            if prefix := owner.facts.get("prefix"):
+                claimed.setdefault((prefix, owner.query), set()).add(owner.token)
+        return [
+            Handle(sink=self._name, slot=0, opened_ms=entry.begun_ms, transaction=fields_of(name, entry.seen))
+            for (prefix, query), tokens in claimed.items()
+            for name, entry in self._entries(ledger_key(prefix, query))
+            if entry.state in (names.OPEN, names.PREPARED) and name.belongs_to(prefix, query, frozenset(tokens))
+        ]
+
+    def list_traces(self, query: str, facts: Facts) -> Sequence[Trace]:
+        """See `SinkCommitter.list_traces`. The ledger remembers `KEPT_BATCHES` batches, for ``ledger_ttl_s``."""
+        prefix = facts.get("prefix")
+        if prefix is None:
+            return ()
+        return [
+            Trace(token=name.token, committed=fields_of(name, entry.seen), begun_ms=entry.begun_ms)
+            for name, entry in self._entries(ledger_key(prefix, query))
+            if entry.state in (names.COMMITTING, names.COMMITTED) and (name.prefix, name.query) == (prefix, query)
+        ]
+
+    def conclude(self, batch: int, handles: Sequence[Handle]) -> None:
+        """See `SinkCommitter.conclude`. Tidies the ledger now and then."""
+        known = (TransactionName.parse(str(handle[names.TRANSACTION])) for handle in handles if handle.transaction)
+        for ledger in {ledger_of(name) for name in known if name is not None}:
+            if batch - self._tidied.get(ledger.name, -TIDY_EVERY_BATCHES) >= TIDY_EVERY_BATCHES:
+                self._tidy(ledger, batch - KEPT_BATCHES)
+                self._tidied[ledger.name] = batch
+
+    def close(self) -> None:
+        """Closes the connections."""
+        self._nodes.close()
+
+    # --- commit -----------------------------------------------------------------------------------------------------
+
+    def _named(self, handle: Handle) -> _Open | Finished:
+        name = TransactionName.parse(str(handle[names.TRANSACTION]))
+        if name is None:
+            return Finished(
+                outcome=Outcome.UNKNOWN, reason=f"{handle[names.TRANSACTION]!r} is no name of a transaction."
+            )
+        return _Open(name, int(handle[names.SEEN]))
+
+    def _decide(self, going: Sequence[_Open], mode: str) -> None:
+        """Has each written down as being committed, or learns why it cannot be."""
+        requests = []
+        for one in going:
+            ledger = ledger_of(one.name)
+            keys = [ledger] if self._cluster else [ledger, single_key(one.name)]
+            known = max(one.seen, self._commits.get(ledger.name, 0))
+            args = (str(one.name), one.name.batch, known, scripts.END, mode, self._ledger_ttl_ms)
+            requests.append(run_script(scripts.DECIDE, keys, *args))
+        for one, answer in zip(going, self._nodes.run(requests), strict=True):
+            if isinstance(answer, Refusal):
+                one.verdict = read_refusal(answer)
+                continue
+            state = answer[0].decode()
+            if state not in (names.COMMITTING, names.PREPARED):
+                one.verdict = read_ledger(state, cluster=self._cluster)
+            one.is_prepared = state == names.PREPARED
+            one.waited_ms = int(answer[1])
+            packed = answer[2].decode() if len(answer) > 2 else ""
+            one.slots = tuple(unpack_slots(packed))
+            one.lists = self._lists(one)
+            if state == names.COMMITTED and packed:
+                self._clean(one)
+            elif state == names.PREPARED and mode == "go":
+                one.verdict = Finished(outcome=Outcome.RETRY, reason="The ledger has not noted the commit yet.")
+
+    def _lists(self, one: _Open) -> list[Key]:
+        return [slot_key(one.name, slot) for slot in one.slots] if self._cluster else [single_key(one.name)]
+
+    def _look_at_lists(self, going: Sequence[_Open]) -> None:
+        """Sees that every list of a prepared transaction is complete, and takes its end from it, before it is decided.
+
+        From then on lists that are missing have been lost by their node after others were applied.
+        """
+        whole, expired = [], []
+        for one in going:
+            requests = [
+                Request(key.hash_slot, command)
+                for key in one.lists
+                for command in (("PERSIST", key.name), ("LINDEX", key.name, -1))
+            ]
+            answers = self._nodes.run(requests)[1::2]
+            refused = next((answer for answer in answers if isinstance(answer, Refusal)), None)
+            if refused is not None:
+                one.verdict = read_refusal(refused)
+            elif all(answer == scripts.END.encode() for answer in answers):
+                whole.append(one)
+            elif one.waited_ms >= self._staging_ttl_ms:
+                expired.append(one)
+            else:
+                one.verdict = self._missing(one)
+        self._decide(expired, "give up")
+        self._decide(whole, "go")
+
+    def _missing(self, one: _Open) -> Finished:
+        return Finished(
+            outcome=Outcome.UNKNOWN,
+            reason=f"Staged rows of {one.name} are missing on some node, and have not outlived staging_ttl_s: it has "
+            "lost "
+            "the end of its log, or somebody deleted keys. Whether it had applied them before cannot be said.",
+        )
+
+    def _apply(self, going: Sequence[_Open]) -> None:
+        applying = Applying(self._nodes, time.monotonic() + ATTEMPT_LIMIT_S)
+        results = applying.run([key for one in going for key in one.lists])
+        for one in going:
+            unfinished = [results[key] for key in one.lists if results[key] is not None]
+            if not unfinished:
+                continue
+            worst = next((one for one in unfinished if one and one.outcome is Outcome.UNKNOWN), unfinished[0])
+            one.verdict = worst if worst is None or worst.outcome is not Outcome.LOST else self._after_absent(one)
+
+    def _after_absent(self, one: _Open) -> Finished:
+        """A list is not there although the transaction was being committed: another committer may have finished it."""
+        ledger = ledger_of(one.name)
+        answer = self._nodes.ask(Request(ledger.hash_slot, ("HGET", ledger.name, str(one.name))))
+        if isinstance(answer, Refusal):
+            return read_refusal(answer)
+        if isinstance(answer, bytes) and Entry.parse(answer.decode()).state == names.COMMITTED:
+            return Finished(outcome=Outcome.ALREADY_COMMITTED)
+        return self._missing(one)
+
+    def _conclude(self, going: Sequence[_Open]) -> None:
+        reached = await_replicas(
+            self._nodes, [key.hash_slot for one in going for key in one.lists], self._wait_replicas
+        )
+        if going and reached < self._wait_replicas:
+            reason = f"{reached} replicas have what was applied, and wait_replicas={self._wait_replicas}."
+            for one in going:
+                one.verdict = Finished(outcome=Outcome.RETRY, reason=reason)
+            return
+        requests = []
+        for one in going:
+            keys = [ledger_of(one.name)] if self._cluster else [ledger_of(one.name), single_key(one.name)]
+            requests.append(run_script(scripts.CONCLUDE, keys, str(one.name), scripts.END, self._ledger_ttl_ms))
+        for one, answer in zip(going, self._nodes.run(requests), strict=True):
+            one.verdict = self._concluded(one, answer)
+            if self._cluster and one.verdict.outcome is Outcome.COMMITTED:
+                self._clean(one)
+
+    def _concluded(self, one: _Open, answer: Answer) -> Finished:
+        if isinstance(answer, Refusal):
+            return read_refusal(answer)
+        state, commits = answer[0].decode(), int(answer[1])
+        if state not in ("committed", names.COMMITTED):
+            return Finished(
+                outcome=Outcome.UNKNOWN, reason=f"All rows are applied, and then the ledger says {state!r}."
+            )
+        ledger = ledger_of(one.name).name
+        self._commits[ledger] = max(commits, self._commits.get(ledger, 0))
+        return Finished(outcome=Outcome.COMMITTED if state == "committed" else Outcome.ALREADY_COMMITTED)
+
+    def _clean(self, one: _Open) -> None:
+        """Deletes the ends of a committed transaction's lists. What cannot be deleted now is left for another time."""
+        answers = self._nodes.run([Request(key.hash_slot, ("UNLINK", key.name)) for key in one.lists])
+        if not any(isinstance(answer, Refusal) for answer in answers):
+            self._nodes.ask(run_script(scripts.CLEANED, [ledger_of(one.name)], str(one.name)))
+
+    # --- abort ------------------------------------------------------------------------------------------------------
+
+    def _abort(self, handle: Handle) -> Finished:
+        one = self._named(handle)
+        if isinstance(one, Finished):
+            return one
+        keys = [ledger_of(one.name)] if self._cluster else [ledger_of(one.name), single_key(one.name)]
+        answer = self._nodes.ask(run_script(scripts.ABORT, keys, str(one.name), one.name.batch))
+        if isinstance(answer, Refusal):
+            return read_refusal(answer)
+        state, packed = answer[0].decode(), answer[1].decode()
+        if state in (names.COMMITTING, names.COMMITTED):
+            return Finished(outcome=Outcome.ALREADY_COMMITTED)
+        if self._cluster and state == names.ABORTED and answer[2] != names.ABORTED.encode():
+            # A writer that died before it prepared has not said where its rows are.
+            one.slots = tuple(unpack_slots(packed) if packed else range(HASH_SLOTS))
+            self._nodes.run([Request(key.hash_slot, ("UNLINK", key.name)) for key in self._lists(one)])
+        return Finished(outcome=Outcome.ABORTED)
+
+    # --- ledger -----------------------------------------------------------------------------------------------------
+
+    def _entries(self, ledger: Key) -> Iterator[tuple[TransactionName, Entry]]:
+        cursor, seen = b"0", set()
+        while True:
+            request = Request(ledger.hash_slot, ("HSCAN", ledger.name, cursor, "COUNT", _SCAN_COUNT))
+            answer = self._nodes.ask(request)
+            if isinstance(answer, Refusal):
+                raise UnknownOutcomeError(
+                    f"the ledger {ledger.name} cannot be read: {read_refusal(answer).reason}",
+                    next_step="see whether the server can be reached, then start the query again.",
+                )
+            cursor, flat = answer
+            for text, entry in zip(flat[::2], flat[1::2], strict=True):
+                name = TransactionName.parse(text.decode())
+                if name is not None and name not in seen:
+                    seen.add(name)
+                    yield name, Entry.parse(entry.decode())
+            if int(cursor) == 0:
+                return
+
+    def _tidy(self, ledger: Key, floor: int) -> None:
+        """Forgets what became of batches below the floor, and deletes what is left of their lists."""
+        if floor <= 0:
+            return
+        answer = self._nodes.ask(run_script(scripts.RAISE_FLOOR, [ledger], floor))
+        if isinstance(answer, Refusal):
+            raise UnknownOutcomeError(
+                f"the ledger {ledger.name} cannot be tidied: {read_refusal(answer).reason}",
+                next_step="see whether the server can be reached, then start the query again.",
+            )
+        over = [
+            (name, entry)
+            for name, entry in self._entries(ledger)
+            if name.batch < floor and entry.state in (names.COMMITTED, names.ABORTED)
+        ]
+        for name, entry in over:
+            if entry.slots and self._cluster:
+                self._clean(_Open(name, entry.seen, lists=[slot_key(name, slot) for slot in unpack_slots(entry.slots)]))
+        for start in range(0, len(over), _DELETE_AT_ONCE):
+            gone = [str(name) for name, _ in over[start : start + _DELETE_AT_ONCE]]
+            self._nodes.ask(Request(ledger.hash_slot, ("HDEL", ledger.name, *gone)))

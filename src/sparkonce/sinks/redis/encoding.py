@@ -1,0 +1,327 @@
+"""From Arrow batches to chunks of commands, in the form that `sparkonce.sinks.redis.scripts` takes.
+
+No row is seen by Python. Each becomes MessagePack bytes by joining columns, in Arrow's own code; a chunk is a slice of
+the joined column.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from sparkonce.errors import PrepareError
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+    from sparkonce.sinks.redis.shape import Shape
+
+CHUNK_VALUES = 2_000
+"""How many values a chunk has at most: it keeps a server busy for one to two milliseconds."""
+CHUNK_BYTES = 256 * 1024
+"""How large a chunk is at most, unless it is one row."""
+
+_MSET_VALUES = 1_000
+_INT64_MAX = 2**63 - 1
+_STR32 = 0xDB
+_ARRAY32 = 0xDD
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Encoded:
+    """A batch's commands.
+
+    Attributes:
+        keys: Each row's key.
+        rows: Each row's values in MessagePack.
+        verb: The command of all rows; empty if each value is a whole command.
+        arity: How many values one command takes.
+        values: How many values each row has.
+    """
+
+    keys: pa.Array
+    rows: pa.Array
+    verb: str
+    arity: int
+    values: npt.NDArray[np.int64] | int
+
+    def reordered(self, order: npt.NDArray[np.intp]) -> Encoded:
+        """The rows in another order."""
+        indices = pa.array(order)
+        values = self.values if isinstance(self.values, int) else self.values[order]
+        return Encoded(
+            keys=self.keys.take(indices),
+            rows=self.rows.take(indices),
+            verb=self.verb,
+            arity=self.arity,
+            values=values,
+        )
+
+    def chunks(self, bounds: npt.NDArray[np.intp] | None = None) -> Iterator[tuple[int, bytes]]:
+        """The chunks of the rows between each two bounds, each with the number of its lower bound."""
+        count = len(self.rows)
+        limits = np.array([0, count]) if bounds is None else bounds
+        if not count:
+            return
+        offsets = np.frombuffer(self.rows.buffers()[1], np.int32)[self.rows.offset : self.rows.offset + count + 1]
+        data = memoryview(self.rows.buffers()[2] or b"")
+        values = np.full(count, self.values) if isinstance(self.values, int) else self.values
+        ends = np.concatenate(([0], np.cumsum(values)))
+        verb = bytes([0xA0 | len(self.verb)]) + self.verb.encode() + b"\xce" + self.arity.to_bytes(4, "big") + b"\xdd"
+        for number, (start, stop) in enumerate(zip(limits[:-1].tolist(), limits[1:].tolist(), strict=True)):
+            while start < stop:
+                end = _end(offsets, ends, start, stop)
+                held = int(ends[end] - ends[start])
+                head = b"00000000" + verb + held.to_bytes(4, "big")
+                yield number, b"".join((head, data[offsets[start] : offsets[end]]))
+                start = end
+
+
+def _end(offsets: npt.NDArray[Any], ends: npt.NDArray[Any], start: int, stop: int) -> int:
+    """Where a chunk that begins here ends: within both limits, and after at least one row."""
+    if ends[stop] - ends[start] <= CHUNK_VALUES and offsets[stop] - offsets[start] <= CHUNK_BYTES:
+        return stop
+    by_values = int(np.searchsorted(ends, ends[start] + CHUNK_VALUES, side="right")) - 1
+    by_bytes = int(np.searchsorted(offsets, int(offsets[start]) + CHUNK_BYTES, side="right")) - 1
+    return max(start + 1, min(by_values, by_bytes, stop))
+
+
+def encode(shape: Shape, rows: pa.RecordBatch) -> Encoded:
+    """A batch's commands, in the order of its rows.
+
+    Raises:
+        PrepareError: naming the column that holds what the server would refuse: a null key, a score that is no number.
+    """
+    if shape.structure == "increment":
+        rows = rows.filter(rows.column(shape.amount or "amount").is_valid())
+    keys = _keys(shape, rows)
+    plain = _plain(shape, rows, keys) if shape.ttl is None else None
+    if plain is not None:
+        return plain
+    return _each(shape, rows, keys)
+
+
+def _plain(shape: Shape, rows: pa.RecordBatch, keys: pa.Array) -> Encoded | None:
+    """One command for all rows; None if nulls or the structure ask for commands that differ from row to row."""
+    parts = _parts(shape, rows)
+    if parts is None or any(part.null_count for part in parts if isinstance(part, pa.Array)):
+        return None
+    if shape.structure == "string":
+        if shape.ttl_s is None:
+            return _flat("MSET", _MSET_VALUES, keys, keys, *parts)
+        return _flat("SETEX", 3, keys, keys, pa.scalar(str(shape.ttl_s).encode()), *parts)
+    if shape.ttl_s is not None:
+        return None
+    return _flat(_verb(shape, rows), 1 + len(parts), keys, keys, *parts)
+
+
+def _flat(verb: str, arity: int, keys: pa.Array, *parts: pa.Array | pa.Scalar) -> Encoded:
+    return Encoded(keys=keys, rows=_join(map(_packed, parts)), verb=verb, arity=arity, values=len(parts))
+
+
+def _each(shape: Shape, rows: pa.RecordBatch, keys: pa.Array) -> Encoded:
+    """Commands that differ from row to row."""
+    commands, counts = _commands(shape, rows, keys)
+    if shape.structure != "string" and (shape.ttl is not None or shape.ttl_s is not None):
+        lives = _ttl(shape, rows)
+        expire = _command("EXPIRE", keys, lives)
+        commands.append(pc.fill_null(expire, b""))
+        counts = counts + pc.is_valid(lives).to_numpy(zero_copy_only=False)
+    return Encoded(keys=keys, rows=_join(commands), verb="", arity=1, values=counts)
+
+
+def _commands(shape: Shape, rows: pa.RecordBatch, keys: pa.Array) -> tuple[list[pa.Array], npt.NDArray[np.int64]]:
+    once = np.ones(rows.num_rows, np.int64)
+    match shape.structure:
+        case "string":
+            return [_set_or_delete(shape, rows, keys)], once
+        case "list":
+            return _replaced_list(rows.column(shape.value or "value"), keys)
+        case "hash" if shape.field is None:
+            fields = shape.hash_fields(rows.schema.names)
+            commands = [
+                _or_else(("HSET", keys, pa.scalar(name.encode()), wire(rows.column(name))), ("HDEL", 2))
+                for name in fields
+            ]
+            return commands, once * len(fields)
+        case "hash":
+            parts = _parts(shape, rows) or []
+            return [_or_else(("HSET", keys, *parts), ("HDEL", 2))], once
+        case "sorted_set":
+            score, member = _parts(shape, rows) or []
+            removed = _command("ZREM", keys, member)
+            return [pc.coalesce(_command("ZADD", keys, score, member), removed)], once
+        case _:
+            return [_command(_verb(shape, rows), keys, *(_parts(shape, rows) or []))], once
+
+
+def _set_or_delete(shape: Shape, rows: pa.RecordBatch, keys: pa.Array) -> pa.Array:
+    value = wire(rows.column(shape.value or "value"))
+    lives = _ttl(shape, rows)
+    lasting = _or_else(("SET", keys, value), ("DEL", 1))
+    if lives is None:
+        return lasting
+    return pc.coalesce(_command("SETEX", keys, lives, value), lasting)
+
+
+def _replaced_list(column: pa.Array, keys: pa.Array) -> tuple[list[pa.Array], npt.NDArray[np.int64]]:
+    items = wire(column.flatten())
+    if items.null_count:
+        raise PrepareError("an array of the list's column holds a null, and Redis has none", next_step="filter it out.")
+    packed = _packed(items)
+    lengths = pc.fill_null(pc.list_value_length(column), 0).to_numpy(zero_copy_only=False).astype(np.int64)
+    offsets = pa.array(np.concatenate(([0], np.cumsum(lengths))), pa.int32())
+    joined = pc.binary_join(pa.ListArray.from_arrays(offsets, packed), b"")
+    head = _headers(_ARRAY32, lengths + 2)
+    push = _join([head, pa.scalar(b"\xa5RPUSH"), _packed(keys), joined])
+    there = lengths > 0
+    push = pc.if_else(pa.array(there), push, pa.scalar(b"", pa.binary()))
+    return [_command("DEL", keys), push], 1 + there
+
+
+def _parts(shape: Shape, rows: pa.RecordBatch) -> list[pa.Array | pa.Scalar] | None:
+    """What follows the key in a command, in order; None for a list, whose commands differ in length."""
+
+    def column(name: str | None, usual: str) -> pa.Array:
+        return rows.column(name or usual)
+
+    match shape.structure:
+        case "string":
+            return [wire(column(shape.value, "value"))]
+        case "hash" if shape.field is None:
+            fields = shape.hash_fields(rows.schema.names)
+            return [part for name in fields for part in (pa.scalar(name.encode()), wire(rows.column(name)))]
+        case "hash":
+            return [_needed(rows, shape.field or ""), wire(column(shape.value, "value"))]
+        case "set":
+            return [_needed(rows, shape.member or "member")]
+        case "sorted_set":
+            score = column(shape.score, "score")
+            _refuse_nan(score, shape.score or "score")
+            return [wire(score), _needed(rows, shape.member or "member")]
+        case "increment":
+            amount = _amount(column(shape.amount, "amount"), shape.amount or "amount")
+            if shape.field is not None:
+                return [_needed(rows, shape.field), amount]
+            return [amount] if shape.member is None else [amount, _needed(rows, shape.member)]
+        case _:
+            return None
+
+
+def _verb(shape: Shape, rows: pa.RecordBatch) -> str:
+    if shape.structure != "increment":
+        return {"hash": "HSET", "set": "SADD", "sorted_set": "ZADD"}[shape.structure]
+    if shape.member is not None:
+        return "ZINCRBY"
+    whole = pa.types.is_integer(rows.column(shape.amount or "amount").type)
+    return ("INCRBY" if whole else "INCRBYFLOAT") if shape.field is None else ("HINCRBY" if whole else "HINCRBYFLOAT")
+
+
+# --- columns --------------------------------------------------------------------------------------------------------
+
+
+def wire(column: pa.Array) -> pa.Array:
+    """A column as the bytes that Redis keeps: binary as it is, everything else as text in UTF-8."""
+    kind = column.type
+    if pa.types.is_binary(kind):
+        return column
+    if pa.types.is_large_binary(kind) or pa.types.is_fixed_size_binary(kind) or pa.types.is_string(kind):
+        return column.cast(pa.binary())
+    return column.cast(pa.string()).cast(pa.binary())
+
+
+def _needed(rows: pa.RecordBatch, name: str) -> pa.Array:
+    column = wire(rows.column(name))
+    if column.null_count:
+        raise PrepareError(
+            f"column {name!r} holds {column.null_count} nulls, and names what is to be written",
+            next_step="filter them out, or give them a value (coalesce).",
+        )
+    return column
+
+
+def _keys(shape: Shape, rows: pa.RecordBatch) -> pa.Array:
+    if shape.key_template is None:
+        return _needed(rows, shape.key or "key")
+    parts: list[pa.Array | pa.Scalar] = []
+    for text, name in shape.template_parts():
+        parts.append(pa.scalar(text.encode(), pa.binary()))
+        if name is not None:
+            parts.append(_needed(rows, name))
+    if all(isinstance(part, pa.Scalar) for part in parts):
+        return pa.array([b"".join(part.as_py() for part in parts)] * rows.num_rows, pa.binary())
+    return _join(parts)
+
+
+def _ttl(shape: Shape, rows: pa.RecordBatch) -> pa.Array | None:
+    if shape.ttl is None:
+        if shape.ttl_s is None:
+            return None
+        return pa.array([str(shape.ttl_s).encode()] * rows.num_rows, pa.binary())
+    column = rows.column(shape.ttl)
+    if pc.any(pc.less(column, 1)).as_py():
+        raise PrepareError(
+            f"column {shape.ttl!r} holds {pc.min(column).as_py()}, which is no time to live",
+            next_step="give seconds from 1 on, or null for no end.",
+        )
+    return wire(column)
+
+
+def _amount(column: pa.Array, name: str) -> pa.Array:
+    if pa.types.is_uint64(column.type) and pc.any(pc.greater(column, _INT64_MAX)).as_py():
+        raise PrepareError(
+            f"column {name!r} holds {pc.max(column).as_py()}, and Redis counts up to {_INT64_MAX}",
+            next_step="give smaller amounts.",
+        )
+    if pa.types.is_floating(column.type) and not pc.all(pc.is_finite(column)).as_py():
+        raise PrepareError(
+            f"column {name!r} holds an amount that is infinite or not a number", next_step="filter it out (isnan)."
+        )
+    return wire(column)
+
+
+def _refuse_nan(column: pa.Array, name: str) -> None:
+    if pa.types.is_floating(column.type) and pc.any(pc.is_nan(column)).as_py():
+        raise PrepareError(f"column {name!r} holds a score that is not a number", next_step="filter it out (isnan).")
+
+
+# --- MessagePack ----------------------------------------------------------------------------------------------------
+
+
+def _headers(kind: int, lengths: npt.NDArray[Any]) -> pa.Array:
+    """MessagePack's five bytes before a text or an array of each of these lengths."""
+    heads = np.empty((len(lengths), 5), np.uint8)
+    heads[:, 0] = kind
+    heads[:, 1:] = lengths.astype(">u4").view(np.uint8).reshape(-1, 4)
+    fixed = pa.FixedSizeBinaryArray.from_buffers(pa.binary(5), len(lengths), [None, pa.py_buffer(heads)])
+    return fixed.cast(pa.binary())
+
+
+def _packed(part: pa.Array | pa.Scalar) -> pa.Array | pa.Scalar:
+    """Texts with their lengths in front; null stays null."""
+    if isinstance(part, pa.Scalar):
+        text = part.as_py()
+        return pa.scalar(bytes([_STR32]) + len(text).to_bytes(4, "big") + text, pa.binary())
+    lengths = pc.fill_null(pc.binary_length(part), 0).to_numpy(zero_copy_only=False)
+    return _join([_headers(_STR32, lengths), part])
+
+
+def _join(parts: Any) -> pa.Array:
+    return pc.binary_join_element_wise(*parts, pa.scalar(b"", pa.binary()))
+
+
+def _command(verb: str, *parts: pa.Array | pa.Scalar) -> pa.Array:
+    """A whole command for each row; null where a part is."""
+    head = bytes([0x90 | (1 + len(parts)), 0xA0 | len(verb)]) + verb.encode()
+    return _join([pa.scalar(head, pa.binary()), *map(_packed, parts)])
+
+
+def _or_else(first: tuple[Any, ...], second: tuple[str, int]) -> pa.Array:
+    """The first command or, where a part of it is null, the second with so many of the first's parts."""
+    verb, count = second
+    return pc.coalesce(_command(*first), _command(verb, *first[1 : 1 + count]))

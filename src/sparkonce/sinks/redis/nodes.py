@@ -1,0 +1,329 @@
+"""Connections to a server, or to the nodes of a cluster: many requests on their way at once, and every answer kept."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from sparkonce.errors import ConfigurationError
+from sparkonce.sinks.redis.hash_slots import HASH_SLOTS
+from sparkonce.sinks.redis.outcomes import Refusal, code_of
+from sparkonce.sinks.redis.scripts import BY_SHA, Script
+
+if TYPE_CHECKING:
+    from sparkonce.sinks.redis.names import Key
+
+Address = tuple[str, int]
+Answer = Any
+"""What Redis answered (bytes, int, None, or a list of them), or a `Refusal`."""
+
+_PAUSE_S = 0.05
+_NOT_MASTER = frozenset({"READONLY", "MASTERDOWN"})
+_AGAIN = frozenset({"MOVED", "TRYAGAIN", "NOSCRIPT", "ASK"})
+_CODES = {
+    "MovedError": "MOVED",
+    "AskError": "ASK",
+    "TryAgainError": "TRYAGAIN",
+    "ClusterDownError": "CLUSTERDOWN",
+    "BusyLoadingError": "LOADING",
+    "MasterDownError": "MASTERDOWN",
+    "ReadOnlyError": "READONLY",
+    "NoScriptError": "NOSCRIPT",
+    "OutOfMemoryError": "OOM",
+    "AuthenticationError": "WRONGPASS",
+    "AuthenticationWrongNumberOfArgsError": "WRONGPASS",
+    "AuthenticationRequiredError": "NOAUTH",
+    "NoPermissionError": "NOPERM",
+    "ClusterCrossSlotError": "CROSSSLOT",
+}
+"""redis-py cuts the code off the errors that it has classes for."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """Where the server is, and how to connect.
+
+    Attributes:
+        url: As redis-py takes it: ``redis://``, ``rediss://`` or ``unix://``.
+        cluster: Whether it is a Redis Cluster, of which the url names one node.
+        sentinels: Addresses of Sentinels that know where the master is.
+        service: The master's name there.
+        options: More of redis-py's settings for a connection.
+        timeout_s: How long to wait for a connection, and for an answer.
+    """
+
+    url: str
+    cluster: bool = False
+    sentinels: tuple[Address, ...] = ()
+    service: str = ""
+    options: Mapping[str, Any] = field(default_factory=dict)
+    timeout_s: float = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """A command for the node that holds a hash slot."""
+
+    hash_slot: int
+    args: tuple[Any, ...]
+
+
+def run_script(script: Script, keys: Sequence[Key], *args: Any) -> Request:
+    """A request to run a script on keys of one hash slot."""
+    names = (key.name for key in keys)
+    return Request(keys[0].hash_slot, ("EVALSHA", script.sha, len(keys), *names, *args))
+
+
+class Nodes:
+    """Sends requests to the nodes they belong to. Connections are made when they are needed. For one thread.
+
+    Args:
+        place: Where to.
+
+    Raises:
+        ConfigurationError: if redis-py is not there, or does not take the url or the options.
+    """
+
+    def __init__(self, place: Place) -> None:
+        self.place = place
+        redis = import_redis()
+        defaults = {"socket_timeout": place.timeout_s, "socket_connect_timeout": place.timeout_s, "protocol": 2}
+        try:
+            pool = redis.Redis.from_url(place.url, **{**defaults, **place.options}).connection_pool
+        except (ValueError, TypeError) as error:
+            raise ConfigurationError(
+                f"redis-py does not accept url={place.url!r} with these options: {error}.",
+                next_step="give redis://[user:password@]host[:port][/database], and options of redis.Connection.",
+            ) from error
+        self._make: Callable[..., Any] = pool.connection_class
+        self._kwargs = dict(pool.connection_kwargs)
+        self._errors = (redis.exceptions.RedisError, OSError)
+        self._refused = redis.exceptions.ResponseError
+        self._lines: dict[Address | None, Any] = {}
+        self._owners: list[Address] = []
+        self._demoted: set[Address | None] = set()
+
+    def ask(self, request: Request) -> Answer:
+        """One request, one answer."""
+        return self.run([request])[0]
+
+    def run(
+        self, requests: Sequence[Request], *, window: int = 256, follow: bool = True, limit_s: float | None = None
+    ) -> list[Answer]:
+        """Sends each request to its node, some at once, and gives the answers in the order of the requests.
+
+        What a node refuses because it is not the slot's, or not yet or no longer, is sent again to the one that is. A
+        request whose answer did not come is not sent again, because it may have been carried out.
+
+        Args:
+            requests: What to send.
+            window: How many are on their way to one node at most.
+            follow: Whether to go where a slot that is being moved is moved to (ASK). If not, the refusal is the answer.
+            limit_s: How long a slot that is being moved is waited for; by default the place's timeout.
+        """
+        give_up_at = time.monotonic() + (self.place.timeout_s if limit_s is None else limit_s)
+        answers: list[Answer] = [None] * len(requests)
+        waiting = list(range(len(requests)))
+        self._leave_replicas()
+        while waiting:
+            self._round(requests, waiting, answers, window)
+            waiting = [number for number in waiting if self._is_sent_again(answers[number], follow)]
+            if not waiting or time.monotonic() >= give_up_at:
+                break
+            self._prepare_again(requests, waiting, answers)
+            waiting = [number for number in waiting if answers[number] is None]
+        return answers
+
+    def everywhere(self, *args: Any) -> dict[str, Answer]:
+        """One command to each master, by its address."""
+        found = {}
+        for address in self.masters():
+            shown = f"{address[0]}:{address[1]}" if address else self.place.url.rpartition("@")[2]
+            found[shown] = self._exchange(address, [args])[0]
+        return found
+
+    def masters(self) -> list[Address | None]:
+        """The addresses of the masters; None stands for the only server."""
+        if not self.place.cluster:
+            return [None]
+        if not self._owners:
+            self.look_up()
+        return [*dict.fromkeys(self._owners)]
+
+    def look_up(self) -> None:
+        """Asks which node holds which hash slot; leaves things as they are if nobody answers."""
+        for address in [None, *dict.fromkeys(self._owners)]:
+            answer = self._exchange(address, [("CLUSTER", "SLOTS")])[0]
+            if isinstance(answer, list) and answer:
+                self._owners = self._read_slots(answer)
+                return
+            self._hang_up(address)
+
+    def close(self) -> None:
+        """Closes the connections."""
+        for address in list(self._lines):
+            self._hang_up(address)
+
+    # --- routing ----------------------------------------------------------------------------------------------------
+
+    def owner(self, hash_slot: int) -> Address | None:
+        """Which node holds a hash slot, as far as is known."""
+        if not self.place.cluster:
+            return None
+        if not self._owners:
+            self.look_up()
+        return self._owners[hash_slot] if self._owners else None
+
+    def _leave_replicas(self) -> None:
+        """Connects anew where the last answers came from a replica, or did not come at all."""
+        for address in self._demoted:
+            self._hang_up(address)
+        if self._demoted and self.place.cluster:
+            self.look_up()
+        self._demoted.clear()
+
+    def _read_slots(self, ranges: Sequence[Any]) -> list[Address]:
+        seed = str(self._kwargs.get("host", "localhost"))
+        owners: list[Address] = [(seed, int(self._kwargs.get("port", 6379)))] * HASH_SLOTS
+        for first, last, master, *_ in ranges:
+            host = master[0].decode() if master[0] else ""
+            owners[first : last + 1] = [(host or seed, int(master[1]))] * (last - first + 1)
+        return owners
+
+    def _round(self, requests: Sequence[Request], waiting: Sequence[int], answers: list[Answer], window: int) -> None:
+        """Window after window, to all nodes before the answers of any are read: they work at the same time."""
+        queues: dict[Address | None, list[int]] = {}
+        for number in waiting:
+            queues.setdefault(self.owner(requests[number].hash_slot), []).append(number)
+        place = 0
+        while any(place < len(queue) for queue in queues.values()):
+            under_way = {address: queue[place : place + window] for address, queue in queues.items()}
+            sent = {
+                address: self._send(address, [requests[number].args for number in numbers])
+                for address, numbers in under_way.items()
+            }
+            for address, numbers in under_way.items():
+                for number in numbers:
+                    answers[number] = sent[address] or self._receive(address)
+            place += window
+
+    @staticmethod
+    def _is_sent_again(answer: Answer, follow: bool) -> bool:
+        return isinstance(answer, Refusal) and answer.code in _AGAIN and (follow or answer.code != "ASK")
+
+    def _prepare_again(self, requests: Sequence[Request], waiting: Sequence[int], answers: list[Answer]) -> None:
+        """Does what the refusals ask for. What is answered by that has an answer then, all else None."""
+        codes = {answers[number].code for number in waiting}
+        if "MOVED" in codes:
+            self.look_up()
+        if codes & {"MOVED", "TRYAGAIN"}:
+            time.sleep(_PAUSE_S)
+        unloaded = [number for number in waiting if answers[number].code == "NOSCRIPT"]
+        for number in waiting:
+            refusal = answers[number]
+            answers[number] = None
+            if refusal.code == "ASK":
+                answers[number] = self._ask_there(refusal, requests[number])
+        refused = {(self.owner(requests[one].hash_slot), requests[one].args[1]) for one in unloaded}
+        for address, sha in refused:
+            self._exchange(address, [("SCRIPT", "LOAD", BY_SHA[sha].text)])
+
+    def _ask_there(self, refusal: Refusal, request: Request) -> Answer:
+        host, _, port = refusal.text.split()[-1].rpartition(":")
+        address = (host or str(self._kwargs.get("host", "localhost")), int(port))
+        answer = self._exchange(address, [("ASKING",), request.args])[1]
+        if isinstance(answer, Refusal) and answer.code in {"NOSCRIPT", "TRYAGAIN"}:
+            time.sleep(_PAUSE_S)
+            if answer.code == "NOSCRIPT":
+                self._exchange(address, [("SCRIPT", "LOAD", BY_SHA[request.args[1]].text)])
+            return None
+        return answer
+
+    # --- lines ------------------------------------------------------------------------------------------------------
+
+    def _exchange(self, address: Address | None, commands: Sequence[tuple[Any, ...]]) -> list[Answer]:
+        failed = self._send(address, commands)
+        return [failed or self._receive(address) for _ in commands]
+
+    def _send(self, address: Address | None, commands: Sequence[tuple[Any, ...]]) -> Refusal | None:
+        if not commands:
+            return None
+        try:
+            line = self._line(address)
+            line.send_packed_command(line.pack_commands(commands), check_health=False)
+        except self._errors as error:
+            self._hang_up(address)
+            self._demoted.add(address)
+            return self._refusal(error)
+        return None
+
+    def _receive(self, address: Address | None) -> Answer:
+        line = self._lines.get(address)
+        if line is None:
+            return Refusal("", "The connection was lost before the answer.")
+        try:
+            return line.read_response()
+        except self._refused as error:
+            refusal = self._refusal(error)
+            if refusal.code in _NOT_MASTER:
+                self._demoted.add(address)
+            return refusal
+        except self._errors as error:
+            self._hang_up(address)
+            self._demoted.add(address)
+            return self._refusal(error)
+
+    def _line(self, address: Address | None) -> Any:
+        if address not in self._lines:
+            line = self._make(**self._kwargs_for(address))
+            line.connect()
+            self._lines[address] = line
+        return self._lines[address]
+
+    def _kwargs_for(self, address: Address | None) -> dict[str, Any]:
+        if address is None and self.place.sentinels:
+            address = self._find_master()
+        return self._kwargs if address is None else {**self._kwargs, "host": address[0], "port": address[1]}
+
+    def _find_master(self) -> Address:
+        sentinel = import_redis().Sentinel(list(self.place.sentinels), socket_timeout=self.place.timeout_s)
+        try:
+            host, port = sentinel.discover_master(self.place.service)
+            return str(host), int(port)
+        finally:
+            for client in sentinel.sentinels:
+                client.close()
+
+    def _hang_up(self, address: Address | None) -> None:
+        line = self._lines.pop(address, None)
+        if line is not None:
+            with suppress(*self._errors):
+                line.disconnect()
+
+    def _refusal(self, error: BaseException) -> Refusal:
+        text = str(error)
+        known = next((_CODES[kind.__name__] for kind in type(error).__mro__ if kind.__name__ in _CODES), None)
+        if known is not None:
+            return Refusal(known, text if text.startswith(known) else f"{known} {text}")
+        if isinstance(error, self._refused):
+            return Refusal(code_of(text), text)
+        return Refusal("", f"{type(error).__name__}: {text}")
+
+
+def import_redis() -> Any:
+    """The client library.
+
+    Raises:
+        ConfigurationError: if it is not installed.
+    """
+    try:
+        import redis
+    except ImportError as error:
+        raise ConfigurationError(
+            "RedisSink needs the package redis, which is not installed.",
+            next_step="pip install 'sparkonce[redis]', on the driver and on the workers.",
+        ) from error
+    return redis

@@ -1,0 +1,226 @@
+"""What is checked about a server, or each node of a cluster, before anything is claimed or written."""
+
+from __future__ import annotations
+
+import logging
+import secrets
+from collections.abc import Mapping
+
+from sparkonce.errors import PreflightError
+from sparkonce.guarantees import Guarantee
+from sparkonce.sinks.base import Facts
+from sparkonce.sinks.redis import scripts
+from sparkonce.sinks.redis.hash_slots import hash_slot
+from sparkonce.sinks.redis.names import IDENTITY, check_prefix
+from sparkonce.sinks.redis.nodes import Answer, Nodes, Request
+from sparkonce.sinks.redis.outcomes import Refusal, read_refusal
+
+log = logging.getLogger(__name__)
+
+OLDEST = (6, 0)
+_IDENTITY_SLOT = hash_slot(IDENTITY.encode())
+
+_PROBE = "return {redis.pcall('SET', KEYS[1], '1', 'EX', '1'), redis.pcall('DEL', KEYS[1])}"
+"""Writes and deletes a key of ours from a script: shows whether scripts may run, and write."""
+
+
+class Preflight:
+    """One look at a server.
+
+    Args:
+        nodes: The connections.
+        guarantee: What the sink is to give.
+        prefix: Of the names of its keys.
+        wait_replicas: How many replicas must take part.
+    """
+
+    def __init__(self, nodes: Nodes, guarantee: Guarantee, prefix: str, wait_replicas: int) -> None:
+        self._nodes = nodes
+        self._exactly_once = guarantee is Guarantee.EXACTLY_ONCE
+        self._guarantee = guarantee
+        self._prefix = check_prefix(prefix)
+        self._wait_replicas = wait_replicas
+
+    def facts(self, recorded: Facts | None) -> Facts:
+        """Checks everything.
+
+        Args:
+            recorded: What this returned in the newest run that the log knows.
+
+        Returns:
+            ``prefix``, ``server`` (the random id of this server or cluster) and ``mode``.
+
+        Raises:
+            PreflightError: naming the setting and its value.
+        """
+        infos = self._infos()
+        for node, info in infos.items():
+            self._check_kind(node, info)
+            self._check_role(node, info)
+            if self._exactly_once:
+                self._check_eviction(node, info)
+                self._check_durability(node, info)
+        self._check_scripts()
+        mode = "cluster" if self._nodes.place.cluster else "single"
+        before = recorded or {}
+        if before.get("mode", mode) != mode:
+            raise PreflightError(
+                f"cluster={self._nodes.place.cluster!r}, but this query wrote to a {before['mode']} server until now.",
+                next_step="name the old server, or start a new query with a new checkpoint.",
+                setting="cluster",
+            )
+        return {"prefix": self._prefix, "server": self._identity(before.get("server")), "mode": mode}
+
+    # --- the server -------------------------------------------------------------------------------------------------
+
+    def _infos(self) -> dict[str, Mapping[str, str]]:
+        infos: dict[str, Mapping[str, str]] = {}
+        for node, answer in self._nodes.everywhere("INFO").items():
+            if isinstance(answer, Refusal):
+                raise PreflightError(
+                    f"url={_shown(self._nodes.place.url)!r}: {node} does not answer INFO: "
+                    f"{read_refusal(answer).reason}",
+                    next_step="see whether the server runs, and user and password fit; the user needs +info.",
+                    setting="url",
+                )
+            lines = (line.partition(":") for line in answer.decode(errors="replace").splitlines())
+            infos[node] = {name: value for name, colon, value in lines if colon}
+        return infos
+
+    def _check_kind(self, node: str, info: Mapping[str, str]) -> None:
+        version = info.get("redis_version", "0")
+        if tuple(int(part) for part in version.split(".")[:2] if part.isdigit()) < OLDEST:
+            raise PreflightError(
+                f"{node} runs Redis {version}.", next_step=f"RedisSink needs {OLDEST[0]}.{OLDEST[1]} or newer."
+            )
+        is_cluster = info.get("cluster_enabled", "0") == "1"
+        if is_cluster != self._nodes.place.cluster:
+            raise PreflightError(
+                f"cluster={self._nodes.place.cluster!r}, and {node} says cluster_enabled={int(is_cluster)}.",
+                next_step=f"give cluster={is_cluster} to RedisSink, or the address of another server.",
+                setting="cluster",
+            )
+
+    def _check_role(self, node: str, info: Mapping[str, str]) -> None:
+        if info.get("role", "master") != "master":
+            raise PreflightError(
+                f"{node} is a replica of {info.get('master_host')}:{info.get('master_port')}.",
+                next_step="give the master's address, or the Sentinels that know it (sentinels, service).",
+                setting="url",
+            )
+        replicas = int(info.get("connected_slaves", "0"))
+        if replicas < self._wait_replicas:
+            raise PreflightError(
+                f"wait_replicas={self._wait_replicas}, and {node} has connected_slaves={replicas}.",
+                next_step="bring the replicas up, or lower wait_replicas.",
+                setting="wait_replicas",
+            )
+
+    def _check_eviction(self, node: str, info: Mapping[str, str]) -> None:
+        policy, limit = info.get("maxmemory_policy", "noeviction"), int(info.get("maxmemory", "0"))
+        if policy != "noeviction":
+            raise PreflightError(
+                f"{node} has maxmemory-policy={policy}: it may throw staged rows away, and what says that they are "
+                "applied.",
+                next_step="set maxmemory-policy to noeviction, write to another server, or choose "
+                f"guarantee=Guarantee.{Guarantee.AT_LEAST_ONCE.name}.",
+                setting="maxmemory-policy",
+            )
+        used = int(info.get("used_memory", "0"))
+        if limit and used > 0.8 * limit:
+            log.warning(
+                "%s uses %d of maxmemory=%d bytes. A batch needs room twice: staged, and applied. When memory is full "
+                "the "
+                "query waits, and stops at its deadline.",
+                *(node, used, limit),
+            )
+
+    def _check_durability(self, node: str, info: Mapping[str, str]) -> None:
+        if info.get("aof_enabled", "0") != "1":
+            log.warning(
+                "%s has appendonly=no: a crash loses staged rows, and rows that readers have seen, since its last "
+                "snapshot. "
+                "Exactly-once holds only as long as it does not crash; set appendonly yes and appendfsync always.",
+                node,
+            )
+            return
+        answer = self._nodes.everywhere("CONFIG", "GET", "appendfsync").get(node)
+        if isinstance(answer, Refusal) or not answer:
+            log.warning(
+                "%s does not tell appendfsync (CONFIG is not allowed). Exactly-once needs always; with everysec, "
+                "Redis' "
+                "default, a crash loses what was confirmed in the last second.",
+                node,
+            )
+            return
+        value = answer[1].decode()
+        if value != "always":
+            log.warning(
+                "%s has appendfsync=%s: a crash loses what was confirmed in the last %s, rows that readers have seen "
+                "among "
+                "it. Set appendfsync always for the full guarantee.",
+                *(node, value, "second or two" if value == "everysec" else "half minute or so"),
+            )
+
+    # --- this user --------------------------------------------------------------------------------------------------
+
+    def _check_scripts(self) -> None:
+        key = f"{IDENTITY}:probe"
+        answer = self._nodes.ask(Request(hash_slot(key.encode()), ("EVAL", _PROBE, 1, key)))
+        self._refuse_if(answer, "scripts do not run")
+        for script in scripts.ALL:
+            for node, loaded in self._nodes.everywhere("SCRIPT", "LOAD", script.text).items():
+                self._refuse_if(loaded, f"{node} does not load scripts")
+        if self._exactly_once:
+            for command in (
+                ("HGET", key, "x"),
+                ("HSCAN", key, 0),
+                ("UNLINK", key),
+                ("PERSIST", key),
+                ("LINDEX", key, -1),
+            ):
+                self._refuse_if(
+                    self._nodes.ask(Request(hash_slot(key.encode()), command)), f"{command[0]} does not work"
+                )
+        if self._wait_replicas:
+            self._refuse_if(self._nodes.ask(Request(0, ("WAIT", 0, 1))), "WAIT does not work")
+
+    def _refuse_if(self, answer: Answer, what: str) -> None:
+        refusal = answer if isinstance(answer, Refusal) else None
+        if refusal is not None:
+            raise PreflightError(
+                f"{what}: {read_refusal(refusal).reason}",
+                next_step="grant this user ~sparkonce:* and the written keys, and the commands listed in "
+                "docs/redis.md.",
+            )
+
+    def _identity(self, recorded: str | None) -> str:
+        """The server's random id, made at the first start; it is the data's, and goes where they go."""
+        if recorded is None:
+            made = secrets.token_hex(16)
+            self._refuse_if(
+                self._nodes.ask(_identity("SET", IDENTITY, made, "NX")), f"the key {IDENTITY} is not written"
+            )
+        found = self._nodes.ask(_identity("GET", IDENTITY))
+        self._refuse_if(found, f"the key {IDENTITY} is not read")
+        shown = found.decode() if isinstance(found, bytes) else None
+        if recorded not in (None, shown):
+            raise PreflightError(
+                f"url={_shown(self._nodes.place.url)!r} leads to a server whose {IDENTITY} is {shown!r}, and this "
+                "query wrote "
+                f"to {recorded!r} until now: it is another one, or has lost its data.",
+                next_step="name the old server, or restore its data. To go on without what it has lost: "
+                f"SET {IDENTITY} {recorded}.",
+                setting="url",
+            )
+        return str(shown)
+
+
+def _identity(*command: str) -> Request:
+    return Request(_IDENTITY_SLOT, command)
+
+
+def _shown(url: str) -> str:
+    """The url without a password."""
+    scheme, mark, rest = url.partition("://")
+    return f"{scheme}{mark}{rest.rpartition('@')[2]}"

@@ -1,0 +1,286 @@
+"""What runs inside Redis.
+
+A script is atomic: no other command comes between, and after a crash what it did is there whole or not at all.
+
+A staged chunk is eight digits, how many of its values are applied already, and then in MessagePack: a command's
+name, how many values one command takes, and all values. Without a name each value is a whole command of its own. The
+last element of a complete list of chunks is `END`; it stays when the chunks are gone, and says that they are applied.
+
+An entry of the ledger is described in `sparkonce.sinks.redis.names.Entry`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass, field
+
+END = "end"
+
+_ENTRY = r"""
+local function read(entry)
+  return string.match(entry, '^(%u):(%d+):(%d+):(%d+):(.*)$')
+end
+local function put(state, begun, seen, prepared, slots)
+  redis.call('HSET', KEYS[1], ARGV[1], table.concat({state, begun, seen, prepared, slots}, ':'))
+end
+local function now()
+  local time = redis.call('TIME')
+  return string.format('%.0f', time[1] * 1000 + math.floor(time[2] / 1000))
+end
+local function number(name)
+  return tonumber(redis.call('HGET', KEYS[1], name) or '0')
+end
+"""
+
+_APPLY = r"""
+-- Lua passes some 8,000 arguments at most. Only RPUSH can have more, and can be had in parts.
+local function run(command)
+  local count = #command
+  if count <= 4000 then return redis.pcall(unpack(command)) end
+  local answer
+  for first = 3, count, 4000 do
+    answer = redis.pcall(command[1], command[2], unpack(command, first, math.min(first + 3999, count)))
+    if type(answer) == 'table' and answer.err then return answer end
+  end
+  return answer
+end
+local function apply(chunk)
+  local skip = tonumber(string.sub(chunk, 1, 8))
+  local _, verb, arity, values = cmsgpack.unpack_limit(chunk, 3, 8)
+  local count = #values
+  for first = skip + 1, count, arity do
+    local answer
+    if verb == '' then
+      answer = run(values[first])
+    else
+      answer = redis.pcall(verb, unpack(values, first, math.min(first + arity - 1, count)))
+    end
+    if type(answer) == 'table' and answer.err then
+      local key = verb == '' and values[first][2] or values[first]
+      return first - 1, skip, answer.err, key
+    end
+  end
+  return nil, count - skip
+end
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Script:
+    """A script and the name under which Redis keeps it.
+
+    Attributes:
+        text: In Lua.
+        sha: The SHA-1 of its text in hexadecimal, as Redis computes it.
+    """
+
+    text: str
+    sha: str = field(init=False)
+
+    def __post_init__(self) -> None:
+        digest = hashlib.sha1(self.text.encode(), usedforsecurity=False).hexdigest()
+        object.__setattr__(self, "sha", digest)
+
+
+BEGIN = Script(
+    _ENTRY
+    + r"""
+-- KEYS: ledger. ARGV: transaction, batch, ledger's time to live in ms.
+if tonumber(ARGV[2]) < number('#floor') then return {'old', 0} end
+if redis.call('HEXISTS', KEYS[1], ARGV[1]) == 1 then return {'taken', 0} end
+redis.call('HSETNX', KEYS[1], '#commits', 0)
+local seen = redis.call('HGET', KEYS[1], '#commits')
+put('O', now(), seen, 0, '')
+redis.call('PEXPIRE', KEYS[1], ARGV[3])
+return {'O', tonumber(seen)}
+"""
+)
+"""Opens a transaction. Answers ``O`` and how many the query has committed; or ``old``, ``taken``."""
+
+STAGE = Script(
+    r"""
+-- KEYS: list[, ledger]. ARGV: transaction, how many elements are there, time to live in ms, elements.
+if KEYS[2] then
+  local entry = redis.call('HGET', KEYS[2], ARGV[1])
+  if not entry or string.sub(entry, 1, 1) ~= 'O' then return -1 end
+end
+local there = tonumber(ARGV[2])
+if redis.call('LLEN', KEYS[1]) ~= there then return -2 end
+for first = 4, #ARGV, 1000 do
+  redis.call('RPUSH', KEYS[1], unpack(ARGV, first, math.min(first + 999, #ARGV)))
+end
+if there == 0 then redis.call('PEXPIRE', KEYS[1], ARGV[3]) end
+return there + #ARGV - 3
+"""
+)
+"""Adds chunks. Answers how many there are now; -1 if the transaction is not open, -2 if others are missing."""
+
+PREPARE = Script(
+    _ENTRY
+    + r"""
+-- KEYS: ledger[, list]. ARGV: transaction, hash slots, how many elements are there, END, time to live in ms.
+local entry = redis.call('HGET', KEYS[1], ARGV[1])
+if not entry then return 'absent' end
+local state, begun, seen = read(entry)
+if state ~= 'O' then return state end
+if KEYS[2] then
+  if redis.call('LLEN', KEYS[2]) ~= tonumber(ARGV[3]) then return 'incomplete' end
+  redis.call('RPUSH', KEYS[2], ARGV[4])
+  redis.call('PEXPIRE', KEYS[2], ARGV[5])
+end
+put('P', begun, seen, now(), ARGV[2])
+return 'P'
+"""
+)
+"""Closes the list and makes the transaction ready. Answers ``P``, or the state that forbids it."""
+
+DECIDE = Script(
+    _ENTRY
+    + r"""
+-- KEYS: ledger[, list]. ARGV: transaction, batch, commits that must be known, END, mode, ledger's time to live in ms.
+-- mode: single; look, go, give up (cluster: its lists are in other hash slots, and are looked at in between).
+local commits = redis.call('HGET', KEYS[1], '#commits')
+if not commits then return {'no ledger', 0} end
+if tonumber(commits) < tonumber(ARGV[3]) then return {'went back', tonumber(commits)} end
+redis.call('PEXPIRE', KEYS[1], ARGV[6])
+local entry = redis.call('HGET', KEYS[1], ARGV[1])
+local mode, state, begun, seen, prepared, slots = ARGV[5]
+if entry then
+  state, begun, seen, prepared, slots = read(entry)
+elseif tonumber(ARGV[2]) < number('#floor') then
+  return {'forgotten', 0}
+else
+  state, begun, seen, prepared, slots = 'absent', now(), 0, 0, ''
+end
+if mode == 'single' and (state == 'absent' or state == 'O') then
+  put('A', begun, seen, prepared, slots)
+  redis.call('UNLINK', KEYS[2])
+elseif state == 'P' and mode == 'single' then
+  if redis.call('LINDEX', KEYS[2], -1) ~= ARGV[4] then
+    put('A', begun, seen, prepared, slots)
+    redis.call('UNLINK', KEYS[2])
+    return {'expired', 0}
+  end
+  redis.call('PERSIST', KEYS[2])
+  state = 'C'
+  put(state, begun, seen, prepared, slots)
+elseif state == 'P' and mode == 'go' then
+  state = 'C'
+  put(state, begun, seen, prepared, slots)
+elseif state == 'P' and mode == 'give up' then
+  put('A', begun, seen, prepared, slots)
+  return {'expired', 0}
+end
+if state == 'absent' then return {state, 0} end
+return {state, tonumber(now()) - tonumber(prepared), slots}
+"""
+)
+"""Starts a commit; from here on it cannot be aborted. Answers the state and, if it matters, age and hash slots."""
+
+APPLY = Script(
+    _APPLY
+    + r"""
+-- KEYS: list. ARGV: END, how many values are enough for one call.
+local done, enough = 0, tonumber(ARGV[2])
+repeat
+  local chunk = redis.call('LINDEX', KEYS[1], 0)
+  if not chunk then return {'absent', done} end
+  if chunk == ARGV[1] then return {'end', done} end
+  local failed, count, err, key = apply(chunk)
+  if failed then
+    if failed > count then
+      redis.call('LSET', KEYS[1], 0, string.format('%08d', failed) .. string.sub(chunk, 9))
+    end
+    return {'failed', done, err, key}
+  end
+  redis.call('LTRIM', KEYS[1], 1, -1)
+  done = done + count
+until done >= enough
+return {'more', done}
+"""
+)
+"""Applies the next chunks and takes them away in the same step. Answers ``more``, ``end``, ``absent`` or ``failed``."""
+
+APPLY_DIRECT = Script(
+    _APPLY
+    + r"""
+-- KEYS: any key of the hash slot. ARGV: chunks.
+for place = 1, #ARGV do
+  local failed, _, err, key = apply(ARGV[place])
+  if failed then return {'failed', place, err, key} end
+end
+return {'end', #ARGV}
+"""
+)
+"""Applies chunks that are not staged."""
+
+CONCLUDE = Script(
+    _ENTRY
+    + r"""
+-- KEYS: ledger[, list]. ARGV: transaction, END, ledger's time to live in ms.
+local entry = redis.call('HGET', KEYS[1], ARGV[1])
+if not entry then return {'absent', 0} end
+local state, begun, seen, prepared, slots = read(entry)
+if state == 'D' then return {'D', number('#commits')} end
+if state ~= 'C' then return {state, 0} end
+if KEYS[2] then
+  if redis.call('LINDEX', KEYS[2], 0) ~= ARGV[2] then return {'incomplete', 0} end
+  redis.call('UNLINK', KEYS[2])
+end
+put('D', begun, seen, prepared, slots)
+local commits = redis.call('HINCRBY', KEYS[1], '#commits', 1)
+redis.call('PEXPIRE', KEYS[1], ARGV[3])
+return {'committed', commits}
+"""
+)
+"""Ends a commit once every list is at its end. Answers ``committed`` or ``D``, and how many the query has committed."""
+
+CLEANED = Script(
+    _ENTRY
+    + r"""
+-- KEYS: ledger. ARGV: transaction.
+local entry = redis.call('HGET', KEYS[1], ARGV[1])
+if not entry then return 0 end
+local state, begun, seen, prepared = read(entry)
+if state ~= 'D' then return 0 end
+put('D', begun, seen, prepared, '')
+return 1
+"""
+)
+"""Notes that the lists of a committed transaction are gone."""
+
+ABORT = Script(
+    _ENTRY
+    + r"""
+-- KEYS: ledger[, list]. ARGV: transaction, batch.
+local entry = redis.call('HGET', KEYS[1], ARGV[1])
+local state, begun, seen, prepared, slots
+if entry then
+  state, begun, seen, prepared, slots = read(entry)
+  if state == 'C' or state == 'D' then return {state, ''} end
+elseif not redis.call('HGET', KEYS[1], '#commits') or tonumber(ARGV[2]) < number('#floor') then
+  return {'absent', ''}
+else
+  begun, seen, prepared, slots = now(), 0, 0, ''
+end
+if KEYS[2] then redis.call('UNLINK', KEYS[2]) end
+put('A', begun, seen, prepared, '')
+return {'A', slots, state or 'absent'}
+"""
+)
+"""Aborts. Answers ``A`` with the hash slots and the state before, ``absent``, or the state for which it is too late."""
+
+RAISE_FLOOR = Script(
+    r"""
+-- KEYS: ledger. ARGV: batch.
+local floor = tonumber(redis.call('HGET', KEYS[1], '#floor') or '0')
+if tonumber(ARGV[1]) > floor and redis.call('EXISTS', KEYS[1]) == 1 then
+  redis.call('HSET', KEYS[1], '#floor', ARGV[1])
+end
+return 1
+"""
+)
+"""Says that batches below this one may be forgotten."""
+
+ALL = (BEGIN, STAGE, PREPARE, DECIDE, APPLY, APPLY_DIRECT, CONCLUDE, CLEANED, ABORT, RAISE_FLOOR)
+BY_SHA = {script.sha: script for script in ALL}

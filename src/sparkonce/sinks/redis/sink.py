@@ -1,0 +1,228 @@
+"""Redis as a part of the two-phase commit."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from sparkonce.errors import ConfigurationError
+from sparkonce.guarantees import Guarantee
+from sparkonce.sinks.base import Facts, SinkCommitter, SinkWriter, TwoPhaseCommitSink, WriterContext
+from sparkonce.sinks.redis.shape import Shape
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from sparkonce.sinks.redis.nodes import Place
+
+_DAY_S = 24 * 60 * 60
+
+
+class RedisSink(TwoPhaseCommitSink):
+    """Writes rows to Redis or a Redis Cluster: strings, hashes, lists, sets, sorted sets, or increments of numbers.
+
+    EXACTLY_ONCE stages the rows in Redis, and scripts apply them there once the batch is decided, each piece in the
+    same step in which it is taken away: increments too are applied once, whatever is repeated. AT_LEAST_ONCE writes at
+    once: right in the end where keys are a function of the row, but a replay shows older values until it catches up,
+    and increments may be applied twice.
+
+    Which columns are written follows from ``structure``; each is named by its setting, or has that setting's name:
+
+    ============== ===================================================== ===============================================
+    structure      columns                                               a null
+    ============== ===================================================== ===============================================
+    ``string``     ``key``, ``value``                                    value: deletes the key
+    ``hash``       ``key``, and ``fields`` or else all others            field: deletes that field
+    ``hash``       ``key``, ``field`` (must be given), ``value``         value: deletes the field
+    ``list``       ``key``, ``value`` (an array); the list is replaced   array, or an empty one: deletes the key
+    ``set``        ``key``, ``member``                                   refused
+    ``sorted_set`` ``key``, ``member``, ``score``                        score: removes the member
+    ``increment``  ``key``, ``amount``; ``field`` or ``member`` if given amount: adds nothing
+    ============== ===================================================== ===============================================
+
+    Args:
+        url: ``redis://[user:password@]host[:port][/database]``, ``rediss://…`` or ``unix://…``; of a cluster any node.
+        structure: See above. ``increment`` adds to a key, to a field of a hash (``field``) or to a member's score in a
+            sorted set (``member``); amounts of a whole type by INCRBY, others by INCRBYFLOAT.
+        key: The column that holds the key.
+        key_template: Makes the key from columns instead: ``"user:{id}"``. Double braces stand for themselves, so
+            ``"{{user:{id}}}:name"`` has the hash tag ``user:7``.
+        value: See the table.
+        field: See the table.
+        fields: See the table.
+        member: See the table.
+        score: See the table.
+        amount: See the table.
+        ttl: A column with the key's time to live in seconds, counted from when the row is applied; null: no end.
+        ttl_s: The same for all rows.
+        guarantee: See above.
+        cluster: Whether it is a Redis Cluster.
+        sentinels: Addresses of Sentinels, ``[("host", 26379)]``; they say where the master is instead of the url.
+        service: The master's name at the Sentinels.
+        options: More settings of `redis.Connection`, for example ``{"ssl_ca_certs": …}``.
+        timeout_s: How long to wait for a connection or an answer.
+        wait_replicas: How many replicas must have what is staged and what is applied (WAIT) before it counts.
+        staging_ttl_s: How long staged rows live: the longest time between a batch's begin and its commit.
+        ledger_ttl_s: How long the query's ledger lives without a new batch: the longest time that a query may be away.
+        prefix: Tells sinks that write to one server from each other, also in the names of keys; by default ``name``.
+        name: Unique within the query, and the same after a restart.
+
+    Raises:
+        ConfigurationError: naming the setting that is unknown, or contradicts another.
+    """
+
+    def __init__(
+        self,
+        url: str = "redis://localhost:6379/0",
+        *,
+        structure: str = "string",
+        key: str | None = None,
+        key_template: str | None = None,
+        value: str | None = None,
+        field: str | None = None,
+        fields: Sequence[str] | None = None,
+        member: str | None = None,
+        score: str | None = None,
+        amount: str | None = None,
+        ttl: str | None = None,
+        ttl_s: int | None = None,
+        guarantee: Guarantee = Guarantee.EXACTLY_ONCE,
+        cluster: bool = False,
+        sentinels: Sequence[tuple[str, int]] = (),
+        service: str = "",
+        options: Mapping[str, Any] | None = None,
+        timeout_s: float = 10.0,
+        wait_replicas: int = 0,
+        staging_ttl_s: int = 7 * _DAY_S,
+        ledger_ttl_s: int = 30 * _DAY_S,
+        prefix: str | None = None,
+        name: str = "redis",
+    ) -> None:
+        super().__init__(name, guarantee)
+        self.url = url
+        self.shape = Shape(
+            structure=structure,
+            key=key,
+            key_template=key_template,
+            value=value,
+            field=field,
+            fields=None if fields is None else tuple(fields),
+            member=member,
+            score=score,
+            amount=amount,
+            ttl=ttl,
+            ttl_s=ttl_s,
+        )
+        self.cluster = cluster
+        self.sentinels = tuple((str(host), int(port)) for host, port in sentinels)
+        self.service = service
+        self.options = dict(options or {})
+        self.timeout_s = timeout_s
+        self.wait_replicas = wait_replicas
+        self.staging_ttl_s = staging_ttl_s
+        self.ledger_ttl_s = ledger_ttl_s
+        self.prefix = prefix
+        self._check()
+
+    def columns(self, schema: pa.Schema) -> Sequence[str]:
+        """Those that the structure takes."""
+        return self.shape.columns(schema)
+
+    def conditions(self) -> Sequence[str]:
+        """What the server and its readers must be like."""
+        if self.guarantee is not Guarantee.EXACTLY_ONCE:
+            replay = "a replay after a failure shows older values again, until it catches up"
+            more = ", and increments may be applied twice" if self.shape.structure == "increment" else ""
+            return (f"keys are a function of the row, so that a second writing ends in the same state; {replay}{more}",)
+        return (
+            "the server keeps what it has confirmed: appendonly=yes with appendfsync=always, and no fail-over to a "
+            "replica "
+            "that is behind (wait_replicas)",
+            "maxmemory-policy=noeviction, with room for a batch twice: staged, and applied",
+            f"the query is never away for longer than ledger_ttl_s={self.ledger_ttl_s}, and nobody deletes keys that "
+            "begin "
+            "with sparkonce:",
+            "readers may see part of a batch while it is being applied",
+        )
+
+    def preflight(self, query: str, recorded: Facts | None) -> Facts:  # noqa: ARG002 - the same for every query
+        """Checks the server: whether it keeps what it takes, what this user may do, whether it is the recorded one."""
+        from sparkonce.sinks.redis.nodes import Nodes
+        from sparkonce.sinks.redis.preflight import Preflight
+
+        nodes = Nodes(self.place)
+        try:
+            return Preflight(nodes, self.guarantee, self.prefix or self.name, self.wait_replicas).facts(recorded)
+        finally:
+            nodes.close()
+
+    def transaction_timeout_s(self, facts: Facts) -> float | None:  # noqa: ARG002 - the same for every run
+        """Staged rows live that long."""
+        return float(self.staging_ttl_s) if self.guarantee is Guarantee.EXACTLY_ONCE else None
+
+    def writer(self, context: WriterContext) -> SinkWriter:
+        """See `TwoPhaseCommitSink.writer`."""
+        from sparkonce.sinks.redis.nodes import Nodes
+        from sparkonce.sinks.redis.writer import DirectWriter, StagingWriter
+
+        nodes = Nodes(self.place)
+        if self.guarantee is not Guarantee.EXACTLY_ONCE:
+            return DirectWriter(nodes, self.shape, wait_replicas=self.wait_replicas)
+        return StagingWriter(
+            nodes,
+            self.shape,
+            context,
+            prefix=context.owner.facts["prefix"],
+            staging_ttl_s=self.staging_ttl_s,
+            ledger_ttl_s=self.ledger_ttl_s,
+            wait_replicas=self.wait_replicas,
+        )
+
+    def committer(self) -> SinkCommitter:
+        """Has staged rows applied from the driver."""
+        from sparkonce.sinks.redis.committer import RedisCommitter
+        from sparkonce.sinks.redis.nodes import Nodes
+
+        return RedisCommitter(
+            Nodes(self.place),
+            self.name,
+            staging_ttl_s=self.staging_ttl_s,
+            ledger_ttl_s=self.ledger_ttl_s,
+            wait_replicas=self.wait_replicas,
+        )
+
+    @property
+    def place(self) -> Place:
+        """Where the server is."""
+        from sparkonce.sinks.redis.nodes import Place
+
+        return Place(
+            url=self.url,
+            cluster=self.cluster,
+            sentinels=self.sentinels,
+            service=self.service,
+            options=self.options,
+            timeout_s=self.timeout_s,
+        )
+
+    def _check(self) -> None:
+        if self.cluster and self.sentinels:
+            raise ConfigurationError(
+                f"cluster={self.cluster!r} and sentinels={self.sentinels!r} exclude each other.",
+                next_step="a Redis Cluster fails over by itself: leave the Sentinels out.",
+            )
+        if bool(self.sentinels) != bool(self.service):
+            raise ConfigurationError(
+                f"sentinels={self.sentinels!r} and service={self.service!r} belong together.",
+                next_step="give the Sentinels' addresses and the master's name there, or neither.",
+            )
+        if not 0 < self.staging_ttl_s <= self.ledger_ttl_s:
+            raise ConfigurationError(
+                f"staging_ttl_s={self.staging_ttl_s!r} and ledger_ttl_s={self.ledger_ttl_s!r} do not fit.",
+                next_step="give seconds above 0, and let the ledger live at least as long as what is staged.",
+            )
+        if self.wait_replicas < 0 or self.timeout_s <= 0:
+            raise ConfigurationError(
+                f"wait_replicas={self.wait_replicas!r}, timeout_s={self.timeout_s!r}: one is below its least value.",
+                next_step="give 0 or more replicas, and a timeout above 0.",
+            )

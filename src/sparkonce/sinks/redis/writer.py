@@ -1,0 +1,293 @@
+"""The executor half of the Redis sink: one copy's rows, staged in Redis or written at once."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from sparkonce.errors import PrepareError, SparkonceError
+from sparkonce.protocol.ownership import TransactionName
+from sparkonce.sinks.base import SinkWriter, WriterContext
+from sparkonce.sinks.redis import scripts
+from sparkonce.sinks.redis.encoding import encode
+from sparkonce.sinks.redis.hash_slots import hash_slots, pack_slots, tags
+from sparkonce.sinks.redis.names import SEEN, TRANSACTION, Key, ledger_of, single_key, slot_key
+from sparkonce.sinks.redis.nodes import Answer, Nodes, Request, run_script
+from sparkonce.sinks.redis.outcomes import Refusal, code_of, read_refusal
+from sparkonce.sinks.redis.shape import Shape
+
+BUFFER_BYTES = 16 * 1024 * 1024
+"""In a cluster rows are kept until there are so many, and then sent in groups by hash slot."""
+
+_SEND_AT_ONCE_BYTES = 1024 * 1024
+
+
+class SlotGroups:
+    """Chunks of a cluster, each for one hash slot; on a single server all are for the same.
+
+    Args:
+        shape: What is made of a row.
+        cluster: Whether there are hash slots.
+        send: Takes pairs of hash slot and chunks.
+    """
+
+    def __init__(self, shape: Shape, *, cluster: bool, send: Callable[[Mapping[int, list[bytes]]], None]) -> None:
+        self._shape = shape
+        self._cluster = cluster
+        self._send = send
+        self._kept: list[pa.RecordBatch] = []
+        self._kept_bytes = 0
+
+    def add(self, rows: pa.RecordBatch) -> None:
+        """Sends the rows or, in a cluster, keeps some."""
+        if not self._cluster:
+            self._send_in_pieces(rows)
+            return
+        self._kept.append(rows)
+        self._kept_bytes += rows.nbytes
+        if self._kept_bytes >= BUFFER_BYTES:
+            self._send(self.take())
+
+    def take(self) -> dict[int, list[bytes]]:
+        """What was kept, by hash slot."""
+        kept, self._kept, self._kept_bytes = self._kept, [], 0
+        if not kept:
+            return {}
+        rows = pa.Table.from_batches(kept).combine_chunks().to_batches()[0]
+        encoded = encode(self._shape, rows)
+        slots = hash_slots(encoded.keys)
+        order = np.argsort(slots, kind="stable")
+        starts = np.flatnonzero(np.diff(slots[order], prepend=-1))
+        which = slots[order][starts].tolist()
+        groups: dict[int, list[bytes]] = {}
+        for number, chunk in encoded.reordered(order).chunks(np.append(starts, len(order))):
+            groups.setdefault(which[number], []).append(chunk)
+        return groups
+
+    def _send_in_pieces(self, rows: pa.RecordBatch) -> None:
+        """Some at a time, so that memory stays bounded however large a batch is."""
+        pending: list[bytes] = []
+        size = 0
+        for _, chunk in encode(self._shape, rows).chunks():
+            pending.append(chunk)
+            size += len(chunk)
+            if size >= _SEND_AT_ONCE_BYTES:
+                self._send({0: pending})
+                pending, size = [], 0
+        if pending:
+            self._send({0: pending})
+
+
+class StagingWriter(SinkWriter):
+    """Stages chunks in lists that nobody reads before the commit.
+
+    Args:
+        nodes: Connections of its own.
+        shape: What is made of a row.
+        context: Whose rows these are.
+        prefix: Begins the transaction's name.
+        staging_ttl_s: How long staged rows live.
+        ledger_ttl_s: How long the query's ledger lives without a new transaction.
+        wait_replicas: How many replicas must have what is staged.
+    """
+
+    def __init__(
+        self,
+        nodes: Nodes,
+        shape: Shape,
+        context: WriterContext,
+        *,
+        prefix: str,
+        staging_ttl_s: int,
+        ledger_ttl_s: int,
+        wait_replicas: int = 0,
+    ) -> None:
+        self._nodes = nodes
+        self._cluster = nodes.place.cluster
+        self._ttl_ms = staging_ttl_s * 1000
+        self._ledger_ttl_ms = ledger_ttl_s * 1000
+        self._wait_replicas = wait_replicas
+        self._name = TransactionName(
+            prefix=prefix,
+            query=context.owner.query,
+            token=context.owner.token,
+            batch=context.batch,
+            slot=context.slot,
+            copy=secrets.token_hex(6),
+        )
+        self._ledger = ledger_of(self._name)
+        self._groups = SlotGroups(shape, cluster=self._cluster, send=self._stage)
+        self._there: dict[int, int] = {}
+        self._begun = False
+        self._seen = 0
+
+    def begin(self) -> None:
+        """See `SinkWriter.begin`."""
+        self._begun = True
+        request = run_script(scripts.BEGIN, [self._ledger], str(self._name), self._name.batch, self._ledger_ttl_ms)
+        state, seen = self._answer(request, "opening")
+        if state != b"O":
+            raise PrepareError(
+                f"the ledger {self._ledger.name} does not take transaction {self._name}: {_text(state)}",
+                next_step="none: this copy is of a run or a batch that is long over.",
+            )
+        self._seen = int(seen)
+
+    def write(self, rows: pa.RecordBatch) -> None:
+        """See `SinkWriter.write`."""
+        self._groups.add(rows)
+
+    def prepare(self) -> Mapping[str, str | int]:
+        """See `SinkWriter.prepare`. The rows are as durable as the server makes what it has answered."""
+        keys = [self._ledger]
+        if self._cluster:
+            last = self._groups.take()
+            self._stage({slot: [*last.get(slot, ()), scripts.END.encode()] for slot in {*last, *self._there}})
+        else:
+            keys.append(self._key(0))
+        slots = pack_slots(self._there) if self._cluster else ""
+        self._wait_for_replicas([*self._there])
+        there = self._there.get(0, 0)
+        request = run_script(scripts.PREPARE, keys, str(self._name), slots, there, scripts.END, self._ttl_ms)
+        state = self._answer(request, "preparing")
+        if state != b"P":
+            raise self._gone(_text(state))
+        self._wait_for_replicas([self._ledger.hash_slot])
+        return {TRANSACTION: str(self._name), SEEN: self._seen}
+
+    def abort(self) -> None:
+        """See `SinkWriter.abort`. If the server cannot be reached, a sweep finds the transaction."""
+        if self._begun:
+            keys = [self._ledger] if self._cluster else [self._ledger, self._key(0)]
+            self._nodes.ask(run_script(scripts.ABORT, keys, str(self._name), self._name.batch))
+            if self._cluster:
+                lists = [self._key(slot) for slot in self._there]
+                self._nodes.run([Request(key.hash_slot, ("UNLINK", key.name)) for key in lists])
+        self.close()
+
+    def close(self) -> None:
+        """See `SinkWriter.close`."""
+        self._nodes.close()
+
+    # --- staging ----------------------------------------------------------------------------------------------------
+
+    def _key(self, slot: int) -> Key:
+        return slot_key(self._name, slot) if self._cluster else single_key(self._name)
+
+    def _stage(self, groups: Mapping[int, list[bytes]]) -> None:
+        requests = []
+        for slot, chunks in groups.items():
+            keys = [self._key(slot)] if self._cluster else [self._key(slot), self._ledger]
+            there = self._there.get(slot, 0)
+            requests.append(run_script(scripts.STAGE, keys, str(self._name), there, self._ttl_ms, *chunks))
+            self._there[slot] = there + len(chunks)
+        for slot, answer in zip(groups, self._nodes.run(requests), strict=True):
+            if isinstance(answer, Refusal):
+                raise _refused(answer, f"staging rows of transaction {self._name}")
+            if answer != self._there[slot]:
+                raise self._gone({-1: "not open any more", -2: "without what was staged"}.get(answer, str(answer)))
+
+    def _answer(self, request: Request, doing: str) -> Answer:
+        answer = self._nodes.ask(request)
+        if isinstance(answer, Refusal):
+            raise _refused(answer, f"{doing} transaction {self._name}")
+        return answer
+
+    def _gone(self, state: str) -> SparkonceError:
+        return PrepareError(
+            f"transaction {self._name} is {state}: it was swept, or its rows have outlived staging_ttl_s="
+            f"{self._ttl_ms // 1000}",
+            next_step="none if the query has been restarted meanwhile; else look into the server's log.",
+        )
+
+    def _wait_for_replicas(self, hash_slots: Sequence[int]) -> None:
+        reached = await_replicas(self._nodes, hash_slots, self._wait_replicas)
+        if reached < self._wait_replicas:
+            raise PrepareError(
+                f"{reached} replicas have what was staged, and wait_replicas={self._wait_replicas}",
+                next_step="bring the replicas up, or lower wait_replicas.",
+            )
+
+
+class DirectWriter(SinkWriter):
+    """Writes at once; rows are visible before the batch is decided.
+
+    Args:
+        nodes: Connections of its own.
+        shape: What is made of a row.
+        wait_replicas: How many replicas must have the rows.
+    """
+
+    def __init__(self, nodes: Nodes, shape: Shape, *, wait_replicas: int = 0) -> None:
+        self._nodes = nodes
+        self._groups = SlotGroups(shape, cluster=nodes.place.cluster, send=self._apply)
+        self._touched: set[int] = set()
+        self._wait_replicas = wait_replicas
+
+    def begin(self) -> None:
+        """Nothing to open."""
+
+    def write(self, rows: pa.RecordBatch) -> None:
+        """See `SinkWriter.write`."""
+        self._groups.add(rows)
+
+    def prepare(self) -> Mapping[str, str | int]:
+        """Sends what is kept."""
+        self._apply(self._groups.take())
+        reached = await_replicas(self._nodes, [*self._touched], self._wait_replicas)
+        if reached < self._wait_replicas:
+            raise PrepareError(
+                f"{reached} replicas have the rows, and wait_replicas={self._wait_replicas}",
+                next_step="bring the replicas up, or lower wait_replicas.",
+            )
+        return {}
+
+    def abort(self) -> None:
+        """What is written stays."""
+        self.close()
+
+    def close(self) -> None:
+        """See `SinkWriter.close`."""
+        self._nodes.close()
+
+    def _apply(self, groups: Mapping[int, list[bytes]]) -> None:
+        requests = [
+            run_script(scripts.APPLY_DIRECT, [Key(f"sparkonce:{{{tags()[slot]}}}", slot)], chunk)
+            for slot, chunks in groups.items()
+            for chunk in chunks
+        ]
+        self._touched.update(groups)
+        for answer in self._nodes.run(requests, window=2 if len(groups) == 1 else 64, follow=False):
+            if isinstance(answer, Refusal):
+                raise _refused(answer, "writing rows")
+            if answer[0] != b"end":
+                _, _, error, key = answer
+                refusal = Refusal(code_of(_text(error)), _text(error))
+                raise _refused(refusal, f"writing key {_text(key)!r}")
+
+
+def await_replicas(nodes: Nodes, hash_slots: Sequence[int], count: int) -> int:
+    """How many replicas have everything that was written here: the fewest of any node; waits until there are enough.
+
+    https://redis.io/docs/latest/commands/wait/
+    """
+    if count == 0:
+        return 0
+    asked = {nodes.owner(slot): slot for slot in hash_slots}
+    limit_ms = int(nodes.place.timeout_s * 500)
+    answers = nodes.run([Request(slot, ("WAIT", count, limit_ms)) for slot in asked.values()])
+    return min((0 if isinstance(answer, Refusal) else int(answer) for answer in answers), default=count)
+
+
+def _refused(refusal: Refusal, doing: str) -> PrepareError:
+    return PrepareError(
+        read_refusal(refusal, f"{doing}:").reason, next_step="see docs/redis.md on what each error means."
+    )
+
+
+def _text(value: Any) -> str:
+    return value.decode(errors="backslashreplace") if isinstance(value, bytes) else str(value)
