@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import pickle
 import subprocess
 import sys
 import threading
@@ -456,6 +457,34 @@ def test_types_come_back_as_they_went(tmp_path: Path) -> None:
     assert commit(sink, handle) == [Outcome.COMMITTED]
     assert seen[0].schema.equals(rows.schema)
     assert seen[0].equals(pa.Table.from_batches([rows]))
+
+
+class Unpicklable(Moody):
+    def __reduce__(self) -> str:
+        raise TypeError("it holds a connection")
+
+
+class Unknown(Moody):
+    """Stands for one of a module that only the driver has."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (_fail, ())
+
+
+def _fail() -> None:
+    raise ModuleNotFoundError("no such module on this worker")
+
+
+@pytest.mark.parametrize("kind", [Unpicklable, Unknown])
+def test_workers_do_not_need_the_function(tmp_path: Path, kind: type[Moody]) -> None:
+    target = target_of(tmp_path, TRANSACTIONAL)
+    sink = sink_of(tmp_path, TRANSACTIONAL, kind(target))
+    on_worker = pickle.loads(pickle.dumps(pickle.loads(pickle.dumps(sink))))  # noqa: S301 - pickled on the same line
+    handle = prepare(on_worker)
+    (answer,) = on_worker.committer().commit([handle])
+    assert answer.outcome is Outcome.RETRY
+    assert "cannot be pickled" in answer.reason or "no such module" in answer.reason
+    assert commit(sink, handle) == [Outcome.COMMITTED]
 
 
 # --- markers --------------------------------------------------------------------------------------------------------

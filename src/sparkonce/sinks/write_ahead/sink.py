@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import pickle
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, unquote, urlsplit
 
 from sparkonce.errors import ConfigurationError, PreflightError, SchemaError
@@ -30,8 +32,7 @@ class WriteAheadSink(TwoPhaseCommitSink):
 
     Args:
         apply: Called with a slot's rows and the token that names them, see `sparkonce.sinks.write_ahead.apply.Apply`.
-            Must be picklable by cloudpickle; opens its own connections. Called from several threads, unless
-            ``parallel=1``.
+            Called on the driver, from several threads unless ``parallel=1``; need not be picklable.
         applies: What a second call for the same token does to the target.
         is_applied: Asked before a repeat whether the target holds the token already. Optional.
         per: ``slot``: one call for each slot. ``batch``: one call for the rows of all slots of a batch, as long as all
@@ -42,7 +43,7 @@ class WriteAheadSink(TwoPhaseCommitSink):
         folder: Where rows wait; None: ``sparkonce-write-ahead`` in the query's checkpoint. A path of a disk that the
             driver and all executors see under it.
         guarantee: How the sink is run. Below EXACTLY_ONCE the function is called in the workers as soon as a slot's
-            rows are there.
+            rows are there, and has to be picklable by cloudpickle.
         name: Unique within the query, and the same after a restart.
 
     Raises:
@@ -163,6 +164,12 @@ class WriteAheadSink(TwoPhaseCommitSink):
             )
         return WriteAheadFolder(self._folder / self._prefix)
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Workers only keep rows, and may lack the modules that the functions are made of."""
+        if self.guarantee is not Guarantee.EXACTLY_ONCE:
+            return self.__dict__
+        return {**self.__dict__, "apply": _Packed.of(self.apply), "is_applied": _Packed.of(self.is_applied)}
+
     def _check(self) -> None:
         if not 0 < len(self._prefix) <= NAME_PREFIX_LIMIT_BYTES:
             raise ConfigurationError(
@@ -176,6 +183,33 @@ class WriteAheadSink(TwoPhaseCommitSink):
             raise ConfigurationError(f"parallel={self.parallel}: must be 1 or more")
         if self.wait_s <= 0:
             raise ConfigurationError(f"wait_s={self.wait_s}: must be more than 0")
+
+
+@dataclass(frozen=True)
+class _Packed:
+    """A function that has travelled, and is not unpacked before it is called."""
+
+    data: bytes
+    name: str
+
+    @classmethod
+    def of(cls, function: Callable[..., Any] | None) -> _Packed | None:
+        if function is None or isinstance(function, cls):
+            return function
+        try:
+            data = pickle.dumps(function)
+        except Exception:  # noqa: BLE001 - whatever pickle raises for what it cannot pickle
+            data = b""
+        return cls(data, getattr(function, "__qualname__", repr(function)))
+
+    def __call__(self, *arguments: Any) -> Any:
+        if not self.data:
+            raise ConfigurationError(
+                f"the function {self.name} cannot be pickled, and is called in another process than the one it was "
+                "given in",
+                next_step="make it a function of a module, or an object of a class of a module.",
+            )
+        return pickle.loads(self.data)(*arguments)  # noqa: S301 - packed by `of`
 
 
 def _local(folder: str) -> Path:

@@ -1,0 +1,95 @@
+"""The write-ahead sink in a real query: crashes at each phase, and the examples as their users start them."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from pyspark.errors import StreamingQueryException
+from pyspark.sql import SparkSession
+
+from conformance.write_ahead_targets import AppendingTarget, SqliteTarget, Target
+from spark.in_process import MARKS, CrashError, crash_at
+from sparkonce import Applies, ExactlyOnce, WriteAheadSink
+from sparkonce.protocol.state import Phase
+from sparkonce.sinks.write_ahead.folder import WriteAheadFolder
+from tryout.bulk import make_orders
+
+pytestmark = [mark for mark in MARKS if mark.name != "kafka"]
+LIMIT_S = 500
+EXAMPLES = Path(__file__).parents[2] / "examples"
+PHASES = [Phase.CLAIMING, Phase.WRITING, Phase.DECIDING, Phase.FINISHING, Phase.IDLE]
+
+
+def run(spark: SparkSession, folder: Path, target: Target, *, crash: Phase | None = None, per: str = "slot") -> None:
+    """Writes all orders, unless it crashes in batch 1."""
+    rows = spark.readStream.schema("id bigint").option("maxFilesPerTrigger", 2).json(str(folder / "orders"))
+    sink = WriteAheadSink(target, applies=Applies.NEITHER, per=per)
+    listener = None if crash is None else crash_at(crash, 1)
+    once = ExactlyOnce(sink, checkpoint=str(folder / "checkpoint"), listener=listener, display=False)
+    query = once.start(rows.withColumnRenamed("id", "number"), trigger={"availableNow": True})
+    try:
+        assert query.awaitTermination(LIMIT_S)
+    except StreamingQueryException as error:
+        if "CrashError" not in str(error):
+            raise
+    finally:
+        query.stop()
+
+
+@pytest.mark.parametrize("per", ["slot", "batch"])
+def test_a_query_that_crashes_at_each_phase(spark: SparkSession, tmp_path: Path, per: str) -> None:
+    """The driver's crash is between calls of the function: even what must not be repeated is not."""
+    sent = make_orders(tmp_path / "orders", files=8)
+    target = AppendingTarget(tmp_path / "target")
+    for phase in PHASES:
+        run(spark, tmp_path, target, crash=phase, per=per)
+    run(spark, tmp_path, target, per=per)
+    assert sorted(target.visible()) == sent
+    waiting = tmp_path / "checkpoint" / "sparkonce-write-ahead" / "write-ahead"
+    left = {state: [path.name for path in (waiting / state).iterdir()] for state in ("open", "prepared", "started")}
+    assert left == {"open": [], "prepared": [], "started": []}
+
+
+def test_a_driver_that_is_gone_after_the_function_has_done_its_work(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sent = make_orders(tmp_path / "orders", files=4)
+    target = SqliteTarget(tmp_path / "target")
+    with monkeypatch.context() as killed:
+        killed.setattr(WriteAheadFolder, "note_done", _crash)
+        run(spark, tmp_path, target, crash=Phase.IDLE)
+    run(spark, tmp_path, target)
+    assert sorted(target.visible()) == sent
+    tokens = [token for token, _, _ in target.calls()]
+    assert len(tokens) > len(set(tokens))
+
+
+def _crash(*_: object) -> None:
+    raise CrashError("before it could be noted")
+
+
+@pytest.mark.parametrize("example", ["http_bulk", "sqlite_upsert"])
+def test_the_examples(tmp_path: Path, example: str) -> None:
+    environment = {
+        **os.environ,
+        "PYSPARK_PYTHON": sys.executable,
+        "TMPDIR": str(tmp_path),
+        "SPARK_LOCAL_IP": "127.0.0.1",
+    }
+    environment |= {"PYSPARK_SUBMIT_ARGS": "--master local[2] --conf spark.ui.enabled=false pyspark-shell"}
+    done = subprocess.run(
+        [sys.executable, str(EXAMPLES / f"{example}.py")],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "exactly once" in done.stdout
+    assert "NOT" not in done.stdout
+    assert " 0 were" not in done.stdout
