@@ -16,14 +16,28 @@ from crashes.cells import EVERY, LOG_FULL, Cell, is_chosen, unmeant
 from crashes.disk import cannot_mount
 from crashes.stage import Stages
 from crashes.target import Target
+from crashes.targets.files import FilesTarget, S3Target
 from crashes.targets.folder import FolderTarget
 from crashes.targets.kafka import KafkaTarget
+from crashes.targets.mysql import MYSQL
 from crashes.targets.postgres import POSTGRES
 from crashes.targets.toy import ToyTarget
+from crashes.targets.redis import RedisTarget
+from crashes.targets.write_ahead import WRITE_AHEAD
 
 pytestmark = [pytest.mark.crashes, pytest.mark.timeout(120)]
 
-TARGETS: list[Target] = [FolderTarget(), ToyTarget(), KafkaTarget(), *POSTGRES]
+TARGETS: list[Target] = [
+    FolderTarget(),
+    ToyTarget(),
+    KafkaTarget(),
+    *POSTGRES,
+    *MYSQL,
+    FilesTarget(),
+    S3Target(),
+    *WRITE_AHEAD,
+    RedisTarget(),
+]
 
 
 def cases() -> Iterator[object]:

@@ -2,42 +2,23 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import psycopg
 from psycopg import sql
 
 from crashes.disk import SmallDisk, cannot_mount
+from crashes.matchers import after
 from crashes.target import ServerTarget, new_name
 from sparkonce.sinks.base import TwoPhaseCommitSink
 from sparkonce.sinks.postgres.sink import PostgresSink
-from sparkonce.testing.proxy import Matcher, Request
+from sparkonce.testing.proxy import Request
 from sparkonce.testing.servers.postgres import PostgresServer, find_postgres
 from sparkonce.testing.servers.process import HOST
 
 _MEGABYTES = 160
 _SETTINGS = {"max_prepared_transactions": "100", "max_wal_size": "32MB", "min_wal_size": "32MB"}
-
-
-def after(first: bytes, then: bytes) -> Callable[[], Matcher]:
-    """Knows a request by its words and by what came before it on its connection."""
-
-    def new() -> Matcher:
-        armed = False
-
-        def match(piece: bytes) -> int | None:
-            nonlocal armed
-            if armed and (found := re.search(re.escape(then), piece)):
-                armed = False
-                return found.start()
-            armed = armed or first in piece
-            return None
-
-        return match
-
-    return new
 
 
 class PostgresTarget(ServerTarget):
