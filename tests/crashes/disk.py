@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from contextlib import suppress
 from pathlib import Path
 
 _BALLAST = "ballast"
@@ -44,11 +45,9 @@ class SmallDisk:
         """Leaves not a byte free."""
         with (self.folder / _BALLAST).open("ab", buffering=0) as file:
             for size in (1 << 16, 1 << 12, 1):
-                try:
+                with suppress(OSError):  # that is the aim
                     while file.write(bytes(size)):
                         pass
-                except OSError:  # that is the aim
-                    continue
 
     def free(self) -> None:
         """Makes room again."""

@@ -55,7 +55,7 @@ class Target(abc.ABC):
     def start(self, folder: Path) -> None:
         """Starts the server and the proxy, with data in a folder."""
 
-    def stop(self) -> None:
+    def stop(self) -> None:  # noqa: B027 - optional
         """Ends them."""
 
     @abc.abstractmethod

@@ -21,8 +21,8 @@ from crashes.targets.folder import FolderTarget
 from crashes.targets.kafka import KafkaTarget
 from crashes.targets.mysql import MYSQL
 from crashes.targets.postgres import POSTGRES
-from crashes.targets.toy import ToyTarget
 from crashes.targets.redis import RedisTarget
+from crashes.targets.toy import ToyTarget
 from crashes.targets.write_ahead import WRITE_AHEAD
 
 pytestmark = [pytest.mark.crashes, pytest.mark.timeout(120)]

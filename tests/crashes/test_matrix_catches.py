@@ -6,7 +6,7 @@ import pytest
 
 from crashes import broken
 from crashes.cells import CUT, HALVED, KILL, ORPHAN, REPLY_LOST, Cell
-from crashes.points import BEFORE_CONCLUDE, BEGUN, HALFWAY, PREPARED
+from crashes.points import BEGUN, HALFWAY, PREPARED
 from crashes.stage import Stages
 from crashes.target import COMMIT
 from crashes.targets.toy import ToySink, ToyTarget

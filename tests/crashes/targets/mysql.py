@@ -51,7 +51,7 @@ class MySQLTarget(ServerTarget):
         return MySQLSink({**self.server.settings, **more}, table="target", commit=self._commit)
 
     def visible(self) -> Sequence[int]:
-        return [number for (number,) in self._ask(f"SELECT number FROM {self.database}.target")]
+        return [number for (number,) in self._ask(f"SELECT number FROM {self.database}.target")]  # noqa: S608 - ours
 
     def lingering(self) -> Sequence[str]:
         found = [str(row[3]) for row in self._ask("XA RECOVER")]

@@ -63,10 +63,12 @@ class PostgresTarget(ServerTarget):
 
     def make_sink(self) -> TwoPhaseCommitSink:
         to = f"host={HOST} port={self.proxy.port} dbname=postgres user=postgres connect_timeout=2"
-        return PostgresSink(to, table="numbers", schema=self.schema, lock_timeout_s=2.0, commit_timeout_s=3.0, **self._settings)  # type: ignore[arg-type]
+        return PostgresSink(
+            to, table="numbers", schema=self.schema, lock_timeout_s=2.0, commit_timeout_s=3.0, **self._settings
+        )  # type: ignore[arg-type]
 
     def visible(self) -> Sequence[int]:
-        return [int(str(number)) for (number,) in self._ask(f"SELECT number FROM {self.schema}.numbers")]
+        return [int(str(number)) for (number,) in self._ask(f"SELECT number FROM {self.schema}.numbers")]  # noqa: S608 - ours
 
     def lingering(self) -> Sequence[str]:
         tables = sql.SQL(
@@ -76,7 +78,7 @@ class PostgresTarget(ServerTarget):
         questions: list[sql.Composable | str] = [
             "SELECT gid FROM pg_prepared_xacts",
             tables,
-            f"SELECT name FROM {self.schema}.sparkonce_commits WHERE state <> 'committed'",
+            f"SELECT name FROM {self.schema}.sparkonce_commits WHERE state <> 'committed'",  # noqa: S608 - ours
             "SELECT application_name FROM pg_stat_activity WHERE datname IS NOT NULL AND xact_start IS NOT NULL "
             "AND pid <> pg_backend_pid()",
         ]
