@@ -212,7 +212,8 @@ class FaultProxy:
         link = _Link(self, reader, writer)
         self._links.add(link)
         try:
-            await link.run()
+            with suppress(asyncio.CancelledError):  # asyncio would report the end of the proxy as an error
+                await link.run()
         finally:
             self._links.discard(link)
 

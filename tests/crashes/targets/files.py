@@ -69,6 +69,7 @@ class FilesTarget(Target):
 
 class S3Target(ServerTarget):
     name = "files-s3"
+    is_heavy = True
     preload = (
         "boto3",
         "sparkonce.sinks.files.writer",
