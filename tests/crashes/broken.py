@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from crashes.targets.toy import ToyCommitter, ToySink, ToyWriter
+from sparkonce.errors import PreflightError
 from sparkonce.protocol.handles import Handle
 from sparkonce.protocol.outcomes import Finished, Outcome
-from sparkonce.sinks.base import Owner, SinkCommitter, SinkWriter, WriterContext
+from sparkonce.sinks.base import Facts, Owner, SinkCommitter, SinkWriter, WriterContext
 
 
 class _ShowingWriter(ToyWriter):
@@ -111,3 +112,10 @@ class _RaisingCommitter(ToyCommitter):
 class RaisesWhatTheClientRaises(ToySink):
     def committer(self) -> SinkCommitter:
         return _RaisingCommitter(self)
+
+
+class RefusesToStartAgain(ToySink):
+    def preflight(self, query: str, recorded: Facts | None) -> Facts:
+        if recorded is not None:
+            raise PreflightError("once is enough")
+        return {}

@@ -4,8 +4,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from crashes.stage import RESULTS, Stages
-from crashes.table import table
+from crashes.stage import Stages
+from crashes.table import RESULTS, table
 
 
 @pytest.fixture(scope="session")

@@ -10,9 +10,6 @@ from crashes.life import Life, Verdict
 from crashes.target import Target
 from crashes.zygote import Zygote
 
-RESULTS: list[tuple[str, Cell, Verdict]] = []
-"""Of this process, for the table."""
-
 
 class Stages:
     """Keeps one target up.
@@ -35,7 +32,6 @@ class Stages:
         self._life = None
         try:
             verdict = life.strike(cell)
-            RESULTS.append((target.name, cell, verdict))
             if not verdict.violations and not verdict.missed:
                 self._life = life
             return verdict

@@ -7,6 +7,9 @@ from collections.abc import Sequence
 from crashes.cells import AT_POINTS, AT_REQUESTS, Cell
 from crashes.life import Verdict
 
+RESULTS: list[tuple[str, Cell, Verdict]] = []
+"""Of this process."""
+
 HEAD = ("sink", "fault", "cells", "runs", "stopped", "missing", "doubled", "strange", "early", "lingering", "seconds")
 
 

@@ -15,6 +15,7 @@ import pytest
 from crashes.cells import EVERY, LOG_FULL, Cell, is_chosen, unmeant
 from crashes.disk import cannot_mount
 from crashes.stage import Stages
+from crashes.table import RESULTS
 from crashes.target import Target
 from crashes.targets.files import FilesTarget, S3Target
 from crashes.targets.folder import FolderTarget
@@ -55,5 +56,6 @@ def test_exactly_once(stages: Stages, target: Target, cell: Cell) -> None:
     if cell.fault == LOG_FULL and cannot_mount():
         pytest.skip(cannot_mount())
     verdict = stages.strike(target, cell)
+    RESULTS.append((target.name, cell, verdict))
     assert verdict.violations == ""
     assert verdict.missed == ""

@@ -6,6 +6,7 @@ import pytest
 
 from crashes import broken
 from crashes.cells import CUT, HALVED, KILL, ORPHAN, REPLY_LOST, Cell
+from crashes.life import DoesNotRecover
 from crashes.points import BEGUN, HALFWAY, PREPARED
 from crashes.stage import Stages
 from crashes.target import COMMIT
@@ -43,3 +44,8 @@ def test_a_broken_sink_is_caught(
     verdict = stages.strike(targets.setdefault(kind, ToyTarget(kind)), cell)
     assert verdict.missed == ""
     assert seen in verdict.violations
+
+
+def test_a_query_that_does_not_recover_is_caught(stages: Stages) -> None:
+    with pytest.raises(DoesNotRecover, match="once is enough"):
+        stages.strike(ToyTarget(broken.RefusesToStartAgain), Cell(PREPARED, KILL))

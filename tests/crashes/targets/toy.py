@@ -20,7 +20,7 @@ from sparkonce.protocol.ownership import TransactionName
 from sparkonce.sinks.base import Owner, SinkCommitter, SinkWriter, TwoPhaseCommitSink, WriterContext
 from sparkonce.testing.servers.process import HOST, Server
 
-DEADLINE_S = 0.5
+DEADLINE_S = 1.0
 OUTCOMES = {
     "committed": Outcome.COMMITTED,
     "already": Outcome.ALREADY_COMMITTED,
