@@ -212,7 +212,7 @@ def test_other_peoples_transactions_and_tables_are_never_touched(server: Postgre
     name = str(ours["name"])
     strangers = ["theirs", f"x{name}", name.replace("sparkonce.postgres", "sparkonce.postgres-eu"), f"{name}.1"]
     for gid in strangers:
-        ask(server, f"BEGIN; INSERT INTO t VALUES (9); PREPARE TRANSACTION '{gid}'")
+        ask(server, sql.SQL("BEGIN; INSERT INTO t VALUES (9); PREPARE TRANSACTION {}").format(gid))
     ask(server, "CREATE TABLE sparkonce_0123456789ab_ffffffffffff (id int)")
     with closing(given.committer()) as committer:
         lingering = list(committer.list_lingering([run]))
@@ -232,7 +232,7 @@ def test_a_handle_of_an_older_mode_is_still_committed(server: PostgresServer, co
 
 
 def test_a_handle_names_its_own_table(server: PostgresServer) -> None:
-    """The query was started again with another table while a batch was decided: its rows go where they were meant to."""
+    """The query was started again with another table: rows that are decided go where they were meant to."""
     handle = prepare(sink(server), rows(1))
     ask(server, "CREATE TABLE other (id bigint, text text)")
     assert outcomes(finish(sink(server, table="other"), handle)) == [COMMITTED]

@@ -6,6 +6,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from psycopg import sql
 
 from postgres_witness import QUERY, ask, finish, fresh_database, needs_postgres, owner, prepare, prepared, running
 from sparkonce.errors import ConfigurationError, PreflightError, PrepareError
@@ -77,8 +78,8 @@ def test_no_room_for_prepared_transactions(server: PostgresServer) -> None:
 
 
 def test_prepared_transactions_used_up_by_others(server: PostgresServer) -> None:
-    for number in range(2):
-        ask(server, f"BEGIN; INSERT INTO t VALUES ({number}); PREPARE TRANSACTION 'theirs {number}'")
+    for gid in ("theirs", "others'"):
+        ask(server, sql.SQL("BEGIN; INSERT INTO t VALUES (1); PREPARE TRANSACTION {}").format(gid))
     refused(server, "max_prepared_transactions=2, and 2 are in use by others", commit="two_phase")
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import typer
 from typer.core import TyperGroup
 
-from sparkonce.cli import demo, explain, kafka
+from sparkonce.cli import demo, explain, kafka, postgres
 from sparkonce.cli.errors import tell
 from sparkonce.errors import SparkonceError
 
@@ -32,6 +32,7 @@ app = typer.Typer(
     pretty_exceptions_show_locals=False,
 )
 app.add_typer(kafka.app, name="kafka")
+app.add_typer(postgres.app, name="postgres")
 app.command()(demo.demo)
 app.command()(explain.explain)
 

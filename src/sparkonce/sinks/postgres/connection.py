@@ -160,7 +160,8 @@ def begin(limits: Limits, statement_s: float, application_name: str) -> sql.Comp
     # Since PostgreSQL 17. It counts whatever the transaction does.
     parts.append(
         sql.SQL(
-            "(SELECT set_config(name, {}, true) FROM pg_catalog.pg_settings WHERE name = 'transaction_timeout')"
+            "CASE WHEN current_setting('transaction_timeout', true) IS NOT NULL "
+            "THEN set_config('transaction_timeout', {}, true) END"
         ).format(_ms(2 * statement_s))
     )
     return sql.SQL("BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE; SELECT {};").format(sql.SQL(", ").join(parts))

@@ -186,7 +186,14 @@ class PostgresWriter(SinkWriter):
         if self._copy is None:
             raise PrepareError(f"slot {self._slot} prepares without rows")
         self._copy.write(TRAILER)
-        self._copying.close()
+        try:
+            self._copying.close()
+        except ValueError as error:
+            # psycopg takes one answer. A pooler adds its own to the server's when the session was ended.
+            raise PrepareError(
+                f"batch {self._batch}, slot {self._slot}: the server ended the session of the COPY: {error}",
+                next_step="see the server's log; the batch is written again.",
+            ) from None
         taken = self._cursor.rowcount
         # A table may have triggers that leave rows out; a staging table has none.
         if self._job.commit == STAGED and taken != self._rows:

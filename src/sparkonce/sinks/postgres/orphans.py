@@ -1,0 +1,172 @@
+"""What sparkonce has open in a database, for the operator. Reads only."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import psycopg
+from psycopg import sql
+
+from sparkonce.errors import PreflightError
+from sparkonce.protocol.ownership import TransactionName
+from sparkonce.sinks.postgres.connection import Connection, connect, within
+from sparkonce.sinks.postgres.names import BackendName, staging_table
+from sparkonce.sinks.postgres.outcomes import words_of
+from sparkonce.sinks.postgres.settings import COMMITS_TABLE, Connecting
+from sparkonce.sinks.postgres.statements import STAGED_STATE, commits
+
+ANSWER_WITHIN_S = 30.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Orphan:
+    """One thing that is open. Whether it is an orphan only the query's log knows: a batch under way has such too.
+
+    Attributes:
+        kind: ``prepared``, ``staged`` or ``session``.
+        name: Its name on the server.
+        query: The short form of the query's id.
+        run: The run's token, as ``position-nonce``.
+        batch: Spark's batch id; -1 for a session, which does not show it.
+        slot: The slot; -1 for a session.
+        age_s: Since it was prepared, staged, or its transaction begun, by the server's clock.
+        owner: The role that may finish it.
+        holds: For a prepared transaction its locks, ``relation mode``; for a staged copy its table and size.
+        blocks: How many sessions wait for it.
+    """
+
+    kind: str
+    name: str
+    query: str
+    run: str
+    batch: int
+    slot: int
+    age_s: float
+    owner: str
+    holds: tuple[str, ...]
+    blocks: int
+
+
+def list_orphans(conninfo: str | Mapping[str, Any]) -> list[Orphan]:
+    """All of sparkonce's in one database, the oldest first.
+
+    Args:
+        conninfo: Where the server is. Locks of others are shown to every role, staged copies to those that may read the
+            tables of markers.
+
+    Raises:
+        ConfigurationError: if psycopg is not installed, or the settings are not libpq's.
+        PreflightError: if the server does not answer.
+    """
+    to = Connecting.of(conninfo)
+    try:
+        connection = connect(to)
+        try:
+            with within(connection, ANSWER_WITHIN_S):
+                found = [*_prepared(connection), *_staged(connection), *_sessions(connection)]
+        finally:
+            connection.close()
+    except psycopg.Error as error:
+        raise PreflightError(
+            f"PostgreSQL at {to} did not say what is open: {words_of(error)}",
+            next_step="check the address, that the server runs, the credentials and the role's rights.",
+        ) from None
+    return sorted(found, key=lambda orphan: -orphan.age_s)
+
+
+def _prepared(connection: Connection) -> list[Orphan]:
+    orphans = []
+    for gid, owner, age_s, locks, blocks in connection.execute(_PREPARED).fetchall():
+        name = TransactionName.parse(gid)
+        if name is not None:
+            orphans.append(_named("prepared", name, float(age_s), owner, tuple(locks), blocks))
+    return orphans
+
+
+def _staged(connection: Connection) -> list[Orphan]:
+    orphans = []
+    for (schema,) in connection.execute(_COMMITS, (COMMITS_TABLE,)).fetchall():
+        rows = connection.execute(
+            sql.SQL(
+                "SELECT name, EXTRACT(EPOCH FROM pg_catalog.clock_timestamp() - begun)::float8 FROM {} WHERE state = %s"
+            ).format(commits(schema)),
+            (STAGED_STATE,),
+        ).fetchall()
+        for text, age_s in rows:
+            name = TransactionName.parse(text)
+            if name is not None:
+                table = sql.Identifier(schema, staging_table(name)).as_string(connection)
+                size = connection.execute(_SIZE, (table,)).fetchone()
+                owner, words = (size[0], f"{table} {size[1]}") if size else ("", f"{table} is gone")
+                orphans.append(_named("staged", name, float(age_s), owner, (words,), 0))
+    return orphans
+
+
+def _sessions(connection: Connection) -> list[Orphan]:
+    orphans = []
+    for text, owner, age_s, pid in connection.execute(_SESSIONS).fetchall():
+        name = BackendName.parse(text)
+        if name is not None:
+            orphans.append(
+                Orphan(
+                    kind="session",
+                    name=text,
+                    query=name.query,
+                    run=f"{name.token.position}-{name.token.nonce}",
+                    batch=-1,
+                    slot=-1,
+                    age_s=float(age_s or 0),
+                    owner=owner,
+                    holds=(f"pid {pid}",),
+                    blocks=0,
+                )
+            )
+    return orphans
+
+
+def _named(kind: str, name: TransactionName, age_s: float, owner: str, holds: tuple[str, ...], blocks: int) -> Orphan:
+    return Orphan(
+        kind=kind,
+        name=str(name),
+        query=name.query,
+        run=f"{name.token.position}-{name.token.nonce}",
+        batch=name.batch,
+        slot=name.slot,
+        age_s=age_s,
+        owner=owner,
+        holds=holds,
+        blocks=blocks,
+    )
+
+
+# A prepared transaction has no session: its locks have no pid, and go together with the lock on its own number.
+_PREPARED = """
+WITH held AS (
+    SELECT t.transactionid, l.relation, l.database, l.mode
+    FROM pg_catalog.pg_locks t JOIN pg_catalog.pg_locks l USING (virtualtransaction)
+    WHERE t.locktype = 'transactionid' AND t.granted AND t.mode = 'ExclusiveLock' AND t.pid IS NULL
+      AND l.relation IS NOT NULL AND l.pid IS NULL)
+SELECT p.gid, p.owner::text, EXTRACT(EPOCH FROM pg_catalog.clock_timestamp() - p.prepared)::float8,
+       ARRAY(SELECT h.relation::regclass::text || ' ' || h.mode FROM held h
+             WHERE h.transactionid = p.transaction ORDER BY 1),
+       (SELECT count(*)::int FROM pg_catalog.pg_locks w
+        WHERE NOT w.granted AND (w.transactionid = p.transaction OR EXISTS (
+            SELECT FROM held h
+            WHERE h.transactionid = p.transaction AND h.relation = w.relation AND h.database = w.database)))
+FROM pg_catalog.pg_prepared_xacts p WHERE p.database = pg_catalog.current_database()
+"""
+_COMMITS = """
+SELECT n.nspname::text FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
+WHERE c.relname = %s AND c.relkind = 'r' AND pg_catalog.has_table_privilege(c.oid, 'SELECT')
+  AND pg_catalog.has_schema_privilege(n.oid, 'USAGE')
+"""
+_SIZE = """
+SELECT pg_catalog.pg_get_userbyid(relowner)::text, pg_catalog.pg_size_pretty(pg_catalog.pg_total_relation_size(oid))
+FROM pg_catalog.pg_class WHERE oid = pg_catalog.to_regclass(%s)
+"""
+_SESSIONS = """
+SELECT application_name, usename::text, EXTRACT(EPOCH FROM pg_catalog.clock_timestamp() - xact_start)::float8, pid
+FROM pg_catalog.pg_stat_activity WHERE datname = pg_catalog.current_database()
+"""

@@ -1,0 +1,124 @@
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import psycopg
+import pyarrow as pa
+import pytest
+from typer.testing import CliRunner
+
+from postgres_witness import (
+    QUERY,
+    ask,
+    finish,
+    fresh_database,
+    needs_postgres,
+    open_writer,
+    prepare,
+    prepared,
+    running,
+    staging_tables,
+)
+from sparkonce.cli.main import app
+from sparkonce.sinks.postgres.orphans import list_orphans
+from sparkonce.sinks.postgres.sink import PostgresSink
+from sparkonce.testing.servers.postgres import PostgresServer
+
+pytestmark = needs_postgres
+
+ROWS = pa.record_batch({"id": [1, 2]})
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[PostgresServer]:
+    with running() as started:
+        yield started
+
+
+@pytest.fixture(autouse=True)
+def _database(server: PostgresServer) -> None:
+    fresh_database(server, 'CREATE TABLE "odd.Name" (id bigint)')
+
+
+def sink(server: PostgresServer, **more: Any) -> PostgresSink:
+    return PostgresSink(server.conninfo(), table="odd.Name", **more)
+
+
+def test_all_that_is_open_is_listed_with_age_locks_and_who_waits(server: PostgresServer) -> None:
+    first, second = sink(server, commit="two_phase"), sink(server, name="second")
+    held, staged = prepare(first, ROWS, batch=4, slot=2), prepare(second, ROWS, batch=5)
+    writer = open_writer(second, ROWS)
+    ask(server, "BEGIN; INSERT INTO \"odd.Name\" VALUES (9); PREPARE TRANSACTION 'theirs'")
+    with psycopg.connect(server.conninfo(), autocommit=True) as other:
+        waiting = threading.Thread(target=_lock, args=(other,))
+        waiting.start()
+        try:
+            _until_waits(server)
+            found = {one.kind: one for one in list_orphans(server.conninfo())}
+        finally:
+            other.cancel_safe()
+            waiting.join()
+    writer.abort()
+    assert set(found) == {"prepared", "staged", "session"}
+    one = found["prepared"]
+    assert (one.name, one.query, one.run, one.batch, one.slot) == (held["name"], QUERY, "3-0badcafe", 4, 2)
+    assert '"odd.Name" RowExclusiveLock' in one.holds
+    assert (one.owner, one.blocks) == ("postgres", 1)
+    assert 0 <= one.age_s < 300
+    assert found["staged"].name == staged["name"]
+    assert found["staged"].holds[0].startswith(f'"public"."{staging_tables(server)[0]}" ')
+    assert found["session"].query == QUERY
+    finish(first, held, commit=False)
+    finish(second, staged, commit=False)
+
+
+def _lock(connection: psycopg.Connection[Any]) -> None:
+    with pytest.raises(psycopg.errors.QueryCanceled):
+        connection.execute('ALTER TABLE "odd.Name" ADD x int')
+
+
+def _until_waits(server: PostgresServer) -> None:
+    give_up_at = time.monotonic() + 30
+    while not ask(server, "SELECT 1 FROM pg_locks WHERE NOT granted"):
+        assert time.monotonic() < give_up_at
+
+
+def test_the_command_lists_and_changes_nothing(server: PostgresServer) -> None:
+    run = CliRunner()
+    command = ["postgres", "orphans", "--conninfo", server.conninfo()]
+    assert "Nothing of sparkonce is open" in run.invoke(app, command).output
+    given = sink(server, commit="two_phase")
+    handle = prepare(given, ROWS)
+    shown = run.invoke(app, command)
+    assert shown.exit_code == 0
+    assert str(handle["name"]) in shown.output
+    (listed,) = json.loads(run.invoke(app, [*command, "--json"]).output)
+    assert (listed["kind"], listed["name"]) == ("prepared", handle["name"])
+    assert json.loads(run.invoke(app, [*command, "--json", "--older-than-s", "3600"]).output) == []
+    assert json.loads(run.invoke(app, [*command, "--json", "--query", "ffffffff-ffff-ffff"]).output) == []
+    assert len(json.loads(run.invoke(app, [*command, "--json", "--query", f"{QUERY[:8]}-{QUERY[8:]}-x"]).output)) == 1
+    assert prepared(server) == [handle["name"]]
+
+
+def test_a_server_that_cannot_be_reached_is_said_without_a_secret(server: PostgresServer) -> None:
+    conninfo = f"host=127.0.0.1 port={server.port} dbname=none user=postgres password=s3cr3t"
+    found = CliRunner().invoke(app, ["postgres", "orphans", "--conninfo", conninfo])
+    assert found.exit_code == 1
+    assert "dbname=none" in found.output
+    assert "s3cr3t" not in found.output
+
+
+def test_what_the_page_says_takes_orphans_of_a_query_away_that_is_gone_for_good(server: PostgresServer) -> None:
+    """docs/postgres.md, "Orphans"."""
+    held, staged = prepare(sink(server, commit="two_phase"), ROWS), prepare(sink(server), ROWS)
+    name = str(held["name"])
+    ask(server, f"ROLLBACK PREPARED '{name}'")
+    (table,) = staging_tables(server)
+    ask(server, f"BEGIN; DROP TABLE {table}; DELETE FROM sparkonce_commits WHERE name = '{staged['name']}'; COMMIT")  # noqa: S608
+    assert list_orphans(server.conninfo()) == []
+    found = finish(sink(server), held, staged)
+    assert {one.outcome.name for one in found} == {"LOST"}

@@ -1,0 +1,66 @@
+from __future__ import annotations
+
+import pickle
+
+import pytest
+
+from sparkonce.errors import ConfigurationError
+from sparkonce.protocol.ownership import Token, TransactionName
+from sparkonce.sinks.postgres.names import BackendName, Place, fields_of, staging_table
+from sparkonce.sinks.postgres.settings import Connecting, Target
+from sparkonce.sinks.postgres.sink import PostgresSink
+
+LONGEST = TransactionName(
+    prefix="p" * 100, query="0123456789ab", token=Token(10**19 - 1, "f" * 8), batch=10**18, slot=10**8, copy="c" * 12
+)
+
+
+def test_the_longest_names_fit_what_the_server_keeps() -> None:
+    assert len(str(LONGEST).encode()) < 200
+    assert len(str(BackendName.of(LONGEST))) == 63
+    assert len(staging_table(LONGEST)) <= 63
+
+
+def test_a_session_shows_whose_it_is() -> None:
+    name = BackendName.parse(str(BackendName.of(LONGEST)))
+    assert name == BackendName.of(LONGEST)
+    tokens = frozenset({LONGEST.token})
+    assert name is not None
+    assert name.belongs_to(LONGEST.prefix, LONGEST.query, tokens)
+    assert not name.belongs_to(LONGEST.prefix + "-eu", LONGEST.query, tokens)
+    assert not name.belongs_to(LONGEST.prefix, "0123456789ac", tokens)
+    assert not name.belongs_to(LONGEST.prefix, LONGEST.query, frozenset({Token(10**19 - 1, "0" * 8)}))
+
+
+@pytest.mark.parametrize("text", ["", "psql", "sparkonce", "so.x", str(BackendName.of(LONGEST))[:-1], f" {LONGEST}"])
+def test_other_peoples_sessions_are_nobodys(text: str) -> None:
+    assert BackendName.parse(text) is None
+
+
+def test_a_target_is_read_back_as_it_was_written_down() -> None:
+    target = Target(schema="s", table='t"', mode="upsert", keys=("a", "b"), on_conflict="nothing")
+    assert Target.from_text(target.to_text(("a", "b", "c"))) == (target, ("a", "b", "c"))
+    for broken in ("", "{}", "[]", '{"columns": [], "keys": [], "other": 1}'):
+        with pytest.raises(ValueError, match=r"Expecting|not the description"):
+            Target.from_text(broken)
+
+
+def test_the_handle_is_where_and_what() -> None:
+    fields = fields_of("staged", str(LONGEST), Place(system="1", database="d", commits="c"))
+    assert Place.of(fields) == Place(system="1", database="d", commits="c")
+
+
+def test_libpqs_settings_are_filled_up_and_never_shown() -> None:
+    to = Connecting.of("postgresql://u:secret@h:1/d?connect_timeout=3")
+    known = dict(to.settings)
+    assert (known["password"], known["connect_timeout"], known["client_encoding"]) == ("secret", "3", "UTF8")
+    assert (str(to), repr(to)) == ("host=h port=1 dbname=d user=u", "Connecting(host=h port=1 dbname=d user=u)")
+    assert pickle.loads(pickle.dumps(to)) == to  # noqa: S301 - pickled on the same line
+    with pytest.raises(ConfigurationError, match="client_encoding='latin1'"):
+        Connecting.of({"client_encoding": "latin1"})
+
+
+def test_conditions_say_what_each_way_asks_of_the_server_and_its_readers() -> None:
+    staged, two_phase = (PostgresSink("dbname=x", table="t", commit=one) for one in ("staged", "two_phase"))
+    assert any("unique index" in one for one in staged.conditions())
+    assert any("max_prepared_transactions" in one for one in two_phase.conditions())
