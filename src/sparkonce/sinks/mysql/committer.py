@@ -27,9 +27,6 @@ log = logging.getLogger(__name__)
 ATTEMPT_LIMIT_S = 10.0
 """How long one call asks about branches of XA."""
 
-MERGE_LIMIT_S = 120.0
-"""How long the merge of a batch's staging tables may take, unless ``read_timeout`` says otherwise."""
-
 LINKS = 8
 """Branches are finished over so many connections at most."""
 
@@ -44,8 +41,7 @@ class MySQLCommitter(SinkCommitter):
     Args:
         settings: Of the connection.
         name: The sink's, for the handles that `list_lingering` makes.
-        table: The target of merges.
-        key_columns: Of upserts; none to append.
+        commit_timeout_s: How long the merge of a batch's staging tables may take.
         attempt_limit_s: How long one call asks about branches of XA.
     """
 
@@ -54,14 +50,12 @@ class MySQLCommitter(SinkCommitter):
         settings: Mapping[str, Any],
         name: str,
         *,
-        table: str,
-        key_columns: Sequence[str],
+        commit_timeout_s: float,
         attempt_limit_s: float = ATTEMPT_LIMIT_S,
     ) -> None:
         self._settings = dict(settings)
         self._name = name
-        self._table = table
-        self._keys = tuple(key_columns)
+        self._commit_timeout_s = commit_timeout_s
         self._attempt_limit_s = attempt_limit_s
         self._lock = threading.Lock()
         self._idle: list[tuple[Link, Flavour, str]] = []
@@ -74,6 +68,7 @@ class MySQLCommitter(SinkCommitter):
         known = [(handle, _marker_of(handle)) for handle in handles]
         staged_rows = {marker: handle.rows for handle, marker in known if marker and marker.kind == markers.STAGED}
         branches = [marker for _, marker in known if marker and marker.kind == markers.TWO_PHASE]
+        self._settle(branches)
         answers = dict(zip(branches, self._each(branches, self._commit_branch), strict=True))
         if staged_rows:
             answers |= self._merge(staged_rows)
@@ -107,7 +102,9 @@ class MySQLCommitter(SinkCommitter):
             copies = {name.copy for name in found}
             branches = [xid.named() for xid in prepared.recovered(link, flavour) if xid.copy not in copies]
             found |= {name: _marker(name, markers.TWO_PHASE, server, 0) for name in branches}
-            stages = {name: _marker(name, markers.STAGED, server, begun) for name, begun in staged.list_stages(link)}
+            stages = {
+                one.name: _marker(one.name, markers.STAGED, server, one.begun_ms) for one in staged.list_stages(link)
+            }
             own = {name: marker for name, marker in (found | stages).items() if _is_claimed(name, claimed)}
             settled = markers.committed(link, own)
         return [self._lingering(marker) for name, marker in own.items() if name not in settled]
@@ -161,10 +158,16 @@ class MySQLCommitter(SinkCommitter):
 
     # --- one at a time ----------------------------------------------------------------------------------------------
 
+    def _settle(self, branches: Sequence[markers.Marker]) -> None:
+        """Once for all. If the server cannot be asked, committing says so."""
+        if branches:
+            with contextlib.suppress(*SERVER_ERRORS), self._link() as (link, _, _server):
+                prepared.settle(link, [marker.name for marker in branches], self._give_up_at())
+
     def _commit_branch(self, marker: markers.Marker) -> Finished:
         with self._link() as (link, flavour, server):
             wrong = _wrong_server(marker, server)
-            return wrong or prepared.commit(link, flavour, marker.name, give_up_at=self._give_up_at())
+            return wrong or prepared.commit(self._desk(link, flavour), marker.name)
 
     def _abort_one(self, marker: markers.Marker) -> Finished:
         with self._link() as (link, flavour, server):
@@ -172,18 +175,18 @@ class MySQLCommitter(SinkCommitter):
                 return wrong
             if marker.kind == markers.STAGED:
                 return staged.drop(link, marker.name, give_up_at=self._give_up_at())
-            return prepared.roll_back(link, flavour, marker.name, give_up_at=self._give_up_at())
+            return prepared.roll_back(self._desk(link, flavour), marker.name)
 
     def _merge(self, wanted: Mapping[markers.Marker, int]) -> dict[markers.Marker, Finished]:
         try:
-            with self._link(MERGE_LIMIT_S) as (link, _, server):
+            with self._link(self._commit_timeout_s) as (link, _, server):
                 wrong = {marker: no for marker in wanted if (no := _wrong_server(marker, server))}
                 right = {marker: rows for marker, rows in wanted.items() if marker not in wrong}
                 groups: dict[tuple[str, str], dict[markers.Marker, int]] = {}
                 for marker, rows in right.items():
                     groups.setdefault((marker.name.prefix, marker.name.query), {})[marker] = rows
                 for group in groups.values():
-                    wrong |= staged.merge(link, group, table=self._table, keys=self._keys)
+                    wrong |= staged.merge(link, group)
                 return wrong
         except SERVER_ERRORS as error:
             return dict.fromkeys(wanted, outcome_of(number_of(error), words_of(error)))
@@ -201,9 +204,8 @@ class MySQLCommitter(SinkCommitter):
             return list(pool.map(guarded, wanted))
 
     def _tidy(self, link: Link, name: TransactionName, batch: int) -> None:
-        mine = [
-            stage for stage, _ in staged.list_stages(link) if (stage.prefix, stage.query) == (name.prefix, name.query)
-        ]
+        whose = (name.prefix, name.query)
+        mine = [one.name for one in staged.list_stages(link) if (one.name.prefix, one.name.query) == whose]
         done = markers.committed(link, mine)
         staged.drop_merged(link, [stage for stage in mine if stage in done and stage.batch < batch])
         if batch > markers.KEPT_BATCHES:
@@ -257,6 +259,9 @@ class MySQLCommitter(SinkCommitter):
                 next_step="See whether the server can be reached and the user has its rights; nothing was undone.",
                 phase="sweep",
             ) from error
+
+    def _desk(self, link: Link, flavour: Flavour) -> prepared.Desk:
+        return prepared.Desk(link=link, flavour=flavour, give_up_at=self._give_up_at())
 
     def _give_up_at(self) -> float:
         return time.monotonic() + self._attempt_limit_s

@@ -120,7 +120,7 @@ def connect(
     Args:
         settings: See `sparkonce.sinks.mysql.settings`.
         program: What the server's list of connections calls it (attribute ``program_name``).
-        timeout_s: How long to wait for each reply, unless ``read_timeout`` says otherwise.
+        timeout_s: How long to wait for each reply.
         lock_wait_s: How long a statement waits for somebody else's lock, whole seconds.
         connect_timeout_s: How long to wait for the connection, unless ``connect_timeout`` says otherwise.
 
@@ -129,13 +129,13 @@ def connect(
     """
     given = connection_settings(settings)
     given.pop("local_infile", None)
-    given.setdefault("read_timeout", timeout_s)
-    given.setdefault("write_timeout", timeout_s)
     given.setdefault("connect_timeout", connect_timeout_s)
     link = Link(
         **given,
         charset="utf8mb4",
         autocommit=True,
+        read_timeout=timeout_s,
+        write_timeout=timeout_s,
         # Says that files can be sent, while PyMySQL itself refuses to open any.
         client_flag=CLIENT.LOCAL_FILES,
         local_infile=False,

@@ -84,14 +84,6 @@ def insert(link: Link, marker: Marker) -> None:
     )
 
 
-def remove(link: Link, name: TransactionName) -> None:
-    """Takes back a row that this connection's transaction has written."""
-    link.run(
-        f"DELETE FROM {COMMITS} WHERE prefix = %s AND query = %s AND batch = %s AND copy = %s",  # noqa: S608 - ours
-        (name.prefix.encode(), name.query.encode(), name.batch, name.copy.encode()),
-    )
-
-
 def committed(link: Link, names: Iterable[TransactionName]) -> set[TransactionName]:
     """Which of these are committed now."""
     groups: dict[tuple[str, str, int], list[TransactionName]] = {}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from dataclasses import dataclass
 
@@ -99,24 +100,47 @@ def stage_table(copy: str) -> str:
     return f"sparkonce_stage_{copy}"
 
 
-def parse_stage(table: str, comment: str) -> tuple[TransactionName, int] | None:
-    """Whose staging table this is and when it was begun, or None if it is not one of sparkonce's.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stage:
+    """A staging table, as its comment has it: whose it is, and what is to become of its rows.
 
-    Args:
-        table: Its name.
-        comment: See `stage_comment`.
+    Attributes:
+        name: Of the transaction.
+        begun_ms: When it was begun, milliseconds since the epoch by the server's clock.
+        table: Where the rows go.
+        keys: Of an upsert; none to append.
     """
-    match = _STAGE.fullmatch(table)
-    text, _, begun = comment.rpartition(" begun ")
-    name = TransactionName.parse(text)
-    if match is None or name is None or name.copy != match["copy"] or not begun.isdecimal():
-        return None
-    return name, int(begun)
 
+    name: TransactionName
+    begun_ms: int
+    table: str
+    keys: tuple[str, ...]
 
-def stage_comment(name: TransactionName, begun_ms: int) -> str:
-    """What a staging table's comment says: the transaction's name, and when it was begun by the server's clock."""
-    return f"{name} begun {begun_ms}"
+    def comment(self) -> str:
+        """What `parse` reads."""
+        fields = {
+            "sparkonce": str(self.name),
+            "begun_ms": self.begun_ms,
+            "table": self.table,
+            "keys": self.keys,
+        }
+        return json.dumps(fields, ensure_ascii=False, separators=(",", ":"))
+
+    @classmethod
+    def parse(cls, table: str, comment: str) -> Stage | None:
+        """The staging table of this name and comment, or None if it is not one of sparkonce's."""
+        match = _STAGE.fullmatch(table)
+        try:
+            fields = json.loads(comment) if match else None
+        except ValueError:
+            return None
+        if match is None or not isinstance(fields, dict):
+            return None
+        name = TransactionName.parse(str(fields.get("sparkonce", "")))
+        begun, target, keys = fields.get("begun_ms"), fields.get("table"), fields.get("keys")
+        if name is None or name.copy != match["copy"] or not isinstance(begun, int) or not isinstance(keys, list):
+            return None
+        return cls(name=name, begun_ms=begun, table=str(target), keys=tuple(map(str, keys)))
 
 
 def lock_name(copy: str) -> str:

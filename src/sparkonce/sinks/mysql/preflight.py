@@ -322,8 +322,8 @@ def _check_identity(link: Link, flavour: Flavour, recorded: Facts | None) -> str
         advice = "point the sink to the old server, or start a new query with a new checkpoint."
         if flavour is MARIADB:
             advice += (
-                f" If this is the old server with a new name, remove the row {server!r} from {markers.SERVERS}, and set "
-                f"host to {host!r} in the row {before!r}."
+                f" If this is the old server with a new name, remove the row {server!r} from {markers.SERVERS}, and "
+                f"set host to {host!r} in the row {before!r}."
             )
         raise PreflightError(
             f"The settings lead to the server {server!r} ({host}), but this query wrote to {before!r} until now.",

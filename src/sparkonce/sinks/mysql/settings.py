@@ -17,8 +17,6 @@ _TAKEN = frozenset(
         "password",
         "database",
         "connect_timeout",
-        "read_timeout",
-        "write_timeout",
         "local_infile",
         "server_public_key",
         "ssl_ca",
@@ -37,6 +35,8 @@ _OURS: Mapping[str, str] = {
     "autocommit": "The sink begins and ends its transactions itself.",
     "sql_mode": "The sink needs a strict mode, and sets it.",
     "init_command": "The sink sets up its sessions itself.",
+    "read_timeout": "The sink sets the deadlines: see commit_timeout_s and lock_timeout_s.",
+    "write_timeout": "The sink sets the deadlines: see commit_timeout_s and lock_timeout_s.",
     "db": "Say database.",
     "passwd": "Say password.",
 }

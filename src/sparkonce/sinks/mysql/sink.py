@@ -29,10 +29,12 @@ class MySQLSink(TwoPhaseCommitSink):
         mode: ``append`` inserts, and a row whose key is there already is an error. ``upsert`` replaces the row with the
             same ``key_columns``, or inserts it.
         key_columns: For ``upsert``: the columns of a unique key of the table.
-        commit: ``two_phase`` writes into the table in XA transactions, one a slot. ``staged`` writes to a table a slot,
-            which the driver merges in one transaction a batch. None: ``two_phase`` to append, ``staged`` to upsert.
-        prefix: Begins the names of this sink's transactions, at most 64 bytes. None: the sink's name.
+        commit: ``staged`` writes to a table a slot, which the driver merges in one transaction a batch. ``two_phase``
+            writes into the target in XA transactions, one a slot. See docs/mysql.md for which is better when.
+        prefix: Begins, with `name`, the names of all transactions: 64 bytes at most together.
         guarantee: Below EXACTLY_ONCE rows are visible as soon as their slot has written them.
+        commit_timeout_s: How long the merge of a staged batch may take, in seconds.
+        lock_timeout_s: How long a writer waits for rows that somebody else has locked, in seconds.
 
     Raises:
         ConfigurationError: naming the setting that is missing, unknown, or contradicts another.
@@ -46,17 +48,21 @@ class MySQLSink(TwoPhaseCommitSink):
         name: str = "mysql",
         mode: str = "append",
         key_columns: Sequence[str] = (),
-        commit: str | None = None,
-        prefix: str | None = None,
+        commit: str = "staged",
+        prefix: str = "sparkonce",
         guarantee: Guarantee = Guarantee.EXACTLY_ONCE,
+        commit_timeout_s: float = 300.0,
+        lock_timeout_s: float = 10.0,
     ) -> None:
         super().__init__(name, guarantee)
         self.settings = connection_settings(settings)
         self.table = table
         self.mode = _one_of("mode", mode, _MODES)
         self.key_columns = (key_columns,) if isinstance(key_columns, str) else tuple(key_columns)
-        self.commit = _one_of("commit", commit or ("staged" if mode == "upsert" else "two_phase"), _COMMITS)
-        self.prefix = name if prefix is None else prefix
+        self.commit = _one_of("commit", commit, _COMMITS)
+        self.prefix = f"{prefix}.{name}"
+        self.commit_timeout_s = _at_least_a_second("commit_timeout_s", commit_timeout_s)
+        self.lock_timeout_s = _at_least_a_second("lock_timeout_s", lock_timeout_s)
         self._schema: pa.Schema | None = None
         if (self.mode == "upsert") != bool(self.key_columns):
             raise ConfigurationError(
@@ -134,6 +140,7 @@ class MySQLSink(TwoPhaseCommitSink):
             key_columns=self.key_columns,
             prefix=facts.get("prefix", ""),
             server=facts.get("server", ""),
+            lock_wait_s=int(self.lock_timeout_s),
         )
         if self.guarantee is not Guarantee.EXACTLY_ONCE:
             return DirectWriter(how, context)
@@ -143,7 +150,7 @@ class MySQLSink(TwoPhaseCommitSink):
         """Finishes transactions of either kind, whatever ``commit`` says now."""
         from sparkonce.sinks.mysql.committer import MySQLCommitter
 
-        return MySQLCommitter(self.settings, self.name, table=self.table, key_columns=self.key_columns)
+        return MySQLCommitter(self.settings, self.name, commit_timeout_s=self.commit_timeout_s)
 
 
 def _one_of(setting: str, value: str, allowed: Sequence[str]) -> str:
@@ -154,11 +161,17 @@ def _one_of(setting: str, value: str, allowed: Sequence[str]) -> str:
     return value
 
 
+def _at_least_a_second(setting: str, value: float) -> float:
+    if value < 1:
+        raise ConfigurationError(f"{setting}={value!r} is too short.", next_step="give 1 or more.", setting=setting)
+    return float(value)
+
+
 def _check_prefix(prefix: str) -> None:
     size = len(prefix.encode())
     if not 0 < size <= PREFIX_LIMIT_BYTES or not prefix.isprintable():
         raise ConfigurationError(
-            f"prefix={prefix!r} has {size} bytes and cannot be used.",
-            next_step=f"give 1 to {PREFIX_LIMIT_BYTES} printable bytes; the default is the sink's name.",
+            f"prefix and name, {prefix!r}, have {size} bytes together and cannot be used.",
+            next_step=f"use {PREFIX_LIMIT_BYTES} printable bytes or less: they are a part of XA's ids.",
             setting="prefix",
         )

@@ -11,7 +11,7 @@ from sparkonce.protocol.outcomes import Finished, Outcome
 from sparkonce.protocol.ownership import TransactionName
 from sparkonce.sinks.mysql import markers
 from sparkonce.sinks.mysql.connection import Link, MySQLError, number_of, words_of
-from sparkonce.sinks.mysql.names import parse_stage, quote, stage_table
+from sparkonce.sinks.mysql.names import Stage, quote, stage_table
 from sparkonce.sinks.mysql.outcomes import LOCKED, outcome_of
 from sparkonce.sinks.mysql.prepared import end_holder
 from sparkonce.sinks.mysql.statements import merge as merge_statement
@@ -30,15 +30,13 @@ class _InTheWay(Exception):  # noqa: N818 - not an error
     """Somebody else holds the lock of merges."""
 
 
-def list_stages(link: Link) -> list[tuple[TransactionName, int]]:
-    """All staging tables of sparkonce's in the database: whose they are, and when they were begun."""
-    found = (parse_stage(str(table), str(comment)) for table, comment in link.rows(_TABLES))
+def list_stages(link: Link) -> list[Stage]:
+    """All staging tables of sparkonce's in the database, whoever's they are."""
+    found = (Stage.parse(str(table), str(comment)) for table, comment in link.rows(_TABLES))
     return [one for one in found if one is not None]
 
 
-def merge(
-    link: Link, wanted: Mapping[markers.Marker, int], *, table: str, keys: Sequence[str]
-) -> dict[markers.Marker, Finished]:
+def merge(link: Link, wanted: Mapping[markers.Marker, int]) -> dict[markers.Marker, Finished]:
     """Merges all of these, or none, in one transaction; those that are gone are left out and LOST.
 
     One connection at a time does so for a query, by a lock that the server gives back when the connection has ended and
@@ -47,26 +45,22 @@ def merge(
     Args:
         link: A connection that is in no transaction. After an error it must be closed.
         wanted: The transactions, each with its rows; of one query.
-        table: The target.
-        keys: Of an upsert; none to append.
 
     Raises:
         pymysql.err.MySQLError: if the server refuses the merge as a whole, or does not answer.
     """
     try:
         with _alone(link, next(iter(wanted)).name):
-            return _merge(link, wanted, table, keys)
+            return _merge(link, wanted)
     except _InTheWay:
         reason = "Another connection is merging rows of this query."
         return {marker: Finished(outcome=Outcome.RETRY, reason=reason) for marker in wanted}
 
 
-def _merge(
-    link: Link, wanted: Mapping[markers.Marker, int], table: str, keys: Sequence[str]
-) -> dict[markers.Marker, Finished]:
+def _merge(link: Link, wanted: Mapping[markers.Marker, int]) -> dict[markers.Marker, Finished]:
     done = markers.committed(link, [marker.name for marker in wanted])
     finished = {marker: Finished(outcome=Outcome.ALREADY_COMMITTED) for marker in wanted if marker.name in done}
-    there = {name for name, _ in list_stages(link)}
+    there = {stage.name: stage for stage in list_stages(link)}
     finished |= {
         marker: Finished(outcome=Outcome.LOST, reason=_LOST)
         for marker in wanted
@@ -79,7 +73,7 @@ def _merge(
     for marker in left:
         markers.insert(link, marker)
     for marker in left:
-        wrong = _move(link, marker, wanted[marker], table, keys)
+        wrong = _move(link, there[marker.name], wanted[marker])
         if wrong is not None:
             link.run("ROLLBACK")
             return finished | dict.fromkeys(left, wrong)
@@ -87,21 +81,21 @@ def _merge(
     return finished | dict.fromkeys(left, Finished(outcome=Outcome.COMMITTED))
 
 
-def _move(link: Link, marker: markers.Marker, rows: int, table: str, keys: Sequence[str]) -> Finished | None:
+def _move(link: Link, stage: Stage, rows: int) -> Finished | None:
     """Moves one staging table's rows; says what is wrong if they cannot be moved as they are."""
-    stage = stage_table(marker.name.copy)
-    columns = [column.name for column in describe(link, stage) if column.name != "sparkonce_row"]
+    source, table = stage_table(stage.name.copy), stage.table
+    columns = [column.name for column in describe(link, source) if column.name != "sparkonce_row"]
     try:
-        moved = link.run(merge_statement(stage, table, columns, keys))
+        moved = link.run(merge_statement(source, table, columns, stage.keys))
     except MySQLError as error:
         if number_of(error) in LOCKED or not link.open:
             raise
         found = outcome_of(number_of(error), words_of(error))
         return Finished(outcome=found.outcome, reason=f"The merge into {table!r} failed: {found.reason}")
     if moved.warnings:
-        return _changed(stage, table, link.first_warnings())
-    if not keys and moved.rows != rows:
-        return _changed(stage, table, f"{moved.rows} rows came where {rows} were prepared")
+        return _changed(source, table, link.first_warnings())
+    if not stage.keys and moved.rows != rows:
+        return _changed(source, table, f"{moved.rows} rows came where {rows} were prepared")
     return None
 
 

@@ -19,9 +19,9 @@ from sparkonce.sinks.mysql import markers
 from sparkonce.sinks.mysql.connection import SERVER_ERRORS, Link, Loaded, connect, number_of, words_of
 from sparkonce.sinks.mysql.encoding import column_list, insert_values, load_text
 from sparkonce.sinks.mysql.flavours import flavour_of
-from sparkonce.sinks.mysql.names import Xid, lock_name, plain_literal, quote, stage_comment, stage_table
+from sparkonce.sinks.mysql.names import Stage, Xid, lock_name, plain_literal, quote, stage_table
 from sparkonce.sinks.mysql.outcomes import DUPLICATE_KEY, LOCKED
-from sparkonce.sinks.mysql.prepared import roll_back
+from sparkonce.sinks.mysql.prepared import Desk, roll_back
 from sparkonce.sinks.mysql.statements import definition, insert_into, load_into, upsert_tail
 from sparkonce.sinks.mysql.target import Column, bind, describe, kind_of
 
@@ -31,10 +31,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 REPLY_LIMIT_S = 300.0
-"""How long a writer waits for one reply, for example to 4 MiB of rows, unless ``read_timeout`` says otherwise."""
-
-LOCK_WAIT_S = 30
-"""How long it waits for rows that somebody else has locked."""
+"""How long a writer waits for one reply, for example to 4 MiB of rows."""
 
 FLUSH_BYTES = 4 * 1024 * 1024
 """Rows go to the server in statements of about so many bytes."""
@@ -43,6 +40,7 @@ ABORT_LIMIT_S = 5.0
 """How long giving up may take, before it is left to the driver."""
 
 _PACKET_SHARE = 0.75
+_PACKET_BYTES = 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,6 +53,7 @@ class WriterSettings:
         key_columns: Of upserts; none to append.
         prefix: Of the transaction's name.
         server: The identity of the server that preflight saw; empty below EXACTLY_ONCE.
+        lock_wait_s: How long to wait for rows that somebody else has locked.
     """
 
     settings: Mapping[str, Any]
@@ -62,6 +61,7 @@ class WriterSettings:
     key_columns: tuple[str, ...]
     prefix: str
     server: str
+    lock_wait_s: int
 
 
 class MySQLWriter(SinkWriter):
@@ -132,7 +132,7 @@ class MySQLWriter(SinkWriter):
                 (lock_name(self._name.copy),),
             )
             self._flavour = flavour_of(str(version))
-            self._packet_bytes = int(int(packet) * _PACKET_SHARE)
+            self._packet_bytes = min(int(int(packet) * _PACKET_SHARE), _PACKET_BYTES)
             self._local_infile = bool(infile) and bool(self._how.settings.get("local_infile", True))
             self._check_server(link)
             self._columns = describe(link, self._how.table)
@@ -244,7 +244,7 @@ class MySQLWriter(SinkWriter):
             self._how.settings,
             program=f"sparkonce {name.query}.{name.token.position}-{name.token.nonce}.{name.batch}.{name.slot}",
             timeout_s=REPLY_LIMIT_S,
-            lock_wait_s=LOCK_WAIT_S,
+            lock_wait_s=self._how.lock_wait_s,
         )
 
     def _check_server(self, link: Link) -> None:
@@ -294,7 +294,12 @@ class TwoPhaseWriter(MySQLWriter):
         """Rolled back here, so that nothing of it is found any more; what cannot be is left to a sweep."""
         with contextlib.suppress(*SERVER_ERRORS):
             link.run(f"XA END {self._xid}")
-        done = roll_back(link, self._flavour, self._name, give_up_at=time.monotonic() + ABORT_LIMIT_S)
+        desk = Desk(
+            link=link,
+            flavour=self._flavour,
+            give_up_at=time.monotonic() + ABORT_LIMIT_S,
+        )
+        done = roll_back(desk, self._name)
         if done.outcome is not Outcome.ABORTED:
             log.warning("%s is left to the driver: %s", self._name, done.reason)
 
@@ -317,11 +322,11 @@ class StagedWriter(MySQLWriter):
 
     def _first_rows(self, link: Link) -> None:
         columns = ", ".join(definition(column) for column in self._bound)
-        comment = plain_literal(stage_comment(self._name, int(self._begun_ms)))
+        stage = Stage(name=self._name, begun_ms=int(self._begun_ms), table=self._how.table, keys=self._how.key_columns)
         link.run(
             f"CREATE TABLE {quote(stage_table(self._name.copy))} "
             f"(sparkonce_row BIGINT UNSIGNED NOT NULL AUTO_INCREMENT PRIMARY KEY, {columns}) "
-            f"ENGINE=InnoDB COMMENT={comment}"
+            f"ENGINE=InnoDB COMMENT={plain_literal(stage.comment())}"
         )
         link.run("START TRANSACTION")
 

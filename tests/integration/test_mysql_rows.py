@@ -1,0 +1,294 @@
+"""What a second connection reads of what was written, and what is refused instead of changed."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from datetime import date, datetime, timezone
+from decimal import Decimal
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from mariadb_witness import Witness, shared_server
+from sparkonce.errors import PreflightError, PrepareError
+from sparkonce.guarantees import Guarantee
+from sparkonce.sinks.base import SinkWriter
+from sparkonce.sinks.mysql.sink import MySQLSink
+from sparkonce.testing.hooks import SinkHooks
+from sparkonce.testing.scene import Scene
+
+Write = Callable[..., list[tuple[Any, ...]]]
+
+BY_LOAD = {"commit": "two_phase", "local_infile": True}
+BY_INSERT = {"commit": "two_phase", "local_infile": False}
+STAGED = {"commit": "staged", "local_infile": True}
+
+
+@pytest.fixture(scope="module")
+def witness() -> Witness:
+    return Witness(shared_server())
+
+
+@pytest.fixture(params=[BY_LOAD, BY_INSERT, STAGED], ids=["load", "insert", "staged"])
+def write(request: pytest.FixtureRequest, witness: Witness) -> Write:
+    """Writes a table's only batch and gives what a second connection reads of it."""
+
+    def write(columns: str, rows: pa.RecordBatch, select: str = "*", **more: Any) -> list[tuple[Any, ...]]:
+        witness.run("DROP TABLE IF EXISTS target")
+        witness.run(f"CREATE TABLE target ({columns}) ENGINE=InnoDB DEFAULT CHARACTER SET utf8mb4")
+        settings = {**witness.settings, "local_infile": request.param["local_infile"]}
+        sink = MySQLSink(settings, table="target", **{"commit": request.param["commit"], **more})
+        scene = Scene(SinkHooks(), sink)
+        writer = scene.new_writer()
+        try:
+            sink.columns(rows.schema)
+            writer.begin()
+            writer.write(rows)
+            fields = writer.prepare()
+            writer.close()
+        except PrepareError:
+            writer.abort()
+            scene.expect_nothing_lingers("after a refused row")
+            raise
+        scene.commit(scene.handle(fields, rows=rows.num_rows))
+        scene.committer.conclude(0, [scene.handle(fields, rows=rows.num_rows)])
+        scene.close()
+        assert witness.stages() == []
+        return witness.rows(f"SELECT {select} FROM target ORDER BY place")  # noqa: S608 - of this file
+
+    return write
+
+
+def write_all(writer: SinkWriter, rows: pa.RecordBatch) -> None:
+    writer.write(rows)
+    writer.prepare()
+
+
+def rows_of(values: list[Any], kind: pa.DataType) -> pa.RecordBatch:
+    return pa.record_batch(
+        {"place": pa.array(range(len(values)), pa.int32()), "it": pa.array(values, kind)},
+    )
+
+
+TEXTS = [
+    "",
+    "NULL",
+    "\\N",
+    "\\",
+    "a\tb",
+    "a\nb",
+    "a\r\nb",
+    'it\'s "quoted", `so`',
+    "nul \x00 in it",
+    "\x1a",
+    "😀 漢 é",
+    "\\t \\n \\0 \\'",
+    "%s %% {}",
+    " spaces ",
+    None,
+    "x" * 70_000,
+]
+
+ROUND_TRIPS: list[Any] = [
+    pytest.param("LONGTEXT", TEXTS, pa.string(), id="text"),
+    pytest.param("LONGTEXT", TEXTS, pa.large_string(), id="large text"),
+    pytest.param("VARCHAR(10) CHARACTER SET latin1", ["é", None, ""], pa.string(), id="latin1"),
+    pytest.param("LONGBLOB", [b"", b"\x00\xff\n\t\\'", None, bytes(range(256))], pa.binary(), id="binary"),
+    pytest.param("TINYINT(1)", [True, False, None], pa.bool_(), id="boolean"),
+    pytest.param("TINYINT", [-128, 127, None], pa.int8(), id="tinyint"),
+    pytest.param("BIGINT", [-(2**63), 2**63 - 1, 0, None], pa.int64(), id="bigint"),
+    pytest.param("BIGINT UNSIGNED", [0, 2**63 - 1], pa.int64(), id="unsigned"),
+    pytest.param("DECIMAL(38,10)", [Decimal("1E-10"), Decimal("-1234567890123456789012345678.0000000001"), None],
+                 pa.decimal128(38, 10), id="decimal"),
+    pytest.param("DOUBLE", [0.1, -1.7976931348623157e308, 5e-324, 0.0, None], pa.float64(), id="double"),
+    pytest.param("DATE", [date(1, 1, 1), date(2024, 2, 29), date(9999, 12, 31), None], pa.date32(), id="date"),
+    pytest.param("DATETIME(6)", [datetime(1000, 1, 1), datetime(2024, 1, 1, 12, 0, 0, 123456), None],
+                 pa.timestamp("us"), id="datetime"),
+    pytest.param("DATETIME", [datetime(2024, 1, 1, 12, 0, 7)], pa.timestamp("us"), id="whole seconds"),
+    pytest.param("ENUM('a','it''s')", ["a", "it's", None], pa.string(), id="enum"),
+    pytest.param("UUID", ["123e4567-e89b-12d3-a456-426614174000"], pa.string(), id="uuid"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("column", "values", "kind"), ROUND_TRIPS)
+def test_what_is_written_is_read_back(write: Write, column: str, values: list[Any], kind: pa.DataType) -> None:
+    found = write(f"place INT, it {column}", rows_of(values, kind))
+    assert [value for _, value in found] == values
+
+
+def test_instants_are_kept_in_utc(write: Write) -> None:
+    at = datetime(2024, 6, 1, 10, 0, 0, 1, tzinfo=timezone.utc)
+    rows = rows_of([at], pa.timestamp("us", tz="Europe/Berlin"))
+    found = write("place INT, it TIMESTAMP(6)", rows, "UNIX_TIMESTAMP(it)")
+    assert float(found[0][0]) == at.timestamp()
+
+
+def test_floats_keep_their_bits(write: Write) -> None:
+    rows = rows_of([0.1, 16777217.0, 1e-38], pa.float32())
+    found = write("place INT, it FLOAT", rows, "CAST(it AS DOUBLE)")
+    assert [value for (value,) in found] == [value.as_py() for value in rows["it"]]
+
+
+def test_bits(write: Write) -> None:
+    found = write("place INT, it BIT(4)", rows_of([0, 5, 15, None], pa.int32()), "it + 0")
+    assert [value for (value,) in found] == [0, 5, 15, None]
+
+
+def test_arrays_and_structs_are_json(write: Write) -> None:
+    kind = pa.struct([("name", pa.string()), ("at", pa.timestamp("us", tz="UTC")), ("n", pa.list_(pa.int64()))])
+    at = datetime(2024, 1, 1, tzinfo=timezone.utc)
+    values = [
+        {"name": 'a "b" \\ \n \x01 😀', "at": at, "n": [1, None, 2]},
+        {"name": None, "at": None, "n": []},
+        {"name": "", "at": at, "n": None},
+        None,
+    ]
+    found = [value for _, value in write("place INT, it JSON", rows_of(values, kind))]
+    assert found[3] is None
+    wanted = [{**value, "at": value["at"] and "2024-01-01T00:00:00.000000Z"} for value in values[:3] if value]
+    assert [json.loads(text) for text in found[:3]] == wanted
+
+
+def test_odd_identifiers(witness: Witness) -> None:
+    witness.run("CREATE TABLE `odd ``table`` %s.1` (`a ``b`` %s` INT PRIMARY KEY, `select` TEXT) ENGINE=InnoDB")
+    rows = pa.record_batch({"a `b` %s": [1, 2], "select": ["x", None]})
+    for mode in ({}, {"mode": "upsert", "key_columns": ["a `b` %s"]}):
+        sink = MySQLSink(witness.settings, table="odd `table` %s.1", **mode)
+        scene = Scene(SinkHooks(), sink)
+        writer = scene.new_writer()
+        sink.columns(rows.schema)
+        writer.begin()
+        writer.write(rows)
+        scene.commit(scene.handle(writer.prepare(), rows=2))
+        scene.close()
+    assert witness.rows("SELECT * FROM `odd ``table`` %s.1` ORDER BY 1") == [(1, "x"), (2, None)]
+
+
+REFUSED: list[Any] = [
+    pytest.param("VARCHAR(3)", ["abcd"], pa.string(), id="too long"),
+    pytest.param("VARCHAR(3)", ["abc "], pa.string(), id="spaces too many"),
+    pytest.param("TINYTEXT", ["x" * 256], pa.string(), id="tinytext too long"),
+    pytest.param("VARBINARY(2)", [b"abc"], pa.binary(), id="binary too long"),
+    pytest.param("TINYINT", [300], pa.int32(), id="out of range"),
+    pytest.param("INT UNSIGNED", [-1], pa.int32(), id="negative"),
+    pytest.param("BIT(4)", [16], pa.int32(), id="bits out of range"),
+    pytest.param("BIT(64)", [-1], pa.int64(), id="negative bits"),
+    pytest.param("DECIMAL(5,2)", [Decimal("1.239")], pa.decimal128(10, 3), id="digits too many"),
+    pytest.param("INT NOT NULL", [None], pa.int32(), id="null"),
+    pytest.param("TIMESTAMP NOT NULL", [None], pa.timestamp("us"), id="null would be now"),
+    pytest.param("BIGINT NOT NULL AUTO_INCREMENT, KEY (it)", [None], pa.int64(), id="null would be the next"),
+    pytest.param("DATETIME(3)", [datetime(2024, 1, 1, 0, 0, 0, 600)], pa.timestamp("us"), id="would be rounded"),
+    pytest.param("TIMESTAMP(6)", [datetime(2040, 1, 1)], pa.timestamp("us"), id="after 2038"),
+    pytest.param("DOUBLE", [float("nan")], pa.float64(), id="not a number"),
+    pytest.param("DOUBLE", [float("inf")], pa.float64(), id="infinity"),
+    pytest.param("VARCHAR(9) CHARACTER SET latin1", ["漢"], pa.string(), id="not in latin1"),
+    pytest.param("ENUM('x','y')", ["1"], pa.string(), id="would be an index"),
+]
+
+
+@pytest.mark.parametrize(("column", "values", "kind"), REFUSED)
+def test_nothing_is_changed_silently(
+    write: Write, witness: Witness, column: str, values: list[Any], kind: pa.DataType
+) -> None:
+    with pytest.raises(PrepareError):
+        write(f"place INT, it {column}", rows_of(values, kind))
+    assert witness.one("SELECT COUNT(*) FROM target") == 0
+
+
+def test_bytes_that_are_no_text_are_refused(write: Write) -> None:
+    broken = pa.Array.from_buffers(
+        pa.string(), 1, [None, pa.py_buffer(b"\x00\x00\x00\x00\x02\x00\x00\x00"), pa.py_buffer(b"\xe6\t")]
+    )
+    with pytest.raises(PrepareError, match=r"'it' .* not UTF-8"):
+        write("place INT, it TEXT", pa.record_batch({"place": pa.array([1], pa.int32()), "it": broken}))
+
+
+@pytest.mark.parametrize("how", [BY_LOAD, BY_INSERT], ids=["load", "insert"])
+@pytest.mark.parametrize(
+    ("column", "values", "words"),
+    [
+        ("INT PRIMARY KEY", [1, 2, 1], "1062"),
+        ("INT CHECK (it > 1)", [1, 2], "4025"),
+        ("INT, FOREIGN KEY (it) REFERENCES parent (id)", [9], "1452|foreign key"),
+    ],
+)
+def test_rows_that_the_table_refuses(
+    witness: Witness, how: dict[str, Any], column: str, values: list[int], words: str
+) -> None:
+    """LOAD DATA LOCAL leaves such rows out and goes on."""
+    witness.run("CREATE TABLE IF NOT EXISTS parent (id INT PRIMARY KEY) ENGINE=InnoDB")
+    witness.run("DROP TABLE IF EXISTS target")
+    witness.run(f"CREATE TABLE target (it {column}) ENGINE=InnoDB")
+    for guarantee in (Guarantee.EXACTLY_ONCE, Guarantee.AT_LEAST_ONCE):
+        settings = {**witness.settings, "local_infile": how["local_infile"]}
+        scene = Scene(SinkHooks(), MySQLSink(settings, table="target", commit="two_phase", guarantee=guarantee))
+        writer = scene.new_writer()
+        writer.begin()
+        with pytest.raises(PrepareError, match=words):
+            write_all(writer, pa.record_batch({"it": pa.array(values, pa.int32())}))
+        writer.abort()
+        scene.close()
+        assert witness.one("SELECT COUNT(*) FROM target") == 0
+    assert witness.xids() == []
+
+
+def test_a_key_that_is_there_is_refused_in_append_mode(witness: Witness) -> None:
+    witness.run("DROP TABLE IF EXISTS target")
+    witness.run("CREATE TABLE target (it INT PRIMARY KEY, word TEXT) ENGINE=InnoDB")
+    witness.run("INSERT INTO target VALUES (7, 'old')")
+    rows = pa.record_batch({"it": pa.array([6, 7], pa.int32()), "word": ["new", "new"]})
+    scene = Scene(SinkHooks(), MySQLSink(witness.settings, table="target", commit="two_phase"))
+    writer = scene.new_writer()
+    writer.begin()
+    writer.write(rows)
+    with pytest.raises(PrepareError, match=r"took 1 of 2 rows .* Duplicate entry '7'"):
+        writer.prepare()
+    writer.abort()
+    scene.close()
+    assert witness.rows("SELECT * FROM target") == [(7, "old")]
+
+
+@pytest.mark.parametrize(
+    ("column", "kind", "words"),
+    [
+        ("INT", pa.string(), "is int"),
+        ("DATE", pa.string(), "is date"),
+        ("FLOAT", pa.float64(), "is float"),
+        ("YEAR", pa.int32(), "is year"),
+        ("TEXT", pa.int32(), "is text"),
+        ("INT AS (place + 1) STORED", pa.int32(), "generated"),
+    ],
+)
+def test_types_that_might_change_a_value_are_refused_at_start(
+    witness: Witness, column: str, kind: pa.DataType, words: str
+) -> None:
+    witness.run("DROP TABLE IF EXISTS target")
+    witness.run(f"CREATE TABLE target (place INT, it {column}) ENGINE=InnoDB")
+    sink = MySQLSink(witness.settings, table="target")
+    sink.columns(pa.schema([("place", pa.int32()), ("it", kind)]))
+    with pytest.raises(PreflightError, match=words):
+        sink.preflight("0" * 12, None)
+
+
+def test_large_rows_and_small_packets(witness: Witness) -> None:
+    """INSERT is cut to max_allowed_packet; what is larger alone is refused by the server's own words."""
+    witness.run("DROP TABLE IF EXISTS target")
+    witness.run("CREATE TABLE target (place INT, it LONGTEXT) ENGINE=InnoDB")
+    settings = {**witness.settings, "local_infile": False}
+    sink = MySQLSink(settings, table="target", commit="two_phase")
+    scene = Scene(SinkHooks(), sink)
+    rows = rows_of(["x" * 3_000_000] * 10, pa.string())
+    writer = scene.new_writer()
+    writer.begin()
+    writer.write(rows)
+    scene.commit(scene.handle(writer.prepare(), rows=10))
+    assert witness.one("SELECT SUM(LENGTH(it)) FROM target") == 30_000_000
+    writer = scene.new_writer()
+    writer.begin()
+    with pytest.raises(PrepareError):
+        writer.write(rows_of(["x" * 17_000_000], pa.string()))
+    writer.abort()
+    scene.expect_nothing_lingers("after a row that was too large")
+    scene.close()
