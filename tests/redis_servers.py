@@ -1,13 +1,21 @@
-"""Redis for tests: started once, and asked through connections of its own."""
+"""Redis for tests: started once a module, asked through connections of its own, and a query that writes to it."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import secrets
+from collections.abc import Iterator, Mapping
 from typing import Any
 
+import pyarrow as pa
 import pytest
 import redis
 
+from sparkonce.protocol.handles import Handle, transaction_fields
+from sparkonce.protocol.outcomes import Outcome
+from sparkonce.protocol.ownership import Token, TransactionName
+from sparkonce.sinks.base import Owner, SinkCommitter, SinkWriter, WriterContext
+from sparkonce.sinks.redis import names
+from sparkonce.sinks.redis.sink import RedisSink
 from sparkonce.testing.servers.process import find_program
 from sparkonce.testing.servers.redis import RedisCluster, RedisServer
 
@@ -24,6 +32,14 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisCluster]:
     with RedisCluster(tmp_path_factory.mktemp("cluster")) as started:
         yield started
+
+
+@pytest.fixture
+def client(server: RedisServer) -> Iterator[Any]:
+    """A witness, and an empty server."""
+    with witness(server) as connection:
+        connection.flushall()
+        yield connection
 
 
 def witness(server: RedisServer) -> Any:
@@ -56,3 +72,49 @@ class Everywhere:
 
 def own(key: bytes) -> bool:
     return key.startswith(b"sparkonce:")
+
+
+class Query:
+    """A run that writes through one sink."""
+
+    def __init__(self, sink: RedisSink) -> None:
+        self.sink = sink
+        self.query = secrets.token_hex(6)
+        self.facts = sink.preflight(self.query, None)
+        self.owner = Owner(query=self.query, token=Token(7, secrets.token_hex(4)), facts=self.facts)
+        self.committer: SinkCommitter = sink.committer()
+
+    def open(self, *batches: pa.RecordBatch, batch: int = 0, slot: int = 0) -> SinkWriter:
+        writer = self.sink.writer(WriterContext(owner=self.owner, batch=batch, slot=slot, copy="1.1.0"))
+        writer.begin()
+        for rows in batches:
+            writer.write(rows.select(list(self.sink.columns(rows.schema))))
+        return writer
+
+    def prepare(self, *batches: pa.RecordBatch, batch: int = 0, slot: int = 0) -> Handle:
+        writer = self.open(*batches, batch=batch, slot=slot)
+        fields = writer.prepare()
+        writer.close()
+        rows = sum(one.num_rows for one in batches)
+        return Handle(sink=self.sink.name, slot=slot, rows=rows, transaction=transaction_fields(fields))
+
+    def commit(self, *handles: Handle) -> list[Outcome]:
+        return [answer.outcome for answer in self.committer.commit(handles)]
+
+    def write(self, rows: Mapping[str, Any], batch: int = 0) -> None:
+        """Prepares and commits."""
+        assert self.commit(self.prepare(pa.record_batch(rows), batch=batch)) == [Outcome.COMMITTED]
+
+    @property
+    def ledger(self) -> str:
+        return names.ledger_key(self.facts["prefix"], self.query).name
+
+    def close(self) -> None:
+        self.committer.close()
+
+
+def staged(handle: Handle) -> str:
+    """The list of a transaction on a single server."""
+    name = TransactionName.parse(str(handle[names.TRANSACTION]))
+    assert name is not None
+    return names.single_key(name).name

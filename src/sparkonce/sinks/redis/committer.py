@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from sparkonce.errors import UnknownOutcomeError
 from sparkonce.protocol.handles import Handle
@@ -37,6 +37,7 @@ class _Open:
 
     name: TransactionName
     seen: int
+    known: int = 0
     verdict: Finished | None = None
     slots: tuple[int, ...] = ()
     is_prepared: bool = False
@@ -139,8 +140,8 @@ class RedisCommitter(SinkCommitter):
         for one in going:
             ledger = ledger_of(one.name)
             keys = [ledger] if self._cluster else [ledger, single_key(one.name)]
-            known = max(one.seen, self._commits.get(ledger.name, 0))
-            args = (str(one.name), one.name.batch, known, scripts.END, mode, self._ledger_ttl_ms)
+            one.known = max(one.seen, self._commits.get(ledger.name, 0))
+            args = (str(one.name), one.name.batch, one.known, scripts.END, mode, self._ledger_ttl_ms)
             requests.append(run_script(scripts.DECIDE, keys, *args))
         for one, answer in zip(going, self._nodes.run(requests), strict=True):
             if isinstance(answer, Refusal):
@@ -148,7 +149,9 @@ class RedisCommitter(SinkCommitter):
                 continue
             state = answer[0].decode()
             if state not in (names.COMMITTING, names.PREPARED):
-                one.verdict = read_ledger(state, cluster=self._cluster)
+                verdict = read_ledger(state, cluster=self._cluster)
+                counts = f" The ledger counts {int(answer[1])} commits, and {one.known} were seen."
+                one.verdict = replace(verdict, reason=verdict.reason + (counts if state == "went back" else ""))
             one.is_prepared = state == names.PREPARED
             one.waited_ms = int(answer[1])
             packed = answer[2].decode() if len(answer) > 2 else ""
@@ -167,7 +170,7 @@ class RedisCommitter(SinkCommitter):
 
         From then on lists that are missing have been lost by their node after others were applied.
         """
-        whole, expired = [], []
+        whole, expired, missing = [], [], []
         for one in going:
             requests = [
                 Request(key.hash_slot, command)
@@ -183,6 +186,10 @@ class RedisCommitter(SinkCommitter):
             elif one.waited_ms >= self._staging_ttl_ms:
                 expired.append(one)
             else:
+                missing.append(one)
+        self._decide(missing, "look")  # another committer may have applied them meanwhile, and have taken them away
+        for one in missing:
+            if one.verdict is None and one.is_prepared:
                 one.verdict = self._missing(one)
         self._decide(expired, "give up")
         self._decide(whole, "go")
@@ -190,9 +197,8 @@ class RedisCommitter(SinkCommitter):
     def _missing(self, one: _Open) -> Finished:
         return Finished(
             outcome=Outcome.UNKNOWN,
-            reason=f"Staged rows of {one.name} are missing on some node, and have not outlived staging_ttl_s: it has "
-            "lost "
-            "the end of its log, or somebody deleted keys. Whether it had applied them before cannot be said.",
+            reason=f"Staged rows of {one.name} are missing, and have not outlived staging_ttl_s: a server has lost the "
+            "end of its log, or somebody deleted keys. Whether it had applied them before cannot be said.",
         )
 
     def _apply(self, going: Sequence[_Open]) -> None:

@@ -273,7 +273,7 @@ def _ttl(shape: Shape, rows: pa.RecordBatch) -> pa.Array | None:
 
 
 def _amount(column: pa.Array, name: str) -> pa.Array:
-    if pa.types.is_uint64(column.type) and pc.any(pc.greater(column, _INT64_MAX)).as_py():
+    if pa.types.is_uint64(column.type) and pc.any(pc.greater(column, pa.scalar(_INT64_MAX, pa.uint64()))).as_py():
         raise PrepareError(
             f"column {name!r} holds {pc.max(column).as_py()}, and Redis counts up to {_INT64_MAX}",
             next_step="give smaller amounts.",

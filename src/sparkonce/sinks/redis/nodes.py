@@ -146,12 +146,12 @@ class Nodes:
         return found
 
     def masters(self) -> list[Address | None]:
-        """The addresses of the masters; None stands for the only server."""
+        """The addresses of the masters; None stands for the url's, if there are no others or nobody names them."""
         if not self.place.cluster:
             return [None]
         if not self._owners:
             self.look_up()
-        return [*dict.fromkeys(self._owners)]
+        return [*dict.fromkeys(self._owners)] or [None]
 
     def look_up(self) -> None:
         """Asks which node holds which hash slot; leaves things as they are if nobody answers."""

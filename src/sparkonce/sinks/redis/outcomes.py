@@ -76,6 +76,8 @@ _ERRORS: Mapping[str, _Meaning] = {
 _PHRASES: tuple[tuple[str, _Meaning], ...] = (
     # Inside a script, a key that has left for the slot's next node.
     ("access a non local key in a cluster node", _Meaning(Outcome.RETRY, _MOVING)),
+    # Redis 7.0 says this of commands and keys inside a script, without NOPERM before it.
+    ("The user executing the script can't", _Meaning(Outcome.UNKNOWN, _GRANT)),
     (
         "value is not an integer or out of range",
         _Meaning(Outcome.UNKNOWN, f"The key to be increased holds no integer. Set it to one. {_RESUMES}"),

@@ -20,7 +20,7 @@ log = logging.getLogger(__name__)
 OLDEST = (6, 0)
 _IDENTITY_SLOT = hash_slot(IDENTITY.encode())
 
-_PROBE = "return {redis.pcall('SET', KEYS[1], '1', 'EX', '1'), redis.pcall('DEL', KEYS[1])}"
+_PROBE = "redis.call('HSET', KEYS[1], 'x', '1') redis.call('DEL', KEYS[1]) return cmsgpack.pack(1)"
 """Writes and deletes a key of ours from a script: shows whether scripts may run, and write."""
 
 

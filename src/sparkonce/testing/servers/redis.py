@@ -28,7 +28,9 @@ class RedisServer(Server):
 
     def __init__(self, folder: Path, port: int | None = None, settings: Mapping[str, str] | None = None) -> None:
         super().__init__(folder, port)
-        self.settings = {"appendonly": "yes", "appendfsync": "always", "save": "", **(settings or {})}
+        # By its title a process of ours is known; Redis would give itself another one.
+        plain = {"set-proc-title": "no", "appendonly": "yes", "appendfsync": "always", "save": ""}
+        self.settings = {**plain, **(settings or {})}
 
     @property
     def url(self) -> str:

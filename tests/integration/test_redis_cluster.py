@@ -1,0 +1,235 @@
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+
+import pyarrow as pa
+import pytest
+from redis.crc import key_slot
+
+from redis_servers import Everywhere, Query, cluster, needs_redis
+from sparkonce.protocol.handles import Handle
+from sparkonce.protocol.outcomes import Outcome
+from sparkonce.protocol.ownership import TransactionName
+from sparkonce.sinks.redis import names
+from sparkonce.sinks.redis import writer as writing
+from sparkonce.sinks.redis.hash_slots import HASH_SLOTS, unpack_slots
+from sparkonce.sinks.redis.names import Entry
+from sparkonce.sinks.redis.sink import RedisSink
+from sparkonce.testing.servers.redis import RedisCluster
+
+__all__ = ["cluster"]
+
+pytestmark = needs_redis
+
+KEYS = 3_000
+TIMES = 3
+
+
+@pytest.fixture
+def everywhere(cluster: RedisCluster) -> Iterator[Everywhere]:
+    found = Everywhere(*cluster.nodes)
+    found.clear()
+    yield found
+    found.close()
+
+
+@pytest.fixture
+def query(cluster: RedisCluster, everywhere: Everywhere) -> Iterator[Query]:
+    opened = Query(RedisSink(cluster.url, cluster=True, structure="increment", key_template="n:{number}"))
+    yield opened
+    opened.close()
+
+
+def rows(count: int = KEYS * TIMES) -> pa.RecordBatch:
+    return pa.record_batch({"number": [number % KEYS for number in range(count)], "amount": [1] * count})
+
+
+def is_applied(everywhere: Everywhere, times: int = TIMES) -> bool:
+    found = everywhere.data()
+    return len(found) == KEYS and set(found.values()) == {str(times).encode()}
+
+
+def entry_of(query: Query, everywhere: Everywhere, handle: Handle) -> Entry:
+    home = next(client for client in everywhere.clients if query.ledger.encode() in set(client.scan_iter()))
+    return Entry.parse(home.hget(query.ledger, str(handle[names.TRANSACTION])).decode())
+
+
+def test_rows_are_spread_over_all_nodes_and_applied_once(query: Query, everywhere: Everywhere) -> None:
+    handles = [query.prepare(rows(), slot=slot) for slot in range(2)]
+    assert everywhere.data() == {}
+    assert len(unpack_slots(entry_of(query, everywhere, handles[0]).slots)) > 2_000
+    assert query.commit(*handles) == [Outcome.COMMITTED] * 2
+    assert is_applied(everywhere, 2 * TIMES)
+    assert all(client.dbsize() > KEYS // 4 for client in everywhere.clients)
+    assert everywhere.own_keys() == {b"sparkonce:id", query.ledger.encode()}
+    assert entry_of(query, everywhere, handles[0]).slots == ""
+    assert query.commit(*handles) == [Outcome.ALREADY_COMMITTED] * 2
+    assert is_applied(everywhere, 2 * TIMES)
+
+
+def test_rows_that_are_sent_before_the_end_are_part_of_it(
+    query: Query, everywhere: Everywhere, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Memory of a worker is bounded: rows are sent whenever there are so many."""
+    monkeypatch.setattr(writing, "BUFFER_BYTES", 40_000)
+    parts = [rows().slice(start, 1_000) for start in range(0, KEYS * TIMES, 1_000)]
+    handle = query.prepare(*parts)
+    assert query.commit(handle) == [Outcome.COMMITTED]
+    assert is_applied(everywhere)
+
+
+def test_hash_tags_keep_keys_together(cluster: RedisCluster, everywhere: Everywhere) -> None:
+    query = Query(RedisSink(cluster.url, cluster=True, key_template="{{user:{id}}}:{part}"))
+    handle = query.prepare(pa.record_batch({"id": [7, 7, 8], "part": ["a", "b", "a"], "value": ["1", "2", "3"]}))
+    slots = {key_slot(b"user:7"), key_slot(b"user:8")}
+    assert set(unpack_slots(entry_of(query, everywhere, handle).slots)) == slots
+    assert query.commit(handle) == [Outcome.COMMITTED]
+    assert everywhere.data() == {b"{user:7}:a": b"1", b"{user:7}:b": b"2", b"{user:8}:a": b"3"}
+    query.close()
+
+
+def test_committers_at_the_same_time(query: Query, everywhere: Everywhere) -> None:
+    handles = [query.prepare(rows(), slot=slot) for slot in range(2)]
+    committers = [query.sink.committer() for _ in range(3)]
+    answers: list[Outcome] = []
+    threads = [
+        threading.Thread(target=lambda one=one: answers.extend(a.outcome for a in one.commit(handles)))
+        for one in committers
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for one in committers:
+        one.close()
+    assert sorted(one.name for one in answers) == ["ALREADY_COMMITTED"] * 4 + ["COMMITTED"] * 2
+    assert is_applied(everywhere, 2 * TIMES)
+
+
+def test_a_sweep_deletes_what_a_dead_writer_had_staged(
+    query: Query, everywhere: Everywhere, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has not said in which hash slots its rows are."""
+    monkeypatch.setattr(writing, "BUFFER_BYTES", 0)
+    query.open(rows())
+    assert len(everywhere.own_keys()) > 2_000
+    (lingering,) = query.committer.list_lingering([query.owner])
+    assert query.committer.abort([lingering])[0].outcome is Outcome.ABORTED
+    assert everywhere.own_keys() == {b"sparkonce:id", query.ledger.encode()}
+
+
+def test_staged_rows_that_are_gone_too_early_are_not_called_lost(query: Query, everywhere: Everywhere) -> None:
+    """The node may have applied them, and have lost that with the end of its log."""
+    handle = query.prepare(rows())
+    name = str(handle[names.TRANSACTION]).encode()
+    for client in everywhere.clients[:1]:
+        for key in [key for key in client.scan_iter() if key.endswith(name)]:
+            client.delete(key)
+    for _ in range(2):
+        assert query.commit(handle) == [Outcome.UNKNOWN]
+    assert everywhere.data() == {}
+
+
+@pytest.mark.parametrize("state", [b"", b"O"], ids=["begun", "prepared"])
+def test_a_ledger_that_went_back_is_not_taken_for_a_loss(query: Query, everywhere: Everywhere, state: bytes) -> None:
+    """Other nodes may have applied their part."""
+    handle = query.prepare(rows())
+    home = next(client for client in everywhere.clients if query.ledger.encode() in set(client.scan_iter()))
+    home.hdel(query.ledger, str(handle[names.TRANSACTION]))
+    if state:
+        home.hset(query.ledger, str(handle[names.TRANSACTION]), b"O:1:0:0:")
+    for _ in range(2):
+        assert query.commit(handle) == [Outcome.UNKNOWN]
+
+
+# --- hash slots on the move -------------------------------------------------------------------------------------------
+
+
+class Move:
+    """One hash slot goes from one node to another, as redis-cli does it."""
+
+    def __init__(self, cluster: RedisCluster, everywhere: Everywhere, slot: int) -> None:
+        self.slot = slot
+        self._clients = everywhere.clients
+        ids = [client.execute_command("CLUSTER MYID").decode() for client in everywhere.clients]
+        self.source = next(n for n in range(3) if HASH_SLOTS * n // 3 <= slot < HASH_SLOTS * (n + 1) // 3)
+        self.target = (self.source + 1) % 3
+        self._ids, self._ports = ids, [node.port for node in cluster.nodes]
+
+    def begin(self) -> None:
+        self._set(self.target, "IMPORTING", self._ids[self.source])
+        self._set(self.source, "MIGRATING", self._ids[self.target])
+
+    def carry(self) -> None:
+        source = self._clients[self.source]
+        for key in source.execute_command("CLUSTER GETKEYSINSLOT", self.slot, 10_000):
+            source.execute_command("MIGRATE", "127.0.0.1", self._ports[self.target], key, 0, 5_000)
+
+    def end(self) -> None:
+        for number in (self.target, self.source, 3 - self.source - self.target):
+            self._set(number, "NODE", self._ids[self.target])
+
+    def back(self) -> None:
+        self.source, self.target = self.target, self.source
+        self.begin()
+        self.carry()
+        self.end()
+
+    def _set(self, node: int, *words: str) -> None:
+        self._clients[node].execute_command("CLUSTER SETSLOT", self.slot, *words)
+
+
+@pytest.mark.parametrize("when", ["before staging", "before the commit"])
+def test_a_hash_slot_has_moved(query: Query, cluster: RedisCluster, everywhere: Everywhere, when: str) -> None:
+    move = Move(cluster, everywhere, key_slot(b"n:0"))
+    writer = query.open()
+    query.commit(query.prepare(rows(), slot=1))  # the committer knows where the slot was
+    if when == "before staging":
+        move.begin()
+        move.carry()
+        move.end()
+    writer.write(rows().select(["number", "amount"]))
+    fields = writer.prepare()
+    handle = Handle(sink="redis", slot=0, transaction=tuple(sorted(fields.items())))
+    if when == "before the commit":
+        move.begin()
+        move.carry()
+        move.end()
+    assert query.commit(handle) == [Outcome.COMMITTED]
+    assert is_applied(everywhere, 2 * TIMES)
+    assert b"n:0" in set(everywhere.clients[move.target].scan_iter())
+    move.back()
+
+
+@pytest.mark.parametrize("carried", [False, True], ids=["nothing carried yet", "all carried"])
+def test_a_hash_slot_is_moving(query: Query, cluster: RedisCluster, everywhere: Everywhere, carried: bool) -> None:
+    """An increment at the new node while the key is still at the old one would be lost: so it waits."""
+    query.commit(query.prepare(rows()))
+    early = query.prepare(rows(), slot=1)
+    move = Move(cluster, everywhere, key_slot(b"n:0"))
+    move.begin()
+    if carried:
+        move.carry()
+    late = query.prepare(rows(), slot=2)
+    first = query.commit(early, late)
+    assert set(first) <= {Outcome.COMMITTED, Outcome.RETRY}
+    move.carry()
+    move.end()
+    assert set(query.commit(early, late)) <= {Outcome.COMMITTED, Outcome.ALREADY_COMMITTED}
+    assert is_applied(everywhere, 3 * TIMES)
+    move.back()
+
+
+def test_a_node_is_killed(query: Query, cluster: RedisCluster, everywhere: Everywhere) -> None:
+    handle = query.prepare(rows())
+    name = TransactionName.parse(str(handle[names.TRANSACTION]))
+    assert name is not None
+    home = names.ledger_of(name).hash_slot * 3 // HASH_SLOTS
+    other = cluster.nodes[(home + 1) % 3]
+    other.kill()
+    assert query.commit(handle) == [Outcome.RETRY]
+    other.start()
+    cluster.await_formed()
+    assert query.commit(handle) == [Outcome.COMMITTED]
+    assert is_applied(everywhere)

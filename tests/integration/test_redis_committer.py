@@ -1,0 +1,372 @@
+from __future__ import annotations
+
+import shutil
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from redis_servers import Query, client, needs_redis, server, staged
+from sparkonce.errors import PrepareError
+from sparkonce.protocol.handles import Handle
+from sparkonce.protocol.outcomes import Outcome
+from sparkonce.sinks.base import SinkCommitter
+from sparkonce.sinks.redis import committer as committing
+from sparkonce.sinks.redis import scripts
+from sparkonce.sinks.redis.encoding import CHUNK_VALUES
+from sparkonce.sinks.redis.nodes import Nodes
+from sparkonce.sinks.redis.sink import RedisSink
+from sparkonce.testing.elsewhere import commit_elsewhere
+from sparkonce.testing.servers.redis import RedisServer
+
+__all__ = ["client", "server"]
+
+pytestmark = needs_redis
+
+KEYS = 50
+ROWS = 10_000
+EACH = ROWS // KEYS
+
+
+def counting(server: RedisServer, **more: Any) -> RedisSink:
+    return RedisSink(server.url, structure="increment", key_template="n:{number}", **more)
+
+
+def rows(count: int = ROWS) -> pa.RecordBatch:
+    return pa.record_batch({"number": [number % KEYS for number in range(count)], "amount": [1] * count})
+
+
+def sums(client: Any) -> list[int]:
+    return [int(value or 0) for value in client.mget([f"n:{number}" for number in range(KEYS)])]
+
+
+@pytest.fixture
+def query(server: RedisServer, client: Any) -> Iterator[Query]:
+    opened = Query(counting(server))
+    yield opened
+    opened.close()
+
+
+def apply_chunks(query: Query, client: Any, handle: Handle, count: int) -> None:
+    """What a committer does that dies after so many chunks."""
+    committer = query.sink.committer()
+    committer._decide([committer._named(handle)], "single")  # type: ignore[attr-defined]
+    for _ in range(count):
+        client.eval(scripts.APPLY.text, 1, staged(handle), scripts.END, CHUNK_VALUES)
+    committer.close()
+
+
+# --- once, whatever is repeated ---------------------------------------------------------------------------------------
+
+
+def test_a_commit_that_stopped_between_chunks_is_finished_by_another_process(query: Query, client: Any) -> None:
+    handle = query.prepare(rows())
+    apply_chunks(query, client, handle, 3)
+    assert 0 < sum(sums(client)) < ROWS
+    for expected in (Outcome.COMMITTED, Outcome.ALREADY_COMMITTED):
+        (answer,) = commit_elsewhere(query.sink, [handle])
+        assert answer.outcome is expected
+    assert sums(client) == [EACH] * KEYS
+    assert client.exists(staged(handle)) == 0
+
+
+def test_a_writer_that_was_swept_before_its_first_rows_stages_nothing(query: Query, client: Any) -> None:
+    writer = query.open()
+    assert [answer.outcome for answer in query.committer.abort(query.committer.list_lingering([query.owner]))] == [
+        Outcome.ABORTED
+    ]
+    with pytest.raises(PrepareError, match="not open any more"):
+        writer.write(rows())
+    assert client.keys("*.0.0.*") == []
+    writer.abort()
+
+
+def test_an_abort_between_chunks_comes_too_late(query: Query, client: Any) -> None:
+    handle = query.prepare(rows())
+    apply_chunks(query, client, handle, 3)
+    assert query.committer.abort([handle])[0].outcome is Outcome.ALREADY_COMMITTED
+    assert query.commit(handle) == [Outcome.COMMITTED]
+    assert sums(client) == [EACH] * KEYS
+
+
+def test_committers_at_the_same_time(query: Query, client: Any) -> None:
+    handles = [query.prepare(rows(), slot=slot) for slot in range(3)]
+    committers = [query.sink.committer() for _ in range(4)]
+    answers: list[list[Outcome]] = []
+
+    def commit(committer: SinkCommitter, order: int) -> None:
+        found = committer.commit(handles[::order])[::order]
+        answers.append([answer.outcome for answer in found])
+
+    threads = [threading.Thread(target=commit, args=(one, (-1) ** number)) for number, one in enumerate(committers)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for one in committers:
+        one.close()
+    assert sums(client) == [3 * EACH] * KEYS
+    assert len(answers) == len(committers)
+    for slot in range(3):
+        assert sorted(found[slot].name for found in answers) == ["ALREADY_COMMITTED"] * 3 + ["COMMITTED"]
+
+
+@pytest.mark.parametrize("lost", range(1, 9))
+def test_any_reply_of_a_commit_is_lost(query: Query, client: Any, monkeypatch: pytest.MonkeyPatch, lost: int) -> None:
+    """The request was carried out, and the connection breaks before the answer."""
+    handle = query.prepare(rows())
+    receive, count = Nodes._receive, 0
+
+    def receive_not_all(nodes: Nodes, address: Any) -> Any:
+        nonlocal count
+        count += 1
+        if count == lost:
+            nodes._lines[address].read_response()
+            nodes._hang_up(address)
+        return receive(nodes, address)
+
+    monkeypatch.setattr(Nodes, "_receive", receive_not_all)
+    (first,) = query.commit(handle)
+    monkeypatch.undo()
+    assert first is Outcome.RETRY
+    assert query.commit(handle) in ([Outcome.COMMITTED], [Outcome.ALREADY_COMMITTED])
+    assert sums(client) == [EACH] * KEYS
+
+
+def test_the_server_forgets_its_scripts(query: Query, client: Any) -> None:
+    handle = query.prepare(rows())
+    client.script_flush()
+    assert query.commit(handle) == [Outcome.COMMITTED]
+    assert sums(client) == [EACH] * KEYS
+
+
+# --- what the server refuses while a batch is applied -----------------------------------------------------------------
+
+
+def test_a_key_of_another_type_stops_the_commit_where_it_is(query: Query, client: Any) -> None:
+    client.rpush("n:7", "not a number")
+    handle = query.prepare(rows())
+    for _ in range(2):
+        (answer,) = query.committer.commit([handle])
+        assert answer.outcome is Outcome.UNKNOWN
+        assert "'n:7'" in answer.reason
+        assert "WRONGTYPE" in answer.reason
+        assert sums(client) == [1] * 7 + [0] * (KEYS - 7)
+    client.delete("n:7")
+    assert query.commit(handle) == [Outcome.COMMITTED]
+    assert sums(client) == [EACH] * KEYS
+
+
+@pytest.mark.parametrize(("text", "says"), [("x", "holds no integer"), (str(2**63 - 1), "does not fit into 64 bits")])
+def test_a_number_that_cannot_be_increased(query: Query, client: Any, text: str, says: str) -> None:
+    client.set("n:3", text)
+    handle = query.prepare(rows())
+    (answer,) = query.committer.commit([handle])
+    assert (answer.outcome, says in answer.reason) == (Outcome.UNKNOWN, True)
+    client.set("n:3", "0")
+    assert query.commit(handle) == [Outcome.COMMITTED]
+    assert sums(client) == [EACH] * KEYS
+
+
+def test_memory_is_full(query: Query, client: Any) -> None:
+    handle = query.prepare(rows())
+    client.config_set("maxmemory", "1mb")
+    try:
+        (answer,) = query.committer.commit([handle])
+        assert (answer.outcome, "OOM" in answer.reason) == (Outcome.RETRY, True)
+        with pytest.raises(PrepareError, match="maxmemory"):
+            query.prepare(rows(), slot=1)
+    finally:
+        client.config_set("maxmemory", "0")
+    assert query.commit(handle) == [Outcome.COMMITTED]
+    assert sums(client) == [EACH] * KEYS
+
+
+# --- crashes ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("chunks", [None, 3], ids=["before the commit", "between chunks"])
+def test_the_server_is_killed(query: Query, server: RedisServer, client: Any, chunks: int | None) -> None:
+    handle = query.prepare(rows())
+    if chunks is not None:
+        apply_chunks(query, client, handle, chunks)
+    before = sum(sums(client))
+    server.kill()
+    (answer,) = query.committer.commit([handle])
+    assert answer.outcome is Outcome.RETRY
+    server.start()
+    assert sum(sums(client)) == before
+    assert query.commit(handle) == [Outcome.COMMITTED]
+    assert sums(client) == [EACH] * KEYS
+
+
+def test_the_server_is_killed_while_it_applies(query: Query, server: RedisServer, client: Any) -> None:
+    handles = [query.prepare(rows(), slot=slot) for slot in range(8)]
+    killed = threading.Event()
+
+    def kill_soon() -> None:
+        while sum(sums(client)) == 0:
+            pass
+        server.kill()
+        killed.set()
+
+    thread = threading.Thread(target=kill_soon)
+    thread.start()
+    first = query.commit(*handles)
+    thread.join()
+    assert killed.is_set()
+    server.start()
+    assert set(first) <= {Outcome.COMMITTED, Outcome.RETRY}
+    assert set(query.commit(*handles)) <= {Outcome.COMMITTED, Outcome.ALREADY_COMMITTED}
+    assert sums(client) == [8 * EACH] * KEYS
+
+
+def copy_of_the_data(server: RedisServer, to: Path) -> None:
+    shutil.copytree(server.folder, to)
+
+
+def go_back(server: RedisServer, copy: Path) -> None:
+    """The server crashes, and comes back without what it did since the copy."""
+    server.kill()
+    shutil.rmtree(server.folder)
+    shutil.copytree(copy, server.folder)
+    server.start()
+
+
+@pytest.mark.parametrize("at", ["begun", "nothing", "prepared"])
+def test_a_server_that_lost_no_more_than_the_batch(
+    query: Query, server: RedisServer, client: Any, tmp_path: Path, at: str
+) -> None:
+    """What is gone was applied nowhere, so the rows may be written again."""
+    query.commit(query.prepare(rows(KEYS)))
+    if at == "nothing":
+        copy_of_the_data(server, tmp_path / "copy")
+    writer = query.open(rows(), batch=1)
+    if at == "begun":
+        copy_of_the_data(server, tmp_path / "copy")
+    fields = writer.prepare()
+    if at == "prepared":
+        copy_of_the_data(server, tmp_path / "copy")
+    handle = Handle(sink="redis", slot=0, transaction=tuple(sorted(fields.items())))
+    go_back(server, tmp_path / "copy")
+    expected = Outcome.COMMITTED if at == "prepared" else Outcome.LOST
+    assert query.commit(handle) == [Outcome.RETRY]  # the old connection
+    assert query.commit(handle) == [expected]
+    assert sums(client) == ([1 + EACH] * KEYS if at == "prepared" else [1] * KEYS)
+    assert query.commit(handle) == [Outcome.ALREADY_COMMITTED if at == "prepared" else Outcome.LOST]
+
+
+def test_a_server_that_lost_earlier_commits_too(query: Query, server: RedisServer, client: Any, tmp_path: Path) -> None:
+    """To write this batch again would hide that others are gone."""
+    query.committer.abort([query.prepare(rows(KEYS))])
+    copy_of_the_data(server, tmp_path / "copy")
+    query.commit(query.prepare(rows(KEYS)))
+    handle = query.prepare(rows(), batch=1)
+    go_back(server, tmp_path / "copy")
+    for committer in (query.sink.committer(), query.sink.committer()):
+        (answer,) = committer.commit([handle])
+        assert answer.outcome is Outcome.UNKNOWN
+        assert "counts 0 commits, and 1 were seen" in answer.reason
+        committer.close()
+    assert sums(client) == [0] * KEYS
+    # As docs/redis.md says, to go on without what is lost.
+    client.hincrby(query.ledger, "#commits", 1)
+    assert commit_again(query, handle) is Outcome.LOST
+
+
+def commit_again(query: Query, handle: Handle) -> Outcome:
+    """The first answer is that of a connection to the server that was killed."""
+    query.commit(handle)
+    return query.commit(handle)[0]
+
+
+def test_a_commit_that_this_driver_saw_is_gone(query: Query, server: RedisServer, tmp_path: Path) -> None:
+    """The transaction was begun before it, and does not know of it; the committer does."""
+    early = query.prepare(rows(), slot=1)
+    copy_of_the_data(server, tmp_path / "copy")
+    query.commit(query.prepare(rows(KEYS)))
+    go_back(server, tmp_path / "copy")
+    query.commit(early)
+    (answer,) = query.committer.commit([early])
+    assert (answer.outcome, "lost commits" in answer.reason) == (Outcome.UNKNOWN, True)
+
+
+def test_a_server_that_lost_everything(query: Query, server: RedisServer, client: Any) -> None:
+    handle = query.prepare(rows())
+    client.flushall()
+    (answer,) = query.committer.commit([handle])
+    assert (answer.outcome, "ledger is gone" in answer.reason) == (Outcome.UNKNOWN, True)
+    assert query.committer.abort([handle])[0].outcome is Outcome.ABORTED
+    assert client.keys() == []
+
+
+# --- the ledger -------------------------------------------------------------------------------------------------------
+
+
+def test_old_batches_are_forgotten_and_new_ones_are_not(query: Query, client: Any) -> None:
+    handles = [query.prepare(rows(KEYS), batch=batch) for batch in range(3)]
+    query.commit(*handles[:2])
+    aborted = query.prepare(rows(KEYS), batch=0, slot=1)
+    query.committer.abort([aborted])
+    query.committer.conclude(committing.KEPT_BATCHES + 1, handles)
+    left = {field for field in client.hkeys(query.ledger) if not field.startswith(b"#")}
+    assert left == {str(handle["transaction"]).encode() for handle in handles[1:]}
+    (answer,) = query.committer.commit([handles[0]])
+    assert (answer.outcome, "so old" in answer.reason) == (Outcome.UNKNOWN, True)
+    assert query.commit(handles[1], handles[2]) == [Outcome.ALREADY_COMMITTED, Outcome.COMMITTED]
+    with pytest.raises(PrepareError, match="long over"):
+        query.open(rows(KEYS), batch=0)
+    assert sums(client) == [3] * KEYS
+
+
+def test_everything_of_ours_dies_in_time_but_a_batch_that_is_being_committed(query: Query, client: Any) -> None:
+    query.commit(query.prepare(rows()))
+    open_one, prepared, deciding = (
+        query.open(rows(), slot=1),
+        query.prepare(rows(), slot=2),
+        query.prepare(rows(), slot=3),
+    )
+    apply_chunks(query, client, deciding, 1)
+    own = {key: client.ttl(key) for key in client.scan_iter() if key.startswith(b"sparkonce:")}
+    lasting = {key for key, ttl in own.items() if ttl < 0}
+    assert lasting == {b"sparkonce:id", staged(deciding).encode()}
+    assert own[staged(prepared).encode()] <= query.sink.staging_ttl_s
+    assert len(own) == 5
+    open_one.abort()
+
+
+def test_the_name_is_compared_field_by_field(query: Query, server: RedisServer) -> None:
+    handle = query.prepare(rows(KEYS))
+    for prefix in ("red", "redis2"):
+        owner = replace(query.owner, facts={**query.facts, "prefix": prefix})
+        assert query.committer.list_lingering([owner]) == []
+    assert [one.transaction for one in query.committer.list_lingering([query.owner])] == [handle.transaction]
+
+
+# --- memory and time --------------------------------------------------------------------------------------------------
+
+
+def test_a_writer_keeps_nothing(server: RedisServer, client: Any) -> None:
+    query = Query(RedisSink(server.url))
+    writer = query.open()
+    part = pa.record_batch({"key": [f"k{number}" for number in range(2_000)], "value": ["x" * 5_000] * 2_000})
+    before = pa.total_allocated_bytes()
+    for _ in range(8):
+        writer.write(part)
+        assert pa.total_allocated_bytes() - before < 1024 * 1024
+    writer.abort()
+    query.close()
+
+
+def test_one_step_does_little(query: Query, client: Any) -> None:
+    """So much, at most, is done between two commands of other clients."""
+    handle = query.prepare(pa.record_batch({"number": [1] * 100_000, "amount": [1] * 100_000}))
+    chunks = client.lrange(staged(handle), 0, -2)
+    assert len(chunks) == 100_000 * 2 // CHUNK_VALUES
+    assert max(map(len, chunks)) < 256 * 1024 + 100
+    apply_chunks(query, client, handle, 1)
+    assert sums(client)[1] == CHUNK_VALUES // 2

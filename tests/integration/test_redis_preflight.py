@@ -1,0 +1,245 @@
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from redis_servers import Query, client, cluster, needs_redis, server, witness
+from sparkonce.errors import ConfigurationError, PreflightError, PrepareError
+from sparkonce.guarantees import Guarantee
+from sparkonce.protocol.outcomes import Outcome
+from sparkonce.sinks.redis.sink import RedisSink
+from sparkonce.testing.servers.process import HOST, Server, find_program, free_port
+from sparkonce.testing.servers.redis import RedisCluster, RedisServer
+
+__all__ = ["client", "cluster", "server"]
+
+pytestmark = needs_redis
+
+QUERY = "0123456789ab"
+
+
+def preflight(sink: RedisSink, recorded: dict[str, str] | None = None) -> dict[str, str]:
+    return dict(sink.preflight(QUERY, recorded))
+
+
+@pytest.fixture
+def settings(client: Any) -> Iterator[Any]:
+    """Sets settings of the server, and sets them back."""
+    before: dict[str, str] = {}
+
+    def change(name: str, value: str) -> None:
+        before.setdefault(name, client.config_get(name)[name])
+        client.config_set(name, value)
+
+    yield change
+    for name, value in before.items():
+        client.config_set(name, value)
+
+
+def test_what_is_remembered(server: RedisServer, client: Any) -> None:
+    facts = preflight(RedisSink(server.url, prefix="p"))
+    assert facts == {"prefix": "p", "server": client.get("sparkonce:id").decode(), "mode": "single"}
+    assert preflight(RedisSink(server.url, prefix="p")) == facts
+    assert client.keys() == [b"sparkonce:id"]
+
+
+@pytest.mark.parametrize("policy", ["allkeys-lru", "volatile-ttl"])
+def test_a_server_that_evicts_is_refused(server: RedisServer, settings: Any, policy: str) -> None:
+    settings("maxmemory-policy", policy)
+    with pytest.raises(PreflightError, match=f"maxmemory-policy={policy}"):
+        preflight(RedisSink(server.url))
+    preflight(RedisSink(server.url, guarantee=Guarantee.AT_LEAST_ONCE))
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "says"),
+    [
+        ("appendfsync", "everysec", "appendfsync=everysec"),
+        ("appendfsync", "no", "appendfsync=no"),
+        ("appendonly", "no", "appendonly=no"),
+        ("maxmemory", "nearly full", "of maxmemory="),
+    ],
+)
+def test_what_weakens_the_guarantee_is_said(
+    server: RedisServer,
+    client: Any,
+    settings: Any,
+    caplog: pytest.LogCaptureFixture,
+    name: str,
+    value: str,
+    says: str,
+) -> None:
+    with caplog.at_level(logging.WARNING, "sparkonce"):
+        preflight(RedisSink(server.url))
+        assert caplog.records == []
+        if name == "maxmemory":
+            value = str(int(client.info("memory")["used_memory"] * 1.1))
+        settings(name, value)
+        preflight(RedisSink(server.url))
+    assert says in caplog.text
+
+
+def test_another_server_is_refused(server: RedisServer, client: Any) -> None:
+    facts = preflight(RedisSink(server.url))
+    client.set("sparkonce:id", "somebody else")
+    with pytest.raises(PreflightError, match="'somebody else', and this query wrote to") as raised:
+        preflight(RedisSink(server.url), facts)
+    client.flushall()
+    with pytest.raises(PreflightError, match="None, and this query wrote to"):
+        preflight(RedisSink(server.url), facts)
+    command = raised.value.next_step.partition("lost: ")[2].rstrip(".")
+    client.execute_command(command)
+    assert preflight(RedisSink(server.url), facts) == facts
+
+
+def test_a_cluster_and_a_server_are_told_apart(server: RedisServer, cluster: RedisCluster) -> None:
+    with pytest.raises(PreflightError, match=r"cluster=False, and .* says cluster_enabled=1"):
+        preflight(RedisSink(cluster.url))
+    with pytest.raises(PreflightError, match="cluster=True"):
+        preflight(RedisSink(server.url, cluster=True))
+    facts = preflight(RedisSink(cluster.url, cluster=True))
+    assert facts["mode"] == "cluster"
+    with pytest.raises(PreflightError, match="wrote to a single server"):
+        preflight(RedisSink(cluster.url, cluster=True), {**facts, "mode": "single"})
+
+
+@pytest.mark.parametrize(
+    ("rule", "says"),
+    [
+        ("-eval", "scripts do not run.*NOPERM"),
+        ("-script|load", "does not load scripts.*NOPERM"),
+        ("-info", "does not answer INFO.*NOPERM"),
+        ("-hscan", "HSCAN does not work.*NOPERM"),
+        ("-del", "scripts do not run.*grant what"),
+        ("resetkeys ~other:*", "scripts do not run.*NOPERM"),
+    ],
+)
+def test_a_user_who_may_not_is_refused(server: RedisServer, client: Any, rule: str, says: str) -> None:
+    client.execute_command("ACL SETUSER worker reset on >secret ~* +@all", *rule.split())
+    url = f"redis://worker:secret@{server.address}/0"
+    with pytest.raises(PreflightError, match=says) as raised:
+        preflight(RedisSink(url))
+    assert "secret" not in str(raised.value)
+
+
+def test_the_rights_in_the_docs_are_enough(server: RedisServer, client: Any) -> None:
+    page = (Path(__file__).resolve().parents[2] / "docs" / "redis.md").read_text()
+    (line,) = (line for line in page.splitlines() if line.startswith("ACL SETUSER"))
+    client.execute_command(*line.replace(">password", ">secret").replace("~user:*", "~row:*").split())
+    name = line.split()[2]
+    url = f"redis://{name}:secret@{server.address}/0"
+    for guarantee in (Guarantee.EXACTLY_ONCE, Guarantee.AT_LEAST_ONCE):
+        query = Query(RedisSink(url, key_template="row:{n}", guarantee=guarantee))
+        rows = pa.record_batch({"n": [1, 2], "value": ["a", None]})
+        writer = query.open(rows)
+        fields = writer.prepare()
+        writer.close()
+        assert bool(fields) is (guarantee is Guarantee.EXACTLY_ONCE)
+        if fields:
+            handle = query.prepare(rows)
+            assert query.commit(handle) == [Outcome.COMMITTED]
+            query.committer.conclude(300, [handle])
+            assert len(query.committer.list_lingering([query.owner])) == 1
+            query.open(rows, batch=300).abort()
+        query.close()
+    query = Query(RedisSink(url))
+    handle = query.prepare(pa.record_batch({"key": ["forbidden"], "value": ["x"]}))
+    (answer,) = query.committer.commit([handle])
+    assert (answer.outcome, "grant" in answer.reason) == (Outcome.UNKNOWN, True)
+    query.close()
+
+
+def test_a_wrong_password(server: RedisServer) -> None:
+    with pytest.raises(PreflightError, match=r"does not answer INFO.*WRONGPASS"):
+        preflight(RedisSink(f"redis://nobody:secret@{server.address}/0"))
+
+
+def test_nobody_listens() -> None:
+    with pytest.raises(PreflightError, match="does not answer INFO"):
+        preflight(RedisSink(f"redis://127.0.0.1:{free_port()}/0"))
+
+
+# --- replicas ---------------------------------------------------------------------------------------------------------
+
+
+class Sentinel(Server):
+    """``redis-server --sentinel`` that watches one master."""
+
+    def __init__(self, folder: Path, master: RedisServer) -> None:
+        super().__init__(folder)
+        self._master = master
+
+    def initialise(self) -> None:
+        lines = [
+            f"port {self.port}",
+            f"bind {HOST}",
+            f"dir {self.folder}",
+            f"sentinel monitor first {HOST} {self._master.port} 1",
+        ]
+        (self.folder / "sentinel.conf").write_text("\n".join(lines))
+
+    def command(self) -> list[str]:
+        return [str(find_program("redis-server")), str(self.folder / "sentinel.conf"), "--sentinel"]
+
+    is_up = RedisServer.is_up
+    ask = RedisServer.ask
+
+
+@pytest.fixture
+def replica(server: RedisServer, client: Any, tmp_path: Path) -> Iterator[RedisServer]:
+    client.config_set("repl-diskless-sync-delay", "0")
+    started = RedisServer(tmp_path / "replica", settings={"replicaof": f"{HOST} {server.port}"})
+    started.start()
+    try:
+        with witness(started) as other:
+            while other.info("replication")["master_link_status"] != "up":
+                pass
+        yield started
+    finally:
+        started.kill()  # one that has just copied its master's data writes its first log, and does not end before
+
+
+def test_a_replica_is_refused(replica: RedisServer) -> None:
+    with pytest.raises(PreflightError, match="is a replica of"):
+        preflight(RedisSink(replica.url))
+
+
+def test_replicas_are_waited_for(server: RedisServer, replica: RedisServer, client: Any) -> None:
+    with pytest.raises(PreflightError, match=r"wait_replicas=2, and .* has connected_slaves=1"):
+        preflight(RedisSink(server.url, wait_replicas=2))
+    rows = pa.record_batch({"key": ["a"], "value": ["1"]})
+    query = Query(RedisSink(server.url, wait_replicas=1, timeout_s=1.0))
+    handle, waiting = query.prepare(rows), query.prepare(rows, slot=1)
+    assert query.commit(handle) == [Outcome.COMMITTED]
+    replica.kill()
+    with pytest.raises(PrepareError, match="0 replicas have what was staged, and wait_replicas=1"):
+        query.prepare(rows, batch=1)
+    assert query.commit(waiting) == [Outcome.RETRY]
+    query.close()
+
+
+def test_sentinels_say_where_the_master_is(
+    server: RedisServer, replica: RedisServer, client: Any, tmp_path: Path
+) -> None:
+    with Sentinel(tmp_path / "sentinel", server) as sentinel:
+        # The url names the replica: only the Sentinel knows better.
+        sink = RedisSink(replica.url, sentinels=[(HOST, sentinel.port)], service="first")
+        query = Query(sink)
+        query.write({"key": ["a"], "value": ["1"]})
+        assert client.get("a") == b"1"
+        query.close()
+
+
+def test_sentinels_that_are_away(server: RedisServer) -> None:
+    with pytest.raises(PreflightError, match="does not answer INFO"):
+        preflight(RedisSink(server.url, sentinels=[(HOST, free_port())], service="first"))
+
+
+def test_an_option_that_redis_does_not_know() -> None:
+    with pytest.raises((ConfigurationError, PreflightError)):
+        preflight(RedisSink("http://localhost"))

@@ -1,0 +1,100 @@
+from __future__ import annotations
+
+import pytest
+import redis.exceptions as errors
+
+from sparkonce.protocol.outcomes import Outcome
+from sparkonce.sinks.redis.nodes import Nodes, Place
+from sparkonce.sinks.redis.outcomes import Refusal, code_of, read_ledger, read_refusal
+
+RETRY = {
+    "",
+    "MOVED",
+    "ASK",
+    "TRYAGAIN",
+    "CLUSTERDOWN",
+    "LOADING",
+    "MASTERDOWN",
+    "READONLY",
+    "BUSY",
+    "NOSCRIPT",
+    "NOREPLICAS",
+    "MISCONF",
+    "OOM",
+}
+
+
+@pytest.mark.parametrize("code", sorted(RETRY))
+def test_what_passes_is_asked_again(code: str) -> None:
+    found = read_refusal(Refusal(code, f"{code} words"))
+    assert (found.outcome, f"{code} words" in found.reason) == (Outcome.RETRY, True)
+    assert Refusal(code, "").is_patience
+
+
+@pytest.mark.parametrize("code", ["WRONGTYPE", "NOPERM", "NOAUTH", "WRONGPASS", "CROSSSLOT", "ERR", "NEVERSEEN"])
+def test_everything_else_is_unknown(code: str) -> None:
+    assert read_refusal(Refusal(code, f"{code} words")).outcome is Outcome.UNKNOWN
+
+
+@pytest.mark.parametrize(
+    ("text", "outcome"),
+    [
+        ("ERR Script attempted to access a non local key in a cluster node script: 1", Outcome.RETRY),
+        ("ERR max number of clients reached", Outcome.RETRY),
+        ("ERR value is not an integer or out of range", Outcome.UNKNOWN),
+        ("ERR hash value is not an integer", Outcome.UNKNOWN),
+        ("ERR increment or decrement would overflow", Outcome.UNKNOWN),
+        ("ERR The user executing the script can't run this command", Outcome.UNKNOWN),
+    ],
+)
+def test_errors_that_are_known_by_their_words(text: str, outcome: Outcome) -> None:
+    found = read_refusal(Refusal(code_of(text), text))
+    assert found.outcome is outcome
+    assert "not known to get" not in found.reason
+
+
+@pytest.mark.parametrize(
+    ("state", "single", "cluster"),
+    [
+        ("D", Outcome.ALREADY_COMMITTED, Outcome.ALREADY_COMMITTED),
+        ("A", Outcome.LOST, Outcome.LOST),
+        ("expired", Outcome.LOST, Outcome.LOST),
+        ("absent", Outcome.LOST, Outcome.UNKNOWN),
+        ("O", Outcome.LOST, Outcome.UNKNOWN),
+        ("no ledger", Outcome.UNKNOWN, Outcome.UNKNOWN),
+        ("went back", Outcome.UNKNOWN, Outcome.UNKNOWN),
+        ("forgotten", Outcome.UNKNOWN, Outcome.UNKNOWN),
+        ("?", Outcome.UNKNOWN, Outcome.UNKNOWN),
+    ],
+)
+def test_what_the_ledger_says(state: str, single: Outcome, cluster: Outcome) -> None:
+    assert read_ledger(state, cluster=False).outcome is single
+    assert read_ledger(state, cluster=True).outcome is cluster
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (errors.MovedError("3999 127.0.0.1:6381"), "MOVED"),
+        (errors.AskError("3999 127.0.0.1:6381"), "ASK"),
+        (errors.TryAgainError("words"), "TRYAGAIN"),
+        (errors.ClusterDownError("words"), "CLUSTERDOWN"),
+        (errors.BusyLoadingError("words"), "LOADING"),
+        (errors.ReadOnlyError("words"), "READONLY"),
+        (errors.NoScriptError("words"), "NOSCRIPT"),
+        (errors.OutOfMemoryError("words"), "OOM"),
+        (errors.AuthenticationError("words"), "WRONGPASS"),
+        (errors.NoPermissionError("words"), "NOPERM"),
+        (errors.ResponseError("WRONGTYPE Operation"), "WRONGTYPE"),
+        (errors.ResponseError("value is not an integer"), "ERR"),
+        (errors.ConnectionError("words"), ""),
+        (errors.TimeoutError("words"), ""),
+        (OSError("words"), ""),
+    ],
+    ids=lambda value: type(value).__name__ if isinstance(value, Exception) else "",
+)
+def test_the_client_librarys_errors_have_their_codes_again(error: Exception, code: str) -> None:
+    nodes = Nodes(Place(url="redis://localhost"))
+    found = nodes._refusal(error)
+    assert found.code == code
+    assert code == "ERR" or found.text.startswith(code)
