@@ -64,6 +64,7 @@ class TestHdfs(HdfsSuite):
         return True
 
 
+@pytest.mark.slow
 class TestManyFilesOnHdfs(HdfsSuite):
     partition_by = ("part",)
     max_file_bytes = 1

@@ -72,6 +72,13 @@ def test_a_map_deep_inside_is_refused_too(kind: pa.DataType) -> None:
         columns("parquet", x=kind)
 
 
+def test_a_variant_is_refused() -> None:
+    """As Spark hands it over, see ``pyspark.sql.pandas.types``."""
+    metadata = pa.field("metadata", pa.binary(), False, metadata={b"variant": b"true"})
+    with pytest.raises(SchemaError, match=r"'x' is .*variant"):
+        columns("parquet", x=pa.struct([pa.field("value", pa.binary(), False), metadata]))
+
+
 def test_only_arrow_keeps_intervals() -> None:
     assert columns("arrow", x=pa.duration("us")) == ["x"]
     with pytest.raises(SchemaError, match="parquet files have no intervals"):

@@ -9,33 +9,28 @@ answered by then may still be done later, which is as good: it does what was dec
 
 from __future__ import annotations
 
-import queue
 import secrets
-import threading
-import time
 import uuid
 import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import Future
-from concurrent.futures import TimeoutError as FutureTimeoutError
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar, cast
 from urllib.parse import unquote, urlsplit
 
 from sparkonce.errors import ConfigurationError, PreflightError, PrepareError, UnknownOutcomeError
 from sparkonce.protocol.outcomes import Finished, Outcome
-from sparkonce.sinks.files.local import ChecksumStream
+from sparkonce.sinks.files.deadlines import within
 from sparkonce.sinks.files.outcomes import FOREIGN, MISSING, of_hdfs_error
 from sparkonce.sinks.files.store import HIDDEN, Fields, FileStore, Held, HeldFile, Standing, name_in
+from sparkonce.sinks.files.streams import ChecksumStream
 
 if TYPE_CHECKING:
     from sparkonce.protocol.ownership import TransactionName
 
 DEADLINE_S = 20.0
-_THREADS = 8
+_HELD = ".held"
 _BUFFER_BYTES = 1 << 20
 
-Given = TypeVar("Given")
 Answer = TypeVar("Answer")
 
 
@@ -142,7 +137,7 @@ class HdfsStore(FileStore):
 
     def hold(self, name: TransactionName, path: str) -> HeldFile:  # noqa: ARG002 - the path holds it
         """See `FileStore.hold`."""
-        held = f"{self._held}/{path.rpartition('/')[2]}"
+        held = f"{self._held}/{path.rpartition('/')[2]}{_HELD}"
         (file,) = within(self._deadline_s, [lambda: self._client.create(held, self._options)])
         if isinstance(file, BaseException):
             raise _unwritten(held, file)
@@ -213,8 +208,8 @@ class HdfsStore(FileStore):
     def list_held(self) -> Iterable[Held]:
         """See `FileStore.list_held`."""
         for base in self._list(self._held):
-            name = name_in(base)
-            if name is not None:
+            name = name_in(base.removesuffix(_HELD))
+            if name is not None and base.endswith(_HELD):
                 yield Held(name=name, fields={"held": base})
 
     def put(self, path: str, content: bytes) -> None:
@@ -353,43 +348,6 @@ class _Buffered:
     def flush(self) -> None:
         full, self._waiting = self._waiting, bytearray()
         self.file.write(bytes(full))
-
-
-def within(deadline_s: float, calls: Sequence[Callable[[], Answer]]) -> list[Answer | BaseException]:
-    """What each call returned or raised; `TimeoutError` for those that have not by the deadline.
-
-    They run beside each other in threads that do not keep the process alive.
-    """
-    give_up_at = time.monotonic() + deadline_s
-    waiting: queue.SimpleQueue[tuple[Future[Answer], Callable[[], Answer]]] = queue.SimpleQueue()
-    futures: list[Future[Answer]] = []
-    for call in calls:
-        futures.append(Future())
-        waiting.put((futures[-1], call))
-
-    def work() -> None:
-        while time.monotonic() < give_up_at:
-            try:
-                future, call = waiting.get_nowait()
-            except queue.Empty:
-                return
-            try:
-                future.set_result(call())
-            except BaseException as error:  # noqa: BLE001 - whoever waits gets it
-                future.set_exception(error)
-
-    for _ in range(min(_THREADS, len(calls))):
-        threading.Thread(target=work, name="hdfs", daemon=True).start()
-    return [_answer(future, give_up_at, deadline_s) for future in futures]
-
-
-def _answer(future: Future[Any], give_up_at: float, deadline_s: float) -> Any:
-    try:
-        return future.result(max(0.0, give_up_at - time.monotonic()))
-    except FutureTimeoutError:
-        return TimeoutError(f"no answer within {deadline_s:g} s")
-    except BaseException as error:  # noqa: BLE001 - the call's own
-        return error
 
 
 def _named(item: Any) -> str:

@@ -23,6 +23,7 @@ from sparkonce.errors import PreflightError, PrepareError, UnknownOutcomeError
 from sparkonce.protocol.outcomes import Finished, Outcome
 from sparkonce.sinks.files.outcomes import FOREIGN, MISSING, of_error
 from sparkonce.sinks.files.store import HIDDEN, Fields, FileStore, Held, HeldFile, Standing, name_in
+from sparkonce.sinks.files.streams import ChecksumStream, preparing
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -55,7 +56,6 @@ class LocalStore(FileStore):
         try:
             self._held.mkdir(parents=True, exist_ok=True)
             _fsync_folder(self._held.parent)
-            identity = self._identity()
             probe = self._held / f"probe-{secrets.token_hex(6)}"
             second = self._root / HIDDEN / probe.name
             beside = self._root / f".{probe.name}"
@@ -65,13 +65,13 @@ class LocalStore(FileStore):
             finally:
                 for path in (probe, second, beside):
                     path.unlink(missing_ok=True)
+            return {"folder": self._identity()}
         except OSError as error:
             raise PreflightError(
                 f"path={self.location!r} cannot be written to: {error.strerror} ({error.filename}).",
                 next_step="Give this user the permission to write there, or name another folder.",
                 setting="path",
             ) from error
-        return {"folder": identity}
 
     def _try_link(self, probe: Path, *seconds: Path) -> None:
         for second in seconds:
@@ -101,7 +101,7 @@ class LocalStore(FileStore):
     def hold(self, name: TransactionName, path: str) -> HeldFile:  # noqa: ARG002 - the path holds it
         """See `FileStore.hold`."""
         held = self._held / f"{path.rpartition('/')[2]}{_HELD}"
-        with _preparing(held):
+        with preparing(held):
             self._check_device(path)
             file = os.open(held, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
         return LocalHeldFile(held, file, path)
@@ -133,39 +133,45 @@ class LocalStore(FileStore):
     def publish(self, files: Sequence[Fields]) -> Sequence[Finished]:
         """See `FileStore.publish`. One fsync for each folder; only then the held names are taken away."""
         finals = [self._root / str(one["path"]) for one in files]
-        troubles = dict(zip(folders := sorted({one.parent for one in finals}), map(self._make, folders), strict=True))
+        made = {folder: _caught(self._make, folder) for folder in sorted({final.parent for final in finals})}
         answers = [
-            troubles[final.parent] or _caught(self._link, fields, final)
+            _caught(self._link, fields, final) if made[final.parent].outcome in _PUBLISHED else made[final.parent]
             for fields, final in zip(files, finals, strict=True)
         ]
-        touched = sorted(
-            {final.parent for final, one in zip(finals, answers, strict=True) if one.outcome in _PUBLISHED}
-        )
-        synced = dict(zip(touched, _in_parallel(lambda one: _caught(_sync, one), touched), strict=True))
+        linked = {final.parent for final, one in zip(finals, answers, strict=True) if one.outcome in _PUBLISHED}
+        durable = self._sync(linked)
         for place, (fields, final) in enumerate(zip(files, finals, strict=True)):
             if answers[place].outcome not in _PUBLISHED:
                 continue
-            if synced[final.parent].outcome not in _PUBLISHED:
-                answers[place] = synced[final.parent]
+            if durable[final.parent].outcome not in _PUBLISHED:
+                answers[place] = durable[final.parent]
                 continue
             # Should it come back after a crash, the next commit or sweep finds both names, and takes it away again.
             with suppress(OSError):
                 (self._held / str(fields["held"])).unlink()
         return answers
 
-    def _make(self, folder: Path) -> Finished | None:
-        missing = []
-        while not folder.is_dir() and folder != self._root:
-            missing.append(folder)
-            folder = folder.parent
-        try:
-            for one in reversed(missing):
-                with suppress(FileExistsError):
-                    one.mkdir()
-                _fsync_folder(one.parent)
-        except OSError as error:
-            return of_error(error, str(missing[0]))
-        return None
+    def _make(self, folder: Path) -> Finished:
+        if self._held.is_dir():  # or else the disk is not mounted, and a folder in its place would be in the way
+            folder.mkdir(parents=True, exist_ok=True)
+        return _DONE
+
+    def _sync(self, folders: Iterable[Path]) -> Mapping[Path, Finished]:
+        """Makes what is in these folders durable, and their own names up to the root: somebody may just have made them.
+
+        Each is synced once, however many need it.
+        """
+        needed = {folder: self._up_to_root(folder) for folder in folders}
+        every = sorted({one for chain in needed.values() for one in chain})
+        synced = dict(zip(every, _in_parallel(lambda one: _caught(_sync, one), every), strict=True))
+        return {
+            folder: next((synced[one] for one in chain if synced[one].outcome not in _PUBLISHED), _DONE)
+            for folder, chain in needed.items()
+        }
+
+    def _up_to_root(self, folder: Path) -> list[Path]:
+        parts = folder.relative_to(self._root).parts
+        return [self._root.joinpath(*parts[:count]) for count in range(len(parts) + 1)]
 
     def _link(self, fields: Fields, final: Path) -> Finished:
         held = self._held / str(fields["held"])
@@ -272,7 +278,7 @@ class LocalHeldFile(HeldFile):
 
     def seal(self) -> Fields:
         """See `HeldFile.seal`. A sweep may have taken the file from a copy that slept: that is an error, too."""
-        with _preparing(self._held):
+        with preparing(self._held):
             file = self._stream.file
             file.flush()
             os.fsync(file.fileno())
@@ -297,76 +303,8 @@ class LocalHeldFile(HeldFile):
             self._held.unlink()
 
 
-class ChecksumStream:
-    """A file object for pyarrow that counts what passes.
-
-    Args:
-        file: Where to.
-        path: For messages.
-    """
-
-    closed = False
-
-    def __init__(self, file: Any, path: object) -> None:
-        self.file = file
-        self.size = 0
-        self._crc = 0
-        self._path = path
-
-    @property
-    def checksum(self) -> str:
-        """Of all that was written."""
-        return f"crc32:{self._crc:08x}"
-
-    def write(self, data: Any) -> int:
-        """Writes all of it.
-
-        Raises:
-            PrepareError: if the file system does not take it.
-        """
-        with _preparing(self._path):
-            self.file.write(data)
-        length = memoryview(data).nbytes
-        self._crc = zlib.crc32(data, self._crc)
-        self.size += length
-        return length
-
-    def tell(self) -> int:
-        """How much was written."""
-        return self.size
-
-    def flush(self) -> None:
-        """Nothing: `HeldFile.seal` flushes."""
-
-    def close(self) -> None:
-        """Nothing: `HeldFile.seal` closes."""
-
-    def writable(self) -> bool:
-        """Yes."""
-        return True
-
-    def readable(self) -> bool:
-        """No."""
-        return False
-
-    def seekable(self) -> bool:
-        """No."""
-        return False
-
-
+_DONE = Finished(outcome=Outcome.COMMITTED)
 _PUBLISHED = frozenset({Outcome.COMMITTED, Outcome.ALREADY_COMMITTED})
-
-
-@contextmanager
-def _preparing(path: object) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise PrepareError(
-            f"{path} could not be written: {error.strerror or error}.",
-            next_step="Free some space, or see what happened to the file; nothing of the batch became visible.",
-            path=str(path),
-        ) from error
 
 
 @contextmanager
@@ -388,7 +326,7 @@ def _caught(call: Callable[..., Finished], *arguments: Any) -> Finished:
 
 def _sync(folder: Path) -> Finished:
     _fsync_folder(folder)
-    return Finished(outcome=Outcome.COMMITTED)
+    return _DONE
 
 
 def _in_parallel(call: Callable[[One], Other], items: Sequence[One]) -> Sequence[Other]:

@@ -78,6 +78,8 @@ def _refusal(kind: pa.DataType, format: str) -> str:  # noqa: A002
         children = [kind.field(number) for number in range(kind.num_fields)]
         if types.is_struct(kind) and not children:
             return "a struct without fields cannot be written"
+        if any(b"variant" in (child.metadata or {}) for child in children):
+            return "it is Spark's variant, which readers would take for two columns of bytes"
         return next((reason for child in children if (reason := _refusal(child.type, format))), "")
     return "" if _is_plain(kind) else "no format here takes it"
 

@@ -1,0 +1,80 @@
+"""What pyarrow writes to: a file object that counts what passes, and names its file when the disk does not take it."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from sparkonce.errors import PrepareError
+
+
+class ChecksumStream:
+    """A file object for pyarrow that counts what passes.
+
+    Args:
+        file: Where to.
+        path: For messages.
+    """
+
+    closed = False
+
+    def __init__(self, file: Any, path: object) -> None:
+        self.file = file
+        self.size = 0
+        self._crc = 0
+        self._path = path
+
+    @property
+    def checksum(self) -> str:
+        """Of all that was written."""
+        return f"crc32:{self._crc:08x}"
+
+    def write(self, data: Any) -> int:
+        """Writes all of it.
+
+        Raises:
+            PrepareError: if the file system does not take it.
+        """
+        with preparing(self._path):
+            self.file.write(data)
+        length = memoryview(data).nbytes
+        self._crc = zlib.crc32(data, self._crc)
+        self.size += length
+        return length
+
+    def tell(self) -> int:
+        """How much was written."""
+        return self.size
+
+    def flush(self) -> None:
+        """Nothing: `HeldFile.seal` flushes."""
+
+    def close(self) -> None:
+        """Nothing: `HeldFile.seal` closes."""
+
+    def writable(self) -> bool:
+        """Yes."""
+        return True
+
+    def readable(self) -> bool:
+        """No."""
+        return False
+
+    def seekable(self) -> bool:
+        """No."""
+        return False
+
+
+@contextmanager
+def preparing(path: object) -> Iterator[None]:
+    """Turns what a file system refuses into a `PrepareError` that names the path."""
+    try:
+        yield
+    except OSError as error:
+        raise PrepareError(
+            f"{path} could not be written: {error.strerror or error}.",
+            next_step="Free some space, or see what happened to the file; nothing of the batch became visible.",
+            path=str(path),
+        ) from error

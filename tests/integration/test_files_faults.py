@@ -1,0 +1,428 @@
+from __future__ import annotations
+
+import os
+import resource
+import shutil
+import stat
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from integration.files_scene import QUERY, Life
+from sparkonce import read_manifests
+from sparkonce.errors import CorruptRecordError, PreflightError, PrepareError
+from sparkonce.guarantees import Guarantee
+from sparkonce.protocol.handles import Handle
+from sparkonce.protocol.outcomes import Finished, Outcome
+from sparkonce.protocol.ownership import Token
+from sparkonce.sinks.files import committer as committer_module
+from sparkonce.sinks.files import local, manifests
+from sparkonce.sinks.files.handle import read_handle
+from sparkonce.sinks.files.sink import FilesSink
+from sparkonce.sinks.files.streams import ChecksumStream
+
+ONE, TWO = pa.table({"x": [1, 2]}), pa.table({"x": [3, 4]})
+PARTS = pa.table({"x": [1, 2, 3], "p": ["a", "b", "c"]})
+NOBODY = 65534
+
+
+class KilledError(BaseException):
+    """Nothing in the code under test may catch it, as nothing survives SIGKILL."""
+
+
+def rows(root: Path) -> list[int]:
+    found = [one for path in root.rglob("*.parquet") for one in pq.ParquetFile(path).read().column("x").to_pylist()]
+    return sorted(found)
+
+
+def held(root: Path) -> list[Path]:
+    return sorted((root / ".sparkonce" / "held").iterdir())
+
+
+def final(root: Path, handle: Handle, number: int = 0) -> Path:
+    files = read_handle(handle).files
+    assert files is not None
+    return root / str(files[number]["path"])
+
+
+def commit_again(root: Path, handle: Handle, **settings: Any) -> Finished:
+    (answer,) = FilesSink(root, **settings).committer().commit([handle])
+    return answer
+
+
+# --- killed ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("partition_by", [(), ("p",)])
+@pytest.mark.parametrize("point", ["before the link", "after the link", "after the fsync"])
+def test_killed_while_publishing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, point: str, partition_by: tuple[str, ...]
+) -> None:
+    root = tmp_path / "out"
+    life = Life(FilesSink(root, partition_by=partition_by))
+    handle = life.prepare(PARTS)
+    kill = {"before the link": (os, "link"), "after the link": (local, "_fsync_folder"), "after the fsync": (Path, "unlink")}  # fmt: skip  # noqa: E501
+    with monkeypatch.context() as patch:
+        patch.setattr(*kill[point], _killed)
+        with pytest.raises(KilledError):
+            life.commit(handle)
+    assert held(root), "the first name is taken away last"
+    assert rows(root) == ([] if point == "before the link" else [1, 2, 3])
+    answer = commit_again(root, handle, partition_by=partition_by)
+    assert answer.outcome in (Outcome.COMMITTED, Outcome.ALREADY_COMMITTED)
+    assert rows(root) == [1, 2, 3]
+    assert held(root) == []
+    assert commit_again(root, handle, partition_by=partition_by).outcome is Outcome.ALREADY_COMMITTED
+    assert rows(root) == [1, 2, 3]
+
+
+def _killed(*_: object, **__: object) -> None:
+    raise KilledError
+
+
+def test_killed_while_discarding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    life = Life(FilesSink(tmp_path / "out"))
+    handle = life.prepare(ONE)
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "unlink", _killed)
+        with pytest.raises(KilledError):
+            life.committer.abort([handle])
+    assert life.commit(handle) == [Outcome.LOST], "it cannot be published any more"
+    (lingering,) = life.committer.list_lingering([life.owner])
+    assert [one.outcome for one in life.committer.abort([lingering])] == [Outcome.ABORTED]
+    assert held(tmp_path / "out") == []
+
+
+def test_a_sweep_that_meets_a_published_file_takes_its_first_name_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    life = Life(FilesSink(tmp_path / "out"))
+    handle = life.prepare(ONE)
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "unlink", _killed)
+        with pytest.raises(KilledError):
+            life.commit(handle)
+    (lingering,) = life.committer.list_lingering([life.owner])
+    assert [one.outcome for one in life.committer.abort([lingering])] == [Outcome.ALREADY_COMMITTED]
+    assert rows(tmp_path / "out") == [1, 2]
+    assert held(tmp_path / "out") == []
+
+
+def test_what_is_durable_when(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The file and its first name before the handle, its second name before the first one goes."""
+    life = Life(FilesSink(tmp_path / "out", partition_by="p"))
+    done: list[str] = []
+
+    def noting(what: str, call: Callable[..., Any]) -> Callable[..., Any]:
+        def noted(*given: Any, **named: Any) -> Any:
+            where = Path(f"/proc/self/fd/{given[0]}").readlink() if what == "fsync" else Path(given[0])
+            done.append(f"{what} {where.name if where.is_dir() else 'file'}")
+            return call(*given, **named)
+
+        return noted
+
+    monkeypatch.setattr(os, "fsync", noting("fsync", os.fsync))
+    handle = life.prepare(PARTS.slice(0, 1))
+    assert done == ["fsync file", "fsync held"]
+    done.clear()
+    monkeypatch.setattr(os, "link", noting("link", os.link))
+    monkeypatch.setattr(Path, "unlink", noting("unlink", Path.unlink))
+    life.commit(handle)
+    assert (done[0], sorted(done[1:3]), done[3]) == ("link file", ["fsync out", "fsync p=a"], "unlink file")
+    assert len(done) == 4
+
+
+# --- other things in the way ----------------------------------------------------------------------------------------
+
+
+def test_something_else_at_the_final_path_is_never_overwritten(tmp_path: Path) -> None:
+    root = tmp_path / "out"
+    life = Life(FilesSink(root))
+    handle = life.prepare(ONE)
+    final(root, handle).write_bytes(b"somebody's")
+    answer = commit_again(root, handle)
+    assert answer.outcome is Outcome.UNKNOWN
+    assert "never overwritten" in answer.reason
+    assert final(root, handle).read_bytes() == b"somebody's"
+    final(root, handle).unlink()
+    assert life.commit(handle) == [Outcome.COMMITTED]
+
+
+def test_the_same_content_at_the_final_path_is_the_file(tmp_path: Path) -> None:
+    """As after a restore of the folder from a backup, which makes one file of two names two."""
+    root = tmp_path / "out"
+    life = Life(FilesSink(root))
+    handle = life.prepare(ONE)
+    shutil.copy(held(root)[0], final(root, handle))
+    assert life.commit(handle) == [Outcome.ALREADY_COMMITTED]
+    assert held(root) == []
+
+
+def test_a_damaged_file_is_not_called_committed(tmp_path: Path) -> None:
+    root = tmp_path / "out"
+    life = Life(FilesSink(root))
+    handle = life.prepare(ONE)
+    assert life.commit(handle) == [Outcome.COMMITTED]
+    path = final(root, handle)
+    path.write_bytes(bytes([path.read_bytes()[0] ^ 1]) + path.read_bytes()[1:])
+    assert life.commit(handle) == [Outcome.UNKNOWN]
+    path.unlink()
+    assert life.commit(handle) == [Outcome.LOST]
+
+
+def test_one_missing_file_keeps_the_others_of_its_transaction_back(tmp_path: Path) -> None:
+    root = tmp_path / "out"
+    life = Life(FilesSink(root, partition_by="p"))
+    handle, other = life.prepare(PARTS), life.prepare(PARTS, slot=1)
+    files = read_handle(handle).files
+    assert files is not None
+    (root / ".sparkonce" / "held" / str(files[1]["held"])).unlink()
+    assert life.commit(handle, other) == [Outcome.LOST, Outcome.COMMITTED]
+    assert rows(root) == [1, 2, 3], "the other slot's"
+    assert len(held(root)) == 2
+
+
+def test_a_folder_that_is_gone_as_a_whole_is_not_a_loss(tmp_path: Path) -> None:
+    root = tmp_path / "out"
+    life = Life(FilesSink(root))
+    handle = life.prepare(ONE)
+    root.rename(tmp_path / "unmounted")
+    root.mkdir()
+    answer = commit_again(root, handle)
+    assert answer.outcome is Outcome.UNKNOWN
+    assert "mounted" in answer.reason
+
+
+def test_another_folder_at_the_same_path_is_refused(tmp_path: Path) -> None:
+    sink = FilesSink(tmp_path / "out")
+    facts = sink.preflight(QUERY, None)
+    (tmp_path / "out").rename(tmp_path / "moved")
+    assert FilesSink(tmp_path / "moved").preflight(QUERY, facts) == facts, "a folder may be moved"
+    with pytest.raises(PreflightError, match="until now this query wrote to one"):
+        sink.preflight(QUERY, facts)
+
+
+# --- file systems ---------------------------------------------------------------------------------------------------
+
+
+def elsewhere() -> Path:
+    """A folder on another file system than the tests' own."""
+    shm = Path("/dev/shm")  # noqa: S108 - it is there to be another file system
+    if not shm.is_dir() or shm.stat().st_dev == Path(tempfile.gettempdir()).stat().st_dev:
+        pytest.skip("there is no second file system here")
+    return Path(tempfile.mkdtemp(dir=shm))
+
+
+def test_a_partition_on_another_file_system_is_an_error(tmp_path: Path) -> None:
+    other, root = elsewhere(), tmp_path / "out"
+    try:
+        life = Life(FilesSink(root, partition_by="p"))
+        early = life.prepare(PARTS)
+        (root / "p=b").symlink_to(other)
+        with pytest.raises(PrepareError, match="another file system"):
+            life.prepare(PARTS, batch=1)
+        answer = commit_again(root, early, partition_by="p")
+        assert answer.outcome is Outcome.UNKNOWN
+        assert "EXDEV" in answer.reason
+        (root / "p=b").unlink()
+        assert life.commit(early) != [Outcome.LOST]
+        assert rows(root) == [1, 2, 3]
+    finally:
+        shutil.rmtree(other)
+
+
+@contextmanager
+def file_limit(size: int) -> Iterator[None]:
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+BIG = pa.table({"x": np.random.default_rng(1).integers(0, 2**62, 400_000)})
+
+
+@pytest.mark.parametrize("format", ["parquet", "csv", "json", "arrow"])
+def test_no_room_at_prepare_leaves_nothing(tmp_path: Path, format: str) -> None:  # noqa: A002
+    root = tmp_path / "out"
+    life = Life(FilesSink(root, format=format))
+    writer = life.open()
+
+    def write_all() -> None:
+        for piece in BIG.to_batches(max_chunksize=50_000):
+            writer.write(piece)
+        writer.prepare()
+
+    with file_limit(1 << 20), pytest.raises(PrepareError, match=r"\.sparkonce/held/.* could not be written: File too"):
+        write_all()
+    writer.abort()
+    assert held(root) == []
+    assert rows(root) == []
+
+
+def test_a_full_disk_names_the_path(tmp_path: Path) -> None:
+    root = Path("/dev/full")
+    if not root.exists():
+        pytest.skip("there is no /dev/full here")
+    stream = ChecksumStream(root.open("wb", buffering=0), root)
+    with pytest.raises(PrepareError, match="/dev/full could not be written: No space left"):
+        stream.write(b"x")
+    stream.file.close()
+
+
+@contextmanager
+def as_nobody() -> Iterator[None]:
+    if os.geteuid() != 0:
+        pytest.skip("only root can be somebody else for a while")
+    os.seteuid(NOBODY)
+    try:
+        yield
+    finally:
+        os.seteuid(0)
+
+
+def test_no_permission(tmp_path: Path) -> None:
+    root = tmp_path / "out"
+    life = Life(FilesSink(root))
+    handle = life.prepare(ONE)
+    for folder in (tmp_path, *tmp_path.parents[:3]):
+        folder.chmod(0o755)
+    with as_nobody():
+        with pytest.raises(PreflightError, match=r"cannot be written to: Permission denied"):
+            FilesSink(root).preflight(QUERY, None)
+        with pytest.raises(PrepareError, match=r"held/.*Permission denied"):
+            life.open()
+        (answer,) = life.committer.commit([handle])
+    assert answer.outcome is Outcome.UNKNOWN
+    assert "let this user write" in answer.reason
+    assert life.commit(handle) == [Outcome.COMMITTED]
+
+
+def test_a_file_in_the_way_of_the_folder(tmp_path: Path) -> None:
+    (tmp_path / "out").write_text("a file")
+    with pytest.raises(PreflightError, match="cannot be written to"):
+        FilesSink(tmp_path / "out").preflight(QUERY, None)
+
+
+def test_no_hard_links(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(*_: object) -> None:
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr(os, "link", refused)
+    with pytest.raises(PreflightError, match="gives a file no second name"):
+        FilesSink(tmp_path / "out").preflight(QUERY, None)
+
+
+@pytest.mark.parametrize("mask", [0o022, 0o077, 0o002])
+def test_permissions_follow_the_umask(tmp_path: Path, mask: int) -> None:
+    before = os.umask(mask)
+    try:
+        life = Life(FilesSink(tmp_path / "out", partition_by="p"))
+        life.run_batch(PARTS)
+    finally:
+        os.umask(before)
+    for path in (tmp_path / "out").rglob("*.parquet"):
+        assert stat.S_IMODE(path.stat().st_mode) == 0o666 & ~mask
+        assert stat.S_IMODE(path.parent.stat().st_mode) == 0o777 & ~mask
+
+
+# --- copies and runs ------------------------------------------------------------------------------------------------
+
+
+def test_a_paused_copy_of_many_files_leaves_what_a_later_sweep_finds(tmp_path: Path) -> None:
+    life = Life(FilesSink(tmp_path / "out", partition_by="p", max_file_bytes=1))
+    writer = life.open(PARTS)
+    life.committer.abort(life.committer.list_lingering([life.owner]))
+    for piece in PARTS.to_batches():
+        writer.write(piece)
+    try:
+        writer.prepare()
+        writer.close()
+    except PrepareError:
+        writer.abort()
+    lingering = life.committer.list_lingering([life.owner])
+    assert all(one.outcome is Outcome.ABORTED for one in life.committer.abort(lingering))
+    assert held(tmp_path / "out") == []
+
+
+def test_at_least_once_publishes_at_prepare(tmp_path: Path) -> None:
+    life = Life(FilesSink(tmp_path / "out", partition_by="p", guarantee=Guarantee.AT_LEAST_ONCE))
+    writer = life.open(PARTS)
+    assert rows(tmp_path / "out") == []
+    assert writer.prepare() == {}
+    writer.close()
+    assert rows(tmp_path / "out") == [1, 2, 3]
+    assert held(tmp_path / "out") == []
+
+
+# --- manifests ------------------------------------------------------------------------------------------------------
+
+
+def test_old_manifests_are_merged_and_lose_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(committer_module, "TIDY_EVERY", 3)
+    monkeypatch.setattr(committer_module, "KEPT_BATCHES", 6)
+    monkeypatch.setattr(manifests, "MERGED", 3)
+    root = tmp_path / "out"
+    life = Life(FilesSink(root))
+    neighbour = Life(FilesSink(root, name="files.beside"))
+    for batch in range(40):
+        if batch != 4:  # a batch without rows
+            life.run_batch(ONE, batch=batch)
+        if batch < 2:
+            neighbour.run_batch(TWO, batch=batch)
+    names = {path.name for path in (root / "_manifest").iterdir()}
+    assert len(names) < 20
+    assert sum(".beside." in name for name in names) == 2, "a neighbour's are left alone"
+    found = [(one.sink, one.batch) for one in read_manifests(root)]
+    assert sorted(found) == [("files", n) for n in range(40) if n != 4] + [("files.beside", n) for n in range(2)]
+    traces = life.committer.list_traces(QUERY, life.owner.facts)
+    assert {trace.token for trace in traces} == {Token(7, "deadbeef")}
+
+
+def test_a_merge_that_was_killed_is_done_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    life = Life(FilesSink(tmp_path / "out"))
+    for batch in range(5):
+        life.run_batch(ONE, batch=batch)
+    monkeypatch.setattr(manifests, "MERGED", 2)
+    store = local.LocalStore(tmp_path / "out")
+    with monkeypatch.context() as patch:
+        patch.setattr(local.LocalStore, "delete", _killed)
+        with pytest.raises(KilledError):
+            manifests.merge(store, "files", QUERY, 4)
+    assert [one.batch for one in read_manifests(tmp_path / "out")] == [0, 1, 2, 3, 4], "none twice"
+    manifests.merge(store, "files", QUERY, 4)
+    assert [one.batch for one in read_manifests(tmp_path / "out")] == [0, 1, 2, 3, 4]
+    assert len(list((tmp_path / "out" / "_manifest").iterdir())) == 2
+
+
+def test_lists_of_old_batches_are_deleted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(committer_module, "TIDY_EVERY", 2)
+    monkeypatch.setattr(committer_module, "KEPT_BATCHES", 4)
+    monkeypatch.setattr("sparkonce.sinks.files.handle.LONGEST_BYTES", 10)
+    life = Life(FilesSink(tmp_path / "out"))
+    for batch in range(8):
+        handles = life.run_batch(ONE, batch=batch)
+    lists = list((tmp_path / "out" / ".sparkonce" / "lists").iterdir())
+    assert 4 <= len(lists) <= 6
+    assert life.commit(*handles) == [Outcome.ALREADY_COMMITTED]
+
+
+def test_a_damaged_manifest_is_said_to_be(tmp_path: Path) -> None:
+    life = Life(FilesSink(tmp_path / "out"))
+    life.run_batch(ONE)
+    (path,) = (tmp_path / "out" / "_manifest").iterdir()
+    path.write_bytes(path.read_bytes()[:-20])
+    with pytest.raises(CorruptRecordError, match=r"_manifest/.* cannot be read"):
+        read_manifests(tmp_path / "out")
+    path.write_text('{"sparkonce_manifest": 2}\n')
+    with pytest.raises(CorruptRecordError, match="format 2"):
+        read_manifests(tmp_path / "out")

@@ -1,0 +1,143 @@
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterator
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hdfs_native import Client
+
+from integration.files_scene import QUERY, Life
+from sparkonce import read_manifests, whole_batches
+from sparkonce.errors import PreflightError, PrepareError, SparkonceError, UnknownOutcomeError
+from sparkonce.protocol.handles import Handle
+from sparkonce.protocol.outcomes import Outcome
+from sparkonce.sinks.files.handle import read_handle
+from sparkonce.sinks.files.sink import FilesSink
+from sparkonce.testing.servers.hdfs import Hdfs
+
+ONE = pa.table({"x": [1, 2], "p": ["a", "b"]})
+
+
+@pytest.fixture(scope="module")
+def hdfs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hdfs]:
+    try:
+        server = Hdfs(tmp_path_factory.mktemp("hdfs") / "data", permissions=True)
+    except SparkonceError as error:
+        pytest.skip(f"HDFS cannot be had here: {error.message}")
+    with server:
+        yield server
+
+
+class Place:
+    def __init__(self, server: Hdfs) -> None:
+        self.server = server
+        self.client = Client(server.url)
+        self.folder = f"/out-{secrets.token_hex(6)}"
+        self.url = f"{server.url}{self.folder}"
+
+    def life(self, **settings: Any) -> Life:
+        return Life(FilesSink(self.url, **settings))
+
+    def finals(self) -> list[str]:
+        found = [one.path for one in self.client.list_status(self.folder, recursive=True) if not one.isdir]
+        return [path for path in found if not any(part[:1] in "._" for part in path.split("/")[2:])]
+
+    def held(self, handle: Handle) -> str:
+        files = read_handle(handle).files
+        assert files is not None
+        return f"{self.folder}/.sparkonce/held/{files[0]['held']}"
+
+    def final(self, handle: Handle) -> str:
+        files = read_handle(handle).files
+        assert files is not None
+        return f"{self.folder}/{files[0]['path']}"
+
+
+@pytest.fixture
+def place(hdfs: Hdfs) -> Place:
+    return Place(hdfs)
+
+
+def test_partitions_and_manifests(place: Place) -> None:
+    life = place.life(partition_by="p")
+    life.run_batch(ONE, ONE.slice(1))
+    assert len(place.finals()) == 3
+    (manifest,) = read_manifests(place.url)
+    assert sorted(file.partition["p"] or "" for file in manifest.files) == ["a", "b", "b"]
+    assert sorted(whole_batches(place.url)) == sorted(f"{place.server.url}{path}" for path in place.finals())
+
+
+def test_something_else_at_the_final_path(place: Place) -> None:
+    life = place.life()
+    handle = life.prepare(ONE)
+    with place.client.create(place.final(handle)) as file:
+        file.write(b"somebody's")
+    assert life.commit(handle) == [Outcome.UNKNOWN]
+    place.client.delete(place.held(handle))
+    assert life.commit(handle) == [Outcome.UNKNOWN], "not lost: nobody knows what the other file is"
+    assert bytes(place.client.read(place.final(handle)).read()) == b"somebody's"
+
+
+def test_a_folder_that_is_gone_as_a_whole_is_not_a_loss(place: Place) -> None:
+    life = place.life()
+    handle = life.prepare(ONE)
+    place.client.delete(place.folder, recursive=True)
+    assert life.commit(handle) == [Outcome.UNKNOWN]
+
+
+def test_a_paused_copy_cannot_close_what_was_swept(place: Place) -> None:
+    life = place.life()
+    writer = life.open(ONE)
+    lingering = life.committer.list_lingering([life.owner])
+    assert [one.outcome for one in life.committer.abort(lingering)] == [Outcome.ABORTED]
+    with pytest.raises(PrepareError, match="could not be written: FileNotFoundError"):
+        writer.prepare()
+    writer.abort()
+    assert list(life.committer.list_lingering([life.owner])) == []
+
+
+def test_no_permission(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    life = place.life()
+    handle = life.prepare(ONE)
+    place.client.set_permission(place.folder, 0o700)
+    monkeypatch.setenv("HADOOP_USER_NAME", "nobody")
+    with pytest.raises(PreflightError, match="AccessControlException"):
+        FilesSink(place.url).preflight(QUERY, None)
+    (answer,) = FilesSink(place.url).committer().commit([handle])
+    assert answer.outcome is Outcome.UNKNOWN
+    assert "let this user write" in answer.reason
+    monkeypatch.delenv("HADOOP_USER_NAME")
+    assert life.commit(handle) == [Outcome.COMMITTED]
+
+
+def test_a_name_node_that_does_not_answer_is_asked_again(place: Place) -> None:
+    life = place.life()
+    handle = life.prepare(ONE)
+    hasty = FilesSink(place.url, store_options={"deadline_s": 0.5}).committer()
+    place.server.pause()
+    try:
+        assert [one.outcome for one in hasty.commit([handle])] == [Outcome.RETRY]
+        assert [one.outcome for one in hasty.abort([])] == []
+        with pytest.raises(UnknownOutcomeError, match="no answer within"):
+            list(hasty.list_lingering([life.owner]))
+        with pytest.raises(PreflightError, match="no answer within"):
+            FilesSink(place.url, store_options={"deadline_s": 0.5}).preflight(QUERY, None)
+    finally:
+        place.server.resume()
+    assert life.commit(handle)[0] in (Outcome.COMMITTED, Outcome.ALREADY_COMMITTED)
+    assert len(place.finals()) == 1
+
+
+def test_another_cluster_is_refused(place: Place) -> None:
+    facts = FilesSink(place.url).preflight(QUERY, None)
+    assert FilesSink(place.url).preflight(QUERY, facts) == facts
+    other = Place(place.server)
+    with pytest.raises(PreflightError, match="until now this query wrote to one"):
+        FilesSink(other.url).preflight(QUERY, facts)
+
+
+def test_nobody_listens() -> None:
+    with pytest.raises(PreflightError, match=r"no answer within|refused"):
+        FilesSink("hdfs://127.0.0.1:9/out", store_options={"deadline_s": 0.5}).preflight(QUERY, None)

@@ -1,0 +1,263 @@
+from __future__ import annotations
+
+import datetime as dt
+import io
+import json
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.dataset as ds
+import pyarrow.feather as feather
+import pyarrow.parquet as pq
+import pytest
+
+from integration.files_scene import Life
+from sparkonce import read_manifests, whole_batches
+from sparkonce.protocol.outcomes import Outcome
+from sparkonce.sinks.files import writer as writer_module
+from sparkonce.sinks.files.sink import FilesSink
+
+UTC = dt.timezone.utc
+AT = dt.datetime(2024, 2, 29, 12, 0, 0, 123456, UTC)
+TYPED = pa.table(
+    {
+        "boolean": pa.array([True, None]),
+        "byte": pa.array([-128, None], pa.int8()),
+        "short": pa.array([32767, None], pa.int16()),
+        "int": pa.array([-(2**31), None], pa.int32()),
+        "long": pa.array([2**63 - 1, None], pa.int64()),
+        "float": pa.array([0.5, None], pa.float32()),
+        "double": pa.array([0.1, None], pa.float64()),
+        "decimal": pa.array([Decimal("-12.50"), None], pa.decimal128(10, 2)),
+        "string": pa.array(['é "x",\n', None]),
+        "binary": pa.array([b"\x00\xff", None], pa.binary()),
+        "date": pa.array([dt.date(2024, 2, 29), None]),
+        "timestamp": pa.array([AT, None], pa.timestamp("us", "Europe/Berlin")),
+        "timestamp_ntz": pa.array([AT.replace(tzinfo=None), None], pa.timestamp("us")),
+    }
+)
+NESTED = TYPED.append_column("array", pa.array([[1, None], None], pa.list_(pa.int32()))).append_column(
+    "struct", pa.array([{"a": "x", "b": [0.5]}, None], pa.struct({"a": pa.string(), "b": pa.list_(pa.float64())}))
+)
+
+
+def asked(sql: str, *given: object) -> list[tuple[Any, ...]]:
+    """What DuckDB answers. Instants as their UTC, without a zone: for one it wants another library."""
+    with duckdb.connect() as connection:
+        connection.execute("SET TimeZone = 'UTC'")
+        plain = [str(one) if isinstance(one, Path) else one for one in given]
+        return list(connection.execute(sql, plain).fetchall())
+
+
+def unpacked(path: Path, compression: str) -> io.BytesIO:
+    with pa.input_stream(str(path), compression=None if compression == "none" else compression) as stream:
+        return io.BytesIO(stream.read())
+
+
+def written(folder: Path, table: pa.Table, **settings: Any) -> Path:
+    Life(FilesSink(folder, **settings)).run_batch(table)
+    (path,) = (one for one in folder.iterdir() if one.is_file())
+    return path
+
+
+def test_parquet_by_pyarrow_pandas_and_duckdb(tmp_path: Path) -> None:
+    path = written(tmp_path / "out", NESTED)
+    assert path.suffix == ".parquet"
+    found = pq.read_table(path)
+    assert found.to_pylist() == NESTED.to_pylist()
+    assert found.schema.field("timestamp").type == pa.timestamp("us", "UTC")
+    assert pd.read_parquet(path)["timestamp"].iloc[0] == pd.Timestamp(AT)
+    (first, second) = asked('SELECT * REPLACE ("timestamp"::TIMESTAMP AS "timestamp") FROM read_parquet(?)', path)
+    assert first[:11] == tuple(NESTED.to_pylist()[0].values())[:11]
+    assert first[11:] == (AT.replace(tzinfo=None), AT.replace(tzinfo=None), [1, None], {"a": "x", "b": [0.5]})
+    assert set(second) == {None}
+
+
+@pytest.mark.parametrize("compression", ["zstd", "gzip", "lz4", "brotli", "none"])
+def test_parquet_compressions(tmp_path: Path, compression: str) -> None:
+    path = written(tmp_path / "out", TYPED, compression=compression)
+    told = pq.ParquetFile(path).metadata.row_group(0).column(0).compression
+    assert told == {"none": "UNCOMPRESSED"}.get(compression, compression.upper())
+    assert asked("SELECT count(*) FROM read_parquet(?)", path) == [(2,)]
+
+
+@pytest.mark.parametrize("compression", ["none", "zstd", "lz4"])
+def test_arrow_by_feather_and_pandas(tmp_path: Path, compression: str) -> None:
+    table = NESTED.append_column("duration", pa.array([1_000_001, None], pa.duration("us")))
+    path = written(tmp_path / "out", table, format="arrow", compression=compression)
+    assert path.suffix == ".arrow"
+    assert feather.read_table(path).to_pylist() == table.to_pylist()
+    assert pd.read_feather(path)["duration"].iloc[0] == pd.Timedelta(microseconds=1_000_001)
+
+
+@pytest.mark.parametrize(("compression", "ending"), [("none", ""), ("gzip", ".gz"), ("zstd", ".zst"), ("bz2", ".bz2")])
+def test_json_by_python_pandas_and_duckdb(tmp_path: Path, compression: str, ending: str) -> None:
+    path = written(tmp_path / "out", NESTED, format="json", compression=compression)
+    assert path.name.endswith(f".json{ending}")
+    first, second = (json.loads(line) for line in unpacked(path, compression))
+    assert set(second.values()) == {None}
+    assert first == {
+        **TYPED.slice(0, 1).select(["boolean", "byte", "short", "int", "long", "float", "double"]).to_pylist()[0],
+        "decimal": -12.5,
+        "string": 'é "x",\n',
+        "binary": "AP8=",
+        "date": "2024-02-29",
+        "timestamp": "2024-02-29T12:00:00.123456Z",
+        "timestamp_ntz": "2024-02-29T12:00:00.123456",
+        "array": [1, None],
+        "struct": {"a": "x", "b": [0.5]},
+    }
+    if compression != "bz2":  # DuckDB does not read it
+        sql = 'SELECT "long", "string", "timestamp"::TIMESTAMPTZ::TIMESTAMP, "struct".b[1] FROM read_json(?) LIMIT 1'
+        assert asked(sql, path) == [(2**63 - 1, 'é "x",\n', AT.replace(tzinfo=None), 0.5)]
+    read = pd.read_json(unpacked(path, compression), lines=True)
+    assert read["string"].iloc[0] == 'é "x",\n'
+
+
+@pytest.mark.parametrize("compression", ["none", "gzip", "zstd"])
+def test_csv_by_pandas_and_duckdb(tmp_path: Path, compression: str) -> None:
+    path = written(tmp_path / "out", TYPED, format="csv", compression=compression)
+    types = {"decimal": "DECIMAL(10,2)", "timestamp": "TIMESTAMPTZ", "timestamp_ntz": "TIMESTAMP", "long": "BIGINT"}
+    types |= {"float": "FLOAT", "double": "DOUBLE", "date": "DATE", "boolean": "BOOLEAN"}
+    sql = 'SELECT * REPLACE ("timestamp"::TIMESTAMP AS "timestamp") FROM read_csv(?, types = ?)'
+    first, second = asked(sql, path, types)
+    wanted = TYPED.to_pylist()[0] | {"binary": "AP8=", "timestamp": AT.replace(tzinfo=None)}
+    assert list(first) == list(wanted.values())
+    assert set(second) == {None}
+    read = pd.read_csv(unpacked(path, compression))
+    assert list(read.columns) == TYPED.column_names
+    assert read["string"].iloc[0] == 'é "x",\n'
+
+
+def test_text_by_duckdb_and_python(tmp_path: Path) -> None:
+    lines = ["one", "", "é 😀", '"quoted"']
+    path = written(tmp_path / "out", pa.table({"value": lines}), format="text")
+    assert path.read_text().split("\n") == [*lines, ""]
+    assert asked("SELECT string_split(content, chr(10)) FROM read_text(?)", path) == [([*lines, ""],)]
+
+
+# --- what no reader sees --------------------------------------------------------------------------------------------
+
+
+def test_readers_see_neither_what_is_held_back_nor_manifests(tmp_path: Path) -> None:
+    for kind in ("parquet", "csv", "json"):
+        folder = tmp_path / kind
+        life = Life(FilesSink(folder, format=kind, partition_by="p"))
+        life.run_batch(pa.table({"x": [1, 2], "p": ["a", "b"]}))
+        life.prepare(pa.table({"x": [3, 4], "p": ["a", "c"]}), batch=1)
+        life.open(pa.table({"x": [5, 6], "p": ["a", "d"]}), batch=1, slot=1)
+        assert len(list((folder / ".sparkonce" / "held").iterdir())) >= 2, "there is something to be seen"
+        for pattern in (f"**/*.{kind}", f"*/*.{kind}", f"p=*/*.{kind}"):
+            sql = {
+                "parquet": "SELECT x, p FROM read_parquet(?, hive_partitioning = true) ORDER BY x",
+                "csv": "SELECT x, p FROM read_csv(?, hive_partitioning = true) ORDER BY x",
+                "json": "SELECT x, p FROM read_json(?, hive_partitioning = true) ORDER BY x",
+            }[kind]
+            assert asked(sql, folder / pattern) == [(1, "a"), (2, "b")], pattern
+        dataset = ds.dataset(folder, format=kind, partitioning="hive")
+        assert sorted(dataset.to_table().to_pylist(), key=str) == [{"x": 1, "p": "a"}, {"x": 2, "p": "b"}]
+        assert len(list(folder.rglob(f"*.{kind}"))) == 2, "nor does a walk through all folders"
+    assert sorted(pd.read_parquet(tmp_path / "parquet")["x"]) == [1, 2]
+
+
+# --- partitions and sizes -------------------------------------------------------------------------------------------
+
+
+def test_partitions_with_odd_values(tmp_path: Path) -> None:
+    values = ["a/b", "c=d", "e%f", None, "é 😀"]
+    table = pa.table({"x": range(10), "p": values * 2, "day": [dt.date(2024, 1, 1)] * 10})
+    Life(FilesSink(tmp_path / "out", partition_by=["p", "day"])).run_batch(table)
+    found = ds.dataset(tmp_path / "out", format="parquet", partitioning=ds.partitioning(flavor="hive")).to_table()
+    assert (
+        sorted(found.select(["x", "p"]).to_pylist(), key=lambda row: row["x"]) == table.select(["x", "p"]).to_pylist()
+    )
+    assert pq.ParquetFile(next((tmp_path / "out").rglob("*.parquet"))).schema_arrow.names == ["x"]
+    partitions = [file.partition for file in read_manifests(tmp_path / "out")[0].files]
+    assert sorted(partitions, key=str) == sorted(({"p": one, "day": "2024-01-01"} for one in values), key=str)
+
+
+def test_thousands_of_partitions_are_a_short_handle(tmp_path: Path) -> None:
+    sink = FilesSink(tmp_path / "out", partition_by="p")
+    life = Life(sink)
+    table = pa.table({"x": range(3000), "p": [number % 1500 for number in range(3000)]})
+    handle = life.prepare(table)
+    assert len(str(handle)) < 2000
+    assert life.commit(handle) == [Outcome.COMMITTED]
+    assert life.commit(handle) == [Outcome.ALREADY_COMMITTED]
+    life.committer.conclude(0, [handle])
+    assert len(whole_batches(tmp_path / "out")) == 1500
+    assert asked("SELECT count(*), sum(x) FROM read_parquet(?)", tmp_path / "out/**/*.parquet") == [(3000, 4498500)]
+    other = life.prepare(table, batch=1)
+    assert [one.outcome for one in life.committer.abort([other])] == [Outcome.ABORTED]
+    assert life.commit(other) == [Outcome.LOST]
+    lists = tmp_path / "out" / ".sparkonce" / "lists"
+    for one in lists.iterdir():
+        one.write_bytes(one.read_bytes()[:-1])
+    assert life.commit(handle) == [Outcome.UNKNOWN]
+    for one in lists.iterdir():
+        one.unlink()
+    assert life.commit(handle) == [Outcome.UNKNOWN]
+
+
+def test_files_are_closed_at_their_size(tmp_path: Path) -> None:
+    rng = np.random.default_rng(7)
+    table = pa.table({"x": rng.integers(0, 2**62, 200_000)})
+    life = Life(FilesSink(tmp_path / "out", max_file_bytes=200_000))
+    handle = life.prepare(table)
+    assert life.commit(handle) == [Outcome.COMMITTED]
+    sizes = [path.stat().st_size for path in (tmp_path / "out").glob("*.parquet")]
+    assert len(sizes) >= 4
+    assert max(sizes) < 2 * 200_000 + 100_000
+    assert asked("SELECT count(*) FROM read_parquet(?)", tmp_path / "out/*.parquet") == [(200_000,)]
+
+
+def test_few_files_are_open_at_once_and_little_is_gathered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(writer_module, "OPEN_FILES", 3)
+    monkeypatch.setattr(writer_module, "GATHERED_BYTES", 20_000)
+    monkeypatch.setattr(writer_module, "SPLIT_BYTES", 5_000)
+    life = Life(FilesSink(tmp_path / "out", partition_by="p"))
+    table = pa.table({"x": range(20_000), "p": [number % 11 for number in range(20_000)]})
+    most_open, most_gathered = 0, 0
+    context = life.open()
+    for piece in table.to_batches(max_chunksize=500):
+        context.write(piece)
+        most_open = max(most_open, len(context._open))
+        most_gathered = max(most_gathered, sum(pile.size for pile in context._piles.values()))
+    assert most_open == 3
+    assert most_gathered <= 20_000
+    fields = context.prepare()
+    context.close()
+    assert len(json.loads(str(fields["files"]))) > 11, "partitions that come back get another file"
+    held = list((tmp_path / "out" / ".sparkonce" / "held").iterdir())
+    assert sum(pq.ParquetFile(path).metadata.num_rows for path in held) == 20_000
+
+
+# --- manifests ------------------------------------------------------------------------------------------------------
+
+
+def test_a_manifest_says_what_belongs_to_a_batch(tmp_path: Path) -> None:
+    life = Life(FilesSink(tmp_path / "out"))
+    life.run_batch(pa.table({"x": [1, 2]}), pa.table({"x": [3]}), batch=4)
+    half = [life.prepare(pa.table({"x": [slot]}), batch=5, slot=slot) for slot in range(2)]
+    life.commit(half[0])
+    (manifest,) = read_manifests(tmp_path / "out")
+    assert (manifest.sink, manifest.batch, manifest.rows) == ("files", 4, 3)
+    assert manifest.token == life.owner.token
+    for file in manifest.files:
+        assert (tmp_path / "out" / file.path).stat().st_size == file.size_bytes
+        assert file.checksum.startswith("crc32:")
+    assert len(list((tmp_path / "out").glob("*.parquet"))) == 3, "half of batch 5 is there"
+    names = whole_batches(tmp_path / "out")
+    assert asked("SELECT x FROM read_parquet(?) ORDER BY x", names) == [(1,), (2,), (3,)]
+
+
+def test_a_batch_without_rows_has_no_manifest(tmp_path: Path) -> None:
+    life = Life(FilesSink(tmp_path / "out"))
+    life.committer.conclude(0, [])
+    assert read_manifests(tmp_path / "out") == []
+    assert whole_batches(tmp_path / "out") == []
