@@ -81,6 +81,8 @@ class Between:
         between = self
 
         class Handler(BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"  # clients that expect "100 Continue" wait a second for it otherwise
+
             def answer(self) -> None:
                 body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
                 request = Request(self.command, self.path, body)
@@ -99,6 +101,7 @@ class Between:
                     self.send_header(name, value)
                 if not any(name.lower() == "content-length" for name, _ in reply.headers):
                     self.send_header("Content-Length", str(len(reply.body)))
+                self.send_header("Connection", "close")
                 self.end_headers()
                 if self.command != "HEAD":
                     self.wfile.write(reply.body)

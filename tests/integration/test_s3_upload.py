@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from concurrent.futures import wait
 from typing import Any
 
 import pyarrow as pa
@@ -21,7 +22,7 @@ from s3_bucket import Bucket, new_name, running
 from sparkonce.errors import ConfigurationError, PrepareError, UnknownOutcomeError
 from sparkonce.protocol.outcomes import Outcome
 from sparkonce.protocol.ownership import TransactionName
-from sparkonce.sinks.files.s3 import S3Store
+from sparkonce.sinks.files.s3 import S3Store, upload
 from sparkonce.sinks.files.s3.settings import MIB
 from sparkonce.sinks.files.store import HeldFile, file_path
 from sparkonce.testing.servers.s3 import ACCESS_KEY, SECRET_KEY, S3Server
@@ -177,26 +178,29 @@ def test_giving_up_leaves_nothing(bucket: Bucket) -> None:
         written.stream.write(b"more")
 
 
-def test_giving_up_waits_for_parts_under_way(bucket: Bucket, between: Between) -> None:
+def test_giving_up_waits_for_parts_under_way(bucket: Bucket, between: Between, monkeypatch: pytest.MonkeyPatch) -> None:
     """A part that arrives after the abort may stay in the store and cost money."""
     arrived, go = threading.Event(), threading.Event()
+    order: list[str] = []
 
     def slowly(request: Request) -> str:
         if request.is_part:
             arrived.set()
-            assert go.wait(30)
+            go.wait(10)
+        order.append(request.method)
         return GO_ON
 
+    def waits(parts: Any) -> None:
+        go.set()
+        wait(parts)
+
+    monkeypatch.setattr(upload, "wait_for", waits)
     between.act = slowly
-    store = new_store(bucket, endpoint_url=between.url, part_size_bytes=5 * MIB)
-    held = hold(store)
+    held = hold(new_store(bucket, endpoint_url=between.url, part_size_bytes=5 * MIB))
     held.stream.write(bytes(5 * MIB))
     assert arrived.wait(30)
-    giving_up = threading.Thread(target=held.discard)
-    giving_up.start()
-    go.set()
-    giving_up.join()
-    assert [request.method for request in between.seen][:3] == ["POST", "PUT", "DELETE"]
+    held.discard()
+    assert order[:3] == ["POST", "PUT", "DELETE"]
     assert bucket.uploads() == []
 
 

@@ -13,7 +13,6 @@ from sparkonce.sinks.files.s3.upload import (
     LARGEST_PART_BYTES,
     MOST_PARTS,
     final_etag,
-    hash_of,
     part_size,
 )
 
@@ -70,6 +69,8 @@ def test_settings_are_taken() -> None:
     )
     assert settings.verify == "/ca.pem"
     assert settings.object_options() == {"ServerSideEncryption": "aws:kms", "SSEKMSKeyId": "k"}
+    assert read_settings({"storage_class": "STANDARD_IA"}).object_options() == {"StorageClass": "STANDARD_IA"}
+    assert read_settings({"storage_class": "STANDARD_IA"}).encryption() == {}
     assert read_settings({"verify": False, "endpoint_url": None}).verify is False
 
 
@@ -107,4 +108,4 @@ def test_the_final_etag_is_s3s() -> None:
     one, two = "5d41402abc4b2a76b9719d911017c592", "7d793037a0760186574b0282f2f435e7"
     assert final_etag([one]) == "62109206880d38a4010a98e11243924a-1"
     assert final_etag([one, two]).endswith("-2")
-    assert final_etag([one, "not-an-md5"]) == f"sha256:{hash_of([one, 'not-an-md5'])}"
+    assert final_etag([one, "not-an-md5"]).startswith("sha256:")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from sparkonce.protocol.outcomes import Finished, Outcome
@@ -18,7 +18,6 @@ from sparkonce.sinks.files.s3.outcomes import (
     read,
 )
 from sparkonce.sinks.files.s3.requests import ask, look
-from sparkonce.sinks.files.s3.upload import hash_of
 from sparkonce.sinks.files.store import Fields, Standing
 
 _ABORT_WITHIN_S = 10.0
@@ -41,10 +40,7 @@ class Finisher:
 
     def publish(self, fields: Fields) -> Finished:
         """Completes the upload: one request where the answer says it all, else a look at what stands there."""
-        etags = self._etags(fields)
-        if isinstance(etags, Finished):
-            return etags
-        answer = NO_UPLOAD if etags is None else self._complete(fields, etags)
+        answer = self._complete(fields)
         if not isinstance(answer, Answer):
             # Only the completion that put the object together has a checksum of it, see `outcomes`.
             if answer.get("ChecksumType") and not _differs(answer, fields):
@@ -61,25 +57,22 @@ class Finisher:
         return after_look(answer.code, standing, fields)
 
     def see(self, fields: Fields) -> Standing | Finished:
-        """Where the file stands. The upload is asked first: what was completed since is seen by the look.
+        """Where the file stands.
 
         Returns:
             RETRY or UNKNOWN, with its reason, if the store does not say.
         """
         etags = self._list_parts(fields)
         if not isinstance(etags, Answer):
-            whole = str(fields["etags"]) in (",".join(etags), f"sha256:{hash_of(etags)}")
-            return Standing.HELD if whole else Standing.UNKNOWN
+            return Standing.HELD if etags == str(fields["etags"]).split(",") else Standing.UNKNOWN
         if etags != NO_UPLOAD:
             return read(etags, "ListParts")
+        # There is nothing to be completed any more; but only a completion is told that another one is still at work.
+        finished = self.publish(fields)
+        if finished.outcome is not Outcome.UNKNOWN:
+            return _STANDINGS.get(finished.outcome, finished)
         present = look(self._client, str(fields["bucket"]), key_of(fields))
-        finished = after_look(NO_SUCH_UPLOAD, present, fields)
-        if finished.outcome is Outcome.LOST:
-            return Standing.GONE
-        if finished.outcome is Outcome.ALREADY_COMMITTED:
-            return Standing.PUBLISHED
-        told = isinstance(present, Present) or present.deleted
-        return Standing.UNKNOWN if told else finished
+        return Standing.UNKNOWN if isinstance(present, Present) or present.deleted else finished
 
     def give_up(self, fields: Fields) -> Finished:
         """Aborts the upload, and again until no part is left: one may arrive while it is aborted (S3's manual)."""
@@ -87,7 +80,7 @@ class Finisher:
         answer = ask(self._client.abort_multipart_upload, **_upload(fields))
         if isinstance(answer, Answer):
             return self._after_abort(answer, fields)
-        while (parts := self._list_parts(fields)) != NO_UPLOAD:
+        while (parts := self._list_parts(fields)) not in (NO_UPLOAD, []):
             if isinstance(parts, Answer):
                 return read(parts, "ListParts")
             if time.monotonic() >= give_up_at:
@@ -112,27 +105,15 @@ class Finisher:
             return Finished(outcome=Outcome.ABORTED)
         return read(standing, "HeadObject")
 
-    def _complete(self, fields: Fields, etags: Sequence[str]) -> Mapping[str, Any] | Answer:
-        parts = [{"PartNumber": number, "ETag": f'"{etag}"'} for number, etag in enumerate(etags, 1)]
+    def _complete(self, fields: Fields) -> Mapping[str, Any] | Answer:
+        etags = enumerate(str(fields["etags"]).split(","), 1)
+        parts = [{"PartNumber": number, "ETag": f'"{etag}"'} for number, etag in etags]
         return ask(
             self._once.complete_multipart_upload,
             **_upload(fields),
             MultipartUpload={"Parts": parts},
             **self._condition,
         )
-
-    def _etags(self, fields: Fields) -> Sequence[str] | Finished | None:
-        """The parts' ETags, from the handle or, for long files, from the store; None if the upload is gone."""
-        text = str(fields["etags"])
-        if not text.startswith("sha256:"):
-            return text.split(",")
-        etags = self._list_parts(fields)
-        if isinstance(etags, Answer):
-            return None if etags == NO_UPLOAD else read(etags, "ListParts")
-        if f"sha256:{hash_of(etags)}" != text:
-            reason = f"The upload of {fields['path']} has {len(etags)} parts, and not those that were written."
-            return Finished(outcome=Outcome.UNKNOWN, reason=reason)
-        return etags
 
     def _list_parts(self, fields: Fields) -> list[str] | Answer:
         etags: list[str] = []
@@ -148,6 +129,11 @@ class Finisher:
 
 
 NO_UPLOAD = Answer(status=404, code=NO_SUCH_UPLOAD)
+_STANDINGS: Mapping[Outcome, Standing] = {
+    Outcome.COMMITTED: Standing.PUBLISHED,
+    Outcome.ALREADY_COMMITTED: Standing.PUBLISHED,
+    Outcome.LOST: Standing.GONE,
+}
 
 
 def _upload(fields: Fields) -> dict[str, Any]:

@@ -62,7 +62,7 @@ def _try_upload(trial: _Trial, settings: S3Settings, bucket: str, key: str, uplo
     own = {"Bucket": bucket, "Key": key, "UploadId": upload}
     part = {"PartNumber": 1, "ETag": trial.ask("UploadPart", **own, PartNumber=1, Body=b"sparkonce")["ETag"]}
     trial.ask("ListParts", **own)
-    trial.ask("PutObject", Bucket=bucket, Key=key, Body=b"sparkonce", **settings.object_options())
+    trial.ask("PutObject", Bucket=bucket, Key=key, Body=b"sparkonce", **settings.encryption())
     try:
         trial.ask("HeadObject", Bucket=bucket, Key=key)
         if settings.if_none_match:

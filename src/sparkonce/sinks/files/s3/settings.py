@@ -66,14 +66,15 @@ class S3Settings:
     sse_kms_key_id: str | None = None
     storage_class: str | None = None
 
-    def object_options(self) -> dict[str, str]:
-        """What a new object is given, in boto3's names."""
-        options = {
-            "ServerSideEncryption": self.server_side_encryption,
-            "SSEKMSKeyId": self.sse_kms_key_id,
-            "StorageClass": self.storage_class,
-        }
+    def encryption(self) -> dict[str, str]:
+        """What every new object is given, in boto3's names."""
+        options = {"ServerSideEncryption": self.server_side_encryption, "SSEKMSKeyId": self.sse_kms_key_id}
         return {name: value for name, value in options.items() if value is not None}
+
+    def object_options(self) -> dict[str, str]:
+        """What a new file is given. Small ones are without the storage class: archives take hours to be read."""
+        storage = {} if self.storage_class is None else {"StorageClass": self.storage_class}
+        return {**self.encryption(), **storage}
 
 
 def read_location(location: str) -> tuple[str, str]:

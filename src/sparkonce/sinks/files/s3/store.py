@@ -148,7 +148,7 @@ class S3Store(FileStore):
 
     def put(self, path: str, content: bytes) -> None:
         """See `FileStore.put`."""
-        options = self.settings.object_options()
+        options = self.settings.encryption()
         self._sure("PutObject", "put_object", Bucket=self.bucket, Key=self.prefix + path, Body=content, **options)
 
     def get(self, path: str) -> bytes | None:

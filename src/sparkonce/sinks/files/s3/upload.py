@@ -32,9 +32,6 @@ MOST_PARTS = 10_000
 
 LARGEST_PART_BYTES = 5 * 1024 * MIB
 PARTS_OF_ONE_SIZE = 1_000
-MOST_ETAGS_IN_A_HANDLE = 32
-"""A file of more parts, 256 MiB by default, has a hash of them in its handle, and they are listed again."""
-
 _MD5 = re.compile(r"[0-9a-f]{32}")
 
 
@@ -46,14 +43,9 @@ def part_size(number: int, first_bytes: int) -> int:
 def final_etag(etags: Sequence[str]) -> str:
     """What S3 calls the whole object; a hash of its parts' ETags where those are not MD5s, as with SSE-KMS."""
     if not all(_MD5.fullmatch(etag) for etag in etags):
-        return f"sha256:{hash_of(etags)}"
+        return f"sha256:{hashlib.sha256(','.join(etags).encode()).hexdigest()}"
     whole = hashlib.md5(b"".join(map(bytes.fromhex, etags)), usedforsecurity=False).hexdigest()
     return f"{whole}-{len(etags)}"
-
-
-def hash_of(etags: Sequence[str]) -> str:
-    """Stands in a handle for a list of ETags that is too long for it."""
-    return hashlib.sha256(",".join(etags).encode()).hexdigest()
 
 
 class Uploader:
@@ -144,7 +136,7 @@ def _not_whole(key: str, finished: Finished) -> PrepareError:
 
 
 class S3HeldFile(HeldFile):
-    """A file under way to a bucket. Calls come from one thread.
+    """A file under way to a bucket. One call at a time, from any thread.
 
     Args:
         uploader: Of this process.
@@ -178,12 +170,8 @@ class S3HeldFile(HeldFile):
         if self._buffer or not self._parts:  # S3 completes no upload without parts
             self._send_part()
         etags = [part.result() for part in self._parts]
-        listed = len(etags) <= MOST_ETAGS_IN_A_HANDLE
-        return {
-            **self._place(self._upload.result()),
-            "checksum": final_etag(etags),
-            "etags": ",".join(etags) if listed else f"sha256:{hash_of(etags)}",
-        }
+        # All of them, however many: a completion names them also where the upload, and ListParts with it, is gone.
+        return {**self._place(self._upload.result()), "checksum": final_etag(etags), "etags": ",".join(etags)}
 
     def _place(self, upload: str) -> dict[str, str | int]:
         return {
