@@ -2,7 +2,7 @@
 """Runs sparkonce from a clone, on a machine that has Python and nothing of ours.
 
     python3 dev.py demo     the main job on an embedded broker, killed and restarted
-    python3 dev.py example  a job on an embedded broker, fed and counted: example etl, windowed_sum or enrichment
+    python3 dev.py example  a job, fed and counted: example etl, windowed_sum, enrichment, http_bulk or sqlite_upsert
     python3 dev.py test     every check and every test, as CI runs them
     python3 dev.py run …    any command in the project's environment, for example: run sparkonce --help
     python3 dev.py lock     resolve the dependencies again, into requirements.lock

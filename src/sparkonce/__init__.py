@@ -35,12 +35,14 @@ if TYPE_CHECKING:
     from sparkonce.spark.exactly_once import ExactlyOnce as ExactlyOnce
     from sparkonce.spark.explain import explain as explain
     from sparkonce.spark.read_kafka import read_kafka as read_kafka
+    from sparkonce.spark.tables.delta import DeltaSink as DeltaSink
 
 __version__ = "0.1.0"
 
 _HOMES = {
     "Applies": "sparkonce.sinks.write_ahead.apply",
     "ApplyToken": "sparkonce.sinks.write_ahead.apply",
+    "DeltaSink": "sparkonce.spark.tables.delta",
     "ExactlyOnce": "sparkonce.spark.exactly_once",
     "FilesSink": "sparkonce.sinks.files.sink",
     "GroupOffsets": "sparkonce.sources.group_offsets",
@@ -70,6 +72,7 @@ _HOMES = {
 __all__ = [
     "Applies",
     "ApplyToken",
+    "DeltaSink",
     "ExactlyOnce",
     "FilesSink",
     "GroupOffsets",

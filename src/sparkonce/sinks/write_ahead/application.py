@@ -140,7 +140,7 @@ class Application:
         if token.id in self._returned:
             return Outcome.COMMITTED
         if unit.repeated or token.id in self._called:
-            if self._how.is_applied is not None and self._how.is_applied(token):
+            if self.is_applied(unit, token):
                 return Outcome.ALREADY_COMMITTED
             if self._how.applies is Applies.NEITHER:
                 log.warning(
@@ -153,9 +153,17 @@ class Application:
                     token.id,
                 )
         self._called.add(token.id)
-        self._how.apply(read(opened), token)
+        self.deliver(unit, token, opened)
         self._returned.add(token.id)
         return Outcome.COMMITTED
+
+    def is_applied(self, unit: Unit, token: ApplyToken) -> bool:  # noqa: ARG002 - for those that override it
+        """Whether the target says that it has these rows; asked before a repeat."""
+        return self._how.is_applied is not None and self._how.is_applied(token)
+
+    def deliver(self, unit: Unit, token: ApplyToken, opened: Sequence[BinaryIO]) -> None:  # noqa: ARG002
+        """Brings the rows of checked files into the target."""
+        self._how.apply(read(opened), token)
 
     def _note(self, unit: Unit, found: Outcome) -> Finished:
         """Notes it before the rows are deleted. What cannot be noted is asked for again, and not applied again."""

@@ -9,7 +9,7 @@ from functools import partial
 from sparkonce.errors import UnknownOutcomeError
 from sparkonce.protocol.handles import Handle, transaction_fields
 from sparkonce.protocol.outcomes import Finished, Outcome
-from sparkonce.protocol.ownership import TransactionName
+from sparkonce.protocol.ownership import Token, TransactionName
 from sparkonce.protocol.traces import Trace
 from sparkonce.sinks.base import Facts, Owner, SinkCommitter
 from sparkonce.sinks.write_ahead.application import Application, How, Unit
@@ -34,15 +34,18 @@ class WriteAheadCommitter(SinkCommitter):
         sink: Its name.
         prefix: Its name, as it stands in names of files.
         how: How the function is called.
+        application: What calls it; by default what `how` says.
     """
 
-    def __init__(self, folder: WriteAheadFolder, sink: str, prefix: str, how: How) -> None:
+    def __init__(
+        self, folder: WriteAheadFolder, sink: str, prefix: str, how: How, application: Application | None = None
+    ) -> None:
         self._folder = folder
         self._sink = sink
         self._prefix = prefix
         self._how = how
         self._calls = Calls(how.parallel)
-        self._application = Application(folder, sink, how)
+        self._application = application or Application(folder, sink, how)
 
     # --- commit -----------------------------------------------------------------------------------------------------
 
@@ -103,10 +106,11 @@ class WriteAheadCommitter(SinkCommitter):
     def _units(self, entries: list[Entry], answers: dict[TransactionName, Finished]) -> list[Unit]:
         """What is to be applied, in order of slots; what need not be or cannot be is answered."""
         if self._how.per == "batch":
-            batches: dict[tuple[str, int], list[Entry]] = {}
+            # By run, too: what replaces lost rows is of another run than the rest, and is written after it in any case.
+            calls: dict[tuple[str, int, Token], list[Entry]] = {}
             for entry in entries:
-                batches.setdefault((entry.name.query, entry.name.batch), []).append(entry)
-            return [unit for _, some in sorted(batches.items()) for unit in self._batch_units(some, answers)]
+                calls.setdefault((entry.name.query, entry.name.batch, entry.name.token), []).append(entry)
+            return [unit for _, some in sorted(calls.items()) for unit in self._batch_units(some, answers)]
         units = []
         for entry in sorted(entries, key=_by_slot):
             repeated = self._begin(entry, answers)

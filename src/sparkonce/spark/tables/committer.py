@@ -1,0 +1,187 @@
+"""The driver's half of a sink that writes tables: one write of the session's for all rows of a batch."""
+
+from __future__ import annotations
+
+import abc
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from hashlib import sha256
+from typing import TYPE_CHECKING, BinaryIO
+
+from sparkonce.errors import UnknownOutcomeError
+from sparkonce.protocol.handles import Scalar, transaction_fields
+from sparkonce.protocol.traces import Trace
+from sparkonce.sinks.base import Facts
+from sparkonce.sinks.write_ahead.application import Application, How, Unit
+from sparkonce.sinks.write_ahead.apply import Applies, ApplyToken, RefusedError
+from sparkonce.sinks.write_ahead.committer import WriteAheadCommitter
+from sparkonce.sinks.write_ahead.folder import Entry, Stand, WriteAheadFolder
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+WAIT_S = 120.0
+_NAME = "sparkonce"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Label:
+    """What a version of the table says about the rows that came with it.
+
+    Attributes:
+        first: The handle's fields of the first of the files.
+        members: How many files they were.
+        digest: Of the names of all of them.
+    """
+
+    first: tuple[tuple[str, Scalar], ...]
+    members: int
+    digest: str
+
+    @classmethod
+    def of(cls, entries: Sequence[Entry]) -> Label:
+        """The label of files that are written together."""
+        names = "\n".join(str(entry.name) for entry in entries)
+        return cls(
+            first=transaction_fields(entries[0].fields()),
+            members=len(entries),
+            digest=sha256(names.encode()).hexdigest()[:32],
+        )
+
+    @property
+    def entry(self) -> Entry | None:
+        """The first of the files."""
+        return Entry.of_fields(dict(self.first))
+
+    def to_text(self) -> str:
+        """As a table keeps it."""
+        told = {"first": dict(self.first), "members": self.members, "digest": self.digest}
+        return json.dumps({_NAME: told}, sort_keys=True, separators=(",", ":"))
+
+    @classmethod
+    def of_text(cls, text: str | None) -> Label | None:
+        """The label, or None if the text is somebody else's."""
+        try:
+            told = json.loads(text or "")[_NAME]
+            return cls(first=transaction_fields(told["first"]), members=told["members"], digest=told["digest"])
+        except (ValueError, KeyError, TypeError):
+            return None
+
+
+class Table(abc.ABC):
+    """What differs between tables. Every method runs on the driver."""
+
+    @abc.abstractmethod
+    def identity(self) -> str:
+        """What tells this table from another under the same name."""
+
+    @abc.abstractmethod
+    def rows(self) -> DataFrame:
+        """The table as a reader sees it."""
+
+    @abc.abstractmethod
+    def append(self, paths: Sequence[str], unit: Unit, label: Label) -> None:
+        """Adds the rows of Parquet files in one version that carries the label, unless one does already."""
+
+    @abc.abstractmethod
+    def labels(self, newest: int | None = None) -> list[Label]:
+        """Those of the versions that the table remembers, or of the newest few."""
+
+    @abc.abstractmethod
+    def remembers_since_ms(self) -> int:
+        """Since when it remembers every version, in milliseconds since the epoch; 0 if since its beginning."""
+
+
+class TableApplication(Application):
+    """Writes files to a table, and believes only what the table says afterwards.
+
+    Args:
+        folder: The sink's.
+        sink: Its name.
+        table: The table.
+    """
+
+    def __init__(self, folder: WriteAheadFolder, sink: str, table: Table) -> None:
+        super().__init__(folder, sink, _how())
+        self._table = table
+
+    def is_applied(self, unit: Unit, token: ApplyToken) -> bool:
+        """Whether a version of the table carries the rows' label.
+
+        Raises:
+            RefusedError: if the table has forgotten too much to say so.
+        """
+        if Label.of(unit.entries) in self._table.labels():
+            return True
+        since_ms = self._table.remembers_since_ms()
+        begun_ms = min(entry.begun_ms for entry in unit.entries)
+        if since_ms > begun_ms:
+            raise RefusedError(
+                f"whether {token.id} was written is no longer known: the table remembers its versions since {since_ms} "
+                f"ms, and the rows are from {begun_ms} ms"
+            )
+        return False
+
+    def deliver(self, unit: Unit, token: ApplyToken, opened: Sequence[BinaryIO]) -> None:  # noqa: ARG002
+        """Writes once, and looks whether the table has it: a table may skip a write without saying so.
+
+        Raises:
+            RefusedError: if the table does not take the rows, or says that it has them and does not.
+        """
+        from pyspark.errors import AnalysisException
+
+        label = Label.of(unit.entries)
+        paths = [str(self._folder.path(Stand.STARTED, entry.name)) for entry in unit.entries]
+        try:
+            self._table.append(paths, unit, label)
+        except AnalysisException as error:
+            raise RefusedError(f"{type(error).__name__}: {error}") from error
+        if label not in self._table.labels(newest=_LOOK_BACK) and label not in self._table.labels():
+            raise RefusedError(
+                f"the table took the rows of {token.id} without an error, and no version of it carries them: it takes "
+                "them for rows that it has"
+            )
+
+
+class TableCommitter(WriteAheadCommitter):
+    """Finishes transactions whose rows go to a table.
+
+    Args:
+        folder: The sink's.
+        sink: Its name.
+        prefix: Its name, as it stands in names of files.
+        table: The table.
+    """
+
+    def __init__(self, folder: WriteAheadFolder, sink: str, prefix: str, table: Table) -> None:
+        super().__init__(folder, sink, prefix, _how(), TableApplication(folder, sink, table))
+        self._table = table
+
+    def list_traces(self, query: str, facts: Facts) -> Sequence[Trace]:  # noqa: ARG002 - names say whose they are
+        """What the table's versions say."""
+        try:
+            labels = self._table.labels()
+        except Exception as error:  # whatever Spark raises
+            raise UnknownOutcomeError(
+                f"the versions of the table of sink {self._sink!r} cannot be read: {error}",
+                next_step="see that the table can be read, then start the query again.",
+            ) from error
+        entries: Mapping[Label, Entry] = {one: entry for one in labels if (entry := one.entry) is not None}
+        return [
+            Trace(token=entry.name.token, committed=label.first, begun_ms=entry.begun_ms)
+            for label, entry in entries.items()
+            if (entry.name.prefix, entry.name.query) == (self._prefix, query)
+        ]
+
+
+def _how() -> How:
+    """One write for all rows of a batch; the function is `TableApplication`'s."""
+    return How(apply=_never, is_applied=None, applies=Applies.TRANSACTIONAL, per="batch", parallel=1, wait_s=WAIT_S)
+
+
+def _never(*_: object) -> None:
+    raise NotImplementedError
+
+
+_LOOK_BACK = 20

@@ -1,0 +1,110 @@
+"""Delta Lake: a batch is a version of the table, whose entry in the table's log says which rows it holds."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from sparkonce.spark.tables.committer import Label, Table
+from sparkonce.spark.tables.sink import TableSink
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+    from sparkonce.sinks.write_ahead.application import Unit
+
+
+class DeltaSink(TableSink):
+    """Appends each batch to a Delta table, in one version of it.
+
+    Args:
+        path: The table's location; or give `table`.
+        table: Its name in a catalog.
+        folder: Where rows wait, see `WriteAheadSink`.
+        name: Unique within the query, and the same after a restart.
+
+    Raises:
+        ConfigurationError: if a setting is wrong.
+    """
+
+    def __init__(
+        self,
+        path: str | None = None,
+        *,
+        table: str | None = None,
+        folder: str | Path | None = None,
+        name: str = "delta",
+    ) -> None:
+        from sparkonce.errors import ConfigurationError
+
+        if (path is None) == (table is None):
+            raise ConfigurationError(
+                f"path={path!r}, table={table!r}: one of them is needed, and not both",
+                next_step="give the table's location as path=, or its name as table=.",
+            )
+        super().__init__(f"path={path!r}" if table is None else f"table={table!r}", folder=folder, name=name)
+        self._path = path
+        self._table = table
+
+    def table(self, spark: SparkSession) -> Table:
+        """See `TableSink.table`."""
+        return _DeltaTable(spark, self._path, self._table)
+
+
+class _DeltaTable(Table):
+    def __init__(self, spark: SparkSession, path: str | None, name: str | None) -> None:
+        self._spark = spark
+        self._path = path
+        self._name = name
+
+    def identity(self) -> str:
+        if self._name is not None:
+            return str(self._frame(self._handle().detail()).select("id").first()[0])
+        # `detail` needs Delta's extension to SQL, without which everything else here works.
+        self._handle()
+        log = self._spark._jvm.org.apache.spark.sql.delta.DeltaLog.forTable(self._spark._jsparkSession, self._path)
+        return str(log.unsafeVolatileSnapshot().metadata().id())
+
+    def rows(self) -> DataFrame:
+        if self._name is not None:
+            return self._spark.table(self._name)
+        return self._spark.read.format("delta").load(self._path)
+
+    def append(self, paths: Sequence[str], unit: Unit, label: Label) -> None:
+        """The application id goes with the run, so a log that was restored never meets the versions of another run.
+
+        Delta skips, without a word, what has a version that it has seen of the id (delta-io/delta#1141): the caller
+        looks for the label afterwards. Of two drivers that write the same at once it refuses one.
+        """
+        name = unit.name
+        application = f"{name.prefix}.{name.query}.{name.token.position}-{name.token.nonce}.{name.slot}"
+        writer = self._spark.read.parquet(*paths).write.format("delta").mode("append")
+        writer = writer.option("txnAppId", application).option("txnVersion", name.batch)
+        writer = writer.option("userMetadata", label.to_text())
+        if self._name is not None:
+            writer.saveAsTable(self._name)
+        else:
+            writer.save(self._path)
+
+    def labels(self, newest: int | None = None) -> list[Label]:
+        history = self._handle().history() if newest is None else self._handle().history(newest)
+        told = self._frame(history).where("userMetadata is not null").select("userMetadata").collect()
+        return [label for row in told if (label := Label.of_text(row[0])) is not None]
+
+    def remembers_since_ms(self) -> int:
+        oldest = self._frame(self._handle().history()).selectExpr(
+            "min_by(struct(version, unix_millis(timestamp)), version)"
+        )
+        version, at_ms = oldest.first()[0]
+        return 0 if version == 0 else int(at_ms)
+
+    def _handle(self) -> Any:
+        tables = self._spark._jvm.io.delta.tables.DeltaTable
+        session = self._spark._jsparkSession
+        return tables.forPath(session, self._path) if self._name is None else tables.forName(session, self._name)
+
+    def _frame(self, java: Any) -> DataFrame:
+        from pyspark.sql.classic.dataframe import DataFrame
+
+        return DataFrame(java, self._spark)

@@ -1,0 +1,131 @@
+"""What sinks of all tables have in common."""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
+
+import pyarrow as pa
+
+from sparkonce.errors import ConfigurationError, PreflightError, SchemaError
+from sparkonce.sinks.base import Facts, SinkCommitter
+from sparkonce.sinks.write_ahead.apply import Applies
+from sparkonce.sinks.write_ahead.sink import WriteAheadSink
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from sparkonce.spark.tables.committer import Table
+
+_Answer = TypeVar("_Answer")
+
+_WIDER = {
+    "int8": ("int16", "int32", "int64"),
+    "int16": ("int32", "int64"),
+    "int32": ("int64",),
+    "float": ("double",),
+}
+
+
+class TableSink(WriteAheadSink, abc.ABC):
+    """Appends each batch to a table in one version of it.
+
+    Args:
+        where: The table, for people.
+        folder: As for `WriteAheadSink`: rows wait there until the decision, and all executors read them from there.
+        name: Unique within the query, and the same after a restart.
+    """
+
+    def __init__(self, where: str, *, folder: str | Path | None = None, name: str) -> None:
+        super().__init__(_never, applies=Applies.TRANSACTIONAL, per="batch", folder=folder, name=name)
+        self.where = where
+
+    @abc.abstractmethod
+    def table(self, spark: SparkSession) -> Table:
+        """The table, in a session of the driver."""
+
+    def columns(self, schema: pa.Schema) -> Sequence[str]:
+        """All columns, which have to be among the table's and fit there.
+
+        Raises:
+            SchemaError: naming the one that does not.
+            PreflightError: if the table cannot be read.
+        """
+        from pyspark.sql.pandas.types import to_arrow_schema
+
+        names = super().columns(schema)
+        if _active_session() is None:  # a worker, where they were checked before
+            return names
+        schema_there = self._ask(lambda table: to_arrow_schema(table.rows().schema))
+        there = {column.name.lower(): column for column in schema_there}
+        for column in schema:
+            if column.name.lower() not in there:
+                raise SchemaError(
+                    f"column {column.name!r} is none of {self.where}, which has {sorted(there)}",
+                    next_step="add it to the table, or drop it from the rows.",
+                )
+            wanted, given = str(there[column.name.lower()].type), str(column.type)
+            if given != wanted and wanted not in _WIDER.get(given, ()):
+                raise SchemaError(
+                    f"column {column.name!r} is a {given}, and in {self.where} it is a {wanted}",
+                    next_step="cast it to the table's type.",
+                )
+        return names
+
+    def preflight(self, query: str, recorded: Facts | None) -> Facts:
+        """Sees that the table is there, and that it is the one that the log knows."""
+        found = self._ask(lambda table: table.identity())
+        known = (recorded or {}).get("table", found)
+        if known != found:
+            raise PreflightError(
+                f"{self.where} is the table {found}, and the query has written to the table {known}",
+                next_step="give the sink the table that it wrote to, or start a new checkpoint.",
+            )
+        return {**super().preflight(query, recorded), "table": found}
+
+    def _ask(self, question: Callable[[Table], _Answer]) -> _Answer:
+        table = self.table(driver_session(self.name))
+        try:
+            return question(table)
+        except Exception as error:
+            raise PreflightError(
+                f"{self.where} of sink {self.name!r} cannot be read: {str(error).strip().splitlines()[0]}",
+                next_step="create the table first, and see that the driver's session has its package and catalog.",
+            ) from error
+
+    def committer(self) -> SinkCommitter:
+        """Writes with the driver's session."""
+        from sparkonce.spark.tables.committer import TableCommitter
+
+        return TableCommitter(self.folder(), self.name, self._prefix, self.table(driver_session(self.name)))
+
+
+def driver_session(sink: str) -> SparkSession:
+    """The session of this process.
+
+    Raises:
+        ConfigurationError: if there is none.
+    """
+    spark = _active_session()
+    if spark is None:
+        raise ConfigurationError(
+            f"sink {sink!r} writes with the driver's Spark session, and there is none in this process",
+            next_step="start one, with the table's package and catalog, before the sink is used.",
+        )
+    return spark
+
+
+def _active_session() -> SparkSession | None:
+    from pyspark.sql import SparkSession
+
+    active: SparkSession | None = SparkSession.getActiveSession()
+    if active is not None:
+        return active
+    started: SparkSession | None = SparkSession._instantiatedSession
+    return started
+
+
+def _never(*_: object) -> None:
+    raise NotImplementedError
