@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
@@ -55,10 +54,6 @@ def open_store(path: str, options: Mapping[str, Any]) -> FileStore:
             from sparkonce.sinks.files.s3 import S3Store
 
             return S3Store(path, options)
-            parts = urlsplit(path)
-            s3 = import_module("sparkonce.sinks.files.s3")
-            store: FileStore = s3.S3Store(parts.netloc, unquote(parts.path).strip("/"), **options)
-            return store
         from sparkonce.sinks.files.local import LocalStore
 
         if options:
