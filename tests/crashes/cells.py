@@ -71,9 +71,6 @@ class Cell:
 
 def unmeant(cell: Cell, target: Target) -> str:
     """Why the cell means nothing for the target; empty if it does mean something."""
-    for key in (cell.point, cell.fault, (cell.point, cell.fault)):
-        if key in target.unmeant:
-            return target.unmeant[key]
     if cell.is_request:
         return "" if cell.point in target.requests else "no such request"
     if cell.fault == ORPHAN and cell.point not in _BEFORE_PREPARED:

@@ -30,7 +30,6 @@ class Target(abc.ABC):
         preload: Modules that a child needs beside this one, imported once for all children.
         requests: How the proxy knows a request to prepare, commit and abort, as far as there is one.
         marks: pytest's.
-        unmeant: Of points and faults (or pairs) that mean nothing here: why.
         proxy: Between the sink and the server; None if they do not speak TCP.
         is_heavy: Whether a run takes so long to start that the short form is to be shorter.
         shows_within_s: How long committed rows may take to be seen.
@@ -40,7 +39,6 @@ class Target(abc.ABC):
     name: str
     preload: Sequence[str] = ()
     requests: Mapping[str, Request] = {}
-    unmeant: Mapping[str | tuple[str, str], str] = {}
     marks: Sequence[pytest.MarkDecorator] = ()
     proxy: FaultProxy | None = None
     is_heavy = False

@@ -26,7 +26,7 @@ from crashes.targets.redis import RedisTarget
 from crashes.targets.toy import ToyTarget
 from crashes.targets.write_ahead import WRITE_AHEAD
 
-pytestmark = [pytest.mark.crashes, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.crashes, pytest.mark.timeout(300)]
 
 TARGETS: list[Target] = [
     FolderTarget(),

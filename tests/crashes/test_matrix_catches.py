@@ -13,7 +13,7 @@ from crashes.target import COMMIT
 from crashes.targets.toy import ToySink, ToyTarget
 from sparkonce.protocol.state import Phase
 
-pytestmark = [pytest.mark.crashes, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.crashes, pytest.mark.timeout(300)]
 
 CAUGHT = [
     (broken.ShowsAtPrepare, Cell(PREPARED, KILL), "early"),
