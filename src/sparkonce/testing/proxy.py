@@ -1,0 +1,372 @@
+"""A TCP proxy for tests that cuts connections, swallows bytes, and loses, delays or halves chosen requests.
+
+::
+
+    with FaultProxy(("127.0.0.1", 5432), {"commit": b"COMMIT PREPARED"}) as proxy:
+        trap = proxy.trap("commit", RequestFault.REPLY_LOST)
+        ...                             # a client of proxy.address commits, and never hears of it
+        assert trap.sprung.is_set()
+
+Runs in a thread of its own. The client's clocks and deadlines are not touched: what it sees is what a network does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import socket
+import struct
+import threading
+from collections import Counter
+from collections.abc import Callable, Coroutine, Mapping
+from contextlib import suppress
+from enum import Enum
+from typing import TYPE_CHECKING, Any, TypeVar
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+T = TypeVar("T")
+
+HOST = "127.0.0.1"
+Matcher = Callable[[bytes], "int | None"]
+"""Fed with one connection's bytes towards the server, piece by piece: where in this piece a request begins, if any."""
+Request = bytes | re.Pattern[bytes] | Callable[[], Matcher]
+"""How a request is known: by bytes, a regular expression, or what makes a matcher for a new connection."""
+
+_PIECE_BYTES = 65_536
+_TAIL_BYTES = 256
+_QUIET_S = 0.05
+"""A request is complete when its client has sent nothing for so long: clients send header and body apart."""
+_LIMIT_S = 30.0
+_REPLY_WITHIN_S = 5.0
+
+
+class RequestFault(str, Enum):
+    """What becomes of a request."""
+
+    REPLY_LOST = "reply lost"
+    """It is delivered; the answer is dropped and the connection cut."""
+    HELD = "held"
+    """It is kept and its client cut off; `Trap.deliver` delivers it later, on the connection it was sent on."""
+    STALLED = "stalled"
+    """The same, and its client is left waiting for an answer."""
+    HALVED = "halved"
+    """Its first half is delivered, then the connection is cut on both sides."""
+
+
+class Trap:
+    """Waits for one request.
+
+    Attributes:
+        sprung: Set when the request came.
+    """
+
+    def __init__(self, proxy: FaultProxy, kind: str, fault: RequestFault, nth: int) -> None:
+        self.kind = kind
+        self.fault = fault
+        self.sprung = threading.Event()
+        self._proxy = proxy
+        self._left = nth
+        self._held: tuple[_Link, bytes] | None = None
+
+    def deliver(self) -> bool:
+        """Delivers a held request, and waits for its answer, which nobody hears.
+
+        Returns:
+            False if the server has given up the connection meanwhile, or nothing is held.
+        """
+        held, self._held = self._held, None
+        return held is not None and self._proxy.run(held[0].deliver(held[1]))
+
+    def drop(self) -> None:
+        """Forgets a held request, and cuts its connection."""
+        held, self._held = self._held, None
+        if held is not None:
+            self._proxy.run(held[0].drop())
+
+    def counts(self, kind: str) -> bool:
+        """Whether this request is the one it waits for."""
+        if kind != self.kind or self._left == 0:
+            return False
+        self._left -= 1
+        return self._left == 0
+
+    def hold(self, link: _Link, data: bytes) -> None:
+        """Keeps a request."""
+        self._held = (link, data)
+        self._proxy.note_held(self)
+
+
+class FaultProxy:
+    """Stands between clients and one server. Use as a context manager, or call `start` and `close`.
+
+    Args:
+        upstream: The server's host and port.
+        requests: Requests that traps can be set for, by a name of your choice.
+
+    Attributes:
+        seen: How many requests of each name came by.
+    """
+
+    def __init__(self, upstream: tuple[str, int], requests: Mapping[str, Request] | None = None) -> None:
+        self.upstream = upstream
+        self.requests = dict(requests or {})
+        self.seen: Counter[str] = Counter()
+        self.swallowing = False
+        self._traps: list[Trap] = []
+        self._holding: list[Trap] = []
+        self._links: set[_Link] = set()
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="fault proxy", daemon=True)
+        self._listener = socket.create_server((HOST, 0), backlog=200)
+        self.port = int(self._listener.getsockname()[1])
+        self._server: asyncio.Server | None = None
+
+    @property
+    def address(self) -> str:
+        """``host:port``, for clients."""
+        return f"{HOST}:{self.port}"
+
+    def start(self) -> None:
+        """Begins to listen."""
+        self._thread.start()
+        self.run(self._serve())
+
+    def close(self) -> None:
+        """Cuts every connection and ends."""
+        self.run(self._end())
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(_LIMIT_S)
+        self._loop.close()
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    # --- faults -----------------------------------------------------------------------------------------------------
+
+    def cut(self) -> None:
+        """Resets (RST) every connection on both sides. New ones are let through."""
+        self.run(self._cut())
+
+    def swallow(self) -> None:
+        """Lets nothing through in either direction, and keeps every connection open: a black hole, until `heal`."""
+        self.swallowing = True
+
+    def heal(self) -> None:
+        """Ends a black hole. What was sent into it is gone, so its connections are cut."""
+        self.swallowing = False
+        self.cut()
+
+    def trap(self, kind: str, fault: RequestFault, nth: int = 1) -> Trap:
+        """Sets a trap for the nth request of a name from now on. It springs once.
+
+        Raises:
+            KeyError: if there is no request of this name.
+        """
+        if kind not in self.requests:
+            raise KeyError(kind)
+        trap = Trap(self, kind, fault, nth)
+        self._traps.append(trap)
+        return trap
+
+    def clear(self) -> None:
+        """Takes away every trap, and cuts the connections of requests that are still held."""
+        self._traps.clear()
+        for trap in self._holding:
+            trap.drop()
+        self._holding.clear()
+
+    # --- inside -----------------------------------------------------------------------------------------------------
+
+    def run(self, work: Coroutine[Any, Any, T]) -> T:
+        """Runs a coroutine in the proxy's thread and waits for it."""
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result(_LIMIT_S)
+
+    def judge(self, piece: bytes, matchers: Mapping[str, Matcher]) -> tuple[Trap | None, int]:
+        """Which trap a piece of a connection springs, and where the request begins in it."""
+        found: tuple[Trap | None, int] = (None, 0)
+        for kind, matcher in matchers.items():
+            place = matcher(piece)
+            if place is None:
+                continue
+            self.seen[kind] += 1
+            for trap in list(self._traps):
+                if trap.counts(kind):
+                    self._traps.remove(trap)
+                    found = (trap, place)
+        return found
+
+    def note_held(self, trap: Trap) -> None:
+        """For `clear`."""
+        self._holding.append(trap)
+
+    async def _serve(self) -> None:
+        self._server = await asyncio.start_server(self._connected, sock=self._listener)
+
+    async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        link = _Link(self, reader, writer)
+        self._links.add(link)
+        try:
+            with suppress(asyncio.CancelledError):  # asyncio would report the end of the proxy as an error
+                await link.run()
+        finally:
+            self._links.discard(link)
+
+    async def _cut(self) -> None:
+        for link in list(self._links):
+            link.cut()
+
+    async def _end(self) -> None:
+        if self._server is not None:
+            self._server.close()
+        await self._cut()
+        waiting = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in waiting:
+            task.cancel()
+        await asyncio.gather(*waiting, return_exceptions=True)
+
+
+class _Link:
+    """One client's connection and its own to the server."""
+
+    def __init__(self, proxy: FaultProxy, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._proxy = proxy
+        self._from_client, self._to_client = reader, writer
+        self._from_server: asyncio.StreamReader | None = None
+        self._to_server: asyncio.StreamWriter | None = None
+        self._matchers = {kind: _matcher(request) for kind, request in proxy.requests.items()}
+        self._reply_is_lost = False
+        self._holding = False
+        self._down: asyncio.Future[None] | None = None
+
+    async def run(self) -> None:
+        try:
+            self._from_server, self._to_server = await asyncio.open_connection(*self._proxy.upstream)
+        except OSError:
+            self.cut()
+            return
+        self._down = asyncio.ensure_future(self._pump_down(self._from_server))
+        try:
+            with suppress(OSError):
+                await self._pump_up(self._to_server)
+                if not self._holding:
+                    await self._down
+            while self._proxy.swallowing:  # the server does not hear that its client has given up
+                await asyncio.sleep(_QUIET_S)
+        finally:
+            self._down.cancel()
+            self.cut()
+
+    def cut(self) -> None:
+        """A held request's own connection to the server stays."""
+        _reset(self._to_client)
+        if self._to_server is not None and not self._holding:
+            _reset(self._to_server)
+
+    async def deliver(self, data: bytes) -> bool:
+        reader, writer = self._from_server, self._to_server
+        if reader is None or writer is None:
+            return False
+        try:
+            writer.write(data)
+            await writer.drain()
+            return bool(await asyncio.wait_for(reader.read(_PIECE_BYTES), _REPLY_WITHIN_S))
+        except (ConnectionError, asyncio.TimeoutError):
+            return False
+        finally:
+            _reset(writer)
+
+    async def drop(self) -> None:
+        if self._to_server is not None:
+            _reset(self._to_server)
+
+    async def _pump_up(self, server: asyncio.StreamWriter) -> None:
+        while piece := await self._from_client.read(_PIECE_BYTES):
+            if self._proxy.swallowing:
+                continue
+            trap, place = self._proxy.judge(piece, self._matchers)
+            if trap is not None and await self._spring(trap, piece, place, server):
+                return
+            server.write(piece)
+            await server.drain()
+        if not self._proxy.swallowing and not server.is_closing():
+            server.write_eof()
+
+    async def _spring(self, trap: Trap, piece: bytes, place: int, server: asyncio.StreamWriter) -> bool:
+        """Does what the trap is for. Returns whether the connection is over for the client."""
+        if trap.fault is RequestFault.REPLY_LOST:
+            self._reply_is_lost = True
+            trap.sprung.set()
+            return False
+        if trap.fault is RequestFault.HALVED:
+            server.write(piece[: (place + len(piece) + 1) // 2])
+            await server.drain()
+        else:
+            self._holding = True
+            if self._down is not None:
+                self._down.cancel()  # what the server says from now on is read when the request is delivered
+            trap.hold(self, piece + await self._rest())
+        if trap.fault is not RequestFault.STALLED:
+            self.cut()
+        trap.sprung.set()
+        if trap.fault is RequestFault.STALLED:
+            while await self._from_client.read(_PIECE_BYTES):
+                pass
+        return True
+
+    async def _rest(self) -> bytes:
+        rest = b""
+        with suppress(asyncio.TimeoutError, ConnectionError):
+            while more := await asyncio.wait_for(self._from_client.read(_PIECE_BYTES), _QUIET_S):
+                rest += more
+        return rest
+
+    async def _pump_down(self, server: asyncio.StreamReader) -> None:
+        try:
+            while piece := await server.read(_PIECE_BYTES):
+                if self._reply_is_lost:
+                    break
+                if not self._proxy.swallowing:
+                    self._to_client.write(piece)
+                    await self._to_client.drain()
+            else:
+                if not self._proxy.swallowing and not self._to_client.is_closing():
+                    self._to_client.write_eof()
+                return
+        except OSError:
+            pass
+        self.cut()
+
+
+def _reset(writer: asyncio.StreamWriter) -> None:
+    """Closes with RST instead of FIN, throwing away what is not sent yet."""
+    connection = writer.get_extra_info("socket")
+    if connection is not None and connection.fileno() >= 0:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    writer.transport.abort()
+
+
+def _matcher(request: Request) -> Matcher:
+    if callable(request):
+        return request()
+    return _pattern_matcher(re.compile(re.escape(request)) if isinstance(request, bytes) else request)
+
+
+def _pattern_matcher(pattern: re.Pattern[bytes]) -> Matcher:
+    tail = b""
+
+    def match(piece: bytes) -> int | None:
+        nonlocal tail
+        data, before = tail + piece, len(tail)
+        tail = data[-_TAIL_BYTES:]
+        for found in pattern.finditer(data):
+            if found.end() > before:  # what ends in the tail was seen with the piece before
+                return max(0, found.start() - before)
+        return None
+
+    return match

@@ -1,0 +1,120 @@
+"""What is done to a run, and where: the cells of the matrix."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from crashes.points import (
+    BEFORE,
+    BEGUN,
+    CONCLUDED,
+    HALFWAY,
+    IN_WRITERS,
+    POINTS,
+    PREPARED,
+    WRITTEN,
+)
+from crashes.target import ABORT, COMMIT, PREPARE, Target
+from sparkonce.protocol.state import Phase
+
+KILL = "kill"
+"""SIGKILL of driver and worker."""
+RESTART = "server killed"
+"""SIGKILL of the server, which is started again, with its data, while the run goes on."""
+CUT = "cut"
+"""RST on every connection."""
+HOLE = "black hole"
+"""For a while nothing comes through, and nothing is refused; then the connections are cut."""
+PAUSE = "server paused"
+"""SIGSTOP of the server for a while."""
+ZOMBIE = "paused run"
+"""SIGSTOP of driver and worker; a newer run takes over and goes on; then the old one wakes up."""
+ORPHAN = "paused worker"
+"""The same, and the one that wakes up prepares and is killed: a worker whose driver is gone."""
+LOG_FULL = "log disk full"
+DISK_FULL = "target disk full"
+AT_POINTS = (KILL, RESTART, CUT, HOLE, PAUSE, ZOMBIE, ORPHAN, LOG_FULL, DISK_FULL)
+
+REPLY_LOST = "reply lost"
+"""The request is delivered, its answer dropped, and the connection cut."""
+HALVED = "halved"
+"""Half of the request is delivered, then the connection is cut."""
+LATE = "applied late"
+"""The request is held back and its client cut off. It is delivered when the next run has recovered."""
+LATE_KILLED = "killed and applied late"
+"""The same, and the run is killed at that moment."""
+AT_REQUESTS = (REPLY_LOST, HALVED, LATE, LATE_KILLED)
+REQUESTS = (PREPARE, COMMIT, ABORT)
+
+_BEFORE_PREPARED = frozenset({Phase.WRITING.name, BEGUN, WRITTEN})
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """One point, or kind of request, and one fault."""
+
+    point: str
+    fault: str
+
+    def __str__(self) -> str:
+        return f"{self.fault} at {self.point}".replace(" ", "-")
+
+    @property
+    def is_request(self) -> bool:
+        return self.point in REQUESTS
+
+    @property
+    def before(self) -> str:
+        """Where an earlier run is to be killed first; empty for nowhere."""
+        return PREPARED if self.point == ABORT else BEFORE.get(self.point, "")
+
+
+def unmeant(cell: Cell, target: Target) -> str:
+    """Why the cell means nothing for the target; empty if it does mean something."""
+    if cell.is_request:
+        return "" if cell.point in target.requests else "no such request"
+    if cell.fault == ORPHAN and cell.point not in _BEFORE_PREPARED:
+        return "it has prepared already, or will not write"
+    if cell.fault in {CUT, HOLE} and target.proxy is None and not target.requests:
+        return "no connections"
+    able = {RESTART: target.can_restart, PAUSE: target.can_pause, DISK_FULL: target.can_fill}
+    return "" if able.get(cell.fault, True) else "the system cannot be brought to it"
+
+
+EVERY = (
+    *(Cell(point, fault) for fault in AT_POINTS for point in POINTS),
+    *(Cell(kind, fault) for fault in AT_REQUESTS for kind in REQUESTS),
+)
+
+_CHOICE = {
+    KILL: POINTS,
+    RESTART: (PREPARED, Phase.FINISHING.name),
+    CUT: (*IN_WRITERS, HALFWAY, Phase.SWEEPING.name, Phase.FINISHING.name),
+    HOLE: (HALFWAY,),
+    PAUSE: (PREPARED,),
+    ZOMBIE: (WRITTEN, PREPARED, Phase.DECIDING.name, Phase.FINISHING.name, HALFWAY, CONCLUDED),
+    ORPHAN: (Phase.WRITING.name, BEGUN, WRITTEN),
+    LOG_FULL: (PREPARED, Phase.DECIDING.name),
+    DISK_FULL: (WRITTEN, HALFWAY),
+    **dict.fromkeys(AT_REQUESTS, REQUESTS),
+}
+"""A kill at every point, and each other fault where it is hardest."""
+
+_LIGHT_CHOICE = {
+    KILL: (*BEFORE, WRITTEN, Phase.FINISHING.name, CONCLUDED),
+    RESTART: (Phase.FINISHING.name,),
+    CUT: (HALFWAY,),
+    ZOMBIE: (PREPARED, Phase.FINISHING.name),
+    ORPHAN: (Phase.WRITING.name,),
+    REPLY_LOST: (COMMIT,),
+    HALVED: (PREPARE,),
+    LATE: (COMMIT,),
+    LATE_KILLED: (ABORT,),
+}
+"""For systems that take long to start a run; their other kills are the ones that come before these."""
+
+
+def is_chosen(cell: Cell, target: Target) -> bool:
+    """Whether the cell is in the short form."""
+    choice = _LIGHT_CHOICE if target.is_heavy else _CHOICE
+    return cell.point in choice.get(cell.fault, ())

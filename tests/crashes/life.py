@@ -1,0 +1,318 @@
+"""The life of one query on one target: struck in cell after cell, brought back each time, and judged by its reader."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from crashes.cells import (
+    CUT,
+    DISK_FULL,
+    HALVED,
+    HOLE,
+    KILL,
+    LATE,
+    LATE_KILLED,
+    LOG_FULL,
+    ORPHAN,
+    PAUSE,
+    REPLY_LOST,
+    RESTART,
+    ZOMBIE,
+    Cell,
+)
+from crashes.child import DIE, DIE_LATER, GO, Order, is_empty, numbers
+from crashes.disk import SmallDisk
+from crashes.runs import Run
+from crashes.target import ABORT, Target
+from crashes.watcher import Watcher, decided
+from crashes.zygote import Zygote
+from sparkonce.testing.proxy import RequestFault, Trap
+
+WARM_BATCHES = 5
+"""Enough for the log to be tidied in every batch that follows."""
+STARTS = 3
+"""How often a run without faults may stop before a query counts as one that does not recover."""
+WHILE_S = 1.5
+"""How long a black hole, a paused server or a full disk lasts."""
+_POLL_S = 0.05
+_REQUEST_FAULTS = {
+    REPLY_LOST: RequestFault.REPLY_LOST,
+    HALVED: RequestFault.HALVED,
+    LATE: RequestFault.HELD,
+    LATE_KILLED: RequestFault.STALLED,
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """What came of a cell.
+
+    Attributes:
+        missing: Decided rows that no reader sees.
+        doubled: Rows seen more than once.
+        strange: Rows that no batch has, or that were seen once and are gone.
+        early: Rows that were seen before their batch was decided.
+        lingering: What the server has still open after the last sweep.
+        unconcluded: Batches that are done, of which the sink was never told so.
+        broken: Errors that are not the driver's, with which runs ended.
+        stopped: Why runs stopped, in the driver's words. That is legal.
+        runs: How many were started.
+        looks: How often the reader looked.
+        missed: Why the cell did not do what it says; empty if it did.
+        seconds: How long it took.
+    """
+
+    missing: int
+    doubled: int
+    strange: int
+    early: int
+    lingering: tuple[str, ...]
+    unconcluded: tuple[int, ...]
+    broken: tuple[str, ...]
+    stopped: tuple[str, ...]
+    runs: int
+    looks: int
+    missed: str
+    seconds: float
+
+    @property
+    def violations(self) -> str:
+        """What must not be; empty if all is well."""
+        counts = {
+            "missing": self.missing,
+            "doubled": self.doubled,
+            "strange": self.strange,
+            "early": self.early,
+            "lingering": list(self.lingering),
+            "never concluded": list(self.unconcluded),
+            "broken": list(self.broken),
+        }
+        return ", ".join(f"{name}: {found}" for name, found in counts.items() if found)
+
+
+class DoesNotRecover(AssertionError):  # noqa: N818 - it is what it says
+    """Runs without faults stop again and again."""
+
+
+class Life:
+    """A query with a checkpoint and a place of its own.
+
+    Args:
+        target: Started.
+        zygote: Forks its runs.
+        folder: A new one.
+    """
+
+    def __init__(self, target: Target, zygote: Zygote, folder: Path) -> None:
+        self.target = target
+        self.folder = folder
+        self._zygote = zygote
+        self._runs: list[Run] = []
+        self._next = 0
+        self._concluded: set[int] = set()
+        self.disk = SmallDisk(folder / "checkpoint")
+        self.checkpoint = self.disk.folder
+        try:
+            target.new_place()
+            self._sink = target.make_sink()
+            self._go_on(WARM_BATCHES - 1)
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        for run in self._runs:
+            run.close()
+        self.disk.close()
+
+    def strike(self, cell: Cell) -> Verdict:
+        """Carries out a cell, lets the query recover, and asks what became of it.
+
+        Raises:
+            DoesNotRecover: if it does not.
+        """
+        began, first = time.monotonic(), len(self._runs)
+        with Watcher(self.target, self.checkpoint) as watcher:
+            if cell.before:
+                self._kill_at(cell.before)
+            missed = self._at_request(cell) if cell.is_request else self._at_point(cell, watcher)
+            self._recover()
+            missing, doubled, strange = self._count(watcher)
+        runs = self._runs[first:]
+        return Verdict(
+            missing=missing,
+            doubled=doubled,
+            strange=strange,
+            early=len(watcher.early),
+            lingering=self._lingering(),
+            unconcluded=tuple(batch for batch in range(self._next) if batch not in self._concluded),
+            broken=tuple(run.broken for run in runs if run.broken),
+            stopped=tuple(run.stopped for run in runs if run.stopped),
+            runs=len(runs),
+            looks=watcher.looks,
+            missed=missed,
+            seconds=time.monotonic() - began,
+        )
+
+    # --- striking ---------------------------------------------------------------------------------------------------
+
+    def _kill_at(self, point: str) -> None:
+        run = self._start(point)
+        if run.until_visit():
+            run.answer(DIE)
+        run.finish()
+        self._note(run)
+
+    def _at_point(self, cell: Cell, watcher: Watcher) -> str:
+        run = self._come_to(cell)
+        if not run.visited:
+            return f"the run ended without coming to: {cell.point} {run.stopped or run.broken}"
+        watcher.look()
+        self._strike_at_visit(cell.fault, run)
+        self._note(run)
+        return ""
+
+    def _come_to(self, cell: Cell) -> Run:
+        """A run that is at the point. On a busy machine one may stop before, at a deadline that is short on purpose."""
+        for _ in range(STARTS):
+            run = self._start(cell.point, first=bool(cell.before))
+            run.until_visit()
+            self._note(run)
+            if run.visited or cell.before:
+                break
+            self._recover()
+        return run
+
+    def _strike_at_visit(self, fault: str, run: Run) -> None:
+        target, proxy = self.target, self.target.proxy
+        if fault == KILL:
+            run.answer(DIE)
+        elif fault in {ZOMBIE, ORPHAN}:
+            run.pause()
+            self._recover()
+            run.resume()
+            run.answer(GO if fault == ZOMBIE else DIE_LATER)
+        elif fault == CUT and proxy is not None:
+            proxy.cut()
+            run.answer(GO)
+        elif fault == RESTART:
+            target.kill()
+            run.answer(GO)
+            target.revive()
+        elif fault == HOLE and proxy is not None:
+            self._for_a_while(run, proxy.swallow, proxy.heal)
+        elif fault == PAUSE:
+            self._for_a_while(run, target.pause, target.resume)
+        elif fault == LOG_FULL:
+            self._for_a_while(run, self.disk.fill, self.disk.free)
+        elif fault == DISK_FULL:
+            self._for_a_while(run, target.fill_disk, target.free_disk)
+        run.finish()
+
+    @staticmethod
+    def _for_a_while(run: Run, begin: Callable[[], None], end: Callable[[], None]) -> None:
+        begin()
+        try:
+            run.answer(GO)
+            run.finish_within(WHILE_S)
+        finally:
+            end()
+
+    def _at_request(self, cell: Cell) -> str:
+        proxy = self.target.proxy
+        assert proxy is not None
+        # Of a batch's requests the second, when the first is through; sweeps may have only one.
+        trap = proxy.trap(cell.point, _REQUEST_FAULTS[cell.fault], nth=1 if cell.point == ABORT else 2)
+        run = self._start()
+        try:
+            if cell.fault == LATE_KILLED:
+                while not trap.sprung.is_set() and not run.finish_within(_POLL_S):
+                    pass
+                run.kill()
+            run.finish()
+            self._note(run)
+            if not trap.sprung.is_set():
+                return f"there was no request to {cell.point}"
+            if cell.fault in {LATE, LATE_KILLED}:
+                return self._deliver(trap)
+        finally:
+            proxy.clear()
+        return ""
+
+    def _deliver(self, trap: Trap) -> str:
+        self._recover()
+        trap.deliver()  # what the server says to it is its own affair
+        return ""
+
+    # --- running ----------------------------------------------------------------------------------------------------
+
+    def _start(self, point: str = "", *, first: bool = False) -> Run:
+        """A run that comes to a point in a batch with rows, and goes on for one batch."""
+        batch = self._next if first else self._next + 1
+        while is_empty(batch):
+            batch += 1
+        return self._new_run(batch + 1, point, batch)
+
+    def _recover(self) -> None:
+        """Starts the query without faults until all that was begun is done and one batch more, before which it sweeps.
+
+        Raises:
+            DoesNotRecover: if runs stop again and again.
+        """
+        self._go_on(max(self._next, decided(self.checkpoint) + 1))
+
+    def _go_on(self, last: int) -> None:
+        for _ in range(STARTS):
+            run = self._new_run(last)
+            run.finish()
+            self._note(run)
+            if self._next > last:
+                return
+        raise DoesNotRecover(f"stopped without any fault: {run.stopped or run.broken or 'killed'}; see {run.order.log}")
+
+    def _new_run(self, last: int, point: str = "", batch: int = -1) -> Run:
+        order = Order(
+            sink=self._sink,
+            rows=self.target.rows,
+            checkpoint=self.checkpoint,
+            first=self._next,
+            last=last,
+            point=point,
+            batch=batch,
+            log=self.folder / f"{len(self._runs)}.log",
+        )
+        self._runs.append(Run(self._zygote, order))
+        return self._runs[-1]
+
+    def _note(self, run: Run) -> None:
+        """What Spark would have written down."""
+        self._next = max([self._next, *(batch + 1 for batch in run.done)])
+        self._concluded.update(run.concluded)
+
+    # --- judging ----------------------------------------------------------------------------------------------------
+
+    def _expected(self) -> set[int]:
+        return {number for batch in range(self._next) for slot in numbers(batch).values() for number in slot}
+
+    def _count(self, watcher: Watcher) -> tuple[int, int, int]:
+        """Missing, doubled, strange. What is there too much does not go away by waiting, so only missing rows are."""
+        expected = self._expected()
+        give_up_at = time.monotonic() + self.target.shows_within_s
+        while True:
+            seen = Counter(watcher.look(whole=True))
+            missing = len(expected - seen.keys())
+            doubled = sum(times - 1 for times in seen.values())
+            strange = len((seen.keys() | watcher.seen) - expected)
+            if not missing or doubled or strange or time.monotonic() >= give_up_at:
+                return missing, doubled, strange
+            time.sleep(_POLL_S)
+
+    def _lingering(self) -> tuple[str, ...]:
+        give_up_at = time.monotonic() + self.target.gone_within_s
+        while (found := tuple(self.target.lingering())) and time.monotonic() < give_up_at:
+            time.sleep(_POLL_S)
+        return found

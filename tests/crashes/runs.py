@@ -1,0 +1,102 @@
+"""The parent's side of one run in a child."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import time
+from collections.abc import Callable
+from functools import partial
+
+from crashes.child import BROKEN, CONCLUDED, DONE, STOPPED, VISIT, Order, run
+from crashes.zygote import LIMIT_S, Zygote
+
+
+class Run:
+    """A child that is at work.
+
+    Attributes:
+        done: Batches that it says are done, which Spark would have written down.
+        concluded: Batches whose sink was told so.
+        visited: Whether it came to the ordered point.
+        stopped: Why it stopped, in the driver's words; empty if it did not.
+        broken: The error that is not the driver's, with which it ended; empty if there is none.
+    """
+
+    def __init__(self, zygote: Zygote, order: Order) -> None:
+        self.order = order
+        self.done: list[int] = []
+        self.concluded: list[int] = []
+        self.visited = False
+        self.stopped = ""
+        self.broken = ""
+        self.ended = False
+        self.pid, self._channel = zygote.fork(partial(run, order))
+        self._channel.setblocking(False)
+        self._buffer = b""
+
+    def until_visit(self) -> bool:
+        """Whether it came to the point, or else ended."""
+        self._read(lambda: self.visited)
+        return self.visited
+
+    def finish(self) -> None:
+        self._read(lambda: False)
+
+    def finish_within(self, seconds: float) -> bool:
+        """Listens for a while. Whether it has ended."""
+        self._read(lambda: False, seconds)
+        return self.ended
+
+    def answer(self, word: str) -> None:
+        self._channel.sendall(f"{word}\n".encode())
+
+    def pause(self) -> None:
+        os.kill(self.pid, signal.SIGSTOP)
+
+    def resume(self) -> None:
+        os.kill(self.pid, signal.SIGCONT)
+
+    def kill(self) -> None:
+        """Ends it wherever it is, unless it has ended: while its connection is open its number is its own."""
+        if not self.finish_within(0):
+            os.kill(self.pid, signal.SIGKILL)
+            self.finish()
+
+    def close(self) -> None:
+        self.kill()
+        self._channel.close()
+
+    def _read(self, enough: Callable[[], bool], limit_s: float | None = None) -> None:
+        give_up_at = time.monotonic() + (LIMIT_S if limit_s is None else limit_s)
+        while not self.ended and not enough():
+            left_s = give_up_at - time.monotonic()
+            ready = select.select([self._channel], [], [], max(0.0, left_s))[0]
+            if not ready:
+                if limit_s is not None:
+                    return
+                os.kill(self.pid, signal.SIGKILL)
+                raise AssertionError(f"a run hangs for {LIMIT_S:g} s; see {self.order.log}")
+            self._take()
+
+    def _take(self) -> None:
+        try:
+            data = self._channel.recv(65_536)
+        except ConnectionResetError:
+            data = b""
+        self.ended = not data
+        *lines, self._buffer = (self._buffer + data).split(b"\n")
+        for line in lines:
+            kind, what = json.loads(line)
+            if kind == DONE:
+                self.done.append(what)
+            elif kind == CONCLUDED:
+                self.concluded.append(what)
+            elif kind == VISIT:
+                self.visited = True
+            elif kind == STOPPED:
+                self.stopped = what
+            elif kind == BROKEN:
+                self.broken = what

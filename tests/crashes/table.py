@@ -1,0 +1,41 @@
+"""The counts of the cells that were carried out, as a table."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from crashes.cells import AT_POINTS, AT_REQUESTS, Cell
+from crashes.life import Verdict
+
+RESULTS: list[tuple[str, Cell, Verdict]] = []
+"""Of this process."""
+
+HEAD = ("sink", "fault", "cells", "runs", "stopped", "missing", "doubled", "strange", "early", "lingering", "seconds")
+
+
+def table(results: Sequence[tuple[str, Cell, Verdict]]) -> str:
+    """One line for each sink and fault, and one for all of a sink."""
+    lines = [HEAD, tuple("---" for _ in HEAD)]
+    for name in dict.fromkeys(name for name, _, _ in results):
+        own = [(cell, verdict) for target, cell, verdict in results if target == name]
+        for fault in (*AT_POINTS, *AT_REQUESTS):
+            some = [verdict for cell, verdict in own if cell.fault == fault]
+            if some:
+                lines.append(_line(name, fault, some))
+        lines.append(_line(name, "**all**", [verdict for _, verdict in own]))
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def _line(name: str, fault: str, verdicts: Sequence[Verdict]) -> tuple[str, ...]:
+    counts = (
+        len(verdicts),
+        sum(verdict.runs for verdict in verdicts),
+        sum(len(verdict.stopped) for verdict in verdicts),
+        sum(verdict.missing for verdict in verdicts),
+        sum(verdict.doubled for verdict in verdicts),
+        sum(verdict.strange for verdict in verdicts),
+        sum(verdict.early for verdict in verdicts),
+        sum(len(verdict.lingering) for verdict in verdicts),
+        round(sum(verdict.seconds for verdict in verdicts)),
+    )
+    return (name, fault, *map(str, counts))

@@ -1,0 +1,150 @@
+"""What the crash matrix must know of a system. One small class for each sink."""
+
+from __future__ import annotations
+
+import abc
+import secrets
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from sparkonce.sinks.base import TwoPhaseCommitSink
+from sparkonce.testing.proxy import FaultProxy, Request
+from sparkonce.testing.servers.process import HOST, Server
+
+PREPARE, COMMIT, ABORT = "prepare", "commit", "abort"
+
+
+def plain_rows(start: int, count: int) -> pa.RecordBatch:
+    """Rows of one column, ``number``."""
+    return pa.record_batch({"number": pa.array(range(start, start + count), pa.int64())})
+
+
+class Target(abc.ABC):
+    """A system with a sink for it. Its tests share it; each life of a query has a place of its own in it.
+
+    Attributes:
+        name: In the table and in the names of tests.
+        preload: Modules that a child needs beside this one, imported once for all children.
+        requests: How the proxy knows a request to prepare, commit and abort, as far as there is one.
+        marks: pytest's.
+        proxy: Between the sink and the server; None if they do not speak TCP.
+        is_heavy: Whether a run takes so long to start that the short form is to be shorter.
+        shows_within_s: How long committed rows may take to be seen.
+        gone_within_s: How long what was aborted may take to be gone.
+    """
+
+    name: str
+    preload: Sequence[str] = ()
+    requests: Mapping[str, Request] = {}
+    marks: Sequence[pytest.MarkDecorator] = ()
+    proxy: FaultProxy | None = None
+    is_heavy = False
+    shows_within_s = 10.0
+    gone_within_s = 5.0
+
+    def missing(self) -> str:
+        """Why it cannot be run on this machine; empty if it can."""
+        return ""
+
+    @abc.abstractmethod
+    def start(self, folder: Path) -> None:
+        """Starts the server and the proxy, with data in a folder."""
+
+    def stop(self) -> None:  # noqa: B027 - optional
+        """Ends them."""
+
+    @abc.abstractmethod
+    def new_place(self) -> None:
+        """Makes an empty table, topic, folder: what `make_sink`, `visible` and `lingering` mean from now on."""
+
+    @abc.abstractmethod
+    def make_sink(self) -> TwoPhaseCommitSink:
+        """The sink, which goes through the proxy. Small deadlines keep the matrix fast."""
+
+    rows = staticmethod(plain_rows)
+    """Gives rows that carry numbers. Must be a function of a module: it is pickled."""
+
+    @abc.abstractmethod
+    def visible(self) -> Sequence[int]:
+        """The numbers that a reader sees now, asked on the server's own port, without our code. May raise."""
+
+    def glance(self) -> Sequence[int]:
+        """What the reader sees who looks all the time; may be a little behind `visible`."""
+        return self.visible()
+
+    @abc.abstractmethod
+    def lingering(self) -> Sequence[str]:
+        """What is open of any run, asked of the server, without our code."""
+
+    # --- faults; what a system cannot do it leaves out ----------------------------------------------------------------
+
+    can_restart = False
+    can_pause = False
+    can_fill = False
+
+    def kill(self) -> None:
+        """Ends the server by SIGKILL."""
+        raise NotImplementedError
+
+    def revive(self) -> None:
+        """Starts it again, with its data."""
+        raise NotImplementedError
+
+    def pause(self) -> None:
+        """Stops it where it is, with its connections open."""
+        raise NotImplementedError
+
+    def resume(self) -> None:
+        """Lets it go on."""
+        raise NotImplementedError
+
+    def fill_disk(self) -> None:
+        """Leaves no room where it keeps its data."""
+        raise NotImplementedError
+
+    def free_disk(self) -> None:
+        """Makes room again."""
+        raise NotImplementedError
+
+
+class ServerTarget(Target):
+    """A target with a server of `sparkonce.testing.servers` behind the proxy."""
+
+    can_restart = True
+    can_pause = True
+    server: Server
+    proxy: FaultProxy
+
+    @abc.abstractmethod
+    def make_server(self, folder: Path) -> Server:
+        """The server, not started."""
+
+    def start(self, folder: Path) -> None:
+        self.server = self.make_server(folder)
+        self.server.start()
+        self.proxy = FaultProxy((HOST, self.server.port), self.requests)
+        self.proxy.start()
+
+    def stop(self) -> None:
+        self.proxy.close()
+        self.server.stop()
+
+    def kill(self) -> None:
+        self.server.kill()
+
+    def revive(self) -> None:
+        self.server.start()
+
+    def pause(self) -> None:
+        self.server.pause()
+
+    def resume(self) -> None:
+        self.server.resume()
+
+
+def new_name() -> str:
+    """For a place: lower-case letters and digits."""
+    return f"t{secrets.token_hex(5)}"

@@ -1,0 +1,151 @@
+"""Kafka: the embedded broker, which advertises the proxy to whom comes through it."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from confluent_kafka import Consumer, TopicPartition
+
+from crashes.target import Target, new_name
+from sparkonce.embedded import Cluster
+from sparkonce.embedded.broker import Broker
+from sparkonce.sinks.base import TwoPhaseCommitSink
+from sparkonce.sinks.kafka.sink import KafkaSink
+from sparkonce.testing.kafka import create_topic, list_transactions, read_committed
+from sparkonce.testing.proxy import FaultProxy, Matcher
+from sparkonce.testing.servers.process import HOST
+
+THROUGH = "PROXY"
+PRODUCE, INIT_PRODUCER_ID, END_TXN = 0, 22, 26
+"""API keys, see https://kafka.apache.org/protocol#protocol_api_keys"""
+PARTITIONS = 2
+
+
+def rows(start: int, count: int) -> pa.RecordBatch:
+    return pa.record_batch({"value": [str(number) for number in range(start, start + count)]})
+
+
+def request(api_key: int) -> Callable[[], Matcher]:
+    """Knows a request by its API key, which follows the four bytes that give a request's length."""
+
+    def new() -> Matcher:
+        rest = b""
+        skip = 0
+
+        def match(piece: bytes) -> int | None:
+            nonlocal rest, skip
+            data, before, place, found = rest + piece, len(rest), skip, None
+            while place + 6 <= len(data):
+                length, key = struct.unpack_from(">ih", data, place)
+                if key == api_key and found is None:
+                    found = max(0, place - before)
+                place += 4 + length
+            rest, skip = (b"", place - len(data)) if place > len(data) else (data[place:], 0)
+            return found
+
+        return match
+
+    return new
+
+
+class KafkaTarget(Target):
+    name = "kafka"
+    preload = (
+        "confluent_kafka.admin",
+        "kafka.admin",
+        "sparkonce.sinks.kafka.writer",
+        "sparkonce.sinks.kafka.committer",
+        "sparkonce.sinks.kafka.preflight",
+    )
+    requests = {"prepare": request(PRODUCE), "commit": request(END_TXN), "abort": request(INIT_PRODUCER_ID)}  # noqa: RUF012
+    marks = (pytest.mark.kafka,)
+    can_restart = can_pause = is_heavy = True
+    rows = staticmethod(rows)
+    _reader: Reader | None = None
+
+    def start(self, folder: Path) -> None:
+        self._cluster = Cluster(listeners={THROUGH: "PLAINTEXT"}, folder=folder)
+        self.proxy = FaultProxy((HOST, self._broker.ports[THROUGH]), self.requests)
+        self.proxy.start()
+        self._broker.overrides["advertised.listeners"] = (
+            f"PLAINTEXT://{self._broker.address},{THROUGH}://{self.proxy.address}"
+        )
+        self._cluster.start()
+
+    @property
+    def _broker(self) -> Broker:
+        return self._cluster.brokers[0]
+
+    def _close_reader(self) -> None:
+        if self._reader is not None:
+            self._reader.close()
+        self._reader = None
+
+    def stop(self) -> None:
+        self._close_reader()
+        self.proxy.close()
+        self._broker.kill()
+        self._cluster.close()
+
+    def new_place(self) -> None:
+        self.topic = new_name()
+        create_topic(self._cluster.bootstrap, self.topic, PARTITIONS)
+        self._close_reader()
+        self._reader = Reader(self._cluster.bootstrap, self.topic)
+
+    def make_sink(self) -> TwoPhaseCommitSink:
+        settings = {"bootstrap.servers": self.proxy.address, "message.timeout.ms": 10_000, "socket.timeout.ms": 2_000}
+        return KafkaSink(settings, topic=self.topic)
+
+    def visible(self) -> Sequence[int]:
+        return [int(record.value or b"-1") for record in read_committed(self._cluster.bootstrap, self.topic)]
+
+    def glance(self) -> Sequence[int]:
+        return self._reader.read() if self._reader is not None else ()
+
+    def lingering(self) -> Sequence[str]:
+        return list(list_transactions(self._cluster.bootstrap, states=["Ongoing"]))
+
+    def kill(self) -> None:
+        self._broker.kill()
+
+    def revive(self) -> None:
+        self._broker.start()
+
+    def pause(self) -> None:
+        self._broker.pause()
+
+    def resume(self) -> None:
+        self._broker.resume()
+
+
+class Reader:
+    """Reads on from where it was: what a read_committed reader has been given stays given."""
+
+    def __init__(self, bootstrap: str, topic: str) -> None:
+        settings = {
+            "bootstrap.servers": bootstrap,
+            "group.id": "witness",  # required, and not used: partitions are assigned by hand
+            "enable.auto.commit": False,
+            "isolation.level": "read_committed",
+            "auto.offset.reset": "earliest",
+            "fetch.wait.max.ms": 10,
+            "reconnect.backoff.max.ms": 200,
+            "log_level": 0,
+            "error_cb": lambda _: None,
+        }
+        self._consumer = Consumer(settings)
+        self._consumer.assign([TopicPartition(topic, number, 0) for number in range(PARTITIONS)])
+        self._seen: list[int] = []
+
+    def read(self) -> list[int]:
+        found = [message for message in self._consumer.consume(10_000, timeout=0.03) if message.error() is None]
+        self._seen += [int(message.value()) for message in found]
+        return list(self._seen)
+
+    def close(self) -> None:
+        self._consumer.close()

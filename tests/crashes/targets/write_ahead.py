@@ -1,0 +1,51 @@
+"""The write-ahead sink, before a database that keeps the token in the transaction that writes the rows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from conformance.write_ahead_targets import SqliteTarget
+from crashes.target import Target, new_name
+from sparkonce import Applies, WriteAheadSink
+from sparkonce.sinks.base import TwoPhaseCommitSink
+
+
+class WriteAheadTarget(Target):
+    preload = (
+        "sparkonce.sinks.write_ahead.writer",
+        "sparkonce.sinks.write_ahead.committer",
+        "conformance.write_ahead_targets",
+    )
+    shows_within_s = gone_within_s = 0.0
+
+    def __init__(self, name: str, per: str) -> None:
+        self.name = name
+        self._per = per
+
+    def start(self, folder: Path) -> None:
+        self._folder = folder
+
+    def new_place(self) -> None:
+        self.place = self._folder / new_name()
+        self._target = SqliteTarget(self.place / "target")
+        self._target.visible()
+
+    def make_sink(self) -> TwoPhaseCommitSink:
+        return WriteAheadSink(
+            self._target,
+            applies=Applies.TRANSACTIONAL,
+            is_applied=self._target.is_applied,
+            per=self._per,  # type: ignore[arg-type]
+            folder=self.place / "waiting",
+        )
+
+    def visible(self) -> Sequence[int]:
+        return self._target.visible()
+
+    def lingering(self) -> Sequence[str]:
+        folders = [folder for name in ("open", "prepared") for folder in (self.place / "waiting").rglob(name)]
+        return [str(path) for folder in folders for path in folder.rglob("*") if path.is_file()]
+
+
+WRITE_AHEAD = (WriteAheadTarget("write-ahead", "slot"), WriteAheadTarget("write-ahead-by-batch", "batch"))

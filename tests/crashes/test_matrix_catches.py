@@ -1,0 +1,51 @@
+"""The matrix is tried out on sinks that are broken: a matrix that finds nothing proves nothing."""
+
+from __future__ import annotations
+
+import pytest
+
+from crashes import broken
+from crashes.cells import CUT, HALVED, KILL, ORPHAN, REPLY_LOST, Cell
+from crashes.life import DoesNotRecover
+from crashes.points import BEGUN, HALFWAY, PREPARED
+from crashes.stage import Stages
+from crashes.target import COMMIT
+from crashes.targets.toy import ToySink, ToyTarget
+from sparkonce.protocol.state import Phase
+
+pytestmark = [pytest.mark.crashes, pytest.mark.timeout(300)]
+
+CAUGHT = [
+    (broken.ShowsAtPrepare, Cell(PREPARED, KILL), "early"),
+    (broken.ShowsAtPrepare, Cell(Phase.DECIDING.name, KILL), "early"),
+    (broken.CommitsTwice, Cell(HALFWAY, KILL), "doubled"),
+    (broken.CommitsTwice, Cell(COMMIT, REPLY_LOST), "doubled: 4"),
+    (broken.CommitsAgainAfterAlready, Cell(Phase.REPLAYING.name, KILL), "doubled"),
+    (broken.SaysLostForNoAnswer, Cell(COMMIT, REPLY_LOST), "doubled: 4"),
+    (broken.SaysCommittedForNoAnswer, Cell(COMMIT, HALVED), "missing: 4"),
+    (broken.SaysCommittedForNoAnswer, Cell(HALFWAY, CUT), "missing: 4"),
+    (broken.FindsNothing, Cell(BEGUN, KILL), "lingering"),
+    (broken.FindsNothing, Cell(PREPARED, KILL), "lingering"),
+    (broken.FindsTheNewestRunOnly, Cell(Phase.WRITING.name, ORPHAN), "lingering"),
+    (broken.CommitsWhatLingers, Cell(PREPARED, KILL), "doubled"),
+    (broken.RaisesWhatTheClientRaises, Cell(HALFWAY, CUT), "broken: ['ConnectionError"),
+]
+
+
+@pytest.fixture(scope="module")
+def targets() -> dict[type[ToySink], ToyTarget]:
+    return {}
+
+
+@pytest.mark.parametrize(("kind", "cell", "seen"), CAUGHT)
+def test_a_broken_sink_is_caught(
+    stages: Stages, targets: dict[type[ToySink], ToyTarget], kind: type[ToySink], cell: Cell, seen: str
+) -> None:
+    verdict = stages.strike(targets.setdefault(kind, ToyTarget(kind)), cell)
+    assert verdict.missed == ""
+    assert seen in verdict.violations
+
+
+def test_a_query_that_does_not_recover_is_caught(stages: Stages) -> None:
+    with pytest.raises(DoesNotRecover, match="once is enough"):
+        stages.strike(ToyTarget(broken.RefusesToStartAgain), Cell(PREPARED, KILL))

@@ -1,0 +1,131 @@
+"""A sink with a desk in its way: its writers and its committer say where they are, and wait there if they are told."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+import pyarrow as pa
+
+from crashes.points import BEFORE_CONCLUDE, BEGUN, CONCLUDED, HALFWAY, PREPARED, WRITTEN
+from sparkonce.guarantees import Guarantee
+from sparkonce.protocol.handles import Handle
+from sparkonce.protocol.outcomes import Finished
+from sparkonce.protocol.traces import Trace
+from sparkonce.sinks.base import Facts, Owner, SinkCommitter, SinkWriter, TwoPhaseCommitSink, WriterContext
+
+Visit = Callable[[str, int], None]
+"""Told of a point and the batch before anything more is done."""
+
+
+class WatchedSink(TwoPhaseCommitSink):
+    """Stays in its process: what is pickled is the real sink.
+
+    Args:
+        real: The sink.
+        visit: Told of every point.
+        concluded: Told of each batch after `SinkCommitter.conclude`.
+        struck_slot: The slot whose writer tells of its points.
+        halves: Whether a batch's handles are committed in two halves, with a point between.
+    """
+
+    def __init__(
+        self,
+        real: TwoPhaseCommitSink,
+        *,
+        visit: Visit,
+        concluded: Callable[[int], None],
+        struck_slot: int,
+        halves: bool,
+    ) -> None:
+        super().__init__(real.name, real.guarantee)
+        self.real = real
+        self.visit = visit
+        self.concluded = concluded
+        self.struck_slot = struck_slot
+        self.halves = halves
+        self.batch = -1
+
+    @property
+    def promise(self) -> Guarantee:
+        return self.real.promise
+
+    def use_checkpoint(self, folder: str) -> None:
+        self.real.use_checkpoint(folder)
+
+    def columns(self, schema: pa.Schema) -> Sequence[str]:
+        return self.real.columns(schema)
+
+    def preflight(self, query: str, recorded: Facts | None) -> Facts:
+        return self.real.preflight(query, recorded)
+
+    def transaction_timeout_s(self, facts: Facts) -> float | None:
+        return self.real.transaction_timeout_s(facts)
+
+    def writer(self, context: WriterContext) -> SinkWriter:
+        real = self.real.writer(context)
+        if context.slot != self.struck_slot:
+            return real
+        return _WatchedWriter(real, lambda point: self.visit(point, context.batch))
+
+    def committer(self) -> SinkCommitter:
+        return _WatchedCommitter(self.real.committer(), self)
+
+
+class _WatchedWriter(SinkWriter):
+    def __init__(self, real: SinkWriter, visit: Callable[[str], None]) -> None:
+        self._real = real
+        self._visit = visit
+        self._writes = 0
+
+    def begin(self) -> None:
+        self._real.begin()
+        self._visit(BEGUN)
+
+    def write(self, rows: pa.RecordBatch) -> None:
+        self._real.write(rows)
+        self._writes += 1
+        if self._writes == 1:
+            self._visit(WRITTEN)
+
+    def prepare(self) -> Mapping[str, str | int]:
+        fields = self._real.prepare()
+        self._visit(PREPARED)
+        return fields
+
+    def abort(self) -> None:
+        self._real.abort()
+
+    def close(self) -> None:
+        self._real.close()
+
+
+class _WatchedCommitter(SinkCommitter):
+    def __init__(self, real: SinkCommitter, sink: WatchedSink) -> None:
+        self._real = real
+        self._sink = sink
+
+    def commit(self, handles: Sequence[Handle]) -> Sequence[Finished]:
+        if not self._sink.halves:
+            return self._real.commit(handles)
+        half = (len(handles) + 1) // 2
+        first = self._real.commit(handles[:half])
+        self._sink.visit(HALFWAY, self._sink.batch)
+        return [*first, *(self._real.commit(handles[half:]) if len(handles) > half else ())]
+
+    def abort(self, handles: Sequence[Handle]) -> Sequence[Finished]:
+        return self._real.abort(handles)
+
+    def list_lingering(self, owners: Sequence[Owner]) -> Sequence[Handle]:
+        return self._real.list_lingering(owners)
+
+    def conclude(self, batch: int, handles: Sequence[Handle]) -> None:
+        self._sink.visit(BEFORE_CONCLUDE, batch)
+        self._real.conclude(batch, handles)
+        self._sink.concluded(batch)
+        self._sink.visit(CONCLUDED, batch)
+
+    def list_traces(self, query: str, facts: Facts) -> Sequence[Trace]:
+        return self._real.list_traces(query, facts)
+
+    def close(self) -> None:
+        self._real.close()

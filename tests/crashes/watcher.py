@@ -1,0 +1,80 @@
+"""A reader who looks all the time, and sees whether rows show before they are decided."""
+
+from __future__ import annotations
+
+import threading
+import time
+from pathlib import Path
+
+from crashes.target import Target
+from sparkonce.protocol.codec import decode_record
+from sparkonce.protocol.records import Amend, Commit
+
+_LEAST_PAUSE_S = 0.005
+_LIMIT_S = 60.0
+
+
+def decided(checkpoint: Path) -> int:
+    """The newest batch that the log holds a decision of; -1 if none."""
+    newest = -1
+    for path in (checkpoint / "sparkonce" / "records").glob("[0-9]*"):
+        try:
+            record = decode_record(path.read_bytes())
+        except FileNotFoundError:  # tidied up since
+            continue
+        if isinstance(record, Commit | Amend):
+            newest = max(newest, record.batch)
+    return newest
+
+
+class Watcher:
+    """Looks at a target in a thread.
+
+    Attributes:
+        seen: Every number that was ever seen.
+        early: Those that were seen before their batch was decided.
+        looks: How often it looked.
+        refused: How often the server did not answer.
+    """
+
+    def __init__(self, target: Target, checkpoint: Path) -> None:
+        self.seen: set[int] = set()
+        self.early: set[int] = set()
+        self.looks = 0
+        self.refused = 0
+        self._target = target
+        self._checkpoint = checkpoint
+        self._turn = threading.Lock()
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="watcher", daemon=True)
+
+    def __enter__(self) -> Watcher:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stopping.set()
+        self._thread.join(_LIMIT_S)
+        assert not self._thread.is_alive(), "the witness hangs"
+
+    def look(self, *, whole: bool = False) -> list[int]:
+        """What is visible now. Raises if the server does not answer."""
+        with self._turn:
+            found = sorted(self._target.visible() if whole else self._target.glance())
+            # The log is read after the rows: what is not in it now was not in it when they were seen.
+            if new := set(found) - self.seen:
+                newest = decided(self._checkpoint)
+                self.early |= {number for number in new if number // 1000 > newest}
+                self.seen |= new
+            self.looks += 1
+            return found
+
+    def _run(self) -> None:
+        while not self._stopping.is_set():
+            began = time.monotonic()
+            try:
+                self.look()
+            except Exception:  # noqa: BLE001 - a server that is struck may refuse; how often is counted
+                self.refused += 1
+            # It leaves most of the machine to those whom it watches.
+            self._stopping.wait(max(_LEAST_PAUSE_S, 2 * (time.monotonic() - began)))

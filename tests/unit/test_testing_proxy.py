@@ -1,0 +1,189 @@
+from __future__ import annotations
+
+import re
+import socket
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from sparkonce.testing.proxy import HOST, FaultProxy, RequestFault
+
+LIMIT_S = 10.0
+
+
+class Echo:
+    """Answers each line with itself, and remembers what arrived."""
+
+    def __init__(self) -> None:
+        self.lines: list[bytes] = []
+        self.changed = threading.Condition()
+        self.listener = socket.create_server((HOST, 0))
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    @property
+    def place(self) -> tuple[str, int]:
+        return (HOST, self.listener.getsockname()[1])
+
+    def wait_for(self, *lines: bytes) -> None:
+        with self.changed:
+            assert self.changed.wait_for(lambda: self.lines == list(lines), LIMIT_S), self.lines
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                client, _ = self.listener.accept()
+            except OSError:
+                return
+            threading.Thread(target=self._serve, args=[client], daemon=True).start()
+
+    def _serve(self, client: socket.socket) -> None:
+        with client, client.makefile("rb") as lines:
+            try:
+                for line in lines:
+                    with self.changed:
+                        self.lines.append(line)
+                        self.changed.notify_all()
+                    client.sendall(line)
+            except OSError:
+                return
+
+
+@pytest.fixture
+def server() -> Iterator[Echo]:
+    echo = Echo()
+    yield echo
+    echo.listener.shutdown(socket.SHUT_RDWR)
+    echo.listener.close()
+
+
+@pytest.fixture
+def proxy(server: Echo) -> Iterator[FaultProxy]:
+    with FaultProxy(server.place, {"commit": b"COMMIT", "prepare": re.compile(rb"PRE(PARE)?")}) as proxy:
+        yield proxy
+
+
+@pytest.fixture
+def client(proxy: FaultProxy) -> Iterator[socket.socket]:
+    with socket.create_connection((HOST, proxy.port), LIMIT_S) as client:
+        yield client
+
+
+def ask(client: socket.socket, line: bytes) -> bytes:
+    client.sendall(line)
+    return client.recv(100)
+
+
+def is_cut(client: socket.socket) -> bool:
+    try:
+        return client.recv(100) == b""
+    except ConnectionResetError:
+        return True
+
+
+def test_it_passes_on_what_it_is_given(proxy: FaultProxy, client: socket.socket) -> None:
+    assert ask(client, b"COMMIT 1\n") == b"COMMIT 1\n"
+    assert ask(client, b"PREPARE 1\n") == b"PREPARE 1\n"
+    assert proxy.seen == {"commit": 1, "prepare": 1}
+
+
+def test_an_end_of_one_side_reaches_the_other(client: socket.socket) -> None:
+    client.shutdown(socket.SHUT_WR)
+    assert client.recv(100) == b""
+
+
+def test_cut_resets_connections_and_lets_new_ones_through(proxy: FaultProxy, client: socket.socket) -> None:
+    ask(client, b"hello\n")
+    proxy.cut()
+    with pytest.raises(ConnectionResetError):
+        client.recv(100)
+    with socket.create_connection((HOST, proxy.port), LIMIT_S) as again:
+        assert ask(again, b"hello\n") == b"hello\n"
+
+
+def test_a_server_that_is_away_refuses(server: Echo) -> None:
+    with socket.create_server((HOST, 0)) as nobody:
+        place = nobody.getsockname()
+    with (
+        FaultProxy(place) as proxy,
+        pytest.raises(ConnectionResetError),
+        socket.create_connection((HOST, proxy.port), LIMIT_S) as client,
+    ):
+        client.recv(100)
+
+
+def test_a_black_hole_answers_nothing_until_it_heals(proxy: FaultProxy, server: Echo, client: socket.socket) -> None:
+    ask(client, b"before\n")
+    proxy.swallow()
+    client.sendall(b"COMMIT\n")
+    client.settimeout(0.2)
+    with pytest.raises(TimeoutError):
+        client.recv(100)
+    client.settimeout(LIMIT_S)
+    proxy.heal()
+    assert is_cut(client)
+    server.wait_for(b"before\n")
+
+
+def test_a_reply_is_lost(proxy: FaultProxy, server: Echo, client: socket.socket) -> None:
+    trap = proxy.trap("commit", RequestFault.REPLY_LOST, nth=2)
+    assert ask(client, b"COMMIT 1\n") == b"COMMIT 1\n"
+    client.sendall(b"COMMIT 2\n")
+    assert is_cut(client)
+    assert trap.sprung.is_set()
+    server.wait_for(b"COMMIT 1\n", b"COMMIT 2\n")
+
+
+def test_half_of_a_request_arrives(proxy: FaultProxy, server: Echo, client: socket.socket) -> None:
+    trap = proxy.trap("commit", RequestFault.HALVED)
+    ask(client, b"before\n")
+    client.sendall(b"COMMIT 1\n")
+    assert is_cut(client)
+    assert trap.sprung.wait(LIMIT_S)
+    assert b"COMMIT 1\n" not in server.lines
+
+
+def test_a_request_is_applied_late(proxy: FaultProxy, server: Echo, client: socket.socket) -> None:
+    trap = proxy.trap("commit", RequestFault.HELD)
+    ask(client, b"before\n")
+    client.sendall(b"COMMIT 1\n")
+    assert is_cut(client)
+    assert trap.sprung.wait(LIMIT_S)
+    assert server.lines == [b"before\n"]
+    assert trap.deliver()
+    server.wait_for(b"before\n", b"COMMIT 1\n")
+    assert not trap.deliver()
+
+
+def test_a_request_is_stalled_until_its_client_is_gone(proxy: FaultProxy, server: Echo, client: socket.socket) -> None:
+    trap = proxy.trap("prepare", RequestFault.STALLED)
+    client.sendall(b"PREPARE 1\n")
+    assert trap.sprung.wait(LIMIT_S)
+    client.settimeout(0.1)
+    with pytest.raises(TimeoutError):
+        client.recv(100)
+    client.close()
+    assert trap.deliver()
+    server.wait_for(b"PREPARE 1\n")
+
+
+def test_what_is_held_is_dropped(proxy: FaultProxy, server: Echo, client: socket.socket) -> None:
+    trap = proxy.trap("commit", RequestFault.HELD)
+    client.sendall(b"COMMIT 1\n")
+    assert trap.sprung.wait(LIMIT_S)
+    proxy.clear()
+    assert not trap.deliver()
+    assert server.lines == []
+
+
+def test_a_request_that_comes_in_pieces_is_seen_once(proxy: FaultProxy, client: socket.socket) -> None:
+    client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    assert ask(client, b"1\nCOM") == b"1\n"
+    assert ask(client, b"MIT\n") == b"COMMIT\n"
+    assert ask(client, b"2\n") == b"2\n"
+    assert proxy.seen == {"commit": 1}
+
+
+def test_only_requests_that_are_known_can_be_trapped(proxy: FaultProxy) -> None:
+    with pytest.raises(KeyError):
+        proxy.trap("abort", RequestFault.HELD)
