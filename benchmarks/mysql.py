@@ -16,8 +16,8 @@ import pymysql
 import typer
 from pyspark.sql import DataFrame
 from pyspark.sql.streaming.query import StreamingQuery
-from sinks import Contender, Load, compare, machine
 
+from sinks import Contender, Load, compare, machine
 from sparkonce import ExactlyOnce, MySQLSink
 from sparkonce.embedded.jars import resolve
 from sparkonce.testing.servers.mariadb import MariaDBServer

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from sparkonce.sinks.files.reading import whole_batches as whole_batches
     from sparkonce.sinks.files.sink import FilesSink as FilesSink
     from sparkonce.sinks.kafka.sink import KafkaSink as KafkaSink
+    from sparkonce.sinks.mysql.sink import MySQLSink as MySQLSink
     from sparkonce.sinks.postgres.sink import PostgresSink as PostgresSink
     from sparkonce.sinks.redis.sink import RedisSink as RedisSink
     from sparkonce.sinks.write_ahead.apply import Applies as Applies
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
     from sparkonce.sinks.write_ahead.apply import RefusedError as RefusedError
     from sparkonce.sinks.write_ahead.apply import RetryLaterError as RetryLaterError
     from sparkonce.sinks.write_ahead.sink import WriteAheadSink as WriteAheadSink
-    from sparkonce.sinks.mysql.sink import MySQLSink as MySQLSink
     from sparkonce.sources.group_offsets import GroupOffsets as GroupOffsets
     from sparkonce.sources.packages import spark_packages as spark_packages
     from sparkonce.spark.avro.columns import decode_registry_avro as decode_registry_avro
@@ -78,11 +78,11 @@ __all__ = [
     "GroupOffsets",
     "Guarantee",
     "KafkaSink",
+    "MySQLSink",
     "PostgresSink",
     "RedisSink",
     "RefusedError",
     "RetryLaterError",
-    "MySQLSink",
     "SchemaRegistry",
     "SubjectStrategy",
     "TwoPhaseCommitSink",

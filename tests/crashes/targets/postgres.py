@@ -63,9 +63,7 @@ class PostgresTarget(ServerTarget):
 
     def make_sink(self) -> TwoPhaseCommitSink:
         to = f"host={HOST} port={self.proxy.port} dbname=postgres user=postgres connect_timeout=2"
-        return PostgresSink(
-            to, table="numbers", schema=self.schema, lock_timeout_s=2.0, commit_timeout_s=3.0, **self._settings
-        )  # type: ignore[arg-type]
+        return PostgresSink(to, table="numbers", schema=self.schema, lock_timeout_s=2.0, **self._settings)  # type: ignore[arg-type]
 
     def visible(self) -> Sequence[int]:
         return [int(str(number)) for (number,) in self._ask(f"SELECT number FROM {self.schema}.numbers")]  # noqa: S608 - ours
@@ -109,8 +107,8 @@ class PostgresTarget(ServerTarget):
 
 
 COPIED = after(b"SET LOCAL statement_timeout", b"COMMIT\x00")
-MOVED = after(b"SET state = 'committed'", b"COMMIT\x00")
-DROPPED = after(b"DELETE FROM", b"COMMIT\x00")
+MOVED = b"SET state = 'committed'"
+DROPPED = b"DELETE FROM"
 
 POSTGRES = (
     PostgresTarget(
