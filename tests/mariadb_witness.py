@@ -73,7 +73,8 @@ class Witness:
         return [str(name) for (name,) in found]
 
     def xids(self) -> list[bytes]:
-        return [data for _, _, _, data in self.rows("XA RECOVER")]
+        """All that are prepared on the server, also by other tests."""
+        return sorted(data for _, _, _, data in self.rows("XA RECOVER"))
 
     def wait_until(self, statement: str, wanted: Any, values: Sequence[Any] = ()) -> None:
         """Asks again until the answer is this."""
