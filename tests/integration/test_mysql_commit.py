@@ -271,6 +271,18 @@ def test_markers_of_old_batches_are_tidied(scene: Scene, witness: Witness) -> No
 
 
 @BOTH
+def test_what_may_have_been_tidied_away_is_not_lost(scene: Scene) -> None:
+    """A driver that was paused for hundreds of batches asks again for one that was committed."""
+    old, recent, newest = handles = [scene.prepare(10 * batch, batch=batch) for batch in (0, 2, 201)]
+    assert scene.commit(*handles) == COMMITTED * 3
+    scene.committer.conclude(201, [newest])
+    (answer,) = scene.committer.commit([old])
+    assert answer.outcome is Outcome.UNKNOWN
+    assert "tidied" in answer.reason
+    assert scene.commit(recent) == [Outcome.ALREADY_COMMITTED]
+
+
+@BOTH
 def test_another_server_knows_nothing(scene: Scene, witness: Witness) -> None:
     """A replica, or a copy: it does not have the transaction, and that says nothing."""
     handle = scene.prepare(0)

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from sparkonce.protocol.handles import Scalar
+from sparkonce.protocol.outcomes import Finished, Outcome
 from sparkonce.protocol.ownership import Token, TransactionName
 from sparkonce.sinks.mysql.connection import Link
 from sparkonce.sinks.mysql.flavours import Flavour
@@ -127,6 +128,27 @@ def is_seen(link: Link, name: TransactionName) -> bool:
     """Whether a transaction's row is there, committed or not: as long as it is, the transaction is not gone."""
     link.run("SET TRANSACTION ISOLATION LEVEL READ UNCOMMITTED")
     return bool(committed(link, [name]))
+
+
+def nowhere(link: Link, name: TransactionName, lost: str) -> Finished:
+    """What it says that a transaction is not there, and, looked at after that, its row neither.
+
+    Args:
+        link: A connection that is in no transaction.
+        name: Of the transaction.
+        lost: Why it is lost, if its row cannot have been tidied away.
+    """
+    rows = link.row(
+        f"SELECT MAX(batch) FROM {COMMITS} WHERE prefix = %s AND query = %s",  # noqa: S608 - ours
+        (name.prefix.encode(), name.query.encode()),
+    )
+    newest = rows[0] if rows else None
+    if newest is not None and int(newest) >= name.batch + KEPT_BATCHES:
+        return Finished(
+            outcome=Outcome.UNKNOWN,
+            reason=f"Batch {newest} is committed: the row of batch {name.batch} may have been tidied away.",
+        )
+    return Finished(outcome=Outcome.LOST, reason=lost)
 
 
 def tidy(link: Link, prefix: str, query: str, below: int) -> int:

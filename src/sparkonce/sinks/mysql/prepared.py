@@ -90,7 +90,7 @@ def commit(desk: Desk, name: TransactionName) -> Finished:
         if markers.committed(desk.link, [name]):
             return Finished(outcome=answered)
         if not markers.is_seen(desk.link, name):
-            return Finished(outcome=Outcome.LOST, reason=_LOST)
+            return markers.nowhere(desk.link, name, _LOST)
         return _FORGOTTEN
 
 

@@ -62,7 +62,7 @@ def _merge(link: Link, wanted: Mapping[markers.Marker, int]) -> dict[markers.Mar
     finished = {marker: Finished(outcome=Outcome.ALREADY_COMMITTED) for marker in wanted if marker.name in done}
     there = {stage.name: stage for stage in list_stages(link)}
     finished |= {
-        marker: Finished(outcome=Outcome.LOST, reason=_LOST)
+        marker: markers.nowhere(link, marker.name, _LOST)
         for marker in wanted
         if marker not in finished and marker.name not in there
     }
