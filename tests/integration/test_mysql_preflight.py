@@ -48,9 +48,23 @@ def check(witness: Witness, *, recorded: Facts | None = None, columns: tuple[str
 def test_what_is_remembered(witness: Witness) -> None:
     facts = check(witness)
     assert facts == check(witness, recorded=facts)
-    assert set(facts) == {"prefix", "server"}
+    assert set(facts) == {"prefix", "server", "database"}
+    older = {name: facts[name] for name in ("prefix", "server")}
+    assert check(witness, recorded=older) == facts
     assert facts["prefix"] == "sparkonce.mysql"
     assert check(witness, guarantee=Guarantee.AT_LEAST_ONCE) == {}
+
+
+def test_another_database_of_the_same_server_is_refused(witness: Witness) -> None:
+    """A copy, which has the server's identity too; on MySQL any other: the markers stayed behind."""
+    facts = check(witness)
+    other = Witness(witness.server)
+    for table in ("target", "sparkonce_servers"):
+        other.run(f"CREATE TABLE {table} LIKE {witness.database}.{table}")
+    other.run(f"INSERT INTO sparkonce_servers SELECT * FROM {witness.database}.sparkonce_servers")  # noqa: S608 - ours
+    with pytest.raises(PreflightError, match=f"{other.database}.*{witness.database}.*markers"):
+        check(other, recorded=facts)
+    assert check(other)["server"] == facts["server"]
 
 
 def test_another_server_is_refused(witness: Witness) -> None:

@@ -77,7 +77,7 @@ def preflight(wanted: Wanted, recorded: Facts | None) -> Facts:
     """Checks the server, the table, the rights, and that it is still the recorded server.
 
     Returns:
-        For EXACTLY_ONCE ``prefix`` and ``server``, the server's identity.
+        For EXACTLY_ONCE ``prefix``, ``server``, the server's identity, and ``database``.
 
     Raises:
         PreflightError: naming the setting and its value.
@@ -96,8 +96,9 @@ def preflight(wanted: Wanted, recorded: Facts | None) -> Facts:
             return {}
         _make_tables(link, flavour)
         _check_commit(link, flavour, wanted)
+        database = _check_database(link, recorded)
         server = _check_identity(link, flavour, recorded)
-    return {"prefix": wanted.prefix, "server": server}
+    return {"prefix": wanted.prefix, "server": server, "database": database}
 
 
 # --- the server ------------------------------------------------------------------------------------------------------
@@ -310,6 +311,20 @@ def _check_commit(link: Link, flavour: Flavour, wanted: Wanted) -> None:
         link.run(f"CREATE TABLE {probe} (sparkonce_row BIGINT UNSIGNED NOT NULL PRIMARY KEY) ENGINE=InnoDB")
         link.run(f"INSERT INTO {probe} SELECT sparkonce_row FROM {probe} WHERE FALSE")  # noqa: S608 - ours
         link.run(f"DROP TABLE {probe}")
+
+
+def _check_database(link: Link, recorded: Facts | None) -> str:
+    """Markers and staging tables are the database's: in another one all that was committed would seem lost."""
+    (database,) = link.row("SELECT IF(@@lower_case_table_names, LOWER(DATABASE()), DATABASE())")
+    before = (recorded or {}).get("database", database)
+    if before != database:
+        raise PreflightError(
+            f"database={database!r}, but this query wrote to database {before!r} until now, and its markers and open "
+            "transactions are there.",
+            next_step="name the database of before, or start a new query with a new checkpoint.",
+            setting="database",
+        )
+    return str(database)
 
 
 def _check_identity(link: Link, flavour: Flavour, recorded: Facts | None) -> str:
