@@ -14,7 +14,9 @@ from mariadb_witness import Witness, need_mariadb, shared_server
 from sparkonce.errors import ConfigurationError, PreflightError
 from sparkonce.guarantees import Guarantee
 from sparkonce.sinks.base import Facts
+from sparkonce.sinks.mysql.preflight import Wanted
 from sparkonce.sinks.mysql.sink import MySQLSink
+from sparkonce.sinks.mysql.writer import WriterSettings
 from sparkonce.testing.servers.mariadb import MariaDBServer
 
 QUERY = "0123456789ab"
@@ -192,6 +194,10 @@ def test_credentials_are_not_shown(witness: Witness) -> None:
     sink = MySQLSink({**witness.settings, "password": SECRET}, table="target")
     assert SECRET not in repr(sink)
     assert SECRET not in repr(pickle.loads(pickle.dumps(sink)))  # noqa: S301 - pickled here
+    settings: Any = {"password": SECRET}
+    asked = Wanted(settings=settings, table="t", key_columns=(), commit="", prefix="", schema=None)
+    how = WriterSettings(settings=settings, table="t", key_columns=(), prefix="", server="", lock_wait_s=1)
+    assert SECRET not in f"{asked}{how}"
 
 
 def test_statement_based_replication_is_refused(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import contextlib
 import logging
 import secrets
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from sparkonce.errors import PreflightError
@@ -65,7 +65,7 @@ class Wanted:
         schema: Of the rows, if it is known.
     """
 
-    settings: Mapping[str, Any]
+    settings: Mapping[str, Any] = field(repr=False)
     table: str
     key_columns: tuple[str, ...]
     commit: str

@@ -8,7 +8,7 @@ import logging
 import secrets
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from sparkonce.errors import PrepareError
@@ -56,7 +56,7 @@ class WriterSettings:
         lock_wait_s: How long to wait for rows that somebody else has locked.
     """
 
-    settings: Mapping[str, Any]
+    settings: Mapping[str, Any] = field(repr=False)
     table: str
     key_columns: tuple[str, ...]
     prefix: str
