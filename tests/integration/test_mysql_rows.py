@@ -131,6 +131,13 @@ def test_floats_keep_their_bits(write: Write) -> None:
     assert [value for (value,) in found] == [value.as_py() for value in rows["it"]]
 
 
+def test_floats_and_integers_in_a_double_keep_their_value(write: Write) -> None:
+    found = write("place INT, it DOUBLE", rows_of([0.1, 16777217.0, 1e-38, None], pa.float32()))
+    assert [value for _, value in found] == rows_of([0.1, 16777217.0, 1e-38, None], pa.float32())["it"].to_pylist()
+    numbers = [2**53, -(2**53), None]
+    assert [value for _, value in write("place INT, it DOUBLE", rows_of(numbers, pa.int64()))] == numbers
+
+
 def test_bits(write: Write) -> None:
     found = write("place INT, it BIT(4)", rows_of([0, 5, 15, None], pa.int32()), "it + 0")
     assert [value for (value,) in found] == [0, 5, 15, None]
@@ -183,6 +190,11 @@ REFUSED: list[Any] = [
     pytest.param("TIMESTAMP(6)", [datetime(2040, 1, 1)], pa.timestamp("us"), id="after 2038"),
     pytest.param("DOUBLE", [float("nan")], pa.float64(), id="not a number"),
     pytest.param("DOUBLE", [float("inf")], pa.float64(), id="infinity"),
+    pytest.param("DOUBLE", [2**53 + 1], pa.int64(), id="beyond what a double has"),
+    pytest.param("DOUBLE", [-(2**63)], pa.int64(), id="below what a double has"),
+    pytest.param("TIMESTAMP(6)", [datetime(1969, 12, 31, 23, 59, 59)], pa.timestamp("us"), id="before 1970"),
+    pytest.param("TIMESTAMP(6) NULL", [datetime(1970, 1, 1)], pa.timestamp("us"), id="1970 itself"),
+    pytest.param("TIMESTAMP NULL", [date(1960, 1, 1)], pa.date32(), id="date before 1970"),
     pytest.param("VARCHAR(9) CHARACTER SET latin1", ["漢"], pa.string(), id="not in latin1"),
     pytest.param("ENUM('x','y')", ["1"], pa.string(), id="would be an index"),
 ]

@@ -20,6 +20,7 @@ _FIRST_US, _AFTER_LAST_US = -62_135_596_800_000_000, 253_402_300_800_000_000
 _FIRST_DAY, _LAST_DAY = -719_162, 2_932_896
 _LOAD_ESCAPES = (("\\", "\\\\"), ("\t", "\\t"), ("\n", "\\n"))
 _QUOTE_ESCAPES = (("\\", "\\\\"), ("'", "\\'"))
+_WHOLE_IN_DOUBLE = 2**53
 _HEX = np.frombuffer("".join(f"{byte:02x}" for byte in range(256)).encode(), dtype=np.uint16)
 _BARE = frozenset({"boolean", "integer"})
 _FREE_TEXT = frozenset({"string", "nested"})
@@ -99,6 +100,9 @@ def _cells(rows: pa.RecordBatch, columns: Sequence[Column]) -> Iterator[tuple[pa
     for values, column in zip(rows.columns, columns, strict=True):
         kind = kind_of(values.type)
         _check(values, column, kind)
+        if kind == "float" and column.type == "double":
+            # As text, 0.1 of 32 bits would become the 0.1 of 64 bits, which is another number.
+            values = pc.cast(values, pa.float64())
         yield _text(values, kind), column, kind
 
 
@@ -181,6 +185,8 @@ def _check(values: pa.Array, column: Column, kind: str) -> None:
         raise _refused(column, "NaN or an infinity stands in it, and the server has no such numbers")
     elif kind == "string":
         _check_texts(values, column)
+    elif kind == "integer" and column.type == "double" and not _within(values, -_WHOLE_IN_DOUBLE, _WHOLE_IN_DOUBLE):
+        raise _refused(column, "an integer beyond 2^53 stands in it, which a double would round")
     elif kind == "integer" and column.type == "bit" and not _within(values, 0, None):
         raise _refused(column, "a negative number stands in it, and the column is a BIT")
 
