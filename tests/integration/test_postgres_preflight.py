@@ -1,16 +1,30 @@
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
 import pytest
 from psycopg import sql
 
-from postgres_witness import QUERY, ask, finish, fresh_database, needs_postgres, owner, prepare, prepared, running
+from postgres_witness import (
+    QUERY,
+    ask,
+    finish,
+    fresh_database,
+    needs_postgres,
+    outcomes,
+    owner,
+    prepare,
+    prepared,
+    running,
+)
 from sparkonce.errors import ConfigurationError, PreflightError, PrepareError
 from sparkonce.guarantees import Guarantee
+from sparkonce.protocol.outcomes import Outcome
 from sparkonce.protocol.ownership import Token
 from sparkonce.sinks.postgres.sink import PostgresSink
 from sparkonce.testing.servers.postgres import PostgresServer
@@ -156,6 +170,44 @@ def test_another_database_than_before_is_refused(server: PostgresServer) -> None
     for changed in ({"database": "other"}, {"system": "7"}):
         with pytest.raises(PreflightError, match="its open transactions are there"):
             sink(server).preflight(QUERY, {**facts, **changed})
+
+
+def test_a_server_that_was_upgraded_goes_on_as_the_one_that_it_was(server: PostgresServer) -> None:
+    """pg_upgrade gives another system_identifier. The refusal says what to run; in a copy elsewhere that is void."""
+    given = sink(server)
+    facts = {**given.preflight(QUERY, None), "system": "7"}
+    run = replace(owner(given), facts=facts)
+    before, gone = prepare(given, ROWS, run=run), prepare(given, ROWS, run=run, batch=1)
+    finish(given, gone, commit=False)
+    assert outcomes(finish(given, gone)) == [Outcome.UNKNOWN]
+    with pytest.raises(PreflightError) as refusal:
+        given.preflight(QUERY, facts)
+    found = re.search(r"COMMENT ON .*(?=\.)", refusal.value.next_step)
+    assert found is not None
+    ask(server, found[0])  # type: ignore[arg-type]
+    assert sink(server).preflight(QUERY, facts) == facts
+    assert outcomes(finish(given, before, gone)) == [Outcome.COMMITTED, Outcome.LOST]
+    ask(server, found[0].replace("system ", "system 9"))
+    assert outcomes(finish(given, gone)) == [Outcome.UNKNOWN]
+    with pytest.raises(PreflightError, match="COMMENT ON"):
+        sink(server).preflight(QUERY, facts)
+
+
+def test_the_optional_right_may_be_granted_later_but_not_taken(server: PostgresServer) -> None:
+    ask(server, "GRANT INSERT ON t TO plain")
+    right = "ON FUNCTION pg_catalog.pg_control_system()"
+    ask(server, f"REVOKE EXECUTE {right} FROM PUBLIC")
+    try:
+        facts = sink(server, "plain").preflight(QUERY, None)
+        assert facts["system"] == ""
+        ask(server, f"GRANT EXECUTE {right} TO plain")
+        assert sink(server, "plain").preflight(QUERY, facts) == facts
+        known = sink(server, "plain").preflight(QUERY, None)
+        ask(server, f"REVOKE EXECUTE {right} FROM plain")
+        with pytest.raises(PreflightError, match="GRANT EXECUTE"):
+            sink(server, "plain").preflight(QUERY, known)
+    finally:
+        ask(server, f"GRANT EXECUTE {right} TO PUBLIC")
 
 
 def test_a_handle_of_another_database_is_unknown_and_not_lost(server: PostgresServer) -> None:

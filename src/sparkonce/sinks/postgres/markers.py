@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -13,6 +14,7 @@ from sparkonce.protocol.ownership import TransactionName
 from sparkonce.protocol.traces import Trace
 from sparkonce.sinks.postgres.connection import Connection
 from sparkonce.sinks.postgres.names import STAGED, TWO_PHASE, Place, fields_of
+from sparkonce.sinks.postgres.settings import COMMITS_TABLE
 from sparkonce.sinks.postgres.statements import COMMITTED_STATE, STAGED_STATE, commits
 
 KEPT_BATCHES = 250
@@ -57,21 +59,43 @@ def look_for(connection: Connection, name: TransactionName, place: Place) -> Loo
     return Look(
         state=state,
         is_prepared=is_prepared,
-        system=read_system(connection) if place.system else "",
+        system=read_system(connection, place.commits) if place.system else "",
         database=database,
         newest=-1 if newest is None else newest,
     )
 
 
-def read_system(connection: Connection) -> str:
-    """The cluster's number, which its copies share; empty if this role may not read it."""
+def read_system(connection: Connection, schema: str) -> str:
+    """The cluster's number, which its copies share; empty if this role may not read it.
+
+    pg_upgrade, and a move by dump and restore, give another one. So the comment on the table of markers may say whose
+    successor a cluster is: ``system <new> was <old>``. In a copy elsewhere that is void: its number is a third one.
+
+    Args:
+        connection: In no failed transaction.
+        schema: Where the table of markers is, or will be.
+    """
     allowed = connection.execute(
         "SELECT pg_catalog.has_function_privilege('pg_catalog.pg_control_system()', 'EXECUTE')"
     ).fetchone()
     if allowed is None or not allowed[0]:
         return ""
-    row = connection.execute("SELECT system_identifier::text FROM pg_catalog.pg_control_system()").fetchone()
-    return str(row[0]) if row else ""
+    row = connection.execute(_SYSTEM, (schema, COMMITS_TABLE)).fetchone()
+    if row is None:
+        return ""
+    system, comment = str(row[0]), str(row[1] or "")
+    moved = _MOVED.fullmatch(comment.strip())
+    return moved["old"] if moved is not None and moved["new"] == system else system
+
+
+_MOVED = re.compile(r"system (?P<new>[0-9]+) was (?P<old>[0-9]+)")
+_SYSTEM = """
+SELECT system_identifier::text, (
+    SELECT pg_catalog.obj_description(c.oid, 'pg_class')
+    FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
+    WHERE n.nspname = %s AND c.relname = %s)
+FROM pg_catalog.pg_control_system()
+"""
 
 
 def nowhere(look: Look, name: TransactionName, place: Place) -> Finished:

@@ -153,15 +153,31 @@ def _check_server(connection: Connection, ask: Ask, recorded: Facts | None) -> F
             "not: everything is set within transactions.",
             ask.to,
         )
-    facts = {"system": read_system(connection), "database": database}
-    if recorded is not None and any(recorded.get(name, facts[name]) != facts[name] for name in facts):
+    facts = {"system": read_system(connection, ask.commits_schema), "database": database}
+    before = {name: (recorded or {}).get(name, facts[name]) for name in facts}
+    if not before["system"]:
+        # Handles say so, too; a right that is granted later must not make this another server.
+        facts["system"] = ""
+    if before != facts:
         raise PreflightError(
-            f"conninfo leads to database {database!r} of system {facts['system']}, and this query has written to "
-            f"{recorded['database']!r} of system {recorded['system']}: its open transactions are there",
-            next_step="connect to the database of before, or start a new query with a new checkpoint.",
+            f"conninfo leads to database {database!r} of system {facts['system'] or '?'}, and this query has written "
+            f"to {before['database']!r} of system {before['system']}: its open transactions are there",
+            next_step=_way_on(ask, before["system"], facts["system"]),
             setting="conninfo",
         )
     return facts
+
+
+def _way_on(ask: Ask, before: str, now: str) -> str:
+    advice = "connect to the database of before, or start a new query with a new checkpoint."
+    if not now:
+        return "GRANT EXECUTE ON FUNCTION pg_catalog.pg_control_system() TO the role of the query, as before."
+    if before == now:
+        return advice
+    return (
+        f"{advice} If this is the server of before after pg_upgrade, or all of that database moved here: COMMENT ON "
+        f"TABLE \"{ask.commits_schema}\".{COMMITS_TABLE} IS 'system {now} was {before}'."
+    )
 
 
 def _check_table(connection: Connection, ask: Ask) -> Table:
