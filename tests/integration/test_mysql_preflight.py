@@ -2,8 +2,10 @@ from __future__ import annotations
 
 import logging
 import pickle
+import re
 import secrets
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,7 @@ from mariadb_witness import Witness, need_mariadb, shared_server
 from sparkonce.errors import ConfigurationError, PreflightError
 from sparkonce.guarantees import Guarantee
 from sparkonce.sinks.base import Facts
+from sparkonce.sinks.mysql.flavours import MARIADB, MYSQL
 from sparkonce.sinks.mysql.preflight import Wanted
 from sparkonce.sinks.mysql.sink import MySQLSink
 from sparkonce.sinks.mysql.writer import WriterSettings
@@ -28,6 +31,19 @@ def witness() -> Witness:
     made = Witness(shared_server())
     made.run("CREATE TABLE target (number BIGINT PRIMARY KEY, word TEXT) ENGINE=InnoDB")
     return made
+
+
+@pytest.fixture
+def mysql(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+    """Makes MariaDB say what MySQL says of itself: that it has this ``server_uuid``."""
+
+    def become(uuid: str) -> None:
+        said = str(MYSQL.identity).replace("@@server_uuid", f"'{uuid}'")
+        like = replace(MARIADB, identity=said)
+        for module in ("preflight", "committer"):
+            monkeypatch.setattr(f"sparkonce.sinks.mysql.{module}.flavour_of", lambda _: like)
+
+    return become
 
 
 @pytest.fixture
@@ -55,6 +71,22 @@ def test_what_is_remembered(witness: Witness) -> None:
     assert check(witness, recorded=older) == facts
     assert facts["prefix"] == "sparkonce.mysql"
     assert check(witness, guarantee=Guarantee.AT_LEAST_ONCE) == {}
+
+
+def test_a_primary_after_a_failover_goes_on_as_the_one_before(witness: Witness, mysql: Callable[[str], None]) -> None:
+    mysql("aaaa-1")
+    facts = check(witness)
+    assert facts["server"] == "aaaa-1"
+    mysql("bbbb-2")
+    with pytest.raises(PreflightError) as refusal:
+        check(witness, recorded=facts)
+    found = re.search(r"ALTER TABLE .*(?=\.)", refusal.value.next_step)
+    assert found is not None
+    witness.run(found[0])
+    assert check(witness, recorded=facts) == facts
+    mysql("cccc-3")
+    with pytest.raises(PreflightError, match="cccc-3"):
+        check(witness, recorded=facts)
 
 
 def test_another_database_of_the_same_server_is_refused(witness: Witness) -> None:

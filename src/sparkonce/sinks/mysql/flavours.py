@@ -18,7 +18,8 @@ class Flavour:
         oldest: The oldest version that is taken, as numbers.
         why_oldest: What older ones lack.
         recover: Lists prepared transactions, with ids that survive any character set.
-        identity: Gives the server's own id; None where it has none, see `sparkonce.sinks.mysql.markers`.
+        identity: Gives the server's own id, and the comment of the table of markers; None where it has no id, see
+            `sparkonce.sinks.mysql.markers`.
         new_value: How ``ON DUPLICATE KEY UPDATE`` names the value that was to be inserted; ``{}`` is the column.
         row_alias: What stands between VALUES and ``ON DUPLICATE KEY UPDATE``.
         recover_right: What ``XA RECOVER`` needs.
@@ -50,7 +51,8 @@ MYSQL = Flavour(
     why_oldest="before 5.7.7 a prepared transaction is rolled back when its connection ends, and before 8.0.19 upserts "
     "cannot name the new row",
     recover="XA RECOVER CONVERT XID",
-    identity="SELECT @@server_uuid",
+    identity="SELECT @@server_uuid, (SELECT TABLE_COMMENT FROM information_schema.TABLES "
+    "WHERE TABLE_SCHEMA = DATABASE() AND TABLE_NAME = 'sparkonce_commits')",
     new_value="sparkonce_new.{}",
     row_alias=" AS sparkonce_new",
     recover_right="XA_RECOVER_ADMIN",

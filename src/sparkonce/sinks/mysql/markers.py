@@ -7,6 +7,7 @@ transactions of dead or paused workers are found without any right and without `
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -36,6 +37,7 @@ TABLES = {
 """How the sink's own tables are made, by name. The second one is for MariaDB alone."""
 
 _COLUMNS = "prefix, query, batch, copy, slot, position, nonce, kind, begun_ms"
+_MOVED = re.compile(r"server (?P<new>\S+) was (?P<old>\S+)")
 _HOST = "CONCAT(@@hostname, ':', @@port)"
 
 
@@ -162,11 +164,15 @@ def tidy(link: Link, prefix: str, query: str, below: int) -> int:
 def identity(link: Link, flavour: Flavour) -> str:
     """Which server this is; empty if it is none that the sink has been started on.
 
-    MySQL has ``server_uuid``. MariaDB has nothing of the kind: its id is drawn at the first start and stands beside its
-    host name and port, so that a replica, a restored copy and a clone, which all have the row, are not taken for it.
+    MySQL has ``server_uuid``, and after a failover another one: so the comment on the table of markers may say whose
+    successor a server is, ``server <new> was <old>``, which is void on all others. MariaDB has nothing of the kind: its
+    id is drawn at the first start and stands beside its host name and port, so that a replica, a restored copy and a
+    clone, which all have the row, are not taken for it.
     """
     if flavour.identity is not None:
-        return str(link.row(flavour.identity)[0])
+        server, comment = link.row(flavour.identity)
+        moved = _MOVED.fullmatch(str(comment or "").strip())
+        return moved["old"] if moved is not None and moved["new"] == str(server) else str(server)
     found = link.row(f"SELECT id FROM {SERVERS} WHERE host = {_HOST}")  # noqa: S608 - ours
     return found[0].decode() if found else ""
 

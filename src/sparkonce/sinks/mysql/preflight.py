@@ -340,6 +340,11 @@ def _check_identity(link: Link, flavour: Flavour, recorded: Facts | None) -> str
                 f" If this is the old server with a new name, remove the row {server!r} from {markers.SERVERS}, and "
                 f"set host to {host!r} in the row {before!r}."
             )
+        else:
+            advice += (
+                " If this is the new primary, with all that the old one had committed or prepared: ALTER TABLE "
+                f"{markers.COMMITS} COMMENT='server {server} was {before}'."
+            )
         raise PreflightError(
             f"The settings lead to the server {server!r} ({host}), but this query wrote to {before!r} until now.",
             next_step=advice,
