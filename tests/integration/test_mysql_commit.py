@@ -247,6 +247,28 @@ def test_a_staging_table_that_was_changed_is_not_merged(scene: Scene, witness: W
 
 
 @STAGED
+def test_a_staging_table_that_cannot_be_read_is_not_lost(scene: Scene, witness: Witness) -> None:
+    handle = scene.prepare(0)
+    table = stage_table(name_of(handle).copy)
+    comment = witness.one("SELECT TABLE_COMMENT FROM information_schema.TABLES WHERE TABLE_NAME = %s", [table])
+    witness.run(f"ALTER TABLE {table} COMMENT='mine'")
+    assert scene.commit(handle) == [Outcome.UNKNOWN]
+    witness.run(f"ALTER TABLE {table} COMMENT=%s", [comment])
+    assert scene.commit(handle) == COMMITTED
+
+
+@pytest.mark.parametrize("commit", ["two_phase", "staged"])
+def test_names_may_have_any_characters(witness: Witness, commit: str) -> None:
+    """Comments and identifiers of the server hold characters of three bytes, and a question mark for others."""
+    given = MySQLSink(witness.settings, table="target", commit=commit, prefix="é漢😀")
+    with closing(Scene(Rows(), given)) as odd:
+        kept, left = odd.prepare(0), odd.prepare(10)
+        assert odd.commit(kept) == COMMITTED
+        assert [one.transaction for one in odd.lingering()] == [left.transaction]
+        assert visible(witness) == [0, 1]
+
+
+@STAGED
 def test_concluding_leaves_no_table_behind(scene: Scene, witness: Witness) -> None:
     left, handle = scene.prepare(0), scene.prepare(10, batch=1)
     scene.commit(left)

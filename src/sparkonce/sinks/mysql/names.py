@@ -17,6 +17,7 @@ PREFIX_LIMIT_BYTES = 64
 _GTRID = re.compile(
     rb"(?P<query>[0-9a-f]{12})\.(?P<position>0|[1-9][0-9]{0,18})-(?P<nonce>[0-9a-f]{8})\.(?P<copy>[0-9a-f]{12})"
 )
+_FOUR_BYTES = re.compile("[\U00010000-\U0010ffff]")
 _STAGE = re.compile(r"sparkonce_stage_(?P<copy>[0-9a-f]{12})")
 
 
@@ -124,7 +125,9 @@ class Stage:
             "table": self.table,
             "keys": self.keys,
         }
-        return json.dumps(fields, ensure_ascii=False, separators=(",", ":"))
+        text = json.dumps(fields, ensure_ascii=False, separators=(",", ":"))
+        # Comments hold three bytes a character: of others a question mark would be left.
+        return _FOUR_BYTES.sub(lambda found: json.dumps(found[0])[1:-1], text)
 
     @classmethod
     def parse(cls, table: str, comment: str) -> Stage | None:

@@ -19,6 +19,10 @@ from sparkonce.sinks.mysql.target import describe
 
 _WAIT_S = 5
 _LOST = "The staging table is not there, and the marker of its merge is not there either: nothing of it is visible."
+_UNREADABLE = Finished(
+    outcome=Outcome.UNKNOWN,
+    reason="The staging table is there, and its comment, which says where the rows go, was changed: put it back.",
+)
 _TABLES = (
     "SELECT TABLE_NAME, TABLE_COMMENT FROM information_schema.TABLES WHERE TABLE_SCHEMA = DATABASE() "
     "AND TABLE_NAME LIKE 'sparkonce\\_stage\\_%'"
@@ -32,8 +36,12 @@ class _InTheWay(Exception):  # noqa: N818 - not an error
 
 def list_stages(link: Link) -> list[Stage]:
     """All staging tables of sparkonce's in the database, whoever's they are."""
-    found = (Stage.parse(str(table), str(comment)) for table, comment in link.rows(_TABLES))
-    return [one for one in found if one is not None]
+    return [one for one in _tables(link).values() if one is not None]
+
+
+def _tables(link: Link) -> dict[str, Stage | None]:
+    """What is called like a staging table, and what its comment says; None if that cannot be read."""
+    return {str(table): Stage.parse(str(table), str(comment)) for table, comment in link.rows(_TABLES)}
 
 
 def merge(link: Link, wanted: Mapping[markers.Marker, int]) -> dict[markers.Marker, Finished]:
@@ -60,9 +68,10 @@ def merge(link: Link, wanted: Mapping[markers.Marker, int]) -> dict[markers.Mark
 def _merge(link: Link, wanted: Mapping[markers.Marker, int]) -> dict[markers.Marker, Finished]:
     done = markers.committed(link, [marker.name for marker in wanted])
     finished = {marker: Finished(outcome=Outcome.ALREADY_COMMITTED) for marker in wanted if marker.name in done}
-    there = {stage.name: stage for stage in list_stages(link)}
+    tables = _tables(link)
+    there = {stage.name: stage for stage in tables.values() if stage is not None}
     finished |= {
-        marker: markers.nowhere(link, marker.name, _LOST)
+        marker: _UNREADABLE if stage_table(marker.name.copy) in tables else markers.nowhere(link, marker.name, _LOST)
         for marker in wanted
         if marker not in finished and marker.name not in there
     }
