@@ -257,6 +257,23 @@ def test_a_staging_table_that_cannot_be_read_is_not_lost(scene: Scene, witness: 
     assert scene.commit(handle) == COMMITTED
 
 
+def test_a_staging_table_that_may_not_be_seen_is_not_lost(witness: Witness) -> None:
+    """Without a right on a table, information_schema shows none."""
+    user = f"user_{secrets.token_hex(3)}"
+    witness.run(f"CREATE USER {user}@'127.0.0.1'")
+    witness.run(f"GRANT ALL ON {witness.database}.* TO {user}@'127.0.0.1'")
+    given = MySQLSink({**witness.settings, "user": user, "password": ""}, table="target")
+    with closing(Scene(Rows(), given)) as scene:
+        handle = scene.prepare(0)
+        witness.run(f"REVOKE ALL ON {witness.database}.* FROM {user}@'127.0.0.1'")
+        for table in ("target", "sparkonce_commits", "sparkonce_servers"):
+            witness.run(f"GRANT SELECT, INSERT, DELETE ON {table} TO {user}@'127.0.0.1'")
+        assert scene.commit(handle, by=scene.new_committer()) == [Outcome.UNKNOWN]
+        witness.run(f"GRANT ALL ON {witness.database}.* TO {user}@'127.0.0.1'")
+        assert scene.commit(handle, by=scene.new_committer()) == COMMITTED
+    witness.run(f"DROP USER {user}@'127.0.0.1'")
+
+
 @pytest.mark.parametrize("commit", ["two_phase", "staged"])
 def test_names_may_have_any_characters(witness: Witness, commit: str) -> None:
     """Comments and identifiers of the server hold characters of three bytes, and a question mark for others."""

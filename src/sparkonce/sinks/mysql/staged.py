@@ -12,7 +12,7 @@ from sparkonce.protocol.ownership import TransactionName
 from sparkonce.sinks.mysql import markers
 from sparkonce.sinks.mysql.connection import Link, MySQLError, number_of, words_of
 from sparkonce.sinks.mysql.names import Stage, quote, stage_table
-from sparkonce.sinks.mysql.outcomes import LOCKED, outcome_of
+from sparkonce.sinks.mysql.outcomes import LOCKED, NO_SUCH_TABLE, outcome_of
 from sparkonce.sinks.mysql.prepared import end_holder
 from sparkonce.sinks.mysql.statements import merge as merge_statement
 from sparkonce.sinks.mysql.target import describe
@@ -36,12 +36,8 @@ class _InTheWay(Exception):  # noqa: N818 - not an error
 
 def list_stages(link: Link) -> list[Stage]:
     """All staging tables of sparkonce's in the database, whoever's they are."""
-    return [one for one in _tables(link).values() if one is not None]
-
-
-def _tables(link: Link) -> dict[str, Stage | None]:
-    """What is called like a staging table, and what its comment says; None if that cannot be read."""
-    return {str(table): Stage.parse(str(table), str(comment)) for table, comment in link.rows(_TABLES)}
+    found = (Stage.parse(str(table), str(comment)) for table, comment in link.rows(_TABLES))
+    return [one for one in found if one is not None]
 
 
 def merge(link: Link, wanted: Mapping[markers.Marker, int]) -> dict[markers.Marker, Finished]:
@@ -68,10 +64,9 @@ def merge(link: Link, wanted: Mapping[markers.Marker, int]) -> dict[markers.Mark
 def _merge(link: Link, wanted: Mapping[markers.Marker, int]) -> dict[markers.Marker, Finished]:
     done = markers.committed(link, [marker.name for marker in wanted])
     finished = {marker: Finished(outcome=Outcome.ALREADY_COMMITTED) for marker in wanted if marker.name in done}
-    tables = _tables(link)
-    there = {stage.name: stage for stage in tables.values() if stage is not None}
+    there = {stage.name: stage for stage in list_stages(link)}
     finished |= {
-        marker: _UNREADABLE if stage_table(marker.name.copy) in tables else markers.nowhere(link, marker.name, _LOST)
+        marker: _not_listed(link, marker.name)
         for marker in wanted
         if marker not in finished and marker.name not in there
     }
@@ -88,6 +83,19 @@ def _merge(link: Link, wanted: Mapping[markers.Marker, int]) -> dict[markers.Mar
             return finished | dict.fromkeys(left, wrong)
     link.run("COMMIT")
     return finished | dict.fromkeys(left, Finished(outcome=Outcome.COMMITTED))
+
+
+def _not_listed(link: Link, name: TransactionName) -> Finished:
+    """What it says that a staging table is not among those listed: information_schema shows what one has a right on."""
+    try:
+        link.rows(f"SELECT 1 FROM {quote(stage_table(name.copy))} LIMIT 0")  # noqa: S608 - quoted
+    except MySQLError as error:
+        if not link.open:
+            raise
+        if number_of(error) != NO_SUCH_TABLE:
+            return outcome_of(number_of(error), words_of(error))
+        return markers.nowhere(link, name, _LOST)
+    return _UNREADABLE
 
 
 def _move(link: Link, stage: Stage, rows: int) -> Finished | None:
