@@ -310,6 +310,15 @@ def test_markers_of_old_batches_are_tidied(scene: Scene, witness: Witness) -> No
 
 
 @BOTH
+def test_markers_are_tidied_whichever_batches_have_rows(scene: Scene, witness: Witness) -> None:
+    for batch in (1, 3, 303):
+        handle = scene.prepare(10 * batch, batch=batch)
+        scene.commit(handle)
+        scene.committer.conclude(batch, [handle])
+    assert witness.rows("SELECT batch FROM sparkonce_commits ORDER BY 1") == [(303,)]
+
+
+@BOTH
 def test_what_may_have_been_tidied_away_is_not_lost(scene: Scene) -> None:
     """A driver that was paused for hundreds of batches asks again for one that was committed."""
     old, recent, newest = handles = [scene.prepare(10 * batch, batch=batch) for batch in (0, 2, 201)]

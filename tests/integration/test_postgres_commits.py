@@ -350,6 +350,17 @@ def test_markers_that_may_have_been_tidied_away_make_it_unknown(server: Postgres
 
 
 @both
+def test_markers_are_tidied_whichever_batches_have_rows(server: PostgresServer, commit: str) -> None:
+    given = sink(server, commit=commit)
+    with closing(given.committer()) as committer:
+        for batch in (1, 3, 303):
+            handle = prepare(given, rows(batch), batch=batch)
+            committer.commit([handle])
+            committer.conclude(batch, [handle])
+    assert ask(server, "SELECT batch FROM sparkonce_commits") == [(303,)]
+
+
+@both
 def test_without_the_table_of_markers_nothing_is_called_lost(server: PostgresServer, commit: str) -> None:
     given = sink(server, commit=commit)
     handle = prepare(given, rows(1))

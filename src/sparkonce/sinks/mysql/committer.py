@@ -59,7 +59,7 @@ class MySQLCommitter(SinkCommitter):
         self._attempt_limit_s = attempt_limit_s
         self._lock = threading.Lock()
         self._idle: list[tuple[Link, Flavour, str]] = []
-        self._tidied = False
+        self._tidy_from = 0
 
     # --- SinkCommitter ----------------------------------------------------------------------------------------------
 
@@ -135,7 +135,7 @@ class MySQLCommitter(SinkCommitter):
         if not known:
             return
         merged = [marker.name for marker in known if marker.kind == markers.STAGED]
-        tidying = not self._tidied or batch % _TIDY_EVERY == 0
+        tidying = batch >= self._tidy_from
         if not merged and not tidying:
             return
         with self._asking("whether it has tidied up") as (link, _, _server):
@@ -143,7 +143,7 @@ class MySQLCommitter(SinkCommitter):
                 staged.drop_merged(link, merged)
                 if tidying:
                     self._tidy(link, known[0].name, batch)
-                    self._tidied = True
+                    self._tidy_from = batch + _TIDY_EVERY
             except SERVER_ERRORS as error:
                 if number_of(error) not in LOCKED:
                     raise

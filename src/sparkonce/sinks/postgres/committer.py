@@ -47,6 +47,7 @@ class PostgresCommitter(SinkCommitter):
         self._connections = Connections(to)
         self._name = name
         self._limits = limits
+        self._tidy_from = 0
 
     def commit(self, handles: Sequence[Handle]) -> Sequence[Finished]:
         """See `SinkCommitter.commit`. Staged copies are committed in one transaction, prepared ones one by one."""
@@ -96,7 +97,7 @@ class PostgresCommitter(SinkCommitter):
 
     def conclude(self, batch: int, handles: Sequence[Handle]) -> None:
         """See `SinkCommitter.conclude`: now and then, deletes the markers of batches long gone."""
-        if batch % TIDY_EVERY:
+        if batch < self._tidy_from:
             return
         places = {
             (str(handle["commits"]), name.prefix, name.query): None
@@ -106,6 +107,7 @@ class PostgresCommitter(SinkCommitter):
         for schema, prefix, query in places:
             with self._asking("to delete old markers") as connection:
                 tidy(connection, schema, prefix, query, batch)
+            self._tidy_from = batch + TIDY_EVERY
 
     def close(self) -> None:
         """Closes the connections."""
