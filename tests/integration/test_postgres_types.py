@@ -177,6 +177,21 @@ def test_the_character_nul_is_refused_with_a_way_out(server: PostgresServer) -> 
     assert ask(server, "SELECT count(*) FROM sparkonce_commits") == [(0,)]
 
 
+@pytest.mark.parametrize("declared", ["varchar(3)", "varchar(3)[]"])
+def test_spaces_that_a_varchar_would_cut_off_are_refused(server: PostgresServer, declared: str) -> None:
+    ask(server, f"CREATE TABLE t (x {declared})")
+
+    def column(*texts: str | None) -> pa.RecordBatch:
+        return pa.record_batch({"x": pa.array([[text] for text in texts] if "[" in declared else texts)})
+
+    with pytest.raises(PrepareError, match=r"column 'x'.*varchar\(3\)"):
+        prepare(sink(server), column("ab", "äb  "))
+    with pytest.raises(PrepareError, match="22001"):
+        prepare(sink(server), column("abcd"))
+    finish(sink(server), prepare(sink(server), column("äöü", " a ", None, "")))
+    assert ask(server, "SELECT count(*) FROM t WHERE x::text LIKE '% a %' OR x::text LIKE '%äöü%'") == [(2,)]
+
+
 def test_what_is_no_uuid_is_refused(server: PostgresServer) -> None:
     ask(server, "CREATE TABLE t (x uuid)")
     with pytest.raises(PrepareError, match="'nonsense' is no UUID"):

@@ -17,6 +17,9 @@ from sparkonce.sinks.postgres.numeric import numeric
 _DAYS_TO_2000 = 10_957
 _US_TO_2000 = _DAYS_TO_2000 * 86_400_000_000
 
+_VARCHAR_HEADER = 4
+"""A varchar's ``atttypmod`` counts characters and the header of a value (``varchar.c``)."""
+
 _FIRST_DAY, _END_DAY = -2_451_545, 2_145_031_949
 _FIRST_US, _END_US = -211_813_488_000_000_000, 9_223_371_331_200_000_000
 """PostgreSQL's dates and timestamps begin in 4713 BC and end in the years 5874897 and 294276 (its ``timestamp.h``)."""
@@ -68,6 +71,8 @@ def _encoder(column: str, given: pa.DataType, wanted: ServerType) -> Encode | No
     if pa.types.is_decimal128(given):
         return _decimals if name == "numeric" and _keeps_scale(column, given, wanted) else None
     if pa.types.is_string(given) or pa.types.is_large_string(given):
+        if name == "varchar" and wanted.modifier >= 0:
+            return partial(_bounded, column=column, most=wanted.modifier - _VARCHAR_HEADER)
         return _TEXTS.get(name)
     if pa.types.is_binary(given) or pa.types.is_large_binary(given):
         return _bytes if name == "bytea" else None
@@ -116,6 +121,17 @@ def _decimals(values: pa.Array) -> list[Part]:
 
 def _bytes(values: pa.Array, lead: bytes = b"") -> list[Part]:
     return ragged(values.cast(pa.binary()), lead)
+
+
+def _bounded(values: pa.Array, column: str, most: int) -> list[Part]:
+    """The server refuses what is too long, but cuts spaces off without a word (its manual, "Character Types")."""
+    long = values.filter(pc.greater(pc.utf8_length(values), most))
+    if len(long) and pc.any(pc.less_equal(pc.utf8_length(pc.ascii_rtrim(long, " ")), most)).as_py():
+        raise PrepareError(
+            f"column {column!r} has a text with spaces at its end that varchar({most}) would cut off",
+            next_step="use rtrim in the query, or widen the column.",
+        )
+    return _bytes(values)
 
 
 def _uuids(values: pa.Array) -> list[Part]:
