@@ -216,6 +216,12 @@ def test_a_query_that_crashes(stage: Stage, phase: Phase | None) -> None:
     assert stage.versions() == 2
 
 
+def test_conditions_are_those_of_the_table() -> None:
+    conditions = " ".join(DeltaSink("p").conditions())
+    assert "logRetentionDuration" in conditions
+    assert "the function" not in conditions
+
+
 def test_a_path_or_a_table() -> None:
     for settings in ({}, {"path": "p", "table": "t"}):
         with pytest.raises(ConfigurationError, match="one of them"):

@@ -47,6 +47,10 @@ class DeltaSink(TableSink):
         self._path = path
         self._table = table
 
+    def conditions(self) -> Sequence[str]:
+        """And what the table's memory is set by."""
+        return (*super().conditions(), "delta.logRetentionDuration says how long that is: 30 days by default")
+
     def table(self, spark: SparkSession) -> Table:
         """See `TableSink.table`."""
         return _DeltaTable(spark, self._path, self._table)
