@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 
 from sparkonce.errors import UnknownOutcomeError
 from sparkonce.protocol.handles import Handle
-from sparkonce.protocol.outcomes import Finished, Outcome
+from sparkonce.protocol.outcomes import COMMITTED, Finished, Outcome
 from sparkonce.protocol.ownership import Token, TransactionName
 from sparkonce.protocol.traces import Trace
 from sparkonce.sinks.base import Facts, Owner, SinkCommitter
@@ -77,6 +77,7 @@ class RedisCommitter(SinkCommitter):
             self._look_at_lists([one for one in going if one.verdict is None and one.is_prepared])
         self._apply([one for one in going if one.verdict is None])
         self._conclude([one for one in going if one.verdict is None])
+        self._await_ledgers([one for one in going if one.verdict and one.verdict.outcome in COMMITTED])
         answers = {handle: one.verdict if isinstance(one, _Open) else one for handle, one in given.items()}
         return [answers.get(handle, _NOTHING) or _NOTHING for handle in handles]
 
@@ -238,6 +239,14 @@ class RedisCommitter(SinkCommitter):
             one.verdict = self._concluded(one, answer)
             if self._cluster and one.verdict.outcome is Outcome.COMMITTED:
                 self._clean(one)
+
+    def _await_ledgers(self, done: Sequence[_Open]) -> None:
+        """A replica that took over with fewer commits than were seen would be taken for one that has lost rows."""
+        reached = await_replicas(self._nodes, [ledger_of(one.name).hash_slot for one in done], self._wait_replicas)
+        if reached < self._wait_replicas:
+            reason = f"{reached} replicas know that it is committed, and wait_replicas={self._wait_replicas}."
+            for one in done:
+                one.verdict = Finished(outcome=Outcome.RETRY, reason=reason)
 
     def _concluded(self, one: _Open, answer: Answer) -> Finished:
         if isinstance(answer, Refusal):
