@@ -65,7 +65,7 @@ class RedisCommitter(SinkCommitter):
         self._staging_ttl_ms = staging_ttl_s * 1000
         self._ledger_ttl_ms = ledger_ttl_s * 1000
         self._wait_replicas = wait_replicas
-        self._commits: dict[str, int] = {}
+        self._commits: dict[str, tuple[int, float]] = {}
         self._tidied: dict[str, int] = {}
 
     def commit(self, handles: Sequence[Handle]) -> Sequence[Finished]:
@@ -141,7 +141,7 @@ class RedisCommitter(SinkCommitter):
         for one in going:
             ledger = ledger_of(one.name)
             keys = [ledger] if self._cluster else [ledger, single_key(one.name)]
-            one.known = max(one.seen, self._commits.get(ledger.name, 0))
+            one.known = max(one.seen, self._remembered(ledger))
             args = (str(one.name), one.name.batch, one.known, scripts.END, mode, self._ledger_ttl_ms)
             requests.append(run_script(scripts.DECIDE, keys, *args))
         for one, answer in zip(going, self._nodes.run(requests), strict=True):
@@ -231,12 +231,12 @@ class RedisCommitter(SinkCommitter):
             for one in going:
                 one.verdict = Finished(outcome=Outcome.RETRY, reason=reason)
             return
-        requests = []
+        requests, at_s = [], time.monotonic()
         for one in going:
             keys = [ledger_of(one.name)] if self._cluster else [ledger_of(one.name), single_key(one.name)]
             requests.append(run_script(scripts.CONCLUDE, keys, str(one.name), scripts.END, self._ledger_ttl_ms))
         for one, answer in zip(going, self._nodes.run(requests), strict=True):
-            one.verdict = self._concluded(one, answer)
+            one.verdict = self._concluded(one, answer, at_s)
             if self._cluster and one.verdict.outcome is Outcome.COMMITTED:
                 self._clean(one)
 
@@ -248,7 +248,12 @@ class RedisCommitter(SinkCommitter):
             for one in done:
                 one.verdict = Finished(outcome=Outcome.RETRY, reason=reason)
 
-    def _concluded(self, one: _Open, answer: Answer) -> Finished:
+    def _remembered(self, ledger: Key) -> int:
+        """How many commits this process has seen, until the ledger may have ended without a new transaction."""
+        commits, at_s = self._commits.get(ledger.name, (0, 0.0))
+        return commits if time.monotonic() - at_s < self._ledger_ttl_ms / 1000 else 0
+
+    def _concluded(self, one: _Open, answer: Answer, at_s: float) -> Finished:
         if isinstance(answer, Refusal):
             return read_refusal(answer)
         state, commits = answer[0].decode(), int(answer[1])
@@ -256,8 +261,8 @@ class RedisCommitter(SinkCommitter):
             return Finished(
                 outcome=Outcome.UNKNOWN, reason=f"All rows are applied, and then the ledger says {state!r}."
             )
-        ledger = ledger_of(one.name).name
-        self._commits[ledger] = max(commits, self._commits.get(ledger, 0))
+        ledger = ledger_of(one.name)
+        self._commits[ledger.name] = (max(commits, self._remembered(ledger)), at_s)
         return Finished(outcome=Outcome.COMMITTED if state == "committed" else Outcome.ALREADY_COMMITTED)
 
     def _clean(self, one: _Open) -> None:
