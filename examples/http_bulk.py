@@ -23,7 +23,8 @@ from sparkonce import Applies, ApplyToken, ExactlyOnce, RefusedError, RetryLater
 
 ORDER = "id bigint, customer string, amount bigint"
 TIMEOUT_S = 10.0
-TRY_AGAIN = {408, 425, 429}
+TRY_AGAIN = {408, 409, 425, 429}
+"""409: the API is still at work on an earlier request with this key, whose reply did not come in time."""
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import shutil
 import threading
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -258,6 +259,17 @@ def test_a_server_that_lost_no_more_than_the_batch(
     assert query.commit(handle) == [expected]
     assert sums(client) == ([1 + EACH] * KEYS if at == "prepared" else [1] * KEYS)
     assert query.commit(handle) == [Outcome.ALREADY_COMMITTED if at == "prepared" else Outcome.LOST]
+
+
+@pytest.mark.parametrize(("idle_s", "expected"), [(0, Outcome.UNKNOWN), (31 * 86_400, Outcome.COMMITTED)])
+def test_a_ledger_that_ended_while_no_rows_came_is_not_taken_for_lost_commits(
+    query: Query, client: Any, monkeypatch: pytest.MonkeyPatch, idle_s: int, expected: Outcome
+) -> None:
+    assert query.commit(query.prepare(rows(1))) == [Outcome.COMMITTED]
+    client.delete(query.ledger)
+    clock = time.monotonic
+    monkeypatch.setattr(time, "monotonic", lambda: clock() + idle_s)
+    assert query.commit(query.prepare(rows(1), batch=1)) == [expected]
 
 
 def test_a_server_that_lost_earlier_commits_too(query: Query, server: RedisServer, client: Any, tmp_path: Path) -> None:

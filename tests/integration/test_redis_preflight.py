@@ -1,17 +1,19 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pytest
 
-from redis_servers import Query, client, cluster, needs_redis, server, witness
+from redis_servers import Query, client, cluster, needs_redis, server, staged, witness
 from sparkonce.errors import ConfigurationError, PreflightError, PrepareError
 from sparkonce.guarantees import Guarantee
 from sparkonce.protocol.outcomes import Outcome
+from sparkonce.sinks.redis import scripts
+from sparkonce.sinks.redis.nodes import Nodes, Request
 from sparkonce.sinks.redis.sink import RedisSink
 from sparkonce.testing.servers.process import HOST, Server, find_program, free_port
 from sparkonce.testing.servers.redis import RedisCluster, RedisServer
@@ -220,6 +222,31 @@ def test_replicas_are_waited_for(server: RedisServer, replica: RedisServer, clie
     with pytest.raises(PrepareError, match="0 replicas have what was staged, and wait_replicas=1"):
         query.prepare(rows, batch=1)
     assert query.commit(waiting) == [Outcome.RETRY]
+    query.close()
+
+
+def test_replicas_are_waited_for_until_they_count_the_commit(
+    server: RedisServer, replica: RedisServer, client: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A master that did not count it is taken for one that has lost it, and stops the query at its next batch."""
+    query = Query(RedisSink(server.url, wait_replicas=1, timeout_s=1.0))
+    handle = query.prepare(pa.record_batch({"key": ["a"], "value": ["1"]}))
+    run = Nodes.run
+
+    def paused(self: Nodes, requests: Sequence[Request], **more: Any) -> list[Any]:
+        if any(scripts.CONCLUDE.sha in request.args for request in requests):
+            replica.pause()
+        return run(self, requests, **more)
+
+    monkeypatch.setattr(Nodes, "run", paused)
+    try:
+        assert query.commit(handle) == [Outcome.RETRY]
+    finally:
+        replica.resume()
+    monkeypatch.undo()
+    assert query.commit(handle) == [Outcome.ALREADY_COMMITTED]
+    with witness(replica) as other:
+        assert other.hget(f"{staged(handle).rpartition(':')[0]}:ledger", "#commits") == b"1"
     query.close()
 
 

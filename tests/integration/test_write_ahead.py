@@ -26,6 +26,7 @@ from sparkonce.protocol.ownership import Token, TransactionName
 from sparkonce.sinks.base import Owner, SinkWriter, WriterContext
 from sparkonce.sinks.write_ahead import committer as committer_module
 from sparkonce.sinks.write_ahead import folder as folder_module
+from sparkonce.sinks.write_ahead.committer import WriteAheadCommitter
 from sparkonce.sinks.write_ahead.folder import Stand, WriteAheadFolder
 
 QUERY = "7f6e5d4c0000"
@@ -211,6 +212,24 @@ def test_many_drivers_at_once(tmp_path: Path) -> None:
     assert seen <= COMMITTED | {Outcome.RETRY}
     assert sorted(target.visible()) == numbers(0, range(8))
     assert len(target.calls()) == 8
+
+
+def test_a_batch_that_another_driver_finishes_meanwhile_is_not_called_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sink, target = sink_of(tmp_path, NEITHER, per="batch"), target_of(tmp_path, NEITHER)
+    handles = [prepare(sink, slot=slot) for slot in range(3)]
+    begin = WriteAheadCommitter._begin
+
+    def paused(*arguments: Any) -> bool | None:
+        """The other driver does all of its commit after this one has read the groups."""
+        monkeypatch.undo()
+        assert commit(sink, *handles) == [Outcome.COMMITTED] * 3
+        return begin(*arguments)
+
+    monkeypatch.setattr(WriteAheadCommitter, "_begin", paused)
+    assert commit(sink, *handles) == [Outcome.ALREADY_COMMITTED] * 3
+    assert sorted(target.visible()) == sorted(numbers(0, [0, 1, 2]))
 
 
 def test_two_drivers_form_a_group_once(tmp_path: Path) -> None:

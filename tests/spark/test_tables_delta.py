@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -214,6 +215,43 @@ def test_a_query_that_crashes(stage: Stage, phase: Phase | None) -> None:
                 raise
     assert stage.numbers() == sent
     assert stage.versions() == 2
+
+
+def test_files_that_spark_is_told_to_skip_are_not_skipped(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    handles = [stage.prepare(slot=slot) for slot in range(2)]
+    append = _DeltaTable.append
+
+    def spoilt(self: _DeltaTable, paths: Sequence[str], *rest: Any) -> None:
+        """After the driver has seen that the checksums are right."""
+        monkeypatch.undo()
+        Path(paths[1]).write_bytes(b"PAR1")
+        append(self, paths, *rest)
+
+    monkeypatch.setattr(_DeltaTable, "append", spoilt)
+    stage.spark.conf.set("spark.sql.files.ignoreCorruptFiles", "true")
+    try:
+        assert stage.commit(*handles) == [Outcome.RETRY] * 2
+    finally:
+        stage.spark.conf.unset("spark.sql.files.ignoreCorruptFiles")
+    assert stage.versions() == 0
+
+
+def test_a_cluster_whose_own_file_system_is_another(stage: Stage) -> None:
+    handle = stage.prepare()
+    sink = DeltaSink(stage.path.as_uri(), folder=stage.folder / "rows")
+    stage.spark.conf.set("fs.defaultFS", "elsewhere://cluster")
+    try:
+        (answer,) = sink.committer().commit([handle])
+    finally:
+        stage.spark.conf.unset("fs.defaultFS")
+    assert answer.outcome is Outcome.COMMITTED, answer.reason
+    assert stage.numbers() == [0]
+
+
+def test_conditions_are_those_of_the_table() -> None:
+    conditions = " ".join(DeltaSink("p").conditions())
+    assert "logRetentionDuration" in conditions
+    assert "the function" not in conditions
 
 
 def test_a_path_or_a_table() -> None:

@@ -5,17 +5,22 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import threading
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
 
 from conformance.write_ahead_targets import AppendingTarget, SqliteTarget, Target
+from http_bulk import BulkApi
 from spark.in_process import MARKS, CrashError, crash_at
-from sparkonce import Applies, ExactlyOnce, WriteAheadSink
+from sparkonce import Applies, ApplyToken, ExactlyOnce, RefusedError, RetryLaterError, WriteAheadSink
 from sparkonce.protocol.state import Phase
 from sparkonce.sinks.write_ahead.folder import WriteAheadFolder
+from sparkonce.testing.servers.process import HOST
 from tryout.bulk import make_orders
 
 pytestmark = [mark for mark in MARKS if mark.name != "kafka"]
@@ -70,6 +75,27 @@ def test_a_driver_that_is_gone_after_the_function_has_done_its_work(
 
 def _crash(*_: object) -> None:
     raise CrashError("before it could be noted")
+
+
+@pytest.mark.parametrize(("status", "error"), [(409, RetryLaterError), (503, RetryLaterError), (422, RefusedError)])
+def test_what_the_http_example_makes_of_an_answer(status: int, error: type[Exception]) -> None:
+    class Answers(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            self.rfile.read(int(self.headers["Content-Length"]))
+            self.send_error(status)
+
+        def log_message(self, *_: object) -> None:
+            """Quiet."""
+
+    rows = pa.RecordBatchReader.from_batches(pa.schema([("id", pa.int64())]), [pa.record_batch({"id": [1]})])
+    with HTTPServer((HOST, 0), Answers) as server:
+        thread = threading.Thread(target=server.handle_request)
+        thread.start()
+        with pytest.raises(error, match=str(status)):
+            BulkApi(f"http://{HOST}:{server.server_port}")(
+                rows, ApplyToken(id="t", query="q", batch=0, slots=(0,), rows=1)
+            )
+        thread.join()
 
 
 @pytest.mark.parametrize("example", ["http_bulk", "sqlite_upsert"])

@@ -133,4 +133,5 @@ def test_what_is_promised_and_on_what_conditions() -> None:
     assert "a replay after a failure shows older values again" in caveat
     assert "twice" in caveat
     assert direct.transaction_timeout_s({}) is None
+    assert RedisSink(guarantee=Guarantee.AT_MOST_ONCE).conditions() == ()  # nothing is written a second time
     assert exactly.transaction_timeout_s({}) == 7 * 24 * 3600

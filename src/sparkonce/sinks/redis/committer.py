@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 
 from sparkonce.errors import UnknownOutcomeError
 from sparkonce.protocol.handles import Handle
-from sparkonce.protocol.outcomes import Finished, Outcome
+from sparkonce.protocol.outcomes import COMMITTED, Finished, Outcome
 from sparkonce.protocol.ownership import Token, TransactionName
 from sparkonce.protocol.traces import Trace
 from sparkonce.sinks.base import Facts, Owner, SinkCommitter
@@ -65,7 +65,7 @@ class RedisCommitter(SinkCommitter):
         self._staging_ttl_ms = staging_ttl_s * 1000
         self._ledger_ttl_ms = ledger_ttl_s * 1000
         self._wait_replicas = wait_replicas
-        self._commits: dict[str, int] = {}
+        self._commits: dict[str, tuple[int, float]] = {}
         self._tidied: dict[str, int] = {}
 
     def commit(self, handles: Sequence[Handle]) -> Sequence[Finished]:
@@ -77,6 +77,7 @@ class RedisCommitter(SinkCommitter):
             self._look_at_lists([one for one in going if one.verdict is None and one.is_prepared])
         self._apply([one for one in going if one.verdict is None])
         self._conclude([one for one in going if one.verdict is None])
+        self._await_ledgers([one for one in going if one.verdict and one.verdict.outcome in COMMITTED])
         answers = {handle: one.verdict if isinstance(one, _Open) else one for handle, one in given.items()}
         return [answers.get(handle, _NOTHING) or _NOTHING for handle in handles]
 
@@ -140,7 +141,7 @@ class RedisCommitter(SinkCommitter):
         for one in going:
             ledger = ledger_of(one.name)
             keys = [ledger] if self._cluster else [ledger, single_key(one.name)]
-            one.known = max(one.seen, self._commits.get(ledger.name, 0))
+            one.known = max(one.seen, self._remembered(ledger))
             args = (str(one.name), one.name.batch, one.known, scripts.END, mode, self._ledger_ttl_ms)
             requests.append(run_script(scripts.DECIDE, keys, *args))
         for one, answer in zip(going, self._nodes.run(requests), strict=True):
@@ -230,16 +231,29 @@ class RedisCommitter(SinkCommitter):
             for one in going:
                 one.verdict = Finished(outcome=Outcome.RETRY, reason=reason)
             return
-        requests = []
+        requests, at_s = [], time.monotonic()
         for one in going:
             keys = [ledger_of(one.name)] if self._cluster else [ledger_of(one.name), single_key(one.name)]
             requests.append(run_script(scripts.CONCLUDE, keys, str(one.name), scripts.END, self._ledger_ttl_ms))
         for one, answer in zip(going, self._nodes.run(requests), strict=True):
-            one.verdict = self._concluded(one, answer)
+            one.verdict = self._concluded(one, answer, at_s)
             if self._cluster and one.verdict.outcome is Outcome.COMMITTED:
                 self._clean(one)
 
-    def _concluded(self, one: _Open, answer: Answer) -> Finished:
+    def _await_ledgers(self, done: Sequence[_Open]) -> None:
+        """A replica that took over with fewer commits than were seen would be taken for one that has lost rows."""
+        reached = await_replicas(self._nodes, [ledger_of(one.name).hash_slot for one in done], self._wait_replicas)
+        if reached < self._wait_replicas:
+            reason = f"{reached} replicas know that it is committed, and wait_replicas={self._wait_replicas}."
+            for one in done:
+                one.verdict = Finished(outcome=Outcome.RETRY, reason=reason)
+
+    def _remembered(self, ledger: Key) -> int:
+        """How many commits this process has seen, until the ledger may have ended without a new transaction."""
+        commits, at_s = self._commits.get(ledger.name, (0, 0.0))
+        return commits if time.monotonic() - at_s < self._ledger_ttl_ms / 1000 else 0
+
+    def _concluded(self, one: _Open, answer: Answer, at_s: float) -> Finished:
         if isinstance(answer, Refusal):
             return read_refusal(answer)
         state, commits = answer[0].decode(), int(answer[1])
@@ -247,8 +261,8 @@ class RedisCommitter(SinkCommitter):
             return Finished(
                 outcome=Outcome.UNKNOWN, reason=f"All rows are applied, and then the ledger says {state!r}."
             )
-        ledger = ledger_of(one.name).name
-        self._commits[ledger] = max(commits, self._commits.get(ledger, 0))
+        ledger = ledger_of(one.name)
+        self._commits[ledger.name] = (max(commits, self._remembered(ledger)), at_s)
         return Finished(outcome=Outcome.COMMITTED if state == "committed" else Outcome.ALREADY_COMMITTED)
 
     def _clean(self, one: _Open) -> None:

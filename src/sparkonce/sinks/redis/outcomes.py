@@ -66,7 +66,7 @@ _ERRORS: Mapping[str, _Meaning] = {
     "MISCONF": _Meaning(
         Outcome.RETRY, "The server takes no writes until it can save to its disk again; its own log says why it cannot."
     ),
-    "OOM": _Meaning(Outcome.RETRY, "maxmemory is reached. Make room, or raise maxmemory; nothing was applied."),
+    "OOM": _Meaning(Outcome.RETRY, "maxmemory is reached. Make room, or raise maxmemory: it goes on where it was."),
     "NOAUTH": _Meaning(Outcome.UNKNOWN, "The server wants a password."),
     "WRONGPASS": _Meaning(Outcome.UNKNOWN, "User and password do not fit."),
     "NOPERM": _Meaning(Outcome.UNKNOWN, _GRANT),

@@ -130,6 +130,8 @@ class RedisSink(TwoPhaseCommitSink):
 
     def conditions(self) -> Sequence[str]:
         """What the server and its readers must be like."""
+        if self.guarantee is Guarantee.AT_MOST_ONCE:
+            return ()
         if self.guarantee is not Guarantee.EXACTLY_ONCE:
             replay = "a replay after a failure shows older values again, until it catches up"
             more = ", and increments may be applied twice" if self.shape.structure == "increment" else ""

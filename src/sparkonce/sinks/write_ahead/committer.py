@@ -126,7 +126,11 @@ class WriteAheadCommitter(SinkCommitter):
             found = groups.read(batch)
             grouped = {entry.name for group in found for entry in group}
             new = [one for one in sorted(entries, key=_by_slot) if one.name not in grouped | set(answers)]
-            new = [one for one in new if self._begin(one, answers) is not None]
+            told: dict[TransactionName, Finished] = {}
+            new = [one for one in new if self._begin(one, told) is not None]
+            if told and groups.has(batch, len(found)):
+                continue  # another driver has formed it meanwhile, and may have applied and deleted these files
+            answers.update(told)
             if not new:
                 break
             if groups.form(batch, len(found), new):

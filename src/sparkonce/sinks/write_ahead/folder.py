@@ -229,6 +229,10 @@ class Groups:
                 groups.append([entry for fields in told if (entry := Entry.of_fields(fields)) is not None])
         return groups
 
+    def has(self, batch: int, number: int) -> bool:
+        """Whether there is a group of this number, also where a file system remembers that there was none."""
+        return self._path(batch, number).name in os.listdir(self._folder)  # noqa: PTH208
+
     def form(self, batch: int, number: int, entries: Sequence[Entry]) -> bool:
         """Makes a group of these, if it can be the batch's group of this number. False if there is one already."""
         try:

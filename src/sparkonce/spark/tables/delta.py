@@ -47,6 +47,10 @@ class DeltaSink(TableSink):
         self._path = path
         self._table = table
 
+    def conditions(self) -> Sequence[str]:
+        """And what the table's memory is set by."""
+        return (*super().conditions(), "delta.logRetentionDuration says how long that is: 30 days by default")
+
     def table(self, spark: SparkSession) -> Table:
         """See `TableSink.table`."""
         return _DeltaTable(spark, self._path, self._table)
@@ -79,7 +83,9 @@ class _DeltaTable(Table):
         """
         name = unit.name
         application = f"{name.prefix}.{name.query}.{name.token.position}-{name.token.nonce}.{name.slot}"
-        writer = self._spark.read.parquet(*paths).write.format("delta").mode("append")
+        # Not on the cluster's default file system; and no file may be skipped, whatever the session says.
+        reader = self._spark.read.option("ignoreMissingFiles", False).option("ignoreCorruptFiles", False)
+        writer = reader.parquet(*(f"file://{path}" for path in paths)).write.format("delta").mode("append")
         writer = writer.option("txnAppId", application).option("txnVersion", name.batch)
         writer = writer.option("userMetadata", label.to_text())
         if self._name is not None:

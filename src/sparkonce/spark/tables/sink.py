@@ -46,6 +46,14 @@ class TableSink(WriteAheadSink, abc.ABC):
     def table(self, spark: SparkSession) -> Table:
         """The table, in a session of the driver."""
 
+    def conditions(self) -> Sequence[str]:
+        """What the table and the disk must be like."""
+        return (
+            "the table stays the same table, and remembers its versions for longer than the query may be away with a "
+            "batch half committed",
+            "the folder in which rows wait is seen by the driver and all executors",
+        )
+
     def columns(self, schema: pa.Schema) -> Sequence[str]:
         """All columns, which have to be among the table's and fit there.
 
