@@ -213,6 +213,21 @@ def test_a_folder_that_is_gone_as_a_whole_is_not_a_loss(tmp_path: Path) -> None:
     assert "mounted" in answer.reason
 
 
+def test_of_several_files_none_is_lost_while_the_folder_is_gone(tmp_path: Path) -> None:
+    """Slot 0 is published, then the disk goes: were slot 1 lost, it would be written twice once the disk is back."""
+    root = tmp_path / "out"
+    life = Life(FilesSink(root, partition_by="p"))
+    first, second = life.prepare(PARTS), life.prepare(PARTS, slot=1)
+    assert life.commit(first) == [Outcome.COMMITTED]
+    root.rename(tmp_path / "unmounted")
+    for answer in life.committer.commit([first, second]):
+        assert answer.outcome is Outcome.RETRY
+        assert "mounted" in answer.reason
+    (tmp_path / "unmounted").rename(root)
+    assert life.commit(first, second) == [Outcome.ALREADY_COMMITTED, Outcome.COMMITTED]
+    assert rows(root) == [1, 1, 2, 2, 3, 3]
+
+
 def test_another_folder_at_the_same_path_is_refused(tmp_path: Path) -> None:
     sink = FilesSink(tmp_path / "out")
     facts = sink.preflight(QUERY, None)

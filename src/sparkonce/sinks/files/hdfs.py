@@ -156,6 +156,7 @@ class HdfsStore(FileStore):
             return Standing.HELD
         final = self._path(str(fields["path"]))
         if self._length(final) is None:
+            self._client.get_file_info(self._held)  # or else all are missing: `look` says so
             return Standing.GONE
         return Standing.PUBLISHED if self._matches(final, fields) else Standing.UNKNOWN
 

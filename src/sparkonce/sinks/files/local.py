@@ -120,13 +120,16 @@ class LocalStore(FileStore):
 
     def look(self, files: Sequence[Fields]) -> Sequence[Standing]:
         """See `FileStore.look`."""
-        return [self._look(one) for one in files]
+        with _asking(self._held):
+            return [self._look(one) for one in files]
 
     def _look(self, fields: Fields) -> Standing:
         if (self._held / str(fields["held"])).exists():
             return Standing.HELD
         final = self._root / str(fields["path"])
         if not os.path.lexists(final):
+            if not self._held.is_dir():
+                raise UnknownOutcomeError(f"{self._held} is not there: is it mounted?")
             return Standing.GONE
         return Standing.PUBLISHED if _matches(final, fields) else Standing.UNKNOWN
 
