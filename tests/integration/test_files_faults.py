@@ -248,6 +248,20 @@ def elsewhere() -> Path:
     return Path(tempfile.mkdtemp(dir=shm))
 
 
+def test_a_folder_that_cannot_be_made_is_refused_before_the_decision(tmp_path: Path) -> None:
+    life = Life(FilesSink(tmp_path / "out", partition_by=("p", "q")))
+    with pytest.raises(PrepareError, match="'q=xxx.*has 302 bytes.*allows 255"):
+        life.prepare(pa.table({"x": [1], "p": ["new"], "q": ["x" * 300]}))
+
+
+def test_a_partition_of_nul_is_published(tmp_path: Path) -> None:
+    root = tmp_path / "out"
+    life = Life(FilesSink(root, partition_by="p"))
+    life.run_batch(pa.table({"x": [1], "p": ["a\0b"]}))
+    assert [file.partition for batch in read_manifests(root) for file in batch.files] == [{"p": "a\0b"}]
+    assert rows(root) == [1]
+
+
 def test_a_partition_on_another_file_system_is_an_error(tmp_path: Path) -> None:
     other, root = elsewhere(), tmp_path / "out"
     try:

@@ -4,7 +4,8 @@ from typing import Any
 
 import pytest
 
-from sparkonce.errors import UnknownOutcomeError
+from sparkonce.errors import PrepareError, UnknownOutcomeError
+from sparkonce.protocol.ownership import Token, TransactionName
 
 pytest.importorskip("hdfs_native")
 
@@ -27,3 +28,11 @@ def store_with(client: object) -> HdfsStore:
 def test_where_the_folder_itself_is_missing_no_file_is_gone() -> None:
     with pytest.raises(UnknownOutcomeError, match="/out/.sparkonce/held"):
         store_with(EmptyCluster()).look([SEALED])
+
+
+def test_a_folder_that_cannot_be_made_is_refused_at_prepare() -> None:
+    name = TransactionName(
+        prefix="files", query="0123456789ab", token=Token(7, "deadbeef"), batch=3, slot=4, copy="a" * 12
+    )
+    with pytest.raises(PrepareError, match="has 256 bytes"):
+        store_with(EmptyCluster()).hold(name, f"a=1/b={'é' * 127}/part-{name}-0.parquet")

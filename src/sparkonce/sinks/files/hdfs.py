@@ -21,13 +21,16 @@ from sparkonce.errors import ConfigurationError, PreflightError, PrepareError, U
 from sparkonce.protocol.outcomes import Finished, Outcome
 from sparkonce.sinks.files.deadlines import within
 from sparkonce.sinks.files.outcomes import FOREIGN, MISSING, of_hdfs_error
-from sparkonce.sinks.files.store import HIDDEN, Fields, FileStore, Held, HeldFile, Standing, name_in
+from sparkonce.sinks.files.store import HIDDEN, Fields, FileStore, Held, HeldFile, Standing, check_lengths, name_in
 from sparkonce.sinks.files.streams import ChecksumStream
 
 if TYPE_CHECKING:
     from sparkonce.protocol.ownership import TransactionName
 
 DEADLINE_S = 20.0
+LONGEST_NAME_BYTES = 255
+"""``dfs.namenode.fs-limits.max-component-length``, which a client is not told: its default."""
+
 _HELD = ".held"
 _BUFFER_BYTES = 1 << 20
 
@@ -137,6 +140,7 @@ class HdfsStore(FileStore):
 
     def hold(self, name: TransactionName, path: str) -> HeldFile:  # noqa: ARG002 - the path holds it
         """See `FileStore.hold`."""
+        check_lengths(path, LONGEST_NAME_BYTES)
         held = f"{self._held}/{path.rpartition('/')[2]}{_HELD}"
         (file,) = within(self._deadline_s, [lambda: self._client.create(held, self._options)])
         if isinstance(file, BaseException):

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar, cast
 from sparkonce.errors import PreflightError, PrepareError, UnknownOutcomeError
 from sparkonce.protocol.outcomes import Finished, Outcome
 from sparkonce.sinks.files.outcomes import FOREIGN, MISSING, of_error
-from sparkonce.sinks.files.store import HIDDEN, Fields, FileStore, Held, HeldFile, Standing, name_in
+from sparkonce.sinks.files.store import HIDDEN, Fields, FileStore, Held, HeldFile, Standing, check_lengths, name_in
 from sparkonce.sinks.files.streams import ChecksumStream, preparing
 
 if TYPE_CHECKING:
@@ -102,6 +102,7 @@ class LocalStore(FileStore):
         """See `FileStore.hold`."""
         held = self._held / f"{path.rpartition('/')[2]}{_HELD}"
         with preparing(held):
+            check_lengths(path, os.pathconf(self._held, "PC_NAME_MAX"))
             self._check_device(path)
             file = os.open(held, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
         return LocalHeldFile(held, file, path)
