@@ -129,7 +129,8 @@ def test_a_sweep_that_meets_a_published_file_takes_its_first_name_only(
 
 
 def test_what_is_durable_when(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The file and its first name before the handle, its second name before the first one goes."""
+    """The file and its first name before the handle, its second name before the first one goes, that it has gone
+    before the batch is whole: from then on readers may take the second one away, and it must not be made again."""
     life = Life(FilesSink(tmp_path / "out", partition_by="p"))
     done: list[str] = []
 
@@ -148,8 +149,11 @@ def test_what_is_durable_when(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(os, "link", noting("link", os.link))
     monkeypatch.setattr(Path, "unlink", noting("unlink", Path.unlink))
     life.commit(handle)
-    assert (done[0], sorted(done[1:3]), done[3]) == ("link file", ["fsync out", "fsync p=a"], "unlink file")
-    assert len(done) == 4
+    assert (done[0], sorted(done[1:3]), done[3:]) == (
+        "link file",
+        ["fsync out", "fsync p=a"],
+        ["unlink file", "fsync held"],
+    )
 
 
 # --- other things in the way ----------------------------------------------------------------------------------------

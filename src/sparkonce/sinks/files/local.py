@@ -153,7 +153,19 @@ class LocalStore(FileStore):
             # Should it come back after a crash, the next commit or sweep finds both names, and takes it away again.
             with suppress(OSError):
                 (self._held / str(fields["held"])).unlink()
-        return answers
+        return self._forgotten(answers)
+
+    def _forgotten(self, answers: list[Finished]) -> list[Finished]:
+        """Makes it durable that the held names are gone, before the batch is called whole.
+
+        From then on readers may delete the second names; were a first one to come back, it would be published again.
+        """
+        if not any(one.outcome in _PUBLISHED for one in answers):
+            return answers
+        synced = _caught(_sync, self._held)
+        if synced.outcome in _PUBLISHED:
+            return answers
+        return [synced if one.outcome in _PUBLISHED else one for one in answers]
 
     def _make(self, folder: Path) -> Finished:
         if self._held.is_dir():  # or else the disk is not mounted, and a folder in its place would be in the way
