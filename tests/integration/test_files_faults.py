@@ -156,6 +156,36 @@ def test_what_is_durable_when(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     )
 
 
+def noted_folders(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
+    synced: list[Path] = []
+    call = local._fsync_folder
+
+    def noted(folder: Path) -> None:
+        synced.append(folder)
+        call(folder)
+
+    monkeypatch.setattr(local, "_fsync_folder", noted)
+    return synced
+
+
+def test_the_names_of_new_folders_are_durable_after_the_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced, root = noted_folders(monkeypatch), tmp_path / "new" / "out"
+    FilesSink(root).preflight(QUERY, None)
+    assert {root / ".sparkonce", root, root.parent, tmp_path} <= set(synced)
+
+
+def test_a_folder_of_lists_that_another_made_is_made_durable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever made it may have been killed before he could."""
+    store = local.LocalStore(tmp_path)
+    store.check()
+    (tmp_path / ".sparkonce" / "lists").mkdir()
+    synced = noted_folders(monkeypatch)
+    store.put(".sparkonce/lists/one", b"[]")
+    assert synced == [tmp_path / ".sparkonce", tmp_path / ".sparkonce" / "lists"]
+
+
 # --- other things in the way ----------------------------------------------------------------------------------------
 
 

@@ -53,9 +53,12 @@ class LocalStore(FileStore):
 
     def check(self) -> Mapping[str, str]:
         """See `FileStore.check`. Makes the folder if it is missing, and tries what publishing does."""
+        missing = [folder for folder in (self._root, *self._root.parents) if not folder.exists()]
         try:
             self._held.mkdir(parents=True, exist_ok=True)
-            _fsync_folder(self._held.parent)
+            # What a slot has prepared is durable only if the names of all folders above it are.
+            for folder in (self._held.parent, self._root, *(one.parent for one in missing)):
+                _fsync_folder(folder)
             probe = self._held / f"probe-{secrets.token_hex(6)}"
             second = self._root / HIDDEN / probe.name
             beside = self._root / f".{probe.name}"
@@ -238,9 +241,8 @@ class LocalStore(FileStore):
         final = self._root / path
         temporary = self._root / HIDDEN / f"put-{secrets.token_hex(6)}"
         with _asking(final):
-            if not final.parent.is_dir():
-                final.parent.mkdir(parents=True, exist_ok=True)
-                _fsync_folder(final.parent.parent)
+            final.parent.mkdir(parents=True, exist_ok=True)
+            _fsync_folder(final.parent.parent)  # always: who made it may have been killed before it was durable
             try:
                 _write_durably(temporary, content)
                 temporary.rename(final)
