@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ from sparkonce.protocol.ownership import Token, TransactionName
 pytest.importorskip("hdfs_native")
 
 from sparkonce.sinks.files.hdfs import HdfsStore
+from sparkonce.sinks.files.store import Standing
 
 SEALED = {"path": "p=1/f.parquet", "held": "f.parquet.held", "size": 3, "checksum": "crc32:352441c2"}
 
@@ -17,6 +19,20 @@ SEALED = {"path": "p=1/f.parquet", "held": "f.parquet.held", "size": 3, "checksu
 class EmptyCluster:
     def get_file_info(self, path: str) -> Any:
         raise FileNotFoundError(path)
+
+
+class PublishedAll:
+    def __init__(self) -> None:
+        self.reads: list[str] = []
+
+    def get_file_info(self, path: str) -> Any:
+        if path.endswith(".held"):
+            raise FileNotFoundError(path)
+        return SimpleNamespace(isdir=False, length=3)
+
+    def read(self, path: str) -> Any:
+        self.reads.append(path)
+        return SimpleNamespace(read_range_stream=lambda _start, _size: iter([b"abc"]))
 
 
 def store_with(client: object) -> HdfsStore:
@@ -36,3 +52,12 @@ def test_a_folder_that_cannot_be_made_is_refused_at_prepare() -> None:
     )
     with pytest.raises(PrepareError, match="has 256 bytes"):
         store_with(EmptyCluster()).hold(name, f"a=1/b={'é' * 127}/part-{name}-0.parquet")
+
+
+def test_what_was_read_with_the_right_checksum_is_not_read_again() -> None:
+    """Or a commit whose files take longer to read than a deadline would be asked again for ever."""
+    cluster = PublishedAll()
+    store = store_with(cluster)
+    assert [*store.look([SEALED]), *store.look([SEALED])] == [Standing.PUBLISHED] * 2
+    assert len(cluster.reads) == 1
+    assert store.look([{**SEALED, "checksum": "crc32:00000000"}]) == [Standing.UNKNOWN]
