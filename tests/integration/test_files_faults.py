@@ -168,9 +168,7 @@ def noted_folders(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
     return synced
 
 
-def test_the_names_of_new_folders_are_durable_after_the_start(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_names_of_new_folders_are_durable_after_the_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     synced, root = noted_folders(monkeypatch), tmp_path / "new" / "out"
     FilesSink(root).preflight(QUERY, None)
     assert {root / ".sparkonce", root, root.parent, tmp_path} <= set(synced)
@@ -284,7 +282,7 @@ def elsewhere() -> Path:
 
 def test_a_folder_that_cannot_be_made_is_refused_before_the_decision(tmp_path: Path) -> None:
     life = Life(FilesSink(tmp_path / "out", partition_by=("p", "q")))
-    with pytest.raises(PrepareError, match="'q=xxx.*has 302 bytes.*allows 255"):
+    with pytest.raises(PrepareError, match=r"'q=xxx.*has 302 bytes.*allows 255"):
         life.prepare(pa.table({"x": [1], "p": ["new"], "q": ["x" * 300]}))
 
 

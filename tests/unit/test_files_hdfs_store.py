@@ -42,7 +42,7 @@ def store_with(client: object) -> HdfsStore:
 
 
 def test_where_the_folder_itself_is_missing_no_file_is_gone() -> None:
-    with pytest.raises(UnknownOutcomeError, match="/out/.sparkonce/held"):
+    with pytest.raises(UnknownOutcomeError, match=r"/out/\.sparkonce/held"):
         store_with(EmptyCluster()).look([SEALED])
 
 
