@@ -38,7 +38,7 @@ def csv_lines(rows: pa.RecordBatch, delimiter: str) -> pa.Buffer:
     """
     if rows.num_columns == 1 and rows.column(0).null_count:
         raise PrepareError(
-            f"The only column, {rows.schema.names[0]!r}, holds a null, which CSV writes as an empty line: readers skip it.",
+            f"The only column, {rows.schema.names[0]!r}, holds a null, and CSV's readers skip an empty line.",
             next_step="Replace nulls (coalesce) or filter them out, write a second column, or use another format.",
         )
     parts: list[Any] = []
