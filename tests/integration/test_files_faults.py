@@ -245,6 +245,20 @@ def test_a_folder_that_is_gone_as_a_whole_is_not_a_loss(tmp_path: Path) -> None:
     assert "mounted" in answer.reason
 
 
+def test_a_partitions_folder_that_somebody_deletes_is_not_a_loss(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Jobs that delete empty folders: between its making and the link it is gone, and the file is still held back."""
+    root = tmp_path / "out"
+    life = Life(FilesSink(root, partition_by="p"))
+    handle = life.prepare(PARTS.slice(0, 1))
+    with monkeypatch.context() as patch:
+        patch.setattr(local.LocalStore, "_make", lambda *_: Finished(outcome=Outcome.COMMITTED))
+        assert life.commit(handle) == [Outcome.RETRY]
+    assert life.commit(handle) == [Outcome.COMMITTED]
+    assert rows(root) == [1]
+
+
 def test_of_several_files_none_is_lost_while_the_folder_is_gone(tmp_path: Path) -> None:
     """Slot 0 is published, then the disk goes: were slot 1 lost, it would be written twice once the disk is back."""
     root = tmp_path / "out"

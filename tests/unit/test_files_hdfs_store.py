@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from sparkonce.errors import PrepareError, UnknownOutcomeError
+from sparkonce.protocol.outcomes import Outcome
 from sparkonce.protocol.ownership import Token, TransactionName
 
 pytest.importorskip("hdfs_native")
@@ -14,6 +15,7 @@ from sparkonce.sinks.files.hdfs import HdfsStore
 from sparkonce.sinks.files.store import Standing
 
 SEALED = {"path": "p=1/f.parquet", "held": "f.parquet.held", "size": 3, "checksum": "crc32:352441c2"}
+HELD, FINAL = "/out/.sparkonce/held/f.parquet.held", "/out/p=1/f.parquet"
 
 
 class EmptyCluster:
@@ -32,6 +34,28 @@ class PublishedAll:
 
     def read(self, path: str) -> Any:
         self.reads.append(path)
+        return SimpleNamespace(read_range_stream=lambda _start, _size: iter([b"abc"]))
+
+
+class Overtaken:
+    """The folder is not there, so the first rename fails; another driver makes it and publishes at the next look."""
+
+    def __init__(self) -> None:
+        self.there = {"/out/.sparkonce/held", HELD}
+
+    def mkdirs(self, path: str, mode: int, parents: bool) -> None:
+        pass
+
+    def rename(self, path: str, to: str, overwrite: bool) -> None:
+        raise FileNotFoundError(to)
+
+    def get_file_info(self, path: str) -> Any:
+        before, self.there = self.there, {"/out/.sparkonce/held", FINAL}
+        if path not in before:
+            raise FileNotFoundError(path)
+        return SimpleNamespace(isdir=False, length=3)
+
+    def read(self, path: str) -> Any:
         return SimpleNamespace(read_range_stream=lambda _start, _size: iter([b"abc"]))
 
 
@@ -61,3 +85,9 @@ def test_what_was_read_with_the_right_checksum_is_not_read_again() -> None:
     assert [*store.look([SEALED]), *store.look([SEALED])] == [Standing.PUBLISHED] * 2
     assert len(cluster.reads) == 1
     assert store.look([{**SEALED, "checksum": "crc32:00000000"}]) == [Standing.UNKNOWN]
+
+
+def test_what_another_driver_publishes_meanwhile_is_not_lost() -> None:
+    store = store_with(Overtaken())
+    assert [one.outcome for one in store.publish([SEALED])] == [Outcome.RETRY]
+    assert [one.outcome for one in store.publish([SEALED])] == [Outcome.ALREADY_COMMITTED]

@@ -20,7 +20,7 @@ from urllib.parse import unquote, urlsplit
 from sparkonce.errors import ConfigurationError, PreflightError, PrepareError, UnknownOutcomeError
 from sparkonce.protocol.outcomes import Finished, Outcome
 from sparkonce.sinks.files.deadlines import within
-from sparkonce.sinks.files.outcomes import FOREIGN, MISSING, of_hdfs_error
+from sparkonce.sinks.files.outcomes import FOLDER_GONE, FOREIGN, MISSING, of_hdfs_error
 from sparkonce.sinks.files.store import HIDDEN, Fields, FileStore, Held, HeldFile, Standing, check_lengths, name_in
 from sparkonce.sinks.files.streams import ChecksumStream
 
@@ -188,12 +188,13 @@ class HdfsStore(FileStore):
         return Finished(outcome=Outcome.COMMITTED)
 
     def _without_held(self, fields: Fields, held: str, final: str) -> Finished:
+        # Looked for first: what another driver renames after this is asked again, and not taken for lost.
+        if self._length(held) is not None:
+            return Finished(outcome=Outcome.RETRY, reason=f"{final}: {FOLDER_GONE}")
         if self._length(final) is not None:
             if self._matches(final, fields):
                 return Finished(outcome=Outcome.ALREADY_COMMITTED)
             return Finished(outcome=Outcome.UNKNOWN, reason=f"{final}: {FOREIGN}")
-        if self._length(held) is not None:
-            return Finished(outcome=Outcome.RETRY, reason=f"{final}: somebody deleted its folder, which is made again.")
         try:
             self._client.get_file_info(self._held)
         except FileNotFoundError:
@@ -311,7 +312,9 @@ class HdfsHeldFile(HeldFile):
         return self._stream.size
 
     def seal(self) -> Fields:
-        """See `HeldFile.seal`. Every replica is on its disk (hsync), and the name node has the whole file (close).
+        """See `HeldFile.seal`. The last block is on its replicas' disks (hsync), and the file is whole (close).
+
+        Blocks before the last one are on disk where ``dfs.datanode.synconclose`` is set: see `FilesSink.conditions`.
 
         A sweep may have deleted it under a copy that slept: then both say that there is no such file.
         """

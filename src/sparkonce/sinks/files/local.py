@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar, cast
 
 from sparkonce.errors import PreflightError, PrepareError, UnknownOutcomeError
 from sparkonce.protocol.outcomes import Finished, Outcome
-from sparkonce.sinks.files.outcomes import FOREIGN, MISSING, of_error
+from sparkonce.sinks.files.outcomes import FOLDER_GONE, FOREIGN, MISSING, of_error
 from sparkonce.sinks.files.store import HIDDEN, Fields, FileStore, Held, HeldFile, Standing, check_lengths, name_in
 from sparkonce.sinks.files.streams import ChecksumStream, preparing
 
@@ -201,6 +201,9 @@ class LocalStore(FileStore):
                 return Finished(outcome=Outcome.ALREADY_COMMITTED)
             return Finished(outcome=Outcome.UNKNOWN, reason=f"{final}: {FOREIGN}")
         except FileNotFoundError:
+            # The held name is looked for first: another driver takes it away only after it has given the second one.
+            if held.exists():
+                return Finished(outcome=Outcome.RETRY, reason=f"{final}: {FOLDER_GONE}")
             if not os.path.lexists(final):
                 if not self._held.is_dir():
                     # Not one file is missing but all: the disk is not mounted, or the whole folder is gone.
