@@ -129,7 +129,8 @@ def test_a_sweep_that_meets_a_published_file_takes_its_first_name_only(
 
 
 def test_what_is_durable_when(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The file and its first name before the handle, its second name before the first one goes."""
+    """The file and its first name before the handle, its second name before the first one goes, that it has gone
+    before the batch is whole: from then on readers may take the second one away, and it must not be made again."""
     life = Life(FilesSink(tmp_path / "out", partition_by="p"))
     done: list[str] = []
 
@@ -148,8 +149,39 @@ def test_what_is_durable_when(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(os, "link", noting("link", os.link))
     monkeypatch.setattr(Path, "unlink", noting("unlink", Path.unlink))
     life.commit(handle)
-    assert (done[0], sorted(done[1:3]), done[3]) == ("link file", ["fsync out", "fsync p=a"], "unlink file")
-    assert len(done) == 4
+    assert (done[0], sorted(done[1:3]), done[3:]) == (
+        "link file",
+        ["fsync out", "fsync p=a"],
+        ["unlink file", "fsync held"],
+    )
+
+
+def noted_folders(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
+    synced: list[Path] = []
+    call = local._fsync_folder
+
+    def noted(folder: Path) -> None:
+        synced.append(folder)
+        call(folder)
+
+    monkeypatch.setattr(local, "_fsync_folder", noted)
+    return synced
+
+
+def test_the_names_of_new_folders_are_durable_after_the_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    synced, root = noted_folders(monkeypatch), tmp_path / "new" / "out"
+    FilesSink(root).preflight(QUERY, None)
+    assert {root / ".sparkonce", root, root.parent, tmp_path} <= set(synced)
+
+
+def test_a_folder_of_lists_that_another_made_is_made_durable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever made it may have been killed before he could."""
+    store = local.LocalStore(tmp_path)
+    store.check()
+    (tmp_path / ".sparkonce" / "lists").mkdir()
+    synced = noted_folders(monkeypatch)
+    store.put(".sparkonce/lists/one", b"[]")
+    assert synced == [tmp_path / ".sparkonce", tmp_path / ".sparkonce" / "lists"]
 
 
 # --- other things in the way ----------------------------------------------------------------------------------------
@@ -213,6 +245,35 @@ def test_a_folder_that_is_gone_as_a_whole_is_not_a_loss(tmp_path: Path) -> None:
     assert "mounted" in answer.reason
 
 
+def test_a_partitions_folder_that_somebody_deletes_is_not_a_loss(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Jobs that delete empty folders: between its making and the link it is gone, and the file is still held back."""
+    root = tmp_path / "out"
+    life = Life(FilesSink(root, partition_by="p"))
+    handle = life.prepare(PARTS.slice(0, 1))
+    with monkeypatch.context() as patch:
+        patch.setattr(local.LocalStore, "_make", lambda *_: Finished(outcome=Outcome.COMMITTED))
+        assert life.commit(handle) == [Outcome.RETRY]
+    assert life.commit(handle) == [Outcome.COMMITTED]
+    assert rows(root) == [1]
+
+
+def test_of_several_files_none_is_lost_while_the_folder_is_gone(tmp_path: Path) -> None:
+    """Slot 0 is published, then the disk goes: were slot 1 lost, it would be written twice once the disk is back."""
+    root = tmp_path / "out"
+    life = Life(FilesSink(root, partition_by="p"))
+    first, second = life.prepare(PARTS), life.prepare(PARTS, slot=1)
+    assert life.commit(first) == [Outcome.COMMITTED]
+    root.rename(tmp_path / "unmounted")
+    for answer in life.committer.commit([first, second]):
+        assert answer.outcome is Outcome.RETRY
+        assert "mounted" in answer.reason
+    (tmp_path / "unmounted").rename(root)
+    assert life.commit(first, second) == [Outcome.ALREADY_COMMITTED, Outcome.COMMITTED]
+    assert rows(root) == [1, 1, 2, 2, 3, 3]
+
+
 def test_another_folder_at_the_same_path_is_refused(tmp_path: Path) -> None:
     sink = FilesSink(tmp_path / "out")
     facts = sink.preflight(QUERY, None)
@@ -231,6 +292,20 @@ def elsewhere() -> Path:
     if not shm.is_dir() or shm.stat().st_dev == Path(tempfile.gettempdir()).stat().st_dev:
         pytest.skip("there is no second file system here")
     return Path(tempfile.mkdtemp(dir=shm))
+
+
+def test_a_folder_that_cannot_be_made_is_refused_before_the_decision(tmp_path: Path) -> None:
+    life = Life(FilesSink(tmp_path / "out", partition_by=("p", "q")))
+    with pytest.raises(PrepareError, match=r"'q=xxx.*has 302 bytes.*allows 255"):
+        life.prepare(pa.table({"x": [1], "p": ["new"], "q": ["x" * 300]}))
+
+
+def test_a_partition_of_nul_is_published(tmp_path: Path) -> None:
+    root = tmp_path / "out"
+    life = Life(FilesSink(root, partition_by="p"))
+    life.run_batch(pa.table({"x": [1], "p": ["a\0b"]}))
+    assert [file.partition for batch in read_manifests(root) for file in batch.files] == [{"p": "a\0b"}]
+    assert rows(root) == [1]
 
 
 def test_a_partition_on_another_file_system_is_an_error(tmp_path: Path) -> None:

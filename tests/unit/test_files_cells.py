@@ -12,8 +12,9 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from sparkonce.errors import PrepareError
+from sparkonce.errors import ConfigurationError, PrepareError
 from sparkonce.sinks.files.cells import csv_header, csv_lines, json_lines, text_lines
+from sparkonce.sinks.files.formats import choose
 
 UTC = dt.timezone.utc
 STRINGS = ['a"b', "back\\slash", "tab\tline\nend\r", "".join(map(chr, range(32))), "é😀\u2028", "", None, "plain"]
@@ -101,6 +102,28 @@ def test_csv_tells_null_from_an_empty_string() -> None:
     lines = bytes(csv_lines(rows.slice(5, 2), ";")).decode().split("\n")
     assert lines[0].startswith('"";'), "an empty string is quoted"
     assert lines[1].startswith(";"), "a null is nothing"
+
+
+def test_csv_tells_null_from_no_bytes() -> None:
+    rows = pa.record_batch({"x": [1, 2, 3], "b": pa.array([b"", None, b"a"])})
+    assert bytes(csv_lines(rows, ",")) == b'1,""\n2,\n3,"YQ=="\n'
+
+
+def test_csv_of_one_column_has_no_empty_lines() -> None:
+    assert bytes(csv_lines(pa.record_batch({"b": pa.array([b""])}), ",")) == b'""\n'
+    with pytest.raises(PrepareError, match=r"'n'.*null.*empty line"):
+        csv_lines(pa.record_batch({"n": pa.array([1, None])}), ",")
+
+
+@pytest.mark.parametrize("delimiter", [".", "-", "+", ":", "7", "T", "e", '"', "\0", ";;"])
+def test_a_delimiter_that_stands_in_values_without_quotes_is_refused(delimiter: str) -> None:
+    with pytest.raises(ConfigurationError, match="delimiter"):
+        choose("csv", None, {"delimiter": delimiter})
+
+
+@pytest.mark.parametrize("delimiter", [",", ";", "\t", "|", " ", "\x01", "~"])
+def test_other_delimiters_are_taken(delimiter: str) -> None:
+    assert dict(choose("csv", None, {"delimiter": delimiter}).options)["delimiter"] == delimiter
 
 
 def test_csv_quotes_names() -> None:

@@ -137,11 +137,19 @@ def test_instants_are_in_utc_in_files() -> None:
         ({"path": "hdfs:///x"}, "names no host"),
         ({"path": "s3:///x"}, "names no bucket"),
         ({"path": ""}, "names no place"),
+        ({"path": "hdfs://h:1/a#b"}, "'#'"),
+        ({"path": "file:/a?b"}, r"'\?'"),
     ],
 )
 def test_wrong_settings_are_refused_by_name(settings: dict[str, Any], said: str) -> None:
     with pytest.raises(ConfigurationError, match=said):
         FilesSink(**{"path": "/out", **settings})
+
+
+def test_credentials_in_a_path_are_refused_and_not_shown() -> None:
+    with pytest.raises(ConfigurationError, match="credentials") as caught:
+        FilesSink("s3://KEY:SECRET@bucket/x")
+    assert "SECRET" not in str(caught.value)
 
 
 def test_a_local_place_has_no_options() -> None:

@@ -109,3 +109,8 @@ def test_the_final_etag_is_s3s() -> None:
     assert final_etag([one]) == "62109206880d38a4010a98e11243924a-1"
     assert final_etag([one, two]).endswith("-2")
     assert final_etag([one, "not-an-md5"]).startswith("sha256:")
+
+
+def test_what_stands_behind_a_location_is_one_slash_away() -> None:
+    assert S3Store("s3://b/a/").location == S3Store("s3://b/a").location == "s3://b/a"
+    assert S3Store("s3a://b/").location == "s3a://b"

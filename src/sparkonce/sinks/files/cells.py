@@ -31,7 +31,16 @@ def json_lines(rows: pa.RecordBatch) -> pa.Buffer:
 
 
 def csv_lines(rows: pa.RecordBatch, delimiter: str) -> pa.Buffer:
-    """Each row as RFC 4180 says. Strings are quoted, also empty ones; a null is an empty field."""
+    """Each row as RFC 4180 says. Strings and bytes are quoted, also empty ones; a null is an empty field.
+
+    Raises:
+        PrepareError: for a null in the only column: it would be an empty line, which readers skip.
+    """
+    if rows.num_columns == 1 and rows.column(0).null_count:
+        raise PrepareError(
+            f"The only column, {rows.schema.names[0]!r}, holds a null, and CSV's readers skip an empty line.",
+            next_step="Replace nulls (coalesce) or filter them out, write a second column, or use another format.",
+        )
     parts: list[Any] = []
     for column in rows.columns:
         parts += [pc.fill_null(_csv_cells(column), ""), pa.scalar(delimiter, _STRING)]
@@ -135,6 +144,8 @@ def _csv_cells(column: pa.Array) -> pa.Array:
     kind = column.type
     if types.is_string(kind) or types.is_large_string(kind):
         return _quoted(pc.replace_substring(column.cast(_STRING), '"', '""'))
+    if is_binary(kind):
+        return _quoted(_plain(column))
     return _float(column) if types.is_floating(kind) else _plain(column)
 
 

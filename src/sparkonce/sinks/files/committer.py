@@ -71,6 +71,8 @@ class FilesCommitter(SinkCommitter):
                     if any(dict(listed) == fields for batch in batches for listed in batch.transactions):
                         return _TAKEN_AWAY
         except UnknownOutcomeError as error:
+            if answer.outcome is Outcome.UNKNOWN:
+                return answer  # it says better what is wrong, for example which right is missing
             return Finished(outcome=Outcome.RETRY, reason=error.message)
         except CorruptRecordError as error:
             return Finished(outcome=Outcome.UNKNOWN, reason=error.message)

@@ -15,6 +15,9 @@ from sparkonce.sinks.files.cells import csv_header, csv_lines, json_lines, text_
 NONE = "none"
 _ENDINGS = {NONE: "", "gzip": ".gz", "zstd": ".zst", "bz2": ".bz2"}
 _TEXT_CODECS = tuple(_ENDINGS)
+_NO_DELIMITERS = '"\r\n\0+-.:'
+"""Beside letters and digits: what is written without quotes is numbers, ``true``, ``NaN``, dates and instants."""
+
 _MIB = 1 << 20
 
 
@@ -108,9 +111,9 @@ def _check_option(format: str, name: str, value: Any, known: Mapping[str, Any]) 
             next_step="Correct it.",
             setting=name,
         )
-    if name == "delimiter" and (len(value) != 1 or value in '"\r\n'):
+    if name == "delimiter" and (len(value) != 1 or value in _NO_DELIMITERS or value.isalnum()):
         raise ConfigurationError(
-            f"options['delimiter']={value!r} must be one character, and no quote or line's end.",
+            f"options['delimiter']={value!r} must be one character that no number, instant or quote is written with.",
             next_step="Use ',' or '\\t', for example.",
             setting=name,
         )

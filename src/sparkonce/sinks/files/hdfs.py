@@ -20,14 +20,17 @@ from urllib.parse import unquote, urlsplit
 from sparkonce.errors import ConfigurationError, PreflightError, PrepareError, UnknownOutcomeError
 from sparkonce.protocol.outcomes import Finished, Outcome
 from sparkonce.sinks.files.deadlines import within
-from sparkonce.sinks.files.outcomes import FOREIGN, MISSING, of_hdfs_error
-from sparkonce.sinks.files.store import HIDDEN, Fields, FileStore, Held, HeldFile, Standing, name_in
+from sparkonce.sinks.files.outcomes import FOLDER_GONE, FOREIGN, MISSING, of_hdfs_error
+from sparkonce.sinks.files.store import HIDDEN, Fields, FileStore, Held, HeldFile, Standing, check_lengths, name_in
 from sparkonce.sinks.files.streams import ChecksumStream
 
 if TYPE_CHECKING:
     from sparkonce.protocol.ownership import TransactionName
 
 DEADLINE_S = 20.0
+LONGEST_NAME_BYTES = 255
+"""``dfs.namenode.fs-limits.max-component-length``, which a client is not told: its default."""
+
 _HELD = ".held"
 _BUFFER_BYTES = 1 << 20
 
@@ -70,6 +73,7 @@ class HdfsStore(FileStore):
         self.location = f"hdfs://{parts.netloc}{self._root}".rstrip("/")
         self._held = f"{self._root.rstrip('/')}/{HIDDEN}/held"
         self._deadline_s = deadline_s
+        self._read: set[tuple[str, str]] = set()
         self._options = WriteOptions(replication=replication, overwrite=False, create_parent=False)
         try:
             self._client = Client(f"hdfs://{parts.netloc}", dict(config or {}), config_dir, **kerberos)
@@ -137,6 +141,7 @@ class HdfsStore(FileStore):
 
     def hold(self, name: TransactionName, path: str) -> HeldFile:  # noqa: ARG002 - the path holds it
         """See `FileStore.hold`."""
+        check_lengths(path, LONGEST_NAME_BYTES)
         held = f"{self._held}/{path.rpartition('/')[2]}{_HELD}"
         (file,) = within(self._deadline_s, [lambda: self._client.create(held, self._options)])
         if isinstance(file, BaseException):
@@ -156,6 +161,7 @@ class HdfsStore(FileStore):
             return Standing.HELD
         final = self._path(str(fields["path"]))
         if self._length(final) is None:
+            self._client.get_file_info(self._held)  # or else all are missing: `look` says so
             return Standing.GONE
         return Standing.PUBLISHED if self._matches(final, fields) else Standing.UNKNOWN
 
@@ -182,12 +188,13 @@ class HdfsStore(FileStore):
         return Finished(outcome=Outcome.COMMITTED)
 
     def _without_held(self, fields: Fields, held: str, final: str) -> Finished:
+        # Looked for first: what another driver renames after this is asked again, and not taken for lost.
+        if self._length(held) is not None:
+            return Finished(outcome=Outcome.RETRY, reason=f"{final}: {FOLDER_GONE}")
         if self._length(final) is not None:
             if self._matches(final, fields):
                 return Finished(outcome=Outcome.ALREADY_COMMITTED)
             return Finished(outcome=Outcome.UNKNOWN, reason=f"{final}: {FOREIGN}")
-        if self._length(held) is not None:
-            return Finished(outcome=Outcome.RETRY, reason=f"{final}: somebody deleted its folder, which is made again.")
         try:
             self._client.get_file_info(self._held)
         except FileNotFoundError:
@@ -265,12 +272,22 @@ class HdfsStore(FileStore):
         return -1 if found.isdir else int(found.length)
 
     def _matches(self, path: str, fields: Fields) -> bool:
+        """Whether a file has the size and checksum that it must have.
+
+        What was read once with the right checksum is not read again: of many large files a deadline may suffice for
+        some, and the next time for others.
+        """
         if self._length(path) != fields["size"]:
             return False
+        if (path, str(fields["checksum"])) in self._read:
+            return True
         crc = 0
         for chunk in self._client.read(path).read_range_stream(0, int(fields["size"])):
             crc = zlib.crc32(chunk, crc)
-        return f"crc32:{crc:08x}" == fields["checksum"]
+        if f"crc32:{crc:08x}" != fields["checksum"]:
+            return False
+        self._read.add((path, str(fields["checksum"])))
+        return True
 
 
 class HdfsHeldFile(HeldFile):
@@ -295,7 +312,9 @@ class HdfsHeldFile(HeldFile):
         return self._stream.size
 
     def seal(self) -> Fields:
-        """See `HeldFile.seal`. Every replica is on its disk (hsync), and the name node has the whole file (close).
+        """See `HeldFile.seal`. The last block is on its replicas' disks (hsync), and the file is whole (close).
+
+        Blocks before the last one are on disk where ``dfs.datanode.synconclose`` is set: see `FilesSink.conditions`.
 
         A sweep may have deleted it under a copy that slept: then both say that there is no such file.
         """

@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar, cast
 
 from sparkonce.errors import PreflightError, PrepareError, UnknownOutcomeError
 from sparkonce.protocol.outcomes import Finished, Outcome
-from sparkonce.sinks.files.outcomes import FOREIGN, MISSING, of_error
-from sparkonce.sinks.files.store import HIDDEN, Fields, FileStore, Held, HeldFile, Standing, name_in
+from sparkonce.sinks.files.outcomes import FOLDER_GONE, FOREIGN, MISSING, of_error
+from sparkonce.sinks.files.store import HIDDEN, Fields, FileStore, Held, HeldFile, Standing, check_lengths, name_in
 from sparkonce.sinks.files.streams import ChecksumStream, preparing
 
 if TYPE_CHECKING:
@@ -53,9 +53,12 @@ class LocalStore(FileStore):
 
     def check(self) -> Mapping[str, str]:
         """See `FileStore.check`. Makes the folder if it is missing, and tries what publishing does."""
+        missing = [folder for folder in (self._root, *self._root.parents) if not folder.exists()]
         try:
             self._held.mkdir(parents=True, exist_ok=True)
-            _fsync_folder(self._held.parent)
+            # What a slot has prepared is durable only if the names of all folders above it are.
+            for folder in (self._held.parent, self._root, *(one.parent for one in missing)):
+                _fsync_folder(folder)
             probe = self._held / f"probe-{secrets.token_hex(6)}"
             second = self._root / HIDDEN / probe.name
             beside = self._root / f".{probe.name}"
@@ -102,6 +105,7 @@ class LocalStore(FileStore):
         """See `FileStore.hold`."""
         held = self._held / f"{path.rpartition('/')[2]}{_HELD}"
         with preparing(held):
+            check_lengths(path, os.pathconf(self._held, "PC_NAME_MAX"))
             self._check_device(path)
             file = os.open(held, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
         return LocalHeldFile(held, file, path)
@@ -120,13 +124,16 @@ class LocalStore(FileStore):
 
     def look(self, files: Sequence[Fields]) -> Sequence[Standing]:
         """See `FileStore.look`."""
-        return [self._look(one) for one in files]
+        with _asking(self._held):
+            return [self._look(one) for one in files]
 
     def _look(self, fields: Fields) -> Standing:
         if (self._held / str(fields["held"])).exists():
             return Standing.HELD
         final = self._root / str(fields["path"])
         if not os.path.lexists(final):
+            if not self._held.is_dir():
+                raise UnknownOutcomeError(f"{self._held} is not there: is it mounted?")
             return Standing.GONE
         return Standing.PUBLISHED if _matches(final, fields) else Standing.UNKNOWN
 
@@ -149,7 +156,19 @@ class LocalStore(FileStore):
             # Should it come back after a crash, the next commit or sweep finds both names, and takes it away again.
             with suppress(OSError):
                 (self._held / str(fields["held"])).unlink()
-        return answers
+        return self._forgotten(answers)
+
+    def _forgotten(self, answers: list[Finished]) -> list[Finished]:
+        """Makes it durable that the held names are gone, before the batch is called whole.
+
+        From then on readers may delete the second names; were a first one to come back, it would be published again.
+        """
+        if not any(one.outcome in _PUBLISHED for one in answers):
+            return answers
+        synced = _caught(_sync, self._held)
+        if synced.outcome in _PUBLISHED:
+            return answers
+        return [synced if one.outcome in _PUBLISHED else one for one in answers]
 
     def _make(self, folder: Path) -> Finished:
         if self._held.is_dir():  # or else the disk is not mounted, and a folder in its place would be in the way
@@ -182,6 +201,9 @@ class LocalStore(FileStore):
                 return Finished(outcome=Outcome.ALREADY_COMMITTED)
             return Finished(outcome=Outcome.UNKNOWN, reason=f"{final}: {FOREIGN}")
         except FileNotFoundError:
+            # The held name is looked for first: another driver takes it away only after it has given the second one.
+            if held.exists():
+                return Finished(outcome=Outcome.RETRY, reason=f"{final}: {FOLDER_GONE}")
             if not os.path.lexists(final):
                 if not self._held.is_dir():
                     # Not one file is missing but all: the disk is not mounted, or the whole folder is gone.
@@ -222,9 +244,8 @@ class LocalStore(FileStore):
         final = self._root / path
         temporary = self._root / HIDDEN / f"put-{secrets.token_hex(6)}"
         with _asking(final):
-            if not final.parent.is_dir():
-                final.parent.mkdir(parents=True, exist_ok=True)
-                _fsync_folder(final.parent.parent)
+            final.parent.mkdir(parents=True, exist_ok=True)
+            _fsync_folder(final.parent.parent)  # always: who made it may have been killed before it was durable
             try:
                 _write_durably(temporary, content)
                 temporary.rename(final)

@@ -34,6 +34,7 @@ _ERRNO: Mapping[int, tuple[Outcome, str]] = {
 }
 
 FOREIGN = "Something else stands there, which is never overwritten: compare it, and move it away."
+FOLDER_GONE = "Somebody deleted its folder, which is made again."
 MISSING = "It is neither held back nor published: somebody deleted it."
 
 

@@ -14,8 +14,8 @@ import pyarrow.compute as pc
 NULL = "__HIVE_DEFAULT_PARTITION__"
 """The folder of null. As with Spark, empty strings are put there, too: a folder's name cannot be empty."""
 
-_ESCAPED = re.compile(r"[\x01-\x1f\x7f\"#%'*/:=?\\{\[\]^]")
-"""What Spark's ``ExternalCatalogUtils`` escapes, as Hive does."""
+_ESCAPED = re.compile(r"[\x00-\x1f\x7f\"#%'*/:=?\\{\[\]^]")
+"""What Spark's ``ExternalCatalogUtils`` escapes, as Hive does; and NUL, with which no file system makes a folder."""
 
 
 def escape(text: str) -> str:

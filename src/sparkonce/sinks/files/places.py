@@ -27,6 +27,18 @@ def scheme_of(path: str) -> str:
     if not path or scheme not in ("file", "hdfs", "s3"):
         raise ConfigurationError(f"path={path!r} names no place for files.", next_step=_KNOWN, setting="path")
     parts = urlsplit(path)
+    if scheme == "s3" and "@" in parts.netloc:  # as old s3n: URLs had it; it is not shown, for it may be a secret
+        raise ConfigurationError(
+            "path holds credentials before its bucket's name.",
+            next_step="Take them out: boto3's own chain finds them, or give them in store_options.",
+            setting="path",
+        )
+    if match is not None and scheme != "s3" and (parts.query or parts.fragment):
+        raise ConfigurationError(
+            f"path={path!r} is a URL with '?' or '#', behind which nothing belongs to the folder's name.",
+            next_step="Write %3F for '?' and %23 for '#'.",
+            setting="path",
+        )
     if match is not None and scheme == "file" and parts.netloc not in ("", "localhost"):
         raise ConfigurationError(f"path={path!r} names a host.", next_step="Write file:///path.", setting="path")
     if scheme in ("hdfs", "s3") and not parts.netloc:

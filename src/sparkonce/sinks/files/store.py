@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING, BinaryIO
 
+from sparkonce.errors import PrepareError
 from sparkonce.protocol.ownership import TransactionName
 
 if TYPE_CHECKING:
@@ -39,6 +40,25 @@ def file_path(folder: str, name: TransactionName, number: int, extension: str) -
     """
     base = f"part-{name}-{number}{extension}"
     return f"{folder}/{base}" if folder else base
+
+
+def check_lengths(path: str, longest_bytes: int) -> None:
+    """Refuses a folder that could not be made when the batch is decided.
+
+    Args:
+        path: Relative.
+        longest_bytes: What the file system allows for one name.
+
+    Raises:
+        PrepareError: naming the folder.
+    """
+    for name in path.split("/"):
+        if len(name.encode()) > longest_bytes:
+            raise PrepareError(
+                f"A partition's folder would be called {name[:60]!r}…, which has {len(name.encode())} bytes, and the "
+                f"file system allows {longest_bytes}.",
+                next_step="Shorten the value of the column in partition_by, or do not partition by it.",
+            )
 
 
 def name_in(path: str) -> TransactionName | None:

@@ -44,7 +44,7 @@ class S3Store(FileStore):
     """
 
     def __init__(self, location: str, settings: Mapping[str, Any] | None = None, *, page: int = 1_000) -> None:
-        self.location = location
+        self.location = location.rstrip("/")  # readers put "/" and a file's path behind it
         self.bucket, self.prefix = read_location(location)
         self.settings = read_settings(settings or {})
         self._page = page
