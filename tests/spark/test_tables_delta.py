@@ -159,7 +159,7 @@ def test_versions_that_were_forgotten_are_not_taken_for_absent(stage: Stage, mon
         with pytest.raises(KilledError):
             stage.commit(handle)
     monkeypatch.setattr(_DeltaTable, "labels", lambda *_, **__: [])
-    monkeypatch.setattr(_DeltaTable, "remembers_since_ms", lambda _: 2**62)
+    monkeypatch.setattr(_DeltaTable, "remembers_since_ms", lambda *_: 2**62)
     assert stage.commit(handle) == [Outcome.UNKNOWN]
     assert stage.numbers() == [0]
 

@@ -92,7 +92,7 @@ class _DeltaTable(Table):
         told = self._frame(history).where("userMetadata is not null").select("userMetadata").collect()
         return [label for row in told if (label := Label.of_text(row[0])) is not None]
 
-    def remembers_since_ms(self) -> int:
+    def remembers_since_ms(self, unit: Unit) -> int:  # noqa: ARG002 - the history is everybody's
         oldest = self._frame(self._handle().history()).selectExpr(
             "min_by(struct(version, unix_millis(timestamp)), version)"
         )

@@ -16,6 +16,7 @@ from sparkonce.sinks.write_ahead.sink import WriteAheadSink
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+    from pyspark.sql.types import StructField
 
     from sparkonce.spark.tables.committer import Table
 
@@ -73,6 +74,16 @@ class TableSink(WriteAheadSink, abc.ABC):
                     next_step="cast it to the table's type.",
                 )
         return names
+
+    def fields_there(self) -> Sequence[StructField]:
+        """The table's columns, in a process that has a session; none in a worker.
+
+        Raises:
+            PreflightError: if the table cannot be read.
+        """
+        if _active_session() is None:
+            return []
+        return self._ask(lambda table: table.rows().schema.fields)
 
     def preflight(self, query: str, recorded: Facts | None) -> Facts:
         """Sees that the table is there, and that it is the one that the log knows."""
