@@ -74,11 +74,13 @@ class _DeltaTable(Table):
     def append(self, paths: Sequence[str], unit: Unit, label: Label) -> None:
         """The application id goes with the run, so a log that was restored never meets the versions of another run.
 
+        And with the unit's number, as a slot of a batch may be written again with other rows, which are another unit.
+
         Delta skips, without a word, what has a version that it has seen of the id (delta-io/delta#1141): the caller
         looks for the label afterwards. Of two drivers that write the same at once it refuses one.
         """
         name = unit.name
-        application = f"{name.prefix}.{name.query}.{name.token.position}-{name.token.nonce}.{name.slot}"
+        application = f"{name.prefix}.{name.query}.{name.token.position}-{name.token.nonce}.{name.slot}.{unit.number}"
         writer = self._spark.read.parquet(*paths).write.format("delta").mode("append")
         writer = writer.option("txnAppId", application).option("txnVersion", name.batch)
         writer = writer.option("userMetadata", label.to_text())
