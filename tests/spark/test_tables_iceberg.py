@@ -24,6 +24,7 @@ from sparkonce.protocol.ownership import Token
 from sparkonce.protocol.state import Phase
 from sparkonce.sinks.base import Owner, WriterContext
 from sparkonce.sinks.write_ahead.folder import WriteAheadFolder
+from sparkonce.spark.tables.committer import Label
 from sparkonce.spark.tables.iceberg import KEEP_NOTES, NOTE, _IcebergTable
 from sparkonce.testing.conformance import SinkConformance
 from tryout.bulk import make_orders
@@ -306,6 +307,22 @@ def test_two_drivers_at_once_without_locks(stage: Stage, monkeypatch: pytest.Mon
     assert {one.outcome for some in answers for one in some} <= COMMITTED, answers
     assert stage.numbers() == ([0, 1, 7] if beside else [0, 1])
     assert (stage.snapshots(), stage.branches()) == (2 if beside else 1, [])
+
+
+def test_other_writers_commit_meanwhile(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between the begin of the last transaction and its commit: Iceberg makes it again, on what they left."""
+    handle, calls, tell = stage.prepare(), [0], Label.to_text
+
+    def write_meanwhile(label: Label) -> str:
+        calls[0] += 1
+        if calls[0] == 2:  # the first is for the staged snapshot
+            stage.another_writes(7)
+        return tell(label)
+
+    monkeypatch.setattr(Label, "to_text", write_meanwhile)
+    assert stage.commit(handle) == [Outcome.COMMITTED]
+    assert (calls, stage.traces()) == ([2], [handle.transaction])
+    assert (stage.numbers(), stage.snapshots(), stage.branches()) == ([0, 7], 2, [])
 
 
 def test_subsets_of_a_batch(stage: Stage) -> None:

@@ -19,6 +19,7 @@ from sparkonce.sinks.write_ahead.application import Application, How, Unit
 from sparkonce.sinks.write_ahead.apply import Applies, ApplyToken, RefusedError
 from sparkonce.sinks.write_ahead.committer import WriteAheadCommitter
 from sparkonce.sinks.write_ahead.folder import Entry, Stand, WriteAheadFolder
+from sparkonce.spark.tables.sink import what_it_says
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -141,6 +142,7 @@ class TableApplication(Application):
         Raises:
             RefusedError: if the table does not take the rows, or says that it has them and does not.
         """
+        from py4j.protocol import Py4JError
         from pyspark.errors import AnalysisException
 
         label = Label.of(unit.entries)
@@ -149,11 +151,17 @@ class TableApplication(Application):
             self._table.append(paths, unit, label)
         except AnalysisException as error:
             raise RefusedError(f"{type(error).__name__}: {error}") from error
+        except Py4JError as error:
+            raise _FailedError(what_it_says(error)) from error
         if label not in self._table.labels(newest=_LOOK_BACK) and label not in self._table.labels():
             raise RefusedError(
                 f"the table took the rows of {token.id} without an error, and no version of it carries them: it takes "
                 "them for rows that it has"
             )
+
+
+class _FailedError(Exception):
+    """A write that failed, with what Java says and without where."""
 
 
 class TableCommitter(WriteAheadCommitter):
@@ -193,7 +201,9 @@ class TableCommitter(WriteAheadCommitter):
         try:
             self._table.discard(str(left))
         except Exception as error:  # noqa: BLE001 - whatever Spark raises
-            return Finished(outcome=Outcome.RETRY, reason=f"{left} could not be removed from the table: {error}")
+            return Finished(
+                outcome=Outcome.RETRY, reason=f"{left} could not be removed from the table: {what_it_says(error)}"
+            )
         return Finished(outcome=Outcome.ABORTED)
 
     def list_traces(self, query: str, facts: Facts) -> Sequence[Trace]:  # noqa: ARG002 - names say whose they are
@@ -211,7 +221,7 @@ class TableCommitter(WriteAheadCommitter):
 
     def _unreadable_table(self, error: Exception) -> UnknownOutcomeError:
         return UnknownOutcomeError(
-            f"the versions of the table of sink {self._sink!r} cannot be read: {error}",
+            f"the versions of the table of sink {self._sink!r} cannot be read: {what_it_says(error)}",
             next_step="see that the table can be read, then start the query again.",
         )
 

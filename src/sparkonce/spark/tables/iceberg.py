@@ -12,7 +12,7 @@ from sparkonce.errors import PreflightError, SchemaError
 from sparkonce.protocol.ownership import TransactionName
 from sparkonce.sinks.base import Facts
 from sparkonce.spark.tables.committer import Label, Table
-from sparkonce.spark.tables.sink import TableSink, driver_session
+from sparkonce.spark.tables.sink import TableSink, driver_session, what_it_says
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -113,9 +113,10 @@ class _IcebergTable(Table):
             writer.option(f"snapshot-property.{_STAGED}", label.to_text()).append()
             self._publish(branch, unit, label)
         except Exception as error:
-            self._drop_quietly(branch)
             if _DUPLICATE not in str(error):  # otherwise it is there: the caller looks
+                self._drop_quietly(branch)
                 raise
+        self._drop_quietly(branch)
 
     def labels(self, newest: int | None = None) -> list[Label]:
         """By the notes, which outlive snapshots; and, if all are asked for, by the snapshots that made the table."""
@@ -155,7 +156,7 @@ class _IcebergTable(Table):
         return rows.select("*", *(functions.lit(None).cast(one.dataType).alias(one.name) for one in missing))
 
     def _publish(self, branch: str, unit: Unit, label: Label) -> None:
-        """One commit: the rows become the table's, a note says so, and the branch goes.
+        """One commit: the rows become the table's, and a note says so. Made again by Iceberg if others were faster.
 
         Iceberg compares with the ids of snapshots that are still there and led to the current one; the notes, which
         are asked first, also know those that are expired or rolled back.
@@ -166,13 +167,11 @@ class _IcebergTable(Table):
             raise RuntimeError(f"the branch {branch} does not end with the rows that were written to it")
         notes = _notes(table)
         if label in notes.values():
-            self._drop_quietly(branch)
             return
         kin = {name: one for name, one in notes.items() if _kin(name, unit.name)} | {unit.name: label}
         kept = set(sorted(kin, key=lambda name: (_begun_ms(kin[name]), str(name)))[-KEEP_NOTES:])
         transaction = table.newTransaction()
         transaction.manageSnapshots().cherrypick(staged.snapshotId()).commit()
-        transaction.manageSnapshots().removeBranch(branch).commit()
         properties = transaction.updateProperties()
         for name in kin:
             if name not in kept:
@@ -186,7 +185,7 @@ class _IcebergTable(Table):
         try:
             self.discard(branch)
         except Exception as error:  # noqa: BLE001 - nobody sees it, and a sweep finds it
-            log.warning("the branch %s of %s is left to a later sweep: %s", branch, self._name, error)
+            log.warning("the branch %s of %s is left to a later sweep: %s", branch, self._name, what_it_says(error))
 
     def _load(self) -> Any:
         """The table as it is now: Spark's catalog keeps what it has loaded."""

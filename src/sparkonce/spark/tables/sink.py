@@ -102,7 +102,7 @@ class TableSink(WriteAheadSink, abc.ABC):
             return question(table)
         except Exception as error:
             raise PreflightError(
-                f"{self.where} of sink {self.name!r} cannot be read: {str(error).strip().splitlines()[0]}",
+                f"{self.where} of sink {self.name!r} cannot be read: {what_it_says(error)}",
                 next_step="create the table first, and see that the driver's session has its package and catalog.",
             ) from error
 
@@ -111,6 +111,13 @@ class TableSink(WriteAheadSink, abc.ABC):
         from sparkonce.spark.tables.committer import TableCommitter
 
         return TableCommitter(self.folder(), self.name, self._prefix, self.table(driver_session(self.name)))
+
+
+def what_it_says(error: Exception) -> str:
+    """In one line; of an error of Java's what Java says, not where."""
+    java = getattr(error, "java_exception", None)
+    text = str(error) if java is None else str(java.toString())
+    return next(iter(text.strip().splitlines()), type(error).__name__)
 
 
 def driver_session(sink: str) -> SparkSession:
