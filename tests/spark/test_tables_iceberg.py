@@ -372,6 +372,10 @@ def test_a_session_that_stages_everything_is_refused(stage: Stage) -> None:
         stage.spark.conf.unset("spark.wap.id")
 
 
+def test_it_says_on_what_it_depends(stage: Stage) -> None:
+    assert any("'sparkonce.'" in condition for condition in stage.sink().conditions())
+
+
 def test_columns_are_held_against_the_table(stage: Stage) -> None:
     assert stage.sink().columns(ARROW) == ["number", "word"]
     with pytest.raises(SchemaError, match="'more' is none of"):

@@ -51,6 +51,13 @@ class DeltaSink(TableSink):
         """See `TableSink.table`."""
         return _DeltaTable(spark, self._path, self._table)
 
+    def conditions(self) -> Sequence[str]:
+        """See `TableSink.conditions`."""
+        return (
+            "delta.logRetentionDuration is longer than the query may be away with a batch half committed",
+            "readers read the table by its log, not its files",
+        )
+
 
 class _DeltaTable(Table):
     def __init__(self, spark: SparkSession, path: str | None, name: str | None) -> None:

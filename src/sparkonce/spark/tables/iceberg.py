@@ -52,6 +52,13 @@ class IcebergSink(TableSink):
         """See `TableSink.table`."""
         return _IcebergTable(spark, self._table)
 
+    def conditions(self) -> Sequence[str]:
+        """See `TableSink.conditions`."""
+        return (
+            f"nobody unsets the table's properties that begin with {NOTE!r}",
+            "readers read the table by its catalog and its branch main, not its files",
+        )
+
     def columns(self, schema: pa.Schema) -> Sequence[str]:
         """See `TableSink.columns`; a column that the rows do not have must be one that may be null.
 

@@ -47,6 +47,10 @@ class TableSink(WriteAheadSink, abc.ABC):
     def table(self, spark: SparkSession) -> Table:
         """The table, in a session of the driver."""
 
+    @abc.abstractmethod
+    def conditions(self) -> Sequence[str]:
+        """See `TwoPhaseCommitSink.conditions`: how long the table remembers, and what readers do."""
+
     def columns(self, schema: pa.Schema) -> Sequence[str]:
         """All columns, which have to be among the table's and fit there.
 
