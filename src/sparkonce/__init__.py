@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from sparkonce.spark.explain import explain as explain
     from sparkonce.spark.read_kafka import read_kafka as read_kafka
     from sparkonce.spark.tables.delta import DeltaSink as DeltaSink
+    from sparkonce.spark.tables.iceberg import IcebergSink as IcebergSink
 
 __version__ = "0.1.0"
 
@@ -47,6 +48,7 @@ _HOMES = {
     "FilesSink": "sparkonce.sinks.files.sink",
     "GroupOffsets": "sparkonce.sources.group_offsets",
     "Guarantee": "sparkonce.guarantees",
+    "IcebergSink": "sparkonce.spark.tables.iceberg",
     "KafkaSink": "sparkonce.sinks.kafka.sink",
     "PostgresSink": "sparkonce.sinks.postgres.sink",
     "RedisSink": "sparkonce.sinks.redis.sink",
@@ -77,6 +79,7 @@ __all__ = [
     "FilesSink",
     "GroupOffsets",
     "Guarantee",
+    "IcebergSink",
     "KafkaSink",
     "MySQLSink",
     "PostgresSink",

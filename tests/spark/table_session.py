@@ -11,6 +11,7 @@ from pyspark.sql import SparkSession
 SETTINGS = {
     "spark.databricks.delta.snapshotPartitions": "1",  # Delta spreads a table's state over 50 tasks by default
     "spark.sql.shuffle.partitions": "1",
+    "spark.sql.adaptive.enabled": "false",  # each of its stages is a job of its own
     "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
     "spark.sql.catalog.ice": "org.apache.iceberg.spark.SparkCatalog",
     "spark.sql.catalog.ice.type": "hadoop",

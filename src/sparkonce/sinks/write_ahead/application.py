@@ -50,10 +50,12 @@ class Unit:
     Attributes:
         entries: Each with a file in `Stand.STARTED`.
         repeated: Whether an earlier commit may have called the function.
+        number: Among the calls for its batch, if one call gets the rows of several slots; the same at each repeat.
     """
 
     entries: tuple[Entry, ...]
     repeated: bool
+    number: int = 0
 
     @property
     def name(self) -> TransactionName:

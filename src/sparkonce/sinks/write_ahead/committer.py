@@ -145,7 +145,7 @@ class WriteAheadCommitter(SinkCommitter):
                 answers.update(dict.fromkeys((entry.name for entry in group), done))
                 self._folder.delete_rows(group)
             else:
-                units.append(Unit(tuple(group), repeated=number not in own))
+                units.append(Unit(tuple(group), repeated=number not in own, number=number))
         return units
 
     def _begin(self, entry: Entry, answers: dict[TransactionName, Finished]) -> bool | None:

@@ -10,13 +10,16 @@ from hashlib import sha256
 from typing import TYPE_CHECKING, BinaryIO
 
 from sparkonce.errors import UnknownOutcomeError
-from sparkonce.protocol.handles import Scalar, transaction_fields
+from sparkonce.protocol.handles import Handle, Scalar, transaction_fields
+from sparkonce.protocol.outcomes import Finished, Outcome
+from sparkonce.protocol.ownership import TransactionName
 from sparkonce.protocol.traces import Trace
-from sparkonce.sinks.base import Facts
+from sparkonce.sinks.base import Facts, Owner
 from sparkonce.sinks.write_ahead.application import Application, How, Unit
 from sparkonce.sinks.write_ahead.apply import Applies, ApplyToken, RefusedError
 from sparkonce.sinks.write_ahead.committer import WriteAheadCommitter
 from sparkonce.sinks.write_ahead.folder import Entry, Stand, WriteAheadFolder
+from sparkonce.spark.tables.sink import what_it_says
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -89,8 +92,18 @@ class Table(abc.ABC):
         """Those of the versions that the table remembers, or of the newest few."""
 
     @abc.abstractmethod
-    def remembers_since_ms(self) -> int:
-        """Since when it remembers every version, in milliseconds since the epoch; 0 if since its beginning."""
+    def remembers_since_ms(self, unit: Unit) -> int:
+        """What of the unit's query was begun since then has a label if it was written; 0 if that holds for all.
+
+        In milliseconds since the epoch.
+        """
+
+    def unfinished(self) -> Mapping[str, TransactionName]:
+        """What attempts that ended before their version was made have left in the table, and whose they were."""
+        return {}
+
+    def discard(self, unfinished: str) -> None:  # noqa: B027 - for tables in which nothing is left
+        """Removes one of these, if it is still there. An attempt that still goes on fails, and is made again."""
 
 
 class TableApplication(Application):
@@ -114,7 +127,7 @@ class TableApplication(Application):
         """
         if Label.of(unit.entries) in self._table.labels():
             return True
-        since_ms = self._table.remembers_since_ms()
+        since_ms = self._table.remembers_since_ms(unit)
         begun_ms = min(entry.begun_ms for entry in unit.entries)
         if since_ms > begun_ms:
             raise RefusedError(
@@ -129,6 +142,7 @@ class TableApplication(Application):
         Raises:
             RefusedError: if the table does not take the rows, or says that it has them and does not.
         """
+        from py4j.protocol import Py4JError
         from pyspark.errors import AnalysisException
 
         label = Label.of(unit.entries)
@@ -137,11 +151,17 @@ class TableApplication(Application):
             self._table.append(paths, unit, label)
         except AnalysisException as error:
             raise RefusedError(f"{type(error).__name__}: {error}") from error
+        except Py4JError as error:
+            raise _FailedError(what_it_says(error)) from error
         if label not in self._table.labels(newest=_LOOK_BACK) and label not in self._table.labels():
             raise RefusedError(
                 f"the table took the rows of {token.id} without an error, and no version of it carries them: it takes "
                 "them for rows that it has"
             )
+
+
+class _FailedError(Exception):
+    """A write that failed, with what Java says and without where."""
 
 
 class TableCommitter(WriteAheadCommitter):
@@ -158,21 +178,52 @@ class TableCommitter(WriteAheadCommitter):
         super().__init__(folder, sink, prefix, _how(), TableApplication(folder, sink, table))
         self._table = table
 
+    def list_lingering(self, owners: Sequence[Owner]) -> Sequence[Handle]:
+        """Files, and what attempts to write them have left in the table."""
+        wanted = {(self._prefix, owner.query, owner.token) for owner in owners}
+        try:
+            unfinished = self._table.unfinished()
+        except Exception as error:  # whatever Spark raises
+            raise self._unreadable_table(error) from error
+        return [
+            *super().list_lingering(owners),
+            *(
+                Handle(sink=self._sink, slot=name.slot, transaction=transaction_fields({_UNFINISHED: left}))
+                for left, name in unfinished.items()
+                if (name.prefix, name.query, name.token) in wanted
+            ),
+        ]
+
+    def _abort(self, handle: Handle) -> Finished:
+        left = dict(handle.transaction).get(_UNFINISHED)
+        if left is None:
+            return super()._abort(handle)
+        try:
+            self._table.discard(str(left))
+        except Exception as error:  # noqa: BLE001 - whatever Spark raises
+            return Finished(
+                outcome=Outcome.RETRY, reason=f"{left} could not be removed from the table: {what_it_says(error)}"
+            )
+        return Finished(outcome=Outcome.ABORTED)
+
     def list_traces(self, query: str, facts: Facts) -> Sequence[Trace]:  # noqa: ARG002 - names say whose they are
         """What the table's versions say."""
         try:
             labels = self._table.labels()
         except Exception as error:  # whatever Spark raises
-            raise UnknownOutcomeError(
-                f"the versions of the table of sink {self._sink!r} cannot be read: {error}",
-                next_step="see that the table can be read, then start the query again.",
-            ) from error
+            raise self._unreadable_table(error) from error
         entries: Mapping[Label, Entry] = {one: entry for one in labels if (entry := one.entry) is not None}
         return [
             Trace(token=entry.name.token, committed=label.first, begun_ms=entry.begun_ms)
             for label, entry in entries.items()
             if (entry.name.prefix, entry.name.query) == (self._prefix, query)
         ]
+
+    def _unreadable_table(self, error: Exception) -> UnknownOutcomeError:
+        return UnknownOutcomeError(
+            f"the versions of the table of sink {self._sink!r} cannot be read: {what_it_says(error)}",
+            next_step="see that the table can be read, then start the query again.",
+        )
 
 
 def _how() -> How:
@@ -185,3 +236,4 @@ def _never(*_: object) -> None:
 
 
 _LOOK_BACK = 20
+_UNFINISHED = "unfinished"

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sparkonce.spark.tables.committer import Label, Table
-from sparkonce.spark.tables.sink import TableSink
+from sparkonce.spark.tables.sink import SEEN_BY_ALL, TableSink, read_rows
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -47,13 +47,17 @@ class DeltaSink(TableSink):
         self._path = path
         self._table = table
 
-    def conditions(self) -> Sequence[str]:
-        """And what the table's memory is set by."""
-        return (*super().conditions(), "delta.logRetentionDuration says how long that is: 30 days by default")
-
     def table(self, spark: SparkSession) -> Table:
         """See `TableSink.table`."""
         return _DeltaTable(spark, self._path, self._table)
+
+    def conditions(self) -> Sequence[str]:
+        """See `TableSink.conditions`."""
+        return (
+            "delta.logRetentionDuration is longer than the query may be away with a batch half committed",
+            "the table stays the same table, and readers read it by its log, not its files",
+            SEEN_BY_ALL,
+        )
 
 
 class _DeltaTable(Table):
@@ -78,14 +82,14 @@ class _DeltaTable(Table):
     def append(self, paths: Sequence[str], unit: Unit, label: Label) -> None:
         """The application id goes with the run, so a log that was restored never meets the versions of another run.
 
+        And with the unit's number, as a slot of a batch may be written again with other rows, which are another unit.
+
         Delta skips, without a word, what has a version that it has seen of the id (delta-io/delta#1141): the caller
         looks for the label afterwards. Of two drivers that write the same at once it refuses one.
         """
         name = unit.name
-        application = f"{name.prefix}.{name.query}.{name.token.position}-{name.token.nonce}.{name.slot}"
-        # Not on the cluster's default file system; and no file may be skipped, whatever the session says.
-        reader = self._spark.read.option("ignoreMissingFiles", False).option("ignoreCorruptFiles", False)
-        writer = reader.parquet(*(f"file://{path}" for path in paths)).write.format("delta").mode("append")
+        application = f"{name.prefix}.{name.query}.{name.token.position}-{name.token.nonce}.{name.slot}.{unit.number}"
+        writer = read_rows(self._spark, paths).write.format("delta").mode("append")
         writer = writer.option("txnAppId", application).option("txnVersion", name.batch)
         writer = writer.option("userMetadata", label.to_text())
         if self._name is not None:
@@ -98,7 +102,7 @@ class _DeltaTable(Table):
         told = self._frame(history).where("userMetadata is not null").select("userMetadata").collect()
         return [label for row in told if (label := Label.of_text(row[0])) is not None]
 
-    def remembers_since_ms(self) -> int:
+    def remembers_since_ms(self, unit: Unit) -> int:  # noqa: ARG002 - the history is everybody's
         oldest = self._frame(self._handle().history()).selectExpr(
             "min_by(struct(version, unix_millis(timestamp)), version)"
         )

@@ -15,7 +15,8 @@ from sparkonce.sinks.write_ahead.apply import Applies
 from sparkonce.sinks.write_ahead.sink import WriteAheadSink
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.types import StructField
 
     from sparkonce.spark.tables.committer import Table
 
@@ -27,6 +28,9 @@ _WIDER = {
     "int32": ("int64",),
     "float": ("double",),
 }
+
+
+SEEN_BY_ALL = "the folder in which rows wait is seen by the driver and all executors"
 
 
 class TableSink(WriteAheadSink, abc.ABC):
@@ -46,13 +50,9 @@ class TableSink(WriteAheadSink, abc.ABC):
     def table(self, spark: SparkSession) -> Table:
         """The table, in a session of the driver."""
 
+    @abc.abstractmethod
     def conditions(self) -> Sequence[str]:
-        """What the table and the disk must be like."""
-        return (
-            "the table stays the same table, and remembers its versions for longer than the query may be away with a "
-            "batch half committed",
-            "the folder in which rows wait is seen by the driver and all executors",
-        )
+        """See `TwoPhaseCommitSink.conditions`: how long the table remembers, and what readers do."""
 
     def columns(self, schema: pa.Schema) -> Sequence[str]:
         """All columns, which have to be among the table's and fit there.
@@ -82,6 +82,16 @@ class TableSink(WriteAheadSink, abc.ABC):
                 )
         return names
 
+    def fields_there(self) -> Sequence[StructField]:
+        """The table's columns, in a process that has a session; none in a worker.
+
+        Raises:
+            PreflightError: if the table cannot be read.
+        """
+        if _active_session() is None:
+            return []
+        return self._ask(lambda table: table.rows().schema.fields)
+
     def preflight(self, query: str, recorded: Facts | None) -> Facts:
         """Sees that the table is there, and that it is the one that the log knows."""
         found = self._ask(lambda table: table.identity())
@@ -99,7 +109,7 @@ class TableSink(WriteAheadSink, abc.ABC):
             return question(table)
         except Exception as error:
             raise PreflightError(
-                f"{self.where} of sink {self.name!r} cannot be read: {str(error).strip().splitlines()[0]}",
+                f"{self.where} of sink {self.name!r} cannot be read: {what_it_says(error)}",
                 next_step="create the table first, and see that the driver's session has its package and catalog.",
             ) from error
 
@@ -108,6 +118,13 @@ class TableSink(WriteAheadSink, abc.ABC):
         from sparkonce.spark.tables.committer import TableCommitter
 
         return TableCommitter(self.folder(), self.name, self._prefix, self.table(driver_session(self.name)))
+
+
+def what_it_says(error: Exception) -> str:
+    """In one line; of an error of Java's what Java says, not where."""
+    java = getattr(error, "java_exception", None)
+    text = str(error) if java is None else str(java.toString())
+    return next(iter(text.strip().splitlines()), type(error).__name__)
 
 
 def driver_session(sink: str) -> SparkSession:
@@ -137,3 +154,12 @@ def _active_session() -> SparkSession | None:
 
 def _never(*_: object) -> None:
     raise NotImplementedError
+
+
+def read_rows(spark: SparkSession, paths: Sequence[str]) -> DataFrame:
+    """The rows that wait in these files: on this disk, not on the cluster's default file system, and all of them.
+
+    No file may be skipped, whatever the session says of files that are missing or damaged.
+    """
+    reader = spark.read.option("ignoreMissingFiles", False).option("ignoreCorruptFiles", False)
+    return reader.parquet(*(f"file://{path}" for path in paths))

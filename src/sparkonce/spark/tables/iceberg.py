@@ -1,0 +1,225 @@
+"""Iceberg: a batch is a snapshot, staged on a branch of its own and published in one commit with a note about it."""
+
+from __future__ import annotations
+
+import logging
+import secrets
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from sparkonce.errors import PreflightError, SchemaError
+from sparkonce.protocol.ownership import TransactionName
+from sparkonce.sinks.base import Facts
+from sparkonce.spark.tables.committer import Label, Table
+from sparkonce.spark.tables.sink import SEEN_BY_ALL, TableSink, driver_session, read_rows, what_it_says
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql import DataFrame, SparkSession
+
+    from sparkonce.sinks.write_ahead.application import Unit
+
+log = logging.getLogger("sparkonce")
+
+NOTE = "sparkonce."
+"""What the table's properties that are notes begin with; the rest is the name of the first transaction of a commit."""
+
+KEEP_NOTES = 20
+"""Of each query and sink."""
+
+_STAGED, _PUBLISHED = "wap.id", "published-wap-id"
+"""Iceberg's own names in a snapshot's summary, which it compares when a staged snapshot is published."""
+
+
+class IcebergSink(TableSink):
+    """Appends each batch to an Iceberg table, in one snapshot of it.
+
+    Args:
+        table: Its name, as Spark's SQL has it: ``catalog.namespace.table``, or relative to the session's catalog.
+        folder: Where rows wait, see `WriteAheadSink`.
+        name: Unique within the query, and the same after a restart.
+
+    Raises:
+        ConfigurationError: if a setting is wrong.
+    """
+
+    def __init__(self, table: str, *, folder: str | Path | None = None, name: str = "iceberg") -> None:
+        super().__init__(f"table={table!r}", folder=folder, name=name)
+        self._table = table
+
+    def table(self, spark: SparkSession) -> Table:
+        """See `TableSink.table`."""
+        return _IcebergTable(spark, self._table)
+
+    def conditions(self) -> Sequence[str]:
+        """See `TableSink.conditions`."""
+        return (
+            f"nobody unsets the table's properties that begin with {NOTE!r}",
+            "readers read the table by its catalog and its branch main, not its files",
+            SEEN_BY_ALL,
+        )
+
+    def columns(self, schema: pa.Schema) -> Sequence[str]:
+        """See `TableSink.columns`; a column that the rows do not have must be one that may be null.
+
+        Raises:
+            SchemaError: naming the one that does not fit.
+            PreflightError: if the table cannot be read.
+        """
+        names = super().columns(schema)
+        given = {name.lower() for name in names}
+        for field in self.fields_there():
+            if not field.nullable and field.name.lower() not in given:
+                raise SchemaError(
+                    f"column {field.name!r} of {self.where} must not be null, and the rows do not have it",
+                    next_step="add it to the rows, or let it be null in the table.",
+                )
+        return names
+
+    def preflight(self, query: str, recorded: Facts | None) -> Facts:
+        """See `TableSink.preflight`; and sees that the session does not stage what it writes for somebody else.
+
+        Raises:
+            PreflightError: naming the setting.
+        """
+        facts = super().preflight(query, recorded)
+        spark = driver_session(self.name)
+        for setting in ("spark.wap.id", "spark.wap.branch"):
+            value = spark.conf.get(setting, None)
+            if value is not None:
+                raise PreflightError(
+                    f"{setting}={value} in the driver's session: Iceberg would stage there what sink {self.name!r} "
+                    "publishes",
+                    next_step=f"unset {setting} in this session.",
+                )
+        return facts
+
+
+class _IcebergTable(Table):
+    def __init__(self, spark: SparkSession, name: str) -> None:
+        self._spark = spark
+        self._name = name
+
+    def identity(self) -> str:
+        return str(self._load().uuid())
+
+    def rows(self) -> DataFrame:
+        self._load()
+        return self._spark.table(self._name)
+
+    def append(self, paths: Sequence[str], unit: Unit, label: Label) -> None:
+        """Each attempt has a branch of its own, so what stands at its end is what this attempt wrote.
+
+        The label is the snapshot's id for write-audit-publish, of which Iceberg publishes each once: of two drivers
+        that publish the same at the same moment it refuses one.
+        """
+        branch = f"{unit.name}.{secrets.token_hex(4)}"
+        self._load().manageSnapshots().createBranch(branch).commit()
+        try:
+            writer = self._filled(paths).writeTo(f"{self._name}.`branch_{branch}`")
+            writer.option(f"snapshot-property.{_STAGED}", label.to_text()).append()
+            self._publish(branch, unit, label)
+        except Exception as error:
+            if _DUPLICATE not in str(error):  # otherwise it is there: the caller looks
+                self._drop_quietly(branch)
+                raise
+        self._drop_quietly(branch)
+
+    def labels(self, newest: int | None = None) -> list[Label]:
+        """By the notes, which outlive snapshots; and, if all are asked for, by the snapshots that made the table."""
+        table = self._load()
+        found = dict.fromkeys(_notes(table).values())
+        if newest is None:
+            # Not those of a past that the table was rolled back from: whoever unsets the notes too may write it again.
+            for snapshot_id in self._spark._jvm.org.apache.iceberg.util.SnapshotUtil.currentAncestorIds(table):
+                summary = table.snapshot(snapshot_id).summary()
+                label = Label.of_text(summary.get(_STAGED) or summary.get(_PUBLISHED))
+                if label is not None:
+                    found[label] = None
+        return list(found)
+
+    def remembers_since_ms(self, unit: Unit) -> int:
+        """Of each query the notes with the newest begin are kept, so all that began later were noted if applied."""
+        begun_ms = [_begun_ms(label) for name, label in _notes(self._load()).items() if _kin(name, unit.name)]
+        return min(begun_ms) + 1 if len(begun_ms) >= KEEP_NOTES else 0
+
+    def unfinished(self) -> Mapping[str, TransactionName]:
+        """Branches that attempts have left."""
+        names = {str(branch): str(branch).rpartition(".")[0] for branch in self._load().refs()}
+        return {branch: name for branch, text in names.items() if (name := TransactionName.parse(text)) is not None}
+
+    def discard(self, unfinished: str) -> None:
+        table = self._load()
+        if table.refs().get(unfinished) is not None:
+            table.manageSnapshots().removeBranch(unfinished).commit()
+
+    def _filled(self, paths: Sequence[str]) -> DataFrame:
+        """The rows, with nulls in columns that they do not have: Iceberg wants to be told all."""
+        from pyspark.sql import functions
+
+        rows = read_rows(self._spark, paths)
+        given = {name.lower() for name in rows.columns}
+        missing = [field for field in self.rows().schema if field.name.lower() not in given]
+        return rows.select("*", *(functions.lit(None).cast(one.dataType).alias(one.name) for one in missing))
+
+    def _publish(self, branch: str, unit: Unit, label: Label) -> None:
+        """One commit: the rows become the table's, and a note says so. Made again by Iceberg if others were faster.
+
+        Iceberg compares with the ids of snapshots that are still there and led to the current one; the notes, which
+        are asked first, also know those that are expired or rolled back.
+        """
+        table = self._load()
+        staged = table.snapshot(branch)
+        if Label.of_text(staged.summary().get(_STAGED)) != label:
+            raise RuntimeError(f"the branch {branch} does not end with the rows that were written to it")
+        notes = _notes(table)
+        if label in notes.values():
+            return
+        kin = {name: one for name, one in notes.items() if _kin(name, unit.name)} | {unit.name: label}
+        kept = set(sorted(kin, key=lambda name: (_begun_ms(kin[name]), str(name)))[-KEEP_NOTES:])
+        transaction = table.newTransaction()
+        transaction.manageSnapshots().cherrypick(staged.snapshotId()).commit()
+        properties = transaction.updateProperties()
+        for name in kin:
+            if name not in kept:
+                properties.remove(f"{NOTE}{name}")
+            elif name == unit.name:
+                properties.set(f"{NOTE}{name}", label.to_text())
+        properties.commit()
+        transaction.commitTransaction()
+
+    def _drop_quietly(self, branch: str) -> None:
+        try:
+            self.discard(branch)
+        except Exception as error:  # noqa: BLE001 - nobody sees it, and a sweep finds it
+            log.warning("the branch %s of %s is left to a later sweep: %s", branch, self._name, what_it_says(error))
+
+    def _load(self) -> Any:
+        """The table as it is now: Spark's catalog keeps what it has loaded."""
+        table = self._spark._jvm.org.apache.iceberg.spark.Spark3Util.loadIcebergTable(
+            self._spark._jsparkSession, self._name
+        )
+        table.refresh()
+        return table
+
+
+def _notes(table: Any) -> dict[TransactionName, Label]:
+    found: dict[TransactionName, Label] = {}
+    for key, text in dict(table.properties()).items():
+        name = TransactionName.parse(str(key)[len(NOTE) :]) if str(key).startswith(NOTE) else None
+        label = Label.of_text(str(text))
+        if name is not None and label is not None:
+            found[name] = label
+    return found
+
+
+def _kin(one: TransactionName, other: TransactionName) -> bool:
+    return (one.prefix, one.query) == (other.prefix, other.query)
+
+
+def _begun_ms(label: Label) -> int:
+    return 0 if label.entry is None else label.entry.begun_ms
+
+
+_DUPLICATE = "DuplicateWAPCommitException"
