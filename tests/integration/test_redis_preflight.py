@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -198,9 +199,13 @@ def replica(server: RedisServer, client: Any, tmp_path: Path) -> Iterator[RedisS
     started = RedisServer(tmp_path / "replica", settings={"replicaof": f"{HOST} {server.port}"})
     started.start()
     try:
-        with witness(started) as other:
-            while other.info("replication")["master_link_status"] != "up":
-                pass
+        # A master sends nothing before a replica's first acknowledgement, of which there is one a second.
+        client.set("first", "1")
+        assert client.wait(1, 30_000) == 1
+        client.delete("first")
+        give_up_at = time.monotonic() + 30.0
+        while (told := client.info("replication"))["connected_slaves"] != 1:  # those of earlier tests, killed
+            assert time.monotonic() < give_up_at, told
         yield started
     finally:
         started.kill()  # one that has just copied its master's data writes its first log, and does not end before
