@@ -10,8 +10,8 @@ from crashes.points import BEFORE_CONCLUDE, BEGUN, CONCLUDED, HALFWAY, PREPARED,
 from sparkonce.guarantees import Guarantee
 from sparkonce.protocol.handles import Handle
 from sparkonce.protocol.outcomes import Finished
-from sparkonce.protocol.traces import Trace
-from sparkonce.sinks.base import Facts, Owner, SinkCommitter, SinkWriter, TwoPhaseCommitSink, WriterContext
+from sparkonce.sinks.base import Facts, SinkCommitter, SinkWriter, TwoPhaseCommitSink, WriterContext
+from sparkonce.testing.forwarding import ForwardingCommitter, ForwardingWriter
 
 Visit = Callable[[str, int], None]
 """Told of a point and the batch before anything more is done."""
@@ -71,9 +71,9 @@ class WatchedSink(TwoPhaseCommitSink):
         return _WatchedCommitter(self.real.committer(), self)
 
 
-class _WatchedWriter(SinkWriter):
+class _WatchedWriter(ForwardingWriter):
     def __init__(self, real: SinkWriter, visit: Callable[[str], None]) -> None:
-        self._real = real
+        super().__init__(real)
         self._visit = visit
         self._writes = 0
 
@@ -92,16 +92,10 @@ class _WatchedWriter(SinkWriter):
         self._visit(PREPARED)
         return fields
 
-    def abort(self) -> None:
-        self._real.abort()
 
-    def close(self) -> None:
-        self._real.close()
-
-
-class _WatchedCommitter(SinkCommitter):
+class _WatchedCommitter(ForwardingCommitter):
     def __init__(self, real: SinkCommitter, sink: WatchedSink) -> None:
-        self._real = real
+        super().__init__(real)
         self._sink = sink
 
     def commit(self, handles: Sequence[Handle]) -> Sequence[Finished]:
@@ -112,20 +106,8 @@ class _WatchedCommitter(SinkCommitter):
         self._sink.visit(HALFWAY, self._sink.batch)
         return [*first, *(self._real.commit(handles[half:]) if len(handles) > half else ())]
 
-    def abort(self, handles: Sequence[Handle]) -> Sequence[Finished]:
-        return self._real.abort(handles)
-
-    def list_lingering(self, owners: Sequence[Owner]) -> Sequence[Handle]:
-        return self._real.list_lingering(owners)
-
     def conclude(self, batch: int, handles: Sequence[Handle]) -> None:
         self._sink.visit(BEFORE_CONCLUDE, batch)
         self._real.conclude(batch, handles)
         self._sink.concluded(batch)
         self._sink.visit(CONCLUDED, batch)
-
-    def list_traces(self, query: str, facts: Facts) -> Sequence[Trace]:
-        return self._real.list_traces(query, facts)
-
-    def close(self) -> None:
-        self._real.close()

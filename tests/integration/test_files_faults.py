@@ -68,7 +68,7 @@ def test_killed_while_publishing(
     root = tmp_path / "out"
     life = Life(FilesSink(root, partition_by=partition_by))
     handle = life.prepare(PARTS)
-    kill = {"before the link": (os, "link"), "after the link": (local, "_fsync_folder"), "after the fsync": (Path, "unlink")}  # fmt: skip  # noqa: E501
+    kill = {"before the link": (os, "link"), "after the link": (local, "sync_folder"), "after the fsync": (Path, "unlink")}  # fmt: skip  # noqa: E501
     with monkeypatch.context() as patch:
         patch.setattr(*kill[point], _killed)
         with pytest.raises(KilledError):
@@ -158,13 +158,13 @@ def test_what_is_durable_when(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
 def noted_folders(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
     synced: list[Path] = []
-    call = local._fsync_folder
+    call = local.sync_folder
 
     def noted(folder: Path) -> None:
         synced.append(folder)
         call(folder)
 
-    monkeypatch.setattr(local, "_fsync_folder", noted)
+    monkeypatch.setattr(local, "sync_folder", noted)
     return synced
 
 

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import gc
 import secrets
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -128,6 +130,24 @@ def test_a_name_node_that_does_not_answer_is_asked_again(place: Place) -> None:
         place.server.resume()
     assert life.commit(handle)[0] in (Outcome.COMMITTED, Outcome.ALREADY_COMMITTED)
     assert len(place.finals()) == 1
+
+
+def test_a_file_left_open_is_let_go_without_a_word_to_the_cluster(place: Place) -> None:
+    writer = place.life().open(ONE)
+    place.server.pause()
+    try:
+        collected = threading.Thread(target=_forget, args=([writer],), daemon=True)
+        del writer
+        collected.start()
+        collected.join(30)
+        assert not collected.is_alive(), "collecting a file waits for the name node"
+    finally:
+        place.server.resume()
+
+
+def _forget(last: list[Any]) -> None:
+    last.clear()
+    gc.collect()
 
 
 def test_another_cluster_is_refused(place: Place) -> None:

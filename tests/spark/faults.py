@@ -12,9 +12,9 @@ from spark.desk import DIE, FAIL, visit
 from sparkonce import KafkaSink
 from sparkonce.protocol.handles import Handle
 from sparkonce.protocol.outcomes import Finished
-from sparkonce.protocol.traces import Trace
-from sparkonce.sinks.base import Facts, Owner, SinkCommitter, SinkWriter, TwoPhaseCommitSink, WriterContext
+from sparkonce.sinks.base import Facts, SinkCommitter, SinkWriter, TwoPhaseCommitSink, WriterContext
 from sparkonce.sinks.kafka.writer import KafkaWriter
+from sparkonce.testing.forwarding import ForwardingCommitter, ForwardingWriter
 
 HALFWAY = "half-way through the commits"
 OPENED = "a slot's transaction is open"
@@ -111,9 +111,9 @@ class Watched(TwoPhaseCommitSink, Visitor):
         return self.watch_committer(self._real.committer())
 
 
-class _WatchedWriter(SinkWriter):
+class _WatchedWriter(ForwardingWriter):
     def __init__(self, real: SinkWriter, sink: Visitor, context: WriterContext) -> None:
-        self._real = real
+        super().__init__(real)
         self._sink = sink
         task = TaskContext.get()
         self._told = {
@@ -144,16 +144,10 @@ class _WatchedWriter(SinkWriter):
         self._sink.visit(PREPARED, **self._told)
         return fields
 
-    def abort(self) -> None:
-        self._real.abort()
 
-    def close(self) -> None:
-        self._real.close()
-
-
-class _WatchedCommitter(SinkCommitter):
+class _WatchedCommitter(ForwardingCommitter):
     def __init__(self, real: SinkCommitter, sink: Visitor) -> None:
-        self._real = real
+        super().__init__(real)
         self._sink = sink
 
     def commit(self, handles: Sequence[Handle]) -> Sequence[Finished]:
@@ -164,21 +158,9 @@ class _WatchedCommitter(SinkCommitter):
             self._sink.visit(HALFWAY, committed=half, left=len(transactions) - half)
         return self._real.commit(handles)
 
-    def abort(self, handles: Sequence[Handle]) -> Sequence[Finished]:
-        return self._real.abort(handles)
-
-    def list_lingering(self, owners: Sequence[Owner]) -> Sequence[Handle]:
-        return self._real.list_lingering(owners)
-
-    def list_traces(self, query: str, facts: Facts) -> Sequence[Trace]:
-        return self._real.list_traces(query, facts)
-
     def conclude(self, batch: int, handles: Sequence[Handle]) -> None:
         self._sink.visit(CONCLUDING, batch=batch)
         self._real.conclude(batch, handles)
-
-    def close(self) -> None:
-        self._real.close()
 
 
 def _flush(writer: SinkWriter) -> None:

@@ -5,28 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from phases import PHASES
 from spark.desk import Hold
 from spark.faults import BEGIN, HALFWAY, PREPARED, WRITTEN
 from spark.harness import AnyJob
 from spark.pipeline import PHASE
 from sparkonce.protocol.state import Phase
-
-PHASES = (
-    Phase.READING,
-    Phase.CLAIMING,
-    Phase.SWEEPING,
-    Phase.WRITING,
-    Phase.DECIDING,
-    Phase.FINISHING,
-    Phase.REPLAYING,
-    Phase.SWEEPING_OWN,
-    Phase.RAISING_FLOOR,
-    Phase.TIDYING,
-    Phase.IDLE,
-)
-"""Those that a run without losses and without at-most-once sinks goes through. A phase is told before anything is
-done in it: WRITING is before the first task, DECIDING when all is prepared, FINISHING when nothing is committed yet,
-SWEEPING_OWN when all is committed, IDLE before Spark itself writes down that the batch is done."""
 
 FIRST = (Phase.READING.name, Phase.CLAIMING.name, Phase.SWEEPING.name, Phase.REPLAYING.name)
 """Those that only the first batch of a run goes through."""

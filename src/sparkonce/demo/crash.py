@@ -13,9 +13,9 @@ from enum import Enum
 from sparkonce.protocol.handles import Handle
 from sparkonce.protocol.outcomes import Finished
 from sparkonce.protocol.state import Phase
-from sparkonce.protocol.traces import Trace
-from sparkonce.sinks.base import Facts, Owner, SinkCommitter
+from sparkonce.sinks.base import SinkCommitter
 from sparkonce.sinks.kafka.sink import KafkaSink
+from sparkonce.testing.forwarding import ForwardingCommitter
 
 WHOLE_BATCHES = 2
 """How many batches a start finishes before it is killed: the one that it recovers and one more."""
@@ -68,9 +68,9 @@ class CrashingSink(KafkaSink):
         return _HalfwayCommitter(super().committer(), self)
 
 
-class _HalfwayCommitter(SinkCommitter):
+class _HalfwayCommitter(ForwardingCommitter):
     def __init__(self, real: SinkCommitter, sink: CrashingSink) -> None:
-        self._real = real
+        super().__init__(real)
         self._sink = sink
 
     def commit(self, handles: Sequence[Handle]) -> Sequence[Finished]:
@@ -79,21 +79,6 @@ class _HalfwayCommitter(SinkCommitter):
             self._real.commit(transactions[: len(transactions) // 2])
             self._sink.die_halfway()
         return self._real.commit(handles)
-
-    def abort(self, handles: Sequence[Handle]) -> Sequence[Finished]:
-        return self._real.abort(handles)
-
-    def list_lingering(self, owners: Sequence[Owner]) -> Sequence[Handle]:
-        return self._real.list_lingering(owners)
-
-    def list_traces(self, query: str, facts: Facts) -> Sequence[Trace]:
-        return self._real.list_traces(query, facts)
-
-    def conclude(self, batch: int, handles: Sequence[Handle]) -> None:
-        self._real.conclude(batch, handles)
-
-    def close(self) -> None:
-        self._real.close()
 
 
 class Crash:

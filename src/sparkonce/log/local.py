@@ -11,19 +11,16 @@ from __future__ import annotations
 
 import errno
 import os
-import time
-import uuid
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
+from sparkonce.durable import delete_stale_temporaries, sync_folder, temporary_file
 from sparkonce.errors import ConfigurationError
 from sparkonce.log.base import Landed, LogStore, PutUnknownError, Taken
 
 FOLDER = "sparkonce"
 _DIGITS = 20
-_STALE_TEMPORARY_S = 3600
 _SURELY_NOT_LINKED = frozenset(
     {errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM, errno.EROFS, errno.EMLINK, errno.ENOTSUP, errno.ENOENT}
 )
@@ -67,9 +64,9 @@ class LocalLogStore(LogStore):
         for folder in (self._records, self._floors):
             folder.mkdir(parents=True, exist_ok=True)
         for folder in (self._records, self._folder, checkpoint):
-            _sync_folder(folder)
+            sync_folder(folder)
         if made:
-            _sync_folder(checkpoint.absolute().parent)
+            sync_folder(checkpoint.absolute().parent)
 
     @property
     def location(self) -> str:
@@ -87,7 +84,7 @@ class LocalLogStore(LogStore):
         except FileNotFoundError:
             return None
         # A record may be visible before its name is durable: nobody may act on one that a power cut could take back.
-        _sync_folder(self._records)
+        sync_folder(self._records)
         return data
 
     def floor(self) -> bytes | None:
@@ -98,7 +95,7 @@ class LocalLogStore(LogStore):
                 return None
             with suppress(FileNotFoundError):  # deleted since, because there is a higher one
                 data = _path(self._floors, newest).read_bytes()
-                _sync_folder(self._floors)
+                sync_folder(self._floors)
                 return data
 
     def raise_floor(self, position: int, data: bytes) -> None:
@@ -112,34 +109,26 @@ class LocalLogStore(LogStore):
             for name in self._names(folder):
                 if name < limit:
                     _path(folder, name).unlink(missing_ok=True)
-            self._delete_stale_temporaries(folder)
+            delete_stale_temporaries(folder)
 
     def _put(self, folder: Path, position: int, data: bytes) -> Landed | Taken:
         final = _path(folder, position)
-        with _temporary(folder, data) as temporary:
+        with temporary_file(folder, data) as temporary:
             try:
                 os.link(temporary, final)
             except FileExistsError:
                 standing = final.read_bytes()
-                _sync_folder(folder)
+                sync_folder(folder)
                 return Taken(standing=standing)
             except OSError as error:
                 if error.errno in _SURELY_NOT_LINKED:
                     raise
                 raise PutUnknownError(f"link to {final}: {error}") from error
         try:
-            _sync_folder(folder)
+            sync_folder(folder)
         except OSError as error:
             raise PutUnknownError(f"fsync of {folder} after {final.name} was linked: {error}") from error
         return Landed()
-
-    @staticmethod
-    def _delete_stale_temporaries(folder: Path) -> None:
-        """Those of processes that were killed while they put."""
-        for temporary in folder.glob(".*.tmp"):
-            with suppress(FileNotFoundError):
-                if time.time() - temporary.stat().st_mtime > _STALE_TEMPORARY_S:
-                    temporary.unlink()
 
     @staticmethod
     def _names(folder: Path) -> list[int]:
@@ -148,28 +137,3 @@ class LocalLogStore(LogStore):
 
 def _path(folder: Path, position: int) -> Path:
     return folder / f"{position:0{_DIGITS}d}"
-
-
-@contextmanager
-def _temporary(folder: Path, data: bytes) -> Iterator[Path]:
-    """The bytes in a durable file with a name of its own, which is gone afterwards."""
-    path = folder / f".{uuid.uuid4().hex}.tmp"
-    try:
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o640)
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        yield path
-    finally:
-        # Whether the record stands is settled by now. An error here would say that it surely does not.
-        with suppress(OSError):
-            path.unlink(missing_ok=True)
-
-
-def _sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

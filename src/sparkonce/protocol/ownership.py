@@ -13,11 +13,9 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, replace
 
-_ID = re.compile(
-    r"(?P<prefix>.+)\.(?P<query>[0-9a-f]{12})\.(?P<position>0|[1-9][0-9]{0,18})-(?P<nonce>[0-9a-f]{8})"
-    r"\.(?P<worker>[0-9a-f]{12})-(?P<lane>0|[1-9][0-9]{0,8})",
-    re.DOTALL,
-)
+_RUN = r"(?P<prefix>.+)\.(?P<query>[0-9a-f]{12})\.(?P<position>0|[1-9][0-9]{0,18})-(?P<nonce>[0-9a-f]{8})"
+"""What the names of a run's transactions begin with."""
+_ID = re.compile(_RUN + r"\.(?P<worker>[0-9a-f]{12})-(?P<lane>0|[1-9][0-9]{0,8})", re.DOTALL)
 
 PREFIX_LIMIT_BYTES = 180
 """Kafka keeps ids as strings of up to 32,767 bytes, but PostgreSQL's gid ends at 200: one limit for all."""
@@ -82,9 +80,7 @@ class TransactionalId:
 
 
 _NAME = re.compile(
-    r"(?P<prefix>.+)\.(?P<query>[0-9a-f]{12})\.(?P<position>0|[1-9][0-9]{0,18})-(?P<nonce>[0-9a-f]{8})"
-    r"\.(?P<batch>0|[1-9][0-9]{0,18})\.(?P<slot>0|[1-9][0-9]{0,8})\.(?P<copy>[0-9a-f]{12})",
-    re.DOTALL,
+    _RUN + r"\.(?P<batch>0|[1-9][0-9]{0,18})\.(?P<slot>0|[1-9][0-9]{0,8})\.(?P<copy>[0-9a-f]{12})", re.DOTALL
 )
 
 NAME_PREFIX_LIMIT_BYTES = 100

@@ -14,15 +14,15 @@ import uuid
 import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import unquote, urlsplit
 
-from sparkonce.errors import ConfigurationError, PreflightError, PrepareError, UnknownOutcomeError
+from sparkonce.errors import ConfigurationError, PreflightError, UnknownOutcomeError
 from sparkonce.protocol.outcomes import Finished, Outcome
 from sparkonce.sinks.files.deadlines import within
+from sparkonce.sinks.files.hdfs_writing import HdfsHeldFile, create, first_line, unwritten
 from sparkonce.sinks.files.outcomes import FOLDER_GONE, FOREIGN, MISSING, of_hdfs_error
 from sparkonce.sinks.files.store import HIDDEN, Fields, FileStore, Held, HeldFile, Standing, check_lengths, name_in
-from sparkonce.sinks.files.streams import ChecksumStream
 
 if TYPE_CHECKING:
     from sparkonce.protocol.ownership import TransactionName
@@ -32,7 +32,6 @@ LONGEST_NAME_BYTES = 255
 """``dfs.namenode.fs-limits.max-component-length``, which a client is not told: its default."""
 
 _HELD = ".held"
-_BUFFER_BYTES = 1 << 20
 
 Answer = TypeVar("Answer")
 
@@ -95,7 +94,7 @@ class HdfsStore(FileStore):
             if isinstance(done, FileNotFoundError | FileExistsError):
                 raise done
             raise UnknownOutcomeError(
-                f"{self.location}: {what} failed: {_first_line(done)}",
+                f"{self.location}: {what} failed: {first_line(done)}",
                 next_step="See whether the name node runs and can be reached.",
             ) from done
         return done
@@ -110,7 +109,7 @@ class HdfsStore(FileStore):
         def attempt() -> str:
             self._client.mkdirs(self._held, 0o755, True)
             identity = self._identity()
-            self._client.create(probe, self._options).close()
+            create(self._client, probe, self._options).close()
             self._client.rename(probe, second, False)
             self._client.delete(second)
             return identity
@@ -118,7 +117,7 @@ class HdfsStore(FileStore):
         (done,) = within(self._deadline_s, [attempt])
         if isinstance(done, BaseException):
             raise PreflightError(
-                f"path={self.location!r} cannot be written to: {_first_line(done)}",
+                f"path={self.location!r} cannot be written to: {first_line(done)}",
                 next_step="See whether the name node runs, the address is right, and this user may write there.",
                 setting="path",
             ) from done
@@ -129,8 +128,9 @@ class HdfsStore(FileStore):
         with suppress(FileNotFoundError):
             return str(bytes(self._client.read(path).read()), "ascii")
         temporary = f"{path}-{secrets.token_hex(6)}"
-        with self._client.create(temporary, self._options) as file:
-            file.write(uuid.uuid4().hex.encode())
+        file = create(self._client, temporary, self._options)
+        file.write(uuid.uuid4().hex.encode())
+        file.close()
         try:
             self._client.rename(temporary, path, False)
         except FileExistsError:
@@ -143,17 +143,17 @@ class HdfsStore(FileStore):
         """See `FileStore.hold`."""
         check_lengths(path, LONGEST_NAME_BYTES)
         held = f"{self._held}/{path.rpartition('/')[2]}{_HELD}"
-        (file,) = within(self._deadline_s, [lambda: self._client.create(held, self._options)])
+        (file,) = within(self._deadline_s, [lambda: create(self._client, held, self._options)])
         if isinstance(file, BaseException):
-            raise _unwritten(held, file)
-        return HdfsHeldFile(self, self._client, held, file, path, self._deadline_s * 6)
+            raise unwritten(held, file)
+        return HdfsHeldFile(self._client, held, file, path, self._deadline_s * 6)
 
     def look(self, files: Sequence[Fields]) -> Sequence[Standing]:
         """See `FileStore.look`."""
         found = within(self._deadline_s, [lambda one=one: self._look(one) for one in files])  # type: ignore[misc]
         lost = [one for one in found if isinstance(one, BaseException)]
         if lost:
-            raise UnknownOutcomeError(f"{self.location}: {_first_line(lost[0])}")
+            raise UnknownOutcomeError(f"{self.location}: {first_line(lost[0])}")
         return [one for one in found if not isinstance(one, BaseException)]
 
     def _look(self, fields: Fields) -> Standing:
@@ -225,9 +225,10 @@ class HdfsStore(FileStore):
 
         def attempt() -> None:
             self._client.mkdirs(final.rpartition("/")[0], 0o755, True)
-            with self._client.create(temporary, self._options) as file:
-                file.write(content)
-                file.hsync()
+            file = create(self._client, temporary, self._options)
+            file.write(content)
+            file.hsync()
+            file.close()
             self._client.rename(temporary, final, True)
 
         self._ask(f"writing {path}", attempt)
@@ -290,85 +291,6 @@ class HdfsStore(FileStore):
         return True
 
 
-class HdfsHeldFile(HeldFile):
-    """A file under ``.sparkonce/held``."""
-
-    def __init__(self, store: HdfsStore, client: Any, held: str, file: Any, path: str, deadline_s: float) -> None:
-        self._store = store
-        self._client = client
-        self._held = held
-        self._path = path
-        self._deadline_s = deadline_s
-        self._buffer = _Buffered(file, held, deadline_s)
-        self._stream = ChecksumStream(self._buffer, held)
-
-    @property
-    def stream(self) -> BinaryIO:
-        """See `HeldFile.stream`."""
-        return cast("BinaryIO", self._stream)
-
-    def size(self) -> int:
-        """See `HeldFile.size`."""
-        return self._stream.size
-
-    def seal(self) -> Fields:
-        """See `HeldFile.seal`. The last block is on its replicas' disks (hsync), and the file is whole (close).
-
-        Blocks before the last one are on disk where ``dfs.datanode.synconclose`` is set: see `FilesSink.conditions`.
-
-        A sweep may have deleted it under a copy that slept: then both say that there is no such file.
-        """
-
-        def attempt() -> int:
-            self._buffer.flush()
-            self._buffer.file.hsync()
-            self._buffer.file.close()
-            return int(self._client.get_file_info(self._held).length)
-
-        (length,) = within(self._deadline_s, [attempt])
-        if isinstance(length, BaseException):
-            raise _unwritten(self._held, length)
-        if length != self._stream.size:
-            raise PrepareError(f"{self._held} has {length} of the {self._stream.size} bytes that were written.")
-        return {
-            "path": self._path,
-            "held": self._held.rpartition("/")[2],
-            "size": length,
-            "checksum": self._stream.checksum,
-        }
-
-    def discard(self) -> None:
-        """See `HeldFile.discard`."""
-
-        def attempt() -> None:
-            with suppress(Exception):
-                self._buffer.file.close()
-            self._client.delete(self._held)
-
-        within(self._deadline_s / 6, [attempt])
-
-
-class _Buffered:
-    """Gives the client a megabyte at a time: each call costs a journey out of Python."""
-
-    def __init__(self, file: Any, path: str, deadline_s: float) -> None:
-        self.file = file
-        self._path = path
-        self._deadline_s = deadline_s
-        self._waiting = bytearray()
-
-    def write(self, data: Any) -> None:
-        self._waiting += data
-        if len(self._waiting) >= _BUFFER_BYTES:
-            (done,) = within(self._deadline_s, [self.flush])
-            if isinstance(done, BaseException):
-                raise _unwritten(self._path, done)
-
-    def flush(self) -> None:
-        full, self._waiting = self._waiting, bytearray()
-        self.file.write(bytes(full))
-
-
 def _named(item: Any) -> str:
     """A folder, or what is known of a file."""
     return item if isinstance(item, str) else str(item.get("path") or item["held"])
@@ -376,15 +298,3 @@ def _named(item: Any) -> str:
 
 def _is_made(made: Mapping[str, Finished], fields: Fields) -> bool:
     return made[str(fields["path"]).rpartition("/")[0]].outcome is Outcome.COMMITTED
-
-
-def _unwritten(path: str, error: BaseException) -> PrepareError:
-    return PrepareError(
-        f"{path} could not be written: {_first_line(error)}",
-        next_step="See whether the cluster runs and has room; nothing of the batch became visible.",
-        path=path,
-    )
-
-
-def _first_line(error: BaseException) -> str:
-    return f"{type(error).__name__}: {str(error).split(chr(10))[0]}"

@@ -19,6 +19,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar, cast
 
+from sparkonce.durable import sync_folder
 from sparkonce.errors import PreflightError, PrepareError, UnknownOutcomeError
 from sparkonce.protocol.outcomes import Finished, Outcome
 from sparkonce.sinks.files.outcomes import FOLDER_GONE, FOREIGN, MISSING, of_error
@@ -58,7 +59,7 @@ class LocalStore(FileStore):
             self._held.mkdir(parents=True, exist_ok=True)
             # What a slot has prepared is durable only if the names of all folders above it are.
             for folder in (self._held.parent, self._root, *(one.parent for one in missing)):
-                _fsync_folder(folder)
+                sync_folder(folder)
             probe = self._held / f"probe-{secrets.token_hex(6)}"
             second = self._root / HIDDEN / probe.name
             beside = self._root / f".{probe.name}"
@@ -98,7 +99,7 @@ class LocalStore(FileStore):
             with suppress(FileExistsError):
                 os.link(temporary, path)
             temporary.unlink()
-            _fsync_folder(path.parent)
+            sync_folder(path.parent)
         return path.read_text()
 
     def hold(self, name: TransactionName, path: str) -> HeldFile:  # noqa: ARG002 - the path holds it
@@ -245,13 +246,13 @@ class LocalStore(FileStore):
         temporary = self._root / HIDDEN / f"put-{secrets.token_hex(6)}"
         with _asking(final):
             final.parent.mkdir(parents=True, exist_ok=True)
-            _fsync_folder(final.parent.parent)  # always: who made it may have been killed before it was durable
+            sync_folder(final.parent.parent)  # always: who made it may have been killed before it was durable
             try:
                 _write_durably(temporary, content)
                 temporary.rename(final)
             finally:
                 temporary.unlink(missing_ok=True)
-            _fsync_folder(final.parent)
+            sync_folder(final.parent)
 
     def get(self, path: str) -> bytes | None:
         """See `FileStore.get`."""
@@ -308,7 +309,7 @@ class LocalHeldFile(HeldFile):
             standing = self._held.stat()
             if (standing.st_ino, standing.st_size) != (mine.st_ino, self._stream.size):
                 raise PrepareError(f"{self._held} is not the file that was written.", path=str(self._held))
-            _fsync_folder(self._held.parent)
+            sync_folder(self._held.parent)
         return {
             "path": self._path,
             "held": self._held.name,
@@ -346,7 +347,7 @@ def _caught(call: Callable[..., Finished], *arguments: Any) -> Finished:
 
 
 def _sync(folder: Path) -> Finished:
-    _fsync_folder(folder)
+    sync_folder(folder)
     return _DONE
 
 
@@ -356,14 +357,6 @@ def _in_parallel(call: Callable[[One], Other], items: Sequence[One]) -> Sequence
         return [call(item) for item in items]
     with ThreadPoolExecutor(max_workers=min(_THREADS, len(items))) as pool:
         return list(pool.map(call, items))
-
-
-def _fsync_folder(folder: Path) -> None:
-    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 def _write_durably(path: Path, content: bytes) -> None:

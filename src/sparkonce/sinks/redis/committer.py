@@ -27,6 +27,7 @@ ATTEMPT_LIMIT_S = 30.0
 """How long one call applies chunks before it answers RETRY; the next call goes on."""
 
 _NOTHING = Finished(outcome=Outcome.COMMITTED, reason="The slot had no rows: there is nothing to finish.")
+_UNDECIDED = Finished(outcome=Outcome.UNKNOWN, reason="No answer of the server says what has become of it.")
 _SCAN_COUNT = 1000
 _DELETE_AT_ONCE = 500
 
@@ -78,8 +79,10 @@ class RedisCommitter(SinkCommitter):
         self._apply([one for one in going if one.verdict is None])
         self._conclude([one for one in going if one.verdict is None])
         self._await_ledgers([one for one in going if one.verdict and one.verdict.outcome in COMMITTED])
-        answers = {handle: one.verdict if isinstance(one, _Open) else one for handle, one in given.items()}
-        return [answers.get(handle, _NOTHING) or _NOTHING for handle in handles]
+        answers = {
+            handle: one.verdict or _UNDECIDED if isinstance(one, _Open) else one for handle, one in given.items()
+        }
+        return [answers.get(handle, _NOTHING) for handle in handles]
 
     def abort(self, handles: Sequence[Handle]) -> Sequence[Finished]:
         """See `SinkCommitter.abort`. The ledger keeps it: the writer can neither stage nor prepare any more."""

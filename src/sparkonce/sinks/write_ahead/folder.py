@@ -18,18 +18,16 @@ from __future__ import annotations
 import json
 import os
 import secrets
-import time
-import uuid
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from enum import Enum
 from pathlib import Path
 
+from sparkonce.durable import delete_stale_temporaries, sync_folder, temporary_file
 from sparkonce.protocol.handles import Handle, Scalar
 from sparkonce.protocol.ownership import TransactionName
 
-_STALE_TEMPORARY_S = 3600
 _IDENTITY = "identity"
 _GROUPS = "groups"
 _FORGOTTEN = "forgotten"
@@ -202,7 +200,7 @@ class WriteAheadFolder:
                 self.path(Stand.DONE, name).unlink(missing_ok=True)
         Groups(self, query).forget(up_to)
         for folder in (self.root, *(self.root / one for one in (Stand.DONE.value, _GROUPS, _FORGOTTEN))):
-            _delete_stale_temporaries(folder)
+            delete_stale_temporaries(folder)
 
 
 class Groups:
@@ -257,7 +255,7 @@ def put(path: Path, data: bytes, *, overwrite: bool = False) -> None:
     Raises:
         FileExistsError: if there is one and it is not to be overwritten; that one is durable then.
     """
-    with _temporary(path.parent, data) as temporary:
+    with temporary_file(path.parent, data) as temporary:
         try:
             if overwrite:
                 temporary.rename(path)
@@ -265,38 +263,6 @@ def put(path: Path, data: bytes, *, overwrite: bool = False) -> None:
                 os.link(temporary, path)
         finally:
             sync_folder(path.parent)
-
-
-def sync_folder(folder: Path) -> None:
-    """Makes the names in a folder durable."""
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-@contextmanager
-def _temporary(folder: Path, data: bytes) -> Iterator[Path]:
-    path = folder / f".{uuid.uuid4().hex}.tmp"
-    try:
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o640)
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        yield path
-    finally:
-        with suppress(OSError):
-            path.unlink(missing_ok=True)
-
-
-def _delete_stale_temporaries(folder: Path) -> None:
-    """Those of processes that were killed while they put."""
-    for temporary in folder.glob(".*.tmp"):
-        with suppress(FileNotFoundError):
-            if time.time() - temporary.stat().st_mtime > _STALE_TEMPORARY_S:
-                temporary.unlink()
 
 
 def _exists(path: Path) -> bool:

@@ -1,0 +1,50 @@
+"""Small files on a POSIX disk that are whole and durable before they get their name."""
+
+from __future__ import annotations
+
+import os
+import time
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+_STALE_TEMPORARY_S = 3600
+
+
+@contextmanager
+def temporary_file(folder: Path, data: bytes) -> Iterator[Path]:
+    """The bytes in a durable file with a name of its own, which is gone afterwards.
+
+    Raises:
+        OSError: if it could not be written; no other name stands for it then.
+    """
+    path = folder / f".{uuid.uuid4().hex}.tmp"
+    try:
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o640)
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        yield path
+    finally:
+        # Whether it has got another name is settled by now. An error here would say that it surely has not.
+        with suppress(OSError):
+            path.unlink(missing_ok=True)
+
+
+def delete_stale_temporaries(folder: Path) -> None:
+    """Deletes the temporary files of processes that were killed while they put."""
+    for temporary in folder.glob(".*.tmp"):
+        with suppress(FileNotFoundError):
+            if time.time() - temporary.stat().st_mtime > _STALE_TEMPORARY_S:
+                temporary.unlink()
+
+
+def sync_folder(folder: Path) -> None:
+    """Makes the names in a folder durable."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

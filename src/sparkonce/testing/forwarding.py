@@ -1,0 +1,82 @@
+"""A sink in another one's place: everything is passed on, and a test changes what it wants to watch or to break."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from sparkonce.sinks.base import SinkCommitter, SinkWriter
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from sparkonce.protocol.handles import Handle
+    from sparkonce.protocol.outcomes import Finished
+    from sparkonce.protocol.traces import Trace
+    from sparkonce.sinks.base import Facts, Owner
+
+
+class ForwardingWriter(SinkWriter):
+    """Passes every call on to another writer.
+
+    Args:
+        real: The other one.
+    """
+
+    def __init__(self, real: SinkWriter) -> None:
+        self._real = real
+
+    def begin(self) -> None:
+        """See `SinkWriter.begin`."""
+        self._real.begin()
+
+    def write(self, rows: pa.RecordBatch) -> None:
+        """See `SinkWriter.write`."""
+        self._real.write(rows)
+
+    def prepare(self) -> Mapping[str, str | int]:
+        """See `SinkWriter.prepare`."""
+        return self._real.prepare()
+
+    def abort(self) -> None:
+        """See `SinkWriter.abort`."""
+        self._real.abort()
+
+    def close(self) -> None:
+        """See `SinkWriter.close`."""
+        self._real.close()
+
+
+class ForwardingCommitter(SinkCommitter):
+    """Passes every call on to another committer.
+
+    Args:
+        real: The other one.
+    """
+
+    def __init__(self, real: SinkCommitter) -> None:
+        self._real = real
+
+    def commit(self, handles: Sequence[Handle]) -> Sequence[Finished]:
+        """See `SinkCommitter.commit`."""
+        return self._real.commit(handles)
+
+    def abort(self, handles: Sequence[Handle]) -> Sequence[Finished]:
+        """See `SinkCommitter.abort`."""
+        return self._real.abort(handles)
+
+    def list_lingering(self, owners: Sequence[Owner]) -> Sequence[Handle]:
+        """See `SinkCommitter.list_lingering`."""
+        return self._real.list_lingering(owners)
+
+    def list_traces(self, query: str, facts: Facts) -> Sequence[Trace]:
+        """See `SinkCommitter.list_traces`."""
+        return self._real.list_traces(query, facts)
+
+    def conclude(self, batch: int, handles: Sequence[Handle]) -> None:
+        """See `SinkCommitter.conclude`."""
+        self._real.conclude(batch, handles)
+
+    def close(self) -> None:
+        """See `SinkCommitter.close`."""
+        self._real.close()

@@ -1,0 +1,27 @@
+from __future__ import annotations
+
+import inspect
+
+import pytest
+
+from sparkonce.sinks.base import SinkCommitter, SinkWriter
+from sparkonce.testing.forwarding import ForwardingCommitter, ForwardingWriter
+
+
+@pytest.mark.parametrize(("kind", "base"), [(ForwardingWriter, SinkWriter), (ForwardingCommitter, SinkCommitter)])
+def test_every_call_is_passed_on(kind: type, base: type) -> None:
+    """A call that is added to the base and not here would end in the base's own, which does nothing."""
+    asked: list[tuple[str, tuple[object, ...]]] = []
+
+    class Real:
+        def __getattr__(self, name: str) -> object:
+            return lambda *given: asked.append((name, given)) or name
+
+    calls = {name: call for name, call in vars(base).items() if inspect.isfunction(call) and not name.startswith("_")}
+    assert len(calls) >= 5
+    passing = kind(Real())
+    for name, call in calls.items():
+        given = tuple(object() for _ in list(inspect.signature(call).parameters)[1:])
+        answer = getattr(passing, name)(*given)
+        assert asked.pop() == (name, given)
+        assert answer == name or inspect.signature(call).return_annotation == "None"
