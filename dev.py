@@ -30,6 +30,8 @@ JAVA_AT_LEAST = 17
 CACHE = Path(
     os.environ.get("SPARKONCE_CACHE") or Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "sparkonce"
 )
+AT_ONCE = ("-n", "3", "--dist", "loadfile", "--no-loadscope-reorder")
+"""Most tests wait for servers that they kill and start again: on two cores three files at once take half as long."""
 VERSITYGW = "github.com/versity/versitygw/cmd/versitygw@v1.8.0"
 
 
@@ -73,7 +75,7 @@ def test(rest: list[str]) -> int:
         print("$", *check, flush=True)
         if code := call(check):
             return code
-    return call(["pytest", *rest])
+    return call(["pytest", *AT_ONCE, *rest])
 
 
 def environment() -> None:
