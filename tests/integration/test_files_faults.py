@@ -1,9 +1,11 @@
 from __future__ import annotations
 
+import errno
 import os
 import resource
 import shutil
 import stat
+import subprocess
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -17,13 +19,13 @@ import pytest
 
 from integration.files_scene import QUERY, Life
 from sparkonce import read_manifests
-from sparkonce.errors import CorruptRecordError, PreflightError, PrepareError
+from sparkonce.errors import CorruptRecordError, PreflightError, PrepareError, UnknownOutcomeError
 from sparkonce.guarantees import Guarantee
 from sparkonce.protocol.handles import Handle
 from sparkonce.protocol.outcomes import Finished, Outcome
 from sparkonce.protocol.ownership import Token
 from sparkonce.sinks.files import committer as committer_module
-from sparkonce.sinks.files import local, manifests
+from sparkonce.sinks.files import local, local_preflight, manifests
 from sparkonce.sinks.files.handle import read_handle
 from sparkonce.sinks.files.sink import FilesSink
 from sparkonce.sinks.files.streams import ChecksumStream
@@ -164,7 +166,8 @@ def noted_folders(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
         synced.append(folder)
         call(folder)
 
-    monkeypatch.setattr(local, "sync_folder", noted)
+    for module in (local, local_preflight):
+        monkeypatch.setattr(module, "sync_folder", noted)
     return synced
 
 
@@ -231,7 +234,46 @@ def test_one_missing_file_keeps_the_others_of_its_transaction_back(tmp_path: Pat
     (root / ".sparkonce" / "held" / str(files[1]["held"])).unlink()
     assert life.commit(handle, other) == [Outcome.LOST, Outcome.COMMITTED]
     assert rows(root) == [1, 2, 3], "the other slot's"
-    assert len(held(root)) == 2
+    assert held(root) == [], "nobody can publish them any more"
+
+
+def test_a_driver_that_looked_before_the_loss_publishes_nothing_after_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It sleeps between its look and its publishing; meanwhile a file goes, and a newer driver calls the batch lost
+    and writes it again. Were the sleeper to publish what is left, those rows would be there twice."""
+    root = tmp_path / "out"
+    sleeper, newer = Life(FilesSink(root, partition_by="p")), Life(FilesSink(root, partition_by="p"))
+    handle = sleeper.prepare(PARTS)
+    publish = sleeper.committer._store.publish
+
+    def sleep_first(files: Any) -> Any:
+        held(root)[0].unlink()
+        assert newer.commit(handle) == [Outcome.LOST]
+        newer.run_batch(PARTS)
+        return publish(files)
+
+    monkeypatch.setattr(sleeper.committer._store, "publish", sleep_first)
+    assert sleeper.commit(handle) == [Outcome.LOST]
+    assert rows(root) == [1, 2, 3]
+
+
+def test_a_driver_that_publishes_while_another_calls_the_batch_lost_is_seen(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = tmp_path / "out"
+    life = Life(FilesSink(root, partition_by="p"))
+    handle = life.prepare(PARTS)
+    held(root)[0].unlink()
+    discard = life.committer._store.discard
+
+    def too_late(files: Any) -> Any:
+        local.LocalStore(root).publish(files)
+        return discard(files)
+
+    monkeypatch.setattr(life.committer._store, "discard", too_late)
+    assert life.commit(handle) == [Outcome.UNKNOWN]
+    assert len(rows(root)) == 2
 
 
 def test_a_folder_that_is_gone_as_a_whole_is_not_a_loss(tmp_path: Path) -> None:
@@ -257,6 +299,67 @@ def test_a_partitions_folder_that_somebody_deletes_is_not_a_loss(
         assert life.commit(handle) == [Outcome.RETRY]
     assert life.commit(handle) == [Outcome.COMMITTED]
     assert rows(root) == [1]
+
+
+def test_a_bare_mount_point_that_was_written_to_once_is_not_a_loss(tmp_path: Path) -> None:
+    """The query was started once without the disk, so the folder below the mount point is one of ours, too."""
+    root, disk, bare = tmp_path / "out", tmp_path / "disk", tmp_path / "bare"
+    FilesSink(root).preflight(QUERY, None)
+    root.rename(bare)
+    life, parts = Life(FilesSink(root)), Life(FilesSink(root, name="parts", partition_by="p"))
+    one, several = life.prepare(ONE), parts.prepare(PARTS)
+    root.rename(disk)
+    bare.rename(root)
+    for answer in (commit_again(root, one), commit_again(root, several, partition_by="p")):
+        assert answer.outcome is Outcome.UNKNOWN
+        assert "Is its disk mounted?" in answer.reason
+    with pytest.raises(UnknownOutcomeError, match="mounted"):
+        life.committer.conclude(0, [one])
+    with pytest.raises(PrepareError, match="not be where the driver looks"):
+        life.prepare(TWO)
+    assert not (root / "_manifest").exists()
+    root.rename(bare)
+    disk.rename(root)
+    assert life.commit(one) == [Outcome.COMMITTED]
+    assert parts.commit(several) == [Outcome.COMMITTED]
+    assert rows(root) == [1, 1, 2, 2, 3]
+
+
+def test_what_a_mounts_cache_says_is_missing_is_looked_for_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """NFS and FUSE remember that a name was not there. The lists of the folders are read anew before a loss."""
+    root = tmp_path / "out"
+    life, parts = Life(FilesSink(root)), Life(FilesSink(root, name="parts", partition_by="p"))
+    published, waiting, several = life.prepare(ONE), life.prepare(TWO), parts.prepare(PARTS)
+    assert life.commit(published) == [Outcome.COMMITTED]
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "link", _not_found)
+        patch.setattr(Path, "exists", lambda _: False)
+        patch.setattr(os.path, "lexists", lambda _: False)
+        for answer in life.committer.commit([published, waiting, several]):
+            assert answer.outcome is Outcome.RETRY
+            assert "cache" in answer.reason
+    assert life.commit(published, waiting) == [Outcome.ALREADY_COMMITTED, Outcome.COMMITTED]
+    assert parts.commit(several) == [Outcome.COMMITTED]
+    assert rows(root) == [1, 1, 2, 2, 3, 3, 4]
+
+
+def _not_found(*_: object, **__: object) -> None:
+    raise FileNotFoundError(errno.ENOENT, "cached")
+
+
+def test_a_backup_of_hard_links_publishes_nothing(tmp_path: Path) -> None:
+    """``cp -al`` gives each file another name, and a file that is held back is no more published for it."""
+    root = tmp_path / "out"
+    life = Life(FilesSink(root, partition_by="p"))
+    handle, lingering = life.prepare(PARTS), life.open(TWO.append_column("p", pa.array(["a", "a"])))
+    lingering.prepare()
+    subprocess.run(["cp", "-al", root, tmp_path / "backup"], check=True)
+    assert [one.outcome for one in life.committer.abort([handle])] == [Outcome.ABORTED]
+    swept = life.committer.abort(life.committer.list_lingering([life.owner]))
+    assert [one.outcome for one in swept] == [Outcome.ABORTED]
+    assert held(root) == []
 
 
 def test_of_several_files_none_is_lost_while_the_folder_is_gone(tmp_path: Path) -> None:
@@ -298,6 +401,35 @@ def test_a_folder_that_cannot_be_made_is_refused_before_the_decision(tmp_path: P
     life = Life(FilesSink(tmp_path / "out", partition_by=("p", "q")))
     with pytest.raises(PrepareError, match=r"'q=xxx.*has 302 bytes.*allows 255"):
         life.prepare(pa.table({"x": [1], "p": ["new"], "q": ["x" * 300]}))
+
+
+def test_a_path_that_would_be_too_long_is_refused_before_the_decision(tmp_path: Path) -> None:
+    """Each name is short enough, and the folder can be made, but not the whole path of the file in it."""
+    longest = os.pathconf(tmp_path, "PC_PATH_MAX") - 1
+    room = longest - 20 - len(str(tmp_path / "out"))
+    many = room // 101 - 1
+    values = {f"p{number:02}": ["x" * 96] for number in range(many)} | {"q": ["x" * (room - many * 101 - 3)]}
+    life = Life(FilesSink(tmp_path / "out", partition_by=tuple(values)))
+    with pytest.raises(PrepareError, match=rf"path of a file would be .*bytes, and the file system allows {longest}"):
+        life.prepare(pa.table({"x": [1], **values}))
+
+
+def test_partitions_whose_folders_would_be_one_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on macOS. Simulated: what is made there is found under its name in upper case, too."""
+
+    def folding(path: object) -> bool:
+        here = Path(str(path))
+        return here.name.lower() in {one.name.lower() for one in here.parent.iterdir()}
+
+    assert FilesSink(tmp_path / "out", partition_by="p").preflight(QUERY, None)
+    monkeypatch.setattr(os.path, "lexists", folding)
+    with pytest.raises(PreflightError, match=r"partition_by=\['p'\] names folders by text .*'A' and 'a'"):
+        FilesSink(tmp_path / "out", partition_by="p").preflight(QUERY, None)
+    numbers = FilesSink(tmp_path / "out", partition_by="x")
+    numbers.columns(PARTS.schema)
+    assert numbers.preflight(QUERY, None), "numbers and dates have no case"
+    assert FilesSink(tmp_path / "out").preflight(QUERY, None)
+    assert [path.name for path in (tmp_path / "out").iterdir()] == [".sparkonce"], "the probes are gone"
 
 
 def test_a_partition_of_nul_is_published(tmp_path: Path) -> None:

@@ -52,14 +52,20 @@ class FilesCommitter(SinkCommitter):
     def commit(self, handles: Sequence[Handle]) -> Sequence[Finished]:
         """See `SinkCommitter.commit`. All files of all handles go to the store in one call."""
         answers, open_files = self._open(handles)
-        self._look(answers, open_files)
+        self._look(handles, answers, open_files)
         flat = [(place, one) for place, files in open_files.items() if place not in answers for one in files]
         for place, found in self._grouped(flat, self._store.publish([one for _, one in flat]) if flat else []).items():
             answers[place] = of_commit(found)
         for place, answer in answers.items():
-            if place in open_files and answer.outcome in {Outcome.LOST, Outcome.UNKNOWN}:
-                answers[place] = self._ask_manifest(handles[place], answer)
+            if place in open_files and answer.outcome is Outcome.LOST:
+                answers[place] = self._doubt(handles[place]) or answer
+            if place in open_files and answers[place].outcome in {Outcome.LOST, Outcome.UNKNOWN}:
+                answers[place] = self._ask_manifest(handles[place], answers[place])
         return [answers[place] for place in range(len(handles))]
+
+    def _doubt(self, handle: Handle) -> Finished | None:
+        folder = read_handle(handle).folder
+        return self._store.doubt(folder) if folder else None
 
     def _ask_manifest(self, handle: Handle, answer: Finished) -> Finished:
         """What its batch's manifest names was committed: a reader may delete what it has read."""
@@ -115,6 +121,8 @@ class FilesCommitter(SinkCommitter):
         listed = {handle: read_handle(handle) for handle in handles if handle.transaction}
         if not listed:
             return
+        if doubt := self._doubt(next(iter(listed))):
+            raise UnknownOutcomeError(doubt.reason)
         names = [one.name for one in listed.values()]
         newest = max(names, key=lambda name: name.token)
         if self._manifest:
@@ -197,7 +205,9 @@ class FilesCommitter(SinkCommitter):
             return Finished(outcome=Outcome.UNKNOWN, reason=reason)
         return files
 
-    def _look(self, answers: dict[int, Finished], open_files: Mapping[int, Sequence[Fields]]) -> None:
+    def _look(
+        self, handles: Sequence[Handle], answers: dict[int, Finished], open_files: Mapping[int, Sequence[Fields]]
+    ) -> None:
         """Where a transaction has several files, none is published unless all can be."""
         several = [(place, one) for place, files in open_files.items() if len(files) > 1 for one in files]
         if not several:
@@ -213,8 +223,23 @@ class FilesCommitter(SinkCommitter):
             found.setdefault(place, []).append((str(one["path"]), standing))
         for place, files in found.items():
             answer = before_publish(files)
+            if answer is not None and answer.outcome is Outcome.LOST:
+                answer = self._doubt(handles[place]) or self._give_up(open_files[place], answer)
             if answer is not None:
                 answers[place] = answer
+
+    def _give_up(self, files: Sequence[Fields], lost: Finished) -> Finished:
+        """Makes a loss final. Another driver may have looked before the loss, and be about to publish the other files.
+
+        What it would publish is written again under other names: so first nobody can publish it any more.
+        """
+        given_up = of_abort(self._store.discard(files))
+        if given_up.outcome is Outcome.ABORTED:
+            return lost
+        if given_up.outcome is Outcome.ALREADY_COMMITTED:
+            reason = f"{lost.reason} Other files of its transaction are published."
+            return Finished(outcome=Outcome.UNKNOWN, reason=reason)
+        return given_up
 
     @staticmethod
     def _grouped(flat: Sequence[tuple[int, Fields]], answers: Sequence[Finished]) -> Mapping[int, Sequence[Finished]]:

@@ -35,6 +35,7 @@ _ERRNO: Mapping[int, tuple[Outcome, str]] = {
 
 FOREIGN = "Something else stands there, which is never overwritten: compare it, and move it away."
 FOLDER_GONE = "Somebody deleted its folder, which is made again."
+CACHED = "It was not found, but its folder lists it: the mount's cache was old."
 MISSING = "It is neither held back nor published: somebody deleted it."
 
 
