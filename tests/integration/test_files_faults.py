@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import errno
 import os
 import resource
 import shutil
@@ -325,28 +324,55 @@ def test_a_bare_mount_point_that_was_written_to_once_is_not_a_loss(tmp_path: Pat
     assert rows(root) == [1, 1, 2, 2, 3]
 
 
-def test_what_a_mounts_cache_says_is_missing_is_looked_for_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """NFS and FUSE remember that a name was not there. The lists of the folders are read anew before a loss."""
-    root = tmp_path / "out"
-    life, parts = Life(FilesSink(root)), Life(FilesSink(root, name="parts", partition_by="p"))
-    published, waiting, several = life.prepare(ONE), life.prepare(TWO), parts.prepare(PARTS)
-    assert life.commit(published) == [Outcome.COMMITTED]
-    with monkeypatch.context() as patch:
-        patch.setattr(os, "link", _not_found)
-        patch.setattr(Path, "exists", lambda _: False)
-        patch.setattr(os.path, "lexists", lambda _: False)
-        for answer in life.committer.commit([published, waiting, several]):
+@contextmanager
+def forgetful_mount(folder: Path) -> Iterator[tuple[Path, Path, Callable[[], None]]]:
+    """A folder as another host sees it, as a mount here shows it that remembers which names were missing, and what
+    makes the mount forget. As on NFS and FUSE, here with overlayfs, below which the other host writes."""
+    other, here, work, lower = (folder / name for name in ("other", "here", "work", "lower"))
+    for one in (other, here, work, lower):
+        one.mkdir()
+    options = f"lowerdir={lower},upperdir={other},workdir={work}"
+
+    def mount() -> None:
+        subprocess.run(["mount", "-t", "overlay", "overlay", "-o", options, here], check=True, capture_output=True)
+
+    def unmount() -> None:
+        subprocess.run(["umount", here], check=True)
+
+    def forget() -> None:
+        unmount()
+        mount()
+
+    try:
+        mount()
+    except (OSError, subprocess.CalledProcessError) as error:
+        pytest.skip(f"no overlay can be mounted here: {error}")
+    try:
+        yield other, here, forget
+    finally:
+        unmount()
+
+
+@pytest.mark.parametrize("partition_by", [(), ("p",)])
+def test_what_a_mounts_cache_says_is_missing_is_looked_for_again(tmp_path: Path, partition_by: tuple[str, ...]) -> None:
+    with forgetful_mount(tmp_path) as (other, here, forget):
+        driver = Life(FilesSink(here, partition_by=partition_by))
+        elsewhere = Life(FilesSink(other, partition_by=partition_by))
+        waiting, published = elsewhere.prepare(PARTS), elsewhere.prepare(PARTS, slot=1)
+        kept = tmp_path / "kept"
+        (other / ".sparkonce" / "held").rename(kept)
+        (other / ".sparkonce" / "held").mkdir()
+        forget()
+        assert driver.commit(waiting, published) == [Outcome.LOST] * 2, "now the mount remembers that they are missing"
+        for path in kept.iterdir():
+            path.rename(other / ".sparkonce" / "held" / path.name)
+        assert elsewhere.commit(published) == [Outcome.COMMITTED]
+        for answer in driver.committer.commit([waiting, published]):
             assert answer.outcome is Outcome.RETRY
             assert "cache" in answer.reason
-    assert life.commit(published, waiting) == [Outcome.ALREADY_COMMITTED, Outcome.COMMITTED]
-    assert parts.commit(several) == [Outcome.COMMITTED]
-    assert rows(root) == [1, 1, 2, 2, 3, 3, 4]
-
-
-def _not_found(*_: object, **__: object) -> None:
-    raise FileNotFoundError(errno.ENOENT, "cached")
+        forget()
+        assert driver.commit(waiting, published) == [Outcome.COMMITTED, Outcome.ALREADY_COMMITTED]
+        assert rows(here) == [1, 1, 2, 2, 3, 3]
 
 
 def test_a_backup_of_hard_links_publishes_nothing(tmp_path: Path) -> None:
