@@ -53,6 +53,10 @@ def final(root: Path, handle: Handle, number: int = 0) -> Path:
     return root / str(files[number]["path"])
 
 
+def held_names(handle: Handle) -> list[str]:
+    return [str(one["held"]) for one in read_handle(handle).files or ()]
+
+
 def commit_again(root: Path, handle: Handle, **settings: Any) -> Finished:
     (answer,) = FilesSink(root, **settings).committer().commit([handle])
     return answer
@@ -307,6 +311,8 @@ def test_a_bare_mount_point_that_was_written_to_once_is_not_a_loss(tmp_path: Pat
     root.rename(bare)
     life, parts = Life(FilesSink(root)), Life(FilesSink(root, name="parts", partition_by="p"))
     one, several = life.prepare(ONE), parts.prepare(PARTS)
+    in_bare = bare / ".sparkonce" / "held" / held_names(several)[0]
+    shutil.copy(root / ".sparkonce" / "held" / in_bare.name, in_bare)
     root.rename(disk)
     bare.rename(root)
     for answer in (commit_again(root, one), commit_again(root, several, partition_by="p")):
@@ -317,11 +323,36 @@ def test_a_bare_mount_point_that_was_written_to_once_is_not_a_loss(tmp_path: Pat
     with pytest.raises(PrepareError, match="not be where the driver looks"):
         life.prepare(TWO)
     assert not (root / "_manifest").exists()
+    assert in_bare.name in [path.name for path in held(root)], "what lies in another folder is left alone"
     root.rename(bare)
     disk.rename(root)
     assert life.commit(one) == [Outcome.COMMITTED]
     assert parts.commit(several) == [Outcome.COMMITTED]
     assert rows(root) == [1, 1, 2, 2, 3]
+
+
+def test_a_disk_that_is_mounted_between_the_look_and_the_verdict(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root, disk, bare = tmp_path / "out", tmp_path / "disk", tmp_path / "bare"
+    FilesSink(root).preflight(QUERY, None)
+    root.rename(bare)
+    life, parts = Life(FilesSink(root)), Life(FilesSink(root, name="parts", partition_by="p"))
+    for one in (life, parts):
+        handle = one.prepare(PARTS)
+        root.rename(disk)
+        bare.rename(root)
+        doubt = one.committer._store.doubt
+
+        def mount_first(folder: str, doubt: Callable[[str], Finished | None] = doubt) -> Finished | None:
+            root.rename(bare)
+            disk.rename(root)
+            return doubt(folder)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(one.committer._store, "doubt", mount_first)
+            assert one.commit(handle) == [Outcome.RETRY]
+        assert one.commit(handle) == [Outcome.COMMITTED]
 
 
 @contextmanager

@@ -52,13 +52,13 @@ class FilesCommitter(SinkCommitter):
     def commit(self, handles: Sequence[Handle]) -> Sequence[Finished]:
         """See `SinkCommitter.commit`. All files of all handles go to the store in one call."""
         answers, open_files = self._open(handles)
-        self._look(handles, answers, open_files)
+        self._look(answers, open_files)
         flat = [(place, one) for place, files in open_files.items() if place not in answers for one in files]
         for place, found in self._grouped(flat, self._store.publish([one for _, one in flat]) if flat else []).items():
             answers[place] = of_commit(found)
         for place, answer in answers.items():
             if place in open_files and answer.outcome is Outcome.LOST:
-                answers[place] = self._doubt(handles[place]) or answer
+                answers[place] = self._doubt(handles[place]) or self._make_final(open_files[place], answer)
             if place in open_files and answers[place].outcome in {Outcome.LOST, Outcome.UNKNOWN}:
                 answers[place] = self._ask_manifest(handles[place], answers[place])
         return [answers[place] for place in range(len(handles))]
@@ -205,9 +205,7 @@ class FilesCommitter(SinkCommitter):
             return Finished(outcome=Outcome.UNKNOWN, reason=reason)
         return files
 
-    def _look(
-        self, handles: Sequence[Handle], answers: dict[int, Finished], open_files: Mapping[int, Sequence[Fields]]
-    ) -> None:
+    def _look(self, answers: dict[int, Finished], open_files: Mapping[int, Sequence[Fields]]) -> None:
         """Where a transaction has several files, none is published unless all can be."""
         several = [(place, one) for place, files in open_files.items() if len(files) > 1 for one in files]
         if not several:
@@ -223,18 +221,26 @@ class FilesCommitter(SinkCommitter):
             found.setdefault(place, []).append((str(one["path"]), standing))
         for place, files in found.items():
             answer = before_publish(files)
-            if answer is not None and answer.outcome is Outcome.LOST:
-                answer = self._doubt(handles[place]) or self._give_up(open_files[place], answer)
             if answer is not None:
                 answers[place] = answer
 
-    def _give_up(self, files: Sequence[Fields], lost: Finished) -> Finished:
-        """Makes a loss final. Another driver may have looked before the loss, and be about to publish the other files.
+    def _make_final(self, files: Sequence[Fields], lost: Finished) -> Finished:
+        """Makes sure that what is lost stays so, once the place is known to be the right one.
 
-        What it would publish is written again under other names: so first nobody can publish it any more.
+        It is looked at again: its disk may just have been mounted. And another driver may have looked before the loss,
+        and be about to publish the transaction's other files, whose rows are to be written again under other names. So
+        nobody may be able to publish them any more.
         """
-        given_up = of_abort(self._store.discard(files))
-        if given_up.outcome is Outcome.ABORTED:
+        try:
+            standings = self._store.look(files)
+        except UnknownOutcomeError as error:
+            return Finished(outcome=Outcome.RETRY, reason=error.message)
+        again = before_publish([(str(one["path"]), found) for one, found in zip(files, standings, strict=True)])
+        if again is None or again.outcome is not Outcome.LOST:
+            return Finished(outcome=Outcome.RETRY, reason=f"{lost.reason} At the next look it was otherwise.")
+        rest = [one for one, found in zip(files, standings, strict=True) if found is Standing.HELD]
+        given_up = of_abort(self._store.discard(rest)) if rest else lost
+        if given_up.outcome in {Outcome.ABORTED, Outcome.LOST}:
             return lost
         if given_up.outcome is Outcome.ALREADY_COMMITTED:
             reason = f"{lost.reason} Other files of its transaction are published."
