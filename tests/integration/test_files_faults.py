@@ -4,6 +4,7 @@ import os
 import resource
 import shutil
 import stat
+import subprocess
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -17,13 +18,13 @@ import pytest
 
 from integration.files_scene import QUERY, Life
 from sparkonce import read_manifests
-from sparkonce.errors import CorruptRecordError, PreflightError, PrepareError
+from sparkonce.errors import CorruptRecordError, PreflightError, PrepareError, UnknownOutcomeError
 from sparkonce.guarantees import Guarantee
 from sparkonce.protocol.handles import Handle
 from sparkonce.protocol.outcomes import Finished, Outcome
 from sparkonce.protocol.ownership import Token
 from sparkonce.sinks.files import committer as committer_module
-from sparkonce.sinks.files import local, manifests
+from sparkonce.sinks.files import local, local_preflight, manifests
 from sparkonce.sinks.files.handle import read_handle
 from sparkonce.sinks.files.sink import FilesSink
 from sparkonce.sinks.files.streams import ChecksumStream
@@ -50,6 +51,10 @@ def final(root: Path, handle: Handle, number: int = 0) -> Path:
     files = read_handle(handle).files
     assert files is not None
     return root / str(files[number]["path"])
+
+
+def held_names(handle: Handle) -> list[str]:
+    return [str(one["held"]) for one in read_handle(handle).files or ()]
 
 
 def commit_again(root: Path, handle: Handle, **settings: Any) -> Finished:
@@ -164,7 +169,8 @@ def noted_folders(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
         synced.append(folder)
         call(folder)
 
-    monkeypatch.setattr(local, "sync_folder", noted)
+    for module in (local, local_preflight):
+        monkeypatch.setattr(module, "sync_folder", noted)
     return synced
 
 
@@ -231,7 +237,46 @@ def test_one_missing_file_keeps_the_others_of_its_transaction_back(tmp_path: Pat
     (root / ".sparkonce" / "held" / str(files[1]["held"])).unlink()
     assert life.commit(handle, other) == [Outcome.LOST, Outcome.COMMITTED]
     assert rows(root) == [1, 2, 3], "the other slot's"
-    assert len(held(root)) == 2
+    assert held(root) == [], "nobody can publish them any more"
+
+
+def test_a_driver_that_looked_before_the_loss_publishes_nothing_after_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It sleeps between its look and its publishing; meanwhile a file goes, and a newer driver calls the batch lost
+    and writes it again. Were the sleeper to publish what is left, those rows would be there twice."""
+    root = tmp_path / "out"
+    sleeper, newer = Life(FilesSink(root, partition_by="p")), Life(FilesSink(root, partition_by="p"))
+    handle = sleeper.prepare(PARTS)
+    publish = sleeper.committer._store.publish
+
+    def sleep_first(files: Any) -> Any:
+        held(root)[0].unlink()
+        assert newer.commit(handle) == [Outcome.LOST]
+        newer.run_batch(PARTS)
+        return publish(files)
+
+    monkeypatch.setattr(sleeper.committer._store, "publish", sleep_first)
+    assert sleeper.commit(handle) == [Outcome.LOST]
+    assert rows(root) == [1, 2, 3]
+
+
+def test_a_driver_that_publishes_while_another_calls_the_batch_lost_is_seen(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = tmp_path / "out"
+    life = Life(FilesSink(root, partition_by="p"))
+    handle = life.prepare(PARTS)
+    held(root)[0].unlink()
+    discard = life.committer._store.discard
+
+    def too_late(files: Any) -> Any:
+        local.LocalStore(root).publish(files)
+        return discard(files)
+
+    monkeypatch.setattr(life.committer._store, "discard", too_late)
+    assert life.commit(handle) == [Outcome.UNKNOWN]
+    assert len(rows(root)) == 2
 
 
 def test_a_folder_that_is_gone_as_a_whole_is_not_a_loss(tmp_path: Path) -> None:
@@ -257,6 +302,121 @@ def test_a_partitions_folder_that_somebody_deletes_is_not_a_loss(
         assert life.commit(handle) == [Outcome.RETRY]
     assert life.commit(handle) == [Outcome.COMMITTED]
     assert rows(root) == [1]
+
+
+def test_a_bare_mount_point_that_was_written_to_once_is_not_a_loss(tmp_path: Path) -> None:
+    """The query was started once without the disk, so the folder below the mount point is one of ours, too."""
+    root, disk, bare = tmp_path / "out", tmp_path / "disk", tmp_path / "bare"
+    FilesSink(root).preflight(QUERY, None)
+    root.rename(bare)
+    life, parts = Life(FilesSink(root)), Life(FilesSink(root, name="parts", partition_by="p"))
+    one, several = life.prepare(ONE), parts.prepare(PARTS)
+    in_bare = bare / ".sparkonce" / "held" / held_names(several)[0]
+    shutil.copy(root / ".sparkonce" / "held" / in_bare.name, in_bare)
+    root.rename(disk)
+    bare.rename(root)
+    for answer in (commit_again(root, one), commit_again(root, several, partition_by="p")):
+        assert answer.outcome is Outcome.UNKNOWN
+        assert "Is its disk mounted?" in answer.reason
+    with pytest.raises(UnknownOutcomeError, match="mounted"):
+        life.committer.conclude(0, [one])
+    with pytest.raises(PrepareError, match="not be where the driver looks"):
+        life.prepare(TWO)
+    assert not (root / "_manifest").exists()
+    assert in_bare.name in [path.name for path in held(root)], "what lies in another folder is left alone"
+    root.rename(bare)
+    disk.rename(root)
+    assert life.commit(one) == [Outcome.COMMITTED]
+    assert parts.commit(several) == [Outcome.COMMITTED]
+    assert rows(root) == [1, 1, 2, 2, 3]
+
+
+def test_a_disk_that_is_mounted_between_the_look_and_the_verdict(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root, disk, bare = tmp_path / "out", tmp_path / "disk", tmp_path / "bare"
+    FilesSink(root).preflight(QUERY, None)
+    root.rename(bare)
+    life, parts = Life(FilesSink(root)), Life(FilesSink(root, name="parts", partition_by="p"))
+    for one in (life, parts):
+        handle = one.prepare(PARTS)
+        root.rename(disk)
+        bare.rename(root)
+        doubt = one.committer._store.doubt
+
+        def mount_first(folder: str, doubt: Callable[[str], Finished | None] = doubt) -> Finished | None:
+            root.rename(bare)
+            disk.rename(root)
+            return doubt(folder)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(one.committer._store, "doubt", mount_first)
+            assert one.commit(handle) == [Outcome.RETRY]
+        assert one.commit(handle) == [Outcome.COMMITTED]
+
+
+@contextmanager
+def forgetful_mount(folder: Path) -> Iterator[tuple[Path, Path, Callable[[], None]]]:
+    """A folder as another host sees it, as a mount here shows it that remembers which names were missing, and what
+    makes the mount forget. As on NFS and FUSE, here with overlayfs, below which the other host writes."""
+    other, here, work, lower = (folder / name for name in ("other", "here", "work", "lower"))
+    for one in (other, here, work, lower):
+        one.mkdir()
+    options = f"lowerdir={lower},upperdir={other},workdir={work}"
+
+    def mount() -> None:
+        subprocess.run(["mount", "-t", "overlay", "overlay", "-o", options, here], check=True, capture_output=True)
+
+    def unmount() -> None:
+        subprocess.run(["umount", here], check=True)
+
+    def forget() -> None:
+        unmount()
+        mount()
+
+    try:
+        mount()
+    except (OSError, subprocess.CalledProcessError) as error:
+        pytest.skip(f"no overlay can be mounted here: {error}")
+    try:
+        yield other, here, forget
+    finally:
+        unmount()
+
+
+@pytest.mark.parametrize("partition_by", [(), ("p",)])
+def test_what_a_mounts_cache_says_is_missing_is_looked_for_again(tmp_path: Path, partition_by: tuple[str, ...]) -> None:
+    with forgetful_mount(tmp_path) as (other, here, forget):
+        driver = Life(FilesSink(here, partition_by=partition_by))
+        elsewhere = Life(FilesSink(other, partition_by=partition_by))
+        waiting, published = elsewhere.prepare(PARTS), elsewhere.prepare(PARTS, slot=1)
+        kept = tmp_path / "kept"
+        (other / ".sparkonce" / "held").rename(kept)
+        (other / ".sparkonce" / "held").mkdir()
+        forget()
+        assert driver.commit(waiting, published) == [Outcome.LOST] * 2, "now the mount remembers that they are missing"
+        for path in kept.iterdir():
+            path.rename(other / ".sparkonce" / "held" / path.name)
+        assert elsewhere.commit(published) == [Outcome.COMMITTED]
+        for answer in driver.committer.commit([waiting, published]):
+            assert answer.outcome is Outcome.RETRY
+            assert "cache" in answer.reason
+        forget()
+        assert driver.commit(waiting, published) == [Outcome.COMMITTED, Outcome.ALREADY_COMMITTED]
+        assert rows(here) == [1, 1, 2, 2, 3, 3]
+
+
+def test_a_backup_of_hard_links_publishes_nothing(tmp_path: Path) -> None:
+    """``cp -al`` gives each file another name, and a file that is held back is no more published for it."""
+    root = tmp_path / "out"
+    life = Life(FilesSink(root, partition_by="p"))
+    handle, lingering = life.prepare(PARTS), life.open(TWO.append_column("p", pa.array(["a", "a"])))
+    lingering.prepare()
+    subprocess.run(["cp", "-al", root, tmp_path / "backup"], check=True)
+    assert [one.outcome for one in life.committer.abort([handle])] == [Outcome.ABORTED]
+    swept = life.committer.abort(life.committer.list_lingering([life.owner]))
+    assert [one.outcome for one in swept] == [Outcome.ABORTED]
+    assert held(root) == []
 
 
 def test_of_several_files_none_is_lost_while_the_folder_is_gone(tmp_path: Path) -> None:
@@ -298,6 +458,35 @@ def test_a_folder_that_cannot_be_made_is_refused_before_the_decision(tmp_path: P
     life = Life(FilesSink(tmp_path / "out", partition_by=("p", "q")))
     with pytest.raises(PrepareError, match=r"'q=xxx.*has 302 bytes.*allows 255"):
         life.prepare(pa.table({"x": [1], "p": ["new"], "q": ["x" * 300]}))
+
+
+def test_a_path_that_would_be_too_long_is_refused_before_the_decision(tmp_path: Path) -> None:
+    """Each name is short enough, and the folder can be made, but not the whole path of the file in it."""
+    longest = os.pathconf(tmp_path, "PC_PATH_MAX") - 1
+    room = longest - 20 - len(str(tmp_path / "out"))
+    many = room // 101 - 1
+    values = {f"p{number:02}": ["x" * 96] for number in range(many)} | {"q": ["x" * (room - many * 101 - 3)]}
+    life = Life(FilesSink(tmp_path / "out", partition_by=tuple(values)))
+    with pytest.raises(PrepareError, match=rf"path of a file would be .*bytes, and the file system allows {longest}"):
+        life.prepare(pa.table({"x": [1], **values}))
+
+
+def test_partitions_whose_folders_would_be_one_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on macOS. Simulated: what is made there is found under its name in upper case, too."""
+
+    def folding(path: object) -> bool:
+        here = Path(str(path))
+        return here.name.lower() in {one.name.lower() for one in here.parent.iterdir()}
+
+    assert FilesSink(tmp_path / "out", partition_by="p").preflight(QUERY, None)
+    monkeypatch.setattr(os.path, "lexists", folding)
+    with pytest.raises(PreflightError, match=r"partition_by=\['p'\] names folders by text .*'A' and 'a'"):
+        FilesSink(tmp_path / "out", partition_by="p").preflight(QUERY, None)
+    numbers = FilesSink(tmp_path / "out", partition_by="x")
+    numbers.columns(PARTS.schema)
+    assert numbers.preflight(QUERY, None), "numbers and dates have no case"
+    assert FilesSink(tmp_path / "out").preflight(QUERY, None)
+    assert [path.name for path in (tmp_path / "out").iterdir()] == [".sparkonce"], "the probes are gone"
 
 
 def test_a_partition_of_nul_is_published(tmp_path: Path) -> None:

@@ -89,6 +89,20 @@ def test_a_folder_that_is_gone_as_a_whole_is_not_a_loss(place: Place) -> None:
     assert life.commit(handle) == [Outcome.UNKNOWN]
 
 
+def test_a_folder_that_was_made_anew_is_not_a_loss(place: Place) -> None:
+    """Somebody moves it away, and another query makes one of that name."""
+    life, parts = place.life(), place.life(partition_by="p")
+    one, several = life.prepare(ONE), parts.prepare(ONE)
+    place.client.rename(place.folder, f"{place.folder}-moved")
+    place.life()
+    assert [*life.commit(one), *parts.commit(several)] == [Outcome.UNKNOWN] * 2
+    with pytest.raises(PrepareError, match="not be where the driver looks"):
+        life.prepare(ONE)
+    place.client.delete(place.folder, recursive=True)
+    place.client.rename(f"{place.folder}-moved", place.folder)
+    assert [*life.commit(one), *parts.commit(several)] == [Outcome.COMMITTED] * 2
+
+
 def test_a_paused_copy_cannot_close_what_was_swept(place: Place) -> None:
     life = place.life()
     writer = life.open(ONE)

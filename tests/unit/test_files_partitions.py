@@ -95,7 +95,8 @@ def test_a_files_name_says_whose_it_is() -> None:
 )
 def test_several_files_are_published_only_if_all_can_be(standings: str, wanted: Outcome | None) -> None:
     kinds = {"H": Standing.HELD, "P": Standing.PUBLISHED, "G": Standing.GONE, "U": Standing.UNKNOWN}
-    found = before_publish([(f"file{number}", kinds[one]) for number, one in enumerate(standings)])
+    files = [{"path": f"file{number}"} for number in range(len(standings))]
+    found = before_publish(files, [kinds[one] for one in standings])
     assert (found and found.outcome) == wanted
 
 

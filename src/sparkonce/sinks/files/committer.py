@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TypeVar
 
 from sparkonce.errors import CorruptRecordError, UnknownOutcomeError
 from sparkonce.protocol.handles import Handle, transaction_fields
@@ -25,6 +26,8 @@ KEPT_BATCHES = 200
 
 TRACED_BATCHES = 10
 """Of how many of the newest batches a start reads the manifests, and each run's newest one."""
+
+Answer = TypeVar("Answer")
 
 _NOTHING = Finished(outcome=Outcome.COMMITTED, reason="The slot had no rows: there is nothing to finish.")
 
@@ -56,6 +59,8 @@ class FilesCommitter(SinkCommitter):
         flat = [(place, one) for place, files in open_files.items() if place not in answers for one in files]
         for place, found in self._grouped(flat, self._store.publish([one for _, one in flat]) if flat else []).items():
             answers[place] = of_commit(found)
+        lost = [place for place in open_files if answers[place].outcome is Outcome.LOST]
+        answers.update(self._make_final(handles, {place: (open_files[place], answers[place]) for place in lost}))
         for place, answer in answers.items():
             if place in open_files and answer.outcome in {Outcome.LOST, Outcome.UNKNOWN}:
                 answers[place] = self._ask_manifest(handles[place], answer)
@@ -115,6 +120,8 @@ class FilesCommitter(SinkCommitter):
         listed = {handle: read_handle(handle) for handle in handles if handle.transaction}
         if not listed:
             return
+        for doubt in self._doubts(listed).values():
+            raise UnknownOutcomeError(doubt.reason)
         names = [one.name for one in listed.values()]
         newest = max(names, key=lambda name: name.token)
         if self._manifest:
@@ -199,26 +206,63 @@ class FilesCommitter(SinkCommitter):
 
     def _look(self, answers: dict[int, Finished], open_files: Mapping[int, Sequence[Fields]]) -> None:
         """Where a transaction has several files, none is published unless all can be."""
-        several = [(place, one) for place, files in open_files.items() if len(files) > 1 for one in files]
-        if not several:
-            return
+        several = {place: files for place, files in open_files.items() if len(files) > 1}
         try:
-            standings = self._store.look([one for _, one in several])
+            found = self._standings(several)
         except UnknownOutcomeError as error:
-            retry = Finished(outcome=Outcome.RETRY, reason=error.message)
-            answers.update(dict.fromkeys({place for place, _ in several}, retry))
+            answers.update(dict.fromkeys(several, Finished(outcome=Outcome.RETRY, reason=error.message)))
             return
-        found: dict[int, list[tuple[str, Standing]]] = {}
-        for (place, one), standing in zip(several, standings, strict=True):
-            found.setdefault(place, []).append((str(one["path"]), standing))
-        for place, files in found.items():
-            answer = before_publish(files)
+        for place, standings in found.items():
+            answer = before_publish(several[place], standings)
             if answer is not None:
                 answers[place] = answer
 
+    def _standings(self, files: Mapping[int, Sequence[Fields]]) -> Mapping[int, Sequence[Standing]]:
+        flat = [(place, one) for place, some in files.items() for one in some]
+        return self._grouped(flat, self._store.look([one for _, one in flat]) if flat else [])
+
+    def _doubts(self, handles: Iterable[Handle]) -> Mapping[Handle, Finished]:
+        """What is to be said of those whose files are not in the place that is seen now."""
+        folders = {handle: read_handle(handle).folder for handle in handles}
+        doubts = {folder: self._store.doubt(folder) for folder in set(folders.values()) - {""}}
+        return {handle: doubt for handle, folder in folders.items() if (doubt := doubts.get(folder)) is not None}
+
+    def _make_final(
+        self, handles: Sequence[Handle], lost: Mapping[int, tuple[Sequence[Fields], Finished]]
+    ) -> Mapping[int, Finished]:
+        """What is answered in place of LOST where that is not sure, and makes sure that what is lost stays so.
+
+        Once the place is known to be the right one it is looked at again: its disk may just have been mounted. And
+        another driver may have looked before the loss, and be about to publish the transaction's other files, whose
+        rows are to be written again under other names. So nobody may be able to publish them any more.
+        """
+        doubts = self._doubts(handles[place] for place in lost)
+        answers = {place: doubts[handles[place]] for place in lost if handles[place] in doubts}
+        sure = {place: files for place, (files, _) in lost.items() if place not in answers}
+        try:
+            found = self._standings(sure)
+        except UnknownOutcomeError as error:
+            return {**answers, **dict.fromkeys(sure, Finished(outcome=Outcome.RETRY, reason=error.message))}
+        rest: list[tuple[int, Fields]] = []
+        for place, standings in found.items():
+            again = before_publish(sure[place], standings)
+            if again is None or again.outcome is not Outcome.LOST:
+                reason = f"{lost[place][1].reason} At the next look it was otherwise."
+                answers[place] = Finished(outcome=Outcome.RETRY, reason=reason)
+                continue
+            rest += [(place, one) for one, now in zip(sure[place], standings, strict=True) if now is Standing.HELD]
+        for place, given_up in self._grouped(rest, self._store.discard([one for _, one in rest])).items():
+            answer = of_abort(given_up)
+            if answer.outcome is Outcome.ALREADY_COMMITTED:
+                reason = f"{lost[place][1].reason} Other files of its transaction are published."
+                answer = Finished(outcome=Outcome.UNKNOWN, reason=reason)
+            if answer.outcome is not Outcome.ABORTED:
+                answers[place] = answer
+        return answers
+
     @staticmethod
-    def _grouped(flat: Sequence[tuple[int, Fields]], answers: Sequence[Finished]) -> Mapping[int, Sequence[Finished]]:
-        grouped: dict[int, list[Finished]] = {}
+    def _grouped(flat: Sequence[tuple[int, Fields]], answers: Sequence[Answer]) -> Mapping[int, Sequence[Answer]]:
+        grouped: dict[int, list[Answer]] = {}
         for (place, _), answer in zip(flat, answers, strict=True):
             grouped.setdefault(place, []).append(answer)
         return grouped

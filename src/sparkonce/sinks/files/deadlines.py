@@ -1,14 +1,11 @@
-"""Calls that may hang, made beside each other and waited for up to a deadline."""
+"""Calls that may hang, made beside each other and waited for while any of them answers."""
 
 from __future__ import annotations
 
 import queue
 import threading
-import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
-from concurrent.futures import TimeoutError as FutureTimeoutError
-from typing import Any, TypeVar
+from typing import TypeVar
 
 _THREADS = 8
 
@@ -16,37 +13,39 @@ Answer = TypeVar("Answer")
 
 
 def within(deadline_s: float, calls: Sequence[Callable[[], Answer]]) -> list[Answer | BaseException]:
-    """What each call returned or raised; `TimeoutError` for those that have not by the deadline.
+    """What each call returned or raised; `TimeoutError` for those without an answer when all are given up.
+
+    They are given up when none has answered for the length of the deadline, and no other is begun from then on. So a
+    server that hangs is waited for once, however many calls there are, and one that is slow gets through all of them.
 
     They run beside each other in threads that do not keep the process alive.
     """
-    give_up_at = time.monotonic() + deadline_s
-    waiting: queue.SimpleQueue[tuple[Future[Answer], Callable[[], Answer]]] = queue.SimpleQueue()
-    futures: list[Future[Answer]] = []
-    for call in calls:
-        futures.append(Future())
-        waiting.put((futures[-1], call))
+    answers: list[Answer | BaseException] = [TimeoutError(f"no answer within {deadline_s:g} s") for _ in calls]
+    waiting: queue.SimpleQueue[tuple[int, Callable[[], Answer]]] = queue.SimpleQueue()
+    answered: queue.SimpleQueue[tuple[int, Answer | BaseException]] = queue.SimpleQueue()
+    given_up = threading.Event()
+    for numbered in enumerate(calls):
+        waiting.put(numbered)
 
     def work() -> None:
-        while time.monotonic() < give_up_at:
+        while not given_up.is_set():
             try:
-                future, call = waiting.get_nowait()
+                number, call = waiting.get_nowait()
             except queue.Empty:
                 return
             try:
-                future.set_result(call())
+                answered.put((number, call()))
             except BaseException as error:  # noqa: BLE001 - whoever waits gets it
-                future.set_exception(error)
+                answered.put((number, error))
 
     for _ in range(min(_THREADS, len(calls))):
         threading.Thread(target=work, name="within", daemon=True).start()
-    return [_answer(future, give_up_at, deadline_s) for future in futures]
-
-
-def _answer(future: Future[Any], give_up_at: float, deadline_s: float) -> Any:
     try:
-        return future.result(max(0.0, give_up_at - time.monotonic()))
-    except FutureTimeoutError:
-        return TimeoutError(f"no answer within {deadline_s:g} s")
-    except BaseException as error:  # noqa: BLE001 - the call's own
-        return error
+        for _ in calls:
+            number, answer = answered.get(timeout=deadline_s)
+            answers[number] = answer
+    except queue.Empty:
+        pass
+    finally:
+        given_up.set()
+    return answers

@@ -27,6 +27,7 @@ class Listed:
         list_path: Where the list is, relative.
         list_checksum: Of the list.
         begun_ms: When the transaction was begun, by the executor's clock.
+        folder: Which folder they were written to, see `FileStore.doubt`; empty if the handle does not say.
     """
 
     name: TransactionName
@@ -34,13 +35,14 @@ class Listed:
     list_path: str
     list_checksum: str
     begun_ms: int
+    folder: str
 
 
 def fields_of(
-    name: TransactionName, files: Sequence[Fields], begun_ms: int
+    name: TransactionName, files: Sequence[Fields], begun_ms: int, folder: str
 ) -> tuple[dict[str, str | int], bytes | None]:
     """A handle's fields, and what is to be put into its list if it has one."""
-    fields: dict[str, str | int] = {"name": str(name), "begun_ms": begun_ms}
+    fields: dict[str, str | int] = {"name": str(name), "begun_ms": begun_ms, "folder": folder}
     text = json.dumps([dict(one) for one in files], separators=(",", ":"), sort_keys=True)
     if len(text) <= LONGEST_BYTES:
         return {**fields, "files": text}, None
@@ -64,6 +66,7 @@ def read_handle(handle: Handle) -> Listed:
         list_path=str(fields.get("list", "")),
         list_checksum=str(fields.get("list_checksum", "")),
         begun_ms=int(fields.get("begun_ms", 0)),
+        folder=str(fields.get("folder", "")),
     )
 
 

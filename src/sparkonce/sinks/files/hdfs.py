@@ -18,11 +18,11 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import unquote, urlsplit
 
 from sparkonce.errors import ConfigurationError, PreflightError, UnknownOutcomeError
-from sparkonce.protocol.outcomes import Finished, Outcome
+from sparkonce.protocol.outcomes import COMMITTED, Finished, Outcome
 from sparkonce.sinks.files.deadlines import within
 from sparkonce.sinks.files.hdfs_writing import HdfsHeldFile, create, first_line, unwritten
 from sparkonce.sinks.files.outcomes import FOLDER_GONE, FOREIGN, MISSING, of_hdfs_error
-from sparkonce.sinks.files.store import HIDDEN, Fields, FileStore, Held, HeldFile, Standing, check_lengths, name_in
+from sparkonce.sinks.files.store import HIDDEN, ID, Fields, FileStore, Held, HeldFile, Standing, check_lengths, name_in
 
 if TYPE_CHECKING:
     from sparkonce.protocol.ownership import TransactionName
@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 DEADLINE_S = 20.0
 LONGEST_NAME_BYTES = 255
 """``dfs.namenode.fs-limits.max-component-length``, which a client is not told: its default."""
+LONGEST_PATH = 8000
+"""Fixed in the name node: characters, which are never more than bytes."""
 
 _HELD = ".held"
 
@@ -43,7 +45,7 @@ class HdfsStore(FileStore):
         url: ``hdfs://host:port/path``, or with a name service that the configuration knows instead of host and port.
         config: Hadoop's settings; what is not among them is read from ``HADOOP_CONF_DIR``.
         config_dir: Where Hadoop's XML files are, instead of ``HADOOP_CONF_DIR``.
-        deadline_s: How long one call waits for the cluster; a seal, which sends the last megabytes, six times that.
+        deadline_s: How long the cluster may be silent; in a seal, which sends the last megabytes, six times that.
         replication: Of new files; None for the cluster's default.
         kerberos: ``kerberos_principal``, ``kerberos_keytab`` and ``kerberos_cache`` of the client.
 
@@ -72,7 +74,7 @@ class HdfsStore(FileStore):
         self.location = f"hdfs://{parts.netloc}{self._root}".rstrip("/")
         self._held = f"{self._root.rstrip('/')}/{HIDDEN}/held"
         self._deadline_s = deadline_s
-        self._read: set[tuple[str, str]] = set()
+        self._known: set[tuple[str, str]] = set()
         self._options = WriteOptions(replication=replication, overwrite=False, create_parent=False)
         try:
             self._client = Client(f"hdfs://{parts.netloc}", dict(config or {}), config_dir, **kerberos)
@@ -124,7 +126,7 @@ class HdfsStore(FileStore):
         return {"folder": done}
 
     def _identity(self) -> str:
-        path = self._path(f"{HIDDEN}/id")
+        path = self._path(ID)
         with suppress(FileNotFoundError):
             return str(bytes(self._client.read(path).read()), "ascii")
         temporary = f"{path}-{secrets.token_hex(6)}"
@@ -141,8 +143,8 @@ class HdfsStore(FileStore):
 
     def hold(self, name: TransactionName, path: str) -> HeldFile:  # noqa: ARG002 - the path holds it
         """See `FileStore.hold`."""
-        check_lengths(path, LONGEST_NAME_BYTES)
         held = f"{self._held}/{path.rpartition('/')[2]}{_HELD}"
+        check_lengths((self._path(path), held), LONGEST_NAME_BYTES, LONGEST_PATH)
         (file,) = within(self._deadline_s, [lambda: create(self._client, held, self._options)])
         if isinstance(file, BaseException):
             raise unwritten(held, file)
@@ -166,12 +168,15 @@ class HdfsStore(FileStore):
         return Standing.PUBLISHED if self._matches(final, fields) else Standing.UNKNOWN
 
     def publish(self, files: Sequence[Fields]) -> Sequence[Finished]:
-        """See `FileStore.publish`."""
+        """See `FileStore.publish`. What has no answer is left to the next call, which need not read the others."""
         folders = sorted({str(one["path"]).rpartition("/")[0] for one in files} - {""})
         made = dict(zip(folders, self._each(self._make, folders), strict=True))
         going = [one for one in files if str(one["path"]).rpartition("/")[0] not in made or _is_made(made, one)]
         answers = dict(zip(map(id, going), self._each(self._rename, going), strict=True))
-        return [answers.get(id(one)) or made[str(one["path"]).rpartition("/")[0]] for one in files]
+        found = [answers.get(id(one)) or made[str(one["path"]).rpartition("/")[0]] for one in files]
+        if all(one.outcome in COMMITTED for one in found):
+            self._known.clear()  # nothing of them is asked again
+        return found
 
     def _make(self, folder: str) -> Finished:
         self._client.mkdirs(self._path(folder), 0o755, True)
@@ -185,6 +190,7 @@ class HdfsStore(FileStore):
             return Finished(outcome=Outcome.UNKNOWN, reason=f"{final}: {FOREIGN}")
         except FileNotFoundError:
             return self._without_held(fields, held, final)
+        self._known.add((final, str(fields["checksum"])))
         return Finished(outcome=Outcome.COMMITTED)
 
     def _without_held(self, fields: Fields, held: str, final: str) -> Finished:
@@ -275,19 +281,19 @@ class HdfsStore(FileStore):
     def _matches(self, path: str, fields: Fields) -> bool:
         """Whether a file has the size and checksum that it must have.
 
-        What was read once with the right checksum is not read again: of many large files a deadline may suffice for
-        some, and the next time for others.
+        What this store has published, or read once with the right checksum, is not read again: of many large files a
+        deadline may suffice for some, and the next time for others.
         """
         if self._length(path) != fields["size"]:
             return False
-        if (path, str(fields["checksum"])) in self._read:
+        if (path, str(fields["checksum"])) in self._known:
             return True
         crc = 0
         for chunk in self._client.read(path).read_range_stream(0, int(fields["size"])):
             crc = zlib.crc32(chunk, crc)
         if f"crc32:{crc:08x}" != fields["checksum"]:
             return False
-        self._read.add((path, str(fields["checksum"])))
+        self._known.add((path, str(fields["checksum"])))
         return True
 
 

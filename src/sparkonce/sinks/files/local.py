@@ -11,20 +11,21 @@ from __future__ import annotations
 import os
 import secrets
 import stat
-import uuid
 import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from sparkonce.durable import sync_folder
-from sparkonce.errors import PreflightError, PrepareError, UnknownOutcomeError
+from sparkonce.errors import PrepareError, UnknownOutcomeError
 from sparkonce.protocol.outcomes import Finished, Outcome
-from sparkonce.sinks.files.outcomes import FOLDER_GONE, FOREIGN, MISSING, of_error
+from sparkonce.sinks.files import local_preflight
+from sparkonce.sinks.files.local_writing import LocalHeldFile
+from sparkonce.sinks.files.outcomes import CACHED, FOLDER_GONE, FOREIGN, MISSING, of_error
 from sparkonce.sinks.files.store import HIDDEN, Fields, FileStore, Held, HeldFile, Standing, check_lengths, name_in
-from sparkonce.sinks.files.streams import ChecksumStream, preparing
+from sparkonce.sinks.files.streams import preparing
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -35,6 +36,7 @@ _HELD = ".held"
 _GONE = ".gone"
 _CHUNK_BYTES = 8 << 20
 _THREADS = 8
+_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 
 One = TypeVar("One")
 Other = TypeVar("Other")
@@ -54,59 +56,20 @@ class LocalStore(FileStore):
 
     def check(self) -> Mapping[str, str]:
         """See `FileStore.check`. Makes the folder if it is missing, and tries what publishing does."""
-        missing = [folder for folder in (self._root, *self._root.parents) if not folder.exists()]
-        try:
-            self._held.mkdir(parents=True, exist_ok=True)
-            # What a slot has prepared is durable only if the names of all folders above it are.
-            for folder in (self._held.parent, self._root, *(one.parent for one in missing)):
-                sync_folder(folder)
-            probe = self._held / f"probe-{secrets.token_hex(6)}"
-            second = self._root / HIDDEN / probe.name
-            beside = self._root / f".{probe.name}"
-            probe.touch()
-            try:
-                self._try_link(probe, beside, second)
-            finally:
-                for path in (probe, second, beside):
-                    path.unlink(missing_ok=True)
-            return {"folder": self._identity()}
-        except OSError as error:
-            raise PreflightError(
-                f"path={self.location!r} cannot be written to: {error.strerror} ({error.filename}).",
-                next_step="Give this user the permission to write there, or name another folder.",
-                setting="path",
-            ) from error
+        return {"folder": local_preflight.check(self._root, self._held)}
 
-    def _try_link(self, probe: Path, *seconds: Path) -> None:
-        for second in seconds:
-            try:
-                os.link(probe, second)
-            except OSError as error:  # noqa: PERF203 - two rounds, at a start
-                raise PreflightError(
-                    f"path={self.location!r} is on a file system that gives a file no second name: link() from "
-                    f"{probe} to {second} says {error.strerror}.",
-                    next_step="Use a file system with hard links, whose folder has no mount points inside, or S3 or "
-                    "HDFS by their own addresses.",
-                    setting="path",
-                ) from error
-
-    def _identity(self) -> str:
-        """What tells this folder from another at the same path. Made once, by whoever comes first."""
-        path = self._root / HIDDEN / "id"
-        if not path.exists():
-            temporary = path.with_name(f"id-{secrets.token_hex(6)}")
-            _write_durably(temporary, uuid.uuid4().hex.encode())
-            with suppress(FileExistsError):
-                os.link(temporary, path)
-            temporary.unlink()
-            sync_folder(path.parent)
-        return path.read_text()
+    def folds_names(self) -> bool:
+        """See `FileStore.folds_names`."""
+        with _asking(self._root):
+            return local_preflight.folds_names(self._root)
 
     def hold(self, name: TransactionName, path: str) -> HeldFile:  # noqa: ARG002 - the path holds it
         """See `FileStore.hold`."""
         held = self._held / f"{path.rpartition('/')[2]}{_HELD}"
         with preparing(held):
-            check_lengths(path, os.pathconf(self._held, "PC_NAME_MAX"))
+            paths = (str(self._root / path), str(held))
+            longest = os.pathconf(self._held, "PC_PATH_MAX") - 1  # it counts the NUL at the end
+            check_lengths(paths, os.pathconf(self._held, "PC_NAME_MAX"), longest)
             self._check_device(path)
             file = os.open(held, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
         return LocalHeldFile(held, file, path)
@@ -133,8 +96,9 @@ class LocalStore(FileStore):
             return Standing.HELD
         final = self._root / str(fields["path"])
         if not os.path.lexists(final):
-            if not self._held.is_dir():
-                raise UnknownOutcomeError(f"{self._held} is not there: is it mounted?")
+            found = self._without_both(fields, final)
+            if found.outcome is not Outcome.LOST:
+                raise UnknownOutcomeError(found.reason)
             return Standing.GONE
         return Standing.PUBLISHED if _matches(final, fields) else Standing.UNKNOWN
 
@@ -206,14 +170,23 @@ class LocalStore(FileStore):
             if held.exists():
                 return Finished(outcome=Outcome.RETRY, reason=f"{final}: {FOLDER_GONE}")
             if not os.path.lexists(final):
-                if not self._held.is_dir():
-                    # Not one file is missing but all: the disk is not mounted, or the whole folder is gone.
-                    return Finished(outcome=Outcome.UNKNOWN, reason=f"{self._held} is not there: is it mounted?")
-                return Finished(outcome=Outcome.LOST, reason=f"{final}: {MISSING}")
+                return self._without_both(fields, final)
             if _matches(final, fields):
                 return Finished(outcome=Outcome.ALREADY_COMMITTED)
             return Finished(outcome=Outcome.UNKNOWN, reason=f"{final}: {FOREIGN}")
         return Finished(outcome=Outcome.COMMITTED)
+
+    def _without_both(self, fields: Fields, final: Path) -> Finished:
+        """What is said of a file that has neither name. A mount's cache may have said so, so it is listed anew.
+
+        The held name comes first: another driver takes it away only after it has given the second one.
+        """
+        if not self._held.is_dir():
+            # Not one file is missing but all: the disk is not mounted, or the whole folder is gone.
+            return Finished(outcome=Outcome.UNKNOWN, reason=f"{self._held} is not there: is it mounted?")
+        if any(_is_listed(self._root, path) for path in (f"{HIDDEN}/held/{fields['held']}", str(fields["path"]))):
+            return Finished(outcome=Outcome.RETRY, reason=f"{final}: {CACHED}")
+        return Finished(outcome=Outcome.LOST, reason=f"{final}: {MISSING}")
 
     def discard(self, files: Sequence[Fields]) -> Sequence[Finished]:
         """See `FileStore.discard`. The held name is first made useless for a commit, then looked at, then deleted."""
@@ -223,11 +196,18 @@ class LocalStore(FileStore):
         gone = held.with_suffix(_GONE)
         with suppress(FileNotFoundError):
             held.rename(gone)
+        # Of a file that was found by its held name alone the folder is not known. Its final name is left alone anyway.
+        path = str(fields.get("path") or held.stem)
+        final = self._root / path
         try:
-            published = gone.stat().st_nlink > 1
+            # Another name may be a backup's. It is listed, so that no mount's cache hides what was just published.
+            alone = gone.stat().st_nlink == 1
+            published = (alone or _is_listed(self._root, path)) and (
+                _same_file(gone, final) or ("path" in fields and _matches(final, fields))
+            )
             gone.unlink()
         except FileNotFoundError:
-            published = "path" in fields and _matches(self._root / str(fields["path"]), fields)
+            published = "path" in fields and _matches(final, fields)
         return Finished(outcome=Outcome.ALREADY_COMMITTED if published else Outcome.ABORTED)
 
     def list_held(self) -> Iterable[Held]:
@@ -248,7 +228,7 @@ class LocalStore(FileStore):
             final.parent.mkdir(parents=True, exist_ok=True)
             sync_folder(final.parent.parent)  # always: who made it may have been killed before it was durable
             try:
-                _write_durably(temporary, content)
+                local_preflight.write_durably(temporary, content)
                 temporary.rename(final)
             finally:
                 temporary.unlink(missing_ok=True)
@@ -275,54 +255,6 @@ class LocalStore(FileStore):
         for path in paths:
             with _asking(self._root / path):
                 (self._root / path).unlink(missing_ok=True)
-
-
-class LocalHeldFile(HeldFile):
-    """A file under ``.sparkonce/held``, whose checksum is counted while it is written.
-
-    CRC-32, because it was the fastest that Python brings: 6.6 GB/s, sha1 and sha256 2.0, blake2b 1.3, md5 0.8. It is
-    to find damage and mistakes, not fraud; the name, which no two files share, says whose file it is.
-    """
-
-    def __init__(self, held: Path, file: int, path: str) -> None:
-        self._path = path
-        self._held = held
-        self._stream = ChecksumStream(os.fdopen(file, "wb", buffering=1 << 20), held)
-
-    @property
-    def stream(self) -> BinaryIO:
-        """See `HeldFile.stream`."""
-        return cast("BinaryIO", self._stream)
-
-    def size(self) -> int:
-        """See `HeldFile.size`."""
-        return self._stream.size
-
-    def seal(self) -> Fields:
-        """See `HeldFile.seal`. A sweep may have taken the file from a copy that slept: that is an error, too."""
-        with preparing(self._held):
-            file = self._stream.file
-            file.flush()
-            os.fsync(file.fileno())
-            mine = os.fstat(file.fileno())
-            file.close()
-            standing = self._held.stat()
-            if (standing.st_ino, standing.st_size) != (mine.st_ino, self._stream.size):
-                raise PrepareError(f"{self._held} is not the file that was written.", path=str(self._held))
-            sync_folder(self._held.parent)
-        return {
-            "path": self._path,
-            "held": self._held.name,
-            "size": self._stream.size,
-            "checksum": self._stream.checksum,
-        }
-
-    def discard(self) -> None:
-        """See `HeldFile.discard`."""
-        with suppress(OSError):
-            self._stream.file.close()
-        with suppress(OSError):
-            self._held.unlink()
 
 
 _DONE = Finished(outcome=Outcome.COMMITTED)
@@ -359,17 +291,37 @@ def _in_parallel(call: Callable[[One], Other], items: Sequence[One]) -> Sequence
         return list(pool.map(call, items))
 
 
-def _write_durably(path: Path, content: bytes) -> None:
-    with path.open("xb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-
-
 def _same_file(held: Path, final: Path) -> bool:
-    with suppress(OSError):
+    """Whether two names are one file's. The number of its names says nothing: a backup may have given it another."""
+    with suppress(FileNotFoundError, NotADirectoryError):
         return held.samefile(final)
     return False
+
+
+def _is_listed(root: Path, path: str) -> bool:
+    """Whether a name stands in its folder, by a look that is not answered from a mount's cache of names.
+
+    Every folder on the way is opened: then NFS asks the server whether it has changed, and forgets what it knew of it.
+    The name is looked for in the list, for a cache may also hold that a name is not there (FUSE).
+    """
+    *folders, name = path.split("/")
+    opened = os.open(root, _FOLDER)
+    try:
+        for folder in folders:
+            try:
+                inner = os.open(folder, _FOLDER, dir_fd=opened)
+            except FileNotFoundError:
+                return _has(opened, folder)
+            os.close(opened)
+            opened = inner
+        return _has(opened, name)
+    finally:
+        os.close(opened)
+
+
+def _has(folder: int, name: str) -> bool:
+    with os.scandir(folder) as entries:
+        return any(one.name == name for one in entries)
 
 
 def _matches(path: Path, fields: Fields) -> bool:

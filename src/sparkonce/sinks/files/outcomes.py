@@ -9,7 +9,7 @@ import errno
 from collections.abc import Mapping, Sequence
 
 from sparkonce.protocol.outcomes import Finished, Outcome
-from sparkonce.sinks.files.store import Standing
+from sparkonce.sinks.files.store import Fields, Standing
 
 _ERRNO: Mapping[int, tuple[Outcome, str]] = {
     errno.ENOSPC: (Outcome.RETRY, "The disk is full, and a new name needs room in its folder, too: free some."),
@@ -35,6 +35,7 @@ _ERRNO: Mapping[int, tuple[Outcome, str]] = {
 
 FOREIGN = "Something else stands there, which is never overwritten: compare it, and move it away."
 FOLDER_GONE = "Somebody deleted its folder, which is made again."
+CACHED = "It was not found, but its folder lists it: the mount's cache was old."
 MISSING = "It is neither held back nor published: somebody deleted it."
 
 
@@ -79,14 +80,15 @@ def of_hdfs_error(error: BaseException, path: str) -> Finished:
     return Finished(outcome=Outcome.UNKNOWN, reason=f"{path}: no error that this call is known to give: {text}")
 
 
-def before_publish(files: Sequence[tuple[str, Standing]]) -> Finished | None:
+def before_publish(files: Sequence[Fields], standings: Sequence[Standing]) -> Finished | None:
     """What is known of a transaction of several files before one is published; None if it has to be published.
 
     Readers see all of a transaction's files or, for ever, none: so where one is gone, no other is published any more.
     """
-    gone = [path for path, standing in files if standing is Standing.GONE]
-    unknown = [path for path, standing in files if standing is Standing.UNKNOWN]
-    published = [path for path, standing in files if standing is Standing.PUBLISHED]
+    found = [(one["path"], standing) for one, standing in zip(files, standings, strict=True)]
+    gone = [path for path, standing in found if standing is Standing.GONE]
+    unknown = [path for path, standing in found if standing is Standing.UNKNOWN]
+    published = [path for path, standing in found if standing is Standing.PUBLISHED]
     if unknown:
         return Finished(outcome=Outcome.UNKNOWN, reason=f"{unknown[0]}: {FOREIGN}")
     if gone and published:

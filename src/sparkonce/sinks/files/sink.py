@@ -16,6 +16,8 @@ from sparkonce.sinks.files.places import open_store, scheme_of
 if TYPE_CHECKING:
     import pyarrow as pa
 
+    from sparkonce.sinks.files.store import FileStore
+
 _NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]*")
 _TIMEOUT = "timeout_s"
 
@@ -65,6 +67,7 @@ class FilesSink(TwoPhaseCommitSink):
         self.store_options = dict(store_options or {})
         self.encoding = choose(format, compression, dict(options or {}))
         self._found: tuple[str, ...] = ()
+        self._texts = self.partition_by
         scheme_of(self.path)
         self._check()
 
@@ -110,15 +113,18 @@ class FilesSink(TwoPhaseCommitSink):
 
     def columns(self, schema: pa.Schema) -> Sequence[str]:
         """All, once each has a type that the format takes."""
-        from sparkonce.sinks.files.types import check_columns
+        from sparkonce.sinks.files.types import check_columns, is_string
 
-        return check_columns(schema, self.encoding.format, self.partition_by)
+        names = check_columns(schema, self.encoding.format, self.partition_by)
+        self._texts = tuple(name for name in self.partition_by if is_string(schema.field(name).type))
+        return names
 
     def preflight(self, query: str, recorded: Facts | None) -> Facts:  # noqa: ARG002 - the same for all
         """Makes the folder, tries what publishing does there, and sees that it is still the recorded one."""
         store = open_store(self.path, self.store_options)
         try:
             place = store.check()
+            self._check_names(store)
             self._found = tuple(store.conditions())
             timeout_s = store.timeout_s()
         finally:
@@ -137,6 +143,17 @@ class FilesSink(TwoPhaseCommitSink):
                     setting="path",
                 )
         return facts
+
+    def _check_names(self, store: FileStore) -> None:
+        """Rows of two partitions in one folder would be read as those of one: their values are in its name only."""
+        if self._texts and store.folds_names():
+            raise PreflightError(
+                f"partition_by={list(self.partition_by)!r} names folders by text ({', '.join(self._texts)}), and the "
+                f"file system of path={self.path!r} takes names for one that differ in upper and lower case, or in "
+                f"how an accent is written: rows of 'A' and 'a' would be read as rows of one of them.",
+                next_step="Use a file system that tells them apart, or partition by columns of other types.",
+                setting="partition_by",
+            )
 
     def transaction_timeout_s(self, facts: Facts) -> float | None:
         """How long the place keeps files that are held back, for example by a bucket's lifecycle rule."""

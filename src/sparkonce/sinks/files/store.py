@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import abc
+import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import TYPE_CHECKING, BinaryIO
+from typing import BinaryIO
 
-from sparkonce.errors import PrepareError
+from sparkonce.errors import PrepareError, UnknownOutcomeError
+from sparkonce.protocol.outcomes import Finished, Outcome
 from sparkonce.protocol.ownership import TransactionName
-
-if TYPE_CHECKING:
-    from sparkonce.protocol.outcomes import Finished
 
 Fields = Mapping[str, str | int]
 """What finishes one file from anywhere, as plain values.
@@ -26,6 +25,10 @@ such as ``crc32:1c291ca3`` or an ETag), and beside them what the store needs, fo
 HIDDEN = ".sparkonce"
 """The folder, or prefix of keys, for what no reader is to see."""
 
+ID = f"{HIDDEN}/id"
+"""The file that tells a folder from another one at its path."""
+
+_SHORTEN = "Shorten the values of the columns in partition_by, or do not partition by them."
 _FILE = re.compile(r"part-(?P<name>.+)-[0-9]+((\.[a-z0-9]+){1,2})", re.DOTALL)
 
 
@@ -42,22 +45,30 @@ def file_path(folder: str, name: TransactionName, number: int, extension: str) -
     return f"{folder}/{base}" if folder else base
 
 
-def check_lengths(path: str, longest_bytes: int) -> None:
-    """Refuses a folder that could not be made when the batch is decided.
+def check_lengths(paths: Iterable[str], longest_name: int, longest_path: int) -> None:
+    """Refuses a file that could not be published when the batch is decided.
 
     Args:
-        path: Relative.
-        longest_bytes: What the file system allows for one name.
+        paths: All that it is to have, absolute.
+        longest_name: How many bytes the file system allows for one name.
+        longest_path: And for a whole path.
 
     Raises:
-        PrepareError: naming the folder.
+        PrepareError: naming the folder or file.
     """
-    for name in path.split("/"):
-        if len(name.encode()) > longest_bytes:
+    for path in paths:
+        for name in path.split("/"):
+            if (size := len(os.fsencode(name))) > longest_name:
+                raise PrepareError(
+                    f"A folder or file would be called {name[:60]!r}…, which has {size} bytes, and the file system "
+                    f"allows {longest_name}.",
+                    next_step=_SHORTEN,
+                )
+        if (size := len(os.fsencode(path))) > longest_path:
             raise PrepareError(
-                f"A partition's folder would be called {name[:60]!r}…, which has {len(name.encode())} bytes, and the "
-                f"file system allows {longest_bytes}.",
-                next_step="Shorten the value of the column in partition_by, or do not partition by it.",
+                f"The path of a file would be {path[:60]!r}…, which has {size} bytes, and the file system allows "
+                f"{longest_path}.",
+                next_step=_SHORTEN,
             )
 
 
@@ -180,6 +191,32 @@ class FileStore(abc.ABC):
     @abc.abstractmethod
     def delete(self, paths: Sequence[str]) -> None:
         """Deletes files, those that are gone already among them."""
+
+    def doubt(self, folder: str) -> Finished | None:
+        """None if this is still the place that `check` found, else what is to be said of every file in it.
+
+        A disk may have been unmounted, or a host may see another folder: what is not found there is not lost.
+
+        Args:
+            folder: What `check` returned under this name.
+        """
+        try:
+            found = self.get(ID)
+        except UnknownOutcomeError as error:
+            return Finished(outcome=Outcome.RETRY, reason=error.message)
+        if found is not None and found.decode(errors="replace") == folder:
+            return None
+        says = "is not there" if found is None else f"says {found[:40]!r}"
+        reason = f"{self.location} is not the folder {folder} that was written to: {ID} {says}. Is its disk mounted?"
+        return Finished(outcome=Outcome.UNKNOWN, reason=reason)
+
+    def folds_names(self) -> bool:
+        """Whether two names that differ, for example in upper and lower case, may be one there.
+
+        Raises:
+            UnknownOutcomeError: if it cannot be tried now.
+        """
+        return False
 
     def timeout_s(self) -> float | None:
         """How long a file may be held back before the place itself gives it up; None if it never does."""

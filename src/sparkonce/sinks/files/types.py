@@ -56,7 +56,7 @@ def check_columns(schema: pa.Schema, format: str, partition_by: Sequence[str]) -
 
 
 def _check_text(written: list[pa.Field]) -> None:
-    if len(written) == 1 and _is_string(written[0].type):
+    if len(written) == 1 and is_string(written[0].type):
         return
     found = ", ".join(f"{field.name}: {field.type}" for field in written)
     raise SchemaError(
@@ -90,7 +90,7 @@ def _is_plain(kind: pa.DataType) -> bool:
         or types.is_integer(kind)
         or types.is_floating(kind)
         or types.is_decimal(kind)
-        or _is_string(kind)
+        or is_string(kind)
         or is_binary(kind)
         or types.is_date32(kind)
         or types.is_timestamp(kind)
@@ -99,10 +99,11 @@ def _is_plain(kind: pa.DataType) -> bool:
 
 def _names_a_folder(kind: pa.DataType) -> bool:
     plain = types.is_boolean(kind) or types.is_integer(kind) or types.is_decimal(kind)
-    return plain or _is_string(kind) or types.is_date32(kind)
+    return plain or is_string(kind) or types.is_date32(kind)
 
 
-def _is_string(kind: pa.DataType) -> bool:
+def is_string(kind: pa.DataType) -> bool:
+    """Whether it holds text."""
     return bool(types.is_string(kind) or types.is_large_string(kind))
 
 

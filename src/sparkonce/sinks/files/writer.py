@@ -88,6 +88,7 @@ class FilesWriter(SinkWriter):
         self._max_file_bytes = max_file_bytes
         self._piece_bytes = min(encoding.piece_bytes, max_file_bytes)
         self._hold_back = hold_back
+        self._folder = context.owner.facts["folder"]
         self._begun_ms = 0
         self._number = 0
         self._schema: pa.Schema | None = None
@@ -134,10 +135,15 @@ class FilesWriter(SinkWriter):
         for folder in list(self._open):
             self._close(folder)
         files = [{**sealed.result(), "rows": rows} for rows, sealed in self._sealed]
+        if doubt := self._store.doubt(self._folder):
+            raise PrepareError(
+                f"What was written may not be where the driver looks for it: {doubt.reason}",
+                next_step="Let every host see the same folder at the sink's path; nothing of the batch became visible.",
+            )
         if not self._hold_back:
             self._publish(files)
             return {}
-        fields, content = fields_of(self._name, files, self._begun_ms)
+        fields, content = fields_of(self._name, files, self._begun_ms, self._folder)
         if content is not None:
             self._list = str(fields["list"])
             self._store.put(self._list, content)

@@ -77,6 +77,10 @@ class S3Store(FileStore):
         own = "aws" if _AWS.fullmatch(endpoint) else endpoint
         return {"endpoint": own, "bucket": self.bucket, "folder": self.prefix}
 
+    def doubt(self, folder: str) -> Finished | None:  # noqa: ARG002 - each file's fields name bucket and key
+        """See `FileStore.doubt`. A bucket is not unmounted."""
+        return None
+
     def timeout_s(self) -> float | None:
         """See `FileStore.timeout_s`: the fewest days after which a lifecycle rule aborts uploads here, in seconds."""
         return self._look_around().timeout_s

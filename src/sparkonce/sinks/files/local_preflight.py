@@ -1,0 +1,92 @@
+"""What a start tries in a local folder, before anything is written there."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import unicodedata
+import uuid
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from sparkonce.durable import sync_folder
+from sparkonce.errors import PreflightError
+from sparkonce.sinks.files.store import ID
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def check(root: Path, held: Path) -> str:
+    """Makes the folder if it is missing, tries what publishing does, and returns the folder's id.
+
+    Raises:
+        PreflightError: naming the setting and its value.
+    """
+    missing = [folder for folder in (root, *root.parents) if not folder.exists()]
+    try:
+        held.mkdir(parents=True, exist_ok=True)
+        # What a slot has prepared is durable only if the names of all folders above it are.
+        for folder in (held.parent, root, *(one.parent for one in missing)):
+            sync_folder(folder)
+        probe = held / f"probe-{secrets.token_hex(6)}"
+        second = held.parent / probe.name
+        beside = root / f".{probe.name}"
+        probe.touch()
+        try:
+            _try_link(root, probe, beside, second)
+        finally:
+            for path in (probe, second, beside):
+                path.unlink(missing_ok=True)
+        return _identity(root / ID)
+    except OSError as error:
+        raise PreflightError(
+            f"path={str(root)!r} cannot be written to: {error.strerror} ({error.filename}).",
+            next_step="Give this user the permission to write there, or name another folder.",
+            setting="path",
+        ) from error
+
+
+def _try_link(root: Path, probe: Path, *seconds: Path) -> None:
+    for second in seconds:
+        try:
+            os.link(probe, second)
+        except OSError as error:  # noqa: PERF203 - two rounds, at a start
+            raise PreflightError(
+                f"path={str(root)!r} is on a file system that gives a file no second name: link() from "
+                f"{probe} to {second} says {error.strerror}.",
+                next_step="Use a file system with hard links, whose folder has no mount points inside, or S3 or "
+                "HDFS by their own addresses.",
+                setting="path",
+            ) from error
+
+
+def _identity(path: Path) -> str:
+    """What tells this folder from another at the same path. Made once, by whoever comes first."""
+    if not path.exists():
+        temporary = path.with_name(f"id-{secrets.token_hex(6)}")
+        write_durably(temporary, uuid.uuid4().hex.encode())
+        with suppress(FileExistsError):
+            os.link(temporary, path)
+        temporary.unlink()
+        sync_folder(path.parent)
+    return path.read_text()
+
+
+def folds_names(root: Path) -> bool:
+    """Whether two names that differ are one there: in upper and lower case, or in the way an accent is written."""
+    probe = root / f".probe-{secrets.token_hex(6)}-\N{LATIN SMALL LETTER E WITH ACUTE}"
+    probe.touch()
+    try:
+        others = (probe.name.upper(), unicodedata.normalize("NFD", probe.name))
+        return any(os.path.lexists(root / other) for other in others)
+    finally:
+        probe.unlink(missing_ok=True)
+
+
+def write_durably(path: Path, content: bytes) -> None:
+    """A new file whose content is on the disk."""
+    with path.open("xb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())

@@ -1,0 +1,63 @@
+"""One file of a local folder that is being written, and held back until the decision."""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+from typing import TYPE_CHECKING, BinaryIO, cast
+
+from sparkonce.durable import sync_folder
+from sparkonce.errors import PrepareError
+from sparkonce.sinks.files.store import Fields, HeldFile
+from sparkonce.sinks.files.streams import ChecksumStream, preparing
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+class LocalHeldFile(HeldFile):
+    """A file under ``.sparkonce/held``, whose checksum is counted while it is written.
+
+    CRC-32, because it was the fastest that Python brings: 6.6 GB/s, sha1 and sha256 2.0, blake2b 1.3, md5 0.8. It is
+    to find damage and mistakes, not fraud; the name, which no two files share, says whose file it is.
+    """
+
+    def __init__(self, held: Path, file: int, path: str) -> None:
+        self._path = path
+        self._held = held
+        self._stream = ChecksumStream(os.fdopen(file, "wb", buffering=1 << 20), held)
+
+    @property
+    def stream(self) -> BinaryIO:
+        """See `HeldFile.stream`."""
+        return cast("BinaryIO", self._stream)
+
+    def size(self) -> int:
+        """See `HeldFile.size`."""
+        return self._stream.size
+
+    def seal(self) -> Fields:
+        """See `HeldFile.seal`. A sweep may have taken the file from a copy that slept: that is an error, too."""
+        with preparing(self._held):
+            file = self._stream.file
+            file.flush()
+            os.fsync(file.fileno())
+            mine = os.fstat(file.fileno())
+            file.close()
+            standing = self._held.stat()
+            if (standing.st_ino, standing.st_size) != (mine.st_ino, self._stream.size):
+                raise PrepareError(f"{self._held} is not the file that was written.", path=str(self._held))
+            sync_folder(self._held.parent)
+        return {
+            "path": self._path,
+            "held": self._held.name,
+            "size": self._stream.size,
+            "checksum": self._stream.checksum,
+        }
+
+    def discard(self) -> None:
+        """See `HeldFile.discard`."""
+        with suppress(OSError):
+            self._stream.file.close()
+        with suppress(OSError):
+            self._held.unlink()
