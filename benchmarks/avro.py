@@ -26,11 +26,11 @@ from pyspark.sql.avro.functions import from_avro, to_avro
 from rich.console import Console
 from rich.table import Table
 
+from session import CORES, session
 from sparkonce import SchemaRegistry, decode_registry_avro, from_registry_avro, to_registry_avro
 from sparkonce.embedded import spark_avro_jars
 from sparkonce.testing.registry import RegistryServer
 
-CORES = 2
 VERSIONS = 5
 WARM = 2
 LINE = {"type": "record", "name": "Line", "fields": [{"name": "sku", "type": "string"}, {"name": "n", "type": "int"}]}
@@ -55,7 +55,7 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=7, help="of which the first two do not count")
     given = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="sparkonce-bench-") as folder, RegistryServer() as server:
-        spark = session(folder)
+        spark = session(Path(folder), spark_avro_jars())
         try:
             run(spark, server, Path(folder), given.rows, given.rounds)
         finally:
@@ -159,24 +159,6 @@ def measured(
 def processor_s(pid: int) -> float:
     fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-
-
-def session(folder: str) -> SparkSession:
-    os.environ["PYSPARK_PYTHON"] = sys.executable
-    spark = (
-        SparkSession.builder.master(f"local[{CORES}]")
-        .appName("sparkonce avro benchmark")
-        .config("spark.jars", ",".join(map(str, spark_avro_jars())))
-        .config("spark.driver.memory", "2g")
-        .config("spark.driver.host", "127.0.0.1")
-        .config("spark.driver.bindAddress", "127.0.0.1")
-        .config("spark.local.dir", folder)
-        .config("spark.ui.enabled", "false")
-        .config("spark.ui.showConsoleProgress", "false")
-        .getOrCreate()
-    )
-    spark.sparkContext.setLogLevel("ERROR")
-    return spark
 
 
 if __name__ == "__main__":

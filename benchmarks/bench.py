@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import shutil
-import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -18,12 +16,11 @@ from confluent_kafka.admin import AdminClient
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
+from session import PARTITIONS, session, stderr_into
 from sparkonce import ExactlyOnce, Guarantee, KafkaSink
 from sparkonce.embedded import Cluster, spark_kafka_jars
 from sparkonce.testing.kafka import create_topic
 
-PARTITIONS = 4
-CORES = 2
 POLL_S = 0.1
 
 
@@ -46,7 +43,7 @@ class Bench:
     """What every measurement needs.
 
     Attributes:
-        spark: The session, on `CORES` cores.
+        spark: The session.
         bootstrap: The broker's address.
         folder: For checkpoints; deleted at the end.
         broker_pid: The broker's process.
@@ -99,8 +96,8 @@ def machine() -> Iterator[Bench]:
     spark = None
     try:
         broker.start()
-        with _stderr_into(folder / "spark.log"):
-            spark = _session(folder)
+        with stderr_into(folder / "spark.log"):
+            spark = session(folder, spark_kafka_jars())
         yield Bench(
             spark=spark,
             bootstrap=broker.bootstrap,
@@ -115,39 +112,6 @@ def machine() -> Iterator[Bench]:
         finally:
             broker.close()
             shutil.rmtree(folder, ignore_errors=True)
-
-
-@contextmanager
-def _stderr_into(log: Path) -> Iterator[None]:
-    """What is started here, and its children, write their standard error into a file: stopped queries are noisy."""
-    sys.stderr.flush()
-    kept = os.dup(2)
-    try:
-        with log.open("ab") as file:
-            os.dup2(file.fileno(), 2)
-        yield
-    finally:
-        os.dup2(kept, 2)
-        os.close(kept)
-
-
-def _session(folder: Path) -> SparkSession:
-    os.environ["PYSPARK_PYTHON"] = sys.executable
-    spark = (
-        SparkSession.builder.master(f"local[{CORES}]")
-        .appName("sparkonce benchmark")
-        .config("spark.jars", ",".join(map(str, spark_kafka_jars())))
-        .config("spark.driver.memory", "2g")
-        .config("spark.driver.host", "127.0.0.1")
-        .config("spark.driver.bindAddress", "127.0.0.1")
-        .config("spark.local.dir", str(folder))
-        .config("spark.sql.shuffle.partitions", str(PARTITIONS))
-        .config("spark.ui.enabled", "false")
-        .config("spark.ui.showConsoleProgress", "false")
-        .getOrCreate()
-    )
-    spark.sparkContext.setLogLevel("ERROR")
-    return spark
 
 
 @contextmanager

@@ -11,8 +11,9 @@ from statistics import median
 from typing import Any
 
 import probe
-from bench import PARTITIONS, Bench, Variant, delete_topic, running
+from bench import Bench, Variant, delete_topic, running
 from processes import end_workers
+from session import PARTITIONS
 from sparkonce.testing.kafka import create_topic
 
 ROWS_PER_S = 1000

@@ -7,8 +7,9 @@ from typing import Any
 
 import pyarrow as pa
 
-from bench import PARTITIONS, Bench, Variant, running
+from bench import Bench, Variant, running
 from processes import end_workers, memory_mib, workers
+from session import PARTITIONS
 from throughput import generated
 
 LIMIT_S = 300.0

@@ -26,8 +26,9 @@ from rich.console import Console
 import latency
 import memory
 import throughput
-from bench import CORES, PARTITIONS, Bench, Variant, machine
+from bench import Bench, Variant, machine
 from report import show, targets
+from session import CORES, PARTITIONS
 from throughput import Load
 
 KINDS = ("throughput", "latency", "memory")

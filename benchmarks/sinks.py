@@ -16,7 +16,6 @@ every run and deleted after it.
 
 from __future__ import annotations
 
-import os
 import shutil
 import sys
 import tempfile
@@ -37,8 +36,8 @@ from rich.console import Console
 from rich.table import Table
 
 from processes import daemons, end_workers, memory_mib, workers
+from session import CORES, session, stderr_into
 
-CORES = 2
 POLL_S = 0.05
 LIMIT_S = 600.0
 
@@ -124,8 +123,8 @@ def machine(load: Load, *, jars: Sequence[Path] = (), conf: dict[str, str] | Non
     folder = Path(tempfile.mkdtemp(prefix="sparkonce-bench-"))
     spark = None
     try:
-        with _stderr_into(folder / "spark.log"):
-            spark = _session(folder, jars, conf or {})
+        with stderr_into(folder / "spark.log"):
+            spark = session(folder, jars, conf)
         make_source(spark, folder / "source", load)
         jvm = int(spark.sparkContext._jvm.java.lang.ProcessHandle.current().pid())
         yield Machine(spark=spark, folder=folder, load=load, jvm_pid=jvm)
@@ -271,39 +270,3 @@ def _cpu_s(jvm_pid: int) -> float:
         if process.pid != jvm_pid:
             used += times.children_user + times.children_system
     return used
-
-
-@contextmanager
-def _stderr_into(log: Path) -> Iterator[None]:
-    """What is started here writes its standard error into a file: stopped queries are noisy."""
-    sys.stderr.flush()
-    kept = os.dup(2)
-    try:
-        with log.open("ab") as file:
-            os.dup2(file.fileno(), 2)
-        yield
-    finally:
-        os.dup2(kept, 2)
-        os.close(kept)
-
-
-def _session(folder: Path, jars: Sequence[Path], conf: dict[str, str]) -> SparkSession:
-    os.environ["PYSPARK_PYTHON"] = sys.executable
-    builder = (
-        SparkSession.builder.master(f"local[{CORES}]")
-        .appName("sparkonce benchmark")
-        .config("spark.driver.memory", "2g")
-        .config("spark.driver.host", "127.0.0.1")
-        .config("spark.driver.bindAddress", "127.0.0.1")
-        .config("spark.local.dir", str(folder))
-        .config("spark.sql.shuffle.partitions", str(CORES * 2))
-        .config("spark.ui.enabled", "false")
-        .config("spark.ui.showConsoleProgress", "false")
-    )
-    if jars:
-        builder = builder.config("spark.jars", ",".join(map(str, jars)))
-    for name, value in conf.items():
-        builder = builder.config(name, value)
-    spark = builder.getOrCreate()
-    spark.sparkContext.setLogLevel("ERROR")
-    return spark

@@ -52,20 +52,19 @@ SHORT = Form(rows=100_000, rows_per_batch=2_500, batches_before=0)
 LONG = Form(rows=1_000_000, rows_per_batch=25_000, batches_before=4)
 
 
-def test_short_form(kafka: Cluster, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    kills, verdicts = carry_out(kafka.bootstrap, tmp_path, SHORT, POINTS, random.Random(1), told(capsys))
+def test_short_form(kafka: Cluster, tmp_path: Path, say: Callable[[str], None]) -> None:
+    kills, verdicts = carry_out(kafka.bootstrap, tmp_path, SHORT, POINTS, random.Random(1), say)
     judge(kills, verdicts)
     assert [kill.point for kill in kills] == list(POINTS)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(10_800)
-def test_long_form(kafka: Cluster, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_long_form(kafka: Cluster, tmp_path: Path, say: Callable[[str], None]) -> None:
     seed = int(os.environ.get("SPARKONCE_SEED") or random.SystemRandom().randrange(10**6))
     chance = random.Random(seed)
     schedule = [*POINTS * 2, *[RANDOM] * 40]
     chance.shuffle(schedule)
-    say = told(capsys)
     say(f"\nSPARKONCE_SEED={seed}, {len(schedule)} kills")
     kills, verdicts = carry_out(kafka.bootstrap, tmp_path, LONG, schedule, chance, say)
     judge(kills, verdicts)
@@ -77,14 +76,6 @@ def test_long_form(kafka: Cluster, tmp_path: Path, capsys: pytest.CaptureFixture
 def judge(kills: Sequence[Kill], verdicts: Sequence[Verdict]) -> None:
     assert [str(verdict) for verdict in verdicts if not verdict.is_exactly_once] == []
     check_points(kills)
-
-
-def told(capsys: pytest.CaptureFixture[str]) -> Callable[[str], None]:
-    def say(text: str) -> None:
-        with capsys.disabled():
-            print(text, flush=True)  # noqa: T201 - whoever waits for the long form wants to see it
-
-    return say
 
 
 def carry_out(

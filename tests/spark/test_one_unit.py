@@ -53,27 +53,19 @@ def postgres() -> Iterator[PostgresServer]:
 
 
 def test_killed_between_the_three(
-    kafka: Cluster, postgres: PostgresServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    kafka: Cluster, postgres: PostgresServer, tmp_path: Path, say: Callable[[str], None]
 ) -> None:
-    carry_out(kafka, postgres, tmp_path, SHORT, told(capsys))
+    carry_out(kafka, postgres, tmp_path, SHORT, say)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("commit", ["two_phase", "staged"])
 def test_killed_thirty_times(
-    kafka: Cluster, postgres: PostgresServer, tmp_path: Path, commit: str, capsys: pytest.CaptureFixture[str]
+    kafka: Cluster, postgres: PostgresServer, tmp_path: Path, commit: str, say: Callable[[str], None]
 ) -> None:
     assert len(LONG) == 30
-    carry_out(kafka, postgres, tmp_path, LONG, told(capsys), more={"commit": commit})
-
-
-def told(capsys: pytest.CaptureFixture[str]) -> Callable[[str], None]:
-    def say(text: str) -> None:
-        with capsys.disabled():
-            print(text, flush=True)  # noqa: T201 - whoever waits for the long form wants to see it
-
-    return say
+    carry_out(kafka, postgres, tmp_path, LONG, say, more={"commit": commit})
 
 
 def carry_out(
