@@ -30,6 +30,31 @@ def running(**settings: str) -> Iterator[PostgresServer]:
         yield server
 
 
+def server_fixture(**settings: str) -> Any:
+    """A fixture ``server``, for the whole module that has it."""
+
+    @pytest.fixture(scope="module", name="server")
+    def started() -> Iterator[PostgresServer]:
+        with running(**settings) as server:
+            yield server
+
+    return started
+
+
+def database_fixture(*statements: str) -> Any:
+    """A fixture that gives every test of the module that has it an empty database after these statements."""
+
+    @pytest.fixture(autouse=True)
+    def emptied(server: PostgresServer) -> None:
+        fresh_database(server, *statements)
+
+    return emptied
+
+
+def new_sink(server: PostgresServer, table: str = "t", *, user: str = "postgres", **more: Any) -> PostgresSink:
+    return PostgresSink(server.conninfo(user=user), table=table, **more)
+
+
 def ask(server: PostgresServer, query: str | sql.Composable, *values: Any, **where: str) -> list[tuple[Any, ...]]:
     """One statement by a connection of its own."""
     with psycopg.connect(server.conninfo(**where), autocommit=True) as connection:

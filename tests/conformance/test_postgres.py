@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
 import psycopg
@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 from psycopg import sql
 
-from postgres_witness import ask, fresh_database, needs_postgres, running
+from postgres_witness import ask, fresh_database, needs_postgres, server_fixture
 from sparkonce.guarantees import Guarantee
 from sparkonce.protocol.handles import Handle
 from sparkonce.sinks.base import Facts
@@ -19,10 +19,7 @@ from sparkonce.testing.servers.postgres import PostgresServer
 pytestmark = needs_postgres
 
 
-@pytest.fixture(scope="module")
-def server() -> Iterator[PostgresServer]:
-    with running() as started:
-        yield started
+server = server_fixture()
 
 
 class PostgresSuite(SinkConformance):

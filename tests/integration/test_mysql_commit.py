@@ -16,7 +16,7 @@ from sparkonce.errors import PrepareError
 from sparkonce.protocol.handles import Handle
 from sparkonce.protocol.outcomes import Outcome
 from sparkonce.protocol.ownership import TransactionName
-from sparkonce.sinks.mysql import markers
+from sparkonce.sinks.mysql import markers, prepared, staged
 from sparkonce.sinks.mysql.names import FORMAT_ID, Xid, lock_name, stage_table
 from sparkonce.sinks.mysql.sink import MySQLSink
 from sparkonce.testing.hooks import SinkHooks
@@ -144,6 +144,24 @@ def test_xids_of_others_are_left_alone(scene: Scene, witness: Witness) -> None:
         witness.run(f"XA ROLLBACK {xid}")
 
 
+@TWO_PHASE
+def test_an_abort_that_comes_too_late_for_a_branch_that_only_recovery_lists(
+    scene: Scene, witness: Witness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was prepared after the markers were read. Its xid does not say in which batch."""
+    handle = scene.prepare(0, batch=3)
+    with monkeypatch.context() as earlier:
+        earlier.setattr(markers, "not_committed", lambda *_: [])
+        (found,) = scene.lingering()
+    assert name_of(found).batch == 0
+    xid = Xid.of(name_of(handle))
+    witness.run(f"XA COMMIT {xid}")
+    assert scene.abort(found) == [Outcome.ALREADY_COMMITTED]
+    monkeypatch.setattr(prepared, "recovered", lambda *_: {xid})  # as it was before the commit
+    assert scene.lingering() == []
+    assert visible(witness) == [0, 1]
+
+
 @BOTH
 def test_the_server_dies_between_prepare_and_commit(scene: Scene, witness: Witness) -> None:
     handle = scene.prepare(0)
@@ -215,6 +233,22 @@ def test_a_merge_that_may_still_land_is_never_lost(scene: Scene, witness: Witnes
     assert visible(witness) == [0, 1]
 
 
+@STAGED
+def test_a_merge_between_two_statements_is_left_alone(
+    scene: Scene, witness: Witness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The server shows it as idle for a moment."""
+    handle = scene.prepare(0)
+    monkeypatch.setattr(staged, "_WAIT_S", 0)
+    monkeypatch.setattr(staged, "_IDLE_S", 3600)
+    with closing(witness.connect()) as first, first.cursor() as cursor:
+        cursor.execute("SELECT GET_LOCK(%s, 0)", [merge_lock(witness, scene, handle)])
+        (answer,) = scene.committer.commit([handle])
+        assert answer.outcome is Outcome.RETRY
+        cursor.execute("SELECT 1")
+    assert scene.commit(handle) == COMMITTED
+
+
 def merge_lock(witness: Witness, scene: Scene, handle: Handle) -> str:
     import hashlib
 
@@ -244,6 +278,24 @@ def test_a_staging_table_that_was_changed_is_not_merged(scene: Scene, witness: W
     assert answer.outcome is Outcome.UNKNOWN
     assert "1 rows came where 2 were prepared" in answer.reason
     assert visible(witness) == []
+
+
+@pytest.mark.parametrize("change", ["TRUNCATE {}", "DELETE FROM {} LIMIT 1", "INSERT INTO {} VALUES (9, 9)"])
+def test_a_staging_table_of_an_upsert_that_was_changed_is_not_merged(witness: Witness, change: str) -> None:
+    """Nor is any other of the batch. Once what is left of it is dropped, as the answer says, it is lost and healed."""
+    given = MySQLSink(witness.settings, table="target", mode="upsert", key_columns=["number"])
+    with closing(Scene(Rows(), given)) as scene:
+        kept, changed = scene.prepare(0), scene.prepare(10, slot=1)
+        table = stage_table(name_of(changed).copy)
+        witness.run(change.format(table))
+        answers = scene.committer.commit([kept, changed])
+        assert {answer.outcome for answer in answers} == {Outcome.UNKNOWN}
+        assert "rows came where 2 were prepared" in answers[0].reason
+        assert table in answers[0].reason
+        assert (visible(witness), len(witness.stages())) == ([], 2)
+        witness.run(f"DROP TABLE {table}")
+        assert scene.commit(kept, changed) == [Outcome.COMMITTED, Outcome.LOST]
+        assert visible(witness) == [0, 1]
 
 
 @STAGED

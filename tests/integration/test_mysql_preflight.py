@@ -98,7 +98,18 @@ def test_another_database_of_the_same_server_is_refused(witness: Witness) -> Non
     other.run(f"INSERT INTO sparkonce_servers SELECT * FROM {witness.database}.sparkonce_servers")  # noqa: S608 - ours
     with pytest.raises(PreflightError, match=f"{other.database}.*{witness.database}.*markers"):
         check(other, recorded=facts)
+    assert other.rows("SHOW TABLES LIKE 'sparkonce_commits'") == []
     assert check(other)["server"] == facts["server"]
+
+
+def test_a_table_of_markers_that_is_gone_is_not_made_again(witness: Witness) -> None:
+    """An empty one would make lost of all that is committed."""
+    facts = check(witness)
+    witness.run("RENAME TABLE sparkonce_commits TO away")
+    with pytest.raises(PreflightError, match=r"sparkonce_commits is gone.* Next: put it back"):
+        check(witness, recorded=facts)
+    witness.run("RENAME TABLE away TO sparkonce_commits")
+    assert check(witness, recorded=facts) == facts
 
 
 def test_another_server_is_refused(witness: Witness) -> None:

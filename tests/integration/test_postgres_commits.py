@@ -3,8 +3,8 @@ from __future__ import annotations
 import os
 import signal
 import threading
-from collections.abc import Iterator
 from contextlib import closing, suppress
+from functools import partial
 from typing import Any
 
 import psycopg
@@ -15,15 +15,16 @@ from psycopg import sql
 from postgres_witness import (
     QUERY,
     ask,
+    database_fixture,
     finish,
-    fresh_database,
     needs_postgres,
+    new_sink,
     open_writer,
     outcomes,
     owner,
     prepare,
     prepared,
-    running,
+    server_fixture,
     staging_tables,
 )
 from sparkonce.errors import PrepareError, UnknownOutcomeError
@@ -32,6 +33,7 @@ from sparkonce.protocol.handles import Handle
 from sparkonce.protocol.outcomes import Finished, Outcome
 from sparkonce.protocol.ownership import Token
 from sparkonce.sinks.postgres import committer as committer_module
+from sparkonce.sinks.postgres import staged as staged_module
 from sparkonce.sinks.postgres.markers import KEPT_BATCHES
 from sparkonce.sinks.postgres.settings import Limits
 from sparkonce.sinks.postgres.sink import PostgresSink
@@ -45,19 +47,9 @@ COMMITTED, ALREADY, ABORTED = Outcome.COMMITTED, Outcome.ALREADY_COMMITTED, Outc
 RETRY, LOST, UNKNOWN = Outcome.RETRY, Outcome.LOST, Outcome.UNKNOWN
 
 
-@pytest.fixture(scope="module")
-def server() -> Iterator[PostgresServer]:
-    with running() as started:
-        yield started
-
-
-@pytest.fixture(autouse=True)
-def _database(server: PostgresServer) -> None:
-    fresh_database(server, "CREATE TABLE t (id bigint, text text)")
-
-
-def sink(server: PostgresServer, **more: Any) -> PostgresSink:
-    return PostgresSink(server.conninfo(), **{"table": "t", "lock_timeout_s": 0.5, **more})
+server = server_fixture()
+_database = database_fixture("CREATE TABLE t (id bigint, text text)")
+sink = partial(new_sink, lock_timeout_s=0.5)
 
 
 def rows(*ids: int, text: str = "x") -> pa.RecordBatch:
@@ -125,6 +117,49 @@ def test_staged_rows_that_the_table_refuses_wait_for_the_operator(server: Postgr
     ask(server, "ALTER TABLE t DROP CONSTRAINT one")
     assert outcomes(finish(given, *handles)) == [COMMITTED, COMMITTED]
     assert ids(server) == [1, 2, 2]
+
+
+@pytest.mark.parametrize("mode", ["append", "upsert"])
+@pytest.mark.parametrize(
+    "change", ["TRUNCATE {}", "DELETE FROM {} WHERE id = 3", "INSERT INTO {} VALUES (9, 'not ours')"]
+)
+def test_a_staging_table_that_was_changed_is_not_moved(server: PostgresServer, mode: str, change: str) -> None:
+    """Nor is any other of the batch. Once what is left of it is dropped, as the answer says, it is lost and healed."""
+    ask(server, "ALTER TABLE t ADD PRIMARY KEY (id)")
+    given = sink(server, mode=mode, key_columns=["id"]) if mode == "upsert" else sink(server)
+    handles = [prepare(given, rows(1, 2), slot=0), prepare(given, rows(3, 4), slot=1)]
+    name = str(handles[1]["name"])
+    table = f"sparkonce_{QUERY}_{name.rpartition('.')[2]}"
+    ask(server, change.format(table))
+    for _ in range(2):
+        found = finish(given, *handles)
+        assert outcomes(found) == [UNKNOWN, UNKNOWN]
+        assert table in found[0].reason
+        assert name in found[0].reason
+        assert "rows, and 2 were prepared" in found[0].reason
+        assert (ids(server), len(staging_tables(server))) == ([], 2)
+    ask(server, f"BEGIN; DROP TABLE {table}; DELETE FROM sparkonce_commits WHERE name = '{name}'; COMMIT")  # noqa: S608
+    assert outcomes(finish(given, *handles)) == [COMMITTED, LOST]
+    assert ids(server) == [1, 2]
+
+
+def test_a_staging_table_cannot_be_changed_between_the_count_and_the_move(
+    server: PostgresServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = sink(server)
+    handle = prepare(given, rows(1, 2))
+    (table,) = staging_tables(server)
+    counted = staged_module._changed
+
+    def late(*args: Any) -> Finished | None:
+        found = counted(*args)
+        with pytest.raises(psycopg.errors.LockNotAvailable):
+            ask(server, f"SET lock_timeout = 1; DELETE FROM {table}")  # noqa: S608
+        return found
+
+    monkeypatch.setattr(staged_module, "_changed", late)
+    assert outcomes(finish(given, handle)) == [COMMITTED]
+    assert ids(server) == [1, 2]
 
 
 def test_a_second_try_waits_for_the_first_ones_key_and_then_gives_up(server: PostgresServer) -> None:

@@ -3,7 +3,7 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import psycopg
@@ -14,18 +14,18 @@ from typer.testing import CliRunner
 from postgres_witness import (
     QUERY,
     ask,
+    database_fixture,
     finish,
-    fresh_database,
     needs_postgres,
+    new_sink,
     open_writer,
     prepare,
     prepared,
-    running,
+    server_fixture,
     staging_tables,
 )
 from sparkonce.cli.main import app
 from sparkonce.sinks.postgres.orphans import list_orphans
-from sparkonce.sinks.postgres.sink import PostgresSink
 from sparkonce.testing.servers.postgres import PostgresServer
 
 pytestmark = needs_postgres
@@ -33,19 +33,9 @@ pytestmark = needs_postgres
 ROWS = pa.record_batch({"id": [1, 2]})
 
 
-@pytest.fixture(scope="module")
-def server() -> Iterator[PostgresServer]:
-    with running() as started:
-        yield started
-
-
-@pytest.fixture(autouse=True)
-def _database(server: PostgresServer) -> None:
-    fresh_database(server, 'CREATE TABLE "odd.Name" (id bigint)')
-
-
-def sink(server: PostgresServer, **more: Any) -> PostgresSink:
-    return PostgresSink(server.conninfo(), table="odd.Name", **more)
+server = server_fixture()
+_database = database_fixture('CREATE TABLE "odd.Name" (id bigint)')
+sink = partial(new_sink, table="odd.Name")
 
 
 def test_all_that_is_open_is_listed_with_age_locks_and_who_waits(server: PostgresServer) -> None:

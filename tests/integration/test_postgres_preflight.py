@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import replace
 from typing import Any
 
@@ -13,14 +13,16 @@ from psycopg import sql
 from postgres_witness import (
     QUERY,
     ask,
+    database_fixture,
     finish,
-    fresh_database,
     needs_postgres,
+    new_sink,
     outcomes,
     owner,
     prepare,
     prepared,
     running,
+    server_fixture,
 )
 from sparkonce.errors import ConfigurationError, PreflightError, PrepareError
 from sparkonce.guarantees import Guarantee
@@ -35,33 +37,21 @@ ROWS = pa.record_batch({"id": [1, 2], "text": ["a", "b"]})
 SECRET = "s3cr3t-w0rd"  # noqa: S105 - a test's
 
 
-@pytest.fixture(scope="module")
-def server() -> Iterator[PostgresServer]:
-    """With room for two prepared transactions."""
-    with running(max_prepared_transactions="2") as started:
-        yield started
-
-
-@pytest.fixture(autouse=True)
-def _database(server: PostgresServer) -> None:
-    fresh_database(
-        server, "CREATE TABLE t (id bigint, text text)", "DROP ROLE IF EXISTS plain", "CREATE ROLE plain LOGIN"
-    )
-
-
-def sink(server: PostgresServer, user: str = "postgres", **more: Any) -> PostgresSink:
-    return PostgresSink(server.conninfo(user=user), **{"table": "t", **more})
+server = server_fixture(max_prepared_transactions="2")
+_database = database_fixture(
+    "CREATE TABLE t (id bigint, text text)", "DROP ROLE IF EXISTS plain", "CREATE ROLE plain LOGIN"
+)
 
 
 def refused(server: PostgresServer, *words: str, **more: Any) -> None:
     with pytest.raises(PreflightError) as raised:
-        sink(server, **more).preflight(QUERY, None)
+        new_sink(server, **more).preflight(QUERY, None)
     for word in words:
         raised.match(word)
 
 
 def test_facts_say_where_and_under_which_names(server: PostgresServer) -> None:
-    facts = sink(server, name="orders").preflight(QUERY, None)
+    facts = new_sink(server, name="orders").preflight(QUERY, None)
     ((system,),) = ask(server, "SELECT system_identifier::text FROM pg_control_system()")
     wanted = {"system": system, "database": "postgres", "commits": "public", "prefix": "sparkonce.orders"}
     assert facts == wanted
@@ -72,13 +62,13 @@ def test_an_ordinary_role_with_the_rights_of_the_page_gets_through_all_of_it(ser
     ask(server, "REVOKE ALL ON SCHEMA public FROM PUBLIC; GRANT USAGE, CREATE ON SCHEMA public TO plain")
     ask(server, "GRANT INSERT ON t TO plain; ALTER TABLE t ADD UNIQUE (id); ALTER TABLE t ALTER id SET NOT NULL")
     for number, commit in enumerate(("two_phase", "staged")):
-        given = sink(server, "plain", commit=commit)
+        given = new_sink(server, user="plain", commit=commit)
         rows = pa.record_batch({"id": [number], "text": ["a"]})
         finish(given, prepare(given, rows))
         finish(given, prepare(given, pa.record_batch({"id": [7], "text": ["a"]}), batch=1), commit=False)
     assert ask(server, "SELECT id FROM t ORDER BY id") == [(0,), (1,)]
     ask(server, "GRANT SELECT, UPDATE ON t TO plain")
-    given = sink(server, "plain", mode="upsert", key_columns=["id"])
+    given = new_sink(server, user="plain", mode="upsert", key_columns=["id"])
     finish(given, prepare(given, pa.record_batch({"id": [0], "text": ["new"]})))
     assert ask(server, "SELECT text FROM t WHERE id = 0") == [("new",)]
 
@@ -87,7 +77,7 @@ def test_no_room_for_prepared_transactions(server: PostgresServer) -> None:
     with running(max_prepared_transactions="0") as closed:
         ask(closed, "CREATE TABLE t (id bigint, text text)")
         refused(closed, "max_prepared_transactions=0", "commit='staged'", commit="two_phase")
-        finish(sink(closed), prepare(sink(closed), ROWS))
+        finish(new_sink(closed), prepare(new_sink(closed), ROWS))
         assert ask(closed, "SELECT count(*) FROM t") == [(2,)]
 
 
@@ -98,10 +88,10 @@ def test_prepared_transactions_used_up_by_others(server: PostgresServer) -> None
 
 
 def test_what_the_query_itself_has_left_takes_no_room_and_what_fills_up_later_says_so(server: PostgresServer) -> None:
-    given = sink(server, commit="two_phase")
+    given = new_sink(server, commit="two_phase")
     run = owner(given)
     left = [prepare(given, ROWS, run=run, slot=slot) for slot in range(2)]
-    sink(server, commit="two_phase").preflight(QUERY, run.facts)
+    new_sink(server, commit="two_phase").preflight(QUERY, run.facts)
     with pytest.raises(PrepareError, match=r"53200.*max_prepared_transactions"):
         prepare(given, ROWS, run=run, slot=2)
     finish(given, *left, commit=False)
@@ -158,23 +148,93 @@ def test_what_does_not_allow_the_guarantee_is_refused(
     refused(server, *words, **more)
 
 
+HIDING = "CREATE POLICY hiding ON sparkonce_commits USING (false) WITH CHECK (true)"
+
+
+def test_policies_that_may_hide_markers_are_refused_and_those_of_others_are_not(server: PostgresServer) -> None:
+    ask(server, "GRANT INSERT ON t TO plain; GRANT ALL ON SCHEMA public TO plain")
+    new_sink(server, user="plain").preflight(QUERY, None)
+    ask(server, f"ALTER TABLE sparkonce_commits ENABLE ROW LEVEL SECURITY; {HIDING}")
+    new_sink(server, user="plain").preflight(QUERY, None)  # its owner
+    for statement in ("FORCE ROW LEVEL SECURITY", "NO FORCE ROW LEVEL SECURITY, OWNER TO postgres"):
+        ask(server, f"ALTER TABLE sparkonce_commits {statement}; GRANT ALL ON sparkonce_commits TO plain")
+        refused(server, "row-level security.*sparkonce_commits", "BYPASSRLS", user="plain")
+        refused(server, "row-level security.*sparkonce_commits", user="plain", commit="two_phase")
+        new_sink(server, user="plain", guarantee=Guarantee.AT_LEAST_ONCE).preflight(QUERY, None)
+    ask(server, "ALTER ROLE plain BYPASSRLS")
+    new_sink(server, user="plain").preflight(QUERY, None)
+
+
+@pytest.mark.parametrize("commit", ["two_phase", "staged"])
+def test_a_policy_that_comes_later_makes_nothing_lost(server: PostgresServer, commit: str) -> None:
+    ask(server, "GRANT INSERT ON t TO plain; GRANT ALL ON SCHEMA public TO plain")
+    given = new_sink(server, user="plain", commit=commit)
+    handle = prepare(given, ROWS)
+    assert outcomes(finish(given, handle)) == [Outcome.COMMITTED]
+    ask(server, f"ALTER TABLE sparkonce_commits ENABLE ROW LEVEL SECURITY, FORCE ROW LEVEL SECURITY; {HIDING}")
+    for call in (True, False):
+        (found,) = finish(given, handle, commit=call)
+        assert (found.outcome, "Row-level security" in found.reason) == (Outcome.UNKNOWN, True)
+    ask(server, "ALTER TABLE sparkonce_commits DISABLE ROW LEVEL SECURITY")
+    assert outcomes(finish(given, handle)) == [Outcome.ALREADY_COMMITTED]
+    assert ask(server, "SELECT count(*) FROM t") == [(2,)]
+
+
+def test_a_table_of_markers_that_a_crash_would_empty_is_refused(server: PostgresServer) -> None:
+    new_sink(server).preflight(QUERY, None)
+    ask(server, "ALTER TABLE sparkonce_commits SET UNLOGGED")
+    refused(server, "is a view, or is unlogged")
+
+
 def test_a_server_that_does_not_sync_is_refused_at_exactly_once_only() -> None:
     with running(fsync="off") as careless:
         ask(careless, "CREATE TABLE t (id bigint, text text)")
         refused(careless, "fsync=off")
-        sink(careless, guarantee=Guarantee.AT_LEAST_ONCE).preflight(QUERY, None)
+        new_sink(careless, guarantee=Guarantee.AT_LEAST_ONCE).preflight(QUERY, None)
 
 
 def test_another_database_than_before_is_refused(server: PostgresServer) -> None:
-    facts = sink(server).preflight(QUERY, None)
+    facts = new_sink(server).preflight(QUERY, None)
     for changed in ({"database": "other"}, {"system": "7"}):
         with pytest.raises(PreflightError, match="its open transactions are there"):
-            sink(server).preflight(QUERY, {**facts, **changed})
+            new_sink(server).preflight(QUERY, {**facts, **changed})
+
+
+@pytest.mark.parametrize("commit", ["two_phase", "staged"])
+def test_another_schema_of_markers_than_before_is_refused_and_nothing_is_lost(
+    server: PostgresServer, commit: str
+) -> None:
+    """Also where it follows the schema of the table, which may change."""
+    ask(server, "DROP SCHEMA IF EXISTS b CASCADE; CREATE SCHEMA b; CREATE TABLE b.t (LIKE t)")
+    run = owner(new_sink(server, commit=commit))
+    decided, left = (prepare(new_sink(server, commit=commit), ROWS, run=run, batch=batch) for batch in (0, 1))
+    for more in ({"commits_schema": "b"}, {"schema": "b"}):
+        with pytest.raises(PreflightError, match=r"in schema 'public'.* Next: set commits_schema='public'"):
+            new_sink(server, commit=commit, **more).preflight(QUERY, run.facts)
+    assert ask(server, "SELECT to_regclass('b.sparkonce_commits')") == [(None,)]
+    moved = new_sink(server, commit=commit, schema="b", commits_schema="public")
+    again = replace(run, token=Token(4, "0badcafe"), facts=moved.preflight(QUERY, run.facts))
+    assert outcomes(finish(moved, decided)) == [Outcome.COMMITTED]
+    with closing(moved.committer()) as committer:
+        assert [one["name"] for one in committer.list_lingering([run])] == [left["name"]]
+        assert len(committer.list_traces(QUERY, again.facts)) == 1
+    finish(moved, left, commit=False)
+    assert ask(server, "SELECT (SELECT count(*) FROM t), (SELECT count(*) FROM b.t)") == [(2, 0)]
+
+
+def test_a_table_of_markers_that_is_gone_is_not_made_again(server: PostgresServer) -> None:
+    """An empty one would make lost of all that is committed."""
+    facts = new_sink(server).preflight(QUERY, None)
+    ask(server, "ALTER TABLE sparkonce_commits RENAME TO away")
+    with pytest.raises(PreflightError, match=r'"public"."sparkonce_commits" is gone.* Next: put it back'):
+        new_sink(server).preflight(QUERY, facts)
+    ask(server, "ALTER TABLE away RENAME TO sparkonce_commits")
+    assert new_sink(server).preflight(QUERY, facts) == facts
 
 
 def test_a_server_that_was_upgraded_goes_on_as_the_one_that_it_was(server: PostgresServer) -> None:
     """pg_upgrade gives another system_identifier. The refusal says what to run; in a copy elsewhere that is void."""
-    given = sink(server)
+    given = new_sink(server)
     facts = {**given.preflight(QUERY, None), "system": "7"}
     run = replace(owner(given), facts=facts)
     before, gone = prepare(given, ROWS, run=run), prepare(given, ROWS, run=run, batch=1)
@@ -185,12 +245,12 @@ def test_a_server_that_was_upgraded_goes_on_as_the_one_that_it_was(server: Postg
     found = re.search(r"COMMENT ON .*(?=\.)", refusal.value.next_step)
     assert found is not None
     ask(server, found[0])  # type: ignore[arg-type]
-    assert sink(server).preflight(QUERY, facts) == facts
+    assert new_sink(server).preflight(QUERY, facts) == facts
     assert outcomes(finish(given, before, gone)) == [Outcome.COMMITTED, Outcome.LOST]
     ask(server, found[0].replace("system ", "system 9"))
     assert outcomes(finish(given, gone)) == [Outcome.UNKNOWN]
     with pytest.raises(PreflightError, match="COMMENT ON"):
-        sink(server).preflight(QUERY, facts)
+        new_sink(server).preflight(QUERY, facts)
 
 
 def test_the_optional_right_may_be_granted_later_but_not_taken(server: PostgresServer) -> None:
@@ -198,21 +258,21 @@ def test_the_optional_right_may_be_granted_later_but_not_taken(server: PostgresS
     right = "ON FUNCTION pg_catalog.pg_control_system()"
     ask(server, f"REVOKE EXECUTE {right} FROM PUBLIC")
     try:
-        facts = sink(server, "plain").preflight(QUERY, None)
+        facts = new_sink(server, user="plain").preflight(QUERY, None)
         assert facts["system"] == ""
         ask(server, f"GRANT EXECUTE {right} TO plain")
-        assert sink(server, "plain").preflight(QUERY, facts) == facts
-        known = sink(server, "plain").preflight(QUERY, None)
+        assert new_sink(server, user="plain").preflight(QUERY, facts) == facts
+        known = new_sink(server, user="plain").preflight(QUERY, None)
         ask(server, f"REVOKE EXECUTE {right} FROM plain")
         with pytest.raises(PreflightError, match="GRANT EXECUTE"):
-            sink(server, "plain").preflight(QUERY, known)
+            new_sink(server, user="plain").preflight(QUERY, known)
     finally:
         ask(server, f"GRANT EXECUTE {right} TO PUBLIC")
 
 
 def test_a_handle_of_another_database_is_unknown_and_not_lost(server: PostgresServer) -> None:
     """It is prepared, elsewhere."""
-    given = sink(server, commit="two_phase")
+    given = new_sink(server, commit="two_phase")
     handle = prepare(given, ROWS)
     ask(server, "DROP DATABASE IF EXISTS other")
     ask(server, "CREATE DATABASE other")
@@ -229,14 +289,14 @@ def test_a_handle_of_another_database_is_unknown_and_not_lost(server: PostgresSe
 def test_what_refuses_rows_too_late_is_said_at_start(server: PostgresServer, caplog: pytest.LogCaptureFixture) -> None:
     ask(server, "ALTER TABLE t ADD PRIMARY KEY (id)")
     with caplog.at_level(logging.WARNING):
-        sink(server).preflight(QUERY, None)
+        new_sink(server).preflight(QUERY, None)
     assert "has 1 unique indexes" in caplog.text
 
 
 def test_synchronous_commit_off_is_put_right(server: PostgresServer) -> None:
     """It is the session's to choose, so ours does."""
     ask(server, "ALTER ROLE plain SET synchronous_commit = off; GRANT INSERT ON t TO plain")
-    given = sink(server, "plain")
+    given = new_sink(server, user="plain")
     ask(
         server,
         "CREATE FUNCTION note() RETURNS trigger LANGUAGE plpgsql AS "
@@ -285,7 +345,7 @@ def test_settings_that_contradict_each_other_are_refused(more: dict[str, Any], s
 
 
 def test_the_longest_names_fit_the_limit_of_a_gid(server: PostgresServer) -> None:
-    given = sink(server, commit="two_phase", prefix="p" * 91)
+    given = new_sink(server, commit="two_phase", prefix="p" * 91)
     run = owner(given, token=Token(10**18, "f" * 8))
     handle = prepare(given, ROWS, run=run, batch=10**18, slot=10**8)
     assert prepared(server) == [handle["name"]]

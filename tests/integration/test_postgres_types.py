@@ -4,7 +4,6 @@ import datetime as dt
 import json
 import math
 import uuid
-from collections.abc import Iterator
 from decimal import Decimal
 from typing import Any
 
@@ -13,9 +12,8 @@ import pyarrow as pa
 import pytest
 from psycopg import sql
 
-from postgres_witness import ask, finish, fresh_database, needs_postgres, prepare, running
+from postgres_witness import ask, database_fixture, finish, needs_postgres, new_sink, prepare, server_fixture
 from sparkonce.errors import PrepareError, SchemaError
-from sparkonce.sinks.postgres.sink import PostgresSink
 from sparkonce.testing.servers.postgres import PostgresServer
 
 pytestmark = needs_postgres
@@ -60,24 +58,12 @@ EXACT: list[tuple[pa.DataType, str, list[Any]]] = [
 ]
 
 
-@pytest.fixture(scope="module")
-def server() -> Iterator[PostgresServer]:
-    with running() as started:
-        yield started
-
-
-@pytest.fixture(autouse=True)
-def _database(server: PostgresServer) -> None:
-    fresh_database(
-        server,
-        "CREATE TYPE colour AS ENUM ('red', 'green')",
-        "CREATE DOMAIN short_text AS varchar(2)",
-        "CREATE DOMAIN positive AS integer CHECK (value > 0)",
-    )
-
-
-def sink(server: PostgresServer, table: str = "t", **more: Any) -> PostgresSink:
-    return PostgresSink(server.conninfo(), table=table, **more)
+server = server_fixture()
+_database = database_fixture(
+    "CREATE TYPE colour AS ENUM ('red', 'green')",
+    "CREATE DOMAIN short_text AS varchar(2)",
+    "CREATE DOMAIN positive AS integer CHECK (value > 0)",
+)
 
 
 def same(found: Any, wanted: Any) -> bool:
@@ -111,9 +97,9 @@ def test_every_type_arrives_as_it_was(server: PostgresServer, commit: str) -> No
             declared.append(f'"{name}" {sort}')
             wanted[name] = rows
     ask(server, f"CREATE TABLE t ({', '.join(declared)})")
-    handle = prepare(sink(server, commit=commit), pa.record_batch(columns))
+    handle = prepare(new_sink(server, commit=commit), pa.record_batch(columns))
     assert ask(server, "SELECT count(*) FROM t") == [(0,)]
-    finish(sink(server, commit=commit), handle)
+    finish(new_sink(server, commit=commit), handle)
     found = ask(server, "SELECT * FROM t")
     for place, (name, rows) in enumerate(wanted.items()):
         have = [row[place] for row in found]
@@ -149,7 +135,7 @@ def test_years_that_python_does_not_know(server: PostgresServer) -> None:
             "at": pa.array([day * 86_400_000_000 for day in days], pa.int64()).cast(pa.timestamp("us")),
         }
     )
-    finish(sink(server), prepare(sink(server), rows))
+    finish(new_sink(server), prepare(new_sink(server), rows))
     found = ask(server, "SELECT day - date '1970-01-01', extract(epoch from at)::int8 / 86400 FROM t")
     assert found == [(day, day) for day in days]
 
@@ -167,13 +153,13 @@ def test_times_that_the_server_cannot_hold_are_refused_by_column(
 ) -> None:
     ask(server, f"CREATE TABLE t (x {declared})")
     with pytest.raises(PrepareError, match="column 'x'"):
-        prepare(sink(server), pa.record_batch(rows))
+        prepare(new_sink(server), pa.record_batch(rows))
 
 
 def test_the_character_nul_is_refused_with_a_way_out(server: PostgresServer) -> None:
     ask(server, "CREATE TABLE t (x text)")
     with pytest.raises(PrepareError, match=r"22021.*regexp_replace"):
-        prepare(sink(server), pa.record_batch({"x": ["fine", "a\0b"]}))
+        prepare(new_sink(server), pa.record_batch({"x": ["fine", "a\0b"]}))
     assert ask(server, "SELECT count(*) FROM sparkonce_commits") == [(0,)]
 
 
@@ -185,17 +171,17 @@ def test_spaces_that_a_varchar_would_cut_off_are_refused(server: PostgresServer,
         return pa.record_batch({"x": pa.array([[text] for text in texts] if "[" in declared else texts)})
 
     with pytest.raises(PrepareError, match=r"column 'x'.*varchar\(3\)"):
-        prepare(sink(server), column("ab", "äb  "))
+        prepare(new_sink(server), column("ab", "äb  "))
     with pytest.raises(PrepareError, match="22001"):
-        prepare(sink(server), column("abcd"))
-    finish(sink(server), prepare(sink(server), column("äöü", " a ", None, "")))
+        prepare(new_sink(server), column("abcd"))
+    finish(new_sink(server), prepare(new_sink(server), column("äöü", " a ", None, "")))
     assert ask(server, "SELECT count(*) FROM t WHERE x::text LIKE '% a %' OR x::text LIKE '%äöü%'") == [(2,)]
 
 
 def test_what_is_no_uuid_is_refused(server: PostgresServer) -> None:
     ask(server, "CREATE TABLE t (x uuid)")
     with pytest.raises(PrepareError, match="'nonsense' is no UUID"):
-        prepare(sink(server), pa.record_batch({"x": [None, str(uuid.uuid4()), "nonsense"]}))
+        prepare(new_sink(server), pa.record_batch({"x": [None, str(uuid.uuid4()), "nonsense"]}))
 
 
 @pytest.mark.parametrize(
@@ -223,7 +209,7 @@ def test_what_does_not_fit_is_refused_by_column(
 ) -> None:
     ask(server, f"CREATE TABLE t (x {declared})")
     with pytest.raises(SchemaError, match=r"'x'") as raised:
-        sink(server).columns(pa.schema([("x", arrow)]))
+        new_sink(server).columns(pa.schema([("x", arrow)]))
     raised.match(says)
 
 
@@ -235,7 +221,7 @@ def test_all_columns_that_do_not_fit_are_named_at_once(server: PostgresServer) -
     )
     schema = pa.schema([("a", pa.int64()), ("A", pa.int32()), ("c", pa.int32()), ("d", pa.int32())])
     with pytest.raises(SchemaError) as raised:
-        sink(server).columns(schema)
+        new_sink(server).columns(schema)
     for words in ("'a' is long", "no column 'A'", "'c' of table", "'d' of table", r"\['b'\]"):
         raised.match(words)
 
@@ -246,8 +232,8 @@ def test_columns_that_are_left_out_are_the_servers(server: PostgresServer) -> No
         "CREATE TABLE t (a int, twice int GENERATED ALWAYS AS (a * 2) STORED, n int GENERATED BY DEFAULT AS IDENTITY, "
         "e int NOT NULL DEFAULT 7, o text)",
     )
-    handle = prepare(sink(server), pa.record_batch({"a": pa.array([5], pa.int32())}))
-    finish(sink(server), handle)
+    handle = prepare(new_sink(server), pa.record_batch({"a": pa.array([5], pa.int32())}))
+    finish(new_sink(server), handle)
     assert ask(server, "SELECT * FROM t") == [(5, 10, 1, 7, None)]
 
 
@@ -260,7 +246,7 @@ def test_names_are_taken_as_they_are(server: PostgresServer, commit: str) -> Non
         sql.SQL("CREATE TABLE {} ({} int PRIMARY KEY)").format(sql.Identifier(schema, table), sql.Identifier(column)),
     )
     try:
-        given = sink(server, table, schema=schema, commit=commit, prefix="it's \\ %s", name='q"')
+        given = new_sink(server, table, schema=schema, commit=commit, prefix="it's \\ %s", name='q"')
         finish(given, prepare(given, pa.record_batch({column: pa.array([1], pa.int32())})))
         assert ask(server, sql.SQL("SELECT * FROM {}").format(sql.Identifier(schema, table))) == [(1,)]
         with psycopg.connect(server.conninfo()) as connection:

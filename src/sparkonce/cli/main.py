@@ -8,7 +8,7 @@ from typing import Any
 import typer
 from typer.core import TyperGroup
 
-from sparkonce.cli import demo, explain, kafka, postgres
+from sparkonce.cli import demo, explain, kafka, mysql, postgres
 from sparkonce.cli.errors import tell
 from sparkonce.errors import SparkonceError
 
@@ -33,6 +33,7 @@ app = typer.Typer(
 )
 app.add_typer(kafka.app, name="kafka")
 app.add_typer(postgres.app, name="postgres")
+app.add_typer(mysql.app, name="mysql")
 app.command()(demo.demo)
 app.command()(explain.explain)
 

@@ -16,6 +16,7 @@ from sparkonce.protocol.outcomes import Finished, Outcome
 from sparkonce.protocol.ownership import Token, TransactionName
 from sparkonce.sinks.mysql.connection import Link
 from sparkonce.sinks.mysql.flavours import Flavour
+from sparkonce.sinks.mysql.names import Xid
 
 COMMITS = "sparkonce_commits"
 SERVERS = "sparkonce_servers"
@@ -88,19 +89,21 @@ def insert(link: Link, marker: Marker) -> None:
 
 
 def committed(link: Link, names: Iterable[TransactionName]) -> set[TransactionName]:
-    """Which of these are committed now."""
+    """Which of these are committed now. Those of batch 0 are looked for in all batches, see `Xid.named`."""
     groups: dict[tuple[str, str, int], list[TransactionName]] = {}
     for name in names:
         groups.setdefault((name.prefix, name.query, name.batch), []).append(name)
     found: set[TransactionName] = set()
     for (prefix, query, batch), wanted in groups.items():
         places = ", ".join(["%s"] * len(wanted))
+        of_batch = "batch = %s" if batch else "batch >= %s"
         rows = link.rows(
-            f"SELECT {_COLUMNS} FROM {COMMITS} WHERE prefix = %s AND query = %s AND batch = %s "  # noqa: S608 - ours
+            f"SELECT {_COLUMNS} FROM {COMMITS} WHERE prefix = %s AND query = %s AND {of_batch} "  # noqa: S608 - ours
             f"AND copy IN ({places})",
             (prefix.encode(), query.encode(), batch, *(name.copy.encode() for name in wanted)),
         )
-        found |= {_marker(row, "").name for row in rows} & set(wanted)
+        there = {Xid.of(_marker(row, "").name) for row in rows}
+        found |= {name for name in wanted if Xid.of(name) in there}
     return found
 
 
@@ -111,6 +114,13 @@ def of_query(link: Link, prefix: str, query: str, server: str) -> list[Marker]:
         (prefix.encode(), query.encode()),
     )
     return [_marker(row, server) for row in rows]
+
+
+def queries(link: Link) -> list[tuple[str, str]]:
+    """The prefix and query of all rows, also of transactions that are not committed."""
+    link.run("SET TRANSACTION ISOLATION LEVEL READ UNCOMMITTED")
+    rows = link.rows(f"SELECT DISTINCT prefix, query FROM {COMMITS}")  # noqa: S608 - ours
+    return [(_text(prefix), _text(query)) for prefix, query in rows]
 
 
 def not_committed(link: Link, prefix: str, query: str, server: str) -> list[Marker]:

@@ -94,10 +94,13 @@ def preflight(wanted: Wanted, recorded: Facts | None) -> Facts:
         _check_writing(link, flavour, wanted, columns)
         if not wanted.commit:
             return {}
-        _make_tables(link, flavour)
-        _check_commit(link, flavour, wanted)
         database = _check_database(link, recorded)
+        if flavour.identity is None:
+            _make_table(link, markers.SERVERS)
+            markers.draw_identity(link, secrets.token_hex(8))
         server = _check_identity(link, flavour, recorded)
+        _make_table(link, markers.COMMITS, is_new="server" not in (recorded or {}))
+        _check_commit(link, flavour, wanted)
     return {"prefix": wanted.prefix, "server": server, "database": database}
 
 
@@ -274,28 +277,23 @@ def _check_writing(link: Link, flavour: Flavour, wanted: Wanted, columns: Sequen
 # --- what commits ----------------------------------------------------------------------------------------------------
 
 
-def _make_tables(link: Link, flavour: Flavour) -> None:
-    needed = [markers.COMMITS, *([markers.SERVERS] if flavour is MARIADB else [])]
-    there = {
-        str(row[0])
-        for row in link.rows(
-            "SELECT TABLE_NAME FROM information_schema.TABLES WHERE TABLE_SCHEMA = DATABASE() "
-            "AND TABLE_NAME IN (%s, %s)",
-            (markers.COMMITS, markers.SERVERS),
+def _make_table(link: Link, name: str, *, is_new: bool = True) -> None:
+    there = link.rows(
+        "SELECT 1 FROM information_schema.TABLES WHERE TABLE_SCHEMA = DATABASE() AND TABLE_NAME = %s", (name,)
+    )
+    if not there and not is_new:
+        raise PreflightError(
+            f"The table {name} is gone, and without it nobody can tell what this query has committed.",
+            next_step="put it back, with all its rows, or start a new query with a new checkpoint.",
+            setting="database",
         )
-    }
-    for name in needed:
-        if name in there:
-            continue
+    if not there:
         statement = markers.TABLES[name]
         with _trying(f"Making the table {name}", f"grant CREATE on the database, or make it yourself: {statement}"):
             link.run(statement.replace("CREATE TABLE", "CREATE TABLE IF NOT EXISTS", 1))
-    with _trying(
-        f"Writing to {', '.join(needed)}", f"grant SELECT, INSERT and DELETE on {' and '.join(needed)} to the user."
-    ):
-        for name in needed:
-            link.run(f"DELETE FROM {name} WHERE FALSE")  # noqa: S608 - one of ours
-            link.run(f"INSERT INTO {name} SELECT * FROM {name} WHERE FALSE")  # noqa: S608 - one of ours
+    with _trying(f"Writing to {name}", f"grant SELECT, INSERT and DELETE on {name} to the user."):
+        link.run(f"DELETE FROM {name} WHERE FALSE")  # noqa: S608 - one of ours
+        link.run(f"INSERT INTO {name} SELECT * FROM {name} WHERE FALSE")  # noqa: S608 - one of ours
 
 
 def _check_commit(link: Link, flavour: Flavour, wanted: Wanted) -> None:
@@ -328,8 +326,6 @@ def _check_database(link: Link, recorded: Facts | None) -> str:
 
 
 def _check_identity(link: Link, flavour: Flavour, recorded: Facts | None) -> str:
-    if flavour.identity is None:
-        markers.draw_identity(link, secrets.token_hex(8))
     server = markers.identity(link, flavour)
     before = (recorded or {}).get("server", server)
     if before != server:

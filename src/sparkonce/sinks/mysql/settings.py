@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping
 from typing import Any
 
@@ -30,6 +31,8 @@ _TAKEN = frozenset(
         "read_default_group",
     }
 )
+_NUMBERS = frozenset({"port", "connect_timeout"})
+_SWITCHES = frozenset({"local_infile", "ssl_verify_cert", "ssl_verify_identity", "ssl_disabled"})
 _OURS: Mapping[str, str] = {
     "charset": "Rows travel as utf8mb4 whatever the table's character set.",
     "autocommit": "The sink begins and ends its transactions itself.",
@@ -65,6 +68,31 @@ def connection_settings(user: Mapping[str, Any]) -> dict[str, Any]:
             "database is missing.", next_step="name the database of the target table.", setting="database"
         )
     return dict(user)
+
+
+def parse_settings(text: str) -> dict[str, Any]:
+    """The settings out of one line: ``name=value``, with quotes as in a shell where a value has spaces.
+
+    Raises:
+        ConfigurationError: naming what is none. Values are not repeated: one may be a password.
+    """
+    try:
+        words = shlex.split(text)
+    except ValueError as error:
+        raise ConfigurationError(f"The settings cannot be read: {error}.", next_step="close the quotes.") from None
+    found: dict[str, Any] = {}
+    for number, word in enumerate(words, 1):
+        name, equals, value = word.partition("=")
+        if not equals:
+            raise ConfigurationError(
+                f"Word {number} of the settings has no '='.", next_step="write name=value, with spaces in between."
+            )
+        if name in _NUMBERS and not value.isdecimal():
+            raise ConfigurationError(f"{name}={value!r} is no number.", setting=name)
+        if name in _SWITCHES and value not in {"true", "false"}:
+            raise ConfigurationError(f"{name}={value!r} is neither true nor false.", setting=name)
+        found[name] = int(value) if name in _NUMBERS else value == "true" if name in _SWITCHES else value
+    return found
 
 
 def place(user: Mapping[str, Any]) -> str:

@@ -154,12 +154,14 @@ class PostgresCommitter(SinkCommitter):
             return dict(zip(group, pool.map(one, group.values()), strict=True))
 
     def _finish_staged(self, group: Group, place: Place, *, commit: bool) -> dict[Handle, Finished]:
-        names = list(dict.fromkeys(group.values()))
-        call = commit_staged if commit else abort_staged
+        rows = {name: handle.rows for handle, name in group.items()}
         limit_s = self._limits.commit_s + self._limits.answer_s
         try:
             with self._connections.lent() as connection, within(connection, limit_s):
-                answers = call(connection, names, place, self._limits)
+                if commit:
+                    answers = commit_staged(connection, rows, place, self._limits)
+                else:
+                    answers = abort_staged(connection, list(rows), place, self._limits)
         except psycopg.Error as error:
             return dict.fromkeys(group, finished(error))
         return {handle: answers[name] for handle, name in group.items()}

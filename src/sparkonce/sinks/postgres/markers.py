@@ -34,6 +34,7 @@ class Look:
         system: See `Place`.
         database: See `Place`.
         newest: The newest batch of its query and prefix that has a marker, -1 if none has.
+        row_security: Whether policies may have hidden markers from this role.
     """
 
     state: str | None
@@ -41,6 +42,17 @@ class Look:
     system: str
     database: str
     newest: int
+    row_security: bool
+
+
+def find_commits(connection: Connection, schema: str) -> tuple[int, bool, bool] | None:
+    """The table's number, whether it keeps its rows over a crash, and whether policies may hide some from this role."""
+    return connection.execute(
+        "SELECT c.oid::int8, c.relkind = 'r' AND c.relpersistence = 'p', pg_catalog.row_security_active(c.oid) "
+        "FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace "
+        "WHERE n.nspname = %s AND c.relname = %s",
+        (schema, COMMITS_TABLE),
+    ).fetchone()
 
 
 def look_for(connection: Connection, name: TransactionName, place: Place) -> Look:
@@ -48,20 +60,27 @@ def look_for(connection: Connection, name: TransactionName, place: Place) -> Loo
     query = sql.SQL(
         "SELECT (SELECT state FROM {table} WHERE name = {name}), "
         "EXISTS (SELECT FROM pg_catalog.pg_prepared_xacts WHERE gid = {name}), pg_catalog.current_database()::text, "
-        "(SELECT max(batch) FROM {table} WHERE query = {query} AND prefix = {prefix} AND state = {committed})"
+        "(SELECT max(batch) FROM {table} WHERE query = {query} AND prefix = {prefix} AND state = {committed}), "
+        "pg_catalog.row_security_active({table_name}::text)"
     ).format(
-        table=commits(place.commits), name=str(name), query=name.query, prefix=name.prefix, committed=COMMITTED_STATE
+        table=commits(place.commits),
+        table_name=commits(place.commits).as_string(connection),
+        name=str(name),
+        query=name.query,
+        prefix=name.prefix,
+        committed=COMMITTED_STATE,
     )
     row = connection.execute(query).fetchone()
     if row is None:
         raise RuntimeError("a SELECT without FROM gives one row")
-    state, is_prepared, database, newest = row
+    state, is_prepared, database, newest, row_security = row
     return Look(
         state=state,
         is_prepared=is_prepared,
         system=read_system(connection, place.commits) if place.system else "",
         database=database,
         newest=-1 if newest is None else newest,
+        row_security=row_security,
     )
 
 
@@ -105,6 +124,12 @@ def nowhere(look: Look, name: TransactionName, place: Place) -> Finished:
             outcome=Outcome.UNKNOWN,
             reason=f"This is database {look.database} of system {look.system or '?'}, and the transaction was prepared "
             f"in {place.database} of {place.system or '?'}: connect there.",
+        )
+    if look.row_security:
+        return Finished(
+            outcome=Outcome.UNKNOWN,
+            reason="Row-level security may hide the marker from this role: DISABLE ROW LEVEL SECURITY on the table "
+            f"{COMMITS_TABLE}, and start the query again.",
         )
     if look.newest >= name.batch + KEPT_BATCHES:
         return Finished(

@@ -11,6 +11,7 @@ from psycopg import sql
 
 from sparkonce.errors import PreflightError
 from sparkonce.protocol.ownership import TransactionName
+from sparkonce.sinks.orphans import Orphan, run_of
 from sparkonce.sinks.postgres.connection import Connection, connect, within
 from sparkonce.sinks.postgres.names import BackendName, staging_table
 from sparkonce.sinks.postgres.outcomes import words_of
@@ -21,35 +22,22 @@ ANSWER_WITHIN_S = 30.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Orphan:
-    """One thing that is open. Whether it is an orphan only the query's log knows: a batch under way has such too.
+class PostgresOrphan(Orphan):
+    """One thing that is open.
+
+    A ``prepared`` one holds locks, shown as ``relation mode``, a ``staged`` one its table, shown with its size, and a
+    ``session`` is a process of the server. Sessions show neither batch nor slot, and begin with their transaction.
 
     Attributes:
-        kind: ``prepared``, ``staged`` or ``session``.
-        name: Its name on the server.
-        query: The short form of the query's id.
-        run: The run's token, as ``position-nonce``.
-        batch: Spark's batch id; -1 for a session, which does not show it.
-        slot: The slot; -1 for a session.
-        age_s: Since it was prepared, staged, or its transaction begun, by the server's clock.
         owner: The role that may finish it.
-        holds: For a prepared transaction its locks, ``relation mode``; for a staged copy its table and size.
         blocks: How many sessions wait for it.
     """
 
-    kind: str
-    name: str
-    query: str
-    run: str
-    batch: int
-    slot: int
-    age_s: float
     owner: str
-    holds: tuple[str, ...]
     blocks: int
 
 
-def list_orphans(conninfo: str | Mapping[str, Any]) -> list[Orphan]:
+def list_orphans(conninfo: str | Mapping[str, Any]) -> list[PostgresOrphan]:
     """All of sparkonce's in one database, the oldest first.
 
     Args:
@@ -76,7 +64,7 @@ def list_orphans(conninfo: str | Mapping[str, Any]) -> list[Orphan]:
     return sorted(found, key=lambda orphan: -orphan.age_s)
 
 
-def _prepared(connection: Connection) -> list[Orphan]:
+def _prepared(connection: Connection) -> list[PostgresOrphan]:
     orphans = []
     for gid, owner, age_s, locks, blocks in connection.execute(_PREPARED).fetchall():
         name = TransactionName.parse(gid)
@@ -85,7 +73,7 @@ def _prepared(connection: Connection) -> list[Orphan]:
     return orphans
 
 
-def _staged(connection: Connection) -> list[Orphan]:
+def _staged(connection: Connection) -> list[PostgresOrphan]:
     orphans = []
     for (schema,) in connection.execute(_COMMITS, (COMMITS_TABLE,)).fetchall():
         rows = connection.execute(
@@ -104,17 +92,17 @@ def _staged(connection: Connection) -> list[Orphan]:
     return orphans
 
 
-def _sessions(connection: Connection) -> list[Orphan]:
+def _sessions(connection: Connection) -> list[PostgresOrphan]:
     orphans = []
     for text, owner, age_s, pid in connection.execute(_SESSIONS).fetchall():
         name = BackendName.parse(text)
         if name is not None:
             orphans.append(
-                Orphan(
+                PostgresOrphan(
                     kind="session",
                     name=text,
                     query=name.query,
-                    run=f"{name.token.position}-{name.token.nonce}",
+                    run=run_of(name.token),
                     batch=-1,
                     slot=-1,
                     age_s=float(age_s or 0),
@@ -126,12 +114,14 @@ def _sessions(connection: Connection) -> list[Orphan]:
     return orphans
 
 
-def _named(kind: str, name: TransactionName, age_s: float, owner: str, holds: tuple[str, ...], blocks: int) -> Orphan:
-    return Orphan(
+def _named(
+    kind: str, name: TransactionName, age_s: float, owner: str, holds: tuple[str, ...], blocks: int
+) -> PostgresOrphan:
+    return PostgresOrphan(
         kind=kind,
         name=str(name),
         query=name.query,
-        run=f"{name.token.position}-{name.token.nonce}",
+        run=run_of(name.token),
         batch=name.batch,
         slot=name.slot,
         age_s=age_s,

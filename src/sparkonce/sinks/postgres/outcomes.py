@@ -31,7 +31,8 @@ class _Meaning:
 _RETRY, _UNKNOWN = Outcome.RETRY, Outcome.UNKNOWN
 _REFUSED_ROWS = (
     "The table refuses rows that are decided: nothing of the batch is visible, and nothing is lost. Change the "
-    "constraint or the trigger, or the rows in the staging tables, and start the query again."
+    "constraint or the trigger, or the rows in the staging tables, of which none may be missing, and start the query "
+    "again."
 )
 
 FINISHING: Mapping[str, _Meaning] = {

@@ -17,7 +17,7 @@ from sparkonce.protocol.ownership import TransactionName
 from sparkonce.sinks.base import Facts
 from sparkonce.sinks.postgres.catalog import Table, read_table, unique_keys
 from sparkonce.sinks.postgres.connection import Connection, connect, within
-from sparkonce.sinks.postgres.markers import read_system
+from sparkonce.sinks.postgres.markers import find_commits, read_system
 from sparkonce.sinks.postgres.names import TWO_PHASE
 from sparkonce.sinks.postgres.outcomes import words_of
 from sparkonce.sinks.postgres.settings import COMMITS_TABLE, Connecting, Target
@@ -67,6 +67,9 @@ def preflight(ask: Ask, query: str, recorded: Facts | None) -> tuple[Facts, Tabl
     Raises:
         PreflightError: naming the setting and its value.
     """
+    recorded = recorded or {}
+    if ask.guarantee is Guarantee.EXACTLY_ONCE:
+        _check_same_schema(ask, recorded)
     with _looking(ask) as connection:
         facts = _check_server(connection, ask, recorded)
         table = _check_table(connection, ask)
@@ -77,7 +80,7 @@ def preflight(ask: Ask, query: str, recorded: Facts | None) -> tuple[Facts, Tabl
             _check_two_phase(connection, ask, query, table)
         else:
             _check_staged(connection, ask, table)
-        _check_commits(connection, ask)
+        _check_commits(connection, ask, is_new="commits" not in recorded)
         return {**facts, "commits": ask.commits_schema, "prefix": ask.prefix}, table
 
 
@@ -130,7 +133,19 @@ def _try_to_connect(to: Connecting) -> Connection | str:
         return words_of(error)
 
 
-def _check_server(connection: Connection, ask: Ask, recorded: Facts | None) -> Facts:
+def _check_same_schema(ask: Ask, recorded: Facts) -> None:
+    before = recorded.get("commits", ask.commits_schema)
+    if before != ask.commits_schema:
+        raise PreflightError(
+            f"commits_schema={ask.commits_schema!r}, and this query has its markers and staging tables in schema "
+            f"{before!r}: they say what is committed",
+            next_step=f"set commits_schema={before!r}, whatever the schema of the table is, or start a new query with "
+            "a new checkpoint.",
+            setting="commits_schema",
+        )
+
+
+def _check_server(connection: Connection, ask: Ask, recorded: Facts) -> Facts:
     version, standby, database, pid = _row(
         connection,
         "SELECT pg_catalog.current_setting('server_version_num')::int, pg_catalog.pg_is_in_recovery(), "
@@ -154,7 +169,7 @@ def _check_server(connection: Connection, ask: Ask, recorded: Facts | None) -> F
             ask.to,
         )
     facts = {"system": read_system(connection, ask.commits_schema), "database": database}
-    before = {name: (recorded or {}).get(name, facts[name]) for name in facts}
+    before = {name: recorded.get(name, facts[name]) for name in facts}
     if not before["system"]:
         # Handles say so, too; a right that is granted later must not make this another server.
         facts["system"] = ""
@@ -323,10 +338,16 @@ def _late_refusals(connection: Connection, ask: Ask, table: Table) -> list[str]:
     return [f"{count} {what}" for what, count in counts.items() if count]
 
 
-def _check_commits(connection: Connection, ask: Ask) -> None:
+def _check_commits(connection: Connection, ask: Ask, *, is_new: bool) -> None:
     name = f'"{ask.commits_schema}"."{COMMITS_TABLE}"'
-    oid = _commits_oid(connection, ask)
-    if oid is None:
+    found = find_commits(connection, ask.commits_schema)
+    if found is None and not is_new:
+        raise PreflightError(
+            f"the table of markers {name} is gone, and without it nobody can tell what this query has committed",
+            next_step="put it back, with all its rows, or start a new query with a new checkpoint.",
+            setting="commits_schema",
+        )
+    if found is None:
         try:
             connection.execute(create_commits(ask.commits_schema))
         except psycopg.Error as error:
@@ -338,7 +359,8 @@ def _check_commits(connection: Connection, ask: Ask) -> None:
                     f"GRANT {', '.join(_RIGHTS)} ON {name} TO the role of the query. Or set commits_schema.",
                     setting="commits_schema",
                 ) from None
-        oid = _commits_oid(connection, ask)
+        found = find_commits(connection, ask.commits_schema)
+    oid, is_durable, row_security = found or (0, False, False)
     missing = [
         right
         for right in _RIGHTS
@@ -350,15 +372,19 @@ def _check_commits(connection: Connection, ask: Ask) -> None:
             next_step=f"GRANT {', '.join(missing)} ON {name} TO the role of the query, or set commits_schema.",
             setting="commits_schema",
         )
-
-
-def _commits_oid(connection: Connection, ask: Ask) -> int | None:
-    found = connection.execute(
-        "SELECT c.oid::int8 FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace "
-        "WHERE n.nspname = %s AND c.relname = %s",
-        (ask.commits_schema, COMMITS_TABLE),
-    ).fetchone()
-    return None if found is None else int(found[0])
+    if not is_durable:
+        raise PreflightError(
+            f"{name} is a view, or is unlogged: markers would be lost when the server crashes",
+            next_step="make it an ordinary table: ALTER TABLE … SET LOGGED.",
+            setting="commits_schema",
+        )
+    if row_security:
+        raise PreflightError(
+            f"row-level security applies to this role on the table of markers {name}: what is committed may be hidden "
+            "from it",
+            next_step=f"ALTER TABLE {name} DISABLE ROW LEVEL SECURITY, or give the role BYPASSRLS.",
+            setting="commits_schema",
+        )
 
 
 def _is_own(gid: str, prefix: str, query: str) -> bool:

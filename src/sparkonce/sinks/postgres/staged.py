@@ -6,7 +6,7 @@ then reads what it did.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import psycopg
 from psycopg import sql
@@ -17,7 +17,7 @@ from sparkonce.sinks.postgres.connection import Connection, begin
 from sparkonce.sinks.postgres.markers import look_for, nowhere
 from sparkonce.sinks.postgres.names import Place, staging_table
 from sparkonce.sinks.postgres.outcomes import finished
-from sparkonce.sinks.postgres.settings import Limits, Target
+from sparkonce.sinks.postgres.settings import COMMITS_TABLE, Limits, Target
 from sparkonce.sinks.postgres.statements import COMMITTED_STATE, apply, commits, drop_staging
 
 Answers = dict[TransactionName, Finished]
@@ -25,25 +25,35 @@ Answers = dict[TransactionName, Finished]
 _APPLICATION = "sparkonce finishing"
 
 
-def commit_staged(connection: Connection, names: Sequence[TransactionName], place: Place, limits: Limits) -> Answers:
-    """Moves the rows of all these copies into their tables at once."""
-    return _finish(connection, names, place, limits, commit=True)
+def commit_staged(connection: Connection, rows: Mapping[TransactionName, int], place: Place, limits: Limits) -> Answers:
+    """Moves the rows of all these copies, so many of each, into their tables at once."""
+    return _finish(connection, list(rows), place, limits, rows=rows)
 
 
 def abort_staged(connection: Connection, names: Sequence[TransactionName], place: Place, limits: Limits) -> Answers:
     """Drops the rows of all these copies."""
-    return _finish(connection, names, place, limits, commit=False)
+    return _finish(connection, names, place, limits)
 
 
 def _finish(
-    connection: Connection, names: Sequence[TransactionName], place: Place, limits: Limits, *, commit: bool
+    connection: Connection,
+    names: Sequence[TransactionName],
+    place: Place,
+    limits: Limits,
+    *,
+    rows: Mapping[TransactionName, int] | None = None,
 ) -> Answers:
+    """Commits if it is said how many rows there must be, and aborts if not."""
+    commit = rows is not None
     try:
         # Others wait for these locks for lock_s, and ask again: a driver that is gone must not hold them for longer.
         connection.execute(begin(limits, limits.commit_s, _APPLICATION, idle_s=limits.lock_s))
         found = _lock(connection, names, place)
         waiting = {name: target for name, (state, target) in found.items() if state != COMMITTED_STATE}
         answers = _before(connection, names, found, place, commit=commit)
+        if rows is not None and waiting and (changed := _changed(connection, waiting, rows, place)):
+            _roll_back(connection)
+            return {**answers, **dict.fromkeys(waiting, changed)}
         steps = [(_commit(waiting, place) if commit else _abort(list(waiting), place))] if waiting else []
         # In one message: whatever happens to this driver now, the server goes on to the end.
         connection.execute(sql.SQL("; ").join([*steps, sql.SQL("COMMIT")]))
@@ -90,6 +100,31 @@ def _before(
         elif found[name][0] == COMMITTED_STATE:
             answers[name] = Finished(outcome=Outcome.ALREADY_COMMITTED, reason="Its marker is there.")
     return answers
+
+
+def _changed(
+    connection: Connection, waiting: Iterable[TransactionName], rows: Mapping[TransactionName, int], place: Place
+) -> Finished | None:
+    """What is wrong if a staging table holds other rows than were prepared; from now on nobody can change it.
+
+    Not LOST: whoever has taken rows away may put them back, and what is left is named by a decision.
+    """
+    tables = {name: sql.Identifier(place.commits, staging_table(name)) for name in waiting}
+    connection.execute(sql.SQL("LOCK TABLE {} IN ACCESS EXCLUSIVE MODE").format(sql.SQL(", ").join(tables.values())))
+    counts = sql.SQL(" UNION ALL ").join(
+        sql.SQL("SELECT {}, count(*) FROM {}").format(number, table) for number, table in enumerate(tables.values())
+    )
+    found: dict[int, int] = dict(connection.execute(counts).fetchall())
+    for number, (name, table) in enumerate(tables.items()):
+        if found[number] != rows[name]:
+            return Finished(
+                outcome=Outcome.UNKNOWN,
+                reason=f"Staging table {table.as_string(connection)} holds {found[number]} rows, and {rows[name]} were "
+                "prepared. Nothing of the batch is visible. Put the rows back; or, where they are gone for good, drop "
+                f"the table, and in the same transaction the row {str(name)!r} of {COMMITS_TABLE}: then they count as "
+                "lost, and are written again.",
+            )
+    return None
 
 
 def _commit(waiting: Mapping[TransactionName, str], place: Place) -> sql.Composed:

@@ -1,0 +1,138 @@
+"""What sparkonce has open on a server, for the operator. Reads only.
+
+Prepared branches are the server's, and everything else stands in some database: so all that the user may see are looked
+at.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from sparkonce.errors import PreflightError
+from sparkonce.protocol.ownership import TransactionName
+from sparkonce.sinks.mysql import markers, prepared, staged
+from sparkonce.sinks.mysql.connection import SERVER_ERRORS, Link, connect, number_of, words_of
+from sparkonce.sinks.mysql.flavours import flavour_of
+from sparkonce.sinks.mysql.names import Xid, lock_name, quote, stage_table
+from sparkonce.sinks.mysql.settings import place
+from sparkonce.sinks.orphans import Orphan, run_of
+
+ANSWER_WITHIN_S = 30.0
+
+_DATABASES = (
+    "SELECT DISTINCT TABLE_SCHEMA FROM information_schema.TABLES "
+    "WHERE TABLE_NAME = 'sparkonce_commits' OR TABLE_NAME LIKE 'sparkonce\\_stage\\_%'"
+)
+_HAS_MARKERS = "SELECT 1 FROM information_schema.TABLES WHERE TABLE_SCHEMA = DATABASE() AND TABLE_NAME = %s"
+_SIZE = (
+    "SELECT DATA_LENGTH + INDEX_LENGTH, IS_USED_LOCK(%s) FROM information_schema.TABLES "
+    "WHERE TABLE_SCHEMA = DATABASE() AND TABLE_NAME = %s"
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MySQLOrphan(Orphan):
+    """One thing that is open.
+
+    A ``session`` writes a branch of XA, and ``prepared`` is one that waits for its end; if no database that the user
+    may see has its marker, it shows neither batch nor slot nor age. ``hidden`` is one that MariaDB holds and does not
+    list, see `sparkonce.sinks.mysql.prepared`. ``staged`` is a staging table, ``merged`` one whose rows are in the
+    target.
+
+    Attributes:
+        database: Where its marker is; empty if that cannot be seen.
+    """
+
+    database: str
+
+
+def list_orphans(settings: Mapping[str, Any]) -> list[MySQLOrphan]:
+    """All of sparkonce's that the user of the settings may see, in all databases, the oldest first.
+
+    Args:
+        settings: PyMySQL's, as for the sink, of which ``database`` may be left out.
+
+    Raises:
+        ConfigurationError: if a setting is none.
+        PreflightError: if the server does not answer.
+    """
+    try:
+        link = connect(
+            {"database": "information_schema", **settings},
+            program="sparkonce orphans",
+            timeout_s=ANSWER_WITHIN_S,
+            lock_wait_s=1,
+        )
+        with contextlib.closing(link):
+            return sorted(_look(link), key=lambda orphan: -orphan.age_s)
+    except SERVER_ERRORS as error:
+        raise PreflightError(
+            f"The server at {place(settings)} did not say what is open: error {number_of(error)}, {words_of(error)}.",
+            next_step="check host, port, user, password, that the server runs, and the user's rights.",
+        ) from error
+
+
+def _look(link: Link) -> Iterator[MySQLOrphan]:
+    """In the order in which a transaction goes through its states: one on its way is seen at least once."""
+    version, now = link.row("SELECT VERSION(), CAST(UNIX_TIMESTAMP(NOW(3)) * 1000 AS UNSIGNED)")
+    flavour, now_ms = flavour_of(str(version)), int(now)
+    branches: dict[Xid, tuple[str, markers.Marker]] = {}
+    for (name,) in link.rows(_DATABASES):
+        database = str(name)
+        link.select_db(database)
+        yield from _stages(link, database, now_ms)
+        branches |= {Xid.of(marker.name): (database, marker) for marker in _not_committed(link)}
+    for xid in prepared.recovered(link, flavour):
+        if xid not in branches:
+            yield _orphan("prepared", str(xid), xid.named(), "", -1, "the locks of its rows", place_known=False)
+    for xid, (database, marker) in branches.items():
+        link.select_db(database)
+        (holder,) = link.row("SELECT IS_USED_LOCK(%s)", (lock_name(xid.copy),))
+        age_s = (now_ms - marker.begun_ms) / 1000
+        if holder is not None:
+            yield _orphan("session", str(xid), marker.name, database, age_s, f"connection {holder}")
+        elif xid in prepared.recovered(link, flavour):
+            yield _orphan("prepared", str(xid), marker.name, database, age_s, "the locks of its rows")
+        elif not markers.committed(link, [marker.name]) and markers.is_seen(link, marker.name):
+            yield _orphan("hidden", str(xid), marker.name, database, age_s, "the locks of its rows")
+
+
+def _not_committed(link: Link) -> list[markers.Marker]:
+    if not link.rows(_HAS_MARKERS, (markers.COMMITS,)):
+        return []
+    found = [one for whose in markers.queries(link) for one in markers.not_committed(link, *whose, "")]
+    # Those of staged copies are written by the merge, whose tables are listed anyway.
+    return [marker for marker in found if marker.kind == markers.TWO_PHASE]
+
+
+def _stages(link: Link, database: str, now_ms: int) -> Iterator[MySQLOrphan]:
+    stages = staged.list_stages(link)
+    done = markers.committed(link, [one.name for one in stages]) if link.rows(_HAS_MARKERS, (markers.COMMITS,)) else ()
+    for stage in stages:
+        table = stage_table(stage.name.copy)
+        size, holder = link.row(_SIZE, (lock_name(stage.name.copy), table)) or (0, None)
+        holds = f"{int(size or 0) // 1024} KiB for {stage.table}"
+        if holder is not None:
+            holds += f", connection {holder}"
+        kind = "merged" if stage.name in done else "staged"
+        age_s = (now_ms - stage.begun_ms) / 1000
+        yield _orphan(kind, f"{quote(database)}.{quote(table)}", stage.name, database, age_s, holds)
+
+
+def _orphan(
+    kind: str, shown: str, name: TransactionName, database: str, age_s: float, holds: str, *, place_known: bool = True
+) -> MySQLOrphan:
+    return MySQLOrphan(
+        kind=kind,
+        name=shown,
+        query=name.query,
+        run=run_of(name.token),
+        batch=name.batch if place_known else -1,
+        slot=name.slot if place_known else -1,
+        age_s=age_s,
+        holds=(holds,),
+        database=database,
+    )

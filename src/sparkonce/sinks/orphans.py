@@ -1,0 +1,39 @@
+"""What a sink has open on a server, as its ``orphans`` command lists it for the operator."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from sparkonce.protocol.ownership import Token
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Orphan:
+    """One thing that is open. Whether it is an orphan only the query's log knows: a batch under way has such too.
+
+    Attributes:
+        kind: What it is, in the sink's words.
+        name: Its name on the server.
+        query: The short form of the query's id.
+        run: The run's token, as ``position-nonce``.
+        batch: Spark's batch id; -1 where the server does not show it.
+        slot: The slot; -1 where the server does not show it.
+        age_s: By the server's clock; -1 where it does not say.
+        holds: What stays in the way while it is open.
+    """
+
+    kind: str
+    name: str
+    query: str
+    run: str
+    batch: int
+    slot: int
+    age_s: float
+    holds: tuple[str, ...]
+
+
+def run_of(token: Token) -> str:
+    """A token as `Orphan.run` has it."""
+    return f"{token.position}-{token.nonce}"
