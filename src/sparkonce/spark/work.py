@@ -15,6 +15,7 @@ from pyspark.sql.pandas.types import to_arrow_schema
 
 from sparkonce.errors import PrepareError, SparkonceError
 from sparkonce.executor import SinkTask, SlotTask, write_slot
+from sparkonce.guarantees import Guarantee
 from sparkonce.protocol.codec import decode_handle, encode_handle
 from sparkonce.protocol.handles import Handle
 from sparkonce.sinks.base import Owner
@@ -92,6 +93,10 @@ class SparkWork:
             tasks.append(SinkTask(sink=sink, owner=sinks[name], columns=columns, fingerprint=fingerprint))
         needed = {column: None for task in tasks for column in task.columns}
         rows = df.select(*[F.col(quoted(column)) for column in needed], *selected)
+        if any(task.sink.guarantee is Guarantee.AT_MOST_ONCE for task in tasks):
+            # Where shuffle files are lost Spark runs a stage again whose tasks may have written, and they cannot tell: it
+            # counts their tries from 0 again. With no shuffle behind it only a task is tried again, which can tell.
+            rows = rows.localCheckpoint()
         task = SlotTask(batch=self._batch, sinks=tuple(tasks), only=only)
         answers = rows.mapInArrow(_slot_writer(task), "handle string, stage int, attempt int").collect()
         handles = [decode_handle(answer["handle"]) for answer in answers]
