@@ -94,8 +94,8 @@ class SparkWork:
         needed = {column: None for task in tasks for column in task.columns}
         rows = df.select(*[F.col(quoted(column)) for column in needed], *selected)
         if any(task.sink.guarantee is Guarantee.AT_MOST_ONCE for task in tasks):
-            # Where shuffle files are lost Spark runs a stage again whose tasks may have written, and they cannot tell: it
-            # counts their tries from 0 again. With no shuffle behind it only a task is tried again, which can tell.
+            # Where shuffle files are lost Spark runs a stage again whose tasks may have written, and they cannot tell:
+            # their tries are counted from 0 again. With no shuffle behind it only a task is tried again, which can.
             rows = rows.localCheckpoint()
         task = SlotTask(batch=self._batch, sinks=tuple(tasks), only=only)
         answers = rows.mapInArrow(_slot_writer(task), "handle string, stage int, attempt int").collect()

@@ -96,8 +96,11 @@ class Entry:
 
     @classmethod
     def parse(cls, text: str) -> Entry:
-        """The entry as it stands in the ledger: ``<state>:<begun>:<seen>:<prepared>:<slots>``."""
-        state, begun_ms, seen, prepared_ms, slots = text.split(":", 4)
+        """The entry as it stands in the ledger: ``<state>:<begun>:<seen>:<prepared>:<slots>``.
+
+        While it is prepared the id of the server's process follows, which only scripts read.
+        """
+        state, begun_ms, seen, prepared_ms, slots = text.split(":")[:5]
         return cls(state=state, begun_ms=int(begun_ms), seen=int(seen), prepared_ms=int(prepared_ms), slots=slots)
 
 

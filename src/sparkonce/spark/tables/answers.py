@@ -25,11 +25,11 @@ def is_final(error: BaseException) -> bool:
     )
 
 
-def what_it_says(error: BaseException) -> str:
-    """In one line; of an error of Java's what Java says, not where."""
+def what_it_says(error: BaseException, lines: int = 1) -> str:
+    """As one line; of an error of Java's what Java says, not where."""
     java = getattr(error, "java_exception", None)
     text = str(error) if java is None else str(java.toString())
-    return next(iter(text.strip().splitlines()), type(error).__name__)
+    return " ".join(line.strip() for line in text.strip().splitlines()[:lines]) or type(error).__name__
 
 
 def _told(error: BaseException) -> Iterator[tuple[Any, Any]]:

@@ -198,7 +198,7 @@ def _told_apart() -> Iterator[None]:
         raise
     except Exception as error:  # whatever Spark raises
         if is_final(error):
-            raise RefusedError(what_it_says(error)) from error
+            raise RefusedError(what_it_says(error, lines=3)) from error
         raise _FailedError(what_it_says(error)) from error
 
 
