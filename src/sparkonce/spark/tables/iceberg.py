@@ -180,7 +180,10 @@ class _IcebergTable(Table):
 
     def _drop_quietly(self, branch: str) -> None:
         try:
-            self.discard(branch)
+            try:
+                self.discard(branch)
+            except Exception:  # noqa: BLE001 - somebody else of this session has loaded the table anew in between
+                self.discard(branch)
         except Exception as error:  # noqa: BLE001 - nobody sees it, and a sweep finds it
             log.warning("the branch %s of %s is left to a later sweep: %s", branch, self._name, what_it_says(error))
 
