@@ -1,7 +1,9 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -11,8 +13,10 @@ from redis_servers import Everywhere, Query, cluster, needs_redis
 from sparkonce.protocol.handles import Handle
 from sparkonce.protocol.outcomes import Outcome
 from sparkonce.protocol.ownership import TransactionName
+from sparkonce.sinks.base import SinkCommitter
 from sparkonce.sinks.redis import names
 from sparkonce.sinks.redis import writer as writing
+from sparkonce.sinks.redis.committer import RedisCommitter
 from sparkonce.sinks.redis.hash_slots import HASH_SLOTS, unpack_slots
 from sparkonce.sinks.redis.names import Entry
 from sparkonce.sinks.redis.sink import RedisSink
@@ -39,6 +43,13 @@ def query(cluster: RedisCluster, everywhere: Everywhere) -> Iterator[Query]:
     opened = Query(RedisSink(cluster.url, cluster=True, structure="increment", key_template="n:{number}"))
     yield opened
     opened.close()
+
+
+def eventually(holds: Callable[[], bool], what: str, limit_s: float = 60.0) -> None:
+    give_up_at = time.monotonic() + limit_s
+    while not holds():
+        assert time.monotonic() < give_up_at, f"not after {limit_s:.0f} s: {what}"
+        time.sleep(0.02)
 
 
 def rows(count: int = KEYS * TIMES) -> pa.RecordBatch:
@@ -141,6 +152,136 @@ def test_a_ledger_that_went_back_is_not_taken_for_a_loss(query: Query, everywher
         home.hset(query.ledger, str(handle[names.TRANSACTION]), b"O:1:0:0:")
     for _ in range(2):
         assert query.commit(handle) == [Outcome.UNKNOWN]
+
+
+# --- staged rows that end on some nodes, and memory that ends on one -------------------------------------------------
+
+
+def end_staged_rows(everywhere: Everywhere, handle: Handle, *nodes: int) -> None:
+    """As their time to live ends."""
+    name = str(handle[names.TRANSACTION]).encode()
+    for node in nodes:
+        client = everywhere.clients[node]
+        staged = [key for key in client.scan_iter(count=1_000) if key.endswith(name)]
+        assert staged
+        for key in staged:
+            client.pexpire(key, 1)
+        eventually(lambda client=client, staged=staged: not any(map(client.exists, staged)), "they have ended")
+
+
+@pytest.fixture
+def late(query: Query, cluster: RedisCluster) -> Iterator[SinkCommitter]:
+    """A committer for which staged rows that are older than a second may have ended."""
+    committer = RedisSink(cluster.url, cluster=True, staging_ttl_s=1).committer()
+    yield committer
+    committer.close()
+
+
+def home_of(handle: Handle) -> int:
+    """The node of its ledger."""
+    name = TransactionName.parse(str(handle[names.TRANSACTION]))
+    assert name is not None
+    return names.ledger_of(name).hash_slot * 3 // HASH_SLOTS
+
+
+def await_age(everywhere: Everywhere, query: Query, handle: Handle, age_ms: int) -> None:
+    """Until the ledger's node says that the transaction was prepared so long ago."""
+    prepared = entry_of(query, everywhere, handle).prepared_ms
+    home = everywhere.clients[home_of(handle)]
+
+    def now_ms() -> int:
+        seconds, micros = home.time()
+        return seconds * 1000 + micros // 1000
+
+    eventually(lambda: now_ms() - prepared >= age_ms, "they are old enough")
+
+
+def test_a_batch_that_has_ended_on_one_node_is_lost_whole(
+    query: Query, late: SinkCommitter, everywhere: Everywhere
+) -> None:
+    """The ledger's node has run since it was prepared: no commit has ever begun, so none of it is applied."""
+    handle = query.prepare(rows())
+    end_staged_rows(everywhere, handle, 1)
+    assert query.commit(handle) == [Outcome.UNKNOWN]
+    await_age(everywhere, query, handle, 1_000)
+    for _ in range(2):
+        assert [one.outcome for one in late.commit([handle])] == [Outcome.LOST]
+    assert everywhere.data() == {}
+    assert everywhere.own_keys() == {b"sparkonce:id", query.ledger.encode()}
+
+
+def test_a_batch_that_was_applied_and_is_forgotten_is_not_called_lost(
+    query: Query, late: SinkCommitter, everywhere: Everywhere, cluster: RedisCluster
+) -> None:
+    """The ledger's node came back without the end of its log: it knows that the batch was prepared, and no more."""
+    handle = query.prepare(rows())
+    name, home = str(handle[names.TRANSACTION]), home_of(handle)
+    entry = everywhere.clients[home].hget(query.ledger, name)
+    assert query.commit(handle) == [Outcome.COMMITTED]
+    everywhere.clients[home].hset(query.ledger, mapping={name: entry, names.COMMITS_FIELD: 0})
+    cluster.nodes[home].kill()
+    cluster.nodes[home].start()
+    cluster.await_formed()
+    await_age(everywhere, query, handle, 1_000)
+    for _ in range(2):
+        (answer,) = late.commit([handle])
+        assert answer.outcome is Outcome.UNKNOWN, answer
+    assert is_applied(everywhere)
+    _, _, command = answer.reason.partition("HSET ")
+    key, transaction, aborted = command.split()
+    everywhere.clients[home].hset(key.strip("'"), transaction.strip("'"), aborted)
+    assert [one.outcome for one in late.commit([handle])] == [Outcome.LOST]
+
+
+def full(everywhere: Everywhere, node: int, limit: int) -> None:
+    everywhere.clients[node].config_set("maxmemory", limit)
+
+
+@pytest.mark.parametrize("when", ["before the commit", "before the conclusion"])
+def test_the_ledgers_node_is_out_of_memory(
+    query: Query, everywhere: Everywhere, monkeypatch: pytest.MonkeyPatch, when: str
+) -> None:
+    handle = query.prepare(rows())
+    home = home_of(handle)
+    conclude = RedisCommitter._conclude
+
+    def conclude_when_full(*given: Any) -> None:
+        full(everywhere, home, 1)
+        conclude(*given)
+
+    try:
+        if when == "before the commit":
+            full(everywhere, home, 1)
+        else:
+            monkeypatch.setattr(RedisCommitter, "_conclude", conclude_when_full)
+        for _ in range(2):
+            (answer,) = query.committer.commit([handle])
+            assert answer.outcome is Outcome.RETRY, answer
+            assert "maxmemory is reached" in answer.reason
+        assert is_applied(everywhere) == (when == "before the conclusion")
+        other = query.sink.committer()
+        assert [one.outcome for one in other.commit([handle])] == [Outcome.RETRY]
+        other.close()
+    finally:
+        full(everywhere, home, 0)
+        monkeypatch.undo()
+    assert query.commit(handle) == [Outcome.COMMITTED]
+    assert query.commit(handle) == [Outcome.ALREADY_COMMITTED]
+    assert is_applied(everywhere)
+    assert everywhere.own_keys() == {b"sparkonce:id", query.ledger.encode()}
+
+
+def test_what_fills_the_memory_can_be_swept(query: Query, everywhere: Everywhere) -> None:
+    """Otherwise rows that a dead worker has staged would keep the query from going on until they end."""
+    handle = query.prepare(rows())
+    try:
+        for node in range(3):
+            full(everywhere, node, 1)
+        assert [one.outcome for one in query.committer.abort([handle])] == [Outcome.ABORTED]
+    finally:
+        for node in range(3):
+            full(everywhere, node, 0)
+    assert everywhere.own_keys() == {b"sparkonce:id", query.ledger.encode()}
 
 
 # --- hash slots on the move -------------------------------------------------------------------------------------------

@@ -159,6 +159,7 @@ def test_increments(write: Write, client: Any) -> None:
         ({"structure": "list"}, {"key": ["a"], "value": [["x", None]]}, "holds a null"),
         ({"structure": "sorted_set"}, {"key": ["a"], "member": ["b"], "score": [float("nan")]}, "not a number"),
         ({"structure": "increment"}, {"key": ["a"], "amount": [float("inf")]}, "infinite"),
+        ({}, {"key": ["a", "sparkonce:id", "b"], "value": ["1", "2", "3"]}, "1 keys begin with 'sparkonce:'"),
         ({"structure": "increment"}, {"key": ["a"], "amount": pa.array([2**63], pa.uint64())}, "counts up to"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
@@ -171,6 +172,16 @@ def test_what_redis_would_refuse_is_refused_before_the_decision(
     with pytest.raises(PrepareError, match=says):
         write(columns, **shape)
     assert data(client) == set()
+
+
+def test_the_keys_in_which_the_sink_keeps_its_own_are_not_written(write: Write, client: Any) -> None:
+    """A ledger or staged rows of any query, and the server's identity, however the key is made."""
+    rows = {"who": ["user", "sparkonce"], "what": ["{redis.x}:ledger", "{redis.x}:ledger"], "value": ["1", "2"]}
+    with pytest.raises(PrepareError, match=r"such as b'sparkonce:\{redis\.x\}:ledger'"):
+        write(rows, key_template="{who}:{what}")
+    assert (data(client), client.exists("sparkonce:{redis.x}:ledger")) == (set(), 0)
+    write({"key": ["sparkonce", "a:sparkonce:"], "value": ["1", "2"]})
+    assert data(client) == {b"sparkonce", b"a:sparkonce:"}
 
 
 def test_a_batch_of_many_chunks(write: Write, client: Any) -> None:

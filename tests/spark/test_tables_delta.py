@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -16,32 +16,29 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from pyspark.errors import StreamingQueryException
-from pyspark.sql import SparkSession
+from pyspark.errors.exceptions.captured import convert_exception
+from pyspark.sql import DataFrame, SparkSession
 
-from spark.in_process import LIMIT_S, MARKS, crash_at
-from spark.table_session import table_session
-from sparkonce import ExactlyOnce
+from spark.harness import new_name
+from spark.in_process import MARKS, call_at
+from spark.table_stage import ARROW, QUERY, SLOW, Stage, tables
 from sparkonce.errors import ConfigurationError, PreflightError, SchemaError, UnknownOutcomeError
-from sparkonce.protocol.handles import Handle, transaction_fields
+from sparkonce.log.base import DecisionLog
+from sparkonce.log.local import LocalLogStore
+from sparkonce.protocol.handles import Handle
 from sparkonce.protocol.outcomes import COMMITTED, Outcome
-from sparkonce.protocol.ownership import Token
 from sparkonce.protocol.state import Phase
-from sparkonce.sinks.base import Owner, WriterContext
+from sparkonce.protocol.view import LogView
 from sparkonce.sinks.write_ahead.folder import WriteAheadFolder
+from sparkonce.spark.tables.answers import is_final
 from sparkonce.spark.tables.delta import DeltaSink, _DeltaTable
 from sparkonce.testing.conformance import SinkConformance
 from tryout.bulk import make_orders
 
+__all__ = ["tables"]
+
 pytestmark = [mark for mark in MARKS if mark.name != "kafka"]
-QUERY = "7f6e5d4c0000"
 SCHEMA = "number bigint, word string"
-
-
-@pytest.fixture(scope="module")
-def tables(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
-    with table_session(spark, tmp_path_factory.mktemp("warehouse")) as made:
-        yield made
 
 
 def make_table(spark: SparkSession, path: Path) -> None:
@@ -105,26 +102,14 @@ class TestDelta(SinkConformance):
         pytest.skip("the other process would have to start a Spark of its own")
 
 
-class Stage:
+class DeltaStage(Stage):
     def __init__(self, spark: SparkSession, folder: Path, empty_table: Path) -> None:
-        self.spark, self.folder, self.path = spark, folder, folder / "table"
+        self.path = folder / "table"
         shutil.copytree(empty_table, self.path)
-        self.facts = self.sink().preflight(QUERY, None)
+        super().__init__(spark, folder)
 
     def sink(self) -> DeltaSink:
         return DeltaSink(str(self.path), folder=self.folder / "rows")
-
-    def prepare(self, batch: int = 0, slot: int = 0) -> Handle:
-        owner = Owner(query=QUERY, token=Token(3, "0" * 8), facts=self.facts)
-        writer = self.sink().writer(WriterContext(owner=owner, batch=batch, slot=slot, copy="1.1.0"))
-        writer.begin()
-        writer.write(pa.record_batch({"number": [100 * batch + slot], "word": [None]}, schema=ARROW))
-        fields = transaction_fields(writer.prepare())
-        writer.close()
-        return Handle(sink="delta", slot=slot, rows=1, transaction=fields)
-
-    def commit(self, *handles: Handle) -> list[Outcome]:
-        return [answer.outcome for answer in self.sink().committer().commit(handles)]
 
     def numbers(self) -> list[int]:
         return numbers_in(self.spark, self.path)
@@ -133,23 +118,12 @@ class Stage:
         return len(list((self.path / "_delta_log").glob("*.json"))) - 1
 
 
-ARROW = pa.schema([("number", pa.int64()), ("word", pa.string())])
-
-
 @pytest.fixture
-def stage(tables: SparkSession, tmp_path: Path, empty_table: Path) -> Stage:
-    return Stage(tables, tmp_path, empty_table)
+def stage(tables: SparkSession, tmp_path: Path, empty_table: Path) -> DeltaStage:
+    return DeltaStage(tables, tmp_path, empty_table)
 
 
-class KilledError(BaseException):
-    pass
-
-
-def killed(*_: object) -> None:
-    raise KilledError
-
-
-def test_a_batch_is_one_version(stage: Stage) -> None:
+def test_a_batch_is_one_version(stage: DeltaStage) -> None:
     handles = [stage.prepare(slot=slot) for slot in range(4)]
     assert stage.commit(*handles) == [Outcome.COMMITTED] * 4
     assert (stage.numbers(), stage.versions()) == ([0, 1, 2, 3], 1)
@@ -157,20 +131,15 @@ def test_a_batch_is_one_version(stage: Stage) -> None:
 
 
 @pytest.mark.parametrize(("method", "kind"), [("append", _DeltaTable), ("note_done", WriteAheadFolder)])
-def test_a_driver_that_is_killed_before_and_after_the_write(
-    stage: Stage, monkeypatch: pytest.MonkeyPatch, method: str, kind: type
-) -> None:
+def test_a_driver_that_is_killed_before_and_after_the_write(stage: DeltaStage, method: str, kind: type) -> None:
     handles = [stage.prepare(slot=slot) for slot in range(2)]
-    with monkeypatch.context() as broken:
-        broken.setattr(kind, method, killed)
-        with pytest.raises(KilledError):
-            stage.commit(*handles)
+    stage.commit_killed(kind, method, *handles)
     assert set(stage.commit(*handles)) <= COMMITTED
     assert stage.commit(handles[0]) == [Outcome.ALREADY_COMMITTED]
     assert (stage.numbers(), stage.versions()) == ([0, 1], 1)
 
 
-def test_a_write_that_delta_skips_is_not_taken_for_done(stage: Stage) -> None:
+def test_a_write_that_delta_skips_is_not_taken_for_done(stage: DeltaStage) -> None:
     """It has seen a later version of the application's id: the rows are in no version (delta-io/delta#1141)."""
     early, late = stage.prepare(batch=0), stage.prepare(batch=5)
     assert stage.commit(late) == [Outcome.COMMITTED]
@@ -183,19 +152,18 @@ def test_a_write_that_delta_skips_is_not_taken_for_done(stage: Stage) -> None:
     assert stage.numbers() == [500]
 
 
-def test_versions_that_were_forgotten_are_not_taken_for_absent(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_versions_that_were_forgotten_are_not_taken_for_absent(
+    stage: DeltaStage, monkeypatch: pytest.MonkeyPatch
+) -> None:
     handle = stage.prepare()
-    with monkeypatch.context() as broken:
-        broken.setattr(WriteAheadFolder, "note_done", killed)
-        with pytest.raises(KilledError):
-            stage.commit(handle)
+    stage.commit_unnoticed(handle)
     monkeypatch.setattr(_DeltaTable, "labels", lambda *_, **__: [])
     monkeypatch.setattr(_DeltaTable, "remembers_since_ms", lambda *_: 2**62)
     assert stage.commit(handle) == [Outcome.UNKNOWN]
     assert stage.numbers() == [0]
 
 
-def test_two_drivers_at_once_without_locks(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_drivers_at_once_without_locks(stage: DeltaStage, monkeypatch: pytest.MonkeyPatch) -> None:
     """Delta lets one of them in: the same application id cannot commit twice at once."""
     monkeypatch.setattr("sparkonce.sinks.write_ahead.application._lock", lambda _: True)
     waiting = {who: [stage.prepare(slot=slot) for slot in range(2)] if who == 0 else [] for who in range(2)}
@@ -209,7 +177,7 @@ def test_two_drivers_at_once_without_locks(stage: Stage, monkeypatch: pytest.Mon
     assert (stage.numbers(), stage.versions()) == ([0, 1], 1)
 
 
-def test_what_the_table_is_is_remembered(stage: Stage, tmp_path: Path) -> None:
+def test_what_the_table_is_is_remembered(stage: DeltaStage, tmp_path: Path) -> None:
     assert stage.sink().preflight(QUERY, stage.facts) == stage.facts
     make_table(stage.spark, tmp_path / "other")
     other = DeltaSink(str(tmp_path / "other"), folder=stage.folder / "rows")
@@ -219,7 +187,7 @@ def test_what_the_table_is_is_remembered(stage: Stage, tmp_path: Path) -> None:
         DeltaSink(str(tmp_path / "none"), folder=stage.folder / "rows").preflight(QUERY, None)
 
 
-def test_columns_are_held_against_the_table(stage: Stage) -> None:
+def test_columns_are_held_against_the_table(stage: DeltaStage) -> None:
     assert stage.sink().columns(ARROW) == ["number", "word"]
     assert stage.sink().columns(pa.schema([("NUMBER", pa.int32())])) == ["NUMBER"]
     with pytest.raises(SchemaError, match="'more' is none of"):
@@ -228,29 +196,13 @@ def test_columns_are_held_against_the_table(stage: Stage) -> None:
         stage.sink().columns(pa.schema([("word", pa.int64())]))
 
 
-SLOW = [pytest.param(phase, marks=pytest.mark.slow) for phase in (None, Phase.DECIDING, Phase.IDLE)]
-
-
 @pytest.mark.parametrize("phase", [*SLOW, Phase.FINISHING])
-def test_a_query_that_crashes(stage: Stage, phase: Phase | None) -> None:
-    sent = make_orders(stage.folder / "orders", files=4)
-    for listener in (None if phase is None else crash_at(phase, 1), None):
-        rows = stage.spark.readStream.schema("id bigint").option("maxFilesPerTrigger", 2)
-        once = ExactlyOnce(
-            DeltaSink(str(stage.path)), checkpoint=str(stage.folder / "query"), listener=listener, display=False
-        )
-        orders = rows.json(str(stage.folder / "orders")).withColumnRenamed("id", "number")
-        query = once.start(orders, trigger={"availableNow": True})
-        try:
-            query.awaitTermination(LIMIT_S)
-        except StreamingQueryException as error:
-            if "CrashError" not in str(error):
-                raise
-    assert stage.numbers() == sent
+def test_a_query_that_crashes(stage: DeltaStage, phase: Phase | None) -> None:
+    assert stage.query_that_crashes(phase) == stage.numbers()
     assert stage.versions() == 2
 
 
-def test_files_that_spark_is_told_to_skip_are_not_skipped(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_files_that_spark_is_told_to_skip_are_not_skipped(stage: DeltaStage, monkeypatch: pytest.MonkeyPatch) -> None:
     handles = [stage.prepare(slot=slot) for slot in range(2)]
     append = _DeltaTable.append
 
@@ -269,7 +221,7 @@ def test_files_that_spark_is_told_to_skip_are_not_skipped(stage: Stage, monkeypa
     assert stage.versions() == 0
 
 
-def test_a_cluster_whose_own_file_system_is_another(stage: Stage) -> None:
+def test_a_cluster_whose_own_file_system_is_another(stage: DeltaStage) -> None:
     handle = stage.prepare()
     sink = DeltaSink(stage.path.as_uri(), folder=stage.folder / "rows")
     stage.spark.conf.set("fs.defaultFS", "elsewhere://cluster")
@@ -291,3 +243,249 @@ def test_a_path_or_a_table() -> None:
     for settings in ({}, {"path": "p", "table": "t"}):
         with pytest.raises(ConfigurationError, match="one of them"):
             DeltaSink(**settings)
+
+
+# --- the table is another one, or gone -------------------------------------------------------------------------------
+
+
+class NamedStage(DeltaStage):
+    """The same table, under a name in the session's catalog."""
+
+    def __init__(self, spark: SparkSession, folder: Path, empty_table: Path) -> None:
+        self.name = f"default.{new_name('t').replace('-', '_')}"
+        self.spark, self.path = spark, folder / "table"
+        shutil.copytree(empty_table, self.path)
+        self.register()
+        Stage.__init__(self, spark, folder)
+
+    def register(self) -> None:
+        self.spark.sql(f"create table {self.name} using delta location '{self.path}'")
+
+    def sink(self) -> DeltaSink:
+        return DeltaSink(table=self.name, folder=self.folder / "rows")
+
+
+STAGES = pytest.mark.parametrize("kind", [DeltaStage, NamedStage], ids=["by its path", "by its name"])
+
+
+def test_a_table_by_its_name(tables: SparkSession, tmp_path: Path, empty_table: Path) -> None:
+    stage = NamedStage(tables, tmp_path, empty_table)
+    assert stage.facts["table"] == DeltaSink(str(stage.path), folder=tmp_path / "rows").preflight(QUERY, None)["table"]
+    handles = [stage.prepare(slot=slot) for slot in range(2)]
+    stage.commit_killed(_DeltaTable, "append", *handles)
+    stage.commit_unnoticed(*handles)
+    assert set(stage.commit(*handles)) <= COMMITTED
+    assert (stage.numbers(), stage.versions()) == ([0, 1], 1)
+    assert sorted([*stage.query_that_crashes(Phase.FINISHING), 0, 1]) == stage.numbers()
+    assert stage.versions() == 3
+
+
+@pytest.mark.parametrize("begun", [False, True], ids=["a new write", "a write that was begun"])
+@pytest.mark.parametrize("kind", [DeltaStage, NamedStage], ids=["by its path", "by its name"])
+def test_a_table_that_is_gone_is_not_made_anew(
+    kind: type[DeltaStage], begun: bool, tables: SparkSession, tmp_path: Path, empty_table: Path
+) -> None:
+    """Nor is another one in its place written to."""
+    stage = kind(tables, tmp_path, empty_table)
+    handle = stage.prepare()
+    if begun:
+        stage.commit_killed(_DeltaTable, "append", handle)
+    before, after = stage.run_of_its_own(), stage.run_of_its_own()
+    if isinstance(stage, NamedStage):
+        tables.sql(f"drop table {stage.name}")
+    shutil.rmtree(stage.path)
+    (answer,) = before.commit([handle])
+    assert answer.outcome is Outcome.UNKNOWN
+    assert "is not a Delta table" in answer.reason
+    assert not stage.path.exists()
+    make_table(tables, stage.path)
+    if isinstance(stage, NamedStage):
+        stage.register()
+    (answer,) = after.commit([handle])
+    assert answer.outcome is Outcome.UNKNOWN
+    assert "deleted or replaced" in answer.reason
+    assert (stage.numbers(), stage.versions()) == ([], 0)
+
+
+def test_a_table_that_goes_while_it_is_written_to(stage: DeltaStage, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Spark makes it anew, with the rows: that is not taken for committed."""
+    handle, committer, widened = stage.prepare(), stage.run_of_its_own(), _DeltaTable._widened
+
+    def gone(self: _DeltaTable, rows: DataFrame) -> DataFrame:
+        """The last that is done before the write."""
+        made = widened(self, rows)
+        shutil.rmtree(stage.path)
+        return made
+
+    monkeypatch.setattr(_DeltaTable, "_widened", gone)
+    (answer,) = committer.commit([handle])
+    assert answer.outcome is Outcome.UNKNOWN
+    assert "deleted or replaced" in answer.reason
+
+
+@pytest.mark.parametrize(("made_anew", "says"), [(True, "has written to the table"), (False, "create the table first")])
+def test_a_batch_is_not_decided_for_a_table_that_is_gone(stage: DeltaStage, made_anew: bool, says: str) -> None:
+    make_orders(stage.folder / "orders", files=4)
+
+    def replace() -> None:
+        shutil.rmtree(stage.path)
+        if made_anew:
+            make_table(stage.spark, stage.path)
+
+    assert says in stage.query(call_at(Phase.WRITING, 1, replace))
+    assert stage.path.exists() == made_anew
+    assert not made_anew or stage.numbers() == []
+    decided = DecisionLog(LocalLogStore(stage.folder / "query")).read(LogView()).newest_decision
+    assert decided is not None
+    assert decided.batch == 0
+
+
+# --- what the table asks of rows -------------------------------------------------------------------------------------
+
+
+def ruled_table(spark: SparkSession, path: Path) -> None:
+    tables = spark._jvm.io.delta.tables.DeltaTable
+    session = spark._jsparkSession
+
+    def column(name: str, kind: str) -> Any:
+        return tables.columnBuilder(session, name).dataType(kind)
+
+    made = tables.create(session).location(str(path)).property("delta.constraints.positive", "number > 0")
+    made = made.property("delta.constraints.even", "twice % 2 = 0")
+    made = made.addColumn(column("number", "bigint").build()).addColumn(column("a`b", "string").nullable(False).build())
+    made = made.addColumn(column("short", "varchar(3)").build())
+    made.addColumn(column("Twice", "bigint").generatedAlwaysAs("number * 2").build()).execute()
+
+
+@pytest.fixture(scope="module")
+def ruled(tables: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> DeltaSink:
+    folder = tmp_path_factory.mktemp("ruled")
+    ruled_table(tables, folder / "table")
+    return DeltaSink(str(folder / "table"), folder=folder / "rows")
+
+
+GOOD = {"number": "1L", "a`b": "'x'", "short": "'abc'", "twice": "2L"}
+
+
+def row_of(spark: SparkSession, **changed: str | None) -> DataFrame:
+    columns = {name: value for name, value in {**GOOD, **changed}.items() if value is not None}
+    return spark.range(1).selectExpr(*(f"{value} as `{name.replace('`', '``')}`" for name, value in columns.items()))
+
+
+@pytest.mark.parametrize(
+    ("changed", "says"),
+    [
+        ({"number": "-1L", "twice": "-2L"}, r"CHECK constraint positive \(.*number > 0.*\)"),
+        ({"number": "cast(null as bigint)", "twice": "cast(null as bigint)"}, "CHECK constraint positive"),
+        ({"a`b": "cast(null as string)"}, "`a``b` must not be null"),
+        ({"twice": "4L"}, r"column 'Twice' is generated always as number \* 2"),
+        ({"short": "'abc '"}, "__CHAR_VARCHAR_STRING_LENGTH_CHECK__"),
+    ],
+    ids=["CHECK", "CHECK on null", "NOT NULL", "generated", "varchar"],
+)
+def test_rows_that_the_table_would_refuse_fail_while_they_are_computed(
+    tables: SparkSession, ruled: DeltaSink, changed: dict[str, str], says: str
+) -> None:
+    """And the table would: what is checked is what Delta checks."""
+    rows = row_of(tables, **changed)
+    with pytest.raises(Exception, match=says):
+        ruled.checked(rows).collect()
+    with pytest.raises(Exception, match=r"CONSTRAINT|LENGTH|NULL|Generated") as refused:
+        rows.write.format("delta").mode("append").save(ruled._path)
+    assert is_final(refused.value)
+
+
+@pytest.mark.parametrize("changed", [{}, {"twice": None}, {"short": None}])
+def test_rows_that_the_table_takes_are_left_as_they_are(
+    tables: SparkSession, ruled: DeltaSink, changed: dict[str, str | None]
+) -> None:
+    rows = row_of(tables, **changed)
+    found = ruled.checked(rows)
+    assert (found.schema.names, found.collect()) == (rows.schema.names, rows.collect())
+    rows.write.format("delta").mode("append").save(ruled._path)
+
+
+def test_columns_that_the_rows_do_not_have(tables: SparkSession, ruled: DeltaSink) -> None:
+    assert ruled.columns(pa.schema([("number", pa.int64()), ("a`b", pa.string())])) == ["number", "a`b"]
+    with pytest.raises(SchemaError, match=r"'a`b' of .* must not be null"):
+        ruled.columns(pa.schema([("number", pa.int64())]))
+
+
+def test_narrower_numbers_in_a_column_that_a_constraint_names(stage: DeltaStage) -> None:
+    """Delta does not widen them there itself."""
+    constrain(stage, "number >= 0")
+    handle = stage.prepare(schema=pa.schema([("number", pa.int32())]))
+    assert stage.commit(handle) == [Outcome.COMMITTED]
+    assert stage.numbers() == [0]
+
+
+def test_a_batch_that_the_table_would_refuse_is_not_decided(stage: DeltaStage) -> None:
+    """The error names the constraint; once that is gone the query goes on."""
+    sent = make_orders(stage.folder / "orders", files=4)
+    constrain(stage, f"number <> {sent[-1]}")
+    assert "CHECK constraint some" in stage.query()
+    log = DecisionLog(LocalLogStore(stage.folder / "query")).read(LogView())
+    decided = -1 if log.newest_decision is None else log.newest_decision.batch
+    assert decided < 1
+    assert stage.versions() == 1 + decided + 1
+    constrain(stage, None)
+    assert stage.query() == ""
+    assert stage.numbers() == sent
+
+
+def constrain(stage: DeltaStage, check: str | None) -> None:
+    """As ALTER TABLE … ADD CONSTRAINT does, for which the session would need Delta's extension to SQL."""
+    log = stage.path / "_delta_log"
+    first = [json.loads(line) for line in (log / f"{0:020}.json").read_text().splitlines()]
+    (metadata,) = (action for action in first if "metaData" in action)
+    metadata["metaData"]["configuration"] = {} if check is None else {"delta.constraints.some": check}
+    protocol = {"protocol": {"minReaderVersion": 1, "minWriterVersion": 3}}
+    version = log / f"{stage.versions() + 1:020}.json"
+    version.write_text("\n".join(map(json.dumps, (protocol, metadata))))
+
+
+# --- what may pass, and what never will ------------------------------------------------------------------------------
+
+
+def test_a_constraint_that_comes_after_the_decision(stage: DeltaStage) -> None:
+    """No repeat would help: the query is to stop at once, with the rows."""
+    handle = stage.prepare(batch=1)
+    constrain(stage, "number < 0")
+    (answer,) = stage.sink().committer().commit([handle])
+    assert answer.outcome is Outcome.UNKNOWN
+    assert "CHECK constraint some" in answer.reason
+    constrain(stage, None)
+    assert stage.commit(handle) == [Outcome.COMMITTED]
+
+
+def test_columns_that_change_after_the_decision(stage: DeltaStage) -> None:
+    handle = stage.prepare()
+    shutil.rmtree(stage.path)
+    stage.spark.createDataFrame([], "other bigint").write.format("delta").save(str(stage.path))
+    (answer,) = stage.sink().committer().commit([handle])
+    assert answer.outcome is Outcome.UNKNOWN
+    assert "schema mismatch" in answer.reason
+
+
+def test_a_metastore_that_is_away_for_a_while(stage: DeltaStage, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Spark tells of it by an `AnalysisException`, too."""
+    java = stage.spark._jvm
+    words = java.scala.jdk.javaapi.CollectionConverters.asScala(java.java.util.HashMap())
+    words = (
+        words.updated("clazz", "HiveException")
+        .updated("msg", "Connection refused")
+        .toMap(getattr(java.scala.Predef, "$conforms")())
+    )
+    cause = java.scala.Option.apply(java.java.io.IOException("Connection refused"))
+    error = java.org.apache.spark.sql.AnalysisException("_LEGACY_ERROR_TEMP_3065", words, cause)
+    handle = stage.prepare()
+
+    def away(*_: object) -> None:
+        raise convert_exception(error)
+
+    with monkeypatch.context() as broken:
+        broken.setattr(_DeltaTable, "append", away)
+        (answer,) = stage.sink().committer().commit([handle])
+    assert answer.outcome is Outcome.RETRY, answer.reason
+    assert "Connection refused" in answer.reason
+    assert stage.commit(handle) == [Outcome.COMMITTED]

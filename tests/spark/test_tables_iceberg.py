@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from threading import Barrier
@@ -10,36 +10,25 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
 
 from spark.harness import new_name
-from spark.in_process import LIMIT_S, MARKS, crash_at
-from spark.table_session import table_session
-from sparkonce import ExactlyOnce, IcebergSink
+from spark.in_process import MARKS
+from spark.table_stage import ARROW, NEW, OLD, QUERY, SLOW, Stage, tables
+from sparkonce import IcebergSink
 from sparkonce.errors import PreflightError, SchemaError
-from sparkonce.protocol.handles import Handle, transaction_fields
+from sparkonce.protocol.handles import Handle
 from sparkonce.protocol.outcomes import COMMITTED, Outcome
-from sparkonce.protocol.ownership import Token
 from sparkonce.protocol.state import Phase
-from sparkonce.sinks.base import Owner, WriterContext
 from sparkonce.sinks.write_ahead.folder import WriteAheadFolder
 from sparkonce.spark.tables.committer import Label
 from sparkonce.spark.tables.iceberg import KEEP_NOTES, NOTE, _IcebergTable
 from sparkonce.testing.conformance import SinkConformance
-from tryout.bulk import make_orders
+
+__all__ = ["tables"]
 
 pytestmark = [mark for mark in MARKS if mark.name != "kafka"]
-QUERY = "7f6e5d4c0000"
-OLD, NEW = Token(3, "0" * 8), Token(7, "1" * 8)
-ARROW = pa.schema([("number", pa.int64()), ("word", pa.string())])
 END_OF_TIME_MS = 4102444800000
-
-
-@pytest.fixture(scope="module")
-def tables(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
-    with table_session(spark, tmp_path_factory.mktemp("warehouse")) as made:
-        yield made
 
 
 def make_table(spark: SparkSession, columns: str = "number bigint, word string", more: str = "") -> str:
@@ -84,35 +73,13 @@ class TestIceberg(SinkConformance):
         pytest.skip("the other process would have to start a Spark of its own")
 
 
-class Stage:
+class IcebergStage(Stage):
     def __init__(self, spark: SparkSession, folder: Path, table: str) -> None:
-        self.spark, self.folder, self.table = spark, folder, table
-        self.facts = self.sink().preflight(QUERY, None)
+        self.table = table
+        super().__init__(spark, folder)
 
     def sink(self) -> IcebergSink:
         return IcebergSink(self.table, folder=self.folder / "rows")
-
-    def owner(self, token: Token = OLD) -> Owner:
-        return Owner(query=QUERY, token=token, facts=self.facts)
-
-    def prepare(self, batch: int = 0, slot: int = 0, schema: pa.Schema = ARROW) -> Handle:
-        writer = self.sink().writer(WriterContext(owner=self.owner(), batch=batch, slot=slot, copy="1.1.0"))
-        writer.begin()
-        rows = {"number": [100 * batch + slot], "word": [None]}
-        writer.write(pa.record_batch({name: rows[name] for name in schema.names}, schema=schema))
-        fields = transaction_fields(writer.prepare())
-        writer.close()
-        return Handle(sink="iceberg", slot=slot, rows=1, transaction=fields)
-
-    def commit(self, *handles: Handle) -> list[Outcome]:
-        return [answer.outcome for answer in self.sink().committer().commit(handles)]
-
-    def commit_unnoticed(self, *handles: Handle) -> None:
-        """The driver is killed between the commit and its own note of it."""
-        with pytest.MonkeyPatch.context() as broken:
-            broken.setattr(WriteAheadFolder, "note_done", killed)
-            with pytest.raises(KilledError):
-                self.commit(*handles)
 
     def numbers(self) -> list[int]:
         return numbers_in(self.spark, self.table)
@@ -145,46 +112,30 @@ class Stage:
 
 
 @pytest.fixture
-def stage(tables: SparkSession, tmp_path: Path) -> Stage:
-    return Stage(tables, tmp_path, make_table(tables))
+def stage(tables: SparkSession, tmp_path: Path) -> IcebergStage:
+    return IcebergStage(tables, tmp_path, make_table(tables))
 
 
-class KilledError(BaseException):
-    pass
-
-
-def killed(*_: object) -> None:
-    raise KilledError
-
-
-def test_a_batch_is_one_snapshot(stage: Stage) -> None:
+def test_a_batch_is_one_snapshot(stage: IcebergStage) -> None:
     handles = [stage.prepare(slot=slot) for slot in range(4)]
     assert stage.commit(*handles) == [Outcome.COMMITTED] * 4
     assert (stage.numbers(), stage.snapshots(), stage.branches()) == ([0, 1, 2, 3], 1, [])
 
 
 @pytest.mark.parametrize(("method", "kind"), [("_publish", _IcebergTable), ("note_done", WriteAheadFolder)])
-def test_a_driver_that_is_killed_before_and_after_the_commit(
-    stage: Stage, monkeypatch: pytest.MonkeyPatch, method: str, kind: type
-) -> None:
+def test_a_driver_that_is_killed_before_and_after_the_commit(stage: IcebergStage, method: str, kind: type) -> None:
     handles = [stage.prepare(slot=slot) for slot in range(2)]
-    with monkeypatch.context() as broken:
-        broken.setattr(kind, method, killed)
-        with pytest.raises(KilledError):
-            stage.commit(*handles)
+    stage.commit_killed(kind, method, *handles)
     assert stage.numbers() == ([] if method == "_publish" else [0, 1])
     assert set(stage.commit(*handles)) <= COMMITTED
     assert stage.commit(handles[0]) == [Outcome.ALREADY_COMMITTED]
     assert (stage.numbers(), stage.snapshots()) == ([0, 1], 1)
 
 
-def test_what_a_killed_driver_staged_is_swept(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_a_killed_driver_staged_is_swept(stage: IcebergStage) -> None:
     """By the run that comes after it, whether the rows have been committed since or not; and nobody else's."""
     handle = stage.prepare()
-    with monkeypatch.context() as broken:
-        broken.setattr(_IcebergTable, "_publish", killed)
-        with pytest.raises(KilledError):
-            stage.commit(handle)
+    stage.commit_killed(_IcebergTable, "_publish", handle)
     assert stage.commit(handle) == [Outcome.COMMITTED]
     stage.java().manageSnapshots().createBranch("audit").commit()
     (left,) = set(stage.branches()) - {"audit"}
@@ -197,7 +148,7 @@ def test_what_a_killed_driver_staged_is_swept(stage: Stage, monkeypatch: pytest.
     assert (stage.branches(), stage.numbers()) == (["audit"], [0])
 
 
-def test_a_failed_attempt_leaves_nothing(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_attempt_leaves_nothing(stage: IcebergStage, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: object) -> None:
         raise ConnectionError("the catalog is away")
 
@@ -210,7 +161,7 @@ def test_a_failed_attempt_leaves_nothing(stage: Stage, monkeypatch: pytest.Monke
 
 
 @pytest.mark.parametrize("change", ["expired", "rolled back", "notes unset", "rewritten"])
-def test_the_table_knows_what_it_has_when_it_was_changed(stage: Stage, change: str) -> None:
+def test_the_table_knows_what_it_has_when_it_was_changed(stage: IcebergStage, change: str) -> None:
     """Another writer's snapshot comes after the batch. What was rolled back on purpose is not written again."""
     stage.another_writes(1)
     before = stage.java().currentSnapshot().snapshotId()
@@ -239,7 +190,7 @@ def _everything() -> Any:
     return functions.lit(True)
 
 
-def test_a_table_that_was_rolled_back_with_its_notes_takes_the_rows_again(stage: Stage) -> None:
+def test_a_table_that_was_rolled_back_with_its_notes_takes_the_rows_again(stage: IcebergStage) -> None:
     """What an operator does who takes query and table back together."""
     stage.another_writes(1)
     before = stage.java().currentSnapshot().snapshotId()
@@ -252,7 +203,7 @@ def test_a_table_that_was_rolled_back_with_its_notes_takes_the_rows_again(stage:
     assert stage.numbers() == [0, 1]
 
 
-def test_what_was_forgotten_is_not_taken_for_absent(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_was_forgotten_is_not_taken_for_absent(stage: IcebergStage, monkeypatch: pytest.MonkeyPatch) -> None:
     """The notes are of later batches, and the snapshot is expired."""
     monkeypatch.setattr("sparkonce.spark.tables.iceberg.KEEP_NOTES", 2)
     first, *later = [stage.prepare(batch=batch) for batch in range(3)]
@@ -265,7 +216,7 @@ def test_what_was_forgotten_is_not_taken_for_absent(stage: Stage, monkeypatch: p
     assert stage.numbers() == [0, 100, 200]
 
 
-def test_notes_of_other_queries_stay(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_notes_of_other_queries_stay(stage: IcebergStage, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sparkonce.spark.tables.iceberg.KEEP_NOTES", 1)
     stranger = f"{NOTE}iceberg.{'0' * 12}.{OLD.position}-{OLD.nonce}.0.0.{'a' * 12}"
     stage.java().updateProperties().set(stranger, '{"sparkonce":{"digest":"","first":{},"members":1}}').commit()
@@ -277,7 +228,7 @@ def test_notes_of_other_queries_stay(stage: Stage, monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.parametrize("beside", [False, True], ids=["alone", "beside another writer"])
-def test_two_drivers_at_once_without_locks(stage: Stage, monkeypatch: pytest.MonkeyPatch, beside: bool) -> None:
+def test_two_drivers_at_once_without_locks(stage: IcebergStage, monkeypatch: pytest.MonkeyPatch, beside: bool) -> None:
     """Both have written, and neither has seen the other's snapshot: Iceberg publishes an id once."""
     monkeypatch.setattr("sparkonce.sinks.write_ahead.application._lock", lambda _: True)
     handles = [stage.prepare(slot=slot) for slot in range(2)]
@@ -309,7 +260,7 @@ def test_two_drivers_at_once_without_locks(stage: Stage, monkeypatch: pytest.Mon
     assert (stage.snapshots(), stage.branches()) == (2 if beside else 1, [])
 
 
-def test_other_writers_commit_meanwhile(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_writers_commit_meanwhile(stage: IcebergStage, monkeypatch: pytest.MonkeyPatch) -> None:
     """Between the begin of the last transaction and its commit: Iceberg makes it again, on what they left."""
     handle, calls, tell = stage.prepare(), [0], Label.to_text
 
@@ -325,7 +276,7 @@ def test_other_writers_commit_meanwhile(stage: Stage, monkeypatch: pytest.Monkey
     assert (stage.numbers(), stage.snapshots(), stage.branches()) == ([0, 7], 2, [])
 
 
-def test_subsets_of_a_batch(stage: Stage) -> None:
+def test_subsets_of_a_batch(stage: IcebergStage) -> None:
     handles = [stage.prepare(slot=slot) for slot in range(3)]
     assert stage.commit(handles[1]) == [Outcome.COMMITTED]
     assert stage.commit(*handles) == [Outcome.COMMITTED, Outcome.ALREADY_COMMITTED, Outcome.COMMITTED]
@@ -334,7 +285,7 @@ def test_subsets_of_a_batch(stage: Stage) -> None:
 
 def test_a_partitioned_table_with_columns_that_the_rows_do_not_have(tables: SparkSession, tmp_path: Path) -> None:
     columns = "more struct<a: int>, Number bigint not null, word string"
-    stage = Stage(tables, tmp_path, make_table(tables, columns, "partitioned by (bucket(2, number))"))
+    stage = IcebergStage(tables, tmp_path, make_table(tables, columns, "partitioned by (bucket(2, number))"))
     narrow = pa.schema([("number", pa.int32())])
     assert stage.sink().columns(narrow) == ["number"]
     assert stage.commit(*(stage.prepare(slot=slot, schema=narrow) for slot in range(2))) == [Outcome.COMMITTED] * 2
@@ -344,7 +295,25 @@ def test_a_partitioned_table_with_columns_that_the_rows_do_not_have(tables: Spar
         stage.sink().columns(pa.schema([("word", pa.string())]))
 
 
-def test_rows_that_the_table_does_not_take(stage: Stage) -> None:
+def test_nulls_that_the_table_would_refuse_fail_while_they_are_computed(tables: SparkSession, tmp_path: Path) -> None:
+    sink = IcebergSink(make_table(tables, "`a``b` bigint not null, word string"), folder=tmp_path / "rows")
+    rows = tables.sql("select 1L as `A``b`, cast(null as string) as word")
+    assert (sink.checked(rows).columns, sink.checked(rows).collect()) == (rows.columns, rows.collect())
+    with pytest.raises(Exception, match="`a``b` must not be null"):
+        sink.checked(tables.sql("select cast(null as bigint) as `a``b`")).collect()
+
+
+def test_a_table_that_was_replaced_is_not_written_to(stage: IcebergStage) -> None:
+    handle, committer = stage.prepare(), stage.run_of_its_own()
+    stage.spark.sql(f"drop table {stage.table}")
+    stage.spark.sql(f"create table {stage.table} (number bigint, word string) using iceberg")
+    (answer,) = committer.commit([handle])
+    assert answer.outcome is Outcome.UNKNOWN
+    assert "deleted or replaced" in answer.reason
+    assert stage.numbers() == []
+
+
+def test_rows_that_the_table_does_not_take(stage: IcebergStage) -> None:
     """Its columns were changed after the start."""
     handle = stage.prepare()
     stage.java().updateSchema().deleteColumn("word").commit()
@@ -354,7 +323,7 @@ def test_rows_that_the_table_does_not_take(stage: Stage) -> None:
     assert (stage.numbers(), stage.branches()) == ([], [])
 
 
-def test_what_the_table_is_is_remembered(stage: Stage) -> None:
+def test_what_the_table_is_is_remembered(stage: IcebergStage) -> None:
     assert stage.sink().preflight(QUERY, stage.facts) == stage.facts
     other = IcebergSink(make_table(stage.spark), folder=stage.folder / "rows")
     with pytest.raises(PreflightError, match="has written to the table"):
@@ -363,7 +332,7 @@ def test_what_the_table_is_is_remembered(stage: Stage) -> None:
         IcebergSink("ice.db.none", folder=stage.folder / "rows").preflight(QUERY, None)
 
 
-def test_a_session_that_stages_everything_is_refused(stage: Stage) -> None:
+def test_a_session_that_stages_everything_is_refused(stage: IcebergStage) -> None:
     stage.spark.conf.set("spark.wap.id", "audit")
     try:
         with pytest.raises(PreflightError, match=r"spark\.wap\.id=audit"):
@@ -372,11 +341,11 @@ def test_a_session_that_stages_everything_is_refused(stage: Stage) -> None:
         stage.spark.conf.unset("spark.wap.id")
 
 
-def test_it_says_on_what_it_depends(stage: Stage) -> None:
+def test_it_says_on_what_it_depends(stage: IcebergStage) -> None:
     assert any("'sparkonce.'" in condition for condition in stage.sink().conditions())
 
 
-def test_columns_are_held_against_the_table(stage: Stage) -> None:
+def test_columns_are_held_against_the_table(stage: IcebergStage) -> None:
     assert stage.sink().columns(ARROW) == ["number", "word"]
     with pytest.raises(SchemaError, match="'more' is none of"):
         stage.sink().columns(pa.schema([("more", pa.int64())]))
@@ -384,23 +353,7 @@ def test_columns_are_held_against_the_table(stage: Stage) -> None:
         stage.sink().columns(pa.schema([("word", pa.int64())]))
 
 
-SLOW = [pytest.param(phase, marks=pytest.mark.slow) for phase in (None, Phase.DECIDING, Phase.IDLE)]
-
-
 @pytest.mark.parametrize("phase", [*SLOW, Phase.FINISHING])
-def test_a_query_that_crashes(stage: Stage, phase: Phase | None) -> None:
-    sent = make_orders(stage.folder / "orders", files=4)
-    for listener in (None if phase is None else crash_at(phase, 1), None):
-        rows = stage.spark.readStream.schema("id bigint").option("maxFilesPerTrigger", 2)
-        once = ExactlyOnce(
-            IcebergSink(stage.table), checkpoint=str(stage.folder / "query"), listener=listener, display=False
-        )
-        orders = rows.json(str(stage.folder / "orders")).withColumnRenamed("id", "number")
-        query = once.start(orders, trigger={"availableNow": True})
-        try:
-            query.awaitTermination(LIMIT_S)
-        except StreamingQueryException as error:
-            if "CrashError" not in str(error):
-                raise
-    assert stage.numbers() == sent
+def test_a_query_that_crashes(stage: IcebergStage, phase: Phase | None) -> None:
+    assert stage.query_that_crashes(phase) == stage.numbers()
     assert (stage.snapshots(), stage.branches()) == (2, [])

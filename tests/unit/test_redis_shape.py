@@ -29,6 +29,7 @@ from sparkonce.sinks.redis.sink import RedisSink
         ({"key_template": "{a:>3}"}, "cannot be read"),
         ({"key_template": "{a!r}"}, "cannot be read"),
         ({"key_template": ""}, "cannot be read"),
+        ({"key_template": "sparkonce:{a}"}, "key_template='sparkonce:{a}' begins with 'sparkonce:'"),
         ({"cluster": True, "sentinels": [("h", 1)], "service": "s"}, "exclude each other"),
         ({"sentinels": [("h", 1)]}, "belong together"),
         ({"staging_ttl_s": 100, "ledger_ttl_s": 10}, "do not fit"),

@@ -15,10 +15,12 @@ from pyspark.sql.pandas.types import to_arrow_schema
 
 from sparkonce.errors import PrepareError, SparkonceError
 from sparkonce.executor import SinkTask, SlotTask, write_slot
+from sparkonce.guarantees import Guarantee
 from sparkonce.protocol.codec import decode_handle, encode_handle
 from sparkonce.protocol.handles import Handle
 from sparkonce.sinks.base import Owner
 from sparkonce.spark.failures import short_error
+from sparkonce.spark.tables.sink import TableSink, quoted
 from sparkonce.spark.views import Share, computed_once
 from sparkonce.spark.worker import lighten_worker
 
@@ -84,11 +86,17 @@ class SparkWork:
         for number, name in enumerate(name for name in sinks if name in share.sinks):
             sink = share.sinks[name]
             columns = tuple(sink.columns(schema))
+            if isinstance(sink, TableSink):
+                df = sink.checked(df)
             fingerprint = _FINGERPRINT.format(number)
             selected.append(row_hash(columns).alias(fingerprint))
             tasks.append(SinkTask(sink=sink, owner=sinks[name], columns=columns, fingerprint=fingerprint))
         needed = {column: None for task in tasks for column in task.columns}
-        rows = df.select(*[F.col(_quoted(column)) for column in needed], *selected)
+        rows = df.select(*[F.col(quoted(column)) for column in needed], *selected)
+        if any(task.sink.guarantee is Guarantee.AT_MOST_ONCE for task in tasks):
+            # Where shuffle files are lost Spark runs a stage again whose tasks may have written, and they cannot tell:
+            # their tries are counted from 0 again. With no shuffle behind it only a task is tried again, which can.
+            rows = rows.localCheckpoint()
         task = SlotTask(batch=self._batch, sinks=tuple(tasks), only=only)
         answers = rows.mapInArrow(_slot_writer(task), "handle string, stage int, attempt int").collect()
         handles = [decode_handle(answer["handle"]) for answer in answers]
@@ -146,9 +154,5 @@ def _slot_writer(task: SlotTask):  # type: ignore[no-untyped-def]
 
 def row_hash(columns: Sequence[str]) -> Column:
     """A bigint of a row's values. ``xxhash64`` skips nulls, so with several columns each says whether it is null."""
-    values = [F.col(_quoted(column)) for column in columns]
+    values = [F.col(quoted(column)) for column in columns]
     return F.xxhash64(*values, *(value.isNull() for value in values if len(values) > 1))
-
-
-def _quoted(column: str) -> str:
-    return "`" + column.replace("`", "``") + "`"

@@ -154,14 +154,18 @@ class RedisCommitter(SinkCommitter):
             state = answer[0].decode()
             if state not in (names.COMMITTING, names.PREPARED):
                 verdict = read_ledger(state, cluster=self._cluster)
-                counts = f" The ledger counts {int(answer[1])} commits, and {one.known} were seen."
-                one.verdict = replace(verdict, reason=verdict.reason + (counts if state == "went back" else ""))
+                more = {
+                    "went back": f" The ledger counts {int(answer[1])} commits, and {one.known} were seen.",
+                    "not sure": f" If none of it is there, have it written again: HSET '{ledger_of(one.name).name}' "
+                    f"'{one.name}' A:0:0:0:",
+                }
+                one.verdict = replace(verdict, reason=verdict.reason + more.get(state, ""))
             one.is_prepared = state == names.PREPARED
             one.waited_ms = int(answer[1])
             packed = answer[2].decode() if len(answer) > 2 else ""
             one.slots = tuple(unpack_slots(packed))
             one.lists = self._lists(one)
-            if state == names.COMMITTED and packed:
+            if state in (names.COMMITTED, "expired") and packed:
                 self._clean(one)
             elif state == names.PREPARED and mode == "go":
                 one.verdict = Finished(outcome=Outcome.RETRY, reason="The ledger has not noted the commit yet.")
@@ -269,7 +273,7 @@ class RedisCommitter(SinkCommitter):
         return Finished(outcome=Outcome.COMMITTED if state == "committed" else Outcome.ALREADY_COMMITTED)
 
     def _clean(self, one: _Open) -> None:
-        """Deletes the ends of a committed transaction's lists. What cannot be deleted now is left for another time."""
+        """Deletes what is left of an ended transaction's lists. What cannot be deleted now is left for another time."""
         answers = self._nodes.run([Request(key.hash_slot, ("UNLINK", key.name)) for key in one.lists])
         if not any(isinstance(answer, Refusal) for answer in answers):
             self._nodes.ask(run_script(scripts.CLEANED, [ledger_of(one.name)], str(one.name)))

@@ -15,6 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sparkonce.errors import PrepareError
+from sparkonce.sinks.redis.names import OWN
 from sparkonce.sinks.redis.scripts import COMMAND_WEIGHT
 
 if TYPE_CHECKING:
@@ -97,11 +98,13 @@ def encode(shape: Shape, rows: pa.RecordBatch) -> Encoded:
     """A batch's commands, in the order of its rows.
 
     Raises:
-        PrepareError: naming the column that holds what the server would refuse: a null key, a score that is no number.
+        PrepareError: naming the column that holds what the server would refuse: a null key, a score that is no number;
+            or a key that may be one of the sink's own.
     """
     if shape.structure == "increment":
         rows = rows.filter(rows.column(shape.amount or "amount").is_valid())
     keys = _keys(shape, rows)
+    _refuse_own(keys)
     plain = _plain(shape, rows, keys) if shape.ttl is None else None
     if plain is not None:
         return plain
@@ -258,6 +261,17 @@ def _keys(shape: Shape, rows: pa.RecordBatch) -> pa.Array:
     if all(isinstance(part, pa.Scalar) for part in parts):
         return pa.array([b"".join(part.as_py() for part in parts)] * rows.num_rows, pa.binary())
     return _join(parts)
+
+
+def _refuse_own(keys: pa.Array) -> None:
+    own = pc.starts_with(keys, pattern=OWN)
+    if pc.any(own).as_py():
+        found = keys.filter(own)
+        raise PrepareError(
+            f"{len(found)} keys begin with {OWN!r}, such as {found[0].as_py()!r}: those are the sink's own, in which "
+            "it keeps staged rows and what it has committed",
+            next_step="begin the keys with something else.",
+        )
 
 
 def _ttl(shape: Shape, rows: pa.RecordBatch) -> pa.Array | None:

@@ -18,7 +18,9 @@ from sparkonce.protocol.handles import Scalar, transaction_fields
 from sparkonce.protocol.ownership import NAME_PREFIX_LIMIT_BYTES, TransactionName
 from sparkonce.sinks.redis.hash_slots import hash_slot, tags
 
-IDENTITY = "sparkonce:id"
+OWN = "sparkonce:"
+"""What no key of the user's may begin with."""
+IDENTITY = f"{OWN}id"
 TRANSACTION = "transaction"
 SEEN = "seen"
 
@@ -55,7 +57,7 @@ class Key:
 def ledger_key(prefix: str, query: str) -> Key:
     """Where a query's transactions are written down."""
     tag = f"{prefix}.{query}"
-    return Key(f"sparkonce:{{{tag}}}:ledger", hash_slot(tag.encode()))
+    return Key(f"{OWN}{{{tag}}}:ledger", hash_slot(tag.encode()))
 
 
 def ledger_of(name: TransactionName) -> Key:
@@ -66,12 +68,12 @@ def ledger_of(name: TransactionName) -> Key:
 def single_key(name: TransactionName) -> Key:
     """The list of a transaction on a single server, beside its ledger."""
     tag = f"{name.prefix}.{name.query}"
-    return Key(f"sparkonce:{{{tag}}}:{name}", hash_slot(tag.encode()))
+    return Key(f"{OWN}{{{tag}}}:{name}", hash_slot(tag.encode()))
 
 
 def slot_key(name: TransactionName, hash_slot: int) -> Key:
     """The list of a transaction's rows of one hash slot of a cluster."""
-    return Key(f"sparkonce:{{{tags()[hash_slot]}}}:{name}", hash_slot)
+    return Key(f"{OWN}{{{tags()[hash_slot]}}}:{name}", hash_slot)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,8 +96,11 @@ class Entry:
 
     @classmethod
     def parse(cls, text: str) -> Entry:
-        """The entry as it stands in the ledger: ``<state>:<begun>:<seen>:<prepared>:<slots>``."""
-        state, begun_ms, seen, prepared_ms, slots = text.split(":", 4)
+        """The entry as it stands in the ledger: ``<state>:<begun>:<seen>:<prepared>:<slots>``.
+
+        While it is prepared the id of the server's process follows, which only scripts read.
+        """
+        state, begun_ms, seen, prepared_ms, slots = text.split(":")[:5]
         return cls(state=state, begun_ms=int(begun_ms), seen=int(seen), prepared_ms=int(prepared_ms), slots=slots)
 
 

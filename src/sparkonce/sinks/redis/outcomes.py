@@ -8,8 +8,8 @@ have come after what is missing, and is gone too. Two things must be seen first.
 a server that has lost everything shows nothing. And it must have counted as many commits as this transaction saw when
 it
 was begun: fewer, and earlier batches are gone with it, which no replay of this batch brings back. In a cluster each
-node goes back by itself, so there only an abort that is written down, or staged rows older than their time to live,
-are sure.
+node goes back by itself, so there only an abort that is written down is sure; or staged rows that are older than their
+time to live, if the very process that wrote down that they were prepared says that it has written nothing since.
 
 A key's mere absence proves nothing else: keys expire, and are deleted.
 """
@@ -132,6 +132,11 @@ _LEDGER: Mapping[str, _Meaning] = {
     ),
 }
 _IN_CLUSTER: Mapping[str, _Meaning] = {
+    "not sure": _Meaning(
+        Outcome.UNKNOWN,
+        "Staged rows have outlived staging_ttl_s, and the ledger's node was restarted, or is another one, since the "
+        "transaction was prepared: it may have lost that they were applied.",
+    ),
     "absent": _Meaning(
         Outcome.UNKNOWN,
         "The ledger's node has lost the transaction; other nodes of the cluster may have applied their part.",

@@ -21,10 +21,14 @@ COMMAND_WEIGHT = 4
 
 _ENTRY = r"""
 local function read(entry)
-  return string.match(entry, '^(%u):(%d+):(%d+):(%d+):(.*)$')
+  return string.match(entry, '^(%u):(%d+):(%d+):(%d+):([^:]*):?(%x*)$')
 end
-local function put(state, begun, seen, prepared, slots)
-  redis.call('HSET', KEYS[1], ARGV[1], table.concat({state, begun, seen, prepared, slots}, ':'))
+local function put(state, begun, seen, prepared, slots, process)
+  redis.call('HSET', KEYS[1], ARGV[1], table.concat({state, begun, seen, prepared, slots, process}, ':'))
+end
+-- Another one after each restart and each fail-over.
+local function process()
+  return string.match(redis.call('INFO', 'server'), 'run_id:(%x+)')
 end
 local function now()
   local time = redis.call('TIME')
@@ -131,7 +135,7 @@ if KEYS[2] then
   redis.call('RPUSH', KEYS[2], ARGV[4])
   redis.call('PEXPIRE', KEYS[2], ARGV[5])
 end
-put('P', begun, seen, now(), ARGV[2])
+put('P', begun, seen, now(), ARGV[2], process())
 return 'P'
 """
 )
@@ -147,9 +151,9 @@ if not commits then return {'no ledger', 0} end
 if tonumber(commits) < tonumber(ARGV[3]) then return {'went back', tonumber(commits)} end
 redis.call('PEXPIRE', KEYS[1], ARGV[6])
 local entry = redis.call('HGET', KEYS[1], ARGV[1])
-local mode, state, begun, seen, prepared, slots = ARGV[5]
+local mode, state, begun, seen, prepared, slots, prepared_by = ARGV[5]
 if entry then
-  state, begun, seen, prepared, slots = read(entry)
+  state, begun, seen, prepared, slots, prepared_by = read(entry)
 elseif tonumber(ARGV[2]) < number('#floor') then
   return {'forgotten', 0}
 else
@@ -171,8 +175,10 @@ elseif state == 'P' and mode == 'go' then
   state = 'C'
   put(state, begun, seen, prepared, slots)
 elseif state == 'P' and mode == 'give up' then
+  -- Only the process that has written it can say that it has written nothing since.
+  if prepared_by ~= process() then return {'not sure', 0} end
   put('A', begun, seen, prepared, slots)
-  return {'expired', 0}
+  return {'expired', 0, slots}
 end
 if state == 'absent' then return {state, 0} end
 return {state, tonumber(now()) - tonumber(prepared), slots}
@@ -245,12 +251,12 @@ CLEANED = Script(
 local entry = redis.call('HGET', KEYS[1], ARGV[1])
 if not entry then return 0 end
 local state, begun, seen, prepared = read(entry)
-if state ~= 'D' then return 0 end
-put('D', begun, seen, prepared, '')
+if state ~= 'D' and state ~= 'A' then return 0 end
+put(state, begun, seen, prepared, '')
 return 1
 """
 )
-"""Notes that the lists of a committed transaction are gone."""
+"""Notes that the lists of a transaction that has ended are gone."""
 
 ABORT = Script(
     _ENTRY
@@ -267,6 +273,8 @@ else
   begun, seen, prepared, slots = now(), 0, 0, ''
 end
 if KEYS[2] then redis.call('UNLINK', KEYS[2]) end
+-- When memory is full a script may not begin with HSET. It may begin with this, and go on with anything.
+redis.call('HDEL', KEYS[1], ARGV[1])
 put('A', begun, seen, prepared, '')
 return {'A', slots, state or 'absent'}
 """

@@ -9,6 +9,7 @@ from string import Formatter
 import pyarrow as pa
 
 from sparkonce.errors import ConfigurationError, SchemaError
+from sparkonce.sinks.redis.names import OWN
 
 _Fits = Callable[[pa.DataType], bool]
 
@@ -61,7 +62,12 @@ class Shape:
             raise ConfigurationError(
                 f"ttl_s={self.ttl_s!r} is no time to live.", next_step="give whole seconds, from 1."
             )
-        self.template_parts()
+        parts = self.template_parts()
+        if parts and parts[0][0].startswith(OWN):
+            raise ConfigurationError(
+                f"key_template={self.key_template!r} begins with {OWN!r}, as the sink's own keys do.",
+                next_step="begin it with something else.",
+            )
 
     def _check_pairs(self) -> None:
         pairs: tuple[tuple[str, str], ...] = (("key", "key_template"), ("ttl", "ttl_s"), ("field", "fields"))

@@ -15,7 +15,7 @@ from sparkonce.sinks.base import SinkWriter, WriterContext
 from sparkonce.sinks.redis import scripts
 from sparkonce.sinks.redis.encoding import encode
 from sparkonce.sinks.redis.hash_slots import hash_slots, pack_slots, tags
-from sparkonce.sinks.redis.names import SEEN, TRANSACTION, Key, ledger_of, single_key, slot_key
+from sparkonce.sinks.redis.names import OWN, SEEN, TRANSACTION, Key, ledger_of, single_key, slot_key
 from sparkonce.sinks.redis.nodes import Answer, Nodes, Request, run_script
 from sparkonce.sinks.redis.outcomes import Refusal, code_of, read_refusal
 from sparkonce.sinks.redis.shape import Shape
@@ -256,7 +256,7 @@ class DirectWriter(SinkWriter):
 
     def _apply(self, groups: Mapping[int, list[bytes]]) -> None:
         requests = [
-            run_script(scripts.APPLY_DIRECT, [Key(f"sparkonce:{{{tags()[slot]}}}", slot)], chunk)
+            run_script(scripts.APPLY_DIRECT, [Key(f"{OWN}{{{tags()[slot]}}}", slot)], chunk)
             for slot, chunks in groups.items()
             for chunk in chunks
         ]

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import abc
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from hashlib import sha256
 from typing import TYPE_CHECKING, BinaryIO
@@ -19,10 +20,11 @@ from sparkonce.sinks.write_ahead.application import Application, How, Unit
 from sparkonce.sinks.write_ahead.apply import Applies, ApplyToken, RefusedError
 from sparkonce.sinks.write_ahead.committer import WriteAheadCommitter
 from sparkonce.sinks.write_ahead.folder import Entry, Stand, WriteAheadFolder
-from sparkonce.spark.tables.sink import what_it_says
+from sparkonce.spark.tables.answers import is_final, what_it_says
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
+    from pyspark.sql import Column
+    from pyspark.sql.types import StructType
 
 WAIT_S = 120.0
 _NAME = "sparkonce"
@@ -72,6 +74,19 @@ class Label:
             return None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rules:
+    """What a table asks of every row that is added, beyond the types.
+
+    Attributes:
+        fills: What columns get that are not given, by name, from those that are; all others get null.
+        conditions: What must be true, by the name under which the table knows it.
+    """
+
+    fills: Mapping[str, Column]
+    conditions: Mapping[str, Column]
+
+
 class Table(abc.ABC):
     """What differs between tables. Every method runs on the driver."""
 
@@ -80,8 +95,12 @@ class Table(abc.ABC):
         """What tells this table from another under the same name."""
 
     @abc.abstractmethod
-    def rows(self) -> DataFrame:
-        """The table as a reader sees it."""
+    def schema(self) -> StructType:
+        """Its columns, with what the table says of each."""
+
+    @abc.abstractmethod
+    def rules(self, given: Collection[str]) -> Rules:
+        """What it asks of every row, if these columns are given, in lower case."""
 
     @abc.abstractmethod
     def append(self, paths: Sequence[str], unit: Unit, label: Label) -> None:
@@ -113,21 +132,25 @@ class TableApplication(Application):
         folder: The sink's.
         sink: Its name.
         table: The table.
+        identity: Which table it must be, as `Table.identity` has it; None if that was not asked yet.
     """
 
-    def __init__(self, folder: WriteAheadFolder, sink: str, table: Table) -> None:
+    def __init__(self, folder: WriteAheadFolder, sink: str, table: Table, identity: str | None) -> None:
         super().__init__(folder, sink, _how())
         self._table = table
+        self._identity = identity
 
     def is_applied(self, unit: Unit, token: ApplyToken) -> bool:
         """Whether a version of the table carries the rows' label.
 
         Raises:
-            RefusedError: if the table has forgotten too much to say so.
+            RefusedError: if the table has forgotten too much to say so, or is gone.
         """
-        if Label.of(unit.entries) in self._table.labels():
-            return True
-        since_ms = self._table.remembers_since_ms(unit)
+        with _told_apart():
+            self._check_identity(f"whether {token.id} was written to it cannot be seen")
+            if Label.of(unit.entries) in self._table.labels():
+                return True
+            since_ms = self._table.remembers_since_ms(unit)
         begun_ms = min(entry.begun_ms for entry in unit.entries)
         if since_ms > begun_ms:
             raise RefusedError(
@@ -140,24 +163,43 @@ class TableApplication(Application):
         """Writes once, and looks whether the table has it: a table may skip a write without saying so.
 
         Raises:
-            RefusedError: if the table does not take the rows, or says that it has them and does not.
+            RefusedError: if the table does not take the rows, or says that it has them and does not; or if it is not
+                the table any more that it was.
         """
-        from py4j.protocol import Py4JError
-        from pyspark.errors import AnalysisException
-
         label = Label.of(unit.entries)
         paths = [str(self._folder.path(Stand.STARTED, entry.name)) for entry in unit.entries]
-        try:
+        with _told_apart():
+            self._check_identity(f"{token.id} is not written to it")
             self._table.append(paths, unit, label)
-        except AnalysisException as error:
-            raise RefusedError(f"{type(error).__name__}: {error}") from error
-        except Py4JError as error:
-            raise _FailedError(what_it_says(error)) from error
-        if label not in self._table.labels(newest=_LOOK_BACK) and label not in self._table.labels():
+            self._check_identity(f"{token.id} was written to it just when the other one went")
+            found = label in self._table.labels(newest=_LOOK_BACK) or label in self._table.labels()
+        if not found:
             raise RefusedError(
                 f"the table took the rows of {token.id} without an error, and no version of it carries them: it takes "
                 "them for rows that it has"
             )
+
+    def _check_identity(self, so: str) -> None:
+        """Spark makes a table that is gone anew when it is written to."""
+        found = self._table.identity()
+        if self._identity not in (None, found):
+            raise RefusedError(
+                f"the table was deleted or replaced while the query ran: it was {self._identity}, and what stands in "
+                f"its place is {found}; {so}"
+            )
+
+
+@contextmanager
+def _told_apart() -> Iterator[None]:
+    """Errors that no repeat can mend are refusals; all others, such as a catalog that is away, may pass."""
+    try:
+        yield
+    except RefusedError:
+        raise
+    except Exception as error:  # whatever Spark raises
+        if is_final(error):
+            raise RefusedError(what_it_says(error, lines=3)) from error
+        raise _FailedError(what_it_says(error)) from error
 
 
 class _FailedError(Exception):
@@ -172,10 +214,13 @@ class TableCommitter(WriteAheadCommitter):
         sink: Its name.
         prefix: Its name, as it stands in names of files.
         table: The table.
+        identity: See `TableApplication`.
     """
 
-    def __init__(self, folder: WriteAheadFolder, sink: str, prefix: str, table: Table) -> None:
-        super().__init__(folder, sink, prefix, _how(), TableApplication(folder, sink, table))
+    def __init__(
+        self, folder: WriteAheadFolder, sink: str, prefix: str, table: Table, identity: str | None = None
+    ) -> None:
+        super().__init__(folder, sink, prefix, _how(), TableApplication(folder, sink, table, identity))
         self._table = table
 
     def list_lingering(self, owners: Sequence[Owner]) -> Sequence[Handle]:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sparkonce.spark.tables.committer import Label, Table
-from sparkonce.spark.tables.sink import SEEN_BY_ALL, TableSink, read_rows
+from sparkonce.spark.jvm import class_name, items
+from sparkonce.spark.tables.committer import Label, Rules, Table
+from sparkonce.spark.tables.sink import SEEN_BY_ALL, TableSink, not_null, quoted, read_rows
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.types import StructType
 
     from sparkonce.sinks.write_ahead.application import Unit
 
@@ -60,6 +63,9 @@ class DeltaSink(TableSink):
         )
 
 
+_IDENTITY = "delta.identity.start"
+
+
 class _DeltaTable(Table):
     def __init__(self, spark: SparkSession, path: str | None, name: str | None) -> None:
         self._spark = spark
@@ -67,17 +73,39 @@ class _DeltaTable(Table):
         self._name = name
 
     def identity(self) -> str:
-        if self._name is not None:
-            return str(self._frame(self._handle().detail()).select("id").first()[0])
-        # `detail` needs Delta's extension to SQL, without which everything else here works.
-        self._handle()
-        log = self._spark._jvm.org.apache.spark.sql.delta.DeltaLog.forTable(self._spark._jsparkSession, self._path)
-        return str(log.unsafeVolatileSnapshot().metadata().id())
+        return str(self._metadata().id())
 
-    def rows(self) -> DataFrame:
-        if self._name is not None:
-            return self._spark.table(self._name)
-        return self._spark.read.format("delta").load(self._path)
+    def schema(self) -> StructType:
+        """As the table's log has it: a reader is not told which columns Delta makes itself."""
+        from pyspark.sql.types import StructType
+
+        return StructType.fromJson(json.loads(self._metadata().schema().json()))
+
+    def rules(self, given: Collection[str]) -> Rules:
+        """CHECK constraints, NOT NULL, lengths of texts, and the generated columns."""
+        from pyspark.sql import functions as F  # noqa: N812 - as everybody writes it
+        from pyspark.sql.classic.column import Column
+
+        spark = self._spark._jvm.org.apache.spark.sql
+        fills: dict[str, Column] = {}
+        conditions: dict[str, Column] = {}
+        for one in self.schema():
+            generated, default = one.metadata.get("delta.generationExpression"), one.metadata.get("CURRENT_DEFAULT")
+            if one.name.lower() not in given and (generated or default):
+                fills[one.name] = F.expr(generated or default)
+            elif one.name.lower() not in given and _IDENTITY in one.metadata:
+                fills[one.name] = F.lit(one.metadata[_IDENTITY])
+            elif generated:
+                text = f"column {one.name!r} is generated always as {generated}, and the row has another value"
+                conditions[text] = F.col(quoted(one.name)).eqNullSafe(F.expr(generated).cast(one.dataType))
+        for rule in items(spark.delta.constraints.Constraints.getAll(self._metadata(), self._spark._jsparkSession)):
+            if class_name(rule) == "NotNull":
+                text, condition = not_null(".".join(quoted(part) for part in items(rule.column())))
+                conditions[text] = condition
+            else:
+                text = f"CHECK constraint {rule.name()} ({rule.expression().sql()})"
+                conditions[text] = Column(spark.classic.ExpressionUtils.column(rule.expression()))
+        return Rules(fills=fills, conditions=conditions)
 
     def append(self, paths: Sequence[str], unit: Unit, label: Label) -> None:
         """The application id goes with the run, so a log that was restored never meets the versions of another run.
@@ -89,13 +117,19 @@ class _DeltaTable(Table):
         """
         name = unit.name
         application = f"{name.prefix}.{name.query}.{name.token.position}-{name.token.nonce}.{name.slot}.{unit.number}"
-        writer = read_rows(self._spark, paths).write.format("delta").mode("append")
+        writer = self._widened(read_rows(self._spark, paths)).write.format("delta").mode("append")
         writer = writer.option("txnAppId", application).option("txnVersion", name.batch)
         writer = writer.option("userMetadata", label.to_text())
         if self._name is not None:
             writer.saveAsTable(self._name)
         else:
             writer.save(self._path)
+
+    def _widened(self, rows: DataFrame) -> DataFrame:
+        """With the table's types: where a constraint or a generated column names a column Delta takes no other."""
+        types = {one.name.lower(): one.dataType for one in self.schema()}
+        columns = (rows[quoted(name)].cast(types.get(name.lower(), kind)).alias(name) for name, kind in rows.dtypes)
+        return rows.select(*columns)
 
     def labels(self, newest: int | None = None) -> list[Label]:
         history = self._handle().history() if newest is None else self._handle().history(newest)
@@ -108,6 +142,11 @@ class _DeltaTable(Table):
         )
         version, at_ms = oldest.first()[0]
         return 0 if version == 0 else int(at_ms)
+
+    def _metadata(self) -> Any:
+        """Of the newest version. Fails if there is none."""
+        none = self._spark._jvm.scala.Option.empty
+        return self._handle().deltaLog().update(False, none(), none()).metadata()
 
     def _handle(self) -> Any:
         tables = self._spark._jvm.io.delta.tables.DeltaTable

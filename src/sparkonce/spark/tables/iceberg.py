@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import logging
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sparkonce.errors import PreflightError, SchemaError
+from sparkonce.errors import PreflightError
 from sparkonce.protocol.ownership import TransactionName
 from sparkonce.sinks.base import Facts
-from sparkonce.spark.tables.committer import Label, Table
-from sparkonce.spark.tables.sink import SEEN_BY_ALL, TableSink, driver_session, read_rows, what_it_says
+from sparkonce.spark.tables.answers import what_it_says
+from sparkonce.spark.tables.committer import Label, Rules, Table
+from sparkonce.spark.tables.sink import SEEN_BY_ALL, TableSink, driver_session, not_null, quoted, read_rows
 
 if TYPE_CHECKING:
-    import pyarrow as pa
     from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.types import StructType
 
     from sparkonce.sinks.write_ahead.application import Unit
 
@@ -60,23 +61,6 @@ class IcebergSink(TableSink):
             SEEN_BY_ALL,
         )
 
-    def columns(self, schema: pa.Schema) -> Sequence[str]:
-        """See `TableSink.columns`; a column that the rows do not have must be one that may be null.
-
-        Raises:
-            SchemaError: naming the one that does not fit.
-            PreflightError: if the table cannot be read.
-        """
-        names = super().columns(schema)
-        given = {name.lower() for name in names}
-        for field in self.fields_there():
-            if not field.nullable and field.name.lower() not in given:
-                raise SchemaError(
-                    f"column {field.name!r} of {self.where} must not be null, and the rows do not have it",
-                    next_step="add it to the rows, or let it be null in the table.",
-                )
-        return names
-
     def preflight(self, query: str, recorded: Facts | None) -> Facts:
         """See `TableSink.preflight`; and sees that the session does not stage what it writes for somebody else.
 
@@ -104,9 +88,14 @@ class _IcebergTable(Table):
     def identity(self) -> str:
         return str(self._load().uuid())
 
-    def rows(self) -> DataFrame:
+    def schema(self) -> StructType:
         self._load()
-        return self._spark.table(self._name)
+        return self._spark.table(self._name).schema
+
+    def rules(self, given: Collection[str]) -> Rules:
+        """A column that must have a value and is not given is refused before."""
+        required = [one.name for one in self.schema() if not one.nullable and one.name.lower() in given]
+        return Rules(fills={}, conditions=dict(not_null(quoted(name)) for name in required))
 
     def append(self, paths: Sequence[str], unit: Unit, label: Label) -> None:
         """Each attempt has a branch of its own, so what stands at its end is what this attempt wrote.
@@ -160,7 +149,7 @@ class _IcebergTable(Table):
 
         rows = read_rows(self._spark, paths)
         given = {name.lower() for name in rows.columns}
-        missing = [field for field in self.rows().schema if field.name.lower() not in given]
+        missing = [field for field in self.schema() if field.name.lower() not in given]
         return rows.select("*", *(functions.lit(None).cast(one.dataType).alias(one.name) for one in missing))
 
     def _publish(self, branch: str, unit: Unit, label: Label) -> None:
@@ -191,7 +180,10 @@ class _IcebergTable(Table):
 
     def _drop_quietly(self, branch: str) -> None:
         try:
-            self.discard(branch)
+            try:
+                self.discard(branch)
+            except Exception:  # noqa: BLE001 - somebody else of this session has loaded the table anew in between
+                self.discard(branch)
         except Exception as error:  # noqa: BLE001 - nobody sees it, and a sweep finds it
             log.warning("the branch %s of %s is left to a later sweep: %s", branch, self._name, what_it_says(error))
 

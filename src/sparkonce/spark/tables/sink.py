@@ -13,10 +13,10 @@ from sparkonce.errors import ConfigurationError, PreflightError, SchemaError
 from sparkonce.sinks.base import Facts, SinkCommitter
 from sparkonce.sinks.write_ahead.apply import Applies
 from sparkonce.sinks.write_ahead.sink import WriteAheadSink
+from sparkonce.spark.tables.answers import what_it_says
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
-    from pyspark.sql.types import StructField
+    from pyspark.sql import Column, DataFrame, SparkSession
 
     from sparkonce.spark.tables.committer import Table
 
@@ -29,6 +29,11 @@ _WIDER = {
     "float": ("double",),
 }
 
+
+FILLED_BY_TABLE = frozenset({"delta.generationExpression", "CURRENT_DEFAULT", "delta.identity.start"})
+"""What a column's metadata has if the table itself says what it holds."""
+
+_GIVEN = "__sparkonce_given"
 
 SEEN_BY_ALL = "the folder in which rows wait is seen by the driver and all executors"
 
@@ -45,6 +50,7 @@ class TableSink(WriteAheadSink, abc.ABC):
     def __init__(self, where: str, *, folder: str | Path | None = None, name: str) -> None:
         super().__init__(_never, applies=Applies.TRANSACTIONAL, per="batch", folder=folder, name=name)
         self.where = where
+        self._identity: str | None = None
 
     @abc.abstractmethod
     def table(self, spark: SparkSession) -> Table:
@@ -55,7 +61,7 @@ class TableSink(WriteAheadSink, abc.ABC):
         """See `TwoPhaseCommitSink.conditions`: how long the table remembers, and what readers do."""
 
     def columns(self, schema: pa.Schema) -> Sequence[str]:
-        """All columns, which have to be among the table's and fit there.
+        """All columns, which have to be among the table's and fit there; the others must be ones that may be null.
 
         Raises:
             SchemaError: naming the one that does not.
@@ -66,8 +72,8 @@ class TableSink(WriteAheadSink, abc.ABC):
         names = super().columns(schema)
         if _active_session() is None:  # a worker, where they were checked before
             return names
-        schema_there = self._ask(lambda table: to_arrow_schema(table.rows().schema))
-        there = {column.name.lower(): column for column in schema_there}
+        fields = self._ask(lambda table: table.schema())
+        there = {column.name.lower(): column for column in to_arrow_schema(fields)}
         for column in schema:
             if column.name.lower() not in there:
                 raise SchemaError(
@@ -80,28 +86,63 @@ class TableSink(WriteAheadSink, abc.ABC):
                     f"column {column.name!r} is a {given}, and in {self.where} it is a {wanted}",
                     next_step="cast it to the table's type.",
                 )
+        taken = {name.lower() for name in names}
+        for field in fields:
+            if not field.nullable and field.name.lower() not in taken and not FILLED_BY_TABLE & field.metadata.keys():
+                raise SchemaError(
+                    f"column {field.name!r} of {self.where} must not be null, and the rows do not have it",
+                    next_step="add it to the rows, or let it be null in the table.",
+                )
         return names
 
-    def fields_there(self) -> Sequence[StructField]:
-        """The table's columns, in a process that has a session; none in a worker.
+    def checked(self, rows: DataFrame) -> DataFrame:
+        """The same rows, or an error while they are computed: what the table would refuse is not to be decided.
 
         Raises:
-            PreflightError: if the table cannot be read.
+            PreflightError: if the table cannot be read, or is not the one any more that it was.
         """
-        if _active_session() is None:
-            return []
-        return self._ask(lambda table: table.rows().schema.fields)
+        from pyspark.sql import functions as F  # noqa: N812 - as everybody writes it
+
+        given = {name.lower(): name for name in rows.columns}
+        identity, fields, rules = self._ask(
+            lambda table: (table.identity(), table.schema().fields, table.rules(given.keys()))
+        )
+        self._check_identity(identity, self._identity)
+        if not rules.conditions:
+            return rows
+        plain = [
+            (F.col(quoted(given[one.name.lower()])) if one.name.lower() in given else F.lit(None))
+            .cast(one.dataType)
+            .alias(one.name)
+            for one in fields
+            if one.name not in rules.fills
+        ]
+        filled = [
+            fill.cast(one.dataType).alias(one.name) for one in fields if (fill := rules.fills.get(one.name)) is not None
+        ]
+        broken = F.coalesce(
+            *(
+                F.when(~F.coalesce(condition, F.lit(False)), F.lit(f"{self.where} does not take a row: {name}"))
+                for name, condition in rules.conditions.items()
+            )
+        )
+        whole = rows.select(F.struct(*(F.col(quoted(name)) for name in rows.columns)).alias(_GIVEN), *plain)
+        passed = F.when(broken.isNull(), F.lit(True)).otherwise(F.raise_error(broken).cast("boolean"))
+        return whole.select("*", *filled).where(passed).select(f"{_GIVEN}.*")
 
     def preflight(self, query: str, recorded: Facts | None) -> Facts:
         """Sees that the table is there, and that it is the one that the log knows."""
         found = self._ask(lambda table: table.identity())
-        known = (recorded or {}).get("table", found)
-        if known != found:
+        self._check_identity(found, (recorded or {}).get("table"))
+        self._identity = found
+        return {**super().preflight(query, recorded), "table": found}
+
+    def _check_identity(self, found: str, known: str | None) -> None:
+        if known not in (None, found):
             raise PreflightError(
                 f"{self.where} is the table {found}, and the query has written to the table {known}",
                 next_step="give the sink the table that it wrote to, or start a new checkpoint.",
             )
-        return {**super().preflight(query, recorded), "table": found}
 
     def _ask(self, question: Callable[[Table], _Answer]) -> _Answer:
         table = self.table(driver_session(self.name))
@@ -117,14 +158,8 @@ class TableSink(WriteAheadSink, abc.ABC):
         """Writes with the driver's session."""
         from sparkonce.spark.tables.committer import TableCommitter
 
-        return TableCommitter(self.folder(), self.name, self._prefix, self.table(driver_session(self.name)))
-
-
-def what_it_says(error: Exception) -> str:
-    """In one line; of an error of Java's what Java says, not where."""
-    java = getattr(error, "java_exception", None)
-    text = str(error) if java is None else str(java.toString())
-    return next(iter(text.strip().splitlines()), type(error).__name__)
+        table = self.table(driver_session(self.name))
+        return TableCommitter(self.folder(), self.name, self._prefix, table, self._identity)
 
 
 def driver_session(sink: str) -> SparkSession:
@@ -150,6 +185,18 @@ def _active_session() -> SparkSession | None:
         return active
     started: SparkSession | None = SparkSession._instantiatedSession
     return started
+
+
+def quoted(name: str) -> str:
+    """A name as Spark's SQL takes it, whatever is in it."""
+    return "`" + name.replace("`", "``") + "`"
+
+
+def not_null(column: str) -> tuple[str, Column]:
+    """The condition that a column, or a field within one, has a value: its name as SQL takes it."""
+    from pyspark.sql import functions
+
+    return f"{column} must not be null", functions.col(column).isNotNull()
 
 
 def _never(*_: object) -> None:

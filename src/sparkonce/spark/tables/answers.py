@@ -1,0 +1,44 @@
+"""What an error of Spark's, or of a table's, means for rows that it did not take."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+_FINAL_STATES = ("21", "22", "23", "42", "KD000")
+"""How the SQLSTATEs begin that speak of the rows and the table: cardinality, data, constraints, names and rights, and
+Spark's own for data that do not fit the table. https://spark.apache.org/docs/latest/sql-error-conditions-sqlstates.html
+"""
+
+_FINAL_CONDITIONS = frozenset({"_LEGACY_ERROR_TEMP_DELTA_0007"})
+"""Without a SQLSTATE: Delta's for columns that are not the table's."""
+
+
+def is_final(error: BaseException) -> bool:
+    """Whether writing the same rows again to the same table can only fail again.
+
+    Not by the error's type: `AnalysisException` is also what Spark makes of a metastore that does not answer.
+    """
+    return any(
+        str(state or "").startswith(_FINAL_STATES) or condition in _FINAL_CONDITIONS
+        for state, condition in _told(error)
+    )
+
+
+def what_it_says(error: BaseException, lines: int = 1) -> str:
+    """As one line; of an error of Java's what Java says, not where."""
+    java = getattr(error, "java_exception", None)
+    text = str(error) if java is None else str(java.toString())
+    return " ".join(line.strip() for line in text.strip().splitlines()[:lines]) or type(error).__name__
+
+
+def _told(error: BaseException) -> Iterator[tuple[Any, Any]]:
+    """SQLSTATE and condition of the error, and of those that caused it in the JVM."""
+    from py4j.java_gateway import is_instance_of
+    from pyspark import SparkContext
+
+    java = getattr(error, "java_exception", None) or getattr(error, "_origin", None)
+    while java is not None:
+        if is_instance_of(SparkContext._gateway, java, "org.apache.spark.SparkThrowable"):
+            yield java.getSqlState(), java.getCondition()
+        java = java.getCause()

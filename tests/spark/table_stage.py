@@ -1,0 +1,119 @@
+"""What the tests of all tables do with their sink: handles without a query, and queries that crash."""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from pyspark.errors import StreamingQueryException
+from pyspark.sql import SparkSession
+
+from spark.in_process import LIMIT_S, crash_at
+from spark.table_session import table_session
+from sparkonce import ExactlyOnce
+from sparkonce.protocol.handles import Handle, transaction_fields
+from sparkonce.protocol.outcomes import Outcome
+from sparkonce.protocol.ownership import Token
+from sparkonce.protocol.state import Phase
+from sparkonce.sinks.base import Owner, SinkCommitter, WriterContext
+from sparkonce.sinks.write_ahead.folder import WriteAheadFolder
+from sparkonce.spark.tables.sink import TableSink
+from tryout.bulk import make_orders
+
+QUERY = "7f6e5d4c0000"
+OLD, NEW = Token(3, "0" * 8), Token(7, "1" * 8)
+ARROW = pa.schema([("number", pa.int64()), ("word", pa.string())])
+SLOW = [pytest.param(phase, marks=pytest.mark.slow) for phase in (None, Phase.DECIDING, Phase.IDLE)]
+
+
+@pytest.fixture(scope="module")
+def tables(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
+    with table_session(spark, tmp_path_factory.mktemp("warehouse")) as made:
+        yield made
+
+
+class KilledError(BaseException):
+    pass
+
+
+def killed(*_: object) -> None:
+    raise KilledError
+
+
+class Stage(abc.ABC):
+    """One table and a run that writes to it.
+
+    Args:
+        spark: A session with the tables' catalogs.
+        folder: A new one.
+    """
+
+    def __init__(self, spark: SparkSession, folder: Path) -> None:
+        self.spark, self.folder = spark, folder
+        self.facts = self.sink().preflight(QUERY, None)
+
+    @abc.abstractmethod
+    def sink(self) -> TableSink:
+        """One that keeps rows in the folder's `rows`."""
+
+    @abc.abstractmethod
+    def numbers(self) -> list[int]:
+        """What a reader finds, sorted."""
+
+    def owner(self, token: Token = OLD) -> Owner:
+        return Owner(query=QUERY, token=token, facts=self.facts)
+
+    def prepare(self, batch: int = 0, slot: int = 0, schema: pa.Schema = ARROW) -> Handle:
+        sink = self.sink()
+        writer = sink.writer(WriterContext(owner=self.owner(), batch=batch, slot=slot, copy="1.1.0"))
+        writer.begin()
+        rows = {"number": [100 * batch + slot], "word": [None]}
+        writer.write(pa.record_batch({name: rows[name] for name in schema.names}, schema=schema))
+        fields = transaction_fields(writer.prepare())
+        writer.close()
+        return Handle(sink=sink.name, slot=slot, rows=1, transaction=fields)
+
+    def commit(self, *handles: Handle) -> list[Outcome]:
+        return [answer.outcome for answer in self.sink().committer().commit(handles)]
+
+    def run_of_its_own(self) -> SinkCommitter:
+        """The committer of a run that knows its table."""
+        sink = self.sink()
+        assert sink.preflight(QUERY, self.facts) == self.facts
+        return sink.committer()
+
+    def commit_killed(self, kind: type, method: str, *handles: Handle) -> None:
+        """The driver is killed in place of calling a method."""
+        with pytest.MonkeyPatch.context() as broken:
+            broken.setattr(kind, method, killed)
+            with pytest.raises(KilledError):
+                self.commit(*handles)
+
+    def commit_unnoticed(self, *handles: Handle) -> None:
+        """The driver is killed between the commit and its own note of it."""
+        self.commit_killed(WriteAheadFolder, "note_done", *handles)
+
+    def query(self, listener: Callable[[Phase, int], None] | None = None, *, name: str = "query") -> str:
+        """Writes the orders that there are, in batches of two files. What stopped it, or nothing."""
+        rows = self.spark.readStream.schema("id bigint").option("maxFilesPerTrigger", 2)
+        once = ExactlyOnce(self.sink(), checkpoint=str(self.folder / name), listener=listener, display=False)
+        orders = rows.json(str(self.folder / "orders")).withColumnRenamed("id", "number")
+        running = once.start(orders, trigger={"availableNow": True})
+        try:
+            assert running.awaitTermination(LIMIT_S)
+        except StreamingQueryException as error:
+            return str(error)
+        finally:
+            running.stop()
+        return ""
+
+    def query_that_crashes(self, phase: Phase | None) -> list[int]:
+        """The numbers that were sent, once a query has crashed in its second batch and gone on."""
+        sent = make_orders(self.folder / "orders", files=4)
+        if phase is not None:
+            assert "CrashError" in self.query(crash_at(phase, 1))
+        assert self.query() == ""
+        return sent
