@@ -106,13 +106,16 @@ class TestDelta(SinkConformance):
 
 
 class Stage:
-    def __init__(self, spark: SparkSession, folder: Path, empty_table: Path) -> None:
+    def __init__(
+        self, spark: SparkSession, folder: Path, empty_table: Path, waiting: str = "rows", name: str = "delta"
+    ) -> None:
         self.spark, self.folder, self.path = spark, folder, folder / "table"
+        self.waiting, self.name = waiting, name
         shutil.copytree(empty_table, self.path)
         self.facts = self.sink().preflight(QUERY, None)
 
     def sink(self) -> DeltaSink:
-        return DeltaSink(str(self.path), folder=self.folder / "rows")
+        return DeltaSink(str(self.path), folder=self.folder / self.waiting, name=self.name)
 
     def prepare(self, batch: int = 0, slot: int = 0) -> Handle:
         owner = Owner(query=QUERY, token=Token(3, "0" * 8), facts=self.facts)
@@ -121,7 +124,7 @@ class Stage:
         writer.write(pa.record_batch({"number": [100 * batch + slot], "word": [None]}, schema=ARROW))
         fields = transaction_fields(writer.prepare())
         writer.close()
-        return Handle(sink="delta", slot=slot, rows=1, transaction=fields)
+        return Handle(sink=self.name, slot=slot, rows=1, transaction=fields)
 
     def commit(self, *handles: Handle) -> list[Outcome]:
         return [answer.outcome for answer in self.sink().committer().commit(handles)]
@@ -154,6 +157,17 @@ def test_a_batch_is_one_version(stage: Stage) -> None:
     assert stage.commit(*handles) == [Outcome.COMMITTED] * 4
     assert (stage.numbers(), stage.versions()) == ([0, 1, 2, 3], 1)
     assert numbers_by_the_log(stage.path) == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize(("waiting", "name"), [("_rows/.rows/a*b?[c]{d,e}\\f %20", "delta"), ("rows", "_delta.x")])
+def test_names_that_mean_something_to_spark(
+    tables: SparkSession, tmp_path: Path, empty_table: Path, waiting: str, name: str
+) -> None:
+    """It takes paths for patterns, and passes over files that begin with an underscore or a dot."""
+    (tmp_path / "_rows/.rows/axb!cd").mkdir(parents=True)
+    stage = Stage(tables, tmp_path, empty_table, waiting, name)
+    assert stage.commit(*(stage.prepare(slot=slot) for slot in range(2))) == [Outcome.COMMITTED] * 2
+    assert stage.numbers() == [0, 1]
 
 
 @pytest.mark.parametrize(("method", "kind"), [("append", _DeltaTable), ("note_done", WriteAheadFolder)])
