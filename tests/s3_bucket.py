@@ -3,23 +3,13 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterator
 from typing import Any
 
 import boto3
-import pytest
 from botocore.config import Config
 
 from sparkonce.protocol.ownership import Token, TransactionName
-from sparkonce.testing.servers.s3 import ACCESS_KEY, SECRET_KEY, S3Server, find_versitygw
-
-
-def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
-    """A versitygw, for a fixture to yield from."""
-    if find_versitygw() is None:
-        pytest.skip("no versitygw: go install github.com/versity/versitygw/cmd/versitygw@v1.8.0")
-    with S3Server(tmp_path_factory.mktemp("s3") / "versitygw") as server:
-        yield server
+from sparkonce.testing.servers.s3 import ACCESS_KEY, SECRET_KEY, S3Server
 
 
 class Bucket:
