@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import io
 import secrets
 from typing import Any
 
 import boto3
+import pyarrow.parquet as pq
 from botocore.config import Config
 
 from sparkonce.protocol.ownership import Token, TransactionName
@@ -32,6 +34,16 @@ class Bucket:
         """What every reader sees, by key."""
         listed = self.client.list_objects_v2(Bucket=self.name, Prefix=prefix).get("Contents", ())
         return {one["Key"]: self.read(one["Key"]) for one in listed}
+
+    def published(self) -> dict[str, bytes]:
+        """The files of a sink that writes to ``out``, by key, without what it keeps for itself."""
+        found = self.objects("out/")
+        return {key: content for key, content in found.items() if not key.startswith(("out/.sparkonce/", "out/_"))}
+
+    def numbers(self, column: str) -> list[int]:
+        """What a reader of Parquet finds in a column."""
+        tables = [pq.ParquetFile(io.BytesIO(content)).read() for content in self.published().values()]
+        return [number for table in tables for number in table.column(column).to_pylist()]
 
     def read(self, key: str) -> bytes:
         content: bytes = self.client.get_object(Bucket=self.name, Key=key)["Body"].read()
