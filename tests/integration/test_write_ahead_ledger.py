@@ -6,19 +6,21 @@ import os
 import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from integration import write_ahead_child as child
 from integration.write_ahead_child import METHODS, POINTS, sink_of, target_of
 from integration.write_ahead_scene import QUERY, commit, files, numbers, order, owner, path_of, prepare
-from sparkonce import Applies, WriteAheadSink
-from sparkonce.errors import PreflightError
+from sparkonce import Applies, ApplyToken, WriteAheadSink
+from sparkonce.errors import PreflightError, UnknownOutcomeError
 from sparkonce.protocol.handles import Handle
 from sparkonce.protocol.outcomes import COMMITTED, Outcome
 from sparkonce.sinks.write_ahead import committer as committer_module
 from sparkonce.sinks.write_ahead.folder import Stand, WriteAheadFolder
 from sparkonce.sinks.write_ahead.ledger import Ledger
+from unit.driver_world import World
 
 NEITHER = Applies.NEITHER
 PERS = ["slot", "batch"]
@@ -98,6 +100,39 @@ def test_only_rows_that_no_commit_has_begun_with_are_lost(
         assert answers == [Outcome.UNKNOWN] * 2
     aborted = {answer.outcome for answer in sink.committer().abort(handles)}
     assert (Outcome.ABORTED in aborted) == (point in NEVER_BEGUN)
+
+
+class Query(World):
+    """A query that writes to nothing but this sink."""
+
+    def __init__(self, root: Path, per: str) -> None:
+        super().__init__(root / "checkpoint")
+        self.root, self.per = root, per
+        self.apply: Callable[..., object] = target_of(root, NEITHER)
+
+    def sinks(self) -> Any:
+        return {"write-ahead": sink_of(self.root, NEITHER, self.apply, per=self.per)}
+
+
+@pytest.mark.parametrize("per", PERS)
+def test_a_query_stops_rather_than_write_rows_again_that_may_be_there(tmp_path: Path, per: str) -> None:
+    target, query = target_of(tmp_path, NEITHER), Query(tmp_path, per)
+
+    def interrupted(rows: Any, token: ApplyToken) -> None:
+        target(rows, token)
+        raise KilledError
+
+    query.apply = interrupted
+    with pytest.raises(KilledError):
+        query.run(query.start(), 0)
+    for path in (tmp_path / "checkpoint").rglob("started/*"):
+        path.unlink()
+    written = target.visible()
+    assert written
+    query.apply = target
+    with pytest.raises(UnknownOutcomeError, match="may have been applied"):
+        query.run(query.start(deadline_s=0.05), 0)
+    assert target.visible() == written
 
 
 @pytest.mark.parametrize("per", PERS)

@@ -22,7 +22,7 @@ __all__ = ["bucket", "s3"]
 
 pytestmark = pytest.mark.spark
 
-SLOTS = 3
+SLOTS = 2
 ROWS_PER_BATCH = 100
 DECIDING = Phase.DECIDING.name
 
