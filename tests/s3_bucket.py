@@ -2,24 +2,16 @@
 
 from __future__ import annotations
 
+import io
 import secrets
-from collections.abc import Iterator
 from typing import Any
 
 import boto3
-import pytest
+import pyarrow.parquet as pq
 from botocore.config import Config
 
 from sparkonce.protocol.ownership import Token, TransactionName
-from sparkonce.testing.servers.s3 import ACCESS_KEY, SECRET_KEY, S3Server, find_versitygw
-
-
-def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
-    """A versitygw, for a fixture to yield from."""
-    if find_versitygw() is None:
-        pytest.skip("no versitygw: go install github.com/versity/versitygw/cmd/versitygw@v1.8.0")
-    with S3Server(tmp_path_factory.mktemp("s3") / "versitygw") as server:
-        yield server
+from sparkonce.testing.servers.s3 import ACCESS_KEY, SECRET_KEY, S3Server
 
 
 class Bucket:
@@ -42,6 +34,16 @@ class Bucket:
         """What every reader sees, by key."""
         listed = self.client.list_objects_v2(Bucket=self.name, Prefix=prefix).get("Contents", ())
         return {one["Key"]: self.read(one["Key"]) for one in listed}
+
+    def published(self) -> dict[str, bytes]:
+        """The files of a sink that writes to ``out``, by key, without what it keeps for itself."""
+        found = self.objects("out/")
+        return {key: content for key, content in found.items() if not key.startswith(("out/.sparkonce/", "out/_"))}
+
+    def numbers(self, column: str) -> list[int]:
+        """What a reader of Parquet finds in a column."""
+        tables = [pq.ParquetFile(io.BytesIO(content)).read() for content in self.published().values()]
+        return [number for table in tables for number in table.column(column).to_pylist()]
 
     def read(self, key: str) -> bytes:
         content: bytes = self.client.get_object(Bucket=self.name, Key=key)["Body"].read()

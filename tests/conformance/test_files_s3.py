@@ -1,22 +1,18 @@
 from __future__ import annotations
 
-import io
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
-import pyarrow.parquet as pq
 import pytest
 
 from conformance.files_suite import FilesSuite
-from s3_bucket import Bucket, running
+from integration.s3_scene import s3
+from s3_bucket import Bucket
 from sparkonce.protocol.handles import Handle
 from sparkonce.sinks.files.handle import read_handle
 from sparkonce.sinks.files.sink import FilesSink
 from sparkonce.testing.servers.s3 import S3Server
 
-
-@pytest.fixture(scope="module")
-def s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
-    yield from running(tmp_path_factory)
+__all__ = ["s3"]
 
 
 class S3Suite(FilesSuite):
@@ -35,11 +31,7 @@ class S3Suite(FilesSuite):
         )
 
     def visible(self) -> Sequence[int]:
-        found: list[int] = []
-        for key, content in self.bucket.objects("out/").items():
-            if not key.startswith(("out/.sparkonce/", "out/_")):
-                found += pq.ParquetFile(io.BytesIO(content)).read().column("number").to_pylist()
-        return found
+        return self.bucket.numbers("number")
 
     def expire(self, handle: Handle) -> bool:
         """Versitygw has no lifecycle rules; another client's abort ends an upload the same way."""

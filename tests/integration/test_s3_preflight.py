@@ -7,22 +7,24 @@ import json
 import logging
 import secrets
 import socket
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import botocore.auth
 import pytest
 
+from integration.s3_scene import between, bucket, new_store, s3, seal
 from s3_between import GO_ON, Between, Reply, Request, refusal
-from s3_bucket import Bucket, new_name, running
+from s3_bucket import Bucket
 from secured import make_keys
 from sparkonce.errors import PreflightError, PrepareError
 from sparkonce.protocol.outcomes import Outcome
 from sparkonce.sinks.files.s3 import S3Store
-from sparkonce.sinks.files.store import Fields, file_path
 from sparkonce.testing.servers.process import free_port
 from sparkonce.testing.servers.s3 import S3Server
+
+__all__ = ["between", "bucket", "s3"]
 
 RIGHTS = {
     "s3:ListBucket",
@@ -37,31 +39,11 @@ RIGHTS = {
 
 
 @pytest.fixture(scope="module")
-def s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
-    yield from running(tmp_path_factory)
-
-
-@pytest.fixture(scope="module")
 def user(s3: S3Server) -> tuple[str, str]:
     """Somebody with an access key and a secret, and no rights."""
     access_key, secret_key = f"user-{secrets.token_hex(4)}", secrets.token_hex(16)
     s3.add_user(access_key, secret_key)
     return access_key, secret_key
-
-
-@pytest.fixture
-def bucket(s3: S3Server) -> Bucket:
-    return Bucket(s3)
-
-
-@pytest.fixture
-def between(s3: S3Server) -> Iterator[Between]:
-    with Between(s3.port).running() as proxy:
-        yield proxy
-
-
-def new_store(bucket: Bucket, **settings: Any) -> S3Store:
-    return S3Store(f"s3://{bucket.name}/out", {**bucket.server.settings(), **settings})
 
 
 def store_of(bucket: Bucket, user: tuple[str, str]) -> S3Store:
@@ -77,13 +59,6 @@ def grant(bucket: Bucket, user: tuple[str, str], rights: set[str]) -> None:
     ]
     policy = {"Version": "2012-10-17", "Statement": statements}
     bucket.client.put_bucket_policy(Bucket=bucket.name, Policy=json.dumps(policy))
-
-
-def seal(store: S3Store) -> Fields:
-    name = new_name()
-    held = store.hold(name, file_path("a=1", name, 0, ".txt"))
-    held.stream.write(b"rows")
-    return held.seal()
 
 
 def leftovers(bucket: Bucket) -> tuple[Sequence[Any], Sequence[str]]:

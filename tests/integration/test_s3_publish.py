@@ -10,28 +10,19 @@ import subprocess
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
 import pytest
 
+from integration.s3_scene import between, bucket, new_store, s3, seal
 from s3_between import CUT_REPLY, GO_ON, Act, Between, Reply, Request, refusal
-from s3_bucket import Bucket, new_name, running
+from s3_bucket import Bucket
 from sparkonce.errors import UnknownOutcomeError
 from sparkonce.protocol.outcomes import Finished, Outcome
 from sparkonce.sinks.files.s3 import S3Store
 from sparkonce.sinks.files.s3.settings import MIB
-from sparkonce.sinks.files.store import Fields, FileStore, Standing, file_path, name_in
-from sparkonce.testing.servers.s3 import S3Server
+from sparkonce.sinks.files.store import Fields, FileStore, Standing, name_in
 
-
-@pytest.fixture(scope="module")
-def s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
-    yield from running(tmp_path_factory)
-
-
-@pytest.fixture
-def bucket(s3: S3Server) -> Bucket:
-    return Bucket(s3)
+__all__ = ["between", "bucket", "s3"]
 
 
 @pytest.fixture
@@ -39,23 +30,6 @@ def store(bucket: Bucket) -> Iterator[S3Store]:
     opened = new_store(bucket)
     yield opened
     opened.close()
-
-
-@pytest.fixture
-def between(s3: S3Server) -> Iterator[Between]:
-    with Between(s3.port).running() as proxy:
-        yield proxy
-
-
-def new_store(bucket: Bucket, **settings: Any) -> S3Store:
-    return S3Store(f"s3://{bucket.name}/out", {**bucket.server.settings(), **settings})
-
-
-def seal(store: FileStore, content: bytes = b"rows", *, folder: str = "a=1") -> Fields:
-    name = new_name()
-    held = store.hold(name, file_path(folder, name, 0, ".txt"))
-    held.stream.write(content)
-    return held.seal()
 
 
 def publish(store: FileStore, fields: Fields) -> Finished:
@@ -137,6 +111,63 @@ def test_a_store_in_trouble_is_asked_again(bucket: Bucket, between: Between, ans
     assert publish(store, fields).outcome is Outcome.RETRY
     between.act = lambda _: GO_ON
     assert publish(store, fields).outcome is Outcome.COMMITTED
+
+
+BUSY = {
+    "429 without a body": Reply(429, b""),
+    "429 of another store": refusal(429, "TooManyRequests"),
+    "throttling": refusal(400, "Throttling"),
+    "throttling exception": refusal(400, "ThrottlingException"),
+    "request limit": refusal(503, "RequestLimitExceeded"),
+    "slow down": refusal(503, "SlowDown"),
+    "conflict": refusal(409, "ConditionalRequestConflict"),
+    "another operation": refusal(409, "OperationAborted"),
+}
+
+
+def first_of_each_kind(answer: Reply) -> Act:
+    """Every kind of request gets this answer once."""
+    seen: set[tuple[str, bool]] = set()
+
+    def act(request: Request) -> str | Reply:
+        kind = request.method, request.is_complete
+        if kind in seen:
+            return GO_ON
+        seen.add(kind)
+        return answer
+
+    return act
+
+
+@pytest.mark.parametrize("answer", BUSY.values(), ids=BUSY)
+def test_a_store_that_refuses_once_is_asked_again(bucket: Bucket, between: Between, answer: Reply) -> None:
+    """boto3 repeats nothing here: each answer is the table's to read."""
+    fields = seal(new_store(bucket))
+    store = new_store(bucket, endpoint_url=between.url, attempts=1)
+    between.act = first_of_each_kind(answer)
+    assert publish(store, fields).outcome is Outcome.RETRY
+    assert publish(store, fields).outcome is Outcome.COMMITTED
+    assert bucket.objects() == {key(fields): b"rows"}
+    assert bucket.uploads() == []
+
+
+@pytest.mark.parametrize("published", [True, False], ids=["published", "aborted"])
+@pytest.mark.parametrize("status", [429, 409, 503])
+def test_a_busy_store_does_not_make_a_loss_of_what_was_published(
+    bucket: Bucket, between: Between, status: int, published: bool
+) -> None:
+    """The completion says that the upload is gone; what must be asked next is refused once each, without a body."""
+    fields = seal(new_store(bucket))
+    if published:
+        publish(new_store(bucket), fields)
+    else:
+        bucket.abort(str(fields["upload_id"]))
+    refuse = first_of_each_kind(Reply(status, b""))
+    between.act = lambda request: GONE if request.is_complete else refuse(request)
+    store = new_store(bucket, endpoint_url=between.url, attempts=1)
+    final = Outcome.ALREADY_COMMITTED if published else Outcome.LOST
+    assert [publish(store, fields).outcome for _ in range(3)] == [Outcome.RETRY, Outcome.RETRY, final]
+    assert {request.method for request in between.seen} == {"POST", "GET", "HEAD"}
 
 
 def test_done_without_an_object_is_not_done(bucket: Bucket, between: Between) -> None:

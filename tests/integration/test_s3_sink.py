@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from typing import Any
 
 import pyarrow as pa
 import pytest
 
+from integration.s3_scene import between, bucket, s3
 from s3_between import GO_ON, Between, Reply
-from s3_bucket import Bucket, running
+from s3_bucket import Bucket
 from sparkonce import FilesSink, Guarantee
 from sparkonce.errors import ConfigurationError, PreflightError
 from sparkonce.protocol.handles import Handle, transaction_fields
@@ -19,6 +19,8 @@ from sparkonce.protocol.ownership import Token
 from sparkonce.sinks.base import Owner, WriterContext
 from sparkonce.testing.servers.s3 import SECRET_KEY, S3Server
 
+__all__ = ["between", "bucket", "s3"]
+
 QUERY = "0123456789ab"
 RULES = b"""<LifecycleConfiguration>
 <Rule><ID>uploads</ID><Status>Enabled</Status><Filter><Prefix>out/</Prefix></Filter>
@@ -26,22 +28,6 @@ RULES = b"""<LifecycleConfiguration>
 <Rule><ID>tidy</ID><Status>Enabled</Status><Filter><Prefix>out/</Prefix></Filter>
 <Expiration><Days>30</Days></Expiration></Rule>
 </LifecycleConfiguration>"""
-
-
-@pytest.fixture(scope="module")
-def s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
-    yield from running(tmp_path_factory)
-
-
-@pytest.fixture
-def bucket(s3: S3Server) -> Bucket:
-    return Bucket(s3)
-
-
-@pytest.fixture
-def between(s3: S3Server) -> Iterator[Between]:
-    with Between(s3.port).running() as proxy:
-        yield proxy
 
 
 def new_sink(bucket: Bucket, *, guarantee: Guarantee = Guarantee.EXACTLY_ONCE, **options: Any) -> FilesSink:

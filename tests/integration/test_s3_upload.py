@@ -8,7 +8,6 @@ import secrets
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
 from concurrent.futures import wait
 from typing import Any
 
@@ -17,35 +16,18 @@ import pyarrow.fs
 import pyarrow.parquet as pq
 import pytest
 
+from integration.s3_scene import between, bucket, new_store, s3
 from s3_between import CUT_REPLY, GO_ON, Between, Request, damaged, refusal
-from s3_bucket import Bucket, new_name, running
+from s3_bucket import Bucket, new_name
 from sparkonce.errors import ConfigurationError, PrepareError, UnknownOutcomeError
 from sparkonce.protocol.outcomes import Outcome
 from sparkonce.protocol.ownership import TransactionName
 from sparkonce.sinks.files.s3 import S3Store, upload
 from sparkonce.sinks.files.s3.settings import MIB
 from sparkonce.sinks.files.store import HeldFile, file_path
-from sparkonce.testing.servers.s3 import ACCESS_KEY, SECRET_KEY, S3Server
+from sparkonce.testing.servers.s3 import ACCESS_KEY, SECRET_KEY
 
-
-@pytest.fixture(scope="module")
-def s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
-    yield from running(tmp_path_factory)
-
-
-@pytest.fixture
-def bucket(s3: S3Server) -> Bucket:
-    return Bucket(s3)
-
-
-@pytest.fixture
-def between(s3: S3Server) -> Iterator[Between]:
-    with Between(s3.port).running() as proxy:
-        yield proxy
-
-
-def new_store(bucket: Bucket, *, page: int = 1000, **settings: Any) -> S3Store:
-    return S3Store(f"s3://{bucket.name}/out", {**bucket.server.settings(), **settings}, page=page)
+__all__ = ["between", "bucket", "s3"]
 
 
 def hold(store: S3Store, name: TransactionName | None = None, *, folder: str = "a=1", number: int = 0) -> HeldFile:
@@ -208,8 +190,13 @@ def test_what_is_swept_while_it_is_written_is_not_sealed(bucket: Bucket) -> None
     store = new_store(bucket, part_size_bytes=5 * MIB)
     held = hold(store)
     held.stream.write(bytes(5 * MIB))
+    held.stream.write(b"the next part")
     while not (left := list(store.list_held())):
         pass
+    (listed,) = bucket.uploads()
+    upload_of = {"Bucket": bucket.name, "Key": listed["Key"], "UploadId": listed["UploadId"]}
+    while not bucket.client.list_parts(**upload_of).get("Parts"):
+        pass  # a part that arrives while its upload is aborted may be taken
     store.discard([one.fields for one in left])
     with pytest.raises(PrepareError, match="NoSuchUpload"):
         held.seal()

@@ -1,13 +1,10 @@
 from __future__ import annotations
 
-import json
 import logging
 import os
 import pickle
-import subprocess
-import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -16,80 +13,37 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from integration.write_ahead_child import KILLED, POINTS, sink_of, target_of
+from integration.write_ahead_child import POINTS, sink_of, target_of
+from integration.write_ahead_scene import (
+    LIMIT_S,
+    QUERY,
+    commit,
+    files,
+    kill_in_commit,
+    numbers,
+    open_writer,
+    owner,
+    path_of,
+    prepare,
+)
 from sparkonce import Applies, ApplyToken, Guarantee, RefusedError, RetryLaterError, WriteAheadSink
 from sparkonce.errors import ConfigurationError, PreflightError, PrepareError, SchemaError, UnknownOutcomeError
-from sparkonce.protocol.codec import encode_handle
 from sparkonce.protocol.handles import Handle, transaction_fields
 from sparkonce.protocol.outcomes import COMMITTED, Outcome
-from sparkonce.protocol.ownership import Token, TransactionName
-from sparkonce.sinks.base import Owner, SinkWriter, WriterContext
+from sparkonce.protocol.ownership import TransactionName
+from sparkonce.sinks.base import WriterContext
 from sparkonce.sinks.write_ahead import committer as committer_module
 from sparkonce.sinks.write_ahead import folder as folder_module
 from sparkonce.sinks.write_ahead.committer import WriteAheadCommitter
 from sparkonce.sinks.write_ahead.folder import Stand, WriteAheadFolder
+from sparkonce.sinks.write_ahead.ledger import Ledger
 
-QUERY = "7f6e5d4c0000"
 TRANSACTIONAL, IDEMPOTENT, NEITHER = Applies.TRANSACTIONAL, Applies.IDEMPOTENT, Applies.NEITHER
-LIMIT_S = 60.0
-
-
-def numbers(batch: int, slots: Sequence[int]) -> list[int]:
-    return [1000 * batch + 10 * slot + place for slot in slots for place in range(3)]
-
-
-def open_writer(sink: WriteAheadSink, batch: int = 0, slot: int = 0, position: int = 3) -> SinkWriter:
-    owner = Owner(query=QUERY, token=Token(position, "0" * 8), facts=sink.preflight(QUERY, None))
-    writer = sink.writer(WriterContext(owner=owner, batch=batch, slot=slot, copy="1.1.0"))
-    writer.begin()
-    writer.write(pa.record_batch({"number": numbers(batch, [slot])}))
-    return writer
-
-
-def prepare(sink: WriteAheadSink, batch: int = 0, slot: int = 0) -> Handle:
-    writer = open_writer(sink, batch, slot)
-    fields = transaction_fields(writer.prepare())
-    writer.close()
-    return Handle(sink=sink.name, slot=slot, rows=3, transaction=fields)
-
-
-def commit(sink: WriteAheadSink, *handles: Handle) -> list[Outcome]:
-    return [finished.outcome for finished in sink.committer().commit(handles)]
-
-
-def path_of(sink: WriteAheadSink, handle: Handle, stand: Stand) -> Path:
-    return sink.folder().root / stand.value / str(handle["name"])
-
-
-def files(sink: WriteAheadSink) -> dict[str, int]:
-    """How many files there are in each state."""
-    return {stand.value: len(list((sink.folder().root / stand.value).iterdir())) for stand in Stand}
-
-
-def owner() -> Owner:
-    return Owner(query=QUERY, token=Token(3, "0" * 8))
 
 
 # --- a driver is killed in a commit ---------------------------------------------------------------------------------
 
 
-def kill_in_commit(root: Path, grade: Applies, handles: Sequence[Handle], point: str, **settings: Any) -> None:
-    order = {
-        "root": str(root),
-        "grade": grade.value,
-        "settings": settings,
-        "handles": [encode_handle(handle) for handle in handles],
-        "point": point,
-    }
-    command = [sys.executable, "-m", "integration.write_ahead_child", json.dumps(order)]
-    folders = os.pathsep.join([str(Path(__file__).parents[1]), *sys.path])
-    done = subprocess.run(
-        command, env={**os.environ, "PYTHONPATH": folders}, check=False, timeout=LIMIT_S, capture_output=True
-    )
-    assert done.returncode == KILLED, done.stderr.decode()
-
-
-CALLED = ("called", "applied", "noted", "deleted")
 DOUBLED = ("applied",)
 """Where the first call has done its work, and nothing says so."""
 
@@ -214,20 +168,21 @@ def test_many_drivers_at_once(tmp_path: Path) -> None:
     assert len(target.calls()) == 8
 
 
+@pytest.mark.parametrize("per", ["slot", "batch"])
 def test_a_batch_that_another_driver_finishes_meanwhile_is_not_called_lost(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, per: str
 ) -> None:
-    sink, target = sink_of(tmp_path, NEITHER, per="batch"), target_of(tmp_path, NEITHER)
+    sink, target = sink_of(tmp_path, NEITHER, per=per), target_of(tmp_path, NEITHER)
     handles = [prepare(sink, slot=slot) for slot in range(3)]
-    begin = WriteAheadCommitter._begin
+    take = WriteAheadCommitter._take
 
-    def paused(*arguments: Any) -> bool | None:
-        """The other driver does all of its commit after this one has read the groups."""
+    def paused(*arguments: Any) -> bool:
+        """The other driver does all of its commit after this one has read the ledger."""
         monkeypatch.undo()
         assert commit(sink, *handles) == [Outcome.COMMITTED] * 3
-        return begin(*arguments)
+        return take(*arguments)
 
-    monkeypatch.setattr(WriteAheadCommitter, "_begin", paused)
+    monkeypatch.setattr(WriteAheadCommitter, "_take", paused)
     assert commit(sink, *handles) == [Outcome.ALREADY_COMMITTED] * 3
     assert sorted(target.visible()) == sorted(numbers(0, [0, 1, 2]))
 
@@ -274,15 +229,6 @@ def test_a_spoilt_file_is_never_applied(tmp_path: Path, spoil: Callable[[Path], 
     assert sorted(target.visible()) == (numbers(0, [0]) if per == "slot" else [])
     assert sink.committer().abort([handles[1]])[0].outcome is Outcome.UNKNOWN
     assert path_of(sink, handles[1], Stand.STARTED).exists()
-
-
-def test_a_file_that_was_deleted_after_a_commit_began_is_not_called_lost(tmp_path: Path) -> None:
-    """It may have been applied: healing would double it."""
-    sink = sink_of(tmp_path, NEITHER, per="batch")
-    handles = [prepare(sink, slot=slot) for slot in range(2)]
-    kill_in_commit(tmp_path, NEITHER, handles, "applied", per="batch")
-    path_of(sink, handles[1], Stand.STARTED).unlink()
-    assert commit(sink, *handles) == [Outcome.UNKNOWN] * 2
 
 
 def test_another_folder_in_its_place_is_not_taken_for_a_loss(tmp_path: Path) -> None:
@@ -509,7 +455,7 @@ def test_old_markers_are_tidied_away(tmp_path: Path, monkeypatch: pytest.MonkeyP
             sink.committer().conclude(batch, [handle, Handle(sink=sink.name, slot=1)])
         assert files(sink)["done"] == 3
         assert commit(sink, *handles) == [Outcome.UNKNOWN] * 6 + [Outcome.ALREADY_COMMITTED] * 3
-        assert len(list((sink.folder().root / "groups").iterdir())) == (3 if per == "batch" else 0)
+        assert len(list((sink.folder().ledger.root / "begun").iterdir())) == 3
 
 
 def test_a_query_forgets_nothing_of_another(tmp_path: Path) -> None:
@@ -586,6 +532,10 @@ def test_a_folder_that_cannot_be_listed_is_asked_again(tmp_path: Path) -> None:
 
 
 def test_the_folder_is_found_again_by_its_identity(tmp_path: Path) -> None:
-    first = WriteAheadFolder(tmp_path / "a").make()
-    assert WriteAheadFolder(tmp_path / "a").make() == first
-    assert WriteAheadFolder(tmp_path / "b").make() != first
+    identities = []
+    for name in ("a", "a", "b"):
+        folder = WriteAheadFolder(tmp_path / name, Ledger(tmp_path / name / "ledger"))
+        folder.make()
+        identities.append((folder.identity(), folder.ledger.identity()))
+    assert identities[0] == identities[1]
+    assert len({one for pair in identities for one in pair}) == 4

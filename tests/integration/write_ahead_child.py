@@ -18,6 +18,7 @@ from conformance.write_ahead_targets import AppendingTarget, KeyedTarget, Sqlite
 from sparkonce import Applies, ApplyToken, WriteAheadSink
 from sparkonce.protocol.codec import decode_handle
 from sparkonce.sinks.write_ahead.folder import WriteAheadFolder
+from sparkonce.sinks.write_ahead.ledger import Ledger
 
 KILLED = 9
 TARGETS: dict[Applies, type[Target]] = {
@@ -25,8 +26,15 @@ TARGETS: dict[Applies, type[Target]] = {
     Applies.IDEMPOTENT: KeyedTarget,
     Applies.NEITHER: AppendingTarget,
 }
-POINTS = ("before", "started", "called", "applied", "noted", "deleted")
-"""Before anything; taken from aborts; in the function, before it does anything; after it has; and so on."""
+POINTS = ("before", "started", "begun", "called", "applied", "noted", "deleted")
+"""Before anything; taken from aborts; noted that it begins; in the function, before it does anything; after it has;
+and so on."""
+METHODS: dict[str, tuple[type, str]] = {
+    "started": (WriteAheadFolder, "move"),
+    "begun": (Ledger, "begin"),
+    "noted": (WriteAheadFolder, "note_done"),
+    "deleted": (WriteAheadFolder, "delete_rows"),
+}
 
 
 def target_of(root: Path, grade: Applies) -> Target:
@@ -67,9 +75,8 @@ def main(order: dict[str, Any]) -> None:
 
     if point == "before":
         die()
-    if point in ("started", "noted", "deleted"):
-        methods = {"started": "move", "noted": "note_done", "deleted": "delete_rows"}
-        die_after(WriteAheadFolder, methods[point])
+    if point in METHODS:
+        die_after(*METHODS[point])
     sink = sink_of(root, grade, apply, **order["settings"])
     sink.committer().commit([decode_handle(text) for text in order["handles"]])
 

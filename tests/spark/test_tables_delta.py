@@ -103,13 +103,16 @@ class TestDelta(SinkConformance):
 
 
 class DeltaStage(Stage):
-    def __init__(self, spark: SparkSession, folder: Path, empty_table: Path) -> None:
+    def __init__(
+        self, spark: SparkSession, folder: Path, empty_table: Path, waiting: str = "rows", name: str = "delta"
+    ) -> None:
         self.path = folder / "table"
+        self.waiting, self.name = waiting, name
         shutil.copytree(empty_table, self.path)
         super().__init__(spark, folder)
 
     def sink(self) -> DeltaSink:
-        return DeltaSink(str(self.path), folder=self.folder / "rows")
+        return DeltaSink(str(self.path), folder=self.folder / self.waiting, name=self.name)
 
     def numbers(self) -> list[int]:
         return numbers_in(self.spark, self.path)
@@ -128,6 +131,17 @@ def test_a_batch_is_one_version(stage: DeltaStage) -> None:
     assert stage.commit(*handles) == [Outcome.COMMITTED] * 4
     assert (stage.numbers(), stage.versions()) == ([0, 1, 2, 3], 1)
     assert numbers_by_the_log(stage.path) == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize(("waiting", "name"), [("_rows/.rows/a*b?[c]{d,e}\\f %20", "delta"), ("rows", "_delta.x")])
+def test_names_that_mean_something_to_spark(
+    tables: SparkSession, tmp_path: Path, empty_table: Path, waiting: str, name: str
+) -> None:
+    """It takes paths for patterns, and passes over files that begin with an underscore or a dot."""
+    (tmp_path / "_rows/.rows/axb!cd").mkdir(parents=True)
+    stage = DeltaStage(tables, tmp_path, empty_table, waiting, name)
+    assert stage.commit(*(stage.prepare(slot=slot) for slot in range(2))) == [Outcome.COMMITTED] * 2
+    assert stage.numbers() == [0, 1]
 
 
 @pytest.mark.parametrize(("method", "kind"), [("append", _DeltaTable), ("note_done", WriteAheadFolder)])

@@ -680,6 +680,20 @@ def test_a_sink_is_told_when_a_whole_batch_is_committed(tmp_path: Path) -> None:
     assert world.told == [(0, SLOTS, 2 * SLOTS), (1, SLOTS, 4 * SLOTS)]
 
 
+def test_a_sink_is_not_told_of_a_batch_without_slots(tmp_path: Path) -> None:
+    """A plan without tasks, and then one whose only slot has no rows: a sink can see what it has, and whose it is."""
+    world = Concluding(tmp_path)
+    driver = world.start()
+    for batch, slots in enumerate((0, 1, SLOTS)):
+        work = world.work(batch)
+        work.slots, work.empty = slots, frozenset({0} if slots == 1 else ())
+        driver.run_batch(asked(batch), work)
+    assert world.told == [(1, 1, 0), (2, SLOTS, 2 * SLOTS)]
+    world.crash(3, Phase.FINISHING)
+    world.run(world.start(), 3)
+    assert world.told[2:] == [(3, SLOTS, 4 * SLOTS)]
+
+
 def test_a_sink_is_told_again_by_the_run_that_takes_the_batch_up(tmp_path: Path) -> None:
     world = Concluding(tmp_path)
     world.crash(0, Phase.SWEEPING_OWN)

@@ -1,6 +1,11 @@
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
+import botocore
 import pytest
+from botocore.retries.standard import ThrottledRetryableChecker, TransientRetryableChecker
 
 from sparkonce.protocol.outcomes import Outcome
 from sparkonce.sinks.files.s3.outcomes import (
@@ -32,8 +37,16 @@ ABSENT = Answer(status=404, code="404")
         (500, "InternalError", Outcome.RETRY),
         (502, "", Outcome.RETRY),
         (200, "InternalError", Outcome.RETRY),
+        (429, "429", Outcome.RETRY),
+        (429, "anything", Outcome.RETRY),
+        (408, "408", Outcome.RETRY),
+        (509, "509", Outcome.RETRY),
+        (400, "RequestTimeout", Outcome.RETRY),
+        (400, "BadDigest", Outcome.RETRY),
         (409, "OperationAborted", Outcome.RETRY),
         (409, "ConditionalRequestConflict", Outcome.RETRY),
+        (409, "409", Outcome.RETRY),
+        (409, "InvalidBucketState", Outcome.UNKNOWN),
         (403, "AccessDenied", Outcome.UNKNOWN),
         (403, "403", Outcome.UNKNOWN),
         (403, "RequestTimeTooSkewed", Outcome.UNKNOWN),
@@ -50,6 +63,27 @@ def test_what_an_answer_says_by_itself(status: int | None, code: str, outcome: O
     finished = read(Answer(status=status, code=code, reason="because"), "CompleteMultipartUpload")
     assert finished.outcome is outcome
     assert finished.reason.startswith("CompleteMultipartUpload: ")
+
+
+def test_whatever_boto3_would_repeat_is_asked_again() -> None:
+    """A completion is sent once a call: what boto3 repeats for other requests is for the driver to repeat."""
+    throttled = ThrottledRetryableChecker._THROTTLED_ERROR_CODES
+    transient = TransientRetryableChecker._TRANSIENT_ERROR_CODES
+    statuses = [*TransientRetryableChecker._TRANSIENT_STATUS_CODES, *_statuses_of_the_legacy_mode()]
+    answers = [
+        *(Answer(status=status, code=code) for code in (*throttled, *transient) for status in (200, 400, 429, 503)),
+        *(Answer(status=status, code=str(status)) for status in statuses),
+    ]
+    assert 429 in statuses
+    for answer in answers:
+        assert read(answer, "CompleteMultipartUpload").outcome is Outcome.RETRY, answer
+        assert after_look(NO_SUCH_UPLOAD, answer, FIELDS).outcome is Outcome.RETRY, answer
+
+
+def _statuses_of_the_legacy_mode() -> list[int]:
+    told = json.loads((Path(botocore.__file__).parent / "data" / "_retry.json").read_text())
+    answers = [one["applies_when"].get("response", {}) for one in told["definitions"].values()]
+    return [answer["http_status_code"] for answer in answers if answer and "service_error_code" not in answer]
 
 
 @pytest.mark.parametrize("request_", RIGHTS)

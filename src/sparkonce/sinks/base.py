@@ -126,7 +126,9 @@ class SinkCommitter(abc.ABC):
         """Told once every handle of a decided batch is committed, before Spark is told that the batch is done.
 
         Optional: for what is said of a whole batch, such as a list of its files, and for tidying up behind older ones.
-        Called again, with the same handles, when a run takes up a batch that an earlier run had finished.
+        Called again, with the same handles, when a run takes up a batch that an earlier run had finished. Not called
+        for a batch in which this sink has no slot, because the plan had no task: nothing can be said of it. So what is
+        done now and then must not wait for a batch of a certain number.
 
         Args:
             batch: Spark's batch id.

@@ -19,7 +19,7 @@ from sparkonce.sinks.files.outcomes import before_publish, of_abort, of_commit
 from sparkonce.sinks.files.store import Fields, FileStore, Standing
 
 TIDY_EVERY = 100
-"""Batches between one look for what can be tidied and the next."""
+"""Batches between one look for what can be tidied and the next, in a run."""
 
 KEPT_BATCHES = 200
 """How many of the newest batches keep the lists of their files, and manifests of their own. The log keeps 100."""
@@ -51,6 +51,7 @@ class FilesCommitter(SinkCommitter):
         self._store = store
         self._name = name
         self._manifest = manifest
+        self._tidy_from = 0
 
     def commit(self, handles: Sequence[Handle]) -> Sequence[Finished]:
         """See `SinkCommitter.commit`. All files of all handles go to the store in one call."""
@@ -129,8 +130,10 @@ class FilesCommitter(SinkCommitter):
             manifests.write(
                 self._store, manifests.of_batch(self._name, newest.prefix, newest.query, newest.token, batch, files)
             )
-        if batch % TIDY_EVERY == TIDY_EVERY - 1:
+        # Not at every hundredth batch: those may all be without rows.
+        if batch >= max(self._tidy_from, KEPT_BATCHES):
             self._tidy(newest.prefix, newest.query, batch - KEPT_BATCHES)
+            self._tidy_from = batch + TIDY_EVERY
 
     def _files_of(self, listed: Listed) -> Sequence[Fields]:
         files = self._resolve(listed)

@@ -1,9 +1,9 @@
 """Any system that a function can be written for: rows wait in the checkpoint, and are given to it once it is decided.
 
 ``sink`` puts the parts together. ``rows`` writes a slot's rows to a file and reads them back, ``folder`` says by its
-subfolders where each file stands, ``writer`` fills one on an executor, ``committer`` gives them to the user's function
-on the driver, ``calls`` runs that with a deadline, ``application`` is one such call, and ``apply`` what the function
-sees and may raise.
+subfolders where each file stands (``entry`` is what a handle says of one), ``ledger`` what it means that one is not
+there, ``writer`` fills one on an executor, ``committer`` gives them to the user's function on the driver, ``calls``
+runs that with a deadline, ``application`` is one such call, and ``apply`` what the function sees and may raise.
 """
 
 from __future__ import annotations

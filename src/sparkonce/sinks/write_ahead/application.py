@@ -16,7 +16,8 @@ import pyarrow.parquet as pq
 from sparkonce.protocol.outcomes import Finished, Outcome
 from sparkonce.protocol.ownership import TransactionName
 from sparkonce.sinks.write_ahead.apply import Applies, Apply, ApplyToken, IsApplied, Per, RefusedError, RetryLaterError
-from sparkonce.sinks.write_ahead.folder import Entry, Stand, WriteAheadFolder
+from sparkonce.sinks.write_ahead.entry import Entry
+from sparkonce.sinks.write_ahead.folder import Stand, WriteAheadFolder
 from sparkonce.sinks.write_ahead.rows import CorruptRowsError, check, read
 
 log = logging.getLogger("sparkonce")
@@ -50,7 +51,7 @@ class Unit:
     Attributes:
         entries: Each with a file in `Stand.STARTED`.
         repeated: Whether an earlier commit may have called the function.
-        number: Among the calls for its batch, if one call gets the rows of several slots; the same at each repeat.
+        number: Of the note in the ledger that it begins; the same at each repeat.
     """
 
     entries: tuple[Entry, ...]
@@ -109,7 +110,8 @@ class Application:
         """Another driver may have been faster. If it was not, nobody can say whether the rows had been applied."""
         if self._folder.done(unit.name):
             return Finished(outcome=Outcome.ALREADY_COMMITTED)
-        return Finished(outcome=Outcome.UNKNOWN, reason=f"a commit had begun, and then the rows were deleted: {error}")
+        reason = f"a commit had begun, and its rows are no longer there: they may have been applied: {error}"
+        return Finished(outcome=Outcome.UNKNOWN, reason=reason)
 
     def _apply_opened(self, unit: Unit, opened: Sequence[BinaryIO]) -> Finished:
         name = str(unit.name)

@@ -14,7 +14,8 @@ from sparkonce.protocol.traces import Trace
 from sparkonce.sinks.base import Facts, Owner, SinkCommitter
 from sparkonce.sinks.write_ahead.application import Application, How, Unit
 from sparkonce.sinks.write_ahead.calls import Calls
-from sparkonce.sinks.write_ahead.folder import Entry, Groups, Stand, WriteAheadFolder
+from sparkonce.sinks.write_ahead.entry import Entry
+from sparkonce.sinks.write_ahead.folder import Stand, WriteAheadFolder
 
 log = logging.getLogger("sparkonce")
 
@@ -105,70 +106,76 @@ class WriteAheadCommitter(SinkCommitter):
 
     def _units(self, entries: list[Entry], answers: dict[TransactionName, Finished]) -> list[Unit]:
         """What is to be applied, in order of slots; what need not be or cannot be is answered."""
-        if self._how.per == "batch":
-            # By run, too: what replaces lost rows is of another run than the rest, and is written after it in any case.
-            calls: dict[tuple[str, int, Token], list[Entry]] = {}
-            for entry in entries:
-                calls.setdefault((entry.name.query, entry.name.batch, entry.name.token), []).append(entry)
-            return [unit for _, some in sorted(calls.items()) for unit in self._batch_units(some, answers)]
-        units = []
-        for entry in sorted(entries, key=_by_slot):
-            repeated = self._begin(entry, answers)
-            if repeated is not None:
-                units.append(Unit((entry,), repeated))
+        # By run, too: what replaces lost rows is of another run than the rest, and is written after it in any case.
+        batches: dict[tuple[str, int, Token], list[Entry]] = {}
+        for entry in entries:
+            batches.setdefault((entry.name.query, entry.name.batch, entry.name.token), []).append(entry)
+        units = [unit for _, some in sorted(batches.items()) for unit in self._batch_units(some, answers)]
+        if self._how.per == "slot":
+            units.sort(key=lambda unit: _by_slot(unit.entries[0]))
         return units
 
     def _batch_units(self, entries: list[Entry], answers: dict[TransactionName, Finished]) -> list[Unit]:
-        groups = Groups(self._folder, entries[0].name.query)
-        batch = entries[0].name.batch
+        query, batch = entries[0].name.query, entries[0].name.batch
+        ledger = self._folder.ledger
         own: set[int] = set()
         while True:
-            found = groups.read(batch)
-            grouped = {entry.name for group in found for entry in group}
-            new = [one for one in sorted(entries, key=_by_slot) if one.name not in grouped | set(answers)]
+            found = ledger.begun(query, batch)
+            begun = {entry.name for group in found for entry in group}
+            new = [one for one in sorted(entries, key=_by_slot) if one.name not in begun | set(answers)]
             told: dict[TransactionName, Finished] = {}
-            new = [one for one in new if self._begin(one, told) is not None]
-            if told and groups.has(batch, len(found)):
-                continue  # another driver has formed it meanwhile, and may have applied and deleted these files
+            new = [one for one in new if self._take(one, told)]
+            if told and len(ledger.begun(query, batch)) > len(found):
+                continue  # another driver has begun meanwhile, and may have applied and deleted these files
             answers.update(told)
             if not new:
                 break
-            if groups.form(batch, len(found), new):
+            self._folder.sync(Stand.STARTED)
+            if ledger.begin(query, batch, len(found), new):
                 own.add(len(found))
         units = []
         asked = {entry.name for entry in entries}
         for number, group in enumerate(found):
-            if not asked & {entry.name for entry in group}:
-                continue
-            if self._folder.done(group[0].name):
-                done = Finished(outcome=Outcome.ALREADY_COMMITTED)
-                answers.update(dict.fromkeys((entry.name for entry in group), done))
-                self._folder.delete_rows(group)
-            else:
-                units.append(Unit(tuple(group), repeated=number not in own, number=number))
+            for call in self._calls_of(group):
+                if asked.isdisjoint(entry.name for entry in call):
+                    continue
+                if self._folder.done(call[0].name):
+                    done = Finished(outcome=Outcome.ALREADY_COMMITTED)
+                    answers.update(dict.fromkeys((entry.name for entry in call), done))
+                    self._folder.delete_rows(call)
+                    continue
+                for entry in call if number not in own else ():
+                    # Only in a folder that was put back to an earlier state. It is a repeat like any other.
+                    self._folder.move(entry.name, Stand.PREPARED, Stand.STARTED)
+                units.append(Unit(tuple(call), repeated=number not in own, number=number))
         return units
 
-    def _begin(self, entry: Entry, answers: dict[TransactionName, Finished]) -> bool | None:
-        """Takes the file so that no abort can have it. Returns whether it had been taken before; None if answered."""
+    def _calls_of(self, group: list[Entry]) -> list[list[Entry]]:
+        """The calls that are made for what a commit has begun with."""
+        return [group] if self._how.per == "batch" else [[entry] for entry in group]
+
+    def _take(self, entry: Entry, answers: dict[TransactionName, Finished]) -> bool:
+        """Takes a file that no commit has begun with, so that no abort can have it. If it is not there, says why."""
         name = entry.name
         if self._folder.move(name, Stand.PREPARED, Stand.STARTED):
-            return False
+            return True
         stand = self._folder.find(name)
         if stand is Stand.STARTED:
-            if self._how.per == "batch" or not self._folder.done(name):
-                return True
-            stand = Stand.DONE  # and the driver that noted it was killed before it deleted the file
+            return True  # the driver that took it was killed before it had noted that it begins
         if stand is Stand.DONE:
             self._folder.delete_rows([entry])
             answers[name] = Finished(outcome=Outcome.ALREADY_COMMITTED)
-        elif name.batch <= self._folder.forgotten_up_to(name.query):
+        elif stand is not None:
+            answers[name] = Finished(outcome=Outcome.RETRY, reason="the file has come back just now")
+        elif name.batch <= self._folder.ledger.forgotten_up_to(name.query):
             reason = (
                 f"what became of batch {name.batch} is no longer known: markers are kept for {KEEP_BATCHES} batches"
             )
             answers[name] = Finished(outcome=Outcome.UNKNOWN, reason=reason)
         else:
-            answers[name] = Finished(outcome=Outcome.LOST, reason="neither the rows nor a marker are there")
-        return None
+            reason = "the rows are not there, and no commit has begun with them"
+            answers[name] = Finished(outcome=Outcome.LOST, reason=reason)
+        return False
 
     # --- abort, sweep, tidy -----------------------------------------------------------------------------------------
 
@@ -180,22 +187,25 @@ class WriteAheadCommitter(SinkCommitter):
         name = TransactionName.parse(str(handle["name"]))
         if name is None or name.prefix != self._prefix:
             return Finished(outcome=Outcome.UNKNOWN, reason="the handle is not one of this sink's")
+        stand: Stand | None = None
         try:
-            stand = self._folder.discard(name)
-            if stand is Stand.DONE or self._is_done(name):
+            call = self._call_with(name)
+            if not call:
+                stand = self._folder.discard(name)
+                call = self._call_with(name)  # which another driver may have begun with meanwhile
+            if stand is Stand.DONE or (call and self._folder.done(call[0].name)):
                 return Finished(outcome=Outcome.ALREADY_COMMITTED)
         except OSError as error:
             return Finished(outcome=Outcome.RETRY, reason=f"the rows could not be deleted: {error}")
-        if stand is not None:
+        if call or stand is not None:
             return Finished(outcome=Outcome.UNKNOWN, reason="a commit of it has begun")
         return Finished(outcome=Outcome.ABORTED)
 
-    def _is_done(self, name: TransactionName) -> bool:
-        if self._how.per == "slot":
-            return bool(self._folder.done(name))
-        groups = Groups(self._folder, name.query).read(name.batch)
-        first = next((group[0].name for group in groups if name in {entry.name for entry in group}), None)
-        return first is not None and bool(self._folder.done(first))
+    def _call_with(self, name: TransactionName) -> list[Entry]:
+        """The call that a commit has begun with and that gets these rows; nothing if there is none."""
+        groups = self._folder.ledger.begun(name.query, name.batch)
+        calls = (call for group in groups for call in self._calls_of(group))
+        return next((call for call in calls if name in {entry.name for entry in call}), [])
 
     def list_lingering(self, owners: Sequence[Owner]) -> Sequence[Handle]:
         """Files that are open or prepared."""
@@ -212,11 +222,14 @@ class WriteAheadCommitter(SinkCommitter):
 
     def conclude(self, batch: int, handles: Sequence[Handle]) -> None:
         """Deletes old markers, now and then."""
-        entries = [entry for handle in handles if (entry := Entry.of_handle(handle)) is not None]
-        if not entries or batch % TIDY_EVERY_BATCHES or batch <= KEEP_BATCHES:
+        names = [entry.name for handle in handles if (entry := Entry.of_handle(handle)) is not None]
+        if not names:
             return
+        query, up_to = names[0].query, batch - KEEP_BATCHES
         try:
-            self._folder.forget(entries[0].name.query, batch - KEEP_BATCHES)
+            # Not at every twentieth batch: those may all be without rows.
+            if up_to - self._folder.ledger.forgotten_up_to(query) >= TIDY_EVERY_BATCHES:
+                self._folder.forget(query, up_to)
         except OSError as error:
             log.warning("sink %s: old markers in %s could not be deleted: %s", self._sink, self._folder.root, error)
 

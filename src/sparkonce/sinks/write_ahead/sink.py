@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from sparkonce.sinks.write_ahead.folder import WriteAheadFolder
 
 FOLDER = "sparkonce-write-ahead"
+LEDGER = "ledger"
 
 
 class WriteAheadSink(TwoPhaseCommitSink):
@@ -41,7 +42,7 @@ class WriteAheadSink(TwoPhaseCommitSink):
         wait_s: How long a commit waits for its calls before the driver asks again, in seconds. A call that takes longer
             goes on; the query stops if it has not returned by the driver's ``commit_deadline_s``.
         folder: Where rows wait; None: ``sparkonce-write-ahead`` in the query's checkpoint. A path of a disk that the
-            driver and all executors see under it.
+            driver and all executors see under it. What a commit begins with is noted in the checkpoint in any case.
         guarantee: How the sink is run. Below EXACTLY_ONCE the function is called in the workers as soon as a slot's
             rows are there, and has to be picklable by cloudpickle.
         name: Unique within the query, and the same after a restart.
@@ -70,8 +71,9 @@ class WriteAheadSink(TwoPhaseCommitSink):
         self.per = per
         self.parallel = parallel
         self.wait_s = wait_s
-        self._prefix = quote(name, safe="").replace(".", "%2E")
+        self._prefix = _file_name(name)
         self._folder = None if folder is None else _local(str(folder))
+        self._in_checkpoint: Path | None = None
         self._check()
 
     @property
@@ -88,9 +90,10 @@ class WriteAheadSink(TwoPhaseCommitSink):
         return (CONDITIONS[self.applies],)
 
     def use_checkpoint(self, folder: str) -> None:
-        """Keeps rows there, if no folder was given."""
+        """Keeps the ledger there, and rows, if no folder was given."""
+        self._in_checkpoint = _local(folder) / FOLDER
         if self._folder is None:
-            self._folder = _local(folder) / FOLDER
+            self._folder = self._in_checkpoint
 
     def columns(self, schema: pa.Schema) -> Sequence[str]:
         """All columns.
@@ -110,20 +113,22 @@ class WriteAheadSink(TwoPhaseCommitSink):
         """Makes the folder, and sees that it is the one that the log knows."""
         folder = self.folder()
         try:
-            identity = folder.make() if recorded is None else folder.identity()
+            if recorded is None:
+                folder.make()
+            facts = {"identity": folder.identity(), "ledger": folder.ledger.identity(), "per": self.per}
         except OSError as error:
             raise PreflightError(
-                f"folder={str(folder.root)!r} cannot be used: {error}",
+                f"folder={str(folder.root)!r} with {str(folder.ledger.root)!r} cannot be used: {error}",
                 next_step="give a folder on a disk that the driver and all executors see and may write to.",
             ) from error
-        facts = {"identity": identity, "per": self.per}
         for fact, found in facts.items():
             known = (recorded or facts).get(fact, found)
             if known != found:
                 raise PreflightError(
                     f"{fact}={found!r} of sink {self.name!r} in {folder.root}, and the query has run with {known!r}",
-                    next_step="move the old folder's content to the new place with its file 'identity'; leave per= as "
-                    "it was, or give the sink a new name when its last batch is finished.",
+                    next_step="move the old folder's content to the new place with its file 'identity', but leave the "
+                    "subfolder 'ledger' in the checkpoint; leave per= as it was, or give the sink a new name when its "
+                    "last batch is finished.",
                 )
         return facts
 
@@ -156,13 +161,15 @@ class WriteAheadSink(TwoPhaseCommitSink):
             ConfigurationError: if there is none.
         """
         from sparkonce.sinks.write_ahead.folder import WriteAheadFolder
+        from sparkonce.sinks.write_ahead.ledger import Ledger
 
         if self._folder is None:
             raise ConfigurationError(
                 f"sink {self.name!r} has no folder= and was not told of a checkpoint",
                 next_step="give folder=, or give the sink to ExactlyOnce, which tells it of the query's checkpoint.",
             )
-        return WriteAheadFolder(self._folder / self._prefix)
+        beside = self._in_checkpoint or self._folder
+        return WriteAheadFolder(self._folder / self._prefix, Ledger(beside / self._prefix / LEDGER))
 
     def __getstate__(self) -> dict[str, Any]:
         """Workers only keep rows, and may lack the modules that the functions are made of."""
@@ -210,6 +217,12 @@ class _Packed:
                 next_step="make it a function of a module, or an object of a class of a module.",
             )
         return pickle.loads(self.data)(*arguments)  # noqa: S301 - packed by `of`
+
+
+def _file_name(name: str) -> str:
+    """A sink's name as the names of its files begin with it: Spark reads none that begins with a dot or underscore."""
+    quoted = quote(name, safe="").replace(".", "%2E")
+    return f"%5F{quoted[1:]}" if quoted.startswith("_") else quoted
 
 
 def _local(folder: str) -> Path:

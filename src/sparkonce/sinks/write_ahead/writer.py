@@ -12,7 +12,8 @@ from sparkonce.errors import PrepareError
 from sparkonce.protocol.ownership import TransactionName
 from sparkonce.sinks.base import SinkWriter, WriterContext
 from sparkonce.sinks.write_ahead.apply import Apply, ApplyToken
-from sparkonce.sinks.write_ahead.folder import Entry, Stand, WriteAheadFolder
+from sparkonce.sinks.write_ahead.entry import Entry
+from sparkonce.sinks.write_ahead.folder import Stand, WriteAheadFolder
 from sparkonce.sinks.write_ahead.rows import RowsFile, check, read
 
 if TYPE_CHECKING:

@@ -19,7 +19,8 @@ from sparkonce.sinks.base import Facts, Owner
 from sparkonce.sinks.write_ahead.application import Application, How, Unit
 from sparkonce.sinks.write_ahead.apply import Applies, ApplyToken, RefusedError
 from sparkonce.sinks.write_ahead.committer import WriteAheadCommitter
-from sparkonce.sinks.write_ahead.folder import Entry, Stand, WriteAheadFolder
+from sparkonce.sinks.write_ahead.entry import Entry
+from sparkonce.sinks.write_ahead.folder import Stand, WriteAheadFolder
 from sparkonce.spark.tables.answers import is_final, what_it_says
 
 if TYPE_CHECKING:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import abc
+import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
@@ -34,6 +35,7 @@ FILLED_BY_TABLE = frozenset({"delta.generationExpression", "CURRENT_DEFAULT", "d
 """What a column's metadata has if the table itself says what it holds."""
 
 _GIVEN = "__sparkonce_given"
+_OF_PATTERNS, _ESCAPED = r"([\\*?\[\]{}])", r"\\\1"
 
 SEEN_BY_ALL = "the folder in which rows wait is seen by the driver and all executors"
 
@@ -209,4 +211,5 @@ def read_rows(spark: SparkSession, paths: Sequence[str]) -> DataFrame:
     No file may be skipped, whatever the session says of files that are missing or damaged.
     """
     reader = spark.read.option("ignoreMissingFiles", False).option("ignoreCorruptFiles", False)
-    return reader.parquet(*(f"file://{path}" for path in paths))
+    # Spark takes paths for patterns.
+    return reader.parquet(*(f"file://{re.sub(_OF_PATTERNS, _ESCAPED, path)}" for path in paths))

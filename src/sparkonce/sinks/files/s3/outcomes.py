@@ -1,7 +1,8 @@
 """What S3's answers mean: one table. What is not listed is UNKNOWN.
 
 Where the answers come from: Amazon S3's API reference ("Error responses", CompleteMultipartUpload,
-AbortMultipartUpload), tried against versitygw 1.8.0 as far as that has them.
+AbortMultipartUpload, If-None-Match), tried against versitygw 1.8.0 as far as that has them, and what botocore 1.44
+repeats in its modes ``standard`` and ``legacy``.
 
 An upload that is gone was completed or given up, and S3 says NoSuchUpload for both. So that answer, and that somebody's
 object stands at the key, say nothing yet: what stands there decides. It is told by the metadata that the upload was
@@ -77,13 +78,33 @@ class _Meaning:
 
 
 _RIGHT = "Nothing is lost yet: grant the right before a lifecycle rule ends the upload."
+_SLOWER = _Meaning(Outcome.RETRY, "The store asks for fewer requests.")
+_CONFLICT = _Meaning(Outcome.RETRY, "Another request for the same object is at work.")
 _TABLE: Mapping[str, _Meaning] = {
-    "SlowDown": _Meaning(Outcome.RETRY, "The store asks for fewer requests."),
+    # All that botocore takes for throttling, of whichever of AWS's services: stores that are not S3 use them, too.
+    "SlowDown": _SLOWER,
+    "BandwidthLimitExceeded": _SLOWER,
+    "EC2ThrottledException": _SLOWER,
+    "LimitExceededException": _SLOWER,
+    "PriorRequestNotComplete": _SLOWER,
+    "ProvisionedThroughputExceededException": _SLOWER,
+    "RequestLimitExceeded": _SLOWER,
+    "RequestThrottled": _SLOWER,
+    "RequestThrottledException": _SLOWER,
+    "ThrottledException": _SLOWER,
+    "Throttling": _SLOWER,
+    "ThrottlingException": _SLOWER,
+    "TooManyRequests": _SLOWER,
+    "TooManyRequestsException": _SLOWER,
+    "TransactionInProgressException": _SLOWER,
     "ServiceUnavailable": _Meaning(Outcome.RETRY, "The store is overloaded or away."),
     "InternalError": _Meaning(Outcome.RETRY, "The store failed; it may have applied the request."),
     "RequestTimeout": _Meaning(Outcome.RETRY, "The store gave up waiting for the request."),
-    "OperationAborted": _Meaning(Outcome.RETRY, "Another request for the same object is at work."),
-    "ConditionalRequestConflict": _Meaning(Outcome.RETRY, "Another request for the same object is at work."),
+    "RequestTimeoutException": _Meaning(Outcome.RETRY, "The store gave up waiting for the request."),
+    "BadDigest": _Meaning(Outcome.RETRY, "The request was damaged on its way."),
+    "OperationAborted": _CONFLICT,
+    "ConditionalRequestConflict": _CONFLICT,
+    "409": _CONFLICT,  # without a body
     "AccessDenied": _Meaning(Outcome.UNKNOWN, _RIGHT),
     "AllAccessDisabled": _Meaning(Outcome.UNKNOWN, "The bucket or the account is locked."),
     "InvalidAccessKeyId": _Meaning(Outcome.UNKNOWN, "The store does not know the access key: correct the credentials."),
@@ -111,11 +132,14 @@ _TABLE: Mapping[str, _Meaning] = {
 _BY_STATUS: Mapping[int, str] = {
     301: "PermanentRedirect",
     403: "AccessDenied",
+    408: "RequestTimeout",
+    429: "TooManyRequests",
     500: "InternalError",
     501: "NotImplemented",
     502: "ServiceUnavailable",
     503: "ServiceUnavailable",
     504: "ServiceUnavailable",
+    509: "BandwidthLimitExceeded",
 }
 _KMS = "The key of the encryption cannot be used: see sse_kms_key_id, and its policy."
 

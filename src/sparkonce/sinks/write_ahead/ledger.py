@@ -1,0 +1,140 @@
+"""What must be known when rows are not there any more, apart from the rows: in the checkpoint, wherever they wait.
+
+A file that is missing says nothing by itself: it may be missing because its rows were applied. So what a commit begins
+with is noted here before the function is called, and only a file that is in no such note counts as lost::
+
+    begun/QUERY.BATCH.NUMBER  what a commit was about to give to the function, see `Ledger.begin`
+    forgotten/QUERY           up to which batch notes and markers of a query were tidied away
+    identity                  tells this ledger from another one in its place
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from sparkonce.durable import delete_stale_temporaries, sync_folder, temporary_file
+from sparkonce.sinks.write_ahead.entry import Entry
+
+_IDENTITY = "identity"
+_BEGUN = "begun"
+_FORGOTTEN = "forgotten"
+
+
+class Ledger:
+    """One sink's notes. Holds nothing open.
+
+    Every method raises OSError if the ledger cannot be read or written, also where it is not there at all: a ledger
+    that is missing is never taken for one in which nothing stands.
+
+    Args:
+        root: Its folder.
+    """
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+
+    def make(self) -> None:
+        """Makes what is missing."""
+        for name in (_BEGUN, _FORGOTTEN):
+            (self.root / name).mkdir(parents=True, exist_ok=True)
+        make_identity(self.root)
+
+    def identity(self) -> str:
+        """What tells this ledger from another."""
+        return read_identity(self.root)
+
+    def begun(self, query: str, batch: int) -> list[list[Entry]]:
+        """What commits of a batch have begun with, in the order in which they did."""
+        found: list[list[Entry]] = []
+        while True:
+            path = self._path(query, batch, len(found))
+            try:
+                found.append(entries_of(path.read_text()))
+            except FileNotFoundError:
+                # A network file system may remember for a while that a name was not there.
+                if path.name in os.listdir(path.parent):  # noqa: PTH208
+                    raise
+                return found
+
+    def begin(self, query: str, batch: int, number: int, entries: Sequence[Entry]) -> bool:
+        """Notes durably that a commit begins with these, in a group that stays the same for ever.
+
+        A short log for each batch, of which each record is put once, under the first free number: a transaction is in
+        one group, whoever commits it, and with whichever others.
+
+        Returns:
+            False if there is a group of this number already.
+        """
+        try:
+            put(self._path(query, batch, number), text_of(entries))
+        except FileExistsError:
+            return False
+        return True
+
+    def forgotten_up_to(self, query: str) -> int:
+        """The last batch of which notes or markers may be gone; -1 if there is none."""
+        there = os.listdir(self.root / _FORGOTTEN)  # noqa: PTH208
+        return int((self.root / _FORGOTTEN / query).read_text()) if query in there else -1
+
+    def begin_to_forget(self, query: str, up_to: int) -> None:
+        """Says durably that nothing is known any more of the batches up to this one, before anything is deleted."""
+        put(self.root / _FORGOTTEN / query, str(up_to).encode(), overwrite=True)
+
+    def forget(self, query: str, up_to: int) -> None:
+        """Deletes the notes of batches up to this one."""
+        for path in (self.root / _BEGUN).glob(f"{query}.*.*"):
+            if int(path.name.split(".")[1]) <= up_to:
+                path.unlink(missing_ok=True)
+        for folder in (self.root, self.root / _BEGUN, self.root / _FORGOTTEN):
+            delete_stale_temporaries(folder)
+
+    def _path(self, query: str, batch: int, number: int) -> Path:
+        return self.root / _BEGUN / f"{query}.{batch}.{number}"
+
+
+def text_of(entries: Iterable[Entry]) -> bytes:
+    """Entries as a small file keeps them."""
+    return json.dumps([entry.fields() for entry in entries]).encode()
+
+
+def entries_of(text: str) -> list[Entry]:
+    """The entries of such a file."""
+    return [entry for fields in json.loads(text) if (entry := Entry.of_fields(fields)) is not None]
+
+
+def make_identity(folder: Path) -> None:
+    """Gives a folder an identity, if it has none, and makes it and its name durable."""
+    with suppress(FileExistsError):
+        put(folder / _IDENTITY, secrets.token_hex(8).encode())
+    for one in (folder, folder.parent):
+        sync_folder(one)
+
+
+def read_identity(folder: Path) -> str:
+    """What tells a folder from another.
+
+    Raises:
+        OSError: if it is not there.
+    """
+    return (folder / _IDENTITY).read_text()
+
+
+def put(path: Path, data: bytes, *, overwrite: bool = False) -> None:
+    """Puts a small file in one step, durably.
+
+    Raises:
+        FileExistsError: if there is one and it is not to be overwritten; that one is durable then.
+    """
+    with temporary_file(path.parent, data) as temporary:
+        try:
+            if overwrite:
+                temporary.rename(path)
+            else:
+                os.link(temporary, path)
+        finally:
+            sync_folder(path.parent)

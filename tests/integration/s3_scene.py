@@ -1,0 +1,49 @@
+"""What tests of S3 share: a server for each module, a new bucket, a proxy before it, a store that writes to it.
+
+The fixtures are for importing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from s3_between import Between
+from s3_bucket import Bucket, new_name
+from sparkonce.sinks.files.s3 import S3Store
+from sparkonce.sinks.files.store import Fields, FileStore, file_path
+from sparkonce.testing.servers.s3 import S3Server, find_versitygw
+
+
+@pytest.fixture(scope="module")
+def s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
+    if find_versitygw() is None:
+        pytest.skip("no versitygw: go install github.com/versity/versitygw/cmd/versitygw@v1.8.0")
+    with S3Server(tmp_path_factory.mktemp("s3") / "versitygw") as server:
+        yield server
+
+
+@pytest.fixture
+def bucket(s3: S3Server) -> Bucket:
+    return Bucket(s3)
+
+
+@pytest.fixture
+def between(s3: S3Server) -> Iterator[Between]:
+    with Between(s3.port).running() as proxy:
+        yield proxy
+
+
+def new_store(bucket: Bucket, *, page: int = 1000, **settings: Any) -> S3Store:
+    """A store in a new bucket, or through a proxy: ``endpoint_url=between.url``."""
+    return S3Store(f"s3://{bucket.name}/out", {**bucket.server.settings(), **settings}, page=page)
+
+
+def seal(store: FileStore, content: bytes = b"rows", *, folder: str = "a=1") -> Fields:
+    """A file that is held back."""
+    name = new_name()
+    held = store.hold(name, file_path(folder, name, 0, ".txt"))
+    held.stream.write(content)
+    return held.seal()

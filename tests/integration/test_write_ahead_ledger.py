@@ -1,0 +1,240 @@
+"""Rows that are gone: which of them may have been applied, and which surely were not."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from integration import write_ahead_child as child
+from integration.write_ahead_child import METHODS, POINTS, sink_of, target_of
+from integration.write_ahead_scene import QUERY, commit, files, numbers, order, owner, path_of, prepare
+from sparkonce import Applies, ApplyToken, WriteAheadSink
+from sparkonce.errors import PreflightError, UnknownOutcomeError
+from sparkonce.protocol.handles import Handle
+from sparkonce.protocol.outcomes import COMMITTED, Outcome
+from sparkonce.sinks.write_ahead import committer as committer_module
+from sparkonce.sinks.write_ahead.folder import Stand, WriteAheadFolder
+from sparkonce.sinks.write_ahead.ledger import Ledger
+from unit.driver_world import World
+
+NEITHER = Applies.NEITHER
+PERS = ["slot", "batch"]
+NEVER_BEGUN = ("before", "started")
+"""Where no driver can have called the function."""
+
+Injury = Callable[[WriteAheadSink, Sequence[Handle]], None]
+
+
+def delete_rows(sink: WriteAheadSink, handles: Sequence[Handle]) -> None:
+    for handle in handles:
+        for stand in (Stand.PREPARED, Stand.STARTED):
+            path_of(sink, handle, stand).unlink(missing_ok=True)
+
+
+def delete_rows_and_markers(sink: WriteAheadSink, handles: Sequence[Handle]) -> None:
+    delete_rows(sink, handles)
+    for handle in handles:
+        path_of(sink, handle, Stand.DONE).unlink(missing_ok=True)
+
+
+def put_back(root: Path) -> Injury:
+    """An injury: the folder as it was before the batch was prepared."""
+
+    def restore(sink: WriteAheadSink, handles: Sequence[Handle]) -> None:
+        shutil.rmtree(root / "rows")
+        shutil.copytree(root / "backup", root / "rows")
+
+    return restore
+
+
+def stage(root: Path, per: str) -> tuple[WriteAheadSink, list[Handle]]:
+    """A sink whose rows wait outside the checkpoint, of which there is a backup, and a batch that is prepared."""
+    sink = sink_of(root, NEITHER, per=per, folder=root / "rows")
+    sink.preflight(QUERY, None)
+    shutil.copytree(root / "rows", root / "backup")
+    return sink, [prepare(sink, slot=slot) for slot in range(2)]
+
+
+class KilledError(BaseException):
+    """In place of a kill, where the process need not really be gone."""
+
+
+def die() -> None:
+    raise KilledError
+
+
+def interrupt(monkeypatch: pytest.MonkeyPatch, root: Path, handles: Sequence[Handle], point: str, per: str) -> None:
+    """A driver that gets as far as this in its commit."""
+    told = order(root, NEITHER, handles, point, per=per, folder=str(root / "rows"), parallel=1)
+    with monkeypatch.context() as undone:
+        undone.setattr(child, "die", die)
+        for kind, method in METHODS.values():
+            undone.setattr(kind, method, getattr(kind, method))
+        with pytest.raises(KilledError):
+            child.main(told)
+
+
+@pytest.mark.parametrize("per", PERS)
+@pytest.mark.parametrize("point", POINTS)
+@pytest.mark.parametrize("injury", ["rows", "markers", "folder"])
+def test_only_rows_that_no_commit_has_begun_with_are_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, per: str, point: str, injury: str
+) -> None:
+    """Lost rows are written again: those that may have been applied would be there twice."""
+    sink, handles = stage(tmp_path, per)
+    interrupt(monkeypatch, tmp_path, handles, point, per)
+    {"rows": delete_rows, "markers": delete_rows_and_markers, "folder": put_back(tmp_path)}[injury](sink, handles)
+    answers = commit(sink, *handles)
+    if point in NEVER_BEGUN:
+        assert answers == [Outcome.LOST] * 2
+        assert target_of(tmp_path, NEITHER).calls() == []
+    elif injury == "rows" and point in ("noted", "deleted"):
+        second = Outcome.ALREADY_COMMITTED if per == "batch" else Outcome.UNKNOWN
+        assert answers == [Outcome.ALREADY_COMMITTED, second]
+    else:
+        assert answers == [Outcome.UNKNOWN] * 2
+    aborted = {answer.outcome for answer in sink.committer().abort(handles)}
+    assert (Outcome.ABORTED in aborted) == (point in NEVER_BEGUN)
+
+
+class Query(World):
+    """A query that writes to nothing but this sink."""
+
+    def __init__(self, root: Path, per: str) -> None:
+        super().__init__(root / "checkpoint")
+        self.root, self.per = root, per
+        self.apply: Callable[..., object] = target_of(root, NEITHER)
+
+    def sinks(self) -> Any:
+        return {"write-ahead": sink_of(self.root, NEITHER, self.apply, per=self.per)}
+
+
+@pytest.mark.parametrize("per", PERS)
+def test_a_query_stops_rather_than_write_rows_again_that_may_be_there(tmp_path: Path, per: str) -> None:
+    target, query = target_of(tmp_path, NEITHER), Query(tmp_path, per)
+
+    def interrupted(rows: Any, token: ApplyToken) -> None:
+        target(rows, token)
+        raise KilledError
+
+    query.apply = interrupted
+    with pytest.raises(KilledError):
+        query.run(query.start(), 0)
+    for path in (tmp_path / "checkpoint").rglob("started/*"):
+        path.unlink()
+    written = target.visible()
+    assert written
+    query.apply = target
+    with pytest.raises(UnknownOutcomeError, match="may have been applied"):
+        query.run(query.start(deadline_s=0.05), 0)
+    assert target.visible() == written
+
+
+@pytest.mark.parametrize("per", PERS)
+def test_rows_that_come_back_are_applied_again_and_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, per: str
+) -> None:
+    """From a backup that was made when they were prepared: in a state in which an abort could delete them."""
+    sink, handles = stage(tmp_path, per)
+    shutil.rmtree(tmp_path / "backup")
+    shutil.copytree(tmp_path / "rows", tmp_path / "backup")
+    interrupt(monkeypatch, tmp_path, handles, "applied", per)
+    put_back(tmp_path)(sink, handles)
+    assert [one.outcome for one in sink.committer().abort(handles)] == [Outcome.UNKNOWN] * 2
+    assert commit(sink, *handles) == [Outcome.COMMITTED] * 2
+    assert "applied again" in caplog.text
+    again = [0, 0, 1, 1] if per == "batch" else [0, 0, 1]
+    assert sorted(target_of(tmp_path, NEITHER).visible()) == sorted(numbers(0, again))
+
+
+@pytest.mark.parametrize("per", PERS)
+def test_nothing_is_lost_where_the_ledger_is_not_there(tmp_path: Path, per: str) -> None:
+    sink, handles = stage(tmp_path, per)
+    facts = sink.preflight(QUERY, None)
+    delete_rows(sink, handles)
+    ledger = sink.folder().ledger.root
+    for gone in (ledger / "begun", ledger):
+        gone.rename(tmp_path / f"was-{gone.name}")
+        assert commit(sink, *handles) == [Outcome.RETRY] * 2
+    with pytest.raises(PreflightError, match="ledger"):
+        sink.preflight(QUERY, facts)
+    Ledger(ledger).make()
+    with pytest.raises(PreflightError, match="ledger="):
+        sink.preflight(QUERY, facts)
+
+
+@pytest.mark.parametrize("per", PERS)
+def test_a_driver_that_begins_late_finds_what_another_has_begun(
+    tmp_path: Path, per: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has read the ledger before; then the other one is killed in its call, and the rows are deleted."""
+    sink, handles = stage(tmp_path, per)
+    move = WriteAheadFolder.move
+
+    def paused(*arguments: object) -> bool:
+        monkeypatch.undo()
+        interrupt(monkeypatch, tmp_path, handles, "applied", per)
+        delete_rows(sink, handles)
+        return move(*arguments)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(WriteAheadFolder, "move", paused)
+    assert commit(sink, *handles) == [Outcome.UNKNOWN] * 2
+
+
+def test_rows_are_durably_taken_before_it_is_noted_and_it_is_noted_before_the_call(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever of it the disk keeps after a power failure, the function was not called without a note."""
+    sink, handles = stage(tmp_path, "slot")
+    steps: list[str] = []
+    fsync = os.fsync
+
+    def noting(descriptor: int) -> None:
+        fsync(descriptor)
+        path = Path(f"/proc/self/fd/{descriptor}").readlink()
+        steps.append(path.name if path.is_dir() else path.parent.name)
+
+    monkeypatch.setattr(os, "fsync", noting)
+    sink.apply = lambda rows, token: steps.append("called")
+    commit(sink, *handles)
+    before = steps[: steps.index("called")]
+    assert before.index("started") < before.index("begun")
+    assert before[-1 - before[::-1].index("begun")] == "begun"
+    assert before.count("begun") == 2, "a note is one file and its name, however many slots there are"
+
+
+def test_markers_are_tidied_away_when_only_every_other_batch_has_rows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(committer_module, "KEEP_BATCHES", 4)
+    monkeypatch.setattr(committer_module, "TIDY_EVERY_BATCHES", 2)
+    sink = sink_of(tmp_path, NEITHER)
+    for batch in range(1, 20, 2):
+        handle = prepare(sink, batch)
+        assert commit(sink, handle) == [Outcome.COMMITTED]
+        sink.committer().conclude(batch, [handle])
+        sink.committer().conclude(batch + 1, [Handle(sink=sink.name, slot=0)])
+    assert files(sink)["done"] <= 3
+    assert len(list((sink.folder().ledger.root / "begun").iterdir())) <= 3
+
+
+def test_a_driver_that_is_killed_while_it_tidies_leaves_nothing_that_looks_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sink = sink_of(tmp_path, NEITHER)
+    handle = prepare(sink)
+    assert commit(sink, handle) == [Outcome.COMMITTED]
+    for method in ("names", "forget"):
+        with monkeypatch.context() as killed:
+            killed.setattr(WriteAheadFolder if method == "names" else Ledger, method, lambda *_: die())
+            with pytest.raises(KilledError):
+                sink.folder().forget(QUERY, 0)
+        assert set(commit(sink, handle)) <= COMMITTED | {Outcome.UNKNOWN}
+    sink.folder().forget(QUERY, 0)
+    assert commit(sink, handle) == [Outcome.UNKNOWN]
+    assert sink.committer().list_lingering([owner()]) == []
