@@ -22,7 +22,7 @@ import typer
 from pyspark.sql import DataFrame
 from pyspark.sql.streaming.query import StreamingQuery
 
-from sinks import Contender, Load, compare, machine
+from sinks import ONE_SLOT, Contender, Load, compare, machine
 from sparkonce import ExactlyOnce, MySQLSink
 from sparkonce.embedded.jars import resolve
 from sparkonce.testing.servers.mariadb import MariaDBServer
@@ -37,7 +37,6 @@ TABLE = (
     "ENGINE=InnoDB DEFAULT CHARACTER SET utf8mb4"
 )
 ROOM = {"innodb-buffer-pool-size": "1G", "innodb-log-file-size": "512M"}
-ONE_SLOT = Load(file_rows=1_000_000, files=1, warm=0, measured=1, note_bytes=1024, slots=1)
 AT_BEST = {"batchsize": "10000"}
 BEST_URL = "&useBulkStmts=true&useServerPrepStmts=true"
 REWRITTEN_URL = "&rewriteBatchedStatements=true"

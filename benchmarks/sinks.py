@@ -79,6 +79,10 @@ class Load:
         return self.warm + self.measured + 1
 
 
+ONE_SLOT = Load(file_rows=1_000_000, files=1, warm=0, measured=1, note_bytes=1024, slots=1)
+"""A million rows of 1 KB in one slot: what memory does its worker take?"""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Contender:
     """One way to write the rows.
