@@ -1,9 +1,14 @@
 """The MariaDB sink beside Spark's JDBC writer, on a server that the benchmark starts.
 
     python benchmarks/mysql.py
+    python benchmarks/mysql.py --connector-j --file-rows 25000 --measured 3
+    python benchmarks/mysql.py --slot
 
-Spark's writer is run as it comes, and at its best: larger batches of rows, and the driver's bulk protocol. It is
-at-least-once: a batch that is written again is there twice.
+Spark's writer is run as it comes, and at its best: larger batches of rows, and the driver's bulk protocol, which
+MariaDB's driver uses for inserts unless told otherwise. It is at-least-once: a batch that is written again is there
+twice. What Spark needs for the rows alone is shown by writing them to nowhere. With MySQL's own driver, which asks the
+server row by row unless told otherwise, a run takes minutes: it has a flag. ``--slot`` writes slots of a million rows
+of 1 KB, to see what memory a worker takes.
 """
 
 from __future__ import annotations
@@ -17,16 +22,18 @@ import typer
 from pyspark.sql import DataFrame
 from pyspark.sql.streaming.query import StreamingQuery
 
-from sinks import Contender, Load, compare, machine
+from sinks import ONE_SLOT, Contender, Load, compare, machine
 from sparkonce import ExactlyOnce, MySQLSink
 from sparkonce.embedded.jars import resolve
 from sparkonce.testing.servers.mariadb import MariaDBServer
 
 # Spark knows the dialect by jdbc:mysql, which the driver takes with permitMysqlScheme.
 DRIVER = "org.mariadb.jdbc:mariadb-java-client:3.5.1"
+CONNECTOR_J_CLASS = "com.mysql.cj.jdbc.Driver"
+CONNECTOR_J = "com.mysql:mysql-connector-j:8.4.0"
 TABLE = (
     "CREATE TABLE bench.target (number BIGINT UNSIGNED NOT NULL AUTO_INCREMENT PRIMARY KEY, id BIGINT, "
-    "`key` VARCHAR(32), part INT, amount DOUBLE, at TIMESTAMP(6) NULL, note VARCHAR(120)) "
+    "`key` VARCHAR(32), part INT, amount DOUBLE, at TIMESTAMP(6) NULL, note VARCHAR(1200)) "
     "ENGINE=InnoDB DEFAULT CHARACTER SET utf8mb4"
 )
 ROOM = {"innodb-buffer-pool-size": "1G", "innodb-log-file-size": "512M"}
@@ -43,13 +50,13 @@ def ours(server: MariaDBServer, commit: str) -> Any:
     return start
 
 
-def jdbc(server: MariaDBServer, url: str = "", **options: str) -> Any:
+def jdbc(server: MariaDBServer, url: str = "", driver: str = "org.mariadb.jdbc.Driver", **options: str) -> Any:
     def start(rows: DataFrame, folder: Path) -> StreamingQuery:
         def write(batch: DataFrame, _number: int) -> None:
             writer = batch.write.format("jdbc").option(
                 "url", f"jdbc:mysql://{server.address}/bench?permitMysqlScheme&user=root{url}"
             )
-            writer = writer.option("driver", "org.mariadb.jdbc.Driver").option("dbtable", "target").options(**options)
+            writer = writer.option("driver", driver).option("dbtable", "target").options(**options)
             writer.mode("append").save()
 
         writer = rows.writeStream.foreachBatch(write)
@@ -58,11 +65,28 @@ def jdbc(server: MariaDBServer, url: str = "", **options: str) -> Any:
     return start
 
 
-def main(file_rows: int = 100_000, files: int = 2, measured: int = 5, warm: int = 1, rounds: int = 3) -> None:
+def nowhere(rows: DataFrame, folder: Path) -> StreamingQuery:
+    def write(batch: DataFrame, _number: int) -> None:
+        batch.write.format("noop").mode("append").save()
+
+    return rows.writeStream.foreachBatch(write).option("checkpointLocation", str(folder / "checkpoint")).start()
+
+
+def main(
+    file_rows: int = 100_000,
+    files: int = 2,
+    measured: int = 5,
+    warm: int = 1,
+    rounds: int = 3,
+    connector_j: bool = False,
+    slot: bool = False,
+) -> None:
     load = Load(file_rows=file_rows, files=files, warm=warm, measured=measured)
+    if slot:
+        load, rounds = ONE_SLOT, 1
     with tempfile.TemporaryDirectory() as folder:
         server = MariaDBServer(Path(folder) / "data", options=ROOM)
-        with server, machine(load, jars=resolve([DRIVER])) as on:
+        with server, machine(load, jars=resolve([DRIVER, CONNECTOR_J]), server_pid=server.pid) as on:
 
             def ask(statement: str) -> Any:
                 with pymysql.connect(**server.settings) as connection, connection.cursor() as cursor:  # type: ignore[arg-type]
@@ -83,11 +107,21 @@ def main(file_rows: int = 100_000, files: int = 2, measured: int = 5, warm: int 
             contenders = [
                 contender("sparkonce two_phase", ours(server, "two_phase")),
                 contender("sparkonce staged", ours(server, "staged")),
-                contender("spark jdbc, as it comes", jdbc(server)),
-                contender("spark jdbc, rewritten", jdbc(server, REWRITTEN_URL, **AT_BEST)),
-                contender("spark jdbc, bulk", jdbc(server, BEST_URL, **AT_BEST)),
             ]
-            compare(on, contenders, rounds=rounds)
+            if connector_j:
+                contenders += [
+                    contender("connector/j, rewritten", jdbc(server, REWRITTEN_URL, CONNECTOR_J_CLASS, **AT_BEST)),
+                    contender("connector/j, as it comes", jdbc(server, driver=CONNECTOR_J_CLASS)),
+                ]
+            elif not slot:
+                everything = load.batch_rows * load.batches
+                contenders += [
+                    Contender(name="spark, to nowhere", start=nowhere, count=lambda _: everything),
+                    contender("spark jdbc, as it comes", jdbc(server)),
+                    contender("spark jdbc, rewritten", jdbc(server, REWRITTEN_URL, **AT_BEST)),
+                    contender("spark jdbc, bulk", jdbc(server, BEST_URL, **AT_BEST)),
+                ]
+            compare(on, contenders, rounds=rounds, warming=not slot)
 
 
 if __name__ == "__main__":

@@ -1,10 +1,11 @@
 """Rows into PostgreSQL: sparkonce, exactly-once in both of its ways, against Spark's own JDBC writer, at-least-once.
 
-    python benchmarks/postgres.py [--quick]
+    python benchmarks/postgres.py [--quick] [--slot]
 
 The server is started by the benchmark, on this machine, with its defaults but for room for prepared transactions and
 a larger WAL between checkpoints. JDBC runs with its defaults, and with ``reWriteBatchedInserts=true``, the driver's own
-advice for speed, with which it is at its best.
+advice for speed, with which it is at its best. ``--slot`` writes slots of a million rows of 1 KB, to see what memory a
+worker takes.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import psycopg
 from pyspark.sql import DataFrame
 from pyspark.sql.streaming.query import StreamingQuery
 
-from sinks import Contender, Load, compare, machine
+from sinks import ONE_SLOT, Contender, Load, compare, machine
 from sparkonce import ExactlyOnce, Guarantee, PostgresSink
 from sparkonce.embedded.jars import resolve
 from sparkonce.testing.servers.postgres import PostgresServer
@@ -30,8 +31,12 @@ TABLE = "CREATE TABLE rows (id bigint, key text, part int, amount double precisi
 def main() -> None:
     given = argparse.ArgumentParser(description=__doc__)
     given.add_argument("--quick", action="store_true", help="shortened, to see that it works")
-    quick = given.parse_args().quick
+    given.add_argument("--slot", action="store_true", help="one slot of a million rows of 1 KB, for its memory")
+    asked = given.parse_args()
+    quick, slot = asked.quick, asked.slot
     load = Load(file_rows=20_000, measured=2) if quick else Load(file_rows=100_000, measured=3)
+    if slot:
+        load = ONE_SLOT
     settings = {"max_wal_size": "8GB", "shared_buffers": "512MB"}
     with PostgresServer(settings) as server, machine(load, jars=resolve([JDBC])) as on:
 
@@ -49,11 +54,17 @@ def main() -> None:
             )
 
         ask(TABLE)
+        exactly_once = [
+            contender("exactly-once, two_phase", partial(_ours, server.conninfo(), commit="two_phase")),
+            contender("exactly-once, staged", partial(_ours, server.conninfo(), commit="staged")),
+        ]
+        if slot:
+            compare(on, exactly_once, rounds=1, warming=False)
+            return
         compare(
             on,
             [
-                contender("exactly-once, two_phase", partial(_ours, server.conninfo(), commit="two_phase")),
-                contender("exactly-once, staged", partial(_ours, server.conninfo(), commit="staged")),
+                *exactly_once,
                 contender("at-least-once", partial(_ours, server.conninfo(), guarantee=Guarantee.AT_LEAST_ONCE)),
                 contender("Spark JDBC, defaults", partial(_jdbc, server.port, "")),
                 contender(

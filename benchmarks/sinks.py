@@ -40,6 +40,7 @@ from session import CORES, session, stderr_into
 
 POLL_S = 0.05
 LIMIT_S = 600.0
+NOTE_BYTES = 84
 
 _progress = Console(stderr=True, highlight=False, soft_wrap=True)
 
@@ -54,6 +55,8 @@ class Load:
         warm: Batches that do not count, at the start of every run.
         measured: Batches that count.
         columns: Which columns of `make_source` the rows have; all if empty.
+        note_bytes: How long a row's text is, about; 0 for what makes rows of about 120 bytes.
+        slots: How many slots write a batch; 0 for what Spark makes of it.
     """
 
     file_rows: int = 100_000
@@ -61,6 +64,8 @@ class Load:
     warm: int = 2
     measured: int = 5
     columns: tuple[str, ...] = ()
+    note_bytes: int = 0
+    slots: int = 0
 
     @property
     def batch_rows(self) -> int:
@@ -71,6 +76,10 @@ class Load:
     def batches(self) -> int:
         """One more than counts: its start is the end of the last measured one, all pauses between batches included."""
         return self.warm + self.measured + 1
+
+
+ONE_SLOT = Load(file_rows=1_000_000, files=1, warm=0, measured=1, note_bytes=1024, slots=1)
+"""A million rows of 1 KB in one slot: what memory does its worker take?"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,6 +107,7 @@ class Machine:
     folder: Path
     load: Load
     jvm_pid: int
+    server_pid: int | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,19 +117,26 @@ class Run:
     Attributes:
         rows_per_s: In steady state, over the measured batches with all pauses between them.
         cpu_us_per_row: Of Spark's process and its Python workers, over the whole run.
+        server_us_per_row: CPU of the server that is written to, over the whole run; 0 where it is none of ours.
         worker_mib: The most memory that a Python worker ever had; 0 if there was none.
         batch_ms: Median of the measured batches, by Spark's own phases.
     """
 
     rows_per_s: float
     cpu_us_per_row: float
+    server_us_per_row: float
     worker_mib: float
     batch_ms: dict[str, float] = field(default_factory=dict)
 
 
 @contextmanager
-def machine(load: Load, *, jars: Sequence[Path] = (), conf: dict[str, str] | None = None) -> Iterator[Machine]:
-    """Starts Spark and makes the source; ends and deletes everything however the block is left."""
+def machine(
+    load: Load, *, jars: Sequence[Path] = (), conf: dict[str, str] | None = None, server_pid: int | None = None
+) -> Iterator[Machine]:
+    """Starts Spark and makes the source; ends and deletes everything however the block is left.
+
+    The CPU of the server process, if there is one, is shown beside Spark's: on one machine both share its cores.
+    """
     folder = Path(tempfile.mkdtemp(prefix="sparkonce-bench-"))
     spark = None
     try:
@@ -127,7 +144,7 @@ def machine(load: Load, *, jars: Sequence[Path] = (), conf: dict[str, str] | Non
             spark = session(folder, jars, conf)
         make_source(spark, folder / "source", load)
         jvm = int(spark.sparkContext._jvm.java.lang.ProcessHandle.current().pid())
-        yield Machine(spark=spark, folder=folder, load=load, jvm_pid=jvm)
+        yield Machine(spark=spark, folder=folder, load=load, jvm_pid=jvm, server_pid=server_pid)
     finally:
         try:
             if spark is not None:
@@ -138,13 +155,14 @@ def machine(load: Load, *, jars: Sequence[Path] = (), conf: dict[str, str] | Non
 
 def make_source(spark: SparkSession, folder: Path, load: Load) -> None:
     """As many files as the batches need, of about 120 bytes a row: the first batch's, linked under other names."""
+    note = F.concat(F.sha2(F.col("id").cast("string"), 256), F.lit(" paid at the counter"))
     rows = spark.range(load.batch_rows, numPartitions=load.files).select(
         "id",
         F.concat(F.lit("key-"), (F.col("id") % 10_007).cast("string")).alias("key"),
         (F.col("id") % 100).cast("int").alias("part"),
         (F.rand(7) * 1000).alias("amount"),
         F.timestamp_micros(F.lit(1_700_000_000_000_000) + F.col("id") * 1000).alias("at"),
-        F.concat(F.sha2(F.col("id").cast("string"), 256), F.lit(" paid at the counter")).alias("note"),
+        F.repeat(note, max(1, load.note_bytes // NOTE_BYTES)).alias("note"),
     )
     first = folder.with_name("first")
     rows.write.parquet(str(first))
@@ -164,7 +182,7 @@ def measure(on: Machine, contender: Contender) -> Run:
     folder.mkdir()
     end_workers(on.jvm_pid)
     rows = _stream(on)
-    cpu_before = _cpu_s(on.jvm_pid)
+    cpu_before, server_before = _cpu_s(on.jvm_pid), _server_cpu_s(on)
     try:
         query = contender.start(rows, folder)
         try:
@@ -173,29 +191,33 @@ def measure(on: Machine, contender: Contender) -> Run:
             progress = {one["batchId"]: one for one in query.recentProgress}
         finally:
             query.stop()
-        cpu_s = _cpu_s(on.jvm_pid) - cpu_before
+        cpu_s, server_s = _cpu_s(on.jvm_pid) - cpu_before, _server_cpu_s(on) - server_before
         found, wanted = contender.count(folder), on.load.batch_rows * on.load.batches
         if found != wanted:
             raise RuntimeError(f"{contender.name}: {wanted} rows were written, and a reader sees {found}")
     finally:
         contender.clean()
         shutil.rmtree(folder, ignore_errors=True)
-    return _summary(on.load, progress, cpu_s, peak)
+    return _summary(on.load, progress, cpu_s, server_s, peak)
 
 
-def compare(on: Machine, contenders: Sequence[Contender], *, rounds: int = 3) -> dict[str, list[Run]]:
+def compare(
+    on: Machine, contenders: Sequence[Contender], *, rounds: int = 3, warming: bool = True
+) -> dict[str, list[Run]]:
     """Runs all contenders in turn, round by round, and prints the table. The last one is what the others are held to.
 
     A round before the first one does not count: the JVM gets faster with every query, to the good of whoever is later.
+    Without it only memory is to be compared.
     """
     found: dict[str, list[Run]] = {contender.name: [] for contender in contenders}
-    for number in range(-1, rounds):
+    for number in range(-1 if warming else 0, rounds):
         first = number % len(contenders)
         for contender in [*contenders[first:], *contenders[:first]]:
             run = measure(on, contender)
             _progress.print(
                 f"{'warming' if number < 0 else f'round {number + 1}'}  {contender.name:32} "
-                f"{run.rows_per_s:>10,.0f} rows/s  {run.cpu_us_per_row:.2f} CPU µs/row  {run.worker_mib:.0f} MiB"
+                f"{run.rows_per_s:>10,.0f} rows/s  {run.cpu_us_per_row:.2f} CPU µs/row  "
+                f"{run.server_us_per_row:.2f} of the server  {run.worker_mib:.0f} MiB"
             )
             if number >= 0:
                 found[contender.name].append(run)
@@ -209,7 +231,15 @@ def _show(load: Load, found: dict[str, list[Run]], reference: str) -> None:
         title=f"{load.measured} batches of {load.batch_rows:,} rows, {CORES} cores, medians of {rounds} rounds"
     )
     table.add_column("", no_wrap=True)
-    for name in ("rows/s", f"of {reference}", "lowest to highest", "CPU µs/row", "worker MiB", "addBatch ms"):
+    for name in (
+        "rows/s",
+        f"of {reference}",
+        "lowest to highest",
+        "CPU µs/row",
+        "server's",
+        "worker MiB",
+        "addBatch ms",
+    ):
         table.add_column(name, justify="right")
     for name, runs in found.items():
         pairs = zip(runs, found[reference], strict=True)
@@ -220,6 +250,7 @@ def _show(load: Load, found: dict[str, list[Run]], reference: str) -> None:
             f"{median(ratios):.2f}",
             f"{min(ratios):.2f} to {max(ratios):.2f}",
             f"{median(run.cpu_us_per_row for run in runs):.2f}",
+            f"{median(run.server_us_per_row for run in runs):.2f}",
             f"{max(run.worker_mib for run in runs):.0f}",
             f"{median(run.batch_ms.get('addBatch', 0.0) for run in runs):.0f}",
         )
@@ -230,7 +261,8 @@ def _stream(on: Machine) -> DataFrame:
     source = str(on.folder / "source")
     schema = on.spark.read.parquet(source).schema
     rows = on.spark.readStream.schema(schema).option("maxFilesPerTrigger", on.load.files).parquet(source)
-    return rows.select(*on.load.columns) if on.load.columns else rows
+    rows = rows.select(*on.load.columns) if on.load.columns else rows
+    return rows.coalesce(on.load.slots) if on.load.slots else rows
 
 
 def _wait(query: StreamingQuery, batch: int) -> None:
@@ -243,13 +275,14 @@ def _wait(query: StreamingQuery, batch: int) -> None:
         time.sleep(POLL_S)
 
 
-def _summary(load: Load, progress: dict[int, Any], cpu_s: float, worker_mib: float) -> Run:
+def _summary(load: Load, progress: dict[int, Any], cpu_s: float, server_s: float, worker_mib: float) -> Run:
     batches = [progress[number] for number in range(load.warm, load.warm + load.measured)]
     seconds = _began_s(progress[load.warm + load.measured]) - _began_s(batches[0])
     names = {name for one in batches for name in one["durationMs"]}
     return Run(
         rows_per_s=load.batch_rows * load.measured / seconds,
         cpu_us_per_row=cpu_s / (load.batch_rows * load.batches) * 1e6,
+        server_us_per_row=server_s / (load.batch_rows * load.batches) * 1e6,
         worker_mib=worker_mib,
         batch_ms={name: median(one["durationMs"].get(name, 0) for one in batches) for name in names},
     )
@@ -257,6 +290,13 @@ def _summary(load: Load, progress: dict[int, Any], cpu_s: float, worker_mib: flo
 
 def _began_s(progress: Any) -> float:
     return datetime.fromisoformat(progress["timestamp"].replace("Z", "+00:00")).timestamp()
+
+
+def _server_cpu_s(on: Machine) -> float:
+    if on.server_pid is None:
+        return 0.0
+    times = psutil.Process(on.server_pid).cpu_times()
+    return float(times.user + times.system)
 
 
 def _cpu_s(jvm_pid: int) -> float:

@@ -19,6 +19,8 @@ from sparkonce.sinks.mysql.names import quote
 from sparkonce.testing.servers.mariadb import MISSING, MariaDBServer
 
 WITHIN_S = 20.0
+NOT_BULK = property(lambda _: False, lambda _self, _: None)
+"""In place of `Link.takes_bulk`: rows go to MariaDB as they go to MySQL."""
 
 
 def need_mariadb() -> None:

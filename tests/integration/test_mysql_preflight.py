@@ -12,10 +12,11 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from mariadb_witness import Witness, need_mariadb, shared_server
+from mariadb_witness import NOT_BULK, Witness, need_mariadb, shared_server
 from sparkonce.errors import ConfigurationError, PreflightError
 from sparkonce.guarantees import Guarantee
 from sparkonce.sinks.base import Facts
+from sparkonce.sinks.mysql.connection import Link
 from sparkonce.sinks.mysql.flavours import MARIADB, MYSQL
 from sparkonce.sinks.mysql.preflight import Wanted
 from sparkonce.sinks.mysql.sink import MySQLSink
@@ -140,8 +141,14 @@ def test_settings_of_the_server(witness: Witness, variable: str, value: str, mor
     check(witness, **more)
 
 
-def test_how_rows_will_travel_is_said(witness: Witness, caplog: pytest.LogCaptureFixture) -> None:
+def test_how_rows_will_travel_is_said(
+    witness: Witness, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
     caplog.set_level(logging.INFO)
+    check(witness)
+    assert "bulk protocol" in caplog.records[0].getMessage()
+    caplog.clear()
+    monkeypatch.setattr(Link, "takes_bulk", NOT_BULK)
     check(witness)
     check(witness, settings={"local_infile": False})
     witness.run("SET GLOBAL local_infile = 0")
@@ -155,10 +162,11 @@ def test_how_rows_will_travel_is_said(witness: Witness, caplog: pytest.LogCaptur
     assert "local_infile=OFF" in said[2]
 
 
-def test_without_local_infile_rows_arrive_all_the_same(witness: Witness) -> None:
+def test_without_local_infile_rows_arrive_all_the_same(witness: Witness, monkeypatch: pytest.MonkeyPatch) -> None:
     from sparkonce.testing.hooks import SinkHooks
     from sparkonce.testing.scene import Scene
 
+    monkeypatch.setattr(Link, "takes_bulk", NOT_BULK)
     witness.run("SET GLOBAL local_infile = 0")
     try:
         scene = Scene(SinkHooks(), MySQLSink(witness.settings, table="target"))

@@ -11,19 +11,29 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from mariadb_witness import Witness, shared_server
+from mariadb_witness import NOT_BULK, Witness, shared_server
 from sparkonce.errors import PreflightError, PrepareError
 from sparkonce.guarantees import Guarantee
 from sparkonce.sinks.base import SinkWriter
+from sparkonce.sinks.mysql.connection import Link
 from sparkonce.sinks.mysql.sink import MySQLSink
 from sparkonce.testing.hooks import SinkHooks
 from sparkonce.testing.scene import Scene
 
 Write = Callable[..., list[tuple[Any, ...]]]
 
-BY_LOAD = {"commit": "two_phase", "local_infile": True}
-BY_INSERT = {"commit": "two_phase", "local_infile": False}
-STAGED = {"commit": "staged", "local_infile": True}
+BULK = {"commit": "two_phase", "bulk": True}
+BY_LOAD = {"commit": "two_phase", "bulk": False, "local_infile": True}
+BY_INSERT = {"commit": "two_phase", "bulk": False, "local_infile": False}
+STAGED = {"commit": "staged", "bulk": True}
+WAYS = pytest.mark.parametrize("how", [BULK, BY_LOAD, BY_INSERT], ids=["bulk", "load", "insert"])
+
+
+def go(how: dict[str, Any], witness: Witness, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """The settings for one way to the server; without the bulk protocol rows go as they go to MySQL."""
+    if not how["bulk"]:
+        monkeypatch.setattr(Link, "takes_bulk", NOT_BULK)
+    return {**witness.settings, "local_infile": how.get("local_infile", True)}
 
 
 @pytest.fixture(scope="module")
@@ -31,14 +41,14 @@ def witness() -> Witness:
     return Witness(shared_server())
 
 
-@pytest.fixture(params=[BY_LOAD, BY_INSERT, STAGED], ids=["load", "insert", "staged"])
-def write(request: pytest.FixtureRequest, witness: Witness) -> Write:
+@pytest.fixture(params=[BULK, BY_LOAD, BY_INSERT, STAGED], ids=["bulk", "load", "insert", "staged"])
+def write(request: pytest.FixtureRequest, witness: Witness, monkeypatch: pytest.MonkeyPatch) -> Write:
     """Writes a table's only batch and gives what a second connection reads of it."""
+    settings = go(request.param, witness, monkeypatch)
 
     def write(columns: str, rows: pa.RecordBatch, select: str = "*", **more: Any) -> list[tuple[Any, ...]]:
         witness.run("DROP TABLE IF EXISTS target")
         witness.run(f"CREATE TABLE target ({columns}) ENGINE=InnoDB DEFAULT CHARACTER SET utf8mb4")
-        settings = {**witness.settings, "local_infile": request.param["local_infile"]}
         sink = MySQLSink(settings, table="target", **{"commit": request.param["commit"], **more})
         scene = Scene(SinkHooks(), sink)
         writer = scene.new_writer()
@@ -94,6 +104,13 @@ TEXTS = [
 ROUND_TRIPS: list[Any] = [
     pytest.param("LONGTEXT", TEXTS, pa.string(), id="text"),
     pytest.param("LONGTEXT", TEXTS, pa.large_string(), id="large text"),
+    pytest.param("LONGTEXT", ["x" * 250, None, ""], pa.string(), id="lengths of a byte"),
+    pytest.param("LONGTEXT", ["x" * 251, None, ""], pa.string(), id="lengths of two bytes"),
+    pytest.param("LONGTEXT", ["x" * 65_535, None, ""], pa.string(), id="the largest of two bytes"),
+    pytest.param("LONGTEXT", ["x" * 65_536, None, ""], pa.string(), id="lengths of more bytes"),
+    pytest.param("INT UNSIGNED", [0, 2**32 - 1, None], pa.uint32(), id="without a sign"),
+    pytest.param("DATETIME(6)", [datetime(1, 1, 1), datetime(1969, 12, 31, 23, 59, 59, 999_999),
+                                 datetime(9999, 12, 31, 23, 59, 59, 999_999)], pa.timestamp("us"), id="far times"),
     pytest.param("VARCHAR(10) CHARACTER SET latin1", ["é", None, ""], pa.string(), id="latin1"),
     pytest.param("LONGBLOB", [b"", b"\x00\xff\n\t\\'", None, bytes(range(256))], pa.binary(), id="binary"),
     pytest.param("TINYINT(1)", [True, False, None], pa.bool_(), id="boolean"),
@@ -116,6 +133,21 @@ ROUND_TRIPS: list[Any] = [
 def test_what_is_written_is_read_back(write: Write, column: str, values: list[Any], kind: pa.DataType) -> None:
     found = write(f"place INT, it {column}", rows_of(values, kind))
     assert [value for _, value in found] == values
+
+
+def test_parts_of_larger_arrays(write: Write) -> None:
+    """Arrow's arrays may begin in the middle of their buffers."""
+    whole = pa.record_batch(
+        {
+            "place": pa.array(range(6), pa.int32()),
+            "word": pa.array(["a", "b", None, "dd", "e", "f"]),
+            "at": pa.array([datetime(2024, 1, day, 1, 2, 3, day) if day != 4 else None for day in range(1, 7)]),
+            "flag": pa.array([True, False, None, True, False, True]),
+            "raw": pa.array([b"a", b"b", b"c", None, b"", b"f"]),
+        }
+    )
+    columns = "place INT, word TEXT, at DATETIME(6), flag BOOLEAN, raw BLOB"
+    assert write(columns, whole.slice(2, 3)) == [tuple(row.values()) for row in whole.slice(2, 3).to_pylist()]
 
 
 def test_instants_are_kept_in_utc(write: Write) -> None:
@@ -217,7 +249,7 @@ def test_bytes_that_are_no_text_are_refused(write: Write) -> None:
         write("place INT, it TEXT", pa.record_batch({"place": pa.array([1], pa.int32()), "it": broken}))
 
 
-@pytest.mark.parametrize("how", [BY_LOAD, BY_INSERT], ids=["load", "insert"])
+@WAYS
 @pytest.mark.parametrize(
     ("column", "values", "words"),
     [
@@ -227,15 +259,20 @@ def test_bytes_that_are_no_text_are_refused(write: Write) -> None:
     ],
 )
 def test_rows_that_the_table_refuses(
-    witness: Witness, how: dict[str, Any], column: str, values: list[int], words: str
+    witness: Witness,
+    monkeypatch: pytest.MonkeyPatch,
+    how: dict[str, Any],
+    column: str,
+    values: list[int],
+    words: str,
 ) -> None:
     """LOAD DATA LOCAL leaves such rows out and goes on."""
     witness.run("CREATE TABLE IF NOT EXISTS parent (id INT PRIMARY KEY) ENGINE=InnoDB")
     witness.run("DROP TABLE IF EXISTS target")
     witness.run(f"CREATE TABLE target (it {column}) ENGINE=InnoDB")
     before = witness.xids()
+    settings = go(how, witness, monkeypatch)
     for guarantee in (Guarantee.EXACTLY_ONCE, Guarantee.AT_LEAST_ONCE):
-        settings = {**witness.settings, "local_infile": how["local_infile"]}
         scene = Scene(SinkHooks(), MySQLSink(settings, table="target", commit="two_phase", guarantee=guarantee))
         writer = scene.new_writer()
         writer.begin()
@@ -247,17 +284,20 @@ def test_rows_that_the_table_refuses(
     assert witness.xids() == before
 
 
-def test_a_key_that_is_there_is_refused_in_append_mode(witness: Witness) -> None:
+@WAYS
+def test_a_key_that_is_there_is_refused_in_append_mode(
+    witness: Witness, monkeypatch: pytest.MonkeyPatch, how: dict[str, Any]
+) -> None:
     witness.run("DROP TABLE IF EXISTS target")
     witness.run("CREATE TABLE target (it INT PRIMARY KEY, word TEXT) ENGINE=InnoDB")
     witness.run("INSERT INTO target VALUES (7, 'old')")
     rows = pa.record_batch({"it": pa.array([6, 7], pa.int32()), "word": ["new", "new"]})
-    scene = Scene(SinkHooks(), MySQLSink(witness.settings, table="target", commit="two_phase"))
+    settings = go(how, witness, monkeypatch)
+    scene = Scene(SinkHooks(), MySQLSink(settings, table="target", commit="two_phase"))
     writer = scene.new_writer()
     writer.begin()
-    writer.write(rows)
-    with pytest.raises(PrepareError, match=r"took 1 of 2 rows .* Duplicate entry '7'"):
-        writer.prepare()
+    with pytest.raises(PrepareError, match=r"Duplicate entry '7'"):
+        write_all(writer, rows)
     writer.abort()
     scene.close()
     assert witness.rows("SELECT * FROM target") == [(7, "old")]
@@ -285,12 +325,12 @@ def test_types_that_might_change_a_value_are_refused_at_start(
         sink.preflight("0" * 12, None)
 
 
-def test_large_rows_and_small_packets(witness: Witness) -> None:
-    """INSERT is cut to max_allowed_packet; what is larger alone is refused by the server's own words."""
+@pytest.mark.parametrize("how", [BULK, BY_INSERT], ids=["bulk", "insert"])
+def test_large_rows_and_small_packets(witness: Witness, monkeypatch: pytest.MonkeyPatch, how: dict[str, Any]) -> None:
+    """Statements are cut to max_allowed_packet; what is larger alone is refused by the server's own words."""
     witness.run("DROP TABLE IF EXISTS target")
     witness.run("CREATE TABLE target (place INT, it LONGTEXT) ENGINE=InnoDB")
-    settings = {**witness.settings, "local_infile": False}
-    sink = MySQLSink(settings, table="target", commit="two_phase")
+    sink = MySQLSink(go(how, witness, monkeypatch), table="target", commit="two_phase")
     scene = Scene(SinkHooks(), sink)
     rows = rows_of(["x" * 3_000_000] * 10, pa.string())
     writer = scene.new_writer()

@@ -1,11 +1,13 @@
-"""A connection by PyMySQL: strict, in UTC, with a deadline for each reply, and LOAD DATA fed from memory.
+"""A connection by PyMySQL: strict, in UTC, with a deadline for each reply, and two ways to send many rows.
 
-PyMySQL answers LOAD DATA LOCAL by opening whatever file the server asks for. Here the server gets the bytes it was
+MariaDB's bulk protocol, which PyMySQL does not know, sends them in binary to a prepared statement. PyMySQL answers
+LOAD DATA LOCAL by opening whatever file the server asks for. Here the server gets the bytes it was
 promised, whatever it asks for, and asking at any other time is an error.
 """
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -35,6 +37,12 @@ _SESSION = (
     "net_read_timeout=600, net_write_timeout=600, innodb_lock_wait_timeout={lock_s}, lock_wait_timeout={lock_s}"
 )
 _PACKET_BYTES = 256 * 1024
+_BULK_EXECUTE = 0xFA
+_BULK_CAPABILITY = struct.pack("<I", 1 << 2)
+_TYPES_FOLLOW = 128
+_HELLO = slice(9, 32)
+"""The reserved bytes of a client's first packets. MariaDB reads its own capabilities in the last four of them."""
+
 _FIRST_WARNINGS = "SHOW WARNINGS LIMIT 3"
 
 
@@ -52,7 +60,14 @@ class Loaded:
 
 
 class Link(Connection):  # type: ignore[misc]  # PyMySQL has no types
-    """One connection. Not to be used by two threads at once."""
+    """One connection. Not to be used by two threads at once.
+
+    Attributes:
+        takes_bulk: Whether the server has MariaDB's bulk protocol, see `execute`.
+    """
+
+    takes_bulk = False
+    _greets = False
 
     def rows(self, statement: str, values: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
         """What a query gives. Identifiers with a percent sign cannot stand in a statement with values."""
@@ -94,6 +109,28 @@ class Link(Connection):  # type: ignore[misc]  # PyMySQL has no types
         done = self._read_ok_packet_of_load()
         return Loaded(int(done.affected_rows), int(done.warning_count))
 
+    def prepare(self, statement: str) -> int:
+        """Has a statement prepared, and gives its number."""
+        self._execute_command(COMMAND.COM_STMT_PREPARE, statement)
+        answer = self._read_packet()
+        number, columns, values = struct.unpack("<xIHH", answer.read(9))
+        for count in (values, columns):
+            for _ in range(count + 1 if count else 0):  # each, and what ends them
+                self._read_packet()
+        return int(number)
+
+    def execute(self, number: int, types: bytes, rows: memoryview) -> Loaded:
+        """Runs a prepared statement for many rows at once.
+
+        Args:
+            number: See `prepare`.
+            types: See `sparkonce.sinks.mysql.bulk.types_of`.
+            rows: See `sparkonce.sinks.mysql.bulk.bulk_rows`.
+        """
+        self._execute_command(_BULK_EXECUTE, b"".join((struct.pack("<IH", number, _TYPES_FOLLOW), types, rows)))
+        self._read_query_result()
+        return Loaded(int(self._result.affected_rows), int(self._result.warning_count))
+
     def first_warnings(self) -> str:
         """What the last statement warned of."""
         return "; ".join(f"{level} {number}: {words}" for level, number, words in self.rows(_FIRST_WARNINGS))
@@ -102,6 +139,22 @@ class Link(Connection):  # type: ignore[misc]  # PyMySQL has no types
         """Closes the connection; never raises."""
         if self.open:
             self.close()
+
+    def write_packet(self, payload: bytes | memoryview) -> None:
+        """Sends one packet; the first ones say what this client can do."""
+        if self._greets and bytes(payload[_HELLO]) == bytes(23):
+            payload = b"".join((payload[:28], _BULK_CAPABILITY, payload[32:]))
+        super().write_packet(payload)
+
+    def _request_authentication(self) -> None:
+        # MySQL sets this flag and MariaDB does not; a client that sets it is none that knows MariaDB's capabilities.
+        self.takes_bulk = self._greets = not self.server_capabilities & CLIENT.LONG_PASSWORD
+        if self.takes_bulk:
+            self.client_flag &= ~CLIENT.LONG_PASSWORD
+        try:
+            super()._request_authentication()
+        finally:
+            self._greets = False
 
     def _read_ok_packet_of_load(self) -> Any:
         packet = self._read_packet()

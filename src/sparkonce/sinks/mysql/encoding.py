@@ -36,7 +36,7 @@ def load_text(rows: pa.RecordBatch, columns: Sequence[Column]) -> Iterator[memor
     Raises:
         PrepareError: naming the column whose value would be changed by the server.
     """
-    for piece in _pieces(rows):
+    for piece in in_halves(rows):
         fields = [_for_load(cells, column, values) for cells, column, values in _cells(piece, columns)]
         # A newline after the last field of each: of all ways to end lines the one that copies least.
         fields[-1] = pc.binary_join_element_wise(fields[-1], "", "\n", **_nulls("\\N"))
@@ -58,12 +58,12 @@ def insert_values(rows: pa.RecordBatch, columns: Sequence[Column], most_bytes: i
     Raises:
         PrepareError: naming the column whose value would be changed by the server.
     """
-    for piece in _pieces(rows):
+    for piece in in_halves(rows):
         fields = [_for_insert(cells, column, values) for cells, column, values in _cells(piece, columns)]
         fields[0] = pc.binary_join_element_wise("(", fields[0], "", **_nulls("NULL"))
         fields[-1] = pc.binary_join_element_wise(fields[-1], "),", "", **_nulls("NULL"))
         tuples = pc.binary_join_element_wise(*fields, ",", **_nulls("NULL")) if len(fields) > 1 else fields[0]
-        yield from _cut(tuples, most_bytes)
+        yield from cut(tuples, most_bytes, comma=1)
 
 
 def column_list(columns: Sequence[Column], kinds: Sequence[str], quoted: Sequence[str]) -> str:
@@ -87,19 +87,20 @@ def column_list(columns: Sequence[Column], kinds: Sequence[str], quoted: Sequenc
     return f"({', '.join(targets)})" + (f" SET {', '.join(made)}" if made else "")
 
 
-def _pieces(rows: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+def in_halves(rows: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+    """The rows in record batches that are small enough for one string array."""
     if rows.nbytes <= LARGEST_PIECE_BYTES or rows.num_rows < 2:
         yield rows
         return
     half = rows.num_rows // 2
-    yield from _pieces(rows.slice(0, half))
-    yield from _pieces(rows.slice(half))
+    yield from in_halves(rows.slice(0, half))
+    yield from in_halves(rows.slice(half))
 
 
 def _cells(rows: pa.RecordBatch, columns: Sequence[Column]) -> Iterator[tuple[pa.Array, Column, str]]:
     for values, column in zip(rows.columns, columns, strict=True):
         kind = kind_of(values.type)
-        _check(values, column, kind)
+        check(values, column, kind)
         if kind == "float" and column.type == "double":
             # As text, 0.1 of 32 bits would become the 0.1 of 64 bits, which is another number.
             values = pc.cast(values, pa.float64())
@@ -157,13 +158,14 @@ def _hexadecimal(values: pa.Array) -> pa.Array:
 _NOTHING = np.empty(0, dtype=np.uint8)
 
 
-def _cut(tuples: pa.Array, most_bytes: int) -> Iterator[memoryview]:
+def cut(tuples: pa.Array, most_bytes: int, *, comma: int = 0) -> Iterator[memoryview]:
+    """The bytes of an array in pieces of at most so many, each but for its last comma."""
     data = memoryview(tuples.buffers()[2])
     offsets = np.frombuffer(tuples.buffers()[1], dtype=np.int32)[tuples.offset : tuples.offset + len(tuples) + 1]
     row = 0
     while row < len(tuples):
         end = max(row + 1, int(np.searchsorted(offsets, offsets[row] + most_bytes, side="right")) - 1)
-        yield data[offsets[row] : offsets[end] - 1]  # without the last comma
+        yield data[offsets[row] : offsets[end] - comma]
         row = end
 
 
@@ -174,7 +176,12 @@ def _nulls(text: str) -> dict[str, str]:
 # --- what the server would change without a word ---------------------------------------------------------------------
 
 
-def _check(values: pa.Array, column: Column, kind: str) -> None:
+def check(values: pa.Array, column: Column, kind: str) -> None:
+    """Whether the server would take the values as they are.
+
+    Raises:
+        PrepareError: naming the column whose value it would change without a word.
+    """
     if values.null_count and not column.nullable:
         raise _refused(column, "NULL stands in it, and the column is NOT NULL")
     if kind == "timestamp":

@@ -155,7 +155,9 @@ def _check_server(flavour: Flavour, variables: Mapping[str, str], wanted: Wanted
 
 
 def _note_server(link: Link, flavour: Flavour, variables: Mapping[str, str], wanted: Wanted) -> None:
-    if not wanted.settings.get("local_infile", True):
+    if link.takes_bulk:
+        log.info("Rows go to %s by its bulk protocol.", flavour.name)
+    elif not wanted.settings.get("local_infile", True):
         log.info("Rows go to %s by INSERT: the setting local_infile is off.", flavour.name)
     elif not _is_on(variables, "local_infile"):
         log.warning(

@@ -22,6 +22,11 @@ def insert_into(table: str, columns: Sequence[str]) -> str:
     return f"INSERT INTO {quote(table)} ({', '.join(quote(column) for column in columns)})"
 
 
+def placeholders(count: int) -> str:
+    """A row of a prepared INSERT."""
+    return f"({', '.join('?' * count)})"
+
+
 def upsert_tail(flavour: Flavour, columns: Sequence[str], keys: Sequence[str]) -> str:
     """What makes an ``INSERT … VALUES`` replace the other columns of a row with the same key."""
     value = flavour.new_value

@@ -7,7 +7,7 @@ import contextlib
 import logging
 import secrets
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -16,13 +16,14 @@ from sparkonce.protocol.outcomes import Outcome
 from sparkonce.protocol.ownership import TransactionName
 from sparkonce.sinks.base import SinkWriter, WriterContext
 from sparkonce.sinks.mysql import markers
+from sparkonce.sinks.mysql.bulk import bulk_rows, types_of
 from sparkonce.sinks.mysql.connection import SERVER_ERRORS, Link, Loaded, connect, number_of, words_of
 from sparkonce.sinks.mysql.encoding import column_list, insert_values, load_text
 from sparkonce.sinks.mysql.flavours import flavour_of
 from sparkonce.sinks.mysql.names import Stage, Xid, lock_name, plain_literal, quote, stage_table
 from sparkonce.sinks.mysql.outcomes import DUPLICATE_KEY, LOCKED
 from sparkonce.sinks.mysql.prepared import Desk, roll_back
-from sparkonce.sinks.mysql.statements import definition, insert_into, load_into, upsert_tail
+from sparkonce.sinks.mysql.statements import definition, insert_into, load_into, placeholders, upsert_tail
 from sparkonce.sinks.mysql.target import Column, bind, describe, kind_of
 
 if TYPE_CHECKING:
@@ -89,6 +90,7 @@ class MySQLWriter(SinkWriter):
         self._schema: pa.Schema | None = None
         self._local_infile = False
         self._packet_bytes = 0
+        self._prepared: tuple[int, bytes] | None = None
         self._pieces: list[memoryview] = []
         self._waiting_rows = 0
         self._waiting_bytes = 0
@@ -153,6 +155,9 @@ class MySQLWriter(SinkWriter):
                 self._schema = rows.schema
                 self._first_rows(link)
             _, replace = self._into()
+            if link.takes_bulk:
+                self._execute(link, rows, replace)
+                return
             if replace or not self._local_infile:
                 self._insert(link, rows, replace)
                 return
@@ -215,19 +220,36 @@ class MySQLWriter(SinkWriter):
         if loaded != Loaded(rows, 0):
             raise self._incomplete(link, loaded, rows)
 
+    def _execute(self, link: Link, rows: pa.RecordBatch, replace: bool) -> None:
+        if self._prepared is None:
+            head, tail = self._around_values(replace)
+            number = link.prepare(f"{head}{placeholders(len(self._bound))}{tail}")
+            self._prepared = number, types_of(self._bound, rows.schema)
+        number, types = self._prepared
+        pieces = bulk_rows(rows, self._bound, self._packet_bytes)
+        self._send(link, (link.execute(number, types, piece) for piece in pieces), rows.num_rows, counted=not replace)
+
     def _insert(self, link: Link, rows: pa.RecordBatch, replace: bool) -> None:
+        head, tail = (text.encode() for text in self._around_values(replace))
+        pieces = insert_values(rows, self._bound, self._packet_bytes - len(head) - len(tail))
+        sent = (link.send(b"".join((head, piece, tail))) for piece in pieces)
+        self._send(link, sent, rows.num_rows, counted=not replace)
+
+    def _around_values(self, replace: bool) -> tuple[str, str]:
         table, _ = self._into()
         names = [column.name for column in self._bound]
-        head = insert_into(table, names).encode() + b" VALUES "
-        tail = upsert_tail(self._flavour, names, self._how.key_columns).encode() if replace else b""
+        tail = upsert_tail(self._flavour, names, self._how.key_columns) if replace else ""
+        return insert_into(table, names) + " VALUES ", tail
+
+    def _send(self, link: Link, answers: Iterator[Loaded], rows: int, *, counted: bool) -> None:
+        """Sends statement by statement, and holds the answers to the number of rows: of upserts it says nothing."""
         arrived = 0
-        for piece in insert_values(rows, self._bound, self._packet_bytes - len(head) - len(tail)):
-            inserted = link.send(b"".join((head, piece, tail)))
-            arrived += inserted.rows
-            if inserted.warnings:
-                raise self._incomplete(link, inserted, rows.num_rows)
-        if not replace and arrived != rows.num_rows:
-            raise self._incomplete(link, Loaded(arrived, 0), rows.num_rows)
+        for answer in answers:
+            arrived += answer.rows
+            if answer.warnings:
+                raise self._incomplete(link, answer, rows)
+        if counted and arrived != rows:
+            raise self._incomplete(link, Loaded(arrived, 0), rows)
 
     def _incomplete(self, link: Link, loaded: Loaded, rows: int) -> PrepareError:
         return PrepareError(
