@@ -122,8 +122,6 @@ _LIGHT = {
 """For systems that take long to start a run; their other kills are the ones that come before these."""
 
 _FEW = {
-    KILL: (Phase.SWEEPING.name,),
-    RESTART: (Phase.FINISHING.name,),
     ZOMBIE: (Phase.FINISHING.name,),
     REPLY_LOST: (COMMIT,),
     LATE_KILLED: (ABORT,),

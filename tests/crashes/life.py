@@ -22,6 +22,7 @@ from crashes.cells import (
     ORPHAN,
     PAUSE,
     REPLY_LOST,
+    REQUESTS,
     RESTART,
     ZOMBIE,
     Cell,
@@ -53,7 +54,7 @@ class Late(str, Enum):
     """What became of a request that was delivered late."""
 
     CHANGED = "changed something"
-    WITHOUT_EFFECT = "answered, without effect"
+    WITHOUT_EFFECT = "was answered, without effect"
     ENDED = "found its connection ended by the server"
 
 
@@ -72,7 +73,7 @@ class Verdict:
         stopped: Why runs stopped, in the driver's words. That is legal.
         runs: How many were started.
         looks: How often the reader looked.
-        missed: Why the cell did not do what it says; empty if it did.
+        missed: Why the cell, or its late request, did not do what it should; empty if it did.
         late: What the request did that was delivered late; None in cells without one.
         seconds: How long it took.
     """
@@ -265,14 +266,15 @@ class Life:
         self._count(watcher)  # waits until everything shows
         with watcher.turn:
             before = self.target.state()
-        if not trap.deliver():
+        if trap.deliver():
+            with watcher.turn:
+                self._late = Late.WITHOUT_EFFECT if self.target.state() == before else Late.CHANGED
+        else:
             self._late = Late.ENDED
-            expected = trap.kind in self.target.ends_sessions
-            return "" if expected else f"the late request to {trap.kind} found its connection ended by the server"
-        with watcher.turn:
-            after = self.target.state()
-        self._late = Late.WITHOUT_EFFECT if after == before else Late.CHANGED
-        return ""
+        allowed = {Late.CHANGED: self.target.changes_late, Late.ENDED: self.target.ends_sessions}
+        if trap.kind in allowed.get(self._late, REQUESTS):
+            return ""
+        return f"the late request to {trap.kind} {self._late.value}"
 
     # --- running ----------------------------------------------------------------------------------------------------
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 from collections.abc import Callable, Sequence
@@ -87,10 +88,11 @@ class S3Target(ServerTarget):
     shows_within_s = 0.5
     rows = staticmethod(rows)
     server: S3Server
-    requests = {  # noqa: RUF012
-        "prepare": after(b"&partNumber=", b""),  # the body: the client asks first whether it may send it
-        "commit": re.compile(rb"POST [^ ]*[?&]uploadId="),
-        "abort": re.compile(rb"DELETE [^ ]*[?&]uploadId="),
+    requests = {  # noqa: RUF012 - of files with rows: a run that starts tries the place out with a file of its own
+        # The body: a client asks first whether it may send it.
+        "prepare": after(re.compile(rb"PUT [^ ]*/part-[^ ]*[?&]partNumber="), b""),
+        "commit": re.compile(rb"POST [^ ]*/part-[^ ]*[?&]uploadId="),
+        "abort": re.compile(rb"DELETE [^ ]*/part-[^ ]*[?&]uploadId="),
     }
 
     def missing(self) -> str:
@@ -145,6 +147,17 @@ class S3Target(ServerTarget):
         return [f"{one['Key']} {one['UploadId']}" for one in found]
 
 
+@functools.cache
+def _no_hdfs() -> str:
+    try:
+        import hdfs_native  # noqa: F401
+
+        Hdfs(Path())
+    except (ImportError, SparkonceError) as error:
+        return f"HDFS cannot be had here: {error}"
+    return ""
+
+
 class HdfsTarget(ServerTarget):
     """The proxy stands before the name node, which knows what file there is; blocks go straight to the data node."""
 
@@ -161,13 +174,7 @@ class HdfsTarget(ServerTarget):
     }
 
     def missing(self) -> str:
-        try:
-            import hdfs_native  # noqa: F401
-
-            Hdfs(Path())
-        except (ImportError, SparkonceError) as error:
-            return f"HDFS cannot be had here: {error}"
-        return ""
+        return _no_hdfs()
 
     def make_server(self, folder: Path) -> Hdfs:
         return Hdfs(folder)

@@ -62,6 +62,7 @@ class KafkaTarget(Target):
         "sparkonce.sinks.kafka.preflight",
     )
     requests = {"prepare": request(PRODUCE), "commit": request(END_TXN), "abort": request(INIT_PRODUCER_ID)}  # noqa: RUF012
+    changes_late = ("abort",)  # which gives the id a newer epoch
     marks = (pytest.mark.kafka,)
     can_restart = can_pause = True
     choice = "light"
