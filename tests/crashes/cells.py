@@ -72,6 +72,8 @@ class Cell:
 
 def unmeant(cell: Cell, target: Target) -> str:
     """Why the cell means nothing for the target; empty if it does mean something."""
+    if target.faults and cell.fault not in target.faults:
+        return "another target is there for it"
     if cell.is_request:
         return "" if cell.point in target.requests else "no such request"
     if cell.fault == ORPHAN and cell.point not in _BEFORE_PREPARED:
@@ -123,6 +125,7 @@ _LIGHT = {
 
 _FEW = {
     ZOMBIE: (Phase.FINISHING.name,),
+    DISK_FULL: (HALFWAY,),
     REPLY_LOST: (COMMIT,),
     LATE_KILLED: (ABORT,),
 }

@@ -39,6 +39,7 @@ class Target(abc.ABC):
         proxy: Between the sink and the server; None if they do not speak TCP.
         ends_sessions: Kinds of requests whose connection the server itself has ended once the next run has recovered.
         changes_late: Kinds of requests that change something even then, and do no harm.
+        faults: Those that it is there for; empty for all.
         choice: The short form's cells, by a name of `crashes.cells.CHOICES`: fewer where a run takes long to start.
         shows_within_s: How long committed rows may take to be seen.
         gone_within_s: How long what was aborted may take to be gone.
@@ -51,6 +52,7 @@ class Target(abc.ABC):
     proxy: FaultProxy | None = None
     ends_sessions: Collection[str] = ()
     changes_late: Collection[str] = ()
+    faults: Collection[str] = ()
     choice = "wide"
     shows_within_s = 10.0
     gone_within_s = 5.0

@@ -6,17 +6,25 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pymysql
 
+from crashes.cells import DISK_FULL
 from crashes.disk import SmallDisk, cannot_mount
 from crashes.matchers import after
-from crashes.target import ServerTarget, keyed_rows, new_name
+from crashes.target import ServerTarget, keyed_rows, new_name, plain_rows
 from sparkonce.sinks.base import TwoPhaseCommitSink
 from sparkonce.sinks.mysql.sink import MySQLSink
 from sparkonce.testing.proxy import Request
 from sparkonce.testing.servers.mariadb import MISSING, MariaDBServer
 
 _MEGABYTES = 96
+_LONG = "x" * 60_000
+
+
+def long_rows(start: int, count: int) -> pa.RecordBatch:
+    """So long that nearly every batch needs more room on the disk."""
+    return plain_rows(start, count).append_column("filler", pa.array([_LONG] * count))
 
 
 class MySQLTarget(ServerTarget):
@@ -26,6 +34,7 @@ class MySQLTarget(ServerTarget):
         "sparkonce.sinks.mysql.preflight",
     )
     shows_within_s = 0.5
+    megabytes = _MEGABYTES
     server: MariaDBServer
 
     def __init__(
@@ -41,7 +50,7 @@ class MySQLTarget(ServerTarget):
         return "" if MariaDBServer.is_installed() else MISSING
 
     def make_server(self, folder: Path) -> MariaDBServer:
-        self._disk = SmallDisk(folder, _MEGABYTES)
+        self._disk = SmallDisk(folder, self.megabytes)
         return MariaDBServer(folder)
 
     def stop(self) -> None:
@@ -105,6 +114,19 @@ class MySQLTarget(ServerTarget):
             found.close()
 
 
+class MySQLLongTarget(MySQLTarget):
+    """MariaDB dies of an INSERT for which the disk has no room."""
+
+    faults = (DISK_FULL,)
+    choice = "few"
+    megabytes = 256
+    rows = staticmethod(long_rows)
+
+    def new_place(self) -> None:
+        super().new_place()
+        self._ask(f"ALTER TABLE {self.database}.target ADD filler LONGTEXT")
+
+
 class MySQLUpsertTarget(MySQLTarget):
     """Every batch writes the same keys. Triggers note what is written, in the transaction that writes it."""
 
@@ -145,5 +167,7 @@ MYSQL = (
         {"prepare"},
     ),
     MySQLTarget("mariadb-staged", "staged", STAGED, STAGED),
+    MySQLLongTarget("mariadb-long-two-phase", "two_phase", {}, ()),
+    MySQLLongTarget("mariadb-long-staged", "staged", {}, ()),
     MySQLUpsertTarget("mariadb-upsert", "staged", STAGED, STAGED, mode="upsert", key_columns=["key"]),
 )
