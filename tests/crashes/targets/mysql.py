@@ -8,6 +8,7 @@ from typing import Any
 
 import pyarrow as pa
 import pymysql
+import pytest
 
 from crashes.cells import DISK_FULL
 from crashes.disk import SmallDisk, cannot_mount
@@ -115,10 +116,10 @@ class MySQLTarget(ServerTarget):
 
 
 class MySQLLongTarget(MySQLTarget):
-    """MariaDB dies of an INSERT for which the disk has no room."""
+    """With rows for which a full disk has no room."""
 
     faults = (DISK_FULL,)
-    choice = "few"
+    marks = (pytest.mark.slow,)
     megabytes = 256
     rows = staticmethod(long_rows)
 
