@@ -33,7 +33,8 @@ ORPHAN = "paused worker"
 """The same, and the one that wakes up prepares and is killed: a worker whose driver is gone."""
 LOG_FULL = "log disk full"
 DISK_FULL = "target disk full"
-AT_POINTS = (KILL, RESTART, CUT, HOLE, PAUSE, ZOMBIE, ORPHAN, LOG_FULL, DISK_FULL)
+MEMORY_FULL = "target memory full"
+AT_POINTS = (KILL, RESTART, CUT, HOLE, PAUSE, ZOMBIE, ORPHAN, LOG_FULL, DISK_FULL, MEMORY_FULL)
 
 REPLY_LOST = "reply lost"
 """The request is delivered, its answer dropped, and the connection cut."""
@@ -71,13 +72,20 @@ class Cell:
 
 def unmeant(cell: Cell, target: Target) -> str:
     """Why the cell means nothing for the target; empty if it does mean something."""
+    if target.faults and cell.fault not in target.faults:
+        return "another target is there for it"
     if cell.is_request:
         return "" if cell.point in target.requests else "no such request"
     if cell.fault == ORPHAN and cell.point not in _BEFORE_PREPARED:
         return "it has prepared already, or will not write"
     if cell.fault in {CUT, HOLE} and target.proxy is None and not target.requests:
         return "no connections"
-    able = {RESTART: target.can_restart, PAUSE: target.can_pause, DISK_FULL: target.can_fill}
+    able = {
+        RESTART: target.can_restart,
+        PAUSE: target.can_pause,
+        DISK_FULL: target.can_fill,
+        MEMORY_FULL: target.can_fill_memory,
+    }
     return "" if able.get(cell.fault, True) else "the system cannot be brought to it"
 
 
@@ -86,7 +94,7 @@ EVERY = (
     *(Cell(kind, fault) for fault in AT_REQUESTS for kind in REQUESTS),
 )
 
-_CHOICE = {
+_WIDE = {
     KILL: POINTS,
     RESTART: (PREPARED, Phase.FINISHING.name),
     CUT: (*IN_WRITERS, HALFWAY, Phase.SWEEPING.name, Phase.FINISHING.name),
@@ -96,16 +104,18 @@ _CHOICE = {
     ORPHAN: (Phase.WRITING.name, BEGUN, WRITTEN),
     LOG_FULL: (PREPARED, Phase.DECIDING.name),
     DISK_FULL: (WRITTEN, HALFWAY),
+    MEMORY_FULL: (WRITTEN, HALFWAY),
     **dict.fromkeys(AT_REQUESTS, REQUESTS),
 }
 """A kill at every point, and each other fault where it is hardest."""
 
-_LIGHT_CHOICE = {
+_LIGHT = {
     KILL: (*BEFORE, WRITTEN, Phase.FINISHING.name, CONCLUDED),
     RESTART: (Phase.FINISHING.name,),
     CUT: (HALFWAY,),
     ZOMBIE: (PREPARED, Phase.FINISHING.name),
     ORPHAN: (Phase.WRITING.name,),
+    DISK_FULL: (HALFWAY,),
     REPLY_LOST: (COMMIT,),
     HALVED: (PREPARE,),
     LATE: (COMMIT,),
@@ -113,8 +123,17 @@ _LIGHT_CHOICE = {
 }
 """For systems that take long to start a run; their other kills are the ones that come before these."""
 
+_FEW = {
+    ZOMBIE: (Phase.FINISHING.name,),
+    DISK_FULL: (HALFWAY,),
+    REPLY_LOST: (COMMIT,),
+    LATE_KILLED: (ABORT,),
+}
+"""For systems whose sink is struck more widely on another one."""
+
+CHOICES = {"wide": _WIDE, "light": _LIGHT, "few": _FEW}
+
 
 def is_chosen(cell: Cell, target: Target) -> bool:
     """Whether the cell is in the short form."""
-    choice = _LIGHT_CHOICE if target.is_heavy else _CHOICE
-    return cell.point in choice.get(cell.fault, ())
+    return cell.point in CHOICES[target.choice].get(cell.fault, ())

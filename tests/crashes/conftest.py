@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pytest
 
 from crashes.stage import Stages
-from crashes.table import RESULTS, table
+from crashes.table import RESULTS, late_table, table
 
 
 @pytest.fixture(scope="session")
@@ -17,4 +17,4 @@ def stages(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stages]:
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     if RESULTS:
         terminalreporter.section("sinks killed and cut off")
-        terminalreporter.write_line(table(RESULTS))
+        terminalreporter.write_line(f"{table(RESULTS)}\n\n{late_table(RESULTS)}")

@@ -6,6 +6,7 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
+from enum import Enum
 from pathlib import Path
 
 from crashes.cells import (
@@ -17,9 +18,11 @@ from crashes.cells import (
     LATE,
     LATE_KILLED,
     LOG_FULL,
+    MEMORY_FULL,
     ORPHAN,
     PAUSE,
     REPLY_LOST,
+    REQUESTS,
     RESTART,
     ZOMBIE,
     Cell,
@@ -37,7 +40,7 @@ WARM_BATCHES = 5
 STARTS = 3
 """How often a run without faults may stop before a query counts as one that does not recover."""
 WHILE_S = 1.5
-"""How long a black hole, a paused server or a full disk lasts."""
+"""How long a black hole, a paused server, a full disk or memory lasts."""
 _POLL_S = 0.05
 _REQUEST_FAULTS = {
     REPLY_LOST: RequestFault.REPLY_LOST,
@@ -45,6 +48,14 @@ _REQUEST_FAULTS = {
     LATE: RequestFault.HELD,
     LATE_KILLED: RequestFault.STALLED,
 }
+
+
+class Late(str, Enum):
+    """What became of a request that was delivered late."""
+
+    CHANGED = "changed something"
+    WITHOUT_EFFECT = "was answered, without effect"
+    ENDED = "found its connection ended by the server"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,7 +73,8 @@ class Verdict:
         stopped: Why runs stopped, in the driver's words. That is legal.
         runs: How many were started.
         looks: How often the reader looked.
-        missed: Why the cell did not do what it says; empty if it did.
+        missed: Why the cell, or its late request, did not do what it should; empty if it did.
+        late: What the request did that was delivered late; None in cells without one.
         seconds: How long it took.
     """
 
@@ -77,6 +89,7 @@ class Verdict:
     runs: int
     looks: int
     missed: str
+    late: Late | None
     seconds: float
 
     @property
@@ -114,6 +127,7 @@ class Life:
         self._runs: list[Run] = []
         self._next = 0
         self._concluded: set[int] = set()
+        self._late: Late | None = None
         self.disk = SmallDisk(folder / "checkpoint")
         self.checkpoint = self.disk.folder
         try:
@@ -136,10 +150,11 @@ class Life:
             DoesNotRecover: if it does not.
         """
         began, first = time.monotonic(), len(self._runs)
+        self._late = None
         with Watcher(self.target, self.checkpoint) as watcher:
             if cell.before:
                 self._kill_at(cell.before)
-            missed = self._at_request(cell) if cell.is_request else self._at_point(cell, watcher)
+            missed = self._at_request(cell, watcher) if cell.is_request else self._at_point(cell, watcher)
             self._recover()
             missing, doubled, strange = self._count(watcher)
         runs = self._runs[first:]
@@ -155,6 +170,7 @@ class Life:
             runs=len(runs),
             looks=watcher.looks,
             missed=missed,
+            late=self._late,
             seconds=time.monotonic() - began,
         )
 
@@ -211,6 +227,8 @@ class Life:
             self._for_a_while(run, self.disk.fill, self.disk.free)
         elif fault == DISK_FULL:
             self._for_a_while(run, target.fill_disk, target.free_disk)
+        elif fault == MEMORY_FULL:
+            self._for_a_while(run, target.fill_memory, target.free_memory)
         run.finish()
 
     @staticmethod
@@ -222,7 +240,7 @@ class Life:
         finally:
             end()
 
-    def _at_request(self, cell: Cell) -> str:
+    def _at_request(self, cell: Cell, watcher: Watcher) -> str:
         proxy = self.target.proxy
         assert proxy is not None
         # Of a batch's requests the second, when the first is through; sweeps may have only one.
@@ -238,15 +256,25 @@ class Life:
             if not trap.sprung.is_set():
                 return f"there was no request to {cell.point}"
             if cell.fault in {LATE, LATE_KILLED}:
-                return self._deliver(trap)
+                return self._deliver(trap, watcher)
         finally:
             proxy.clear()
         return ""
 
-    def _deliver(self, trap: Trap) -> str:
+    def _deliver(self, trap: Trap, watcher: Watcher) -> str:
         self._recover()
-        trap.deliver()  # what the server says to it is its own affair
-        return ""
+        self._count(watcher)  # waits until everything shows
+        with watcher.turn:
+            before = self.target.state()
+        if trap.deliver():
+            with watcher.turn:
+                self._late = Late.WITHOUT_EFFECT if self.target.state() == before else Late.CHANGED
+        else:
+            self._late = Late.ENDED
+        allowed = {Late.CHANGED: self.target.changes_late, Late.ENDED: self.target.ends_sessions}
+        if trap.kind in allowed.get(self._late, REQUESTS):
+            return ""
+        return f"the late request to {trap.kind} {self._late.value}"
 
     # --- running ----------------------------------------------------------------------------------------------------
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 
 from sparkonce.testing.proxy import Matcher
 
 
-def after(first: bytes, then: bytes, *, always: bool = False) -> Callable[[], Matcher]:
+def after(first: bytes | re.Pattern[bytes], then: bytes, *, always: bool = False) -> Callable[[], Matcher]:
     """Knows the next request with these words after a piece with those; with ``always`` every one that follows."""
+    before = first if isinstance(first, re.Pattern) else re.compile(re.escape(first))
 
     def new() -> Matcher:
         armed = False
@@ -19,7 +21,7 @@ def after(first: bytes, then: bytes, *, always: bool = False) -> Callable[[], Ma
             if armed and place >= 0:
                 armed = always
                 return place
-            armed = armed or first in piece
+            armed = armed or before.search(piece) is not None
             return None
 
         return match

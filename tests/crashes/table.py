@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
 from crashes.cells import AT_POINTS, AT_REQUESTS, Cell
-from crashes.life import Verdict
+from crashes.life import Late, Verdict
 
 RESULTS: list[tuple[str, Cell, Verdict]] = []
 """Of this process."""
@@ -23,6 +24,15 @@ def table(results: Sequence[tuple[str, Cell, Verdict]]) -> str:
             if some:
                 lines.append(_line(name, fault, some))
         lines.append(_line(name, "**all**", [verdict for _, verdict in own]))
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def late_table(results: Sequence[tuple[str, Cell, Verdict]]) -> str:
+    """What the requests did that were delivered late, one line for each sink and kind of request."""
+    lines = [("sink", "late request", *Late), tuple("---" for _ in range(2 + len(Late)))]
+    counts = Counter((name, cell.point, verdict.late) for name, cell, verdict in results)
+    for name, point in dict.fromkeys((name, cell.point) for name, cell, verdict in results if verdict.late):
+        lines.append((name, point, *(str(counts[name, point, late]) for late in Late)))
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import abc
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
 import pyarrow as pa
@@ -22,6 +22,12 @@ def plain_rows(start: int, count: int) -> pa.RecordBatch:
     return pa.record_batch({"number": pa.array(range(start, start + count), pa.int64())})
 
 
+def keyed_rows(start: int, count: int) -> pa.RecordBatch:
+    """Rows of two columns, ``key`` and ``number``: each batch writes the keys of the batch before again."""
+    numbers = range(start, start + count)
+    return pa.record_batch({"key": [number % 1000 for number in numbers], "number": list(numbers)})
+
+
 class Target(abc.ABC):
     """A system with a sink for it. Its tests share it; each life of a query has a place of its own in it.
 
@@ -31,7 +37,10 @@ class Target(abc.ABC):
         requests: How the proxy knows a request to prepare, commit and abort, as far as there is one.
         marks: pytest's.
         proxy: Between the sink and the server; None if they do not speak TCP.
-        is_heavy: Whether a run takes so long to start that the short form is to be shorter.
+        ends_sessions: Kinds of requests whose connection the server itself has ended once the next run has recovered.
+        changes_late: Kinds of requests that change something even then, and do no harm.
+        faults: Those that it is there for; empty for all.
+        choice: The short form's cells, by a name of `crashes.cells.CHOICES`: fewer where a run takes long to start.
         shows_within_s: How long committed rows may take to be seen.
         gone_within_s: How long what was aborted may take to be gone.
     """
@@ -41,7 +50,10 @@ class Target(abc.ABC):
     requests: Mapping[str, Request] = {}
     marks: Sequence[pytest.MarkDecorator] = ()
     proxy: FaultProxy | None = None
-    is_heavy = False
+    ends_sessions: Collection[str] = ()
+    changes_late: Collection[str] = ()
+    faults: Collection[str] = ()
+    choice = "wide"
     shows_within_s = 10.0
     gone_within_s = 5.0
 
@@ -79,11 +91,16 @@ class Target(abc.ABC):
     def lingering(self) -> Sequence[str]:
         """What is open of any run, asked of the server, without our code."""
 
+    def state(self) -> object:
+        """What a request that comes late may have changed, without what is only counted or timed."""
+        return sorted(self.visible()), sorted(self.lingering())
+
     # --- faults; what a system cannot do it leaves out ----------------------------------------------------------------
 
     can_restart = False
     can_pause = False
     can_fill = False
+    can_fill_memory = False
 
     def kill(self) -> None:
         """Ends the server by SIGKILL."""
@@ -106,6 +123,14 @@ class Target(abc.ABC):
         raise NotImplementedError
 
     def free_disk(self) -> None:
+        """Makes room again."""
+        raise NotImplementedError
+
+    def fill_memory(self) -> None:
+        """Lets the server take nothing more into its memory."""
+        raise NotImplementedError
+
+    def free_memory(self) -> None:
         """Makes room again."""
         raise NotImplementedError
 

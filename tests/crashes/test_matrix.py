@@ -17,12 +17,12 @@ from crashes.disk import cannot_mount
 from crashes.stage import Stages
 from crashes.table import RESULTS
 from crashes.target import Target
-from crashes.targets.files import FilesTarget, S3Target
+from crashes.targets.files import FilesTarget, HdfsTarget, S3Target
 from crashes.targets.folder import FolderTarget
 from crashes.targets.kafka import KafkaTarget
 from crashes.targets.mysql import MYSQL
 from crashes.targets.postgres import POSTGRES
-from crashes.targets.redis import RedisTarget
+from crashes.targets.redis import RedisClusterTarget, RedisTarget
 from crashes.targets.toy import ToyTarget
 from crashes.targets.write_ahead import WRITE_AHEAD
 
@@ -36,8 +36,10 @@ TARGETS: list[Target] = [
     *MYSQL,
     FilesTarget(),
     S3Target(),
+    HdfsTarget(),
     *WRITE_AHEAD,
     RedisTarget(),
+    RedisClusterTarget(),
 ]
 
 

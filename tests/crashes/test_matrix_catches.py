@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from crashes import broken
-from crashes.cells import CUT, HALVED, KILL, ORPHAN, REPLY_LOST, Cell
-from crashes.life import DoesNotRecover
+from crashes.cells import CUT, HALVED, KILL, LATE, ORPHAN, REPLY_LOST, Cell
+from crashes.life import DoesNotRecover, Late
 from crashes.points import BEGUN, HALFWAY, PREPARED
 from crashes.stage import Stages
 from crashes.target import COMMIT
@@ -44,6 +44,37 @@ def test_a_broken_sink_is_caught(
     verdict = stages.strike(targets.setdefault(kind, ToyTarget(kind)), cell)
     assert verdict.missed == ""
     assert seen in verdict.violations
+
+
+def test_a_late_request_that_changes_something_is_told_from_others(stages: Stages) -> None:
+    verdict = stages.strike(ToyTarget(broken.CommitsTwice), Cell(COMMIT, LATE))
+    assert verdict.missed == "the late request to commit changed something"
+    assert "doubled: 4" in verdict.violations
+
+
+class EndsConnections(ToyTarget):
+    """Once the next run has recovered."""
+
+    def state(self) -> object:
+        self.kill()
+        self.revive()
+        return super().state()
+
+
+def test_a_late_request_that_is_not_delivered_is_none(stages: Stages) -> None:
+    verdict = stages.strike(EndsConnections(), Cell(COMMIT, LATE))
+    assert verdict.late is Late.ENDED
+    assert "found its connection ended" in verdict.missed
+
+
+class KnowsNoCommit(ToyTarget):
+    requests = {**ToyTarget.requests, "commit": b"something else"}  # noqa: RUF012
+
+
+def test_a_request_that_never_came_is_no_pass(stages: Stages) -> None:
+    verdict = stages.strike(KnowsNoCommit(), Cell(COMMIT, LATE))
+    assert verdict.late is None
+    assert verdict.missed == "there was no request to commit"
 
 
 def test_a_query_that_does_not_recover_is_caught(stages: Stages) -> None:

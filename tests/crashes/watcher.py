@@ -35,6 +35,7 @@ class Watcher:
         early: Those that were seen before their batch was decided.
         looks: How often it looked.
         refused: How often the server did not answer.
+        turn: Held by whoever asks the target: its connection is for one at a time.
     """
 
     def __init__(self, target: Target, checkpoint: Path) -> None:
@@ -44,7 +45,7 @@ class Watcher:
         self.refused = 0
         self._target = target
         self._checkpoint = checkpoint
-        self._turn = threading.Lock()
+        self.turn = threading.Lock()
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="watcher", daemon=True)
 
@@ -59,7 +60,7 @@ class Watcher:
 
     def look(self, *, whole: bool = False) -> list[int]:
         """What is visible now. Raises if the server does not answer."""
-        with self._turn:
+        with self.turn:
             found = sorted(self._target.visible() if whole else self._target.glance())
             # The log is read after the rows: what is not in it now was not in it when they were seen.
             if new := set(found) - self.seen:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from sparkonce.testing.proxy import HOST, FaultProxy, RequestFault
+from sparkonce.testing.proxy import HOST, FaultProxy, RequestFault, Trap
 
 LIMIT_S = 10.0
 
@@ -17,6 +17,7 @@ class Echo:
 
     def __init__(self) -> None:
         self.lines: list[bytes] = []
+        self.clients: list[socket.socket] = []
         self.changed = threading.Condition()
         self.listener = socket.create_server((HOST, 0))
         threading.Thread(target=self._accept, daemon=True).start()
@@ -35,6 +36,7 @@ class Echo:
                 client, _ = self.listener.accept()
             except OSError:
                 return
+            self.clients.append(client)
             threading.Thread(target=self._serve, args=[client], daemon=True).start()
 
     def _serve(self, client: socket.socket) -> None:
@@ -150,9 +152,56 @@ def test_a_request_is_applied_late(proxy: FaultProxy, server: Echo, client: sock
     assert is_cut(client)
     assert trap.sprung.wait(LIMIT_S)
     assert server.lines == [b"before\n"]
-    assert trap.deliver()
+    assert trap.deliver() == b"COMMIT 1\n"
     server.wait_for(b"before\n", b"COMMIT 1\n")
-    assert not trap.deliver()
+    assert trap.deliver() == b""
+
+
+def held(proxy: FaultProxy, client: socket.socket, line: bytes = b"COMMIT 1\n") -> Trap:
+    trap = proxy.trap("commit", RequestFault.HELD)
+    ask(client, b"before\n")
+    client.sendall(line)
+    assert trap.sprung.wait(LIMIT_S)
+    return trap
+
+
+def test_what_the_server_said_before_is_no_answer(proxy: FaultProxy, server: Echo, client: socket.socket) -> None:
+    trap = held(proxy, client)
+    server.clients[0].sendall(b"something else\n")
+    assert trap.deliver() == b"COMMIT 1\n"
+
+
+def test_last_words_of_a_server_are_no_answer(proxy: FaultProxy, server: Echo, client: socket.socket) -> None:
+    trap = held(proxy, client)
+    server.clients[0].sendall(b"too late\n")
+    server.clients[0].shutdown(socket.SHUT_RDWR)
+    assert trap.deliver() == b""
+    assert server.lines == [b"before\n"]
+
+
+def test_no_answer_is_not_taken_for_an_end(
+    proxy: FaultProxy, client: socket.socket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sparkonce.testing.proxy._REPLY_WITHIN_S", 0.2)
+    trap = held(proxy, client, b"COMMIT without its end")
+    with pytest.raises(TimeoutError, match="not answered"):
+        trap.deliver()
+
+
+def test_a_trap_is_for_all_servers(server: Echo) -> None:
+    second = Echo()
+    proxy = FaultProxy(server.place, {"commit": b"COMMIT"})
+    port = proxy.add(second.place)
+    with proxy, second.listener:
+        trap = proxy.trap("commit", RequestFault.REPLY_LOST, nth=2)
+        with socket.create_connection((HOST, proxy.port), LIMIT_S) as client:
+            assert ask(client, b"COMMIT 1\n") == b"COMMIT 1\n"
+        with socket.create_connection((HOST, port), LIMIT_S) as client:
+            client.sendall(b"COMMIT 2\n")
+            assert is_cut(client)
+        assert trap.sprung.is_set()
+        second.wait_for(b"COMMIT 2\n")
+        second.listener.shutdown(socket.SHUT_RDWR)
 
 
 def test_a_request_is_stalled_until_its_client_is_gone(proxy: FaultProxy, server: Echo, client: socket.socket) -> None:

@@ -21,6 +21,7 @@ from collections import Counter
 from collections.abc import Callable, Coroutine, Mapping
 from contextlib import suppress
 from enum import Enum
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 HOST = "127.0.0.1"
+Address = tuple[str, int]
 Matcher = Callable[[bytes], "int | None"]
 """Fed with one connection's bytes towards the server, piece by piece: where in this piece a request begins, if any."""
 Request = bytes | re.Pattern[bytes] | Callable[[], Matcher]
@@ -70,14 +72,17 @@ class Trap:
         self._left = nth
         self._held: tuple[_Link, bytes] | None = None
 
-    def deliver(self) -> bool:
-        """Delivers a held request, and waits for its answer, which nobody hears.
+    def deliver(self) -> bytes:
+        """Delivers a held request, and waits for its answer, which nobody else hears.
 
         Returns:
-            False if the server has given up the connection meanwhile, or nothing is held.
+            The answer; empty if the server has given up the connection meanwhile, or nothing is held.
+
+        Raises:
+            TimeoutError: if the server keeps the connection and does not answer.
         """
         held, self._held = self._held, None
-        return held is not None and self._proxy.run(held[0].deliver(held[1]))
+        return b"" if held is None else self._proxy.run(held[0].deliver(held[1]))
 
     def drop(self) -> None:
         """Forgets a held request, and cuts its connection."""
@@ -99,7 +104,7 @@ class Trap:
 
 
 class FaultProxy:
-    """Stands between clients and one server. Use as a context manager, or call `start` and `close`.
+    """Stands between clients and a server. Use as a context manager, or call `start` and `close`.
 
     Args:
         upstream: The server's host and port.
@@ -109,8 +114,7 @@ class FaultProxy:
         seen: How many requests of each name came by.
     """
 
-    def __init__(self, upstream: tuple[str, int], requests: Mapping[str, Request] | None = None) -> None:
-        self.upstream = upstream
+    def __init__(self, upstream: Address, requests: Mapping[str, Request] | None = None) -> None:
         self.requests = dict(requests or {})
         self.seen: Counter[str] = Counter()
         self.swallowing = False
@@ -119,14 +123,24 @@ class FaultProxy:
         self._links: set[_Link] = set()
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="fault proxy", daemon=True)
-        self._listener = socket.create_server((HOST, 0), backlog=200)
-        self.port = int(self._listener.getsockname()[1])
-        self._server: asyncio.Server | None = None
+        self._listeners: list[tuple[socket.socket, Address]] = []
+        self._servers: list[asyncio.Server] = []
+        self.port = self.add(upstream)
 
     @property
     def address(self) -> str:
         """``host:port``, for clients."""
         return f"{HOST}:{self.port}"
+
+    def add(self, upstream: Address) -> int:
+        """Stands before one more server, as of a cluster: traps and faults are of all. Only before `start`.
+
+        Returns:
+            The port for its clients.
+        """
+        listener = socket.create_server((HOST, 0), backlog=200)
+        self._listeners.append((listener, upstream))
+        return int(listener.getsockname()[1])
 
     def start(self) -> None:
         """Begins to listen."""
@@ -206,10 +220,11 @@ class FaultProxy:
         self._holding.append(trap)
 
     async def _serve(self) -> None:
-        self._server = await asyncio.start_server(self._connected, sock=self._listener)
+        for listener, upstream in self._listeners:
+            self._servers.append(await asyncio.start_server(partial(self._connected, upstream), sock=listener))
 
-    async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        link = _Link(self, reader, writer)
+    async def _connected(self, upstream: Address, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        link = _Link(self, upstream, (reader, writer))
         self._links.add(link)
         try:
             with suppress(asyncio.CancelledError):  # asyncio would report the end of the proxy as an error
@@ -222,8 +237,8 @@ class FaultProxy:
             link.cut()
 
     async def _end(self) -> None:
-        if self._server is not None:
-            self._server.close()
+        for server in self._servers:
+            server.close()
         await self._cut()
         waiting = asyncio.all_tasks() - {asyncio.current_task()}
         for task in waiting:
@@ -234,9 +249,12 @@ class FaultProxy:
 class _Link:
     """One client's connection and its own to the server."""
 
-    def __init__(self, proxy: FaultProxy, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    def __init__(
+        self, proxy: FaultProxy, upstream: Address, client: tuple[asyncio.StreamReader, asyncio.StreamWriter]
+    ) -> None:
         self._proxy = proxy
-        self._from_client, self._to_client = reader, writer
+        self._upstream = upstream
+        self._from_client, self._to_client = client
         self._from_server: asyncio.StreamReader | None = None
         self._to_server: asyncio.StreamWriter | None = None
         self._matchers = {kind: _matcher(request) for kind, request in proxy.requests.items()}
@@ -246,7 +264,7 @@ class _Link:
 
     async def run(self) -> None:
         try:
-            self._from_server, self._to_server = await asyncio.open_connection(*self._proxy.upstream)
+            self._from_server, self._to_server = await asyncio.open_connection(*self._upstream)
         except OSError:
             self.cut()
             return
@@ -268,16 +286,22 @@ class _Link:
         if self._to_server is not None and not self._holding:
             _reset(self._to_server)
 
-    async def deliver(self, data: bytes) -> bool:
+    async def deliver(self, data: bytes) -> bytes:
         reader, writer = self._from_server, self._to_server
         if reader is None or writer is None:
-            return False
+            return b""
         try:
+            await _until_quiet(reader)  # what it said before, answers to earlier requests among it
+            if reader.at_eof():
+                return b""
             writer.write(data)
             await writer.drain()
-            return bool(await asyncio.wait_for(reader.read(_PIECE_BYTES), _REPLY_WITHIN_S))
-        except (ConnectionError, asyncio.TimeoutError):
-            return False
+            answer = await asyncio.wait_for(reader.read(_PIECE_BYTES), _REPLY_WITHIN_S)
+            return answer + await _until_quiet(reader)
+        except ConnectionError:
+            return b""
+        except asyncio.TimeoutError as error:
+            raise TimeoutError(f"a request delivered late was not answered within {_REPLY_WITHIN_S:g} s") from error
         finally:
             _reset(writer)
 
@@ -310,7 +334,7 @@ class _Link:
             self._holding = True
             if self._down is not None:
                 self._down.cancel()  # what the server says from now on is read when the request is delivered
-            trap.hold(self, piece + await self._rest())
+            trap.hold(self, piece + await _until_quiet(self._from_client))
         if trap.fault is not RequestFault.STALLED:
             self.cut()
         trap.sprung.set()
@@ -318,13 +342,6 @@ class _Link:
             while await self._from_client.read(_PIECE_BYTES):
                 pass
         return True
-
-    async def _rest(self) -> bytes:
-        rest = b""
-        with suppress(asyncio.TimeoutError, ConnectionError):
-            while more := await asyncio.wait_for(self._from_client.read(_PIECE_BYTES), _QUIET_S):
-                rest += more
-        return rest
 
     async def _pump_down(self, server: asyncio.StreamReader) -> None:
         try:
@@ -341,6 +358,15 @@ class _Link:
         except OSError:
             pass
         self.cut()
+
+
+async def _until_quiet(reader: asyncio.StreamReader) -> bytes:
+    """What comes until for a moment nothing does."""
+    found = b""
+    with suppress(asyncio.TimeoutError, ConnectionError):
+        while more := await asyncio.wait_for(reader.read(_PIECE_BYTES), _QUIET_S):
+            found += more
+    return found
 
 
 def _reset(writer: asyncio.StreamWriter) -> None:

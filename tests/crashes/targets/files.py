@@ -1,29 +1,42 @@
-"""The files sink: on a local disk, and on an S3 server."""
+"""The files sink: on a local disk, on an S3 server, and in HDFS."""
 
 from __future__ import annotations
 
+import functools
+import json
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import boto3
 import pyarrow as pa
 from botocore.config import Config
 
 from crashes.disk import SmallDisk, cannot_mount
+from crashes.matchers import after
 from crashes.target import ServerTarget, Target, new_name
+from sparkonce.errors import SparkonceError
 from sparkonce.sinks.base import TwoPhaseCommitSink
+from sparkonce.sinks.files.deadlines import within
 from sparkonce.sinks.files.sink import FilesSink
+from sparkonce.testing.servers.hdfs import Hdfs
 from sparkonce.testing.servers.process import HOST
 from sparkonce.testing.servers.s3 import ACCESS_KEY, SECRET_KEY, S3Server, find_versitygw
 
 _MEGABYTES = 16
+_S3_MEGABYTES = 64
+_ANSWERS_WITHIN_S = 10.0
 
 
 def rows(start: int, count: int) -> pa.RecordBatch:
     """Two partitions, so that a slot's transaction is of more than one file."""
     numbers = range(start, start + count)
     return pa.record_batch({"number": list(numbers), "part": [f"p{number % 2}" for number in numbers]})
+
+
+def _numbers(content: bytes) -> list[int]:
+    return [json.loads(line)["number"] for line in content.splitlines()]
 
 
 class FilesTarget(Target):
@@ -46,12 +59,8 @@ class FilesTarget(Target):
         return FilesSink(self.root, format="json", compression="none", partition_by="part")
 
     def visible(self) -> Sequence[int]:
-        return [
-            int(line.split(b'"number":')[1].split(b"}")[0].split(b",")[0])
-            for path in self.root.glob("part=*/*")
-            if not path.name.startswith((".", "_"))
-            for line in path.read_bytes().splitlines()
-        ]
+        paths = [path for path in self.root.glob("part=*/*") if not path.name.startswith((".", "_"))]
+        return [number for path in paths for number in _numbers(path.read_bytes())]
 
     def lingering(self) -> Sequence[str]:
         return [str(path) for path in (self.root / ".sparkonce" / "held").rglob("*") if path.is_file()]
@@ -69,7 +78,7 @@ class FilesTarget(Target):
 
 class S3Target(ServerTarget):
     name = "files-s3"
-    is_heavy = True
+    choice = "light"
     preload = (
         "boto3",
         "sparkonce.sinks.files.writer",
@@ -79,17 +88,33 @@ class S3Target(ServerTarget):
     shows_within_s = 0.5
     rows = staticmethod(rows)
     server: S3Server
-    requests = {  # noqa: RUF012
-        "prepare": re.compile(rb"PUT [^ ]*[?&]partNumber="),
-        "commit": re.compile(rb"POST [^ ]*[?&]uploadId="),
-        "abort": re.compile(rb"DELETE [^ ]*[?&]uploadId="),
+    requests = {  # noqa: RUF012 - of files with rows: a run that starts tries the place out with a file of its own
+        # The body: a client asks first whether it may send it.
+        "prepare": after(re.compile(rb"PUT [^ ]*/part-[^ ]*[?&]partNumber="), b""),
+        "commit": re.compile(rb"POST [^ ]*/part-[^ ]*[?&]uploadId="),
+        "abort": re.compile(rb"DELETE [^ ]*/part-[^ ]*[?&]uploadId="),
     }
 
     def missing(self) -> str:
         return "" if find_versitygw() else "versitygw is not installed"
 
     def make_server(self, folder: Path) -> S3Server:
+        self._disk = SmallDisk(folder, _S3_MEGABYTES)
         return S3Server(folder)
+
+    def stop(self) -> None:
+        super().stop()
+        self._disk.close()
+
+    @property
+    def can_fill(self) -> bool:  # type: ignore[override]
+        return not cannot_mount()
+
+    def fill_disk(self) -> None:
+        self._disk.fill()
+
+    def free_disk(self) -> None:
+        self._disk.free()
 
     def new_place(self) -> None:
         self.bucket = f"bucket-{new_name()}"
@@ -114,10 +139,80 @@ class S3Target(ServerTarget):
         for page in self._client.get_paginator("list_objects_v2").paginate(Bucket=self.bucket, Prefix="out/part="):
             listed += [one["Key"] for one in page.get("Contents", ())]
         for key in set(listed) - self._known.keys():
-            lines = self._client.get_object(Bucket=self.bucket, Key=key)["Body"].read().splitlines()
-            self._known[key] = [int(line.split(b'"number":')[1].split(b"}")[0].split(b",")[0]) for line in lines]
+            self._known[key] = _numbers(self._client.get_object(Bucket=self.bucket, Key=key)["Body"].read())
         return [number for key in listed for number in self._known[key]]
 
     def lingering(self) -> Sequence[str]:
         found = self._client.list_multipart_uploads(Bucket=self.bucket).get("Uploads", ())
         return [f"{one['Key']} {one['UploadId']}" for one in found]
+
+
+@functools.cache
+def _no_hdfs() -> str:
+    try:
+        import hdfs_native  # noqa: F401
+
+        Hdfs(Path())
+    except (ImportError, SparkonceError) as error:
+        return f"HDFS cannot be had here: {error}"
+    return ""
+
+
+class HdfsTarget(ServerTarget):
+    """The proxy stands before the name node, which knows what file there is; blocks go straight to the data node."""
+
+    name = "files-hdfs"
+    choice = "few"
+    preload = ("sparkonce.sinks.files.writer", "sparkonce.sinks.files.committer", "sparkonce.sinks.files.hdfs")
+    shows_within_s = 0.5
+    rows = staticmethod(rows)
+    server: Hdfs
+    requests = {  # noqa: RUF012 - by method, and by the name of what is held back: others probe and put
+        "prepare": re.compile(rb"\x08complete\x12.{1,200}\.held", re.DOTALL),
+        "commit": re.compile(rb"\x07rename2\x12.{1,200}\.held", re.DOTALL),
+        "abort": re.compile(rb"\x06delete\x12.{1,200}\.held", re.DOTALL),
+    }
+
+    def missing(self) -> str:
+        return _no_hdfs()
+
+    def make_server(self, folder: Path) -> Hdfs:
+        return Hdfs(folder)
+
+    def new_place(self) -> None:
+        self.root = f"/{new_name()}"
+        self._known: dict[str, list[int]] = {}
+
+    def make_sink(self) -> TwoPhaseCommitSink:
+        return FilesSink(
+            f"hdfs://{self.proxy.address}{self.root}",
+            format="json",
+            compression="none",
+            partition_by="part",
+            store_options={"deadline_s": 5.0},
+        )
+
+    def visible(self) -> Sequence[int]:
+        paths = [path for path in self._list() if path.startswith(f"{self.root}/part=")]
+        for path in set(paths) - self._known.keys():
+            self._known[path] = _numbers(self._ask(lambda client, path=path: bytes(client.read(path).read())))
+        return [number for path in paths for number in self._known[path]]
+
+    def lingering(self) -> Sequence[str]:
+        return [path for path in self._list() if path.startswith(f"{self.root}/.sparkonce/held/")]
+
+    def _list(self) -> list[str]:
+        try:
+            found = self._ask(lambda client: list(client.list_status(self.root, recursive=True)))
+        except FileNotFoundError:  # no run has begun
+            return []
+        return [one.path for one in found if not one.isdir]
+
+    def _ask(self, question: Callable[[Any], Any]) -> Any:
+        """With a deadline, and a client of its own: a client asks a name node that is away for minutes."""
+        from hdfs_native import Client
+
+        (answer,) = within(_ANSWERS_WITHIN_S, [lambda: question(Client(self.server.url))])
+        if isinstance(answer, BaseException):
+            raise answer
+        return answer

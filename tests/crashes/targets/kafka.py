@@ -62,8 +62,10 @@ class KafkaTarget(Target):
         "sparkonce.sinks.kafka.preflight",
     )
     requests = {"prepare": request(PRODUCE), "commit": request(END_TXN), "abort": request(INIT_PRODUCER_ID)}  # noqa: RUF012
+    changes_late = ("abort",)  # which gives the id a newer epoch
     marks = (pytest.mark.kafka,)
-    can_restart = can_pause = is_heavy = True
+    can_restart = can_pause = True
+    choice = "light"
     rows = staticmethod(rows)
     _reader: Reader | None = None
 
@@ -109,6 +111,12 @@ class KafkaTarget(Target):
 
     def lingering(self) -> Sequence[str]:
         return list(list_transactions(self._cluster.bootstrap, states=["Ongoing"]))
+
+    def state(self) -> object:
+        """With the producers that the broker knows: to initialise an id makes a newer one."""
+        known = list_transactions(self._cluster.bootstrap).values()
+        producers = sorted((one.transactional_id, one.producer_id, one.producer_epoch) for one in known)
+        return super().state(), producers
 
     def kill(self) -> None:
         self._broker.kill()
