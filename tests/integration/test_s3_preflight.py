@@ -20,7 +20,7 @@ from s3_bucket import Bucket
 from secured import make_keys
 from sparkonce.errors import PreflightError, PrepareError
 from sparkonce.protocol.outcomes import Outcome
-from sparkonce.sinks.files.s3 import S3Store
+from sparkonce.sinks.files.s3 import S3Store, preflight
 from sparkonce.testing.servers.process import free_port
 from sparkonce.testing.servers.s3 import S3Server
 
@@ -70,6 +70,20 @@ def test_a_good_bucket_is_said_which_it_is_and_left_clean(bucket: Bucket) -> Non
     expected = {"endpoint": bucket.server.url, "bucket": bucket.name, "folder": "out/"}
     assert store.check() == store.check() == expected
     assert leftovers(bucket) == ([], [])
+
+
+def test_what_a_killed_trial_left_is_removed_once_nobody_can_be_at_it(
+    bucket: Bucket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trial = {"Bucket": bucket.name, "Key": "out/.sparkonce/check-0123456789abcdef"}
+    bucket.client.create_multipart_upload(**trial)
+    bucket.client.put_object(**trial, Body=b"sparkonce")
+    bucket.client.put_object(Bucket=bucket.name, Key="out/.sparkonce/checked", Body=b"somebody's")
+    new_store(bucket).check()
+    assert [len(left) for left in leftovers(bucket)] == [1, 2], "another query may be starting"
+    monkeypatch.setattr(preflight, "_FORSAKEN_AFTER_S", 0.0)
+    new_store(bucket).check()
+    assert leftovers(bucket) == ([], ["out/.sparkonce/checked"])
 
 
 def test_rules_that_cannot_be_read_are_a_condition(bucket: Bucket) -> None:

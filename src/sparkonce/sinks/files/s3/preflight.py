@@ -6,6 +6,7 @@ import secrets
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from datetime import datetime, timedelta, timezone
 from typing import Any
 
 from sparkonce.errors import PreflightError
@@ -16,6 +17,7 @@ from sparkonce.sinks.files.s3.settings import S3Settings
 from sparkonce.sinks.files.store import HIDDEN
 
 DAY_S = 86_400.0
+_FORSAKEN_AFTER_S = DAY_S
 
 ALWAYS: tuple[str, ...] = (
     "nobody else writes, moves or deletes the sink's objects, nor aborts its multipart uploads, before the next batch "
@@ -44,9 +46,11 @@ def check(client: Any, settings: S3Settings, bucket: str, prefix: str) -> Findin
     """
     trial = _Trial(client, settings, bucket)
     trial.ask("HeadBucket", Bucket=bucket)
-    trial.ask("ListObjectsV2", Bucket=bucket, Prefix=prefix, MaxKeys=1)
-    trial.ask("ListMultipartUploads", Bucket=bucket, Prefix=prefix, MaxUploads=1)
-    key = f"{prefix}{HIDDEN}/check-{secrets.token_hex(8)}"
+    trials = f"{prefix}{HIDDEN}/check-"
+    objects = trial.ask("ListObjectsV2", Bucket=bucket, Prefix=trials)
+    uploads = trial.ask("ListMultipartUploads", Bucket=bucket, Prefix=trials)
+    _remove_forsaken(trial, bucket, objects.get("Contents", ()), uploads.get("Uploads", ()))
+    key = f"{trials}{secrets.token_hex(8)}"
     upload = trial.ask("CreateMultipartUpload", Bucket=bucket, Key=key, **settings.object_options())["UploadId"]
     try:
         _try_upload(trial, settings, bucket, key, upload)
@@ -56,6 +60,17 @@ def check(client: Any, settings: S3Settings, bucket: str, prefix: str) -> Findin
         raise
     trial.ask("AbortMultipartUpload", Bucket=bucket, Key=key, UploadId=upload)
     return look_around(client, bucket, prefix)
+
+
+def _remove_forsaken(trial: _Trial, bucket: str, objects: Sequence[Any], uploads: Sequence[Any]) -> None:
+    """What a trial left whose process was killed in it. A younger one may be at work."""
+    before = datetime.now(timezone.utc) - timedelta(seconds=_FORSAKEN_AFTER_S)
+    for one in objects:
+        if one["LastModified"] <= before:
+            trial.ask("DeleteObject", Bucket=bucket, Key=one["Key"])
+    for one in uploads:
+        if one["Initiated"] <= before:
+            trial.ask("AbortMultipartUpload", Bucket=bucket, Key=one["Key"], UploadId=one["UploadId"])
 
 
 def _try_upload(trial: _Trial, settings: S3Settings, bucket: str, key: str, upload: str) -> None:
