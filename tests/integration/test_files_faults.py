@@ -107,15 +107,31 @@ def test_what_a_reader_takes_away_after_the_batch_is_whole_is_not_lost(tmp_path:
 
 def test_killed_while_discarding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     life = Life(FilesSink(tmp_path / "out"))
-    handle = life.prepare(ONE)
+    handles = life.prepare(ONE), life.prepare(ONE, slot=1)
+    for handle in handles:
+        with monkeypatch.context() as patch:
+            patch.setattr(Path, "unlink", _killed)
+            with pytest.raises(KilledError):
+                life.committer.abort([handle])
+    assert life.commit(handles[0]) == [Outcome.LOST], "it cannot be published any more"
+    (lingering,) = life.committer.list_lingering([life.owner])
+    assert lingering.slot == 1, "of what was called lost not even half a file is left"
+    assert [one.outcome for one in life.committer.abort([lingering])] == [Outcome.ABORTED]
+    assert held(tmp_path / "out") == []
+
+
+def test_killed_while_discarding_the_rest_of_what_is_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A driver that found the file by its held name can publish it as long as it has any name."""
+    root = tmp_path / "out"
+    life = Life(FilesSink(root, partition_by="p"))
+    handle = life.prepare(PARTS)
+    held(root)[0].unlink()
     with monkeypatch.context() as patch:
         patch.setattr(Path, "unlink", _killed)
         with pytest.raises(KilledError):
-            life.committer.abort([handle])
-    assert life.commit(handle) == [Outcome.LOST], "it cannot be published any more"
-    (lingering,) = life.committer.list_lingering([life.owner])
-    assert [one.outcome for one in life.committer.abort([lingering])] == [Outcome.ABORTED]
-    assert held(tmp_path / "out") == []
+            life.commit(handle)
+    assert life.commit(handle) == [Outcome.LOST]
+    assert held(root) == []
 
 
 def test_a_sweep_that_meets_a_published_file_takes_its_first_name_only(
@@ -279,6 +295,48 @@ def test_a_driver_that_publishes_while_another_calls_the_batch_lost_is_seen(
     assert len(rows(root)) == 2
 
 
+def test_a_link_that_is_under_way_when_a_file_is_discarded_is_seen(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another driver's link has found the file by its held name, and is made when that one is gone: on NFS it names
+    the file by its handle, which is good as long as the file has any name."""
+    root = tmp_path / "out"
+    life = Life(FilesSink(root, partition_by="p"))
+    handle = life.prepare(PARTS)
+    held(root)[0].unlink()
+    finals = {one.removesuffix(".held"): final(root, handle, number) for number, one in enumerate(held_names(handle))}
+    unlink = Path.unlink
+
+    def link_first(path: Path, **given: Any) -> None:
+        published = finals[path.stem]
+        published.parent.mkdir(exist_ok=True)
+        os.link(path, published)
+        unlink(path, **given)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "unlink", link_first)
+        assert life.commit(handle) == [Outcome.UNKNOWN]
+    assert len(rows(root)) == 2, "so nothing of it may be written again"
+
+
+def test_a_held_name_that_stays_is_not_passed_over(tmp_path: Path) -> None:
+    """Once the batch is whole readers may take the file away, and a start would publish it again."""
+    root = tmp_path / "out"
+    life = Life(FilesSink(root))
+    handle = life.prepare(ONE)
+    for folder in (tmp_path, *tmp_path.parents[:3]):
+        folder.chmod(0o755)
+    root.chmod(0o777)
+    held(root)[0].chmod(0o666)  # so that he may link it
+    with as_nobody():
+        (answer,) = life.committer.commit([handle])
+    assert rows(root) == [1, 2]
+    assert answer.outcome is Outcome.UNKNOWN
+    assert "let this user write to the folder" in answer.reason
+    assert life.commit(handle) == [Outcome.ALREADY_COMMITTED]
+    assert held(root) == []
+
+
 def test_a_folder_that_is_gone_as_a_whole_is_not_a_loss(tmp_path: Path) -> None:
     root = tmp_path / "out"
     life = Life(FilesSink(root))
@@ -404,6 +462,22 @@ def test_what_a_mounts_cache_says_is_missing_is_looked_for_again(tmp_path: Path,
         forget()
         assert driver.commit(waiting, published) == [Outcome.COMMITTED, Outcome.ALREADY_COMMITTED]
         assert rows(here) == [1, 1, 2, 2, 3, 3]
+
+
+def test_what_a_mounts_cache_hides_is_not_called_given_up(tmp_path: Path) -> None:
+    with forgetful_mount(tmp_path) as (other, here, forget):
+        driver, elsewhere = Life(FilesSink(here)), Life(FilesSink(other))
+        handle = elsewhere.prepare(ONE)
+        forget()
+        assert not final(here, handle).exists(), "and the mount remembers that"
+        os.link(held(other)[0], final(other, handle))  # and is killed before it takes the first name away
+        (answer,) = driver.committer.abort([handle])
+        assert answer.outcome is Outcome.RETRY
+        assert "cache" in answer.reason
+        forget()
+        assert driver.committer.abort([handle])[0].outcome is Outcome.ALREADY_COMMITTED
+        assert rows(here) == [1, 2]
+        assert held(here) == []
 
 
 def test_a_backup_of_hard_links_publishes_nothing(tmp_path: Path) -> None:

@@ -121,7 +121,7 @@ class FilesCommitter(SinkCommitter):
         listed = {handle: read_handle(handle) for handle in handles if handle.transaction}
         if not listed:
             return
-        for doubt in self._doubts(listed).values():
+        for doubt in self._doubts(one.folder for one in listed.values()).values():
             raise UnknownOutcomeError(doubt.reason)
         names = [one.name for one in listed.values()]
         newest = max(names, key=lambda name: name.token)
@@ -224,11 +224,10 @@ class FilesCommitter(SinkCommitter):
         flat = [(place, one) for place, some in files.items() for one in some]
         return self._grouped(flat, self._store.look([one for _, one in flat]) if flat else [])
 
-    def _doubts(self, handles: Iterable[Handle]) -> Mapping[Handle, Finished]:
-        """What is to be said of those whose files are not in the place that is seen now."""
-        folders = {handle: read_handle(handle).folder for handle in handles}
-        doubts = {folder: self._store.doubt(folder) for folder in set(folders.values()) - {""}}
-        return {handle: doubt for handle, folder in folders.items() if (doubt := doubts.get(folder)) is not None}
+    def _doubts(self, folders: Iterable[str]) -> Mapping[str, Finished]:
+        """What is to be said of those folders that are not the place that is seen now."""
+        asked = {folder: self._store.doubt(folder) for folder in set(folders) - {""}}
+        return {folder: doubt for folder, doubt in asked.items() if doubt is not None}
 
     def _make_final(
         self, handles: Sequence[Handle], lost: Mapping[int, tuple[Sequence[Fields], Finished]]
@@ -239,8 +238,9 @@ class FilesCommitter(SinkCommitter):
         another driver may have looked before the loss, and be about to publish the transaction's other files, whose
         rows are to be written again under other names. So nobody may be able to publish them any more.
         """
-        doubts = self._doubts(handles[place] for place in lost)
-        answers = {place: doubts[handles[place]] for place in lost if handles[place] in doubts}
+        folders = {place: read_handle(handles[place]).folder for place in lost}
+        doubts = self._doubts(folders.values())
+        answers = {place: doubts[folder] for place, folder in folders.items() if folder in doubts}
         sure = {place: files for place, (files, _) in lost.items() if place not in answers}
         try:
             found = self._standings(sure)
@@ -253,7 +253,8 @@ class FilesCommitter(SinkCommitter):
                 reason = f"{lost[place][1].reason} At the next look it was otherwise."
                 answers[place] = Finished(outcome=Outcome.RETRY, reason=reason)
                 continue
-            rest += [(place, one) for one, now in zip(sure[place], standings, strict=True) if now is Standing.HELD]
+            # Also what is not held back: a discard that was killed may have left half of one.
+            rest += [(place, one) for one in sure[place]]
         for place, given_up in self._grouped(rest, self._store.discard([one for _, one in rest])).items():
             answer = of_abort(given_up)
             if answer.outcome is Outcome.ALREADY_COMMITTED:
