@@ -105,6 +105,25 @@ def test_what_a_reader_takes_away_after_the_batch_is_whole_is_not_lost(tmp_path:
     assert commit_again(root, alone, partition_by="p").outcome is Outcome.LOST, "no manifest says that it was whole"
 
 
+def test_manifests_are_listed_once_for_all_that_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where a listing is waited for, it is not once for each slot."""
+    root = tmp_path / "out"
+    life = Life(FilesSink(root))
+    handles = life.run_batch(*[ONE] * 5)
+    for handle in handles:
+        final(root, handle).unlink()
+    listed: list[str] = []
+    list_names = life.committer._store.list_names
+
+    def noted(folder: str) -> Any:
+        listed.append(folder)
+        return list_names(folder)
+
+    monkeypatch.setattr(life.committer._store, "list_names", noted)
+    assert life.commit(*handles, life.prepare(TWO, slot=5)) == [Outcome.ALREADY_COMMITTED] * 5 + [Outcome.COMMITTED]
+    assert listed == ["_manifest"]
+
+
 def test_killed_while_discarding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     life = Life(FilesSink(tmp_path / "out"))
     handles = life.prepare(ONE), life.prepare(ONE, slot=1)
@@ -515,6 +534,24 @@ def test_another_folder_at_the_same_path_is_refused(tmp_path: Path) -> None:
     assert FilesSink(tmp_path / "moved").preflight(QUERY, facts) == facts, "a folder may be moved"
     with pytest.raises(PreflightError, match="until now this query wrote to one"):
         sink.preflight(QUERY, facts)
+
+
+def test_the_id_can_be_put_back(tmp_path: Path) -> None:
+    """Somebody deletes it while the query runs, and the next start makes a new one. An editor ends the line."""
+    root = tmp_path / "out"
+    sink = FilesSink(root)
+    life = Life(sink)
+    handle, name = life.prepare(ONE), life.owner.facts["folder"]
+    (root / ".sparkonce" / "id").unlink()
+    with pytest.raises(PrepareError, match=f"deleted that file: write {name} into it"):
+        life.prepare(TWO, slot=1)
+    assert life.commit(handle) == [Outcome.COMMITTED], "what is held here is of here"
+    with pytest.raises(PreflightError, match=f"until now .*folder='{name}'"):
+        sink.preflight(QUERY, life.owner.facts)
+    (root / ".sparkonce" / "id").write_text(f"{name}\n")
+    assert sink.preflight(QUERY, life.owner.facts) == life.owner.facts
+    life.run_batch(TWO, batch=1)
+    assert rows(root) == [1, 2, 3, 4]
 
 
 # --- file systems ---------------------------------------------------------------------------------------------------

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import TypeVar
 
 from sparkonce.errors import CorruptRecordError, UnknownOutcomeError
@@ -31,7 +31,7 @@ Answer = TypeVar("Answer")
 
 _NOTHING = Finished(outcome=Outcome.COMMITTED, reason="The slot had no rows: there is nothing to finish.")
 
-
+_MISSING = frozenset({Outcome.LOST, Outcome.UNKNOWN})
 _TAKEN_AWAY = Finished(
     outcome=Outcome.ALREADY_COMMITTED,
     reason="Not all of its files are there, but its batch's manifest names them: somebody has taken files away since.",
@@ -62,27 +62,36 @@ class FilesCommitter(SinkCommitter):
             answers[place] = of_commit(found)
         lost = [place for place in open_files if answers[place].outcome is Outcome.LOST]
         answers.update(self._make_final(handles, {place: (open_files[place], answers[place]) for place in lost}))
-        for place, answer in answers.items():
-            if place in open_files and answer.outcome in {Outcome.LOST, Outcome.UNKNOWN}:
-                answers[place] = self._ask_manifest(handles[place], answer)
+        missing = {place: answers[place] for place in open_files if answers[place].outcome in _MISSING}
+        answers.update(self._ask_manifests(handles, missing))
         return [answers[place] for place in range(len(handles))]
 
-    def _ask_manifest(self, handle: Handle, answer: Finished) -> Finished:
+    def _ask_manifests(self, handles: Sequence[Handle], missing: Mapping[int, Finished]) -> Mapping[int, Finished]:
         """What its batch's manifest names was committed: a reader may delete what it has read."""
-        name, fields = read_handle(handle).name, dict(handle.transaction)
         try:
-            for one in manifests.list_manifests(self._store) if self._manifest else ():
-                if (one.prefix, one.query) == (name.prefix, name.query) and one.first <= name.batch <= one.last:
-                    batches = manifests.read(self._store, one)
-                    if any(dict(listed) == fields for batch in batches for listed in batch.transactions):
-                        return _TAKEN_AWAY
+            whole = self._named_by_manifests([handles[place] for place in missing])
         except UnknownOutcomeError as error:
-            if answer.outcome is Outcome.UNKNOWN:
-                return answer  # it says better what is wrong, for example which right is missing
-            return Finished(outcome=Outcome.RETRY, reason=error.message)
+            # UNKNOWN says better what is wrong, for example which right is missing.
+            retry = Finished(outcome=Outcome.RETRY, reason=error.message)
+            return {place: retry for place, answer in missing.items() if answer.outcome is Outcome.LOST}
         except CorruptRecordError as error:
-            return Finished(outcome=Outcome.UNKNOWN, reason=error.message)
-        return answer
+            return dict.fromkeys(missing, Finished(outcome=Outcome.UNKNOWN, reason=error.message))
+        return {place: _TAKEN_AWAY for place in missing if handles[place].transaction in whole}
+
+    def _named_by_manifests(self, handles: Sequence[Handle]) -> Collection[tuple[tuple[str, str | int], ...]]:
+        """The transactions that the manifests of these handles' batches name."""
+        names = [read_handle(handle).name for handle in handles]
+        asked = {(name.prefix, name.query, name.batch) for name in names}
+        return {
+            transaction_fields(fields)
+            for one in (manifests.list_manifests(self._store) if asked and self._manifest else ())
+            if any(
+                (one.prefix, one.query) == (prefix, query) and one.first <= batch <= one.last
+                for prefix, query, batch in asked
+            )
+            for manifest in manifests.read(self._store, one)
+            for fields in manifest.transactions
+        }
 
     def abort(self, handles: Sequence[Handle]) -> Sequence[Finished]:
         """See `SinkCommitter.abort`."""

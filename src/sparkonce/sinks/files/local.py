@@ -190,7 +190,7 @@ class LocalStore(FileStore):
         return Finished(outcome=Outcome.LOST, reason=f"{final}: {MISSING}")
 
     def discard(self, files: Sequence[Fields]) -> Sequence[Finished]:
-        """See `FileStore.discard`. The held name is made useless for a commit, then deleted; then the final one is seen."""
+        """See `FileStore.discard`. The held name is made useless for a commit, and deleted; then comes the look."""
         return [_caught(self._discard, one, self._held / str(one["held"])) for one in files]
 
     def _discard(self, fields: Fields, held: Path) -> Finished:
