@@ -323,7 +323,12 @@ def test_a_link_that_is_under_way_when_a_file_is_discarded_is_seen(
     life = Life(FilesSink(root, partition_by="p"))
     handle = life.prepare(PARTS)
     held(root)[0].unlink()
-    finals = {one.removesuffix(".held"): final(root, handle, number) for number, one in enumerate(held_names(handle))}
+    given_up = life.prepare(PARTS, slot=1)
+    finals = {
+        name.removesuffix(".held"): final(root, one, number)
+        for one in (handle, given_up)
+        for number, name in enumerate(held_names(one))
+    }
     unlink = Path.unlink
 
     def link_first(path: Path, **given: Any) -> None:
@@ -335,7 +340,8 @@ def test_a_link_that_is_under_way_when_a_file_is_discarded_is_seen(
     with monkeypatch.context() as patch:
         patch.setattr(Path, "unlink", link_first)
         assert life.commit(handle) == [Outcome.UNKNOWN]
-    assert len(rows(root)) == 2, "so nothing of it may be written again"
+        assert len(rows(root)) == 2, "so nothing of it may be written again"
+        assert [one.outcome for one in life.committer.abort([given_up])] == [Outcome.ALREADY_COMMITTED]
 
 
 def test_a_held_name_that_stays_is_not_passed_over(tmp_path: Path) -> None:

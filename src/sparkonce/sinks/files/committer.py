@@ -60,8 +60,8 @@ class FilesCommitter(SinkCommitter):
         flat = [(place, one) for place, files in open_files.items() if place not in answers for one in files]
         for place, found in self._grouped(flat, self._store.publish([one for _, one in flat]) if flat else []).items():
             answers[place] = of_commit(found)
-        lost = [place for place in open_files if answers[place].outcome is Outcome.LOST]
-        answers.update(self._make_final(handles, {place: (open_files[place], answers[place]) for place in lost}))
+        lost = {place: files for place, files in open_files.items() if answers[place].outcome is Outcome.LOST}
+        answers.update(self._make_final(handles, lost))
         missing = {place: answers[place] for place in open_files if answers[place].outcome in _MISSING}
         answers.update(self._ask_manifests(handles, missing))
         return [answers[place] for place in range(len(handles))]
@@ -238,39 +238,40 @@ class FilesCommitter(SinkCommitter):
         asked = {folder: self._store.doubt(folder) for folder in set(folders) - {""}}
         return {folder: doubt for folder, doubt in asked.items() if doubt is not None}
 
-    def _make_final(
-        self, handles: Sequence[Handle], lost: Mapping[int, tuple[Sequence[Fields], Finished]]
-    ) -> Mapping[int, Finished]:
+    def _make_final(self, handles: Sequence[Handle], lost: Mapping[int, Sequence[Fields]]) -> Mapping[int, Finished]:
         """What is answered in place of LOST where that is not sure, and makes sure that what is lost stays so.
 
         Once the place is known to be the right one it is looked at again: its disk may just have been mounted. And
         another driver may have looked before the loss, and be about to publish the transaction's other files, whose
-        rows are to be written again under other names. So nobody may be able to publish them any more.
+        rows are to be written again under other names. So nobody may be able to publish them any more, and the last
+        look comes after that: a store may be at work on what it cannot give up any more.
         """
         folders = {place: read_handle(handles[place]).folder for place in lost}
         doubts = self._doubts(folders.values())
         answers = {place: doubts[folder] for place, folder in folders.items() if folder in doubts}
-        sure = {place: files for place, (files, _) in lost.items() if place not in answers}
+        answers |= self._not_lost(_without(lost, answers))
+        # Also what is not held back: a discard that was killed may have left half of one.
+        flat = [(place, one) for place, files in _without(lost, answers).items() for one in files]
+        for place, found in self._grouped(flat, self._store.discard([one for _, one in flat])).items():
+            given_up = of_abort(found)
+            if given_up.outcome in {Outcome.UNKNOWN, Outcome.RETRY}:
+                answers[place] = given_up
+        return answers | self._not_lost(_without(lost, answers))
+
+    def _not_lost(self, lost: Mapping[int, Sequence[Fields]]) -> dict[int, Finished]:
+        """What is answered where another look does not say LOST again."""
         try:
-            found = self._standings(sure)
+            found = self._standings(lost)
         except UnknownOutcomeError as error:
-            return {**answers, **dict.fromkeys(sure, Finished(outcome=Outcome.RETRY, reason=error.message))}
-        rest: list[tuple[int, Fields]] = []
+            return dict.fromkeys(lost, Finished(outcome=Outcome.RETRY, reason=error.message))
+        answers: dict[int, Finished] = {}
         for place, standings in found.items():
-            again = before_publish(sure[place], standings)
-            if again is None or again.outcome is not Outcome.LOST:
-                reason = f"{lost[place][1].reason} At the next look it was otherwise."
-                answers[place] = Finished(outcome=Outcome.RETRY, reason=reason)
-                continue
-            # Also what is not held back: a discard that was killed may have left half of one.
-            rest += [(place, one) for one in sure[place]]
-        for place, given_up in self._grouped(rest, self._store.discard([one for _, one in rest])).items():
-            answer = of_abort(given_up)
-            if answer.outcome is Outcome.ALREADY_COMMITTED:
-                reason = f"{lost[place][1].reason} Other files of its transaction are published."
-                answer = Finished(outcome=Outcome.UNKNOWN, reason=reason)
-            if answer.outcome is not Outcome.ABORTED:
-                answers[place] = answer
+            again = before_publish(lost[place], standings)
+            if again is None or again.outcome not in _MISSING:
+                reason = f"{lost[place][0]['path']}: It was missing, and at the next look it was not."
+                again = Finished(outcome=Outcome.RETRY, reason=reason)
+            if again.outcome is not Outcome.LOST:
+                answers[place] = again
         return answers
 
     @staticmethod
@@ -279,6 +280,10 @@ class FilesCommitter(SinkCommitter):
         for (place, _), answer in zip(flat, answers, strict=True):
             grouped.setdefault(place, []).append(answer)
         return grouped
+
+
+def _without(files: Mapping[int, Sequence[Fields]], answers: Mapping[int, Finished]) -> dict[int, Sequence[Fields]]:
+    return {place: some for place, some in files.items() if place not in answers}
 
 
 def _traces(manifest: Manifest) -> list[Trace]:
