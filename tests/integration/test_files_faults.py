@@ -105,17 +105,52 @@ def test_what_a_reader_takes_away_after_the_batch_is_whole_is_not_lost(tmp_path:
     assert commit_again(root, alone, partition_by="p").outcome is Outcome.LOST, "no manifest says that it was whole"
 
 
+def test_manifests_are_listed_once_for_all_that_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where a listing is waited for, it is not once for each slot."""
+    root = tmp_path / "out"
+    life = Life(FilesSink(root))
+    handles = life.run_batch(*[ONE] * 5)
+    for handle in handles:
+        final(root, handle).unlink()
+    listed: list[str] = []
+    list_names = life.committer._store.list_names
+
+    def noted(folder: str) -> Any:
+        listed.append(folder)
+        return list_names(folder)
+
+    monkeypatch.setattr(life.committer._store, "list_names", noted)
+    assert life.commit(*handles, life.prepare(TWO, slot=5)) == [Outcome.ALREADY_COMMITTED] * 5 + [Outcome.COMMITTED]
+    assert listed == ["_manifest"]
+
+
 def test_killed_while_discarding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     life = Life(FilesSink(tmp_path / "out"))
-    handle = life.prepare(ONE)
+    handles = life.prepare(ONE), life.prepare(ONE, slot=1)
+    for handle in handles:
+        with monkeypatch.context() as patch:
+            patch.setattr(Path, "unlink", _killed)
+            with pytest.raises(KilledError):
+                life.committer.abort([handle])
+    assert life.commit(handles[0]) == [Outcome.LOST], "it cannot be published any more"
+    (lingering,) = life.committer.list_lingering([life.owner])
+    assert lingering.slot == 1, "of what was called lost not even half a file is left"
+    assert [one.outcome for one in life.committer.abort([lingering])] == [Outcome.ABORTED]
+    assert held(tmp_path / "out") == []
+
+
+def test_killed_while_discarding_the_rest_of_what_is_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A driver that found the file by its held name can publish it as long as it has any name."""
+    root = tmp_path / "out"
+    life = Life(FilesSink(root, partition_by="p"))
+    handle = life.prepare(PARTS)
+    held(root)[0].unlink()
     with monkeypatch.context() as patch:
         patch.setattr(Path, "unlink", _killed)
         with pytest.raises(KilledError):
-            life.committer.abort([handle])
-    assert life.commit(handle) == [Outcome.LOST], "it cannot be published any more"
-    (lingering,) = life.committer.list_lingering([life.owner])
-    assert [one.outcome for one in life.committer.abort([lingering])] == [Outcome.ABORTED]
-    assert held(tmp_path / "out") == []
+            life.commit(handle)
+    assert life.commit(handle) == [Outcome.LOST]
+    assert held(root) == []
 
 
 def test_a_sweep_that_meets_a_published_file_takes_its_first_name_only(
@@ -279,6 +314,54 @@ def test_a_driver_that_publishes_while_another_calls_the_batch_lost_is_seen(
     assert len(rows(root)) == 2
 
 
+def test_a_link_that_is_under_way_when_a_file_is_discarded_is_seen(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another driver's link has found the file by its held name, and is made when that one is gone: on NFS it names
+    the file by its handle, which is good as long as the file has any name."""
+    root = tmp_path / "out"
+    life = Life(FilesSink(root, partition_by="p"))
+    handle = life.prepare(PARTS)
+    held(root)[0].unlink()
+    given_up = life.prepare(PARTS, slot=1)
+    finals = {
+        name.removesuffix(".held"): final(root, one, number)
+        for one in (handle, given_up)
+        for number, name in enumerate(held_names(one))
+    }
+    unlink = Path.unlink
+
+    def link_first(path: Path, **given: Any) -> None:
+        published = finals[path.stem]
+        published.parent.mkdir(exist_ok=True)
+        os.link(path, published)
+        unlink(path, **given)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "unlink", link_first)
+        assert life.commit(handle) == [Outcome.UNKNOWN]
+        assert len(rows(root)) == 2, "so nothing of it may be written again"
+        assert [one.outcome for one in life.committer.abort([given_up])] == [Outcome.ALREADY_COMMITTED]
+
+
+def test_a_held_name_that_stays_is_not_passed_over(tmp_path: Path) -> None:
+    """Once the batch is whole readers may take the file away, and a start would publish it again."""
+    root = tmp_path / "out"
+    life = Life(FilesSink(root))
+    handle = life.prepare(ONE)
+    for folder in (tmp_path, *tmp_path.parents[:3]):
+        folder.chmod(0o755)
+    root.chmod(0o777)
+    held(root)[0].chmod(0o666)  # so that he may link it
+    with as_nobody():
+        (answer,) = life.committer.commit([handle])
+    assert rows(root) == [1, 2]
+    assert answer.outcome is Outcome.UNKNOWN
+    assert "let this user write to the folder" in answer.reason
+    assert life.commit(handle) == [Outcome.ALREADY_COMMITTED]
+    assert held(root) == []
+
+
 def test_a_folder_that_is_gone_as_a_whole_is_not_a_loss(tmp_path: Path) -> None:
     root = tmp_path / "out"
     life = Life(FilesSink(root))
@@ -406,6 +489,22 @@ def test_what_a_mounts_cache_says_is_missing_is_looked_for_again(tmp_path: Path,
         assert rows(here) == [1, 1, 2, 2, 3, 3]
 
 
+def test_what_a_mounts_cache_hides_is_not_called_given_up(tmp_path: Path) -> None:
+    with forgetful_mount(tmp_path) as (other, here, forget):
+        driver, elsewhere = Life(FilesSink(here)), Life(FilesSink(other))
+        handle = elsewhere.prepare(ONE)
+        forget()
+        assert not final(here, handle).exists(), "and the mount remembers that"
+        os.link(held(other)[0], final(other, handle))  # and is killed before it takes the first name away
+        (answer,) = driver.committer.abort([handle])
+        assert answer.outcome is Outcome.RETRY
+        assert "cache" in answer.reason
+        forget()
+        assert driver.committer.abort([handle])[0].outcome is Outcome.ALREADY_COMMITTED
+        assert rows(here) == [1, 2]
+        assert held(here) == []
+
+
 def test_a_backup_of_hard_links_publishes_nothing(tmp_path: Path) -> None:
     """``cp -al`` gives each file another name, and a file that is held back is no more published for it."""
     root = tmp_path / "out"
@@ -441,6 +540,24 @@ def test_another_folder_at_the_same_path_is_refused(tmp_path: Path) -> None:
     assert FilesSink(tmp_path / "moved").preflight(QUERY, facts) == facts, "a folder may be moved"
     with pytest.raises(PreflightError, match="until now this query wrote to one"):
         sink.preflight(QUERY, facts)
+
+
+def test_the_id_can_be_put_back(tmp_path: Path) -> None:
+    """Somebody deletes it while the query runs, and the next start makes a new one. An editor ends the line."""
+    root = tmp_path / "out"
+    sink = FilesSink(root)
+    life = Life(sink)
+    handle, name = life.prepare(ONE), life.owner.facts["folder"]
+    (root / ".sparkonce" / "id").unlink()
+    with pytest.raises(PrepareError, match=f"deleted that file: write {name} into it"):
+        life.prepare(TWO, slot=1)
+    assert life.commit(handle) == [Outcome.COMMITTED], "what is held here is of here"
+    with pytest.raises(PreflightError, match=f"until now .*folder='{name}'"):
+        sink.preflight(QUERY, life.owner.facts)
+    (root / ".sparkonce" / "id").write_text(f"{name}\n")
+    assert sink.preflight(QUERY, life.owner.facts) == life.owner.facts
+    life.run_batch(TWO, batch=1)
+    assert rows(root) == [1, 2, 3, 4]
 
 
 # --- file systems ---------------------------------------------------------------------------------------------------

@@ -8,7 +8,8 @@ import pickle
 import secrets
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
@@ -17,7 +18,10 @@ from integration.s3_scene import between, bucket, new_store, s3, seal
 from s3_between import CUT_REPLY, GO_ON, Act, Between, Reply, Request, refusal
 from s3_bucket import Bucket
 from sparkonce.errors import UnknownOutcomeError
+from sparkonce.protocol.handles import Handle, transaction_fields
 from sparkonce.protocol.outcomes import Finished, Outcome
+from sparkonce.sinks.files.committer import FilesCommitter
+from sparkonce.sinks.files.handle import fields_of
 from sparkonce.sinks.files.s3 import S3Store
 from sparkonce.sinks.files.s3.settings import MIB
 from sparkonce.sinks.files.store import Fields, FileStore, Standing, name_in
@@ -307,16 +311,64 @@ def test_two_processes_publish_the_same_at_once(bucket: Bucket, store: S3Store, 
 def test_a_completion_still_at_work_is_not_taken_for_a_loss(bucket: Bucket, store: S3Store) -> None:
     """Versitygw takes the upload out of all listings while it puts the object together, and is killed right then."""
     fields = seal(store)
+    with at_work(bucket, fields):
+        assert publish(store, fields).outcome is Outcome.RETRY
+        with pytest.raises(UnknownOutcomeError, match="still putting the object together"):
+            store.look([fields])
+    assert bucket.objects() == {key(fields): b"rows"}
+
+
+@contextmanager
+def at_work(bucket: Bucket, fields: Fields) -> Iterator[None]:
+    """Versitygw takes the upload out of all listings while it puts the object together. Then the object is there."""
     held = bucket.server.folder / "data" / bucket.name / ".sgwtmp" / "multipart"
     folder = held / hashlib.sha256(key(fields).encode()).hexdigest() / str(fields["upload_id"])
-    at_work = folder.with_name(f"{folder.name}.{fields['checksum']}.inprogress")
-    folder.rename(at_work)
-    assert publish(store, fields).outcome is Outcome.RETRY
-    with pytest.raises(UnknownOutcomeError, match="still putting the object together"):
-        store.look([fields])
-    at_work.rename(folder)
-    assert publish(store, fields).outcome is Outcome.COMMITTED
-    assert bucket.objects() == {key(fields): b"rows"}
+    working = folder.with_name(f"{folder.name}.{fields['checksum']}.inprogress")
+    folder.rename(working)
+    yield
+    working.rename(folder)
+    assert publish(new_store(bucket), fields).outcome is Outcome.COMMITTED
+
+
+def handle_of(*files: Fields) -> Handle:
+    name = name_in(str(files[0]["path"]))
+    assert name is not None
+    fields, _ = fields_of(name, files, 0, "out/")
+    return Handle(sink="files", slot=0, rows=len(files), transaction=transaction_fields(fields))
+
+
+def test_a_completion_that_begins_while_the_rest_is_given_up_is_waited_for(
+    bucket: Bucket, store: S3Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another driver looked before a file of the transaction was lost, and completes the rest of it just now."""
+    lost, left = seal(store), seal(store)
+    handle, committer = handle_of(lost, left), FilesCommitter(store, "files", manifest=False)
+    bucket.abort(str(lost["upload_id"]))
+    discard = store.discard
+    with ExitStack() as stack:
+
+        def too_late(files: Sequence[Fields]) -> Sequence[Finished]:
+            stack.enter_context(at_work(bucket, left))
+            return discard(files)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(store, "discard", too_late)
+            assert [one.outcome for one in committer.commit([handle])] == [Outcome.RETRY]
+    assert [one.outcome for one in committer.commit([handle])] == [Outcome.UNKNOWN]
+    assert bucket.objects() == {key(left): b"rows"}
+
+
+def test_what_is_left_of_a_lost_one_is_given_up_also_where_no_answer_comes(bucket: Bucket, between: Between) -> None:
+    store = new_store(bucket, endpoint_url=between.url, attempts=1)
+    lost, left = seal(store), seal(store)
+    handle, committer = handle_of(lost, left), FilesCommitter(store, "files", manifest=False)
+    bucket.abort(str(lost["upload_id"]))
+    between.act = lambda request: CUT_REPLY if request.method == "DELETE" else GO_ON
+    assert [one.outcome for one in committer.commit([handle])] == [Outcome.RETRY]
+    assert bucket.uploads() == []
+    between.act = lambda _: GO_ON
+    assert [one.outcome for one in committer.commit([handle])] == [Outcome.LOST]
+    assert bucket.objects() == {}
 
 
 def test_where_other_parts_stand_nothing_is_held(bucket: Bucket, store: S3Store) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import TypeVar
 
 from sparkonce.errors import CorruptRecordError, UnknownOutcomeError
@@ -31,7 +31,7 @@ Answer = TypeVar("Answer")
 
 _NOTHING = Finished(outcome=Outcome.COMMITTED, reason="The slot had no rows: there is nothing to finish.")
 
-
+_MISSING = frozenset({Outcome.LOST, Outcome.UNKNOWN})
 _TAKEN_AWAY = Finished(
     outcome=Outcome.ALREADY_COMMITTED,
     reason="Not all of its files are there, but its batch's manifest names them: somebody has taken files away since.",
@@ -60,29 +60,38 @@ class FilesCommitter(SinkCommitter):
         flat = [(place, one) for place, files in open_files.items() if place not in answers for one in files]
         for place, found in self._grouped(flat, self._store.publish([one for _, one in flat]) if flat else []).items():
             answers[place] = of_commit(found)
-        lost = [place for place in open_files if answers[place].outcome is Outcome.LOST]
-        answers.update(self._make_final(handles, {place: (open_files[place], answers[place]) for place in lost}))
-        for place, answer in answers.items():
-            if place in open_files and answer.outcome in {Outcome.LOST, Outcome.UNKNOWN}:
-                answers[place] = self._ask_manifest(handles[place], answer)
+        lost = {place: files for place, files in open_files.items() if answers[place].outcome is Outcome.LOST}
+        answers.update(self._make_final(handles, lost))
+        missing = {place: answers[place] for place in open_files if answers[place].outcome in _MISSING}
+        answers.update(self._ask_manifests(handles, missing))
         return [answers[place] for place in range(len(handles))]
 
-    def _ask_manifest(self, handle: Handle, answer: Finished) -> Finished:
+    def _ask_manifests(self, handles: Sequence[Handle], missing: Mapping[int, Finished]) -> Mapping[int, Finished]:
         """What its batch's manifest names was committed: a reader may delete what it has read."""
-        name, fields = read_handle(handle).name, dict(handle.transaction)
         try:
-            for one in manifests.list_manifests(self._store) if self._manifest else ():
-                if (one.prefix, one.query) == (name.prefix, name.query) and one.first <= name.batch <= one.last:
-                    batches = manifests.read(self._store, one)
-                    if any(dict(listed) == fields for batch in batches for listed in batch.transactions):
-                        return _TAKEN_AWAY
+            whole = self._named_by_manifests([handles[place] for place in missing])
         except UnknownOutcomeError as error:
-            if answer.outcome is Outcome.UNKNOWN:
-                return answer  # it says better what is wrong, for example which right is missing
-            return Finished(outcome=Outcome.RETRY, reason=error.message)
+            # UNKNOWN says better what is wrong, for example which right is missing.
+            retry = Finished(outcome=Outcome.RETRY, reason=error.message)
+            return {place: retry for place, answer in missing.items() if answer.outcome is Outcome.LOST}
         except CorruptRecordError as error:
-            return Finished(outcome=Outcome.UNKNOWN, reason=error.message)
-        return answer
+            return dict.fromkeys(missing, Finished(outcome=Outcome.UNKNOWN, reason=error.message))
+        return {place: _TAKEN_AWAY for place in missing if handles[place].transaction in whole}
+
+    def _named_by_manifests(self, handles: Sequence[Handle]) -> Collection[tuple[tuple[str, str | int], ...]]:
+        """The transactions that the manifests of these handles' batches name."""
+        names = [read_handle(handle).name for handle in handles]
+        asked = {(name.prefix, name.query, name.batch) for name in names}
+        return {
+            transaction_fields(fields)
+            for one in (manifests.list_manifests(self._store) if asked and self._manifest else ())
+            if any(
+                (one.prefix, one.query) == (prefix, query) and one.first <= batch <= one.last
+                for prefix, query, batch in asked
+            )
+            for manifest in manifests.read(self._store, one)
+            for fields in manifest.transactions
+        }
 
     def abort(self, handles: Sequence[Handle]) -> Sequence[Finished]:
         """See `SinkCommitter.abort`."""
@@ -121,7 +130,7 @@ class FilesCommitter(SinkCommitter):
         listed = {handle: read_handle(handle) for handle in handles if handle.transaction}
         if not listed:
             return
-        for doubt in self._doubts(listed).values():
+        for doubt in self._doubts(one.folder for one in listed.values()).values():
             raise UnknownOutcomeError(doubt.reason)
         names = [one.name for one in listed.values()]
         newest = max(names, key=lambda name: name.token)
@@ -224,43 +233,45 @@ class FilesCommitter(SinkCommitter):
         flat = [(place, one) for place, some in files.items() for one in some]
         return self._grouped(flat, self._store.look([one for _, one in flat]) if flat else [])
 
-    def _doubts(self, handles: Iterable[Handle]) -> Mapping[Handle, Finished]:
-        """What is to be said of those whose files are not in the place that is seen now."""
-        folders = {handle: read_handle(handle).folder for handle in handles}
-        doubts = {folder: self._store.doubt(folder) for folder in set(folders.values()) - {""}}
-        return {handle: doubt for handle, folder in folders.items() if (doubt := doubts.get(folder)) is not None}
+    def _doubts(self, folders: Iterable[str]) -> Mapping[str, Finished]:
+        """What is to be said of those folders that are not the place that is seen now."""
+        asked = {folder: self._store.doubt(folder) for folder in set(folders) - {""}}
+        return {folder: doubt for folder, doubt in asked.items() if doubt is not None}
 
-    def _make_final(
-        self, handles: Sequence[Handle], lost: Mapping[int, tuple[Sequence[Fields], Finished]]
-    ) -> Mapping[int, Finished]:
+    def _make_final(self, handles: Sequence[Handle], lost: Mapping[int, Sequence[Fields]]) -> Mapping[int, Finished]:
         """What is answered in place of LOST where that is not sure, and makes sure that what is lost stays so.
 
         Once the place is known to be the right one it is looked at again: its disk may just have been mounted. And
         another driver may have looked before the loss, and be about to publish the transaction's other files, whose
-        rows are to be written again under other names. So nobody may be able to publish them any more.
+        rows are to be written again under other names. So nobody may be able to publish them any more, and the last
+        look comes after that: a store may be at work on what it cannot give up any more.
         """
-        doubts = self._doubts(handles[place] for place in lost)
-        answers = {place: doubts[handles[place]] for place in lost if handles[place] in doubts}
-        sure = {place: files for place, (files, _) in lost.items() if place not in answers}
+        folders = {place: read_handle(handles[place]).folder for place in lost}
+        doubts = self._doubts(folders.values())
+        answers = {place: doubts[folder] for place, folder in folders.items() if folder in doubts}
+        answers |= self._not_lost(_without(lost, answers))
+        # Also what is not held back: a discard that was killed may have left half of one.
+        flat = [(place, one) for place, files in _without(lost, answers).items() for one in files]
+        for place, found in self._grouped(flat, self._store.discard([one for _, one in flat])).items():
+            given_up = of_abort(found)
+            if given_up.outcome in {Outcome.UNKNOWN, Outcome.RETRY}:
+                answers[place] = given_up
+        return answers | self._not_lost(_without(lost, answers))
+
+    def _not_lost(self, lost: Mapping[int, Sequence[Fields]]) -> dict[int, Finished]:
+        """What is answered where another look does not say LOST again."""
         try:
-            found = self._standings(sure)
+            found = self._standings(lost)
         except UnknownOutcomeError as error:
-            return {**answers, **dict.fromkeys(sure, Finished(outcome=Outcome.RETRY, reason=error.message))}
-        rest: list[tuple[int, Fields]] = []
+            return dict.fromkeys(lost, Finished(outcome=Outcome.RETRY, reason=error.message))
+        answers: dict[int, Finished] = {}
         for place, standings in found.items():
-            again = before_publish(sure[place], standings)
-            if again is None or again.outcome is not Outcome.LOST:
-                reason = f"{lost[place][1].reason} At the next look it was otherwise."
-                answers[place] = Finished(outcome=Outcome.RETRY, reason=reason)
-                continue
-            rest += [(place, one) for one, now in zip(sure[place], standings, strict=True) if now is Standing.HELD]
-        for place, given_up in self._grouped(rest, self._store.discard([one for _, one in rest])).items():
-            answer = of_abort(given_up)
-            if answer.outcome is Outcome.ALREADY_COMMITTED:
-                reason = f"{lost[place][1].reason} Other files of its transaction are published."
-                answer = Finished(outcome=Outcome.UNKNOWN, reason=reason)
-            if answer.outcome is not Outcome.ABORTED:
-                answers[place] = answer
+            again = before_publish(lost[place], standings)
+            if again is None or again.outcome not in _MISSING:
+                reason = f"{lost[place][0]['path']}: It was missing, and at the next look it was not."
+                again = Finished(outcome=Outcome.RETRY, reason=reason)
+            if again.outcome is not Outcome.LOST:
+                answers[place] = again
         return answers
 
     @staticmethod
@@ -269,6 +280,10 @@ class FilesCommitter(SinkCommitter):
         for (place, _), answer in zip(flat, answers, strict=True):
             grouped.setdefault(place, []).append(answer)
         return grouped
+
+
+def _without(files: Mapping[int, Sequence[Fields]], answers: Mapping[int, Finished]) -> dict[int, Sequence[Fields]]:
+    return {place: some for place, some in files.items() if place not in answers}
 
 
 def _traces(manifest: Manifest) -> list[Trace]:

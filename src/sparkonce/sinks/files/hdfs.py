@@ -128,7 +128,7 @@ class HdfsStore(FileStore):
     def _identity(self) -> str:
         path = self._path(ID)
         with suppress(FileNotFoundError):
-            return str(bytes(self._client.read(path).read()), "ascii")
+            return str(bytes(self._client.read(path).read()), "ascii").strip()
         temporary = f"{path}-{secrets.token_hex(6)}"
         file = create(self._client, temporary, self._options)
         file.write(uuid.uuid4().hex.encode())

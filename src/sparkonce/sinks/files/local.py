@@ -119,8 +119,9 @@ class LocalStore(FileStore):
                 answers[place] = durable[final.parent]
                 continue
             # Should it come back after a crash, the next commit or sweep finds both names, and takes it away again.
-            with suppress(OSError):
-                (self._held / str(fields["held"])).unlink()
+            freed = _caught(_unlink, self._held / str(fields["held"]))
+            if freed.outcome not in _PUBLISHED:
+                answers[place] = freed
         return self._forgotten(answers)
 
     def _forgotten(self, answers: list[Finished]) -> list[Finished]:
@@ -189,25 +190,36 @@ class LocalStore(FileStore):
         return Finished(outcome=Outcome.LOST, reason=f"{final}: {MISSING}")
 
     def discard(self, files: Sequence[Fields]) -> Sequence[Finished]:
-        """See `FileStore.discard`. The held name is first made useless for a commit, then looked at, then deleted."""
+        """See `FileStore.discard`. The held name is made useless for a commit, and deleted; then comes the look."""
         return [_caught(self._discard, one, self._held / str(one["held"])) for one in files]
 
     def _discard(self, fields: Fields, held: Path) -> Finished:
         gone = held.with_suffix(_GONE)
         with suppress(FileNotFoundError):
             held.rename(gone)
-        # Of a file that was found by its held name alone the folder is not known. Its final name is left alone anyway.
-        path = str(fields.get("path") or held.stem)
+        mine = None
+        with suppress(FileNotFoundError):
+            mine = gone.stat()
+            gone.unlink()
+        # Asked last: a link that had found the file by its held name can be made as long as the file has any name.
+        return self._after_discard(fields, str(fields.get("path") or held.stem), mine)
+
+    def _after_discard(self, fields: Fields, path: str, mine: os.stat_result | None) -> Finished:
+        """Whether it was published.
+
+        Of a file that was found by its held name alone the folder is not known. Its final name is left alone anyway.
+        """
         final = self._root / path
         try:
-            # Another name may be a backup's. It is listed, so that no mount's cache hides what was just published.
-            alone = gone.stat().st_nlink == 1
-            published = (alone or _is_listed(self._root, path)) and (
-                _same_file(gone, final) or ("path" in fields and _matches(final, fields))
-            )
-            gone.unlink()
-        except FileNotFoundError:
-            published = "path" in fields and _matches(final, fields)
+            standing = final.lstat()
+        except (FileNotFoundError, NotADirectoryError):
+            # It may have been published, and a mount's cache not know it. Or else its other name is a backup's.
+            unsure = "path" in fields if mine is None else mine.st_nlink > 1
+            if unsure and _is_listed(self._root, path):
+                return Finished(outcome=Outcome.RETRY, reason=f"{final}: {CACHED}")
+            return Finished(outcome=Outcome.ABORTED)
+        same = mine is not None and os.path.samestat(mine, standing)
+        published = same or ("path" in fields and _matches(final, fields))
         return Finished(outcome=Outcome.ALREADY_COMMITTED if published else Outcome.ABORTED)
 
     def list_held(self) -> Iterable[Held]:
@@ -280,6 +292,11 @@ def _caught(call: Callable[..., Finished], *arguments: Any) -> Finished:
 
 def _sync(folder: Path) -> Finished:
     sync_folder(folder)
+    return _DONE
+
+
+def _unlink(path: Path) -> Finished:
+    path.unlink(missing_ok=True)
     return _DONE
 
 

@@ -70,7 +70,7 @@ def _identity(path: Path) -> str:
             os.link(temporary, path)
         temporary.unlink()
         sync_folder(path.parent)
-    return path.read_text()
+    return path.read_text().strip()  # an editor may have put it back
 
 
 def folds_names(root: Path) -> bool:

@@ -204,10 +204,12 @@ class FileStore(abc.ABC):
             found = self.get(ID)
         except UnknownOutcomeError as error:
             return Finished(outcome=Outcome.RETRY, reason=error.message)
-        if found is not None and found.decode(errors="replace") == folder:
+        if found is not None and found.decode(errors="replace").strip() == folder:
             return None
         says = "is not there" if found is None else f"says {found[:40]!r}"
         reason = f"{self.location} is not the folder {folder} that was written to: {ID} {says}. Is its disk mounted?"
+        if found is None:
+            reason += f" Only if somebody deleted that file: write {folder} into it."
         return Finished(outcome=Outcome.UNKNOWN, reason=reason)
 
     def folds_names(self) -> bool:
