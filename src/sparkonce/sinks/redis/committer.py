@@ -150,10 +150,11 @@ class RedisCommitter(SinkCommitter):
             state = answer[0].decode()
             if state not in (names.COMMITTING, names.PREPARED):
                 verdict = read_ledger(state, cluster=self._cluster)
+                command = f"HSET '{ledger_of(one.name).name}' '{one.name}'"
                 more = {
                     "went back": f" The ledger counts {int(answer[1])} commits, and {one.known} were seen.",
-                    "not sure": f" If none of it is there, have it written again: HSET '{ledger_of(one.name).name}' "
-                    f"'{one.name}' A:0:0:0:",
+                    "not sure": f" If none of it is there, have it written again: {command} 'A:0:0:0:'. If all of it "
+                    f"is there, have it count as committed: {command} 'D:0:{one.seen}:0:'.",
                 }
                 one.verdict = replace(verdict, reason=verdict.reason + more.get(state, ""))
             one.is_prepared = state == names.PREPARED
