@@ -1,8 +1,10 @@
 from __future__ import annotations
 
+import re
 import threading
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -20,7 +22,7 @@ from sparkonce.sinks.redis.committer import RedisCommitter
 from sparkonce.sinks.redis.hash_slots import HASH_SLOTS, unpack_slots
 from sparkonce.sinks.redis.names import Entry
 from sparkonce.sinks.redis.sink import RedisSink
-from sparkonce.testing.servers.redis import RedisCluster
+from sparkonce.testing.servers.redis import RedisCluster, RedisServer
 
 __all__ = ["cluster"]
 
@@ -227,10 +229,64 @@ def test_a_batch_that_was_applied_and_is_forgotten_is_not_called_lost(
         (answer,) = late.commit([handle])
         assert answer.outcome is Outcome.UNKNOWN, answer
     assert is_applied(everywhere)
-    _, _, command = answer.reason.partition("HSET ")
-    key, transaction, aborted = command.split()
-    everywhere.clients[home].hset(key.strip("'"), transaction.strip("'"), aborted)
+    again, done = re.findall(r"HSET '(\S+)' '(\S+)' '(\S+)'", answer.reason)
+    everywhere.clients[home].hset(*again)
     assert [one.outcome for one in late.commit([handle])] == [Outcome.LOST]
+    everywhere.clients[home].hset(*done)
+    assert [one.outcome for one in late.commit([handle])] == [Outcome.ALREADY_COMMITTED]
+    assert [one.committed for one in late.list_traces(query.query, query.facts)] == [handle.transaction]
+
+
+@pytest.fixture
+def replica(tmp_path: Path) -> Iterator[RedisServer]:
+    """A fourth node."""
+    with RedisCluster(tmp_path).nodes[0] as started:
+        yield started
+
+
+def become_master(node: Any, other: Any) -> None:
+    """By a fail-over that loses nothing."""
+
+    def is_even() -> bool:
+        return bool(node.info("replication")["slave_repl_offset"] == other.info("replication")["master_repl_offset"])
+
+    eventually(is_even, "it has what its master has")
+    node.execute_command("CLUSTER FAILOVER TAKEOVER")
+    eventually(lambda: other.role()[0] == b"slave", "they have changed places")
+
+
+def test_a_node_that_is_master_again_does_not_say_what_was_done_meanwhile(
+    tmp_path_factory: pytest.TempPathFactory, replica: RedisServer
+) -> None:
+    """The replica that took over for a while applied the batch, and did not get to pass that on."""
+    with RedisCluster(tmp_path_factory.mktemp("own")) as cluster:
+        sink = RedisSink(cluster.url, cluster=True, structure="increment", key_template="n:{number}", staging_ttl_s=1)
+        query = Query(sink)
+        everywhere = Everywhere(*cluster.nodes, replica)
+        number = names.ledger_key(query.facts["prefix"], query.query).hash_slot * 3 // HASH_SLOTS
+        home, spare = everywhere.clients[number], everywhere.clients[3]
+        spare.execute_command("CLUSTER MEET", "127.0.0.1", cluster.nodes[number].port)
+        home_id = home.execute_command("CLUSTER MYID").decode()
+        eventually(lambda: home_id in str(spare.execute_command("CLUSTER NODES")), "they know each other")
+        spare.execute_command("CLUSTER REPLICATE", home_id)
+        eventually(lambda: spare.info("replication").get("master_link_status") == "up", "it has what its master has")
+
+        handle = query.prepare(rows(30))
+        name = str(handle[names.TRANSACTION])
+        entry = home.hget(query.ledger, name)
+        become_master(spare, home)
+        eventually(lambda: query.commit(handle) != [Outcome.RETRY], "the new master is found")
+        spare.hset(query.ledger, mapping={name: entry, names.COMMITS_FIELD: 0})
+        become_master(home, spare)
+        await_age(everywhere, query, handle, 1_000)
+        committer = sink.committer()
+        eventually(lambda: committer.commit([handle])[0].outcome is not Outcome.RETRY, "the master of before is found")
+        (answer,) = committer.commit([handle])
+        assert answer.outcome is Outcome.UNKNOWN, answer
+        for client in everywhere.clients[:3]:
+            assert {client.get(key) for key in client.scan_iter("n:*")} <= {b"1"}
+        for one in (committer, query, everywhere):
+            one.close()
 
 
 def full(everywhere: Everywhere, node: int, limit: int) -> None:

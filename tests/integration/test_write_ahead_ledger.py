@@ -168,6 +168,26 @@ def test_nothing_is_lost_where_the_ledger_is_not_there(tmp_path: Path, per: str)
         sink.preflight(QUERY, facts)
 
 
+@pytest.mark.parametrize("injury", ["another version", "torn", "of another kind"])
+def test_a_note_that_cannot_be_read_is_not_taken_for_one_that_names_nothing(tmp_path: Path, injury: str) -> None:
+    """What it names has been applied, and its rows and markers are gone: called lost it would be there twice."""
+    sink = sink_of(tmp_path, NEITHER)
+    sink.preflight(QUERY, None)
+    handle = prepare(sink)
+    assert commit(sink, handle) == [Outcome.COMMITTED]
+    delete_rows_and_markers(sink, [handle])
+    (note,) = (sink.folder().ledger.root / "begun").iterdir()
+    text = note.read_text()
+    note.write_text(
+        {"another version": text.replace("}", ', "more": 1}'), "torn": text[:-9], "of another kind": "{}7"}[injury]
+    )
+    (answer,) = sink.committer().commit([handle])
+    assert answer.outcome is Outcome.RETRY
+    assert str(note) in answer.reason
+    note.write_text(text)
+    assert commit(sink, handle) == [Outcome.UNKNOWN]
+
+
 @pytest.mark.parametrize("per", PERS)
 def test_a_driver_that_begins_late_finds_what_another_has_begun(
     tmp_path: Path, per: str, monkeypatch: pytest.MonkeyPatch

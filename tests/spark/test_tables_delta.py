@@ -25,10 +25,12 @@ from spark.table_stage import ARROW, QUERY, SLOW, Stage, tables
 from sparkonce.errors import ConfigurationError, PreflightError, SchemaError, UnknownOutcomeError
 from sparkonce.log.base import DecisionLog
 from sparkonce.log.local import LocalLogStore
-from sparkonce.protocol.handles import Handle
+from sparkonce.protocol.handles import Handle, transaction_fields
 from sparkonce.protocol.outcomes import COMMITTED, Outcome
+from sparkonce.protocol.ownership import Token
 from sparkonce.protocol.state import Phase
 from sparkonce.protocol.view import LogView
+from sparkonce.sinks.base import Owner, WriterContext
 from sparkonce.sinks.write_ahead.folder import WriteAheadFolder
 from sparkonce.spark.tables.answers import is_final
 from sparkonce.spark.tables.delta import DeltaSink, _DeltaTable
@@ -199,6 +201,27 @@ def test_what_the_table_is_is_remembered(stage: DeltaStage, tmp_path: Path) -> N
         other.preflight(QUERY, stage.facts)
     with pytest.raises(PreflightError, match="create the table first"):
         DeltaSink(str(tmp_path / "none"), folder=stage.folder / "rows").preflight(QUERY, None)
+
+
+def test_what_never_holds_a_null_fits_where_one_may_be(tables: SparkSession, tmp_path: Path) -> None:
+    """As of collect_list, whose elements are never null."""
+    path = str(tmp_path / "table")
+    tables.createDataFrame([], "xs array<struct<a: bigint>>").write.format("delta").save(path)
+    sink = DeltaSink(path, folder=tmp_path / "rows")
+    owner = Owner(query=QUERY, token=Token(3, "0" * 8), facts=sink.preflight(QUERY, None))
+    never = pa.list_(pa.field("element", pa.struct([pa.field("a", pa.int64(), nullable=False)]), nullable=False))
+    schema = pa.schema([("xs", never)])
+    assert sink.columns(schema) == ["xs"]
+    writer = sink.writer(WriterContext(owner=owner, batch=0, slot=0, copy="1.1.0"))
+    writer.begin()
+    writer.write(pa.record_batch({"xs": [[{"a": 7}]]}, schema=schema))
+    handle = Handle(sink=sink.name, slot=0, rows=1, transaction=transaction_fields(writer.prepare()))
+    writer.close()
+    assert [answer.outcome for answer in sink.committer().commit([handle])] == [Outcome.COMMITTED]
+    assert tables.read.format("delta").load(path).selectExpr("xs[0].a").collect() == [(7,)]
+    wrong = pa.list_(pa.field("element", pa.struct([pa.field("a", pa.string(), nullable=False)]), nullable=False))
+    with pytest.raises(SchemaError, match="'xs' is a list"):
+        sink.columns(pa.schema([("xs", wrong)]))
 
 
 def test_columns_are_held_against_the_table(stage: DeltaStage) -> None:

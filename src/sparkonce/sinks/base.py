@@ -45,6 +45,20 @@ class Owner:
     facts: Facts = field(default_factory=dict)
 
 
+Runs = Mapping[tuple[str, str], frozenset["Token"]]
+"""By what stands in the names of their transactions: the tokens of each prefix and query."""
+
+
+def claimed_by(owners: Sequence[Owner]) -> Runs:
+    """These runs, but for those that wrote no transactions: they have no prefix among their facts."""
+    found: dict[tuple[str, str], frozenset[Token]] = {}
+    for owner in owners:
+        if prefix := owner.facts.get("prefix"):
+            whose = (prefix, owner.query)
+            found[whose] = found.get(whose, frozenset()) | {owner.token}
+    return found
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WriterContext:
     """One execution ("copy") of one slot of one batch.

@@ -9,9 +9,9 @@ from typing import TypeVar
 from sparkonce.errors import CorruptRecordError, UnknownOutcomeError
 from sparkonce.protocol.handles import Handle, transaction_fields
 from sparkonce.protocol.outcomes import Finished, Outcome
-from sparkonce.protocol.ownership import Token, TransactionName
+from sparkonce.protocol.ownership import TransactionName
 from sparkonce.protocol.traces import Trace
-from sparkonce.sinks.base import Facts, Owner, SinkCommitter
+from sparkonce.sinks.base import Facts, Owner, SinkCommitter, claimed_by
 from sparkonce.sinks.files import manifests
 from sparkonce.sinks.files.handle import LISTS, Listed, read_handle, read_list
 from sparkonce.sinks.files.manifests import Manifest
@@ -107,10 +107,7 @@ class FilesCommitter(SinkCommitter):
         Raises:
             UnknownOutcomeError: if the place cannot be asked now.
         """
-        claimed: dict[tuple[str, str], set[Token]] = {}
-        for owner in owners:
-            if prefix := owner.facts.get("prefix"):
-                claimed.setdefault((prefix, owner.query), set()).add(owner.token)
+        claimed = claimed_by(owners)
         found: dict[TransactionName, list[Fields]] = {}
         for held in self._store.list_held() if claimed else ():
             if held.name.token in claimed.get((held.name.prefix, held.name.query), ()):

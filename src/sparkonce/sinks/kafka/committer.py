@@ -11,7 +11,7 @@ from sparkonce.protocol.handles import Handle, transaction_fields
 from sparkonce.protocol.outcomes import Finished, Outcome
 from sparkonce.protocol.ownership import Token, TransactionalId
 from sparkonce.protocol.traces import Trace
-from sparkonce.sinks.base import Facts, Owner, SinkCommitter
+from sparkonce.sinks.base import Facts, Owner, Runs, SinkCommitter, claimed_by
 from sparkonce.sinks.kafka.client import TransactionClient
 from sparkonce.sinks.kafka.outcomes import (
     COMMITTED_STATES,
@@ -95,10 +95,7 @@ class KafkaCommitter(SinkCommitter):
             UnknownOutcomeError: if any broker does not say which transactions are open.
         """
         deadline_s = self._deadline_s()
-        claimed: dict[tuple[str, str], set[Token]] = {}
-        for owner in owners:
-            if prefix := owner.facts.get("prefix"):
-                claimed.setdefault((prefix, owner.query), set()).add(owner.token)
+        claimed = claimed_by(owners)
         names = self._client.list_transactions(["Ongoing"], deadline_s=deadline_s) if claimed else []
         if isinstance(names, Answer):
             raise _unlisted(names)
@@ -200,10 +197,10 @@ def _in_order(handles: Sequence[Handle], finished: Sequence[Finished]) -> list[F
     return [next(rest) if handle.transaction else _NOTHING for handle in handles]
 
 
-def _is_claimed(name: str, claimed: Mapping[tuple[str, str], set[Token]]) -> bool:
+def _is_claimed(name: str, claimed: Runs) -> bool:
     parsed = TransactionalId.parse(name)
     return parsed is not None and any(
-        parsed.belongs_to(prefix, query, frozenset(tokens)) for (prefix, query), tokens in claimed.items()
+        parsed.belongs_to(prefix, query, tokens) for (prefix, query), tokens in claimed.items()
     )
 
 

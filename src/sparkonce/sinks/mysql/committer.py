@@ -13,9 +13,9 @@ from typing import Any
 from sparkonce.errors import UnknownOutcomeError
 from sparkonce.protocol.handles import Handle, transaction_fields
 from sparkonce.protocol.outcomes import Finished, Outcome
-from sparkonce.protocol.ownership import Token, TransactionName
+from sparkonce.protocol.ownership import TransactionName
 from sparkonce.protocol.traces import Trace
-from sparkonce.sinks.base import Facts, Owner, SinkCommitter
+from sparkonce.sinks.base import Facts, Owner, SinkCommitter, claimed_by
 from sparkonce.sinks.mysql import markers, prepared, staged
 from sparkonce.sinks.mysql.connection import SERVER_ERRORS, Link, connect, number_of, words_of
 from sparkonce.sinks.mysql.flavours import Flavour, flavour_of
@@ -87,10 +87,7 @@ class MySQLCommitter(SinkCommitter):
         Raises:
             UnknownOutcomeError: if the server does not say which transactions are open.
         """
-        claimed: dict[tuple[str, str], set[Token]] = {}
-        for owner in owners:
-            if prefix := owner.facts.get("prefix"):
-                claimed.setdefault((prefix, owner.query), set()).add(owner.token)
+        claimed = claimed_by(owners)
         if not claimed:
             return ()
         with self._asking("which transactions are open") as (link, flavour, server):
@@ -105,7 +102,11 @@ class MySQLCommitter(SinkCommitter):
             stages = {
                 one.name: _marker(one.name, markers.STAGED, server, one.begun_ms) for one in staged.list_stages(link)
             }
-            own = {name: marker for name, marker in (found | stages).items() if _is_claimed(name, claimed)}
+            own = {
+                name: marker
+                for name, marker in (found | stages).items()
+                if name.token in claimed.get((name.prefix, name.query), ())
+            }
             settled = markers.committed(link, own)
         return [self._lingering(marker) for name, marker in own.items() if name not in settled]
 
@@ -306,7 +307,3 @@ def _wrong_server(marker: markers.Marker, server: str) -> Finished | None:
         reason=f"The settings lead to the server {server or 'without an id'!r}, and the rows were prepared on "
         f"{marker.server!r}: a replica, a copy, or a renamed host. Point the sink to the server that has them.",
     )
-
-
-def _is_claimed(name: TransactionName, claimed: Mapping[tuple[str, str], set[Token]]) -> bool:
-    return any(name.belongs_to(prefix, query, frozenset(tokens)) for (prefix, query), tokens in claimed.items())

@@ -9,7 +9,7 @@ from zlib import crc32
 
 from sparkonce.protocol.handles import Handle, Scalar, transaction_fields
 from sparkonce.protocol.ownership import Token, TransactionName
-from sparkonce.sinks.base import Facts, Owner
+from sparkonce.sinks.base import Facts, Owner, claimed_by
 
 TWO_PHASE = "two_phase"
 STAGED = "staged"
@@ -112,12 +112,8 @@ class Claimed:
     """
 
     def __init__(self, owners: Sequence[Owner]) -> None:
-        self._tokens: dict[tuple[str, str], set[Token]] = {}
-        self.places: dict[Place, None] = {}
-        for owner in owners:
-            if "prefix" in owner.facts:
-                self._tokens.setdefault((owner.facts["prefix"], owner.query), set()).add(owner.token)
-                self.places[Place.of(owner.facts)] = None
+        self._tokens = claimed_by(owners)
+        self.places = dict.fromkeys(Place.of(owner.facts) for owner in owners if owner.facts.get("prefix"))
 
     @property
     def queries(self) -> list[str]:
@@ -127,7 +123,7 @@ class Claimed:
     def has(self, name: TransactionName | BackendName | None) -> bool:
         """Whether one of them made it."""
         return name is not None and any(
-            name.belongs_to(prefix, query, frozenset(tokens)) for (prefix, query), tokens in self._tokens.items()
+            name.belongs_to(prefix, query, tokens) for (prefix, query), tokens in self._tokens.items()
         )
 
 

@@ -9,9 +9,9 @@ from dataclasses import dataclass, field, replace
 from sparkonce.errors import UnknownOutcomeError
 from sparkonce.protocol.handles import Handle
 from sparkonce.protocol.outcomes import COMMITTED, Finished, Outcome
-from sparkonce.protocol.ownership import Token, TransactionName
+from sparkonce.protocol.ownership import TransactionName
 from sparkonce.protocol.traces import Trace
-from sparkonce.sinks.base import Facts, Owner, SinkCommitter
+from sparkonce.sinks.base import Facts, Owner, SinkCommitter, claimed_by
 from sparkonce.sinks.redis import names, scripts
 from sparkonce.sinks.redis.applying import Applying
 from sparkonce.sinks.redis.hash_slots import HASH_SLOTS, unpack_slots
@@ -94,15 +94,11 @@ class RedisCommitter(SinkCommitter):
         Raises:
             UnknownOutcomeError: if the server does not say which transactions are open.
         """
-        claimed: dict[tuple[str, str], set[Token]] = {}
-        for owner in owners:
-            if prefix := owner.facts.get("prefix"):
-                claimed.setdefault((prefix, owner.query), set()).add(owner.token)
         return [
             Handle(sink=self._name, slot=0, opened_ms=entry.begun_ms, transaction=fields_of(name, entry.seen))
-            for (prefix, query), tokens in claimed.items()
+            for (prefix, query), tokens in claimed_by(owners).items()
             for name, entry in self._entries(ledger_key(prefix, query))
-            if entry.state in (names.OPEN, names.PREPARED) and name.belongs_to(prefix, query, frozenset(tokens))
+            if entry.state in (names.OPEN, names.PREPARED) and name.belongs_to(prefix, query, tokens)
         ]
 
     def list_traces(self, query: str, facts: Facts) -> Sequence[Trace]:
@@ -154,10 +150,11 @@ class RedisCommitter(SinkCommitter):
             state = answer[0].decode()
             if state not in (names.COMMITTING, names.PREPARED):
                 verdict = read_ledger(state, cluster=self._cluster)
+                command = f"HSET '{ledger_of(one.name).name}' '{one.name}'"
                 more = {
                     "went back": f" The ledger counts {int(answer[1])} commits, and {one.known} were seen.",
-                    "not sure": f" If none of it is there, have it written again: HSET '{ledger_of(one.name).name}' "
-                    f"'{one.name}' A:0:0:0:",
+                    "not sure": f" If none of it is there, have it written again: {command} 'A:0:0:0:'. If all of it "
+                    f"is there, have it count as committed: {command} 'D:0:{one.seen}:0:'.",
                 }
                 one.verdict = replace(verdict, reason=verdict.reason + more.get(state, ""))
             one.is_prepared = state == names.PREPARED

@@ -98,7 +98,7 @@ class Entry:
     def parse(cls, text: str) -> Entry:
         """The entry as it stands in the ledger: ``<state>:<begun>:<seen>:<prepared>:<slots>``.
 
-        While it is prepared the id of the server's process follows, which only scripts read.
+        While it is prepared there follows in which term of which server, which only scripts read.
         """
         state, begun_ms, seen, prepared_ms, slots = text.split(":")[:5]
         return cls(state=state, begun_ms=int(begun_ms), seen=int(seen), prepared_ms=int(prepared_ms), slots=slots)

@@ -9,7 +9,8 @@ a server that has lost everything shows nothing. And it must have counted as man
 it
 was begun: fewer, and earlier batches are gone with it, which no replay of this batch brings back. In a cluster each
 node goes back by itself, so there only an abort that is written down is sure; or staged rows that are older than their
-time to live, if the very process that wrote down that they were prepared says that it has written nothing since.
+time to live, if the very process that wrote down that they were prepared was master ever since, and says that it has
+written nothing more.
 
 A key's mere absence proves nothing else: keys expire, and are deleted.
 """
@@ -134,7 +135,7 @@ _LEDGER: Mapping[str, _Meaning] = {
 _IN_CLUSTER: Mapping[str, _Meaning] = {
     "not sure": _Meaning(
         Outcome.UNKNOWN,
-        "Staged rows have outlived staging_ttl_s, and the ledger's node was restarted, or is another one, since the "
+        "Staged rows have outlived staging_ttl_s, and the ledger's node was restarted, or became master, since the "
         "transaction was prepared: it may have lost that they were applied.",
     ),
     "absent": _Meaning(

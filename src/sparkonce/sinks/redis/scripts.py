@@ -23,12 +23,14 @@ _ENTRY = r"""
 local function read(entry)
   return string.match(entry, '^(%u):(%d+):(%d+):(%d+):([^:]*):?(%x*)$')
 end
-local function put(state, begun, seen, prepared, slots, process)
-  redis.call('HSET', KEYS[1], ARGV[1], table.concat({state, begun, seen, prepared, slots, process}, ':'))
+local function put(state, begun, seen, prepared, slots, term)
+  redis.call('HSET', KEYS[1], ARGV[1], table.concat({state, begun, seen, prepared, slots, term}, ':'))
 end
--- Another one after each restart and each fail-over.
-local function process()
-  return string.match(redis.call('INFO', 'server'), 'run_id:(%x+)')
+-- Another one after each restart, by run_id, and each time that the server becomes master, by master_replid.
+local function term()
+  local run = string.match(redis.call('INFO', 'server'), 'run_id:(%x+)')
+  local reign = string.match(redis.call('INFO', 'replication'), 'master_replid:(%x+)')
+  return run and reign and run .. reign
 end
 local function now()
   local time = redis.call('TIME')
@@ -135,7 +137,7 @@ if KEYS[2] then
   redis.call('RPUSH', KEYS[2], ARGV[4])
   redis.call('PEXPIRE', KEYS[2], ARGV[5])
 end
-put('P', begun, seen, now(), ARGV[2], process())
+put('P', begun, seen, now(), ARGV[2], term())
 return 'P'
 """
 )
@@ -151,9 +153,9 @@ if not commits then return {'no ledger', 0} end
 if tonumber(commits) < tonumber(ARGV[3]) then return {'went back', tonumber(commits)} end
 redis.call('PEXPIRE', KEYS[1], ARGV[6])
 local entry = redis.call('HGET', KEYS[1], ARGV[1])
-local mode, state, begun, seen, prepared, slots, prepared_by = ARGV[5]
+local mode, state, begun, seen, prepared, slots, prepared_in = ARGV[5]
 if entry then
-  state, begun, seen, prepared, slots, prepared_by = read(entry)
+  state, begun, seen, prepared, slots, prepared_in = read(entry)
 elseif tonumber(ARGV[2]) < number('#floor') then
   return {'forgotten', 0}
 else
@@ -175,8 +177,8 @@ elseif state == 'P' and mode == 'go' then
   state = 'C'
   put(state, begun, seen, prepared, slots)
 elseif state == 'P' and mode == 'give up' then
-  -- Only the process that has written it can say that it has written nothing since.
-  if prepared_by ~= process() then return {'not sure', 0} end
+  -- Only the process that has written it, and was master ever since, can say that nothing was written since.
+  if prepared_in ~= term() then return {'not sure', 0} end
   put('A', begun, seen, prepared, slots)
   return {'expired', 0, slots}
 end

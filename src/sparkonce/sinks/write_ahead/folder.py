@@ -121,7 +121,7 @@ class WriteAheadFolder:
     def done(self, name: TransactionName) -> list[Entry]:
         """What was applied in one call, by its first's name; nothing if there is no such marker."""
         try:
-            return entries_of(self.path(Stand.DONE, name).read_text())
+            return entries_of(self.path(Stand.DONE, name))
         except FileNotFoundError:
             return []
 

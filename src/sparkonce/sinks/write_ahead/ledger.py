@@ -54,7 +54,7 @@ class Ledger:
         while True:
             path = self._path(query, batch, len(found))
             try:
-                found.append(entries_of(path.read_text()))
+                found.append(entries_of(path))
             except FileNotFoundError:
                 # A network file system may remember for a while that a name was not there.
                 if path.name in os.listdir(path.parent):  # noqa: PTH208
@@ -102,9 +102,19 @@ def text_of(entries: Iterable[Entry]) -> bytes:
     return json.dumps([entry.fields() for entry in entries]).encode()
 
 
-def entries_of(text: str) -> list[Entry]:
-    """The entries of such a file."""
-    return [entry for fields in json.loads(text) if (entry := Entry.of_fields(fields)) is not None]
+def entries_of(path: Path) -> list[Entry]:
+    """The entries of such a file.
+
+    Raises:
+        OSError: also if it is damaged, or of another version: what it names is then not known, and not nothing.
+    """
+    try:
+        entries = [Entry.of_fields(fields) for fields in json.loads(path.read_text())]
+    except (ValueError, TypeError, AttributeError) as error:
+        raise OSError(f"{path} is damaged: {error}") from error
+    if None in entries:
+        raise OSError(f"{path} names what this version does not know: it is damaged, or of another version")
+    return [entry for entry in entries if entry is not None]
 
 
 def make_identity(folder: Path) -> None:

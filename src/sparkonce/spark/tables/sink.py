@@ -83,7 +83,7 @@ class TableSink(WriteAheadSink, abc.ABC):
                     next_step="add it to the table, or drop it from the rows.",
                 )
             wanted, given = str(there[column.name.lower()].type), str(column.type)
-            if given != wanted and wanted not in _WIDER.get(given, ()):
+            if wanted not in (given, str(_nullable(column.type)), *_WIDER.get(given, ())):
                 raise SchemaError(
                     f"column {column.name!r} is a {given}, and in {self.where} it is a {wanted}",
                     next_step="cast it to the table's type.",
@@ -162,6 +162,19 @@ class TableSink(WriteAheadSink, abc.ABC):
 
         table = self.table(driver_session(self.name))
         return TableCommitter(self.folder(), self.name, self._prefix, table, self._identity)
+
+
+def _nullable(kind: pa.DataType) -> pa.DataType:
+    """The type whose elements and fields may all be null: what never holds a null fits there."""
+    if pa.types.is_list(kind):
+        return pa.list_(_nullable_field(kind.value_field))
+    if pa.types.is_struct(kind):
+        return pa.struct([_nullable_field(field) for field in kind])
+    return kind
+
+
+def _nullable_field(field: pa.Field) -> pa.Field:
+    return field.with_type(_nullable(field.type)).with_nullable(True)
 
 
 def driver_session(sink: str) -> SparkSession:
