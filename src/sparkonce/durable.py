@@ -41,6 +41,20 @@ def delete_stale_temporaries(folder: Path) -> None:
                 temporary.unlink()
 
 
+def make_folder(folder: Path) -> None:
+    """Makes a folder and those above it that are missing, and their names durable.
+
+    Raises:
+        OSError: if it cannot be made.
+    """
+    folder = folder.absolute()
+    missing = [one for one in (folder, *folder.parents) if not one.exists()]
+    folder.mkdir(parents=True, exist_ok=True)
+    # Its own name in any case: who made it may have been killed before it was durable.
+    for one in dict.fromkeys((folder, folder.parent, *(each.parent for each in missing))):
+        sync_folder(one)
+
+
 def sync_folder(folder: Path) -> None:
     """Makes the names in a folder durable."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)

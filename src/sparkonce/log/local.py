@@ -15,7 +15,7 @@ from contextlib import suppress
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
-from sparkonce.durable import delete_stale_temporaries, sync_folder, temporary_file
+from sparkonce.durable import delete_stale_temporaries, make_folder, sync_folder, temporary_file
 from sparkonce.errors import ConfigurationError
 from sparkonce.log.base import Landed, LogStore, PutUnknownError, Taken
 
@@ -60,13 +60,8 @@ class LocalLogStore(LogStore):
         self._floors = self._folder / "floors"
         if self._records.is_dir() and self._floors.is_dir():
             return
-        made = not checkpoint.is_dir()
-        for folder in (self._records, self._floors):
-            folder.mkdir(parents=True, exist_ok=True)
-        for folder in (self._records, self._folder, checkpoint):
-            sync_folder(folder)
-        if made:
-            sync_folder(checkpoint.absolute().parent)
+        for folder in (self._folder, self._records, self._floors):
+            make_folder(folder)
 
     @property
     def location(self) -> str:

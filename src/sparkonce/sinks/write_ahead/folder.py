@@ -20,7 +20,7 @@ from contextlib import suppress
 from enum import Enum
 from pathlib import Path
 
-from sparkonce.durable import delete_stale_temporaries, sync_folder
+from sparkonce.durable import delete_stale_temporaries, make_folder, sync_folder
 from sparkonce.protocol.ownership import TransactionName
 from sparkonce.sinks.write_ahead.entry import Entry
 from sparkonce.sinks.write_ahead.ledger import Ledger, entries_of, make_identity, put, read_identity, text_of
@@ -53,8 +53,8 @@ class WriteAheadFolder:
         Raises:
             OSError: if it cannot be made or written to.
         """
-        for stand in Stand:
-            (self.root / stand.value).mkdir(parents=True, exist_ok=True)
+        for folder in (self.root, *(self.root / stand.value for stand in Stand)):
+            make_folder(folder)
         make_identity(self.root)
         self.ledger.make()
 

@@ -17,7 +17,7 @@ from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from sparkonce.durable import delete_stale_temporaries, sync_folder, temporary_file
+from sparkonce.durable import delete_stale_temporaries, make_folder, sync_folder, temporary_file
 from sparkonce.sinks.write_ahead.entry import Entry
 
 _IDENTITY = "identity"
@@ -40,8 +40,8 @@ class Ledger:
 
     def make(self) -> None:
         """Makes what is missing."""
-        for name in (_BEGUN, _FORGOTTEN):
-            (self.root / name).mkdir(parents=True, exist_ok=True)
+        for folder in (self.root, self.root / _BEGUN, self.root / _FORGOTTEN):
+            make_folder(folder)
         make_identity(self.root)
 
     def identity(self) -> str:
@@ -118,11 +118,9 @@ def entries_of(path: Path) -> list[Entry]:
 
 
 def make_identity(folder: Path) -> None:
-    """Gives a folder an identity, if it has none, and makes it and its name durable."""
+    """Gives a folder an identity, durably, if it has none."""
     with suppress(FileExistsError):
         put(folder / _IDENTITY, secrets.token_hex(8).encode())
-    for one in (folder, folder.parent):
-        sync_folder(one)
 
 
 def read_identity(folder: Path) -> str:
