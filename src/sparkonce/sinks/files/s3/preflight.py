@@ -22,7 +22,7 @@ _FORSAKEN_AFTER_S = DAY_S
 ALWAYS: tuple[str, ...] = (
     "nobody else writes, moves or deletes the sink's objects, nor aborts its multipart uploads, before the next batch "
     "is committed",
-    "the name of the store leads to one and the same bucket all the time: a replica that takes its place has no uploads "
+    "the name of the store leads to one and the same bucket all the time: a replica in its place has no uploads "
     "in progress, and what it lacks counts as lost",
 )
 
