@@ -30,8 +30,8 @@ JAVA_AT_LEAST = 17
 CACHE = Path(
     os.environ.get("SPARKONCE_CACHE") or Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "sparkonce"
 )
-AT_ONCE = ("-n", "3", "--dist", "loadfile", "--no-loadscope-reorder")
-"""Most tests wait for servers that they kill and start again: on two cores three files at once take half as long."""
+AT_ONCE = ("-n", "2", "--dist", "loadfile", "--no-loadscope-reorder")
+"""Two files at once: most tests wait for servers that they kill and start again."""
 VERSITYGW = "github.com/versity/versitygw/cmd/versitygw@v1.8.0"
 
 

@@ -1,10 +1,25 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from sparkonce.embedded import Cluster
+
+LONGEST = ("spark/test_state.py", "spark/test_kills.py", "spark", "crashes", "integration", "model")
+"""Files, and folders of files, that take minutes."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """What takes longest comes first: of several processes that run tests none is left with it at the end."""
+    here = Path(__file__).parent
+
+    def place(item: pytest.Item) -> int:
+        path = item.path.relative_to(here).as_posix()
+        return next((rank for rank, one in enumerate(LONGEST) if path.startswith(one)), len(LONGEST))
+
+    items.sort(key=place)
 
 
 @pytest.fixture(scope="session")

@@ -48,7 +48,12 @@ def test_a_task_that_fails_too_often_stops_the_query_and_leaves_nothing_behind(k
     with Job(kafka.bootstrap, tmp_path / "job", rows=ROWS, points=(WRITTEN,)) as job:
         failing = job.desk.hold(WRITTEN, batch=1, slot=0)
         run = job.start()
-        failing.wait(run.check).answer(FAIL)
+        failing.wait(run.check)
+        # Spark does not wait for the other tasks of a failed job. What they begin after the sweep waits for another.
+        job.desk.wait_for(
+            lambda: len({one.told["slot"] for one in job.desk.at(WRITTEN, batch=1)}) == 4, "all slots", run.check
+        )
+        failing.caught[0].answer(FAIL)
         assert run.wait() == 1
         refused = job.desk.last(REFUSED)
         assert refused is not None

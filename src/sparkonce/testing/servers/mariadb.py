@@ -48,8 +48,14 @@ class MariaDBServer(Server):
 
     def initialise(self) -> None:
         """Copies empty data."""
+        self._temporary.mkdir(exist_ok=True)
         if not (self.folder / "mysql").exists():
             shutil.copytree(_template(), self.folder, dirs_exist_ok=True)
+
+    @property
+    def _temporary(self) -> Path:
+        """For its temporary tables: a server that starts deletes those of all others whose folder it shares."""
+        return self.folder.with_name(f"{self.folder.name}-tmp")
 
     def command(self) -> Sequence[str]:
         """See `Server.command`."""
@@ -59,6 +65,7 @@ class MariaDBServer(Server):
             "--no-defaults",
             f"--user={_user()}",
             f"--datadir={self.folder}",
+            f"--tmpdir={self._temporary}",
             f"--socket={self.folder / 'mariadb.sock'}",
             f"--port={self.port}",
             f"--bind-address={HOST}",
@@ -107,6 +114,7 @@ def _template() -> Path:
             text=True,
             check=False,
             timeout=_INSTALL_WITHIN_S,
+            env={**os.environ, "TMPDIR": work},
         )
         if done.returncode:
             raise PreflightError(f"{INSTALL} failed: {(done.stdout + done.stderr)[-2000:]}")
