@@ -38,7 +38,8 @@ from rich.table import Table
 from processes import daemons, end_workers, memory_mib, workers
 from session import CORES, session, stderr_into
 
-POLL_S = 0.05
+POLL_S = 0.25
+"""Each look costs CPU that the contenders need, and rates come from the times that Spark notes."""
 LIMIT_S = 600.0
 NOTE_BYTES = 84
 
