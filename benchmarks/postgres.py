@@ -38,7 +38,7 @@ def main() -> None:
     if slot:
         load = ONE_SLOT
     settings = {"max_wal_size": "8GB", "shared_buffers": "512MB"}
-    with PostgresServer(settings) as server, machine(load, jars=resolve([JDBC])) as on:
+    with PostgresServer(settings) as server, machine(load, jars=resolve([JDBC]), server_pid=server.pid) as on:
 
         def ask(statement: str) -> int:
             with psycopg.connect(server.conninfo(), autocommit=True) as connection:

@@ -36,7 +36,10 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="sparkonce-redis-") as folder:
         # A rewrite of the append-only file would come at another time for each contender.
         settings = {"appendfsync": given.appendfsync, "auto-aof-rewrite-percentage": "0"}
-        with RedisServer(Path(folder) / "data", settings=settings) as server, machine(load) as on:
+        with (
+            RedisServer(Path(folder) / "data", settings=settings) as server,
+            machine(load, server_pid=server.pid) as on,
+        ):
             compare(on, contenders(server, load, increments=given.increments), rounds=given.rounds)
     return 0
 

@@ -52,7 +52,7 @@ def main() -> int:
         contenders = [
             Contender(name=one.name, start=one.start, count=one.count, clean=store.clean) for one in contenders
         ]
-        with machine(load, jars=jars, conf=store.spark_conf()) as on:
+        with machine(load, jars=jars, conf=store.spark_conf(), server_pid=server.pid) as on:
             compare(on, contenders, rounds=given.rounds)
     return 0
 

@@ -294,20 +294,24 @@ def _began_s(progress: Any) -> float:
 
 
 def _server_cpu_s(on: Machine) -> float:
+    """With its children, as PostgreSQL has one for each connection."""
     if on.server_pid is None:
         return 0.0
-    times = psutil.Process(on.server_pid).cpu_times()
-    return float(times.user + times.system)
+    server = psutil.Process(on.server_pid)
+    return sum(_used_s(process) for process in (server, *server.children(recursive=True)))
 
 
 def _cpu_s(jvm_pid: int) -> float:
-    used = 0.0
-    for process in (psutil.Process(jvm_pid), *daemons(jvm_pid), *workers(jvm_pid)):
-        try:
-            times = process.cpu_times()
-        except psutil.Error:  # it has ended, and its parent has inherited what it used
-            continue
-        used += times.user + times.system
-        if process.pid != jvm_pid:
-            used += times.children_user + times.children_system
-    return used
+    spark = psutil.Process(jvm_pid)
+    python = (*daemons(jvm_pid), *workers(jvm_pid))
+    return _used_s(spark, ended=False) + sum(_used_s(process) for process in python)
+
+
+def _used_s(process: psutil.Process, *, ended: bool = True) -> float:
+    """CPU seconds of a process, and of its children that have ended."""
+    try:
+        times = process.cpu_times()
+    except psutil.Error:  # it has ended, and its parent has inherited what it used
+        return 0.0
+    used = times.user + times.system
+    return float(used + times.children_user + times.children_system if ended else used)
