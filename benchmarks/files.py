@@ -1,6 +1,7 @@
 """Measures the files sink beside Spark's own file sink: Parquet on a local disk.
 
-    python3 dev.py run python benchmarks/files.py [--quick] [--rounds 3] [--partitions] [--at-least-once]
+    python3 dev.py run python benchmarks/files.py [--quick] [--rounds 3] [--rows 200000] [--partitions]
+                                                   [--at-least-once]
 
 Spark's sink calls no fsync and commits by a list of files in ``_spark_metadata``, which only Spark reads; ours makes
 every file durable before the decision, and any reader sees committed rows only.
@@ -47,8 +48,9 @@ def main() -> int:
     parser.add_argument("--partitions", action="store_true", help="partitioned by a column of 100 values")
     parser.add_argument("--at-least-once", action="store_true", help="also our sink at that guarantee")
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--rows", type=int, default=200_000, help="of a batch; five batches are measured")
     given = parser.parse_args()
-    load = Load(file_rows=25_000, measured=2) if given.quick else Load(file_rows=50_000, measured=5)
+    load = Load(file_rows=25_000, measured=2) if given.quick else Load(file_rows=given.rows // 4, measured=5)
     by = ("part",) if given.partitions else ()
     contenders = [ours("sparkonce exactly-once", Guarantee.EXACTLY_ONCE, by)]
     if given.at_least_once:
