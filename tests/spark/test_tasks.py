@@ -10,13 +10,14 @@ from pathlib import Path
 import pytest
 
 from spark.desk import DIE, FAIL
-from spark.faults import OPENED, PREPARED, WRITTEN
+from spark.faults import BEGIN, OPENED, PREPARED, WRITTEN
 from spark.harness import Job
-from spark.pipeline import REFUSED
+from spark.pipeline import PHASE, REFUSED
 from spark.processes import eventually, kill_executor
 from spark.standalone import Standalone
 from spark.startup import JVM_FLAGS
 from sparkonce.embedded import Cluster
+from sparkonce.protocol.state import Phase
 
 pytestmark = [pytest.mark.kafka, pytest.mark.spark]
 
@@ -45,21 +46,26 @@ def test_tasks_that_die_or_fail_are_tried_again(kafka: Cluster, tmp_path: Path) 
 
 
 def test_a_task_that_fails_too_often_stops_the_query_and_leaves_nothing_behind(kafka: Cluster, tmp_path: Path) -> None:
-    with Job(kafka.bootstrap, tmp_path / "job", rows=ROWS, points=(WRITTEN,)) as job:
+    points = (BEGIN, OPENED, WRITTEN)
+    with Job(kafka.bootstrap, tmp_path / "job", rows=ROWS, points=points) as job:
         failing = job.desk.hold(WRITTEN, batch=1, slot=0)
+        late = job.desk.hold(BEGIN, batch=1, slot=1)
         run = job.start()
         failing.wait(run.check)
-        # Spark does not wait for the other tasks of a failed job. What they begin after the sweep waits for another.
-        job.desk.wait_for(
-            lambda: len({one.told["slot"] for one in job.desk.at(WRITTEN, batch=1)}) == 4, "all slots", run.check
-        )
+        late.wait(run.check)
+        # Spark does not wait for the other tasks of a job that failed: this one would begin after the sweep.
+        aborting = job.desk.hold(PHASE, phase=Phase.ABORTING.name)
         failing.caught[0].answer(FAIL)
+        aborting.wait(run.check)
+        late.caught[0].answer()
+        aborting.caught[0].answer()
         assert run.wait() == 1
         refused = job.desk.last(REFUSED)
         assert refused is not None
         assert (refused.told["kind"], refused.told["batch"]) == ("PrepareError", 1)
         assert f"InjectedError: told to fail at: {WRITTEN}" in refused.told["message"]
         assert job.decided() == 0
+        assert not job.desk.at(OPENED, batch=1, slot=1)
         assert job.transactions("Ongoing") == {}
         job.start().finish()
         verdict = job.judge()

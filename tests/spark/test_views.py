@@ -12,14 +12,13 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
-from pyspark import cloudpickle
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - as everybody writes it
 
 from conformance import folder_sink
 from conformance.folder_sink import FolderSink
 from spark.harness import new_name
-from spark.in_process import LIMIT_S, MARKS, CrashError, Stream, crash_at
+from spark.in_process import LIMIT_S, MARKS, CrashError, Stream, crash_at, travelling
 from spark.processes import eventually
 from sparkonce import ExactlyOnce, Guarantee, KafkaSink
 from sparkonce.embedded import Cluster
@@ -41,13 +40,8 @@ IDS = [f"{number:05d}" for number in range(1_000)]
 
 @pytest.fixture(autouse=True, scope="module")
 def _folder_sink_travels() -> Iterator[None]:
-    """Spark's workers do not find the tests' modules."""
-    ours = (folder_sink, sys.modules[__name__])
-    for module in ours:
-        cloudpickle.register_pickle_by_value(module)
-    yield
-    for module in ours:
-        cloudpickle.unregister_pickle_by_value(module)
+    with travelling(folder_sink, sys.modules[__name__]):
+        yield
 
 
 class Unit:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from functools import partial
@@ -24,9 +26,14 @@ from sparkonce.spark.tables.sink import TableSink, quoted
 from sparkonce.spark.views import Share, computed_once
 from sparkonce.spark.worker import lighten_worker
 
+logger = logging.getLogger("sparkonce")
+
 _FINGERPRINT = "__sparkonce_fingerprint_{}"
 _ARROW_BYTES = "spark.sql.execution.arrow.maxBytesPerBatch"
 _LOOK_EVERY_S = 0.5
+_LOOK_AT_TASKS_EVERY_S = 0.1
+_TASKS_END_WITHIN_S = 15.0
+_ENDED = frozenset({"SUCCEEDED", "FAILED"})
 _Written: TypeAlias = tuple[Sequence[Handle], bool]
 """What a job wrote, and whether a copy of one of its slots may have lost."""
 _OUTPUT = pa.schema([("handle", pa.string()), ("stage", pa.int32()), ("attempt", pa.int32())])
@@ -52,9 +59,10 @@ class SparkWork:
             with computed_once(self._df, asked) as batch:
                 jobs = [partial(self._write_share, share, share.of(batch), sinks, only) for share in asked]
                 written = self._run(jobs)
-        except SparkonceError:
-            raise
-        except Exception as error:  # noqa: BLE001 - whatever Spark raises for a failed job
+        except Exception as error:
+            self._let_tasks_end()
+            if isinstance(error, SparkonceError):
+                raise
             raise short_error(error) from None
         return [handle for handles, _ in written for handle in handles], any(again for _, again in written)
 
@@ -77,6 +85,42 @@ class SparkWork:
         if context._jvm.java.lang.Thread.currentThread().isInterrupted():
             group = context.getLocalProperty("spark.jobGroup.id")
             context._jsc.sc().cancelJobGroup(group, f"because query {group} was stopped")
+
+    def _let_tasks_end(self) -> None:
+        """Waits for the other tasks of a job that failed: Spark tells them to end, and does not wait itself.
+
+        What is swept after it is then all that they have begun. A Python worker that does not end by itself is killed
+        after ``spark.python.task.killTimeout``, 2 s, and up to 2 s until that is looked at.
+        """
+        give_up_at = time.monotonic() + _TASKS_END_WITHIN_S
+        try:
+            while not self._tasks_have_ended():
+                if time.monotonic() >= give_up_at:
+                    logger.warning(
+                        "tasks of batch %d had not ended %.0f s after its job failed; what they begin from now on is "
+                        "swept when the query is started again",
+                        self._batch,
+                        _TASKS_END_WITHIN_S,
+                    )
+                    return
+                time.sleep(_LOOK_AT_TASKS_EVERY_S)
+        except Exception:
+            # There may be no Spark any more. The job's own error is the one to tell.
+            logger.debug("nobody knows which tasks of batch %d still run", self._batch, exc_info=True)
+
+    def _tasks_have_ended(self) -> bool:
+        """Whether no job of the query's run, and no task of those that failed, is at work, as far as Spark has noted.
+
+        It notes in the order in which things happen: once it knows that a job has ended, it knows of all its tasks.
+        """
+        context = self._df.sparkSession.sparkContext
+        tracker = context.statusTracker()
+        jobs = tracker.getJobIdsForGroup(context.getLocalProperty("spark.jobGroup.id"))
+        infos = [info for job in jobs if (info := tracker.getJobInfo(job)) is not None]
+        stages = {stage for info in infos if info.status == "FAILED" for stage in info.stageIds}
+        return all(info.status in _ENDED for info in infos) and not any(
+            info.numActiveTasks for stage in stages if (info := tracker.getStageInfo(stage)) is not None
+        )
 
     def _write_share(
         self, share: Share, df: DataFrame, sinks: Mapping[str, Owner], only: frozenset[tuple[str, int]] | None

@@ -1,0 +1,87 @@
+"""A query that is stopped, or whose batch fails, leaves nothing open that its tasks begin late."""
+
+from __future__ import annotations
+
+import gc
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
+
+from conformance import folder_sink
+from conformance.folder_sink import FolderSink
+from spark.in_process import MARKS, travelling
+from spark.processes import eventually
+from sparkonce import ExactlyOnce
+from sparkonce.protocol.handles import Handle
+from sparkonce.sinks.base import Owner, SinkCommitter, SinkWriter, WriterContext
+from sparkonce.testing.forwarding import ForwardingCommitter, ForwardingWriter
+
+pytestmark = MARKS
+
+WAITING, SWEPT = "waiting", "swept"
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _folder_sink_travels() -> Iterator[None]:
+    with travelling(folder_sink, sys.modules[__name__]):
+        yield
+
+
+class _LateSink(FolderSink):
+    """Its slots begin only after the sweep that follows them has looked, if they live that long."""
+
+    def writer(self, context: WriterContext) -> SinkWriter:
+        return _LateWriter(super().writer(context), self.root)
+
+    def committer(self) -> SinkCommitter:
+        return _TellingCommitter(super().committer(), self.root)
+
+
+class _LateWriter(ForwardingWriter):
+    def __init__(self, real: SinkWriter, root: Path) -> None:
+        super().__init__(real)
+        self._root = root
+
+    def begin(self) -> None:
+        (self._root / WAITING).touch()
+        while not (self._root / SWEPT).exists():
+            time.sleep(0.01)
+        self._real.begin()
+
+
+class _TellingCommitter(ForwardingCommitter):
+    def __init__(self, real: SinkCommitter, root: Path) -> None:
+        super().__init__(real)
+        self._root = root
+
+    def list_lingering(self, owners: Sequence[Owner]) -> Sequence[Handle]:
+        found = self._real.list_lingering(owners)
+        if (self._root / WAITING).exists():
+            (self._root / SWEPT).touch()
+        return found
+
+
+def active_tasks(spark: SparkSession, query: StreamingQuery) -> int:
+    tracker = spark.sparkContext.statusTracker()
+    jobs = [job for number in tracker.getJobIdsForGroup(str(query.runId)) if (job := tracker.getJobInfo(number))]
+    stages = [tracker.getStageInfo(stage) for job in jobs for stage in job.stageIds]
+    return sum(stage.numActiveTasks for stage in stages if stage is not None)
+
+
+def test_a_stopped_query_sweeps_when_its_tasks_have_ended(spark: SparkSession, tmp_path: Path) -> None:
+    root = tmp_path / "sink"
+    rows = spark.readStream.format("rate-micro-batch").option("rowsPerBatch", 2).load()
+    once = ExactlyOnce(_LateSink(root), checkpoint=str(tmp_path / "checkpoint"), display=False)
+    query = once.start(rows.withColumnRenamed("value", "number"))
+    eventually((root / WAITING).exists, "a slot is about to begin")
+    query.stop()
+    gc.collect()
+    assert query.exception() is None
+    assert (root / SWEPT).exists()
+    eventually(lambda: not active_tasks(spark, query), "no task is at work any more")
+    assert not [path for state in ("open", "prepared") for path in (root / state).iterdir()]
