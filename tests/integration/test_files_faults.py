@@ -606,6 +606,20 @@ def test_partitions_whose_folders_would_be_one_are_refused(tmp_path: Path, monke
     assert [path.name for path in (tmp_path / "out").iterdir()] == [".sparkonce"], "the probes are gone"
 
 
+def test_what_killed_starts_left_is_deleted_once_nobody_can_be_at_it(tmp_path: Path) -> None:
+    sink = FilesSink(tmp_path / "out")
+    sink.preflight(QUERY, None)
+    hidden = tmp_path / "out" / ".sparkonce"
+    left = [hidden / "id-0123456789ab", hidden / "put-0123456789ab", hidden / "held" / "probe-0123456789ab"]
+    kept = [hidden / "put-aaaaaaaaaaaa", hidden / "put-aside", hidden / "id"]
+    for path in {*left, *kept} - {hidden / "id"}:
+        path.touch()
+    for path in {*left, *kept} - {kept[0]}:
+        os.utime(path, (0, 0))
+    sink.preflight(QUERY, None)
+    assert sorted(path for path in hidden.rglob("*") if path.is_file()) == sorted(kept)
+
+
 def test_a_partition_of_nul_is_published(tmp_path: Path) -> None:
     root = tmp_path / "out"
     life = Life(FilesSink(root, partition_by="p"))

@@ -164,6 +164,26 @@ def _forget(last: list[Any]) -> None:
     gc.collect()
 
 
+def test_what_killed_starts_left_is_deleted_once_nobody_can_be_at_it(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sink = FilesSink(place.url)
+    sink.preflight(QUERY, None)
+    hidden = f"{place.folder}/.sparkonce"
+    left = {f"{hidden}/{name}" for name in ("id-0123456789ab", "put-0123456789ab", "held/probe-0123456789ab")}
+    for path in (*left, f"{hidden}/put-aside"):
+        place.client.create(path).close()
+
+    def files() -> set[str]:
+        return {one.path for one in place.client.list_status(hidden, recursive=True) if not one.isdir}
+
+    sink.preflight(QUERY, None)
+    assert files() == {*left, f"{hidden}/put-aside", f"{hidden}/id"}, "another query may be starting"
+    monkeypatch.setattr("sparkonce.sinks.files.hdfs.STALE_S", -60.0)
+    sink.preflight(QUERY, None)
+    assert files() == {f"{hidden}/put-aside", f"{hidden}/id"}
+
+
 def test_another_cluster_is_refused(place: Place) -> None:
     facts = FilesSink(place.url).preflight(QUERY, None)
     assert FilesSink(place.url).preflight(QUERY, facts) == facts

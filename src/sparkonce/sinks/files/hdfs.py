@@ -10,6 +10,7 @@ answered by then may still be done later, which is as good: it does what was dec
 from __future__ import annotations
 
 import secrets
+import time
 import uuid
 import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -22,7 +23,19 @@ from sparkonce.protocol.outcomes import COMMITTED, Finished, Outcome
 from sparkonce.sinks.files.deadlines import within
 from sparkonce.sinks.files.hdfs_writing import HdfsHeldFile, create, first_line, unwritten
 from sparkonce.sinks.files.outcomes import FOLDER_GONE, FOREIGN, MISSING, of_hdfs_error
-from sparkonce.sinks.files.store import HIDDEN, ID, Fields, FileStore, Held, HeldFile, Standing, check_lengths, name_in
+from sparkonce.sinks.files.store import (
+    HIDDEN,
+    ID,
+    STALE_S,
+    TEMPORARY,
+    Fields,
+    FileStore,
+    Held,
+    HeldFile,
+    Standing,
+    check_lengths,
+    name_in,
+)
 
 if TYPE_CHECKING:
     from sparkonce.protocol.ownership import TransactionName
@@ -111,6 +124,7 @@ class HdfsStore(FileStore):
         def attempt() -> str:
             self._client.mkdirs(self._held, 0o755, True)
             identity = self._identity()
+            self._delete_stale()
             create(self._client, probe, self._options).close()
             self._client.rename(probe, second, False)
             self._client.delete(second)
@@ -132,12 +146,21 @@ class HdfsStore(FileStore):
         temporary = f"{path}-{secrets.token_hex(6)}"
         file = create(self._client, temporary, self._options)
         file.write(uuid.uuid4().hex.encode())
+        file.hsync()
         file.close()
         try:
             self._client.rename(temporary, path, False)
         except FileExistsError:
             self._client.delete(temporary)
         return str(bytes(self._client.read(path).read()), "ascii")
+
+    def _delete_stale(self) -> None:
+        for folder in (self._held, self._path(HIDDEN)):
+            for one in self._client.list_status(folder):
+                age_s = time.time() - one.modification_time / 1000
+                if TEMPORARY.fullmatch(one.path.rpartition("/")[2]) and age_s > STALE_S:
+                    with suppress(OSError):  # another user's
+                        self._client.delete(one.path)
 
     # --- files ------------------------------------------------------------------------------------------------------
 

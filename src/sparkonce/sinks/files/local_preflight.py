@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import secrets
+import time
 import unicodedata
 import uuid
 from contextlib import suppress
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from sparkonce.durable import sync_folder
 from sparkonce.errors import PreflightError
-from sparkonce.sinks.files.store import ID
+from sparkonce.sinks.files.store import ID, STALE_S, TEMPORARY
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -29,6 +30,7 @@ def check(root: Path, held: Path) -> str:
         # What a slot has prepared is durable only if the names of all folders above it are.
         for folder in (held.parent, root, *(one.parent for one in missing)):
             sync_folder(folder)
+        _delete_stale(held, held.parent)
         probe = held / f"probe-{secrets.token_hex(6)}"
         second = held.parent / probe.name
         beside = root / f".{probe.name}"
@@ -45,6 +47,13 @@ def check(root: Path, held: Path) -> str:
             next_step="Give this user the permission to write there, or name another folder.",
             setting="path",
         ) from error
+
+
+def _delete_stale(*folders: Path) -> None:
+    for path in (path for folder in folders for path in folder.iterdir() if TEMPORARY.fullmatch(path.name)):
+        with suppress(OSError):  # of another start, or another user's
+            if time.time() - path.stat().st_mtime > STALE_S:
+                path.unlink()
 
 
 def _try_link(root: Path, probe: Path, *seconds: Path) -> None:
@@ -69,7 +78,7 @@ def _identity(path: Path) -> str:
         with suppress(FileExistsError):
             os.link(temporary, path)
         temporary.unlink()
-        sync_folder(path.parent)
+    sync_folder(path.parent)  # always: who made it may have been killed before it was durable
     return path.read_text().strip()  # an editor may have put it back
 
 

@@ -14,10 +14,10 @@ from sparkonce.protocol.outcomes import Outcome
 from sparkonce.sinks.files.s3.outcomes import OCCUPIED, Answer, read
 from sparkonce.sinks.files.s3.requests import ask
 from sparkonce.sinks.files.s3.settings import S3Settings
-from sparkonce.sinks.files.store import HIDDEN
+from sparkonce.sinks.files.store import HIDDEN, STALE_S
 
 DAY_S = 86_400.0
-_FORSAKEN_AFTER_S = DAY_S
+_FORSAKEN_AFTER_S = STALE_S
 
 ALWAYS: tuple[str, ...] = (
     "nobody else writes, moves or deletes the sink's objects, nor aborts its multipart uploads, before the next batch "
