@@ -10,6 +10,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
+from crashes.disk import SmallDisk, cannot_mount
 from sparkonce.sinks.base import TwoPhaseCommitSink
 from sparkonce.testing.proxy import FaultProxy, Request
 from sparkonce.testing.servers.process import HOST, Server
@@ -168,6 +169,35 @@ class ServerTarget(Target):
 
     def resume(self) -> None:
         self.server.resume()
+
+
+class OnSmallDisk(Target):
+    """A target whose data are on a disk of their own, which can be filled where mounting is allowed."""
+
+    disk: SmallDisk
+
+    @property
+    def can_fill(self) -> bool:  # type: ignore[override]
+        return not cannot_mount()
+
+    def stop(self) -> None:
+        super().stop()
+        self.disk.close()
+
+    def fill_disk(self) -> None:
+        self.disk.fill()
+
+    def free_disk(self) -> None:
+        self.disk.free()
+
+
+class ServerOnSmallDisk(OnSmallDisk, ServerTarget):
+    """Such a server. Some end when they cannot write."""
+
+    def free_disk(self) -> None:
+        super().free_disk()
+        if not self.server.is_up():
+            self.server.restart()
 
 
 def new_name() -> str:

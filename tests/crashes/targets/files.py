@@ -13,9 +13,9 @@ import boto3
 import pyarrow as pa
 from botocore.config import Config
 
-from crashes.disk import SmallDisk, cannot_mount
+from crashes.disk import SmallDisk
 from crashes.matchers import after
-from crashes.target import ServerTarget, Target, new_name
+from crashes.target import OnSmallDisk, ServerOnSmallDisk, new_name
 from sparkonce.errors import SparkonceError
 from sparkonce.sinks.base import TwoPhaseCommitSink
 from sparkonce.sinks.files.deadlines import within
@@ -26,6 +26,7 @@ from sparkonce.testing.servers.s3 import ACCESS_KEY, SECRET_KEY, S3Server, find_
 
 _MEGABYTES = 16
 _S3_MEGABYTES = 64
+_HDFS_MEGABYTES = 64
 _ANSWERS_WITHIN_S = 10.0
 
 
@@ -39,20 +40,17 @@ def _numbers(content: bytes) -> list[int]:
     return [json.loads(line)["number"] for line in content.splitlines()]
 
 
-class FilesTarget(Target):
+class FilesTarget(OnSmallDisk):
     name = "files"
     preload = ("sparkonce.sinks.files.writer", "sparkonce.sinks.files.committer", "sparkonce.sinks.files.local")
     shows_within_s = gone_within_s = 0.0
     rows = staticmethod(rows)
 
     def start(self, folder: Path) -> None:
-        self._disk = SmallDisk(folder, _MEGABYTES)
-
-    def stop(self) -> None:
-        self._disk.close()
+        self.disk = SmallDisk(folder, _MEGABYTES)
 
     def new_place(self) -> None:
-        self.root = self._disk.folder / new_name()
+        self.root = self.disk.folder / new_name()
         self.root.mkdir()
 
     def make_sink(self) -> TwoPhaseCommitSink:
@@ -65,18 +63,8 @@ class FilesTarget(Target):
     def lingering(self) -> Sequence[str]:
         return [str(path) for path in (self.root / ".sparkonce" / "held").rglob("*") if path.is_file()]
 
-    @property
-    def can_fill(self) -> bool:  # type: ignore[override]
-        return not cannot_mount()
 
-    def fill_disk(self) -> None:
-        self._disk.fill()
-
-    def free_disk(self) -> None:
-        self._disk.free()
-
-
-class S3Target(ServerTarget):
+class S3Target(ServerOnSmallDisk):
     name = "files-s3"
     choice = "light"
     preload = (
@@ -99,22 +87,8 @@ class S3Target(ServerTarget):
         return "" if find_versitygw() else "versitygw is not installed"
 
     def make_server(self, folder: Path) -> S3Server:
-        self._disk = SmallDisk(folder, _S3_MEGABYTES)
+        self.disk = SmallDisk(folder, _S3_MEGABYTES)
         return S3Server(folder)
-
-    def stop(self) -> None:
-        super().stop()
-        self._disk.close()
-
-    @property
-    def can_fill(self) -> bool:  # type: ignore[override]
-        return not cannot_mount()
-
-    def fill_disk(self) -> None:
-        self._disk.fill()
-
-    def free_disk(self) -> None:
-        self._disk.free()
 
     def new_place(self) -> None:
         self.bucket = f"bucket-{new_name()}"
@@ -158,8 +132,11 @@ def _no_hdfs() -> str:
     return ""
 
 
-class HdfsTarget(ServerTarget):
-    """The proxy stands before the name node, which knows what file there is; blocks go straight to the data node."""
+class HdfsTarget(ServerOnSmallDisk):
+    """The proxy stands before the name node, which knows what file there is; blocks go straight to the data node.
+
+    It is the data node's disk that is filled: the name node's is its journal, without which it ends.
+    """
 
     name = "files-hdfs"
     choice = "few"
@@ -177,7 +154,8 @@ class HdfsTarget(ServerTarget):
         return _no_hdfs()
 
     def make_server(self, folder: Path) -> Hdfs:
-        return Hdfs(folder)
+        self.disk = SmallDisk(folder / "disk", _HDFS_MEGABYTES)
+        return Hdfs(folder / "hdfs", blocks=self.disk.folder / "blocks")
 
     def new_place(self) -> None:
         self.root = f"/{new_name()}"

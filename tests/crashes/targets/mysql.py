@@ -11,9 +11,9 @@ import pymysql
 import pytest
 
 from crashes.cells import DISK_FULL
-from crashes.disk import SmallDisk, cannot_mount
+from crashes.disk import SmallDisk
 from crashes.matchers import after
-from crashes.target import ServerTarget, keyed_rows, new_name, plain_rows
+from crashes.target import ServerOnSmallDisk, keyed_rows, new_name, plain_rows
 from sparkonce.sinks.base import TwoPhaseCommitSink
 from sparkonce.sinks.mysql.sink import MySQLSink
 from sparkonce.testing.proxy import Request
@@ -28,7 +28,7 @@ def long_rows(start: int, count: int) -> pa.RecordBatch:
     return plain_rows(start, count).append_column("filler", pa.array([_LONG] * count))
 
 
-class MySQLTarget(ServerTarget):
+class MySQLTarget(ServerOnSmallDisk):
     preload = (
         "sparkonce.sinks.mysql.writer",
         "sparkonce.sinks.mysql.committer",
@@ -51,25 +51,12 @@ class MySQLTarget(ServerTarget):
         return "" if MariaDBServer.is_installed() else MISSING
 
     def make_server(self, folder: Path) -> MariaDBServer:
-        self._disk = SmallDisk(folder, self.megabytes)
+        self.disk = SmallDisk(folder, self.megabytes)
         return MariaDBServer(folder)
 
     def stop(self) -> None:
         self._close_witness()
         super().stop()
-        self._disk.close()
-
-    @property
-    def can_fill(self) -> bool:  # type: ignore[override]
-        return not cannot_mount()
-
-    def fill_disk(self) -> None:
-        self._disk.fill()
-
-    def free_disk(self) -> None:
-        self._disk.free()
-        if not self.server.is_up():
-            self.server.restart()
 
     def new_place(self) -> None:
         self.database = new_name()

@@ -8,9 +8,9 @@ from pathlib import Path
 import psycopg
 from psycopg import sql
 
-from crashes.disk import SmallDisk, cannot_mount
+from crashes.disk import SmallDisk
 from crashes.matchers import after
-from crashes.target import ServerTarget, keyed_rows, new_name
+from crashes.target import ServerOnSmallDisk, keyed_rows, new_name
 from sparkonce.sinks.base import TwoPhaseCommitSink
 from sparkonce.sinks.postgres.sink import PostgresSink
 from sparkonce.testing.proxy import Request
@@ -21,7 +21,7 @@ _MEGABYTES = 160
 _SETTINGS = {"max_prepared_transactions": "100", "max_wal_size": "32MB", "min_wal_size": "32MB"}
 
 
-class PostgresTarget(ServerTarget):
+class PostgresTarget(ServerOnSmallDisk):
     preload = (
         "psycopg",
         "sparkonce.sinks.postgres.writer",
@@ -43,19 +43,14 @@ class PostgresTarget(ServerTarget):
     def missing(self) -> str:
         return "" if find_postgres() else "PostgreSQL is not installed (apt install postgresql)"
 
-    @property
-    def can_fill(self) -> bool:  # type: ignore[override]
-        return not cannot_mount()
-
     def make_server(self, folder: Path) -> PostgresServer:
         server = PostgresServer(_SETTINGS)
-        self._disk = SmallDisk(server.folder, _MEGABYTES)
+        self.disk = SmallDisk(server.folder, _MEGABYTES)
         return server
 
     def stop(self) -> None:
         self._close_witness()
         super().stop()
-        self._disk.close()
         self.server.delete()
 
     def new_place(self) -> None:
@@ -91,14 +86,6 @@ class PostgresTarget(ServerTarget):
         open_ = f"SELECT name FROM {self.schema}.sparkonce_commits WHERE state <> 'committed'"  # noqa: S608 - ours
         questions: list[sql.Composable | str] = ["SELECT gid FROM pg_prepared_xacts", tables, open_]
         return [str(found) for question in questions for (found,) in self._ask(question)]
-
-    def fill_disk(self) -> None:
-        self._disk.fill()
-
-    def free_disk(self) -> None:
-        self._disk.free()
-        if not self.server.is_up():
-            self.server.restart()
 
     def _ask(self, question: str | sql.Composable) -> list[tuple[object, ...]]:
         try:

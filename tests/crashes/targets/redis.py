@@ -9,8 +9,8 @@ from pathlib import Path
 import pyarrow as pa
 import redis
 
-from crashes.disk import SmallDisk, cannot_mount
-from crashes.target import ServerTarget, Target
+from crashes.disk import SmallDisk
+from crashes.target import ServerOnSmallDisk, Target
 from sparkonce.sinks.base import TwoPhaseCommitSink
 from sparkonce.sinks.redis import scripts
 from sparkonce.sinks.redis.sink import RedisSink
@@ -81,39 +81,22 @@ def _numbers(witness: redis.Redis) -> list[int]:
     return [int(key[4:]) for key, times in zip(keys, counts, strict=True) for _ in range(int(times or 0))]
 
 
-class RedisTarget(_Redis, ServerTarget):
+class RedisTarget(_Redis, ServerOnSmallDisk):
     name = "redis"
     can_fill_memory = True
     server: RedisServer
 
     def make_server(self, folder: Path) -> RedisServer:
-        self._disk = SmallDisk(folder, _MEGABYTES)
+        self.disk = SmallDisk(folder, _MEGABYTES)
         return RedisServer(folder)
 
     def start(self, folder: Path) -> None:
         super().start(folder)
         self.watch(self.server)
 
-    def stop(self) -> None:
-        super().stop()
-        self._disk.close()
-
     def make_sink(self) -> TwoPhaseCommitSink:
         url = f"redis://{HOST}:{self.proxy.port}/0"
         return RedisSink(url, structure="increment", key_template="row:{number}", timeout_s=2.0)
-
-    @property
-    def can_fill(self) -> bool:  # type: ignore[override]
-        return not cannot_mount()
-
-    def fill_disk(self) -> None:
-        self._disk.fill()
-
-    def free_disk(self) -> None:
-        """Redis ends when it cannot write its append-only file."""
-        self._disk.free()
-        if not self.server.is_up():
-            self.server.restart()
 
     def fill_memory(self) -> None:
         self._witnesses[0].config_set("maxmemory", 1)

@@ -35,9 +35,14 @@ public class TestHdfs {
         conf.setLong("dfs.heartbeat.interval", 1);
         // Otherwise most closes take half a second: the client asks again after that time whether a block has arrived.
         conf.setInt("dfs.namenode.file.close.num-committed-allowed", 1);
+        if (given.length > 3) {
+            conf.set("dfs.datanode.data.dir", given[3]);
+            conf.setLong("dfs.blocksize", 1 << 20);
+        }
         boolean format = !new File(folder, "formatted").exists();
         MiniDFSCluster cluster = new MiniDFSCluster.Builder(conf)
-            .nameNodePort(Integer.parseInt(given[1])).numDataNodes(1).format(format).build();
+            .nameNodePort(Integer.parseInt(given[1])).numDataNodes(1)
+            .manageDataDfsDirs(given.length == 3).format(format).build();
         cluster.waitActive();
         Files.writeString(Path.of(given[0], "formatted"), "");
         Files.writeString(Path.of(given[0], "up-" + ProcessHandle.current().pid()), "");
@@ -54,15 +59,18 @@ class Hdfs(Server):
         folder: For its data.
         port: Of the name node.
         permissions: Whether it looks at users and permissions.
+        blocks: Where the data node keeps its blocks, which are then small enough for a small disk.
 
     Raises:
         PreflightError: if the jars cannot be fetched.
         ConfigurationError: if there is no Java.
     """
 
-    def __init__(self, folder: Path, port: int | None = None, *, permissions: bool = False) -> None:
+    def __init__(
+        self, folder: Path, port: int | None = None, *, permissions: bool = False, blocks: Path | None = None
+    ) -> None:
         super().__init__(folder, port)
-        self._permissions = permissions
+        self._given = [str(permissions).lower(), *([str(blocks)] if blocks else [])]
         self._java = find_java()
         self._jars = resolve(_JARS)
 
@@ -79,7 +87,7 @@ class Hdfs(Server):
     def command(self) -> Sequence[str]:
         """Java with a source file."""
         jars = ":".join([str(self.folder), *map(str, self._jars)])
-        program = [str(self.folder / "TestHdfs.java"), str(self.folder), str(self.port), str(self._permissions).lower()]
+        program = [str(self.folder / "TestHdfs.java"), str(self.folder), str(self.port), *self._given]
         return [self._java, "-Xmx512m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-cp", jars, *program]
 
     def is_up(self) -> bool:
