@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from sparkonce.embedded import Cluster
+from sparkonce.sinks.kafka.producers import this_worker
 
 LONGEST = ("spark/test_state.py", "spark/test_kills.py", "spark", "crashes", "integration", "model")
 """Files, and folders of files, that take minutes."""
@@ -27,3 +28,10 @@ def broker() -> Iterator[Cluster]:
     """A Kafka cluster of one node, the same for all tests: use topics and ids of your own."""
     with Cluster(overrides={"auto.create.topics.enable": "false"}) as cluster:
         yield cluster
+
+
+@pytest.fixture(scope="module", autouse=True)
+def no_producer_left_behind() -> Iterator[None]:
+    """What writers in this very process keep ready ends with the module, not when it has been idle for a while."""
+    yield
+    this_worker().stop()
