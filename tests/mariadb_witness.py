@@ -12,10 +12,12 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pymysql
 import pytest
 
 from sparkonce.sinks.mysql.names import quote
+from sparkonce.testing.hooks import SinkHooks
 from sparkonce.testing.servers.mariadb import MISSING, MariaDBServer
 
 WITHIN_S = 20.0
@@ -42,6 +44,13 @@ def shared_server() -> MariaDBServer:
 
     atexit.register(end)
     return server
+
+
+class Numbers(SinkHooks):
+    """Rows of one column, ``number``."""
+
+    def make_rows(self, start: int, count: int) -> pa.RecordBatch:
+        return pa.record_batch({"number": list(range(start, start + count))})
 
 
 class Witness:

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pymysql
 import pytest
 
-from mariadb_witness import Witness, shared_server
+from mariadb_witness import Numbers, Witness, shared_server
 from sparkonce.errors import PrepareError
 from sparkonce.protocol.handles import Handle
 from sparkonce.protocol.outcomes import Outcome
@@ -28,11 +28,6 @@ STAGED = pytest.mark.parametrize("scene", ["staged"], indirect=True)
 TWO_PHASE = pytest.mark.parametrize("scene", ["two_phase"], indirect=True)
 
 
-class Rows(SinkHooks):
-    def make_rows(self, start: int, count: int) -> pa.RecordBatch:
-        return pa.record_batch({"number": list(range(start, start + count))})
-
-
 @pytest.fixture
 def witness() -> Witness:
     made = Witness(shared_server())
@@ -42,7 +37,7 @@ def witness() -> Witness:
 
 @pytest.fixture
 def scene(witness: Witness, request: pytest.FixtureRequest) -> Iterator[Scene]:
-    with closing(Scene(Rows(), MySQLSink(witness.settings, table="target", commit=request.param))) as made:
+    with closing(Scene(Numbers(), MySQLSink(witness.settings, table="target", commit=request.param))) as made:
         yield made
 
 
@@ -284,7 +279,7 @@ def test_a_staging_table_that_was_changed_is_not_merged(scene: Scene, witness: W
 def test_a_staging_table_of_an_upsert_that_was_changed_is_not_merged(witness: Witness, change: str) -> None:
     """Nor is any other of the batch. Once what is left of it is dropped, as the answer says, it is lost and healed."""
     given = MySQLSink(witness.settings, table="target", mode="upsert", key_columns=["number"])
-    with closing(Scene(Rows(), given)) as scene:
+    with closing(Scene(Numbers(), given)) as scene:
         kept, changed = scene.prepare(0), scene.prepare(10, slot=1)
         table = stage_table(name_of(changed).copy)
         witness.run(change.format(table))
@@ -315,7 +310,7 @@ def test_a_staging_table_that_may_not_be_seen_is_not_lost(witness: Witness) -> N
     witness.run(f"CREATE USER {user}@'127.0.0.1'")
     witness.run(f"GRANT ALL ON {witness.database}.* TO {user}@'127.0.0.1'")
     given = MySQLSink({**witness.settings, "user": user, "password": ""}, table="target")
-    with closing(Scene(Rows(), given)) as scene:
+    with closing(Scene(Numbers(), given)) as scene:
         handle = scene.prepare(0)
         witness.run(f"REVOKE ALL ON {witness.database}.* FROM {user}@'127.0.0.1'")
         for table in ("target", "sparkonce_commits", "sparkonce_servers"):
@@ -330,7 +325,7 @@ def test_a_staging_table_that_may_not_be_seen_is_not_lost(witness: Witness) -> N
 def test_names_may_have_any_characters(witness: Witness, commit: str) -> None:
     """Comments and identifiers of the server hold characters of three bytes, and a question mark for others."""
     given = MySQLSink(witness.settings, table="target", commit=commit, prefix="é漢😀")
-    with closing(Scene(Rows(), given)) as odd:
+    with closing(Scene(Numbers(), given)) as odd:
         kept, left = odd.prepare(0), odd.prepare(10)
         assert odd.commit(kept) == COMMITTED
         assert [one.transaction for one in odd.lingering()] == [left.transaction]

@@ -8,11 +8,10 @@ from collections.abc import Iterator
 from contextlib import closing
 from typing import Any
 
-import pyarrow as pa
 import pytest
 from typer.testing import CliRunner
 
-from mariadb_witness import Witness, shared_server
+from mariadb_witness import Numbers, Witness, shared_server
 from sparkonce.cli.main import app
 from sparkonce.errors import ConfigurationError
 from sparkonce.protocol.handles import Handle
@@ -22,13 +21,7 @@ from sparkonce.sinks.mysql.names import FORMAT_ID, Xid, lock_name, stage_table
 from sparkonce.sinks.mysql.orphans import MySQLOrphan, list_orphans
 from sparkonce.sinks.mysql.settings import parse_settings
 from sparkonce.sinks.mysql.sink import MySQLSink
-from sparkonce.testing.hooks import SinkHooks
 from sparkonce.testing.scene import Scene
-
-
-class Rows(SinkHooks):
-    def make_rows(self, start: int, count: int) -> pa.RecordBatch:
-        return pa.record_batch({"number": list(range(start, start + count))})
 
 
 @pytest.fixture
@@ -40,13 +33,13 @@ def witness() -> Witness:
 
 @pytest.fixture
 def two_phase(witness: Witness) -> Iterator[Scene]:
-    with closing(Scene(Rows(), MySQLSink(witness.settings, table="target", commit="two_phase"))) as made:
+    with closing(Scene(Numbers(), MySQLSink(witness.settings, table="target", commit="two_phase"))) as made:
         yield made
 
 
 @pytest.fixture
 def staged(witness: Witness) -> Iterator[Scene]:
-    with closing(Scene(Rows(), MySQLSink(witness.settings, table="target"))) as made:
+    with closing(Scene(Numbers(), MySQLSink(witness.settings, table="target"))) as made:
         yield made
 
 
