@@ -10,7 +10,7 @@ from functools import partial
 from typing import TypeAlias
 
 import pyarrow as pa
-from pyspark import TaskContext, inheritable_thread_target
+from pyspark import StatusTracker, TaskContext, inheritable_thread_target
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - as everybody writes it
 from pyspark.sql.pandas.types import to_arrow_schema
@@ -33,6 +33,9 @@ _ARROW_BYTES = "spark.sql.execution.arrow.maxBytesPerBatch"
 _LOOK_EVERY_S = 0.5
 _LOOK_AT_TASKS_EVERY_S = 0.1
 _TASKS_END_WITHIN_S = 15.0
+_QUIET_LOOKS = 2
+_NEWEST_JOBS = 200
+"""Spark keeps a thousand, and each costs a look of some calls; those of earlier batches have ended."""
 _ENDED = frozenset({"SUCCEEDED", "FAILED"})
 _Written: TypeAlias = tuple[Sequence[Handle], bool]
 """What a job wrote, and whether a copy of one of its slots may have lost."""
@@ -60,7 +63,8 @@ class SparkWork:
                 jobs = [partial(self._write_share, share, share.of(batch), sinks, only) for share in asked]
                 written = self._run(jobs)
         except Exception as error:
-            self._let_tasks_end()
+            if any(sink.guarantee is Guarantee.EXACTLY_ONCE for share in asked for sink in share.sinks.values()):
+                self._let_tasks_end()
             if isinstance(error, SparkonceError):
                 raise
             raise short_error(error) from None
@@ -87,14 +91,21 @@ class SparkWork:
             context._jsc.sc().cancelJobGroup(group, f"because query {group} was stopped")
 
     def _let_tasks_end(self) -> None:
-        """Waits for the other tasks of a job that failed: Spark tells them to end, and does not wait itself.
+        """Waits for the other tasks of a batch that has failed: Spark tells them to end, and does not wait itself.
 
-        What is swept after it is then all that they have begun. A Python worker that does not end by itself is killed
-        after ``spark.python.task.killTimeout``, 2 s, and up to 2 s until that is looked at.
+        What is swept after it is then what they have begun. A Python worker that does not end by itself is killed after
+        ``spark.python.task.killTimeout``, 2 s, and up to 2 s until that is looked at. One whose task ended while rows
+        were sent to it may live a moment longer: it finds its rows cut off, and aborts by itself.
         """
         give_up_at = time.monotonic() + _TASKS_END_WITHIN_S
         try:
-            while not self._tasks_have_ended():
+            context = self._df.sparkSession.sparkContext
+            group = context.getLocalProperty("spark.jobGroup.id")
+            # A query that is stopped before it has submitted its job submits it all the same, and does not wait for it.
+            context._jsc.sc().cancelJobGroup(group, "because its batch has failed")
+            quiet = 0
+            while quiet < _QUIET_LOOKS:
+                quiet = quiet + 1 if _tasks_have_ended(context.statusTracker(), group) else 0
                 if time.monotonic() >= give_up_at:
                     logger.warning(
                         "tasks of batch %d had not ended %.0f s after its job failed; what they begin from now on is "
@@ -107,20 +118,6 @@ class SparkWork:
         except Exception:
             # There may be no Spark any more. The job's own error is the one to tell.
             logger.debug("nobody knows which tasks of batch %d still run", self._batch, exc_info=True)
-
-    def _tasks_have_ended(self) -> bool:
-        """Whether no job of the query's run, and no task of those that failed, is at work, as far as Spark has noted.
-
-        It notes in the order in which things happen: once it knows that a job has ended, it knows of all its tasks.
-        """
-        context = self._df.sparkSession.sparkContext
-        tracker = context.statusTracker()
-        jobs = tracker.getJobIdsForGroup(context.getLocalProperty("spark.jobGroup.id"))
-        infos = [info for job in jobs if (info := tracker.getJobInfo(job)) is not None]
-        stages = {stage for info in infos if info.status == "FAILED" for stage in info.stageIds}
-        return all(info.status in _ENDED for info in infos) and not any(
-            info.numActiveTasks for stage in stages if (info := tracker.getStageInfo(stage)) is not None
-        )
 
     def _write_share(
         self, share: Share, df: DataFrame, sinks: Mapping[str, Owner], only: frozenset[tuple[str, int]] | None
@@ -173,6 +170,19 @@ class SparkWork:
             self._df.write.format("noop").mode("overwrite").save()
         except Exception as error:  # noqa: BLE001 - whatever Spark raises for a failed job
             raise short_error(error) from None
+
+
+def _tasks_have_ended(tracker: StatusTracker, group: str) -> bool:
+    """Whether none of the group's newest jobs is at work, and no task of those that failed, as far as Spark has noted.
+
+    It notes what happens one after the other, a little later: once it knows that a job has ended, it knows its tasks.
+    """
+    jobs = sorted(tracker.getJobIdsForGroup(group))[-_NEWEST_JOBS:]
+    infos = [info for job in jobs if (info := tracker.getJobInfo(job)) is not None]
+    stages = {stage for info in infos if info.status == "FAILED" for stage in info.stageIds}
+    return all(info.status in _ENDED for info in infos) and not any(
+        info.numActiveTasks for stage in stages if (info := tracker.getStageInfo(stage)) is not None
+    )
 
 
 def _slot_writer(task: SlotTask):  # type: ignore[no-untyped-def]
