@@ -155,11 +155,11 @@ class HdfsStore(FileStore):
         return str(bytes(self._client.read(path).read()), "ascii")
 
     def _delete_stale(self) -> None:
-        for folder in (self._held, self._path(HIDDEN)):
-            for one in self._client.list_status(folder):
-                age_s = time.time() - one.modification_time / 1000
-                if TEMPORARY.fullmatch(one.path.rpartition("/")[2]) and age_s > STALE_S:
-                    with suppress(OSError):  # another user's
+        with suppress(Exception):  # it may be another user's, and a start can do without
+            for folder in (self._held, self._path(HIDDEN)):
+                for one in self._client.list_status(folder):
+                    age_s = time.time() - one.modification_time / 1000
+                    if TEMPORARY.fullmatch(one.path.rpartition("/")[2]) and age_s > STALE_S:
                         self._client.delete(one.path)
 
     # --- files ------------------------------------------------------------------------------------------------------

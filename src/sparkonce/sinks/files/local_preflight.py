@@ -50,8 +50,8 @@ def check(root: Path, held: Path) -> str:
 
 
 def _delete_stale(*folders: Path) -> None:
-    for path in (path for folder in folders for path in folder.iterdir() if TEMPORARY.fullmatch(path.name)):
-        with suppress(OSError):  # of another start, or another user's
+    with suppress(OSError):  # it may be another user's, and a start can do without
+        for path in (path for folder in folders for path in folder.iterdir() if TEMPORARY.fullmatch(path.name)):
             if time.time() - path.stat().st_mtime > STALE_S:
                 path.unlink()
 
