@@ -87,6 +87,7 @@ def carry_out(
         rows_per_batch=1_000,
         plan="spark.plans:stateless",
         points=WITHIN,
+        keep_batches=3,
     ) as job:
         for number, (point, sink) in enumerate(points, 1):
             before = len(job.desk.visits)
