@@ -4,6 +4,7 @@ import re
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from redis.crc import key_slot
 
 from redis_servers import Everywhere, Query, cluster, needs_redis
 from sparkonce.protocol.handles import Handle
-from sparkonce.protocol.outcomes import Outcome
+from sparkonce.protocol.outcomes import Finished, Outcome
 from sparkonce.protocol.ownership import TransactionName
 from sparkonce.sinks.base import SinkCommitter
 from sparkonce.sinks.redis import names
@@ -129,6 +130,40 @@ def test_a_sweep_deletes_what_a_dead_writer_had_staged(
     assert len(everywhere.own_keys()) > 2_000
     (lingering,) = query.committer.list_lingering([query.owner])
     assert query.committer.abort([lingering])[0].outcome is Outcome.ABORTED
+    assert everywhere.own_keys() == {b"sparkonce:id", query.ledger.encode()}
+
+
+@pytest.mark.parametrize("prepared", [True, False])
+def test_rows_of_an_abort_that_was_cut_off_are_deleted_by_the_next_sweep(
+    query: Query, everywhere: Everywhere, monkeypatch: pytest.MonkeyPatch, prepared: bool
+) -> None:
+    """The ledger says that it is aborted, and whoever noted that could not delete its rows any more."""
+    monkeypatch.setattr(writing, "BUFFER_BYTES", 0)
+    if prepared:
+        query.prepare(rows())
+    else:
+        query.open(rows())
+    (lingering,) = query.committer.list_lingering([query.owner])
+    with monkeypatch.context() as cut:
+        away = Finished(outcome=Outcome.RETRY, reason="A node is away.")
+        cut.setattr(RedisCommitter, "_clean", lambda *_: away)
+        (answer,) = query.committer.abort([lingering])
+    assert answer.outcome is Outcome.RETRY
+    assert "its staged rows are not deleted: A node is away." in answer.reason
+    assert len(everywhere.own_keys()) > 2_000
+    with closing(query.sink.committer()) as later:
+        assert later.list_lingering([query.owner]) == [lingering]
+        assert later.abort([lingering])[0].outcome is Outcome.ABORTED
+        assert later.list_lingering([query.owner]) == []
+    assert everywhere.own_keys() == {b"sparkonce:id", query.ledger.encode()}
+
+
+def test_a_writer_that_gives_up_leaves_nothing_for_a_sweep(
+    query: Query, everywhere: Everywhere, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(writing, "BUFFER_BYTES", 0)
+    query.open(rows()).abort()
+    assert query.committer.list_lingering([query.owner]) == []
     assert everywhere.own_keys() == {b"sparkonce:id", query.ledger.encode()}
 
 

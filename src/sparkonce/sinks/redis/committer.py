@@ -14,7 +14,7 @@ from sparkonce.protocol.traces import Trace
 from sparkonce.sinks.base import Facts, Owner, SinkCommitter, claimed_by
 from sparkonce.sinks.redis import names, scripts
 from sparkonce.sinks.redis.applying import Applying
-from sparkonce.sinks.redis.hash_slots import HASH_SLOTS, unpack_slots
+from sparkonce.sinks.redis.hash_slots import HASH_SLOTS, pack_slots, unpack_slots
 from sparkonce.sinks.redis.names import Entry, Key, fields_of, ledger_key, ledger_of, single_key, slot_key
 from sparkonce.sinks.redis.nodes import Answer, Nodes, Request, run_script
 from sparkonce.sinks.redis.outcomes import Refusal, read_ledger, read_refusal
@@ -98,8 +98,13 @@ class RedisCommitter(SinkCommitter):
             Handle(sink=self._name, slot=0, opened_ms=entry.begun_ms, transaction=fields_of(name, entry.seen))
             for (prefix, query), tokens in claimed_by(owners).items()
             for name, entry in self._entries(ledger_key(prefix, query))
-            if entry.state in (names.OPEN, names.PREPARED) and name.belongs_to(prefix, query, tokens)
+            if (entry.state in (names.OPEN, names.PREPARED) or self._is_left(entry))
+            and name.belongs_to(prefix, query, tokens)
         ]
+
+    def _is_left(self, entry: Entry) -> bool:
+        """Whether it is aborted, and its staged rows may still be there."""
+        return self._cluster and entry.state == names.ABORTED and bool(entry.slots)
 
     def list_traces(self, query: str, facts: Facts) -> Sequence[Trace]:
         """See `SinkCommitter.list_traces`. The ledger remembers `KEPT_BATCHES` batches, for ``ledger_ttl_s``."""
@@ -269,11 +274,14 @@ class RedisCommitter(SinkCommitter):
         self._commits[ledger.name] = (max(commits, self._remembered(ledger)), at_s)
         return Finished(outcome=Outcome.COMMITTED if state == "committed" else Outcome.ALREADY_COMMITTED)
 
-    def _clean(self, one: _Open) -> None:
-        """Deletes what is left of an ended transaction's lists. What cannot be deleted now is left for another time."""
+    def _clean(self, one: _Open) -> Finished | None:
+        """Deletes what is left of an ended transaction's lists. Says why not if that cannot be done now."""
         answers = self._nodes.run([Request(key.hash_slot, ("UNLINK", key.name)) for key in one.lists])
-        if not any(isinstance(answer, Refusal) for answer in answers):
-            self._nodes.ask(run_script(scripts.CLEANED, [ledger_of(one.name)], str(one.name)))
+        refusal = next((answer for answer in answers if isinstance(answer, Refusal)), None)
+        if refusal is not None:
+            return read_refusal(refusal)
+        self._nodes.ask(run_script(scripts.CLEANED, [ledger_of(one.name)], str(one.name)))
+        return None
 
     # --- abort ------------------------------------------------------------------------------------------------------
 
@@ -282,16 +290,20 @@ class RedisCommitter(SinkCommitter):
         if isinstance(one, Finished):
             return one
         keys = [ledger_of(one.name)] if self._cluster else [ledger_of(one.name), single_key(one.name)]
-        answer = self._nodes.ask(run_script(scripts.ABORT, keys, str(one.name), one.name.batch))
+        # A writer that died before it prepared has not said where its rows are.
+        slots = pack_slots(range(HASH_SLOTS)) if self._cluster else ""
+        answer = self._nodes.ask(run_script(scripts.ABORT, keys, str(one.name), one.name.batch, slots))
         if isinstance(answer, Refusal):
             return read_refusal(answer)
         state, packed = answer[0].decode(), answer[1].decode()
         if state in (names.COMMITTING, names.COMMITTED):
             return Finished(outcome=Outcome.ALREADY_COMMITTED)
-        if self._cluster and state == names.ABORTED and answer[2] != names.ABORTED.encode():
-            # A writer that died before it prepared has not said where its rows are.
-            one.slots = tuple(unpack_slots(packed) if packed else range(HASH_SLOTS))
-            self._nodes.run([Request(key.hash_slot, ("UNLINK", key.name)) for key in self._lists(one)])
+        if state == names.ABORTED and packed:
+            one.slots = tuple(unpack_slots(packed))
+            one.lists = self._lists(one)
+            left = self._clean(one)
+            if left is not None and left.outcome is Outcome.RETRY:
+                return replace(left, reason=f"It is aborted, and its staged rows are not deleted: {left.reason}")
         return Finished(outcome=Outcome.ABORTED)
 
     # --- ledger -----------------------------------------------------------------------------------------------------
@@ -330,9 +342,12 @@ class RedisCommitter(SinkCommitter):
             for name, entry in self._entries(ledger)
             if name.batch < floor and entry.state in (names.COMMITTED, names.ABORTED)
         ]
-        for name, entry in over:
-            if entry.slots and self._cluster:
-                self._clean(_Open(name, entry.seen, lists=[slot_key(name, slot) for slot in unpack_slots(entry.slots)]))
-        for start in range(0, len(over), _DELETE_AT_ONCE):
-            gone = [str(name) for name, _ in over[start : start + _DELETE_AT_ONCE]]
-            self._nodes.ask(Request(ledger.hash_slot, ("HDEL", ledger.name, *gone)))
+        gone = [
+            str(name)
+            for name, entry in over
+            if not (self._cluster and entry.slots)
+            or self._clean(_Open(name, entry.seen, lists=[slot_key(name, slot) for slot in unpack_slots(entry.slots)]))
+            is None
+        ]
+        for start in range(0, len(gone), _DELETE_AT_ONCE):
+            self._nodes.ask(Request(ledger.hash_slot, ("HDEL", ledger.name, *gone[start : start + _DELETE_AT_ONCE])))

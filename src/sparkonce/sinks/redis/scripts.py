@@ -254,6 +254,7 @@ local entry = redis.call('HGET', KEYS[1], ARGV[1])
 if not entry then return 0 end
 local state, begun, seen, prepared = read(entry)
 if state ~= 'D' and state ~= 'A' then return 0 end
+redis.call('HDEL', KEYS[1], ARGV[1]) -- see ABORT
 put(state, begun, seen, prepared, '')
 return 1
 """
@@ -263,25 +264,29 @@ return 1
 ABORT = Script(
     _ENTRY
     + r"""
--- KEYS: ledger[, list]. ARGV: transaction, batch.
+-- KEYS: ledger[, list]. ARGV: transaction, batch, hash slots that hold staged rows if the ledger does not say so.
 local entry = redis.call('HGET', KEYS[1], ARGV[1])
 local state, begun, seen, prepared, slots
 if entry then
   state, begun, seen, prepared, slots = read(entry)
   if state == 'C' or state == 'D' then return {state, ''} end
+  if state == 'O' then slots = ARGV[3] end
 elseif not redis.call('HGET', KEYS[1], '#commits') or tonumber(ARGV[2]) < number('#floor') then
   return {'absent', ''}
 else
-  begun, seen, prepared, slots = now(), 0, 0, ''
+  begun, seen, prepared, slots = now(), 0, 0, ARGV[3]
 end
 if KEYS[2] then redis.call('UNLINK', KEYS[2]) end
 -- When memory is full a script may not begin with HSET. It may begin with this, and go on with anything.
 redis.call('HDEL', KEYS[1], ARGV[1])
-put('A', begun, seen, prepared, '')
-return {'A', slots, state or 'absent'}
+put('A', begun, seen, prepared, slots)
+return {'A', slots}
 """
 )
-"""Aborts. Answers ``A`` with the hash slots and the state before, ``absent``, or the state for which it is too late."""
+"""Aborts. Answers ``A`` with the hash slots that may hold staged rows still, ``absent``, or the state that forbids it.
+
+The ledger remembers these hash slots until `CLEANED`: whoever aborts may be killed before the rows there are deleted.
+"""
 
 RAISE_FLOOR = Script(
     r"""

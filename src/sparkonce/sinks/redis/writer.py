@@ -163,10 +163,12 @@ class StagingWriter(SinkWriter):
         """See `SinkWriter.abort`. If the server cannot be reached, a sweep finds the transaction."""
         if self._begun:
             keys = [self._ledger] if self._cluster else [self._ledger, self._key(0)]
-            self._nodes.ask(run_script(scripts.ABORT, keys, str(self._name), self._name.batch))
-            if self._cluster:
-                lists = [self._key(slot) for slot in self._there]
-                self._nodes.run([Request(key.hash_slot, ("UNLINK", key.name)) for key in lists])
+            slots = pack_slots(self._there) if self._cluster and self._there else ""
+            aborted = self._nodes.ask(run_script(scripts.ABORT, keys, str(self._name), self._name.batch, slots))
+            if slots:
+                deleted = self._nodes.run([Request(slot, ("UNLINK", self._key(slot).name)) for slot in self._there])
+                if not any(isinstance(answer, Refusal) for answer in (aborted, *deleted)):
+                    self._nodes.ask(run_script(scripts.CLEANED, [self._ledger], str(self._name)))
         self.close()
 
     def close(self) -> None:
