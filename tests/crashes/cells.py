@@ -126,7 +126,7 @@ _LIGHT = {
 _FEW = {
     ZOMBIE: (Phase.FINISHING.name,),
     DISK_FULL: (HALFWAY,),
-    REPLY_LOST: (COMMIT,),
+    REPLY_LOST: (COMMIT, ABORT),
     LATE_KILLED: (ABORT,),
 }
 """For systems whose sink is struck more widely on another one."""

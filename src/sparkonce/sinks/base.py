@@ -134,7 +134,10 @@ class SinkCommitter(abc.ABC):
 
     @abc.abstractmethod
     def list_lingering(self, owners: Sequence[Owner]) -> Sequence[Handle]:
-        """Open transactions of exactly these runs, as handles that `abort` takes (slot, rows unknown: 0)."""
+        """Open transactions of exactly these runs, as handles that `abort` takes (slot, rows unknown: 0).
+
+        Also aborted ones of which something is left to delete.
+        """
 
     def conclude(self, batch: int, handles: Sequence[Handle]) -> None:  # noqa: B027 - optional
         """Told once every handle of a decided batch is committed, before Spark is told that the batch is done.

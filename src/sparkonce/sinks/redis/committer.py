@@ -85,8 +85,22 @@ class RedisCommitter(SinkCommitter):
         return [answers.get(handle, _NOTHING) for handle in handles]
 
     def abort(self, handles: Sequence[Handle]) -> Sequence[Finished]:
-        """See `SinkCommitter.abort`. The ledger keeps it: the writer can neither stage nor prepare any more."""
-        return [self._abort(handle) if handle.transaction else _NOTHING for handle in handles]
+        """See `SinkCommitter.abort`. The ledger keeps it: the writer cannot prepare any more."""
+        given = {handle: self._named(handle) for handle in handles if handle.transaction}
+        going = [one for one in given.values() if isinstance(one, _Open)]
+        # A writer that died before it prepared has not said where its rows are.
+        slots = pack_slots(range(HASH_SLOTS)) if self._cluster else ""
+        requests = []
+        for one in going:
+            keys = [ledger_of(one.name)] if self._cluster else [ledger_of(one.name), single_key(one.name)]
+            requests.append(run_script(scripts.ABORT, keys, str(one.name), one.name.batch, slots))
+        for one, answer in zip(going, self._nodes.run(requests), strict=True):
+            one.verdict = self._aborted(one, answer)
+        self._delete([one for one in going if one.lists])
+        answers = {
+            handle: one.verdict or _UNDECIDED if isinstance(one, _Open) else one for handle, one in given.items()
+        }
+        return [answers.get(handle, _NOTHING) for handle in handles]
 
     def list_lingering(self, owners: Sequence[Owner]) -> Sequence[Handle]:
         """See `SinkCommitter.list_lingering`.
@@ -153,18 +167,18 @@ class RedisCommitter(SinkCommitter):
                 one.verdict = read_refusal(answer)
                 continue
             state = answer[0].decode()
+            packed = answer[2].decode() if len(answer) > 2 else ""
             if state not in (names.COMMITTING, names.PREPARED):
                 verdict = read_ledger(state, cluster=self._cluster)
                 command = f"HSET '{ledger_of(one.name).name}' '{one.name}'"
                 more = {
                     "went back": f" The ledger counts {int(answer[1])} commits, and {one.known} were seen.",
-                    "not sure": f" If none of it is there, have it written again: {command} 'A:0:0:0:'. If all of it "
-                    f"is there, have it count as committed: {command} 'D:0:{one.seen}:0:'.",
+                    "not sure": f" If none of it is there, have it written again: {command} 'A:0:0:0:{packed}'. If "
+                    f"all of it is there, have it count as committed: {command} 'D:0:{one.seen}:0:{packed}'.",
                 }
                 one.verdict = replace(verdict, reason=verdict.reason + more.get(state, ""))
             one.is_prepared = state == names.PREPARED
             one.waited_ms = int(answer[1])
-            packed = answer[2].decode() if len(answer) > 2 else ""
             one.slots = tuple(unpack_slots(packed))
             one.lists = self._lists(one)
             if state in (names.COMMITTED, "expired") and packed:
@@ -285,14 +299,7 @@ class RedisCommitter(SinkCommitter):
 
     # --- abort ------------------------------------------------------------------------------------------------------
 
-    def _abort(self, handle: Handle) -> Finished:
-        one = self._named(handle)
-        if isinstance(one, Finished):
-            return one
-        keys = [ledger_of(one.name)] if self._cluster else [ledger_of(one.name), single_key(one.name)]
-        # A writer that died before it prepared has not said where its rows are.
-        slots = pack_slots(range(HASH_SLOTS)) if self._cluster else ""
-        answer = self._nodes.ask(run_script(scripts.ABORT, keys, str(one.name), one.name.batch, slots))
+    def _aborted(self, one: _Open, answer: Answer) -> Finished:
         if isinstance(answer, Refusal):
             return read_refusal(answer)
         state, packed = answer[0].decode(), answer[1].decode()
@@ -301,10 +308,19 @@ class RedisCommitter(SinkCommitter):
         if state == names.ABORTED and packed:
             one.slots = tuple(unpack_slots(packed))
             one.lists = self._lists(one)
-            left = self._clean(one)
-            if left is not None and left.outcome is Outcome.RETRY:
-                return replace(left, reason=f"It is aborted, and its staged rows are not deleted: {left.reason}")
         return Finished(outcome=Outcome.ABORTED)
+
+    def _delete(self, aborted: Sequence[_Open]) -> None:
+        """Deletes staged rows as far as the nodes allow it. The ledger remembers what is left, for the next sweep."""
+        until = time.monotonic() + ATTEMPT_LIMIT_S
+        for one in aborted:
+            left = self._clean(one)
+            if left is not None:
+                one.verdict = Finished(
+                    outcome=Outcome.ABORTED, reason=f"Its staged rows could not be deleted: {left.reason}"
+                )
+            if left is not None or time.monotonic() >= until:
+                return
 
     # --- ledger -----------------------------------------------------------------------------------------------------
 

@@ -178,7 +178,7 @@ elseif state == 'P' and mode == 'go' then
   put(state, begun, seen, prepared, slots)
 elseif state == 'P' and mode == 'give up' then
   -- Only the process that has written it, and was master ever since, can say that nothing was written since.
-  if prepared_in ~= term() then return {'not sure', 0} end
+  if prepared_in ~= term() then return {'not sure', 0, slots} end
   put('A', begun, seen, prepared, slots)
   return {'expired', 0, slots}
 end
