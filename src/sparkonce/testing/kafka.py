@@ -157,19 +157,29 @@ def end_offsets(
 ) -> dict[int, int]:
     """The end of each partition: the last stable offset for READ_COMMITTED, the high watermark for READ_UNCOMMITTED.
 
+    A broker that does not know yet that it leads a new partition is asked again.
+
     Raises:
         KafkaException: if there is no such topic, or the broker refuses.
     """
-    from confluent_kafka import IsolationLevel, KafkaException, TopicPartition
+    from confluent_kafka import IsolationLevel, KafkaError, KafkaException, TopicPartition
     from confluent_kafka.admin import AdminClient, OffsetSpec
 
+    give_up_at = time.monotonic() + timeout_s
     admin = AdminClient({"bootstrap.servers": bootstrap, "log_level": _LOG_LEVEL})
     metadata = admin.list_topics(topic, timeout=timeout_s).topics[topic]
     if metadata.error is not None:
         raise KafkaException(metadata.error)
     asked = {TopicPartition(topic, partition): OffsetSpec.latest() for partition in metadata.partitions}
-    answers = admin.list_offsets(asked, isolation_level=IsolationLevel[isolation], request_timeout=timeout_s)
-    return {partition.partition: answer.result(timeout_s).offset for partition, answer in answers.items()}
+    early = {KafkaError.UNKNOWN_LEADER_EPOCH, KafkaError.FENCED_LEADER_EPOCH, KafkaError.NOT_LEADER_FOR_PARTITION}
+    while True:
+        answers = admin.list_offsets(asked, isolation_level=IsolationLevel[isolation], request_timeout=timeout_s)
+        try:
+            return {partition.partition: answer.result(timeout_s).offset for partition, answer in answers.items()}
+        except KafkaException as error:
+            if error.args[0].code() not in early or time.monotonic() > give_up_at:
+                raise
+        time.sleep(_POLL_S)
 
 
 def _read(bootstrap: str, topic: str, isolation: str, timeout_s: float) -> list[Record]:
