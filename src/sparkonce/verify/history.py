@@ -1,0 +1,205 @@
+"""What was recorded of a run: events in the order in which they were seen, and what every reader found in the end.
+
+A folder holds it: ``history.jsonl`` with one event a line, ``expected.parquet``, ``undisturbed.parquet``, and one
+``observed-<system>.parquet`` for each system. Checkers and report read nothing else.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from sparkonce.errors import ConfigurationError
+
+EVENTS = "history.jsonl"
+
+ROWS = pa.schema(
+    [
+        ("kind", pa.string()),
+        ("key", pa.int64()),
+        ("number", pa.int64()),
+        ("amount", pa.int64()),
+        ("rows", pa.int64()),
+    ]
+)
+"""Rows as they must be.
+
+``kind`` is ``row``, with the key's sequence number and the row's amount; or ``sum``, with the start of a window of
+event time in milliseconds, the sum of the key's amounts in it, and how many rows they are of (1 for a ``row``)."""
+
+OBSERVED = pa.schema([*ROWS, ("batch", pa.int64()), ("partition", pa.int32()), ("offset", pa.int64())])
+"""Rows as a reader of a system found them: with the batch that wrote them, and where the system keeps an order (Kafka)
+with partition and offset, -1 elsewhere. What cannot be read as a row at all has the kind ``strange``."""
+
+
+class Kind(str, Enum):
+    """What an event tells. In brackets: its fields.
+
+    Times are ``Event.at_ms``. A driver is known by its number, from 1 in the order of their starts.
+    """
+
+    BEGAN = "began"
+    """[seed, workload, systems, guarantee, versions, schedule, limits]: what was asked for."""
+    START = "start"
+    """[driver, pid, slots, master]: a driver was started."""
+    PHASE = "phase"
+    """[driver, phase, batch]: a driver came to a phase (its name) of a batch; nothing of it was done yet."""
+    BATCH = "batch"
+    """[driver, batch, rows, transactions, recovered, healed, seconds]: a driver says that a batch is committed.
+    ``rows`` is by system, ``seconds`` by phase."""
+    LOG = "log"
+    """[driver, level, message]: a warning, or worse, of the product's own."""
+    STOPPED = "stopped"
+    """[driver, error, message]: a query stopped by itself; ``error`` is the name of the error's class."""
+    ENDED = "ended"
+    """[driver, code]: its process has ended; a negative code is a signal."""
+    FAULT = "fault"
+    """[step, fault, system, request, driver, phase, batch, aimed, held]: a fault happened, and where the driver was.
+    ``aimed`` is the phase that the schedule names, ``held`` whether the driver was held there."""
+    OVER = "over"
+    """[step]: the outage, pause or slowness is over."""
+    RECOVERED = "recovered"
+    """[step, driver, batch]: the first batch that was finished after it was over."""
+    SKIPPED = "skipped"
+    """[step, fault, why]: it could not be injected."""
+    SEEN = "seen"
+    """[system, batch, decided]: a reader saw rows of a batch for the first time, and then read the log: the newest
+    batch that was decided."""
+    FED = "fed"
+    """[rows]: how many rows the source has."""
+    RESOURCES = "resources"
+    """[driver, role, pid, rss_mib, handles]: of one process of a driver: ``driver``, ``jvm``, ``worker``."""
+    FOLDER = "folder"
+    """[name, files, bytes]: how large the decision log or the checkpoint is."""
+    OPEN = "open"
+    """[system, names]: what a system holds, after the last recovery, that is neither committed nor aborted."""
+    STATE = "state"
+    """[disturbed, undisturbed]: how many rows of state the query has kept in the end, and a query that nobody
+    disturbed."""
+    STUCK = "stuck"
+    """[step, what]: something did not happen before its deadline. The run was ended."""
+    FINISHED = "finished"
+    """[]: all was carried out and read."""
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """One thing that was seen.
+
+    Attributes:
+        at_ms: Milliseconds since the run began.
+        kind: What it tells.
+        fields: See `Kind`.
+    """
+
+    at_ms: int
+    kind: Kind
+    fields: Mapping[str, Any] = field(default_factory=dict)
+
+    def __getitem__(self, name: str) -> Any:
+        return self.fields[name]
+
+    def to_json(self) -> str:
+        """One line."""
+        return json.dumps({"at_ms": self.at_ms, "kind": self.kind.value, **self.fields})
+
+    @classmethod
+    def of_json(cls, line: str) -> Event:
+        """The inverse of `to_json`. Raises `ValueError` or `KeyError` for anything else."""
+        fields = json.loads(line)
+        return cls(int(fields.pop("at_ms")), Kind(fields.pop("kind")), fields)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class History:
+    """A whole run.
+
+    Attributes:
+        events: In the order in which they were seen.
+        expected: What every system must hold, see `ROWS`.
+        observed: What it holds, by system, see `OBSERVED`.
+        undisturbed: What a query that nobody disturbed has made of the same source, see `ROWS`; None if none was run.
+    """
+
+    events: Sequence[Event]
+    expected: pa.Table
+    observed: Mapping[str, pa.Table]
+    undisturbed: pa.Table | None = None
+
+    def of(self, *kinds: Kind) -> Iterator[Event]:
+        """The events of some kinds, in their order."""
+        return (event for event in self.events if event.kind in kinds)
+
+    def first(self, kind: Kind) -> Event | None:
+        """The first event of a kind."""
+        return next(self.of(kind), None)
+
+
+class Recorder:
+    """Writes a history down while it happens. Its methods may be called from several threads.
+
+    Args:
+        folder: A new one, or one without a history.
+
+    Raises:
+        ConfigurationError: if there is a history in it.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        folder.mkdir(parents=True, exist_ok=True)
+        try:
+            self._file = (folder / EVENTS).open("x", encoding="utf-8")
+        except FileExistsError:
+            raise ConfigurationError(f"{folder} holds a history already", next_step="name a new folder.") from None
+        self._began = time.monotonic()
+        self._lock = threading.Lock()
+        self.events: list[Event] = []
+
+    def note(self, kind: Kind, **fields: Any) -> Event:
+        """Writes one event down."""
+        with self._lock:
+            event = Event(int((time.monotonic() - self._began) * 1000), kind, fields)
+            self.events.append(event)
+            self._file.write(event.to_json() + "\n")
+            self._file.flush()
+            return event
+
+    def keep(self, name: str, table: pa.Table) -> None:
+        """Writes a table: ``expected``, ``undisturbed`` or ``observed-<system>``."""
+        pq.write_table(table, self.folder / f"{name}.parquet", compression="zstd")
+
+    def close(self) -> None:
+        """Closes the file."""
+        self._file.close()
+
+
+def load(folder: Path) -> History:
+    """Reads a history.
+
+    Raises:
+        ConfigurationError: if the folder does not hold one.
+    """
+    try:
+        lines = (folder / EVENTS).read_text(encoding="utf-8").splitlines()
+        events = [Event.of_json(line) for line in lines]
+    except (OSError, ValueError, KeyError) as error:
+        raise ConfigurationError(f"{folder} holds no history that can be read: {error}") from error
+    expected = folder / "expected.parquet"
+    undisturbed = folder / "undisturbed.parquet"
+    observed = {path.stem.removeprefix("observed-"): path for path in sorted(folder.glob("observed-*.parquet"))}
+    return History(
+        events=events,
+        expected=pq.read_table(expected) if expected.exists() else ROWS.empty_table(),
+        observed={name: pq.read_table(path) for name, path in observed.items()},
+        undisturbed=pq.read_table(undisturbed) if undisturbed.exists() else None,
+    )

@@ -1,0 +1,136 @@
+"""What will be done to a query, in which order and at which moments: drawn from a seed, or read from a file."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from sparkonce.errors import ConfigurationError
+from sparkonce.protocol.state import Phase
+from sparkonce.verify.faults import ENDS_THE_DRIVER, OF_REQUESTS, Fault
+
+EVERY_BATCH = (Phase.WRITING, Phase.DECIDING, Phase.FINISHING, Phase.SWEEPING_OWN, Phase.IDLE)
+"""The phases that most batches go through: what a schedule aims at."""
+FIRST_BATCH = (Phase.READING, Phase.CLAIMING, Phase.SWEEPING, Phase.REPLAYING)
+"""Those of a driver's first batch. They are struck while a driver recovers from the step before."""
+
+_DRIFTS_MS = (0, 0, 0, 20, 100, 400)
+"""How long after the phase has begun; at 0 the query is held there until the fault has happened."""
+_LASTS_MS = (500, 1_000, 2_000, 4_000)
+_BATCHES = (1, 1, 2, 3)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """One fault.
+
+    Attributes:
+        number: From 1.
+        fault: What.
+        phase: Name of the `Phase` of the driver in which it happens.
+        system: The name of the system that it strikes; empty for a fault of the query's own processes.
+        request: Which request of the system, for a fault of one request.
+        batches: How many batches are to be finished since the step before has been recovered from.
+        delay_ms: How long after the phase has begun. At 0 the query is held at the phase's beginning until the fault
+            has happened.
+        lasts_ms: How long an outage, a pause, or slowness lasts.
+        amount: What a fault needs besides: by how many seconds the clock jumps, how many slots the new driver has.
+    """
+
+    number: int
+    fault: Fault
+    phase: str
+    system: str = ""
+    request: str = ""
+    batches: int = 1
+    delay_ms: int = 0
+    lasts_ms: int = 1_000
+    amount: int = 0
+
+    def to_json(self) -> dict[str, Any]:
+        """As plain values."""
+        return {**asdict(self), "fault": self.fault.value}
+
+    @classmethod
+    def of_json(cls, fields: Mapping[str, Any]) -> Step:
+        """The inverse of `to_json`.
+
+        Raises:
+            ConfigurationError: if a field is missing, unknown, or not what it must be.
+        """
+        try:
+            step = cls(**{**fields, "fault": Fault(fields["fault"])})
+            Phase[step.phase]
+        except (TypeError, ValueError, KeyError) as error:
+            raise ConfigurationError(f"a step of the schedule cannot be read: {dict(fields)!r}: {error}") from error
+        return step
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choice:
+    """A fault that can be injected here.
+
+    Attributes:
+        fault: What.
+        system: Where; empty for the query's own processes.
+        requests: The names of requests, for a fault of one request.
+    """
+
+    fault: Fault
+    system: str = ""
+    requests: tuple[str, ...] = ()
+
+
+def draw(seed: int, count: int, choices: Sequence[Choice]) -> list[Step]:
+    """A schedule. The same arguments give the same schedule.
+
+    Every choice comes as often as every other, in a random order, and so does every phase.
+
+    Args:
+        seed: Of the random numbers.
+        count: How many steps.
+        choices: What can be injected.
+
+    Raises:
+        ConfigurationError: if nothing can be.
+    """
+    if not choices:
+        raise ConfigurationError("no fault can be injected here", next_step="name other systems or other faults.")
+    dice = random.Random(seed)  # noqa: S311 - the same schedule again, nothing secret
+    deck: list[Choice] = []
+    phases: list[Phase] = []
+    steps: list[Step] = []
+    for number in range(1, count + 1):
+        deck = deck or dice.sample(choices, len(choices))
+        phases = phases or dice.sample(EVERY_BATCH + FIRST_BATCH, len(EVERY_BATCH + FIRST_BATCH))
+        choice = deck.pop()
+        after_restart = bool(steps) and steps[-1].fault in ENDS_THE_DRIVER
+        phase = next((one for one in phases if after_restart or one in EVERY_BATCH), None) or dice.choice(EVERY_BATCH)
+        if phase in phases:
+            phases.remove(phase)
+        steps.append(_step(dice, number, choice, phase))
+    return steps
+
+
+def _step(dice: random.Random, number: int, choice: Choice, phase: Phase) -> Step:
+    fault = choice.fault
+    if fault is Fault.EXPIRED:
+        phase = Phase.FINISHING
+    amount = 0
+    if fault is Fault.CLOCK_JUMPED:
+        amount = dice.choice((-86_400, -3_600, -60, 60, 3_600, 86_400))
+    elif fault is Fault.OTHER_PARALLELISM:
+        amount = dice.randint(1, 8)
+    return Step(
+        number=number,
+        fault=fault,
+        phase=phase.name,
+        system=choice.system,
+        request=dice.choice(choice.requests) if fault in OF_REQUESTS else "",
+        batches=0 if phase in FIRST_BATCH else dice.choice(_BATCHES),
+        delay_ms=dice.choice(_DRIFTS_MS),
+        lasts_ms=dice.choice(_LASTS_MS),
+        amount=amount,
+    )

@@ -1,0 +1,66 @@
+"""What a checker says of a history."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+
+class Anomaly(str, Enum):
+    """What must not be. The value is its name in reports."""
+
+    MISSING = "missing"
+    DOUBLED = "doubled"
+    STRANGE = "strange"
+    EARLY = "early"
+    OUT_OF_ORDER = "out of order"
+    TORN = "torn"
+    LINGERING = "lingering"
+    STATE_DIFFERS = "state differs"
+    STUCK = "stuck"
+    STOPPED = "stopped"
+    GROWING = "growing"
+
+    @property
+    def words(self) -> str:
+        """The same in a sentence."""
+        return _WORDS[self]
+
+
+_WORDS = {
+    Anomaly.MISSING: "a row that must be there is not",
+    Anomaly.DOUBLED: "a row is there more than once",
+    Anomaly.STRANGE: "a row is there that nobody expects: with a wrong sum, of no key, or not readable at all",
+    Anomaly.EARLY: "a reader saw rows of a batch before it was decided",
+    Anomaly.OUT_OF_ORDER: "rows of a key stand in a partition in another order than they were sent in",
+    Anomaly.TORN: "a batch is in one system and not, or not whole, in another",
+    Anomaly.LINGERING: "something was left open after the last recovery",
+    Anomaly.STATE_DIFFERS: "a query that nobody disturbed made other rows, or kept other state",
+    Anomaly.STUCK: "the query did not go on before a deadline",
+    Anomaly.STOPPED: "the query stopped with an error that no fault explains",
+    Anomaly.GROWING: "memory, file handles, or a folder grow and grow",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """One checker's answer about one system, or about the whole run.
+
+    Attributes:
+        anomaly: What was looked for.
+        system: In which system; empty for the whole run.
+        looked_at: How many things were looked at. A verdict on nothing proves nothing.
+        count: How often it was found.
+        examples: Some of what was found, each in a line.
+    """
+
+    anomaly: Anomaly
+    system: str
+    looked_at: int
+    count: int
+    examples: tuple[str, ...] = ()
+
+    @property
+    def ok(self) -> bool:
+        """Whether it was not found."""
+        return self.count == 0
