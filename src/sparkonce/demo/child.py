@@ -35,12 +35,15 @@ class Child:
     """One start of the pipeline, in a session of its own: the Python driver, its JVM, and the Python workers.
 
     Args:
-        arguments: Of `sparkonce.demo.pipeline`.
+        arguments: Of the module.
         log: Takes its standard error, appended.
         temporary: For temporary files of Spark and Python; is made.
+        module: The pipeline.
     """
 
-    def __init__(self, arguments: Sequence[str], *, log: Path, temporary: Path) -> None:
+    def __init__(
+        self, arguments: Sequence[str], *, log: Path, temporary: Path, module: str = "sparkonce.demo.pipeline"
+    ) -> None:
         temporary.mkdir(parents=True, exist_ok=True)
         self._log = log
         own = {
@@ -52,7 +55,7 @@ class Child:
         environment = {name: value for name, value in os.environ.items() if name not in _UNWANTED}
         with log.open("ab") as errors:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "sparkonce.demo.pipeline", *arguments],
+                [sys.executable, "-m", module, *arguments],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=errors,
@@ -81,6 +84,17 @@ class Child:
         """None while the driver runs; negative if a signal ended it."""
         return self._process.poll()
 
+    def wait(self, limit_s: float) -> None:
+        """Waits until the driver has ended by itself.
+
+        Raises:
+            DemoFailedError: if it has not after so many seconds.
+        """
+        try:
+            self._process.wait(limit_s)
+        except subprocess.TimeoutExpired:
+            raise DemoFailedError(f"the query has not ended in {limit_s:.0f} s; see {self._log}") from None
+
     def check_running(self) -> None:
         """Raises `DemoFailedError` with the end of its log if the driver has ended by itself.
 
@@ -103,7 +117,7 @@ class Child:
         if self.exit_code() is None:
             self._process.kill()
         self._process.wait()
-        while members := _session(self.pid):
+        while members := session_of(self.pid):
             if time.monotonic() > give_up_at:
                 raise DemoFailedError(f"processes {members} of the killed query are still there after {_GONE_S} s")
             for pid in members:
@@ -150,7 +164,7 @@ class Child:
                     self._events.put(event)
 
 
-def _session(leader: int) -> list[int]:
+def session_of(leader: int) -> list[int]:
     """The living processes of a session. PySpark's worker daemon leaves the process group, but not the session."""
     if not Path("/proc/self/stat").exists():
         return _group(leader)

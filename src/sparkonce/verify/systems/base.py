@@ -38,7 +38,7 @@ class System(ABC):
 
     @abstractmethod
     def stop(self) -> None:
-        """Ends what was started here. On the user's own server it removes the place for the rows, unless `keep_place`."""
+        """Ends what was started here. On the user's own server removes the place for the rows, unless `keep_place`."""
 
     keep_place = False
     """Set where the rows must stay to be looked at."""

@@ -1,0 +1,302 @@
+"""The query under verification: rows from Kafka, passed on one by one and summed by key and window, to every system.
+
+A process of its own (``python -m sparkonce.verify.query``). It tells what it does in lines of JSON on standard output,
+takes commands in lines of JSON on standard input, and stops when that is closed, so it cannot outlive the process that
+started it. The commands: ``{"hold": "DECIDING"}`` stops it where that phase begins the next time, ``{"go": true}`` lets
+it go on, ``{"clock": -60}`` sets its clock so many seconds forward or back.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import logging
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+from sparkonce.protocol.state import Phase
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.streaming.query import StreamingQuery
+
+    from sparkonce.sinks.base import TwoPhaseCommitSink
+
+_POLL_S = 0.1
+_STOP_S = 45.0
+_HOLD_S = 300.0
+WATERMARK_DELAY = "2 seconds"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QueryConfig:
+    """One start of the query: plain values.
+
+    Attributes:
+        source: Options of Spark's Kafka source, with the topic.
+        sinks: Of each system by name: the module and class that build the sink, and their settings.
+        checkpoint: The query's folder.
+        temporary: For what Spark leaves behind when it is killed.
+        jars: For ``spark.jars``.
+        window_ms: Width of the windows.
+        trigger: ``processingTime``, or empty for ``availableNow``.
+        master: Spark's master.
+        slots: How many slots each system's sink has at most; 0 for as many as the plan has.
+        shuffle_partitions: Spark's; a stateful query keeps it from its first start on.
+        hold: Name of the phase to be held at from the beginning, if any.
+        plain_to: Instead of all sinks, a folder that Spark itself writes Parquet to.
+        commit_deadline_s: See `sparkonce.ExactlyOnce`.
+    """
+
+    source: Mapping[str, str]
+    sinks: Mapping[str, tuple[str, str, Mapping[str, Any]]]
+    checkpoint: str
+    temporary: str
+    jars: tuple[str, ...]
+    window_ms: int
+    trigger: str = "500 milliseconds"
+    master: str = "local[2]"
+    slots: int = 0
+    shuffle_partitions: int = 3
+    hold: str = ""
+    plain_to: str = ""
+    commit_deadline_s: float = 60.0
+
+    def to_json(self) -> str:
+        """For the command line."""
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def of_json(cls, text: str) -> QueryConfig:
+        """The inverse of `to_json`."""
+        return cls(**json.loads(text))
+
+
+def plan(spark: SparkSession, config: QueryConfig) -> DataFrame:
+    """Each row as it is, and the sum of each key's amounts in each window once the watermark has passed it."""
+    from pyspark.sql import functions as F  # noqa: N812 - as everybody writes it
+
+    records = spark.readStream.format("kafka").options(**config.source).load()
+    fields = F.split(F.col("value").cast("string"), ",")
+    parsed = records.select(
+        F.col("key").cast("string").cast("bigint").alias("key"),
+        fields[0].cast("bigint").alias("number"),
+        fields[1].cast("bigint").alias("amount"),
+        F.timestamp_millis(fields[2].cast("bigint")).alias("at"),
+    )
+    rows = parsed.where("key >= 0").select(
+        F.lit("row").alias("kind"), "key", "number", "amount", F.lit(1).cast("bigint").alias("rows")
+    )
+    sums = (
+        parsed.withWatermark("at", WATERMARK_DELAY)
+        .groupBy(F.window("at", f"{config.window_ms} milliseconds"), "key")
+        .agg(F.sum("amount").alias("amount"), F.count("*").alias("rows"))
+        .select(F.lit("sum").alias("kind"), "key", F.unix_millis("window.start").alias("number"), "amount", "rows")
+    )
+    return rows.union(sums)
+
+
+def for_kafka(batch: DataFrame) -> DataFrame:
+    """Key and value of each row's record."""
+    from pyspark.sql import functions as F  # noqa: N812 - as everybody writes it
+
+    value = F.concat_ws(",", *[F.col(name).cast("string") for name in batch.columns])
+    return batch.select(F.col("key").cast("string").alias("key"), value.alias("value"))
+
+
+def sinks_of(config: QueryConfig) -> dict[TwoPhaseCommitSink, Callable[[DataFrame], DataFrame]]:
+    """Every system's sink, with the view that gives it its slots."""
+
+    def view(kafka: bool) -> Callable[[DataFrame], DataFrame]:
+        def of(batch: DataFrame) -> DataFrame:
+            shown = for_kafka(batch) if kafka else batch
+            return shown.coalesce(config.slots) if config.slots else shown
+
+        return of
+
+    found = {}
+    for name, (module, kind, settings) in config.sinks.items():
+        sink = getattr(importlib.import_module(module), kind).build(settings)
+        found[sink] = view(name == "kafka")
+    return found
+
+
+class Gate:
+    """Holds the query where a phase begins, for as long as it is told to."""
+
+    def __init__(self, phase: str) -> None:
+        self._phase = phase
+        self._go = threading.Event()
+
+    def hold(self, phase: str) -> None:
+        """The next time that this phase begins."""
+        self._go.clear()
+        self._phase = phase
+
+    def go(self) -> None:
+        """Lets it go on, and holds no more."""
+        self._phase = ""
+        self._go.set()
+
+    def pass_by(self, phase: Phase, batch: int) -> None:
+        """Called where a phase begins."""
+        if phase.name == self._phase:
+            tell("held", phase=phase.name, batch=batch)
+            self._go.wait(_HOLD_S)
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Runs the query until standard input is closed. Returns 0 unless the query failed."""
+    parser = argparse.ArgumentParser(prog="python -m sparkonce.verify.query", description=__doc__)
+    parser.add_argument("config", help="JSON of a QueryConfig")
+    config = QueryConfig.of_json(parser.parse_args(arguments).config)
+    gate, stopping = Gate(config.hold), threading.Event()
+    threading.Thread(target=_listen, args=(gate, stopping), daemon=True).start()
+    _tell_log()
+    spark = session(config)
+    query = start(spark, config, gate)
+    tell("started", run=str(query.runId))
+    while query.isActive and not stopping.wait(_POLL_S):
+        pass
+    error = query.exception()
+    if error is not None:
+        tell("failed", error=type(error).__name__, message=str(error)[:2000])
+        return 1
+    progress = query.lastProgress
+    if progress is not None:
+        tell("state", rows=sum(each["numRowsTotal"] for each in progress["stateOperators"]))
+    query.stop()
+    spark.stop()
+    tell("stopped")
+    return 0
+
+
+def start(spark: SparkSession, config: QueryConfig, gate: Gate) -> StreamingQuery:
+    """Starts the query."""
+    writer = plan(spark, config).writeStream.outputMode("append").option("checkpointLocation", config.checkpoint)
+    trigger: dict[str, Any] = {"processingTime": config.trigger} if config.trigger else {"availableNow": True}
+    if config.plain_to:
+        return writer.format("parquet").option("path", config.plain_to).trigger(**trigger).start()
+    return writer.foreachBatch(_batches(config, gate)).trigger(**trigger).start()
+
+
+def _batches(config: QueryConfig, gate: Gate) -> Callable[[DataFrame, int], None]:
+    from sparkonce import ExactlyOnce
+    from sparkonce.errors import SparkonceError
+
+    def listen(phase: Phase, batch: int) -> None:
+        if phase is Phase.IDLE:
+            done = exactly_once.progress()[-1]
+            tell(
+                "batch",
+                batch=batch,
+                rows=done.rows,
+                transactions=done.transactions,
+                recovered=done.recovered,
+                healed=done.healed,
+                seconds=done.seconds,
+            )
+        tell("phase", phase=phase.name, batch=batch)
+        gate.pass_by(phase, batch)
+
+    exactly_once = ExactlyOnce(
+        sinks_of(config),
+        checkpoint=config.checkpoint,
+        listener=listen,
+        display=False,
+        commit_deadline_s=config.commit_deadline_s,
+        sweep_every_s=2.0,
+    )
+
+    def run_batch(rows: DataFrame, batch: int) -> None:
+        from pyspark.sql import functions as F  # noqa: N812 - as everybody writes it
+
+        try:
+            exactly_once(rows.withColumn("batch", F.lit(batch).cast("bigint")), batch)
+        except SparkonceError as error:
+            tell("stop", error=type(error).__name__, message=str(error)[:2000])
+            raise
+
+    return run_batch
+
+
+def session(config: QueryConfig) -> SparkSession:
+    """Spark, on loopback, with its temporary files in a folder of ours."""
+    from pyspark.sql import SparkSession
+
+    java = f"-Djava.io.tmpdir={config.temporary} -XX:+UseSerialGC -XX:TieredStopAtLevel=1 -XX:-UsePerfData"
+    spark = (
+        SparkSession.builder.master(config.master)
+        .appName("sparkonce verify")
+        .config("spark.jars", ",".join(config.jars))
+        .config("spark.driver.extraJavaOptions", java)
+        .config("spark.driver.host", "127.0.0.1")
+        .config("spark.driver.bindAddress", "127.0.0.1")
+        .config("spark.local.dir", config.temporary)
+        .config("spark.sql.shuffle.partitions", str(config.shuffle_partitions))
+        .config("spark.ui.enabled", "false")
+        .config("spark.ui.showConsoleProgress", "false")
+        .getOrCreate()
+    )
+    spark.sparkContext.setLogLevel("WARN")
+    return spark
+
+
+def tell(event: str, **fields: Any) -> None:
+    """Writes one line for the process that listens."""
+    # One write for a line: the JVM has the same standard output.
+    os.write(1, (json.dumps({"event": event, **fields}) + "\n").encode())
+
+
+def _listen(gate: Gate, stopping: threading.Event) -> None:
+    # Not sys.stdin: at the interpreter's end a reading thread would still hold the lock of its buffer.
+    rest = b""
+    while piece := os.read(0, 4096):
+        *lines, rest = (rest + piece).split(b"\n")
+        for line in lines:
+            _obey(json.loads(line), gate)
+    # Where a server is gone too, stopping in order may take for ever, and nobody waits for it any more.
+    end = threading.Timer(_STOP_S, os._exit, (1,))
+    end.daemon = True
+    end.start()
+    gate.go()
+    stopping.set()
+
+
+def _obey(command: Mapping[str, Any], gate: Gate) -> None:
+    if "hold" in command:
+        gate.hold(command["hold"])
+    if "go" in command:
+        gate.go()
+    if "clock" in command:
+        _jump(float(command["clock"]))
+
+
+def _jump(seconds: float) -> None:
+    """Sets the clock of this Python process. Its monotonic clock goes on, as it does where NTP sets the time."""
+    real_s, real_ns = time.time, time.time_ns
+    time.time = lambda: real_s() + seconds
+    time.time_ns = lambda: real_ns() + int(seconds * 1e9)
+
+
+class _TellingHandler(logging.Handler):
+    def emit(self, record: logging.LogRecord) -> None:
+        tell("log", level=record.levelname, message=record.getMessage()[:1000])
+
+
+def _tell_log() -> None:
+    logging.basicConfig(level=logging.WARNING, stream=sys.stderr, format="%(asctime)s %(name)s %(message)s")
+    ours = logging.getLogger("sparkonce")
+    ours.setLevel(logging.INFO)
+    telling = _TellingHandler(level=logging.WARNING)
+    ours.addHandler(telling)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,254 @@
+"""A whole verification: systems started, rows fed, the schedule carried out, everything read, judged and reported."""
+
+from __future__ import annotations
+
+import os
+import platform
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field, replace
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from sparkonce.embedded import spark_kafka_jars
+from sparkonce.errors import ConfigurationError
+from sparkonce.testing.disk import SmallDisk
+from sparkonce.verify.child import Driver
+from sparkonce.verify.conduct import Conductor, Limits, StuckError
+from sparkonce.verify.errors import VerifyFailedError
+from sparkonce.verify.faults import Fault
+from sparkonce.verify.feed import Feeder
+from sparkonce.verify.history import ROWS, History, Kind, Recorder, load
+from sparkonce.verify.query import QueryConfig
+from sparkonce.verify.schedule import Step, draw
+from sparkonce.verify.strike import Striker, choices
+from sparkonce.verify.systems.base import System
+from sparkonce.verify.systems.kafka import KafkaSystem
+from sparkonce.verify.watch import Readers
+from sparkonce.verify.workload import Workload
+
+if TYPE_CHECKING:
+    from sparkonce.verify.systems.base import System
+
+_CHECKPOINT_MIB = 512
+_DRAIN_S = 600.0
+_UNDISTURBED_S = 900.0
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """What is asked for.
+
+    Attributes:
+        source: The Kafka with the source; also the system ``kafka`` if that is among ``systems``.
+        systems: What the query writes to.
+        folder: A new one; keeps history, logs, and report.
+        seed: Of workload and schedule.
+        rows: How many rows at least.
+        workload: What is written.
+        faults: How many.
+        wanted: Only these faults; all that are possible by default.
+        schedule: Instead of drawing one.
+        undisturbed: Whether to hold the rows against a query that nobody disturbs.
+        limits: How long to wait.
+        module: The query's module.
+    """
+
+    source: KafkaSystem
+    systems: Sequence[System]
+    folder: Path
+    seed: int
+    rows: int
+    workload: Workload
+    faults: int = 12
+    wanted: Sequence[Fault] = ()
+    schedule: Sequence[Step] | None = None
+    undisturbed: bool = True
+    limits: Limits = field(default_factory=Limits)
+    module: str = "sparkonce.verify.query"
+
+
+def run(options: Options, say: Say) -> History:
+    """Runs it, and reads back what was recorded.
+
+    Raises:
+        ConfigurationError: if something asked for is not possible.
+        PreflightError: if a system cannot be had.
+        VerifyFailedError: if the verification cannot be carried through.
+    """
+    if not Path("/proc/self/stat").exists():
+        raise ConfigurationError("sparkonce verify needs Linux: it finds the processes that it kills in /proc")
+    with ExitStack() as stack:
+        recorder = Recorder(options.folder)
+        stack.callback(recorder.close)
+        for system in _all(options):
+            say(f"{system.name} starts")
+            stack.callback(system.stop)
+            system.start(options.folder / system.name)
+        disk = stack.enter_context(_checkpoint_disk(options.folder / "checkpoint"))
+        _Run(options, recorder, disk, say).carry_out()
+    return load(options.folder)
+
+
+def _all(options: Options) -> list[System]:
+    """The systems, and the source's among them."""
+    others = [system for system in options.systems if system is not options.source]
+    return [options.source, *others]
+
+
+class _Run:
+    def __init__(self, options: Options, recorder: Recorder, disk: SmallDisk, say: Say) -> None:
+        self._options = options
+        self._recorder = recorder
+        self._say = say
+        self._checkpoint = disk.folder / "query"
+        self._disk = disk if disk.is_small else None
+        found = choices(options.systems, options.source, disk=disk.is_small, wanted=options.wanted)
+        drawn = options.schedule if options.schedule is not None else draw(options.seed, options.faults, found)
+        self._steps = list(drawn)
+        source = options.source
+        self._feeder = Feeder(source.settings, source.source, options.workload)
+        self._readers = Readers(options.systems, self._checkpoint, recorder)
+        self._config = QueryConfig(
+            source=source.spark_options(),
+            sinks={
+                system.name: (type(system).__module__, type(system).__name__, system.sink_settings())
+                for system in options.systems
+            },
+            checkpoint=str(self._checkpoint),
+            temporary=str(options.folder / "tmp"),
+            jars=tuple(str(jar) for jar in spark_kafka_jars()),
+            window_ms=options.workload.window_ms,
+        )
+        logs = options.folder / "logs"
+        logs.mkdir()
+        self._conductor = Conductor(
+            self._config,
+            module=options.module,
+            folder=logs,
+            recorder=recorder,
+            limits=options.limits,
+            look=self._feeder.check,
+        )
+
+    def carry_out(self) -> None:
+        """All of it. What was found out until something went wrong is recorded in any case."""
+        conductor = self._conductor
+        self._note_began()
+        striker = Striker(
+            conductor,
+            {system.name: system for system in _all(self._options)},
+            seed=self._options.seed,
+            disk=self._disk,
+            expiry_s=self._options.source.transaction_timeout_s,
+        )
+        try:
+            self._feeder.start()
+            self._readers.start()
+            striker.start(self._steps)
+            conductor.need(lambda: conductor.finished > 0, conductor.limits.start_s, "the first batch is finished")
+            self._say("the query runs; faults begin")
+            striker.carry_out(self._steps)
+            conductor.need(
+                lambda: self._feeder.written >= self._options.rows, self._longest_feed_s(), "all rows are written"
+            )
+            disturbed = self._drain()
+            self._read()
+            if self._options.undisturbed:
+                self._hold_against_undisturbed(disturbed)
+            self._recorder.note(Kind.FINISHED)
+        except StuckError as stuck:
+            self._say(str(stuck))
+            self._end()
+            self._read()
+        finally:
+            self._end()
+
+    def _end(self) -> None:
+        self._readers.stop()
+        self._conductor.end()
+        self._feeder.stop()
+
+    def _drain(self) -> Driver | None:
+        """Lets a fresh driver finish all that was written, and close every window."""
+        conductor = self._conductor
+        self._feeder.stop()
+        self._recorder.note(Kind.FED, rows=self._feeder.written)
+        conductor.stop()
+        self._feeder.close_windows()
+        self._say(f"{self._feeder.written:,} rows written; the last windows are closed")
+        conductor.start(slots=0)
+        end_ms = self._feeder.closed_at_ms()
+        conductor.need(
+            lambda: conductor.checkpoint.finished_watermark_ms() >= end_ms, _DRAIN_S, "every window is given out"
+        )
+        return conductor.stop()
+
+    def _read(self) -> None:
+        self._say("reading what readers see")
+        self._readers.stop()
+        self._recorder.keep("expected", self._options.workload.expected(self._feeder.written))
+        for system in self._options.systems:
+            self._recorder.keep(f"observed-{system.name}", system.read())
+            self._recorder.note(Kind.OPEN, system=system.name, names=list(system.left_open()))
+
+    def _hold_against_undisturbed(self, disturbed: Driver | None) -> None:
+        """The same query on the same rows, with a checkpoint of its own and nobody who disturbs it."""
+        self._say("the same query once more, undisturbed")
+        folder = self._options.folder / "undisturbed"
+        config = replace(self._config, checkpoint=str(folder / "checkpoint"), plain_to=str(folder / "rows"), trigger="")
+        log, temporary = self._options.folder / "logs" / "undisturbed.log", Path(self._config.temporary)
+        driver = Driver(0, [config.to_json()], log=log, temporary=temporary, module=self._options.module)
+        try:
+            driver.wait(_UNDISTURBED_S)
+        finally:
+            driver.kill()
+        list(driver.news())
+        if driver.error:
+            raise VerifyFailedError(f"the query that nobody disturbs failed: {driver.error}; see {log}")
+        self._recorder.keep("undisturbed", _parquet(folder / "rows"))
+        before = disturbed.state_rows if disturbed is not None else None
+        if before is not None and driver.state_rows is not None:
+            self._recorder.note(Kind.STATE, disturbed=before, undisturbed=driver.state_rows)
+
+    def _longest_feed_s(self) -> float:
+        return 2.0 * self._options.rows / self._options.workload.rows_per_second + 60.0
+
+    def _note_began(self) -> None:
+        self._recorder.note(
+            Kind.BEGAN,
+            seed=self._options.seed,
+            workload=self._options.workload.to_json(),
+            systems=[system.name for system in self._options.systems],
+            guarantee="exactly-once",
+            versions={**{name: version(name) for name in ("sparkonce", "pyspark", "confluent-kafka")}, **_machine()},
+            schedule=[step.to_json() for step in self._steps],
+            limits=self._options.limits.to_json(),
+        )
+
+
+@contextmanager
+def _checkpoint_disk(folder: Path) -> Iterator[SmallDisk]:
+    disk = SmallDisk(folder, _CHECKPOINT_MIB)
+    try:
+        yield disk
+    finally:
+        disk.close()
+
+
+def _parquet(folder: Path) -> pa.Table:
+    import pyarrow.dataset as ds
+
+    paths = [str(path) for path in sorted(folder.glob("*.parquet"))]
+    if not paths:
+        return ROWS.empty_table()
+    return ds.dataset(paths, format="parquet").to_table(columns=ROWS.names).cast(ROWS)
+
+
+def _machine() -> Mapping[str, Any]:
+    return {"python": platform.python_version(), "system": platform.platform(), "cores": os.cpu_count()}

@@ -1,0 +1,245 @@
+"""Injects the faults of a schedule, one by one, into a query and its systems."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from typing import Protocol
+
+from sparkonce.verify.child import Driver
+from sparkonce.verify.conduct import Conductor, wants_executors
+from sparkonce.verify.faults import OF_REQUESTS, Fault
+from sparkonce.verify.schedule import Choice, Step
+from sparkonce.verify.systems.base import System
+
+_SPRUNG_S = 20.0
+_EXPIRY_MARGIN_S = 30.0
+LOCAL, WITH_EXECUTORS = "local[2]", "local-cluster[2,1,1024]"
+
+
+class Disk(Protocol):
+    """A disk that can be filled."""
+
+    def fill(self) -> None:
+        """Leaves not a byte free."""
+
+    def free(self) -> None:
+        """Makes room again."""
+
+
+class Striker:
+    """Carries out steps.
+
+    Args:
+        conductor: Keeps the query running.
+        systems: By name.
+        seed: For choices that a step leaves open: which worker.
+        disk: The disk of checkpoint and log, if it can be filled.
+        expiry_s: After how many seconds a transaction of the query expires.
+    """
+
+    def __init__(
+        self,
+        conductor: Conductor,
+        systems: Mapping[str, System],
+        *,
+        seed: int,
+        disk: Disk | None,
+        expiry_s: float,
+    ) -> None:
+        self._conductor = conductor
+        self._systems = systems
+        self._dice = random.Random(seed)  # noqa: S311 - which worker is killed, nothing secret
+        self._disk = disk
+        self._expiry_s = expiry_s
+        self._strikes = {
+            Fault.DRIVER_KILLED: self._kill_driver,
+            Fault.OTHER_PARALLELISM: self._kill_driver,
+            Fault.EXPIRED: self._let_expire,
+            Fault.DRIVER_PAUSED: self._pause_driver,
+            Fault.TWO_DRIVERS: self._two_drivers,
+            Fault.CLOCK_JUMPED: self._jump_clock,
+            Fault.EXECUTOR_KILLED: self._kill_executor,
+            Fault.WORKER_KILLED: self._kill_worker,
+            Fault.LOG_DISK_FULL: self._fill_disk,
+        }
+
+    def carry_out(self, steps: Sequence[Step]) -> None:
+        """All steps, and the recovery from each.
+
+        Raises:
+            StuckError: if the query does not recover.
+        """
+        for number, step in enumerate(steps):
+            following = steps[number + 1 :]
+            driver = self._conductor.aim(step)
+            strike = self._strikes.get(step.fault, self._strike_system)
+            strike(step, driver, following)
+            driver.go()
+        self._conductor.settle(steps[-1].number if steps else 0)
+
+    def start(self, steps: Sequence[Step], slots: int = 0) -> Driver:
+        """Starts a driver for the steps that follow."""
+        conductor = self._conductor
+        conductor.expect(steps[0] if steps else None)
+        master = WITH_EXECUTORS if wants_executors(steps) else LOCAL
+        return conductor.start(master=master, slots=slots)
+
+    # --- the driver ---------------------------------------------------------------------------------------------------
+
+    def _kill_driver(self, step: Step, driver: Driver, following: Sequence[Step]) -> None:
+        conductor = self._conductor
+        conductor.note_fault(step, driver)
+        conductor.driver = None
+        conductor.kill(driver)
+        self.start(following, step.amount if step.fault is Fault.OTHER_PARALLELISM else conductor.config.slots)
+        conductor.note_over(step)
+
+    def _let_expire(self, step: Step, driver: Driver, following: Sequence[Step]) -> None:
+        """Nobody comes back until the broker has ended what the driver left open."""
+        conductor = self._conductor
+        conductor.note_fault(step, driver)
+        conductor.driver = None
+        conductor.kill(driver)
+        kafka = self._systems.get("kafka")
+        if kafka is not None:
+            conductor.need(
+                lambda: not kafka.left_open(),
+                self._expiry_s + _EXPIRY_MARGIN_S,
+                "the broker has ended what was left open",
+                step.number,
+            )
+        self.start(following, conductor.config.slots)
+        conductor.note_over(step)
+
+    def _pause_driver(self, step: Step, driver: Driver, following: Sequence[Step]) -> None:
+        """The zombie wakes up when its successor has finished a batch, and must end by itself."""
+        conductor = self._conductor
+        conductor.note_fault(step, driver)
+        driver.pause()
+        successor = self.start(following, conductor.config.slots)
+        if successor.exit_code() is None:
+            driver.go()  # it reads that when it wakes up
+        conductor.need(
+            lambda: conductor.driver is not None and conductor.driver.finished >= 0,
+            conductor.limits.start_s,
+            "the driver beside the paused one finishes a batch",
+            step.number,
+        )
+        driver.resume()
+        self._see_it_end([driver], step)
+
+    def _two_drivers(self, step: Step, driver: Driver, following: Sequence[Step]) -> None:
+        """Both work until one has deposed the other."""
+        conductor = self._conductor
+        conductor.note_fault(step, driver)
+        rival = self.start(following, conductor.config.slots)
+        driver.go()
+        self._see_it_end([driver, rival], step)
+        if rival.exit_code() is not None and driver.exit_code() is None:
+            conductor.driver = driver
+
+    def _see_it_end(self, drivers: Sequence[Driver], step: Step) -> None:
+        conductor = self._conductor
+        conductor.need(
+            lambda: any(driver.exit_code() is not None for driver in drivers),
+            conductor.limits.end_s,
+            "a driver that another one has deposed ends by itself",
+            step.number,
+        )
+        conductor.note_over(step)
+
+    def _jump_clock(self, step: Step, driver: Driver, _: Sequence[Step]) -> None:
+        self._conductor.note_fault(step, driver)
+        driver.command(clock=step.amount)
+        self._conductor.note_over(step)
+
+    def _kill_executor(self, step: Step, driver: Driver, _: Sequence[Step]) -> None:
+        self._kill_one(step, driver, driver.executors(), "no executor has a process of its own now")
+
+    def _kill_worker(self, step: Step, driver: Driver, _: Sequence[Step]) -> None:
+        self._kill_one(step, driver, driver.workers(), "no Python worker is alive now")
+
+    def _kill_one(self, step: Step, driver: Driver, candidates: Sequence[int], why: str) -> None:
+        if not candidates:
+            self._conductor.note_skipped(step, why)
+            return
+        self._conductor.note_fault(step, driver)
+        with suppress(ProcessLookupError):
+            os.kill(self._dice.choice(sorted(candidates)), signal.SIGKILL)
+        self._conductor.note_over(step)
+
+    def _fill_disk(self, step: Step, driver: Driver, _: Sequence[Step]) -> None:
+        conductor = self._conductor
+        if self._disk is None:
+            conductor.note_skipped(step, "the checkpoint is not on a disk that can be filled")
+            return
+        conductor.note_fault(step, driver)
+        try:
+            self._disk.fill()
+            driver.go()
+            conductor.pause(step.lasts_ms / 1000)
+        finally:
+            self._disk.free()
+        conductor.note_over(step)
+
+    # --- systems ------------------------------------------------------------------------------------------------------
+
+    def _strike_system(self, step: Step, driver: Driver, _: Sequence[Step]) -> None:
+        conductor, system = self._conductor, self._systems[step.system]
+        if step.fault in OF_REQUESTS:
+            self._strike_request(step, driver, system)
+            return
+        conductor.note_fault(step, driver)
+        lasts = system.inject(step.fault)
+        try:
+            driver.go()
+            if lasts:
+                conductor.pause(step.lasts_ms / 1000)
+        finally:
+            if lasts:
+                system.lift(step.fault)
+        conductor.note_over(step)
+
+    def _strike_request(self, step: Step, driver: Driver, system: System) -> None:
+        conductor = self._conductor
+        system.inject(step.fault, request=step.request)
+        try:
+            driver.go()
+            if conductor.wait(system.sprung, _SPRUNG_S):
+                conductor.note_fault(step, conductor.driver or driver)
+                conductor.pause(step.lasts_ms / 1000 if step.fault is Fault.REQUEST_LATE else 0)
+        finally:
+            sprung = system.sprung()
+            system.lift(step.fault)
+        if sprung:
+            conductor.note_over(step)
+        else:
+            conductor.note_skipped(step, f"no request {step.request!r} came within {_SPRUNG_S:.0f} s")
+
+
+def choices(systems: Sequence[System], source: System, *, disk: bool, wanted: Sequence[Fault] = ()) -> list[Choice]:
+    """The faults that can be injected into these systems and their query.
+
+    Args:
+        systems: What the query writes to.
+        source: What it reads from, perhaps one of them.
+        disk: Whether the disk of checkpoint and log can be filled.
+        wanted: Only these; all by default.
+    """
+    expires = source in systems and Fault.SERVER_KILLED in source.faults()
+    found = [
+        Choice(fault=fault)
+        for fault in Fault
+        if not fault.of_a_system
+        and (fault is not Fault.LOG_DISK_FULL or disk)
+        and (fault is not Fault.EXPIRED or expires)
+    ]
+    for system in dict.fromkeys([*systems, source]):
+        for fault, requests in system.faults().items():
+            if system in systems or fault not in OF_REQUESTS:
+                found.append(Choice(fault=fault, system=system.name, requests=tuple(requests)))
+    return [choice for choice in found if not wanted or choice.fault in wanted]
