@@ -8,7 +8,7 @@ from typing import Any
 import typer
 from typer.core import TyperGroup
 
-from sparkonce.cli import demo, explain, kafka, mysql, postgres
+from sparkonce.cli import demo, explain, kafka, mysql, postgres, verify
 from sparkonce.cli.errors import tell
 from sparkonce.errors import SparkonceError
 
@@ -36,6 +36,7 @@ app.add_typer(postgres.app, name="postgres")
 app.add_typer(mysql.app, name="mysql")
 app.command()(demo.demo)
 app.command()(explain.explain)
+app.command()(verify.verify)
 
 
 @app.callback()

@@ -18,9 +18,13 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from sparkonce.demo.proof import SparkCheckpoint
+from sparkonce.embedded.jars import spark_jars_folder
 from sparkonce.protocol.state import Phase
+from sparkonce.sources.packages import SCALA
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -31,6 +35,7 @@ if TYPE_CHECKING:
 _POLL_S = 0.1
 _STOP_S = 45.0
 _HOLD_S = 300.0
+_PROGRESS_S = 10.0
 WATERMARK_DELAY = "2 seconds"
 
 
@@ -168,13 +173,23 @@ def main(arguments: Sequence[str]) -> int:
     if error is not None:
         tell("failed", error=type(error).__name__, message=str(error)[:2000])
         return 1
-    progress = query.lastProgress
-    if progress is not None:
-        tell("state", rows=sum(each["numRowsTotal"] for each in progress["stateOperators"]))
+    _tell_state(query, config.checkpoint)
     query.stop()
     spark.stop()
     tell("stopped")
     return 0
+
+
+def _tell_state(query: StreamingQuery, checkpoint: str) -> None:
+    """How many rows of state there are after the newest batch. Spark tells of a batch a moment after it is done."""
+    newest = SparkCheckpoint(Path(checkpoint)).finished()
+    give_up_at = time.monotonic() + _PROGRESS_S
+    while time.monotonic() < give_up_at:
+        progress = query.lastProgress
+        if progress is not None and progress["batchId"] >= newest:
+            tell("state", rows=sum(each["numRowsTotal"] for each in progress["stateOperators"]))
+            return
+        time.sleep(_POLL_S)
 
 
 def start(spark: SparkSession, config: QueryConfig, gate: Gate) -> StreamingQuery:
@@ -230,6 +245,9 @@ def session(config: QueryConfig) -> SparkSession:
     """Spark, on loopback, with its temporary files in a folder of ours."""
     from pyspark.sql import SparkSession
 
+    if config.master.startswith("local-cluster"):
+        # An executor is started by what belongs to an installation of Spark, and else looks for a build's folders.
+        os.environ.update(SPARK_HOME=str(spark_jars_folder().parent), SPARK_SCALA_VERSION=SCALA)
     java = f"-Djava.io.tmpdir={config.temporary} -XX:+UseSerialGC -XX:TieredStopAtLevel=1 -XX:-UsePerfData"
     spark = (
         SparkSession.builder.master(config.master)
@@ -238,6 +256,7 @@ def session(config: QueryConfig) -> SparkSession:
         .config("spark.driver.extraJavaOptions", java)
         .config("spark.driver.host", "127.0.0.1")
         .config("spark.driver.bindAddress", "127.0.0.1")
+        .config("spark.executor.extraJavaOptions", java)
         .config("spark.local.dir", config.temporary)
         .config("spark.sql.shuffle.partitions", str(config.shuffle_partitions))
         .config("spark.ui.enabled", "false")

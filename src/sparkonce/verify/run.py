@@ -52,6 +52,7 @@ class Options:
         rows: How many rows at least.
         workload: What is written.
         faults: How many.
+        every_s: From one fault to the next, at least, in seconds.
         wanted: Only these faults; all that are possible by default.
         schedule: Instead of drawing one.
         undisturbed: Whether to hold the rows against a query that nobody disturbs.
@@ -66,6 +67,7 @@ class Options:
     rows: int
     workload: Workload
     faults: int = 12
+    every_s: float = 0.0
     wanted: Sequence[Fault] = ()
     schedule: Sequence[Step] | None = None
     undisturbed: bool = True
@@ -146,6 +148,7 @@ class _Run:
             seed=self._options.seed,
             disk=self._disk,
             expiry_s=self._options.source.transaction_timeout_s,
+            every_s=self._options.every_s,
         )
         try:
             self._feeder.start()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 import signal
+import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Protocol
@@ -17,7 +18,7 @@ from sparkonce.verify.systems.base import System
 
 _SPRUNG_S = 20.0
 _EXPIRY_MARGIN_S = 30.0
-LOCAL, WITH_EXECUTORS = "local[2]", "local-cluster[2,1,1024]"
+LOCAL, WITH_EXECUTORS = "local[2]", "local-cluster[1,2,1024]"
 
 
 class Disk(Protocol):
@@ -39,6 +40,7 @@ class Striker:
         seed: For choices that a step leaves open: which worker.
         disk: The disk of checkpoint and log, if it can be filled.
         expiry_s: After how many seconds a transaction of the query expires.
+        every_s: From one fault to the next, at least.
     """
 
     def __init__(
@@ -49,12 +51,14 @@ class Striker:
         seed: int,
         disk: Disk | None,
         expiry_s: float,
+        every_s: float = 0.0,
     ) -> None:
         self._conductor = conductor
         self._systems = systems
         self._dice = random.Random(seed)  # noqa: S311 - which worker is killed, nothing secret
         self._disk = disk
         self._expiry_s = expiry_s
+        self._every_s = every_s
         self._strikes = {
             Fault.DRIVER_KILLED: self._kill_driver,
             Fault.OTHER_PARALLELISM: self._kill_driver,
@@ -73,8 +77,11 @@ class Striker:
         Raises:
             StuckError: if the query does not recover.
         """
+        due = time.monotonic()
         for number, step in enumerate(steps):
             following = steps[number + 1 :]
+            self._conductor.pause(due - time.monotonic())
+            due = time.monotonic() + self._every_s
             driver = self._conductor.aim(step)
             strike = self._strikes.get(step.fault, self._strike_system)
             strike(step, driver, following)

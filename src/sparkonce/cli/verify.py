@@ -1,0 +1,154 @@
+"""``sparkonce verify``: the proof on the user's own servers, or on servers of its own."""
+
+import json
+import secrets
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from sparkonce.verify.history import History
+    from sparkonce.verify.verdicts import Verdict
+
+
+def verify(
+    system: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--system",
+            metavar="NAME[=WHERE]",
+            help="What the query writes to, as one unit: kafka, postgres, mysql, redis, files, s3. Without WHERE a "
+            "server is started for it; WHERE is the place of your own. May be given several times; by default kafka.",
+        ),
+    ] = None,
+    source: Annotated[
+        str | None,
+        typer.Option("--bootstrap", metavar="HOST:PORT", help="Your own Kafka, for the source and the system kafka."),
+    ] = None,
+    kafka_config: Annotated[
+        Path | None,
+        typer.Option("--kafka-config", metavar="FILE", help="librdkafka's settings for your own Kafka, as JSON."),
+    ] = None,
+    brokers: Annotated[int, typer.Option(min=1, max=3, help="How many brokers to start.")] = 1,
+    faults: Annotated[int, typer.Option(min=0, help="How many faults to inject.")] = 12,
+    fault: Annotated[
+        list[str] | None, typer.Option("--fault", metavar="NAME", help="Only this fault; see --list-faults.")
+    ] = None,
+    every: Annotated[float, typer.Option(min=0, help="Seconds from one fault to the next, at least.")] = 0,
+    rows: Annotated[int, typer.Option(min=1, help="How many rows to write to the source, at least.")] = 20_000,
+    rate: Annotated[int, typer.Option(min=1, max=100_000, help="How many rows a second.")] = 1_000,
+    seed: Annotated[int | None, typer.Option(help="Makes the same rows and the same schedule again.")] = None,
+    folder: Annotated[
+        Path | None, typer.Option("--out", metavar="DIR", help="A new folder for history, logs and report.")
+    ] = None,
+    replay: Annotated[
+        Path | None, typer.Option("--replay", metavar="DIR", help="Do again what the history in a folder says.")
+    ] = None,
+    judge: Annotated[
+        Path | None, typer.Option("--judge", metavar="DIR", help="Only judge the history in a folder, and report.")
+    ] = None,
+    undisturbed: Annotated[bool, typer.Option(help="Hold the rows against a query that nobody disturbs.")] = True,
+    list_faults: Annotated[bool, typer.Option("--list-faults", help="Name the faults.")] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print the result as JSON; what happens goes to standard error.")
+    ] = False,
+) -> None:
+    """Kills, cuts, pauses and fills up a real query and its servers, and proves that no row is lost or doubled.
+
+    Exits with 0 only if everything was looked at and nothing was found. DIR/report.html tells what happened.
+    """
+    from rich.console import Console
+
+    if list_faults:
+        _list_faults()
+        return
+    console = Console(stderr=as_json)
+    began = time.monotonic()
+
+    def say(text: str) -> None:
+        console.print(f"[dim]{time.monotonic() - began:7.1f} s[/]  ", end="")
+        console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+    if judge is not None:
+        from sparkonce.verify.history import load
+
+        _tell(load(judge), judge, console, as_json)
+        return
+    from sparkonce.verify.ask import Asked, options_of
+    from sparkonce.verify.run import run
+
+    asked = Asked(
+        systems=tuple(system or ()),
+        bootstrap=source,
+        kafka_settings=_settings(kafka_config),
+        brokers=brokers,
+        faults=faults,
+        wanted=tuple(fault or ()),
+        every_s=every,
+        rows=rows,
+        rate=rate,
+        seed=secrets.randbelow(1_000_000) if seed is None else seed,
+        folder=folder or Path(time.strftime("sparkonce-verify-%Y%m%d-%H%M%S")),
+        replay=replay,
+        undisturbed=undisturbed,
+    )
+    options = options_of(asked)
+    say(f"seed {options.seed}; everything is kept in {options.folder}")
+    _tell(run(options, say), options.folder, console, as_json)
+
+
+def _tell(history: "History", folder: Path, console: Any, as_json: bool) -> None:
+    from sparkonce.verify.checkers import judge
+    from sparkonce.verify.report import summary, write
+    from sparkonce.verify.verdicts import is_clean
+
+    verdicts = judge(history)
+    page, _ = write(folder, history, verdicts)
+    if as_json:
+        typer.echo(json.dumps(summary(history, verdicts)))
+    else:
+        console.print(_table(verdicts))
+        words = "[bold green]exactly once[/]" if is_clean(verdicts) else "[bold red]NOT exactly once[/]"
+        console.print(f"sparkonce: {words}. Report: {page}", highlight=False, soft_wrap=True)
+    if not is_clean(verdicts):
+        raise typer.Exit(1)
+
+
+def _table(verdicts: "tuple[Verdict, ...]") -> Any:
+    from rich.table import Table
+
+    shown = Table(title="What was found", title_justify="left")
+    for name in ("", "where", "looked at", "found"):
+        shown.add_column(name, justify="left" if name in ("", "where") else "right")
+    for one in verdicts:
+        found = "[green]0[/]" if one.ok else f"[bold red]{one.count:,}[/]"
+        shown.add_row(one.anomaly.value, one.system or "all", f"{one.looked_at:,}", found)
+    return shown
+
+
+def _list_faults() -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    from sparkonce.verify.faults import Fault
+
+    shown = Table("fault", "what happens", "strikes")
+    for one in Fault:
+        shown.add_row(one.value, one.words, "a system" if one.of_a_system else "the query")
+    Console().print(shown)
+
+
+def _settings(path: Path | None) -> dict[str, Any]:
+    from sparkonce.errors import ConfigurationError
+
+    if path is None:
+        return {}
+    try:
+        found = json.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise ConfigurationError(f"--kafka-config {path} cannot be read as JSON: {error}") from error
+    if not isinstance(found, dict):
+        raise ConfigurationError(f"--kafka-config {path} must hold an object with librdkafka's settings")
+    return found
