@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -8,7 +8,7 @@ import pytest
 from sparkonce.embedded import Cluster
 from sparkonce.sinks.kafka.producers import this_worker
 
-LONGEST = ("spark/test_state.py", "spark/test_kills.py", "spark", "crashes", "integration", "model")
+LONGEST = ("spark/test_state.py", "spark/test_kills.py", "verifying", "spark", "crashes", "integration", "model")
 """Files, and folders of files, that take minutes."""
 
 
@@ -28,6 +28,17 @@ def broker() -> Iterator[Cluster]:
     """A Kafka cluster of one node, the same for all tests: use topics and ids of your own."""
     with Cluster(overrides={"auto.create.topics.enable": "false"}) as cluster:
         yield cluster
+
+
+@pytest.fixture
+def say(capsys: pytest.CaptureFixture[str]) -> Callable[[str], None]:
+    """Prints at once, whether the test passes or not: whoever waits for a long form wants to see how far it is."""
+
+    def told(text: str) -> None:
+        with capsys.disabled():
+            print(text, flush=True)  # noqa: T201 - that is what it is for
+
+    return told
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -33,17 +33,6 @@ def kafka() -> Iterator[Cluster]:
         yield cluster
 
 
-@pytest.fixture
-def say(capsys: pytest.CaptureFixture[str]) -> Callable[[str], None]:
-    """Prints at once: whoever waits for a long form wants to see how far it is."""
-
-    def told(text: str) -> None:
-        with capsys.disabled():
-            print(text, flush=True)  # noqa: T201 - that is what it is for
-
-    return told
-
-
 DELTA, ICEBERG = "io.delta:delta-spark_2.13:4.0.0", "org.apache.iceberg:iceberg-spark-runtime-4.0_2.13:1.10.0"
 
 

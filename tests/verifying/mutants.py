@@ -1,0 +1,314 @@
+"""sparkonce broken on purpose, one rule at a time: the verifier has to find what comes of each.
+
+A mutant changes the product in the query's processes only (`site/sitecustomize.py`), never in the verifier's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from sparkonce.protocol.state import Phase
+from sparkonce.verify.faults import Fault
+from sparkonce.verify.schedule import Step
+from sparkonce.verify.verdicts import Anomaly
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from sparkonce.protocol.state import State
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mutant:
+    """A wrong sparkonce.
+
+    Attributes:
+        words: What is wrong with it.
+        injure: Makes it so in this process.
+        wanted: One of these must be found.
+        faults: What brings it to light: fault, phase, system, request.
+        lasts_ms: How long the faults last.
+    """
+
+    words: str
+    injure: Callable[[], None]
+    wanted: frozenset[Anomaly]
+    faults: Sequence[tuple[Fault, Phase, str, str]] = ()
+    lasts_ms: int = 1_000
+
+    def schedule(self) -> list[Step]:
+        return [
+            Step(
+                number=number,
+                fault=fault,
+                phase=phase.name,
+                system=system,
+                request=request,
+                batches=2,
+                lasts_ms=self.lasts_ms,
+            )
+            for number, (fault, phase, system, request) in enumerate(self.faults, 1)
+        ]
+
+
+def _transitions(changed: Callable[[], Mapping[tuple[Phase, type], Any]]) -> Callable[[], None]:
+    """Replaces entries of the coordinator's table."""
+
+    def injure() -> None:
+        from sparkonce.protocol import coordinator
+
+        coordinator.TRANSITIONS = {**coordinator.TRANSITIONS, **changed()}
+
+    return injure
+
+
+def _finishes_first() -> None:
+    from model import mutants as wrong
+    from sparkonce.protocol import events as on
+
+    _transitions(
+        lambda: {
+            (Phase.WRITING, on.Prepared): wrong._finishes_first,
+            (Phase.FINISHING, on.Finished): wrong._decides_afterwards,
+        }
+    )()
+
+
+def _passes_over_lost() -> None:
+    from model import mutants as wrong
+    from sparkonce.protocol import events as on
+    from sparkonce.protocol.outcomes import Outcome
+
+    handler = wrong._passes_over(Outcome.LOST, Outcome.COMMITTED)
+    _transitions(lambda: {(Phase.FINISHING, on.Finished): handler})()
+
+
+def _takes_silence_for_loss() -> None:
+    """In the Kafka committer: what it got no answer to is LOST."""
+    from sparkonce.protocol.outcomes import FINAL, Finished, Outcome
+    from sparkonce.sinks.kafka.committer import KafkaCommitter
+
+    real = KafkaCommitter.commit
+
+    def commit(self: Any, handles: Sequence[Any]) -> list[Finished]:
+        lost = Finished(outcome=Outcome.LOST, reason="no answer")
+        return [one if one.outcome in FINAL else lost for one in real(self, handles)]
+
+    KafkaCommitter.commit = commit  # type: ignore[method-assign]
+
+
+def _writes_again() -> None:
+    from model import mutants as wrong
+    from sparkonce.protocol import coordinator, view
+
+    coordinator._judge_batch = wrong._writes_decided_again
+    view.LogView._decided = wrong._permissive  # type: ignore[method-assign]
+
+
+def _drops_a_handle() -> None:
+    from model import mutants as wrong
+    from sparkonce.protocol import events as on
+
+    def handler(state: State, event: on.Prepared) -> Any:
+        # Of a handle that holds rows: else nothing is dropped.
+        ordered = sorted(event.handles, key=lambda handle: bool(handle.transaction))
+        return wrong._drops_a_handle(state, replace(event, handles=tuple(ordered)))
+
+    _transitions(lambda: {(Phase.WRITING, on.Prepared): handler})()
+
+
+def _ignores_newer_claims() -> None:
+    from model import mutants as wrong
+    from sparkonce.protocol import events as on
+    from sparkonce.protocol import view
+
+    _transitions(lambda: {(Phase.DECIDING, on.PutTaken): wrong._decides_behind_newer})()
+    view.LogView._decided = wrong._permissive  # type: ignore[method-assign]
+
+
+def _finishes_one_sink() -> None:
+    """A run that recovers commits the handles of the batch's first sink, and calls it done."""
+    from sparkonce.protocol import coordinator
+
+    real = coordinator._finish
+
+    def finish(state: State, decision: Any, handles: Sequence[Any]) -> Any:
+        if state.recovering:
+            first = min(handle.sink for handle in handles)
+            handles = tuple(handle for handle in handles if handle.sink == first)
+        return real(state, decision, handles)
+
+    coordinator._finish = finish
+
+
+def _replays_nothing() -> None:
+    from sparkonce.spark.work import SparkWork
+
+    SparkWork.run_into_nothing = lambda self: None  # type: ignore[method-assign]
+
+
+def _sweeps_nothing() -> None:
+    from sparkonce.sinks.files.committer import FilesCommitter
+    from sparkonce.sinks.kafka.committer import KafkaCommitter
+    from sparkonce.sinks.postgres.committer import PostgresCommitter
+
+    for kind in (FilesCommitter, KafkaCommitter, PostgresCommitter):
+        kind.list_lingering = lambda self, owners: ()  # type: ignore[method-assign, misc, assignment]
+
+
+def _drops_rows() -> None:
+    """The Kafka writer leaves out the first row of what it is given, and counts it."""
+    from sparkonce.sinks.kafka.writer import KafkaWriter
+
+    real = KafkaWriter.write
+    KafkaWriter.write = lambda self, rows: real(self, rows.slice(1))  # type: ignore[method-assign]
+
+
+def _turns_rows_round() -> None:
+    from sparkonce.sinks.kafka.writer import KafkaWriter
+
+    real = KafkaWriter.write
+
+    def write(self: Any, rows: pa.RecordBatch) -> None:
+        real(self, rows.take(list(range(rows.num_rows - 1, -1, -1))))
+
+    KafkaWriter.write = write  # type: ignore[method-assign]
+
+
+def _does_not_flush() -> None:
+    """The Kafka writer takes what was handed to librdkafka for written."""
+    from sparkonce.sinks.kafka.writer import KafkaWriter
+
+    def prepare(self: Any) -> Mapping[str, str | int]:
+        lane = self._open_lane()
+        return {"transactional_id": lane.transactional_id, "producer_id": lane.producer_id, "epoch": lane.epoch}
+
+    KafkaWriter.prepare = prepare  # type: ignore[method-assign]
+
+
+def _looks_for_no_marker() -> None:
+    """PostgreSQL: a prepared transaction that is gone is taken for lost."""
+    from sparkonce.protocol.outcomes import Finished, Outcome
+    from sparkonce.sinks.postgres import prepared
+
+    prepared._gone = lambda look, name, place: Finished(outcome=Outcome.LOST, reason="gone")
+
+
+def _weaker_guarantee() -> None:
+    from sparkonce.guarantees import Guarantee
+    from sparkonce.sinks.kafka.sink import KafkaSink
+
+    real = KafkaSink.__init__
+
+    def init(self: Any, *given: Any, **more: Any) -> None:
+        real(self, *given, **{**more, "guarantee": Guarantee.AT_LEAST_ONCE})
+
+    KafkaSink.__init__ = init  # type: ignore[method-assign]
+
+
+def _rows_twice() -> None:
+    """A slot of the files sink writes what it is given first a second time."""
+    from sparkonce.sinks.files.writer import FilesWriter
+
+    real = FilesWriter.write
+
+    def write(self: Any, rows: pa.RecordBatch) -> None:
+        real(self, rows)
+        real(self, rows.slice(0, 1))
+
+    FilesWriter.write = write  # type: ignore[method-assign]
+
+
+_KILLED_DECIDING = ((Fault.DRIVER_KILLED, Phase.DECIDING, "", ""),)
+_KILLED_FINISHING = ((Fault.DRIVER_KILLED, Phase.FINISHING, "", ""),)
+
+MUTANTS: Mapping[str, Mutant] = {
+    "commits-first": Mutant(
+        words="a batch is committed before it is decided",
+        injure=_finishes_first,
+        wanted=frozenset({Anomaly.EARLY}),
+        faults=_KILLED_DECIDING,
+    ),
+    "lost-passed-over": Mutant(
+        words="a lost transaction is logged and passed over, as Flink's sink does",
+        injure=_passes_over_lost,
+        wanted=frozenset({Anomaly.MISSING}),
+        faults=((Fault.EXPIRED, Phase.FINISHING, "", ""),),
+    ),
+    "silence-is-loss": Mutant(
+        words="a commit without an answer is taken for lost, and written again",
+        injure=_takes_silence_for_loss,
+        wanted=frozenset({Anomaly.DOUBLED}),
+        faults=((Fault.REPLIES_SWALLOWED, Phase.FINISHING, "kafka", ""),),
+        lasts_ms=15_000,
+    ),
+    "writes-again": Mutant(
+        words="a decided batch is written again after a restart",
+        injure=_writes_again,
+        wanted=frozenset({Anomaly.DOUBLED}),
+        faults=((Fault.DRIVER_KILLED, Phase.IDLE, "", ""),),
+    ),
+    "drops-a-handle": Mutant(
+        words="a decision does not name one of its transactions",
+        injure=_drops_a_handle,
+        wanted=frozenset({Anomaly.MISSING}),
+    ),
+    "ignores-newer-claims": Mutant(
+        words="a driver that has been deposed decides all the same",
+        injure=_ignores_newer_claims,
+        wanted=frozenset({Anomaly.DOUBLED}),
+        faults=((Fault.DRIVER_PAUSED, Phase.WRITING, "", ""),),
+    ),
+    "finishes-one-sink": Mutant(
+        words="a driver that recovers commits one of the sinks only",
+        injure=_finishes_one_sink,
+        wanted=frozenset({Anomaly.TORN}),
+        faults=_KILLED_FINISHING,
+    ),
+    "replays-nothing": Mutant(
+        words="a decided batch is not run again into nothing, and leaves no state",
+        injure=_replays_nothing,
+        wanted=frozenset({Anomaly.STUCK, Anomaly.STATE_DIFFERS, Anomaly.STOPPED}),
+        faults=_KILLED_FINISHING,
+    ),
+    "sweeps-nothing": Mutant(
+        words="what a killed driver has left open is not looked for",
+        injure=_sweeps_nothing,
+        wanted=frozenset({Anomaly.LINGERING}),
+        faults=_KILLED_DECIDING,
+    ),
+    "drops-rows": Mutant(
+        words="the Kafka writer leaves a row out and counts it",
+        injure=_drops_rows,
+        wanted=frozenset({Anomaly.MISSING}),
+    ),
+    "rows-twice": Mutant(
+        words="the files writer writes a row twice",
+        injure=_rows_twice,
+        wanted=frozenset({Anomaly.DOUBLED}),
+    ),
+    "turns-rows-round": Mutant(
+        words="the Kafka writer writes a batch of rows in the wrong order",
+        injure=_turns_rows_round,
+        wanted=frozenset({Anomaly.OUT_OF_ORDER}),
+    ),
+    "does-not-flush": Mutant(
+        words="the Kafka writer prepares before its rows have arrived",
+        injure=_does_not_flush,
+        wanted=frozenset({Anomaly.MISSING}),
+    ),
+    "looks-for-no-marker": Mutant(
+        words="a prepared transaction of PostgreSQL that is gone is taken for lost, whatever its marker says",
+        injure=_looks_for_no_marker,
+        wanted=frozenset({Anomaly.DOUBLED}),
+        faults=((Fault.REPLY_LOST, Phase.DECIDING, "postgres", "commit"),),
+    ),
+    "weaker-guarantee": Mutant(
+        words="the Kafka sink is at-least-once",
+        injure=_weaker_guarantee,
+        wanted=frozenset({Anomaly.DOUBLED}),
+        faults=_KILLED_DECIDING,
+    ),
+}

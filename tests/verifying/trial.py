@@ -1,0 +1,64 @@
+"""A verification small enough for a test: Kafka, PostgreSQL and files on servers of its own."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from sparkonce.verify.checkers import judge
+from sparkonce.verify.conduct import Limits
+from sparkonce.verify.history import History
+from sparkonce.verify.run import Options, run
+from sparkonce.verify.systems.files import FilesSystem
+from sparkonce.verify.systems.kafka import KafkaSystem
+from sparkonce.verify.systems.postgres import PostgresSystem
+from sparkonce.verify.verdicts import Verdict
+from sparkonce.verify.workload import Workload
+
+TESTS = Path(__file__).parent.parent
+SITE = Path(__file__).parent / "site"
+
+Say = Callable[[str], None]
+
+
+def trial(folder: Path, say: Say, **more: Any) -> tuple[History, tuple[Verdict, ...]]:
+    """Runs one and judges it.
+
+    Args:
+        folder: A new one.
+        say: Takes what happens.
+        more: More of `Options`.
+    """
+    kafka = KafkaSystem(None)
+    options = Options(
+        **{
+            "source": kafka,
+            "systems": [kafka, PostgresSystem(), FilesSystem()],
+            "folder": folder,
+            "seed": 1,
+            "rows": 3_000,
+            "workload": Workload(seed=1, rows_per_second=400),
+            "undisturbed": False,
+            "limits": Limits(recover_s=120.0),
+            **more,
+        }
+    )
+    history = run(options, say)
+    return history, judge(history)
+
+
+def broken_by(name: str) -> dict[str, str]:
+    """The environment in which the query's processes run a mutant."""
+    path = [str(SITE), str(TESTS), *filter(None, [os.environ.get("PYTHONPATH")])]
+    return {"SPARKONCE_MUTANT": name, "PYTHONPATH": os.pathsep.join(path)}
+
+
+def found(verdicts: Sequence[Verdict]) -> dict[str, int]:
+    """What was found, and how often."""
+    counts: dict[str, int] = {}
+    for verdict in verdicts:
+        if verdict.count:
+            counts[verdict.anomaly.value] = counts.get(verdict.anomaly.value, 0) + verdict.count
+    return counts
