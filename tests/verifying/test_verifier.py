@@ -6,13 +6,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from sparkonce.verify.report import write
 
 from postgres_witness import needs_postgres
 from sparkonce.protocol.state import Phase
 from sparkonce.verify.conduct import Limits
 from sparkonce.verify.faults import Fault
 from sparkonce.verify.history import Kind
-from sparkonce.verify.report import write
 from sparkonce.verify.schedule import Step
 from sparkonce.verify.verdicts import is_clean
 from verifying.mutants import MUTANTS
