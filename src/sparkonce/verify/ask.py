@@ -12,8 +12,8 @@ from sparkonce.verify.faults import Fault
 from sparkonce.verify.history import History, Kind, load
 from sparkonce.verify.run import Options
 from sparkonce.verify.schedule import Step
-from sparkonce.verify.systems import parse
 from sparkonce.verify.systems.kafka import KafkaSystem
+from sparkonce.verify.systems.names import parse
 from sparkonce.verify.workload import Workload
 
 

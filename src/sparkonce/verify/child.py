@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,7 +32,7 @@ class Driver(Child):
 
     Args:
         number: From 1, in the order of starts.
-        arguments: Of the module.
+        config: The `QueryConfig`, as a line of JSON.
         log: Takes what it prints.
         temporary: For temporary files; is made.
         module: The query.
@@ -52,19 +52,20 @@ class Driver(Child):
     def __init__(
         self,
         number: int,
-        arguments: Sequence[str],
+        config: str,
         *,
         log: Path,
         temporary: Path,
         module: str = "sparkonce.verify.query",
     ) -> None:
-        super().__init__(arguments, log=log, temporary=temporary, module=module)
+        super().__init__([], log=log, temporary=temporary, module=module)
         self.number = number
         self.phase, self.batch, self.finished = "", -1, -1
         self.phases = 0
         self.held = self.error = ""
         self.state_rows: int | None = None
         self.end_noted = False
+        self._send(config)
 
     def news(self) -> Iterator[Event]:
         """What it has told since the last call, with note taken of it."""
@@ -85,9 +86,12 @@ class Driver(Child):
 
     def command(self, **command: Any) -> None:
         """Tells it what to do, see `sparkonce.verify.query`. Nothing happens if it is gone."""
+        self._send(json.dumps(command))
+
+    def _send(self, line: str) -> None:
         with suppress(OSError, ValueError):
             if self._process.stdin is not None:
-                self._process.stdin.write((json.dumps(command) + "\n").encode())
+                self._process.stdin.write(line.encode() + b"\n")
                 self._process.stdin.flush()
 
     def hold_at(self, phase: Phase) -> None:

@@ -99,7 +99,7 @@ class Conductor:
         config = replace(self.config, hold=self._hold.name if self._hold else "")
         driver = Driver(
             number,
-            [config.to_json()],
+            config.to_json(),
             log=self._folder / f"driver-{number}.log",
             temporary=Path(config.temporary),
             module=self._module,

@@ -1,14 +1,14 @@
 """The query under verification: rows from Kafka, passed on one by one and summed by key and window, to every system.
 
 A process of its own (``python -m sparkonce.verify.query``). It tells what it does in lines of JSON on standard output,
-takes commands in lines of JSON on standard input, and stops when that is closed, so it cannot outlive the process that
-started it. The commands: ``{"hold": "DECIDING"}`` stops it where that phase begins the next time, ``{"go": true}`` lets
-it go on, ``{"clock": -60}`` sets its clock so many seconds forward or back.
+takes its `QueryConfig` and then commands in lines of JSON on standard input, and stops when that is closed, so it
+cannot outlive the process that started it. (Not as arguments: everybody can read those, and there may be passwords
+among the settings.) The commands: ``{"hold": "DECIDING"}`` stops it where that phase begins the next time, ``{"go":
+true}`` lets it go on, ``{"clock": -60}`` sets its clock so many seconds forward or back.
 """
 
 from __future__ import annotations
 
-import argparse
 import importlib
 import json
 import logging
@@ -16,7 +16,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -44,7 +44,8 @@ class QueryConfig:
     """One start of the query: plain values.
 
     Attributes:
-        source: Options of Spark's Kafka source, with the topic.
+        source: librdkafka's settings of how to connect to the source.
+        topic: The source.
         sinks: Of each system by name: the module and class that build the sink, and their settings.
         checkpoint: The query's folder.
         temporary: For what Spark leaves behind when it is killed.
@@ -59,7 +60,8 @@ class QueryConfig:
         commit_deadline_s: See `sparkonce.ExactlyOnce`.
     """
 
-    source: Mapping[str, str]
+    source: Mapping[str, Any]
+    topic: str
     sinks: Mapping[str, tuple[str, str, Mapping[str, Any]]]
     checkpoint: str
     temporary: str
@@ -74,7 +76,7 @@ class QueryConfig:
     commit_deadline_s: float = 60.0
 
     def to_json(self) -> str:
-        """For the command line."""
+        """One line."""
         return json.dumps(asdict(self))
 
     @classmethod
@@ -87,7 +89,9 @@ def plan(spark: SparkSession, config: QueryConfig) -> DataFrame:
     """Each row as it is, and the sum of each key's amounts in each window once the watermark has passed it."""
     from pyspark.sql import functions as F  # noqa: N812 - as everybody writes it
 
-    records = spark.readStream.format("kafka").options(**config.source).load()
+    from sparkonce import read_kafka
+
+    records = read_kafka(spark, config.source, topics=config.topic)
     fields = F.split(F.col("value").cast("string"), ",")
     parsed = records.select(
         F.col("key").cast("string").cast("bigint").alias("key"),
@@ -156,13 +160,12 @@ class Gate:
             self._go.wait(_HOLD_S)
 
 
-def main(arguments: Sequence[str]) -> int:
+def main() -> int:
     """Runs the query until standard input is closed. Returns 0 unless the query failed."""
-    parser = argparse.ArgumentParser(prog="python -m sparkonce.verify.query", description=__doc__)
-    parser.add_argument("config", help="JSON of a QueryConfig")
-    config = QueryConfig.of_json(parser.parse_args(arguments).config)
+    lines = _lines()
+    config = QueryConfig.of_json(next(lines))
     gate, stopping = Gate(config.hold), threading.Event()
-    threading.Thread(target=_listen, args=(gate, stopping), daemon=True).start()
+    threading.Thread(target=_listen, args=(lines, gate, stopping), daemon=True).start()
     _tell_log()
     spark = session(config)
     query = start(spark, config, gate)
@@ -273,13 +276,17 @@ def tell(event: str, **fields: Any) -> None:
     os.write(1, (json.dumps({"event": event, **fields}) + "\n").encode())
 
 
-def _listen(gate: Gate, stopping: threading.Event) -> None:
-    # Not sys.stdin: at the interpreter's end a reading thread would still hold the lock of its buffer.
+def _lines() -> Iterator[str]:
+    """Of standard input. Not by sys.stdin: at the interpreter's end a reading thread would still hold its lock."""
     rest = b""
-    while piece := os.read(0, 4096):
+    while piece := os.read(0, 65_536):
         *lines, rest = (rest + piece).split(b"\n")
-        for line in lines:
-            _obey(json.loads(line), gate)
+        yield from (line.decode() for line in lines)
+
+
+def _listen(lines: Iterator[str], gate: Gate, stopping: threading.Event) -> None:
+    for line in lines:
+        _obey(json.loads(line), gate)
     # Where a server is gone too, stopping in order may take for ever, and nobody waits for it any more.
     end = threading.Timer(_STOP_S, os._exit, (1,))
     end.daemon = True
@@ -318,4 +325,4 @@ def _tell_log() -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(main())

@@ -117,7 +117,8 @@ class _Run:
         self._feeder = Feeder(source.settings, source.source, options.workload)
         self._readers = Readers(options.systems, self._checkpoint, recorder)
         self._config = QueryConfig(
-            source=source.spark_options(),
+            source={**source.settings, "bootstrap.servers": source.client_bootstrap},
+            topic=source.source,
             sinks={
                 system.name: (type(system).__module__, type(system).__name__, system.sink_settings())
                 for system in options.systems
@@ -206,7 +207,7 @@ class _Run:
         folder = self._options.folder / "undisturbed"
         config = replace(self._config, checkpoint=str(folder / "checkpoint"), plain_to=str(folder / "rows"), trigger="")
         log, temporary = self._options.folder / "logs" / "undisturbed.log", Path(self._config.temporary)
-        driver = Driver(0, [config.to_json()], log=log, temporary=temporary, module=self._options.module)
+        driver = Driver(0, config.to_json(), log=log, temporary=temporary, module=self._options.module)
         try:
             driver.wait(_UNDISTURBED_S)
         finally:
