@@ -14,7 +14,7 @@ from sparkonce.verify.conduct import Limits
 from sparkonce.verify.faults import Fault
 from sparkonce.verify.history import Kind
 from sparkonce.verify.schedule import Step
-from sparkonce.verify.verdicts import is_clean
+from sparkonce.verify.verdicts import passed
 from verifying.mutants import MUTANTS
 from verifying.trial import broken_by, found, trial
 
@@ -41,7 +41,7 @@ def test_nothing_is_found_in_sparkonce(tmp_path: Path, say: Say) -> None:
         for number, (fault, phase, system, request) in enumerate(STEPS, 1)
     ]
     history, verdicts = trial(tmp_path / "run", say, schedule=steps, undisturbed=True)
-    assert is_clean(verdicts), found(verdicts)
+    assert passed(verdicts), found(verdicts)
     assert [event["step"] for event in history.of(Kind.FAULT)] == [step.number for step in steps]
     assert len(list(history.of(Kind.RECOVERED))) == len(steps)
     page, _ = write(tmp_path, history, verdicts)

@@ -102,7 +102,7 @@ def verify(
 def _tell(history: "History", folder: Path, console: Any, as_json: bool) -> None:
     from sparkonce.verify.checkers import judge
     from sparkonce.verify.report import summary, write
-    from sparkonce.verify.verdicts import is_clean
+    from sparkonce.verify.verdicts import passed
 
     verdicts = judge(history)
     page, _ = write(folder, history, verdicts)
@@ -110,9 +110,9 @@ def _tell(history: "History", folder: Path, console: Any, as_json: bool) -> None
         typer.echo(json.dumps(summary(history, verdicts)))
     else:
         console.print(_table(verdicts))
-        words = "[bold green]exactly once[/]" if is_clean(verdicts) else "[bold red]NOT exactly once[/]"
+        words = "[bold green]exactly once[/]" if passed(verdicts) else "[bold red]NOT exactly once[/]"
         console.print(f"sparkonce: {words}. Report: {page}", highlight=False, soft_wrap=True)
-    if not is_clean(verdicts):
+    if not passed(verdicts):
         raise typer.Exit(1)
 
 
