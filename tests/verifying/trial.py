@@ -12,6 +12,7 @@ from sparkonce.verify.systems.files import FilesSystem
 from sparkonce.verify.systems.kafka import KafkaSystem
 from sparkonce.verify.systems.postgres import PostgresSystem
 
+from spark.startup import jvm_flags
 from sparkonce.verify.conduct import Limits
 from sparkonce.verify.history import History
 from sparkonce.verify.run import Options, run
@@ -42,6 +43,7 @@ def trial(folder: Path, say: Say, **more: Any) -> tuple[History, tuple[Verdict, 
             "rows": 3_000,
             "workload": Workload(seed=1, rows_per_second=400),
             "undisturbed": False,
+            "java_flags": jvm_flags(),
             "limits": Limits(recover_s=120.0),
             **more,
         }

@@ -37,6 +37,7 @@ _STOP_S = 45.0
 _HOLD_S = 300.0
 _PROGRESS_S = 10.0
 WATERMARK_DELAY = "2 seconds"
+FAST_START = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1 -XX:-UsePerfData"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,6 +57,7 @@ class QueryConfig:
         slots: How many slots each system's sink has at most; 0 for as many as the plan has.
         shuffle_partitions: Spark's; a stateful query keeps it from its first start on.
         hold: Name of the phase to be held at from the beginning, if any.
+        java_flags: Of the driver's JVM.
         plain_to: Instead of all sinks, a folder that Spark itself writes Parquet to.
         commit_deadline_s: See `sparkonce.ExactlyOnce`.
     """
@@ -72,6 +74,7 @@ class QueryConfig:
     slots: int = 0
     shuffle_partitions: int = 3
     hold: str = ""
+    java_flags: str = FAST_START
     plain_to: str = ""
     commit_deadline_s: float = 60.0
 
@@ -251,7 +254,7 @@ def session(config: QueryConfig) -> SparkSession:
     if config.master.startswith("local-cluster"):
         # An executor is started by what belongs to an installation of Spark, and else looks for a build's folders.
         os.environ.update(SPARK_HOME=str(spark_jars_folder().parent), SPARK_SCALA_VERSION=SCALA)
-    java = f"-Djava.io.tmpdir={config.temporary} -XX:+UseSerialGC -XX:TieredStopAtLevel=1 -XX:-UsePerfData"
+    java = f"-Djava.io.tmpdir={config.temporary} {config.java_flags}"
     spark = (
         SparkSession.builder.master(config.master)
         .appName("sparkonce verify")
@@ -259,7 +262,7 @@ def session(config: QueryConfig) -> SparkSession:
         .config("spark.driver.extraJavaOptions", java)
         .config("spark.driver.host", "127.0.0.1")
         .config("spark.driver.bindAddress", "127.0.0.1")
-        .config("spark.executor.extraJavaOptions", java)
+        .config("spark.executor.extraJavaOptions", f"-Djava.io.tmpdir={config.temporary} {FAST_START}")
         .config("spark.local.dir", config.temporary)
         .config("spark.sql.shuffle.partitions", str(config.shuffle_partitions))
         .config("spark.ui.enabled", "false")

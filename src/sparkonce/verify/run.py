@@ -22,7 +22,7 @@ from sparkonce.verify.errors import VerifyFailedError
 from sparkonce.verify.faults import Fault
 from sparkonce.verify.feed import Feeder
 from sparkonce.verify.history import ROWS, History, Kind, Recorder, load
-from sparkonce.verify.query import QueryConfig
+from sparkonce.verify.query import FAST_START, QueryConfig
 from sparkonce.verify.schedule import Step, draw
 from sparkonce.verify.strike import Striker, choices
 from sparkonce.verify.systems.base import System
@@ -58,6 +58,7 @@ class Options:
         undisturbed: Whether to hold the rows against a query that nobody disturbs.
         limits: How long to wait.
         module: The query's module.
+        java_flags: Of the drivers' JVMs.
     """
 
     source: KafkaSystem
@@ -73,6 +74,7 @@ class Options:
     undisturbed: bool = True
     limits: Limits = field(default_factory=Limits)
     module: str = "sparkonce.verify.query"
+    java_flags: str = FAST_START
 
 
 def run(options: Options, say: Say) -> History:
@@ -127,6 +129,7 @@ class _Run:
             temporary=str(options.folder / "tmp"),
             jars=tuple(str(jar) for jar in spark_kafka_jars()),
             window_ms=options.workload.window_ms,
+            java_flags=options.java_flags,
         )
         logs = options.folder / "logs"
         logs.mkdir()
