@@ -149,13 +149,15 @@ class Conductor:
                 return False
             time.sleep(_POLL_S)
 
-    def need(self, holds: Callable[[], bool], limit_s: float, what: str, step: int = 0) -> None:
-        """Waits for what must come.
+    def need(
+        self, holds: Callable[[], bool], limit_s: float, what: str, step: int = 0, *, keep_running: bool = True
+    ) -> None:
+        """Waits for what must come, as `wait` does.
 
         Raises:
             StuckError: if it does not.
         """
-        if not self.wait(holds, limit_s):
+        if not self.wait(holds, limit_s, keep_running=keep_running):
             self.recorder.note(Kind.STUCK, step=step, what=f"not within {limit_s:.0f} s: {what}")
             raise StuckError(f"not within {limit_s:.0f} s: {what}", next_step=f"read the logs in {self._folder}.")
 

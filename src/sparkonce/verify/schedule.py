@@ -16,7 +16,7 @@ EVERY_BATCH = (Phase.WRITING, Phase.DECIDING, Phase.FINISHING, Phase.SWEEPING_OW
 FIRST_BATCH = (Phase.READING, Phase.CLAIMING, Phase.SWEEPING, Phase.REPLAYING)
 """Those of a driver's first batch. They are struck while a driver recovers from the step before."""
 
-_DRIFTS_MS = (0, 0, 0, 20, 100, 400)
+_DRIFTS_MS = (0, 0, 0, 0, 20, 200)
 """How long after the phase has begun; at 0 the query is held there until the fault has happened."""
 _LASTS_MS = (500, 1_000, 2_000, 4_000)
 _BATCHES = (1, 1, 2, 3)

@@ -146,8 +146,7 @@ class Striker:
         rival = self.start(following, conductor.config.slots)
         driver.go()
         self._see_it_end([driver, rival], step)
-        if rival.exit_code() is not None and driver.exit_code() is None:
-            conductor.driver = driver
+        conductor.driver = driver if rival.exit_code() is not None else rival
 
     def _see_it_end(self, drivers: Sequence[Driver], step: Step) -> None:
         conductor = self._conductor
@@ -156,6 +155,7 @@ class Striker:
             conductor.limits.end_s,
             "a driver that another one has deposed ends by itself",
             step.number,
+            keep_running=False,
         )
         conductor.note_over(step)
 
