@@ -17,15 +17,21 @@ from sparkonce.protocol.outcomes import Outcome
 from sparkonce.protocol.ownership import Token
 from sparkonce.sinks.base import Owner, SinkWriter, WriterContext
 from sparkonce.sinks.kafka.producers import this_worker
+from sparkonce.testing.servers.mariadb import MariaDBServer
 from sparkonce.testing.servers.postgres import find_postgres
+from sparkonce.testing.servers.process import find_program
+from sparkonce.testing.servers.s3 import find_versitygw
 from sparkonce.verify.faults import OF_REQUESTS, Fault
 from sparkonce.verify.history import OBSERVED
 from sparkonce.verify.systems.base import System
 from sparkonce.verify.systems.files import FilesSystem
 from sparkonce.verify.systems.injections import Struck
 from sparkonce.verify.systems.kafka import KafkaSystem
+from sparkonce.verify.systems.mysql import MySQLSystem
 from sparkonce.verify.systems.names import SYSTEMS
 from sparkonce.verify.systems.postgres import PostgresSystem
+from sparkonce.verify.systems.redis import RedisSystem
+from sparkonce.verify.systems.s3 import S3System
 
 LIMIT_S = 60.0
 PER_BATCH = 3
@@ -147,8 +153,17 @@ MADE: Mapping[str, Callable[[], Struck]] = {
     "postgres two_phase": PostgresSystem,
     "postgres staged": lambda: PostgresSystem(commit="staged"),
     "files": FilesSystem,
+    "mysql two_phase": MySQLSystem,
+    "mysql staged": lambda: MySQLSystem(commit="staged"),
+    "redis": RedisSystem,
+    "s3": S3System,
 }
-MISSING = {"postgres": "" if find_postgres() else "PostgreSQL is not installed"}
+MISSING = {
+    "postgres": "" if find_postgres() else "PostgreSQL is not installed",
+    "mysql": "" if MariaDBServer.is_installed() else "MariaDB is not installed",
+    "redis": "" if find_program("redis-server") else "redis-server is not installed",
+    "s3": "" if find_versitygw() else "versitygw is not installed",
+}
 
 
 @pytest.fixture(scope="module", params=list(MADE))

@@ -77,18 +77,17 @@ class FilesSystem(Struck):
         """See `System.read`. A file that is not one of Parquet's, or has other columns, gives one strange row."""
         import pyarrow as pa
 
-        from sparkonce.verify.systems.observed import of_texts
+        from sparkonce.verify.systems.observed import of_parquet, of_texts
 
-        return pa.concat_tables([of_texts([]), *(_rows(self.folder / name) for name in sorted(self._published()))])
+        files = sorted(self._published())
+        return pa.concat_tables([of_texts([]), *(of_parquet(self.folder / name) for name in files)])
 
     def newest(self) -> int:
         """See `System.newest`. Reads each file's batch once."""
-        import pyarrow.compute as pc
-        import pyarrow.parquet as pq
+        from sparkonce.verify.systems.observed import newest_in
 
         for name in self._published() - self._batches.keys():
-            batch = pc.max(pq.read_table(self.folder / name, columns=["batch"])["batch"]).as_py()
-            self._batches[name] = -1 if batch is None else batch
+            self._batches[name] = newest_in(self.folder / name)
         return max(self._batches.values(), default=-1)
 
     def _published(self) -> set[str]:
@@ -98,15 +97,3 @@ class FilesSystem(Struck):
     def left_open(self) -> Sequence[str]:
         """See `System.left_open`."""
         return sorted(str(path) for path in (self.folder / _HELD).rglob("*") if path.is_file())
-
-
-def _rows(path: Path) -> pa.Table:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    from sparkonce.verify.systems.observed import of_columns, strange
-
-    try:
-        return of_columns(pq.read_table(path))
-    except (pa.ArrowInvalid, KeyError):
-        return strange()

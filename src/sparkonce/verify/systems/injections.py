@@ -14,6 +14,7 @@ from sparkonce.verify.systems.base import System
 
 if TYPE_CHECKING:
     from sparkonce.testing.disk import SmallDisk
+    from sparkonce.testing.servers.process import Server
 
 SLOW_MS = 50
 """How long each piece of each connection is kept back."""
@@ -72,19 +73,20 @@ def of_server(server: Stoppable) -> Injections:
     }
 
 
-def of_disk(disk: SmallDisk | None, restart: Callable[[], None] = lambda: None) -> Injections:
+def of_disk(disk: SmallDisk, server: Server | None = None) -> Injections:
     """What becomes of a disk that can be filled; nothing of another one.
 
     Args:
         disk: The disk.
-        restart: Brings back a server that has ended because it could not write.
+        server: Is started again if it has ended because it could not write.
     """
-    if disk is None or not disk.is_small:
+    if not disk.is_small:
         return {}
 
     def end() -> None:
         disk.free()
-        restart()
+        if server is not None and not server.is_up():
+            server.restart()
 
     return {Fault.TARGET_DISK_FULL: Injection(lambda _: disk.fill(), end)}
 

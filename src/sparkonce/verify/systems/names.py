@@ -8,21 +8,22 @@ from sparkonce.errors import ConfigurationError
 from sparkonce.verify.systems.base import System
 from sparkonce.verify.systems.files import FilesSystem
 from sparkonce.verify.systems.kafka import KafkaSystem
+from sparkonce.verify.systems.mysql import MySQLSystem
 from sparkonce.verify.systems.postgres import PostgresSystem
+from sparkonce.verify.systems.redis import RedisSystem
+from sparkonce.verify.systems.s3 import S3System
 
-SYSTEMS: Mapping[str, type[System]] = {one.name: one for one in (KafkaSystem, PostgresSystem, FilesSystem)}
+_MADE: Mapping[str, tuple[type[System], Callable[[str | None], System], str]] = {
+    "kafka": (KafkaSystem, KafkaSystem, "kafka=broker:9092"),
+    "postgres": (PostgresSystem, PostgresSystem, "'postgres=host=… dbname=… user=…'"),
+    "files": (FilesSystem, FilesSystem, "files=/data/out"),
+    "mysql": (MySQLSystem, MySQLSystem, "'mysql=host=… user=… password=…'"),
+    "redis": (RedisSystem, RedisSystem, "redis=redis://host:6379"),
+    "s3": (S3System, S3System, "s3=s3://bucket/prefix"),
+}
+
+SYSTEMS: Mapping[str, type[System]] = {name: made for name, (made, _, _) in _MADE.items()}
 """The classes, whose `System.build` makes the sink in the query's process."""
-
-_MAKE: Mapping[str, Callable[[str | None], System]] = {
-    "kafka": KafkaSystem,
-    "postgres": PostgresSystem,
-    "files": FilesSystem,
-}
-_PLACES = {
-    "kafka": "kafka=broker:9092",
-    "postgres": "'postgres=host=… dbname=… user=…'",
-    "files": "files=/data/out",
-}
 
 
 def parse(text: str) -> System:
@@ -32,12 +33,14 @@ def parse(text: str) -> System:
         text: A name, and after ``=`` where the user's own is.
 
     Raises:
-        ConfigurationError: for anything else.
+        ConfigurationError: for anything else. What was given after ``=`` is not repeated: it may hold a password.
     """
     name, given, place = text.partition("=")
-    if name not in _MAKE or (given and not place.strip()):
+    if name not in _MADE or (given and not place.strip()):
+        examples = ", ".join(example for _, _, example in _MADE.values())
         raise ConfigurationError(
-            f"{text!r} is no system that can be verified",
-            next_step=f"give {', '.join(_MAKE)}, or your own as {', '.join(_PLACES.values())}.",
+            f"{name!r} is no system that can be verified" if name not in _MADE else f"{text!r} names no place",
+            next_step=f"give {', '.join(_MADE)}, or your own as {examples}.",
         )
-    return _MAKE[name](place.strip() if given else None)
+    _, make, _ = _MADE[name]
+    return make(place.strip() if given else None)

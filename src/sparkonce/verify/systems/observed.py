@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 
 import pyarrow as pa
 from pyarrow import csv
@@ -58,6 +59,25 @@ def of_csv(pieces: Iterable[bytes]) -> pa.Table:
         convert_options=csv.ConvertOptions(column_types=_WRITTEN, null_values=[""], strings_can_be_null=True),
     )
     return of_columns(found)
+
+
+def of_parquet(file: Path | io.BytesIO) -> pa.Table:
+    """Rows of a file; one strange one if it is not one of Parquet's, or has other columns."""
+    import pyarrow.parquet as pq
+
+    try:
+        return of_columns(pq.read_table(file))
+    except (pa.ArrowInvalid, KeyError):
+        return strange()
+
+
+def newest_in(file: Path | io.BytesIO) -> int:
+    """The newest batch in a file of Parquet; -1 if it has none."""
+    import pyarrow.compute as pc
+    import pyarrow.parquet as pq
+
+    newest = pc.max(pq.read_table(file, columns=["batch"])["batch"]).as_py()
+    return -1 if newest is None else int(newest)
 
 
 def strange(count: int = 1) -> pa.Table:

@@ -107,12 +107,7 @@ class PostgresSystem(Struck):
         self._disk = SmallDisk(server.folder, affordable(self._megabytes))
         server.start()
         self._direct = server.conninfo()
-        self.injections = {**of_server(server), **of_disk(self._disk, self._bring_back)}
-
-    def _bring_back(self) -> None:
-        """It ends when it cannot write its log."""
-        if self._server is not None and not self._server.is_up():
-            self._server.restart()
+        self.injections = {**of_server(server), **of_disk(self._disk, server)}
 
     def _look(self) -> tuple[tuple[str, int], bool]:
         """Where the server is, and whether connections to it are encrypted."""
