@@ -28,11 +28,11 @@ from crashes.cells import (
     Cell,
 )
 from crashes.child import DIE, DIE_LATER, GO, Order, is_empty, numbers
-from crashes.disk import SmallDisk
 from crashes.runs import Run
 from crashes.target import ABORT, Target
 from crashes.watcher import Watcher, decided
 from crashes.zygote import Zygote
+from sparkonce.testing.disk import SmallDisk
 from sparkonce.testing.proxy import RequestFault, Trap
 
 WARM_BATCHES = 5

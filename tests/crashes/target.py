@@ -10,8 +10,8 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from crashes.disk import SmallDisk, cannot_mount
 from sparkonce.sinks.base import TwoPhaseCommitSink
+from sparkonce.testing.disk import SmallDisk, cannot_mount
 from sparkonce.testing.proxy import FaultProxy, Request
 from sparkonce.testing.servers.process import HOST, Server
 

@@ -13,7 +13,6 @@ from collections.abc import Iterator
 import pytest
 
 from crashes.cells import EVERY, LOG_FULL, Cell, is_chosen, unmeant
-from crashes.disk import cannot_mount
 from crashes.stage import Stages
 from crashes.table import RESULTS
 from crashes.target import Target
@@ -25,6 +24,7 @@ from crashes.targets.postgres import POSTGRES
 from crashes.targets.redis import RedisClusterTarget, RedisTarget
 from crashes.targets.toy import ToyTarget
 from crashes.targets.write_ahead import WRITE_AHEAD
+from sparkonce.testing.disk import cannot_mount
 
 pytestmark = [pytest.mark.crashes, pytest.mark.timeout(300)]
 

@@ -1,8 +1,11 @@
 from __future__ import annotations
 
+import queue
 import re
 import socket
+import struct
 import threading
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -18,6 +21,7 @@ class Echo:
     def __init__(self) -> None:
         self.lines: list[bytes] = []
         self.clients: list[socket.socket] = []
+        self.gone: queue.Queue[socket.socket] = queue.Queue()
         self.changed = threading.Condition()
         self.listener = socket.create_server((HOST, 0))
         threading.Thread(target=self._accept, daemon=True).start()
@@ -48,7 +52,8 @@ class Echo:
                         self.changed.notify_all()
                     client.sendall(line)
             except OSError:
-                return
+                pass
+        self.gone.put(client)
 
 
 @pytest.fixture
@@ -127,6 +132,56 @@ def test_a_black_hole_answers_nothing_until_it_heals(proxy: FaultProxy, server: 
     server.wait_for(b"before\n")
 
 
+def test_requests_alone_are_swallowed(proxy: FaultProxy, server: Echo, client: socket.socket) -> None:
+    ask(client, b"before\n")
+    proxy.swallow(replies=False)
+    client.sendall(b"COMMIT\n")
+    server.clients[0].sendall(b"by itself\n")
+    assert client.recv(100) == b"by itself\n"
+    proxy.heal()
+    assert is_cut(client)
+    server.wait_for(b"before\n")
+    assert proxy.seen["commit"] == 0
+
+
+def test_a_server_does_not_hear_that_its_client_is_gone(proxy: FaultProxy, server: Echo, client: socket.socket) -> None:
+    ask(client, b"before\n")
+    proxy.swallow(replies=False)
+    client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    client.close()
+    (other,) = server.clients
+    for _ in range(3):  # the first of these finds out that the client is gone
+        other.sendall(b"still there?\n")
+        with pytest.raises(queue.Empty):
+            server.gone.get(timeout=0.1)
+    proxy.heal()
+    assert server.gone.get(timeout=LIMIT_S) is other
+
+
+def test_replies_alone_are_swallowed(proxy: FaultProxy, server: Echo, client: socket.socket) -> None:
+    ask(client, b"before\n")
+    proxy.swallow(requests=False)
+    client.sendall(b"COMMIT\n")
+    server.wait_for(b"before\n", b"COMMIT\n")
+    server.clients[0].shutdown(socket.SHUT_RDWR)
+    client.settimeout(0.2)
+    with pytest.raises(TimeoutError):
+        client.recv(100)
+    client.settimeout(LIMIT_S)
+    proxy.heal()
+    assert is_cut(client)
+
+
+def test_every_piece_is_slowed_in_both_directions(proxy: FaultProxy, client: socket.socket) -> None:
+    proxy.slow(300)
+    began = time.monotonic()
+    assert ask(client, b"COMMIT\n") == b"COMMIT\n"
+    assert time.monotonic() - began >= 0.6  # never less, however slow the machine is
+    proxy.heal()
+    assert ask(client, b"again\n") == b"again\n"
+    assert proxy.delay_s == 0
+
+
 def test_a_reply_is_lost(proxy: FaultProxy, server: Echo, client: socket.socket) -> None:
     trap = proxy.trap("commit", RequestFault.REPLY_LOST, nth=2)
     assert ask(client, b"COMMIT 1\n") == b"COMMIT 1\n"
@@ -182,7 +237,7 @@ def test_last_words_of_a_server_are_no_answer(proxy: FaultProxy, server: Echo, c
 def test_no_answer_is_not_taken_for_an_end(
     proxy: FaultProxy, client: socket.socket, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sparkonce.testing.proxy._REPLY_WITHIN_S", 0.2)
+    monkeypatch.setattr("sparkonce.testing.proxy_link._REPLY_WITHIN_S", 0.2)
     trap = held(proxy, client, b"COMMIT without its end")
     with pytest.raises(TimeoutError, match="not answered"):
         trap.deliver()

@@ -10,12 +10,13 @@ from contextlib import closing
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from kafka.admin import KafkaAdminClient
 
 TIMEOUT_S = 30.0
 _POLL_S = 0.05
+_CHUNK = 50_000
 _LOG_LEVEL = 5
 """Warnings and worse: at 6, librdkafka tells of events that were left when a client was closed."""
 
@@ -55,7 +56,7 @@ class Transaction(NamedTuple):
 
 
 def create_topic(
-    bootstrap: str,
+    bootstrap: str | Mapping[str, Any],
     name: str,
     partitions: int = 1,
     config: Mapping[str, str] | None = None,
@@ -64,6 +65,13 @@ def create_topic(
 ) -> None:
     """Makes a topic, unless there is one of this name, and waits until each partition has a leader.
 
+    Args:
+        bootstrap: ``bootstrap.servers``, or all of librdkafka's settings of how to connect.
+        name: The topic.
+        partitions: How many.
+        config: The topic's own settings.
+        timeout_s: For each step, in seconds.
+
     Raises:
         KafkaException: if the broker refuses.
         TimeoutError: if a partition has no leader in time.
@@ -71,7 +79,7 @@ def create_topic(
     from confluent_kafka import KafkaError, KafkaException
     from confluent_kafka.admin import AdminClient, NewTopic
 
-    admin = AdminClient({"bootstrap.servers": bootstrap, "log_level": _LOG_LEVEL})
+    admin = AdminClient({**_connecting(bootstrap), "log_level": _LOG_LEVEL})
     topic = NewTopic(name, num_partitions=partitions, config=dict(config or {}))
     try:
         admin.create_topics([topic], request_timeout=timeout_s)[name].result(timeout_s)
@@ -153,11 +161,17 @@ def read_uncommitted(bootstrap: str, topic: str, *, timeout_s: float = TIMEOUT_S
 
 
 def end_offsets(
-    bootstrap: str, topic: str, isolation: str = "READ_COMMITTED", *, timeout_s: float = TIMEOUT_S
+    bootstrap: str | Mapping[str, Any], topic: str, isolation: str = "READ_COMMITTED", *, timeout_s: float = TIMEOUT_S
 ) -> dict[int, int]:
     """The end of each partition: the last stable offset for READ_COMMITTED, the high watermark for READ_UNCOMMITTED.
 
     A broker that does not know yet that it leads a new partition is asked again.
+
+    Args:
+        bootstrap: ``bootstrap.servers``, or all of librdkafka's settings of how to connect.
+        topic: The topic.
+        isolation: Of the reader.
+        timeout_s: For each of the two requests, in seconds.
 
     Raises:
         KafkaException: if there is no such topic, or the broker refuses.
@@ -166,7 +180,7 @@ def end_offsets(
     from confluent_kafka.admin import AdminClient, OffsetSpec
 
     give_up_at = time.monotonic() + timeout_s
-    admin = AdminClient({"bootstrap.servers": bootstrap, "log_level": _LOG_LEVEL})
+    admin = AdminClient({**_connecting(bootstrap), "log_level": _LOG_LEVEL})
     metadata = admin.list_topics(topic, timeout=timeout_s).topics[topic]
     if metadata.error is not None:
         raise KafkaException(metadata.error)
@@ -183,13 +197,35 @@ def end_offsets(
 
 
 def _read(bootstrap: str, topic: str, isolation: str, timeout_s: float) -> list[Record]:
+    chunks = scan({"bootstrap.servers": bootstrap}, topic, isolation, timeout_s=timeout_s)
+    records = [_record(message) for chunk in chunks for message in chunk]
+    return sorted(records, key=lambda record: record[:2])
+
+
+def scan(
+    settings: Mapping[str, Any], topic: str, isolation: str = "READ_COMMITTED", *, timeout_s: float = TIMEOUT_S
+) -> Iterator[list[Any]]:
+    """Reads a topic from its beginning to the end that `end_offsets` gives now, in chunks.
+
+    Args:
+        settings: librdkafka's, of how to connect.
+        topic: The topic.
+        isolation: See `end_offsets`.
+        timeout_s: For all of it, in seconds.
+
+    Yields:
+        confluent-kafka's messages, those of a partition in their order.
+
+    Raises:
+        KafkaException: if there is no such topic, or the broker refuses.
+        TimeoutError: if the end is not reached in time.
+    """
     from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 
     give_up_at = time.monotonic() + timeout_s
-    ends = end_offsets(bootstrap, topic, isolation, timeout_s=timeout_s)
+    ends = end_offsets(settings, topic, isolation, timeout_s=timeout_s)
     unread = {partition: end for partition, end in ends.items() if end > 0}
-    settings = {
-        "bootstrap.servers": bootstrap,
+    more = {
         "group.id": "sparkonce-testing",  # required, and not used: partitions are assigned by hand
         "enable.auto.commit": False,
         "isolation.level": isolation.lower(),
@@ -198,22 +234,25 @@ def _read(bootstrap: str, topic: str, isolation: str, timeout_s: float) -> list[
         # Offset 0 and this reset are the beginning too, without the half second that asking for it takes.
         "auto.offset.reset": "earliest",
     }
-    records: list[Record] = []
-    with closing(Consumer(settings)) as consumer:
+    count = 0
+    with closing(Consumer({**settings, **more})) as consumer:
         consumer.assign([TopicPartition(topic, partition, 0) for partition in unread])
         while unread:
             if time.monotonic() > give_up_at:
-                raise TimeoutError(f"{topic} not read to {unread} in {timeout_s} s; {len(records)} records so far")
-            for message in consumer.consume(10_000, timeout=_POLL_S):
+                raise TimeoutError(f"{topic} not read to {unread} in {timeout_s} s; {count} records so far")
+            chunk = []
+            for message in consumer.consume(_CHUNK, timeout=_POLL_S):
                 partition, offset, error = message.partition(), message.offset(), message.error()
                 # Control records and aborted rows are never given out, so the end may show as this event alone.
                 if error is not None and error.code() != KafkaError._PARTITION_EOF:
                     raise KafkaException(error)
                 if error is None and offset < ends[partition]:
-                    records.append(_record(message))
+                    chunk.append(message)
                 if offset + (error is None) >= ends[partition]:
                     unread.pop(partition, None)
-    return sorted(records, key=lambda record: record[:2])
+            count += len(chunk)
+            if chunk:
+                yield chunk
 
 
 def _record(message: Any) -> Record:
@@ -223,9 +262,14 @@ def _record(message: Any) -> Record:
 
 
 def describe_transactions(
-    bootstrap: str, transactional_ids: Sequence[str], *, timeout_s: float = TIMEOUT_S
+    bootstrap: str | Mapping[str, Any], transactional_ids: Sequence[str], *, timeout_s: float = TIMEOUT_S
 ) -> dict[str, Transaction]:
     """Asks the coordinators about these ids. Ids that they do not know are left out.
+
+    Args:
+        bootstrap: ``bootstrap.servers``, or all of librdkafka's settings of how to connect.
+        transactional_ids: The ids.
+        timeout_s: For the whole call, in seconds.
 
     Raises:
         TimeoutError: if a coordinator does not answer in time.
@@ -257,12 +301,12 @@ def describe_transactions(
 
 
 def list_transactions(
-    bootstrap: str, *, states: Sequence[str] = (), timeout_s: float = TIMEOUT_S
+    bootstrap: str | Mapping[str, Any], *, states: Sequence[str] = (), timeout_s: float = TIMEOUT_S
 ) -> dict[str, Transaction]:
     """Asks every broker for its transactional ids, and describes them.
 
     Args:
-        bootstrap: ``bootstrap.servers``.
+        bootstrap: ``bootstrap.servers``, or all of librdkafka's settings of how to connect.
         states: Only those in one of these, for example ``["Ongoing"]``; by default all.
         timeout_s: For each of the two requests, in seconds.
 
@@ -278,24 +322,47 @@ def list_transactions(
     return {name: found for name, found in described.items() if not states or found.state in states}
 
 
-def _ask(bootstrap: str, question: Callable[[KafkaAdminClient], Any], timeout_s: float) -> Any:
+def coordinators(bootstrap: str | Mapping[str, Any], *, timeout_s: float = TIMEOUT_S) -> dict[str, int]:
+    """Which broker coordinates each transactional id that there is.
+
+    Args:
+        bootstrap: ``bootstrap.servers``, or all of librdkafka's settings of how to connect.
+        timeout_s: For the whole call, in seconds.
+
+    Raises:
+        TimeoutError: if a broker does not answer in time.
+        BrokerResponseError: of kafka-python, if it refuses.
+    """
+    listings: dict[int, Any] = _ask(bootstrap, lambda admin: admin.list_transactions(), timeout_s)
+    return {listing.transactional_id: int(node) for node, of_node in listings.items() for listing in of_node}
+
+
+def _connecting(bootstrap: str | Mapping[str, Any]) -> dict[str, Any]:
+    return {"bootstrap.servers": bootstrap} if isinstance(bootstrap, str) else dict(bootstrap)
+
+
+def _ask(bootstrap: str | Mapping[str, Any], question: Callable[[KafkaAdminClient], Any], timeout_s: float) -> Any:
     """Repeats the question while the answer is an error that passes, as while a coordinator loads."""
     from kafka.admin import KafkaAdminClient
     from kafka.errors import KafkaError
 
+    from sparkonce.sinks.kafka.settings import admin_settings
+
+    settings = admin_settings(_connecting(bootstrap))
     give_up_at = time.monotonic() + timeout_s
     while True:
         left_ms = max(int((give_up_at - time.monotonic()) * 1000), 1)
         try:
-            with closing(
-                KafkaAdminClient(bootstrap_servers=bootstrap, bootstrap_timeout_ms=left_ms, request_timeout_ms=left_ms)
-            ) as admin:
+            limits = {"bootstrap_timeout_ms": left_ms, "request_timeout_ms": left_ms}
+            with closing(KafkaAdminClient(**{**settings, **limits})) as admin:
                 return question(admin)
         except KafkaError as error:
             if not error.retriable:
                 raise
             if time.monotonic() > give_up_at:
-                raise TimeoutError(f"{bootstrap} gave no answer in {timeout_s} s: {error!r}") from error
+                raise TimeoutError(
+                    f"{settings['bootstrap_servers']} gave no answer in {timeout_s} s: {error!r}"
+                ) from error
             time.sleep(_POLL_S)
 
 

@@ -1,4 +1,4 @@
-"""A TCP proxy for tests that cuts connections, swallows bytes, and loses, delays or halves chosen requests.
+"""A TCP proxy for tests that cuts and slows connections, swallows bytes, and loses, delays or halves chosen requests.
 
 ::
 
@@ -13,48 +13,25 @@ Runs in a thread of its own. The client's clocks and deadlines are not touched: 
 from __future__ import annotations
 
 import asyncio
-import re
 import socket
-import struct
 import threading
 from collections import Counter
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Coroutine, Mapping
 from contextlib import suppress
-from enum import Enum
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
+
+from sparkonce.testing.proxy_link import Address, Link, Matcher, Request, RequestFault
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
+__all__ = ["HOST", "Address", "FaultProxy", "Matcher", "Request", "RequestFault", "Trap"]
+
 T = TypeVar("T")
 
 HOST = "127.0.0.1"
-Address = tuple[str, int]
-Matcher = Callable[[bytes], "int | None"]
-"""Fed with one connection's bytes towards the server, piece by piece: where in this piece a request begins, if any."""
-Request = bytes | re.Pattern[bytes] | Callable[[], Matcher]
-"""How a request is known: by bytes, a regular expression, or what makes a matcher for a new connection."""
-
-_PIECE_BYTES = 65_536
-_TAIL_BYTES = 256
-_QUIET_S = 0.05
-"""A request is complete when its client has sent nothing for so long: clients send header and body apart."""
 _LIMIT_S = 30.0
-_REPLY_WITHIN_S = 5.0
-
-
-class RequestFault(str, Enum):
-    """What becomes of a request."""
-
-    REPLY_LOST = "reply lost"
-    """It is delivered; the answer is dropped and the connection cut."""
-    HELD = "held"
-    """It is kept and its client cut off; `Trap.deliver` delivers it later, on the connection it was sent on."""
-    STALLED = "stalled"
-    """The same, and its client is left waiting for an answer."""
-    HALVED = "halved"
-    """Its first half is delivered, then the connection is cut on both sides."""
 
 
 class Trap:
@@ -70,7 +47,7 @@ class Trap:
         self.sprung = threading.Event()
         self._proxy = proxy
         self._left = nth
-        self._held: tuple[_Link, bytes] | None = None
+        self._held: tuple[Link, bytes] | None = None
 
     def deliver(self) -> bytes:
         """Delivers a held request, and waits for its answer, which nobody else hears.
@@ -97,7 +74,7 @@ class Trap:
         self._left -= 1
         return self._left == 0
 
-    def hold(self, link: _Link, data: bytes) -> None:
+    def hold(self, link: Link, data: bytes) -> None:
         """Keeps a request."""
         self._held = (link, data)
         self._proxy.note_held(self)
@@ -112,15 +89,19 @@ class FaultProxy:
 
     Attributes:
         seen: How many requests of each name came by.
+        swallows_requests: Whether what clients send is thrown away.
+        swallows_replies: Whether what servers send is.
+        delay_s: How long each piece is kept back, in both directions.
     """
 
     def __init__(self, upstream: Address, requests: Mapping[str, Request] | None = None) -> None:
         self.requests = dict(requests or {})
         self.seen: Counter[str] = Counter()
-        self.swallowing = False
+        self.swallows_requests = self.swallows_replies = False
+        self.delay_s = 0.0
         self._traps: list[Trap] = []
         self._holding: list[Trap] = []
-        self._links: set[_Link] = set()
+        self._links: set[Link] = set()
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="fault proxy", daemon=True)
         self._listeners: list[tuple[socket.socket, Address]] = []
@@ -167,14 +148,25 @@ class FaultProxy:
         """Resets (RST) every connection on both sides. New ones are let through."""
         self.run(self._cut())
 
-    def swallow(self) -> None:
-        """Lets nothing through in either direction, and keeps every connection open: a black hole, until `heal`."""
-        self.swallowing = True
+    def swallow(self, *, requests: bool = True, replies: bool = True) -> None:
+        """Lets nothing through, and keeps every connection open: a black hole, until `heal`.
+
+        Args:
+            requests: In the direction to the server.
+            replies: In the direction to the client.
+        """
+        self.swallows_requests, self.swallows_replies = requests, replies
+
+    def slow(self, delay_ms: int) -> None:
+        """Keeps back every piece of every connection for so long, in both directions, until `heal`."""
+        self.delay_s = delay_ms / 1000
 
     def heal(self) -> None:
-        """Ends a black hole. What was sent into it is gone, so its connections are cut."""
-        self.swallowing = False
-        self.cut()
+        """Ends slowness, and black holes. What was sent into one is gone, so its connections are cut."""
+        self.delay_s = 0.0
+        if self.swallowing:
+            self.swallows_requests = self.swallows_replies = False
+            self.cut()
 
     def trap(self, kind: str, fault: RequestFault, nth: int = 1) -> Trap:
         """Sets a trap for the nth request of a name from now on. It springs once.
@@ -196,6 +188,11 @@ class FaultProxy:
         self._holding.clear()
 
     # --- inside -----------------------------------------------------------------------------------------------------
+
+    @property
+    def swallowing(self) -> bool:
+        """Whether there is a black hole."""
+        return self.swallows_requests or self.swallows_replies
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
         """Runs a coroutine in the proxy's thread and waits for it."""
@@ -224,7 +221,7 @@ class FaultProxy:
             self._servers.append(await asyncio.start_server(partial(self._connected, upstream), sock=listener))
 
     async def _connected(self, upstream: Address, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        link = _Link(self, upstream, (reader, writer))
+        link = Link(self, upstream, (reader, writer))
         self._links.add(link)
         try:
             with suppress(asyncio.CancelledError):  # asyncio would report the end of the proxy as an error
@@ -239,160 +236,9 @@ class FaultProxy:
     async def _end(self) -> None:
         for server in self._servers:
             server.close()
+        self.swallows_requests = self.swallows_replies = False
         await self._cut()
         waiting = asyncio.all_tasks() - {asyncio.current_task()}
         for task in waiting:
             task.cancel()
         await asyncio.gather(*waiting, return_exceptions=True)
-
-
-class _Link:
-    """One client's connection and its own to the server."""
-
-    def __init__(
-        self, proxy: FaultProxy, upstream: Address, client: tuple[asyncio.StreamReader, asyncio.StreamWriter]
-    ) -> None:
-        self._proxy = proxy
-        self._upstream = upstream
-        self._from_client, self._to_client = client
-        self._from_server: asyncio.StreamReader | None = None
-        self._to_server: asyncio.StreamWriter | None = None
-        self._matchers = {kind: _matcher(request) for kind, request in proxy.requests.items()}
-        self._reply_is_lost = False
-        self._holding = False
-        self._down: asyncio.Future[None] | None = None
-
-    async def run(self) -> None:
-        try:
-            self._from_server, self._to_server = await asyncio.open_connection(*self._upstream)
-        except OSError:
-            self.cut()
-            return
-        self._down = asyncio.ensure_future(self._pump_down(self._from_server))
-        try:
-            with suppress(OSError):
-                await self._pump_up(self._to_server)
-                if not self._holding:
-                    await self._down
-            while self._proxy.swallowing:  # the server does not hear that its client has given up
-                await asyncio.sleep(_QUIET_S)
-        finally:
-            self._down.cancel()
-            self.cut()
-
-    def cut(self) -> None:
-        """A held request's own connection to the server stays."""
-        _reset(self._to_client)
-        if self._to_server is not None and not self._holding:
-            _reset(self._to_server)
-
-    async def deliver(self, data: bytes) -> bytes:
-        reader, writer = self._from_server, self._to_server
-        if reader is None or writer is None:
-            return b""
-        try:
-            await _until_quiet(reader)  # what it said before, answers to earlier requests among it
-            if reader.at_eof():
-                return b""
-            writer.write(data)
-            await writer.drain()
-            answer = await asyncio.wait_for(reader.read(_PIECE_BYTES), _REPLY_WITHIN_S)
-            return answer + await _until_quiet(reader)
-        except ConnectionError:
-            return b""
-        except asyncio.TimeoutError as error:
-            raise TimeoutError(f"a request delivered late was not answered within {_REPLY_WITHIN_S:g} s") from error
-        finally:
-            _reset(writer)
-
-    async def drop(self) -> None:
-        if self._to_server is not None:
-            _reset(self._to_server)
-
-    async def _pump_up(self, server: asyncio.StreamWriter) -> None:
-        while piece := await self._from_client.read(_PIECE_BYTES):
-            if self._proxy.swallowing:
-                continue
-            trap, place = self._proxy.judge(piece, self._matchers)
-            if trap is not None and await self._spring(trap, piece, place, server):
-                return
-            server.write(piece)
-            await server.drain()
-        if not self._proxy.swallowing and not server.is_closing():
-            server.write_eof()
-
-    async def _spring(self, trap: Trap, piece: bytes, place: int, server: asyncio.StreamWriter) -> bool:
-        """Does what the trap is for. Returns whether the connection is over for the client."""
-        if trap.fault is RequestFault.REPLY_LOST:
-            self._reply_is_lost = True
-            trap.sprung.set()
-            return False
-        if trap.fault is RequestFault.HALVED:
-            server.write(piece[: (place + len(piece) + 1) // 2])
-            await server.drain()
-        else:
-            self._holding = True
-            if self._down is not None:
-                self._down.cancel()  # what the server says from now on is read when the request is delivered
-            trap.hold(self, piece + await _until_quiet(self._from_client))
-        if trap.fault is not RequestFault.STALLED:
-            self.cut()
-        trap.sprung.set()
-        if trap.fault is RequestFault.STALLED:
-            while await self._from_client.read(_PIECE_BYTES):
-                pass
-        return True
-
-    async def _pump_down(self, server: asyncio.StreamReader) -> None:
-        try:
-            while piece := await server.read(_PIECE_BYTES):
-                if self._reply_is_lost:
-                    break
-                if not self._proxy.swallowing:
-                    self._to_client.write(piece)
-                    await self._to_client.drain()
-            else:
-                if not self._proxy.swallowing and not self._to_client.is_closing():
-                    self._to_client.write_eof()
-                return
-        except OSError:
-            pass
-        self.cut()
-
-
-async def _until_quiet(reader: asyncio.StreamReader) -> bytes:
-    """What comes until for a moment nothing does."""
-    found = b""
-    with suppress(asyncio.TimeoutError, ConnectionError):
-        while more := await asyncio.wait_for(reader.read(_PIECE_BYTES), _QUIET_S):
-            found += more
-    return found
-
-
-def _reset(writer: asyncio.StreamWriter) -> None:
-    """Closes with RST instead of FIN, throwing away what is not sent yet."""
-    connection = writer.get_extra_info("socket")
-    if connection is not None and connection.fileno() >= 0:
-        connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-    writer.transport.abort()
-
-
-def _matcher(request: Request) -> Matcher:
-    if callable(request):
-        return request()
-    return _pattern_matcher(re.compile(re.escape(request)) if isinstance(request, bytes) else request)
-
-
-def _pattern_matcher(pattern: re.Pattern[bytes]) -> Matcher:
-    tail = b""
-
-    def match(piece: bytes) -> int | None:
-        nonlocal tail
-        data, before = tail + piece, len(tail)
-        tail = data[-_TAIL_BYTES:]
-        for found in pattern.finditer(data):
-            if found.end() > before:  # what ends in the tail was seen with the piece before
-                return max(0, found.start() - before)
-        return None
-
-    return match

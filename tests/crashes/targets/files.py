@@ -13,13 +13,13 @@ import boto3
 import pyarrow as pa
 from botocore.config import Config
 
-from crashes.disk import SmallDisk
-from crashes.matchers import after
 from crashes.target import OnSmallDisk, ServerOnSmallDisk, new_name
 from sparkonce.errors import SparkonceError
 from sparkonce.sinks.base import TwoPhaseCommitSink
 from sparkonce.sinks.files.deadlines import within
 from sparkonce.sinks.files.sink import FilesSink
+from sparkonce.testing.disk import SmallDisk
+from sparkonce.testing.matchers import after
 from sparkonce.testing.servers.hdfs import Hdfs
 from sparkonce.testing.servers.process import HOST
 from sparkonce.testing.servers.s3 import ACCESS_KEY, SECRET_KEY, S3Server, find_versitygw

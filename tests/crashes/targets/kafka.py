@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import pyarrow as pa
@@ -16,40 +15,16 @@ from sparkonce.embedded.broker import Broker
 from sparkonce.sinks.base import TwoPhaseCommitSink
 from sparkonce.sinks.kafka.sink import KafkaSink
 from sparkonce.testing.kafka import create_topic, list_transactions, read_committed
-from sparkonce.testing.proxy import FaultProxy, Matcher
+from sparkonce.testing.matchers import END_TXN, INIT_PRODUCER_ID, PRODUCE, kafka_request
+from sparkonce.testing.proxy import FaultProxy
 from sparkonce.testing.servers.process import HOST
 
 THROUGH = "PROXY"
-PRODUCE, INIT_PRODUCER_ID, END_TXN = 0, 22, 26
-"""API keys, see https://kafka.apache.org/protocol#protocol_api_keys"""
 PARTITIONS = 2
 
 
 def rows(start: int, count: int) -> pa.RecordBatch:
     return pa.record_batch({"value": [str(number) for number in range(start, start + count)]})
-
-
-def request(api_key: int) -> Callable[[], Matcher]:
-    """Knows a request by its API key, which follows the four bytes that give a request's length."""
-
-    def new() -> Matcher:
-        rest = b""
-        skip = 0
-
-        def match(piece: bytes) -> int | None:
-            nonlocal rest, skip
-            data, before, place, found = rest + piece, len(rest), skip, None
-            while place + 6 <= len(data):
-                length, key = struct.unpack_from(">ih", data, place)
-                if key == api_key and found is None:
-                    found = max(0, place - before)
-                place += 4 + length
-            rest, skip = (b"", place - len(data)) if place > len(data) else (data[place:], 0)
-            return found
-
-        return match
-
-    return new
 
 
 class KafkaTarget(Target):
@@ -61,7 +36,11 @@ class KafkaTarget(Target):
         "sparkonce.sinks.kafka.committer",
         "sparkonce.sinks.kafka.preflight",
     )
-    requests = {"prepare": request(PRODUCE), "commit": request(END_TXN), "abort": request(INIT_PRODUCER_ID)}  # noqa: RUF012
+    requests = {  # noqa: RUF012
+        "prepare": kafka_request(PRODUCE),
+        "commit": kafka_request(END_TXN),
+        "abort": kafka_request(INIT_PRODUCER_ID),
+    }
     changes_late = ("abort",)  # which gives the id a newer epoch
     marks = (pytest.mark.kafka,)
     can_restart = can_pause = True

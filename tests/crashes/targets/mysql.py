@@ -11,11 +11,11 @@ import pymysql
 import pytest
 
 from crashes.cells import DISK_FULL
-from crashes.disk import SmallDisk
-from crashes.matchers import after
 from crashes.target import ServerOnSmallDisk, keyed_rows, new_name, plain_rows
 from sparkonce.sinks.base import TwoPhaseCommitSink
 from sparkonce.sinks.mysql.sink import MySQLSink
+from sparkonce.testing.disk import SmallDisk
+from sparkonce.testing.matchers import after
 from sparkonce.testing.proxy import Request
 from sparkonce.testing.servers.mariadb import MISSING, MariaDBServer
 

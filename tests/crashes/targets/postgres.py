@@ -8,11 +8,11 @@ from pathlib import Path
 import psycopg
 from psycopg import sql
 
-from crashes.disk import SmallDisk
-from crashes.matchers import after
 from crashes.target import ServerOnSmallDisk, keyed_rows, new_name
 from sparkonce.sinks.base import TwoPhaseCommitSink
 from sparkonce.sinks.postgres.sink import PostgresSink
+from sparkonce.testing.disk import SmallDisk
+from sparkonce.testing.matchers import after
 from sparkonce.testing.proxy import Request
 from sparkonce.testing.servers.postgres import PostgresServer, find_postgres
 from sparkonce.testing.servers.process import HOST

@@ -9,11 +9,11 @@ from pathlib import Path
 import pyarrow as pa
 import redis
 
-from crashes.disk import SmallDisk
 from crashes.target import ServerOnSmallDisk, Target
 from sparkonce.sinks.base import TwoPhaseCommitSink
 from sparkonce.sinks.redis import scripts
 from sparkonce.sinks.redis.sink import RedisSink
+from sparkonce.testing.disk import SmallDisk
 from sparkonce.testing.proxy import FaultProxy, Request
 from sparkonce.testing.servers.process import HOST, find_program
 from sparkonce.testing.servers.redis import RedisCluster, RedisServer

@@ -104,6 +104,21 @@ class PostgresServer(Server):
         while any(is_running(pid, "postgres") for pid in children) and time.monotonic() < give_up_at:
             time.sleep(POLL_S)
 
+    def pause(self) -> None:
+        """Lets none of its processes run on."""
+        super().pause()
+        self._signal_children(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        """Lets all of them run on."""
+        self._signal_children(signal.SIGCONT)
+        super().resume()
+
+    def _signal_children(self, number: signal.Signals) -> None:
+        for pid in [] if self.pid is None else _children(str(self.pid)):
+            with suppress(ProcessLookupError):
+                os.kill(pid, number)
+
     def conninfo(self, *, dbname: str = "postgres", user: str = "postgres") -> str:
         """How to connect to it."""
         return f"host={HOST} port={self.port} dbname={dbname} user={user}"

@@ -38,7 +38,10 @@ class System(ABC):
 
     @abstractmethod
     def stop(self) -> None:
-        """Ends what was started here. On the user's own server removes the place for the rows, unless `keep_place`."""
+        """Ends what was started here; on the user's own server it removes the place for the rows, unless `keep_place`.
+
+        May be called again, and after a `start` that failed.
+        """
 
     keep_place = False
     """Set where the rows must stay to be looked at."""
@@ -72,7 +75,10 @@ class System(ABC):
 
     @abstractmethod
     def left_open(self) -> Sequence[str]:
-        """What it holds that is neither committed nor aborted, by name: asked of the system, not of our code."""
+        """What it holds of this query that is neither committed nor aborted, by name.
+
+        Asked of the system, not of our code. Raises any `Exception` while it does not answer.
+        """
 
     @abstractmethod
     def faults(self) -> Mapping[Fault, Sequence[str]]:
@@ -82,20 +88,29 @@ class System(ABC):
     def inject(self, fault: Fault, *, request: str = "", within_s: float = 30.0) -> bool:
         """Makes it happen. What lasts goes on until `lift`.
 
-        For a fault of one request this sets the trap; `sprung` says whether the request has come.
+        For a fault of one request this sets the trap; `sprung` says whether the request has come. Such a fault is
+        always to be lifted: a trap that has not sprung is taken away, and a request that is held is delivered.
 
         Args:
             fault: One of `faults`.
             request: Which request.
-            within_s: Limit.
+            within_s: Limit, for what has to be waited for.
 
         Returns:
             Whether there is something to lift.
+
+        Raises:
+            ConfigurationError: if the fault, or the request, is none of `faults`.
+            TimeoutError: if it could not be made to happen within the limit. There is nothing to lift then.
         """
 
     @abstractmethod
     def lift(self, fault: Fault) -> None:
-        """Ends what lasts: the server is started again, connections heal, a held request is delivered."""
+        """Ends what lasts: the server is started again, connections heal, a held request is delivered.
+
+        Raises:
+            PreflightError: if a server does not come back.
+        """
 
     def sprung(self) -> bool:
         """Whether the trap of a fault of one request has sprung; True for all other faults."""

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import functools
+import os
+import re
 import shutil
 import subprocess
 import sys
 import tempfile
-from contextlib import suppress
+import time
 from pathlib import Path
 
-_BALLAST = "ballast"
+_FULL_WITHIN_S = 10.0
 
 
 @functools.cache
@@ -26,40 +28,63 @@ def cannot_mount() -> str:
     return ""
 
 
+def affordable(megabytes: int) -> int:
+    """This size of a disk, or what half of the memory that can be had now allows."""
+    found = re.search(r"^MemAvailable: *([0-9]+) kB$", Path("/proc/meminfo").read_text(), re.MULTILINE)
+    return megabytes if found is None else min(megabytes, int(found[1]) // 2048)
+
+
 class SmallDisk:
     """A folder, on a disk of its own if that can be had.
 
     Args:
         folder: Is made.
-        megabytes: Its size.
+        megabytes: Its size. It is in memory, and takes as much of it as is written.
+
+    Attributes:
+        is_small: Whether it could be had, and can be filled.
     """
 
     def __init__(self, folder: Path, megabytes: int = 8) -> None:
         self.folder = folder
+        self._megabytes = megabytes
         folder.mkdir(parents=True)
         self.is_small = not cannot_mount()
         if self.is_small:
             _mount(folder, megabytes).check_returncode()
 
     def fill(self) -> None:
-        """Leaves not a byte free."""
-        with (self.folder / _BALLAST).open("ab", buffering=0) as file:
-            for size in (1 << 16, 1 << 12, 1):
-                with suppress(OSError):  # that is the aim
-                    while file.write(bytes(size)):
-                        pass
+        """Leaves no room: the disk becomes as small as what is on it, or a page if that is nothing.
+
+        Raises:
+            TimeoutError: if somebody else writes all the time.
+        """
+        give_up_at = time.monotonic() + _FULL_WITHIN_S
+        while True:
+            room = os.statvfs(self.folder)
+            used = max(1, room.f_blocks - room.f_bfree) * room.f_frsize  # a size of 0 would be no limit
+            if _resize(self.folder, str(used)).returncode == 0:
+                return
+            if time.monotonic() > give_up_at:
+                raise TimeoutError(f"{self.folder} could not be filled within {_FULL_WITHIN_S:g} s")
 
     def free(self) -> None:
         """Makes room again."""
-        (self.folder / _BALLAST).unlink(missing_ok=True)
+        _resize(self.folder, f"{self._megabytes}m").check_returncode()
 
     def close(self) -> None:
+        """Takes it away, with all that is on it."""
         if self.is_small:
             _unmount(self.folder)
 
 
 def _mount(folder: Path, megabytes: int) -> subprocess.CompletedProcess[str]:
     command = ["mount", "-t", "tmpfs", "-o", f"size={megabytes}m,mode=755", "tmpfs", str(folder)]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+def _resize(folder: Path, size: str) -> subprocess.CompletedProcess[str]:
+    command = ["mount", "-o", f"remount,size={size}", str(folder)]
     return subprocess.run(command, capture_output=True, text=True, check=False)
 
 

@@ -1,0 +1,286 @@
+"""Kafka: where a query's rows come from, and a system that they go to."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from sparkonce.embedded.cluster import Cluster
+from sparkonce.errors import ConfigurationError, PreflightError
+from sparkonce.testing.kafka import coordinators, create_topic, list_transactions, scan
+from sparkonce.testing.matchers import ADD_PARTITIONS, END_TXN, INIT_PRODUCER_ID, PRODUCE, kafka_request
+from sparkonce.testing.proxy import FaultProxy
+from sparkonce.testing.servers.process import HOST
+from sparkonce.verify.faults import Fault
+from sparkonce.verify.systems.injections import Injection, Struck, of_connections, of_server
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from sparkonce.sinks.base import TwoPhaseCommitSink
+
+TRANSACTION_TIMEOUT_S = 30.0
+
+_THROUGH = "PROXY"
+_REQUESTS = {
+    "produce": kafka_request(PRODUCE),
+    "init": kafka_request(INIT_PRODUCER_ID),
+    "add-partitions": kafka_request(ADD_PARTITIONS),
+    "end": kafka_request(END_TXN),
+}
+_CHECK_EVERY_MS = 500
+_ANSWERS_WITHIN_S = 10.0
+_READ_WITHIN_S = 600.0
+_LOOK_S = 2.0
+_POLL_S = 0.05
+_CHUNK = 10_000
+_OPEN = ("Ongoing", "PrepareCommit", "PrepareAbort")
+
+
+class KafkaSystem(Struck):
+    """A cluster of our own, or the user's.
+
+    On the user's own no fault of the server or of connections can be injected: a Kafka client goes to the addresses
+    that the brokers advertise, past any proxy. Topics there get names that nobody has, and are deleted in the end.
+
+    A target record's value is ``kind,key,number,amount,rows,batch``, its key the key as text.
+
+    Args:
+        bootstrap: The user's ``bootstrap.servers``; None for a cluster of our own.
+        nodes: Of our own, 1 or 3. With 3 a coordinator can be moved.
+        partitions: Of the source and of the target.
+        transaction_timeout_s: After how long without its commit the broker aborts a transaction; at least 1.
+        settings: librdkafka's, of how to connect to the user's, for example ``{"security.protocol": "SASL_SSL"}``.
+
+    Attributes:
+        bootstrap: For the verifier's own feeder and readers, which no fault of connections strikes.
+        client_bootstrap: For the query.
+        settings: librdkafka's, of how the verifier's own clients connect, with `bootstrap`.
+        source: The topic that the query reads.
+        target: The topic that it writes to.
+
+    Raises:
+        ConfigurationError: if there cannot be so many nodes.
+    """
+
+    name = "kafka"
+
+    def __init__(
+        self,
+        bootstrap: str | None = None,
+        nodes: int = 1,
+        partitions: int = 4,
+        transaction_timeout_s: float = TRANSACTION_TIMEOUT_S,
+        settings: Mapping[str, Any] | None = None,
+    ) -> None:
+        if nodes not in (1, 3):
+            raise ConfigurationError(f"nodes={nodes} of Kafka: it is 1 or 3", next_step="choose one of them.")
+        self._users = bootstrap
+        self._nodes = nodes
+        self.partitions = partitions
+        self.transaction_timeout_s = transaction_timeout_s
+        self._more = dict(settings or {})
+        self._cluster: Cluster | None = None
+        self._consumer: Any = None
+        self._newest = -1
+        self.injections = {}
+        place = f"sparkonce-verify-{secrets.token_hex(5)}"
+        self.source, self.target, self._prefix = f"{place}-source", f"{place}-target", place
+        self.bootstrap = self.client_bootstrap = bootstrap or ""
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """See `KafkaSystem`."""
+        return {**self._more, "bootstrap.servers": self.bootstrap}
+
+    def start(self, folder: Path) -> None:
+        """See `System.start`."""
+        if self._users is None:
+            self._start_own(folder)
+        from confluent_kafka import KafkaException
+
+        try:
+            for topic in (self.source, self.target):
+                create_topic(self.settings, topic, self.partitions)
+        except (KafkaException, TimeoutError) as error:
+            raise PreflightError(
+                f"bootstrap.servers={self.bootstrap!r}: no topic {topic} can be made: {error}",
+                next_step="check the address, and that this user may create topics.",
+            ) from error
+
+    def _start_own(self, folder: Path) -> None:
+        more = {"transaction.abort.timed.out.transaction.cleanup.interval.ms": _CHECK_EVERY_MS}
+        self._cluster = cluster = Cluster(
+            nodes=self._nodes, listeners={_THROUGH: "PLAINTEXT"}, folder=folder, overrides=more
+        )
+        first, *others = cluster.brokers
+        self.proxy = proxy = FaultProxy((HOST, first.ports[_THROUGH]), _REQUESTS)
+        ports = [proxy.port, *(proxy.add((HOST, broker.ports[_THROUGH])) for broker in others)]
+        for broker, port in zip(cluster.brokers, ports, strict=True):
+            broker.overrides["advertised.listeners"] = f"PLAINTEXT://{broker.address},{_THROUGH}://{HOST}:{port}"
+        proxy.start()
+        cluster.start()
+        self.bootstrap = cluster.bootstrap
+        self.client_bootstrap = ",".join(f"{HOST}:{port}" for port in ports)
+        self.requests = tuple(_REQUESTS)
+        self.injections = {**of_server(_Whole(cluster)), **of_connections(proxy)}
+        if self._nodes > 1:
+            self.injections[Fault.COORDINATOR_MOVED] = Injection(self._kill_coordinator, self._revive)
+
+    def stop(self) -> None:
+        """See `System.stop`."""
+        if self._consumer is not None:
+            self._consumer.close()
+            self._consumer = None
+        if self.proxy is not None:
+            self.proxy.close()
+            self.proxy = None
+        if self._cluster is not None:
+            for broker in self._cluster.brokers:
+                broker.kill()
+            self._cluster.close()
+            self._cluster = None
+        elif self._users is not None and not self.keep_place:
+            self._delete_topics()
+
+    def _delete_topics(self) -> None:
+        from confluent_kafka import KafkaError, KafkaException
+        from confluent_kafka.admin import AdminClient
+
+        deleted = AdminClient({**self.settings, "log_level": 0}).delete_topics([self.source, self.target])
+        for topic, done in deleted.items():
+            error = done.exception(_ANSWERS_WITHIN_S)
+            if isinstance(error, KafkaException) and error.args[0].code() == KafkaError.UNKNOWN_TOPIC_OR_PART:
+                continue
+            if error is not None:
+                raise PreflightError(
+                    f"the topic {topic} cannot be deleted: {error}", next_step="delete it by hand."
+                ) from error
+
+    def sink_settings(self) -> Mapping[str, Any]:
+        """See `System.sink_settings`."""
+        timeout_ms = round(self.transaction_timeout_s * 1000)
+        to = {
+            **self._more,
+            "bootstrap.servers": self.client_bootstrap,
+            "transaction.timeout.ms": timeout_ms,
+            "message.timeout.ms": min(15_000, timeout_ms),
+            "socket.timeout.ms": 3_000,
+        }
+        return {"settings": to, "topic": self.target, "transactional_id_prefix": self._prefix}
+
+    @staticmethod
+    def build(settings: Mapping[str, Any]) -> TwoPhaseCommitSink:
+        """See `System.build`. The rows have the columns ``key`` and ``value``."""
+        from sparkonce.sinks.kafka.sink import KafkaSink
+
+        return KafkaSink(
+            settings["settings"],
+            topic=settings["topic"],
+            transactional_id_prefix=settings["transactional_id_prefix"],
+            name=KafkaSystem.name,
+        )
+
+    def read(self) -> pa.Table:
+        """See `System.read`."""
+        import pyarrow as pa
+
+        from sparkonce.verify.systems.observed import of_texts
+
+        chunks = [
+            of_texts(
+                [message.value() for message in chunk],
+                [message.partition() for message in chunk],
+                [message.offset() for message in chunk],
+            )
+            for chunk in scan(self.settings, self.target, timeout_s=_READ_WITHIN_S)
+        ]
+        return pa.concat_tables(chunks or [of_texts([])])
+
+    def newest(self) -> int:
+        """See `System.newest`. Reads on from where it was: what a reader has been given stays given."""
+        from confluent_kafka import KafkaException
+
+        consumer = self._reader()
+        give_up_at = time.monotonic() + _LOOK_S
+        while time.monotonic() < give_up_at:
+            found = consumer.consume(_CHUNK, timeout=_POLL_S)
+            for message in found:
+                if message.error() is not None:
+                    raise KafkaException(message.error())
+                batch = (message.value() or b"").rpartition(b",")[2]
+                if batch.isdigit():
+                    self._newest = max(self._newest, int(batch))
+            if len(found) < _CHUNK:
+                break
+        return self._newest
+
+    def _reader(self) -> Any:
+        if self._consumer is None:
+            from confluent_kafka import Consumer, TopicPartition
+
+            more = {
+                "group.id": "sparkonce-verify",  # required, and not used: partitions are assigned by hand
+                "enable.auto.commit": False,
+                "isolation.level": "read_committed",
+                "auto.offset.reset": "earliest",
+                "fetch.wait.max.ms": 10,
+                "reconnect.backoff.max.ms": 200,
+                "log_level": 0,
+                "error_cb": lambda _: None,  # brokers that are away are asked again
+            }
+            self._consumer = Consumer({**self.settings, **more})
+            self._consumer.assign([TopicPartition(self.target, number, 0) for number in range(self.partitions)])
+        return self._consumer
+
+    def left_open(self) -> Sequence[str]:
+        """See `System.left_open`."""
+        found = list_transactions(self.settings, states=_OPEN, timeout_s=_ANSWERS_WITHIN_S).values()
+        own = (one for one in found if any(topic == self.target for topic, _ in one.partitions))
+        return [f"{one.transactional_id} {one.state}" for one in own]
+
+    def _kill_coordinator(self, within_s: float) -> None:
+        """Kills the broker that coordinates a transaction of the query, preferably an open one."""
+        cluster, give_up_at = self._cluster, time.monotonic() + within_s
+        while cluster is not None:
+            with suppress(TimeoutError):
+                nodes = coordinators(self.bootstrap, timeout_s=max(0.1, give_up_at - time.monotonic()))
+                own = {name: node for name, node in nodes.items() if name.startswith(f"{self._prefix}.")}
+                open_ = list_transactions(self.bootstrap, states=["Ongoing"], timeout_s=_ANSWERS_WITHIN_S)
+                if own:
+                    node = next((own[name] for name in open_ if name in own), next(iter(own.values())))
+                    cluster.brokers[node].kill()
+                    return
+            if time.monotonic() > give_up_at:
+                raise TimeoutError(f"no transactional id of the query is known to Kafka within {within_s:g} s")
+            time.sleep(_POLL_S)
+
+    def _revive(self) -> None:
+        if self._cluster is not None:
+            self._cluster.start()
+
+
+class _Whole:
+    """All brokers of a cluster at once."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster = cluster
+
+    def start(self) -> None:
+        self._cluster.start()
+
+    def kill(self) -> None:
+        for broker in self._cluster.brokers:
+            broker.kill()
+
+    def pause(self) -> None:
+        for broker in self._cluster.brokers:
+            broker.pause()
+
+    def resume(self) -> None:
+        for broker in self._cluster.brokers:
+            broker.resume()

@@ -1,0 +1,46 @@
+"""Systems by name, as they are given on the command line."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from sparkonce.errors import ConfigurationError
+from sparkonce.verify.systems.base import System
+from sparkonce.verify.systems.files import FilesSystem
+from sparkonce.verify.systems.kafka import KafkaSystem
+from sparkonce.verify.systems.mysql import MySQLSystem
+from sparkonce.verify.systems.postgres import PostgresSystem
+from sparkonce.verify.systems.redis import RedisSystem
+from sparkonce.verify.systems.s3 import S3System
+
+_MADE: Mapping[str, tuple[type[System], Callable[[str | None], System], str]] = {
+    "kafka": (KafkaSystem, KafkaSystem, "kafka=broker:9092"),
+    "postgres": (PostgresSystem, PostgresSystem, "'postgres=host=… dbname=… user=…'"),
+    "files": (FilesSystem, FilesSystem, "files=/data/out"),
+    "mysql": (MySQLSystem, MySQLSystem, "'mysql=host=… user=… password=…'"),
+    "redis": (RedisSystem, RedisSystem, "redis=redis://host:6379"),
+    "s3": (S3System, S3System, "s3=s3://bucket/prefix"),
+}
+
+SYSTEMS: Mapping[str, type[System]] = {name: made for name, (made, _, _) in _MADE.items()}
+"""The classes, whose `System.build` makes the sink in the query's process."""
+
+
+def parse(text: str) -> System:
+    """A system as the user names it: ``kafka`` for one of our own, ``kafka=broker:9092`` for the user's.
+
+    Args:
+        text: A name, and after ``=`` where the user's own is.
+
+    Raises:
+        ConfigurationError: for anything else. What was given after ``=`` is not repeated: it may hold a password.
+    """
+    name, given, place = text.partition("=")
+    if name not in _MADE or (given and not place.strip()):
+        examples = ", ".join(example for _, _, example in _MADE.values())
+        raise ConfigurationError(
+            f"{name!r} is no system that can be verified" if name not in _MADE else f"{text!r} names no place",
+            next_step=f"give {', '.join(_MADE)}, or your own as {examples}.",
+        )
+    _, make, _ = _MADE[name]
+    return make(place.strip() if given else None)
