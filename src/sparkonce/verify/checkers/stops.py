@@ -31,8 +31,8 @@ _CONNECTIONS = frozenset(
 _OUTAGES = _SERVERS | _CONNECTIONS
 _WORKERS = frozenset({Fault.EXECUTOR_KILLED, Fault.WORKER_KILLED})
 _LOG_DISK = frozenset({Fault.LOG_DISK_FULL})
-# Servers refuse what is dated otherwise than they are: S3 by its signature, Kafka by log.message.timestamp.after.max.ms.
 _CLOCK = frozenset({Fault.CLOCK_JUMPED})
+"""Servers refuse what is dated otherwise than they are: S3 a signature, Kafka by log.message.timestamp.after.max.ms."""
 
 _OF_SPARK = _RIVALS | _OUTAGES | _WORKERS | _LOG_DISK
 """Spark's own error: its source asks the broker, its log and state are on the checkpoint's disk, where it also sees

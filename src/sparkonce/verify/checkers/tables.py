@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import reduce
 from typing import Any
 
 import pyarrow as pa
@@ -19,9 +20,7 @@ def plain(table: pa.Table) -> pa.Table:
 
     A row that has a null, or another kind than ``row`` and ``sum``, is strange.
     """
-    readable = pc.and_(*(pc.is_valid(table[name]) for name in KEYS[1:3]))
-    for name in KEYS[3:]:
-        readable = pc.and_(readable, pc.is_valid(table[name]))
+    readable = reduce(pc.and_, (pc.is_valid(table[name]) for name in KEYS))
     kind = pc.fill_null(pc.index_in(table["kind"], pa.array(["row", "sum"])), STRANGE)
     columns = {"kind": pc.if_else(readable, kind, STRANGE).cast(pa.int8())}
     for name in table.column_names:
@@ -34,10 +33,8 @@ def places(found: pa.Table, row: Mapping[str, Any], most: int = 4) -> str:
     """Where a row stands in a plain table: batch, and partition and offset where there are such."""
     if "batch" not in found.column_names:
         return ""
-    mask = pc.equal(found["kind"], row["kind"])
-    for name in KEYS[1:]:
-        mask = pc.and_(mask, pc.equal(found[name], row[name]))
-    standing = found.filter(mask).sort_by([("batch", "ascending"), ("partition", "ascending"), ("offset", "ascending")])
+    standing = found.filter(reduce(pc.and_, (pc.equal(found[name], row[name]) for name in KEYS)))
+    standing = standing.sort_by([("batch", "ascending"), ("partition", "ascending"), ("offset", "ascending")])
     told = [place(one) for one in standing.slice(0, most).to_pylist()]
     return "; ".join([*told, "…"] if len(standing) > most else told)
 
