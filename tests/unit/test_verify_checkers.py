@@ -437,6 +437,7 @@ UNEXPLAINED = [
     ("StreamingQueryException", Fault.EXPIRED),
     ("StreamingQueryException", Fault.CLOCK_JUMPED),
     ("RuntimeError", Fault.SERVER_KILLED),
+    ("OSError", Fault.LOG_DISK_FULL),
     ("BadTransition", Fault.TWO_DRIVERS),
 ]
 NEVER = [
@@ -483,7 +484,7 @@ def test_nothing_explains_what_must_never_be(error: type[Exception], fault: Faul
 
 
 def test_the_names_in_the_table_are_names_of_errors() -> None:
-    spark = {"StreamingQueryException", "Py4JJavaError", "SparkException", "OSError"}
+    spark = {"StreamingQueryException", "Py4JJavaError", "SparkException"}
     assert {name for name in EXPLAINED_BY if not hasattr(errors, name)} == spark
 
 
@@ -497,6 +498,14 @@ def test_an_error_of_ours_that_spark_has_wrapped_is_judged_as_ours() -> None:
 def test_a_zombie_may_stop_long_after_it_was_woken() -> None:
     run = struck(Fault.DRIVER_PAUSED)
     run.insert(run.place(Kind.OPEN), stopped(1, "SupersededError"))
+    assert run.found() == {}
+
+
+def test_a_zombie_may_stop_when_the_driver_that_took_over_is_gone() -> None:
+    run = struck(Fault.DRIVER_PAUSED)
+    run.insert(
+        run.place(Kind.RECOVERED) + 1, noted(Kind.ENDED, driver=2, code=-9), stopped(1, "PrepareError", "fenced")
+    )
     assert run.found() == {}
 
 
@@ -578,6 +587,14 @@ def test_a_process_that_does_not_grow(what: str) -> None:
 @pytest.mark.parametrize("samples", [0, 1, 19, 23])
 def test_too_few_samples_say_nothing(samples: int) -> None:
     assert grown(samples, GROWING["memory"][0], good_run()).verdict(Anomaly.GROWING).looked_at == 0
+
+
+def test_many_samples_of_a_short_time_say_nothing() -> None:
+    run = good_run()
+    run.drop(Kind.RESOURCES)
+    dense = (resources(at, every_ms=1_000, **GROWING["memory"][0](at)) for at in range(700))
+    run.insert(run.place(Kind.FOLDER), *dense)
+    assert run.verdict(Anomaly.GROWING).looked_at == 0
 
 
 def long_run(files: int) -> Run:

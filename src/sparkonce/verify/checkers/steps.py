@@ -26,9 +26,9 @@ class Struck:
     since: int
     until: int | None
 
-    def lasts_at(self, place: int) -> bool:
-        """Whether it was under way at a place of the history."""
-        return self.since < place and (self.until is None or place < self.until)
+    def is_over(self, place: int) -> bool:
+        """Whether it was recovered from before a place of the history."""
+        return self.until is not None and self.until < place
 
 
 def steps_of(history: History) -> list[Struck]:

@@ -52,14 +52,14 @@ EXPLAINED_BY = {
     "PreflightError": _OUTAGES | _CLOCK,
     # A record or a floor could not be written. Not its subclasses: what was written must be readable.
     "LogError": _LOG_DISK,
-    "OSError": _LOG_DISK,
     "StreamingQueryException": _OF_SPARK,
     "Py4JJavaError": _OF_SPARK,
     "SparkException": _OF_SPARK,
 }
 """Names of errors, and the faults that may lead to them. What does not stand here nothing explains: not
 ``TransactionLostError``, for the workload is deterministic and healing must work; not ``CheckpointMismatchError``,
-``StaleLogError`` and ``CorruptRecordError``, for nobody touches log or checkpoint; not ``ConfigurationError``."""
+``StaleLogError`` and ``CorruptRecordError``, for nobody touches log or checkpoint; not ``ConfigurationError``; and no
+error that is neither ours nor Spark's, such as a client library's."""
 
 _SPARKS_OWN = frozenset({"StreamingQueryException", "Py4JJavaError", "SparkException"})
 _NOTHING_SAID = "SparkException"
@@ -106,7 +106,7 @@ def _error(event: Event) -> str:
 
 def _is_explained(events: Sequence[Event], steps: Sequence[Struck], place: int, driver: int, error: str) -> bool:
     return any(
-        step.lasts_at(place) or (step.fault in _RIVALS and _is_rival(events, step, place, driver))
+        not step.is_over(place) or (step.fault in _RIVALS and _is_rival(events, step, place, driver))
         for step in steps
         if step.fault in EXPLAINED_BY.get(error, ()) and step.since < place
     )
