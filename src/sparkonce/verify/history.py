@@ -10,6 +10,7 @@ import json
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
@@ -114,9 +115,11 @@ class Event:
 
     @classmethod
     def of_json(cls, line: str) -> Event:
-        """The inverse of `to_json`. Raises `ValueError` or `KeyError` for anything else."""
+        """The inverse of `to_json`, but that tuples are lists. Raises `ValueError` or `KeyError` for anything else."""
         fields = json.loads(line)
-        return cls(int(fields.pop("at_ms")), Kind(fields.pop("kind")), fields)
+        if not isinstance(fields, dict) or not isinstance(fields.get("at_ms"), int):
+            raise ValueError(f"no event with a time: {line}")
+        return cls(fields.pop("at_ms"), Kind(fields.pop("kind")), fields)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -175,8 +178,10 @@ class Recorder:
             return event
 
     def keep(self, name: str, table: pa.Table) -> None:
-        """Writes a table: ``expected``, ``undisturbed`` or ``observed-<system>``."""
-        pq.write_table(table, self.folder / f"{name}.parquet", compression="zstd")
+        """Writes a table, whole or not at all: ``expected``, ``undisturbed`` or ``observed-<system>``."""
+        temporary = self.folder / f".{name}.tmp"
+        pq.write_table(table, temporary, compression="zstd")
+        temporary.replace(self.folder / f"{name}.parquet")
 
     def close(self) -> None:
         """Closes the file."""
@@ -184,22 +189,38 @@ class Recorder:
 
 
 def load(folder: Path) -> History:
-    """Reads a history.
+    """Reads a history, also one whose recorder was killed: a last line that is torn is left out.
 
     Raises:
-        ConfigurationError: if the folder does not hold one.
+        ConfigurationError: if the folder does not hold one, or something of it cannot be read.
     """
-    try:
-        lines = (folder / EVENTS).read_text(encoding="utf-8").splitlines()
-        events = [Event.of_json(line) for line in lines]
-    except (OSError, ValueError, KeyError) as error:
-        raise ConfigurationError(f"{folder} holds no history that can be read: {error}") from error
     expected = folder / "expected.parquet"
     undisturbed = folder / "undisturbed.parquet"
     observed = {path.stem.removeprefix("observed-"): path for path in sorted(folder.glob("observed-*.parquet"))}
-    return History(
-        events=events,
-        expected=pq.read_table(expected) if expected.exists() else ROWS.empty_table(),
-        observed={name: pq.read_table(path) for name, path in observed.items()},
-        undisturbed=pq.read_table(undisturbed) if undisturbed.exists() else None,
-    )
+    try:
+        return History(
+            events=_events((folder / EVENTS).read_text(encoding="utf-8")),
+            expected=_table(expected, ROWS) if expected.exists() else ROWS.empty_table(),
+            observed={name: _table(path, OBSERVED) for name, path in observed.items()},
+            undisturbed=_table(undisturbed, ROWS) if undisturbed.exists() else None,
+        )
+    except (OSError, ValueError, KeyError) as error:
+        raise ConfigurationError(
+            f"{folder} holds no history that can be read: {error}",
+            next_step="name the folder of a run, and restore it from a copy if it was changed.",
+        ) from error
+
+
+def _events(text: str) -> list[Event]:
+    *whole, rest = text.split("\n")
+    events = [Event.of_json(line) for line in whole]
+    with suppress(ValueError):  # no line ends there: its writer was killed, and it is torn unless it can be read
+        events += [Event.of_json(rest)] if rest else []
+    return events
+
+
+def _table(path: Path, schema: pa.Schema) -> pa.Table:
+    try:
+        return pq.read_table(path).select(schema.names).cast(schema)
+    except (pa.ArrowException, KeyError) as error:
+        raise ValueError(f"{path.name}: {error}") from error

@@ -63,9 +63,24 @@ class Step:
         try:
             step = cls(**{**fields, "fault": Fault(fields["fault"])})
             Phase[step.phase]
+            step._check()
         except (TypeError, ValueError, KeyError) as error:
-            raise ConfigurationError(f"a step of the schedule cannot be read: {dict(fields)!r}: {error}") from error
+            raise ConfigurationError(
+                f"a step of the schedule cannot be read: {fields!r}: {error!r}",
+                next_step="correct it: schedules that were drawn show how steps look.",
+            ) from error
         return step
+
+    def _check(self) -> None:
+        for name in ("number", "batches", "delay_ms", "lasts_ms", "amount"):
+            value = getattr(self, name)
+            if type(value) is not int or (value < 0 and name != "amount"):
+                raise ValueError(f"{name}={value!r} is not a whole number of 0 or more")
+        for name, needed in (("system", self.fault.of_a_system), ("request", self.fault in OF_REQUESTS)):
+            value = getattr(self, name)
+            if not isinstance(value, str) or bool(value) != needed:
+                wants = f"needs a {name}" if needed else f"takes no {name}"
+                raise ValueError(f"{name}={value!r}: {self.fault.value} {wants}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,7 +101,8 @@ class Choice:
 def draw(seed: int, count: int, choices: Sequence[Choice]) -> list[Step]:
     """A schedule. The same arguments give the same schedule.
 
-    Every choice comes as often as every other, in a random order, and so does every phase.
+    Every choice comes as often as every other, in a random order. Phases take turns, too, but those of a driver's first
+    batch wait for a step after which there is one, and `Fault.EXPIRED` has its own.
 
     Args:
         seed: Of the random numbers.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 
@@ -41,6 +42,11 @@ _WORDS = {
     Anomaly.GROWING: "memory, file handles, or a folder grow and grow",
 }
 
+OPTIONAL = frozenset({Anomaly.GROWING})
+"""What only a long run can tell: a shorter one passes without having looked."""
+MOST_EXAMPLES = 5
+"""In one verdict."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
@@ -64,3 +70,13 @@ class Verdict:
     def ok(self) -> bool:
         """Whether it was not found."""
         return self.count == 0
+
+    @property
+    def blank(self) -> bool:
+        """Whether nothing was looked at where something had to be: it is then neither found nor not found."""
+        return self.looked_at == 0 and self.anomaly not in OPTIONAL
+
+
+def passed(verdicts: Sequence[Verdict]) -> bool:
+    """Whether the whole judgement is good: everything was looked for, and nothing was found."""
+    return bool(verdicts) and all(verdict.ok and not verdict.blank for verdict in verdicts)

@@ -1,0 +1,658 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sparkonce import errors
+from sparkonce.verify.checkers.growth import most_log_files
+from sparkonce.verify.checkers.stops import EXPLAINED_BY
+from sparkonce.verify.faults import Fault
+from sparkonce.verify.history import OBSERVED, History, Kind
+from sparkonce.verify.verdicts import Anomaly, Verdict, passed
+from unit.verify_world import SYSTEMS, Row, Run, batch, good_run, noted, resources
+
+KAFKA, POSTGRES = SYSTEMS
+RUN = ""
+"""The whole run, in a verdict."""
+
+
+def torn_too(system: str, counts: dict[Anomaly, int]) -> dict[tuple[Anomaly, str], int]:
+    """What is found if rows of one batch of one system are not what they must be.
+
+    The batch then differs from the other system's, and the system from the undisturbed query: no way around it.
+    """
+    found = {(anomaly, system): count for anomaly, count in counts.items()}
+    return {**found, (Anomaly.TORN, RUN): 1, (Anomaly.STATE_DIFFERS, system): sum(counts.values())}
+
+
+def appended(run: Run, system: str, row: Row, **changed: Any) -> Row:
+    """The row once more, behind all others."""
+    again = {**row, **changed}
+    if again["offset"] >= 0:
+        again["offset"] = len(run.observed[system]) + 1_000
+    run.observed[system].append(again)
+    return again
+
+
+def test_a_good_run_passes_and_everything_was_looked_at() -> None:
+    run = good_run()
+    verdicts = run.judge()
+    assert run.found() == {}
+    assert [verdict for verdict in verdicts if verdict.looked_at == 0] == []
+    assert {verdict.anomaly for verdict in verdicts} == set(Anomaly)
+    assert passed(verdicts)
+    assert any(row["kind"] == "sum" and row["amount"] < 0 for row in run.expected)
+
+
+# --- rows -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("system", SYSTEMS)
+def test_a_missing_row(system: str) -> None:
+    run = good_run()
+    row = run.observed[system].pop(3)
+    assert run.found() == torn_too(system, {Anomaly.MISSING: 1})
+    (example,) = run.verdict(Anomaly.MISSING, system).examples
+    assert example == f"row {row['number']} of key {row['key']}: amount {row['amount']}"
+
+
+def test_a_row_that_no_system_has_tears_no_batch() -> None:
+    run = good_run()
+    for system in SYSTEMS:
+        run.observed[system].pop(3)
+    assert (Anomaly.TORN, RUN) not in run.found()
+    assert run.found()[Anomaly.MISSING, KAFKA] == run.found()[Anomaly.MISSING, POSTGRES] == 1
+
+
+def test_a_lost_window() -> None:
+    run = good_run()
+    at = next(at for at, row in enumerate(run.observed[KAFKA]) if row["kind"] == "sum" and row["amount"] < 0)
+    row = run.observed[KAFKA].pop(at)
+    assert run.found() == torn_too(KAFKA, {Anomaly.MISSING: 1})
+    assert run.verdict(Anomaly.MISSING, KAFKA).examples == (
+        f"sum of key {row['key']} from {row['number']}: {row['amount']} of {row['rows']} rows",
+    )
+
+
+def test_a_row_twice_in_its_batch() -> None:
+    run = good_run()
+    row = run.observed[POSTGRES][0]
+    appended(run, POSTGRES, row)
+    assert run.found() == torn_too(POSTGRES, {Anomaly.DOUBLED: 1})
+    assert "[batch 0; batch 0]" in run.verdict(Anomaly.DOUBLED, POSTGRES).examples[0]
+
+
+def test_a_row_again_in_another_batch_is_no_row_out_of_order() -> None:
+    run = good_run()
+    row = run.observed[KAFKA][0]
+    again = appended(run, KAFKA, row, batch=3)
+    assert run.found() == torn_too(KAFKA, {Anomaly.DOUBLED: 1})
+    first = f"batch 0, partition {row['partition']} offset {row['offset']}"
+    second = f"batch 3, partition {row['partition']} offset {again['offset']}"
+    assert f"[{first}; {second}]" in run.verdict(Anomaly.DOUBLED, KAFKA).examples[0]
+
+
+def test_each_occurrence_beyond_the_first_is_a_double() -> None:
+    run = good_run()
+    for _ in range(3):
+        appended(run, POSTGRES, run.observed[POSTGRES][0])
+    assert run.verdict(Anomaly.DOUBLED, POSTGRES).count == 3
+
+
+def test_a_whole_batch_twice() -> None:
+    run = good_run()
+    rows = [row for row in run.observed[KAFKA] if row["batch"] == 1]
+    for row in rows:
+        appended(run, KAFKA, row)
+    assert run.found() == torn_too(KAFKA, {Anomaly.DOUBLED: len(rows)})
+
+
+@pytest.mark.parametrize("kind", ["row", "sum"])
+def test_a_wrong_amount_is_strange_and_the_right_one_missing(kind: str) -> None:
+    run = good_run()
+    row = next(row for row in run.observed[POSTGRES] if row["kind"] == kind)
+    row["amount"] += 1
+    assert run.found() == torn_too(POSTGRES, {Anomaly.STRANGE: 1, Anomaly.MISSING: 1})
+    assert (
+        f": {'amount ' if kind == 'row' else ''}{row['amount']}" in (run.verdict(Anomaly.STRANGE, POSTGRES).examples[0])
+    )
+
+
+def test_a_sum_over_too_many_rows_is_strange() -> None:
+    run = good_run()
+    next(row for row in run.observed[POSTGRES] if row["kind"] == "sum")["rows"] += 1
+    assert run.found() == torn_too(POSTGRES, {Anomaly.STRANGE: 1, Anomaly.MISSING: 1})
+
+
+def test_what_cannot_be_read_as_a_row_is_strange_each_time() -> None:
+    run = good_run()
+    nothing = dict.fromkeys(OBSERVED.names)
+    run.observed[KAFKA] += [{**nothing, "kind": "strange", "batch": -1, "partition": 1, "offset": 900}] * 2
+    assert run.found() == {(Anomaly.STRANGE, KAFKA): 2, (Anomaly.STATE_DIFFERS, KAFKA): 2}
+    assert "not a row" in run.verdict(Anomaly.STRANGE, KAFKA).examples[0]
+    assert "[no batch, partition 1 offset 900" in run.verdict(Anomaly.STRANGE, KAFKA).examples[0]
+
+
+@pytest.mark.parametrize("column", ["key", "number", "amount", "rows"])
+def test_a_null_is_no_value(column: str) -> None:
+    run = good_run()
+    run.expected[0][column] = -1
+    assert run.undisturbed is not None
+    run.undisturbed[-1] = run.expected[0]
+    for system in SYSTEMS:
+        run.observed[system][0][column] = -1
+    assert run.found() == {}
+    run.observed[POSTGRES][0][column] = None
+    assert run.found() == torn_too(POSTGRES, {Anomaly.STRANGE: 1, Anomaly.MISSING: 1})
+
+
+def test_few_examples_of_many() -> None:
+    run = good_run()
+    run.observed[KAFKA].clear()
+    verdict = run.verdict(Anomaly.MISSING, KAFKA)
+    assert verdict.count == len(run.expected)
+    assert len(verdict.examples) == 5
+
+
+# --- where rows stand -----------------------------------------------------------------------------------------------
+
+
+def neighbours(run: Run) -> tuple[Row, Row]:
+    """Two rows of one key, one after the other."""
+    rows = [row for row in run.observed[KAFKA] if row["kind"] == "row" and row["key"] == 1]
+    return rows[0], rows[1]
+
+
+def test_two_rows_that_have_changed_places() -> None:
+    run = good_run()
+    one, two = neighbours(run)
+    one["offset"], two["offset"] = two["offset"], one["offset"]
+    assert run.found() == {(Anomaly.OUT_OF_ORDER, KAFKA): 1}
+    (example,) = run.verdict(Anomaly.OUT_OF_ORDER, KAFKA).examples
+    assert example == (
+        f"key 1 in partition 1: number 1 (batch 0) stands at offset {two['offset']}, before number 0 (batch 0) at "
+        f"offset {one['offset']}"
+    )
+
+
+def test_a_row_in_another_partition_than_its_key() -> None:
+    run = good_run()
+    row, _ = neighbours(run)
+    row["partition"] = 0
+    assert run.found() == {(Anomaly.OUT_OF_ORDER, KAFKA): 1}
+    assert "key 1 stands in partition 0 and in partition 1" in run.verdict(Anomaly.OUT_OF_ORDER, KAFKA).examples[0]
+
+
+def test_numbers_with_holes_are_in_order() -> None:
+    run = good_run()
+    one, two = neighbours(run)
+    run.observed[KAFKA].remove(two)
+    one["offset"] += 1  # a marker of a transaction takes an offset, too
+    assert (Anomaly.OUT_OF_ORDER, KAFKA) not in run.found()
+
+
+def test_order_is_not_asked_of_a_system_that_keeps_none() -> None:
+    assert [each.system for each in good_run().judge() if each.anomaly is Anomaly.OUT_OF_ORDER] == [KAFKA]
+
+
+def test_a_row_that_came_with_another_batch_than_in_the_other_system() -> None:
+    run = good_run()
+    row = next(row for row in run.observed[POSTGRES] if row["batch"] == 1)
+    row["batch"] = 3
+    assert run.found() == {(Anomaly.TORN, RUN): 2}
+    mine = sum(row["batch"] == 1 for row in run.observed[KAFKA])
+    first, second = run.verdict(Anomaly.TORN).examples
+    assert first.startswith(f"batch 1: kafka has {mine} rows, fingerprint ")
+    assert f"; postgres has {mine - 1} rows, fingerprint " in first
+    assert second.startswith("batch 3: ")
+
+
+def test_batches_as_large_as_the_others_with_other_rows() -> None:
+    run = good_run()
+    rows = run.observed[POSTGRES]
+    one, two = rows[0], next(row for row in rows if row["batch"] == 1)
+    one["batch"], two["batch"] = two["batch"], one["batch"]
+    assert run.found() == {(Anomaly.TORN, RUN): 2}
+
+
+def test_a_batch_that_only_one_system_has() -> None:
+    run = good_run()
+    for row in run.observed[POSTGRES]:
+        row["batch"] = min(row["batch"], 1)
+    assert run.found() == {(Anomaly.TORN, RUN): 2}
+    assert run.verdict(Anomaly.TORN).examples[1].endswith("; postgres has nothing")
+
+
+def test_with_one_system_nothing_can_be_torn() -> None:
+    run = good_run()
+    run.observed.pop(POSTGRES)
+    run.events[0] = noted(Kind.BEGAN, systems=[KAFKA])
+    verdicts = run.judge()
+    assert Anomaly.TORN not in {verdict.anomaly for verdict in verdicts}
+    assert passed(verdicts)
+
+
+# --- what readers saw, and what was left ----------------------------------------------------------------------------
+
+
+def test_a_reader_that_saw_a_batch_before_it_was_decided() -> None:
+    run = good_run()
+    at = run.place(Kind.SEEN, system=POSTGRES, batch=3)
+    run.events[at] = noted(Kind.SEEN, 77, system=POSTGRES, batch=3, decided=2)
+    assert run.found() == {(Anomaly.EARLY, POSTGRES): 1}
+    assert run.verdict(Anomaly.EARLY, POSTGRES).examples == (
+        "at 77 ms a reader saw batch 3, and the newest decided batch was 2",
+    )
+
+
+def test_a_batch_that_was_seen_later_than_decided() -> None:
+    run = good_run()
+    run.insert(run.place(Kind.OPEN), noted(Kind.SEEN, system=KAFKA, batch=2, decided=3))
+    assert run.found() == {}
+    assert run.verdict(Anomaly.EARLY, KAFKA).looked_at == 4
+
+
+def test_rows_of_a_batch_that_nobody_has_decided() -> None:
+    run = good_run()
+    for system in SYSTEMS:
+        for row in run.observed[system]:
+            row["batch"] = 4 if row["batch"] == 3 else row["batch"]
+    assert run.found() == {(Anomaly.EARLY, KAFKA): 1, (Anomaly.EARLY, POSTGRES): 1}
+    assert run.verdict(Anomaly.EARLY, KAFKA).examples == (
+        "batch 4 is there, and the newest that was ever decided is 3",
+    )
+
+
+def test_a_batch_that_only_its_driver_has_told_of_was_decided() -> None:
+    run = good_run()
+    for system in SYSTEMS:
+        run.observed[system][-1]["batch"] = 4
+    run.insert(run.place(Kind.OPEN), batch(2, 4))
+    assert run.found() == {}
+
+
+def test_something_left_open() -> None:
+    run = good_run()
+    run.events[run.place(Kind.OPEN, system=POSTGRES)] = noted(Kind.OPEN, system=POSTGRES, names=["gid-1", "gid-2"])
+    assert run.found() == {(Anomaly.LINGERING, POSTGRES): 2}
+    assert run.verdict(Anomaly.LINGERING, POSTGRES).examples == ("gid-1", "gid-2")
+
+
+def test_what_was_open_and_is_no_more() -> None:
+    run = good_run()
+    run.insert(run.place(Kind.OPEN), noted(Kind.OPEN, system=POSTGRES, names=["gid-1"]))
+    assert run.found() == {}
+
+
+# --- nothing was looked at ------------------------------------------------------------------------------------------
+
+BLINDNESS: dict[str, tuple[Callable[[Run], object], Anomaly, str]] = {
+    "nobody asked what is open": (lambda run: run.drop(Kind.OPEN, system=KAFKA), Anomaly.LINGERING, KAFKA),
+    "no reader looked meanwhile": (lambda run: run.drop(Kind.SEEN, system=KAFKA), Anomaly.EARLY, KAFKA),
+    "nobody counted state": (lambda run: run.drop(Kind.STATE), Anomaly.STATE_DIFFERS, RUN),
+    "no undisturbed query": (lambda run: setattr(run, "undisturbed", None), Anomaly.STATE_DIFFERS, RUN),
+}
+
+
+@pytest.mark.parametrize("name", BLINDNESS)
+def test_a_verdict_on_nothing_does_not_pass(name: str) -> None:
+    spoil, anomaly, system = BLINDNESS[name]
+    run = good_run()
+    spoil(run)
+    verdicts = run.judge()
+    assert run.found() == {}
+    assert [(each.anomaly, each.system) for each in verdicts if each.blank] == [(anomaly, system)]
+    assert not passed(verdicts)
+
+
+def test_a_system_that_nobody_has_read_is_empty() -> None:
+    run = good_run()
+    run.observed.pop(POSTGRES)
+    assert run.verdict(Anomaly.MISSING, POSTGRES).count == len(run.expected)
+    assert not passed(run.judge())
+
+
+def test_an_empty_history_does_not_pass() -> None:
+    run = Run(events=[], expected=[], observed={}, undisturbed=None)
+    assert not passed(run.judge())
+    assert not passed(())
+
+
+def test_a_short_run_passes_without_a_look_at_growth() -> None:
+    run = good_run()
+    run.drop(Kind.RESOURCES)
+    verdict = run.verdict(Anomaly.GROWING)
+    assert (verdict.looked_at, verdict.count, verdict.blank) == (0, 0, False)
+    assert passed(run.judge())
+
+
+def test_what_was_found_does_not_pass() -> None:
+    assert not passed([Verdict(anomaly=Anomaly.GROWING, system="", looked_at=1, count=1)])
+
+
+# --- the undisturbed query ------------------------------------------------------------------------------------------
+
+
+def test_an_undisturbed_query_that_made_other_rows() -> None:
+    run = good_run()
+    assert run.undisturbed is not None
+    lost = run.undisturbed.pop()
+    assert run.found() == {(Anomaly.STATE_DIFFERS, name): 1 for name in (RUN, *SYSTEMS)}
+    (whole,) = run.verdict(Anomaly.STATE_DIFFERS).examples
+    assert f"missing: row {lost['number']} of key {lost['key']}" in whole
+    (example,) = run.verdict(Anomaly.STATE_DIFFERS, KAFKA).examples
+    assert example.startswith(f"strange: row {lost['number']} of key {lost['key']}")
+
+
+def test_a_system_that_is_wrong_in_the_same_way_as_the_undisturbed_query() -> None:
+    run = good_run()
+    assert run.undisturbed is not None
+    run.undisturbed.pop()
+    for system in SYSTEMS:
+        run.observed[system].pop(0)
+    found = {**{(Anomaly.MISSING, system): 1 for system in SYSTEMS}, (Anomaly.STATE_DIFFERS, RUN): 1}
+    assert run.found() == found
+
+
+def test_other_state() -> None:
+    run = good_run()
+    run.events[run.place(Kind.STATE)] = noted(Kind.STATE, disturbed=13, undisturbed=12)
+    assert run.found() == {(Anomaly.STATE_DIFFERS, RUN): 1}
+    assert "13 rows of state" in run.verdict(Anomaly.STATE_DIFFERS).examples[0]
+
+
+# --- stuck ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_run_that_was_ended_at_a_deadline() -> None:
+    run = good_run()
+    run.events[-1] = noted(Kind.STUCK, step=1, what="no batch within 300 s")
+    assert run.found() == {(Anomaly.STUCK, RUN): 1}
+    assert run.verdict(Anomaly.STUCK).examples == ("step 1: no batch within 300 s",)
+
+
+def test_a_run_that_breaks_off() -> None:
+    run = good_run()
+    run.drop(Kind.FINISHED)
+    assert run.found() == {(Anomaly.STUCK, RUN): 1}
+    assert "breaks off" in run.verdict(Anomaly.STUCK).examples[0]
+
+
+def test_a_fault_that_was_never_recovered_from() -> None:
+    run = good_run()
+    run.drop(Kind.RECOVERED)
+    assert run.found() == {(Anomaly.STUCK, RUN): 1}
+    assert "step 1 (driver-killed)" in run.verdict(Anomaly.STUCK).examples[0]
+
+
+def test_one_recovery_of_two_faults() -> None:
+    run = good_run()
+    fault = noted(Kind.FAULT, step=2, fault="driver-killed", system="", driver=2, phase="READING", batch=1)
+    run.insert(run.place(Kind.OVER), fault)
+    run.events[run.place(Kind.RECOVERED)] = noted(Kind.RECOVERED, step=2, driver=3, batch=1)
+    assert run.found() == {}
+
+
+# --- stops ----------------------------------------------------------------------------------------------------------
+
+
+def struck(fault: Fault) -> Run:
+    """The good run, with another fault than a kill."""
+    run = good_run()
+    at = run.place(Kind.FAULT)
+    run.events[at] = noted(Kind.FAULT, step=1, fault=fault.value, system="", driver=1, phase="WRITING", batch=1)
+    run.drop(Kind.ENDED)
+    return run
+
+
+def stopped(driver: int, error: str, message: str = "so it is") -> Any:
+    return noted(Kind.STOPPED, driver=driver, error=error, message=message)
+
+
+EXPLAINED = [
+    ("PrepareError", Fault.CUT),
+    ("PrepareError", Fault.WORKER_KILLED),
+    ("PrepareError", Fault.TARGET_DISK_FULL),
+    ("UnknownOutcomeError", Fault.BLACK_HOLE),
+    ("UnknownOutcomeError", Fault.REPLY_LOST),
+    ("TransactionTooOldError", Fault.SERVER_PAUSED),
+    ("PreflightError", Fault.SERVER_KILLED),
+    ("LogError", Fault.LOG_DISK_FULL),
+    ("SupersededError", Fault.TWO_DRIVERS),
+    ("StaleBatchError", Fault.TWO_DRIVERS),
+    ("StreamingQueryException", Fault.SERVER_KILLED),
+    ("Py4JJavaError", Fault.COORDINATOR_MOVED),
+    ("StreamingQueryException", Fault.LOG_DISK_FULL),
+]
+UNEXPLAINED = [
+    ("PrepareError", Fault.DRIVER_KILLED),
+    ("SupersededError", Fault.DRIVER_KILLED),
+    ("SupersededError", Fault.CUT),
+    ("LogError", Fault.CUT),
+    ("UnknownOutcomeError", Fault.OTHER_PARALLELISM),
+    ("StreamingQueryException", Fault.EXPIRED),
+    ("StreamingQueryException", Fault.CLOCK_JUMPED),
+    ("RuntimeError", Fault.SERVER_KILLED),
+    ("OSError", Fault.LOG_DISK_FULL),
+    ("BadTransition", Fault.TWO_DRIVERS),
+]
+NEVER = [
+    errors.TransactionLostError,
+    errors.CheckpointMismatchError,
+    errors.CorruptRecordError,
+    errors.NewerFormatError,
+    errors.StaleLogError,
+    errors.ConfigurationError,
+    errors.SchemaError,
+]
+
+
+@pytest.mark.parametrize(("error", "fault"), EXPLAINED)
+def test_a_fault_explains_an_error_while_it_lasts(error: str, fault: Fault) -> None:
+    run = struck(fault)
+    run.insert(run.place(Kind.FAULT) + 1, stopped(1, error), noted(Kind.ENDED, driver=1, code=1))
+    assert run.found() == {}
+
+
+@pytest.mark.parametrize(("error", "fault"), EXPLAINED)
+def test_no_fault_explains_an_error_before_and_after(error: str, fault: Fault) -> None:
+    run = struck(fault)
+    run.insert(run.place(Kind.RECOVERED) + 1, stopped(1, "SupersededError")) if fault is Fault.TWO_DRIVERS else None
+    run.insert(run.place(Kind.OPEN), stopped(2, error))
+    run.insert(run.place(Kind.FAULT), stopped(1, error))
+    assert run.found() == {(Anomaly.STOPPED, RUN): 2}
+    assert run.verdict(Anomaly.STOPPED).examples[0] == f"at 1000 ms driver 1: {error}: so it is"
+
+
+@pytest.mark.parametrize(("error", "fault"), UNEXPLAINED)
+def test_not_every_fault_explains_every_error(error: str, fault: Fault) -> None:
+    run = struck(fault)
+    run.insert(run.place(Kind.FAULT) + 1, stopped(1, error))
+    assert run.found() == {(Anomaly.STOPPED, RUN): 1}
+
+
+@pytest.mark.parametrize("fault", Fault)
+@pytest.mark.parametrize("error", NEVER)
+def test_nothing_explains_what_must_never_be(error: type[Exception], fault: Fault) -> None:
+    run = struck(fault)
+    run.insert(run.place(Kind.FAULT) + 1, stopped(1, error.__name__))
+    assert run.found() == {(Anomaly.STOPPED, RUN): 1}
+
+
+def test_the_names_in_the_table_are_names_of_errors() -> None:
+    spark = {"StreamingQueryException", "Py4JJavaError", "SparkException"}
+    assert {name for name in EXPLAINED_BY if not hasattr(errors, name)} == spark
+
+
+def test_an_error_of_ours_that_spark_has_wrapped_is_judged_as_ours() -> None:
+    run = struck(Fault.SERVER_KILLED)
+    traces = "An exception was raised …\nsparkonce.errors.PrepareError: …\nsparkonce.errors.TransactionLostError: …"
+    run.insert(run.place(Kind.FAULT) + 1, stopped(1, "StreamingQueryException", traces))
+    assert run.found() == {(Anomaly.STOPPED, RUN): 1}
+
+
+def test_a_zombie_may_stop_long_after_it_was_woken() -> None:
+    run = struck(Fault.DRIVER_PAUSED)
+    run.insert(run.place(Kind.OPEN), stopped(1, "SupersededError"))
+    assert run.found() == {}
+
+
+def test_a_zombie_may_stop_when_the_driver_that_took_over_is_gone() -> None:
+    run = struck(Fault.DRIVER_PAUSED)
+    run.insert(
+        run.place(Kind.RECOVERED) + 1, noted(Kind.ENDED, driver=2, code=-9), stopped(1, "PrepareError", "fenced")
+    )
+    assert run.found() == {}
+
+
+def test_the_driver_that_goes_on_after_a_zombie_may_not() -> None:
+    run = struck(Fault.DRIVER_PAUSED)
+    run.insert(run.place(Kind.OPEN), stopped(1, "SupersededError"), stopped(2, "SupersededError"))
+    assert run.found() == {(Anomaly.STOPPED, RUN): 1}
+    assert "driver 2" in run.verdict(Anomaly.STOPPED).examples[0]
+
+
+def test_a_second_driver_may_give_way_after_a_batch_of_the_first() -> None:
+    run = struck(Fault.TWO_DRIVERS)
+    run.insert(run.place(Kind.OPEN), stopped(2, "StaleBatchError"))
+    assert run.found() == {}
+
+
+def test_a_driver_that_came_after_two_may_not_stop() -> None:
+    run = struck(Fault.TWO_DRIVERS)
+    run.insert(
+        run.place(Kind.OPEN),
+        noted(Kind.FAULT, step=2, fault="driver-killed", system="", driver=2, phase="IDLE", batch=3),
+        noted(Kind.ENDED, driver=2, code=-9),
+        noted(Kind.START, driver=3, pid=13, slots=2, master="local[2]"),
+        batch(3, 3),
+        noted(Kind.RECOVERED, step=2, driver=3, batch=3),
+        stopped(3, "SupersededError"),
+    )
+    assert run.found() == {(Anomaly.STOPPED, RUN): 1}
+
+
+def test_a_driver_that_ended_with_an_error_code_and_said_nothing() -> None:
+    run = good_run()
+    run.events[run.place(Kind.ENDED, driver=2)] = noted(Kind.ENDED, driver=2, code=134)
+    assert run.found() == {(Anomaly.STOPPED, RUN): 1}
+    assert "code 134" in run.verdict(Anomaly.STOPPED).examples[0]
+
+
+# --- growth ---------------------------------------------------------------------------------------------------------
+
+
+def grown(at: int, by: Callable[[int], dict[str, Any]], run: Run) -> Run:
+    run.drop(Kind.RESOURCES)
+    run.insert(run.place(Kind.FOLDER), *(resources(sample, **by(sample)) for sample in range(at)))
+    return run
+
+
+GROWING: dict[str, tuple[Callable[[int], dict[str, Any]], str]] = {
+    "memory": (
+        lambda at: {"rss_mib": 500 + 10.0 * at, "handles": 90},
+        "jvm of driver 2 (process 12): rss_mib 625 at first, 1005 at last",
+    ),
+    "handles": (lambda at: {"rss_mib": 500.0, "handles": 100 + 3 * at}, "handles 138 at first, 252 at last"),
+}
+
+
+@pytest.mark.parametrize("what", GROWING)
+def test_a_process_that_grows(what: str) -> None:
+    by, example = GROWING[what]
+    run = grown(60, by, good_run())
+    assert run.found() == {(Anomaly.GROWING, RUN): 1}
+    assert example in run.verdict(Anomaly.GROWING).examples[0]
+
+
+NOT_GROWING: dict[str, Callable[[int], dict[str, Any]]] = {
+    "a lot more of little": lambda at: {"rss_mib": 20.0 + at, "handles": 10 + at // 2},
+    "a little more of a lot": lambda at: {"rss_mib": 4000.0 + 5 * at, "handles": 4000 + at},
+    "only while it warms up": lambda at: {"rss_mib": min(at, 4) * 300.0, "handles": min(at, 4) * 100},
+    "one peak": lambda at: {"rss_mib": 3000.0 if at == 50 else 500.0, "handles": 900 if at == 50 else 90},
+}
+
+
+@pytest.mark.parametrize("what", NOT_GROWING)
+def test_a_process_that_does_not_grow(what: str) -> None:
+    run = grown(60, NOT_GROWING[what], good_run())
+    assert run.found() == {}
+    assert run.verdict(Anomaly.GROWING).looked_at == 1
+
+
+@pytest.mark.parametrize("samples", [0, 1, 19, 23])
+def test_too_few_samples_say_nothing(samples: int) -> None:
+    assert grown(samples, GROWING["memory"][0], good_run()).verdict(Anomaly.GROWING).looked_at == 0
+
+
+def test_many_samples_of_a_short_time_say_nothing() -> None:
+    run = good_run()
+    run.drop(Kind.RESOURCES)
+    dense = (resources(at, every_ms=1_000, **GROWING["memory"][0](at)) for at in range(700))
+    run.insert(run.place(Kind.FOLDER), *dense)
+    assert run.verdict(Anomaly.GROWING).looked_at == 0
+
+
+def long_run(files: int) -> Run:
+    run = good_run()
+    run.drop(Kind.RESOURCES)
+    run.insert(
+        run.place(Kind.OPEN),
+        *(batch(2, number) for number in range(4, 400)),
+        noted(Kind.FOLDER, 9_000, name="log", files=files, bytes=1),
+        noted(Kind.FOLDER, 9_001, name="checkpoint", files=5_000, bytes=1),
+        noted(Kind.FOLDER, 9_002, name="log", files=8, bytes=1),
+    )
+    return run
+
+
+def test_a_log_that_is_never_tidied() -> None:
+    bound = most_log_files(long_run(1).history())
+    assert 121 < bound < 150
+    assert long_run(bound).found() == {}
+    assert long_run(bound).verdict(Anomaly.GROWING).looked_at == 1
+    assert long_run(bound + 1).found() == {(Anomaly.GROWING, RUN): 1}
+    assert f"had {bound + 1} files at 9000 ms" in long_run(bound + 1).verdict(Anomaly.GROWING).examples[0]
+
+
+# --- any history ----------------------------------------------------------------------------------------------------
+
+
+@given(data=st.data(), rows=st.integers(3, 80), seed=st.integers(0, 1_000), keys=st.integers(1, 7))
+@settings(max_examples=150, deadline=None)
+def test_one_row_that_was_tampered_with_is_always_found(data: st.DataObject, rows: int, seed: int, keys: int) -> None:
+    run = good_run(rows, seed, keys)
+    assert run.found() == {}
+    system = data.draw(st.sampled_from(SYSTEMS))
+    at = data.draw(st.integers(0, len(run.observed[system]) - 1))
+    deed = data.draw(st.sampled_from(["remove", "repeat", "alter"]))
+    if deed == "remove":
+        run.observed[system].pop(at)
+        counts = {Anomaly.MISSING: 1}
+    elif deed == "repeat":
+        appended(run, system, run.observed[system][at], batch=data.draw(st.sampled_from([0, 1, 2, 3])))
+        counts = {Anomaly.DOUBLED: 1}
+    else:
+        column = data.draw(st.sampled_from(["amount", "rows"]))
+        run.observed[system][at][column] += data.draw(st.sampled_from([-1, 1]))
+        counts = {Anomaly.STRANGE: 1, Anomaly.MISSING: 1}
+    assert run.found() == torn_too(system, counts)
+
+
+@given(rows=st.integers(3, 80), order=st.randoms(use_true_random=False))
+@settings(max_examples=50, deadline=None)
+def test_the_order_in_which_a_reader_finds_rows_changes_nothing(rows: int, order: Any) -> None:
+    run = good_run(rows)
+    for system in SYSTEMS:
+        order.shuffle(run.observed[system])
+    assert run.found() == {}
+
+
+def test_judging_changes_nothing() -> None:
+    history: History = good_run().history()
+    assert good_run().judge() == good_run().judge()
+    assert history.observed[KAFKA].schema == OBSERVED

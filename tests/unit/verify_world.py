@@ -1,0 +1,127 @@
+"""A small run that went well, as lists that a test can spoil: two systems, four batches of which one is empty."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+
+from sparkonce.verify.checkers import judge
+from sparkonce.verify.history import OBSERVED, ROWS, Event, History, Kind
+from sparkonce.verify.verdicts import Anomaly, Verdict
+from sparkonce.verify.workload import Workload
+
+SYSTEMS = ("kafka", "postgres")
+BATCHES = (0, 1, 3)
+"""Those with rows; batch 2 has none."""
+PARTITIONS = 2
+
+Row = dict[str, Any]
+
+
+@dataclass
+class Run:
+    """What a `History` is made of. Kafka keeps an order, PostgreSQL does not."""
+
+    events: list[Event]
+    expected: list[Row]
+    observed: dict[str, list[Row]]
+    undisturbed: list[Row] | None
+
+    def history(self) -> History:
+        return History(
+            events=self.events,
+            expected=pa.Table.from_pylist(self.expected, schema=ROWS),
+            observed={name: pa.Table.from_pylist(rows, schema=OBSERVED) for name, rows in self.observed.items()},
+            undisturbed=None if self.undisturbed is None else pa.Table.from_pylist(self.undisturbed, schema=ROWS),
+        )
+
+    def judge(self) -> tuple[Verdict, ...]:
+        return judge(self.history())
+
+    def found(self) -> dict[tuple[Anomaly, str], int]:
+        """How often each anomaly was found, where it was."""
+        return {(verdict.anomaly, verdict.system): verdict.count for verdict in self.judge() if verdict.count}
+
+    def verdict(self, anomaly: Anomaly, system: str = "") -> Verdict:
+        (one,) = (each for each in self.judge() if (each.anomaly, each.system) == (anomaly, system))
+        return one
+
+    def place(self, kind: Kind, **fields: Any) -> int:
+        """Where the first such event is."""
+        return next(at for at, event in enumerate(self.events) if event.kind is kind and fields.items() <= _all(event))
+
+    def insert(self, at: int, *events: Event) -> None:
+        self.events[at:at] = events
+
+    def drop(self, kind: Kind, **fields: Any) -> None:
+        self.events = [event for event in self.events if event.kind is not kind or not fields.items() <= _all(event)]
+
+
+def _all(event: Event) -> Any:
+    return dict(event.fields).items()
+
+
+def noted(kind: Kind, at_ms: int = 1_000, **fields: Any) -> Event:
+    return Event(at_ms, kind, fields)
+
+
+def good_run(rows: int = 40, seed: int = 1, keys: int = 3) -> Run:
+    """A run in which nothing is wrong, and in which every checker has something to look at."""
+    # Windows are so short that some sums are of few rows, and below zero.
+    workload = Workload(seed=seed, partitions=PARTITIONS, keys=keys, rows_per_second=1_000, window_ms=4)
+    expected = workload.expected(rows).to_pylist()
+    return Run(
+        events=good_events(),
+        expected=expected,
+        observed={"kafka": observed(expected, ordered=True), "postgres": observed(expected, ordered=False)},
+        undisturbed=list(reversed(expected)),
+    )
+
+
+def observed(expected: Sequence[Row], *, ordered: bool) -> list[Row]:
+    """The rows, cut into batches in their order."""
+    offsets = [0] * PARTITIONS
+    found = []
+    for at, row in enumerate(expected):
+        partition = row["key"] % PARTITIONS
+        where = {"partition": partition, "offset": offsets[partition]} if ordered else {"partition": -1, "offset": -1}
+        offsets[partition] += 1
+        found.append({**row, "batch": BATCHES[at * len(BATCHES) // len(expected)], **where})
+    return found
+
+
+def good_events() -> list[Event]:
+    """A driver that is killed once, and one that goes on for half an hour."""
+    return [
+        noted(Kind.BEGAN, 0, seed=1, systems=list(SYSTEMS)),
+        noted(Kind.START, driver=1, pid=11, slots=2, master="local[2]"),
+        *(noted(Kind.SEEN, system=name, batch=0, decided=0) for name in SYSTEMS),
+        batch(1, 0),
+        noted(Kind.FAULT, step=1, fault="driver-killed", system="", driver=1, phase="WRITING", batch=1),
+        noted(Kind.ENDED, driver=1, code=-9),
+        noted(Kind.START, driver=2, pid=12, slots=2, master="local[2]"),
+        noted(Kind.OVER, step=1),
+        batch(2, 1),
+        noted(Kind.RECOVERED, step=1, driver=2, batch=1),
+        *(noted(Kind.SEEN, system=name, batch=1, decided=1) for name in SYSTEMS),
+        batch(2, 2),
+        batch(2, 3),
+        *(noted(Kind.SEEN, system=name, batch=3, decided=3) for name in SYSTEMS),
+        *(resources(at, rss_mib=600.0 + at % 7, handles=90) for at in range(60)),
+        noted(Kind.FOLDER, name="log", files=7, bytes=9_000),
+        *(noted(Kind.OPEN, system=name, names=[]) for name in SYSTEMS),
+        noted(Kind.STATE, disturbed=12, undisturbed=12),
+        noted(Kind.ENDED, driver=2, code=0),
+        noted(Kind.FINISHED, 1_900_000),
+    ]
+
+
+def batch(driver: int, number: int, healed: int = 0) -> Event:
+    return noted(Kind.BATCH, driver=driver, batch=number, healed=healed)
+
+
+def resources(sample: int, *, rss_mib: float, handles: int, every_ms: int = 30_000) -> Event:
+    return noted(Kind.RESOURCES, sample * every_ms, driver=2, role="jvm", pid=12, rss_mib=rss_mib, handles=handles)
