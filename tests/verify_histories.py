@@ -196,11 +196,11 @@ class Simulation:
             self.since = 0
             self.seconds = {}
             raise Again
-        if step.fault is Fault.EXPIRED:
-            self.now += 61_000
-            self.note(Kind.OVER, step=step.number)
         self.spend(2, 20)
         self.note(Kind.ENDED, driver=old, code=-9)
+        if step.fault is Fault.EXPIRED:
+            self.now += 31_000
+            self.note(Kind.OVER, step=step.number)
         raise Died
 
     def outage(self, step: Step) -> None:

@@ -8,18 +8,18 @@ from itertools import groupby
 from typing import Any
 
 from sparkonce.verify.history import Kind
-from sparkonce.verify.report.markup import Html, el, join
+from sparkonce.verify.report.markup import Html, el
 from sparkonce.verify.report.story import Story
 from sparkonce.verify.report.tables import column, head, right, table
 from sparkonce.verify.report.text import clock, duration, number
 from sparkonce.verify.report.words import fault_words
 
-_WIDE, _HIGH, _EDGE = 420, 22, 14
+_WIDE, _HIGH, _EDGE = 420, 24, 24
 
 
 def recovery(figures: Mapping[str, Any]) -> Html:
     """Recovery times by fault: a dot for each step on an axis that grows by factors, and the usual numbers."""
-    by_fault = figures["faults"]["recovery_ms"]
+    by_fault = figures["faults"]["recovery_ms"]["by_fault"]
     steps = [step for step in figures["faults"]["steps"] if step["fault_ms"] is not None]
     times = [step["recovery_ms"] for step in steps if step["recovery_ms"] is not None]
     if not times:
@@ -116,6 +116,3 @@ def _course(points: Sequence[tuple[int, float, Any]], end_ms: int) -> list[Html]
 def _thinned(points: Sequence[tuple[int, float, Any]], most: int = 600) -> Sequence[tuple[int, float, Any]]:
     """Every n-th point: more than the drawing has room for would only make the page large."""
     return points[:: max(1, -(-len(points) // most))]
-
-
-__all__ = ["join", "recovery", "resources"]

@@ -17,7 +17,6 @@ from sparkonce.verify.report.story import Step, Story
 from sparkonce.verify.report.words import in_order
 from sparkonce.verify.verdicts import Verdict
 
-
 _OF_A_STEP = (
     *("fault", "system", "request", "aimed", "hit", "batch", "driver", "held"),
     *("fault_ms", "over_ms", "recovered_ms", "outage_ms", "recovery_ms", "skipped", "stuck"),
@@ -49,10 +48,11 @@ def summary(history: History, verdicts: Sequence[Verdict]) -> dict[str, Any]:
         - ``drivers``: ``started``; ``ends``, how many ended in which way; ``each``, a list of ``{driver, began_ms,
           ended_ms, slots, batches, end, error, message}``;
         - ``faults``: ``asked``, ``struck``, ``as_aimed`` (in the phase that they were aimed at), ``held``,
-          ``recovered``; ``by_phase``, how often each struck in each phase; ``skipped``, a list of ``{step, fault, system, why}``;
-          ``recovery_ms``, the spread by fault; ``steps``, a list of ``{step, fault, system, request, aimed, hit, batch,
-          driver, held, fault_ms, over_ms, recovered_ms, outage_ms, recovery_ms, skipped, stuck}``. ``recovery_ms`` of a
-          step is the time from the end of the outage to the next batch that was finished;
+          ``recovered``; ``by_phase``, how often each struck in each phase; ``skipped``, a list of ``{step, fault,
+          system, why}``; ``recovery_ms``, the spread of ``all`` and of each ``by_fault``; ``steps``, a list of ``{step,
+          fault, system, request, aimed, hit, batch, driver, held, fault_ms, over_ms, recovered_ms, outage_ms,
+          recovery_ms, skipped, stuck}``. ``recovery_ms`` of a step is the time from the end of the outage, or else from
+          the fault, to the first batch that was finished after that;
         - ``anomalies``: a list of ``{anomaly, words, system, looked_at, count, examples}``, one for each verdict;
         - ``resources``: ``rss_mib``, the largest memory by role, ``handles`` likewise, ``folders``, the last and the
           largest ``{files, bytes, largest_bytes}`` by name.
@@ -205,7 +205,10 @@ def _faults(story: Story) -> dict[str, Any]:
             for step in story.steps
             if step.skipped
         ],
-        "recovery_ms": {fault: spread(times) for fault, times in recovered.items() if by_phase[fault]},
+        "recovery_ms": {
+            "all": spread(ms for times in recovered.values() for ms in times),
+            "by_fault": {fault: spread(times) for fault, times in recovered.items() if by_phase[fault]},
+        },
         "steps": [_step(step) for step in story.steps],
     }
 

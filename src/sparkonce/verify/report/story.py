@@ -164,6 +164,10 @@ class Story:
         later = (one.fault_ms for one in self.steps if one.number > step.number and one.fault_ms is not None)
         return min(later, default=self.end_ms)
 
+    def life(self, driver: Driver) -> tuple[int, int]:
+        """From when to when a driver was there; up to the end of the recording if that does not say."""
+        return driver.began_ms, self.end_ms if driver.ended_ms is None else driver.ended_ms
+
     def stages(self, driver: Driver) -> list[tuple[int, str, int | None]]:
         """When a driver came to which phase of which batch; the first one is that of its start."""
         return [(driver.began_ms, STARTING, None), *driver.phases]

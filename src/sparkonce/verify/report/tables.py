@@ -106,7 +106,7 @@ def matrix(figures: Figures) -> Html:
     most = max((count for hits in by_phase.values() for count in hits.values()), default=1)
     rows = [
         [
-            head(fault, title=fault_words(fault)),
+            head(join(el("b", fault), el("div", fault_words(fault), class_="words"))),
             *(_shaded(hits.get(phase, 0), most) for phase in phases),
             el("td", number(sum(hits.values())), class_="n total"),
         ]
@@ -141,9 +141,8 @@ def durations(figures: Figures) -> Html:
     seconds = dict(figures["batches"]["seconds"])
     whole = seconds.pop("whole")
     rows = [
-        [head("whole batch", class_="total" if name == "whole" else None) if name == "whole" else _phase(name)]
-        + [one["count"], *(right(duration(_ms(one[which]))) for which in ("median", "p95", "max"))]
-        for name, one in [*seconds.items(), ("whole", whole)]
+        [name, one["count"], *(right(duration(_ms(one[which]))) for which in ("median", "p95", "max"))]
+        for name, one in [*((_phase(name), one) for name, one in seconds.items()), (head("whole batch"), whole)]
     ]
     return table(["phase", column("batches"), column("median"), column("p95"), column("longest")], rows)
 

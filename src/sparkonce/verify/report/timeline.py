@@ -26,8 +26,8 @@ _TICKS_MS = (10, 20, 50, 100, 200, 500, 1_000, 2_000, 5_000, 10_000, 15_000, 30_
 _AXIS = 16
 _FAULT = 21
 _DRIVER = 25
-_BATCHES = 20
-_SYSTEM = 14
+_BATCHES = 22
+_SYSTEM = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +61,7 @@ class Timeline:
     def __init__(self, story: Story) -> None:
         self._story = story
         self._struck = [step for step in story.steps if step.fault_ms is not None]
-        self._lane_of = dict(zip((d.number for d in story.drivers), _pack(map(self._life, story.drivers)), strict=True))
+        self._lane_of = dict(zip((d.number for d in story.drivers), _pack(map(story.life, story.drivers)), strict=True))
         self._seen: dict[str, list[tuple[int, bool]]] = {system: [] for system in story.systems}
         for event in story.history.of(Kind.SEEN):
             early = (event.fields.get("batch") or 0) > (event.fields.get("decided") or 0)
@@ -111,7 +111,7 @@ class Timeline:
         at = [y + _FAULT * row for row in rows]
         yield "faults", height, [self._fault(step, scale, top) for step, top in zip(struck, at, strict=True)]
         y += height
-        drivers = [driver for driver in self._story.drivers if scale.shows(*self._life(driver))]
+        drivers = [driver for driver in self._story.drivers if scale.shows(*self._story.life(driver))]
         lanes = sorted({self._lane_of[driver.number] for driver in drivers})
         height = _DRIVER * max(1, len(lanes))
         tops = {driver.number: y + _DRIVER * lanes.index(self._lane_of[driver.number]) for driver in drivers}
@@ -125,9 +125,6 @@ class Timeline:
             yield _short(f"in {system}"), _SYSTEM, [_base(y + _SYSTEM - 3), *usual, *wrong]
             y += _SYSTEM
 
-    def _life(self, driver: Driver) -> tuple[int, int]:
-        return driver.began_ms, self._story.end_ms if driver.ended_ms is None else driver.ended_ms
-
     def _fault(self, step: Step, scale: Scale, y: int) -> Html:
         began = step.fault_ms or 0
         over = began if step.over_ms is None else step.over_ms
@@ -139,7 +136,7 @@ class Timeline:
         return el("a", el("title", told(step)), *bars, href=f"#step-{step.number}")
 
     def _driver(self, driver: Driver, scale: Scale, y: int) -> list[Html]:
-        began, ended = self._life(driver)
+        began, ended = self._story.life(driver)
         top = y + 11
         parts = list(_phases(self._story.stages(driver), ended, scale, top + 5.5))
         x, end = scale.x(began), scale.x(ended)
@@ -147,7 +144,7 @@ class Timeline:
         frame = el("rect", el("title", tip), class_="life", x=x, y=top, width=max(1, end - x), height=11)
         name = el("text", driver.number, class_="no", x=x, y=top - 2)
         died = driver.ended_ms is not None and scale.holds(driver.ended_ms) and driver.code != 0
-        cross = el("path", class_="death", d=f"M{end - 3} {top + 2}l6 7m0-7l-6 7")
+        cross = el("path", class_="death", d=f"M{end - 4} {top + 1.5}l8 8m0-8l-8 8")
         return [*parts, frame, name, *([cross] if died else [])]
 
     def _batches(self, scale: Scale, y: int) -> list[Html]:
@@ -157,9 +154,9 @@ class Timeline:
             if scale.x(batch.at_ms) >= last + 100:
                 last = scale.x(batch.at_ms)
                 names.append(el("text", batch.number, class_="batch", x=last, y=y + 9))
-        usual = _ticks("done", (batch.at_ms for batch in inside if not batch.recovered), scale, y + 11, 6)
-        again = _ticks("again", (batch.at_ms for batch in inside if batch.recovered), scale, y + 8, 9)
-        return [_base(y + 17), *usual, *again, *names]
+        usual = _ticks("done", (batch.at_ms for batch in inside if not batch.recovered), scale, y + 11, 8)
+        again = _ticks("again", (batch.at_ms for batch in inside if batch.recovered), scale, y + 9, 10)
+        return [_base(y + 19), *usual, *again, *names]
 
 
 def legend() -> Html:
