@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -247,6 +248,7 @@ def run(
     breaks_off_at_ms: int | None = None,
     rows: int = 50_000,
     only: Sequence[Fault] = (),
+    apart: int = 1,
 ) -> History:
     """A run that made no mistake.
 
@@ -259,10 +261,12 @@ def run(
         breaks_off_at_ms: When the recording ends too early; None if it does not.
         rows: Of the source.
         only: The faults; all by default.
+        apart: How many times as many batches as drawn there are between two steps.
     """
     workload = Workload(seed=seed)
     possible = [choice for choice in choices(systems) if not only or choice.fault in only]
-    schedule = draw(seed, faults, possible) if faults else []
+    drawn = draw(seed, faults, possible) if faults else []
+    schedule = [replace(step, batches=step.batches * apart) for step in drawn]
     play = Simulation(seed, schedule, systems, pace)
     play.note(
         Kind.BEGAN,
@@ -346,7 +350,7 @@ def good() -> History:
 
 
 def big() -> History:
-    return run(seed=11, faults=200, batches=3_000, pace=0.75, rows=200_000)
+    return run(seed=11, faults=200, batches=3_000, pace=0.75, rows=200_000, apart=10)
 
 
 def unfinished() -> History:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from sparkonce.verify.history import Kind
 from sparkonce.verify.report.markup import Html, el, join
 from sparkonce.verify.report.story import Step, Story
 from sparkonce.verify.report.text import clock, duration, listed, number, times
@@ -86,10 +85,9 @@ def _inside(story: Story, timeline: Timeline, step: Step) -> Html:
         )
         asked.append(f"It was aimed at the phase “{phase_title(step.aimed)}”, {moment}, {when}.")
     if step.fault_ms is not None and step.hit in PHASES and step.hit != NO_DRIVER:
-        held = "was held there" if step.held else "was not held there"
-        asked.append(
-            f"It struck driver {step.driver} in “{phase_title(step.hit)}” and the driver {held}: {PHASES[step.hit]}"
-        )
+        held = ", where it was held" if step.held else ""
+        where = f"It struck driver {step.driver} in “{phase_title(step.hit)}”{held}."
+        asked.append(f"{where} In this phase: {PHASES[step.hit]}")
     if step.stuck:
         asked.append(f"Before the deadline this did not happen: {step.stuck}.")
     drawn = el("div", timeline.around(step), class_="wide") if step.fault_ms is not None else None
@@ -100,15 +98,9 @@ def _inside(story: Story, timeline: Timeline, step: Step) -> Html:
 def _messages(story: Story, step: Step) -> Html | None:
     if step.fault_ms is None:
         return None
-    until = story.after(step)
-    lines = []
-    for event in story.history.of(Kind.LOG, Kind.STOPPED):
-        if step.fault_ms <= event.at_ms <= until:
-            what = event.fields.get("level") or event.fields.get("error") or ""
-            lines.append(
-                f"{clock(event.at_ms)}  driver {event.fields.get('driver')}  {what}  {event.fields.get('message')}"
-            )
+    from_ms, until_ms = step.fault_ms, story.after(step)
+    lines = [f"{clock(at_ms)}  {message}" for at_ms, message in story.messages if from_ms <= at_ms <= until_ms]
     if not lines:
         return None
-    shown = [*lines[:_MESSAGES], *([f"and {number(len(lines) - _MESSAGES)} more"] if len(lines) > _MESSAGES else [])]
-    return el("pre", "\n".join(shown))
+    more = [f"and {number(len(lines) - _MESSAGES)} more"] if len(lines) > _MESSAGES else []
+    return el("pre", "\n".join([*lines[:_MESSAGES], *more]))

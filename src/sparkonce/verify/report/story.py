@@ -125,6 +125,7 @@ class Story:
         asked: The fields of the run's first event: what was asked for.
         drivers: In the order of their numbers.
         batches: In the order in which they were finished.
+        messages: What drivers warned of or stopped with, each with its moment.
         steps: In the order of their numbers: those of the schedule, also those that it did not come to.
         end_ms: When the last thing was seen.
         finished: Whether all was carried out and read.
@@ -141,6 +142,7 @@ class Story:
         self._drivers: dict[int, Driver] = {}
         self._steps: dict[int, Step] = {}
         self.batches: list[Batch] = []
+        self.messages: list[tuple[int, str]] = []
         for planned in self.asked.get("schedule") or ():
             step = self._step(planned.get("number"), planned.get("fault"))
             step.planned = planned
@@ -190,10 +192,13 @@ class Story:
                 self._driver(event).phases.append((at, phase_name(fields.get("phase")), int(fields.get("batch") or 0)))
             case Kind.BATCH:
                 self._finished(event)
+            case Kind.LOG:
+                self._message(event, str(fields.get("level", "")))
             case Kind.STOPPED:
                 driver = self._driver(event)
                 driver.error, driver.message = str(fields.get("error") or "error"), str(fields.get("message", ""))
                 driver.stopped_ms = at
+                self._message(event, driver.error)
             case Kind.ENDED:
                 driver = self._driver(event)
                 driver.ended_ms, driver.code = at, fields.get("code")
@@ -213,6 +218,11 @@ class Story:
                     self._step(fields["step"]).stuck = str(fields.get("what", ""))
             case _:
                 pass
+
+    def _message(self, event: Event, what: str) -> None:
+        self.messages.append(
+            (event.at_ms, f"driver {event.fields.get('driver')}  {what}  {event.fields.get('message', '')}")
+        )
 
     def _finished(self, event: Event) -> None:
         fields = event.fields

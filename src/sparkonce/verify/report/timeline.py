@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -9,7 +10,7 @@ from itertools import pairwise
 import numpy as np
 
 from sparkonce.verify.history import Kind
-from sparkonce.verify.report.markup import Html, el
+from sparkonce.verify.report.markup import Html, el, join
 from sparkonce.verify.report.story import Driver, Step, Story
 from sparkonce.verify.report.text import clock, duration
 from sparkonce.verify.report.words import FAMILIES, STAGE_OF, STAGES, family, phase_title
@@ -17,7 +18,7 @@ from sparkonce.verify.report.words import FAMILIES, STAGE_OF, STAGES, family, ph
 GUTTER = 86
 WIDTH = 1_000
 """Of the part with time in it, in units of the drawing; a phase shorter than one unit may not show."""
-_FULL = GUTTER + WIDTH + 8
+_FULL = GUTTER + WIDTH + 26
 
 _MOST_STRIPS = 12
 _STRIPS_MS = tuple(1_000 * s for s in (10, 15, 30, 60, 120, 300, 600, 900, 1_800, 3_600, 7_200, 14_400))
@@ -50,6 +51,10 @@ class Scale:
         """Whether a moment is to be seen."""
         return self.from_ms <= at_ms < self.to_ms
 
+    def held(self, moments: Sequence[float]) -> slice:
+        """Which of many moments, in their order, are to be seen."""
+        return slice(bisect_left(moments, self.from_ms), bisect_left(moments, self.to_ms))
+
 
 class Timeline:
     """Draws a story.
@@ -62,10 +67,12 @@ class Timeline:
         self._story = story
         self._struck = [step for step in story.steps if step.fault_ms is not None]
         self._lane_of = dict(zip((d.number for d in story.drivers), _pack(map(story.life, story.drivers)), strict=True))
-        self._seen: dict[str, list[tuple[int, bool]]] = {system: [] for system in story.systems}
+        self._usual: dict[str, list[int]] = {system: [] for system in story.systems}
+        self._early: dict[str, list[int]] = {system: [] for system in story.systems}
         for event in story.history.of(Kind.SEEN):
             early = (event.fields.get("batch") or 0) > (event.fields.get("decided") or 0)
-            self._seen[str(event.fields.get("system"))].append((event.at_ms, early))
+            (self._early if early else self._usual)[str(event.fields.get("system"))].append(event.at_ms)
+        self._finished = [batch.at_ms for batch in story.batches]
 
     def strips(self) -> list[Html]:
         """The whole run, cut into a dozen strips at most."""
@@ -86,7 +93,7 @@ class Timeline:
         parts: list[Html] = []
         names: list[Html] = []
         for name, height, drawn in self._lanes(scale, y):
-            names.append(el("text", name, class_="lane", x=0, y=y + height - 6))
+            names.append(el("text", name, class_="lane", x=0, y=y + min(height, _FAULT) - 6))
             parts += drawn
             y += height
         what = f"Timeline from {clock(from_ms)} to {clock(to_ms)}"
@@ -119,9 +126,9 @@ class Timeline:
         y += height
         yield "batches", _BATCHES, self._batches(scale, y)
         y += _BATCHES
-        for system, seen in self._seen.items():
-            usual = _ticks("seen", (at for at, early in seen if not early), scale, y + 3, _SYSTEM - 6)
-            wrong = _ticks("early", (at for at, early in seen if early), scale, y, _SYSTEM)
+        for system, seen in self._usual.items():
+            usual = _ticks("seen", seen, scale, y + 3, _SYSTEM - 6)
+            wrong = _ticks("early", self._early[system], scale, y, _SYSTEM)
             yield _short(f"in {system}"), _SYSTEM, [_base(y + _SYSTEM - 3), *usual, *wrong]
             y += _SYSTEM
 
@@ -142,20 +149,21 @@ class Timeline:
         x, end = scale.x(began), scale.x(ended)
         tip = f"driver {driver.number}, {clock(began)} to {clock(ended)}: {driver.end}"
         frame = el("rect", el("title", tip), class_="life", x=x, y=top, width=max(1, end - x), height=11)
-        name = el("text", driver.number, class_="no", x=x, y=top - 2)
+        fits = end - x > 7 * len(str(driver.number))
+        name = el("text", driver.number, class_="no", x=x, y=top - 2) if fits else None
         died = driver.ended_ms is not None and scale.holds(driver.ended_ms) and driver.code != 0
         cross = el("path", class_="death", d=f"M{end - 4} {top + 1.5}l8 8m0-8l-8 8")
-        return [*parts, frame, name, *([cross] if died else [])]
+        return [*parts, frame, join(name), *([cross] if died else [])]
 
     def _batches(self, scale: Scale, y: int) -> list[Html]:
-        inside = [batch for batch in self._story.batches if scale.holds(batch.at_ms)]
+        inside = self._story.batches[scale.held(self._finished)]
         names, last = [], -100
         for batch in inside:
-            if scale.x(batch.at_ms) >= last + 100:
+            if last + 100 <= scale.x(batch.at_ms) < GUTTER + WIDTH - 10:
                 last = scale.x(batch.at_ms)
                 names.append(el("text", batch.number, class_="batch", x=last, y=y + 9))
-        usual = _ticks("done", (batch.at_ms for batch in inside if not batch.recovered), scale, y + 11, 8)
-        again = _ticks("again", (batch.at_ms for batch in inside if batch.recovered), scale, y + 9, 10)
+        usual = _ticks("done", [batch.at_ms for batch in inside if not batch.recovered], scale, y + 11, 8)
+        again = _ticks("again", [batch.at_ms for batch in inside if batch.recovered], scale, y + 9, 10)
         return [_base(y + 19), *usual, *again, *names]
 
 
@@ -236,8 +244,8 @@ def _bar(name: str, from_ms: int, to_ms: int, scale: Scale, y: int) -> Html | No
     return el("rect", class_=name, x=left, y=y + 14, width=max(1, right - left), height=5)
 
 
-def _ticks(name: str, moments: Iterable[int], scale: Scale, y: int, height: int) -> list[Html]:
-    places = sorted({scale.x(at) for at in moments if scale.holds(at)})
+def _ticks(name: str, moments: Sequence[int], scale: Scale, y: int, height: int) -> list[Html]:
+    places = sorted({scale.x(at) for at in moments[scale.held(moments)]})
     path = "".join(f"M{x} {y}v{height}" for x in places)
     return [el("path", class_=f"tick {name}", d=path)] if path else []
 
