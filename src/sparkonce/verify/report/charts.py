@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import groupby
 from typing import Any
 
 from sparkonce.verify.history import Kind
-from sparkonce.verify.report.markup import Html, el
+from sparkonce.verify.report.markup import Html, el, join
 from sparkonce.verify.report.story import Story
 from sparkonce.verify.report.tables import column, head, right, table
-from sparkonce.verify.report.text import clock, duration, number
+from sparkonce.verify.report.text import duration, number
 from sparkonce.verify.report.words import fault_words
 
 _WIDE, _HIGH, _EDGE = 420, 24, 24
+_POINTS = 600
 
 
 def recovery(figures: Mapping[str, Any]) -> Html:
@@ -83,36 +83,32 @@ def resources(story: Story, figures: Mapping[str, Any]) -> Html | None:
     """Memory and open files by role, and the size of folders, over the whole run; None if nothing was measured."""
     rows = []
     for field, unit in (("rss_mib", "MiB of memory"), ("handles", "open files")):
-        largest = figures["resources"][field]
-        for role in sorted(largest):
+        for role in sorted(figures["resources"][field]):
             events = (e for e in story.history.of(Kind.RESOURCES) if str(e.fields.get("role", "")) == role)
-            points = [(e.at_ms, e.fields[field], e.fields.get("driver")) for e in events if field in e.fields]
+            points = [(e.at_ms, e.fields[field], e.fields.get("pid")) for e in events if field in e.fields]
             rows.append([head(f"{role}: {unit}"), *_course(points, story.end_ms)])
     for name in sorted(figures["resources"]["folders"]):
         events = (e for e in story.history.of(Kind.FOLDER) if str(e.fields.get("name", "")) == name)
-        points = [(e.at_ms, int(e.fields.get("bytes") or 0) / 1024, 0) for e in events]
+        points = [(e.at_ms, int(e.fields.get("bytes") or 0) / 1024, None) for e in events]
         rows.append([head(f"{name}: KiB on disk"), *_course(points, story.end_ms)])
     if not rows:
         return None
     columns = [column("at first"), column("at last"), column("largest")]
-    return table(["what", f"from the beginning to the end ({clock(story.end_ms, tenths=False)})", *columns], rows)
+    text = "From the beginning to the end of the run, each process a line of its own. The lowest value drawn is 0."
+    return join(el("p", text), table(["of each process", el("th", "", class_="dots"), *columns], rows))
 
 
 def _course(points: Sequence[tuple[int, float, Any]], end_ms: int) -> list[Html]:
-    """A line for each driver, and the numbers."""
+    """A line for each process, and the numbers."""
     most = max(value for _, value, _ in points) or 1
-    lines = []
-    for _, group in groupby(_thinned(points), key=lambda point: point[2]):
-        places = [
-            f"{_WIDE * at / max(1, end_ms):.1f} {_HIGH + 6 - (_HIGH + 4) * value / most:.1f}" for at, value, _ in group
-        ]
-        lines.append(f"M{'L'.join(places)}" if len(places) > 1 else f"M{places[0]}h2")
-    line = el("path", class_="line", d="".join(lines))
+    lines: dict[Any, list[str]] = {}
+    for at_ms, value, process in points:
+        place = f"{_WIDE * at_ms / max(1, end_ms):.1f} {_HIGH + 6 - (_HIGH + 4) * value / most:.1f}"
+        lines.setdefault(process, []).append(place)
+    # More points than the drawing has room for would only make the page large.
+    every = max(1, len(points) // _POINTS)
+    drawn = "".join(f"M{'L'.join(places[::every])}h1" for places in lines.values())
+    line = el("path", class_="line", d=drawn)
     course = el("svg", line, viewBox=f"0 0 {_WIDE} {_HIGH + 8}", role="img", aria_label="course over the run")
     values = [points[0][1], points[-1][1], most]
     return [el("td", course, class_="dots"), *(right(number(round(value))) for value in values)]
-
-
-def _thinned(points: Sequence[tuple[int, float, Any]], most: int = 600) -> Sequence[tuple[int, float, Any]]:
-    """Every n-th point: more than the drawing has room for would only make the page large."""
-    return points[:: max(1, -(-len(points) // most))]

@@ -52,7 +52,7 @@ def done(figures: Figures) -> Html:
     asked = f"{times(faults['asked'], 'fault')} {'was' if faults['asked'] == 1 else 'were'} drawn from the seed"
     text = (
         f"{asked}, to be injected one after the other while the query works. {number(faults['struck'])} struck, "
-        f"{number(faults['as_aimed'])} of them in the phase that they were aimed at; in {number(faults['held'])} cases "
+        f"{number(faults['as_aimed'])} of them in the phase that they were aimed at; in {times(faults['held'], 'case')} "
         "the driver was held there until it had happened."
     )
     skipped = [
@@ -72,12 +72,17 @@ def done(figures: Figures) -> Html:
 
 def found(figures: Figures) -> Html:
     """What was found."""
+    rows = figures["rows"]
     text = (
         "When the query had done its work, every system was read by a connection of its own, without the product, and "
-        "compared with what must be there. Other readers looked on all the while. Each field says how often something "
-        "was found, and how many things were looked at for it."
+        "compared with what must be there."
+        if rows["found"]
+        else "The run did not come to the point at which every system is read and compared with what must be there."
     )
-    rows = figures["rows"]
+    text += (
+        " Other readers looked on all the while. Each field says how often something was found, and how many things "
+        "were looked at for it."
+    )
     holders = {"must be there": rows["expected"], **{f"found in {name}": one for name, one in rows["found"].items()}}
     kinds = list(dict.fromkeys(kind for one in holders.values() for kind in one))
     counted = [[tables.head(name), *(one.get(kind, 0) for kind in kinds)] for name, one in holders.items()]
