@@ -52,8 +52,8 @@ def done(figures: Figures) -> Html:
     asked = f"{times(faults['asked'], 'fault')} {'was' if faults['asked'] == 1 else 'were'} drawn from the seed"
     text = (
         f"{asked}, to be injected one after the other while the query works. {number(faults['struck'])} struck, "
-        f"{number(faults['as_aimed'])} of them in the phase that they were aimed at; in {times(faults['held'], 'case')} "
-        "the driver was held there until it had happened."
+        f"{number(faults['as_aimed'])} of them in the phase that they were aimed at; in "
+        f"{times(faults['held'], 'case')} the driver was held there until it had happened."
     )
     skipped = [
         [tables.right(one["step"]), one["fault"], one["system"] or "the query", one["why"]] for one in faults["skipped"]

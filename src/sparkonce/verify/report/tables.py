@@ -64,19 +64,20 @@ def anomalies(figures: Figures) -> Html:
     rows = []
     for anomaly in Anomaly:
         name = el("td", el("strong", anomaly.value), el("div", anomaly.words, class_="words"))
-        found = {v["system"]: v for v in verdicts if v["anomaly"] == anomaly.value}
-        rows.append([name, *(_found(found.get(place), bool(found)) for place in places)])
+        mine = [v for v in verdicts if v["anomaly"] == anomaly.value]
+        rows.append([name, *(_found([v for v in mine if v["system"] == place], bool(mine)) for place in places)])
     columns = [column(f"in {place}" if place else "in the whole run") for place in places]
     return join(table(["what must not be", *columns], rows, class_="anomalies"), _examples(verdicts))
 
 
-def _found(verdict: Mapping[str, Any] | None, elsewhere: bool) -> Html:
-    if verdict is None:
+def _found(verdicts: Sequence[Mapping[str, Any]], elsewhere: bool) -> Html:
+    if not verdicts:
         return el("td", "" if elsewhere else "not checked", class_="n none")
-    looked_at = f"of {number(verdict['looked_at'])} looked at" if verdict["looked_at"] else "nothing to look at"
-    if verdict["count"]:
-        count, mark = el("b", f"✗ {number(verdict['count'])}"), "bad"
-    elif verdict["looked_at"]:
+    seen, times = (sum(one[name] for one in verdicts) for name in ("looked_at", "count"))
+    looked_at = f"of {number(seen)} looked at" if seen else "nothing to look at"
+    if times:
+        count, mark = el("b", f"✗ {number(times)}"), "bad"
+    elif seen:
         count, mark = el("b", "✓ 0"), "good"
     else:
         count, mark = el("b", "0"), "none"
