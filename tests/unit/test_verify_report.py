@@ -1,0 +1,495 @@
+"""The report on a verified run: its numbers, its verdict, and its page."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+from collections.abc import Callable, Sequence
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+import verify_histories as made
+from sparkonce.protocol.state import Phase
+from sparkonce.verify.faults import Fault
+from sparkonce.verify.history import ROWS, Event, History, Kind
+from sparkonce.verify.report import render, summary, write
+from sparkonce.verify.report.figures import spread
+from sparkonce.verify.report.markup import Html, el, join
+from sparkonce.verify.report.text import clock, duration, listed, number, times
+from sparkonce.verify.report.words import FAMILIES, PHASES, STAGE_OF
+from sparkonce.verify.schedule import Step
+from sparkonce.verify.verdicts import Anomaly, Verdict
+
+CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
+VOID = {"meta", "br", "hr", "wbr"}
+
+
+def event(at_ms: int, kind: Kind, **fields: Any) -> Event:
+    return Event(at_ms, kind, fields)
+
+
+def batch(at_ms: int, driver: int, number: int, writing_s: float, **fields: Any) -> Event:
+    rows = {"kafka": 10, "postgres": 10}
+    usual = {"rows": rows, "transactions": 4, "recovered": False, "healed": 0}
+    seconds = {Phase.WRITING.value: writing_s, Phase.DECIDING.value: 0.5}
+    return event(at_ms, Kind.BATCH, driver=driver, batch=number, **{**usual, "seconds": seconds, **fields})
+
+
+def step(number: int, fault: Fault, phase: Phase, system: str = "") -> dict[str, Any]:
+    return Step(number=number, fault=fault, phase=phase.name, system=system).to_json()
+
+
+def struck(at_ms: int, number: int, fault: Fault, where: Phase, **fields: Any) -> Event:
+    usual = {"system": "", "request": "", "driver": 1, "batch": 1, "aimed": where.name, "held": True}
+    told = {"step": number, "fault": fault.value, "phase": where.name, **usual, **fields}
+    return Event(at_ms, Kind.FAULT, told)
+
+
+def small(*events: Event, finished: bool = True, systems: Sequence[str] = ("kafka", "postgres")) -> History:
+    """Two drivers, four batches, three faults that struck and one that could not be injected; 20 s."""
+    schedule = [
+        step(1, Fault.CUT, Phase.WRITING, "kafka"),
+        step(2, Fault.DRIVER_KILLED, Phase.DECIDING),
+        step(3, Fault.CUT, Phase.READING, "postgres"),
+        step(4, Fault.WORKER_KILLED, Phase.IDLE),
+    ]
+    rows = [("row", 1, n, 5, 1) for n in range(6)] + [("sum", 1, 0, 30, 6)]
+    expected = pa.Table.from_pylist([dict(zip(ROWS.names, row, strict=True)) for row in rows], schema=ROWS)
+    told = [
+        event(0, Kind.BEGAN, seed=3, systems=list(systems), guarantee="exactly-once", schedule=schedule),
+        event(1_000, Kind.START, driver=1, pid=10, slots=2, master="local[2]"),
+        batch(3_000, 1, 0, 1.0),
+        struck(4_000, 1, Fault.CUT, Phase.WRITING, system="kafka"),
+        event(5_500, Kind.OVER, step=1),
+        batch(6_000, 1, 1, 2.0),
+        event(6_000, Kind.RECOVERED, step=1, driver=1, batch=1),
+        struck(7_000, 2, Fault.DRIVER_KILLED, Phase.FINISHING, aimed="DECIDING", batch=2, held=False),
+        event(7_100, Kind.ENDED, driver=1, code=-9),
+        event(7_200, Kind.START, driver=2, pid=11, slots=2, master="local[2]"),
+        struck(10_000, 3, Fault.CUT, Phase.READING, system="postgres", driver=2, batch=2),
+        batch(13_000, 2, 2, 3.0, recovered=True, healed=1),
+        event(13_000, Kind.RECOVERED, step=2, driver=2, batch=2),
+        event(13_100, Kind.RECOVERED, step=3, driver=2, batch=2),
+        event(14_000, Kind.SKIPPED, step=4, fault="worker-killed", why="no worker was there"),
+        batch(15_000, 2, 3, 4.0),
+        event(16_000, Kind.FED, rows=5),
+        event(17_000, Kind.FED, rows=6),
+        event(18_000, Kind.ENDED, driver=2, code=0),
+        *events,
+    ]
+    told += [event(20_000, Kind.FINISHED)] if finished else []
+    return History(events=told, expected=expected, observed={name: made.observed(expected) for name in systems})
+
+
+def looked(system: str = "kafka", *, anomalies: Sequence[Anomaly] = tuple(Anomaly), at: int = 7) -> list[Verdict]:
+    return [Verdict(anomaly=anomaly, system=system, looked_at=at, count=0) for anomaly in anomalies]
+
+
+BOTH = [*looked("kafka"), *looked("postgres")]
+
+
+# --- numbers ---------------------------------------------------------------------------------------------------------
+
+
+def test_batches_are_counted() -> None:
+    figures = summary(small(), BOTH)["batches"]
+    assert {name: figures[name] for name in ("finished", "distinct", "recovered", "healed", "transactions")} == {
+        "finished": 4,
+        "distinct": 4,
+        "recovered": 1,
+        "healed": 1,
+        "transactions": 16,
+    }
+    assert figures["seconds"]["WRITING"] == {"count": 4, "min": 1.0, "median": 2.5, "p95": 4.0, "max": 4.0}
+    assert figures["seconds"]["whole"]["median"] == 3.0
+    assert figures["longest_gap"] == {"length_ms": 7_000, "from_ms": 6_000, "to_ms": 13_000, "steps": [2, 3]}
+
+
+def test_a_batch_that_is_finished_twice_is_one_batch() -> None:
+    figures = summary(small(batch(16_000, 2, 3, 1.0, recovered=True)), BOTH)["batches"]
+    assert (figures["finished"], figures["distinct"]) == (5, 4)
+
+
+def test_an_unfinished_run_waits_to_its_end() -> None:
+    figures = summary(small(event(60_000, Kind.LOG, driver=2, message="x"), finished=False), BOTH)["batches"]
+    assert figures["longest_gap"] == {"length_ms": 45_000, "from_ms": 15_000, "to_ms": 60_000, "steps": []}
+
+
+def test_rows_are_counted() -> None:
+    rows = summary(small(), BOTH)["rows"]
+    assert rows == {
+        "source": 6,
+        "expected": {"row": 6, "sum": 1},
+        "found": {"kafka": {"row": 6, "sum": 1}, "postgres": {"row": 6, "sum": 1}},
+        "written": {"kafka": 40, "postgres": 40},
+    }
+
+
+def test_faults_are_counted_where_they_struck() -> None:
+    faults = summary(small(), BOTH)["faults"]
+    assert faults["by_phase"] == {"cut": {"READING": 1, "WRITING": 1}, "driver-killed": {"FINISHING": 1}}
+    assert {name: faults[name] for name in ("asked", "struck", "as_aimed", "held", "recovered")} == {
+        "asked": 4,
+        "struck": 3,
+        "as_aimed": 2,
+        "held": 2,
+        "recovered": 3,
+    }
+    assert faults["skipped"] == [{"step": 4, "fault": "worker-killed", "system": "", "why": "no worker was there"}]
+
+
+def test_recovery_runs_from_the_end_of_the_outage_or_else_from_the_fault() -> None:
+    faults = summary(small(), BOTH)["faults"]
+    assert [(one["outage_ms"], one["recovery_ms"]) for one in faults["steps"]] == [
+        (1_500, 500),
+        (None, 6_000),
+        (None, 3_100),
+        (None, None),
+    ]
+    assert faults["recovery_ms"]["by_fault"] == {
+        "cut": {"count": 2, "min": 500, "median": 1_800, "p95": 3_100, "max": 3_100},
+        "driver-killed": {"count": 1, "min": 6_000, "median": 6_000, "p95": 6_000, "max": 6_000},
+    }
+    assert faults["recovery_ms"]["all"]["median"] == 3_100
+
+
+def test_a_fault_without_recovery_is_not_left_out() -> None:
+    history = small(struck(16_000, 5, Fault.SLOWED, Phase.WRITING, system="kafka"), finished=False)
+    faults = summary(history, BOTH)["faults"]
+    assert (faults["struck"], faults["recovered"]) == (4, 3)
+    assert faults["recovery_ms"]["by_fault"]["slowed"] == spread([])
+    assert "0 of 1" in render(history, BOTH)
+
+
+def test_drivers_and_how_they_ended() -> None:
+    stopped = event(19_000, Kind.STOPPED, driver=3, error="SupersededError", message="a newer run")
+    drivers = summary(small(event(18_500, Kind.START, driver=3), stopped), BOTH)["drivers"]
+    assert drivers["started"] == 3
+    assert drivers["ends"] == {
+        "killed: SIGKILL": 1,
+        "ended in order": 1,
+        "stopped by itself: SupersededError": 1,
+    }
+    assert [one["batches"] for one in drivers["each"]] == [2, 2, 0]
+
+
+def test_phases_may_come_by_name_or_by_value() -> None:
+    history = small(struck(16_000, 5, Fault.CUT, Phase.WRITING, phase=Phase.DECIDING.value))
+    assert summary(history, BOTH)["faults"]["by_phase"]["cut"]["DECIDING"] == 1
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        ([], {"count": 0, "min": None, "median": None, "p95": None, "max": None}),
+        ([7], {"count": 1, "min": 7, "median": 7, "p95": 7, "max": 7}),
+        (range(1, 101), {"count": 100, "min": 1, "median": 50.5, "p95": 95, "max": 100}),
+        (range(20, 0, -1), {"count": 20, "min": 1, "median": 10.5, "p95": 19, "max": 20}),
+    ],
+)
+def test_a_spread(values: Sequence[int], expected: dict[str, float]) -> None:
+    assert spread(values) == expected
+
+
+def test_the_numbers_are_plain_json() -> None:
+    history = made.good()
+    figures = summary(history, made.verdicts(history, made.BAD))
+    assert json.loads(json.dumps(figures)) == figures
+
+
+# --- the verdict -----------------------------------------------------------------------------------------------------
+
+
+def verdict(history: History, verdicts: Sequence[Verdict]) -> tuple[str, str]:
+    said = summary(history, verdicts)["verdict"]
+    return said["outcome"], said["sentence"]
+
+
+def test_a_run_without_anomalies_passes() -> None:
+    assert verdict(small(), BOTH) == (
+        "passed",
+        "Nothing is missing, doubled or strange in kafka and postgres: of 7 expected rows each is there once, and no "
+        "other. 3 faults struck the running query; 2 drivers finished 4 batches in 20.0 s.",
+    )
+
+
+def test_a_run_that_no_fault_struck_says_so() -> None:
+    history = made.run(faults=0, batches=3, rows=100)
+    outcome, sentence = verdict(history, made.verdicts(history))
+    assert outcome == "passed"
+    assert "No fault struck the query" in sentence
+
+
+def test_anomalies_fail_it_and_are_named() -> None:
+    found = [
+        Verdict(anomaly=Anomaly.MISSING, system="kafka", looked_at=7, count=1_200),
+        Verdict(anomaly=Anomaly.MISSING, system="postgres", looked_at=7, count=3),
+        Verdict(anomaly=Anomaly.STUCK, system="", looked_at=1, count=1),
+    ]
+    outcome, sentence = verdict(small(finished=False), [*BOTH, *found])
+    assert outcome == "failed"
+    assert "1,204 anomalies were found: missing (1,200 in kafka and 3 in postgres); stuck (1)." in sentence
+    assert "The run was not finished: its recording breaks off after 00:18.0." in sentence
+
+
+def test_a_run_that_breaks_off_is_not_finished() -> None:
+    outcome, sentence = verdict(small(finished=False), BOTH)
+    assert outcome == "unfinished"
+    assert "its recording breaks off after 00:18.0" in sentence
+    assert "proves nothing" in sentence
+
+
+def test_a_run_that_got_stuck_says_where() -> None:
+    outcome, sentence = verdict(small(event(19_000, Kind.STUCK, step=3, what="no batch in 60 s")), BOTH)
+    assert outcome == "unfinished"
+    assert "after step 3: no batch in 60 s" in sentence
+
+
+@pytest.mark.parametrize(
+    ("verdicts", "named"),
+    [
+        ([], "missing rows in kafka, missing rows in postgres, doubled rows in kafka or 3 more"),
+        (looked("kafka"), "missing rows in postgres, doubled rows in postgres or strange rows in postgres"),
+        ([*looked("kafka"), *looked("postgres", at=0)], "missing rows in postgres"),
+    ],
+)
+def test_a_verdict_on_nothing_proves_nothing(verdicts: Sequence[Verdict], named: str) -> None:
+    outcome, sentence = verdict(small(), verdicts)
+    assert outcome == "nothing proved"
+    assert named in sentence
+    assert "this proves nothing" in sentence
+
+
+def test_a_weaker_guarantee_is_not_asked_for_more() -> None:
+    history = small()
+    began = history.events[0]
+    events = [event(0, Kind.BEGAN, **{**began.fields, "guarantee": "at-least-once"}), *history.events[1:]]
+    weaker = History(events=events, expected=history.expected, observed=history.observed)
+    wanted = [Anomaly.MISSING, Anomaly.STRANGE]
+    verdicts = [*looked("kafka", anomalies=wanted), *looked("postgres", anomalies=wanted)]
+    outcome, sentence = verdict(weaker, verdicts)
+    assert outcome == "passed"
+    assert "Nothing is missing or strange" in sentence
+    assert "doubled" not in sentence
+    assert verdict(history, verdicts)[0] == "nothing proved"
+
+
+# --- the page --------------------------------------------------------------------------------------------------------
+
+
+class Page(HTMLParser):
+    """Reads a page, and is strict about what browsers forgive."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.attributes: list[tuple[str, str, str | None]] = []
+        self.ids: list[str] = []
+        self.words: list[str] = []
+        self.feed(text)
+        self.close()
+        assert self.open == []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.attributes += [(tag, name, value) for name, value in attrs]
+        self.ids += [value or "" for name, value in attrs if name == "id"]
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        if not {"script", "style"} & set(self.open):
+            self.words.append(data)
+
+    @property
+    def text(self) -> str:
+        return " ".join(" ".join(self.words).split())
+
+
+@pytest.fixture(scope="module")
+def pages() -> dict[str, str]:
+    good, unfinished = made.good(), made.unfinished()
+    return {
+        "good": render(good, made.verdicts(good)),
+        "bad": render(good, made.verdicts(good, made.BAD)),
+        "unfinished": render(unfinished, made.verdicts(unfinished)),
+        "small": render(small(), BOTH),
+        "nothing": render(History(events=[], expected=ROWS.empty_table(), observed={}), []),
+    }
+
+
+NAMES = ["good", "bad", "unfinished", "small", "nothing"]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_page_is_well_formed(pages: dict[str, str], name: str) -> None:
+    page = Page(pages[name])
+    assert len(page.ids) == len(set(page.ids))
+    targets = {value for _, attribute, value in page.attributes if attribute == "href"}
+    assert {str(target)[1:] for target in targets} <= set(page.ids)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_page_needs_nothing_else(pages: dict[str, str], name: str) -> None:
+    page = Page(pages[name])
+    assert not {tag for tag, _, _ in page.attributes} & {"link", "img", "iframe", "object", "embed", "image", "use"}
+    assert not [attribute for _, attribute, _ in page.attributes if attribute in {"src", "srcset", "style"}]
+    assert all(str(value).startswith("#") for _, attribute, value in page.attributes if attribute == "href")
+    assert not re.findall(r"https?://|url\(|@import|@font-face", pages[name])
+
+
+def test_everything_from_the_history_is_escaped() -> None:
+    evil = "<script>alert('&')</script>"
+    history = small(
+        event(15_100, Kind.STOPPED, driver=2, error=evil, message=evil),
+        event(15_200, Kind.LOG, driver=2, level=evil, message=evil),
+        struck(15_300, 5, Fault.SLOWED, Phase.WRITING, system=evil, request=evil, phase=evil, aimed=evil),
+        event(15_400, Kind.PHASE, driver=2, phase=evil, batch=4),
+        event(15_500, Kind.SEEN, system=evil, batch=1, decided=1),
+        event(15_600, Kind.SKIPPED, step=6, fault=evil, why=evil),
+        event(15_700, Kind.STUCK, step=5, what=evil),
+        event(15_800, Kind.RESOURCES, driver=2, role=evil, pid=1, rss_mib=1, handles=1),
+        event(15_900, Kind.FOLDER, name=evil, files=1, bytes=1),
+        batch(16_000, 2, 4, 1.0, seconds={evil: 1.0}),
+        systems=("kafka", evil),
+    )
+    began = history.events[0].fields
+    names = {"guarantee": evil, "versions": {evil: evil}, "limits": {evil: evil}, "seed": evil}
+    events = [event(0, Kind.BEGAN, **{**began, **names}), *history.events[1:]]
+    history = History(events=events, expected=history.expected, observed=history.observed)
+    verdicts = [Verdict(anomaly=Anomaly.TORN, system=evil, looked_at=1, count=1, examples=(evil,))]
+    text = render(history, verdicts)
+    assert "alert(" in text
+    assert evil not in text
+    assert "<script>alert" not in text
+    assert text.count("<script") == 2
+    assert evil in Page(text).text
+
+
+def test_an_hour_stays_small() -> None:
+    history = made.big()
+    batches = sum(1 for _ in history.of(Kind.BATCH))
+    assert batches >= 3_000
+    text = render(history, made.verdicts(history))
+    assert len(text.encode()) < 3_000_000
+    page = Page(text)
+    strips = [value for tag, name, value in page.attributes if (tag, name, value) == ("svg", "class", "strip")]
+    assert len(strips) <= 12 + 200
+    assert sum(one.startswith("step-") for one in page.ids) == 200
+
+
+def test_an_unfinished_run_says_so(pages: dict[str, str]) -> None:
+    text = Page(pages["unfinished"]).text
+    assert "Not finished The run was not finished: its recording breaks off after 01:1" in text
+    assert "the run did not come to it" in text
+    assert "did not come to the point at which every system is read" in text
+
+
+def test_anomalies_stand_on_the_page(pages: dict[str, str]) -> None:
+    text = Page(pages["bad"]).text
+    assert "✗ Failed" in text
+    assert "✗ 1,204 of 50,192 looked at" in text
+    assert "row: key 17, number 2,045, amount 311" in text
+    assert "and 1,202 more" in text
+    for anomaly in Anomaly:
+        assert anomaly.words in text
+
+
+def test_two_verdicts_on_one_thing_are_added_up() -> None:
+    twice = [Verdict(anomaly=Anomaly.TORN, system="", looked_at=5, count=count) for count in (2, 0)]
+    assert "✗ 2 of 10 looked at" in Page(render(small(), [*BOTH, *twice])).text
+
+
+def test_a_step_says_what_became_of_it(pages: dict[str, str]) -> None:
+    text = Page(pages["small"]).text
+    assert "driver 1 was killed by SIGKILL and driver 2 was started." in text
+    assert "finishing batch 2 not where it was aimed" in text
+    assert "skipped: no worker was there" in text
+
+
+def test_page_and_numbers_are_written(tmp_path: Path) -> None:
+    history = small()
+    for _ in range(2):
+        page, numbers = write(tmp_path / "new", history, BOTH)
+    assert page.read_text(encoding="utf-8") == render(history, BOTH)
+    assert json.loads(numbers.read_text(encoding="utf-8")) == summary(history, BOTH)
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="no chromium here")
+@pytest.mark.parametrize("name", NAMES)
+def test_a_browser_shows_it(pages: dict[str, str], name: str, tmp_path: Path) -> None:
+    probe = """<script>
+    const strip = document.querySelector('svg.strip'), box = strip?.getBoundingClientRect();
+    strip?.dispatchEvent(new PointerEvent('pointermove', {clientX: box.left + box.width / 2, clientY: box.top + 20}));
+    console.log('shown: ' + document.querySelector('.verdict b').textContent + ' ' +
+      document.getElementById('tip').textContent.replaceAll('\\n', ' '));
+    </script></body>"""
+    file = tmp_path / "report.html"
+    file.write_text(pages[name].replace("</body>", probe), encoding="utf-8")
+    flags = ["--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking"]
+    flags += ["--disable-component-update", "--disable-sync", "--enable-logging=stderr"]
+    flags += [f"--user-data-dir={tmp_path}/profile", "--dump-dom", file.as_uri()]
+    done = subprocess.run([str(CHROMIUM), *flags], capture_output=True, text=True, timeout=120, check=True)
+    said = re.findall(r'CONSOLE[^"]*"(.*)", source', done.stderr)
+    word = {"good": "✓ Passed", "bad": "✗ Failed", "unfinished": "Not finished", "small": "✓ Passed"}
+    assert len(said) == 1
+    assert said[0].startswith(f"shown: {word.get(name, 'Not finished')}")
+    if name == "small":
+        assert "driver 1: starting" in said[0]
+    assert summary_sentence(pages[name]) in done.stdout
+
+
+def summary_sentence(page: str) -> str:
+    found = re.search(r'class="verdict [a-z]+"><b>[^<]*</b><p>([^<]*)</p>', page)
+    assert found
+    return found.group(1).replace("&#x27;", "'")
+
+
+# --- words, numbers, markup ------------------------------------------------------------------------------------------
+
+
+def test_every_phase_and_fault_has_its_words() -> None:
+    assert {phase.name for phase in Phase} <= set(PHASES)
+    assert {phase.name for phase in Phase} <= set(STAGE_OF)
+    assert {fault for one in FAMILIES for fault in one.faults} == set(Fault)
+    assert sum(len(one.faults) for one in FAMILIES) == len(Fault)
+
+
+@pytest.mark.parametrize(
+    ("function", "value", "text"),
+    [
+        (number, 1_234_567, "1,234,567"),
+        (number, None, "—"),
+        (duration, 999.4, "999 ms"),
+        (duration, 1_000, "1.0 s"),
+        (duration, 99_900, "99.9 s"),
+        (duration, 119_600, "2 min 00 s"),
+        (duration, 7_260_000, "2 h 01 min"),
+        (duration, None, "—"),
+        (clock, 61_250, "01:01.2"),
+        (clock, 3_600_000, "1:00:00.0"),
+        (listed, [], ""),
+        (listed, ["a", "b", "c"], "a, b and c"),
+    ],
+)
+def test_for_people(function: Callable[[Any], str], value: Any, text: str) -> None:
+    assert function(value) == text
+
+
+def test_one_is_not_many() -> None:
+    assert [times(count, "batch", "batches") for count in (0, 1, 2_000)] == ["0 batches", "1 batch", "2,000 batches"]
+
+
+def test_text_is_escaped_and_markup_is_not() -> None:
+    inner = el("b", "<", class_="x", data_n=1, hidden=True, title=None)
+    assert inner == '<b class="x" data-n="1" hidden>&lt;</b>'
+    assert join("&", inner, None) == Html(f"&amp;{inner}")
+    assert el("a", href='"') == '<a href="&quot;"></a>'
