@@ -7,15 +7,14 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from sparkonce.verify.checkers import judge
-from sparkonce.verify.systems.files import FilesSystem
-from sparkonce.verify.systems.kafka import KafkaSystem
-from sparkonce.verify.systems.postgres import PostgresSystem
-
 from spark.startup import jvm_flags
+from sparkonce.verify.checkers import judge
 from sparkonce.verify.conduct import Limits
 from sparkonce.verify.history import History
 from sparkonce.verify.run import Options, run
+from sparkonce.verify.systems.files import FilesSystem
+from sparkonce.verify.systems.kafka import KafkaSystem
+from sparkonce.verify.systems.postgres import PostgresSystem
 from sparkonce.verify.verdicts import Verdict
 from sparkonce.verify.workload import Workload
 
