@@ -495,6 +495,12 @@ def test_an_error_of_ours_that_spark_has_wrapped_is_judged_as_ours() -> None:
     assert run.found() == {(Anomaly.STOPPED, RUN): 1}
 
 
+def test_what_spark_says_after_an_error_of_ours_is_the_same_stop() -> None:
+    run = struck(Fault.CLOCK_JUMPED)
+    run.insert(run.place(Kind.FAULT) + 1, stopped(1, "PrepareError"), stopped(1, "StreamingQueryException"))
+    assert run.found() == {}
+
+
 def test_a_zombie_may_stop_long_after_it_was_woken() -> None:
     run = struck(Fault.DRIVER_PAUSED)
     run.insert(run.place(Kind.OPEN), stopped(1, "SupersededError"))

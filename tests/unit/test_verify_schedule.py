@@ -5,7 +5,7 @@ from collections import Counter
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sparkonce.errors import ConfigurationError
@@ -30,6 +30,7 @@ ALL = sorted(
 )
 SOME = st.lists(st.sampled_from(ALL), min_size=1, unique=True)
 SEEDS = st.integers(0, 2**63)
+untimed = settings(deadline=None)
 
 
 def names(phases: tuple[Phase, ...]) -> set[str]:
@@ -37,6 +38,7 @@ def names(phases: tuple[Phase, ...]) -> set[str]:
 
 
 @given(seed=SEEDS, count=st.integers(0, 60), choices=SOME)
+@untimed
 def test_the_same_seed_draws_the_same_schedule(seed: int, count: int, choices: list[Choice]) -> None:
     steps = draw(seed, count, choices)
     assert draw(seed, count, choices) == steps
@@ -44,6 +46,7 @@ def test_the_same_seed_draws_the_same_schedule(seed: int, count: int, choices: l
 
 
 @given(seed=SEEDS, count=st.integers(0, 60), more=st.integers(0, 20), choices=SOME)
+@untimed
 def test_a_longer_schedule_begins_like_a_shorter_one(seed: int, count: int, more: int, choices: list[Choice]) -> None:
     assert draw(seed, count + more, choices)[:count] == draw(seed, count, choices)
 
@@ -53,6 +56,7 @@ def test_another_seed_draws_another_schedule() -> None:
 
 
 @given(seed=SEEDS, count=st.integers(0, 90), choices=SOME)
+@untimed
 def test_every_choice_comes_as_often_as_every_other(seed: int, count: int, choices: list[Choice]) -> None:
     often = Counter((step.fault, step.system) for step in draw(seed, count, choices))
     counts = [often[one.fault, one.system] for one in choices]
@@ -61,6 +65,7 @@ def test_every_choice_comes_as_often_as_every_other(seed: int, count: int, choic
 
 
 @given(seed=SEEDS, count=st.integers(1, 90), choices=SOME)
+@untimed
 def test_a_first_batch_is_struck_only_where_there_is_one(seed: int, count: int, choices: list[Choice]) -> None:
     steps = draw(seed, count, choices)
     before = [None, *steps[:-1]]
@@ -75,6 +80,7 @@ def test_a_first_batch_is_struck_only_where_there_is_one(seed: int, count: int, 
 
 
 @given(seed=SEEDS, choices=SOME)
+@untimed
 def test_every_phase_comes_up(seed: int, choices: list[Choice]) -> None:
     steps = draw(seed, 40 * len(choices), choices)
     struck = {step.phase for step in steps if step.fault is not Fault.EXPIRED}
@@ -87,6 +93,7 @@ def test_every_first_phase_comes_up_where_drivers_end() -> None:
 
 
 @given(seed=SEEDS, count=st.integers(1, 90))
+@untimed
 def test_a_step_has_what_its_fault_needs(seed: int, count: int) -> None:
     for step in draw(seed, count, ALL):
         assert bool(step.system) == (step.fault not in OF_THE_QUERY)
@@ -105,6 +112,7 @@ def test_nothing_to_choose_from() -> None:
 
 
 @given(seed=SEEDS, count=st.integers(0, 40), choices=SOME)
+@untimed
 def test_a_step_goes_to_a_file_and_back(seed: int, count: int, choices: list[Choice]) -> None:
     steps = draw(seed, count, choices)
     assert [Step.of_json(json.loads(json.dumps(step.to_json()))) for step in steps] == steps

@@ -49,7 +49,6 @@ def verify(
     judge: Annotated[
         Path | None, typer.Option("--judge", metavar="DIR", help="Only judge the history in a folder, and report.")
     ] = None,
-    undisturbed: Annotated[bool, typer.Option(help="Hold the rows against a query that nobody disturbs.")] = True,
     list_faults: Annotated[bool, typer.Option("--list-faults", help="Name the faults.")] = False,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print the result as JSON; what happens goes to standard error.")
@@ -92,7 +91,6 @@ def verify(
         seed=secrets.randbelow(1_000_000) if seed is None else seed,
         folder=folder or Path(time.strftime("sparkonce-verify-%Y%m%d-%H%M%S")),
         replay=replay,
-        undisturbed=undisturbed,
     )
     options = options_of(asked)
     say(f"seed {options.seed}; everything is kept in {options.folder}")

@@ -33,7 +33,6 @@ class Asked:
     seed: int
     folder: Path
     replay: Path | None
-    undisturbed: bool
 
 
 def options_of(asked: Asked) -> Options:
@@ -66,7 +65,6 @@ def options_of(asked: Asked) -> Options:
         wanted=[_fault(name) for name in asked.wanted],
         every_s=asked.every_s,
         schedule=[Step.of_json(step) for step in began["schedule"]] if began else None,
-        undisturbed=asked.undisturbed,
     )
 
 

@@ -90,9 +90,10 @@ def check_stops(history: History) -> Iterator[Verdict]:
 
 def _stops(history: History) -> Iterator[tuple[int, Event, str, str]]:
     """Place, event, name of the error, and what to say of it."""
-    told = {event["driver"] for event in history.of(Kind.STOPPED)}
+    told: set[int] = set()
     for place, event in enumerate(history.events):
-        if event.kind is Kind.STOPPED:
+        if event.kind is Kind.STOPPED and event["driver"] not in told:
+            told.add(event["driver"])  # Spark tells the same error again, wrapped
             yield place, event, _error(event), f"{event['error']}: {event['message']}"
         elif event.kind is Kind.ENDED and event["code"] > 0 and event["driver"] not in told:
             yield place, event, _NOTHING_SAID, f"ended with code {event['code']} and did not say why"
