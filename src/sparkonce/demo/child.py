@@ -39,10 +39,17 @@ class Child:
         log: Takes its standard error, appended.
         temporary: For temporary files of Spark and Python; is made.
         module: The pipeline.
+        env: More of its environment.
     """
 
     def __init__(
-        self, arguments: Sequence[str], *, log: Path, temporary: Path, module: str = "sparkonce.demo.pipeline"
+        self,
+        arguments: Sequence[str],
+        *,
+        log: Path,
+        temporary: Path,
+        module: str = "sparkonce.demo.pipeline",
+        env: Mapping[str, str] | None = None,
     ) -> None:
         temporary.mkdir(parents=True, exist_ok=True)
         self._log = log
@@ -59,7 +66,7 @@ class Child:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=errors,
-                env={**environment, **own},
+                env={**environment, **own, **(env or {})},
                 start_new_session=True,
             )
         self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()

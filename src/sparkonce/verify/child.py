@@ -13,6 +13,7 @@ from typing import Any
 
 from sparkonce.demo.child import Child, Event, session_of
 from sparkonce.protocol.state import Phase
+from sparkonce.verify.clock import FakeClock
 
 _PAGE_KIB = os.sysconf("SC_PAGE_SIZE") // 1024
 
@@ -36,9 +37,11 @@ class Driver(Child):
         log: Takes what it prints.
         temporary: For temporary files; is made.
         module: The query.
+        clock: Its own, if it is to be set.
 
     Attributes:
         number: From 1.
+        clock: As given.
         phase: The name of the last phase that it told.
         batch: The batch of that phase, -1 before the first.
         finished: The last batch that it has finished, -1 before the first.
@@ -57,8 +60,11 @@ class Driver(Child):
         log: Path,
         temporary: Path,
         module: str = "sparkonce.verify.query",
+        clock: FakeClock | None = None,
     ) -> None:
-        super().__init__([], log=log, temporary=temporary, module=module)
+        env = clock.env() if clock is not None else None
+        super().__init__([], log=log, temporary=temporary, module=module, env=env)
+        self.clock = clock
         self.number = number
         self.phase, self.batch, self.finished = "", -1, -1
         self.phases = 0

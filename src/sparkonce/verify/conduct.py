@@ -11,6 +11,7 @@ from typing import Any
 from sparkonce.demo.proof import SparkCheckpoint
 from sparkonce.protocol.state import Phase
 from sparkonce.verify.child import Driver, fields_of
+from sparkonce.verify.clock import FakeClock, find_faketime
 from sparkonce.verify.errors import VerifyFailedError
 from sparkonce.verify.faults import ENDS_THE_DRIVER, Fault
 from sparkonce.verify.history import Kind, Recorder
@@ -92,8 +93,13 @@ class Conductor:
 
     # --- drivers ------------------------------------------------------------------------------------------------------
 
-    def start(self, **changed: Any) -> Driver:
-        """Starts a driver, beside those that run. Arguments change the configuration from now on."""
+    def start(self, *, clock: bool = False, **changed: Any) -> Driver:
+        """Starts a driver, beside those that run.
+
+        Args:
+            clock: Whether it is to have a clock of its own.
+            changed: Changes the configuration from now on.
+        """
         self.config = replace(self.config, **changed)
         number = len(self._drivers) + 1
         config = replace(self.config, hold=self._hold.name if self._hold else "")
@@ -103,11 +109,16 @@ class Conductor:
             log=self._folder / f"driver-{number}.log",
             temporary=Path(config.temporary),
             module=self._module,
+            clock=self._new_clock(number) if clock else None,
         )
         self._drivers.append(driver)
         self.driver = driver
         self.recorder.note(Kind.START, driver=number, pid=driver.pid, slots=config.slots, master=config.master)
         return driver
+
+    def _new_clock(self, number: int) -> FakeClock | None:
+        library = find_faketime()
+        return FakeClock(library, self._folder / f"clock-{number}") if library is not None else None
 
     def kill(self, driver: Driver) -> None:
         """SIGKILL of a driver with all its processes."""
@@ -315,11 +326,11 @@ class Conductor:
         return comes
 
 
-def wants_executors(steps: Sequence[Step]) -> bool:
-    """Whether the next driver must have executors in processes of their own."""
+def of_next_driver(steps: Sequence[Step]) -> frozenset[Fault]:
+    """The faults that are meant for the driver that is started now: up to the one that ends it."""
+    found = []
     for step in steps:
-        if step.fault is Fault.EXECUTOR_KILLED:
-            return True
+        found.append(step.fault)
         if step.fault in ENDS_THE_DRIVER:
-            return False
-    return False
+            break
+    return frozenset(found)

@@ -4,7 +4,7 @@ A process of its own (``python -m sparkonce.verify.query``). It tells what it do
 takes its `QueryConfig` and then commands in lines of JSON on standard input, and stops when that is closed, so it
 cannot outlive the process that started it. (Not as arguments: everybody can read those, and there may be passwords
 among the settings.) The commands: ``{"hold": "DECIDING"}`` stops it where that phase begins the next time, ``{"go":
-true}`` lets it go on, ``{"clock": -60}`` sets its clock so many seconds forward or back.
+true}`` lets it go on.
 """
 
 from __future__ import annotations
@@ -303,15 +303,6 @@ def _obey(command: Mapping[str, Any], gate: Gate) -> None:
         gate.hold(command["hold"])
     if "go" in command:
         gate.go()
-    if "clock" in command:
-        _jump(float(command["clock"]))
-
-
-def _jump(seconds: float) -> None:
-    """Sets the clock of this Python process. Its monotonic clock goes on, as it does where NTP sets the time."""
-    real_s, real_ns = time.time, time.time_ns
-    time.time = lambda: real_s() + seconds
-    time.time_ns = lambda: real_ns() + int(seconds * 1e9)
 
 
 class _TellingHandler(logging.Handler):

@@ -11,7 +11,8 @@ from contextlib import suppress
 from typing import Protocol
 
 from sparkonce.verify.child import Driver
-from sparkonce.verify.conduct import Conductor, wants_executors
+from sparkonce.verify.clock import find_faketime
+from sparkonce.verify.conduct import Conductor, of_next_driver
 from sparkonce.verify.faults import OF_REQUESTS, Fault
 from sparkonce.verify.schedule import Choice, Step
 from sparkonce.verify.systems.base import System
@@ -92,8 +93,9 @@ class Striker:
         """Starts a driver for the steps that follow."""
         conductor = self._conductor
         conductor.expect(steps[0] if steps else None)
-        master = WITH_EXECUTORS if wants_executors(steps) else LOCAL
-        return conductor.start(master=master, slots=slots)
+        faults = of_next_driver(steps)
+        master = WITH_EXECUTORS if Fault.EXECUTOR_KILLED in faults else LOCAL
+        return conductor.start(clock=Fault.CLOCK_JUMPED in faults, master=master, slots=slots)
 
     # --- the driver ---------------------------------------------------------------------------------------------------
 
@@ -160,8 +162,11 @@ class Striker:
         conductor.note_over(step)
 
     def _jump_clock(self, step: Step, driver: Driver, _: Sequence[Step]) -> None:
+        if driver.clock is None:
+            self._conductor.note_skipped(step, "the driver has no clock of its own: libfaketime is not installed")
+            return
         self._conductor.note_fault(step, driver)
-        driver.command(clock=step.amount)
+        driver.clock.jump(step.amount)
         self._conductor.note_over(step)
 
     def _kill_executor(self, step: Step, driver: Driver, _: Sequence[Step]) -> None:
@@ -244,6 +249,7 @@ def choices(systems: Sequence[System], source: System, *, disk: bool, wanted: Se
         if not fault.of_a_system
         and (fault is not Fault.LOG_DISK_FULL or disk)
         and (fault is not Fault.EXPIRED or expires)
+        and (fault is not Fault.CLOCK_JUMPED or find_faketime())
     ]
     for system in dict.fromkeys([*systems, source]):
         for fault, requests in system.faults().items():
