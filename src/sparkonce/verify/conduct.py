@@ -24,7 +24,6 @@ _SAMPLE_S = 5.0
 _BACK_OFF_S = (0.5, 1.0, 2.0, 5.0)
 _ARMED_S = 20.0
 """A phase that has not come after so long is not waited for any longer: the fault happens wherever the driver is."""
-_HELD_S = 60.0
 
 
 class StuckError(VerifyFailedError):
@@ -307,13 +306,20 @@ class Conductor:
                 told.hold_at(phase)  # one that is started from now on knows it from its configuration
             return self.driver is not None and bool(self.driver.held)
 
+        self.wait(lambda: is_held() or self._is_at_work(), self.limits.start_s)
         if not self.wait(is_held, _ARMED_S) and self.driver is not None:
             self.driver.go()
             self.pump()
 
     def _let_drift(self, phase: Phase, delay_s: float) -> None:
-        self.wait(self._comes_to(phase), _ARMED_S)
+        comes = self._comes_to(phase)
+        self.wait(lambda: comes() or self._is_at_work(), self.limits.start_s)
+        self.wait(comes, _ARMED_S)
         self.wait(lambda: False, delay_s, keep_running=False)
+
+    def _is_at_work(self) -> bool:
+        """Whether the newest driver has told a phase: Spark takes its time to start."""
+        return self.driver is not None and self.driver.phases > 0
 
     def _comes_to(self, phase: Phase) -> Callable[[], bool]:
         """Whether the newest driver is at a phase that it was not at before."""
