@@ -110,7 +110,7 @@ def recovery(figures: Figures) -> Html:
     """How long recovery took."""
     text = (
         "From the end of a fault (for what happens in an instant: from the fault) to the next batch that was finished. "
-        "Where a driver had to be started again, most of it is the start of Spark. Each dot is a step, the line their "
+        "Where a driver had to be started again, the start of Spark is in it. Each dot is a step, the line their "
         "median; the axis grows by factors of ten."
     )
     return join(el("p", text), charts.recovery(figures))
