@@ -65,7 +65,7 @@ class Timeline:
 
     def __init__(self, story: Story) -> None:
         self._story = story
-        self._struck = [step for step in story.steps if step.fault_ms is not None]
+        self._struck = [(step, step.fault_ms, story.after(step)) for step in story.steps if step.fault_ms is not None]
         self._lane_of = dict(zip((d.number for d in story.drivers), _pack(map(story.life, story.drivers)), strict=True))
         self._usual: dict[str, list[int]] = {system: [] for system in story.systems}
         self._early: dict[str, list[int]] = {system: [] for system in story.systems}
@@ -112,7 +112,7 @@ class Timeline:
         )
 
     def _lanes(self, scale: Scale, y: int) -> Iterator[tuple[str, int, list[Html]]]:
-        struck = [s for s in self._struck if scale.shows(s.fault_ms or 0, self._story.after(s))]
+        struck = [step for step, began, until in self._struck if scale.shows(began, until)]
         rows = _pack(_shown(step, self._story.after(step), scale) for step in struck)
         height = _FAULT * (max(rows, default=0) + 1)
         at = [y + _FAULT * row for row in rows]
