@@ -133,7 +133,7 @@ class Simulation:
             rss_mib = int(rss + 20 * self.dice.random() + (150 if role == "jvm" and self.since > 2 else 0))
             self.note(Kind.RESOURCES, driver=self.driver, role=role, pid=self.driver, rss_mib=rss_mib, handles=rss // 4)
         files = min(100, self.batch) + self.dice.randint(5, 15)
-        self.note(Kind.FOLDER, name="decision log", files=files, bytes=files * 1_900)
+        self.note(Kind.FOLDER, name="log", files=files, bytes=files * 1_900)
 
     def phase(self, phase: Phase) -> None:
         self.note(Kind.PHASE, driver=self.driver, phase=phase.name, batch=self.batch)
@@ -218,7 +218,7 @@ class Simulation:
             self.note(
                 Kind.STOPPED,
                 driver=self.driver,
-                error="PrepareFailedError",
+                error="PrepareError",
                 message=f"batch {self.batch}, slot 2: connection to {step.system or 'a worker'} was reset by its peer",
             )
             self.spend(300, 1_200)
@@ -283,6 +283,9 @@ def run(
     play.note(Kind.FED, rows=rows)
     if breaks_off_at_ms is None:
         play.now += 2_500
+        for system in systems:
+            play.note(Kind.OPEN, system=system, names=[])
+        play.note(Kind.STATE, disturbed=64, undisturbed=64)
         play.note(Kind.FINISHED)
     expected = workload.expected(rows)
     return History(

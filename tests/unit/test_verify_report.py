@@ -232,9 +232,24 @@ def test_anomalies_fail_it_and_are_named() -> None:
         Verdict(anomaly=Anomaly.MISSING, system="postgres", looked_at=7, count=3),
         Verdict(anomaly=Anomaly.STUCK, system="", looked_at=1, count=1),
     ]
-    outcome, sentence = verdict(small(finished=False), [*BOTH, *found])
+    outcome, sentence = verdict(small(), [*BOTH, *found])
     assert outcome == "failed"
     assert "1,204 anomalies were found: missing (1,200 in kafka and 3 in postgres); stuck (1)." in sentence
+    stuck = small(event(19_000, Kind.STUCK, step=3, what="no batch in 60 s"), finished=False)
+    outcome, sentence = verdict(stuck, [*BOTH, *found])
+    assert outcome == "failed"
+    assert "before its deadline this did not happen after step 3: no batch in 60 s" in sentence
+
+
+def test_what_is_missing_when_the_recording_breaks_off_proves_nothing() -> None:
+    missing = Verdict(anomaly=Anomaly.MISSING, system="kafka", looked_at=7, count=7)
+    doubled = Verdict(anomaly=Anomaly.DOUBLED, system="kafka", looked_at=7, count=1)
+    outcome, sentence = verdict(small(finished=False), [*BOTH, missing])
+    assert outcome == "unfinished"
+    assert "What was found (missing) may only not have been written or read yet: this proves nothing." in sentence
+    outcome, sentence = verdict(small(finished=False), [*BOTH, missing, doubled])
+    assert outcome == "failed"
+    assert sentence.startswith("1 anomaly was found: doubled (1 in kafka).")
     assert "The run was not finished: its recording breaks off after 00:18.0." in sentence
 
 

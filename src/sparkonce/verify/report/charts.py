@@ -15,6 +15,7 @@ from sparkonce.verify.report.words import fault_words
 
 _WIDE, _HIGH, _EDGE = 420, 24, 24
 _POINTS = 600
+_FOLDERS = {"log": "decision log"}
 
 
 def recovery(figures: Mapping[str, Any]) -> Html:
@@ -90,7 +91,7 @@ def resources(story: Story, figures: Mapping[str, Any]) -> Html | None:
     for name in sorted(figures["resources"]["folders"]):
         events = (e for e in story.history.of(Kind.FOLDER) if str(e.fields.get("name", "")) == name)
         points = [(e.at_ms, int(e.fields.get("bytes") or 0) / 1024, None) for e in events]
-        rows.append([head(f"{name}: KiB on disk"), *_course(points, story.end_ms)])
+        rows.append([head(f"{_FOLDERS.get(name, name)}: KiB on disk"), *_course(points, story.end_ms)])
     if not rows:
         return None
     columns = [column("at first"), column("at last"), column("largest")]

@@ -34,9 +34,9 @@ def summary(history: History, verdicts: Sequence[Verdict]) -> dict[str, Any]:
     Returns:
         A dictionary with
 
-        - ``verdict``: ``outcome`` (``failed``: there is an anomaly; ``unfinished``; ``nothing proved``: nothing was
-          looked at, somewhere; ``passed``), ``sentence``, ``anomalies`` (how many were found), ``checks``,
-          ``checks_on_nothing``;
+        - ``verdict``: ``outcome`` (``failed``: there is an anomaly, and not only because the recording breaks off;
+          ``unfinished``; ``nothing proved``: nothing was looked at, somewhere; ``passed``), ``sentence``, ``anomalies``
+          (how many were found), ``checks``, ``checks_on_nothing``;
         - ``run``: ``seed``, ``workload``, ``systems``, ``versions``, ``guarantee``, ``limits`` as they were asked for,
           ``length_ms``, ``finished``, and ``stuck``, a list of ``{step, what}``;
         - ``rows``: ``source``, how many it had; ``expected`` and ``found``, by kind, the latter by system first;

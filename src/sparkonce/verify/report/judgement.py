@@ -21,15 +21,22 @@ _PROMISED = {
 }
 """Without an answer on these of every system, nothing is proved."""
 
+_NOT_YET = frozenset(
+    {Anomaly.MISSING, Anomaly.TORN, Anomaly.STATE_DIFFERS, Anomaly.LINGERING, Anomaly.STUCK},
+)
+"""If the recording breaks off, these say nothing: not all was written then, nor read."""
+
 
 def judge(figures: Mapping[str, Any]) -> dict[str, Any]:
     """The part ``verdict`` of `sparkonce.verify.report.figures.summary`, made of the other parts."""
-    verdicts = figures["anomalies"]
+    verdicts, run = figures["anomalies"], figures["run"]
     found = [one for one in verdicts if one["count"]]
-    if found:
-        outcome, sentence = FAILED, _failed(figures, found)
-    elif not figures["run"]["finished"] or figures["run"]["stuck"]:
-        outcome, sentence = UNFINISHED, _unfinished(figures)
+    breaks_off = not run["finished"] and not run["stuck"]
+    real = [one for one in found if not (breaks_off and one["anomaly"] in _NOT_YET)]
+    if real:
+        outcome, sentence = FAILED, _failed(figures, real)
+    elif breaks_off or run["stuck"]:
+        outcome, sentence = UNFINISHED, _unfinished(figures, found)
     elif blind := _not_looked_at(figures):
         outcome, sentence = NOTHING_PROVED, _nothing_proved(figures, blind)
     else:
@@ -82,10 +89,17 @@ def _failed(figures: Mapping[str, Any], found: list[dict[str, Any]]) -> str:
     return f"{times(total, 'anomaly', 'anomalies')} {verb} found: {details}. {_through(figures)}{end}"
 
 
-def _unfinished(figures: Mapping[str, Any]) -> str:
+def _unfinished(figures: Mapping[str, Any], found: list[dict[str, Any]]) -> str:
     checks = len(figures["anomalies"])
-    so_far = f"No anomaly was found in {times(checks, 'check')} of what there is" if checks else "Nothing was judged"
-    return f"The run was not finished: {_break(figures)}. {so_far}, which proves nothing. {_through(figures)}"
+    if found:
+        names = listed(sorted({one["anomaly"] for one in found}), "or")
+        so_far = f"What was found ({names}) may only not have been written or read yet: this"
+    else:
+        so_far = (
+            f"No anomaly was found in {times(checks, 'check')} of what there is" if checks else "Nothing was judged"
+        )
+        so_far += ", which"
+    return f"The run was not finished: {_break(figures)}. {so_far} proves nothing. {_through(figures)}"
 
 
 def _nothing_proved(figures: Mapping[str, Any], blind: list[str]) -> str:

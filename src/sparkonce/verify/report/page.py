@@ -98,11 +98,16 @@ def _file(name: str) -> Html:
 
 def _top(figures: Mapping[str, Any], parts: Sequence[tuple[str, str]]) -> Html:
     verdict, run = figures["verdict"], figures["run"]
-    blind = verdict["checks_on_nothing"]
     checks = f"{times(verdict['checks'], 'check')} of what must not be"
-    checks += f"; {number(blind)} of them had nothing to look at." if blind else "."
+    if verdict["checks_on_nothing"]:
+        blind = [
+            one["anomaly"] + (f" in {one['system']}" if one["system"] else "")
+            for one in figures["anomalies"]
+            if not one["looked_at"]
+        ]
+        checks += f"; {number(len(blind))} had nothing to look at: {listed(blind)}"
     title = f"sparkonce verify: a Spark query that writes to {listed(run['systems']) or 'nothing'}, seed {run['seed']}"
-    said = [el("b", _WORD[verdict["outcome"]]), el("p", verdict["sentence"]), el("p", checks)]
+    said = [el("b", _WORD[verdict["outcome"]]), el("p", verdict["sentence"]), el("p", f"{checks}.")]
     return el(
         "header",
         el("h1", title),

@@ -77,7 +77,8 @@ def found(figures: Figures) -> Html:
         "When the query had done its work, every system was read by a connection of its own, without the product, and "
         "compared with what must be there."
         if rows["found"]
-        else "The run did not come to the point at which every system is read and compared with what must be there."
+        else "The run did not come to the point at which every system is read and compared with what must be "
+        "there. What is called missing here may only not have been written, or read, yet."
     )
     text += (
         " Other readers looked on all the while. Each field says how often something was found, and how many things "
@@ -109,7 +110,7 @@ def recovery(figures: Figures) -> Html:
     """How long recovery took."""
     text = (
         "From the end of a fault (for what happens in an instant: from the fault) to the next batch that was finished. "
-        "Where a driver had to be started again, most of it is the start of Spark. Each dot is a step, the line their "
+        "Where a driver had to be started again, the start of Spark is in it. Each dot is a step, the line their "
         "median; the axis grows by factors of ten."
     )
     return join(el("p", text), charts.recovery(figures))

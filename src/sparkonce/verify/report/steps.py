@@ -8,7 +8,7 @@ from sparkonce.verify.report.markup import Html, el, join
 from sparkonce.verify.report.story import Step, Story
 from sparkonce.verify.report.text import clock, duration, listed, number, times
 from sparkonce.verify.report.timeline import Timeline
-from sparkonce.verify.report.words import NO_DRIVER, PHASES, family, fault_words, phase_title
+from sparkonce.verify.report.words import PHASES, family, fault_words, phase_title
 
 _MESSAGES = 6
 _HEAD = ("step", "at", "fault", "aimed at", "struck in", "the drivers", "lasted", "recovered after")
@@ -84,7 +84,7 @@ def _inside(story: Story, timeline: Timeline, step: Step) -> Html:
             else "while the step before is recovered from"
         )
         asked.append(f"It was aimed at the phase “{phase_title(step.aimed)}”, {moment}, {when}.")
-    if step.fault_ms is not None and step.hit in PHASES and step.hit != NO_DRIVER:
+    if step.fault_ms is not None and step.hit in PHASES and step.driver is not None:
         held = ", where it was held" if step.held else ""
         where = f"It struck driver {step.driver} in “{phase_title(step.hit)}”{held}."
         asked.append(f"{where} In this phase: {PHASES[step.hit]}")

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
+import numpy.typing as npt
 
 from sparkonce.verify.history import Kind
 from sparkonce.verify.report.markup import Html, el, join
@@ -23,6 +24,9 @@ _FULL = GUTTER + WIDTH + 26
 _MOST_STRIPS = 12
 _STRIPS_MS = tuple(1_000 * s for s in (10, 15, 30, 60, 120, 300, 600, 900, 1_800, 3_600, 7_200, 14_400))
 _TICKS_MS = (10, 20, 50, 100, 200, 500, 1_000, 2_000, 5_000, 10_000, 15_000, 30_000, 60_000, 120_000, 300_000, 600_000)
+
+_Stages = tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]
+"""When a driver came to which of `STAGES`, by its place there."""
 
 _AXIS = 16
 _FAULT = 21
@@ -65,8 +69,9 @@ class Timeline:
 
     def __init__(self, story: Story) -> None:
         self._story = story
-        self._struck = [step for step in story.steps if step.fault_ms is not None]
+        self._struck = [(step, step.fault_ms, story.after(step)) for step in story.steps if step.fault_ms is not None]
         self._lane_of = dict(zip((d.number for d in story.drivers), _pack(map(story.life, story.drivers)), strict=True))
+        self._stages = {driver.number: _numbered(story.stages(driver)) for driver in story.drivers}
         self._usual: dict[str, list[int]] = {system: [] for system in story.systems}
         self._early: dict[str, list[int]] = {system: [] for system in story.systems}
         for event in story.history.of(Kind.SEEN):
@@ -112,7 +117,7 @@ class Timeline:
         )
 
     def _lanes(self, scale: Scale, y: int) -> Iterator[tuple[str, int, list[Html]]]:
-        struck = [s for s in self._struck if scale.shows(s.fault_ms or 0, self._story.after(s))]
+        struck = [step for step, began, until in self._struck if scale.shows(began, until)]
         rows = _pack(_shown(step, self._story.after(step), scale) for step in struck)
         height = _FAULT * (max(rows, default=0) + 1)
         at = [y + _FAULT * row for row in rows]
@@ -145,7 +150,7 @@ class Timeline:
     def _driver(self, driver: Driver, scale: Scale, y: int) -> list[Html]:
         began, ended = self._story.life(driver)
         top = y + 11
-        parts = list(_phases(self._story.stages(driver), ended, scale, top + 5.5))
+        parts = list(_phases(self._stages[driver.number], ended, scale, top + 5.5))
         x, end = scale.x(began), scale.x(ended)
         tip = f"driver {driver.number}, {clock(began)} to {clock(ended)}: {driver.end}"
         frame = el("rect", el("title", tip), class_="life", x=x, y=top, width=max(1, end - x), height=11)
@@ -218,16 +223,14 @@ def _shown(step: Step, until: int, scale: Scale) -> tuple[float, float]:
     return x - 6, max(scale.x(until) + 2, x + 10 + 6 * len(str(step.number)))
 
 
-def _phases(stages: Sequence[tuple[int, str, int | None]], ended: int, scale: Scale, y: float) -> Iterator[Html]:
+def _phases(stages: _Stages, ended: int, scale: Scale, y: float) -> Iterator[Html]:
     """A driver's phases: of each unit of the drawing what was going on in its middle."""
-    begun = np.array([at for at, _, _ in stages])
-    names = [STAGE_OF.get(phase, "idle") for _, phase, _ in stages]
+    begun, known = stages
     middles = scale.from_ms + (np.arange(WIDTH) + 0.5) * (scale.to_ms - scale.from_ms) / WIDTH
     alive = np.flatnonzero((middles >= begun[0]) & (middles < ended))
     if not len(alive):
         return
-    known = {stage.name: number for number, stage in enumerate(STAGES)}
-    codes = np.array([known[name] for name in names])[np.searchsorted(begun, middles[alive], side="right") - 1]
+    codes = known[np.searchsorted(begun, middles[alive], side="right") - 1]
     edges = [0, *(np.flatnonzero(np.diff(codes)) + 1).tolist(), len(codes)]
     drawn: dict[str, list[str]] = {}
     for left, right in pairwise(edges):
@@ -235,6 +238,12 @@ def _phases(stages: Sequence[tuple[int, str, int | None]], ended: int, scale: Sc
         path.append(f"M{GUTTER + int(alive[left])} {y:g}h{right - left}")
     for name, path in drawn.items():
         yield el("path", class_=f"phase s-{name}", d="".join(path))
+
+
+def _numbered(stages: Sequence[tuple[int, str, int | None]]) -> _Stages:
+    names = [stage.name for stage in STAGES]
+    codes = [names.index(STAGE_OF.get(phase, "idle")) for _, phase, _ in stages]
+    return np.array([at_ms for at_ms, _, _ in stages], dtype=np.int64), np.array(codes, dtype=np.int64)
 
 
 def _bar(name: str, from_ms: int, to_ms: int, scale: Scale, y: int) -> Html | None:

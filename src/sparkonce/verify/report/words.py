@@ -41,6 +41,7 @@ STAGES = (
     Stage(name="undoing", title="undoing, stopped", phases=("ABORTING", "STOPPED")),
     Stage(name="idle", title="between two batches", phases=("IDLE",)),
 )
+_NAMES = {phase.value: phase.name for phase in Phase}
 STAGE_OF: Mapping[str, str] = MappingProxyType({phase: stage.name for stage in STAGES for phase in stage.phases})
 
 PHASES: Mapping[str, str] = MappingProxyType(
@@ -159,11 +160,7 @@ def phase_name(text: object) -> str:
     """
     if text is None or text == "":
         return NO_DRIVER
-    known = str(text)
-    try:
-        return Phase(known).name
-    except ValueError:
-        return known
+    return _NAMES.get(str(text), str(text))
 
 
 def phase_title(name: str) -> str:
