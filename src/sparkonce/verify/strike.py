@@ -125,7 +125,10 @@ class Striker:
         conductor.note_over(step)
 
     def _pause_driver(self, step: Step, driver: Driver, following: Sequence[Step]) -> None:
-        """The zombie wakes up when its successor has finished a batch, and must end by itself."""
+        """The zombie wakes up when its successor has finished a batch. One of them must end by itself.
+
+        That is the zombie, unless it was paused before it had claimed the query: then it is the newer one.
+        """
         conductor = self._conductor
         conductor.note_fault(step, driver)
         driver.pause()
@@ -139,7 +142,7 @@ class Striker:
             step.number,
         )
         driver.resume()
-        self._see_it_end([driver], step)
+        self._see_one_end(driver, conductor.driver or successor, step)
 
     def _two_drivers(self, step: Step, driver: Driver, following: Sequence[Step]) -> None:
         """Both work until one has deposed the other."""
@@ -147,18 +150,19 @@ class Striker:
         conductor.note_fault(step, driver)
         rival = self.start(following, conductor.config.slots)
         driver.go()
-        self._see_it_end([driver, rival], step)
-        conductor.driver = driver if rival.exit_code() is not None else rival
+        self._see_one_end(driver, rival, step)
 
-    def _see_it_end(self, drivers: Sequence[Driver], step: Step) -> None:
+    def _see_one_end(self, driver: Driver, rival: Driver, step: Step) -> None:
+        """The other one goes on."""
         conductor = self._conductor
         conductor.need(
-            lambda: any(driver.exit_code() is not None for driver in drivers),
+            lambda: any(one.exit_code() is not None for one in (driver, rival)),
             conductor.limits.end_s,
             "a driver that another one has deposed ends by itself",
             step.number,
             keep_running=False,
         )
+        conductor.driver = driver if rival.exit_code() is not None else rival
         conductor.note_over(step)
 
     def _jump_clock(self, step: Step, driver: Driver, _: Sequence[Step]) -> None:
