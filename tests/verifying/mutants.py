@@ -1,6 +1,6 @@
 """sparkonce broken on purpose, one rule at a time: the verifier has to find what comes of each.
 
-A mutant changes the product in the query's processes only (`site/sitecustomize.py`), never in the verifier's.
+A mutant changes the product in the query's processes only (`broken/sitecustomize.py`), never in the verifier's.
 """
 
 from __future__ import annotations

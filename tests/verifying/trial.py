@@ -19,7 +19,7 @@ from sparkonce.verify.verdicts import Verdict
 from sparkonce.verify.workload import Workload
 
 TESTS = Path(__file__).parent.parent
-SITE = Path(__file__).parent / "site"
+BROKEN = Path(__file__).parent / "broken"
 
 Say = Callable[[str], None]
 
@@ -53,7 +53,7 @@ def trial(folder: Path, say: Say, **more: Any) -> tuple[History, tuple[Verdict, 
 
 def broken_by(name: str) -> dict[str, str]:
     """The environment in which the query's processes run a mutant."""
-    path = [str(SITE), str(TESTS), *filter(None, [os.environ.get("PYTHONPATH")])]
+    path = [str(BROKEN), str(TESTS), *filter(None, [os.environ.get("PYTHONPATH")])]
     return {"SPARKONCE_MUTANT": name, "PYTHONPATH": os.pathsep.join(path)}
 
 
