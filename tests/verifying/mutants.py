@@ -48,7 +48,7 @@ class Mutant:
                 phase=phase.name,
                 system=system,
                 request=request,
-                batches=2,
+                batches=1,
                 lasts_ms=self.lasts_ms,
             )
             for number, (fault, phase, system, request) in enumerate(self.faults, 1)
@@ -412,7 +412,8 @@ MUTANTS: Mapping[str, Mutant] = {
     "does-not-flush": Mutant(
         words="the Kafka writer prepares before its rows have arrived",
         injure=_does_not_flush,
-        wanted=frozenset({Anomaly.MISSING}),
+        wanted=frozenset({Anomaly.MISSING, Anomaly.STOPPED}),
+        ends_it=True,
     ),
     "looks-for-no-marker": Mutant(
         words="a prepared transaction of PostgreSQL that is gone is taken for lost, whatever its marker says",
@@ -444,7 +445,7 @@ MUTANTS: Mapping[str, Mutant] = {
         words="a record of the decision log takes the place of another one",
         injure=_log_overwrites,
         wanted=frozenset({Anomaly.DOUBLED, Anomaly.STOPPED}),
-        faults=((Fault.DRIVER_PAUSED, Phase.WRITING, "", ""),),
+        faults=((Fault.DRIVER_PAUSED, Phase.DECIDING, "", ""),),
         ends_it=True,
     ),
     "repeats-are-losses": Mutant(

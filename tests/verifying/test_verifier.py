@@ -59,8 +59,9 @@ def test_a_broken_sparkonce_is_caught(name: str, tmp_path: Path, say: Say, monke
         tmp_path / "run",
         say,
         schedule=mutant.schedule(),
+        fresh_end=False,
         undisturbed=Anomaly.STATE_DIFFERS in mutant.wanted,
-        limits=replace(LIMITS, falls=3),
+        limits=replace(LIMITS, falls=1 if mutant.ends_it else 4),
     )
     counts = found(verdicts)
     say(f"{name}: {mutant.words}: {counts}")

@@ -21,6 +21,7 @@ from sparkonce.verify.workload import Workload
 TESTS = Path(__file__).parent.parent
 BROKEN = Path(__file__).parent / "broken"
 
+PARTITIONS = 2
 LIMITS = Limits(start_s=300.0, recover_s=300.0, end_s=300.0)
 """Long enough for a machine that is busy with other tests: a driver takes seconds to start, or a minute."""
 
@@ -35,7 +36,7 @@ def trial(folder: Path, say: Say, **more: Any) -> tuple[History, tuple[Verdict, 
         say: Takes what happens.
         more: More of `Options`.
     """
-    kafka = KafkaSystem(None)
+    kafka = KafkaSystem(partitions=PARTITIONS)
     options = Options(
         **{
             "source": kafka,
@@ -43,7 +44,7 @@ def trial(folder: Path, say: Say, **more: Any) -> tuple[History, tuple[Verdict, 
             "folder": folder,
             "seed": 1,
             "rows": 1_500,
-            "workload": Workload(seed=1, rows_per_second=150),
+            "workload": Workload(seed=1, partitions=PARTITIONS, rows_per_second=150),
             "undisturbed": False,
             "java_flags": jvm_flags(),
             "limits": LIMITS,
