@@ -1,6 +1,6 @@
 """sparkonce broken on purpose, one rule at a time: the verifier has to find what comes of each.
 
-A mutant changes the product in the query's processes only (`site/sitecustomize.py`), never in the verifier's.
+A mutant changes the product in the query's processes only (`broken/sitecustomize.py`), never in the verifier's.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ class Mutant:
         wanted: One of these must be found.
         faults: What brings it to light: fault, phase, system, request.
         lasts_ms: How long the faults last.
+        ends_it: Whether the query cannot go on, so that its run breaks off.
     """
 
     words: str
@@ -37,6 +38,7 @@ class Mutant:
     wanted: frozenset[Anomaly]
     faults: Sequence[tuple[Fault, Phase, str, str]] = ()
     lasts_ms: int = 1_000
+    ends_it: bool = False
 
     def schedule(self) -> list[Step]:
         return [
@@ -46,7 +48,7 @@ class Mutant:
                 phase=phase.name,
                 system=system,
                 request=request,
-                batches=2,
+                batches=1,
                 lasts_ms=self.lasts_ms,
             )
             for number, (fault, phase, system, request) in enumerate(self.faults, 1)
@@ -221,6 +223,118 @@ def _rows_twice() -> None:
     FilesWriter.write = write  # type: ignore[method-assign]
 
 
+def _refuses_its_own() -> None:
+    """A run that is asked for the batch that was decided last takes the checkpoint for an old one."""
+    from sparkonce.protocol import coordinator
+    from sparkonce.protocol import effects as do
+    from sparkonce.protocol.effects import StopReason
+
+    real = coordinator._refusal
+
+    def refusal(state: State) -> Any:
+        newest = state.view.newest_decision
+        if newest is not None and state.batch is not None and newest.batch >= state.batch.number:
+            return do.Stop(reason=StopReason.STALE, message="an old checkpoint")
+        return real(state)
+
+    coordinator._refusal = refusal
+
+
+def _asks_for_ever() -> None:
+    """A transaction that is lost is asked for again and again."""
+    from model import mutants as wrong
+    from sparkonce.protocol import events as on
+    from sparkonce.protocol.outcomes import Outcome
+
+    _transitions(lambda: {(Phase.FINISHING, on.Finished): wrong._passes_over(Outcome.LOST, Outcome.RETRY)})()
+
+
+def _log_overwrites() -> None:
+    """A record takes the place of the one that stands there."""
+    from sparkonce.durable import sync_folder, temporary_file
+    from sparkonce.log import local
+    from sparkonce.log.base import Landed
+
+    def put(self: Any, folder: Any, position: int, data: bytes) -> Any:
+        final = local._path(folder, position)
+        with temporary_file(folder, data) as temporary:
+            final.unlink(missing_ok=True)
+            final.hardlink_to(temporary)
+        sync_folder(folder)
+        return Landed()
+
+    local.LocalLogStore._put = put  # type: ignore[method-assign]
+
+
+def _repeats_are_losses() -> None:
+    """In the files committer: files that are published already are taken for lost."""
+    from sparkonce.protocol.outcomes import Finished, Outcome
+    from sparkonce.sinks.files.committer import FilesCommitter
+
+    real = FilesCommitter.commit
+
+    def commit(self: Any, handles: Sequence[Any]) -> list[Finished]:
+        lost = Finished(outcome=Outcome.LOST, reason="not held back any more")
+        return [lost if one.outcome is Outcome.ALREADY_COMMITTED else one for one in real(self, handles)]
+
+    FilesCommitter.commit = commit  # type: ignore[method-assign]
+
+
+def _shows_at_prepare() -> None:
+    """The files writer publishes what it has prepared."""
+    from sparkonce.sinks.files.writer import FilesWriter
+
+    real = FilesWriter.prepare
+
+    def prepare(self: Any) -> Mapping[str, str | int]:
+        fields = real(self)
+        self._publish([{**sealed.result(), "rows": rows} for rows, sealed in self._sealed])
+        return fields
+
+    FilesWriter.prepare = prepare  # type: ignore[method-assign]
+
+
+def _loses_signs() -> None:
+    """The PostgreSQL writer encodes negative numbers as positive ones."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    from sparkonce.sinks.postgres.writer import PostgresWriter
+
+    real = PostgresWriter.write
+
+    def write(self: Any, rows: pa.RecordBatch) -> None:
+        columns = {
+            name: pc.abs(rows.column(name)) if pa.types.is_int64(rows.schema.field(name).type) else rows.column(name)
+            for name in rows.schema.names
+        }
+        real(self, pa.RecordBatch.from_arrays(list(columns.values()), schema=rows.schema))
+
+    PostgresWriter.write = write  # type: ignore[method-assign]
+
+
+def _sweeps_by_committing() -> None:
+    """The Kafka committer commits what it is to abort."""
+    from sparkonce.sinks.kafka.committer import KafkaCommitter
+
+    KafkaCommitter.abort = lambda self, handles: self.commit(handles)  # type: ignore[method-assign]
+
+
+def _reads_at_random() -> None:
+    """The source leaves rows out, other ones each time."""
+    import sparkonce
+    from sparkonce.spark import read_kafka as reading
+
+    real = reading.read_kafka
+
+    def read_kafka(*given: Any, **more: Any) -> Any:
+        from pyspark.sql import functions as F  # noqa: N812 - as everybody writes it
+
+        return real(*given, **more).where(F.rand() < 0.99)
+
+    reading.read_kafka = sparkonce.read_kafka = read_kafka
+
+
 _KILLED_DECIDING = ((Fault.DRIVER_KILLED, Phase.DECIDING, "", ""),)
 _KILLED_FINISHING = ((Fault.DRIVER_KILLED, Phase.FINISHING, "", ""),)
 
@@ -272,6 +386,7 @@ MUTANTS: Mapping[str, Mutant] = {
         injure=_replays_nothing,
         wanted=frozenset({Anomaly.STUCK, Anomaly.STATE_DIFFERS, Anomaly.STOPPED}),
         faults=_KILLED_FINISHING,
+        ends_it=True,
     ),
     "sweeps-nothing": Mutant(
         words="what a killed driver has left open is not looked for",
@@ -297,7 +412,8 @@ MUTANTS: Mapping[str, Mutant] = {
     "does-not-flush": Mutant(
         words="the Kafka writer prepares before its rows have arrived",
         injure=_does_not_flush,
-        wanted=frozenset({Anomaly.MISSING}),
+        wanted=frozenset({Anomaly.MISSING, Anomaly.STOPPED}),
+        ends_it=True,
     ),
     "looks-for-no-marker": Mutant(
         words="a prepared transaction of PostgreSQL that is gone is taken for lost, whatever its marker says",
@@ -310,5 +426,54 @@ MUTANTS: Mapping[str, Mutant] = {
         injure=_weaker_guarantee,
         wanted=frozenset({Anomaly.DOUBLED}),
         faults=_KILLED_DECIDING,
+    ),
+    "refuses-its-own": Mutant(
+        words="a batch that is decided already is taken for one of an old checkpoint",
+        injure=_refuses_its_own,
+        wanted=frozenset({Anomaly.STOPPED}),
+        faults=_KILLED_FINISHING,
+        ends_it=True,
+    ),
+    "asks-for-ever": Mutant(
+        words="a lost transaction is asked for again and again, and never healed",
+        injure=_asks_for_ever,
+        wanted=frozenset({Anomaly.STUCK}),
+        faults=((Fault.EXPIRED, Phase.FINISHING, "", ""),),
+        ends_it=True,
+    ),
+    "log-overwrites": Mutant(
+        words="a record of the decision log takes the place of another one",
+        injure=_log_overwrites,
+        wanted=frozenset({Anomaly.DOUBLED, Anomaly.STOPPED}),
+        faults=((Fault.DRIVER_PAUSED, Phase.DECIDING, "", ""),),
+        ends_it=True,
+    ),
+    "repeats-are-losses": Mutant(
+        words="files that a killed driver has published are taken for lost, and written again",
+        injure=_repeats_are_losses,
+        wanted=frozenset({Anomaly.DOUBLED}),
+        faults=((Fault.DRIVER_KILLED, Phase.SWEEPING_OWN, "", ""),),
+    ),
+    "shows-at-prepare": Mutant(
+        words="the files writer publishes what it has prepared",
+        injure=_shows_at_prepare,
+        wanted=frozenset({Anomaly.EARLY}),
+        faults=_KILLED_DECIDING,
+    ),
+    "loses-signs": Mutant(
+        words="the PostgreSQL writer loses the sign of negative numbers",
+        injure=_loses_signs,
+        wanted=frozenset({Anomaly.STRANGE}),
+    ),
+    "sweeps-by-committing": Mutant(
+        words="what a killed driver has left open in Kafka is committed and not aborted",
+        injure=_sweeps_by_committing,
+        wanted=frozenset({Anomaly.DOUBLED}),
+        faults=_KILLED_DECIDING,
+    ),
+    "reads-at-random": Mutant(
+        words="the source leaves rows out, other ones each time",
+        injure=_reads_at_random,
+        wanted=frozenset({Anomaly.STATE_DIFFERS}),
     ),
 }

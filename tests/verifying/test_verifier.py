@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from sparkonce.verify.report import write
 
 from postgres_witness import needs_postgres
 from sparkonce.protocol.state import Phase
-from sparkonce.verify.conduct import Limits
 from sparkonce.verify.faults import Fault
 from sparkonce.verify.history import Kind
+from sparkonce.verify.report import write
 from sparkonce.verify.schedule import Step
-from sparkonce.verify.verdicts import passed
+from sparkonce.verify.verdicts import Anomaly, passed
 from verifying.mutants import MUTANTS
-from verifying.trial import broken_by, found, trial
+from verifying.trial import LIMITS, broken_by, found, trial
 
-pytestmark = [pytest.mark.kafka, pytest.mark.spark, needs_postgres]
+pytestmark = [pytest.mark.kafka, pytest.mark.spark, needs_postgres, pytest.mark.timeout(1_800)]
 
 Say = Callable[[str], None]
 
@@ -55,7 +55,17 @@ def test_a_broken_sparkonce_is_caught(name: str, tmp_path: Path, say: Say, monke
     mutant = MUTANTS[name]
     for variable, value in broken_by(name).items():
         monkeypatch.setenv(variable, value)
-    _, verdicts = trial(tmp_path / "run", say, schedule=mutant.schedule(), limits=Limits(recover_s=45.0))
+    history, verdicts = trial(
+        tmp_path / "run",
+        say,
+        schedule=mutant.schedule(),
+        fresh_end=False,
+        undisturbed=Anomaly.STATE_DIFFERS in mutant.wanted,
+        limits=replace(LIMITS, falls=1 if mutant.ends_it else 4),
+    )
     counts = found(verdicts)
     say(f"{name}: {mutant.words}: {counts}")
     assert {anomaly.value for anomaly in mutant.wanted} & counts.keys(), counts
+    # Of a run that breaks off much is missing, whatever is wrong.
+    assert mutant.ends_it or history.first(Kind.FINISHED) is not None, counts
+    assert [event["step"] for event in history.of(Kind.FAULT)] == [step.number for step in mutant.schedule()]

@@ -134,7 +134,8 @@ class Child:
         self._listening.join(_GONE_S)
         for pipe in (self._process.stdin, self._process.stdout):
             if pipe is not None:
-                pipe.close()
+                with suppress(BrokenPipeError):  # what it was told last it never read
+                    pipe.close()
 
     def stop(self) -> None:
         """Asks the query to stop and waits for it; then sees that nothing is left.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -32,21 +32,23 @@ class StuckError(VerifyFailedError):
 
 @dataclass(slots=True)
 class Limits:
-    """How long to wait, in seconds.
+    """How long to wait, in seconds, and how often to try.
 
     Attributes:
         start_s: For a driver's first batch.
         recover_s: For the first finished batch after a fault is over.
         end_s: For a driver that is deposed to end by itself.
+        falls: How many drivers in a row may end by themselves before one has finished a batch.
     """
 
     start_s: float = 120.0
     recover_s: float = 180.0
     end_s: float = 120.0
+    falls: int = 8
 
     def to_json(self) -> dict[str, float]:
         """As plain values."""
-        return {"start_s": self.start_s, "recover_s": self.recover_s, "end_s": self.end_s}
+        return asdict(self)
 
 
 class Conductor:
@@ -165,11 +167,21 @@ class Conductor:
         """Waits for what must come, as `wait` does.
 
         Raises:
-            StuckError: if it does not.
+            StuckError: if it does not, or if one driver after the other ends before it has.
         """
-        if not self.wait(holds, limit_s, keep_running=keep_running):
-            self.recorder.note(Kind.STUCK, step=step, what=f"not within {limit_s:.0f} s: {what}")
-            raise StuckError(f"not within {limit_s:.0f} s: {what}", next_step=f"read the logs in {self._folder}.")
+        came = False
+
+        def comes_or_never_will() -> bool:
+            nonlocal came
+            came = holds()
+            return came or self._fell >= self.limits.falls
+
+        self.wait(comes_or_never_will, limit_s, keep_running=keep_running)
+        if not came:
+            fell = self._fell >= self.limits.falls
+            why = f"{self._fell} drivers in a row ended by themselves" if fell else f"not within {limit_s:.0f} s"
+            self.recorder.note(Kind.STUCK, step=step, what=f"{why}: {what}")
+            raise StuckError(f"{why}: {what}", next_step=f"read the logs in {self._folder}.")
 
     def pause(self, seconds: float) -> None:
         """Lets time go by, and the query run."""

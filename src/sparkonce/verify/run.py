@@ -55,6 +55,7 @@ class Options:
         every_s: From one fault to the next, at least, in seconds.
         wanted: Only these faults; all that are possible by default.
         schedule: Instead of drawing one.
+        fresh_end: Whether a new driver finishes what was written last, and not the one that runs.
         undisturbed: Whether to hold the rows against a query that nobody disturbs.
         limits: How long to wait.
         module: The query's module.
@@ -71,6 +72,7 @@ class Options:
     every_s: float = 0.0
     wanted: Sequence[Fault] = ()
     schedule: Sequence[Step] | None = None
+    fresh_end: bool = True
     undisturbed: bool = True
     limits: Limits = field(default_factory=Limits)
     module: str = "sparkonce.verify.query"
@@ -182,14 +184,16 @@ class _Run:
         self._feeder.stop()
 
     def _drain(self) -> Driver | None:
-        """Lets a fresh driver finish all that was written, and close every window."""
+        """Lets a driver finish all that was written, and close every window."""
         conductor = self._conductor
         self._feeder.stop()
         self._recorder.note(Kind.FED, rows=self._feeder.written)
-        conductor.stop()
+        if self._options.fresh_end:
+            conductor.stop()
         self._feeder.close_windows()
         self._say(f"{self._feeder.written:,} rows written; the last windows are closed")
-        conductor.start(slots=0)
+        if self._options.fresh_end:
+            conductor.start(slots=0)
         end_ms = self._feeder.closed_at_ms()
         conductor.need(
             lambda: conductor.checkpoint.finished_watermark_ms() >= end_ms, _DRAIN_S, "every window is given out"

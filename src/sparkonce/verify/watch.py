@@ -10,7 +10,7 @@ from pathlib import Path
 from sparkonce.errors import LogError
 from sparkonce.log.base import DecisionLog
 from sparkonce.log.local import LocalLogStore
-from sparkonce.protocol.view import LogView
+from sparkonce.protocol.view import LogView, LogViolation
 from sparkonce.verify.history import Kind, Recorder
 from sparkonce.verify.systems.base import System
 
@@ -68,7 +68,7 @@ class Readers:
             return -1
         try:
             found = DecisionLog(LocalLogStore(self._checkpoint)).read(LogView()).newest_decision
-        except (LogError, OSError):
+        except (LogError, LogViolation, OSError):
             return None
         return found.batch if found is not None else -1
 

@@ -228,7 +228,7 @@ class KafkaSystem(Struck):
                 "enable.auto.commit": False,
                 "isolation.level": "read_committed",
                 "auto.offset.reset": "earliest",
-                "fetch.wait.max.ms": 10,
+                "fetch.wait.max.ms": 100,  # an answer comes at once when there is something
                 "reconnect.backoff.max.ms": 200,
                 "log_level": 0,
                 "error_cb": lambda _: None,  # brokers that are away are asked again
