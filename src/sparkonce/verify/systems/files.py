@@ -37,7 +37,7 @@ class FilesSystem(Struck):
         self._disk: SmallDisk | None = None
         self._batches: dict[str, int] = {}
         self.injections = {}
-        self.folder = Path()
+        self.folder = Path(path or "").absolute() / f"sparkonce-verify-{secrets.token_hex(5)}"
 
     def start(self, folder: Path) -> None:
         """See `System.start`."""
@@ -46,8 +46,6 @@ class FilesSystem(Struck):
                 self._disk = SmallDisk(folder / "disk", affordable(self._megabytes))
                 self.injections = of_disk(self._disk)
                 self.folder = self._disk.folder / "out"
-            else:
-                self.folder = Path(self._users).absolute() / f"sparkonce-verify-{secrets.token_hex(5)}"
             self.folder.mkdir(parents=True)
         except OSError as error:
             raise PreflightError(
@@ -59,7 +57,7 @@ class FilesSystem(Struck):
         if self._disk is not None:
             self._disk.close()
             self._disk = None
-        elif self._users is not None and self.folder != Path() and not self.keep_place:
+        elif self._users is not None and not self.keep_place:
             shutil.rmtree(self.folder, ignore_errors=True)
 
     def sink_settings(self) -> Mapping[str, Any]:

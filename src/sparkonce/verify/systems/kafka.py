@@ -87,6 +87,7 @@ class KafkaSystem(Struck):
         self._cluster: Cluster | None = None
         self._consumer: Any = None
         self._newest = -1
+        self._made = False
         self.injections = {}
         place = f"sparkonce-verify-{secrets.token_hex(5)}"
         self.source, self.target, self._prefix = f"{place}-source", f"{place}-target", place
@@ -106,6 +107,7 @@ class KafkaSystem(Struck):
         try:
             for topic in (self.source, self.target):
                 create_topic(self.settings, topic, self.partitions)
+                self._made = True
         except (KafkaException, TimeoutError) as error:
             raise PreflightError(
                 f"bootstrap.servers={self.bootstrap!r}: no topic {topic} can be made: {error}",
@@ -144,15 +146,16 @@ class KafkaSystem(Struck):
                 broker.kill()
             self._cluster.close()
             self._cluster = None
-        elif self._users is not None and not self.keep_place:
+        elif self._made and not self.keep_place:
             self._delete_topics()
+        self._made = False
 
     def _delete_topics(self) -> None:
         from confluent_kafka import KafkaError, KafkaException
         from confluent_kafka.admin import AdminClient
 
-        deleted = AdminClient({**self.settings, "log_level": 0}).delete_topics([self.source, self.target])
-        for topic, done in deleted.items():
+        admin = AdminClient({**self.settings, "log_level": 0})
+        for topic, done in admin.delete_topics([self.source, self.target]).items():
             error = done.exception(_ANSWERS_WITHIN_S)
             if isinstance(error, KafkaException) and error.args[0].code() == KafkaError.UNKNOWN_TOPIC_OR_PART:
                 continue

@@ -70,6 +70,7 @@ class PostgresSystem(Struck):
         self._disk: SmallDisk | None = None
         self._direct = self._through = ""
         self._watching: Connection | None = None
+        self._made = False
         self.injections = {}
         self.schema = f"sparkonce_verify_{secrets.token_hex(5)}"
 
@@ -85,6 +86,7 @@ class PostgresSystem(Struck):
             upstream, encrypted = self._look()
             with self._connect() as connection:
                 connection.execute(f"CREATE SCHEMA {self.schema}")
+                self._made = True
                 columns = "kind text, key bigint, number bigint, amount bigint, rows bigint, batch bigint"
                 connection.execute(f"CREATE TABLE {self.schema}.{_TABLE} ({columns})")
                 connection.execute(f"CREATE INDEX ON {self.schema}.{_TABLE} (batch)")  # for `newest`
@@ -133,7 +135,7 @@ class PostgresSystem(Struck):
                 self._disk.close()
             self._server.delete()
             self._server = None
-        elif self._direct and not self.keep_place:
+        elif self._made and not self.keep_place:
             self._drop()
 
     def _drop(self) -> None:
@@ -146,6 +148,7 @@ class PostgresSystem(Struck):
                 for (gid,) in connection.execute(_GIDS, (f"{self.schema}.%",)).fetchall():
                     connection.execute(sql.SQL("ROLLBACK PREPARED {}").format(gid))
                 connection.execute(f"DROP SCHEMA IF EXISTS {self.schema} CASCADE")
+                self._made = False
         except psycopg.Error as error:
             raise PreflightError(
                 f"the schema {self.schema} cannot be dropped: {str(error).strip()}", next_step="drop it by hand."

@@ -99,10 +99,11 @@ class RedisSystem(Struck):
         """See `System.stop`."""
         client, self._client = self._client, None
         if client is not None:
-            if self._server is None and not self.keep_place:
-                for keys in self._found(client, f"{self.place}:*", f"sparkonce:{{{self.place}.*"):
-                    client.unlink(*keys)
-            client.close()
+            try:
+                if self._server is None and self.proxy is not None and not self.keep_place:
+                    self._delete(client)
+            finally:
+                client.close()
         if self.proxy is not None:
             self.proxy.close()
             self.proxy = None
@@ -112,6 +113,18 @@ class RedisSystem(Struck):
         if self._disk is not None:
             self._disk.close()
             self._disk = None
+
+    def _delete(self, client: Any) -> None:
+        import redis
+
+        patterns = (f"{self.place}:*", f"sparkonce:{{{self.place}.*")
+        try:
+            for keys in self._found(client, *patterns):
+                client.unlink(*keys)
+        except redis.RedisError as error:
+            raise PreflightError(
+                f"the keys {' and '.join(patterns)} cannot be deleted: {error}", next_step="delete them by hand."
+            ) from None
 
     def sink_settings(self) -> Mapping[str, Any]:
         """See `System.sink_settings`. With the user's password, if there is one."""
@@ -149,7 +162,7 @@ class RedisSystem(Struck):
             seen.update(keys)
             if keys:
                 counts = zip(keys, self._client.mget(keys), strict=True)
-                found.append(of_texts([text for key, count in counts for text in _times(key[skip:], count)]))
+                found.append(of_texts([text for key, count in counts for text in times_applied(key[skip:], count)]))
         return pa.concat_tables(found)
 
     def newest(self) -> int:
@@ -177,7 +190,7 @@ class RedisSystem(Struck):
                     yield keys
 
 
-def _times(text: bytes, count: bytes | None) -> list[bytes | None]:
+def times_applied(text: bytes, count: bytes | None) -> list[bytes | None]:
     """A row as often as it was applied; a strange one for a number that cannot have come about so."""
     rows = text.split(b",")[4:5]
     if count is None or not rows or not rows[0].isdigit() or not count.isdigit():

@@ -1,0 +1,187 @@
+"""Servers that the user names: what the verifier may do to them, and that it leaves nothing behind."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+
+import boto3
+import psycopg
+import pymysql
+import pytest
+import redis
+from confluent_kafka.admin import AdminClient
+
+from integration.verify_query import Query, batches_in, started, until, with_batches
+from sparkonce.embedded import Cluster
+from sparkonce.errors import PreflightError
+from sparkonce.testing.servers.mariadb import MISSING, MariaDBServer
+from sparkonce.testing.servers.postgres import PostgresServer, find_postgres
+from sparkonce.testing.servers.process import find_program
+from sparkonce.testing.servers.redis import RedisServer
+from sparkonce.testing.servers.s3 import S3Server, find_versitygw
+from sparkonce.verify.faults import OF_REQUESTS, Fault
+from sparkonce.verify.systems.injections import Struck
+from sparkonce.verify.systems.kafka import KafkaSystem
+from sparkonce.verify.systems.names import parse
+from sparkonce.verify.systems.s3 import S3System
+
+OF_CONNECTIONS = {
+    Fault.CUT,
+    Fault.SLOWED,
+    Fault.BLACK_HOLE,
+    Fault.REQUESTS_SWALLOWED,
+    Fault.REPLIES_SWALLOWED,
+    *OF_REQUESTS,
+}
+
+
+@dataclass(frozen=True)
+class Users:
+    """A server that the user has: how to name it, its faults, and what is on it."""
+
+    make: Callable[[], Struck]
+    faults: set[Fault]
+    names: Callable[[], list[str]]
+
+
+@pytest.fixture(scope="module")
+def kafka(broker: Cluster) -> Users:
+    def names() -> list[str]:
+        return list(AdminClient({"bootstrap.servers": broker.bootstrap}).list_topics().topics)
+
+    return Users(lambda: parsed(f"kafka={broker.bootstrap}"), set(), names)
+
+
+@pytest.fixture(scope="module")
+def postgres() -> Iterator[Users]:
+    if not find_postgres():
+        pytest.skip("PostgreSQL is not installed")
+    with PostgresServer() as server:
+
+        def names() -> list[str]:
+            with psycopg.connect(server.conninfo()) as connection:
+                return [name for (name,) in connection.execute("SELECT nspname::text FROM pg_namespace")]
+
+        yield Users(lambda: parsed(f"postgres={server.conninfo()}"), OF_CONNECTIONS, names)
+
+
+@pytest.fixture(scope="module")
+def mysql(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Users]:
+    if not MariaDBServer.is_installed():
+        pytest.skip(MISSING)
+    with MariaDBServer(tmp_path_factory.mktemp("mysql") / "data") as server:
+
+        def names() -> list[str]:
+            with closing(pymysql.connect(**server.settings)) as connection, connection.cursor() as cursor:  # type: ignore[arg-type]
+                cursor.execute("SHOW DATABASES")
+                return [name for (name,) in cursor.fetchall()]
+
+        text = f"mysql=host=127.0.0.1 port={server.port} user=root ssl_disabled=true"
+        yield Users(lambda: parsed(text), OF_CONNECTIONS, names)
+
+
+@pytest.fixture(scope="module")
+def redis_(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Users]:
+    if not find_program("redis-server"):
+        pytest.skip("redis-server is not installed")
+    with RedisServer(tmp_path_factory.mktemp("redis") / "data") as server:
+
+        def names() -> list[str]:
+            with closing(redis.Redis(port=server.port)) as client:
+                return [key.decode() for key in client.scan_iter()]
+
+        yield Users(lambda: parsed(f"redis={server.url}"), OF_CONNECTIONS, names)
+
+
+@pytest.fixture(scope="module")
+def s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Users]:
+    if not find_versitygw():
+        pytest.skip("versitygw is not installed")
+    with S3Server(tmp_path_factory.mktemp("s3") / "data") as server:
+        options = server.settings()
+        given = {name: value for name, value in options.items() if name != "addressing_style"}
+        client = boto3.client("s3", **given)
+        client.create_bucket(Bucket="users")
+
+        def names() -> list[str]:
+            listed = [one["Key"] for one in client.list_objects_v2(Bucket="users").get("Contents", ())]
+            return listed + [one["Key"] for one in client.list_multipart_uploads(Bucket="users").get("Uploads", ())]
+
+        yield Users(lambda: S3System("s3://users/some", store_options=options), OF_CONNECTIONS, names)
+        client.close()
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> Users:
+    folder = tmp_path_factory.mktemp("users")
+    return Users(lambda: parsed(f"files={folder}"), set(), lambda: [path.name for path in folder.iterdir()])
+
+
+def parsed(text: str) -> Struck:
+    system = parse(text)
+    assert isinstance(system, Struck)
+    return system
+
+
+@pytest.fixture(params=["kafka", "postgres", "mysql", "redis_", "s3", "files"])
+def users(request: pytest.FixtureRequest) -> Users:
+    found: Users = request.getfixturevalue(request.param)
+    return found
+
+
+LEFT = {"__consumer_offsets", "__transaction_state", "sparkonce:id"}
+"""What a server keeps for itself, and by which Redis is known again."""
+
+
+def test_it_is_struck_where_it_can_be_and_nothing_is_left_behind(users: Users, tmp_path: Path) -> None:
+    before = set(users.names())
+    with started(users.make(), tmp_path / "folder") as system, closing(Query(system)) as query:
+        assert set(system.faults()) == users.faults
+        query.write(0)
+        query.prepare(1)
+        query.prepare(2)
+        assert set(users.names()) != before
+        if Fault.BLACK_HOLE in users.faults:
+            system.inject(Fault.BLACK_HOLE)
+            system.lift(Fault.BLACK_HOLE)
+        query.commit(1)
+        until(lambda: system.newest() == 1, "the batch is seen")
+        assert batches_in(system) == with_batches([], 0, 1)
+        assert system.left_open()
+    until(lambda: set(users.names()) - LEFT == before - LEFT, "nothing is left")
+    system.stop()
+
+
+def test_what_is_to_be_kept_is_kept(users: Users, tmp_path: Path) -> None:
+    before = set(users.names())
+    with started(users.make(), tmp_path / "folder") as system, closing(Query(system)) as query:
+        system.keep_place = True
+        query.write(0)
+    assert set(users.names()) - LEFT > before - LEFT
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "postgres=host=127.0.0.1 port=1 user=nobody",
+        "mysql=host=127.0.0.1 port=1 user=nobody",
+        "redis=redis://127.0.0.1:1",
+        "files=/proc/nowhere",
+    ],
+)
+def test_a_server_that_does_not_answer_is_named(text: str, tmp_path: Path) -> None:
+    system = parse(text)
+    with pytest.raises(PreflightError):
+        system.start(tmp_path / "folder")
+    system.stop()
+
+
+def test_connecting_securely_is_for_every_client(tmp_path: Path) -> None:
+    system = KafkaSystem("127.0.0.1:1", settings={"security.protocol": "SASL_SSL"})
+    assert system.settings == {"bootstrap.servers": "127.0.0.1:1", "security.protocol": "SASL_SSL"}
+    settings = system.sink_settings()["settings"]
+    assert settings["security.protocol"] == "SASL_SSL"
+    assert settings["bootstrap.servers"] == "127.0.0.1:1"

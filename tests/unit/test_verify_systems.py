@@ -1,0 +1,113 @@
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from sparkonce.errors import ConfigurationError
+from sparkonce.verify.history import OBSERVED
+from sparkonce.verify.systems.kafka import KafkaSystem
+from sparkonce.verify.systems.names import SYSTEMS, parse
+from sparkonce.verify.systems.observed import newest_in, of_csv, of_parquet, of_texts
+from sparkonce.verify.systems.redis import times_applied
+
+STRANGE = ("strange", -1, -1, -1, -1, -1)
+
+
+def rows(table: pa.Table) -> list[tuple[object, ...]]:
+    assert table.schema == OBSERVED
+    return [tuple(row.values()) for row in table.to_pylist()]
+
+
+def test_texts_are_rows_with_their_places() -> None:
+    found = of_texts([b"row,1,2,-3,1,7", b"sum,1,1700000000000,30,4,8"], [0, 3], [11, 12])
+    assert rows(found) == [("row", 1, 2, -3, 1, 7, 0, 11), ("sum", 1, 1_700_000_000_000, 30, 4, 8, 3, 12)]
+
+
+@pytest.mark.parametrize(
+    "text", [None, b"", b"row,1,2,3,1", b"row,1,2,3,1,7,8", b"row,1,2,x,1,7", b"row,1,2,3,1,7\nrow,1,3,3,1,7", b"\xff"]
+)
+def test_what_is_no_row_is_strange_and_stays_in_its_place(text: bytes | None) -> None:
+    found = rows(of_texts([b"row,1,2,3,1,7", text, b"row,1,4,3,1,7"], [0, 0, 0], [1, 2, 3]))
+    assert found == [("row", 1, 2, 3, 1, 7, 0, 1), (*STRANGE, 0, 2), ("row", 1, 4, 3, 1, 7, 0, 3)]
+
+
+def test_nothing_is_a_table_too() -> None:
+    assert rows(of_texts([])) == rows(of_csv([])) == []
+
+
+def test_csv_comes_in_pieces_and_has_nulls() -> None:
+    assert rows(of_csv([b'"row",1,2,', b"3,1,7\n,,2,3,1,7\n"])) == [
+        ("row", 1, 2, 3, 1, 7, -1, -1),
+        (None, None, 2, 3, 1, 7, -1, -1),
+    ]
+
+
+def test_a_file_has_rows_in_whatever_order_of_columns(tmp_path: Path) -> None:
+    columns = {"batch": [7, 9], "rows": [1, 1], "amount": [3, 3], "number": [2, 3], "key": [1, 1], "kind": ["row"] * 2}
+    pq.write_table(pa.table(columns), tmp_path / "file")
+    assert rows(of_parquet(tmp_path / "file")) == [("row", 1, 2, 3, 1, 7, -1, -1), ("row", 1, 3, 3, 1, 9, -1, -1)]
+    assert newest_in(tmp_path / "file") == 9
+
+
+def test_what_is_no_file_of_rows_is_one_strange_row() -> None:
+    other = io.BytesIO()
+    pq.write_table(pa.table({"batch": pa.array([], pa.int64())}), other)
+    assert newest_in(other) == -1
+    for content in (other, io.BytesIO(b"half a file")):
+        assert rows(of_parquet(content)) == [(*STRANGE, -1, -1)]
+
+
+@pytest.mark.parametrize(
+    ("count", "times"),
+    [(b"4", [b"sum,1,0,30,4,8"]), (b"8", [b"sum,1,0,30,4,8"] * 2), (b"6", [None]), (b"0", [None]), (b"x", [None])],
+)
+def test_a_key_says_how_often_its_row_was_applied(count: bytes, times: list[bytes | None]) -> None:
+    assert times_applied(b"sum,1,0,30,4,8", count) == times
+
+
+def test_a_key_of_no_row_is_strange() -> None:
+    assert times_applied(b"anything", b"1") == times_applied(b"sum,1,0,30,0,8", b"0") == [None]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "kafka=broker:9092",
+        "postgres=host=db dbname=shop user=me",
+        "files=/data/out",
+        "mysql=host=db user=me",
+        "redis=redis://cache:6379/1",
+        "s3=s3://bucket/prefix",
+    ],
+)
+def test_systems_are_known_by_name_and_place(text: str) -> None:
+    name = text.partition("=")[0]
+    for given in (name, text):
+        system = parse(given)
+        assert type(system) is SYSTEMS[name]
+        assert system.name == name
+
+
+def test_there_are_no_others() -> None:
+    assert len(SYSTEMS) == 6
+
+
+@pytest.mark.parametrize("text", ["", "oracle", "Kafka", "files=", "postgres= ", "kafka:9092"])
+def test_what_is_no_system_is_refused(text: str) -> None:
+    with pytest.raises(ConfigurationError, match="kafka=broker:9092"):
+        parse(text)
+
+
+def test_a_password_is_not_repeated() -> None:
+    with pytest.raises(ConfigurationError) as refused:
+        parse("postgre=host=db password=secret")
+    assert "secret" not in str(refused.value)
+
+
+def test_two_brokers_cannot_do_without_one() -> None:
+    with pytest.raises(ConfigurationError, match="nodes=2"):
+        KafkaSystem(nodes=2)
