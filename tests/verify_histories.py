@@ -327,7 +327,7 @@ def verdicts(
         for system in [""] if anomaly in of_the_run else history.observed or ["kafka"]:
             looked_at = of_the_run.get(anomaly, rows)
             if anomaly is Anomaly.OUT_OF_ORDER and system != "kafka":
-                looked_at = 0
+                continue
             if anomaly in {Anomaly.LINGERING, Anomaly.EARLY}:
                 looked_at = 1 if anomaly is Anomaly.LINGERING else 1_903
             count, examples = found.get((anomaly, system), (0, ()))

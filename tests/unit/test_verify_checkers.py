@@ -12,10 +12,11 @@ from sparkonce.verify.checkers.growth import most_log_files
 from sparkonce.verify.checkers.stops import EXPLAINED_BY
 from sparkonce.verify.faults import Fault
 from sparkonce.verify.history import OBSERVED, History, Kind
-from sparkonce.verify.verdicts import Anomaly, Verdict, passed
+from sparkonce.verify.verdicts import NEEDS_THE_END, Anomaly, Verdict, passed
 from unit.verify_world import SYSTEMS, Row, Run, batch, good_run, noted, resources
 
 KAFKA, POSTGRES = SYSTEMS
+OF_ROWS = (Anomaly.MISSING, Anomaly.DOUBLED, Anomaly.STRANGE)
 RUN = ""
 """The whole run, in a verdict."""
 
@@ -309,11 +310,13 @@ def test_a_verdict_on_nothing_does_not_pass(name: str) -> None:
     assert not passed(verdicts)
 
 
-def test_a_system_that_nobody_has_read_is_empty() -> None:
+def test_of_a_system_that_nobody_has_read_nothing_is_said() -> None:
     run = good_run()
     run.observed.pop(POSTGRES)
-    assert run.verdict(Anomaly.MISSING, POSTGRES).count == len(run.expected)
-    assert not passed(run.judge())
+    run.observed[KAFKA].pop(3)
+    assert set(run.found()) == {(Anomaly.MISSING, KAFKA), (Anomaly.STATE_DIFFERS, KAFKA)}
+    blank = {(each.anomaly, each.system) for each in run.judge() if each.blank}
+    assert blank == {(anomaly, POSTGRES) for anomaly in (*OF_ROWS, Anomaly.STATE_DIFFERS)}
 
 
 def test_an_empty_history_does_not_pass() -> None:
@@ -373,6 +376,23 @@ def test_a_run_that_was_ended_at_a_deadline() -> None:
     run.events[-1] = noted(Kind.STUCK, step=1, what="no batch within 300 s")
     assert run.found() == {(Anomaly.STUCK, RUN): 1}
     assert run.verdict(Anomaly.STUCK).examples == ("step 1: no batch within 300 s",)
+
+
+@pytest.mark.parametrize("ends", ["stuck", "stuck, and read all the same", "broken off"])
+def test_what_a_run_without_its_end_lacks_is_no_loss(ends: str) -> None:
+    run = good_run()
+    run.observed[KAFKA].pop()
+    run.observed[POSTGRES].pop(0)
+    appended(run, POSTGRES, run.observed[POSTGRES][3])
+    run.events[run.place(Kind.OPEN)] = noted(Kind.OPEN, system=KAFKA, names=["sparkonce.1 Ongoing"])
+    assert {one for one, _ in run.found()} == NEEDS_THE_END | {Anomaly.DOUBLED}
+    stuck = noted(Kind.STUCK, step=1, what="no batch within 300 s")
+    if ends == "stuck, and read all the same":
+        run.insert(len(run.events) - 1, stuck)
+    else:
+        run.events[-1:] = [stuck] if ends == "stuck" else []
+    assert run.found() == {(Anomaly.STUCK, RUN): 1, (Anomaly.DOUBLED, POSTGRES): 1}
+    assert {each.anomaly for each in run.judge() if each.blank} == NEEDS_THE_END
 
 
 def test_a_run_that_breaks_off() -> None:

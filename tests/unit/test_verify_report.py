@@ -7,6 +7,7 @@ import re
 import shutil
 import subprocess
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -16,10 +17,12 @@ import pytest
 
 import verify_histories as made
 from sparkonce.protocol.state import Phase
+from sparkonce.verify.checkers import judge
 from sparkonce.verify.faults import Fault
 from sparkonce.verify.history import ROWS, Event, History, Kind
 from sparkonce.verify.report import render, summary, write
 from sparkonce.verify.report.figures import spread
+from sparkonce.verify.report.judgement import EXIT_CODES, WORDS
 from sparkonce.verify.report.markup import Html, el, join
 from sparkonce.verify.report.text import clock, duration, listed, number, times
 from sparkonce.verify.report.words import FAMILIES, PHASES, STAGE_OF
@@ -215,7 +218,7 @@ def test_a_run_without_anomalies_passes() -> None:
     assert verdict(small(), BOTH) == (
         "passed",
         "Nothing is missing, doubled or strange in kafka and postgres: of 7 expected rows each is there once, and no "
-        "other. 3 faults struck the running query; 2 drivers finished 4 batches in 20.0 s.",
+        "other. 3 of 4 faults struck the running query; 2 drivers finished 4 batches in 20.0 s.",
     )
 
 
@@ -223,7 +226,15 @@ def test_a_run_that_no_fault_struck_says_so() -> None:
     history = made.run(faults=0, batches=3, rows=100)
     outcome, sentence = verdict(history, made.verdicts(history))
     assert outcome == "passed"
-    assert "No fault struck the query" in sentence
+    assert "No fault was to strike the query" in sentence
+
+
+def test_a_run_whose_faults_did_not_strike_proves_nothing() -> None:
+    history = small()
+    calm = replace(history, events=[one for one in history.events if one.kind is not Kind.FAULT])
+    outcome, sentence = verdict(calm, BOTH)
+    assert outcome == "nothing proved"
+    assert "was not disturbed: this proves nothing. 0 of 4 faults struck" in sentence
 
 
 def test_anomalies_fail_it_and_are_named() -> None:
@@ -242,15 +253,23 @@ def test_anomalies_fail_it_and_are_named() -> None:
 
 
 def test_what_is_missing_when_the_recording_breaks_off_proves_nothing() -> None:
-    missing = Verdict(anomaly=Anomaly.MISSING, system="kafka", looked_at=7, count=7)
-    doubled = Verdict(anomaly=Anomaly.DOUBLED, system="kafka", looked_at=7, count=1)
-    outcome, sentence = verdict(small(finished=False), [*BOTH, missing])
+    half = small(finished=False)
+    half = replace(half, observed={name: rows.slice(3) for name, rows in half.observed.items()})
+    outcome, sentence = verdict(half, judge(half))
     assert outcome == "unfinished"
-    assert "What was found (missing) may only not have been written or read yet: this proves nothing." in sentence
-    outcome, sentence = verdict(small(finished=False), [*BOTH, missing, doubled])
+    assert "This proves nothing. What is early, lingering, missing, state differs or torn cannot be told." in sentence
+    doubled = replace(half, observed={**half.observed, "kafka": pa.concat_tables([half.observed["kafka"]] * 2)})
+    outcome, sentence = verdict(doubled, judge(doubled))
     assert outcome == "failed"
-    assert sentence.startswith("1 anomaly was found: doubled (1 in kafka).")
+    assert sentence.startswith("4 anomalies were found: doubled (4 in kafka).")
     assert "The run was not finished: its recording breaks off after 00:18.0." in sentence
+
+
+def test_words_and_exit_codes_are_those_of_the_outcome() -> None:
+    assert summary(small(), BOTH)["verdict"]["words"] == "exactly once"
+    assert EXIT_CODES.keys() == WORDS.keys()
+    assert {outcome for outcome, code in EXIT_CODES.items() if code == 0} == {"passed"}
+    assert {outcome for outcome, code in EXIT_CODES.items() if code == 1} == {"failed"}
 
 
 def test_a_run_that_breaks_off_is_not_finished() -> None:
@@ -269,9 +288,11 @@ def test_a_run_that_got_stuck_says_where() -> None:
 @pytest.mark.parametrize(
     ("verdicts", "named"),
     [
-        ([], "missing rows in kafka, missing rows in postgres, doubled rows in kafka or 3 more"),
-        (looked("kafka"), "missing rows in postgres, doubled rows in postgres or strange rows in postgres"),
-        ([*looked("kafka"), *looked("postgres", at=0)], "missing rows in postgres"),
+        ([], "“missing” in kafka, “missing” in postgres, “doubled” in kafka or 3 more"),
+        (looked("kafka"), "“missing” in postgres, “doubled” in postgres or “strange” in postgres"),
+        ([*looked("kafka"), *looked("postgres", at=0)], "“missing” in postgres"),
+        ([*BOTH, *looked("", anomalies=[Anomaly.STATE_DIFFERS], at=0)], "for “state differs”: this"),
+        ([*BOTH, *looked("", anomalies=[Anomaly.LINGERING, Anomaly.GROWING], at=0)], "for “lingering”: this"),
     ],
 )
 def test_a_verdict_on_nothing_proves_nothing(verdicts: Sequence[Verdict], named: str) -> None:
@@ -403,14 +424,14 @@ def test_an_hour_stays_small() -> None:
 
 def test_an_unfinished_run_says_so(pages: dict[str, str]) -> None:
     text = Page(pages["unfinished"]).text
-    assert "Not finished The run was not finished: its recording breaks off after 01:1" in text
+    assert "Nothing proved: not finished The run was not finished: its recording breaks off after 01:1" in text
     assert "the run did not come to it" in text
     assert "did not come to the point at which every system is read" in text
 
 
 def test_anomalies_stand_on_the_page(pages: dict[str, str]) -> None:
     text = Page(pages["bad"]).text
-    assert "✗ Failed" in text
+    assert "✗ NOT exactly once" in text
     assert "✗ 1,204 of 50,192 looked at" in text
     assert "row: key 17, number 2,045, amount 311" in text
     assert "and 1,202 more" in text
@@ -454,9 +475,9 @@ def test_a_browser_shows_it(pages: dict[str, str], name: str, tmp_path: Path) ->
     flags += [f"--user-data-dir={tmp_path}/profile", "--dump-dom", file.as_uri()]
     done = subprocess.run([str(CHROMIUM), *flags], capture_output=True, text=True, timeout=120, check=True)
     said = re.findall(r'CONSOLE[^"]*"(.*)", source', done.stderr)
-    word = {"good": "✓ Passed", "bad": "✗ Failed", "unfinished": "Not finished", "small": "✓ Passed"}
+    word = {"good": "✓ Exactly once", "bad": "✗ NOT exactly once", "small": "✓ Exactly once"}
     assert len(said) == 1
-    assert said[0].startswith(f"shown: {word.get(name, 'Not finished')}")
+    assert said[0].startswith(f"shown: {word.get(name, 'Nothing proved: not finished')}")
     if name == "small":
         assert "driver 1: starting" in said[0]
     assert summary_sentence(pages[name]) in done.stdout

@@ -3,14 +3,21 @@
 import json
 import secrets
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from sparkonce.cli.errors import tell
+from sparkonce.errors import SparkonceError
+
 if TYPE_CHECKING:
-    from sparkonce.verify.history import History
     from sparkonce.verify.verdicts import Verdict
+
+_STYLES = {0: "bold green", 1: "bold red", 2: "bold yellow"}
+"""Of what is said, by exit code."""
 
 
 def verify(
@@ -56,7 +63,8 @@ def verify(
 ) -> None:
     """Kills, cuts, pauses and fills up a real query and its servers, and proves that no row is lost or doubled.
 
-    Exits with 0 only if everything was looked at and nothing was found. DIR/report.html tells what happened.
+    Exits with 0 if everything was looked at and nothing was found, with 1 if something was found, and with 2 if it
+    could not be told: not all was carried out, looked at, or possible. DIR/report.html tells what happened.
     """
     from rich.console import Console
 
@@ -71,47 +79,80 @@ def verify(
         console.print(text, markup=False, highlight=False, soft_wrap=True)
 
     if judge is not None:
-        from sparkonce.verify.history import load
-
-        _tell(load(judge), judge, console, as_json)
+        with _could_not_tell(console):
+            _tell(judge, console, as_json)
         return
     from sparkonce.verify.ask import Asked, options_of
     from sparkonce.verify.run import run
 
-    asked = Asked(
-        systems=tuple(system or ()),
-        bootstrap=source,
-        kafka_settings=_settings(kafka_config),
-        brokers=brokers,
-        faults=faults,
-        wanted=tuple(fault or ()),
-        every_s=every,
-        rows=rows,
-        rate=rate,
-        seed=secrets.randbelow(1_000_000) if seed is None else seed,
-        folder=folder or Path(time.strftime("sparkonce-verify-%Y%m%d-%H%M%S")),
-        replay=replay,
-    )
-    options = options_of(asked)
-    say(f"seed {options.seed}; everything is kept in {options.folder}")
-    _tell(run(options, say), options.folder, console, as_json)
+    def ask() -> Asked:
+        return Asked(
+            systems=tuple(system or ()),
+            bootstrap=source,
+            kafka_settings=_settings(kafka_config),
+            brokers=brokers,
+            faults=faults,
+            wanted=tuple(fault or ()),
+            every_s=every,
+            rows=rows,
+            rate=rate,
+            seed=secrets.randbelow(1_000_000) if seed is None else seed,
+            folder=folder or Path(time.strftime("sparkonce-verify-%Y%m%d-%H%M%S")),
+            replay=replay,
+        )
+
+    with _could_not_tell(console):
+        options = options_of(ask())
+        say(f"seed {options.seed}; everything is kept in {options.folder}")
+        try:
+            run(options, say)
+        except (SparkonceError, TimeoutError) as error:
+            if not _has_begun(options.folder):
+                raise
+            say(f"{error}. What was recorded until then is judged")
+        _tell(options.folder, console, as_json)
 
 
-def _tell(history: "History", folder: Path, console: Any, as_json: bool) -> None:
+def _has_begun(folder: Path) -> bool:
+    from sparkonce.verify.history import EVENTS, Kind, load
+
+    return (folder / EVENTS).exists() and load(folder).first(Kind.BEGAN) is not None
+
+
+@contextmanager
+def _could_not_tell(console: Any) -> Iterator[None]:
+    """Whatever goes wrong is no violation, for which the exit code 1 stands."""
+    try:
+        yield
+    except SparkonceError as error:
+        tell(error)
+        raise typer.Exit(2) from error
+    except typer.Exit:
+        raise
+    except Exception as error:
+        console.print_exception()
+        raise typer.Exit(2) from error
+
+
+def _tell(folder: Path, console: Any, as_json: bool) -> None:
     from sparkonce.verify.checkers import judge
+    from sparkonce.verify.history import load
     from sparkonce.verify.report import summary, write
-    from sparkonce.verify.verdicts import passed
+    from sparkonce.verify.report.judgement import EXIT_CODES
 
+    history = load(folder)
     verdicts = judge(history)
     page, _ = write(folder, history, verdicts)
+    figures = summary(history, verdicts)
+    said = figures["verdict"]
+    code = EXIT_CODES[said["outcome"]]
     if as_json:
-        typer.echo(json.dumps(summary(history, verdicts)))
+        typer.echo(json.dumps(figures))
     else:
         console.print(_table(verdicts))
-        words = "[bold green]exactly once[/]" if passed(verdicts) else "[bold red]NOT exactly once[/]"
-        console.print(f"sparkonce: {words}. Report: {page}", highlight=False, soft_wrap=True)
-    if not passed(verdicts):
-        raise typer.Exit(1)
+        console.print(f"sparkonce: {said['words']}", style=_STYLES[code], highlight=False, end="")
+        console.print(f". {said['sentence']}\nReport: {page}", markup=False, highlight=False, soft_wrap=True)
+    raise typer.Exit(code)
 
 
 def _table(verdicts: "tuple[Verdict, ...]") -> Any:
@@ -121,7 +162,7 @@ def _table(verdicts: "tuple[Verdict, ...]") -> Any:
     for name in ("", "where", "looked at", "found"):
         shown.add_column(name, justify="left" if name in ("", "where") else "right")
     for one in verdicts:
-        found = "[green]0[/]" if one.ok else f"[bold red]{one.count:,}[/]"
+        found = f"[bold red]{one.count:,}[/]" if one.count else "[green]0[/]" if one.looked_at else "—"
         shown.add_row(one.anomaly.value, one.system or "all", f"{one.looked_at:,}", found)
     return shown
 

@@ -146,6 +146,14 @@ class History:
         """The first event of a kind."""
         return next(self.of(kind), None)
 
+    @property
+    def came_to_its_end(self) -> bool:
+        """Whether the query was given all the time that it needed: nothing got stuck, and nothing broke off.
+
+        Of a run that did not, nobody can say that something is not there: it may only not have been written yet.
+        """
+        return self.first(Kind.FINISHED) is not None and self.first(Kind.STUCK) is None
+
 
 class Recorder:
     """Writes a history down while it happens. Its methods may be called from several threads.

@@ -42,6 +42,8 @@ _WORDS = {
     Anomaly.GROWING: "memory, file handles, or a folder grow and grow",
 }
 
+NEEDS_THE_END = frozenset({Anomaly.MISSING, Anomaly.TORN, Anomaly.STATE_DIFFERS, Anomaly.LINGERING})
+"""What a run that did not come to its end has not yet written, or not yet cleaned up: nothing is said about it."""
 OPTIONAL = frozenset({Anomaly.GROWING})
 """What only a long run can tell: a shorter one passes without having looked."""
 MOST_EXAMPLES = 5

@@ -6,21 +6,27 @@ queries stopped, ``growth`` at memory, handles and files.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from sparkonce.verify.checkers import events, growth, multisets, order, stops
 from sparkonce.verify.checkers.tables import plain
 from sparkonce.verify.history import OBSERVED, Kind
+from sparkonce.verify.verdicts import NEEDS_THE_END, Anomaly
 
 if TYPE_CHECKING:
     from sparkonce.verify.history import History
     from sparkonce.verify.verdicts import Verdict
 
+_OF_ROWS = frozenset({Anomaly.MISSING, Anomaly.DOUBLED, Anomaly.STRANGE, Anomaly.STATE_DIFFERS})
+"""What is told by comparing a system's rows with others."""
+
 
 def judge(history: History) -> tuple[Verdict, ...]:
     """What all checkers say: for each system, then of the whole run. See `sparkonce.verify.verdicts.passed`.
 
-    A system that `Kind.BEGAN` names and that nobody has read is judged like an empty one.
+    What nobody could look at is not judged, and its verdict says so: rows of a system that nobody has read, and what is
+    not there (see `sparkonce.verify.verdicts.NEEDS_THE_END`) in a run that did not come to its end.
     """
     verdicts: list[Verdict] = []
     expected = plain(history.expected)
@@ -38,13 +44,24 @@ def judge(history: History) -> tuple[Verdict, ...]:
             # What equals the expected rows differs from others as these do.
             other = multisets.difference(undisturbed, found) if calm.count else difference
             verdicts += multisets.check_undisturbed(system, undisturbed, found, other)
-        batches[system] = order.batches_of(found)
+        if system in history.observed:
+            batches[system] = order.batches_of(found)
     verdicts += order.check_torn(batches)
     verdicts += events.check_state(history, calm)
     verdicts += events.check_stuck(history)
     verdicts += stops.check_stops(history)
     verdicts += growth.check_growth(history)
-    return tuple(verdicts)
+    return tuple(verdict if _can_tell(history, verdict) else _blank(verdict) for verdict in verdicts)
+
+
+def _can_tell(history: History, verdict: Verdict) -> bool:
+    if verdict.anomaly in NEEDS_THE_END and not history.came_to_its_end:
+        return False
+    return verdict.anomaly not in _OF_ROWS or not verdict.system or verdict.system in history.observed
+
+
+def _blank(verdict: Verdict) -> Verdict:
+    return replace(verdict, looked_at=0, count=0, examples=())
 
 
 def _systems(history: History) -> list[str]:

@@ -34,9 +34,9 @@ def summary(history: History, verdicts: Sequence[Verdict]) -> dict[str, Any]:
     Returns:
         A dictionary with
 
-        - ``verdict``: ``outcome`` (``failed``: there is an anomaly, and not only because the recording breaks off;
-          ``unfinished``; ``nothing proved``: nothing was looked at, somewhere; ``passed``), ``sentence``, ``anomalies``
-          (how many were found), ``checks``, ``checks_on_nothing``;
+        - ``verdict``: ``outcome`` (``failed``: there is an anomaly; ``unfinished``: there is none, but the run broke
+          off or got stuck; ``nothing proved``: nothing was looked at, somewhere, or no fault struck; ``passed``), ``words``
+          and ``sentence`` that say so, ``anomalies`` (how many were found), ``checks``, ``checks_on_nothing``;
         - ``run``: ``seed``, ``workload``, ``systems``, ``versions``, ``guarantee``, ``limits`` as they were asked for,
           ``length_ms``, ``finished``, and ``stuck``, a list of ``{step, what}``;
         - ``rows``: ``source``, how many it had; ``expected`` and ``found``, by kind, the latter by system first;
@@ -82,7 +82,7 @@ def of_story(story: Story, verdicts: Sequence[Verdict]) -> dict[str, Any]:
         ],
         "resources": _resources(story),
     }
-    return {"verdict": judge(made), **made}
+    return {"verdict": judge(made, verdicts), **made}
 
 
 def spread(values: Iterable[float]) -> dict[str, float | None]:

@@ -1,18 +1,28 @@
-"""The verdict on a whole run, in a word and in a sentence."""
+"""The verdict on a whole run, in a word and in a sentence: the one that command line, page and exit code tell."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from sparkonce.guarantees import Guarantee
 from sparkonce.verify.report.text import clock, duration, listed, number, times
-from sparkonce.verify.verdicts import Anomaly
+from sparkonce.verify.verdicts import Anomaly, Verdict, passed
 
 FAILED = "failed"
 UNFINISHED = "unfinished"
 NOTHING_PROVED = "nothing proved"
 PASSED = "passed"
+
+WORDS = {
+    PASSED: "exactly once",
+    FAILED: "NOT exactly once",
+    UNFINISHED: "nothing proved: not finished",
+    NOTHING_PROVED: "nothing proved",
+}
+"""What is said of each outcome."""
+EXIT_CODES = {PASSED: 0, FAILED: 1, UNFINISHED: 2, NOTHING_PROVED: 2}
+"""Of ``sparkonce verify``."""
 
 _PROMISED = {
     Guarantee.AT_MOST_ONCE: (Anomaly.DOUBLED, Anomaly.STRANGE),
@@ -21,45 +31,58 @@ _PROMISED = {
 }
 """Without an answer on these of every system, nothing is proved."""
 
-_NOT_YET = frozenset(
-    {Anomaly.MISSING, Anomaly.TORN, Anomaly.STATE_DIFFERS, Anomaly.LINGERING, Anomaly.STUCK},
-)
-"""If the recording breaks off, these say nothing: not all was written then, nor read."""
 
+def judge(figures: Mapping[str, Any], verdicts: Sequence[Verdict]) -> dict[str, Any]:
+    """The part ``verdict`` of `sparkonce.verify.report.figures.summary`.
 
-def judge(figures: Mapping[str, Any]) -> dict[str, Any]:
-    """The part ``verdict`` of `sparkonce.verify.report.figures.summary`, made of the other parts."""
-    verdicts, run = figures["anomalies"], figures["run"]
-    found = [one for one in verdicts if one["count"]]
-    breaks_off = not run["finished"] and not run["stuck"]
-    real = [one for one in found if not (breaks_off and one["anomaly"] in _NOT_YET)]
-    if real:
-        outcome, sentence = FAILED, _failed(figures, real)
-    elif breaks_off or run["stuck"]:
-        outcome, sentence = UNFINISHED, _unfinished(figures, found)
-    elif blind := _not_looked_at(figures):
-        outcome, sentence = NOTHING_PROVED, _nothing_proved(figures, blind)
+    Args:
+        figures: The other parts.
+        verdicts: What the checkers say. That a run got stuck or broke off is no violation: its machine may be slow.
+    """
+    found = [one for one in verdicts if not one.ok]
+    unfinished = not figures["run"]["finished"] or bool(figures["run"]["stuck"])
+    if real := [one for one in found if not (unfinished and one.anomaly is Anomaly.STUCK)]:
+        outcome, sentence = FAILED, _failed(figures, real, unfinished=unfinished)
+    elif unfinished:
+        outcome, sentence = UNFINISHED, _unfinished(figures, verdicts)
+    elif blind := _not_looked_at(figures, verdicts):
+        why = f"No anomaly was found, but nobody looked for {_some(blind)}: this proves nothing."
+        outcome, sentence = NOTHING_PROVED, f"{why} {_through(figures)}"
+    elif not passed(verdicts):
+        outcome, sentence = NOTHING_PROVED, f"Nothing was judged: this proves nothing. {_through(figures)}"
+    elif figures["faults"]["asked"] and not figures["faults"]["struck"]:
+        why = "No anomaly was found, but the query was not disturbed: this proves nothing."
+        outcome, sentence = NOTHING_PROVED, f"{why} {_through(figures)}"
     else:
         outcome, sentence = PASSED, _passed(figures)
     return {
         "outcome": outcome,
+        "words": WORDS[outcome],
         "sentence": sentence,
-        "anomalies": sum(one["count"] for one in found),
+        "anomalies": sum(one.count for one in found),
         "checks": len(verdicts),
-        "checks_on_nothing": sum(not one["looked_at"] for one in verdicts),
+        "checks_on_nothing": sum(not one.looked_at for one in verdicts),
     }
 
 
-def _not_looked_at(figures: Mapping[str, Any]) -> list[str]:
-    """What of the rows was not looked at, and where."""
-    looked = {(one["anomaly"], one["system"]) for one in figures["anomalies"] if one["looked_at"]}
+def _not_looked_at(figures: Mapping[str, Any], verdicts: Sequence[Verdict]) -> list[str]:
+    """What was not looked at, and where: what is promised of every system, and on what a checker had nothing to say."""
+    looked = {(one.anomaly, one.system) for one in verdicts if one.looked_at}
     systems = figures["run"]["systems"] or [""]
-    return [
-        f"{anomaly.value} rows{' in ' + system if system else ''}"
+    promised = [
+        (anomaly, system)
         for anomaly in _promised(figures)
         for system in systems
-        if not {(anomaly.value, system), (anomaly.value, "")} & looked
+        if not {(anomaly, system), (anomaly, "")} & looked
     ]
+    blank = [(one.anomaly, one.system) for one in verdicts if one.blank]
+    return [
+        f"“{anomaly.value}”{' in ' + system if system else ''}" for anomaly, system in dict.fromkeys(promised + blank)
+    ]
+
+
+def _some(names: Sequence[str]) -> str:
+    return listed([*names[:3], f"{len(names) - 3} more"] if len(names) > 3 else names, "or")
 
 
 def _promised(figures: Mapping[str, Any]) -> tuple[Anomaly, ...]:
@@ -77,37 +100,22 @@ def _passed(figures: Mapping[str, Any]) -> str:
     return f"{nothing}: {rows}. {_through(figures)}"
 
 
-def _failed(figures: Mapping[str, Any], found: list[dict[str, Any]]) -> str:
+def _failed(figures: Mapping[str, Any], found: Sequence[Verdict], *, unfinished: bool) -> str:
     kinds: dict[str, list[str]] = {}
     for one in found:
-        where = f" in {one['system']}" if one["system"] else ""
-        kinds.setdefault(one["anomaly"], []).append(f"{number(one['count'])}{where}")
-    total = sum(one["count"] for one in found)
+        where = f" in {one.system}" if one.system else ""
+        kinds.setdefault(one.anomaly.value, []).append(f"{number(one.count)}{where}")
+    total = sum(one.count for one in found)
     details = "; ".join(f"{anomaly} ({listed(where)})" for anomaly, where in kinds.items())
-    end = "" if figures["run"]["finished"] else f" The run was not finished: {_break(figures)}."
+    end = f" The run was not finished: {_break(figures)}." if unfinished else ""
     verb = "was" if total == 1 else "were"
     return f"{times(total, 'anomaly', 'anomalies')} {verb} found: {details}. {_through(figures)}{end}"
 
 
-def _unfinished(figures: Mapping[str, Any], found: list[dict[str, Any]]) -> str:
-    checks = len(figures["anomalies"])
-    if found:
-        names = listed(sorted({one["anomaly"] for one in found}), "or")
-        so_far = f"What was found ({names}) may only not have been written or read yet: this"
-    else:
-        so_far = (
-            f"No anomaly was found in {times(checks, 'check')} of what there is" if checks else "Nothing was judged"
-        )
-        so_far += ", which"
-    return f"The run was not finished: {_break(figures)}. {so_far} proves nothing. {_through(figures)}"
-
-
-def _nothing_proved(figures: Mapping[str, Any], blind: list[str]) -> str:
-    if len(blind) > 3:
-        blind = [*blind[:3], f"{len(blind) - 3} more"]
-    return (
-        f"No anomaly was found, but nobody looked for {listed(blind, 'or')}: this proves nothing. {_through(figures)}"
-    )
+def _unfinished(figures: Mapping[str, Any], verdicts: Sequence[Verdict]) -> str:
+    blank = sorted({one.anomaly.value for one in verdicts if one.blank})
+    unknown = f" What is {listed(blank, 'or')} cannot be told." if blank else ""
+    return f"The run was not finished: {_break(figures)}. This proves nothing.{unknown} {_through(figures)}"
 
 
 def _break(figures: Mapping[str, Any]) -> str:
@@ -119,7 +127,9 @@ def _break(figures: Mapping[str, Any]) -> str:
 
 
 def _through(figures: Mapping[str, Any]) -> str:
-    struck, drivers = figures["faults"]["struck"], figures["drivers"]["started"]
+    faults, drivers = figures["faults"], figures["drivers"]["started"]
     batches, length = figures["batches"]["distinct"], duration(figures["run"]["length_ms"])
-    did = f"{times(struck, 'fault')} struck the running query" if struck else "No fault struck the query"
+    did = f"{number(faults['struck'])} of {times(faults['asked'], 'fault')} struck the running query"
+    if not faults["asked"]:
+        did = "No fault was to strike the query"
     return f"{did}; {times(drivers, 'driver')} finished {times(batches, 'batch', 'batches')} in {length}."

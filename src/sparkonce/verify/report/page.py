@@ -21,12 +21,7 @@ from sparkonce.verify.verdicts import Verdict
 HTML = "report.html"
 JSON = "report.json"
 
-_WORD = {
-    judgement.PASSED: "✓ Passed",
-    judgement.FAILED: "✗ Failed",
-    judgement.UNFINISHED: "Not finished",
-    judgement.NOTHING_PROVED: "Nothing proved",
-}
+_MARK = {judgement.PASSED: "✓ ", judgement.FAILED: "✗ "}
 
 
 def write(folder: Path, history: History, verdicts: Sequence[Verdict]) -> tuple[Path, Path]:
@@ -107,7 +102,7 @@ def _top(figures: Mapping[str, Any], parts: Sequence[tuple[str, str]]) -> Html:
         ]
         checks += f"; {number(len(blind))} had nothing to look at: {listed(blind)}"
     title = f"sparkonce verify: a Spark query that writes to {listed(run['systems']) or 'nothing'}, seed {run['seed']}"
-    said = [el("b", _WORD[verdict["outcome"]]), el("p", verdict["sentence"]), el("p", f"{checks}.")]
+    said = [el("b", _headline(verdict)), el("p", verdict["sentence"]), el("p", f"{checks}.")]
     return el(
         "header",
         el("h1", title),
@@ -115,6 +110,11 @@ def _top(figures: Mapping[str, Any], parts: Sequence[tuple[str, str]]) -> Html:
         _tiles(figures),
         el("nav", *(el("a", title, href=f"#{name}") for name, title in parts), aria_label="on this page"),
     )
+
+
+def _headline(verdict: Mapping[str, Any]) -> str:
+    words = verdict["words"]
+    return f"{_MARK.get(verdict['outcome'], '')}{words[0].upper()}{words[1:]}"
 
 
 def _tiles(figures: Mapping[str, Any]) -> Html:

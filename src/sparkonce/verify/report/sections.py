@@ -77,8 +77,7 @@ def found(figures: Figures) -> Html:
         "When the query had done its work, every system was read by a connection of its own, without the product, and "
         "compared with what must be there."
         if rows["found"]
-        else "The run did not come to the point at which every system is read and compared with what must be "
-        "there. What is called missing here may only not have been written, or read, yet."
+        else "The run did not come to the point at which every system is read and compared with what must be there."
     )
     text += (
         " Other readers looked on all the while. Each field says how often something was found, and how many things "

@@ -1,0 +1,114 @@
+"""What ``sparkonce verify`` says, and the code that it exits with, of runs that others made."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from sparkonce.cli.main import app
+from sparkonce.errors import PreflightError
+from sparkonce.verify.history import Kind, Recorder
+from sparkonce.verify.run import Options
+from unit.verify_world import Run, good_run
+
+EXACTLY, NOT_EXACTLY, UNFINISHED = "exactly once", "NOT exactly once", "nothing proved: not finished"
+
+
+def record(run: Run, folder: Path, *, skip: int = 0) -> None:
+    history, recorder = run.history(), Recorder(folder)
+    for event in history.events[skip:]:
+        recorder.note(event.kind, **event.fields)
+    recorder.keep("expected", history.expected)
+    if history.undisturbed is not None:
+        recorder.keep("undisturbed", history.undisturbed)
+    for system, rows in history.observed.items():
+        recorder.keep(f"observed-{system}", rows)
+    recorder.close()
+
+
+def nothing_is_wrong(_: Run) -> None:
+    pass
+
+
+def lost(run: Run) -> None:
+    run.observed["kafka"].pop()
+
+
+def broken_off(run: Run) -> None:
+    run.drop(Kind.FINISHED)
+    lost(run)
+
+
+def doubled_and_broken_off(run: Run) -> None:
+    broken_off(run)
+    run.observed["postgres"].append(run.observed["postgres"][0])
+
+
+def not_looked_at(run: Run) -> None:
+    run.drop(Kind.OPEN)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "words", "code"),
+    [
+        (nothing_is_wrong, EXACTLY, 0),
+        (lost, NOT_EXACTLY, 1),
+        (doubled_and_broken_off, NOT_EXACTLY, 1),
+        (broken_off, UNFINISHED, 2),
+        (not_looked_at, "nothing proved", 2),
+    ],
+)
+def test_command_line_page_and_exit_code_say_the_same(
+    spoil: Callable[[Run], None], words: str, code: int, tmp_path: Path
+) -> None:
+    run = good_run()
+    spoil(run)
+    record(run, tmp_path)
+    done = CliRunner().invoke(app, ["verify", "--judge", str(tmp_path)])
+    assert done.exit_code == code
+    assert f"sparkonce: {words}. " in done.output
+    (lingering, *_) = (line for line in done.output.splitlines() if "lingering" in line)
+    assert ("—" in lingering) == (spoil not in (nothing_is_wrong, lost))
+    assert f"{words[0].upper()}{words[1:]}</b>" in (tmp_path / "report.html").read_text()
+    assert json.loads((tmp_path / "report.json").read_text())["verdict"]["words"] == words
+    done = CliRunner().invoke(app, ["verify", "--judge", str(tmp_path), "--json"])
+    assert done.exit_code == code
+
+
+def failing(error: Exception, *, after: Run | None) -> Any:
+    def run(options: Options, _: Callable[[str], None]) -> None:
+        if after is not None:
+            record(after, options.folder)
+        raise error
+
+    return run
+
+
+@pytest.mark.parametrize("error", [PreflightError("no server", next_step="start it."), ValueError("no server")])
+def test_what_cannot_be_told_is_no_violation(error: Exception, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sparkonce.verify.run.run", failing(error, after=None))
+    done = CliRunner().invoke(app, ["verify", "--out", str(tmp_path / "run")])
+    assert done.exit_code == 2
+    assert "no server" in done.output
+    assert ("Traceback" in done.output) == isinstance(error, ValueError)
+
+
+def test_what_was_recorded_until_it_failed_is_judged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = good_run()
+    doubled_and_broken_off(run)
+    monkeypatch.setattr("sparkonce.verify.run.run", failing(PreflightError("no server"), after=run))
+    done = CliRunner().invoke(app, ["verify", "--out", str(tmp_path / "run")])
+    assert done.exit_code == 1
+    assert "no server. What was recorded until then is judged" in done.output
+    assert NOT_EXACTLY in done.output
+
+
+def test_a_file_that_cannot_be_read_is_no_violation(tmp_path: Path) -> None:
+    done = CliRunner().invoke(app, ["verify", "--kafka-config", str(tmp_path / "none.json")])
+    assert done.exit_code == 2
+    assert "--kafka-config" in done.output
