@@ -302,6 +302,15 @@ def test_a_verdict_on_nothing_proves_nothing(verdicts: Sequence[Verdict], named:
     assert "this proves nothing" in sentence
 
 
+def test_what_could_not_be_read_is_told_with_its_reason() -> None:
+    history = small(event(19_000, Kind.UNREAD, what="the rows in postgres", why="connection refused"))
+    history = replace(history, observed={"kafka": history.observed["kafka"]})
+    outcome, sentence = verdict(history, judge(history))
+    assert outcome == "nothing proved"
+    assert "“missing” in postgres" in sentence
+    assert "Not read: the rows in postgres (connection refused)." in sentence
+
+
 def test_a_weaker_guarantee_is_not_asked_for_more() -> None:
     history = small()
     began = history.events[0]

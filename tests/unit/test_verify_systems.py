@@ -12,6 +12,7 @@ from sparkonce.verify.history import OBSERVED
 from sparkonce.verify.systems.kafka import KafkaSystem
 from sparkonce.verify.systems.names import SYSTEMS, parse
 from sparkonce.verify.systems.observed import newest_in, of_csv, of_parquet, of_texts
+from sparkonce.verify.systems.places import holds_credentials, without_credentials
 from sparkonce.verify.systems.redis import times_applied
 
 STRANGE = ("strange", -1, -1, -1, -1, -1)
@@ -102,12 +103,41 @@ def test_what_is_no_system_is_refused(text: str) -> None:
         parse(text)
 
 
-def test_a_password_is_not_repeated() -> None:
+@pytest.mark.parametrize(
+    "text",
+    [
+        "postgre=host=db password=secret",
+        "postgres://u:secret@h/db",
+        "postgres://u:secret@h/db?sslmode=disable",
+        "redis=rediss://u:secret@h",
+        "redis=redis://u:secret@h:port",
+    ],
+)
+def test_a_password_is_not_repeated(text: str) -> None:
     with pytest.raises(ConfigurationError) as refused:
-        parse("postgre=host=db password=secret")
+        parse(text)
     assert "secret" not in str(refused.value)
+    assert text[:5] in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("place", "shown"),
+    [
+        ("host=db password=secret user=me", "host=db password=*** user=me"),
+        (r"host=db password = 'se \' cret' user=me", "host=db password = *** user=me"),
+        ("sslpassword=secret", "sslpassword=***"),
+        ("postgresql://me:secret@db:5432/shop", "postgresql://***@db:5432/shop"),
+        ("redis://:se@cret@cache:6379/0", "redis://***@cache:6379/0"),
+        ("postgresql://db/shop?user=me&password=secret&x=y", "postgresql://db/shop?user=me&password=***&x=y"),
+        ("/data/out", "/data/out"),
+        ("broker:9092", "broker:9092"),
+    ],
+)
+def test_a_place_is_shown_without_credentials(place: str, shown: str) -> None:
+    assert without_credentials(place) == shown
+    assert holds_credentials(place) == (shown != place)
 
 
 def test_two_brokers_cannot_do_without_one() -> None:
-    with pytest.raises(ConfigurationError, match="nodes=2"):
+    with pytest.raises(ConfigurationError, match="--brokers 2"):
         KafkaSystem(nodes=2)

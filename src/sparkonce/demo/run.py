@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import shutil
-import signal
 import tempfile
-import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
-from types import FrameType
 
 from sparkonce.demo.act import Stage, WithSparkonce, WithSparksOwn
 from sparkonce.demo.result import Result
 from sparkonce.demo.show import Teller
 from sparkonce.embedded import KAFKA_VERSION, Cluster, spark_kafka_jars
+from sparkonce.embedded.process import end_on_signals
 from sparkonce.errors import ConfigurationError
 
 
@@ -47,7 +45,7 @@ def run(options: Options, teller: Teller) -> Result:
         DemoFailedError: if it cannot be carried through.
     """
     began = time.monotonic()
-    with _end_on_signals(), _folder(options.keep) as folder:
+    with end_on_signals(), _folder(options.keep) as folder:
         teller.status("fetching jars (the first time only)")
         jars = spark_kafka_jars()
         teller.status("a broker starts")
@@ -85,21 +83,3 @@ def _folder(keep: Path | None) -> Iterator[Path]:
         raise ConfigurationError(f"--keep {keep} is not an empty folder.", next_step="name a new one.")
     keep.mkdir(parents=True, exist_ok=True)
     yield keep.absolute()
-
-
-@contextmanager
-def _end_on_signals() -> Iterator[None]:
-    """Lets SIGTERM and SIGHUP end the demo as Ctrl-C does: broker and query are ended, and the folder is deleted."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-
-    def end(number: int, _: FrameType | None) -> None:
-        raise SystemExit(128 + number)
-
-    before = {number: signal.signal(number, end) for number in (signal.SIGTERM, signal.SIGHUP)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

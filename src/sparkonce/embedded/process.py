@@ -1,17 +1,19 @@
-"""One server process that we start: its log, its signals, and its end together with ours."""
+"""One server process that we start: its log, its signals, and its end together with ours; and our own end in order."""
 
 from __future__ import annotations
 
 import os
 import signal
 import subprocess
+import threading
 import time
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
+    from types import FrameType
 
 POLL_S = 0.05
 
@@ -128,6 +130,28 @@ def end_process(pid: int, mark: str, timeout_s: float) -> None:
         give_up_at = time.monotonic() + timeout_s
         while is_running(pid, mark) and time.monotonic() < give_up_at:
             time.sleep(POLL_S)
+
+
+@contextmanager
+def end_on_signals() -> Iterator[None]:
+    """Lets SIGTERM and SIGHUP end us as Ctrl-C does: what was started is ended, and what is temporary is deleted.
+
+    A SIGHUP that is ignored, as under nohup, stays so.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def end(number: int, _: FrameType | None) -> None:
+        raise SystemExit(128 + number)
+
+    numbers = [one for one in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(one) is not signal.SIG_IGN]
+    before = {number: signal.signal(number, end) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def last_lines(log: Path, count: int) -> str:

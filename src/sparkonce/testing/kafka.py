@@ -301,13 +301,18 @@ def describe_transactions(
 
 
 def list_transactions(
-    bootstrap: str | Mapping[str, Any], *, states: Sequence[str] = (), timeout_s: float = TIMEOUT_S
+    bootstrap: str | Mapping[str, Any],
+    *,
+    states: Sequence[str] = (),
+    prefix: str = "",
+    timeout_s: float = TIMEOUT_S,
 ) -> dict[str, Transaction]:
     """Asks every broker for its transactional ids, and describes them.
 
     Args:
         bootstrap: ``bootstrap.servers``, or all of librdkafka's settings of how to connect.
         states: Only those in one of these, for example ``["Ongoing"]``; by default all.
+        prefix: Only ids that begin with this.
         timeout_s: For each of the two requests, in seconds.
 
     Raises:
@@ -317,7 +322,8 @@ def list_transactions(
     listings: dict[int, Any] = _ask(
         bootstrap, lambda admin: admin.list_transactions(state_filters=list(states) or None), timeout_s
     )
-    ids = sorted(listing.transactional_id for of_broker in listings.values() for listing in of_broker)
+    listed = (listing.transactional_id for of_broker in listings.values() for listing in of_broker)
+    ids = sorted(name for name in listed if name.startswith(prefix))
     described = describe_transactions(bootstrap, ids, timeout_s=timeout_s)
     return {name: found for name, found in described.items() if not states or found.state in states}
 

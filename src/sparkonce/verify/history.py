@@ -88,8 +88,10 @@ class Kind(str, Enum):
     disturbed."""
     STUCK = "stuck"
     """[step, what]: something did not happen before its deadline. The run was ended."""
+    UNREAD = "unread"
+    """[what, why]: could not be read in the end, or could not be had to compare with."""
     FINISHED = "finished"
-    """[]: all was carried out and read."""
+    """[]: all was carried out, and read but for what is `UNREAD`."""
 
 
 @dataclass(frozen=True, slots=True)

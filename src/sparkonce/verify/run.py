@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import os
 import platform
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pyarrow as pa
 
 from sparkonce.embedded import spark_kafka_jars
-from sparkonce.errors import ConfigurationError
+from sparkonce.embedded.process import end_on_signals
+from sparkonce.errors import ConfigurationError, PreflightError
 from sparkonce.testing.disk import SmallDisk
+from sparkonce.verify.checkers import judge
+from sparkonce.verify.checkpoint import QUERY, checkpoint_disk
 from sparkonce.verify.child import Driver
 from sparkonce.verify.conduct import Conductor, Limits, StuckError
 from sparkonce.verify.errors import VerifyFailedError
@@ -23,6 +26,7 @@ from sparkonce.verify.faults import Fault
 from sparkonce.verify.feed import Feeder
 from sparkonce.verify.history import ROWS, History, Kind, Recorder, load
 from sparkonce.verify.query import FAST_START, QueryConfig
+from sparkonce.verify.reading import noting, read_systems
 from sparkonce.verify.schedule import Step, draw
 from sparkonce.verify.strike import Striker, choices
 from sparkonce.verify.systems.base import System
@@ -30,10 +34,6 @@ from sparkonce.verify.systems.kafka import KafkaSystem
 from sparkonce.verify.watch import Readers
 from sparkonce.verify.workload import Workload
 
-if TYPE_CHECKING:
-    from sparkonce.verify.systems.base import System
-
-_CHECKPOINT_MIB = 512
 _DRAIN_S = 600.0
 _UNDISTURBED_S = 900.0
 
@@ -60,6 +60,7 @@ class Options:
         limits: How long to wait.
         module: The query's module.
         java_flags: Of the drivers' JVMs.
+        places: Where the user's own systems are, by name; without credentials.
     """
 
     source: KafkaSystem
@@ -77,6 +78,7 @@ class Options:
     limits: Limits = field(default_factory=Limits)
     module: str = "sparkonce.verify.query"
     java_flags: str = FAST_START
+    places: Mapping[str, str] = field(default_factory=dict)
 
 
 def run(options: Options, say: Say) -> History:
@@ -89,16 +91,56 @@ def run(options: Options, say: Say) -> History:
     """
     if not Path("/proc/self/stat").exists():
         raise ConfigurationError("sparkonce verify needs Linux: it finds the processes that it kills in /proc")
-    with ExitStack() as stack:
+    versions = _versions()
+    with end_on_signals(), ExitStack() as stack:
         recorder = Recorder(options.folder)
         stack.callback(recorder.close)
         for system in _all(options):
             say(f"{system.name} starts")
-            stack.callback(system.stop)
-            system.start(options.folder / system.name)
-        disk = stack.enter_context(_checkpoint_disk(options.folder / "checkpoint"))
-        _Run(options, recorder, disk, say).carry_out()
-    return load(options.folder)
+            stack.callback(_stop, system, say)
+            _start(system, options.folder / system.name)
+        disk = stack.enter_context(checkpoint_disk(options.folder / "checkpoint", say))
+        _Run(options, recorder, disk, say, versions).carry_out()
+        history = load(options.folder)
+        _keep_what_was_found(history, options, say)
+    return history
+
+
+def _start(system: System, folder: Path) -> None:
+    try:
+        system.start(folder)
+    except ModuleNotFoundError as error:
+        raise PreflightError(
+            f"the system {system.name} needs the package {error.name}, and it is not installed",
+            next_step=f"pip install 'sparkonce[{system.name}]'",
+        ) from error
+
+
+def _stop(system: System, say: Say) -> None:
+    """What cannot be ended or removed is told, and changes neither the verdict nor an error that came before."""
+    try:
+        system.stop()
+    except Exception as error:  # noqa: BLE001 - whatever it is, the other systems are to be ended, too
+        say(f"{system.name} is not left as it was: {error}")
+
+
+def _keep_what_was_found(history: History, options: Options, say: Say) -> None:
+    """Leaves the rows on the user's own servers, to be looked at, if they are not what they must be."""
+    if not any(verdict.count for verdict in judge(history) if verdict.system):
+        return
+    for system in _all(options):
+        if system.name in options.places:
+            system.keep_place = True
+            say(f"{system.name}: what the query wrote is left there to be looked at; its name begins with sparkonce")
+
+
+def _versions() -> dict[str, str]:
+    try:
+        return {name: version(name) for name in ("sparkonce", "pyspark", "confluent-kafka")}
+    except PackageNotFoundError as error:
+        raise PreflightError(
+            f"the package {error.name} is not installed", next_step=f"pip install {error.name}"
+        ) from error
 
 
 def _all(options: Options) -> list[System]:
@@ -108,11 +150,14 @@ def _all(options: Options) -> list[System]:
 
 
 class _Run:
-    def __init__(self, options: Options, recorder: Recorder, disk: SmallDisk, say: Say) -> None:
+    def __init__(
+        self, options: Options, recorder: Recorder, disk: SmallDisk, say: Say, versions: Mapping[str, str]
+    ) -> None:
+        self._versions = versions
         self._options = options
         self._recorder = recorder
         self._say = say
-        self._checkpoint = disk.folder / "query"
+        self._checkpoint = disk.folder / QUERY
         self._disk = disk if disk.is_small else None
         found = choices(options.systems, options.source, disk=disk.is_small, wanted=options.wanted)
         drawn = options.schedule if options.schedule is not None else draw(options.seed, options.faults, found)
@@ -204,13 +249,15 @@ class _Run:
         self._say("reading what readers see")
         self._readers.stop()
         self._recorder.keep("expected", self._options.workload.expected(self._feeder.written))
-        for system in self._options.systems:
-            self._recorder.keep(f"observed-{system.name}", system.read())
-            self._recorder.note(Kind.OPEN, system=system.name, names=list(system.left_open()))
+        read_systems(self._options.systems, self._recorder, self._say)
 
     def _hold_against_undisturbed(self, disturbed: Driver | None) -> None:
         """The same query on the same rows, with a checkpoint of its own and nobody who disturbs it."""
         self._say("the same query once more, undisturbed")
+        with noting("the same query, undisturbed", self._recorder, self._say):
+            self._run_undisturbed(disturbed)
+
+    def _run_undisturbed(self, disturbed: Driver | None) -> None:
         folder = self._options.folder / "undisturbed"
         config = replace(self._config, checkpoint=str(folder / "checkpoint"), plain_to=str(folder / "rows"), trigger="")
         log, temporary = self._options.folder / "logs" / "undisturbed.log", Path(self._config.temporary)
@@ -237,19 +284,10 @@ class _Run:
             workload=self._options.workload.to_json(),
             systems=[system.name for system in self._options.systems],
             guarantee="exactly-once",
-            versions={**{name: version(name) for name in ("sparkonce", "pyspark", "confluent-kafka")}, **_machine()},
+            versions={**self._versions, **_machine()},
             schedule=[step.to_json() for step in self._steps],
             limits=self._options.limits.to_json(),
         )
-
-
-@contextmanager
-def _checkpoint_disk(folder: Path) -> Iterator[SmallDisk]:
-    disk = SmallDisk(folder, _CHECKPOINT_MIB)
-    try:
-        yield disk
-    finally:
-        disk.close()
 
 
 def _parquet(folder: Path) -> pa.Table:

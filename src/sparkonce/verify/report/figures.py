@@ -35,10 +35,11 @@ def summary(history: History, verdicts: Sequence[Verdict]) -> dict[str, Any]:
         A dictionary with
 
         - ``verdict``: ``outcome`` (``failed``: there is an anomaly; ``unfinished``: there is none, but the run broke
-          off or got stuck; ``nothing proved``: nothing was looked at, somewhere, or no fault struck; ``passed``), ``words``
-          and ``sentence`` that say so, ``anomalies`` (how many were found), ``checks``, ``checks_on_nothing``;
+          off or got stuck; ``nothing proved``: nothing was looked at, somewhere, or no fault struck; ``passed``),
+          ``words`` and ``sentence`` that say so, ``anomalies`` (how many were found), ``checks``,
+          ``checks_on_nothing``;
         - ``run``: ``seed``, ``workload``, ``systems``, ``versions``, ``guarantee``, ``limits`` as they were asked for,
-          ``length_ms``, ``finished``, and ``stuck``, a list of ``{step, what}``;
+          ``length_ms``, ``finished``, and the lists ``stuck`` of ``{step, what}`` and ``unread`` of ``{what, why}``;
         - ``rows``: ``source``, how many it had; ``expected`` and ``found``, by kind, the latter by system first;
           ``written`` by system, as the drivers tell;
         - ``batches``: ``finished``, how often one was; ``distinct``, how many there are; ``recovered``, those that were
@@ -101,6 +102,7 @@ def spread(values: Iterable[float]) -> dict[str, float | None]:
 
 def _run(story: Story) -> dict[str, Any]:
     asked = story.asked
+    unread = story.history.of(Kind.UNREAD)
     return {
         "seed": asked.get("seed"),
         "workload": asked.get("workload"),
@@ -111,6 +113,7 @@ def _run(story: Story) -> dict[str, Any]:
         "length_ms": story.end_ms,
         "finished": story.finished,
         "stuck": [{"step": step, "what": what} for step, what in story.stuck],
+        "unread": [{name: event.fields.get(name) for name in ("what", "why")} for event in unread],
     }
 
 

@@ -46,7 +46,7 @@ def judge(figures: Mapping[str, Any], verdicts: Sequence[Verdict]) -> dict[str, 
     elif unfinished:
         outcome, sentence = UNFINISHED, _unfinished(figures, verdicts)
     elif blind := _not_looked_at(figures, verdicts):
-        why = f"No anomaly was found, but nobody looked for {_some(blind)}: this proves nothing."
+        why = f"No anomaly was found, but nobody looked for {_some(blind)}: this proves nothing.{_unread(figures)}"
         outcome, sentence = NOTHING_PROVED, f"{why} {_through(figures)}"
     elif not passed(verdicts):
         outcome, sentence = NOTHING_PROVED, f"Nothing was judged: this proves nothing. {_through(figures)}"
@@ -79,6 +79,11 @@ def _not_looked_at(figures: Mapping[str, Any], verdicts: Sequence[Verdict]) -> l
     return [
         f"“{anomaly.value}”{' in ' + system if system else ''}" for anomaly, system in dict.fromkeys(promised + blank)
     ]
+
+
+def _unread(figures: Mapping[str, Any]) -> str:
+    told = "; ".join(f"{one['what']} ({one['why']})" for one in figures["run"]["unread"])
+    return f" Not read: {told}." if told else ""
 
 
 def _some(names: Sequence[str]) -> str:

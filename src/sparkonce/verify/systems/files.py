@@ -36,6 +36,7 @@ class FilesSystem(Struck):
         self._megabytes = megabytes
         self._disk: SmallDisk | None = None
         self._batches: dict[str, int] = {}
+        self._made = False
         self.injections = {}
         self.folder = Path(path or "").absolute() / f"sparkonce-verify-{secrets.token_hex(5)}"
 
@@ -47,6 +48,7 @@ class FilesSystem(Struck):
                 self.injections = of_disk(self._disk)
                 self.folder = self._disk.folder / "out"
             self.folder.mkdir(parents=True)
+            self._made = True
         except OSError as error:
             raise PreflightError(
                 f"the folder {self.folder} cannot be made: {error}", next_step="name another one."
@@ -57,8 +59,9 @@ class FilesSystem(Struck):
         if self._disk is not None:
             self._disk.close()
             self._disk = None
-        elif self._users is not None and not self.keep_place:
+        elif self._made and not self.keep_place:
             shutil.rmtree(self.folder, ignore_errors=True)
+        self._made = False
 
     def sink_settings(self) -> Mapping[str, Any]:
         """See `System.sink_settings`."""

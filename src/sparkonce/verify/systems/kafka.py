@@ -78,7 +78,7 @@ class KafkaSystem(Struck):
         settings: Mapping[str, Any] | None = None,
     ) -> None:
         if nodes not in (1, 3):
-            raise ConfigurationError(f"nodes={nodes} of Kafka: it is 1 or 3", next_step="choose one of them.")
+            raise ConfigurationError(f"--brokers {nodes}: there can be 1 or 3", next_step="choose one of them.")
         self._users = bootstrap
         self._nodes = nodes
         self.partitions = partitions
@@ -102,6 +102,8 @@ class KafkaSystem(Struck):
         """See `System.start`."""
         if self._users is None:
             self._start_own(folder)
+        else:
+            self._reach()
         from confluent_kafka import KafkaException
 
         try:
@@ -113,6 +115,22 @@ class KafkaSystem(Struck):
                 f"bootstrap.servers={self.bootstrap!r}: no topic {topic} can be made: {error}",
                 next_step="check the address, and that this user may create topics.",
             ) from error
+
+    def _reach(self) -> None:
+        """One question with one answer: a client that goes on to ask would tell each of its attempts."""
+        from confluent_kafka import KafkaException
+        from confluent_kafka.admin import AdminClient
+
+        told: list[str] = []
+        quiet = {"log_level": 0, "error_cb": lambda error: told.append(error.str())}
+        try:
+            AdminClient({**self.settings, **quiet}).list_topics(timeout=_ANSWERS_WITHIN_S)
+        except KafkaException as error:
+            why = next(iter(told), None) or error.args[0].str()
+            raise PreflightError(
+                f"--bootstrap {self.bootstrap}: no broker answers within {_ANSWERS_WITHIN_S:g} s: {why}",
+                next_step="check the address, and how to connect securely (--kafka-config).",
+            ) from None
 
     def _start_own(self, folder: Path) -> None:
         more = {"transaction.abort.timed.out.transaction.cleanup.interval.ms": _CHECK_EVERY_MS}
@@ -242,9 +260,9 @@ class KafkaSystem(Struck):
 
     def left_open(self) -> Sequence[str]:
         """See `System.left_open`."""
-        found = list_transactions(self.settings, states=_OPEN, timeout_s=_ANSWERS_WITHIN_S).values()
-        own = (one for one in found if any(topic == self.target for topic, _ in one.partitions))
-        return [f"{one.transactional_id} {one.state}" for one in own]
+        own = f"{self._prefix}."
+        found = list_transactions(self.settings, states=_OPEN, prefix=own, timeout_s=_ANSWERS_WITHIN_S)
+        return [f"{one.transactional_id} {one.state}" for one in found.values()]
 
     def _kill_coordinator(self, within_s: float) -> None:
         """Kills the broker that coordinates a transaction of the query, preferably an open one."""

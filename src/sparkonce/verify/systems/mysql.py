@@ -94,7 +94,7 @@ class MySQLSystem(Struck):
                 cursor.execute(f"CREATE TABLE {self.database}.{_TABLE} ({columns}, KEY (batch)) ENGINE=InnoDB")
         except pymysql.Error as error:
             raise PreflightError(
-                f"the server of MySQL has no place for the rows: {error}",
+                f"{self._named} has no place for the rows: {error}",
                 next_step="check the address and the credentials, and GRANT ALL ON `sparkonce\\_verify\\_%`.*.",
             ) from None
         requests = {} if encrypted else _REQUESTS[self._commit]
@@ -111,6 +111,12 @@ class MySQLSystem(Struck):
         server.start()
         self._direct = dict(server.settings)
         self.injections = {**of_server(server), **of_disk(self._disk, server)}
+
+    @property
+    def _named(self) -> str:
+        if self._users is None:
+            return "MariaDB"
+        return f"--system mysql=host={self._direct['host']} port={self._direct.get('port', 3306)}"
 
     def stop(self) -> None:
         """See `System.stop`."""

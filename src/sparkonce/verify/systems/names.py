@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 
 from sparkonce.errors import ConfigurationError
@@ -25,6 +26,9 @@ _MADE: Mapping[str, tuple[type[System], Callable[[str | None], System], str]] = 
 SYSTEMS: Mapping[str, type[System]] = {name: made for name, (made, _, _) in _MADE.items()}
 """The classes, whose `System.build` makes the sink in the query's process."""
 
+_BEFORE_A_PLACE = re.compile(r"[^\w-]")
+"""Of what is given: what cannot be part of a password."""
+
 
 def parse(text: str) -> System:
     """A system as the user names it: ``kafka`` for one of our own, ``kafka=broker:9092`` for the user's.
@@ -38,8 +42,9 @@ def parse(text: str) -> System:
     name, given, place = text.partition("=")
     if name not in _MADE or (given and not place.strip()):
         examples = ", ".join(example for _, _, example in _MADE.values())
+        shown = _BEFORE_A_PLACE.split(text)[0]
         raise ConfigurationError(
-            f"{name!r} is no system that can be verified" if name not in _MADE else f"{text!r} names no place",
+            f"--system {shown}: names no place" if name in _MADE else f"--system {shown}: there is no such system",
             next_step=f"give {', '.join(_MADE)}, or your own as {examples}.",
         )
     _, make, _ = _MADE[name]

@@ -15,6 +15,7 @@ from sparkonce.testing.proxy import FaultProxy, Request
 from sparkonce.testing.servers.postgres import PostgresServer
 from sparkonce.testing.servers.process import HOST
 from sparkonce.verify.systems.injections import Struck, of_connections, of_disk, of_server
+from sparkonce.verify.systems.places import without_credentials
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -92,7 +93,7 @@ class PostgresSystem(Struck):
                 connection.execute(f"CREATE INDEX ON {self.schema}.{_TABLE} (batch)")  # for `newest`
         except psycopg.Error as error:
             raise PreflightError(
-                f"PostgreSQL has no place for the rows: {str(error).strip()}",
+                f"{self._named} has no place for the rows: {str(error).strip()}",
                 next_step="check the address and the credentials, and GRANT CREATE ON DATABASE to the role.",
             ) from None
         requests = {} if encrypted else _REQUESTS[self._commit]
@@ -110,6 +111,10 @@ class PostgresSystem(Struck):
         server.start()
         self._direct = server.conninfo()
         self.injections = {**of_server(server), **of_disk(self._disk, server)}
+
+    @property
+    def _named(self) -> str:
+        return f"--system postgres={without_credentials(self._users)}" if self._users else "PostgreSQL"
 
     def _look(self) -> tuple[tuple[str, int], bool]:
         """Where the server is, and whether connections to it are encrypted."""

@@ -15,6 +15,7 @@ from sparkonce.testing.proxy import FaultProxy, Request
 from sparkonce.testing.servers.process import HOST
 from sparkonce.testing.servers.redis import RedisServer
 from sparkonce.verify.systems.injections import Struck, of_connections, of_disk, of_server
+from sparkonce.verify.systems.places import without_credentials
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -49,8 +50,11 @@ class RedisSystem(Struck):
     name = "redis"
 
     def __init__(self, url: str | None = None, megabytes: int = MEGABYTES) -> None:
-        if url is not None and urlsplit(url).scheme != "redis":
-            raise ConfigurationError("the url of Redis does not begin with redis://", next_step="name it so.")
+        if url is not None and not _is_readable(url):
+            raise ConfigurationError(
+                f"--system redis={without_credentials(url)} is no url of Redis that can be used",
+                next_step="name it redis://host:port, with a number for the port.",
+            )
         self._users = url
         self._megabytes = megabytes
         self._server: RedisServer | None = None
@@ -59,6 +63,7 @@ class RedisSystem(Struck):
         self._client: Any = None
         self._cursor = 0
         self._newest = -1
+        self._made = False
         self.injections = {}
         self.place = f"sparkonce-verify-{secrets.token_hex(5)}"
 
@@ -76,14 +81,15 @@ class RedisSystem(Struck):
             self.injections = {**of_server(server), **of_disk(self._disk, server)}
         else:
             self._direct = self._users
-        limits = {"socket_connect_timeout": _CONNECTS_WITHIN_S, "socket_timeout": _ANSWERS_WITHIN_S}
+        limits: dict[str, Any] = {"socket_connect_timeout": _CONNECTS_WITHIN_S, "socket_timeout": _ANSWERS_WITHIN_S}
         self._client = redis.Redis.from_url(self._direct, protocol=2, **limits)
         try:
             self._client.ping()
         except redis.RedisError as error:
             raise PreflightError(
-                f"Redis does not answer: {error}", next_step="check the url and the credentials."
+                f"{self._named} does not answer: {error}", next_step="check the url and the credentials."
             ) from None
+        self._made = True
         place = urlsplit(self._direct)
         requests = {
             "prepare": _any_of(scripts.PREPARE),
@@ -95,14 +101,19 @@ class RedisSystem(Struck):
         self.requests = tuple(requests)
         self.injections = {**of_connections(self.proxy), **self.injections}
 
+    @property
+    def _named(self) -> str:
+        return f"--system redis={without_credentials(self._users)}" if self._users else "Redis"
+
     def stop(self) -> None:
         """See `System.stop`."""
         client, self._client = self._client, None
         if client is not None:
             try:
-                if self._server is None and self.proxy is not None and not self.keep_place:
+                if self._server is None and self._made and not self.keep_place:
                     self._delete(client)
             finally:
+                self._made = False
                 client.close()
         if self.proxy is not None:
             self.proxy.close()
@@ -188,6 +199,14 @@ class RedisSystem(Struck):
                 cursor, keys = client.scan(cursor or 0, match=pattern, count=_SCAN, _type=type_)
                 if keys:
                     yield keys
+
+
+def _is_readable(url: str) -> bool:
+    try:
+        place = urlsplit(url)
+        return place.scheme == "redis" and (place.port or 1) > 0
+    except ValueError:
+        return False
 
 
 def times_applied(text: bytes, count: bytes | None) -> list[bytes | None]:

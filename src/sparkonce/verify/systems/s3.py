@@ -172,7 +172,9 @@ class S3System(Struck):
 
     def _uploads(self) -> list[Mapping[str, Any]]:
         pages = self._client().get_paginator("list_multipart_uploads")
-        found = [one for page in pages.paginate(Bucket=self._bucket) for one in page.get("Uploads", ())]
+        found = [
+            one for page in pages.paginate(Bucket=self._bucket, Prefix=self._prefix) for one in page.get("Uploads", ())
+        ]
         return [one for one in found if one["Key"].startswith(self._prefix)]
 
     def _get(self, key: str) -> io.BytesIO:

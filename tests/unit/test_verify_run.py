@@ -1,0 +1,179 @@
+"""What a run does at its edges: servers that cannot be had, reads that fail, what is left behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sparkonce.embedded.process import end_on_signals
+from sparkonce.errors import PreflightError
+from sparkonce.verify import run as module
+from sparkonce.verify.checkpoint import checkpoint_disk, keep_logs
+from sparkonce.verify.history import OBSERVED, Kind, Recorder, load
+from sparkonce.verify.reading import noting, read_systems
+from sparkonce.verify.run import Options, run
+from sparkonce.verify.workload import Workload
+
+
+class Fake:
+    """A system of which calls fail."""
+
+    keep_place = False
+
+    def __init__(self, name: str, **errors: Exception) -> None:
+        self.name = name
+        self.errors = errors
+        self.called: list[str] = []
+        self.answers = 0
+
+    def _do(self, what: str) -> None:
+        self.called.append(what)
+        if what in self.errors:
+            raise self.errors[what]
+
+    def start(self, _: Path) -> None:
+        self._do("start")
+
+    def stop(self) -> None:
+        self._do("stop")
+
+    def read(self) -> Any:
+        self._do("read")
+        return OBSERVED.empty_table()
+
+    def left_open(self) -> list[str]:
+        self._do("left_open")
+        return ["one"]
+
+
+class Late(Fake):
+    """Answers when it is asked for the second time."""
+
+    def read(self) -> Any:
+        self.errors = {} if "read" in self.called else {"read": OSError("not yet")}
+        return super().read()
+
+
+def asked(folder: Path, source: Any, *systems: Any, **more: Any) -> Options:
+    return Options(source=source, systems=systems, folder=folder, seed=1, rows=1, workload=Workload(seed=1), **more)
+
+
+# --- servers --------------------------------------------------------------------------------------------------------
+
+
+def test_a_package_that_is_missing_is_named(tmp_path: Path) -> None:
+    missing = ModuleNotFoundError("No module named 'psycopg'", name="psycopg")
+    system = Fake("postgres", start=missing)
+    with pytest.raises(PreflightError, match="postgres needs the package psycopg") as refused:
+        run(asked(tmp_path / "run", Fake("kafka"), system), [].append)
+    assert refused.value.next_step == "pip install 'sparkonce[postgres]'"
+
+
+def test_what_cannot_be_ended_hides_nothing(tmp_path: Path) -> None:
+    said: list[str] = []
+    kafka = Fake("kafka", stop=OSError("the topic is still there"))
+    postgres = Fake("postgres", start=PreflightError("no server"), stop=RuntimeError("no schema"))
+    with pytest.raises(PreflightError, match="no server"):
+        run(asked(tmp_path / "run", kafka, postgres), said.append)
+    assert (kafka.called, postgres.called) == (["start", "stop"], ["start", "stop"])
+    assert said[-2:] == [
+        "postgres is not left as it was: no schema",
+        "kafka is not left as it was: the topic is still there",
+    ]
+
+
+def test_a_version_that_nobody_knows_is_told_before_anything_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def version(name: str) -> str:
+        raise module.PackageNotFoundError(name)
+
+    monkeypatch.setattr(module, "version", version)
+    kafka = Fake("kafka")
+    with pytest.raises(PreflightError, match="sparkonce is not installed"):
+        run(asked(tmp_path / "run", kafka), [].append)
+    assert kafka.called == []
+
+
+# --- the last reads -------------------------------------------------------------------------------------------------
+
+
+def test_what_cannot_be_read_costs_nothing_that_can(tmp_path: Path) -> None:
+    said: list[str] = []
+    recorder = Recorder(tmp_path)
+    systems: Any = [Fake("kafka", read=OSError("gone")), Fake("postgres", left_open=TimeoutError()), Late("redis")]
+    read_systems(systems, recorder, said.append, insist_s=1.5)
+    recorder.close()
+    history = load(tmp_path)
+    assert set(history.observed) == {"postgres", "redis"}
+    assert [event["system"] for event in history.of(Kind.OPEN)] == ["kafka", "redis"]
+    assert [(event["what"], event["why"]) for event in history.of(Kind.UNREAD)] == [
+        ("the rows in kafka", "gone"),
+        ("what postgres holds open", "TimeoutError()"),
+    ]
+    assert said == ["the rows in kafka: not read: gone", "what postgres holds open: not read: TimeoutError()"]
+
+
+def test_ctrl_c_is_not_taken_for_an_answer(tmp_path: Path) -> None:
+    recorder = Recorder(tmp_path)
+    with pytest.raises(KeyboardInterrupt), noting("anything", recorder, [].append):
+        raise KeyboardInterrupt
+    recorder.close()
+
+
+# --- the checkpoint -------------------------------------------------------------------------------------------------
+
+
+def checkpoint(folder: Path) -> Path:
+    for name in ("sparkonce", "offsets", "commits", "state"):
+        (folder / name).mkdir(parents=True)
+        (folder / name / "0").write_text(name)
+    (folder / "metadata").write_text("{}")
+    return folder
+
+
+LOGS = ["commits/0", "metadata", "offsets/0", "sparkonce/0"]
+
+
+def files(folder: Path) -> list[str]:
+    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
+
+
+def test_the_logs_of_a_checkpoint_outlive_its_disk(tmp_path: Path) -> None:
+    with checkpoint_disk(tmp_path / "checkpoint", [].append) as disk:
+        checkpoint(tmp_path / "checkpoint" / "query")
+        is_small = disk.is_small
+    assert files(tmp_path) == [f"checkpoint/query/{name}" for name in (LOGS if is_small else [*LOGS, "state/0"])]
+
+
+def test_a_file_that_cannot_be_copied_costs_no_other(tmp_path: Path) -> None:
+    made = checkpoint(tmp_path / "query")
+    (made / "offsets" / "1").symlink_to(tmp_path / "nowhere")
+    with pytest.raises(OSError, match="offsets: "):
+        keep_logs(made, tmp_path / "kept")
+    assert files(tmp_path / "kept") == LOGS
+
+
+# --- signals --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_ends_us_in_order(number: signal.Signals) -> None:
+    before = signal.getsignal(number)
+    with pytest.raises(SystemExit) as end, end_on_signals():
+        os.kill(os.getpid(), number)
+    assert end.value.code == 128 + number
+    assert signal.getsignal(number) is before
+
+
+def test_a_hangup_that_is_ignored_stays_so() -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with end_on_signals():
+            os.kill(os.getpid(), signal.SIGHUP)
+    finally:
+        signal.signal(signal.SIGHUP, before)
