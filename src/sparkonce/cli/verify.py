@@ -38,20 +38,33 @@ def verify(
         Path | None,
         typer.Option("--kafka-config", metavar="FILE", help="librdkafka's settings for your own Kafka, as JSON."),
     ] = None,
-    brokers: Annotated[int, typer.Option(min=1, max=3, help="How many brokers to start.")] = 1,
-    faults: Annotated[int, typer.Option(min=0, help="How many faults to inject.")] = 12,
+    brokers: Annotated[int | None, typer.Option(help="How many brokers to start: 1 or 3.", show_default="1")] = None,
+    faults: Annotated[int | None, typer.Option(min=0, help="How many faults to inject.", show_default="12")] = None,
     fault: Annotated[
         list[str] | None, typer.Option("--fault", metavar="NAME", help="Only this fault; see --list-faults.")
     ] = None,
-    every: Annotated[float, typer.Option(min=0, help="Seconds from one fault to the next, at least.")] = 0,
-    rows: Annotated[int, typer.Option(min=1, help="How many rows to write to the source, at least.")] = 20_000,
-    rate: Annotated[int, typer.Option(min=1, max=100_000, help="How many rows a second.")] = 1_000,
+    every: Annotated[
+        float | None, typer.Option(min=0, help="Seconds from one fault to the next, at least.", show_default="0")
+    ] = None,
+    rows: Annotated[
+        int | None,
+        typer.Option(min=1, help="How many rows to write to the source, at least.", show_default="20000"),
+    ] = None,
+    rate: Annotated[
+        int | None, typer.Option(min=1, max=100_000, help="How many rows a second.", show_default="1000")
+    ] = None,
     seed: Annotated[int | None, typer.Option(help="Makes the same rows and the same schedule again.")] = None,
     folder: Annotated[
         Path | None, typer.Option("--out", metavar="DIR", help="A new folder for history, logs and report.")
     ] = None,
     replay: Annotated[
-        Path | None, typer.Option("--replay", metavar="DIR", help="Do again what the history in a folder says.")
+        Path | None,
+        typer.Option(
+            "--replay",
+            metavar="DIR",
+            help="Do again what the history in a folder says, on the same systems. Credentials are not in it: where "
+            "there were some, name every --system again, or --kafka-config.",
+        ),
     ] = None,
     judge: Annotated[
         Path | None, typer.Option("--judge", metavar="DIR", help="Only judge the history in a folder, and report.")
@@ -96,7 +109,8 @@ def verify(
             every_s=every,
             rows=rows,
             rate=rate,
-            seed=secrets.randbelow(1_000_000) if seed is None else seed,
+            seed=seed,
+            a_seed=secrets.randbelow(1_000_000),
             folder=folder or Path(time.strftime("sparkonce-verify-%Y%m%d-%H%M%S")),
             replay=replay,
         )

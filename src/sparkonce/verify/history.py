@@ -49,7 +49,9 @@ class Kind(str, Enum):
     """
 
     BEGAN = "began"
-    """[seed, workload, systems, guarantee, versions, schedule, limits]: what was asked for."""
+    """[seed, workload, systems, guarantee, versions, schedule, limits, rows, every_s, brokers, places,
+    kafka_config]: what was asked for. ``places`` says where the user's own systems are, without credentials;
+    ``kafka_config`` names the settings with which their Kafka is reached."""
     START = "start"
     """[driver, pid, slots, master]: a driver was started."""
     PHASE = "phase"

@@ -25,6 +25,7 @@ from sparkonce.verify.errors import VerifyFailedError
 from sparkonce.verify.faults import Fault
 from sparkonce.verify.feed import Feeder
 from sparkonce.verify.history import ROWS, History, Kind, Recorder, load
+from sparkonce.verify.possible import check_steps, hindrances, words_of
 from sparkonce.verify.query import FAST_START, QueryConfig
 from sparkonce.verify.reading import noting, read_systems
 from sparkonce.verify.schedule import Step, draw
@@ -159,10 +160,15 @@ class _Run:
         self._say = say
         self._checkpoint = disk.folder / QUERY
         self._disk = disk if disk.is_small else None
-        found = choices(options.systems, options.source, disk=disk.is_small, wanted=options.wanted)
+        source = options.source
+        why = hindrances(options.systems, source, disk=disk.is_small)
+        wanted = options.wanted or list(Fault)
+        if told := words_of({one: reason for one, reason in why.items() if one[0] in wanted}):
+            say(f"cannot be injected here: {told}")
+        found = choices(options.systems, source, disk=disk.is_small, wanted=wanted)
         drawn = options.schedule if options.schedule is not None else draw(options.seed, options.faults, found)
         self._steps = list(drawn)
-        source = options.source
+        check_steps(self._steps, found, why)
         self._feeder = Feeder(source.settings, source.source, options.workload)
         self._readers = Readers(options.systems, self._checkpoint, recorder)
         self._config = QueryConfig(
@@ -286,6 +292,11 @@ class _Run:
             guarantee="exactly-once",
             versions={**self._versions, **_machine()},
             schedule=[step.to_json() for step in self._steps],
+            rows=self._options.rows,
+            every_s=self._options.every_s,
+            brokers=self._options.source.nodes,
+            places=dict(self._options.places),
+            kafka_config=sorted(self._options.source.settings.keys() - {"bootstrap.servers"}),
             limits=self._options.limits.to_json(),
         )
 

@@ -60,6 +60,7 @@ class KafkaSystem(Struck):
         bootstrap: For the verifier's own feeder and readers, which no fault of connections strikes.
         client_bootstrap: For the query.
         settings: librdkafka's, of how the verifier's own clients connect, with `bootstrap`.
+        nodes: As given.
         source: The topic that the query reads.
         target: The topic that it writes to.
 
@@ -80,7 +81,7 @@ class KafkaSystem(Struck):
         if nodes not in (1, 3):
             raise ConfigurationError(f"--brokers {nodes}: there can be 1 or 3", next_step="choose one of them.")
         self._users = bootstrap
-        self._nodes = nodes
+        self.nodes = nodes
         self.partitions = partitions
         self.transaction_timeout_s = transaction_timeout_s
         self._more = dict(settings or {})
@@ -123,9 +124,11 @@ class KafkaSystem(Struck):
 
         told: list[str] = []
         quiet = {"log_level": 0, "error_cb": lambda error: told.append(error.str())}
+        admin = AdminClient({**self.settings, **quiet})
         try:
-            AdminClient({**self.settings, **quiet}).list_topics(timeout=_ANSWERS_WITHIN_S)
+            admin.list_topics(timeout=_ANSWERS_WITHIN_S)
         except KafkaException as error:
+            admin.poll(0)  # for what was told meanwhile, which says more
             why = next(iter(told), None) or error.args[0].str()
             raise PreflightError(
                 f"--bootstrap {self.bootstrap}: no broker answers within {_ANSWERS_WITHIN_S:g} s: {why}",
@@ -135,7 +138,7 @@ class KafkaSystem(Struck):
     def _start_own(self, folder: Path) -> None:
         more = {"transaction.abort.timed.out.transaction.cleanup.interval.ms": _CHECK_EVERY_MS}
         self._cluster = cluster = Cluster(
-            nodes=self._nodes, listeners={_THROUGH: "PLAINTEXT"}, folder=folder, overrides=more
+            nodes=self.nodes, listeners={_THROUGH: "PLAINTEXT"}, folder=folder, overrides=more
         )
         first, *others = cluster.brokers
         self.proxy = proxy = FaultProxy((HOST, first.ports[_THROUGH]), _REQUESTS)
@@ -148,7 +151,7 @@ class KafkaSystem(Struck):
         self.client_bootstrap = ",".join(f"{HOST}:{port}" for port in ports)
         self.requests = tuple(_REQUESTS)
         self.injections = {**of_server(_Whole(cluster)), **of_connections(proxy)}
-        if self._nodes > 1:
+        if self.nodes > 1:
             self.injections[Fault.COORDINATOR_MOVED] = Injection(self._kill_coordinator, self._revive)
 
     def stop(self) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+_HIDDEN = "***"
 _SECRET = re.compile(r"(?i)\b(\w*(?:password|passwd|secret|token)\w*\s*=\s*)('(?:[^'\\]|\\.)*'|[^\s&]*)")
 _LOGIN = re.compile(r"://[^/\s]*@")
 
@@ -14,9 +15,9 @@ def without_credentials(place: str) -> str:
     Args:
         place: A URL, or ``name=value …`` as libpq and PyMySQL have it.
     """
-    return _LOGIN.sub("://***@", _SECRET.sub(r"\1***", place))
+    return _LOGIN.sub(f"://{_HIDDEN}@", _SECRET.sub(rf"\1{_HIDDEN}", place))
 
 
 def holds_credentials(place: str) -> bool:
-    """Whether something of it is not to be shown."""
-    return without_credentials(place) != place
+    """Whether there are some, or were, before they were taken out."""
+    return _HIDDEN in without_credentials(place)

@@ -83,6 +83,13 @@ class PostgresSystem(Struck):
             self._start_own()
         else:
             self._direct = self._users
+            try:
+                psycopg.conninfo.conninfo_to_dict(self._users)
+            except psycopg.ProgrammingError:  # its message repeats what it does not understand: perhaps a password
+                raise ConfigurationError(
+                    "--system postgres=…: libpq cannot read where the server is",
+                    next_step="name it as 'host=… dbname=… user=…', with quotes around values that have spaces.",
+                ) from None
         try:
             upstream, encrypted = self._look()
             with self._connect() as connection:

@@ -1,0 +1,227 @@
+"""What is asked for on the command line of the verifier: what it comes to, and what is refused."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sparkonce.errors import ConfigurationError
+from sparkonce.protocol.state import Phase
+from sparkonce.verify.ask import Asked, options_of
+from sparkonce.verify.conduct import Limits
+from sparkonce.verify.faults import OF_REQUESTS, OF_THE_QUERY, Fault
+from sparkonce.verify.history import Kind, Recorder
+from sparkonce.verify.possible import check_steps, hindrances, words_of
+from sparkonce.verify.run import Options
+from sparkonce.verify.schedule import Step
+from sparkonce.verify.strike import choices
+from sparkonce.verify.systems.files import FilesSystem
+from sparkonce.verify.systems.kafka import KafkaSystem
+from sparkonce.verify.systems.postgres import PostgresSystem
+from sparkonce.verify.workload import Workload
+
+BOOTSTRAP = "bootstrap.servers"
+STEP = Step(number=1, fault=Fault.DRIVER_KILLED, phase=Phase.WRITING.name)
+
+
+def ask(tmp_path: Path, **more: Any) -> Options:
+    return options_of(Asked(**{"folder": tmp_path / "new", "a_seed": 7, **more}))
+
+
+def refused(tmp_path: Path, **more: Any) -> str:
+    with pytest.raises(ConfigurationError) as error:
+        ask(tmp_path, **more)
+    assert error.value.next_step
+    return error.value.message
+
+
+def test_where_nothing_is_asked_for(tmp_path: Path) -> None:
+    options = ask(tmp_path)
+    assert (options.seed, options.rows, options.faults, options.every_s) == (7, 20_000, 12, 0.0)
+    assert (options.workload.seed, options.workload.rows_per_second) == (7, 1_000)
+    assert options.systems == [options.source]
+    assert (options.source.nodes, options.source.bootstrap, options.places) == (1, "", {})
+    assert ask(tmp_path, seed=3).workload.seed == 3
+
+
+# --- Kafka ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"bootstrap": "b:9092"},
+        {"systems": ["kafka=b:9092"]},
+        {"kafka_settings": {BOOTSTRAP: "b:9092"}},
+        {"bootstrap": "b:9092", "systems": ["kafka=b:9092"], "kafka_settings": {BOOTSTRAP: "b:9092"}},
+    ],
+)
+def test_a_users_kafka_is_named_in_one_of_three_ways(more: dict[str, Any], tmp_path: Path) -> None:
+    options = ask(tmp_path, **more)
+    assert options.systems == [options.source]
+    assert options.source.bootstrap == "b:9092"
+    assert options.places == {"kafka": "b:9092"}
+
+
+def test_it_may_be_the_source_only(tmp_path: Path) -> None:
+    options = ask(tmp_path, bootstrap="b:9092", systems=["files"], kafka_settings={"security.protocol": "SSL"})
+    assert [system.name for system in options.systems] == ["files"]
+    assert options.source.settings == {BOOTSTRAP: "b:9092", "security.protocol": "SSL"}
+    assert options.places == {"kafka": "b:9092"}
+
+
+@pytest.mark.parametrize(
+    ("more", "named"),
+    [
+        ({"bootstrap": "a:1", "systems": ["kafka=b:1"]}, "--bootstrap a:1 and --system kafka b:1"),
+        ({"bootstrap": "a:1", "kafka_settings": {BOOTSTRAP: "b:1"}}, "--bootstrap a:1 and --kafka-config b:1"),
+        ({"kafka_settings": {"security.protocol": "SSL"}}, "--kafka-config has no bootstrap.servers"),
+        ({"brokers": 2}, "--brokers 2: there can be 1 or 3"),
+        ({"brokers": 3, "bootstrap": "a:1"}, "--brokers 3 is for a Kafka of our own, and a:1 is yours"),
+        ({"systems": ["files", "files=/data"]}, "--system files is given twice"),
+        ({"systems": ["kafka=a:1", "kafka"]}, "--system kafka is given twice"),
+        ({"wanted": ["rain"]}, "--fault rain"),
+    ],
+)
+def test_what_contradicts_itself_is_refused_by_name(more: dict[str, Any], named: str, tmp_path: Path) -> None:
+    assert named in refused(tmp_path, **more)
+
+
+# --- replay ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def recorded(tmp_path: Path) -> Path:
+    return record(tmp_path / "old")
+
+
+def record(folder: Path, **more: Any) -> Path:
+    recorder = Recorder(folder)
+    began = {
+        "seed": 5,
+        "workload": Workload(seed=5, rows_per_second=77).to_json(),
+        "systems": ["kafka", "files"],
+        "schedule": [STEP.to_json()],
+        "limits": Limits(start_s=9.0).to_json(),
+        "rows": 123,
+        "every_s": 4.0,
+        "brokers": 3,
+        "places": {},
+        "kafka_config": [],
+    }
+    recorder.note(Kind.BEGAN, **{**began, **more})
+    recorder.close()
+    return folder
+
+
+def test_a_history_is_done_again(recorded: Path, tmp_path: Path) -> None:
+    options = ask(tmp_path, replay=recorded)
+    assert (options.seed, options.rows, options.every_s) == (5, 123, 4.0)
+    assert options.workload == Workload(seed=5, rows_per_second=77)
+    assert options.schedule == [STEP]
+    assert options.limits == Limits(start_s=9.0)
+    assert [system.name for system in options.systems] == ["kafka", "files"]
+    assert options.source.nodes == 3
+
+
+def test_it_is_done_on_the_same_systems(tmp_path: Path) -> None:
+    old = record(tmp_path / "old", places={"kafka": "b:9092", "files": "/data/out"})
+    options = ask(tmp_path, replay=old)
+    assert options.places == {"kafka": "b:9092", "files": "/data/out"}
+    assert isinstance(options.systems[1], FilesSystem)
+    assert str(options.systems[1].folder).startswith("/data/out/")
+    assert ask(tmp_path, replay=old, bootstrap="c:9092").places["kafka"] == "c:9092"
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        ("--seed", {"seed": 1}),
+        ("--rows", {"rows": 123}),
+        ("--rate", {"rate": 1}),
+        ("--faults", {"faults": 0}),
+        ("--fault", {"wanted": ["cut"]}),
+        ("--every", {"every_s": 0.0}),
+        ("--brokers", {"brokers": 3}),
+        ("--system files", {"systems": ["files"]}),
+    ],
+)
+def test_what_would_change_it_is_refused_by_name(
+    option: str, value: dict[str, Any], recorded: Path, tmp_path: Path
+) -> None:
+    assert option in refused(tmp_path, replay=recorded, **value)
+
+
+def test_credentials_are_asked_for_again(tmp_path: Path) -> None:
+    place = "postgres=host=db password=secret"
+    first = ask(tmp_path, systems=["kafka", place])
+    assert first.places == {"postgres": "host=db password=***"}
+    old = record(tmp_path / "old", systems=["kafka", "postgres"], places=dict(first.places))
+    assert "--system postgres=host=db password=***" in refused(tmp_path, replay=old)
+    again = ask(tmp_path, replay=old, systems=[place, "kafka"])
+    assert again.places == first.places
+    old = record(tmp_path / "older", places={"kafka": "b:1"}, kafka_config=["sasl.password"])
+    assert "sasl.password in --kafka-config" in refused(tmp_path, replay=old)
+    assert ask(tmp_path, replay=old, kafka_settings={"sasl.password": "secret"}).source.bootstrap == "b:1"
+
+
+# --- what cannot be injected ----------------------------------------------------------------------------------------
+
+
+OF_CONNECTIONS = (Fault.CUT, *OF_REQUESTS)
+
+
+def struck(system: Any, *faults: Fault, requests: tuple[str, ...] = ()) -> Any:
+    system.injections = {fault: None for fault in faults if fault not in OF_REQUESTS}
+    system.requests = requests
+    system.proxy = object() if requests else None
+    return system
+
+
+def test_each_fault_that_cannot_be_injected_has_its_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sparkonce.verify.possible.cannot_mount", lambda: "no mount program")
+    monkeypatch.setattr("sparkonce.verify.possible.find_faketime", lambda: None)
+    kafka = struck(KafkaSystem(), Fault.SERVER_KILLED, Fault.SERVER_PAUSED, *OF_CONNECTIONS, requests=("end",))
+    files = struck(FilesSystem())
+    found = hindrances([kafka, files], kafka, disk=False)
+    assert found[Fault.LOG_DISK_FULL, ""] == found[Fault.TARGET_DISK_FULL, "files"] == "no mount program"
+    assert found[Fault.CLOCK_JUMPED, ""] == "libfaketime is not installed"
+    assert "--brokers 3" in found[Fault.COORDINATOR_MOVED, "kafka"]
+    assert not {Fault.EXPIRED, Fault.SERVER_KILLED, *OF_REQUESTS} & {fault for fault, _ in found}
+    assert "log-disk-full (no mount program); clock-jumped (libfaketime is not installed)" in words_of(found)
+    users = struck(KafkaSystem("b:1"))
+    postgres = struck(PostgresSystem("host=db"), Fault.CUT)
+    found = hindrances([postgres], users, disk=True)
+    assert (Fault.LOG_DISK_FULL, "") not in found
+    assert "kafka" in found[Fault.EXPIRED, ""]
+    assert "advertise" in found[Fault.CUT, "kafka"]
+    assert found[Fault.COORDINATOR_MOVED, "kafka"] == found[Fault.SERVER_KILLED, "postgres"] == "it is your own"
+    assert found[Fault.REPLY_LOST, "postgres"] == "its connections are encrypted"
+
+
+def test_a_step_that_cannot_be_injected_is_refused_before_any_is() -> None:
+    kafka = struck(KafkaSystem(), Fault.SERVER_KILLED, *OF_CONNECTIONS, requests=("end",))
+    can, why = choices([kafka], kafka, disk=True), hindrances([kafka], kafka, disk=True)
+    lost = replace(STEP, number=2, fault=Fault.REPLY_LOST, system="kafka", request="end")
+    check_steps([STEP, lost], can, why)
+    moved = replace(STEP, number=3, fault=Fault.COORDINATOR_MOVED, system="kafka")
+    other = replace(lost, number=4, request="commit")
+    gone = replace(STEP, number=5, fault=Fault.CUT, system="redis")
+    with pytest.raises(ConfigurationError, match="3 of 5 steps") as error:
+        check_steps([STEP, lost, moved, other, gone], can, why)
+    told = error.value.message
+    assert "step 3, coordinator-moved of kafka: there is one broker only: --brokers 3" in told
+    assert "step 4, reply-lost of kafka: its requests are end, not commit" in told
+    assert "step 5, cut of redis: there is nothing to strike" in told
+
+
+def test_a_fault_is_possible_or_has_a_reason() -> None:
+    kafka = struck(KafkaSystem(), Fault.SERVER_KILLED)
+    possible = {(choice.fault, choice.system) for choice in choices([kafka], kafka, disk=False)}
+    told = hindrances([kafka], kafka, disk=False)
+    of_query = {(fault, "") for fault in OF_THE_QUERY}
+    assert of_query - {(Fault.LOG_DISK_FULL, "")} <= possible | told.keys()
+    assert not possible & told.keys()
