@@ -75,4 +75,6 @@ def test_a_driver_that_finishes_a_batch_before_it_falls_does_not_count(conduct: 
 def test_what_has_come_has_come_however_many_fell(conduct: Conduct) -> None:
     conductor = conduct(FALLS)
     ended = Kind.ENDED
-    conductor.need(lambda: sum(event.kind is ended for event in conductor.recorder.events) >= 2, 600.0, "two have ended")
+    conductor.need(
+        lambda: sum(event.kind is ended for event in conductor.recorder.events) >= 2, 600.0, "two have ended"
+    )

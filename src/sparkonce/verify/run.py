@@ -34,7 +34,9 @@ if TYPE_CHECKING:
     from sparkonce.verify.systems.base import System
 
 _CHECKPOINT_MIB = 512
-_DRAIN_S = 600.0
+_FIRST_BATCH_S = 300.0
+_DRAIN_S = 300.0
+_SLOWEST_ROWS_PER_S = 2_000
 _UNDISTURBED_S = 900.0
 
 Say = Callable[[str], None]
@@ -118,6 +120,9 @@ class _Run:
         drawn = options.schedule if options.schedule is not None else draw(options.seed, options.faults, found)
         self._steps = list(drawn)
         source = options.source
+        if not any(step.fault is Fault.EXPIRED for step in self._steps):
+            # What the product leaves open is found open, and not ended by the broker before anybody looks.
+            source.transaction_timeout_s = None
         self._feeder = Feeder(source.settings, source.source, options.workload)
         self._readers = Readers(options.systems, self._checkpoint, recorder)
         self._config = QueryConfig(
@@ -153,19 +158,25 @@ class _Run:
             {system.name: system for system in _all(self._options)},
             seed=self._options.seed,
             disk=self._disk,
-            expiry_s=self._options.source.transaction_timeout_s,
+            expiry_s=self._options.source.transaction_timeout_s or 0.0,
             every_s=self._options.every_s,
         )
         try:
             self._feeder.start()
             self._readers.start()
-            striker.start(self._steps)
-            conductor.need(lambda: conductor.finished > 0, conductor.limits.start_s, "the first batch is finished")
+            striker.start(self._steps, beside=True)
+            if not conductor.wait(lambda: conductor.finished > 0, _FIRST_BATCH_S):
+                raise VerifyFailedError(
+                    f"the query has not finished a batch in {_FIRST_BATCH_S:.0f} s, and nothing has been done to it",
+                    next_step=f"read the logs in {self._options.folder / 'logs'}; perhaps the machine is too slow.",
+                )
             self._say("the query runs; faults begin")
             striker.carry_out(self._steps)
-            conductor.need(
-                lambda: self._feeder.written >= self._options.rows, self._longest_feed_s(), "all rows are written"
-            )
+            if not conductor.wait(lambda: self._feeder.written >= self._options.rows, self._longest_feed_s()):
+                raise VerifyFailedError(
+                    f"the source takes fewer rows than --rate {self._options.workload.rows_per_second} a second",
+                    next_step="ask for fewer.",
+                )
             disturbed = self._drain()
             self._read()
             if self._options.undisturbed:
@@ -196,7 +207,9 @@ class _Run:
             conductor.start(slots=0)
         end_ms = self._feeder.closed_at_ms()
         conductor.need(
-            lambda: conductor.checkpoint.finished_watermark_ms() >= end_ms, _DRAIN_S, "every window is given out"
+            lambda: conductor.checkpoint.finished_watermark_ms() >= end_ms,
+            _DRAIN_S + self._feeder.written / _SLOWEST_ROWS_PER_S,
+            "every window is given out",
         )
         return conductor.stop()
 

@@ -49,14 +49,18 @@ class Readers:
 
     def _watch(self, system: System) -> None:
         newest = -1
-        while not self._stopping.wait(_EVERY_S):
+        stopping = False
+        while not stopping:
+            stopping = self._stopping.wait(_EVERY_S)  # and one last look, at what is there in the end
             try:
                 found = system.newest()
             except Exception:  # noqa: BLE001, S112 - the system does not answer now: what it shows is asked again
                 continue
             if found <= newest:
                 continue
-            # In this order: a decision that came after the rows would hide that they came before it.
+            # Rows first, then the log: what is not decided now was not when the rows were seen. The other way round, a
+            # decision in between would look like none. Rows that are early for less than this takes are not noticed,
+            # so drivers are held for longer where rows must not show yet.
             decided = self._decided()
             if decided is not None:
                 newest = found

@@ -53,7 +53,8 @@ class KafkaSystem(Struck):
         bootstrap: The user's ``bootstrap.servers``; None for a cluster of our own.
         nodes: Of our own, 1 or 3. With 3 a coordinator can be moved.
         partitions: Of the source and of the target.
-        transaction_timeout_s: After how long without its commit the broker aborts a transaction; at least 1.
+        transaction_timeout_s: After how long without its commit the broker aborts a transaction; at least 1. None for
+            the longest that the broker allows.
         settings: librdkafka's, of how to connect to the user's, for example ``{"security.protocol": "SASL_SSL"}``.
 
     Attributes:
@@ -74,7 +75,7 @@ class KafkaSystem(Struck):
         bootstrap: str | None = None,
         nodes: int = 1,
         partitions: int = 4,
-        transaction_timeout_s: float = TRANSACTION_TIMEOUT_S,
+        transaction_timeout_s: float | None = TRANSACTION_TIMEOUT_S,
         settings: Mapping[str, Any] | None = None,
     ) -> None:
         if nodes not in (1, 3):
@@ -166,14 +167,15 @@ class KafkaSystem(Struck):
 
     def sink_settings(self) -> Mapping[str, Any]:
         """See `System.sink_settings`."""
-        timeout_ms = round(self.transaction_timeout_s * 1000)
+        timeout_s = self.transaction_timeout_s
         to = {
             **self._more,
             "bootstrap.servers": self.client_bootstrap,
-            "transaction.timeout.ms": timeout_ms,
-            "message.timeout.ms": min(15_000, timeout_ms),
+            "message.timeout.ms": round(min(15.0, timeout_s or 15.0) * 1000),
             "socket.timeout.ms": 3_000,
         }
+        if timeout_s is not None:
+            to["transaction.timeout.ms"] = round(timeout_s * 1000)
         return {"settings": to, "topic": self.target, "transactional_id_prefix": self._prefix}
 
     @staticmethod
