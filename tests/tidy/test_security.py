@@ -256,6 +256,8 @@ def put_together(source: ast.Module) -> list[str]:
         last = word.rpartition(".")[2]
         if last == "SQL" and not written(call.args[0]):
             found.append(ast.unparse(call))
+        if last == "execute" and len(call.args) > 1 and not isinstance(call.args[0], (ast.Constant, ast.Name)):
+            found.append(ast.unparse(call))  # a percent sign in a name would be taken for a value's place
         if last in {"execute", "executemany", "copy"} and (
             isinstance(call.args[0], (ast.JoinedStr, ast.BinOp))
             or list(made_statements(ast.Module([ast.Expr(call.args[0])], [])))
@@ -277,6 +279,7 @@ def test_statements_for_postgresql_are_put_together_by_psycopg_alone(path: Path)
         "connection.execute('DROP TABLE {}'.format(name))",
         "sql.SQL(f'{name}')",
         "sql.SQL(name)",
+        "connection.execute(sql.SQL('SELECT FROM {} WHERE a = %s').format(table), (1,))",
     ],
 )
 def test_the_check_of_what_psycopg_is_given_can_fail(line: str) -> None:
