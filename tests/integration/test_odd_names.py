@@ -6,27 +6,35 @@ taken over after a kill. Then exactly that table has the rows, and no other obje
 
 from __future__ import annotations
 
+import io
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from psycopg import sql
 
+from integration.s3_scene import bucket, s3
 from mariadb_witness import Witness, shared_server
 from postgres_witness import ask, fresh_database, needs_postgres, prepared, running, staging_tables
+from s3_bucket import Bucket
 from small_job import SmallJob
 from sparkonce.errors import ConfigurationError, PreflightError
 from sparkonce.guarantees import Guarantee
 from sparkonce.protocol.state import Phase
 from sparkonce.sinks.base import TwoPhaseCommitSink
+from sparkonce.sinks.files.partitions import values_of
+from sparkonce.sinks.files.sink import FilesSink
 from sparkonce.sinks.mysql.names import quote
 from sparkonce.sinks.mysql.orphans import list_orphans as list_mysql_orphans
 from sparkonce.sinks.mysql.sink import MySQLSink
 from sparkonce.sinks.postgres.orphans import list_orphans
 from sparkonce.sinks.postgres.sink import PostgresSink
 from sparkonce.testing.servers.postgres import PostgresServer
+
+__all__ = ["bucket", "s3"]
 
 DROP = "DROP TABLE innocent"
 NAMES = {
@@ -204,3 +212,75 @@ def test_mariadb(witness: Witness, tmp_path: Path, odd: str, mode: str) -> None:
 def test_a_name_that_mariadb_does_not_have_is_refused(witness: Witness) -> None:
     with pytest.raises(PreflightError, match="There is no table"):
         MySQLSink(witness.settings, table="é" * 65).preflight("0123456789ab", None)
+
+
+# --- files ----------------------------------------------------------------------------------------------------------
+
+CLIMBING = [
+    "..",
+    "../../up",
+    "/etc/up",
+    ".",
+    "~",
+    "-rf",
+    "a\nb",
+    "%2e%2e%2fup",
+    "a=b",
+    "..\\up",
+    "\x7f\x01",
+    "é數",
+    None,
+]
+COLUMN = "k/../=%"
+
+
+def partitioned(batch: int, slot: int) -> pa.RecordBatch:
+    ids = [1000 * batch + 100 * slot + place for place in range(len(CLIMBING))]
+    return pa.record_batch({"id": pa.array(ids, pa.int64()), COLUMN: pa.array(CLIMBING, pa.string())})
+
+
+def wanted_partitions() -> list[tuple[int, str | None]]:
+    made = [partitioned(batch, slot).to_pylist() for batch in range(3) for slot in range(2)]
+    return sorted((row["id"], row[COLUMN]) for rows in made for row in rows)
+
+
+def partitions_found(files: dict[str, bytes]) -> list[tuple[int, str | None]]:
+    """By path under the root: each has one folder, whose name gives the value back, and each row is there once."""
+    found = []
+    for path, content in files.items():
+        folder, _, _ = path.partition("/")
+        assert path.count("/") == 1
+        (value,) = values_of(folder).items()
+        assert value[0] == COLUMN
+        found += [(number, value[1]) for number in pq.read_table(io.BytesIO(content)).column("id").to_pylist()]
+    return sorted(found)
+
+
+def crash_and_go_on(checkpoint: Path, make: Callable[[], TwoPhaseCommitSink]) -> None:
+    job = SmallJob(checkpoint, lambda: [make()], partitioned)
+    job.run(0)
+    job.kill(1, Phase.DECIDING)
+    job.run(1)
+    job.kill(2, Phase.FINISHING)
+    job.run(2)
+
+
+def test_values_of_partitions_do_not_lead_out_of_a_folder(tmp_path: Path) -> None:
+    root = tmp_path / "inner" / "root"
+    crash_and_go_on(tmp_path / "checkpoint", lambda: FilesSink(str(root), partition_by=[COLUMN]))
+    files = {path.relative_to(root).as_posix(): path for path in root.rglob("*.parquet")}
+    assert partitions_found({name: path.read_bytes() for name, path in files.items()}) == wanted_partitions()
+    assert {path.name for path in tmp_path.iterdir()} == {"inner", "checkpoint"}
+    assert [path.name for path in root.parent.iterdir()] == ["root"]
+    folders = {path.name for path in root.iterdir() if not path.name.startswith("k%2F..%2F%3D%25=")}
+    assert folders == {".sparkonce", "_manifest"}
+
+
+def test_values_of_partitions_do_not_lead_out_of_a_prefix(bucket: Bucket, tmp_path: Path) -> None:
+    location = f"s3://{bucket.name}/inner/root"
+    options = bucket.server.settings()
+    crash_and_go_on(tmp_path, lambda: FilesSink(location, partition_by=[COLUMN], store_options=options, name="files"))
+    found = {key: content for key, content in bucket.objects("").items() if key.endswith(".parquet")}
+    assert all(key.startswith("inner/root/") for key in bucket.objects(""))
+    assert partitions_found({key.removeprefix("inner/root/"): one for key, one in found.items()}) == wanted_partitions()
+    assert bucket.uploads() == []
