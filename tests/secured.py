@@ -13,21 +13,35 @@ LOGIN = "org.apache.kafka.common.security"
 _LIMIT_S = 60.0
 
 
+SERVER = "subjectAltName=IP:127.0.0.1"
+ELSEWHERE = "subjectAltName=DNS:elsewhere.invalid"
+CLIENT = "keyUsage=digitalSignature"
+
+
+def _openssl(folder: Path, *arguments: str) -> None:
+    subprocess.run(["openssl", *arguments], cwd=folder, check=True, capture_output=True, timeout=_LIMIT_S)
+
+
+def make_certificate(folder: Path, name: str, extension: str, *, subject: str | None = None, days: int = 2) -> None:
+    """A key and a certificate of the authority in the folder; one of -1 days has expired."""
+    (folder / f"{name}.ext").write_text(extension)
+    _openssl(folder, "req", "-newkey", "rsa:2048", "-nodes", "-subj", f"/CN={subject or name}",
+             "-keyout", f"{name}.key", "-out", f"{name}.csr")  # fmt: skip
+    _openssl(folder, "x509", "-req", "-in", f"{name}.csr", "-CA", "ca.pem", "-CAkey", "ca.key", "-CAcreateserial",
+             "-days", str(days), "-extfile", f"{name}.ext", "-out", f"{name}.pem")  # fmt: skip
+
+
 def make_keys(folder: Path) -> Path:
     """An authority, and a certificate of it for the broker and one for a client, whose key has a password."""
 
     def openssl(*arguments: str) -> None:
-        subprocess.run(["openssl", *arguments], cwd=folder, check=True, capture_output=True, timeout=_LIMIT_S)
+        _openssl(folder, *arguments)
 
     for authority in ("ca", "stranger"):
         openssl("req", "-x509", "-newkey", "rsa:2048", "-nodes", "-subj", f"/CN={authority}", "-days", "2",
                 "-keyout", f"{authority}.key", "-out", f"{authority}.pem")  # fmt: skip
-    for name, extension in (("broker", "subjectAltName=IP:127.0.0.1"), ("client", "keyUsage=digitalSignature")):
-        (folder / f"{name}.ext").write_text(extension)
-        openssl("req", "-newkey", "rsa:2048", "-nodes", "-subj", f"/CN={name}",
-                "-keyout", f"{name}.key", "-out", f"{name}.csr")  # fmt: skip
-        openssl("x509", "-req", "-in", f"{name}.csr", "-CA", "ca.pem", "-CAkey", "ca.key", "-CAcreateserial",
-                "-days", "2", "-extfile", f"{name}.ext", "-out", f"{name}.pem")  # fmt: skip
+    make_certificate(folder, "broker", SERVER)
+    make_certificate(folder, "client", CLIENT)
     openssl("pkcs8", "-topk8", "-in", "client.key", "-passout", f"pass:{PASSWORD}", "-out", "client.locked.key")
     openssl("pkcs8", "-topk8", "-v1", "PBE-SHA1-3DES", "-in", "client.key", "-passout", f"pass:{PASSWORD}",
             "-out", "client.java.key")  # fmt: skip

@@ -16,7 +16,7 @@ from sparkonce.guarantees import Guarantee
 from sparkonce.protocol.ownership import TransactionName
 from sparkonce.sinks.base import Facts
 from sparkonce.sinks.postgres.catalog import Table, read_table, unique_keys
-from sparkonce.sinks.postgres.connection import Connection, connect, within
+from sparkonce.sinks.postgres.connection import Connection, connect, warn_of_wire, within
 from sparkonce.sinks.postgres.markers import find_commits, read_system
 from sparkonce.sinks.postgres.names import TWO_PHASE
 from sparkonce.sinks.postgres.outcomes import words_of
@@ -71,6 +71,7 @@ def preflight(ask: Ask, query: str, recorded: Facts | None) -> tuple[Facts, Tabl
     if ask.guarantee is Guarantee.EXACTLY_ONCE:
         _check_same_schema(ask, recorded)
     with _looking(ask) as connection:
+        warn_of_wire(connection)
         facts = _check_server(connection, ask, recorded)
         table = _check_table(connection, ask)
         if ask.guarantee is not Guarantee.EXACTLY_ONCE:
