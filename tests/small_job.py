@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from sparkonce.driver.positions import PositionReporter
 from sparkonce.driver.progress import BatchProgress
 from sparkonce.driver.run import Listener, RunDriver, Timing
 from sparkonce.executor import SinkTask, SlotTask, write_slot
@@ -38,6 +40,8 @@ class SmallJob:
         make_sinks: As a user's program makes them, anew for each run.
         rows: See `Rows`.
         slots: How many a batch has.
+        reporters: Told how far the query has read, made anew for each run.
+        source: The topic that the batches' offsets are of.
         deadline_s: How long a run asks for what it does not know.
     """
 
@@ -49,6 +53,8 @@ class SmallJob:
         *,
         slots: int = 2,
         deadline_s: float = 20.0,
+        reporters: Callable[[], Sequence[PositionReporter]] = tuple,
+        source: str = "t",
     ) -> None:
         self.checkpoint = checkpoint
         self.query = str(uuid.uuid4())
@@ -56,6 +62,8 @@ class SmallJob:
         self._rows = rows
         self._slots = slots
         self._deadline_s = deadline_s
+        self._reporters = reporters
+        self._source = source
 
     @property
     def short_query(self) -> str:
@@ -73,9 +81,12 @@ class SmallJob:
             log=DecisionLog(LocalLogStore(self.checkpoint)),
             timing=Timing(commit_deadline_s=self._deadline_s),
             listener=listener,
+            reporters=self._reporters(),
         )
         try:
-            return [driver.run_batch(_asked(batch), _Work(sinks, self._rows, batch, self._slots)) for batch in batches]
+            return [
+                driver.run_batch(self._asked(batch), _Work(sinks, self._rows, batch, self._slots)) for batch in batches
+            ]
         finally:
             driver.close()
 
@@ -92,6 +103,12 @@ class SmallJob:
             after()
         else:
             raise AssertionError(f"batch {batch} did not come to {phase}")
+
+    def _asked(self, batch: int) -> BatchAsked:
+        def line(number: int) -> tuple[str, ...]:
+            return (json.dumps({self._source: {"0": number}}),)
+
+        return BatchAsked(batch=batch, offsets=line(batch), previous_offsets=line(batch - 1) if batch else None)
 
     def files(self) -> list[Path]:
         """Everything in the checkpoint folder."""
@@ -125,10 +142,3 @@ class _Work:
 
     def run_into_nothing(self) -> None:
         """There is no state that would need it."""
-
-
-def _asked(batch: int) -> BatchAsked:
-    def line(number: int) -> tuple[str, ...]:
-        return (f'{{"t":{{"0":{number}}}}}',)
-
-    return BatchAsked(batch=batch, offsets=line(batch), previous_offsets=line(batch - 1) if batch else None)

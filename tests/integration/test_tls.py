@@ -80,7 +80,7 @@ IDENT = b"people etl certified\npeople client postgres\n"
 
 
 class SecuredPostgres(PostgresServer):
-    """Takes connections with TLS only: of ``etl`` with a password, of ``certified`` and the superuser by certificate."""
+    """With TLS only: ``etl`` logs in with a password, ``certified`` and the superuser with a certificate."""
 
     def __init__(self, keys: Path, certificate: str = "broker") -> None:
         names = {"server.pem": f"{certificate}.pem", "server.key": f"{certificate}.key", "ca.pem": "ca.pem"}

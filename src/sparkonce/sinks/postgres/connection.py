@@ -41,14 +41,14 @@ _LOCAL = ("localhost", "127.", "::1", "/", "@")
 
 
 def warn_of_wire(connection: Connection) -> None:
-    """Says so if the server is another machine and did not have to prove who it is. libpq's default asks for nothing."""
+    """Says so if the server is another machine and need not prove who it is: libpq's default asks for no proof."""
     given = {option.keyword.decode(): (option.val or b"").decode() for option in connection.pgconn.info}
     host, mode = given.get("host") or given.get("hostaddr", ""), given.get("sslmode", "")
     if mode == "verify-full" or given.get("gssencmode") == "require" or not host or host.startswith(_LOCAL):
         return
     log.warning(
-        "sslmode=%s: the connection to %s is %s, and whoever answers there is taken for the server. sslmode=verify-full "
-        "with sslrootcert has it prove who it is.",
+        "sslmode=%s: the connection to %s is %s, and whoever answers there is taken for the server. "
+        "sslmode=verify-full with sslrootcert has it prove who it is.",
         *(mode, host, "encrypted" if connection.pgconn.ssl_in_use else "not encrypted"),
     )
 
