@@ -139,7 +139,9 @@ def test_kafka(tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: py
 def add_user(witness: Witness, user: str) -> None:
     from confluent_kafka.admin import ScramCredentialInfo, ScramMechanism, UserScramCredentialUpsertion
 
-    change = UserScramCredentialUpsertion(user, ScramCredentialInfo(ScramMechanism.SCRAM_SHA_512), CANARY.encode())
+    change = UserScramCredentialUpsertion(
+        user, ScramCredentialInfo(ScramMechanism.SCRAM_SHA_512, 4096), CANARY.encode()
+    )
     for done in witness.admin.alter_user_scram_credentials([change]).values():
         done.result(LIMIT_S)
 
@@ -147,7 +149,7 @@ def add_user(witness: Witness, user: str) -> None:
 def allow_all(witness: Witness, user: str, cluster: Cluster) -> None:
     from confluent_kafka.admin import AclBinding, AclOperation, AclPermissionType, ResourcePatternType, ResourceType
 
-    kinds = (ResourceType.TOPIC, ResourceType.TRANSACTIONAL_ID)
+    kinds, every = (ResourceType.TOPIC, ResourceType.TRANSACTIONAL_ID), AclOperation.ALL
     rights = [
         AclBinding(
             kind, "*", ResourcePatternType.LITERAL, f"User:{user}", "*", AclOperation.ALL, AclPermissionType.ALLOW
@@ -270,7 +272,7 @@ def test_s3_takes_no_credentials_in_its_addresses() -> None:
         ("s3://bucket/x", {"endpoint_url": f"http://a:{CANARY}@h"}),
     ):
         with pytest.raises(ConfigurationError, match="credentials") as raised:
-            FilesSink(location, store_options=more)
+            FilesSink(location, store_options=more).preflight("0123456789ab", None)
         assert CANARY not in said_of(raised.value)
 
 
