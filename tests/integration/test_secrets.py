@@ -149,7 +149,7 @@ def add_user(witness: Witness, user: str) -> None:
 def allow_all(witness: Witness, user: str, cluster: Cluster) -> None:
     from confluent_kafka.admin import AclBinding, AclOperation, AclPermissionType, ResourcePatternType, ResourceType
 
-    kinds, every = (ResourceType.TOPIC, ResourceType.TRANSACTIONAL_ID), AclOperation.ALL
+    kinds = (ResourceType.TOPIC, ResourceType.TRANSACTIONAL_ID)
     rights = [
         AclBinding(
             kind, "*", ResourcePatternType.LITERAL, f"User:{user}", "*", AclOperation.ALL, AclPermissionType.ALLOW
