@@ -115,7 +115,7 @@ def test_the_product_imports_only_what_it_declares() -> None:
     }
     homes = importlib.metadata.packages_distributions()
     strangers = set(imported()) - set(sys.stdlib_module_names) - {OURS} - set(TYPES_ALONE)
-    # What comes with a declared package and is a part of its interface: boto3's errors are botocore's, Spark's bridge py4j.
+    # Parts of the interfaces of boto3 and PySpark, and installed by them.
     declared |= {"botocore", "py4j"}
     undeclared = {
         one: homes.get(one, [])
