@@ -29,6 +29,8 @@ from confluent_kafka.admin import (
     UserScramCredentialUpsertion,
 )
 
+from canary import CANARY, said_of
+from canary import check as look_everywhere
 from integration.kafka_witness import LIMIT_S, Witness, eventually, new_name, until_final
 from secured import ELSEWHERE, PASSWORD, SERVER, make_certificate, make_keys, secured_cluster
 from small_job import SmallJob
@@ -361,9 +363,9 @@ def _filter(one: AclBinding) -> AclBindingFilter:
     )
 
 
-def add_login(witness: Witness, user: str) -> None:
+def add_login(witness: Witness, user: str, password: str = PASSWORD) -> None:
     change = UserScramCredentialUpsertion(
-        user, ScramCredentialInfo(ScramMechanism.SCRAM_SHA_512, 4096), PASSWORD.encode()
+        user, ScramCredentialInfo(ScramMechanism.SCRAM_SHA_512, 4096), password.encode()
     )
     for done in witness.admin.alter_user_scram_credentials([change]).values():
         done.result(LIMIT_S)
@@ -499,3 +501,45 @@ def test_nothing_is_written_to_a_broker_without_a_proof(
     writer = Producer({**settings, "log_level": 0, "error_cb": lambda error: told.append(error.str())})
     eventually(lambda: (writer.poll(0.05), list(told))[1], lambda said: "certificate verify failed" in str(said))
     gc.collect()
+
+
+# --- secrets --------------------------------------------------------------------------------------------------------
+
+
+def test_a_password_is_shown_nowhere(
+    witness: Witness,
+    cluster: Cluster,
+    keys: Path,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(preflight_module, "TIMEOUT_S", 2.0)
+    rights = Rights(witness, cluster, keys, "canary")
+    rights.give(*rights.least)
+    add_login(witness, rights.user, CANARY)
+    settings = {**rights.settings, "sasl.password": CANARY}
+
+    def make(**changed: Any) -> KafkaSink:
+        return KafkaSink({**settings, **changed}, topic=rights.topic, transactional_id_prefix=rights.prefix)
+
+    look_everywhere(
+        make, tmp_path / "log", caplog, user={"sasl.username": "x"}, nowhere={"bootstrap.servers": "127.0.0.1:1"}
+    )
+    told = [repr(GroupOffsets("g", settings)), str(GroupOffsets("g", settings))]
+    for changed in (
+        {"sasl.mechanism": "NTLM"},
+        {"ssl.key.password": CANARY, "ssl.key.pem": CANARY, "ssl.certificate.pem": CANARY},
+        {"ssl.keystore.password": CANARY},
+        {"sasl.oauthbearer.client.secret": CANARY},
+        {"no.such.setting": "x"},
+        {"sasl.mechanism": "OAUTHBEARER", "oauth_cb": no_token},
+    ):
+        with pytest.raises(SparkonceError) as raised:
+            make(**changed).preflight("0123456789ab", None)
+        told.append(said_of(raised.value))
+    assert not [words for words in told if CANARY in words]
+
+
+def no_token(_: str) -> tuple[str, float]:
+    return CANARY, time.time() + 600

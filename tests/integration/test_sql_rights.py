@@ -25,6 +25,7 @@ from sparkonce.sinks.postgres.orphans import list_orphans
 from sparkonce.sinks.postgres.sink import PostgresSink
 from sparkonce.testing.servers.postgres import PostgresServer
 
+SLOW = pytest.mark.slow
 MODES: dict[str, dict[str, Any]] = {
     "two_phase": {"commit": "two_phase"},
     "staged": {"commit": "staged"},
@@ -120,10 +121,10 @@ def test_postgresql_with_the_least_rights(server: PostgresServer, tmp_path: Path
     ("mode", "right", "on", "phase"),
     [
         ("two_phase", "INSERT", "t", Phase.WRITING),
-        ("two_phase", "SELECT", "markers.sparkonce_commits", Phase.FINISHING),
+        pytest.param("two_phase", "SELECT", "markers.sparkonce_commits", Phase.FINISHING, marks=SLOW),
         ("staged", "INSERT", "t", Phase.FINISHING),
-        ("staged", "UPDATE", "markers.sparkonce_commits", Phase.FINISHING),
-        ("staged", "CREATE", "SCHEMA markers", Phase.WRITING),
+        pytest.param("staged", "UPDATE", "markers.sparkonce_commits", Phase.FINISHING, marks=SLOW),
+        pytest.param("staged", "CREATE", "SCHEMA markers", Phase.WRITING, marks=SLOW),
         ("upsert", "UPDATE", "t", Phase.FINISHING),
     ],
 )
@@ -187,8 +188,8 @@ def test_mariadb_with_the_least_rights(witness: Witness, tmp_path: Path, mode: s
     ("mode", "right", "on", "phase"),
     [
         ("two_phase", "INSERT", "t", Phase.WRITING),
-        ("two_phase", "SELECT", "sparkonce_commits", Phase.FINISHING),
-        ("staged", "CREATE", "*", Phase.WRITING),
+        pytest.param("two_phase", "SELECT", "sparkonce_commits", Phase.FINISHING, marks=SLOW),
+        pytest.param("staged", "CREATE", "*", Phase.WRITING, marks=SLOW),
         ("upsert", "UPDATE", "t", Phase.FINISHING),
     ],
 )
