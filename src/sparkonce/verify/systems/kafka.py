@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from sparkonce.embedded.cluster import Cluster
 from sparkonce.errors import ConfigurationError, PreflightError
+from sparkonce.testing.disk import SmallDisk, affordable
 from sparkonce.testing.kafka import coordinators, create_topic, list_transactions, scan
 from sparkonce.testing.matchers import ADD_PARTITIONS, END_TXN, INIT_PRODUCER_ID, PRODUCE, kafka_request
 from sparkonce.testing.proxy import FaultProxy
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from sparkonce.sinks.base import TwoPhaseCommitSink
 
 TRANSACTION_TIMEOUT_S = 30.0
+MEGABYTES = 6144
 
 _THROUGH = "PROXY"
 _REQUESTS = {
@@ -35,6 +37,7 @@ _REQUESTS = {
 _CHECK_EVERY_MS = 500
 _ANSWERS_WITHIN_S = 10.0
 _READ_WITHIN_S = 600.0
+_BACK_WITHIN_S = 180.0
 _LOOK_S = 2.0
 _POLL_S = 0.05
 _CHUNK = 10_000
@@ -56,6 +59,7 @@ class KafkaSystem(Struck):
         transaction_timeout_s: After how long without its commit the broker aborts a transaction; at least 1. None for
             the longest that the broker allows.
         settings: librdkafka's, of how to connect to the user's, for example ``{"security.protocol": "SASL_SSL"}``.
+        megabytes: The size of our own disk, of all nodes together. It is in memory, and takes as much as is written.
 
     Attributes:
         bootstrap: For the verifier's own feeder and readers, which no fault of connections strikes.
@@ -77,6 +81,7 @@ class KafkaSystem(Struck):
         partitions: int = 4,
         transaction_timeout_s: float | None = TRANSACTION_TIMEOUT_S,
         settings: Mapping[str, Any] | None = None,
+        megabytes: int = MEGABYTES,
     ) -> None:
         if nodes not in (1, 3):
             raise ConfigurationError(f"nodes={nodes} of Kafka: it is 1 or 3", next_step="choose one of them.")
@@ -85,6 +90,8 @@ class KafkaSystem(Struck):
         self.partitions = partitions
         self.transaction_timeout_s = transaction_timeout_s
         self._more = dict(settings or {})
+        self._megabytes = megabytes
+        self._disk: SmallDisk | None = None
         self._cluster: Cluster | None = None
         self._consumer: Any = None
         self._newest = -1
@@ -116,6 +123,7 @@ class KafkaSystem(Struck):
             ) from error
 
     def _start_own(self, folder: Path) -> None:
+        self._disk = disk = SmallDisk(folder, affordable(self._megabytes))
         more = {"transaction.abort.timed.out.transaction.cleanup.interval.ms": _CHECK_EVERY_MS}
         self._cluster = cluster = Cluster(
             nodes=self._nodes, listeners={_THROUGH: "PLAINTEXT"}, folder=folder, overrides=more
@@ -131,6 +139,8 @@ class KafkaSystem(Struck):
         self.client_bootstrap = ",".join(f"{HOST}:{port}" for port in ports)
         self.requests = tuple(_REQUESTS)
         self.injections = {**of_server(_Whole(cluster)), **of_connections(proxy)}
+        if disk.is_small:
+            self.injections[Fault.TARGET_DISK_FULL] = Injection(lambda _: disk.fill(), self._after_full_disk)
         if self._nodes > 1:
             self.injections[Fault.COORDINATOR_MOVED] = Injection(self._kill_coordinator, self._revive)
 
@@ -147,6 +157,9 @@ class KafkaSystem(Struck):
                 broker.kill()
             self._cluster.close()
             self._cluster = None
+            if self._disk is not None:
+                self._disk.close()
+                self._disk = None
         elif self._made and not self.keep_place:
             self._delete_topics()
         self._made = False
@@ -264,9 +277,17 @@ class KafkaSystem(Struck):
                 raise TimeoutError(f"no transactional id of the query is known to Kafka within {within_s:g} s")
             time.sleep(_POLL_S)
 
+    def _after_full_disk(self) -> None:
+        """A broker that could not write gives up its folder and ends, sooner or later: all are started anew."""
+        if self._disk is not None and self._cluster is not None:
+            self._disk.free()
+            whole = _Whole(self._cluster)
+            whole.kill()
+            whole.start()
+
     def _revive(self) -> None:
         if self._cluster is not None:
-            self._cluster.start()
+            self._cluster.start(_BACK_WITHIN_S)
 
 
 class _Whole:
@@ -276,7 +297,7 @@ class _Whole:
         self._cluster = cluster
 
     def start(self) -> None:
-        self._cluster.start()
+        self._cluster.start(_BACK_WITHIN_S)
 
     def kill(self) -> None:
         for broker in self._cluster.brokers:
