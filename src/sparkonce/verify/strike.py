@@ -284,6 +284,8 @@ def choices(systems: Sequence[System], source: System, *, disk: bool, wanted: Se
     ]
     for system in dict.fromkeys([*systems, source]):
         for fault, requests in system.faults().items():
+            # Aborts come when something is swept only: a trap for one would hardly ever spring.
+            regular = tuple(request for request in requests if request != "abort")
             if system in systems or fault not in OF_REQUESTS:
-                found.append(Choice(fault=fault, system=system.name, requests=tuple(requests)))
+                found.append(Choice(fault=fault, system=system.name, requests=regular))
     return [choice for choice in found if not wanted or choice.fault in wanted]
