@@ -73,7 +73,9 @@ class Simulation:
         self._nonces = 0
         self._chance = dice.chance
         self._switches, self._rate = config.switches, config.rate
-        self._request_faults = [name for name in ("reply lost", "request lost", "request late") if name in config.faults]
+        self._request_faults = [
+            name for name in ("reply lost", "request lost", "request late") if name in config.faults
+        ]
         self._hub: Any = None
 
     # --- what parties do ----------------------------------------------------------------------------------------------

@@ -223,13 +223,12 @@ class Client:
 
     def survey(self, states: Sequence[str], wanted: Callable[[str], bool], *, deadline_s: float) -> Any:
         names = self._ask(
-            "surveys", lambda: [one.name for one in self._kafka.ids.values() if one.state in states and wanted(one.name)]
+            "surveys",
+            lambda: [one.name for one in self._kafka.ids.values() if one.state in states and wanted(one.name)],
         )
         if isinstance(names, Answer):
             return names
-        return [
-            view for name in names if isinstance(view := self._kafka.describe(name), Description)
-        ]
+        return [view for name in names if isinstance(view := self._kafka.describe(name), Description)]
 
     def transaction_version(self, *, deadline_s: float) -> int:
         return self._kafka.version

@@ -140,9 +140,7 @@ class Link:
             branches = self.server.branches
             return self.ask(
                 "asks who holds locks",
-                lambda: tuple(
-                    branches[one].holder or None if one in branches else None for one in copies
-                ),
+                lambda: tuple(branches[one].holder or None if one in branches else None for one in copies),
             )
         if "MAX(batch)" in statement:
             return (max((name.batch for name in self.server.committed.values()), default=None),)
@@ -168,9 +166,7 @@ class _Committer(MySQLCommitter):
 
 
 def recovered(link: Link, flavour: Flavour) -> set[Xid]:
-    return link.ask(
-        "XA RECOVER", lambda: {Xid.of(one.name) for one in link.server.branches.values() if one.prepared}
-    )
+    return link.ask("XA RECOVER", lambda: {Xid.of(one.name) for one in link.server.branches.values() if one.prepared})
 
 
 def committed(link: Link, names: Iterable[TransactionName]) -> set[TransactionName]:

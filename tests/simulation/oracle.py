@@ -33,6 +33,7 @@ class Violation(str, Enum):
     LINGERING = "something is left open after a fresh run has swept"
     STRANDED = "a fresh run, left in peace, could not finish"
     WRONG_STOP = "a run stopped for a reason that did not exist"
+    FAILED = "the product's own code failed"
 
 
 _MAY_STOP = (

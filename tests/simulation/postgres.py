@@ -198,15 +198,15 @@ class Connection:
             step = parts[0]
             self.ask(str(step), lambda: server.finish_staged(self, step.names, step.commit))
             return _Rows([])
+        if len(parts) == 1:  # COMMIT, where nothing was left to do
+            server.free(self)
+            return _Rows([])
         head, text = parts[0], parts[1]
         if isinstance(head, sql.SQL) and head._obj in ("COMMIT PREPARED ", "ROLLBACK PREPARED "):
             name = TransactionName.parse(text._obj)
             commit = head._obj.startswith("COMMIT")
             if name is None or not self.ask(f"{head._obj}{name}", lambda: server.finish(name, commit)):
                 raise _error(psycopg.errors.UndefinedObject)
-            return _Rows([])
-        if head._obj == "COMMIT":
-            server.free(self)
             return _Rows([])
         raise NotImplementedError(repr(query))
 

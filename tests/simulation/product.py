@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import cache, lru_cache
 from importlib import import_module
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -12,7 +13,9 @@ from unittest import mock
 
 from sparkonce.driver import run as driver
 from sparkonce.protocol import codec, coordinator
+from sparkonce.protocol.ownership import TransactionalId, TransactionName
 from sparkonce.protocol.records import Record
+from sparkonce.sinks.files.handle import read_handle
 
 from simulation import files, mariadb, postgres, s3
 
@@ -87,6 +90,13 @@ class _Pool:
         pass
 
 
+class _Stopwatch:
+    seconds: Mapping[str, float] = {}
+
+    def spent(self, phase: object) -> None:
+        pass
+
+
 class _Codec:
     """The product's codec, which is pure: what was written down or read once is remembered."""
 
@@ -121,6 +131,23 @@ class _Codec:
 CODEC = _Codec()
 
 
+def replace(value: Any, **changes: Any) -> Any:
+    """`dataclasses.replace` for plain dataclasses with slots, in a third of its time: it is half of each step."""
+    kind = type(value)
+    made = object.__new__(kind)
+    for name, put, get in _slots(kind):
+        put(made, changes[name] if name in changes else get(value))
+    return made
+
+
+@cache
+def _slots(kind: type) -> tuple[tuple[str, Callable[..., None], Callable[..., Any]], ...]:
+    if kind.__dict__.get("__post_init__") is not None or not hasattr(kind, "__slots__"):
+        raise TypeError(f"{kind} cannot be copied slot by slot")
+    places = ((name, getattr(kind, name)) for name in kind.__slots__)
+    return tuple((name, place.__set__, place.__get__) for name, place in places)
+
+
 def _nonce() -> Any:
     return SimpleNamespace(hex=f"{_now[0].nonce():08x}")
 
@@ -153,7 +180,10 @@ _REPLACED: tuple[tuple[str, str, Any], ...] = (
     ("sparkonce.driver.run", "random", SimpleNamespace(uniform=lambda low, high: high)),
     ("sparkonce.driver.run", "socket", SimpleNamespace(gethostname=lambda: "h")),
     ("sparkonce.driver.run", "os", SimpleNamespace(getpid=lambda: 1)),
+    ("sparkonce.driver.run", "Stopwatch", _Stopwatch),
     ("sparkonce.log.base", "codec", CODEC),
+    (f"{_SINKS}.files.committer", "read_handle", lru_cache(MOST_REMEMBERED)(read_handle)),
+    *((f"sparkonce.protocol.{name}", "replace", replace) for name in ("coordinator", "view", "ownership")),
     (f"{_SINKS}.postgres.committer", "within", lambda *_: _NOTHING),
     *((f"{_SINKS}.postgres.{module}", name, value) for module, name, value in postgres.REPLACED),
     *((f"{_SINKS}.mysql.{module}", name, value) for module, name, value in mariadb.REPLACED),
@@ -180,6 +210,9 @@ def replaced() -> Iterator[None]:
     with ExitStack() as stack:
         for module, name, value in _REPLACED:
             stack.enter_context(mock.patch.object(import_module(module), name, value))
+        for kind in (TransactionName, TransactionalId):
+            stack.enter_context(mock.patch.object(kind, "parse", lru_cache(MOST_REMEMBERED)(kind.parse)))
+        stack.enter_context(mock.patch.object(driver.RunDriver, "_report", lambda *_: None))
         logging.disable(logging.CRITICAL)
         try:
             yield
@@ -198,8 +231,3 @@ def under_way(simulation: Simulation) -> Iterator[None]:
     finally:
         coordinator.KEEP_BATCHES, coordinator.TIDY_EVERY_BATCHES = 100, 20
         _now.clear()
-
-
-def step() -> Callable[..., Any]:
-    """The product's `step`."""
-    return driver.step

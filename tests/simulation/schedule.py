@@ -93,6 +93,9 @@ def run(
         except Broken:
             if oracle.violation is None:
                 oracle.violation = Violation.STRANDED
+        except Exception as error:  # noqa: BLE001 - whatever it is, no schedule may lead to it
+            simulation.say("BROKEN:", repr(error)[:300])
+            oracle.violation = oracle.violation or Violation.FAILED
         finally:
             simulation.end()
     return Outcome(violation=oracle.violation, requests=simulation.requests, told=tuple(simulation.told or ()))

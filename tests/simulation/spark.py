@@ -124,7 +124,9 @@ class Work:
     def run_into_nothing(self) -> None:
         self._cluster.simulation.stop_here()
 
-    def write(self, sinks: Mapping[str, Owner], only: frozenset[tuple[str, int]] | None) -> tuple[Sequence[Handle], bool]:
+    def write(
+        self, sinks: Mapping[str, Owner], only: frozenset[tuple[str, int]] | None
+    ) -> tuple[Sequence[Handle], bool]:
         """Each slot is a task of which Spark may start several copies; it takes the first that is done."""
         simulation = self._cluster.simulation
         stage = Stage(self._cluster, f"{self._run}", self._batch, sinks, only)
