@@ -251,7 +251,9 @@ class _Writer(Writer):
         self._kept = process.kept
         self._pool_of = (system.name, owner.token)
         self._owner = owner
-        self._worker = f"{process.number:012x}"
+        # A process draws this once for each sink and run.
+        worker = self._kept.setdefault((self._pool_of, "worker"), len(self._kept) * 4096 + process.number)
+        self._worker = f"{worker:012x}"
         self._batch, self._slot = batch, slot
         self._lane = -1
         self._name, self._epoch = "", -1
