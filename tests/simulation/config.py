@@ -75,9 +75,9 @@ def draw(seed: int, kinds: tuple[str, ...] = KINDS) -> Config:
     """The world of a seed: some of the sinks, some of the faults, each by its own weight."""
     dice = random.Random(~seed)
     return Config(
-        sinks=tuple(sorted(dice.sample(kinds, min(len(kinds), dice.choice((1, 1, 2, 2, 3)))))),
-        slots=dice.choice((1, 1, 2)),
-        batches=dice.choice((1, 1, 1, 2, 3)),
+        sinks=tuple(sorted(dice.sample(kinds, min(len(kinds), dice.choice((1, 1, 1, 2, 2, 3)))))),
+        slots=dice.choice((1, 1, 1, 2)),
+        batches=dice.choice((1, 1, 1, 1, 2, 3)),
         runs=dice.choice((1, 2, 2, 3)),
         faults=frozenset(fault for fault in FAULTS if dice.random() < 0.5),
         rate=dice.choice((0.01, 0.03, 0.1)),

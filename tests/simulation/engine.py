@@ -30,7 +30,7 @@ class NoAnswerError(Exception):
     """The party that asked will never get an answer."""
 
 
-class Broken(BaseException):  # noqa: N818 - not to be caught by anything in between
+class Broken(BaseException):
     """Something happened that must never be."""
 
 
@@ -200,11 +200,14 @@ class Simulation:
 
     def _happen(self) -> bool:
         """Something happens by itself; False if nothing can."""
-        possible = [done for event in self.events if (done := event()) is not None]
-        if not possible:
-            return False
-        possible[self.dice.pick(len(possible))]()
-        return True
+        events = self.events
+        first = self.dice.pick(len(events)) if events else 0
+        for event in (*events[first:], *events[:first]):
+            happens = event()
+            if happens is not None:
+                happens()
+                return True
+        return False
 
     def land(self, place: int) -> None:
         """A request arrives late. Nobody waits for its answer."""

@@ -12,22 +12,20 @@ from collections.abc import Mapping
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
+from simulation.spark import BATCHES_APART_MS
+from simulation.systems import System, Writer
 from sparkonce.errors import PrepareError
 from sparkonce.sinks.files.committer import FilesCommitter
 from sparkonce.sinks.files.handle import fields_of
 from sparkonce.sinks.files.local import LocalStore
 from sparkonce.sinks.files.store import Fields, file_path, name_in
 
-from simulation.spark import BATCHES_APART_MS
-from simulation.systems import System, Writer
-
 if TYPE_CHECKING:
-    from sparkonce.protocol.handles import Handle, Scalar
-    from sparkonce.sinks.base import Owner
-
     from simulation.engine import Simulation
     from simulation.oracle import Key
     from simulation.spark import Process
+    from sparkonce.protocol.handles import Handle, Scalar
+    from sparkonce.sinks.base import Owner
 
 ROOT = "/t"
 HELD = "/t/.sparkonce/held"

@@ -15,22 +15,21 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from simulation.engine import NoAnswerError
+from simulation.oracle import Violation
+from simulation.spark import BATCHES_APART_MS
+from simulation.systems import System, Writer
 from sparkonce.errors import PrepareError
 from sparkonce.protocol.ownership import LanePool, TransactionalId
 from sparkonce.sinks.kafka.committer import KafkaCommitter
 from sparkonce.sinks.kafka.outcomes import TRANSACTIONAL_ID_NOT_FOUND, Answer, Description, Transaction
 
-from simulation.engine import NoAnswerError
-from simulation.spark import BATCHES_APART_MS
-from simulation.systems import System, Writer
-
 if TYPE_CHECKING:
-    from sparkonce.protocol.handles import Handle, Scalar
-    from sparkonce.sinks.base import Owner
-
     from simulation.engine import Simulation
     from simulation.oracle import Key
     from simulation.spark import Process
+    from sparkonce.protocol.handles import Handle, Scalar
+    from sparkonce.sinks.base import Owner
 
 INVALID_PRODUCER_EPOCH = 47
 INVALID_TXN_STATE = 48
@@ -124,16 +123,17 @@ class Kafka(System):
         one.state = "Empty"
         return one.epoch
 
-    def produce(self, name: str, epoch: int, batch: int, slot: int, parts: int) -> bool:
-        """Whether the records were taken."""
+    def produce(self, name: str, epoch: int, batch: int, slot: int, parts: int) -> str:
+        """``taken``, ``fenced``, or ``reopened`` where the epoch had carried a transaction already."""
         one = self.ids.get(name)
         if one is None or one.epoch != epoch or one.state.startswith("Prepare"):
-            return False
+            return "fenced"
+        answer = "taken" if one.state in ("Empty", "Ongoing") else "reopened"
         if one.state == "Ongoing" and (one.batch, one.slot) == (batch, slot):
             one.parts += parts
         else:
             one.state, one.batch, one.slot, one.parts = "Ongoing", batch, slot, parts
-        return True
+        return answer
 
     def end(self, asked: Transaction, commit: bool) -> Answer:
         """EndTxn: v4 to commit, v5 to abort."""
@@ -281,12 +281,14 @@ class _Writer(Writer):
         return pool.lend(self._batch)
 
     def write(self, parts: int) -> None:
-        taken = self.ask(
+        answer = self.ask(
             f"writes {self._name} {self._epoch}",
             lambda: self.system.produce(self._name, self._epoch, self._batch, self._slot, parts),
         )
-        if not taken:
+        if answer == "fenced":
             raise PrepareError("fenced")
+        if answer == "reopened":
+            self.system.simulation.oracle.broken(Violation.SHARED_EPOCH, self._name, self._epoch)
 
     def prepare(self) -> Mapping[str, Scalar]:
         return {"transactional_id": self._name, "producer_id": 1, "epoch": self._epoch}

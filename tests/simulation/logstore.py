@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING
 from sparkonce.log.base import Landed, LogStore, PutUnknownError, Taken
 
 if TYPE_CHECKING:
-    from sparkonce.protocol.records import Record
-
     from simulation.engine import Simulation
+    from sparkonce.protocol.records import Record
 
 
 class ModelStore(LogStore):

@@ -12,6 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 import pymysql
 
+from simulation.engine import NoAnswerError
+from simulation.spark import BATCHES_APART_MS
+from simulation.systems import System, Writer
 from sparkonce.errors import PrepareError
 from sparkonce.protocol.ownership import TransactionName
 from sparkonce.sinks.mysql.committer import MySQLCommitter
@@ -20,17 +23,12 @@ from sparkonce.sinks.mysql.markers import TWO_PHASE, Marker
 from sparkonce.sinks.mysql.names import Xid
 from sparkonce.sinks.mysql.outcomes import NO_SUCH_THREAD, XAER_NOTA
 
-from simulation.engine import NoAnswerError
-from simulation.spark import BATCHES_APART_MS
-from simulation.systems import System, Writer
-
 if TYPE_CHECKING:
-    from sparkonce.protocol.handles import Handle, Scalar
-    from sparkonce.sinks.base import Owner
-
     from simulation.engine import Simulation
     from simulation.oracle import Key
     from simulation.spark import Process
+    from sparkonce.protocol.handles import Handle, Scalar
+    from sparkonce.sinks.base import Owner
 
 
 class Branch:
@@ -51,6 +49,8 @@ class MariaDB(System):
         self.branches: dict[str, Branch] = {}
         self.committed: dict[str, TransactionName] = {}
         self.connections = 0
+        self.closing: list[Branch] = []
+        simulation.events.append(self.notice)
 
     def committer(self) -> MySQLCommitter:
         return _Committer(self)
@@ -80,6 +80,12 @@ class MariaDB(System):
         branch.holder = 0
         if not branch.prepared:
             self.branches.pop(branch.name.copy, None)
+
+    def notice(self) -> Callable[[], None] | None:
+        """The server notices that a connection was closed; None if there is nothing to notice."""
+        if not self.closing:
+            return None
+        return lambda: self.end_connection(self.closing.pop(0))
 
     # --- requests -----------------------------------------------------------------------------------------------------
 
@@ -248,7 +254,11 @@ class _Writer(Writer):
         return branch if branch is not None and branch.holder else None
 
     def _end(self) -> None:
-        if (branch := self._branch()) is not None:
+        if (branch := self._branch()) is None:
+            return
+        if self.system.simulation.chance("request late"):
+            self.system.closing.append(branch)
+        else:
             self.system.end_connection(branch)
 
     def abort(self) -> None:

@@ -9,6 +9,11 @@ from importlib import import_module
 from typing import Any
 from unittest import mock
 
+from simulation.config import KINDS
+from simulation.engine import Simulation
+from simulation.kafka import Kafka
+from simulation.schedule import SYSTEMS
+from simulation.systems import System
 from sparkonce.protocol import coordinator
 from sparkonce.protocol import effects as do
 from sparkonce.protocol import events as on
@@ -22,14 +27,10 @@ from sparkonce.sinks.files import local
 from sparkonce.sinks.files.local import LocalStore
 from sparkonce.sinks.kafka.committer import KafkaCommitter
 from sparkonce.sinks.kafka.outcomes import Answer, Transaction
+from sparkonce.sinks.mysql import prepared
+from sparkonce.sinks.mysql.names import Xid
 from sparkonce.sinks.postgres.committer import PostgresCommitter
 from sparkonce.sinks.postgres.names import Claimed
-
-from simulation.config import KINDS
-from simulation.engine import Simulation
-from simulation.kafka import Kafka
-from simulation.schedule import SYSTEMS
-from simulation.systems import System
 
 LOST = Finished(outcome=Outcome.LOST, reason="said by a mutant")
 
@@ -150,6 +151,14 @@ def _committed_is_gone(connection: Any, names: Any, found: Any, place: Any, *, c
     return {name: LOST for name in names if name not in found or found[name][0] == "committed"}
 
 
+def _refused_is_lost(desk: Any, name: Any) -> Finished:
+    refusal = prepared._try(desk.link, f"XA COMMIT {Xid.of(name)}")
+    if refusal is None:
+        return Finished(outcome=Outcome.COMMITTED)
+    listed = Xid.of(name) in prepared.recovered(desk.link, desk.flavour)
+    return Finished(outcome=Outcome.RETRY) if listed else LOST
+
+
 def _nosuchupload_is_lost(code: str, standing: Any, fields: Any) -> Finished:
     return LOST
 
@@ -259,10 +268,7 @@ MUTANTS = (
     Mutant(
         name="MariaDB: 1397 means lost, whatever the marker says",
         kinds=("mariadb",),
-        patches=(
-            ("sinks.mysql.markers", "committed", lambda _, __: set()),
-            ("sinks.mysql.markers", "is_seen", lambda _, __: False),
-        ),
+        patches=(("sinks.mysql.prepared", "commit", _refused_is_lost),),
     ),
     Mutant(
         name="MariaDB: 1397 means lost, also while the connection that prepared is there",

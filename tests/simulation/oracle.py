@@ -6,10 +6,9 @@ from collections.abc import Callable, Mapping
 from enum import Enum
 from typing import TYPE_CHECKING
 
+from simulation.engine import Broken, Simulation
 from sparkonce import errors
 from sparkonce.protocol.records import Amend, Commit, Record
-
-from simulation.engine import Broken, Simulation
 
 if TYPE_CHECKING:
     from sparkonce.protocol.handles import Handle
@@ -30,6 +29,7 @@ class Violation(str, Enum):
     UNDECIDED = "rows are visible that no decision names"
     UNDONE = "a transaction that a decision names was aborted by request"
     DECIDED_TWICE = "a batch was decided by two commits"
+    SHARED_EPOCH = "a copy wrote on in an epoch whose transaction had ended"
     LINGERING = "something is left open after a fresh run has swept"
     STRANDED = "a fresh run, left in peace, could not finish"
     WRONG_STOP = "a run stopped for a reason that did not exist"

@@ -17,6 +17,9 @@ from typing import TYPE_CHECKING, Any
 import psycopg
 from psycopg import sql
 
+from simulation.engine import NoAnswerError
+from simulation.spark import BATCHES_APART_MS
+from simulation.systems import System, Writer
 from sparkonce.errors import PrepareError
 from sparkonce.protocol.handles import transaction_fields
 from sparkonce.protocol.ownership import TransactionName
@@ -27,17 +30,12 @@ from sparkonce.sinks.postgres.markers import Look
 from sparkonce.sinks.postgres.names import STAGED, TWO_PHASE, BackendName, Place, fields_of, handle_of
 from sparkonce.sinks.postgres.settings import Limits
 
-from simulation.engine import NoAnswerError
-from simulation.spark import BATCHES_APART_MS
-from simulation.systems import System, Writer
-
 if TYPE_CHECKING:
-    from sparkonce.protocol.handles import Handle, Scalar
-    from sparkonce.sinks.base import Owner
-
     from simulation.engine import Simulation
     from simulation.oracle import Key
     from simulation.spark import Process
+    from sparkonce.protocol.handles import Handle, Scalar
+    from sparkonce.sinks.base import Owner
 
 PLACE = Place(system="1", database="d", commits="public")
 LIMITS = Limits()

@@ -11,13 +11,12 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 from unittest import mock
 
+from simulation import files, mariadb, postgres, s3
 from sparkonce.driver import run as driver
 from sparkonce.protocol import codec, coordinator
 from sparkonce.protocol.ownership import TransactionalId, TransactionName
 from sparkonce.protocol.records import Record
 from sparkonce.sinks.files.handle import read_handle
-
-from simulation import files, mariadb, postgres, s3
 
 if TYPE_CHECKING:
     from simulation.engine import Simulation

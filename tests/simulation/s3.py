@@ -12,6 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 from botocore.exceptions import ClientError, ConnectionError  # noqa: A004
 
+from simulation.engine import NoAnswerError
+from simulation.spark import BATCHES_APART_MS
+from simulation.systems import System, Writer
 from sparkonce.errors import PrepareError
 from sparkonce.sinks.files.committer import FilesCommitter
 from sparkonce.sinks.files.handle import fields_of
@@ -19,17 +22,12 @@ from sparkonce.sinks.files.s3.outcomes import NO_SUCH_UPLOAD, TRANSACTION, UPLOA
 from sparkonce.sinks.files.s3.store import S3Store
 from sparkonce.sinks.files.store import file_path, name_in
 
-from simulation.engine import NoAnswerError
-from simulation.spark import BATCHES_APART_MS
-from simulation.systems import System, Writer
-
 if TYPE_CHECKING:
-    from sparkonce.protocol.handles import Handle, Scalar
-    from sparkonce.sinks.base import Owner
-
     from simulation.engine import Simulation
     from simulation.oracle import Key
     from simulation.spark import Process
+    from sparkonce.protocol.handles import Handle, Scalar
+    from sparkonce.sinks.base import Owner
 
 BUCKET, PREFIX = "b", "t/"
 

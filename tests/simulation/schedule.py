@@ -5,9 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from sparkonce.errors import SparkonceError
-from sparkonce.log.base import DecisionLog
-
 from simulation.config import Config, draw
 from simulation.dice import Dice, Noted
 from simulation.engine import MOST_TURNS, Broken, Simulation, digest
@@ -21,6 +18,8 @@ from simulation.product import CODEC, under_way
 from simulation.s3 import S3
 from simulation.spark import Cluster
 from simulation.systems import System
+from sparkonce.errors import SparkonceError
+from sparkonce.log.base import DecisionLog
 
 SYSTEMS: Mapping[str, Callable[[Simulation, str], System]] = {
     "kafka-v1": Kafka,

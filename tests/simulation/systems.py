@@ -6,20 +6,18 @@ import abc
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
+from simulation.engine import NoAnswerError
 from sparkonce.errors import PrepareError
 from sparkonce.guarantees import Guarantee
 from sparkonce.protocol.ownership import TransactionName
 from sparkonce.sinks.base import Facts, SinkCommitter, SinkWriter, TwoPhaseCommitSink, WriterContext
 
-from simulation.engine import NoAnswerError
-
 if TYPE_CHECKING:
-    from sparkonce.protocol.handles import Handle, Scalar
-    from sparkonce.sinks.base import Owner
-
     from simulation.engine import Simulation
     from simulation.oracle import Key
     from simulation.spark import Process
+    from sparkonce.protocol.handles import Handle, Scalar
+    from sparkonce.sinks.base import Owner
 
 Event = Callable[[], Callable[[], None] | None]
 """What may happen by itself now, if anything can."""
