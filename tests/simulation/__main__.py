@@ -38,10 +38,10 @@ def _arguments(arguments: list[str]) -> argparse.Namespace:
 def _replay(path: Path) -> int:
     failure = Failure.of_json(json.loads(path.read_text()))
     outcome = replay(failure)
-    print("\n".join(outcome.told))
+    _say("\n".join(outcome.told))
     same = outcome.violation is failure.violation and outcome.digest == failure.digest
     found = outcome.violation.value if outcome.violation is not None else "nothing is broken"
-    print(f"\n{found}; {'the same as' if same else 'NOT the same as'} in {path}")
+    _say(f"\n{found}; {'the same as' if same else 'NOT the same as'} in {path}")
     return 1 if outcome.violation is not None else 0
 
 
@@ -58,16 +58,21 @@ def _run(schedules: int, first: int, jobs: int, out: Path) -> int:
                 done, requests = done + count.schedules, requests + count.requests
                 failed += len(count.failed)
                 for seed in count.failed:
-                    print(f"seed {seed} fails; making it small", flush=True)
+                    _say(f"seed {seed} fails; making it small")
                     failure = explain(seed)
-                    print(f"{failure.violation.value}, {failure.length} decisions: {failure.write(out)}", flush=True)
+                    _say(f"{failure.violation.value}, {failure.length} decisions: {failure.write(out)}")
                 if not failed and (following := next(chunks, None)) is not None:
                     waiting.add(pool.submit(_chunk, *following))
             if time.monotonic() - said > _SAY_EVERY_S:
                 said = time.monotonic()
-                print(_summary(done, requests, failed, time.monotonic() - began), flush=True)
-    print(_summary(done, requests, failed, time.monotonic() - began), flush=True)
+                _say(_summary(done, requests, failed, time.monotonic() - began))
+    _say(_summary(done, requests, failed, time.monotonic() - began))
     return 1 if failed else 0
+
+
+def _say(text: str) -> None:
+    sys.stdout.write(text + "\n")
+    sys.stdout.flush()
 
 
 def _chunks(first: int, schedules: int) -> Iterator[tuple[int, int]]:

@@ -13,6 +13,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from simulation.engine import NoAnswerError
@@ -295,10 +296,8 @@ class _Writer(Writer):
 
     def abort(self) -> None:
         if self._lane >= 0:
-            try:
+            with suppress(PrepareError):
                 self.ask(f"gives up {self._name} {self._epoch}", self._give_up)
-            except PrepareError:
-                pass
         self.close()
 
     def _give_up(self) -> None:

@@ -211,7 +211,7 @@ def replaced() -> Iterator[None]:
             stack.enter_context(mock.patch.object(import_module(module), name, value))
         for kind in (TransactionName, TransactionalId):
             stack.enter_context(mock.patch.object(kind, "parse", lru_cache(MOST_REMEMBERED)(kind.parse)))
-        stack.enter_context(mock.patch.object(driver.RunDriver, "_report", lambda *_: None))
+        stack.enter_context(mock.patch.object(driver.RunDriver, "_report", return_value=None))
         logging.disable(logging.CRITICAL)
         try:
             yield

@@ -8,6 +8,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from botocore.exceptions import ClientError, ConnectionError  # noqa: A004
@@ -229,10 +230,8 @@ class _Writer(Writer):
     def abort(self) -> None:
         if self._upload is not None and self._upload.number in self.system.uploads:
             upload = self._upload
-            try:
+            with suppress(PrepareError):
                 self.ask(f"gives up {upload.key}", lambda: self._give_up(upload))
-            except PrepareError:
-                pass
 
     def _give_up(self, upload: Upload) -> None:
         if upload.number in self.system.uploads:

@@ -100,7 +100,7 @@ class Writer(abc.ABC):
     def abort(self) -> None:
         """Gives them up."""
 
-    def close(self) -> None:
+    def close(self) -> None:  # noqa: B027 - optional
         """Frees what it holds."""
 
     def ask(self, what: str, apply: Callable[[], Any]) -> Any:

@@ -83,4 +83,4 @@ def test_the_command_runs_what_it_is_asked_for(tmp_path: Path) -> None:
         text=True,
     )
     assert (said.returncode, said.stderr) == (0, "")
-    assert said.stdout.startswith("2,500 schedules, ")
+    assert said.stdout.splitlines()[-1].startswith("2,500 schedules, ")
