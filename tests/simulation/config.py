@@ -41,6 +41,8 @@ class Config:
         switches: How likely another party goes on before a request.
         keep: How many batches the log keeps.
         sweep_every_s: See `sparkonce.driver.run.Timing`.
+        deterministic: Whether a second execution of a batch gives the same rows.
+        keep_ready: Whether workers initialise a transactional id for the next task while one runs.
     """
 
     sinks: tuple[str, ...]
@@ -53,6 +55,8 @@ class Config:
     switches: float = 0.2
     keep: int = 100
     sweep_every_s: float = 10.0
+    deterministic: bool = True
+    keep_ready: bool = False
 
     def to_json(self) -> dict[str, Any]:
         """As plain values."""
@@ -85,4 +89,6 @@ def draw(seed: int, kinds: tuple[str, ...] = KINDS) -> Config:
         switches=dice.choice((0.05, 0.2, 0.5)),
         keep=dice.choice((100, 100, 1, 2)),
         sweep_every_s=dice.choice((10.0, 0.0)),
+        deterministic=dice.random() < 0.8,
+        keep_ready=dice.random() < 0.5,
     )

@@ -260,9 +260,18 @@ class _Writer(Writer):
         self._name, self._epoch = "", -1
 
     def begin(self) -> None:
-        pool, lane = self._lend(self._kept.get(self._pool_of, LanePool()))
+        ready = self._kept.setdefault((self._pool_of, "ready"), [])
+        lane, self._name, self._epoch = ready.pop() if ready else self._initialise()
+        self._lane = lane
+        if self.system.simulation.config.keep_ready:
+            with suppress(PrepareError):
+                ready.append(self._initialise())
+
+    def _initialise(self) -> tuple[int, str, int]:
+        """A lane, its id, and the new epoch. A lane whose initialisation was not answered is never given back."""
+        pool, lane = self._kept.get(self._pool_of, LanePool()).lend(self._batch)
         self._kept[self._pool_of] = pool
-        self._name = str(
+        name = str(
             TransactionalId(
                 prefix=self.system.prefix,
                 query=self._owner.query,
@@ -272,14 +281,10 @@ class _Writer(Writer):
             )
         )
         for _ in range(3):
-            epoch = self.ask(f"initialises {self._name}", lambda: self.system.initialise(self._name))
+            epoch = self.ask(f"initialises {name}", lambda: self.system.initialise(name))
             if epoch is not None:
-                self._lane, self._epoch = lane, epoch
-                return
+                return lane, name, epoch
         raise PrepareError("the id's last transaction is still being ended")
-
-    def _lend(self, pool: LanePool) -> tuple[LanePool, int]:
-        return pool.lend(self._batch)
 
     def write(self, parts: int) -> None:
         answer = self.ask(

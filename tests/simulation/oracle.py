@@ -26,6 +26,7 @@ class Violation(str, Enum):
     TWICE = "a row is visible twice"
     MISSING = "a batch is done and a row is not visible"
     TORN = "a part of a transaction is visible without the rest"
+    MIXED = "rows of different executions of a batch are visible"
     UNDECIDED = "rows are visible that no decision names"
     UNDONE = "a transaction that a decision names was aborted by request"
     DECIDED_TWICE = "a batch was decided by two commits"
@@ -42,7 +43,7 @@ _MAY_STOP = (
     errors.PrepareError,
     errors.UnknownOutcomeError,
 )
-"""What a run may stop for while things go wrong. All rows are the same each time, so nothing is lost for good."""
+"""What a run may stop for while things go wrong."""
 
 
 class Oracle:
@@ -56,6 +57,8 @@ class Oracle:
         self.named: set[Key] = set()
         self.undone: set[Key] = set()
         self.decided: set[int] = set()
+        self.executions: dict[Key, int] = {}
+        self._shown: dict[int, int] = {}
 
     def broken(self, violation: Violation, *words: object) -> None:
         """Ends the schedule."""
@@ -75,6 +78,14 @@ class Oracle:
             self.broken(Violation.TORN, where)
         if key not in self.named:
             self.broken(Violation.UNDECIDED, where, key)
+        if not self._simulation.config.deterministic:
+            execution = self.executions[key]
+            if self._shown.setdefault(batch, execution) != execution:
+                self.broken(Violation.MIXED, where)
+
+    def prepared(self, handle: Handle, execution: int) -> None:
+        """A copy of this execution has made rows that have a handle."""
+        self.executions[self._identify[handle.sink](handle)] = execution
 
     def aborted(self, key: Key) -> None:
         """Somebody's request ended this transaction, which could have been committed."""
@@ -105,9 +116,13 @@ class Oracle:
                 if self.visible.get((batch, slot, sink), 0) != 1:
                     self.broken(Violation.MISSING, batch, slot, sink)
 
+    def is_lost_for_good(self, error: BaseException) -> bool:
+        """Whether a run may say so: only rows that cannot be made again are lost."""
+        return isinstance(error, errors.TransactionLostError) and not self._simulation.config.deterministic
+
     def stopped(self, error: BaseException) -> None:
         """A run has stopped by itself."""
         self._simulation.say("stops:", type(error).__name__, str(error).partition(" Next:")[0][:150])
         unwritable = type(error) is errors.LogError and "could not be " in str(error)
-        if not (isinstance(error, _MAY_STOP) or unwritable):
+        if not (isinstance(error, _MAY_STOP) or unwritable or self.is_lost_for_good(error)):
             self.broken(Violation.WRONG_STOP, repr(error)[:300])

@@ -202,6 +202,10 @@ class _Nothing:
 _NOTHING = _Nothing()
 
 
+def _say_nothing(*_: object) -> None:
+    pass
+
+
 @contextmanager
 def replaced() -> Iterator[None]:
     """As long as this lasts, the product runs in the simulation, and nowhere else."""
@@ -211,7 +215,7 @@ def replaced() -> Iterator[None]:
             stack.enter_context(mock.patch.object(import_module(module), name, value))
         for kind in (TransactionName, TransactionalId):
             stack.enter_context(mock.patch.object(kind, "parse", lru_cache(MOST_REMEMBERED)(kind.parse)))
-        stack.enter_context(mock.patch.object(driver.RunDriver, "_report", return_value=None))
+        stack.enter_context(mock.patch.object(driver.RunDriver, "_report", _say_nothing))
         logging.disable(logging.CRITICAL)
         try:
             yield

@@ -112,6 +112,8 @@ def _play(simulation: Simulation, cluster: Cluster, oracle: Oracle) -> None:
         cluster.run(99, batches)
     except SparkonceError as error:
         simulation.say("stops:", repr(error)[:300])
+        if oracle.is_lost_for_good(error):
+            return
         oracle.broken(Violation.STRANDED)
     for batch in range(batches):
         oracle.done(batch)

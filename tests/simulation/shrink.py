@@ -110,3 +110,7 @@ def _smaller(config: Config) -> Iterator[Config]:
         yield replace(config, keep=100)
     if config.sweep_every_s < 10.0:
         yield replace(config, sweep_every_s=10.0)
+    if not config.deterministic:
+        yield replace(config, deterministic=True)
+    if config.keep_ready:
+        yield replace(config, keep_ready=False)

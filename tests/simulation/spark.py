@@ -54,6 +54,7 @@ class Cluster:
         self.committed = -1
         self.runs = 0
         self.copies = 0
+        self.executions = 0
         self.processes = 0
         self.idle: list[Process] = []
         self.works: list[Work] = []
@@ -158,6 +159,8 @@ class Stage:
     ) -> None:
         self.cluster = cluster
         self.run, self.batch, self.sinks, self.only = run, batch, sinks, only
+        cluster.executions += 1
+        self.execution = cluster.executions
         self.won: dict[int, list[Handle]] = {}
         self.failure = ""
         self.loser_possible = False
@@ -207,6 +210,7 @@ class Copy:
         writers: list[Any] = []
         handles = []
         opened_ms = stage.batch * BATCHES_APART_MS
+        version = 0 if simulation.config.deterministic else stage.execution
         try:
             for name, owner in stage.sinks.items():
                 if stage.only is None or (name, slot) in stage.only:
@@ -224,7 +228,7 @@ class Copy:
                         sink=name,
                         slot=slot,
                         rows=1,
-                        fingerprint=stage.batch * 100 + slot,
+                        fingerprint=version * 10_000 + stage.batch * 100 + slot,
                         opened_ms=opened_ms if writer is not None else 0,
                         transaction=transaction_fields(fields),
                     )
@@ -244,4 +248,7 @@ class Copy:
         cluster.idle.append(process)
         if slot not in stage.won:
             simulation.say("has prepared")
+            for handle in handles:
+                if handle.transaction and version:
+                    simulation.oracle.prepared(handle, version)
             stage.won[slot] = handles
