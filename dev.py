@@ -4,6 +4,7 @@
     python3 dev.py demo     the main job on an embedded broker, killed and restarted
     python3 dev.py example  a job, fed and counted: example etl, windowed_sum, enrichment, http_bulk or sqlite_upsert
     python3 dev.py test     every check and every test, as CI runs them
+    python3 dev.py simulate --schedules 10_000_000 [--seed N] [--jobs 2], or --replay FILE: see docs/simulation.md
     python3 dev.py run …    any command in the project's environment, for example: run sparkonce --help
     python3 dev.py audit    ask whether a locked package has a known vulnerability
     python3 dev.py lock     resolve the dependencies again, into requirements.lock
@@ -44,12 +45,15 @@ def main(arguments: list[str]) -> int:
     if command == "audit":
         environment()
         return call(["pytest", "-q", "tests/tidy/test_lock.py"]) or audit()
-    if command not in {"demo", "example", "test", "run"}:
+    if command not in {"demo", "example", "test", "simulate", "run"}:
         print(__doc__)
         return 0 if command in {"help", "--help", "-h"} else 2
     environment()
     if command == "run":
         return call(rest)
+    if command == "simulate":
+        os.environ["PYTHONPATH"] = str(ROOT / "tests")
+        return call(["python", "-m", "simulation", *rest])
     java()
     if command == "test":
         servers()
