@@ -344,6 +344,7 @@ MUTANTS: Mapping[str, Mutant] = {
         injure=_finishes_first,
         wanted=frozenset({Anomaly.EARLY}),
         faults=_KILLED_DECIDING,
+        ends_it=True,
     ),
     "lost-passed-over": Mutant(
         words="a lost transaction is logged and passed over, as Flink's sink does",

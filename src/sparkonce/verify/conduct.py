@@ -92,6 +92,11 @@ class Conductor:
         self._fell = 0
         self._sampled_at = 0.0
 
+    @property
+    def started(self) -> int:
+        """How many drivers were started: the newest one's number."""
+        return len(self._drivers)
+
     # --- drivers ------------------------------------------------------------------------------------------------------
 
     def start(self, **changed: Any) -> Driver:
@@ -205,6 +210,9 @@ class Conductor:
                     self._recovered(driver, event["batch"])
                 case "log":
                     self.recorder.note(Kind.LOG, **fields)
+                case "stop" if driver.asked_to_stop:
+                    # It was stopped in the middle of a batch, and says so.
+                    self.recorder.note(Kind.LOG, level="ERROR", **fields)
                 case "stop" | "failed":
                     self.recorder.note(Kind.STOPPED, **fields)
 
@@ -297,7 +305,7 @@ class Conductor:
         self.recorder.note(Kind.SKIPPED, step=step.number, fault=step.fault.value, why=why)
 
     def _bring_to_hold(self, phase: Phase) -> None:
-        """Holds the driver at the phase, or gives up holding it."""
+        """Holds the driver at the phase, or gives up holding it once it has been at work for long."""
         self._hold = phase
         told: Driver | None = None
 
@@ -308,6 +316,7 @@ class Conductor:
                 told.hold_at(phase)  # one that is started from now on knows it from its configuration
             return self.driver is not None and bool(self.driver.held)
 
+        self.wait(lambda: is_held() or (self.driver is not None and self.driver.phases > 0), self.limits.start_s)
         if not self.wait(is_held, _ARMED_S) and self.driver is not None:
             self.driver.go()
             self.pump()
