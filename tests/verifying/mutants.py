@@ -145,12 +145,6 @@ def _finishes_one_sink() -> None:
     coordinator._finish = finish
 
 
-def _replays_nothing() -> None:
-    from sparkonce.spark.work import SparkWork
-
-    SparkWork.run_into_nothing = lambda self: None  # type: ignore[method-assign]
-
-
 def _sweeps_nothing() -> None:
     from sparkonce.sinks.files.committer import FilesCommitter
     from sparkonce.sinks.kafka.committer import KafkaCommitter
@@ -381,13 +375,6 @@ MUTANTS: Mapping[str, Mutant] = {
         injure=_finishes_one_sink,
         wanted=frozenset({Anomaly.TORN}),
         faults=_KILLED_FINISHING,
-    ),
-    "replays-nothing": Mutant(
-        words="a decided batch is not run again into nothing, and leaves no state",
-        injure=_replays_nothing,
-        wanted=frozenset({Anomaly.STUCK, Anomaly.STATE_DIFFERS, Anomaly.STOPPED}),
-        faults=_KILLED_FINISHING,
-        ends_it=True,
     ),
     "sweeps-nothing": Mutant(
         words="what a killed driver has left open is not looked for",
