@@ -351,7 +351,7 @@ MUTANTS: Mapping[str, Mutant] = {
         injure=_takes_silence_for_loss,
         wanted=frozenset({Anomaly.DOUBLED}),
         faults=((Fault.REPLIES_SWALLOWED, Phase.FINISHING, "kafka", ""),),
-        lasts_ms=15_000,
+        lasts_ms=12_000,
     ),
     "writes-again": Mutant(
         words="a decided batch is written again after a restart",
@@ -367,8 +367,8 @@ MUTANTS: Mapping[str, Mutant] = {
     "ignores-newer-claims": Mutant(
         words="a driver that has been deposed decides all the same",
         injure=_ignores_newer_claims,
-        wanted=frozenset({Anomaly.DOUBLED}),
-        faults=((Fault.DRIVER_PAUSED, Phase.WRITING, "", ""),),
+        wanted=frozenset({Anomaly.DOUBLED, Anomaly.STOPPED}),
+        faults=((Fault.DRIVER_PAUSED, Phase.DECIDING, "", ""),),
     ),
     "finishes-one-sink": Mutant(
         words="a driver that recovers commits one of the sinks only",
