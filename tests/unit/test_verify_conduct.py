@@ -99,6 +99,16 @@ def test_a_driver_that_takes_long_to_start_is_still_held(conduct: Conduct, monke
     assert conductor.aim(step).held == "READING"
 
 
+def test_a_fault_that_comes_after_a_phase_waits_for_a_slow_start_too(
+    conduct: Conduct, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sparkonce.verify.conduct._ARMED_S", 0.0)
+    events = [{"event": "phase", "phase": "READING", "batch": 0}]
+    conductor = conduct(TELLS.format(before="", events=events, after="sys.stdin.read()"))
+    step = Step(number=1, fault=Fault.DRIVER_KILLED, phase="READING", batches=0, delay_ms=1)
+    assert conductor.aim(step).phase == "READING"
+
+
 def test_what_a_driver_says_that_was_asked_to_stop_is_no_stop_of_its_own(conduct: Conduct) -> None:
     events = [{"event": "stop", "error": "PrepareError", "message": "stopped in the middle of a batch"}]
     conductor = conduct(TELLS.format(before="sys.stdin.read()", events=events, after=""))

@@ -316,14 +316,25 @@ class Conductor:
                 told.hold_at(phase)  # one that is started from now on knows it from its configuration
             return self.driver is not None and bool(self.driver.held)
 
-        self.wait(lambda: is_held() or (self.driver is not None and self.driver.phases > 0), self.limits.start_s)
-        if not self.wait(is_held, _ARMED_S) and self.driver is not None:
+        if not self._wait_at_work(is_held) and self.driver is not None:
             self.driver.go()
             self.pump()
 
     def _let_drift(self, phase: Phase, delay_s: float) -> None:
-        self.wait(self._comes_to(phase), _ARMED_S)
+        self._wait_at_work(self._comes_to(phase))
         self.wait(lambda: False, delay_s, keep_running=False)
+
+    def _wait_at_work(self, holds: Callable[[], bool]) -> bool:
+        """Waits until it holds, and for so long only as a driver is at work: how long one starts does not count."""
+        held = False
+
+        def holds_or_begun() -> bool:
+            nonlocal held
+            held = holds()
+            return held or (self.driver is not None and self.driver.phases > 0)
+
+        self.wait(holds_or_begun, self.limits.start_s)
+        return held or self.wait(holds, _ARMED_S)
 
     def _comes_to(self, phase: Phase) -> Callable[[], bool]:
         """Whether the newest driver is at a phase that it was not at before."""

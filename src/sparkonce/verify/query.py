@@ -123,7 +123,7 @@ def for_kafka(batch: DataFrame) -> DataFrame:
 
 
 def sinks_of(config: QueryConfig) -> dict[TwoPhaseCommitSink, Callable[[DataFrame], DataFrame]]:
-    """Every system's sink, with the view that gives it its slots: the same one for all but Kafka's, in one Spark job."""
+    """Every system's sink, with the view that gives it its slots. All but Kafka's share one, and so a Spark job."""
 
     def view(kafka: bool) -> Callable[[DataFrame], DataFrame]:
         def of(batch: DataFrame) -> DataFrame:
