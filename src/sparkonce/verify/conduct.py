@@ -95,6 +95,11 @@ class Conductor:
         self._fell = 0
         self._sampled_at = 0.0
 
+    @property
+    def started(self) -> int:
+        """How many drivers were started: the newest one's number."""
+        return len(self._drivers)
+
     # --- drivers ------------------------------------------------------------------------------------------------------
 
     def start(self, *, clock: bool = False, **changed: Any) -> Driver:
@@ -230,6 +235,9 @@ class Conductor:
                     self._recovered(driver, event["batch"])
                 case "log":
                     self.recorder.note(Kind.LOG, **fields)
+                case "stop" if driver.asked_to_stop:
+                    # It was stopped in the middle of a batch, and says so.
+                    self.recorder.note(Kind.LOG, level="ERROR", **fields)
                 case "stop" | "failed":
                     self.recorder.note(Kind.STOPPED, **fields)
 
@@ -322,7 +330,7 @@ class Conductor:
         self.recorder.note(Kind.SKIPPED, step=step.number, fault=step.fault.value, why=why)
 
     def _bring_to_hold(self, phase: Phase) -> None:
-        """Holds the driver at the phase, or gives up holding it."""
+        """Holds the driver at the phase, or gives up holding it once it has been at work for long."""
         self._hold = phase
         told: Driver | None = None
 
@@ -333,21 +341,26 @@ class Conductor:
                 told.hold_at(phase)  # one that is started from now on knows it from its configuration
             return self.driver is not None and self.driver.held == phase.name
 
-        self.wait(lambda: is_held() or self._is_at_work(), self.limits.start_s)
-        if self.wait(is_held, _ARMED_S):
+        if self._wait_at_work(is_held):
             self.pause(_LOOK_S)
         elif self.driver is not None:
             self.driver.go()
 
     def _let_drift(self, phase: Phase, delay_s: float) -> None:
-        comes = self._comes_to(phase)
-        self.wait(lambda: comes() or self._is_at_work(), self.limits.start_s)
-        self.wait(comes, _ARMED_S)
+        self._wait_at_work(self._comes_to(phase))
         self.wait(lambda: False, delay_s, keep_running=False)
 
-    def _is_at_work(self) -> bool:
-        """Whether the newest driver has told a phase: Spark takes its time to start."""
-        return self.driver is not None and self.driver.phases > 0
+    def _wait_at_work(self, holds: Callable[[], bool]) -> bool:
+        """Waits until it holds, and for so long only as a driver is at work: how long one starts does not count."""
+        held = False
+
+        def holds_or_begun() -> bool:
+            nonlocal held
+            held = holds()
+            return held or (self.driver is not None and self.driver.phases > 0)
+
+        self.wait(holds_or_begun, self.limits.start_s)
+        return held or self.wait(holds, _ARMED_S)
 
     def _comes_to(self, phase: Phase) -> Callable[[], bool]:
         """Whether the newest driver is at a phase that it was not at before."""

@@ -123,7 +123,7 @@ def for_kafka(batch: DataFrame) -> DataFrame:
 
 
 def sinks_of(config: QueryConfig) -> dict[TwoPhaseCommitSink, Callable[[DataFrame], DataFrame]]:
-    """Every system's sink, with the view that gives it its slots."""
+    """Every system's sink, with the view that gives it its slots. All but Kafka's share one, and so a Spark job."""
 
     def view(kafka: bool) -> Callable[[DataFrame], DataFrame]:
         def of(batch: DataFrame) -> DataFrame:
@@ -132,10 +132,11 @@ def sinks_of(config: QueryConfig) -> dict[TwoPhaseCommitSink, Callable[[DataFram
 
         return of
 
+    records, rows = view(True), view(False)
     found = {}
     for name, (module, kind, settings) in config.sinks.items():
         sink = getattr(importlib.import_module(module), kind).build(settings)
-        found[sink] = view(name == "kafka")
+        found[sink] = records if name == "kafka" else rows
     return found
 
 

@@ -27,7 +27,7 @@ from sparkonce.verify.schedule import Step, draw
 from sparkonce.verify.strike import Striker, choices
 from sparkonce.verify.systems.base import System
 from sparkonce.verify.systems.kafka import KafkaSystem
-from sparkonce.verify.watch import Readers
+from sparkonce.verify.watch import LOG_FOLDER, Readers, note_violation
 from sparkonce.verify.workload import Workload
 
 if TYPE_CHECKING:
@@ -216,6 +216,8 @@ class _Run:
     def _read(self) -> None:
         self._say("reading what readers see")
         self._readers.stop()
+        if (self._checkpoint / LOG_FOLDER).is_dir():
+            note_violation(self._recorder, self._checkpoint, self._conductor.started)
         self._recorder.keep("expected", self._options.workload.expected(self._feeder.written))
         for system in self._options.systems:
             self._recorder.keep(f"observed-{system.name}", system.read())

@@ -77,6 +77,21 @@ class Readers:
         return found.batch if found is not None else -1
 
 
+def note_violation(recorder: Recorder, checkpoint: Path, driver: int) -> None:
+    """Notes whether the decision log holds what no correct run can have written: a new driver would stop there.
+
+    Args:
+        recorder: Takes it.
+        checkpoint: With the log.
+        driver: The newest one's number.
+    """
+    try:
+        DecisionLog(LocalLogStore(checkpoint)).read(LogView())
+    except (LogError, LogViolation) as error:
+        message = f"the verifier cannot read the decision log: {error}"
+        recorder.note(Kind.STOPPED, driver=driver, error=type(error).__name__, message=message)
+
+
 def note_folder(recorder: Recorder, name: str, folder: Path) -> None:
     """Notes how many files a folder has, and how large they are."""
     files = size = 0
