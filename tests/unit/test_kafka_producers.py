@@ -277,7 +277,6 @@ def test_a_fatal_error_that_another_thread_was_told_of_is_fatal_here_too() -> No
 FORK = """
 import os
 from sparkonce.protocol.ownership import Token
-from sparkonce.sinks.kafka.lane import Lane, Reports
 from sparkonce.sinks.kafka.producers import PoolKey, this_worker
 
 drawn = {}
