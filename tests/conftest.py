@@ -8,7 +8,16 @@ import pytest
 from sparkonce.embedded import Cluster
 from sparkonce.sinks.kafka.producers import this_worker
 
-LONGEST = ("spark/test_state.py", "spark/test_kills.py", "verifying", "spark", "crashes", "integration", "model")
+LONGEST = (
+    "spark/test_state.py",
+    "spark/test_kills.py",
+    "verifying",
+    "spark",
+    "simulation",
+    "crashes",
+    "integration",
+    "model",
+)
 """Files, and folders of files, that take minutes."""
 
 

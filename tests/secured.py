@@ -13,30 +13,47 @@ LOGIN = "org.apache.kafka.common.security"
 _LIMIT_S = 60.0
 
 
+SERVER = "subjectAltName=IP:127.0.0.1"
+ELSEWHERE = "subjectAltName=DNS:elsewhere.invalid"
+CLIENT = "keyUsage=digitalSignature"
+
+
+def _openssl(folder: Path, *arguments: str) -> None:
+    subprocess.run(["openssl", *arguments], cwd=folder, check=True, capture_output=True, timeout=_LIMIT_S)
+
+
+def make_certificate(folder: Path, name: str, extension: str, *, subject: str | None = None, days: int = 2) -> None:
+    """A key and a certificate of the authority in the folder; one of -1 days has expired."""
+    (folder / f"{name}.ext").write_text(extension)
+    _openssl(folder, "req", "-newkey", "rsa:2048", "-nodes", "-subj", f"/CN={subject or name}",
+             "-keyout", f"{name}.key", "-out", f"{name}.csr")  # fmt: skip
+    _openssl(folder, "x509", "-req", "-in", f"{name}.csr", "-CA", "ca.pem", "-CAkey", "ca.key", "-CAcreateserial",
+             "-days", str(days), "-extfile", f"{name}.ext", "-out", f"{name}.pem")  # fmt: skip
+
+
 def make_keys(folder: Path) -> Path:
     """An authority, and a certificate of it for the broker and one for a client, whose key has a password."""
 
     def openssl(*arguments: str) -> None:
-        subprocess.run(["openssl", *arguments], cwd=folder, check=True, capture_output=True, timeout=_LIMIT_S)
+        _openssl(folder, *arguments)
 
     for authority in ("ca", "stranger"):
         openssl("req", "-x509", "-newkey", "rsa:2048", "-nodes", "-subj", f"/CN={authority}", "-days", "2",
                 "-keyout", f"{authority}.key", "-out", f"{authority}.pem")  # fmt: skip
-    for name, extension in (("broker", "subjectAltName=IP:127.0.0.1"), ("client", "keyUsage=digitalSignature")):
-        (folder / f"{name}.ext").write_text(extension)
-        openssl("req", "-newkey", "rsa:2048", "-nodes", "-subj", f"/CN={name}",
-                "-keyout", f"{name}.key", "-out", f"{name}.csr")  # fmt: skip
-        openssl("x509", "-req", "-in", f"{name}.csr", "-CA", "ca.pem", "-CAkey", "ca.key", "-CAcreateserial",
-                "-days", "2", "-extfile", f"{name}.ext", "-out", f"{name}.pem")  # fmt: skip
+    make_certificate(folder, "broker", SERVER)
+    make_certificate(folder, "client", CLIENT)
     openssl("pkcs8", "-topk8", "-in", "client.key", "-passout", f"pass:{PASSWORD}", "-out", "client.locked.key")
     openssl("pkcs8", "-topk8", "-v1", "PBE-SHA1-3DES", "-in", "client.key", "-passout", f"pass:{PASSWORD}",
             "-out", "client.java.key")  # fmt: skip
-    (folder / "broker.both.pem").write_text((folder / "broker.key").read_text() + (folder / "broker.pem").read_text())
     return folder
 
 
 def secured_cluster(keys: Path) -> Cluster:
-    """Not started yet. Listeners: SASL, and TLS that asks for the client's certificate."""
+    """Not started yet.
+
+    Listeners: SASL; TLS that asks for the client's certificate; BOTH, with a password over TLS; and, if the keys have
+    such certificates, EXPIRED and ELSEWHERE, which are as BOTH and prove themselves by them.
+    """
     users = " ".join(f'user_{name}="{PASSWORD}"' for name in PLAIN_USERS)
     overrides = {
         "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
@@ -49,9 +66,28 @@ def secured_cluster(keys: Path) -> Cluster:
             f'{LOGIN}.oauthbearer.OAuthBearerLoginModule required unsecuredLoginStringClaim_sub="broker";'
         ),
         "listener.name.tls.ssl.keystore.type": "PEM",
-        "listener.name.tls.ssl.keystore.location": str(keys / "broker.both.pem"),
+        "listener.name.tls.ssl.keystore.location": _in_one_file(keys, "broker"),
         "listener.name.tls.ssl.truststore.type": "PEM",
         "listener.name.tls.ssl.truststore.location": str(keys / "ca.pem"),
         "listener.name.tls.ssl.client.auth": "required",
     }
-    return Cluster(listeners={"SASL": "SASL_PLAINTEXT", "TLS": "SSL"}, overrides=overrides)
+    listeners = {"SASL": "SASL_PLAINTEXT", "TLS": "SSL"}
+    for listener, certificate in {"BOTH": "broker", "EXPIRED": "expired", "ELSEWHERE": "elsewhere"}.items():
+        if not (keys / f"{certificate}.key").exists():
+            continue
+        listeners[listener] = "SASL_SSL"
+        name = f"listener.name.{listener.lower()}"
+        overrides |= {
+            f"{name}.ssl.keystore.type": "PEM",
+            f"{name}.ssl.keystore.location": _in_one_file(keys, certificate),
+            f"{name}.sasl.enabled.mechanisms": "SCRAM-SHA-512",
+            f"{name}.scram-sha-512.sasl.jaas.config": f"{LOGIN}.scram.ScramLoginModule required;",
+        }
+    return Cluster(listeners=listeners, overrides=overrides)
+
+
+def _in_one_file(keys: Path, certificate: str) -> str:
+    """The key and the certificate, as Java's key store of type PEM wants them."""
+    both = keys / f"{certificate}.both.pem"
+    both.write_text((keys / f"{certificate}.key").read_text() + (keys / f"{certificate}.pem").read_text())
+    return str(both)

@@ -6,6 +6,7 @@ import base64
 import gc
 import json
 import logging
+import re
 import subprocess
 import time
 from collections.abc import Callable, Iterator
@@ -13,9 +14,12 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
+from confluent_kafka import ConsumerGroupTopicPartitions, Producer, TopicPartition
 from confluent_kafka.admin import (
     AclBinding,
+    AclBindingFilter,
     AclOperation,
     AclPermissionType,
     ResourcePatternType,
@@ -25,28 +29,39 @@ from confluent_kafka.admin import (
     UserScramCredentialUpsertion,
 )
 
+from canary import CANARY, said_of
+from canary import check as look_everywhere
 from integration.kafka_witness import LIMIT_S, Witness, eventually, new_name, until_final
-from secured import PASSWORD, make_keys, secured_cluster
+from secured import ELSEWHERE, PASSWORD, SERVER, make_certificate, make_keys, secured_cluster
+from small_job import SmallJob
 from sparkonce.embedded import Cluster
-from sparkonce.errors import ConfigurationError, PreflightError
+from sparkonce.errors import ConfigurationError, PreflightError, SparkonceError
 from sparkonce.guarantees import Guarantee
 from sparkonce.protocol.outcomes import Outcome
+from sparkonce.protocol.state import Phase
 from sparkonce.sinks.base import Facts
 from sparkonce.sinks.kafka import preflight as preflight_module
 from sparkonce.sinks.kafka.committer import KafkaCommitter
 from sparkonce.sinks.kafka.preflight import preflight
+from sparkonce.sinks.kafka.settings import producer_settings
+from sparkonce.sinks.kafka.sink import KafkaSink
+from sparkonce.sources.group_offsets import GroupOffsets, GroupReporter
+from sparkonce.testing.kafka import list_transactions
 
 pytestmark = pytest.mark.kafka
 
 Settings = dict[str, Any]
 
-# kafka-python leaves the socket of a failed TLS handshake to the garbage collector.
+# kafka-python leaves the socket of a failed TLS handshake, or of a refused login over TLS, to the garbage collector.
 leaves_sockets = pytest.mark.filterwarnings("ignore:unclosed <ssl.SSLSocket:ResourceWarning")
 
 
 @pytest.fixture(scope="module")
 def keys(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_keys(tmp_path_factory.mktemp("keys"))
+    folder = make_keys(tmp_path_factory.mktemp("keys"))
+    make_certificate(folder, "elsewhere", ELSEWHERE)
+    make_certificate(folder, "expired", SERVER, days=-1)
+    return folder
 
 
 @pytest.fixture(scope="module")
@@ -265,3 +280,271 @@ def test_a_permission_that_is_taken_away_loses_nothing(
             assert "TRANSACTIONAL_ID_AUTHORIZATION_FAILED: Nothing is lost yet" in refused.reason
         allow(witness, "late", ResourceType.TRANSACTIONAL_ID, "late-", AclOperation.WRITE)
         eventually(lambda: committer.commit([prepared.handle])[0].outcome, lambda one: one is Outcome.COMMITTED)
+
+
+# --- a whole job over TLS with a password, and with nothing but its rights -------------------------------------------
+
+ODD_PREFIX = 'it\'s "odd"; %s/../é數 *'
+"""An ACL's prefix is compared character by character; none of these means anything to Kafka."""
+
+
+class Rights:
+    """What a user may do, one by one, and a job of this user's.
+
+    Args:
+        witness: Gives and takes rights.
+        cluster: The broker.
+        keys: Of its authority.
+        tag: Told apart from other users.
+    """
+
+    def __init__(self, witness: Witness, cluster: Cluster, keys: Path, tag: str) -> None:
+        self.witness = witness
+        self.user, self.group, self.prefix = new_name(tag), new_name("group"), f"{ODD_PREFIX}{new_name(tag)}"
+        self.topic, self.source = witness.create_topic(), witness.create_topic()
+        self.settings: Settings = {
+            "bootstrap.servers": cluster.bootstrap_of("BOTH"),
+            "security.protocol": "SASL_SSL",
+            "sasl.mechanism": "SCRAM-SHA-512",
+            "sasl.username": self.user,
+            "sasl.password": PASSWORD,
+            "ssl.ca.location": str(keys / "ca.pem"),
+        }
+        add_login(witness, self.user)
+        literal, prefixed = ResourcePatternType.LITERAL, ResourcePatternType.PREFIXED
+        self.least = {
+            "topic": (ResourceType.TOPIC, self.topic, literal, AclOperation.WRITE),
+            "transactional id": (ResourceType.TRANSACTIONAL_ID, self.prefix, prefixed, AclOperation.WRITE),
+            "group": (ResourceType.GROUP, self.group, literal, AclOperation.READ),
+            "source": (ResourceType.TOPIC, self.source, literal, AclOperation.READ),
+        }
+        """What docs/security.md lists."""
+
+    def binding(self, right: str) -> AclBinding:
+        kind, name, pattern, operation = self.least[right]
+        return AclBinding(kind, name, pattern, f"User:{self.user}", "*", operation, AclPermissionType.ALLOW)
+
+    def has(self, right: str) -> bool:
+        wanted = self.binding(right)
+        found = self.witness.admin.describe_acls(_filter(wanted)).result(LIMIT_S)
+        return any(one.operation == wanted.operation for one in found)
+
+    def give(self, *rights: str) -> None:
+        for done in self.witness.admin.create_acls([self.binding(right) for right in rights]).values():
+            done.result(LIMIT_S)
+        for right in rights:
+            eventually(lambda right=right: self.has(right), bool)
+
+    def take(self, right: str) -> None:
+        for done in self.witness.admin.delete_acls([_filter(self.binding(right))]).values():
+            done.result(LIMIT_S)
+        eventually(lambda: self.has(right), lambda there: not there)
+
+    def job(self, checkpoint: Path, *, joined: bool = False, deadline_s: float = 20.0) -> SmallJob:
+        def sinks() -> list[KafkaSink]:
+            return [KafkaSink(self.settings, topic=self.topic, transactional_id_prefix=self.prefix)]
+
+        def reporters() -> list[GroupReporter]:
+            inside = "kafka" if joined else None
+            return [GroupReporter(GroupOffsets(self.group, self.settings, in_transaction_of=inside))]
+
+        return SmallJob(checkpoint, sinks, values, reporters=reporters, source=self.source, deadline_s=deadline_s)
+
+    def group_offset(self) -> int:
+        wanted = ConsumerGroupTopicPartitions(self.group, [TopicPartition(self.source, 0)])
+        (done,) = self.witness.admin.list_consumer_group_offsets([wanted]).values()
+        (found,) = done.result(LIMIT_S).topic_partitions
+        return int(found.offset)
+
+
+def _filter(one: AclBinding) -> AclBindingFilter:
+    return AclBindingFilter(
+        one.restype, one.name, one.resource_pattern_type, one.principal, None, one.operation, AclPermissionType.ALLOW
+    )
+
+
+def add_login(witness: Witness, user: str, password: str = PASSWORD) -> None:
+    change = UserScramCredentialUpsertion(
+        user, ScramCredentialInfo(ScramMechanism.SCRAM_SHA_512, 4096), password.encode()
+    )
+    for done in witness.admin.alter_user_scram_credentials([change]).values():
+        done.result(LIMIT_S)
+
+
+def values(batch: int, slot: int) -> pa.RecordBatch:
+    return pa.record_batch({"value": [f"{batch}.{slot}.{place}" for place in range(2)]})
+
+
+def expected(batches: int) -> list[str]:
+    return sorted(f"{batch}.{slot}.{place}" for batch in range(batches) for slot in range(2) for place in range(2))
+
+
+SLOW = pytest.mark.slow
+
+
+@pytest.mark.parametrize("joined", [pytest.param(False, id="after", marks=SLOW), pytest.param(True, id="inside")])
+def test_a_whole_job_with_the_least_rights(
+    witness: Witness, cluster: Cluster, keys: Path, tmp_path: Path, joined: bool
+) -> None:
+    rights = Rights(witness, cluster, keys, "least")
+    rights.give(*rights.least)
+    job = rights.job(tmp_path, joined=joined)
+    job.run(0)
+    job.kill(1, Phase.DECIDING)
+    job.run(1)
+    job.kill(2, Phase.FINISHING)
+    job.run(2, 3)
+    assert witness.committed(rights.topic) == expected(4)
+    assert rights.group_offset() == 3
+    ids = [one for one in list_transactions(cluster.bootstrap) if one.startswith(rights.prefix)]
+    assert ids
+    assert not [one for one in list_transactions(cluster.bootstrap, states=["Ongoing"]) if one in ids]
+
+
+@pytest.mark.parametrize(
+    ("right", "phase", "words"),
+    [
+        ("topic", Phase.WRITING, "(?i)topic.?authorization.?failed"),
+        ("transactional id", Phase.WRITING, "(?i)transactional.?id.*authorization.?failed"),
+        ("transactional id", Phase.FINISHING, "TRANSACTIONAL_ID_AUTHORIZATION_FAILED"),
+    ],
+)
+def test_a_right_that_is_taken_away_is_named_and_nothing_is_lost(
+    witness: Witness, cluster: Cluster, keys: Path, tmp_path: Path, right: str, phase: Phase, words: str
+) -> None:
+    rights = Rights(witness, cluster, keys, "taken")
+    rights.give(*rights.least)
+    job = rights.job(tmp_path, deadline_s=2.0)
+    job.run(0)
+
+    def listen(entered: Phase, batch: int) -> None:
+        if entered is phase and rights.has(right):
+            rights.take(right)
+
+    with pytest.raises(SparkonceError, match=words) as raised:
+        job.run(1, listener=listen)
+    assert PASSWORD not in str(raised.value)
+    with pytest.raises(PreflightError) as refused:
+        job.run(1)
+    assert repr(rights.topic if right == "topic" else rights.prefix) in str(refused.value)
+    rights.give(right)
+    job.run(1, 2)
+    assert witness.committed(rights.topic) == expected(3)
+
+
+@pytest.mark.parametrize(
+    ("right", "joined"),
+    [
+        ("group", False),
+        ("source", True),
+        pytest.param("group", True, marks=SLOW),
+        pytest.param("source", False, marks=SLOW),
+    ],
+)
+def test_offsets_that_may_not_be_told_are_a_warning_and_rows_go_on(
+    witness: Witness,
+    cluster: Cluster,
+    keys: Path,
+    tmp_path: Path,
+    right: str,
+    joined: bool,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    rights = Rights(witness, cluster, keys, "group")
+    rights.give(*(one for one in rights.least if one != right))
+    job = rights.job(tmp_path, joined=joined)
+    with caplog.at_level(logging.WARNING, "sparkonce"):
+        job.run(0)
+    named = {"group": "(?i)group.?authorization.?failed", "source": "(?i)topic.?authorization.?failed"}[right]
+    told = [one.getMessage() for one in caplog.records if f"offsets of the group {rights.group!r}" in one.getMessage()]
+    assert told
+    assert all(re.search(named, one) for one in told), told
+    assert witness.committed(rights.topic) == expected(1)
+    rights.give(right)
+    job.run(1)
+    assert (witness.committed(rights.topic), rights.group_offset()) == (expected(2), 1)
+
+
+@leaves_sockets
+@pytest.mark.parametrize(
+    ("listener", "authority", "words"),
+    [
+        ("BOTH", "stranger", "CERTIFICATE_VERIFY_FAILED"),
+        ("EXPIRED", "ca", "certificate has expired"),
+        ("ELSEWHERE", "ca", "IP address mismatch|not valid for '127.0.0.1'"),
+    ],
+)
+def test_nothing_is_written_to_a_broker_without_a_proof(
+    witness: Witness,
+    cluster: Cluster,
+    keys: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    listener: str,
+    authority: str,
+    words: str,
+) -> None:
+    """The driver finds out first; then what a writer is given is tried for itself, and librdkafka refuses too."""
+    monkeypatch.setattr(preflight_module, "TIMEOUT_S", 2.0)
+    rights = Rights(witness, cluster, keys, "proof")
+    rights.give(*rights.least)
+    rights.settings |= {
+        "bootstrap.servers": cluster.bootstrap_of(listener),
+        "ssl.ca.location": str(keys / f"{authority}.pem"),
+    }
+    with pytest.raises(PreflightError, match=words) as raised:
+        rights.job(tmp_path).run(0)
+    assert PASSWORD not in str(raised.value)
+    assert witness.committed(rights.topic) == []
+    told: list[str] = []
+    settings = producer_settings(rights.settings, Guarantee.AT_LEAST_ONCE)
+    writer = Producer({**settings, "log_level": 0, "error_cb": lambda error: told.append(error.str())})
+    eventually(lambda: (writer.poll(0.05), list(told))[1], lambda said: "certificate verify failed" in str(said))
+    gc.collect()
+
+
+# --- secrets --------------------------------------------------------------------------------------------------------
+
+
+@leaves_sockets
+def test_a_password_is_shown_nowhere(
+    witness: Witness,
+    cluster: Cluster,
+    keys: Path,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    rights = Rights(witness, cluster, keys, "canary")
+    rights.give(*rights.least)
+    add_login(witness, rights.user, CANARY)
+    settings = {**rights.settings, "sasl.password": CANARY}
+
+    def make(**changed: Any) -> KafkaSink:
+        if changed:  # it is to fail, and need not take long
+            monkeypatch.setattr(preflight_module, "TIMEOUT_S", 2.0)
+        return KafkaSink({**settings, **changed}, topic=rights.topic, transactional_id_prefix=rights.prefix)
+
+    look_everywhere(
+        make, tmp_path / "log", caplog, user={"sasl.username": "x"}, nowhere={"bootstrap.servers": "127.0.0.1:1"}
+    )
+    gc.collect()
+    told = [repr(GroupOffsets("g", settings)), str(GroupOffsets("g", settings))]
+    for changed in (
+        {"sasl.mechanism": "NTLM"},
+        {"ssl.key.password": CANARY, "ssl.key.pem": CANARY, "ssl.certificate.pem": CANARY},
+        {"ssl.keystore.password": CANARY},
+        {"sasl.oauthbearer.client.secret": CANARY},
+        {"no.such.setting": "x"},
+        {"sasl.mechanism": "OAUTHBEARER", "oauth_cb": no_token},
+    ):
+        with pytest.raises(SparkonceError) as raised:
+            make(**changed).preflight("0123456789ab", None)
+        told.append(said_of(raised.value))
+    assert not [words for words in told if CANARY in words]
+    del raised
+    gc.collect()
+
+
+def no_token(_: str) -> tuple[str, float]:
+    return CANARY, time.time() + 600

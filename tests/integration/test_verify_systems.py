@@ -38,7 +38,10 @@ MISSING = {
 }
 
 
-@pytest.fixture(scope="module", params=list(MADE))
+@pytest.fixture(
+    scope="module",
+    params=[pytest.param(name, marks=pytest.mark.kafka if name == "kafka" else ()) for name in MADE],
+)
 def system(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Struck]:
     system = MADE[request.param]()
     if why := MISSING.get(system.name):

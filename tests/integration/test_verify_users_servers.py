@@ -126,7 +126,7 @@ def parsed(text: str) -> Struck:
     return system
 
 
-@pytest.fixture(params=["kafka", "postgres", "mysql", "redis_", "s3", "files"])
+@pytest.fixture(params=[pytest.param("kafka", marks=pytest.mark.kafka), "postgres", "mysql", "redis_", "s3", "files"])
 def users(request: pytest.FixtureRequest) -> Users:
     found: Users = request.getfixturevalue(request.param)
     return found

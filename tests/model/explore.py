@@ -1,9 +1,8 @@
-"""Walking through worlds: all of them, or some at random."""
+"""Walking through worlds: all of them."""
 
 from __future__ import annotations
 
 import gc
-import random
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -103,36 +102,3 @@ def _trace(seen: dict[World, tuple[World, Label] | None], world: World) -> list[
         world, label = step
         labels.append(label)
     return labels[::-1]
-
-
-def at_random(model: Model, seed: int, *, most_moves: int = 400, crashes: float = 0.02) -> Found:
-    """One schedule.
-
-    Args:
-        model: The moves.
-        seed: Gives the same schedule again.
-        most_moves: When to end it.
-        crashes: How often to ask, besides at its end, whether a fresh run could finish what it comes to.
-    """
-    began = time.process_time()
-    dice = random.Random(seed)
-    world, trace = model.first(), list[Label]()
-    for _ in range(most_moves):
-        moves = model.moves(world)
-        if not moves:
-            break
-        label, world, violation = dice.choice(moves)
-        trace.append(label)
-        ends = dice.random() < crashes or len(trace) == most_moves or len(moves) == 1
-        path = model.stranded(world) if ends and violation is None else []
-        if path:
-            violation, trace = path[-1].violation, [*trace, *(move.label for move in path)]
-        if violation is not None:
-            return Found(
-                worlds=len(trace),
-                moves=len(trace),
-                seconds=time.process_time() - began,
-                violation=violation,
-                trace=trace,
-            )
-    return Found(worlds=len(trace), moves=len(trace), seconds=time.process_time() - began)

@@ -257,6 +257,13 @@ def test_a_batch_that_was_seen_later_than_decided() -> None:
     assert run.verdict(Anomaly.EARLY, KAFKA).looked_at == 4
 
 
+def test_a_reader_that_was_blind_in_the_end_has_looked_at_nothing() -> None:
+    run = good_run()
+    run.drop(Kind.SEEN, system=KAFKA, batch=3)
+    assert run.verdict(Anomaly.EARLY, KAFKA).looked_at == 0
+    assert not passed(run.judge())
+
+
 def test_rows_of_a_batch_that_nobody_has_decided() -> None:
     run = good_run()
     for system in SYSTEMS:
@@ -567,6 +574,20 @@ def test_a_driver_that_ended_with_an_error_code_and_said_nothing() -> None:
     run.events[run.place(Kind.ENDED, driver=2)] = noted(Kind.ENDED, driver=2, code=134)
     assert run.found() == {(Anomaly.STOPPED, RUN): 1}
     assert "code 134" in run.verdict(Anomaly.STOPPED).examples[0]
+
+
+@pytest.mark.parametrize("code", [-11, -9, 0])
+@pytest.mark.parametrize("fault", [Fault.SERVER_KILLED, Fault.TWO_DRIVERS, Fault.WORKER_KILLED])
+def test_a_driver_that_crashed_is_explained_by_nothing(code: int, fault: Fault) -> None:
+    run = struck(fault)
+    run.insert(run.place(Kind.FAULT) + 1, noted(Kind.ENDED, driver=1, code=code, asked=False))
+    assert run.found() == {(Anomaly.STOPPED, RUN): 1}
+
+
+def test_a_driver_that_was_asked_to_end_is_no_crash() -> None:
+    run = good_run()
+    run.events[run.place(Kind.ENDED, driver=2)] = noted(Kind.ENDED, driver=2, code=0, asked=True)
+    assert run.found() == {}
 
 
 # --- growth ---------------------------------------------------------------------------------------------------------

@@ -8,8 +8,10 @@ from pathlib import Path
 import pytest
 
 from sparkonce.verify.conduct import Conductor, Limits, StuckError
+from sparkonce.verify.faults import Fault
 from sparkonce.verify.history import Kind, Recorder
 from sparkonce.verify.query import QueryConfig
+from sparkonce.verify.schedule import Step
 
 FALLS = "raise SystemExit(1)\n"
 FALLS_AFTER_A_BATCH = """\
@@ -18,6 +20,15 @@ import json
 batch = {"batch": 0, "rows": {}, "transactions": {}, "recovered": False, "healed": 0, "seconds": {}}
 print(json.dumps({"event": "batch", **batch}), flush=True)
 raise SystemExit(1)
+"""
+TELLS = """\
+import json, sys
+
+sys.stdin.readline()  # the configuration
+{before}
+for event in {events}:
+    print(json.dumps(event), flush=True)
+{after}
 """
 
 Conduct = Callable[[str], Conductor]
@@ -78,3 +89,36 @@ def test_what_has_come_has_come_however_many_fell(conduct: Conduct) -> None:
     conductor.need(
         lambda: sum(event.kind is ended for event in conductor.recorder.events) >= 2, 600.0, "two have ended"
     )
+
+
+def test_a_driver_that_takes_long_to_start_is_still_held(conduct: Conduct, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sparkonce.verify.conduct._ARMED_S", 0.0)
+    events = [{"event": "phase", "phase": "READING", "batch": 0}, {"event": "held", "phase": "READING", "batch": 0}]
+    conductor = conduct(TELLS.format(before="", events=events, after="sys.stdin.read()"))
+    step = Step(number=1, fault=Fault.DRIVER_KILLED, phase="READING", batches=0)
+    assert conductor.aim(step).held == "READING"
+
+
+def test_a_fault_that_comes_after_a_phase_waits_for_a_slow_start_too(
+    conduct: Conduct, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sparkonce.verify.conduct._ARMED_S", 0.0)
+    events = [{"event": "phase", "phase": "READING", "batch": 0}]
+    conductor = conduct(TELLS.format(before="", events=events, after="sys.stdin.read()"))
+    step = Step(number=1, fault=Fault.DRIVER_KILLED, phase="READING", batches=0, delay_ms=1)
+    assert conductor.aim(step).phase == "READING"
+
+
+def test_what_a_driver_says_that_was_asked_to_stop_is_no_stop_of_its_own(conduct: Conduct) -> None:
+    events = [{"event": "stop", "error": "PrepareError", "message": "stopped in the middle of a batch"}]
+    conductor = conduct(TELLS.format(before="sys.stdin.read()", events=events, after=""))
+    conductor.stop()
+    told = [event for event in conductor.recorder.events if event.kind in (Kind.LOG, Kind.STOPPED)]
+    assert [(event.kind, event["message"]) for event in told] == [(Kind.LOG, "stopped in the middle of a batch")]
+
+
+def test_what_a_driver_says_that_nobody_asked_to_stop_is_one(conduct: Conduct) -> None:
+    events = [{"event": "stop", "error": "PrepareError", "message": "a row was refused"}]
+    conductor = conduct(TELLS.format(before="", events=events, after=""))
+    kinds = conductor.recorder.events
+    conductor.need(lambda: any(event.kind is Kind.STOPPED for event in kinds), 600.0, "a stop is noted")

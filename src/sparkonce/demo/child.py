@@ -73,6 +73,7 @@ class Child:
         self._listening = threading.Thread(target=self._listen, daemon=True)
         self._listening.start()
         self._ended_at: float | None = None
+        self._is_gone = False
 
     @property
     def pid(self) -> int:
@@ -120,6 +121,8 @@ class Child:
         Raises:
             DemoFailedError: if a process is left.
         """
+        if self._is_gone:
+            return  # the system may have given its number to somebody else
         give_up_at = time.monotonic() + _GONE_S
         if self.exit_code() is None:
             self._process.kill()
@@ -136,6 +139,7 @@ class Child:
             if pipe is not None:
                 with suppress(BrokenPipeError):  # what it was told last it never read
                     pipe.close()
+        self._is_gone = True
 
     def stop(self) -> None:
         """Asks the query to stop and waits for it; then sees that nothing is left.

@@ -104,6 +104,8 @@ class Broker:
             overrides={name: _text(value) for name, value in {**self._cluster.overrides, **self.overrides}.items()},
         )
         self.folder.mkdir(parents=True, exist_ok=True)
+        self.properties_file.touch(mode=0o600)  # listeners may have passwords
+        self.properties_file.chmod(0o600)
         self.properties_file.write_text(render(settings))
 
     def wait_ready(self, nodes: set[int], give_up_at: float) -> None:

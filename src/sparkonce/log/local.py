@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 from contextlib import suppress
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
@@ -21,6 +22,7 @@ from sparkonce.log.base import Landed, LogStore, PutUnknownError, Taken
 
 FOLDER = "sparkonce"
 _DIGITS = 20
+_NAME = re.compile(f"[0-9]{{{_DIGITS}}}")
 _SURELY_NOT_LINKED = frozenset(
     {errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM, errno.EROFS, errno.EMLINK, errno.ENOTSUP, errno.ENOENT}
 )
@@ -127,7 +129,7 @@ class LocalLogStore(LogStore):
 
     @staticmethod
     def _names(folder: Path) -> list[int]:
-        return [int(entry.name) for entry in os.scandir(folder) if entry.name.isdigit()]
+        return [int(entry.name) for entry in os.scandir(folder) if _NAME.fullmatch(entry.name)]
 
 
 def _path(folder: Path, position: int) -> Path:

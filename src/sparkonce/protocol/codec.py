@@ -8,16 +8,19 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Callable
 from typing import Any
 
-from sparkonce.protocol.handles import Handle
+from sparkonce.protocol.handles import Handle, Scalar
 from sparkonce.protocol.ownership import Token
+from sparkonce.protocol.plain import number, read_json, text
 from sparkonce.protocol.records import Amend, Claim, Commit, Record, SinkFacts
 from sparkonce.protocol.view import Floor, Run
 
 FORMAT_VERSION = 1
 _MAGIC = "sparkonce"
+_VERSION = re.compile(r"[0-9]{1,9}")
 
 
 class Unreadable(ValueError):  # noqa: N818 - it is what it says
@@ -49,7 +52,7 @@ def decode_record(data: bytes) -> Record:
 
 def decided_at_ms(data: bytes) -> int:
     """When the record was written, by its driver's clock, milliseconds since the epoch."""
-    return int(_open("record", data)["at_ms"])
+    return number(_open("record", data)["at_ms"])
 
 
 def encode_floor(floor: Floor) -> bytes:
@@ -73,13 +76,13 @@ def decode_floor(data: bytes) -> Floor:
         runs = tuple(
             Run(
                 token=_to_token(run["token"]),
-                query=run["query"],
-                location=run["location"],
+                query=text(run["query"]),
+                location=text(run["location"]),
                 sinks=_to_facts(run["sinks"]),
             )
             for run in body["runs"]
         )
-        return Floor(position=int(body["position"]), runs=runs)
+        return Floor(position=_position(body["position"]), runs=runs)
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise Unreadable(f"the floor has not its shape: {error!r}") from error
 
@@ -89,32 +92,32 @@ def encode_handle(handle: Handle) -> str:
     return json.dumps(_handle(handle), separators=(",", ":"))
 
 
-def decode_handle(text: str) -> Handle:
+def decode_handle(line: str) -> Handle:
     """A handle from `encode_handle`."""
-    return _to_handle(json.loads(text))
+    return _to_handle(json.loads(line))
 
 
 def _seal(kind: str, body: dict[str, Any]) -> bytes:
-    text = json.dumps(body, sort_keys=True, separators=(",", ":")).encode()
-    head = f"{_MAGIC} {kind} {FORMAT_VERSION} {_checksum(kind, str(FORMAT_VERSION), text)}\n"
-    return head.encode() + text
+    written = json.dumps(body, sort_keys=True, separators=(",", ":")).encode()
+    head = f"{_MAGIC} {kind} {FORMAT_VERSION} {_checksum(kind, str(FORMAT_VERSION), written)}\n"
+    return head.encode() + written
 
 
-def _checksum(kind: str, version: str, text: bytes) -> str:
-    return hashlib.sha256(f"{kind} {version}\n".encode() + text).hexdigest()
+def _checksum(kind: str, version: str, body: bytes) -> str:
+    return hashlib.sha256(f"{kind} {version}\n".encode() + body).hexdigest()
 
 
 def _open(kind: str, data: bytes) -> dict[str, Any]:
-    head, newline, text = data.partition(b"\n")
+    head, newline, written = data.partition(b"\n")
     words = head.decode("ascii", "replace").split(" ")
-    if not newline or len(words) != 4 or words[:2] != [_MAGIC, kind] or not words[2].isdigit():
+    if not newline or len(words) != 4 or words[:2] != [_MAGIC, kind] or not _VERSION.fullmatch(words[2]):
         raise Unreadable(f"the file does not begin like a {kind} of {_MAGIC}")
     if int(words[2]) > FORMAT_VERSION:
         raise TooNew(f"the {kind} has format {words[2]}, and this library reads formats up to {FORMAT_VERSION}")
-    if _checksum(kind, words[2], text) != words[3]:
+    if _checksum(kind, words[2], written) != words[3]:
         raise Unreadable(f"the {kind}'s checksum does not match its bytes")
     try:
-        body = json.loads(text)
+        body = read_json(written)
     except ValueError as error:
         raise Unreadable(f"the {kind} is no JSON: {error}") from error
     if not isinstance(body, dict):
@@ -128,7 +131,13 @@ def _token(token: Token) -> list[Any]:
 
 def _to_token(value: Any) -> Token:
     position, nonce = value
-    return Token(int(position), str(nonce))
+    return Token(_position(position), text(nonce))
+
+
+def _position(value: Any) -> int:
+    if number(value) < 0:
+        raise ValueError(f"position {value}")
+    return number(value)
 
 
 def _facts(sinks: SinkFacts) -> dict[str, dict[str, str]]:
@@ -137,8 +146,7 @@ def _facts(sinks: SinkFacts) -> dict[str, dict[str, str]]:
 
 def _to_facts(value: Any) -> SinkFacts:
     return tuple(
-        (str(name), tuple(sorted((str(key), str(fact)) for key, fact in facts.items())))
-        for name, facts in sorted(value.items())
+        (name, tuple(sorted((key, text(fact)) for key, fact in facts.items()))) for name, facts in sorted(value.items())
     )
 
 
@@ -150,13 +158,17 @@ def _handle(handle: Handle) -> list[Any]:
 def _to_handle(value: Any) -> Handle:
     sink, slot, rows, fingerprint, opened_ms, fields = value
     return Handle(
-        sink=sink,
-        slot=slot,
-        rows=rows,
-        fingerprint=fingerprint,
-        opened_ms=opened_ms,
-        transaction=tuple(sorted(fields.items())),
+        sink=text(sink),
+        slot=number(slot),
+        rows=number(rows),
+        fingerprint=number(fingerprint),
+        opened_ms=number(opened_ms),
+        transaction=tuple(sorted((name, _scalar(value)) for name, value in fields.items())),
     )
+
+
+def _scalar(value: Any) -> Scalar:
+    return value if isinstance(value, str) else number(value)
 
 
 def _claim(claim: Claim) -> dict[str, Any]:
@@ -175,13 +187,13 @@ def _claim(claim: Claim) -> dict[str, Any]:
 
 def _to_claim(body: dict[str, Any]) -> Claim:
     return Claim(
-        nonce=body["nonce"],
-        run=body["run"],
-        query=body["query"],
-        host=body["host"],
-        process=body["process"],
-        library=body["library"],
-        location=body["location"],
+        nonce=text(body["nonce"]),
+        run=text(body["run"]),
+        query=text(body["query"]),
+        host=text(body["host"]),
+        process=number(body["process"]),
+        library=text(body["library"]),
+        location=text(body["location"]),
         sinks=_to_facts(body["sinks"]),
         renews=None if body["renews"] is None else _to_token(body["renews"]),
     )
@@ -201,9 +213,9 @@ def _to_decision(kind: type[Commit] | type[Amend]) -> Callable[[dict[str, Any]],
     def decode(body: dict[str, Any]) -> Commit | Amend:
         return kind(
             token=_to_token(body["token"]),
-            query=body["query"],
-            batch=body["batch"],
-            offsets=tuple(body["offsets"]),
+            query=text(body["query"]),
+            batch=number(body["batch"]),
+            offsets=tuple(text(line) for line in body["offsets"]),
             handles=tuple(_to_handle(handle) for handle in body["handles"]),
         )
 

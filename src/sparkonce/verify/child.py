@@ -49,6 +49,7 @@ class Driver(Child):
         held: The phase that it is held at, or empty.
         error: The name of the error that stopped its query, or empty.
         state_rows: How many rows of state it had in the end, if it stopped in order.
+        asked_to_stop: Whether it was asked to stop.
         end_noted: Whether somebody has noted that it has ended.
     """
 
@@ -70,6 +71,7 @@ class Driver(Child):
         self.phases = 0
         self.held = self.error = ""
         self.state_rows: int | None = None
+        self.asked_to_stop = False
         self.end_noted = False
         self._send(config)
 
@@ -111,6 +113,7 @@ class Driver(Child):
 
     def ask_to_stop(self) -> None:
         """Closes its standard input: it stops in order, if it can."""
+        self.asked_to_stop = True
         with suppress(OSError):
             if self._process.stdin is not None:
                 self._process.stdin.close()

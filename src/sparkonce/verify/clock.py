@@ -7,6 +7,7 @@ from pathlib import Path
 
 _FOLDERS = ("/usr/lib", "/usr/lib64", "/usr/local/lib", "/opt/homebrew/lib")
 _LIBRARY = "faketime/libfaketimeMT.so.1"
+SEEN_WITHIN_S = 1.1
 
 
 def find_faketime() -> Path | None:
@@ -41,5 +42,7 @@ class FakeClock:
         }
 
     def jump(self, seconds: int) -> None:
-        """Sets it so many seconds forward or back, seen within a second."""
-        self._file.write_text(f"{seconds:+d}\n")
+        """Sets it so many seconds forward or back, seen within `SEEN_WITHIN_S`."""
+        new = self._file.with_suffix(".new")
+        new.write_text(f"{seconds:+d}\n")
+        new.replace(self._file)

@@ -20,6 +20,9 @@ from sparkonce.verify.schedule import FIRST_BATCH, Step
 from sparkonce.verify.watch import LOG_FOLDER, note_folder
 
 _POLL_S = 0.01
+_STOP_S = 150.0
+_LOOK_S = 0.5
+"""How long a driver is held before it is struck: readers look several times a second."""
 _SAMPLE_S = 5.0
 _BACK_OFF_S = (0.5, 1.0, 2.0, 5.0)
 _ARMED_S = 20.0
@@ -92,6 +95,11 @@ class Conductor:
         self._fell = 0
         self._sampled_at = 0.0
 
+    @property
+    def started(self) -> int:
+        """How many drivers were started: the newest one's number."""
+        return len(self._drivers)
+
     # --- drivers ------------------------------------------------------------------------------------------------------
 
     def start(self, *, clock: bool = False, **changed: Any) -> Driver:
@@ -121,28 +129,37 @@ class Conductor:
         library = find_faketime()
         return FakeClock(library, self._folder / f"clock-{number}") if library is not None else None
 
-    def kill(self, driver: Driver) -> None:
-        """SIGKILL of a driver with all its processes."""
+    def kill(self, driver: Driver, *, asked: bool = True) -> None:
+        """SIGKILL of a driver with all its processes, or of what is left of them.
+
+        Args:
+            driver: Which.
+            asked: Whether it is to end. One that has ended unasked is judged.
+        """
         driver.kill()
         self.hear(driver)
         if not driver.end_noted:
             driver.end_noted = True
-            self.recorder.note(Kind.ENDED, driver=driver.number, code=driver.exit_code())
+            self.recorder.note(Kind.ENDED, driver=driver.number, code=driver.exit_code(), asked=asked)
 
     def stop(self) -> Driver | None:
         """Has the running driver stop in order; by force if it does not. Returns it."""
         driver, self.driver = self.driver, None
         if driver is not None:
             driver.ask_to_stop()
-            self.wait(lambda: driver.exit_code() is not None, 60.0, keep_running=False)
-            self.kill(driver)
+            give_up_at = time.monotonic() + _STOP_S
+            while driver.exit_code() is None and time.monotonic() < give_up_at:
+                self.hear(driver)
+                time.sleep(_POLL_S)
+            self.kill(driver, asked=driver.exit_code() == 0)
         return driver
 
     def end(self) -> None:
         """Ends every process that is left."""
         for driver in self._drivers:
-            driver.resume()
-            driver.kill()
+            if not driver.end_noted:
+                driver.resume()
+                driver.kill()
 
     # --- waiting ------------------------------------------------------------------------------------------------------
 
@@ -154,6 +171,9 @@ class Conductor:
         """
         give_up_at = time.monotonic() + limit_s
         while True:
+            # First: what has come about is known before what came of it is heard.
+            if holds():
+                return True
             self.pump(keep_running)
             if holds():
                 return True
@@ -194,7 +214,7 @@ class Conductor:
             if not driver.end_noted:
                 self.hear(driver)
                 if driver.exit_code() is not None:
-                    self.kill(driver)  # what is left of it, and the note that it has ended
+                    self.kill(driver, asked=False)  # what is left of it, and the note that it has ended
         if keep_running and self.driver is not None and self.driver.exit_code() is not None:
             self._restart()
         if time.monotonic() - self._sampled_at > _SAMPLE_S:
@@ -215,6 +235,9 @@ class Conductor:
                     self._recovered(driver, event["batch"])
                 case "log":
                     self.recorder.note(Kind.LOG, **fields)
+                case "stop" if driver.asked_to_stop:
+                    # It was stopped in the middle of a batch, and says so.
+                    self.recorder.note(Kind.LOG, level="ERROR", **fields)
                 case "stop" | "failed":
                     self.recorder.note(Kind.STOPPED, **fields)
 
@@ -307,7 +330,7 @@ class Conductor:
         self.recorder.note(Kind.SKIPPED, step=step.number, fault=step.fault.value, why=why)
 
     def _bring_to_hold(self, phase: Phase) -> None:
-        """Holds the driver at the phase, or gives up holding it."""
+        """Holds the driver at the phase, or gives up holding it once it has been at work for long."""
         self._hold = phase
         told: Driver | None = None
 
@@ -316,22 +339,28 @@ class Conductor:
             if self.driver is not None and self.driver is not told:
                 told = self.driver
                 told.hold_at(phase)  # one that is started from now on knows it from its configuration
-            return self.driver is not None and bool(self.driver.held)
+            return self.driver is not None and self.driver.held == phase.name
 
-        self.wait(lambda: is_held() or self._is_at_work(), self.limits.start_s)
-        if not self.wait(is_held, _ARMED_S) and self.driver is not None:
+        if self._wait_at_work(is_held):
+            self.pause(_LOOK_S)
+        elif self.driver is not None:
             self.driver.go()
-            self.pump()
 
     def _let_drift(self, phase: Phase, delay_s: float) -> None:
-        comes = self._comes_to(phase)
-        self.wait(lambda: comes() or self._is_at_work(), self.limits.start_s)
-        self.wait(comes, _ARMED_S)
+        self._wait_at_work(self._comes_to(phase))
         self.wait(lambda: False, delay_s, keep_running=False)
 
-    def _is_at_work(self) -> bool:
-        """Whether the newest driver has told a phase: Spark takes its time to start."""
-        return self.driver is not None and self.driver.phases > 0
+    def _wait_at_work(self, holds: Callable[[], bool]) -> bool:
+        """Waits until it holds, and for so long only as a driver is at work: how long one starts does not count."""
+        held = False
+
+        def holds_or_begun() -> bool:
+            nonlocal held
+            held = holds()
+            return held or (self.driver is not None and self.driver.phases > 0)
+
+        self.wait(holds_or_begun, self.limits.start_s)
+        return held or self.wait(holds, _ARMED_S)
 
     def _comes_to(self, phase: Phase) -> Callable[[], bool]:
         """Whether the newest driver is at a phase that it was not at before."""

@@ -64,7 +64,7 @@ class Kind(str, Enum):
     STOPPED = "stopped"
     """[driver, error, message]: a query stopped by itself; ``error`` is the name of the error's class."""
     ENDED = "ended"
-    """[driver, code]: its process has ended; a negative code is a signal."""
+    """[driver, code, asked]: its process has ended; a negative code is a signal. ``asked``: whether it was to end."""
     FAULT = "fault"
     """[step, fault, system, request, driver, phase, batch, aimed, held]: a fault happened, and where the driver was.
     ``aimed`` is the phase that the schedule names, ``held`` whether the driver was held there."""

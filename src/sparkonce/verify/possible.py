@@ -47,7 +47,7 @@ def _why_not(fault: Fault, system: System) -> str:
     if fault is Fault.COORDINATOR_MOVED:
         return ("there is one broker only: --brokers 3" if is_ours else "it is your own") if is_kafka else ""
     if fault is Fault.TARGET_DISK_FULL:
-        return "" if is_kafka and is_ours else cannot_mount() or "it is your own"
+        return cannot_mount() or "it is your own"
     if is_files:
         return ""
     if fault in _OF_SERVERS:

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from sparkonce.sinks.base import TwoPhaseCommitSink
 
 _POLL_S = 0.1
-_STOP_S = 45.0
+_STOP_S = 120.0
 _HOLD_S = 300.0
 _PROGRESS_S = 10.0
 WATERMARK_DELAY = "2 seconds"
@@ -123,7 +123,7 @@ def for_kafka(batch: DataFrame) -> DataFrame:
 
 
 def sinks_of(config: QueryConfig) -> dict[TwoPhaseCommitSink, Callable[[DataFrame], DataFrame]]:
-    """Every system's sink, with the view that gives it its slots."""
+    """Every system's sink, with the view that gives it its slots. All but Kafka's share one, and so a Spark job."""
 
     def view(kafka: bool) -> Callable[[DataFrame], DataFrame]:
         def of(batch: DataFrame) -> DataFrame:
@@ -132,10 +132,11 @@ def sinks_of(config: QueryConfig) -> dict[TwoPhaseCommitSink, Callable[[DataFram
 
         return of
 
+    records, rows = view(True), view(False)
     found = {}
     for name, (module, kind, settings) in config.sinks.items():
         sink = getattr(importlib.import_module(module), kind).build(settings)
-        found[sink] = view(name == "kafka")
+        found[sink] = records if name == "kafka" else rows
     return found
 
 
@@ -171,7 +172,7 @@ def main() -> int:
     threading.Thread(target=_listen, args=(lines, gate, stopping), daemon=True).start()
     _tell_log()
     spark = session(config)
-    query = start(spark, config, gate)
+    query = start(spark, config, gate, stopping)
     tell("started", run=str(query.runId))
     while query.isActive and not stopping.wait(_POLL_S):
         pass
@@ -198,18 +199,17 @@ def _tell_state(query: StreamingQuery, checkpoint: str) -> None:
         time.sleep(_POLL_S)
 
 
-def start(spark: SparkSession, config: QueryConfig, gate: Gate) -> StreamingQuery:
-    """Starts the query."""
+def start(spark: SparkSession, config: QueryConfig, gate: Gate, stopping: threading.Event) -> StreamingQuery:
+    """Starts the query. Errors are told unless it is ``stopping``: then its batch is broken off on purpose."""
     writer = plan(spark, config).writeStream.outputMode("append").option("checkpointLocation", config.checkpoint)
     trigger: dict[str, Any] = {"processingTime": config.trigger} if config.trigger else {"availableNow": True}
     if config.plain_to:
         return writer.format("parquet").option("path", config.plain_to).trigger(**trigger).start()
-    return writer.foreachBatch(_batches(config, gate)).trigger(**trigger).start()
+    return writer.foreachBatch(_batches(config, gate, stopping)).trigger(**trigger).start()
 
 
-def _batches(config: QueryConfig, gate: Gate) -> Callable[[DataFrame, int], None]:
+def _batches(config: QueryConfig, gate: Gate, stopping: threading.Event) -> Callable[[DataFrame, int], None]:
     from sparkonce import ExactlyOnce
-    from sparkonce.errors import SparkonceError
 
     def listen(phase: Phase, batch: int) -> None:
         if phase is Phase.IDLE:
@@ -240,8 +240,10 @@ def _batches(config: QueryConfig, gate: Gate) -> Callable[[DataFrame, int], None
 
         try:
             exactly_once(rows.withColumn("batch", F.lit(batch).cast("bigint")), batch)
-        except SparkonceError as error:
-            tell("stop", error=type(error).__name__, message=str(error)[:2000])
+        except Exception as error:
+            # By its own name, whosever it is: Spark wraps it in one of its own.
+            if not stopping.is_set():
+                tell("stop", error=type(error).__name__, message=str(error)[:2000])
             raise
 
     return run_batch

@@ -32,10 +32,12 @@ from sparkonce.verify.schedule import Step, draw
 from sparkonce.verify.strike import Striker, choices
 from sparkonce.verify.systems.base import System
 from sparkonce.verify.systems.kafka import KafkaSystem
-from sparkonce.verify.watch import Readers
+from sparkonce.verify.watch import LOG_FOLDER, Readers, note_violation
 from sparkonce.verify.workload import Workload
 
-_DRAIN_S = 600.0
+_FIRST_BATCH_S = 300.0
+_DRAIN_S = 300.0
+_SLOWEST_ROWS_PER_S = 2_000
 _UNDISTURBED_S = 900.0
 
 Say = Callable[[str], None]
@@ -119,10 +121,14 @@ def _start(system: System, folder: Path) -> None:
 
 def _stop(system: System, say: Say) -> None:
     """What cannot be ended or removed is told, and changes neither the verdict nor an error that came before."""
+    _try(system.stop, lambda why: say(f"{system.name} is not left as it was: {why}"))
+
+
+def _try(end: Callable[[], None], say: Say) -> None:
     try:
-        system.stop()
-    except Exception as error:  # noqa: BLE001 - whatever it is, the other systems are to be ended, too
-        say(f"{system.name} is not left as it was: {error}")
+        end()
+    except Exception as error:  # noqa: BLE001 - whatever it is, the others are to be ended, too
+        say(str(error) or repr(error))
 
 
 def _keep_what_was_found(history: History, options: Options, say: Say) -> None:
@@ -169,6 +175,9 @@ class _Run:
         drawn = options.schedule if options.schedule is not None else draw(options.seed, options.faults, found)
         self._steps = list(drawn)
         check_steps(self._steps, found, why)
+        if not any(step.fault is Fault.EXPIRED for step in self._steps):
+            # What the product leaves open is found open, and not ended by the broker before anybody looks.
+            source.transaction_timeout_s = None
         self._feeder = Feeder(source.settings, source.source, options.workload)
         self._readers = Readers(options.systems, self._checkpoint, recorder)
         self._config = QueryConfig(
@@ -204,19 +213,25 @@ class _Run:
             {system.name: system for system in _all(self._options)},
             seed=self._options.seed,
             disk=self._disk,
-            expiry_s=self._options.source.transaction_timeout_s,
+            expiry_s=self._options.source.transaction_timeout_s or 0.0,
             every_s=self._options.every_s,
         )
         try:
             self._feeder.start()
             self._readers.start()
-            striker.start(self._steps)
-            conductor.need(lambda: conductor.finished > 0, conductor.limits.start_s, "the first batch is finished")
+            striker.start(self._steps, beside=True)
+            if not conductor.wait(lambda: conductor.finished > 0, _FIRST_BATCH_S):
+                raise VerifyFailedError(
+                    f"the query has not finished a batch in {_FIRST_BATCH_S:.0f} s, and nothing has been done to it",
+                    next_step=f"read the logs in {self._options.folder / 'logs'}; perhaps the machine is too slow.",
+                )
             self._say("the query runs; faults begin")
             striker.carry_out(self._steps)
-            conductor.need(
-                lambda: self._feeder.written >= self._options.rows, self._longest_feed_s(), "all rows are written"
-            )
+            if not conductor.wait(lambda: self._feeder.written >= self._options.rows, self._longest_feed_s()):
+                raise VerifyFailedError(
+                    f"the source takes fewer rows than --rate {self._options.workload.rows_per_second} a second",
+                    next_step="ask for fewer.",
+                )
             disturbed = self._drain()
             self._read()
             if self._options.undisturbed:
@@ -230,9 +245,9 @@ class _Run:
             self._end()
 
     def _end(self) -> None:
-        self._readers.stop()
-        self._conductor.end()
-        self._feeder.stop()
+        """Ends all that runs, the drivers first. What goes wrong here is told, and hides nothing that went before."""
+        for end in (self._conductor.end, self._readers.stop, self._feeder.stop):
+            _try(end, self._say)
 
     def _drain(self) -> Driver | None:
         """Lets a driver finish all that was written, and close every window."""
@@ -247,13 +262,17 @@ class _Run:
             conductor.start(slots=0)
         end_ms = self._feeder.closed_at_ms()
         conductor.need(
-            lambda: conductor.checkpoint.finished_watermark_ms() >= end_ms, _DRAIN_S, "every window is given out"
+            lambda: conductor.checkpoint.finished_watermark_ms() >= end_ms,
+            _DRAIN_S + self._feeder.written / _SLOWEST_ROWS_PER_S,
+            "every window is given out",
         )
         return conductor.stop()
 
     def _read(self) -> None:
         self._say("reading what readers see")
         self._readers.stop()
+        if (self._checkpoint / LOG_FOLDER).is_dir():
+            note_violation(self._recorder, self._checkpoint, self._conductor.started)
         self._recorder.keep("expected", self._options.workload.expected(self._feeder.written))
         read_systems(self._options.systems, self._recorder, self._say)
 

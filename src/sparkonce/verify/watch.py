@@ -49,14 +49,18 @@ class Readers:
 
     def _watch(self, system: System) -> None:
         newest = -1
-        while not self._stopping.wait(_EVERY_S):
+        stopping = False
+        while not stopping:
+            stopping = self._stopping.wait(_EVERY_S)  # and one last look, at what is there in the end
             try:
                 found = system.newest()
             except Exception:  # noqa: BLE001, S112 - the system does not answer now: what it shows is asked again
                 continue
             if found <= newest:
                 continue
-            # In this order: a decision that came after the rows would hide that they came before it.
+            # Rows first, then the log: what is not decided now was not when the rows were seen. The other way round, a
+            # decision in between would look like none. Rows that are early for less than this takes are not noticed,
+            # so drivers are held for longer where rows must not show yet.
             decided = self._decided()
             if decided is not None:
                 newest = found
@@ -71,6 +75,21 @@ class Readers:
         except (LogError, LogViolation, OSError):
             return None
         return found.batch if found is not None else -1
+
+
+def note_violation(recorder: Recorder, checkpoint: Path, driver: int) -> None:
+    """Notes whether the decision log holds what no correct run can have written: a new driver would stop there.
+
+    Args:
+        recorder: Takes it.
+        checkpoint: With the log.
+        driver: The newest one's number.
+    """
+    try:
+        DecisionLog(LocalLogStore(checkpoint)).read(LogView())
+    except (LogError, LogViolation) as error:
+        message = f"the verifier cannot read the decision log: {error}"
+        recorder.note(Kind.STOPPED, driver=driver, error=type(error).__name__, message=message)
 
 
 def note_folder(recorder: Recorder, name: str, folder: Path) -> None:

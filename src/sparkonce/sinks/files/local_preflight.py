@@ -34,7 +34,7 @@ def check(root: Path, held: Path) -> str:
         probe = held / f"probe-{secrets.token_hex(6)}"
         second = held.parent / probe.name
         beside = root / f".{probe.name}"
-        probe.touch()
+        probe.touch(exist_ok=False)
         try:
             _try_link(root, probe, beside, second)
         finally:
@@ -85,7 +85,7 @@ def _identity(path: Path) -> str:
 def folds_names(root: Path) -> bool:
     """Whether two names that differ are one there: in upper and lower case, or in the way an accent is written."""
     probe = root / f".probe-{secrets.token_hex(6)}-\N{LATIN SMALL LETTER E WITH ACUTE}"
-    probe.touch()
+    probe.touch(exist_ok=False)
     try:
         others = (probe.name.upper(), unicodedata.normalize("NFD", probe.name))
         return any(os.path.lexists(root / other) for other in others)

@@ -17,6 +17,7 @@ from typing import Any
 from sparkonce.errors import CorruptRecordError
 from sparkonce.protocol.handles import Handle
 from sparkonce.protocol.ownership import Token
+from sparkonce.protocol.plain import read_json
 from sparkonce.sinks.files.partitions import values_of
 from sparkonce.sinks.files.store import Fields, FileStore
 
@@ -225,14 +226,14 @@ def _encode(batches: Iterable[Manifest], *, transactions: bool = True) -> bytes:
 
 def _decode(content: bytes, path: str) -> list[Manifest]:
     try:
-        first, *lines = content.decode().splitlines()
-        version = json.loads(first)["sparkonce_manifest"]
+        first, *lines = content.splitlines()
+        version = read_json(first)["sparkonce_manifest"]
         if version > _FORMAT:
             raise CorruptRecordError(
                 f"{path} has format {version}, and this version knows {_FORMAT}.", next_step="Update sparkonce."
             )
-        return [_of_plain(json.loads(line)) for line in lines]
-    except (ValueError, KeyError, TypeError) as error:
+        return [_of_plain(read_json(line)) for line in lines]
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise CorruptRecordError(
             f"{path} cannot be read as a manifest: {error!r}.",
             next_step="Move it away; the data it lists stay as they are, but its batches are not known to be whole.",

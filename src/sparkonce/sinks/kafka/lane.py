@@ -205,9 +205,12 @@ class Lane:
 
 
 def _fatal_reason(error: BaseException) -> str:
-    """Where a callback had left an exception behind and another one ran, it is the cause of a SystemError."""
+    """Where a callback had left an exception behind and another one ran, it is the cause of a SystemError.
+
+    Where another thread's call has met the exception first, the SystemError has no cause.
+    """
     if isinstance(error, KafkaException):
         return str(error.args[0].str())
     if error.__cause__ is None:
-        raise error
+        return f"a fatal error that another thread was told of ({error})"
     return _fatal_reason(error.__cause__)

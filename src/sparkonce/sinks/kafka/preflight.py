@@ -218,9 +218,10 @@ def _check_permission(look: _Look, prefix: str, query: str) -> None:
     probe = Transaction(str(name), 0, 0)
     while True:
         answer = look.client.probe(probe, deadline_s=look.deadline_s)
-        if not is_patience(answer) or time.monotonic() >= look.deadline_s:
+        asks_again = answer.code is None or is_patience(answer)
+        if not asks_again or time.monotonic() >= look.deadline_s:
             break
-        # The coordinator of a new cluster has to make its own topic first.
+        # A connection was cut, or the coordinator of a new cluster has to make its own topic first.
         time.sleep(_ASK_AGAIN_S)
     if answer.code in _NOT_ALLOWED:
         raise PreflightError(

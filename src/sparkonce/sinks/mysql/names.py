@@ -7,6 +7,7 @@ import re
 from dataclasses import dataclass
 
 from sparkonce.protocol.ownership import Token, TransactionName
+from sparkonce.protocol.plain import read_json
 
 FORMAT_ID = 0x53504F31
 """``SPO1``: the formatID of every xid of ours."""
@@ -134,7 +135,7 @@ class Stage:
         """The staging table of this name and comment, or None if it is not one of sparkonce's."""
         match = _STAGE.fullmatch(table)
         try:
-            fields = json.loads(comment) if match else None
+            fields = read_json(comment.encode()) if match else None
         except ValueError:
             return None
         if match is None or not isinstance(fields, dict):

@@ -307,7 +307,9 @@ def _check_commit(link: Link, flavour: Flavour, wanted: Wanted) -> None:
     if wanted.commit != markers.STAGED:
         return
     probe = quote(stage_table(secrets.token_hex(6)))
-    with _trying("Making a staging table", "grant CREATE and DROP on the database to the user of the settings."):
+    with _trying(
+        "Making a staging table", "grant CREATE, DROP, SELECT and INSERT on the database to the user of the settings."
+    ):
         link.run(f"CREATE TABLE {probe} (sparkonce_row BIGINT UNSIGNED NOT NULL PRIMARY KEY) ENGINE=InnoDB")
         link.run(f"INSERT INTO {probe} SELECT sparkonce_row FROM {probe} WHERE FALSE")  # noqa: S608 - ours
         link.run(f"DROP TABLE {probe}")

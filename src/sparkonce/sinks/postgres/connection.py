@@ -7,6 +7,7 @@ that a pooler which gives a server's session to another client after each transa
 from __future__ import annotations
 
 import atexit
+import logging
 import os
 import socket
 import threading
@@ -22,6 +23,8 @@ from sparkonce.sinks.postgres.settings import Connecting, Limits
 
 Connection = psycopg.Connection[tuple[Any, ...]]
 
+log = logging.getLogger(__name__)
+
 _IDLE_AT_MOST = 8
 
 
@@ -32,6 +35,22 @@ def connect(to: Connecting) -> Connection:
         psycopg.OperationalError: if the server cannot be reached or refuses.
     """
     return psycopg.connect(**dict(to.settings), autocommit=True, prepare_threshold=None)  # type: ignore[arg-type]
+
+
+_LOCAL = ("localhost", "127.", "::1", "/", "@")
+
+
+def warn_of_wire(connection: Connection) -> None:
+    """Says so if the server is another machine and need not prove who it is: libpq's default asks for no proof."""
+    given = {option.keyword.decode(): (option.val or b"").decode() for option in connection.pgconn.info}
+    host, mode = given.get("host") or given.get("hostaddr", ""), given.get("sslmode", "")
+    if mode == "verify-full" or given.get("gssencmode") == "require" or not host or host.startswith(_LOCAL):
+        return
+    log.warning(
+        "sslmode=%s: the connection to %s is %s, and whoever answers there is taken for the server. "
+        "sslmode=verify-full with sslrootcert has it prove who it is.",
+        *(mode, host, "encrypted" if connection.pgconn.ssl_in_use else "not encrypted"),
+    )
 
 
 @contextmanager

@@ -142,8 +142,9 @@ def nowhere(look: Look, name: TransactionName, place: Place) -> Finished:
 def list_staged(connection: Connection, schema: str, queries: Sequence[str]) -> list[TransactionName]:
     """The staged copies of these queries that are neither committed nor aborted."""
     rows = connection.execute(
-        sql.SQL("SELECT name FROM {} WHERE query = ANY (%s) AND state = %s").format(commits(schema)),
-        (list(queries), STAGED_STATE),
+        sql.SQL("SELECT name FROM {} WHERE query = ANY ({}) AND state = {}").format(
+            commits(schema), list(queries), STAGED_STATE
+        )
     ).fetchall()
     return [name for (text,) in rows if (name := TransactionName.parse(text)) is not None]
 
@@ -153,9 +154,8 @@ def read_traces(connection: Connection, prefix: str, query: str, place: Place) -
     rows = connection.execute(
         sql.SQL(
             "SELECT name, target, (EXTRACT(EPOCH FROM begun) * 1000)::int8 FROM {} "
-            "WHERE query = %s AND prefix = %s AND state = %s"
-        ).format(commits(place.commits)),
-        (query, prefix, COMMITTED_STATE),
+            "WHERE query = {} AND prefix = {} AND state = {}"
+        ).format(commits(place.commits), query, prefix, COMMITTED_STATE)
     ).fetchall()
     traces = []
     for text, target, begun_ms in rows:
@@ -170,8 +170,7 @@ def read_traces(connection: Connection, prefix: str, query: str, place: Place) -
 def tidy(connection: Connection, schema: str, prefix: str, query: str, batch: int) -> None:
     """Deletes the markers of batches so old that no log names them any more."""
     connection.execute(
-        sql.SQL("DELETE FROM {} WHERE query = %s AND prefix = %s AND state = %s AND batch < %s").format(
-            commits(schema)
-        ),
-        (query, prefix, COMMITTED_STATE, batch - KEPT_BATCHES),
+        sql.SQL("DELETE FROM {} WHERE query = {} AND prefix = {} AND state = {} AND batch < {}").format(
+            commits(schema), query, prefix, COMMITTED_STATE, batch - KEPT_BATCHES
+        )
     )

@@ -78,9 +78,8 @@ def _staged(connection: Connection) -> list[PostgresOrphan]:
     for (schema,) in connection.execute(_COMMITS, (COMMITS_TABLE,)).fetchall():
         rows = connection.execute(
             sql.SQL(
-                "SELECT name, EXTRACT(EPOCH FROM pg_catalog.clock_timestamp() - begun)::float8 FROM {} WHERE state = %s"
-            ).format(commits(schema)),
-            (STAGED_STATE,),
+                "SELECT name, EXTRACT(EPOCH FROM pg_catalog.clock_timestamp() - begun)::float8 FROM {} WHERE state = {}"
+            ).format(commits(schema), STAGED_STATE)
         ).fetchall()
         for text, age_s in rows:
             name = TransactionName.parse(text)

@@ -16,11 +16,11 @@ from sparkonce.guarantees import Guarantee
 from sparkonce.protocol.ownership import TransactionName
 from sparkonce.sinks.base import Facts
 from sparkonce.sinks.postgres.catalog import Table, read_table, unique_keys
-from sparkonce.sinks.postgres.connection import Connection, connect, within
+from sparkonce.sinks.postgres.connection import Connection, connect, warn_of_wire, within
 from sparkonce.sinks.postgres.markers import find_commits, read_system
 from sparkonce.sinks.postgres.names import TWO_PHASE
 from sparkonce.sinks.postgres.outcomes import words_of
-from sparkonce.sinks.postgres.settings import COMMITS_TABLE, Connecting, Target
+from sparkonce.sinks.postgres.settings import COMMITS_TABLE, Connecting, Target, quoted
 from sparkonce.sinks.postgres.statements import create_commits
 
 if TYPE_CHECKING:
@@ -71,6 +71,7 @@ def preflight(ask: Ask, query: str, recorded: Facts | None) -> tuple[Facts, Tabl
     if ask.guarantee is Guarantee.EXACTLY_ONCE:
         _check_same_schema(ask, recorded)
     with _looking(ask) as connection:
+        warn_of_wire(connection)
         facts = _check_server(connection, ask, recorded)
         table = _check_table(connection, ask)
         if ask.guarantee is not Guarantee.EXACTLY_ONCE:
@@ -191,7 +192,7 @@ def _way_on(ask: Ask, before: str, now: str) -> str:
         return advice
     return (
         f"{advice} If this is the server of before after pg_upgrade, or all of that database moved here: COMMENT ON "
-        f"TABLE \"{ask.commits_schema}\".{COMMITS_TABLE} IS 'system {now} was {before}'."
+        f"TABLE {quoted(ask.commits_schema)}.{COMMITS_TABLE} IS 'system {now} was {before}'."
     )
 
 
@@ -310,7 +311,7 @@ def _check_staged(connection: Connection, ask: Ask, table: Table) -> None:
         raise PreflightError(
             f"commits_schema={ask.commits_schema!r}: "
             + ("there is no such schema" if found is None else "no permission to make staging tables in it"),
-            next_step=f'CREATE SCHEMA "{ask.commits_schema}", or GRANT CREATE, USAGE on it TO the role of the query.',
+            next_step=f"CREATE SCHEMA {quoted(ask.commits_schema)}, or GRANT CREATE, USAGE on it TO the query's role.",
             setting="commits_schema",
         )
     late = _late_refusals(connection, ask, table)
@@ -339,7 +340,7 @@ def _late_refusals(connection: Connection, ask: Ask, table: Table) -> list[str]:
 
 
 def _check_commits(connection: Connection, ask: Ask, *, is_new: bool) -> None:
-    name = f'"{ask.commits_schema}"."{COMMITS_TABLE}"'
+    name = f"{quoted(ask.commits_schema)}.{quoted(COMMITS_TABLE)}"
     found = find_commits(connection, ask.commits_schema)
     if found is None and not is_new:
         raise PreflightError(

@@ -9,6 +9,7 @@ from typing import Any
 
 from sparkonce.errors import ConfigurationError
 from sparkonce.protocol.ownership import NAME_PREFIX_LIMIT_BYTES
+from sparkonce.protocol.plain import read_json
 
 MODES = ("append", "upsert")
 COMMITS = ("staged", "two_phase")
@@ -95,7 +96,7 @@ class Target:
     order_by: str = ""
 
     def __str__(self) -> str:
-        return f'"{self.schema}"."{self.table}"'
+        return f"{quoted(self.schema)}.{quoted(self.table)}"
 
     def check(self) -> None:
         """Raises `ConfigurationError` if the settings contradict each other."""
@@ -141,7 +142,7 @@ class Target:
             ValueError: if the text is something else.
         """
         try:
-            given = json.loads(text)
+            given = read_json(text.encode())
             columns = tuple(map(str, given.pop("columns")))
             given["keys"] = tuple(map(str, given["keys"]))
             return cls(**given), columns
@@ -171,6 +172,11 @@ class Limits:
         for name, value in named.items():
             if not 0.1 <= value <= 86_400:
                 raise ConfigurationError(f"{name}={value!r} is not between 0.1 s and a day")
+
+
+def quoted(name: str) -> str:
+    """A name as messages show it, so that what they advise can be run as it stands."""
+    return '"' + name.replace('"', '""') + '"'
 
 
 def check_identifier(setting: str, name: str) -> None:

@@ -72,10 +72,9 @@ def _lock(
 ) -> dict[TransactionName, tuple[str, str]]:
     """State and target of those that are there, in the order of all drivers, so that none blocks the other for ever."""
     rows = connection.execute(
-        sql.SQL("SELECT name, state, target FROM {} WHERE name = ANY (%s) ORDER BY name FOR UPDATE").format(
-            commits(place.commits)
-        ),
-        ([str(name) for name in names],),
+        sql.SQL("SELECT name, state, target FROM {} WHERE name = ANY ({}) ORDER BY name FOR UPDATE").format(
+            commits(place.commits), [str(name) for name in names]
+        )
     ).fetchall()
     by_text = {str(name): name for name in names}
     return {by_text[text]: (state, target) for text, state, target in rows}

@@ -12,6 +12,7 @@ What stands in braces decides the hash slot. On a single server all staged rows 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from urllib.parse import urlsplit
 
 from sparkonce.errors import PreflightError
 from sparkonce.protocol.handles import Scalar, transaction_fields
@@ -27,6 +28,17 @@ SEEN = "seen"
 OPEN, PREPARED, COMMITTING, COMMITTED, ABORTED = "O", "P", "C", "D", "A"
 COMMITS_FIELD = "#commits"
 FLOOR_FIELD = "#floor"
+
+
+def shown_url(url: str) -> str:
+    """Where a url leads to, for messages: nothing of what may be a password, however it is written."""
+    try:
+        parts = urlsplit(url)
+        host, port = parts.hostname, parts.port
+    except ValueError:  # what follows the first colon is a part of the password, and no port
+        return "redis://…"
+    place = f"{host or ''}{'' if port is None else f':{port}'}"
+    return f"{parts.scheme}://{place}{parts.path}"
 
 
 def check_prefix(prefix: str) -> str:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from sparkonce.errors import ConfigurationError
 from sparkonce.sinks.redis.hash_slots import HASH_SLOTS
+from sparkonce.sinks.redis.names import shown_url
 from sparkonce.sinks.redis.outcomes import Refusal, code_of
 from sparkonce.sinks.redis.scripts import BY_SHA, Script
 
@@ -55,11 +56,11 @@ class Place:
         timeout_s: How long to wait for a connection, and for an answer.
     """
 
-    url: str
+    url: str = field(repr=False)
     cluster: bool = False
     sentinels: tuple[Address, ...] = ()
     service: str = ""
-    options: Mapping[str, Any] = field(default_factory=dict)
+    options: Mapping[str, Any] = field(default_factory=dict, repr=False)
     timeout_s: float = 10.0
 
 
@@ -93,11 +94,14 @@ class Nodes:
         defaults = {"socket_timeout": place.timeout_s, "socket_connect_timeout": place.timeout_s, "protocol": 2}
         try:
             pool = redis.Redis.from_url(place.url, **{**defaults, **place.options}).connection_pool
-        except (ValueError, TypeError) as error:
+        except (ValueError, TypeError):
+            # Not in redis-py's words: they repeat what it took for a port, which may be a part of the password.
             raise ConfigurationError(
-                f"redis-py does not accept url={place.url!r} with these options: {error}.",
-                next_step="give redis://[user:password@]host[:port][/database], and options of redis.Connection.",
-            ) from error
+                f"redis-py does not accept url={shown_url(place.url)!r} with the options {sorted(place.options)}.",
+                next_step="give redis://[user:password@]host[:port][/database], with %2F for '/' in a password and so "
+                "on, and options of redis.Connection.",
+                setting="url",
+            ) from None
         self._make: Callable[..., Any] = pool.connection_class
         self._kwargs = dict(pool.connection_kwargs)
         self._errors = (redis.exceptions.RedisError, OSError)
@@ -141,8 +145,8 @@ class Nodes:
         """One command to each master, by its address."""
         found = {}
         for address in self.masters():
-            shown = f"{address[0]}:{address[1]}" if address else self.place.url.rpartition("@")[2]
-            found[shown] = self._exchange(address, [args])[0]
+            node = f"{address[0]}:{address[1]}" if address else shown_url(self.place.url)
+            found[node] = self._exchange(address, [args])[0]
         return found
 
     def masters(self) -> list[Address | None]:

@@ -11,7 +11,7 @@ from sparkonce.guarantees import Guarantee
 from sparkonce.sinks.base import Facts
 from sparkonce.sinks.redis import scripts
 from sparkonce.sinks.redis.hash_slots import hash_slot
-from sparkonce.sinks.redis.names import IDENTITY, check_prefix
+from sparkonce.sinks.redis.names import IDENTITY, check_prefix, shown_url
 from sparkonce.sinks.redis.nodes import Answer, Nodes, Request
 from sparkonce.sinks.redis.outcomes import Refusal, read_refusal
 
@@ -78,7 +78,7 @@ class Preflight:
         for node, answer in self._nodes.everywhere("INFO").items():
             if isinstance(answer, Refusal):
                 raise PreflightError(
-                    f"url={_shown(self._nodes.place.url)!r}: {node} does not answer INFO: "
+                    f"url={shown_url(self._nodes.place.url)!r}: {node} does not answer INFO: "
                     f"{read_refusal(answer).reason}",
                     next_step="see whether the server runs, and user and password fit; the user needs +info.",
                     setting="url",
@@ -206,7 +206,7 @@ class Preflight:
         shown = found.decode() if isinstance(found, bytes) else None
         if recorded not in (None, shown):
             raise PreflightError(
-                f"url={_shown(self._nodes.place.url)!r} leads to a server whose {IDENTITY} is {shown!r}, and this "
+                f"url={shown_url(self._nodes.place.url)!r} leads to a server whose {IDENTITY} is {shown!r}, and this "
                 "query wrote "
                 f"to {recorded!r} until now: it is another one, or has lost its data.",
                 next_step="name the old server, or restore its data. To go on without what it has lost: "
@@ -218,9 +218,3 @@ class Preflight:
 
 def _identity(*command: str) -> Request:
     return Request(_IDENTITY_SLOT, command)
-
-
-def _shown(url: str) -> str:
-    """The url without a password."""
-    scheme, mark, rest = url.partition("://")
-    return f"{scheme}{mark}{rest.rpartition('@')[2]}"

@@ -18,6 +18,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from sparkonce.durable import delete_stale_temporaries, make_folder, sync_folder, temporary_file
+from sparkonce.protocol.plain import read_json
 from sparkonce.sinks.write_ahead.entry import Entry
 
 _IDENTITY = "identity"
@@ -109,7 +110,10 @@ def entries_of(path: Path) -> list[Entry]:
         OSError: also if it is damaged, or of another version: what it names is then not known, and not nothing.
     """
     try:
-        entries = [Entry.of_fields(fields) for fields in json.loads(path.read_text())]
+        found = read_json(path.read_bytes())
+        if not isinstance(found, list):
+            raise TypeError("it is no list")
+        entries = [Entry.of_fields(fields) for fields in found]
     except (ValueError, TypeError, AttributeError) as error:
         raise OSError(f"{path} is damaged: {error}") from error
     if None in entries:

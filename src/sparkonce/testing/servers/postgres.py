@@ -43,12 +43,20 @@ class PostgresServer(Server):
     Args:
         settings: Of the server, such as ``{"max_prepared_transactions": "0"}``.
         port: By default a free one.
+        files: Copied into its data folder under these names, readable by the server alone: keys, certificates, and
+            ``pg_hba.conf``, which says who may log in and how.
 
     Raises:
         PreflightError: if PostgreSQL is not installed.
     """
 
-    def __init__(self, settings: Mapping[str, str] | None = None, port: int | None = None) -> None:
+    def __init__(
+        self,
+        settings: Mapping[str, str] | None = None,
+        port: int | None = None,
+        *,
+        files: Mapping[str, bytes] | None = None,
+    ) -> None:
         programs = find_postgres()
         if programs is None:
             raise PreflightError("PostgreSQL is not installed", next_step="Debian, as root: apt install postgresql")
@@ -58,6 +66,7 @@ class PostgresServer(Server):
         self._parent.chmod(0o755)
         super().__init__(self._parent / "data", port)
         self.settings = {"max_prepared_transactions": "50", **(settings or {})}
+        self.files = dict(files or {})
 
     stop_signal = signal.SIGINT
     """A fast shutdown: SIGTERM would wait for clients to leave."""
@@ -73,6 +82,12 @@ class PostgresServer(Server):
             self._run("initdb", "-D", str(template), "-U", "postgres", "-A", "trust", "-E", "UTF8", "--no-sync")
         # Keeps owners and modes, which shutil.copytree does not.
         subprocess.run(["cp", "-a", f"{template}/.", str(self.folder)], check=True)
+        for name, content in self.files.items():
+            path = self.folder / name
+            path.write_bytes(content)
+            path.chmod(0o600)
+            if self.user is not None:
+                shutil.chown(path, self.user, self.user)
 
     def command(self) -> Sequence[str]:
         """See `Server.command`."""

@@ -63,11 +63,13 @@ error that is neither ours nor Spark's, such as a client library's."""
 
 _SPARKS_OWN = frozenset({"StreamingQueryException", "Py4JJavaError", "SparkException"})
 _NOTHING_SAID = "SparkException"
+_CRASHED = "signal"
+"""Ended by a signal that nobody here has sent, or as if all were done: nothing explains that."""
 _OURS = re.compile(r"\bsparkonce\.errors\.(\w+)")
 
 
 def check_stops(history: History) -> Iterator[Verdict]:
-    """STOPPED: a query that stopped by itself, or a driver that ended with an error code and said nothing.
+    """STOPPED: a query that stopped by itself, or a driver that ended unasked and said nothing.
 
     A fault explains its errors from `Kind.FAULT` to `Kind.RECOVERED`. Two drivers at once explain them of each of the
     two for as long as there is another driver, or there has been a newer one.
@@ -95,8 +97,13 @@ def _stops(history: History) -> Iterator[tuple[int, Event, str, str]]:
         if event.kind is Kind.STOPPED and event["driver"] not in told:
             told.add(event["driver"])  # Spark tells the same error again, wrapped
             yield place, event, _error(event), f"{event['error']}: {event['message']}"
-        elif event.kind is Kind.ENDED and event["code"] > 0 and event["driver"] not in told:
-            yield place, event, _NOTHING_SAID, f"ended with code {event['code']} and did not say why"
+        elif (
+            event.kind is Kind.ENDED
+            and not event.fields.get("asked", event["code"] <= 0)
+            and event["driver"] not in told
+        ):
+            error = _NOTHING_SAID if event["code"] > 0 else _CRASHED
+            yield place, event, error, f"ended with code {event['code']} and did not say why"
 
 
 def _error(event: Event) -> str:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from sparkonce.embedded.cluster import Cluster
 from sparkonce.errors import ConfigurationError, PreflightError
+from sparkonce.testing.disk import SmallDisk, affordable
 from sparkonce.testing.kafka import coordinators, create_topic, list_transactions, scan
 from sparkonce.testing.matchers import ADD_PARTITIONS, END_TXN, INIT_PRODUCER_ID, PRODUCE, kafka_request
 from sparkonce.testing.proxy import FaultProxy
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from sparkonce.sinks.base import TwoPhaseCommitSink
 
 TRANSACTION_TIMEOUT_S = 30.0
+MEGABYTES = 6144
 
 _THROUGH = "PROXY"
 _REQUESTS = {
@@ -35,6 +37,7 @@ _REQUESTS = {
 _CHECK_EVERY_MS = 500
 _ANSWERS_WITHIN_S = 10.0
 _READ_WITHIN_S = 600.0
+_BACK_WITHIN_S = 180.0
 _LOOK_S = 2.0
 _POLL_S = 0.05
 _CHUNK = 10_000
@@ -53,8 +56,10 @@ class KafkaSystem(Struck):
         bootstrap: The user's ``bootstrap.servers``; None for a cluster of our own.
         nodes: Of our own, 1 or 3. With 3 a coordinator can be moved.
         partitions: Of the source and of the target.
-        transaction_timeout_s: After how long without its commit the broker aborts a transaction; at least 1.
+        transaction_timeout_s: After how long without its commit the broker aborts a transaction; at least 1. None for
+            the longest that the broker allows.
         settings: librdkafka's, of how to connect to the user's, for example ``{"security.protocol": "SASL_SSL"}``.
+        megabytes: The size of our own disk, of all nodes together. It is in memory, and takes as much as is written.
 
     Attributes:
         bootstrap: For the verifier's own feeder and readers, which no fault of connections strikes.
@@ -75,8 +80,9 @@ class KafkaSystem(Struck):
         bootstrap: str | None = None,
         nodes: int = 1,
         partitions: int = 4,
-        transaction_timeout_s: float = TRANSACTION_TIMEOUT_S,
+        transaction_timeout_s: float | None = TRANSACTION_TIMEOUT_S,
         settings: Mapping[str, Any] | None = None,
+        megabytes: int = MEGABYTES,
     ) -> None:
         if nodes not in (1, 3):
             raise ConfigurationError(f"--brokers {nodes}: there can be 1 or 3", next_step="choose one of them.")
@@ -85,6 +91,8 @@ class KafkaSystem(Struck):
         self.partitions = partitions
         self.transaction_timeout_s = transaction_timeout_s
         self._more = dict(settings or {})
+        self._megabytes = megabytes
+        self._disk: SmallDisk | None = None
         self._cluster: Cluster | None = None
         self._consumer: Any = None
         self._newest = -1
@@ -136,6 +144,7 @@ class KafkaSystem(Struck):
             ) from None
 
     def _start_own(self, folder: Path) -> None:
+        self._disk = disk = SmallDisk(folder, affordable(self._megabytes))
         more = {"transaction.abort.timed.out.transaction.cleanup.interval.ms": _CHECK_EVERY_MS}
         self._cluster = cluster = Cluster(
             nodes=self.nodes, listeners={_THROUGH: "PLAINTEXT"}, folder=folder, overrides=more
@@ -151,6 +160,8 @@ class KafkaSystem(Struck):
         self.client_bootstrap = ",".join(f"{HOST}:{port}" for port in ports)
         self.requests = tuple(_REQUESTS)
         self.injections = {**of_server(_Whole(cluster)), **of_connections(proxy)}
+        if disk.is_small:
+            self.injections[Fault.TARGET_DISK_FULL] = Injection(lambda _: disk.fill(), self._after_full_disk)
         if self.nodes > 1:
             self.injections[Fault.COORDINATOR_MOVED] = Injection(self._kill_coordinator, self._revive)
 
@@ -167,6 +178,9 @@ class KafkaSystem(Struck):
                 broker.kill()
             self._cluster.close()
             self._cluster = None
+            if self._disk is not None:
+                self._disk.close()
+                self._disk = None
         elif self._made and not self.keep_place:
             self._delete_topics()
         self._made = False
@@ -187,14 +201,15 @@ class KafkaSystem(Struck):
 
     def sink_settings(self) -> Mapping[str, Any]:
         """See `System.sink_settings`."""
-        timeout_ms = round(self.transaction_timeout_s * 1000)
+        timeout_s = self.transaction_timeout_s
         to = {
             **self._more,
             "bootstrap.servers": self.client_bootstrap,
-            "transaction.timeout.ms": timeout_ms,
-            "message.timeout.ms": min(15_000, timeout_ms),
+            "message.timeout.ms": round(min(15.0, timeout_s or 15.0) * 1000),
             "socket.timeout.ms": 3_000,
         }
+        if timeout_s is not None:
+            to["transaction.timeout.ms"] = round(timeout_s * 1000)
         return {"settings": to, "topic": self.target, "transactional_id_prefix": self._prefix}
 
     @staticmethod
@@ -283,9 +298,17 @@ class KafkaSystem(Struck):
                 raise TimeoutError(f"no transactional id of the query is known to Kafka within {within_s:g} s")
             time.sleep(_POLL_S)
 
+    def _after_full_disk(self) -> None:
+        """A broker that could not write gives up its folder and ends, sooner or later: all are started anew."""
+        if self._disk is not None and self._cluster is not None:
+            self._disk.free()
+            whole = _Whole(self._cluster)
+            whole.kill()
+            whole.start()
+
     def _revive(self) -> None:
         if self._cluster is not None:
-            self._cluster.start()
+            self._cluster.start(_BACK_WITHIN_S)
 
 
 class _Whole:
@@ -295,7 +318,7 @@ class _Whole:
         self._cluster = cluster
 
     def start(self) -> None:
-        self._cluster.start()
+        self._cluster.start(_BACK_WITHIN_S)
 
     def kill(self) -> None:
         for broker in self._cluster.brokers:

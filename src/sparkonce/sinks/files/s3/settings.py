@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from functools import lru_cache
 from typing import Any
+from urllib.parse import urlsplit
 
 from sparkonce.errors import ConfigurationError
 
@@ -126,6 +127,12 @@ def _check_numbers(settings: S3Settings) -> None:
 
 
 def _check_rest(settings: S3Settings) -> None:
+    if "@" in urlsplit(settings.endpoint_url or "").netloc:  # not shown, and it would stand in the decision log
+        raise ConfigurationError(
+            "endpoint_url holds credentials before its host.",
+            next_step="take them out: give aws_access_key_id and aws_secret_access_key, or let boto3 find them.",
+            setting="endpoint_url",
+        )
     if settings.addressing_style not in _STYLES:
         raise _refused("addressing_style", settings.addressing_style, f"it must be one of {', '.join(_STYLES)}.")
     if (settings.aws_access_key_id is None) != (settings.aws_secret_access_key is None):

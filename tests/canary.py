@@ -1,0 +1,78 @@
+"""A secret in a sink's settings, and where it must never be: checkpoint, log, messages, errors.
+
+It is in the sinks' pickles, which Spark sends to its executors: they connect with it. Nothing writes those down.
+"""
+
+from __future__ import annotations
+
+import logging
+import pickle
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from small_job import SmallJob
+from sparkonce.errors import SparkonceError
+from sparkonce.protocol.state import Phase
+from sparkonce.sinks.base import TwoPhaseCommitSink
+
+CANARY = "c4n4ry-Xq9"
+Make = Callable[..., TwoPhaseCommitSink]
+
+
+def rows(batch: int, slot: int) -> pa.RecordBatch:
+    return pa.record_batch({"id": pa.array([100 * batch + 10 * slot], pa.int64()), "value": [f"{batch}.{slot}"]})
+
+
+def watch(job: SmallJob) -> None:
+    """Claims, commits, a kill before a decision and one after it, sweeps."""
+    job.run(0)
+    job.kill(1, Phase.DECIDING)
+    job.run(1)
+    job.kill(2, Phase.FINISHING)
+    job.run(2, 3)
+
+
+def everything_told(sink: TwoPhaseCommitSink, checkpoint: Path) -> list[str]:
+    """How a sink shows itself, and each of its own objects."""
+    sink.use_checkpoint(str(checkpoint))
+    parts = [sink, sink.committer(), *vars(sink).values()]
+    shown = [f"{one!r} {one!s}" for one in parts if not isinstance(one, (dict, str, tuple))]
+    parts[1].close()
+    return [*shown, *map(str, sink.conditions())]
+
+
+def said_of(error: BaseException) -> str:
+    """All that a log would show of it, with every cause, and what it carries."""
+    whole = "".join(traceback.format_exception(error))
+    return (
+        f"{whole} {error!r} {getattr(error, 'details', '')} {getattr(error, 'next_step', '')} {pickle.dumps(error)!r}"
+    )
+
+
+def check(make: Make, checkpoint: Path, caplog: pytest.LogCaptureFixture, **wrong: dict[str, Any]) -> None:
+    """Runs a job and makes each of the wrong sinks fail; looks everywhere.
+
+    Args:
+        make: A sink with the secret; keywords change a setting.
+        checkpoint: A new folder.
+        caplog: Takes every logger, the clients' libraries' too.
+        wrong: By a name for people, what `make` is given to fail.
+    """
+    caplog.set_level(logging.DEBUG)
+    told = everything_told(make(), checkpoint)
+    watch(SmallJob(checkpoint, lambda: [make()], rows))
+    for words, changed in wrong.items():
+        with pytest.raises(SparkonceError) as raised:
+            SmallJob(checkpoint / words, lambda changed=changed: [make(**changed)], rows).run(0)
+        told.append(said_of(raised.value))
+    told += [f"{record.name} {record.getMessage()} {record.exc_text}" for record in caplog.records]
+    assert not [words for words in told if CANARY in words]
+    files = [path for path in checkpoint.rglob("*") if path.is_file()]
+    assert any(path.parent.name == "records" for path in files)
+    assert not [path for path in files if CANARY.encode() in path.read_bytes() or CANARY in str(path)]
+    assert CANARY.encode() in pickle.dumps(make()), "or else nothing was tried"

@@ -1,0 +1,286 @@
+"""Names that would be statements if they were not quoted: the server is asked what it has afterwards.
+
+Each table, schema, column, prefix and sink is called by such a name, in every mode; batches are committed, aborted and
+taken over after a kill. Then exactly that table has the rows, and no other object was made, changed or dropped.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from psycopg import sql
+
+from integration.s3_scene import bucket, s3
+from mariadb_witness import Witness, shared_server
+from postgres_witness import ask, fresh_database, needs_postgres, prepared, running, staging_tables
+from s3_bucket import Bucket
+from small_job import SmallJob
+from sparkonce.errors import ConfigurationError, PreflightError
+from sparkonce.guarantees import Guarantee
+from sparkonce.protocol.state import Phase
+from sparkonce.sinks.base import TwoPhaseCommitSink
+from sparkonce.sinks.files.partitions import values_of
+from sparkonce.sinks.files.sink import FilesSink
+from sparkonce.sinks.mysql.names import quote
+from sparkonce.sinks.mysql.orphans import list_orphans as list_mysql_orphans
+from sparkonce.sinks.mysql.sink import MySQLSink
+from sparkonce.sinks.postgres.orphans import list_orphans
+from sparkonce.sinks.postgres.sink import PostgresSink
+from sparkonce.testing.servers.postgres import PostgresServer
+
+__all__ = ["bucket", "s3"]
+
+DROP = "DROP TABLE innocent"
+NAMES = {
+    "double quotes": f't"; {DROP}; --',
+    "single quotes": f"t'; {DROP}; --",
+    "backticks": f"t`; {DROP}; --",
+    "a bracket": f"t); {DROP}; --",
+    "backslashes": f"t\\'; {DROP}; \\",
+    "placeholders": "50%s %(x)s {} {0} $1 :x ? %%",
+    "dots and spaces": "a.b. c",
+    "a comment": "a/*b*/ -- c # d",
+    "a reserved word": "select",
+    "more than one script": "Größe 数 שם",
+    "a line break": "a\nb\tc",
+}
+EVERYTHING = f"t\"'`\\); {DROP}; -- %s %% {{}} $1 /*\n數"
+"""All of these in one, so that not every build runs each of them through every mode."""
+
+LONGEST = "é" * 31 + "x"
+"""63 bytes, PostgreSQL's limit."""
+LONGEST_OF_MARIADB = "é" * 64
+"""64 characters, MariaDB's."""
+
+MODES: dict[str, dict[str, Any]] = {
+    "two_phase": {"commit": "two_phase"},
+    "staged": {"commit": "staged"},
+    "upsert": {"commit": "staged", "mode": "upsert"},
+    "direct": {"guarantee": Guarantee.AT_LEAST_ONCE},
+}
+
+
+def each(longest: str) -> Any:
+    """The short form, and each name for itself in the long one."""
+    slow = [pytest.param(odd, id=words, marks=pytest.mark.slow) for words, odd in NAMES.items()]
+    return [pytest.param(EVERYTHING, id="everything"), pytest.param(longest, id="the longest"), *slow]
+
+
+def live(
+    checkpoint: Path, make: Callable[[], TwoPhaseCommitSink], columns: list[str], seen: Callable[[], None]
+) -> None:
+    """Commits a batch, is killed in the next ones before and after their decisions, and commits on.
+
+    ``seen`` is called while something is open on the server.
+    """
+
+    def rows(batch: int, slot: int) -> pa.RecordBatch:
+        first = 100 * batch + 10 * slot
+        numbers = pa.array([first, first + 1], pa.int64())
+        return pa.RecordBatch.from_arrays([numbers] * len(columns), names=columns)
+
+    job = SmallJob(checkpoint, lambda: [make()], rows)
+    if make().guarantee is not Guarantee.EXACTLY_ONCE:  # a kill may double
+        job.run(0, 1, 2, 3)
+        return
+    job.run(0)
+    job.kill(1, Phase.DECIDING, seen)
+    job.run(1)
+    job.kill(2, Phase.FINISHING, seen)
+    job.run(2, 3)
+
+
+def numbers() -> list[int]:
+    return [100 * batch + 10 * slot + place for batch in range(4) for slot in range(2) for place in range(2)]
+
+
+# --- PostgreSQL -----------------------------------------------------------------------------------------------------
+
+OBJECTS = """
+SELECT n.nspname::text, c.relname::text, c.relkind::text FROM pg_catalog.pg_class c
+JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
+WHERE n.nspname NOT LIKE 'pg\\_%' AND n.nspname <> 'information_schema' ORDER BY 1, 2
+"""
+OURS = {"sparkonce_commits", "sparkonce_commits_pkey", "sparkonce_commits_by_batch"}
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[PostgresServer]:
+    with running() as started:
+        yield started
+
+
+def identifiers(*names: str) -> list[sql.Identifier]:
+    return [sql.Identifier(name) for name in names]
+
+
+@needs_postgres
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("odd", each(LONGEST))
+def test_postgresql(server: PostgresServer, tmp_path: Path, odd: str, mode: str) -> None:
+    fresh_database(server)
+    key, other = odd, odd[:-1] + "2"
+    schema, table, column, second = identifiers(odd, odd, key, other)
+    ask(server, sql.SQL("DROP SCHEMA IF EXISTS {} CASCADE").format(schema))
+    ask(server, "CREATE TABLE innocent (id bigint); INSERT INTO innocent VALUES (1)")
+    ask(server, sql.SQL("CREATE SCHEMA {}").format(schema))
+    ask(
+        server,
+        sql.SQL("CREATE TABLE {}.{} ({} bigint PRIMARY KEY, {} bigint NOT NULL, CHECK ({} >= 0))").format(
+            schema, table, column, second, second
+        ),
+    )
+    before = ask(server, OBJECTS)
+    sessions: list[str] = []
+
+    def make() -> TwoPhaseCommitSink:
+        more = {**MODES[mode], **({"key_columns": [key], "order_by": other} if mode == "upsert" else {})}
+        name = odd.replace(".", "_")[:20]
+        return PostgresSink(server.conninfo(), table=odd, schema=odd, prefix=odd[:20], name=name, **more)
+
+    def look() -> None:
+        sessions.extend(one.kind for one in list_orphans(server.conninfo()))
+
+    live(tmp_path, make, [key, other], look)
+    found = ask(server, sql.SQL("SELECT {}, {} FROM {}.{} ORDER BY 1").format(column, second, schema, table))
+    assert found == [(number, number) for number in numbers()]
+    assert [one for one in ask(server, OBJECTS) if one[1] not in OURS] == before
+    assert ask(server, "SELECT id FROM innocent") == [(1,)]
+    assert (prepared(server), staging_tables(server)) == ([], [])
+    wanted = {"two_phase": "prepared", "staged": "staged", "upsert": "staged"}
+    assert sessions == ([wanted[mode]] * 4 if mode in wanted else [])
+    ask(server, sql.SQL("DROP SCHEMA {} CASCADE").format(schema))
+
+
+def test_a_name_that_postgresql_would_cut_off_is_refused() -> None:
+    """It would be another table's."""
+    for more in ({"table": LONGEST + "x"}, {"schema": "x" * 64}, {"table": "a\0b"}, {"commits_schema": ""}):
+        with pytest.raises(ConfigurationError, match="1 to 63 bytes"):
+            PostgresSink("dbname=x", **{"table": "t", **more})
+
+
+# --- MariaDB --------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def witness() -> Witness:
+    return Witness(shared_server())
+
+
+TABLES = "SELECT TABLE_SCHEMA, TABLE_NAME FROM information_schema.TABLES ORDER BY 1, 2"
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("odd", each(LONGEST_OF_MARIADB))
+def test_mariadb(witness: Witness, tmp_path: Path, odd: str, mode: str) -> None:
+    key, other, database = odd, odd[:-1] + "2", odd
+    witness.run(f"DROP DATABASE IF EXISTS {quote(database)}", database=None)
+    inside = Witness(witness.server, database)
+    inside.run("CREATE TABLE innocent (id bigint)")
+    inside.run("INSERT INTO innocent VALUES (1)")
+    columns = f"{quote(key)} bigint PRIMARY KEY, {quote(other)} bigint NOT NULL"
+    inside.run(f"CREATE TABLE {quote(odd)} ({columns}) ENGINE=InnoDB")
+    before = inside.rows(TABLES)
+    kinds: list[str] = []
+
+    def make() -> TwoPhaseCommitSink:
+        more = {**MODES[mode], **({"key_columns": [key]} if mode == "upsert" else {})}
+        plain = "".join(letter if letter.isprintable() else "_" for letter in odd)[:15]
+        return MySQLSink(inside.settings, table=odd, prefix=plain, name=plain, **more)
+
+    def look() -> None:
+        kinds.extend(one.kind for one in list_mysql_orphans(witness.settings) if one.database == database)
+
+    live(tmp_path, make, [key, other], look)
+    found = inside.rows(f"SELECT {quote(key)}, {quote(other)} FROM {quote(odd)} ORDER BY 1")  # noqa: S608 - quoted
+    assert found == [(number, number) for number in numbers()]
+    ours = {"sparkonce_commits", "sparkonce_servers"}
+    assert [one for one in inside.rows(TABLES) if not (one[0] == database and one[1] in ours)] == before
+    assert inside.rows("SELECT id FROM innocent") == [(1,)]
+    assert (inside.stages(), inside.xids()) == ([], [])
+    wanted = {"two_phase": "prepared", "staged": "staged", "upsert": "staged"}
+    assert kinds == ([wanted[mode]] * 4 if mode in wanted else [])
+    inside.run(f"DROP DATABASE {quote(database)}", database=None)
+
+
+def test_a_name_that_mariadb_does_not_have_is_refused(witness: Witness) -> None:
+    with pytest.raises(PreflightError, match="There is no table"):
+        MySQLSink(witness.settings, table="é" * 65).preflight("0123456789ab", None)
+
+
+# --- files ----------------------------------------------------------------------------------------------------------
+
+CLIMBING = [
+    "..",
+    "../../up",
+    "/etc/up",
+    ".",
+    "~",
+    "-rf",
+    "a\nb",
+    "%2e%2e%2fup",
+    "a=b",
+    "..\\up",
+    "\x7f\x01",
+    "é數",
+    None,
+]
+COLUMN = "k/../=%"
+
+
+def partitioned(batch: int, slot: int) -> pa.RecordBatch:
+    ids = [1000 * batch + 100 * slot + place for place in range(len(CLIMBING))]
+    return pa.record_batch({"id": pa.array(ids, pa.int64()), COLUMN: pa.array(CLIMBING, pa.string())})
+
+
+def wanted_partitions() -> list[tuple[int, str | None]]:
+    made = [partitioned(batch, slot).to_pylist() for batch in range(3) for slot in range(2)]
+    return sorted((row["id"], row[COLUMN]) for rows in made for row in rows)
+
+
+def partitions_found(files: dict[str, bytes]) -> list[tuple[int, str | None]]:
+    """By path under the root: each has one folder, whose name gives the value back, and each row is there once."""
+    found = []
+    for path, content in files.items():
+        folder, _, _ = path.partition("/")
+        assert path.count("/") == 1
+        (value,) = values_of(folder).items()
+        assert value[0] == COLUMN
+        found += [(number, value[1]) for number in pq.read_table(io.BytesIO(content)).column("id").to_pylist()]
+    return sorted(found)
+
+
+def crash_and_go_on(checkpoint: Path, make: Callable[[], TwoPhaseCommitSink]) -> None:
+    job = SmallJob(checkpoint, lambda: [make()], partitioned)
+    job.run(0)
+    job.kill(1, Phase.DECIDING)
+    job.run(1)
+    job.kill(2, Phase.FINISHING)
+    job.run(2)
+
+
+def test_values_of_partitions_do_not_lead_out_of_a_folder(tmp_path: Path) -> None:
+    root = tmp_path / "inner" / "root"
+    crash_and_go_on(tmp_path / "checkpoint", lambda: FilesSink(str(root), partition_by=[COLUMN]))
+    files = {path.relative_to(root).as_posix(): path for path in root.rglob("*.parquet")}
+    assert partitions_found({name: path.read_bytes() for name, path in files.items()}) == wanted_partitions()
+    assert {path.name for path in tmp_path.iterdir()} == {"inner", "checkpoint"}
+    assert [path.name for path in root.parent.iterdir()] == ["root"]
+    folders = {path.name for path in root.iterdir() if not path.name.startswith("k%2F..%2F%3D%25=")}
+    assert folders == {".sparkonce", "_manifest"}
+
+
+def test_values_of_partitions_do_not_lead_out_of_a_prefix(bucket: Bucket, tmp_path: Path) -> None:
+    location = f"s3://{bucket.name}/inner/root"
+    options = bucket.server.settings()
+    crash_and_go_on(tmp_path, lambda: FilesSink(location, partition_by=[COLUMN], store_options=options, name="files"))
+    found = {key: content for key, content in bucket.objects("").items() if key.endswith(".parquet")}
+    assert all(key.startswith("inner/root/") for key in bucket.objects(""))
+    assert partitions_found({key.removeprefix("inner/root/"): one for key, one in found.items()}) == wanted_partitions()
+    assert bucket.uploads() == []

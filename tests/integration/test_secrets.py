@@ -1,0 +1,173 @@
+"""A secret in the settings of every sink but Kafka's, and where it must never be; see `canary`.
+
+Kafka's is in test_kafka_security.py, which has a secured broker.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+from psycopg import sql
+
+from canary import CANARY, check, everything_told, rows, said_of, watch
+from integration.kafka_witness import new_name
+from integration.s3_scene import bucket, s3
+from mariadb_witness import Witness as MariaDBWitness
+from mariadb_witness import shared_server
+from postgres_witness import ask, close_all, needs_postgres, running
+from redis_servers import needs_redis
+from s3_bucket import Bucket
+from small_job import SmallJob
+from sparkonce.errors import ConfigurationError, SparkonceError
+from sparkonce.protocol.records import Amend, Claim, Commit
+from sparkonce.sinks.files.sink import FilesSink
+from sparkonce.sinks.mysql.sink import MySQLSink
+from sparkonce.sinks.postgres.sink import PostgresSink
+from sparkonce.sinks.redis.sink import RedisSink
+from sparkonce.sinks.write_ahead.sink import WriteAheadSink
+from sparkonce.testing.servers.postgres import PostgresServer
+from sparkonce.testing.servers.redis import RedisServer
+
+__all__ = ["bucket", "s3"]
+
+
+@pytest.fixture(scope="module")
+def postgres() -> Iterator[PostgresServer]:
+    with running() as server:
+        ask(server, sql.SQL("CREATE ROLE etl SUPERUSER LOGIN PASSWORD {}").format(CANARY))
+        hba = server.folder / "pg_hba.conf"
+        hba.write_text("host all postgres 127.0.0.1/32 trust\nhost all etl 127.0.0.1/32 scram-sha-256\n")
+        ask(server, "SELECT pg_reload_conf()")
+        yield server
+        close_all()
+
+
+@needs_postgres
+@pytest.mark.parametrize(("form", "commit"), [("words", "staged"), ("url", "two_phase"), ("mapping", "staged")])
+def test_postgresql(
+    postgres: PostgresServer, tmp_path: Path, caplog: pytest.LogCaptureFixture, form: str, commit: str
+) -> None:
+    ask(postgres, "DROP TABLE IF EXISTS t, sparkonce_commits; CREATE TABLE t (id bigint, value text)")
+
+    def make(*, user: str = "etl", port: int = postgres.port, table: str = "t") -> PostgresSink:
+        given: Any = {"host": "127.0.0.1", "port": port, "dbname": "postgres", "user": user, "password": CANARY}
+        if form == "words":
+            given = " ".join(f"{name}={value}" for name, value in given.items())
+        elif form == "url":
+            given = f"postgresql://{user}:{CANARY}@127.0.0.1:{port}/postgres"
+        return PostgresSink(given, table=table, commit=commit)
+
+    check(make, tmp_path, caplog, user={"user": "nobody"}, nowhere={"port": 1}, table={"table": "none"})
+
+
+@pytest.mark.parametrize("commit", ["staged", "two_phase"])
+def test_mariadb(tmp_path: Path, caplog: pytest.LogCaptureFixture, commit: str) -> None:
+    witness = MariaDBWitness(shared_server())
+    user = new_name("u")[:20]
+    witness.run("CREATE USER %s IDENTIFIED BY %s", (user, CANARY))
+    witness.run("GRANT ALL ON *.* TO %s", (user,))
+    witness.run("CREATE TABLE t (id bigint, value varchar(9)) ENGINE=InnoDB")
+
+    def make(**changed: Any) -> MySQLSink:
+        settings = {**witness.settings, "user": user, "password": CANARY, **changed}
+        return MySQLSink(settings, table="t", commit=commit)
+
+    check(make, tmp_path, caplog, user={"user": "nobody"}, nowhere={"port": 1}, database={"database": "none"})
+    witness.run("DROP USER %s", (user,))
+
+
+@needs_redis
+@pytest.mark.parametrize("form", ["url", "query", "options"])
+def test_redis(tmp_path: Path, caplog: pytest.LogCaptureFixture, form: str) -> None:
+    with RedisServer(tmp_path / "data") as server:
+        with redis.Redis(port=server.port, protocol=2) as client:
+            client.acl_setuser("etl", enabled=True, passwords=[f"+{CANARY}"], categories=["+@all"], keys=["*"])
+
+        def make(*, user: str = "etl", port: int = server.port) -> RedisSink:
+            options = {"username": user, "password": CANARY} if form == "options" else {}
+            login = f"{user}:{CANARY}@" if form == "url" else ""
+            query = f"?username={user}&password={CANARY}" if form == "query" else ""
+            return RedisSink(f"redis://{login}127.0.0.1:{port}/0{query}", options=options, key="id", value="value")
+
+        check(make, tmp_path / "log", caplog, user={"user": "nobody"}, nowhere={"port": 1})
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        f"redis://u:{CANARY}@h:port/0",
+        f"redis://:{CANARY}/x@h:1/0",
+        f"redis://u:a?{CANARY}@h:1/0",
+        f"http://u:{CANARY}@h",
+        f"redis://h/0?db={CANARY}",
+        f"redis://h:1?password=x@{CANARY}&db=z",
+    ],
+)
+def test_a_redis_url_that_cannot_be_read(url: str) -> None:
+    with pytest.raises(ConfigurationError) as raised:
+        RedisSink(url, key="id", value="value").preflight("0123456789ab", None)
+    assert CANARY not in said_of(raised.value)
+
+
+def test_s3(bucket: Bucket, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """The server's own key stands for the canary: it has no other."""
+    options = bucket.server.settings()
+    secret = str(options["aws_secret_access_key"])
+
+    def make(**changed: Any) -> FilesSink:
+        given = {**options, **changed}
+        return FilesSink(f"s3://{bucket.name}/out", store_options={**given, "aws_session_token": None})
+
+    caplog.set_level(logging.DEBUG)
+    told = everything_told(make(), tmp_path)
+    watch(SmallJob(tmp_path, lambda: [make()], rows))
+    for number, changed in enumerate(
+        ({"aws_secret_access_key": CANARY}, {"endpoint_url": "http://127.0.0.1:1", "attempts": 1})
+    ):
+        with pytest.raises(SparkonceError) as raised:
+            SmallJob(tmp_path / str(number), lambda changed=changed: [make(**changed)], rows).run(0)
+        told.append(said_of(raised.value))
+    ours = [record for record in caplog.records if record.name.startswith("sparkonce")]
+    told += [record.getMessage() for record in ours]
+    files = [path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()]
+    for word in (secret, CANARY):
+        assert not [one for one in told if word in one]
+        assert not [one for one in files if word.encode() in one]
+
+
+def test_s3_takes_no_credentials_in_its_addresses() -> None:
+    """They would be in the log's facts."""
+    for location, more in (
+        (f"s3://a:{CANARY}@bucket/x", {}),
+        ("s3://bucket/x", {"endpoint_url": f"http://a:{CANARY}@h"}),
+    ):
+        with pytest.raises(ConfigurationError, match="credentials") as raised:
+            FilesSink(location, store_options=more).preflight("0123456789ab", None)
+        assert CANARY not in said_of(raised.value)
+
+
+class Applied:
+    """A function of the user's own that has a password, as one that writes to another system has."""
+
+    def __init__(self) -> None:
+        self.password = CANARY
+
+    def __call__(self, batch: Any, token: Any) -> None:
+        batch.read_all()
+
+
+def test_write_ahead(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    check(lambda: WriteAheadSink(Applied(), applies="idempotent"), tmp_path, caplog)
+
+
+def test_records_have_no_field_for_settings() -> None:
+    """What a record holds is what these classes name, so a setting cannot get into one by the way."""
+    named = {kind.__name__: sorted(kind.__slots__) for kind in (Claim, Commit, Amend)}
+    decision = ["batch", "handles", "offsets", "query", "token"]
+    claim = ["host", "library", "location", "nonce", "process", "query", "renews", "run", "sinks"]
+    assert named == {"Claim": claim, "Commit": decision, "Amend": decision}

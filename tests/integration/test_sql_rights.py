@@ -1,0 +1,208 @@
+"""PostgreSQL and MariaDB with the rights of docs/security.md and no others: a whole job, and each right taken away.
+
+What is missing at a start is asked in test_postgres_preflight.py and test_mysql_preflight.py; here it goes while the
+query runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from mariadb_witness import Witness, shared_server
+from postgres_witness import ask, close_all, fresh_database, needs_postgres, prepared, running, staging_tables
+from small_job import SmallJob
+from sparkonce.errors import SparkonceError
+from sparkonce.protocol.state import Phase
+from sparkonce.sinks.base import TwoPhaseCommitSink
+from sparkonce.sinks.mysql.orphans import list_orphans as list_mysql_orphans
+from sparkonce.sinks.mysql.sink import MySQLSink
+from sparkonce.sinks.postgres.orphans import list_orphans
+from sparkonce.sinks.postgres.sink import PostgresSink
+from sparkonce.testing.servers.postgres import PostgresServer
+
+SLOW = pytest.mark.slow
+MODES: dict[str, dict[str, Any]] = {
+    "two_phase": {"commit": "two_phase"},
+    "staged": {"commit": "staged"},
+    "upsert": {"commit": "staged", "mode": "upsert", "key_columns": ["id"]},
+}
+
+
+def rows(batch: int, slot: int) -> pa.RecordBatch:
+    return pa.record_batch({"id": pa.array([10 * batch + slot], pa.int64()), "text": ["a"]})
+
+
+def wanted(batches: int) -> list[int]:
+    return [10 * batch + slot for batch in range(batches) for slot in range(2)]
+
+
+def new_job(checkpoint: Path, make: Callable[[], TwoPhaseCommitSink]) -> SmallJob:
+    return SmallJob(checkpoint, lambda: [make()], rows, deadline_s=1.5)
+
+
+def live(job: SmallJob, orphans: Callable[[], list[Any]]) -> None:
+    """Writes, is killed before and after a decision, is seen by the operator, sweeps, commits."""
+    job.run(0)
+    job.kill(1, Phase.DECIDING, lambda: len(orphans()) == 2 or pytest.fail("the command sees other than the 2 slots"))
+    job.run(1)
+    job.kill(2, Phase.FINISHING)
+    job.run(2)
+    assert orphans() == []
+
+
+def taken_away(job: SmallJob, phase: Phase, take: Callable[[], None], give: Callable[[], None], words: str) -> None:
+    """Takes a right at a phase, sees it named, then and at the next start; gives it back, and goes on."""
+    job.run(0)
+    took: list[int] = []
+
+    def listen(entered: Phase, batch: int) -> None:
+        if entered is phase and not took:
+            took.append(batch)
+            take()
+
+    with pytest.raises(SparkonceError, match=words):
+        job.run(1, listener=listen)
+    with pytest.raises(SparkonceError, match=words):
+        job.run(1)
+    give()
+    job.run(1, 2)
+
+
+# --- PostgreSQL -----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[PostgresServer]:
+    with running() as started:
+        yield started
+        close_all()
+
+
+def least(server: PostgresServer, mode: str) -> Callable[[], PostgresSink]:
+    """The schema of the markers is one of their own, so that CREATE is for them alone."""
+    close_all()
+    ask(server, "DROP SCHEMA IF EXISTS markers CASCADE")
+    fresh_database(server, "DROP ROLE IF EXISTS least", "CREATE ROLE least LOGIN", "CREATE SCHEMA markers")
+    ask(server, "REVOKE ALL ON SCHEMA public FROM PUBLIC; GRANT USAGE ON SCHEMA public TO least")
+    ask(server, "CREATE TABLE t (id bigint PRIMARY KEY, text text)")
+    ask(server, "GRANT INSERT ON t TO least; GRANT USAGE, CREATE ON SCHEMA markers TO least")
+    if mode == "upsert":
+        ask(server, "GRANT SELECT, UPDATE ON t TO least")
+    return lambda: PostgresSink(
+        server.conninfo(user="least"), table="t", commits_schema="markers", lock_timeout_s=1, **MODES[mode]
+    )
+
+
+def ids(server: PostgresServer) -> list[int]:
+    return [number for (number,) in ask(server, "SELECT id FROM t ORDER BY id")]
+
+
+@needs_postgres
+@pytest.mark.parametrize("mode", MODES)
+def test_postgresql_with_the_least_rights(server: PostgresServer, tmp_path: Path, mode: str) -> None:
+    make = least(server, mode)
+    live(new_job(tmp_path, make), lambda: list_orphans(server.conninfo(user="least")))
+    assert (ids(server), prepared(server), staging_tables(server)) == (wanted(3), [], [])
+    if mode == "two_phase":
+        ask(server, "REVOKE CREATE ON SCHEMA markers FROM least")
+        job = new_job(tmp_path / "again", make)
+        ask(server, "TRUNCATE t")
+        job.run(0)
+        assert ids(server) == wanted(1)
+
+
+@needs_postgres
+@pytest.mark.parametrize(
+    ("mode", "right", "on", "phase"),
+    [
+        ("two_phase", "INSERT", "t", Phase.WRITING),
+        pytest.param("two_phase", "SELECT", "markers.sparkonce_commits", Phase.FINISHING, marks=SLOW),
+        ("staged", "INSERT", "t", Phase.FINISHING),
+        pytest.param("staged", "UPDATE", "markers.sparkonce_commits", Phase.FINISHING, marks=SLOW),
+        pytest.param("staged", "CREATE", "SCHEMA markers", Phase.WRITING, marks=SLOW),
+        ("upsert", "UPDATE", "t", Phase.FINISHING),
+    ],
+)
+def test_a_right_of_postgresql_that_goes(
+    server: PostgresServer, tmp_path: Path, mode: str, right: str, on: str, phase: Phase
+) -> None:
+    make = least(server, mode)
+    taken_away(
+        new_job(tmp_path, make),
+        phase,
+        lambda: ask(server, f"REVOKE {right} ON {on} FROM least"),  # type: ignore[arg-type,func-returns-value]
+        lambda: ask(server, f"GRANT {right} ON {on} TO least"),  # type: ignore[arg-type,func-returns-value]
+        f"permission.*{on.removeprefix('SCHEMA ').rpartition('.')[2]}|{on.removeprefix('SCHEMA ')}.*permission",
+    )
+    assert (ids(server), prepared(server), staging_tables(server)) == (wanted(3), [], [])
+
+
+# --- MariaDB --------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def witness() -> Iterator[Witness]:
+    opened = Witness(shared_server())
+    opened.run("CREATE USER IF NOT EXISTS least")
+    opened.run("REVOKE ALL PRIVILEGES, GRANT OPTION FROM least")
+    opened.run("CREATE TABLE t (id bigint PRIMARY KEY, text varchar(9)) ENGINE=InnoDB")
+    yield opened
+    opened.run("DROP USER least")
+    opened.run(f"DROP DATABASE {opened.database}")
+
+
+def least_of_mariadb(witness: Witness, mode: str) -> Callable[[], MySQLSink]:
+    """The sink's own tables are made by the administrator, so that CREATE is for staging tables alone."""
+    MySQLSink(witness.settings, table="t", **MODES[mode]).preflight("0123456789ab", None)
+    for table in ("sparkonce_commits", "sparkonce_servers"):
+        witness.run(f"GRANT SELECT, INSERT, DELETE ON {table} TO least")
+    witness.run(f"GRANT SELECT, INSERT{', UPDATE' if mode == 'upsert' else ''} ON t TO least")
+    if mode != "two_phase":
+        # Staging tables have names that are drawn: rights on them are rights on the database.
+        witness.run(f"GRANT SELECT, INSERT, CREATE, DROP ON {witness.database}.* TO least")
+    settings = {**witness.settings, "user": "least"}
+    return lambda: MySQLSink(settings, table="t", commit_timeout_s=2, lock_timeout_s=1, **MODES[mode])
+
+
+def ids_of_mariadb(witness: Witness) -> list[int]:
+    return [number for (number,) in witness.rows("SELECT id FROM t ORDER BY id")]
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_mariadb_with_the_least_rights(witness: Witness, tmp_path: Path, mode: str) -> None:
+    make = least_of_mariadb(witness, mode)
+    settings = {**witness.settings, "user": "least"}
+    live(
+        new_job(tmp_path, make),
+        lambda: [one for one in list_mysql_orphans(settings) if one.database == witness.database],
+    )
+    assert (ids_of_mariadb(witness), witness.stages(), witness.xids()) == (wanted(3), [], [])
+
+
+@pytest.mark.parametrize(
+    ("mode", "right", "on", "phase"),
+    [
+        ("two_phase", "INSERT", "t", Phase.WRITING),
+        pytest.param("two_phase", "SELECT", "sparkonce_commits", Phase.FINISHING, marks=SLOW),
+        pytest.param("staged", "CREATE", "*", Phase.WRITING, marks=SLOW),
+        ("upsert", "UPDATE", "t", Phase.FINISHING),
+    ],
+)
+def test_a_right_of_mariadb_that_goes(
+    witness: Witness, tmp_path: Path, mode: str, right: str, on: str, phase: Phase
+) -> None:
+    make = least_of_mariadb(witness, mode)
+    where = f"{witness.database}.{on}"
+    taken_away(
+        new_job(tmp_path, make),
+        phase,
+        lambda: witness.run(f"REVOKE {right} ON {where} FROM least"),
+        lambda: witness.run(f"GRANT {right} ON {where} TO least"),
+        f"{right} command denied|1142|grant .*{right}",
+    )
+    assert (ids_of_mariadb(witness), witness.stages(), witness.xids()) == (wanted(3), [], [])

@@ -1,0 +1,94 @@
+"""How large a schedule's world is, and what may go wrong in it."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+KINDS = ("kafka-v1", "kafka-v2", "postgres", "postgres-staged", "mariadb", "files", "s3", "s3-gateway")
+"""Kafka with `transaction.version` 1 and 2; PostgreSQL by two phases and staged; XA; a local folder; Amazon's S3, and
+a gateway that answers as versitygw does."""
+
+FAULTS = (
+    "driver killed",
+    "task killed",
+    "paused",
+    "overlap",
+    "speculation",
+    "request lost",
+    "reply lost",
+    "request late",
+    "put lost",
+    "put refused",
+    "expired",
+    "server restarted",
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Config:
+    """One world.
+
+    Attributes:
+        sinks: Kinds of the unit's sinks, each at most once.
+        slots: Tasks a batch.
+        batches: How many, before the fresh run's own.
+        runs: How many runs may start before the fresh one.
+        faults: Those that may happen, of `FAULTS`.
+        rate: How likely a fault is at each request.
+        events: How likely something happens by itself whenever the scheduler has the choice.
+        switches: How likely another party goes on before a request.
+        keep: How many batches the log keeps.
+        sweep_every_s: See `sparkonce.driver.run.Timing`.
+        deterministic: Whether a second execution of a batch gives the same rows.
+        keep_ready: Whether workers initialise a transactional id for the next task while one runs.
+    """
+
+    sinks: tuple[str, ...]
+    slots: int = 1
+    batches: int = 1
+    runs: int = 2
+    faults: frozenset[str] = frozenset(FAULTS)
+    rate: float = 0.03
+    events: float = 0.1
+    switches: float = 0.2
+    keep: int = 100
+    sweep_every_s: float = 10.0
+    deterministic: bool = True
+    keep_ready: bool = False
+
+    def to_json(self) -> dict[str, Any]:
+        """As plain values."""
+        return {**asdict(self), "sinks": list(self.sinks), "faults": sorted(self.faults)}
+
+    @classmethod
+    def of_json(cls, plain: dict[str, Any]) -> Config:
+        """The inverse of `to_json`."""
+        known = {one.name for one in fields(cls)}
+        return cls(
+            **{
+                **{name: value for name, value in plain.items() if name in known},
+                "sinks": tuple(plain["sinks"]),
+                "faults": frozenset(plain["faults"]),
+            }
+        )
+
+
+def draw(seed: int, kinds: tuple[str, ...] = KINDS) -> Config:
+    """The world of a seed: some of the sinks, some of the faults, each by its own weight."""
+    dice = random.Random(~seed)
+    return Config(
+        sinks=tuple(sorted(dice.sample(kinds, min(len(kinds), dice.choice((1, 1, 1, 2, 2, 3)))))),
+        slots=dice.choice((1, 1, 1, 2)),
+        batches=dice.choice((1, 1, 1, 1, 2, 3)),
+        runs=dice.choice((1, 2, 2, 3)),
+        faults=frozenset(fault for fault in FAULTS if dice.random() < 0.5),
+        rate=dice.choice((0.01, 0.03, 0.1)),
+        events=dice.choice((0.03, 0.1, 0.3)),
+        switches=dice.choice((0.05, 0.2, 0.5)),
+        keep=dice.choice((100, 100, 1, 2)),
+        sweep_every_s=dice.choice((10.0, 0.0)),
+        deterministic=dice.random() < 0.8,
+        keep_ready=dice.random() < 0.5,
+    )

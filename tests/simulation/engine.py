@@ -1,0 +1,240 @@
+"""Parties that go on one at a time, and stop before each of their requests: whoever goes on next is a decision.
+
+A party (a driver, a copy of a task) is a greenlet in which the product's own code runs. What it asks of a server goes
+through `Simulation.request`. There the party may be left standing while others go on, for ever if need be; that is a
+pause, and never to be woken is a crash. There, too, a request may be lost, its answer may be lost, or it may be applied
+when nobody waits for it any more.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from greenlet import GreenletExit, getcurrent, greenlet
+
+if TYPE_CHECKING:
+    from simulation.config import Config
+    from simulation.dice import Dice
+    from simulation.oracle import Oracle
+
+Answer = TypeVar("Answer")
+
+MOST_TURNS = 600
+"""After so many the schedule is over, and the fresh run comes."""
+
+
+class NoAnswerError(Exception):
+    """The party that asked will never get an answer."""
+
+
+class Broken(BaseException):
+    """Something happened that must never be."""
+
+
+class Party:
+    """A driver or a copy of a task."""
+
+    __slots__ = ("greenlet", "name", "on_death", "paused", "ready")
+
+    def __init__(self, name: str, run: Callable[[], None], on_death: Callable[[], None]) -> None:
+        self.name = name
+        self.greenlet = greenlet(run)
+        self.paused = False
+        self.ready: Callable[[], bool] | None = None
+        self.on_death = on_death
+
+
+class Simulation:
+    """One schedule.
+
+    Args:
+        config: Its world.
+        dice: Its decisions.
+        told: Where to write down what happens, in words; None where nobody wants to know.
+    """
+
+    def __init__(self, config: Config, dice: Dice, told: list[str] | None = None) -> None:
+        self.config = config
+        self.dice = dice
+        self.told = told
+        self.clock_s = 1_000_000.0
+        self.peace = False
+        self.over = False
+        self.requests = 0
+        self.parties: list[Party] = []
+        self.current: Party | None = None
+        self.flights: list[tuple[str, Callable[[], Any]]] = []
+        self.events: list[Callable[[], Callable[[], None] | None]] = []
+        self.graveyard: list[Party] = []
+        self.oracle: Oracle
+        self._nonces = 0
+        self._chance = dice.chance
+        self._switches, self._rate = config.switches, config.rate
+        self._request_faults = [
+            name for name in ("reply lost", "request lost", "request late") if name in config.faults
+        ]
+        self._hub: Any = None
+
+    # --- what parties do ----------------------------------------------------------------------------------------------
+
+    def say(self, *words: object) -> None:
+        """Notes what happens."""
+        if self.told is not None:
+            who = "" if self.current is None else f"{self.current.name}: "
+            self.told.append(who + " ".join(map(str, words)))
+
+    def stop_here(self) -> None:
+        """Where a party may be left standing."""
+        self.requests += 1
+        if self.peace:
+            return
+        if self.over:
+            raise GreenletExit
+        if self._chance(self._switches):
+            self.let_others_go_on()
+
+    def let_others_go_on(self) -> None:
+        """The party stands still until it is chosen again."""
+        if self.peace:
+            return
+        self._hub.switch()
+        if self.over:
+            raise GreenletExit
+
+    def wait(self, ready: Callable[[], bool]) -> None:
+        """The party stands still until something is true."""
+        if self.current is None or self.peace:
+            if not ready():
+                raise Broken("nobody is left to wait for")
+            return
+        self.current.ready = ready
+        while not ready():
+            self.let_others_go_on()
+        self.current.ready = None
+
+    def request(self, what: str, apply: Callable[[], Answer]) -> Answer:
+        """Asks a server.
+
+        Raises:
+            NoAnswerError: if no answer comes. The request may have been applied, or may be later.
+        """
+        self.stop_here()
+        if not self.peace and self._chance(self._rate) and self._request_faults:
+            fault = self._request_faults[self.dice.pick(len(self._request_faults))]
+            self.say(what, "->", fault)
+            if fault == "reply lost":
+                self._apply(apply)
+            elif fault == "request late":
+                self.flights.append((what, apply))
+            raise NoAnswerError(what)
+        if self.told is None:
+            return apply()
+        place = len(self.told)
+        answer = apply()
+        self.told.insert(place, f"{'' if self.current is None else self.current.name + ': '}{what} -> {_plain(answer)}")
+        return answer
+
+    def chance(self, fault: str) -> bool:
+        """Whether a fault of the configuration happens now."""
+        return not self.peace and self._chance(self._rate) and fault in self.config.faults
+
+    def nonce(self) -> int:
+        """A number that nobody else has."""
+        self._nonces += 1
+        return self._nonces
+
+    def hush(self) -> None:
+        """No faults and no events from now on."""
+        self._rate, self.events = 0.0, []
+
+    def sleep(self, seconds: float) -> None:
+        """Time goes by for everybody."""
+        self.clock_s += seconds
+        self.stop_here()
+        self.let_others_go_on()
+
+    # --- who goes on --------------------------------------------------------------------------------------------------
+
+    def start(self, name: str, run: Callable[[], None], on_death: Callable[[], None] = lambda: None) -> Party:
+        """A party that goes on when it is chosen."""
+        party = Party(name, run, on_death)
+        self.parties.append(party)
+        return party
+
+    def kill(self, party: Party) -> None:
+        """It never goes on, and notices nothing of it."""
+        self.parties.remove(party)
+        self.graveyard.append(party)
+        party.on_death()
+
+    def go_on(self, most_turns: int, events: float) -> None:
+        """Lets parties go on until none is left that can, or it has been enough."""
+        self._hub = getcurrent()
+        dice = self.dice
+        for _ in range(most_turns):
+            if dice.chance(events):
+                self._happen()
+            ready = [one for one in self.parties if not one.paused and (one.ready is None or one.ready())]
+            if not ready:
+                if not self._happen():
+                    return
+                continue
+            party = ready[dice.pick(len(ready))] if len(ready) > 1 else ready[0]
+            if party is not self.parties[0]:
+                self.parties.remove(party)
+                self.parties.insert(0, party)
+            self._let(party)
+
+    def _let(self, party: Party) -> None:
+        self.current = party
+        party.greenlet.parent = self._hub
+        try:
+            party.greenlet.switch()
+        finally:
+            self.current = None
+        if party.greenlet.dead:
+            self.parties.remove(party)
+
+    def _happen(self) -> bool:
+        """Something happens by itself; False if nothing can."""
+        events = self.events
+        first = self.dice.pick(len(events)) if events else 0
+        for event in (*events[first:], *events[:first]):
+            happens = event()
+            if happens is not None:
+                happens()
+                return True
+        return False
+
+    def land(self, place: int) -> None:
+        """A request arrives late. Nobody waits for its answer."""
+        what, apply = self.flights.pop(place)
+        self.say("arrives late:", what)
+        self._apply(apply)
+
+    @staticmethod
+    def _apply(apply: Callable[[], Any]) -> None:
+        """Nobody hears the answer, whatever it is."""
+        with suppress(Exception):
+            apply()
+
+    def end(self) -> None:
+        """Nobody goes on after this."""
+        self.over, self.peace = True, False
+        for party in (*self.parties, *self.graveyard):
+            if not party.greenlet.dead:
+                party.greenlet.parent = getcurrent()
+                party.greenlet.throw(GreenletExit)
+
+
+def digest(told: list[str]) -> str:
+    """A trace as a short text: the same for the same schedule."""
+    return hashlib.sha256("\n".join(told).encode()).hexdigest()[:16]
+
+
+def _plain(answer: object) -> str:
+    text = str(answer)
+    return text if len(text) <= 100 else text[:97] + "..."

@@ -1,0 +1,83 @@
+"""The decision log's keys, as a place that may lose, refuse or delay a put. The product's `DecisionLog` reads it."""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from sparkonce.log.base import Landed, LogStore, PutUnknownError, Taken
+
+if TYPE_CHECKING:
+    from simulation.engine import Simulation
+    from sparkonce.protocol.records import Record
+
+
+class ModelStore(LogStore):
+    """All drivers share it.
+
+    Args:
+        simulation: The schedule.
+        decode: Reads a record's bytes.
+    """
+
+    location = "the log"
+
+    def __init__(self, simulation: Simulation, decode: Callable[[bytes], Record]) -> None:
+        self._simulation = simulation
+        self._decode = decode
+        self.records: dict[int, bytes] = {}
+        self.floors: dict[int, bytes] = {}
+
+    def put(self, position: int, data: bytes) -> Landed | Taken:
+        simulation = self._simulation
+        simulation.stop_here()
+        if simulation.chance("put lost"):
+            kind = simulation.dice.pick(3)
+            simulation.say("puts", position, "->", ("reply lost", "request lost", "request late")[kind])
+            if kind == 0:
+                self._put(position, data)
+            elif kind == 2:
+                simulation.flights.append((f"put {position}", lambda: self._put(position, data)))
+            raise PutUnknownError("no reply")
+        if simulation.chance("put refused"):
+            simulation.say("puts", position, "-> disk full")
+            raise OSError(errno.ENOSPC, "disk full")
+        return self._put(position, data)
+
+    def _put(self, position: int, data: bytes) -> Landed | Taken:
+        standing = self.records.get(position)
+        if standing is not None:
+            self._simulation.say("puts", position, "-> taken")
+            return Taken(standing=standing)
+        self.records[position] = data
+        record = self._decode(data)
+        self._simulation.say("puts", position, type(record).__name__)
+        if position >= max(self.floors, default=0):
+            self._simulation.oracle.landed(record)
+        return Landed()
+
+    def get(self, position: int) -> bytes | None:
+        self._simulation.stop_here()
+        return self.records.get(position)
+
+    def floor(self) -> bytes | None:
+        self._simulation.stop_here()
+        return self.floors[max(self.floors)] if self.floors else None
+
+    def raise_floor(self, position: int, data: bytes) -> None:
+        simulation = self._simulation
+        simulation.stop_here()
+        if simulation.chance("put lost"):
+            if simulation.dice.pick(2):
+                self.floors.setdefault(position, data)
+            raise PutUnknownError("no reply")
+        simulation.say("raises the floor to", position)
+        self.floors.setdefault(position, data)
+
+    def delete_below(self, position: int) -> None:
+        self._simulation.stop_here()
+        self._simulation.say("deletes below", position)
+        highest = max(self.floors, default=0)
+        self.records = {place: data for place, data in self.records.items() if place >= position}
+        self.floors = {place: data for place, data in self.floors.items() if place >= highest}

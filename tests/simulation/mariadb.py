@@ -1,0 +1,274 @@
+"""A MariaDB server: branches of XA, the connections that hold them, and markers, which a dirty read shows early.
+
+- A prepared branch outlives its connection and the server. As long as its connection is there, XA COMMIT and XA
+  ROLLBACK by others are answered with 1397, as for a branch that has been finished.
+- The connection is known by a lock that it holds. It ends when its process dies, when it is killed, and in a restart.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import pymysql
+
+from simulation.engine import NoAnswerError
+from simulation.spark import BATCHES_APART_MS
+from simulation.systems import System, Writer
+from sparkonce.errors import PrepareError
+from sparkonce.protocol.ownership import TransactionName
+from sparkonce.sinks.mysql.committer import MySQLCommitter
+from sparkonce.sinks.mysql.flavours import MARIADB, Flavour
+from sparkonce.sinks.mysql.markers import TWO_PHASE, Marker
+from sparkonce.sinks.mysql.names import Xid
+from sparkonce.sinks.mysql.outcomes import NO_SUCH_THREAD, XAER_NOTA
+
+if TYPE_CHECKING:
+    from simulation.engine import Simulation
+    from simulation.oracle import Key
+    from simulation.spark import Process
+    from sparkonce.protocol.handles import Handle, Scalar
+    from sparkonce.sinks.base import Owner
+
+
+class Branch:
+    """A transaction of XA: open or prepared, and the connection that holds it, 0 if none does any more."""
+
+    __slots__ = ("holder", "name", "parts", "prepared")
+
+    def __init__(self, name: TransactionName, holder: int) -> None:
+        self.name, self.holder = name, holder
+        self.parts, self.prepared = 0, False
+
+
+class MariaDB(System):
+    """A server."""
+
+    def __init__(self, simulation: Simulation, name: str) -> None:
+        super().__init__(simulation, name)
+        self.branches: dict[str, Branch] = {}
+        self.committed: dict[str, TransactionName] = {}
+        self.connections = 0
+        self.closing: list[Branch] = []
+        simulation.events.append(self.notice)
+
+    def committer(self) -> MySQLCommitter:
+        return _Committer(self)
+
+    def writer(self, owner: Owner, process: Process, batch: int, slot: int, copy: int) -> Writer:
+        return _Writer(self, self.transaction_name(owner, batch, slot, copy))
+
+    def key(self, handle: Handle) -> Key:
+        return (self.name, handle["transaction"])
+
+    def lingering(self) -> list[Key]:
+        return [(self.name, str(one.name)) for one in self.branches.values()]
+
+    def restart(self) -> Callable[[], None] | None:
+        if not self.branches:
+            return None
+
+        def restart() -> None:
+            self.simulation.say(f"{self.name}: is killed and started again")
+            for branch in list(self.branches.values()):
+                self.end_connection(branch)
+
+        return restart
+
+    def end_connection(self, branch: Branch) -> None:
+        """What was not prepared is rolled back; nobody holds the rest any more."""
+        branch.holder = 0
+        if not branch.prepared:
+            self.branches.pop(branch.name.copy, None)
+
+    def notice(self) -> Callable[[], None] | None:
+        """The server notices that a connection was closed; None if there is nothing to notice."""
+        if not self.closing:
+            return None
+        return lambda: self.end_connection(self.closing.pop(0))
+
+    # --- requests -----------------------------------------------------------------------------------------------------
+
+    def finish(self, copy: str, commit: bool) -> bool:
+        branch = self.branches.get(copy)
+        if branch is None or not branch.prepared or branch.holder:
+            return False
+        del self.branches[copy]
+        key = (self.name, str(branch.name))
+        if commit:
+            self.committed[copy] = branch.name
+            self.simulation.oracle.shown(key, (branch.name.batch, branch.name.slot, self.name, branch.parts))
+        else:
+            self.simulation.oracle.aborted(key)
+        return True
+
+    def kill(self, connection: int) -> bool:
+        for branch in list(self.branches.values()):
+            if branch.holder == connection:
+                self.end_connection(branch)
+                return True
+        return False
+
+
+class Link:
+    """A driver's connection: what `sparkonce.sinks.mysql` says on it."""
+
+    open = True
+
+    def __init__(self, server: MariaDB) -> None:
+        self.server = server
+
+    def ask(self, what: str, apply: Callable[[], Any]) -> Any:
+        try:
+            return self.server.simulation.request(f"{self.server.name}: {what}", apply)
+        except NoAnswerError:
+            self.open = False
+            raise pymysql.err.OperationalError(2013, "Lost connection") from None
+
+    def run(self, statement: str, values: Sequence[Any] = ()) -> None:
+        server = self.server
+        verb, _, rest = statement.partition(" ")
+        if verb == "XA":
+            what, _, xid = rest.partition(" ")
+            copy = bytes.fromhex(xid[2 : xid.index("'", 2)]).decode()[-12:]
+            if not self.ask(f"XA {what} {copy}", lambda: server.finish(copy, what == "COMMIT")):
+                raise pymysql.err.OperationalError(XAER_NOTA, "XAER_NOTA")
+        elif verb == "KILL":
+            number = int(rest.rpartition(" ")[2])
+            if not self.ask(statement, lambda: server.kill(number)):
+                raise pymysql.err.OperationalError(NO_SUCH_THREAD, "Unknown thread id")
+        else:
+            raise NotImplementedError(statement)
+
+    def row(self, statement: str, values: Sequence[Any] = ()) -> tuple[Any, ...]:
+        if "IS_USED_LOCK" in statement:
+            copies = [str(value).rpartition(":")[2] for value in values]
+            branches = self.server.branches
+            return self.ask(
+                "asks who holds locks",
+                lambda: tuple(branches[one].holder or None if one in branches else None for one in copies),
+            )
+        if "MAX(batch)" in statement:
+            return (max((name.batch for name in self.server.committed.values()), default=None),)
+        raise NotImplementedError(statement)
+
+    def thread_id(self) -> int:
+        return -1
+
+    def end(self) -> None:
+        self.open = False
+
+
+class _Committer(MySQLCommitter):
+    def __init__(self, server: MariaDB) -> None:
+        super().__init__({}, server.name, commit_timeout_s=10.0)
+        self._server = server
+
+    def _take(self, limit_s: float | None) -> tuple[Any, Flavour, str]:
+        return Link(self._server), MARIADB, "s"
+
+
+# --- in place of the product's statements -----------------------------------------------------------------------------
+
+
+def recovered(link: Link, flavour: Flavour) -> set[Xid]:
+    return link.ask("XA RECOVER", lambda: {Xid.of(one.name) for one in link.server.branches.values() if one.prepared})
+
+
+def committed(link: Link, names: Iterable[TransactionName]) -> set[TransactionName]:
+    wanted = list(names)
+    return link.ask("looks for markers", lambda: {one for one in wanted if one.copy in link.server.committed})
+
+
+def is_seen(link: Link, name: TransactionName) -> bool:
+    server = link.server
+    return link.ask("looks for a marker, dirty", lambda: name.copy in server.branches or name.copy in server.committed)
+
+
+def not_committed(link: Link, prefix: str, query: str, server: str) -> list[Marker]:
+    return link.ask("lists open", lambda: [_marker(one.name) for one in link.server.branches.values()])
+
+
+def of_query(link: Link, prefix: str, query: str, server: str) -> list[Marker]:
+    return link.ask("reads markers", lambda: [_marker(name) for name in link.server.committed.values()])
+
+
+def _marker(name: TransactionName) -> Marker:
+    return Marker(name=name, kind=TWO_PHASE, server="s", begun_ms=name.batch * BATCHES_APART_MS)
+
+
+REPLACED: tuple[tuple[str, str, Any], ...] = (
+    ("prepared", "recovered", recovered),
+    ("markers", "committed", committed),
+    ("markers", "is_seen", is_seen),
+    ("markers", "not_committed", not_committed),
+    ("markers", "of_query", of_query),
+    ("staged", "list_stages", lambda _: []),
+)
+"""Functions of the product that make SQL, by module: the server here knows none."""
+
+
+class _Writer(Writer):
+    system: MariaDB
+
+    def __init__(self, system: MariaDB, name: TransactionName) -> None:
+        super().__init__(system)
+        self._name = name
+
+    def begin(self) -> None:
+        self.system.connections += 1
+        holder = self.system.connections
+
+        def begin() -> None:
+            self.system.branches[self._name.copy] = Branch(self._name, holder)
+
+        self.ask(f"XA START {self._name}", begin)
+
+    def write(self, parts: int) -> None:
+        def write() -> bool:
+            branch = self._branch()
+            if branch is None or branch.prepared:
+                return False
+            branch.parts += parts
+            return True
+
+        if not self.ask(f"writes {self._name}", write):
+            raise PrepareError("the connection was ended")
+
+    def prepare(self) -> Mapping[str, Scalar]:
+        def prepare() -> bool:
+            branch = self._branch()
+            if branch is not None:
+                branch.prepared = True
+            return branch is not None
+
+        if not self.ask(f"XA PREPARE {self._name}", prepare):
+            raise PrepareError("the connection was ended")
+        self.system.simulation.stop_here()
+        self._end()
+        return _marker(self._name).fields()
+
+    def _branch(self) -> Branch | None:
+        """The branch, as long as this connection is there."""
+        branch = self.system.branches.get(self._name.copy)
+        return branch if branch is not None and branch.holder else None
+
+    def _end(self) -> None:
+        if (branch := self._branch()) is None:
+            return
+        if self.system.simulation.chance("request late"):
+            self.system.closing.append(branch)
+        else:
+            self.system.end_connection(branch)
+
+    def abort(self) -> None:
+        """The product's writer rolls back what it may have prepared by the committer."""
+        self._end()
+        if self._name.copy in self.system.branches:
+            self.system.committer().abort([_handle(self._name)])
+
+
+def _handle(name: TransactionName) -> Handle:
+    from sparkonce.protocol.handles import Handle, transaction_fields
+
+    return Handle(sink="", slot=0, transaction=transaction_fields(_marker(name).fields()))

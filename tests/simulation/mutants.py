@@ -1,0 +1,296 @@
+"""Deliberately wrong rules of the protocol, and wrong readings of servers' answers: the simulation has to find each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from importlib import import_module
+from typing import Any
+from unittest import mock
+
+from simulation.config import KINDS
+from simulation.engine import Simulation
+from simulation.kafka import Kafka
+from simulation.schedule import SYSTEMS
+from simulation.systems import System
+from sparkonce.protocol import coordinator
+from sparkonce.protocol import effects as do
+from sparkonce.protocol import events as on
+from sparkonce.protocol.effects import StopReason
+from sparkonce.protocol.outcomes import Finished, Outcome
+from sparkonce.protocol.ownership import HELD, LanePool
+from sparkonce.protocol.records import Commit
+from sparkonce.protocol.state import Phase, State
+from sparkonce.protocol.view import Floor
+from sparkonce.sinks.files import local
+from sparkonce.sinks.files.local import LocalStore
+from sparkonce.sinks.kafka.committer import KafkaCommitter
+from sparkonce.sinks.kafka.outcomes import Answer, Transaction
+from sparkonce.sinks.mysql import prepared
+from sparkonce.sinks.mysql.names import Xid
+from sparkonce.sinks.postgres.committer import PostgresCommitter
+from sparkonce.sinks.postgres.names import Claimed
+
+LOST = Finished(outcome=Outcome.LOST, reason="said by a mutant")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mutant:
+    """A wrong rule.
+
+    Attributes:
+        name: The rule, in words.
+        kinds: The sinks that it is about: in other worlds it changes nothing.
+        table: Entries of the coordinator's table to replace.
+        patches: Attributes to replace: owner (or the name of a module), name, value.
+        systems: Servers to replace.
+    """
+
+    name: str
+    kinds: tuple[str, ...] = KINDS
+    table: Mapping[tuple[Phase, type], Any] = field(default_factory=dict)
+    patches: tuple[tuple[Any, str, Any], ...] = ()
+    systems: Mapping[str, Callable[[Simulation, str], System]] = field(default_factory=dict)
+
+    @contextmanager
+    def built(self) -> Iterator[Mapping[str, Callable[[Simulation, str], System]]]:
+        """The servers, as long as the product is wrong. Within `simulation.product.replaced`."""
+        with ExitStack() as stack:
+            stack.enter_context(mock.patch.dict(coordinator.TRANSITIONS, self.table))  # type: ignore[arg-type]
+            for owner, name, value in self.patches:
+                owner = import_module(f"sparkonce.{owner}") if isinstance(owner, str) else owner
+                stack.enter_context(mock.patch.object(owner, name, value))
+            yield {**SYSTEMS, **self.systems}
+
+
+# --- the protocol -----------------------------------------------------------------------------------------------------
+
+
+def _own_decision_is_foreign(state: State, event: on.PutTaken) -> Any:
+    return coordinator._superseded(state, "something stands there")
+
+
+def _absent_is_absent(state: State, event: on.PutUnknown) -> Any:
+    verdict = do.Stop(reason=StopReason.UNKNOWN, message="the decision is not there")
+    return coordinator._abort(state, coordinator._new(state, state.putting.handles), verdict)  # type: ignore[union-attr]
+
+
+def _finishes_first(state: State, event: on.Prepared) -> Any:
+    if state.decided is not None:
+        return coordinator._prepared(state, event)
+    handles = tuple(sorted(event.handles))
+    state = coordinator.replace(state, replayed=True, phase=Phase.FINISHING, pending=handles)
+    return state, do.Finish(batch=state.batch.number, handles=handles, attempt=0)  # type: ignore[union-attr]
+
+
+def _decides_afterwards(state: State, event: on.Finished) -> Any:
+    if state.decided is not None:
+        return coordinator._finished(state, event)
+    return coordinator._decide(state, Commit, state.pending)
+
+
+def _drops_a_handle(state: State, event: on.Prepared) -> Any:
+    return coordinator._prepared(state, on.Prepared(handles=tuple(event.handles)[:-1]))
+
+
+def _judges_without_reading(state: State, event: on.LogRead) -> Any:
+    return coordinator._judge_loss(state, on.LogRead(view=state.view))
+
+
+def _passes_over_loss(state: State, event: on.Finished) -> Any:
+    outcomes = tuple(Outcome.COMMITTED if one is Outcome.LOST else one for one in event.outcomes)
+    return coordinator._finished(state, coordinator.replace(event, outcomes=outcomes))
+
+
+def _doubt_is_loss(state: State, event: on.Finished) -> Any:
+    outcomes = tuple(Outcome.LOST if one is Outcome.RETRY else one for one in event.outcomes)
+    return coordinator._finished(state, coordinator.replace(event, outcomes=outcomes))
+
+
+def _landed_below_the_floor(state: State, event: on.PutLanded) -> Any:
+    return coordinator._decision_landed(state, coordinator.replace(event, floor=Floor()))
+
+
+def _claimed_below_the_floor(state: State, event: on.PutLanded) -> Any:
+    return coordinator._claim_landed(state, coordinator.replace(event, floor=Floor()))
+
+
+def _reuses_lanes_at_once(pool: LanePool, batch: int) -> tuple[LanePool, int]:
+    for lane, last_batch in enumerate(pool.lanes):
+        if last_batch not in (HELD, batch):
+            return pool._with(lane, HELD), lane
+    return LanePool((*pool.lanes, HELD)), len(pool.lanes)
+
+
+# --- Kafka ------------------------------------------------------------------------------------------------------------
+
+
+class _CommitBumps(Kafka):
+    """Commits by EndTxn v5, and the broker tells nobody that it was the same commit."""
+
+    commit_bumps = True
+
+
+class _AbortsWithV4(Kafka):
+    """Aborts by EndTxn v4: the epoch stays, and the writer can open the transaction again."""
+
+    def end(self, asked: Transaction, commit: bool) -> Answer:
+        one = self.ids.get(asked.transactional_id)
+        epoch = one.epoch if one is not None else 0
+        answer = super().end(asked, commit)
+        if one is not None and not commit:
+            one.epoch = epoch
+        return answer
+
+
+# --- readings of answers ----------------------------------------------------------------------------------------------
+
+
+def _committed_is_gone(connection: Any, names: Any, found: Any, place: Any, *, commit: bool) -> Any:
+    return {name: LOST for name in names if name not in found or found[name][0] == "committed"}
+
+
+def _refused_is_lost(desk: Any, name: Any) -> Finished:
+    refusal = prepared._try(desk.link, f"XA COMMIT {Xid.of(name)}")
+    if refusal is None:
+        return Finished(outcome=Outcome.COMMITTED)
+    listed = Xid.of(name) in prepared.recovered(desk.link, desk.flavour)
+    return Finished(outcome=Outcome.RETRY) if listed else LOST
+
+
+def _nosuchupload_is_lost(code: str, standing: Any, fields: Any) -> Finished:
+    return LOST
+
+
+def _links_and_looks_no_further(self: Any, fields: Any, final: Any) -> Finished:
+    try:
+        local.os.link(self._held / str(fields["held"]), final)
+    except FileExistsError:
+        return Finished(outcome=Outcome.ALREADY_COMMITTED)
+    except FileNotFoundError:
+        return LOST
+    return Finished(outcome=Outcome.COMMITTED)
+
+
+class _Everybody:
+    """Says of every run that it is one of those that are asked for."""
+
+    def get(self, key: object, default: object) -> _Everybody:
+        return self
+
+    def __contains__(self, token: object) -> bool:
+        return True
+
+
+_KAFKA = ("kafka-v1", "kafka-v2")
+_POSTGRES = ("postgres", "postgres-staged")
+_S3 = ("s3", "s3-gateway")
+
+MUTANTS = (
+    Mutant(
+        name="a decision of its own is taken for somebody else's, and undone",
+        table={(Phase.RESOLVING, on.PutTaken): _own_decision_is_foreign},
+    ),
+    Mutant(
+        name="a put without an answer is read as absent", table={(Phase.DECIDING, on.PutUnknown): _absent_is_absent}
+    ),
+    Mutant(
+        name="a commit before the decision",
+        table={(Phase.WRITING, on.Prepared): _finishes_first, (Phase.FINISHING, on.Finished): _decides_afterwards},
+    ),
+    Mutant(name="a handle is dropped from the decision", table={(Phase.WRITING, on.Prepared): _drops_a_handle}),
+    Mutant(name="a loss is passed over", table={(Phase.FINISHING, on.Finished): _passes_over_loss}),
+    Mutant(name="no answer is read as a loss", table={(Phase.FINISHING, on.Finished): _doubt_is_loss}),
+    Mutant(
+        name="a decision is acted on that fell below the floor",
+        table={
+            (Phase.DECIDING, on.PutLanded): _landed_below_the_floor,
+            (Phase.CLAIMING, on.PutLanded): _claimed_below_the_floor,
+        },
+    ),
+    Mutant(
+        name="Kafka: a fence is taken for a loss after superseding, lanes used again at once",
+        kinds=_KAFKA,
+        patches=(
+            (LanePool, "lend", _reuses_lanes_at_once),
+            ("sinks.kafka.committer", "confirm_lost", lambda verdict, _, __: verdict),
+        ),
+    ),
+    Mutant(
+        name="Kafka v2: a repeated commit that is called fenced is read as lost",
+        kinds=("kafka-v2",),
+        systems={"kafka-v2": _CommitBumps},
+        patches=(
+            ("sinks.kafka.committer", "confirm_lost", lambda verdict, _, __: verdict),
+            (KafkaCommitter, "list_traces", lambda *_: ()),
+        ),
+    ),
+    Mutant(
+        name="Kafka v2: aborts by EndTxn v4, which leaves the epoch",
+        kinds=("kafka-v2",),
+        systems={"kafka-v2": _AbortsWithV4},
+    ),
+    Mutant(
+        name="Kafka: a sweep takes newer runs' transactions, too",
+        kinds=_KAFKA,
+        patches=(("sinks.kafka.committer", "_is_claimed", lambda _, __: True),),
+    ),
+    Mutant(
+        name="PostgreSQL: a sweep takes newer runs' transactions, too",
+        kinds=_POSTGRES,
+        patches=((Claimed, "has", lambda _, __: True),),
+    ),
+    Mutant(
+        name="PostgreSQL: a gid that is not there is lost, whatever its marker says",
+        kinds=("postgres",),
+        patches=(("sinks.postgres.prepared", "_gone", lambda *_: LOST),),
+    ),
+    Mutant(
+        name="PostgreSQL: a connection that was lost means that the rows are",
+        kinds=_POSTGRES,
+        patches=(
+            ("sinks.postgres.committer", "finished", lambda _: LOST),
+            ("sinks.postgres.prepared", "finished", lambda _: LOST),
+            ("sinks.postgres.staged", "finished", lambda _: LOST),
+        ),
+    ),
+    Mutant(
+        name="PostgreSQL: an abort does not end the writer's session",
+        kinds=_POSTGRES,
+        patches=((PostgresCommitter, "_stop_writers", lambda _, __: True),),
+    ),
+    Mutant(
+        name="PostgreSQL, staged: a copy that is merged already is lost",
+        kinds=("postgres-staged",),
+        patches=(("sinks.postgres.staged", "_before", _committed_is_gone),),
+    ),
+    Mutant(
+        name="MariaDB: 1397 means lost, whatever the marker says",
+        kinds=("mariadb",),
+        patches=(("sinks.mysql.prepared", "commit", _refused_is_lost),),
+    ),
+    Mutant(
+        name="MariaDB: 1397 means lost, also while the connection that prepared is there",
+        kinds=("mariadb",),
+        patches=(
+            ("sinks.mysql.prepared", "recovered", lambda _, __: set()),
+            ("sinks.mysql.markers", "is_seen", lambda _, __: False),
+        ),
+    ),
+    Mutant(
+        name="files: a held name that is gone is lost, without a look at the other one",
+        kinds=("files",),
+        patches=((LocalStore, "_link", _links_and_looks_no_further),),
+    ),
+    Mutant(
+        name="files and S3: a sweep takes newer runs' files, too",
+        kinds=("files", *_S3),
+        patches=(("sinks.files.committer", "claimed_by", lambda _: _Everybody()),),
+    ),
+    Mutant(
+        name="S3: NoSuchUpload is lost, although the object is there",
+        kinds=_S3,
+        patches=(("sinks.files.s3.finish", "after_look", _nosuchupload_is_lost),),
+    ),
+)

@@ -1,0 +1,367 @@
+"""A PostgreSQL server: sessions, prepared transactions, markers, staging tables, and locks on markers.
+
+- A prepared transaction outlives its session and the server. Its marker shows with its rows, when it is committed.
+- COMMIT PREPARED and ROLLBACK PREPARED of a name that is not there: 42704, whatever has become of it.
+- A staged copy is a marker and a table, committed by their own session. To show it, a driver locks its marker, and one
+  message moves the rows and ends the transaction.
+- A lock is freed with its session; a session that is idle in its transaction for too long is ended.
+- A restart ends all sessions, and with them what was being written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import psycopg
+from psycopg import sql
+
+from simulation.engine import NoAnswerError
+from simulation.spark import BATCHES_APART_MS
+from simulation.systems import System, Writer
+from sparkonce.errors import PrepareError
+from sparkonce.protocol.handles import transaction_fields
+from sparkonce.protocol.ownership import TransactionName
+from sparkonce.protocol.traces import Trace
+from sparkonce.sinks.postgres import committer as product
+from sparkonce.sinks.postgres.committer import PostgresCommitter
+from sparkonce.sinks.postgres.markers import Look
+from sparkonce.sinks.postgres.names import STAGED, TWO_PHASE, BackendName, Place, fields_of, handle_of
+from sparkonce.sinks.postgres.settings import Limits
+
+if TYPE_CHECKING:
+    from simulation.engine import Simulation
+    from simulation.oracle import Key
+    from simulation.spark import Process
+    from sparkonce.protocol.handles import Handle, Scalar
+    from sparkonce.sinks.base import Owner
+
+PLACE = Place(system="1", database="d", commits="public")
+LIMITS = Limits()
+
+
+class Session:
+    """A writer's session, with a transaction open."""
+
+    __slots__ = ("batch", "name", "parts", "slot")
+
+    def __init__(self, name: TransactionName, batch: int, slot: int) -> None:
+        self.name, self.batch, self.slot = name, batch, slot
+        self.parts = 0
+
+
+class Postgres(System):
+    """A server.
+
+    Args:
+        simulation: The schedule.
+        name: ``postgres`` for two phases, ``postgres-staged``.
+    """
+
+    facts: Mapping[str, str] = {"prefix": "p", "system": "1", "database": "d", "commits": "public"}
+
+    def __init__(self, simulation: Simulation, name: str) -> None:
+        super().__init__(simulation, name)
+        self.kind = STAGED if name.endswith("staged") else TWO_PHASE
+        self.sessions: dict[TransactionName, Session] = {}
+        self.prepared: dict[TransactionName, Session] = {}
+        self.markers: dict[TransactionName, str] = {}
+        self.staging: dict[TransactionName, Session] = {}
+        self.locks: dict[TransactionName, Connection] = {}
+
+    def committer(self) -> PostgresCommitter:
+        made = PostgresCommitter.__new__(PostgresCommitter)
+        made._connections = _Connections(self)  # type: ignore[assignment]
+        made._name, made._limits, made._tidy_from = self.name, LIMITS, 0
+        return made
+
+    def writer(self, owner: Owner, process: Process, batch: int, slot: int, copy: int) -> Writer:
+        return _Writer(self, self.transaction_name(owner, batch, slot, copy))
+
+    def key(self, handle: Handle) -> Key:
+        return (self.name, handle["name"])
+
+    def lingering(self) -> list[Key]:
+        staged = [name for name in self.staging if self.markers[name] == "staged"]
+        return [(self.name, str(name)) for name in (*self.sessions, *self.prepared, *staged)]
+
+    def restart(self) -> Callable[[], None] | None:
+        if not self.sessions and not self.locks:
+            return None
+
+        def restart() -> None:
+            self.simulation.say(f"{self.name}: is killed and started again")
+            self.sessions.clear()
+            self.locks.clear()
+
+        return restart
+
+    def show(self, name: TransactionName, rows: Session) -> None:
+        self.markers[name] = "committed"
+        self.simulation.oracle.shown((self.name, str(name)), (rows.batch, rows.slot, self.name, rows.parts))
+
+    # --- requests -----------------------------------------------------------------------------------------------------
+
+    def finish(self, name: TransactionName, commit: bool) -> bool:
+        """Whether the name was there."""
+        found = self.prepared.pop(name, None)
+        if found is None:
+            return False
+        if commit:
+            self.show(name, found)
+        else:
+            self.simulation.oracle.aborted((self.name, str(name)))
+        return True
+
+    def terminate(self, texts: Sequence[str]) -> list[int]:
+        """pg_terminate_backend, of sessions by what they are called. Those of writers that have died, too."""
+        ended = [name for name in self.sessions if str(BackendName.of(name)) in texts]
+        for name in ended:
+            del self.sessions[name]
+        return [1 for _ in ended]
+
+    def lock(self, connection: Connection, names: Sequence[TransactionName]) -> dict[TransactionName, tuple[str, str]]:
+        found = [name for name in names if name in self.markers]
+        for name in found:
+            holder = self.locks.get(name)
+            if holder is not None and holder is not connection:
+                # Whoever holds it has stood still for longer than it may: the server ends the session.
+                self.locks = {one: other for one, other in self.locks.items() if other is not holder}
+                raise _error(psycopg.errors.LockNotAvailable)
+        for name in found:
+            self.locks[name] = connection
+        connection.held = found
+        return {name: (self.markers[name], "t") for name in found}
+
+    def finish_staged(self, connection: Connection, names: Sequence[TransactionName], commit: bool) -> None:
+        if any(self.locks.get(name) is not connection for name in names):
+            raise _error(psycopg.errors.IdleInTransactionSessionTimeout)
+        for name in names:
+            rows = self.staging.pop(name)
+            if commit:
+                self.show(name, rows)
+            else:
+                del self.markers[name]
+                self.simulation.oracle.aborted((self.name, str(name)))
+        self.free(connection)
+
+    def free(self, connection: Connection) -> None:
+        for name in connection.held:
+            if self.locks.get(name) is connection:
+                del self.locks[name]
+        connection.held = []
+
+    def look(self, name: TransactionName) -> Look:
+        newest = max((one.batch for one, state in self.markers.items() if state == "committed"), default=-1)
+        return Look(
+            state=self.markers.get(name),
+            is_prepared=name in self.prepared,
+            system="1",
+            database="d",
+            newest=newest,
+            row_security=False,
+        )
+
+
+def _error(kind: type[psycopg.Error]) -> psycopg.Error:
+    return kind("the server says no")
+
+
+class Connection:
+    """A driver's connection: what `sparkonce.sinks.postgres` says on it."""
+
+    def __init__(self, server: Postgres) -> None:
+        self.server = server
+        self.held: list[TransactionName] = []
+        self.adrift = False
+
+    def ask(self, what: str, apply: Callable[[], Any]) -> Any:
+        try:
+            return self.server.simulation.request(f"{self.server.name}: {what}", apply)
+        except NoAnswerError:
+            # The server does not know that nobody is there any more: it keeps the session, and its locks.
+            self.adrift = True
+            raise psycopg.OperationalError("the connection is lost") from None
+
+    def execute(self, query: Any, params: Any = None) -> Any:
+        server = self.server
+        if query is product._TERMINATE:
+            return _Rows(self.ask("ends sessions", lambda: server.terminate(params[0])))
+        if isinstance(query, str):  # BEGIN and ROLLBACK of a staged commit
+            server.free(self)
+            return _Rows([])
+        parts = list(query)
+        if isinstance(parts[0], Step):
+            step = parts[0]
+            self.ask(str(step), lambda: server.finish_staged(self, step.names, step.commit))
+            return _Rows([])
+        if len(parts) == 1:  # COMMIT, where nothing was left to do
+            server.free(self)
+            return _Rows([])
+        head, text = parts[0], parts[1]
+        if isinstance(head, sql.SQL) and head._obj in ("COMMIT PREPARED ", "ROLLBACK PREPARED "):
+            name = TransactionName.parse(text._obj)
+            commit = head._obj.startswith("COMMIT")
+            if name is None or not self.ask(f"{head._obj}{name}", lambda: server.finish(name, commit)):
+                raise _error(psycopg.errors.UndefinedObject)
+            return _Rows([])
+        raise NotImplementedError(repr(query))
+
+    def close(self) -> None:
+        if not self.adrift:
+            self.server.free(self)
+
+
+class _Rows:
+    def __init__(self, rows: list[Any]) -> None:
+        self._rows = rows
+
+    def fetchall(self) -> list[Any]:
+        return self._rows
+
+
+class _Connections:
+    def __init__(self, server: Postgres) -> None:
+        self._server = server
+
+    @contextmanager
+    def lent(self) -> Iterator[Connection]:
+        connection = Connection(self._server)
+        try:
+            yield connection
+        except BaseException:
+            connection.close()
+            raise
+
+    def close(self) -> None:
+        pass
+
+
+class Step(sql.Composable):
+    """What one message of a driver does to staged copies."""
+
+    def __init__(self, names: Sequence[TransactionName], commit: bool) -> None:
+        super().__init__("")
+        self.names, self.commit = list(names), commit
+
+    def __str__(self) -> str:
+        return f"{'commits' if self.commit else 'drops'} staged {', '.join(map(str, self.names))}"
+
+    def as_bytes(self, context: Any = None) -> bytes:
+        raise NotImplementedError
+
+
+# --- in place of the product's statements -----------------------------------------------------------------------------
+
+
+def look_for(connection: Connection, name: TransactionName, place: Place) -> Look:
+    found: Look = connection.ask(f"looks for {name}", lambda: connection.server.look(name))
+    return found
+
+
+def lock(
+    connection: Connection, names: Sequence[TransactionName], place: Place
+) -> dict[TransactionName, tuple[str, str]]:
+    found: dict[TransactionName, tuple[str, str]] = connection.ask(
+        "locks markers", lambda: connection.server.lock(connection, names)
+    )
+    return found
+
+
+def list_sessions(connection: Connection) -> list[BackendName]:
+    return connection.ask("lists sessions", lambda: [BackendName.of(name) for name in connection.server.sessions])
+
+
+def list_prepared(connection: Connection) -> list[TransactionName]:
+    return connection.ask("lists prepared", lambda: list(connection.server.prepared))
+
+
+def list_staged(connection: Connection, schema: str, queries: Sequence[str]) -> list[TransactionName]:
+    def listed() -> list[TransactionName]:
+        return [name for name, state in connection.server.markers.items() if state == "staged"]
+
+    return connection.ask("lists staged", listed)
+
+
+def read_traces(connection: Connection, prefix: str, query: str, place: Place) -> list[Trace]:
+    def read() -> list[Trace]:
+        server = connection.server
+        return [
+            Trace(
+                token=name.token,
+                committed=transaction_fields(fields_of(server.kind, str(name), place)),
+                begun_ms=name.batch * BATCHES_APART_MS,
+            )
+            for name, state in server.markers.items()
+            if state == "committed"
+        ]
+
+    return connection.ask("reads markers", read)
+
+
+REPLACED: tuple[tuple[str, str, Any], ...] = (
+    ("prepared", "look_for", look_for),
+    ("staged", "look_for", look_for),
+    ("staged", "_lock", lock),
+    ("staged", "begin", lambda *_, **__: "BEGIN"),
+    ("staged", "_changed", lambda *_: None),
+    ("staged", "_commit", lambda waiting, _: Step(list(waiting), True)),
+    ("staged", "_abort", lambda waiting, _: Step(waiting, False)),
+    ("committer", "_list_sessions", list_sessions),
+    ("committer", "list_prepared", list_prepared),
+    ("committer", "list_staged", list_staged),
+    ("committer", "read_traces", read_traces),
+    ("committer", "tidy", lambda *_: None),
+)
+"""Functions of the product that make SQL, by module: the server here knows none."""
+
+
+class _Writer(Writer):
+    system: Postgres
+
+    def __init__(self, system: Postgres, name: TransactionName) -> None:
+        super().__init__(system)
+        self._name = name
+        self._prepared = False
+
+    def begin(self) -> None:
+        name = self._name
+
+        def begin() -> None:
+            self.system.sessions[name] = Session(name, name.batch, name.slot)
+
+        self.ask(f"begins {name}", begin)
+
+    def write(self, parts: int) -> None:
+        def write() -> bool:
+            session = self.system.sessions.get(self._name)
+            if session is None:
+                return False
+            session.parts += parts
+            return True
+
+        if not self.ask(f"writes {self._name}", write):
+            raise PrepareError("the session was ended")
+
+    def prepare(self) -> Mapping[str, Scalar]:
+        def prepare() -> bool:
+            session = self.system.sessions.pop(self._name, None)
+            if session is None:
+                return False
+            if self.system.kind == TWO_PHASE:
+                self.system.prepared[self._name] = session
+            else:
+                self.system.markers[self._name] = "staged"
+                self.system.staging[self._name] = session
+            return True
+
+        self._prepared = True
+        if not self.ask(f"prepares {self._name}", prepare):
+            raise PrepareError("the session was ended")
+        return fields_of(self.system.kind, str(self._name), PLACE)
+
+    def abort(self) -> None:
+        self.system.sessions.pop(self._name, None)
+        if self._prepared:
+            self.system.committer().abort([handle_of("", self.system.kind, str(self._name), PLACE)])

@@ -1,0 +1,236 @@
+"""Puts the models in the place of what the product itself uses: clocks, threads, wires, system calls, random names."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from functools import cache, lru_cache
+from importlib import import_module
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+from unittest import mock
+
+from simulation import files, mariadb, postgres, s3
+from sparkonce.driver import run as driver
+from sparkonce.protocol import codec, coordinator
+from sparkonce.protocol.ownership import TransactionalId, TransactionName
+from sparkonce.protocol.records import Record
+from sparkonce.sinks.files.handle import read_handle
+
+if TYPE_CHECKING:
+    from simulation.engine import Simulation
+
+MOST_REMEMBERED = 50_000
+
+_now: list[Simulation] = []
+"""The schedule that is under way."""
+
+
+class _Clock:
+    def monotonic(self) -> float:
+        return _now[0].clock_s
+
+    time = monotonic
+
+    def time_ns(self) -> int:
+        return 0
+
+    def sleep(self, seconds: float) -> None:
+        _now[0].sleep(seconds)
+
+
+class _Later:
+    """What was to run in a thread: it runs when somebody wants to know what came of it, in any order."""
+
+    def __init__(self, pool: _Pool, call: Callable[[], Any]) -> None:
+        self._pool, self._call = pool, call
+        self._value: Any = None
+        self._error: BaseException | None = None
+
+    def run(self) -> None:
+        try:
+            self._value = self._call()
+        except Exception as error:  # noqa: BLE001 - whoever asks gets it
+            self._error = error
+
+    def result(self) -> Any:
+        self._pool.run()
+        if self._error is not None:
+            raise self._error
+        return self._value
+
+
+class _Pool:
+    def __init__(self, max_workers: int = 0, thread_name_prefix: str = "") -> None:
+        self._waiting: list[_Later] = []
+
+    def __enter__(self) -> _Pool:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.run()
+
+    def submit(self, call: Callable[..., Any], *arguments: Any) -> _Later:
+        later = _Later(self, lambda: call(*arguments))
+        self._waiting.append(later)
+        return later
+
+    def map(self, call: Callable[..., Any], items: Sequence[Any]) -> Iterator[Any]:
+        waiting = [self.submit(call, item) for item in items]
+        return iter([one.result() for one in waiting])
+
+    def run(self) -> None:
+        waiting, self._waiting = self._waiting, []
+        while waiting:
+            waiting.pop(_now[0].dice.pick(len(waiting)) if len(waiting) > 1 else 0).run()
+
+    def shutdown(self) -> None:
+        pass
+
+
+class _Stopwatch:
+    seconds: Mapping[str, float] = {}
+
+    def spent(self, phase: object) -> None:
+        pass
+
+
+class _Codec:
+    """The product's codec, which is pure: what was written down or read once is remembered."""
+
+    Unreadable, TooNew = codec.Unreadable, codec.TooNew
+
+    def __init__(self) -> None:
+        self._bytes: dict[Any, bytes] = {}
+        self._values: dict[bytes, Any] = {}
+
+    def encode_record(self, record: Record, *, at_ms: int) -> bytes:
+        return self._remember(self._bytes, record, lambda: codec.encode_record(record, at_ms=at_ms))
+
+    def decode_record(self, data: bytes) -> Record:
+        return self._remember(self._values, data, lambda: codec.decode_record(data))
+
+    def encode_floor(self, floor: Any) -> bytes:
+        return self._remember(self._bytes, floor, lambda: codec.encode_floor(floor))
+
+    def decode_floor(self, data: bytes) -> Any:
+        return self._remember(self._values, data, lambda: codec.decode_floor(data))
+
+    @staticmethod
+    def _remember(known: dict[Any, Any], key: Any, make: Callable[[], Any]) -> Any:
+        found = known.get(key)
+        if found is None:
+            if len(known) > MOST_REMEMBERED:
+                known.clear()
+            found = known[key] = make()
+        return found
+
+
+CODEC = _Codec()
+
+
+def replace(value: Any, **changes: Any) -> Any:
+    """`dataclasses.replace` for plain dataclasses with slots, in a third of its time: it is half of each step."""
+    kind = type(value)
+    made = object.__new__(kind)
+    for name, put, get in _slots(kind):
+        put(made, changes[name] if name in changes else get(value))
+    return made
+
+
+@cache
+def _slots(kind: type) -> tuple[tuple[str, Callable[..., None], Callable[..., Any]], ...]:
+    if kind.__dict__.get("__post_init__") is not None or not hasattr(kind, "__slots__"):
+        raise TypeError(f"{kind} cannot be copied slot by slot")
+    places = ((name, getattr(kind, name)) for name in kind.__slots__)
+    return tuple((name, place.__set__, place.__get__) for name, place in places)
+
+
+def _nonce() -> Any:
+    return SimpleNamespace(hex=f"{_now[0].nonce():08x}")
+
+
+_CLOCK = _Clock()
+_SINKS = "sparkonce.sinks"
+_REPLACED: tuple[tuple[str, str, Any], ...] = (
+    *((f"sparkonce.{name}", "time", _CLOCK) for name in ("driver.run", "driver.start", "driver.progress", "log.base")),
+    *(
+        (f"{_SINKS}.{name}", "time", _CLOCK)
+        for name in (
+            "kafka.committer",
+            "postgres.committer",
+            "mysql.committer",
+            "mysql.prepared",
+            "files.s3.finish",
+        )
+    ),
+    *(
+        (f"{module}", "ThreadPoolExecutor", _Pool)
+        for module in (
+            "sparkonce.driver.run",
+            f"{_SINKS}.postgres.committer",
+            f"{_SINKS}.mysql.committer",
+            f"{_SINKS}.files.local",
+            f"{_SINKS}.files.s3.store",
+        )
+    ),
+    ("sparkonce.driver.run", "uuid", SimpleNamespace(uuid4=_nonce)),
+    ("sparkonce.driver.run", "random", SimpleNamespace(uniform=lambda low, high: high)),
+    ("sparkonce.driver.run", "socket", SimpleNamespace(gethostname=lambda: "h")),
+    ("sparkonce.driver.run", "os", SimpleNamespace(getpid=lambda: 1)),
+    ("sparkonce.driver.run", "Stopwatch", _Stopwatch),
+    ("sparkonce.log.base", "codec", CODEC),
+    (f"{_SINKS}.files.committer", "read_handle", lru_cache(MOST_REMEMBERED)(read_handle)),
+    *((f"sparkonce.protocol.{name}", "replace", replace) for name in ("coordinator", "view", "ownership")),
+    (f"{_SINKS}.postgres.committer", "within", lambda *_: _NOTHING),
+    *((f"{_SINKS}.postgres.{module}", name, value) for module, name, value in postgres.REPLACED),
+    *((f"{_SINKS}.mysql.{module}", name, value) for module, name, value in mariadb.REPLACED),
+    *((f"{_SINKS}.files.{module}", name, value) for module, name, value in files.REPLACED),
+    *((f"{_SINKS}.files.s3.{module}", name, value) for module, name, value in s3.REPLACED),
+)
+
+
+class _Nothing:
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+
+_NOTHING = _Nothing()
+
+
+def _say_nothing(*_: object) -> None:
+    pass
+
+
+@contextmanager
+def replaced() -> Iterator[None]:
+    """As long as this lasts, the product runs in the simulation, and nowhere else."""
+    before = logging.root.manager.disable
+    with ExitStack() as stack:
+        for module, name, value in _REPLACED:
+            stack.enter_context(mock.patch.object(import_module(module), name, value))
+        for kind in (TransactionName, TransactionalId):
+            stack.enter_context(mock.patch.object(kind, "parse", lru_cache(MOST_REMEMBERED)(kind.parse)))
+        stack.enter_context(mock.patch.object(driver.RunDriver, "_report", _say_nothing))
+        logging.disable(logging.CRITICAL)
+        try:
+            yield
+        finally:
+            logging.disable(before)
+
+
+@contextmanager
+def under_way(simulation: Simulation) -> Iterator[None]:
+    """The schedule whose clock and decisions count."""
+    _now[:] = [simulation]
+    coordinator.KEEP_BATCHES = simulation.config.keep
+    coordinator.TIDY_EVERY_BATCHES = 1 if simulation.config.keep < 100 else 20
+    try:
+        yield
+    finally:
+        coordinator.KEEP_BATCHES, coordinator.TIDY_EVERY_BATCHES = 100, 20
+        _now.clear()

@@ -1,0 +1,183 @@
+"""One schedule from its first decision to the last question: what became of the rows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from simulation.config import Config, draw
+from simulation.dice import Dice, Noted
+from simulation.engine import MOST_TURNS, Broken, Simulation, digest
+from simulation.files import Files
+from simulation.kafka import Kafka
+from simulation.logstore import ModelStore
+from simulation.mariadb import MariaDB
+from simulation.oracle import Oracle, Violation
+from simulation.postgres import Postgres
+from simulation.product import CODEC, under_way
+from simulation.s3 import S3
+from simulation.spark import Cluster
+from simulation.systems import System
+from sparkonce.errors import SparkonceError
+from sparkonce.log.base import DecisionLog
+
+SYSTEMS: Mapping[str, Callable[[Simulation, str], System]] = {
+    "kafka-v1": Kafka,
+    "kafka-v2": Kafka,
+    "postgres": Postgres,
+    "postgres-staged": Postgres,
+    "mariadb": MariaDB,
+    "files": Files,
+    "s3": S3,
+    "s3-gateway": S3,
+}
+
+_AFTERMATH_TURNS = 200
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """What a schedule came to.
+
+    Attributes:
+        violation: What must never be, and was; None if nothing.
+        requests: How often a party could have been stopped.
+        told: What happened, in words; empty unless asked for.
+    """
+
+    violation: Violation | None
+    requests: int
+    told: tuple[str, ...] = ()
+
+    @property
+    def digest(self) -> str:
+        """What was told, as a short text."""
+        return digest(list(self.told))
+
+
+def of_seed(seed: int, systems: Mapping[str, Callable[[Simulation, str], System]] = SYSTEMS) -> Outcome:
+    """The schedule of a seed, in the world of that seed. Runs within `simulation.product.replaced`."""
+    return run(draw(seed), Dice(seed), systems=systems)
+
+
+def noted(
+    seed: int, systems: Mapping[str, Callable[[Simulation, str], System]] = SYSTEMS
+) -> tuple[Outcome, Config, list[int]]:
+    """The same, with its world and its decisions."""
+    dice, config = Noted(seed), draw(seed)
+    return run(config, dice, tell=True, systems=systems), config, dice.taken
+
+
+def run(
+    config: Config,
+    dice: Dice,
+    *,
+    tell: bool = False,
+    systems: Mapping[str, Callable[[Simulation, str], System]] = SYSTEMS,
+) -> Outcome:
+    """A schedule.
+
+    Things go wrong for a while; then every driver and task stands still, and a fresh run is left in peace; then those
+    who stood still wake up, and late requests arrive.
+    """
+    simulation = Simulation(config, dice, [] if tell else None)
+    built = {name: systems[name](simulation, name) for name in config.sinks}
+    oracle = simulation.oracle = Oracle(simulation, {name: system.key for name, system in built.items()})
+    log = DecisionLog(ModelStore(simulation, CODEC.decode_record))
+    cluster = Cluster(simulation, built, log)
+    simulation.events += _events(simulation, cluster)
+    with under_way(simulation):
+        try:
+            _play(simulation, cluster, oracle)
+        except Broken:
+            if oracle.violation is None:
+                oracle.violation = Violation.STRANDED
+        except Exception as error:  # noqa: BLE001 - whatever it is, no schedule may lead to it
+            simulation.say("BROKEN:", repr(error)[:300])
+            oracle.violation = oracle.violation or Violation.FAILED
+        finally:
+            simulation.end()
+    return Outcome(violation=oracle.violation, requests=simulation.requests, told=tuple(simulation.told or ()))
+
+
+def _play(simulation: Simulation, cluster: Cluster, oracle: Oracle) -> None:
+    cluster.start_run()
+    simulation.go_on(MOST_TURNS, simulation.config.events)
+    while simulation.flights and simulation.dice.pick(2):
+        simulation.land(simulation.dice.pick(len(simulation.flights)))
+    batches = simulation.config.batches + 1
+    simulation.peace = True
+    simulation.say("--- a fresh run, left in peace")
+    try:
+        cluster.run(99, batches)
+    except SparkonceError as error:
+        simulation.say("stops:", repr(error)[:300])
+        if oracle.is_lost_for_good(error):
+            return
+        oracle.broken(Violation.STRANDED)
+    for batch in range(batches):
+        oracle.done(batch)
+    left = [key for system in cluster.systems.values() for key in system.lingering()]
+    if left:
+        oracle.broken(Violation.LINGERING, left)
+    if not simulation.parties and not simulation.flights:
+        return
+    simulation.peace = False
+    simulation.say("--- the others wake up")
+    simulation.hush()
+    while simulation.flights:
+        simulation.land(0)
+    for party in simulation.parties:
+        party.paused = False
+    simulation.go_on(_AFTERMATH_TURNS, 0.0)
+    for batch in range(batches):
+        oracle.done(batch)
+
+
+def _events(simulation: Simulation, cluster: Cluster) -> list[Callable[[], Callable[[], None] | None]]:
+    faults, dice = simulation.config.faults, simulation.dice
+
+    def start() -> Callable[[], None] | None:
+        if cluster.runs >= simulation.config.runs or cluster.committed + 1 >= simulation.config.batches:
+            return None
+        alive = any(party in simulation.parties and not party.paused for party in cluster.drivers)
+        return cluster.start_run if not alive or "overlap" in faults else None
+
+    def land() -> Callable[[], None] | None:
+        return (lambda: simulation.land(dice.pick(len(simulation.flights)))) if simulation.flights else None
+
+    def kill() -> Callable[[], None] | None:
+        mortal = [
+            party
+            for party in simulation.parties
+            if ("driver killed" if party in cluster.drivers else "task killed") in faults
+        ]
+
+        def strike() -> None:
+            party = mortal[dice.pick(len(mortal))]
+            simulation.say(party.name, "is killed")
+            simulation.kill(party)
+
+        return strike if mortal else None
+
+    def pause() -> Callable[[], None] | None:
+        awake = [party for party in simulation.parties if not party.paused] if "paused" in faults else []
+
+        def strike() -> None:
+            party = awake[dice.pick(len(awake))]
+            simulation.say(party.name, "is paused")
+            party.paused = True
+
+        return strike if awake else None
+
+    def wake() -> Callable[[], None] | None:
+        asleep = [party for party in simulation.parties if party.paused]
+
+        def rouse() -> None:
+            party = asleep[dice.pick(len(asleep))]
+            simulation.say(party.name, "wakes up")
+            party.paused = False
+
+        return rouse if asleep else None
+
+    return [start, land, kill, pause, wake]

@@ -1,0 +1,254 @@
+"""Spark, as far as the product sees it: which batch is asked for, tasks and their copies, worker processes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from sparkonce.driver.run import RunDriver, Timing
+from sparkonce.errors import PrepareError, SparkonceError
+from sparkonce.log.base import DecisionLog
+from sparkonce.protocol import events as on
+from sparkonce.protocol.handles import Handle, transaction_fields
+from sparkonce.sinks.base import Owner
+
+if TYPE_CHECKING:
+    from simulation.engine import Party, Simulation
+    from simulation.systems import System
+
+QUERY = "5f6a2c1e-0000-4000-8000-000000000000"
+BATCHES_APART_MS = 3_600_000
+MOST_ATTEMPTS = 3
+TIMING_S = 1.5
+
+
+class Process:
+    """A Python worker, which runs one task after another.
+
+    Attributes:
+        number: Tells it from all others.
+        kept: What sinks keep in it from task to task.
+    """
+
+    __slots__ = ("kept", "number")
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.kept: dict[Any, Any] = {}
+
+
+class Cluster:
+    """What drivers share: Spark's checkpoint, worker processes, the log, the systems.
+
+    Args:
+        simulation: The schedule.
+        systems: By the name of the sink.
+        log: The decision log.
+    """
+
+    def __init__(self, simulation: Simulation, systems: Mapping[str, System], log: DecisionLog) -> None:
+        self.simulation = simulation
+        self.systems = systems
+        self.log = log
+        self.sinks = {name: system.sink() for name, system in systems.items()}
+        self.committed = -1
+        self.runs = 0
+        self.copies = 0
+        self.executions = 0
+        self.processes = 0
+        self.idle: list[Process] = []
+        self.works: list[Work] = []
+        self.drivers: list[Party] = []
+
+    def start_run(self) -> None:
+        """A driver starts, whoever else is there."""
+        number = self.runs
+        self.runs += 1
+        party = self.simulation.start(f"run {number}", lambda: self._guarded(number, self.simulation.config.batches))
+        self.drivers.append(party)
+
+    def _guarded(self, number: int, batches: int) -> None:
+        try:
+            self.run(number, batches)
+        except SparkonceError as error:
+            self.simulation.oracle.stopped(error)
+
+    def run(self, number: int, batches: int) -> None:
+        """A driver, from its start until all batches are done.
+
+        Raises:
+            SparkonceError: if it has to stop.
+        """
+        simulation = self.simulation
+        if self.committed + 1 >= batches:
+            return
+        driver = RunDriver(
+            run=f"run-{number}",
+            query=QUERY,
+            sinks=self.sinks,
+            log=self.log,
+            timing=Timing(commit_deadline_s=TIMING_S, sweep_every_s=simulation.config.sweep_every_s),
+        )
+        batch = self.committed + 1
+        while batch < batches:
+            simulation.say("batch", batch, "is asked for")
+            driver.run_batch(_asked(batch), Work(self, number, batch))
+            simulation.oracle.done(batch)
+            simulation.stop_here()
+            self.committed = max(self.committed, batch)
+            simulation.say("Spark commits batch", batch)
+            batch += 1
+        driver.close()
+
+    def process(self) -> Process:
+        """One that is idle, or a new one."""
+        if self.idle:
+            return self.idle.pop(0)
+        self.processes += 1
+        return Process(self.processes)
+
+
+def _asked(batch: int) -> on.BatchAsked:
+    return on.BatchAsked(
+        batch=batch, offsets=(f"end {batch}",), previous_offsets=(f"end {batch - 1}",) if batch else None
+    )
+
+
+class Work:
+    """A batch's plan. `sparkonce.driver.run.BatchWork`."""
+
+    def __init__(self, cluster: Cluster, run: int, batch: int) -> None:
+        self._cluster = cluster
+        self._run = run
+        self._batch = batch
+
+    def run_into_nothing(self) -> None:
+        self._cluster.simulation.stop_here()
+
+    def write(
+        self, sinks: Mapping[str, Owner], only: frozenset[tuple[str, int]] | None
+    ) -> tuple[Sequence[Handle], bool]:
+        """Each slot is a task of which Spark may start several copies; it takes the first that is done."""
+        simulation = self._cluster.simulation
+        stage = Stage(self._cluster, f"{self._run}", self._batch, sinks, only)
+        for slot in range(simulation.config.slots):
+            stage.start(slot)
+            if simulation.chance("speculation"):
+                stage.start(slot)
+        if simulation.peace:
+            for copy in stage.copies:
+                copy()
+        else:
+            simulation.wait(lambda: stage.is_over)
+        if stage.failure:
+            raise PrepareError(stage.failure)
+        handles = [handle for slot in range(simulation.config.slots) for handle in stage.won[slot]]
+        return handles, stage.loser_possible
+
+
+class Stage:
+    """One execution of a plan."""
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        run: str,
+        batch: int,
+        sinks: Mapping[str, Owner],
+        only: frozenset[tuple[str, int]] | None,
+    ) -> None:
+        self.cluster = cluster
+        self.run, self.batch, self.sinks, self.only = run, batch, sinks, only
+        cluster.executions += 1
+        self.execution = cluster.executions
+        self.won: dict[int, list[Handle]] = {}
+        self.failure = ""
+        self.loser_possible = False
+        self.started: dict[int, int] = {}
+        self.copies: list[Any] = []
+
+    @property
+    def is_over(self) -> bool:
+        return bool(self.failure) or len(self.won) == self.cluster.simulation.config.slots
+
+    def start(self, slot: int) -> None:
+        """Another copy of a slot."""
+        cluster, simulation = self.cluster, self.cluster.simulation
+        attempt = self.started[slot] = self.started.get(slot, 0) + 1
+        self.loser_possible |= attempt > 1
+        cluster.copies += 1
+        number = cluster.copies
+        copy = Copy(self, slot, number)
+        if simulation.peace:
+            self.copies.append(copy.run)
+        else:
+            name = f"run {self.run}, batch {self.batch}, slot {slot}, copy {attempt}"
+            simulation.start(name, copy.run, lambda: self.failed(slot, "its process died"))
+
+    def failed(self, slot: int, reason: str) -> None:
+        """Spark tries a task again, but not for ever."""
+        if self.is_over or slot in self.won:
+            return
+        self.loser_possible = True
+        if self.started[slot] >= MOST_ATTEMPTS or self.cluster.simulation.peace:
+            self.failure = reason
+        else:
+            self.start(slot)
+
+
+class Copy:
+    """One execution of a slot, in a worker process: opens, writes in two parts, prepares."""
+
+    def __init__(self, stage: Stage, slot: int, number: int) -> None:
+        self._stage, self._slot, self._number = stage, slot, number
+
+    def run(self) -> None:
+        stage, slot = self._stage, self._slot
+        cluster = stage.cluster
+        simulation = cluster.simulation
+        process = cluster.process()
+        writers: list[Any] = []
+        handles = []
+        opened_ms = stage.batch * BATCHES_APART_MS
+        version = 0 if simulation.config.deterministic else stage.execution
+        try:
+            for name, owner in stage.sinks.items():
+                if stage.only is None or (name, slot) in stage.only:
+                    writer = cluster.systems[name].writer(owner, process, stage.batch, slot, self._number)
+                    writers.append(writer)
+                    writer.begin()
+                    writer.write(1)
+                    writer.write(1)
+                else:
+                    writers.append(None)
+            for name, writer in zip(stage.sinks, writers, strict=True):
+                fields = writer.prepare() if writer is not None else {}
+                handles.append(
+                    Handle(
+                        sink=name,
+                        slot=slot,
+                        rows=1,
+                        fingerprint=version * 10_000 + stage.batch * 100 + slot,
+                        opened_ms=opened_ms if writer is not None else 0,
+                        transaction=transaction_fields(fields),
+                    )
+                )
+        except PrepareError as error:
+            for writer in writers:
+                if writer is not None:
+                    writer.abort()
+            simulation.say("fails:", error.message)
+            cluster.idle.append(process)
+            stage.failed(slot, error.message)
+            return
+        for writer in writers:
+            if writer is not None:
+                writer.close()
+        simulation.stop_here()
+        cluster.idle.append(process)
+        if slot not in stage.won:
+            simulation.say("has prepared")
+            for handle in handles:
+                if handle.transaction and version:
+                    simulation.oracle.prepared(handle, version)
+            stage.won[slot] = handles

@@ -1,0 +1,130 @@
+"""What a model of a system must give: a sink whose committer is the product's own, and writers that are models."""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from simulation.engine import NoAnswerError
+from sparkonce.errors import PrepareError
+from sparkonce.guarantees import Guarantee
+from sparkonce.protocol.ownership import TransactionName
+from sparkonce.sinks.base import Facts, SinkCommitter, SinkWriter, TwoPhaseCommitSink, WriterContext
+
+if TYPE_CHECKING:
+    from simulation.engine import Simulation
+    from simulation.oracle import Key
+    from simulation.spark import Process
+    from sparkonce.protocol.handles import Handle, Scalar
+    from sparkonce.sinks.base import Owner
+
+Event = Callable[[], Callable[[], None] | None]
+"""What may happen by itself now, if anything can."""
+
+
+class System(abc.ABC):
+    """One server, and the unit's sink on it.
+
+    Args:
+        simulation: The schedule.
+        name: The sink's, which is its kind.
+    """
+
+    prefix = "p"
+
+    def __init__(self, simulation: Simulation, name: str) -> None:
+        self.simulation = simulation
+        self.name = name
+        simulation.events += [
+            _of_fault("expired", simulation, self.expire),
+            _of_fault("server restarted", simulation, self.restart),
+        ]
+
+    def sink(self) -> TwoPhaseCommitSink:
+        """The sink, for drivers."""
+        return _Sink(self)
+
+    facts: Mapping[str, str] = {"prefix": "p"}
+
+    @abc.abstractmethod
+    def committer(self) -> SinkCommitter:
+        """The product's, before this server."""
+
+    @abc.abstractmethod
+    def writer(self, owner: Owner, process: Process, batch: int, slot: int, copy: int) -> Writer:
+        """What a copy of a task writes with."""
+
+    @abc.abstractmethod
+    def key(self, handle: Handle) -> Key:
+        """The transaction that a handle finishes."""
+
+    @abc.abstractmethod
+    def lingering(self) -> list[Key]:
+        """What is neither committed nor aborted."""
+
+    def expire(self) -> Callable[[], None] | None:
+        """The server itself gives something up; None if it never does, or has nothing to."""
+        return None
+
+    def restart(self) -> Callable[[], None] | None:
+        """The server is killed and started again; None if nothing of what it holds depends on that."""
+        return None
+
+    def transaction_name(self, owner: Owner, batch: int, slot: int, copy: int) -> TransactionName:
+        """A copy's name, where transactions have names of their own."""
+        return TransactionName(
+            prefix=self.prefix, query=owner.query, token=owner.token, batch=batch, slot=slot, copy=f"{copy:012x}"
+        )
+
+
+class Writer(abc.ABC):
+    """A model of a sink's executor half: the requests that it makes, one after the other."""
+
+    def __init__(self, system: System) -> None:
+        self.system = system
+
+    @abc.abstractmethod
+    def begin(self) -> None:
+        """Opens the transaction."""
+
+    @abc.abstractmethod
+    def write(self, parts: int) -> None:
+        """Writes a part of the rows."""
+
+    @abc.abstractmethod
+    def prepare(self) -> Mapping[str, Scalar]:
+        """Makes the rows last, and says what finishes them."""
+
+    @abc.abstractmethod
+    def abort(self) -> None:
+        """Gives them up."""
+
+    def close(self) -> None:  # noqa: B027 - optional
+        """Frees what it holds."""
+
+    def ask(self, what: str, apply: Callable[[], Any]) -> Any:
+        """A request of a copy: without an answer, the copy fails."""
+        try:
+            return self.system.simulation.request(f"{self.system.name}: {what}", apply)
+        except NoAnswerError:
+            raise PrepareError(f"{what}: no answer") from None
+
+
+class _Sink(TwoPhaseCommitSink):
+    def __init__(self, system: System) -> None:
+        super().__init__(system.name, Guarantee.EXACTLY_ONCE)
+        self._system = system
+
+    def preflight(self, query: str, recorded: Facts | None) -> Facts:
+        return self._system.facts
+
+    def writer(self, context: WriterContext) -> SinkWriter:
+        raise NotImplementedError("copies of tasks ask the system itself")
+
+    def committer(self) -> SinkCommitter:
+        return self._system.committer()
+
+
+def _of_fault(fault: str, simulation: Simulation, event: Event) -> Event:
+    return event if fault in simulation.config.faults else lambda: None

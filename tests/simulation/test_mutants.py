@@ -1,0 +1,40 @@
+"""A simulation that finds nothing proves something only if it finds what is there."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from simulation.campaign import Failure, explain, replay, walk
+from simulation.mutants import MUTANTS, Mutant
+
+WITHIN = 20_000
+"""Schedules; CI runs more of the same ones."""
+
+
+@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
+def test_a_wrong_rule_is_found_made_small_and_found_again(
+    mutant: Mutant, say: Callable[[str], None], tmp_path: Path
+) -> None:
+    count = walk(range(WITHIN), mutant)
+    assert count.failed, f"not found in {WITHIN:,} schedules"
+    failure = explain(count.failed[0], mutant)
+    say(
+        f"| {mutant.name} | {count.schedules:,} | {failure.violation.value} | {failure.first_length} | "
+        f"{failure.length} | {len(failure.told)} |"
+    )
+    assert failure.length <= failure.first_length
+
+    kept = Failure.of_json(json.loads(failure.write(tmp_path).read_text()))
+    assert kept == failure
+    again = replay(kept)
+    assert (again.violation, again.digest) == (failure.violation, failure.digest)
+
+
+@pytest.mark.parametrize("mutant", MUTANTS[:3], ids=lambda mutant: mutant.name)
+def test_without_the_mutation_its_schedule_breaks_nothing(mutant: Mutant) -> None:
+    count = walk(range(WITHIN), mutant)
+    assert walk(count.failed).failed == ()

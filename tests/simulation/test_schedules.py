@@ -1,0 +1,69 @@
+"""Schedules by seed, in CI time: one list for everybody, or another one by ``SPARKONCE_SIMULATION_SEED``."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import pytest
+
+from simulation.campaign import explain, walk
+from simulation.config import FAULTS, KINDS, draw
+from sparkonce.driver import run
+from sparkonce.protocol import events as on
+from sparkonce.protocol.coordinator import TRANSITIONS, step
+from sparkonce.protocol.outcomes import Outcome
+from sparkonce.protocol.state import Phase, State
+
+SCHEDULES = 100_000
+PIECES = 10
+FIRST = int(os.environ.get("SPARKONCE_SIMULATION_SEED", "0"))
+
+UNREACHED = {
+    # Sinks without transactions do not take part; a run that has stopped is not asked again.
+    (Phase.DELIVERING, on.Prepared),
+    (Phase.DELIVERING, on.PrepareFailed),
+    (Phase.STOPPED, on.BatchAsked),
+}
+
+
+@pytest.mark.parametrize("piece", range(PIECES))
+def test_no_schedule_doubles_or_loses_a_row(piece: int, say: Callable[[str], None], tmp_path: Path) -> None:
+    each = SCHEDULES // PIECES
+    first, began = FIRST + piece * each, time.process_time()
+    count = walk(range(first, first + each))
+    seconds = time.process_time() - began
+    say(f"{count.schedules:,} schedules from seed {first}, {count.requests:,} requests, {seconds:.1f} s")
+    for seed in count.failed:
+        failure = explain(seed)
+        path = failure.write(tmp_path)
+        pytest.fail(f"seed {seed}: {failure.violation.value}; {path}\n" + "\n".join(failure.told))
+    assert count.schedules == each
+
+
+def test_the_seeds_draw_every_sink_with_every_other_and_every_fault() -> None:
+    worlds = [draw(seed) for seed in range(2_000)]
+    pairs = {(one, other) for world in worlds for one in world.sinks for other in world.sinks}
+    assert len(pairs) == len(KINDS) ** 2
+    assert {fault for world in worlds for fault in world.faults} == set(FAULTS)
+    assert {(world.slots, world.batches, world.runs) for world in worlds} >= {(1, 1, 1), (2, 3, 3)}
+
+
+def test_the_schedules_go_through_every_transition() -> None:
+    gone_through: set[tuple[Phase, type]] = set()
+    outcomes: set[Outcome] = set()
+
+    def noting(state: State, event: on.Event) -> Any:
+        gone_through.add((state.phase, type(event)))
+        if isinstance(event, on.Finished):
+            outcomes.update(event.outcomes)
+        return step(state, event)
+
+    with mock.patch.object(run, "step", noting):
+        walk(range(3_000))
+    assert TRANSITIONS.keys() - gone_through == UNREACHED
+    assert outcomes == set(Outcome) - {Outcome.ABORTED}

@@ -1,0 +1,144 @@
+"""A whole query without Spark: the real driver, decision log and executor's half, with any sinks, in this process."""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from sparkonce.driver.positions import PositionReporter
+from sparkonce.driver.progress import BatchProgress
+from sparkonce.driver.run import Listener, RunDriver, Timing
+from sparkonce.executor import SinkTask, SlotTask, write_slot
+from sparkonce.log.base import DecisionLog
+from sparkonce.log.local import LocalLogStore
+from sparkonce.protocol.events import BatchAsked
+from sparkonce.protocol.handles import Handle
+from sparkonce.protocol.ownership import short_query
+from sparkonce.protocol.state import Phase
+from sparkonce.sinks.base import Owner, TwoPhaseCommitSink
+
+_FINGERPRINT = "_fingerprint"
+Rows = Callable[[int, int], pa.RecordBatch]
+"""The rows of a batch and slot."""
+
+
+class Killed(BaseException):
+    """The driver's process is gone: nothing may catch it and go on."""
+
+
+class SmallJob:
+    """A query with a checkpoint folder of its own.
+
+    Args:
+        checkpoint: The folder.
+        make_sinks: As a user's program makes them, anew for each run.
+        rows: See `Rows`.
+        slots: How many a batch has.
+        reporters: Told how far the query has read, made anew for each run.
+        source: The topic that the batches' offsets are of.
+        deadline_s: How long a run asks for what it does not know.
+    """
+
+    def __init__(
+        self,
+        checkpoint: Path,
+        make_sinks: Callable[[], Sequence[TwoPhaseCommitSink]],
+        rows: Rows,
+        *,
+        slots: int = 2,
+        deadline_s: float = 20.0,
+        reporters: Callable[[], Sequence[PositionReporter]] = tuple,
+        source: str = "t",
+    ) -> None:
+        self.checkpoint = checkpoint
+        self.query = str(uuid.uuid4())
+        self._make_sinks = make_sinks
+        self._rows = rows
+        self._slots = slots
+        self._deadline_s = deadline_s
+        self._reporters = reporters
+        self._source = source
+
+    @property
+    def short_query(self) -> str:
+        return short_query(self.query)
+
+    def run(self, *batches: int, listener: Listener | None = None) -> list[BatchProgress]:
+        """A new run, as after a restart of the driver, and these batches in it."""
+        sinks = {sink.name: sink for sink in self._make_sinks()}
+        for sink in sinks.values():
+            sink.use_checkpoint(str(self.checkpoint))
+        driver = RunDriver(
+            run=str(uuid.uuid4()),
+            query=self.query,
+            sinks=sinks,
+            log=DecisionLog(LocalLogStore(self.checkpoint)),
+            timing=Timing(commit_deadline_s=self._deadline_s),
+            listener=listener,
+            reporters=self._reporters(),
+        )
+        try:
+            return [
+                driver.run_batch(self._asked(batch), _Work(sinks, self._rows, batch, self._slots)) for batch in batches
+            ]
+        finally:
+            driver.close()
+
+    def kill(self, batch: int, phase: Phase, after: Callable[[], Any] = lambda: None) -> None:
+        """A run whose driver dies when the batch enters the phase."""
+
+        def listen(entered: Phase, _: int) -> None:
+            if entered is phase:
+                raise Killed(phase)
+
+        try:
+            self.run(batch, listener=listen)
+        except Killed:
+            after()
+        else:
+            raise AssertionError(f"batch {batch} did not come to {phase}")
+
+    def _asked(self, batch: int) -> BatchAsked:
+        def line(number: int) -> tuple[str, ...]:
+            return (json.dumps({self._source: {"0": number}}),)
+
+        return BatchAsked(batch=batch, offsets=line(batch), previous_offsets=line(batch - 1) if batch else None)
+
+    def files(self) -> list[Path]:
+        """Everything in the checkpoint folder."""
+        return sorted(path for path in self.checkpoint.rglob("*") if path.is_file())
+
+
+class _Work:
+    def __init__(self, sinks: Mapping[str, TwoPhaseCommitSink], rows: Rows, batch: int, slots: int) -> None:
+        self._sinks, self._rows, self._batch, self._slots = sinks, rows, batch, slots
+
+    def write(
+        self, sinks: Mapping[str, Owner], only: frozenset[tuple[str, int]] | None
+    ) -> tuple[Sequence[Handle], bool]:
+        handles: list[Handle] = []
+        for slot in range(self._slots):
+            rows = self._rows(self._batch, slot)
+            hashes = pa.array(np.arange(rows.num_rows, dtype=np.int64) + 1000 * slot + 7)
+            whole = pa.RecordBatch.from_arrays([*rows.columns, hashes], names=[*rows.schema.names, _FINGERPRINT])
+            parts = tuple(
+                SinkTask(
+                    sink=self._sinks[name],
+                    owner=owner,
+                    columns=tuple(self._sinks[name].columns(rows.schema)),
+                    fingerprint=_FINGERPRINT,
+                )
+                for name, owner in sinks.items()
+            )
+            task = SlotTask(batch=self._batch, sinks=parts, only=only)
+            handles += write_slot([whole], task, slot=slot, copy=f"1.{slot}.0")
+        return handles, False
+
+    def run_into_nothing(self) -> None:
+        """There is no state that would need it."""

@@ -1,0 +1,183 @@
+"""What is installed is what the lock says, all of it and nothing else. No network is needed to see that."""
+
+from __future__ import annotations
+
+import ast
+import importlib.metadata
+import importlib.util
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    tomllib = pytest.importorskip("tomli")
+
+ROOT = Path(__file__).resolve().parents[2]
+LOCK = (ROOT / "requirements.lock").read_text()
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+OURS = "sparkonce"
+
+_PINNED = re.compile(
+    r"^(?P<what>\S.*?)(?P<hashes>(?: \\\n    --hash=sha256:[0-9a-f]{64})+)\n(?P<via>(?:    #.*\n?)+)", re.M
+)
+
+
+def locked() -> list[tuple[Requirement, int, set[str]]]:
+    """Each package with the number of its hashes, and who asked for it."""
+    found = []
+    for match in _PINNED.finditer(LOCK):
+        via = {word.strip(" #") for word in match["via"].replace("# via", "").splitlines()} - {""}
+        found.append((Requirement(match["what"]), match["hashes"].count("--hash"), via))
+    return found
+
+
+def versions() -> dict[str, set[str]]:
+    found: dict[str, set[str]] = {}
+    for one, _, _ in locked():
+        found.setdefault(canonicalize_name(one.name), set()).add(str(one.specifier).removeprefix("=="))
+    return found
+
+
+def asked_for() -> dict[str, list[Requirement]]:
+    extras = PROJECT["project"]["optional-dependencies"]
+    return {
+        "the project": [Requirement(one) for one in PROJECT["project"]["dependencies"]],
+        **{extra: [Requirement(one) for one in wanted] for extra, wanted in extras.items()},
+        "dev": [Requirement(one) for one in PROJECT["dependency-groups"]["dev"]],
+    }
+
+
+def test_every_package_is_pinned_with_hashes() -> None:
+    lines = [line for line in LOCK.splitlines() if line and not line.startswith((" ", "#"))]
+    assert len(lines) == len(locked()) > 50
+    assert [
+        str(one) for one, hashes, _ in locked() if not re.fullmatch(r"==[^,*]+", str(one.specifier)) or not hashes
+    ] == []
+
+
+def test_the_lock_fits_what_the_project_asks_for() -> None:
+    """Somebody who changes pyproject.toml and forgets `python3 dev.py lock` sees it here."""
+    known = versions()
+    stale = [
+        f"{group}: {one}"
+        for group, wanted in asked_for().items()
+        for one in wanted
+        if not known.get(canonicalize_name(one.name))
+        or not all(one.specifier.contains(version) for version in known[canonicalize_name(one.name)])
+    ]
+    assert stale == []
+
+
+def test_nothing_is_in_the_lock_that_nobody_asked_for() -> None:
+    names = set(versions())
+    direct = {canonicalize_name(one.name) for wanted in asked_for().values() for one in wanted}
+    for one, _, via in locked():
+        parents = {canonicalize_name(parent.partition(" ")[0].partition("[")[0]) for parent in via}
+        assert parents, one
+        assert parents <= names | {OURS}, one
+        assert OURS not in parents or canonicalize_name(one.name) in direct, f"{one.name} is no longer asked for"
+
+
+def test_what_is_installed_is_what_is_locked() -> None:
+    known = versions()
+    installed = {canonicalize_name(one.metadata["Name"]): one.version for one in importlib.metadata.distributions()}
+    assert {
+        name: version for name, version in installed.items() if name != OURS and version not in known.get(name, ())
+    } == {}
+
+
+def imported() -> Iterator[str]:
+    for path in (ROOT / "src").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Import):
+                yield from (alias.name.partition(".")[0] for alias in node.names)
+            elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+                yield node.module.partition(".")[0]
+
+
+TYPES_ALONE = {"typing_extensions": "names of types, for the type checker"}
+
+
+def test_the_product_imports_only_what_it_declares() -> None:
+    declared = {
+        canonicalize_name(one.name) for group, wanted in asked_for().items() if group != "dev" for one in wanted
+    }
+    homes = importlib.metadata.packages_distributions()
+    strangers = set(imported()) - set(sys.stdlib_module_names) - {OURS} - set(TYPES_ALONE)
+    # Parts of the interfaces of boto3 and PySpark, and installed by them.
+    declared |= {"botocore", "py4j"}
+    undeclared = {
+        one: homes.get(one, [])
+        for one in strangers
+        if not {canonicalize_name(x) for x in homes.get(one, [])} & declared
+    }
+    assert undeclared == {}
+
+
+FREE = re.compile(r"\b(MIT|MIT-0|Apache|BSD|0BSD|ISC|ISCL|PSF|MPL|Mozilla|Zlib|CC0|LGPL|Dual License)\b", re.I)
+UNSAID = {"hdfs-native": "Apache-2.0, in its repository; its package does not say"}
+
+
+def test_licenses_let_the_product_be_apache() -> None:
+    """Permissive ones, and those of libraries (MPL, LGPL), which bind their own files alone."""
+    bad = {}
+    for one in importlib.metadata.distributions():
+        data = one.metadata
+        classifiers = [text for text in data.get_all("Classifier") or [] if text.startswith("License ::")]
+        said = data.get("License-Expression") or " ".join([(data.get("License") or "").split("\n")[0], *classifiers])
+        gpl = re.search(r"(?<!L)(?<!Lesser )\b(A?GPL|GNU General|Affero)", said)
+        if canonicalize_name(data["Name"]) not in UNSAID and (gpl or not FREE.search(said)):
+            bad[data["Name"]] = said
+    assert bad == {}
+
+
+# --- dev.py audit: what it says of what a vulnerability service answers ---------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def dev() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("dev_script", ROOT / "dev.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def answer(*dependencies: dict[str, Any]) -> str:
+    return json.dumps({"dependencies": list(dependencies), "fixes": []})
+
+
+SOUND = {"name": "a", "version": "1", "vulns": []}
+SKIPPED = {"name": "b", "skip_reason": "Dependency not found on PyPI and could not be audited: b (1)"}
+FAULTY = {"name": "c", "version": "2", "vulns": [{"id": "CVE-1", "fix_versions": ["3"]}]}
+
+
+@pytest.mark.parametrize(
+    ("said", "errors", "code", "words"),
+    [
+        (answer(SOUND), "", 0, "audited: 1 packages, no known vulnerability"),
+        (answer(SOUND, FAULTY), "", 1, "c 2: CVE-1, corrected in 3"),
+        (answer(SKIPPED, SKIPPED), "", 3, "not audited: the service knows none of the 2 packages"),
+        (answer(SOUND, SKIPPED), "", 3, "not audited: b"),
+        (answer(), "", 3, "not audited"),
+        ("", "ConnectionError: no route\n", 3, "not audited: ConnectionError: no route"),
+        ("garbage", "", 3, "not audited"),
+    ],
+)
+def test_an_audit_that_did_not_happen_is_no_success(
+    dev: ModuleType, capsys: pytest.CaptureFixture[str], said: str, errors: str, code: int, words: str
+) -> None:
+    assert dev.judge(subprocess.CompletedProcess([], 0, said, errors)) == code
+    assert words in capsys.readouterr().out

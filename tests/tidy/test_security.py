@@ -1,0 +1,303 @@
+"""What no line of the product does, as far as the text of a program shows it."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+SOURCE = ROOT / "src" / "sparkonce"
+MODULES = sorted(SOURCE.rglob("*.py"))
+
+RUNS_WHAT_IT_READS = {
+    "pickle", "_pickle", "cPickle", "marshal", "shelve", "cloudpickle", "dill", "joblib", "yaml", "jsonpickle",
+    "pyspark.cloudpickle", "pyspark.serializers", "numpy.load", "pandas.read_pickle", "codeop", "runpy",
+}  # fmt: skip
+"""Modules, and functions of modules, with which reading may run what is read."""
+
+MAY_RUN = {
+    "sinks/write_ahead/sink.py": "packs the user's own function for Spark's workers; no file holds it",
+    "spark/plans.py": "looks into a function that this process has pickled for the plan; no file holds it",
+    "spark/dry_run.py": "runs the program that the user names, as `python` would",
+    "testing/scene.py": "tries whether a sink can be pickled as Spark does it, on one line",
+    "testing/elsewhere.py": "gives a sink to another process through a pipe, as Spark does",
+}
+
+EVALUATES = {"eval", "exec", "compile", "__import__", "execfile"}
+IMPORTS_BY_NAME = {
+    "__init__.py": "the names that the package itself lists",
+    "sinks/write_ahead/__init__.py": "the names that the package itself lists",
+}
+SHELLS = {
+    "os.system", "os.popen", "os.spawnl", "os.spawnv", "os.execl", "os.execv", "os.execvp", "pty.spawn",
+    "subprocess.getoutput", "subprocess.getstatusoutput", "commands.getoutput",
+}  # fmt: skip
+PREDICTABLE = {"tempfile.mktemp", "os.tempnam", "os.tmpnam"}
+UNVERIFIED = {"ssl._create_unverified_context", "ssl.wrap_socket"}
+
+
+def name(path: Path) -> str:
+    return path.relative_to(SOURCE).as_posix()
+
+
+@cache
+def tree(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(), str(path))
+
+
+def dotted(node: ast.expr) -> str:
+    if isinstance(node, ast.Attribute):
+        return f"{dotted(node.value)}.{node.attr}"
+    return node.id if isinstance(node, ast.Name) else "?"
+
+
+def imported(source: ast.Module) -> Iterator[str]:
+    """Every module, and every name out of a module, also those imported inside functions."""
+    for node in ast.walk(source):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            yield node.module
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def calls(source: ast.Module) -> Iterator[tuple[str, ast.Call]]:
+    return ((dotted(node.func), node) for node in ast.walk(source) if isinstance(node, ast.Call))
+
+
+def runs_what_it_reads(source: ast.Module) -> set[str]:
+    def known(word: str) -> bool:
+        return any(word == one or word.startswith(f"{one}.") for one in RUNS_WHAT_IT_READS)
+
+    short = {"np.load": "numpy.load", "pd.read_pickle": "pandas.read_pickle"}
+    called = {short.get(word, word) for word, _ in calls(source)}
+    return {word for word in (*imported(source), *called) if known(word)}
+
+
+def evaluates(source: ast.Module) -> list[str]:
+    return [word for word, _ in calls(source) if word in EVALUATES]
+
+
+def shells(source: ast.Module) -> list[str]:
+    by_name = [word for word, _ in calls(source) if word in SHELLS]
+    by_switch = [
+        f"{word}(shell=…)"
+        for word, call in calls(source)
+        for given in call.keywords
+        if given.arg == "shell" and not (isinstance(given.value, ast.Constant) and given.value.value is False)
+    ]
+    return by_name + by_switch
+
+
+def world_writable(source: ast.Module) -> list[str]:
+    """Modes that let others write: 0o666 and 0o777 are of the system calls that the user's umask narrows."""
+    return [
+        f"{word}({given.value:#o})"
+        for word, call in calls(source)
+        if word.rpartition(".")[2] in {"chmod", "fchmod", "umask"}
+        for given in (*call.args, *(one.value for one in call.keywords))
+        if isinstance(given, ast.Constant)
+        and isinstance(given.value, int)
+        and (given.value & 0o022 or word.endswith("umask"))
+    ]
+
+
+@pytest.mark.parametrize("path", MODULES, ids=name)
+def test_nothing_that_is_read_is_run(path: Path) -> None:
+    found = runs_what_it_reads(tree(path))
+    if name(path) in MAY_RUN:
+        assert found, "it does not any more: take it off the list"
+    else:
+        assert found == set()
+
+
+def test_no_file_is_unpickled() -> None:
+    """What pickles gets bytes from memory, or from the pipe to its own parent: none of it reads a file."""
+    reads = {"open", "os.open", "read_bytes", "pickle.load", "pickle.Unpickler", "os.read"}
+    for path in MAY_RUN:
+        called = {word for word, _ in calls(tree(SOURCE / path))}
+        assert {word for word in called if word in reads or word.endswith(".read_bytes")} == set(), path
+
+
+@pytest.mark.parametrize("path", MODULES, ids=name)
+def test_no_text_becomes_code(path: Path) -> None:
+    assert evaluates(tree(path)) == []
+    by_name = [word for word, _ in calls(tree(path)) if word.rpartition(".")[2] == "import_module"]
+    assert bool(by_name) == (name(path) in IMPORTS_BY_NAME)
+
+
+@pytest.mark.parametrize("path", [*MODULES, ROOT / "dev.py"], ids=lambda path: path.name)
+def test_no_shell_reads_a_line_of_ours(path: Path) -> None:
+    assert shells(tree(path)) == []
+
+
+@pytest.mark.parametrize("path", MODULES, ids=name)
+def test_no_file_is_opened_to_everybody_and_no_temporary_name_can_be_guessed(path: Path) -> None:
+    assert world_writable(tree(path)) == []
+    assert [word for word, _ in calls(tree(path)) if word in PREDICTABLE | UNVERIFIED] == []
+
+
+@pytest.mark.parametrize(
+    ("line", "check"),
+    [
+        ("import pickle", runs_what_it_reads),
+        ("from pickle import loads", runs_what_it_reads),
+        ("def f():\n    from pyspark.cloudpickle import dumps", runs_what_it_reads),
+        ("import yaml.loader", runs_what_it_reads),
+        ("np.load('x')", runs_what_it_reads),
+        ("eval('1')", evaluates),
+        ("exec(text)", evaluates),
+        ("subprocess.run('ls', shell=True)", shells),
+        ("run('ls', shell=switch)", shells),
+        ("os.system('ls')", shells),
+        ("path.chmod(0o777)", world_writable),
+        ("os.chmod(path, mode=0o662)", world_writable),
+        ("os.umask(0)", world_writable),
+    ],
+)
+def test_these_checks_can_fail(line: str, check: object) -> None:
+    assert callable(check)
+    assert check(ast.parse(line))
+
+
+# --- SQL ------------------------------------------------------------------------------------------------------------
+
+STATEMENT = re.compile(
+    r"^\s*(SELECT|INSERT|DELETE|UPDATE|CREATE|DROP|ALTER|COPY|LOAD DATA|TRUNCATE|RENAME|LOCK|PREPARE|COMMIT|ROLLBACK|"
+    r"XA|KILL|SHOW|SET|GRANT|REVOKE|COMMENT|MERGE|CALL|USE|FROM|WHERE) "
+)
+QUOTES = {"quote", "quoted", "plain_literal", "placeholders", "insert_into", "int", "sql_literal"}
+"""Functions whose answer is safe in a statement whatever they are given."""
+
+NULLS = "', '.join(['NULL'] * len(names))"
+NAMED_AS_IS = {
+    "demo/act.py": {"number": "begins a sentence that is no statement"},
+    "sinks/mysql/encoding.py": {"', '.join(made)": "of names that the caller has quoted"},
+    "sinks/mysql/markers.py": {
+        "of_batch": "one of two texts of that function",
+        "places": "a place for each value",
+    },
+    "sinks/mysql/preflight.py": {
+        "listed": "quoted two lines above",
+        NULLS: "as many NULL as there are columns",
+        "places": "a place for each value",
+        "name": "one of the two tables of markers.py",
+        "probe": "drawn there, of hexadecimal digits",
+    },
+    "sinks/mysql/prepared.py": {
+        "xid": "Xid writes itself in hexadecimal digits",
+        "', '.join(['IS_USED_LOCK(%s)'] * len(waiting))": "a place for each value",
+    },
+    "sinks/mysql/statements.py": {"column_list": "of encoding.column_list, whose names are quoted"},
+    "sinks/mysql/writer.py": {
+        "self._xid": "Xid writes itself in hexadecimal digits",
+        "columns": "of statements.definition, which quotes",
+    },
+    "sinks/postgres/preflight.py": {
+        "', '.join(missing)": "rights, in a sentence that tells the operator what to run",
+        "target": "in such a sentence, and quoted",
+        "name": "in such a sentence, and quoted",
+    },
+}
+"""What stands in a text that begins like a statement and is not quoted in that text, and why it may."""
+
+
+def safe(node: ast.expr) -> bool:
+    if isinstance(node, ast.Constant):
+        return True
+    if isinstance(node, ast.Call):
+        word = dotted(node.func)
+        if word.rpartition(".")[2] == "join" and len(node.args) == 1:
+            given = node.args[0]
+            return safe(given.elt if isinstance(given, (ast.GeneratorExp, ast.ListComp)) else given)
+        return word.rpartition(".")[2] in QUOTES
+    return dotted(node).rpartition(".")[2].lstrip("_").isupper()
+
+
+def made_statements(source: ast.Module) -> Iterator[str]:
+    """What is put into a text that begins like a statement, without being quoted."""
+    for node in ast.walk(source):
+        put_in: list[ast.expr] = []
+        if isinstance(node, ast.JoinedStr) and begins_one(node.values[0]):
+            put_in = [one.value for one in node.values if isinstance(one, ast.FormattedValue)]
+        elif isinstance(node, ast.BinOp) and begins_one(node.left):
+            put_in = [node.right]
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and begins_one(node.func.value):
+            put_in = [*node.args, *(one.value for one in node.keywords)] if node.func.attr == "format" else []
+        yield from (ast.unparse(one) for one in put_in if not safe(one))
+
+
+def begins_one(node: ast.expr) -> bool:
+    return isinstance(node, ast.Constant) and isinstance(node.value, str) and bool(STATEMENT.match(node.value))
+
+
+@pytest.mark.parametrize("path", MODULES, ids=name)
+def test_no_name_gets_into_a_statement_unquoted(path: Path) -> None:
+    assert set(made_statements(tree(path))) == set(NAMED_AS_IS.get(name(path), ()))
+
+
+THE_SERVERS_OWN = {"known[column].declared", "condition"}
+"""The words of a type and of a CHECK, as the catalog gives them."""
+
+
+def put_together(source: ast.Module) -> list[str]:
+    """What psycopg is given as a statement, and is neither written down there nor made by psycopg."""
+
+    def written(node: ast.expr) -> bool:
+        if isinstance(node, ast.IfExp):
+            return written(node.body) and written(node.orelse)
+        return isinstance(node, ast.Constant) or ast.unparse(node) in THE_SERVERS_OWN
+
+    found = []
+    for word, call in calls(source):
+        last = word.rpartition(".")[2]
+        if last == "SQL" and not written(call.args[0]):
+            found.append(ast.unparse(call))
+        if last == "execute" and len(call.args) > 1 and not isinstance(call.args[0], (ast.Constant, ast.Name)):
+            found.append(ast.unparse(call))  # a percent sign in a name would be taken for a value's place
+        if last in {"execute", "executemany", "copy"} and (
+            isinstance(call.args[0], (ast.JoinedStr, ast.BinOp))
+            or list(made_statements(ast.Module([ast.Expr(call.args[0])], [])))
+        ):
+            found.append(ast.unparse(call))
+    return found
+
+
+@pytest.mark.parametrize("path", sorted((SOURCE / "sinks" / "postgres").rglob("*.py")), ids=name)
+def test_statements_for_postgresql_are_put_together_by_psycopg_alone(path: Path) -> None:
+    assert put_together(tree(path)) == []
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "connection.execute(f'DROP TABLE {name}')",
+        "connection.execute('DROP TABLE ' + name)",
+        "connection.execute('DROP TABLE {}'.format(name))",
+        "sql.SQL(f'{name}')",
+        "sql.SQL(name)",
+        "connection.execute(sql.SQL('SELECT FROM {} WHERE a = %s').format(table), (1,))",
+    ],
+)
+def test_the_check_of_what_psycopg_is_given_can_fail(line: str) -> None:
+    assert put_together(ast.parse(line))
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        'run(f"DROP TABLE {name}")',
+        'run("DROP TABLE " + name)',
+        'run("DROP TABLE %s" % name)',
+        'run("DROP TABLE {}".format(name))',
+        """run(f"DROP TABLE {', '.join(names)}")""",
+        """run(f"INSERT INTO {quote(table)} ({', '.join(name for name in names)})")""",
+    ],
+)
+def test_the_check_of_statements_can_fail(line: str) -> None:
+    assert list(made_statements(ast.parse(line)))

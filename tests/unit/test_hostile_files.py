@@ -1,0 +1,236 @@
+"""Whatever bytes stand where the product reads a file of its own: an error of its own, and nothing is run.
+
+A checksum tells a torn file from a whole one; whoever can write the file can make the checksum too, so nothing may
+rest on it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import pickle
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from sparkonce.driver.start import read_log
+from sparkonce.errors import CorruptRecordError, LogError
+from sparkonce.log.base import DecisionLog, LogStore
+from sparkonce.log.local import LocalLogStore
+from sparkonce.protocol import codec
+from sparkonce.protocol.handles import Handle
+from sparkonce.protocol.ownership import Token
+from sparkonce.protocol.records import Claim, Commit
+from sparkonce.sinks.files.reading import read_manifests
+from sparkonce.sinks.mysql.names import Stage
+from sparkonce.sinks.postgres.settings import Target
+from sparkonce.sinks.write_ahead.ledger import entries_of
+
+DEEP = 100_000
+PATIENTLY = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+"""Nothing here is about time: a machine with other work is no failure."""
+
+
+class Standing(LogStore):
+    """A log in which these bytes stand, and nothing can be put."""
+
+    location = "here"
+
+    def __init__(self, records: list[bytes], floor: bytes | None = None) -> None:
+        self._records = records
+        self._floor = floor
+
+    def get(self, position: int) -> bytes | None:
+        return self._records[position] if position < len(self._records) else None
+
+    def floor(self) -> bytes | None:
+        return self._floor
+
+    def put(self, position: int, data: bytes) -> Any:
+        raise NotImplementedError
+
+    def raise_floor(self, position: int, data: bytes) -> None:
+        raise NotImplementedError
+
+    def delete_below(self, position: int) -> None:
+        raise NotImplementedError
+
+
+def sealed(kind: str, body: bytes, version: str = "1") -> bytes:
+    checksum = hashlib.sha256(f"{kind} {version}\n".encode() + body).hexdigest()
+    return f"sparkonce {kind} {version} {checksum}\n".encode() + body
+
+
+def refused(records: list[bytes], floor: bytes | None = None) -> None:
+    with pytest.raises(LogError):
+        read_log(DecisionLog(Standing(records, floor)))
+
+
+def refused_or_read(records: list[bytes], floor: bytes | None = None) -> None:
+    """Any other exception fails the test."""
+    try:
+        read_log(DecisionLog(Standing(records, floor)))
+    except LogError:
+        return
+
+
+CLAIM = codec.encode_record(Claim(nonce="00000000", run="run", query="query", location="here"), at_ms=0)
+COMMIT = codec.encode_record(
+    Commit(
+        token=Token(0, "00000000"),
+        query="query",
+        batch=0,
+        offsets=("{}",),
+        handles=(Handle(sink="s", slot=0, transaction=(("name", "n"),)),),
+    ),
+    at_ms=0,
+)
+
+
+class Marker:
+    """Unpickled, it makes a file."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (os.mkdir, (str(self.path),))
+
+
+def test_a_pickle_in_a_records_place_is_not_run(tmp_path: Path) -> None:
+    data = pickle.dumps(Marker(tmp_path / "run"))
+    for one in (data, sealed("record", data), sealed("floor", data)):
+        refused([one])
+        refused([], one)
+    assert not (tmp_path / "run").exists()
+    with pytest.raises(FileNotFoundError):
+        (tmp_path / "run").rmdir()
+    pickle.loads(data)  # noqa: S301 - ours
+    assert (tmp_path / "run").exists(), "it would have been"
+
+
+@PATIENTLY
+@given(st.binary(max_size=400))
+def test_any_bytes_are_refused(data: bytes) -> None:
+    refused([data])
+    refused([CLAIM, data])
+    refused([CLAIM], data)
+
+
+@PATIENTLY
+@given(st.binary(max_size=200), st.sampled_from(["record", "floor"]))
+def test_any_bytes_with_a_checksum_are_refused(data: bytes, kind: str) -> None:
+    refused_or_read([CLAIM, sealed(kind, data)], sealed("floor", data))
+    refused([CLAIM, sealed(kind, data)])
+
+
+plain = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=8,
+)
+
+
+def _paths(body: Any, at: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    children = body.items() if isinstance(body, dict) else enumerate(body) if isinstance(body, list) else ()
+    return [at, *(path for key, value in children for path in _paths(value, (*at, key)))]
+
+
+def _replaced(body: Any, path: tuple[Any, ...], value: Any) -> Any:
+    if not path:
+        return value
+    copy = dict(body) if isinstance(body, dict) else list(body)
+    copy[path[0]] = _replaced(body[path[0]], path[1:], value)
+    return copy
+
+
+@PATIENTLY
+@given(st.data())
+def test_any_other_value_in_any_place_is_refused_or_read(data: st.DataObject) -> None:
+    """The checksum fits: as from somebody who edits the log with our own library."""
+    floor = codec.encode_floor(codec.decode_floor(sealed("floor", FLOOR)))
+    kind, whole = data.draw(st.sampled_from([("record", CLAIM), ("record", COMMIT), ("floor", floor)]))
+    body = json.loads(whole.partition(b"\n")[2])
+    path = data.draw(st.sampled_from(_paths(body)))
+    altered = sealed(kind, json.dumps(_replaced(body, path, data.draw(plain))).encode())
+    if kind == "floor":
+        refused_or_read([], altered)
+    else:
+        refused_or_read([altered] if whole is CLAIM else [CLAIM, altered])
+
+
+FLOOR = b'{"position":2,"runs":[{"token":[0,"00000000"],"query":"q","location":"l","sinks":{"s":{"k":"v"}}}]}'
+DEEP_LIST = b"[" * DEEP + b"]" * DEEP
+HOSTILE = {
+    "nested too deep": DEEP_LIST,
+    "nested too deep inside": b'{"kind":' + DEEP_LIST + b"}",
+    "an endless number": b'{"kind":"claim","at_ms":' + b"9" * 5_000 + b"}",
+    "a number of 100 bits": FLOOR.replace(b":2,", b":1267650600228229401496703205376,"),
+    "infinity": FLOOR.replace(b":2,", b":Infinity,"),
+    "a number that is infinite": FLOOR.replace(b":2,", b":1e999,"),
+    "not a number": FLOOR.replace(b":2,", b":NaN,"),
+    "a negative position": FLOOR.replace(b":2,", b":-2,"),
+    "a fraction": FLOOR.replace(b":2,", b":2.5,"),
+    "a truth for a number": FLOOR.replace(b":2,", b":true,"),
+    "a number for a text": FLOOR.replace(b'"q"', b"7"),
+    "no UTF-8": FLOOR.replace(b'"q"', b'"\xff"'),
+    "half of a surrogate pair": FLOOR.replace(b'"q"', b'"\xed\xa0\x80"'),
+    "UTF-16": FLOOR.decode().encode("utf-16"),
+    "a key twice": FLOOR.replace(b'{"position"', b'{"position":9,"position"'),
+    "a kind that is a list": b'{"kind":[]}',
+    "no kind": b"{}",
+}
+
+
+@pytest.mark.parametrize("body", HOSTILE.values(), ids=list(HOSTILE))
+def test_what_json_allows_and_nobody_writes_is_refused(body: bytes) -> None:
+    refused([sealed("record", body)])
+    refused([], sealed("floor", body))
+
+
+def test_a_version_is_a_short_number() -> None:
+    for version in ("9" * 5_000, "²", "-1", "1_0", ""):
+        refused([sealed("record", CLAIM.partition(b"\n")[2], version)])
+
+
+@pytest.mark.parametrize("name", ["5", "²", "9" * 21, f"{5:020d}.tmp", "-0000000000000000005"])
+def test_a_strangers_file_among_floors_is_left_alone(tmp_path: Path, name: str) -> None:
+    """A name that is a number, and not written as ours are, was looked for under ours, for ever."""
+    store = LocalLogStore(tmp_path)
+    store.raise_floor(3, b"ours")
+    (tmp_path / "sparkonce" / "floors" / name).write_text("theirs")
+    assert store.floor() == b"ours"
+    store.delete_below(3)
+    assert (tmp_path / "sparkonce" / "floors" / name).exists()
+
+
+def manifest(path: Path, body: bytes) -> None:
+    (path / "_manifest").mkdir(exist_ok=True)
+    (path / "_manifest" / f"{0:020d}").write_bytes(b'{"sparkonce_manifest":1}\n' + body + b"\n")
+
+
+BODIES = [DEEP_LIST, b'[{"a":' + b"9" * 5000 + b"}]", b'[1e999, "x"]', b"7", b"[7]", b'"a"', b"{}", b"\xff"]
+
+
+@pytest.mark.parametrize("body", BODIES, ids=range(len(BODIES)))
+def test_what_others_may_have_written_elsewhere_is_no_surprise_either(tmp_path: Path, body: bytes) -> None:
+    note = tmp_path / "note"
+    note.write_bytes(body)
+    with pytest.raises(OSError, match="damaged"):
+        entries_of(note)
+    assert Stage.parse("sparkonce_stage_0123456789ab", body.decode("latin-1")) is None
+    with pytest.raises(ValueError):
+        Target.from_text(body.decode("latin-1"))
+
+
+def test_manifests_that_are_none(tmp_path: Path) -> None:
+    from sparkonce.sinks.files.manifests import _decode
+
+    for body in (DEEP_LIST, b"[7]", b"{}", b'{"token":[]}', b"\xff"):
+        with pytest.raises(CorruptRecordError, match="cannot be read as a manifest"):
+            _decode(b'{"sparkonce_manifest":1}\n' + body + b"\n", "path")
+    assert read_manifests(tmp_path) == []

@@ -1,0 +1,84 @@
+"""What the verifier reads of the decision log while others write it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import pytest
+
+from sparkonce.log.base import DecisionLog
+from sparkonce.log.local import LocalLogStore
+from sparkonce.protocol.ownership import Token
+from sparkonce.protocol.records import Claim, Commit
+from sparkonce.verify.history import Kind, Recorder
+from sparkonce.verify.watch import Readers, note_violation
+
+OLD, NEW = Token(0, "00000000"), Token(1, "11111111")
+
+
+@pytest.fixture
+def recorder(tmp_path: Path) -> Iterator[Recorder]:
+    made = Recorder(tmp_path / "run")
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> DecisionLog:
+    log = DecisionLog(LocalLogStore(tmp_path))
+    for token in (OLD, NEW):
+        log.put(token.position, Claim(nonce=token.nonce, run=token.nonce, query="query", location="here"))
+    return log
+
+
+def decision(token: Token) -> Commit:
+    return Commit(token=token, query="query", batch=0, offsets=(), handles=())
+
+
+def test_a_decision_of_a_run_that_was_deposed_is_found(log: DecisionLog, recorder: Recorder, tmp_path: Path) -> None:
+    log.put(2, decision(OLD))
+    note_violation(recorder, tmp_path, 3)
+    (found,) = recorder.events
+    assert (found.kind, found["driver"], found["error"]) == (Kind.STOPPED, 3, "LogViolation")
+    assert "for a run that was superseded" in found["message"]
+
+
+def test_a_record_that_cannot_be_read_is_found(log: DecisionLog, recorder: Recorder, tmp_path: Path) -> None:
+    log.store.put(2, b"{")
+    note_violation(recorder, tmp_path, 3)
+    assert [event["error"] for event in recorder.events] == ["CorruptRecordError"]
+
+
+def test_nothing_is_found_in_a_log_as_it_must_be(log: DecisionLog, recorder: Recorder, tmp_path: Path) -> None:
+    log.put(2, decision(NEW))
+    note_violation(recorder, tmp_path, 3)
+    assert recorder.events == []
+
+
+def test_a_reader_looks_on_when_it_could_not_read_the_log(log: DecisionLog, recorder: Recorder, tmp_path: Path) -> None:
+    log.put(2, decision(OLD))
+    looks = 0
+
+    def newest() -> int:
+        nonlocal looks
+        looks += 1
+        if looks == 3:  # twice the log could not be read
+            path = tmp_path / "sparkonce" / "records" / f"{2:020d}"
+            path.unlink()
+            log.put(2, decision(NEW))
+        if looks == 4:
+            seen.set()
+        return 0
+
+    seen = threading.Event()
+    system: Any = mock.Mock(newest=newest)
+    system.name = "a system"
+    readers = Readers([system], tmp_path, recorder)
+    readers.start()
+    assert seen.wait(60.0)
+    readers.stop()
+    assert [(event.kind, event["batch"], event["decided"]) for event in recorder.events] == [(Kind.SEEN, 0, 0)]
