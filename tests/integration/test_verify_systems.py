@@ -13,14 +13,14 @@ from sparkonce.testing.servers.process import find_program
 from sparkonce.testing.servers.s3 import find_versitygw
 from sparkonce.verify.faults import OF_REQUESTS, Fault
 from sparkonce.verify.systems.files import FilesSystem
-from sparkonce.verify.systems.injections import Struck
+from sparkonce.verify.systems.injections import Injectable
 from sparkonce.verify.systems.kafka import KafkaSystem
 from sparkonce.verify.systems.mysql import MySQLSystem
 from sparkonce.verify.systems.postgres import PostgresSystem
 from sparkonce.verify.systems.redis import RedisSystem
 from sparkonce.verify.systems.s3 import S3System
 
-MADE: Mapping[str, Callable[[], Struck]] = {
+MADE: Mapping[str, Callable[[], Injectable]] = {
     "kafka": KafkaSystem,
     "postgres two_phase": PostgresSystem,
     "postgres staged": lambda: PostgresSystem(commit="staged"),
@@ -42,7 +42,7 @@ MISSING = {
     scope="module",
     params=[pytest.param(name, marks=pytest.mark.kafka if name == "kafka" else ()) for name in MADE],
 )
-def system(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Struck]:
+def system(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Injectable]:
     system = MADE[request.param]()
     if why := MISSING.get(system.name):
         pytest.skip(why)
@@ -54,14 +54,14 @@ NEXT = iter(range(0, 1_000_000, 1))
 
 
 @pytest.fixture
-def query(system: Struck) -> Iterator[Query]:
+def query(system: Injectable) -> Iterator[Query]:
     query = Query(system)
     yield query
     query.sweep()
     query.close()
 
 
-def test_a_reader_sees_what_is_committed_and_the_system_names_what_is_open(system: Struck, query: Query) -> None:
+def test_a_reader_sees_what_is_committed_and_the_system_names_what_is_open(system: Injectable, query: Query) -> None:
     before, first, second = batches_in(system), next(NEXT), next(NEXT)
     query.prepare(first)
     query.prepare(second)
@@ -77,7 +77,7 @@ def test_a_reader_sees_what_is_committed_and_the_system_names_what_is_open(syste
     assert batches_in(system) == with_batches(before, first)
 
 
-def test_rows_come_back_as_they_were_written(system: Struck, query: Query) -> None:
+def test_rows_come_back_as_they_were_written(system: Injectable, query: Query) -> None:
     batch = next(NEXT)
     query.write(batch)
     until(lambda: system.newest() == batch, "the batch is seen")
@@ -88,14 +88,14 @@ def test_rows_come_back_as_they_were_written(system: Struck, query: Query) -> No
     assert len(places) == PER_BATCH if system.name == "kafka" else places == {(-1, -1)}
 
 
-def test_a_row_that_is_there_twice_is_read_twice(system: Struck, query: Query) -> None:
+def test_a_row_that_is_there_twice_is_read_twice(system: Injectable, query: Query) -> None:
     before, batch = batches_in(system), next(NEXT)
     query.write(batch)
     query.write(batch)
     until(lambda: batches_in(system) == with_batches(before, batch, batch), "both are read")
 
 
-def test_every_fault_comes_and_goes_and_the_system_works_on(system: Struck, query: Query) -> None:
+def test_every_fault_comes_and_goes_and_the_system_works_on(system: Injectable, query: Query) -> None:
     before = batches_in(system)
     for fault in system.faults():
         if fault in OF_REQUESTS:
@@ -113,17 +113,17 @@ def test_every_fault_comes_and_goes_and_the_system_works_on(system: Struck, quer
         assert batches_in(system) == before
 
 
-def test_a_reply_is_lost(system: Struck, query: Query) -> None:
+def test_a_reply_is_lost(system: Injectable, query: Query) -> None:
     for name in system.faults().get(Fault.REPLY_LOST, ()):
         struck(system, query, Fault.REPLY_LOST, name)
 
 
-def test_a_request_comes_late(system: Struck, query: Query) -> None:
+def test_a_request_comes_late(system: Injectable, query: Query) -> None:
     for name in system.faults().get(Fault.REQUEST_LATE, ()):
         struck(system, query, Fault.REQUEST_LATE, name)
 
 
-def struck(system: Struck, query: Query, fault: Fault, name: str) -> None:
+def struck(system: Injectable, query: Query, fault: Fault, name: str) -> None:
     """Whatever a request is for, the trap springs, and no row is lost or doubled."""
     before = batches_in(system)
     assert system.inject(fault, request=name)
@@ -146,7 +146,7 @@ def struck(system: Struck, query: Query, fault: Fault, name: str) -> None:
     until(lambda: not list(system.left_open()), f"nothing is open after {fault.value} of {name}")
 
 
-def test_a_trap_that_has_not_sprung_is_taken_away(system: Struck, query: Query) -> None:
+def test_a_trap_that_has_not_sprung_is_taken_away(system: Injectable, query: Query) -> None:
     if Fault.REPLY_LOST not in system.faults():
         pytest.skip("it has no requests")
     name = system.faults()[Fault.REPLY_LOST][0]
@@ -158,7 +158,7 @@ def test_a_trap_that_has_not_sprung_is_taken_away(system: Struck, query: Query) 
     assert system.proxy.seen[name] > seen
 
 
-def test_what_cannot_be_injected_is_refused(system: Struck) -> None:
+def test_what_cannot_be_injected_is_refused(system: Injectable) -> None:
     with pytest.raises(ConfigurationError, match="driver-killed cannot be injected"):
         system.inject(Fault.DRIVER_KILLED)
     if Fault.REPLY_LOST in system.faults():

@@ -23,7 +23,7 @@ from sparkonce.testing.servers.process import find_program
 from sparkonce.testing.servers.redis import RedisServer
 from sparkonce.testing.servers.s3 import S3Server, find_versitygw
 from sparkonce.verify.faults import OF_REQUESTS, Fault
-from sparkonce.verify.systems.injections import Struck
+from sparkonce.verify.systems.injections import Injectable
 from sparkonce.verify.systems.kafka import KafkaSystem
 from sparkonce.verify.systems.names import parse
 from sparkonce.verify.systems.s3 import S3System
@@ -42,7 +42,7 @@ OF_CONNECTIONS = {
 class Users:
     """A server that the user has: how to name it, its faults, and what is on it."""
 
-    make: Callable[[], Struck]
+    make: Callable[[], Injectable]
     faults: set[Fault]
     names: Callable[[], list[str]]
 
@@ -120,9 +120,9 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Users:
     return Users(lambda: parsed(f"files={folder}"), set(), lambda: [path.name for path in folder.iterdir()])
 
 
-def parsed(text: str) -> Struck:
+def parsed(text: str) -> Injectable:
     system = parse(text)
-    assert isinstance(system, Struck)
+    assert isinstance(system, Injectable)
     return system
 
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
 
 from sparkonce.verify.conduct import Conductor, Limits, StuckError
 from sparkonce.verify.faults import Fault
-from sparkonce.verify.history import Kind, Recorder
+from sparkonce.verify.history import Event, Kind, Recorder, load
 from sparkonce.verify.query import QueryConfig
 from sparkonce.verify.schedule import Step
 
@@ -69,26 +69,28 @@ def conduct(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Conduct
     recorder.close()
 
 
+def noted(conductor: Conductor) -> Sequence[Event]:
+    return load(conductor.recorder.folder).events
+
+
 def test_drivers_that_fall_one_after_the_other_are_not_waited_for(conduct: Conduct) -> None:
     conductor = conduct(FALLS)
     with pytest.raises(StuckError, match="2 drivers in a row ended by themselves: a batch is finished"):
         conductor.need(lambda: conductor.finished > 0, 600.0, "a batch is finished", step=7)
-    stuck = [event for event in conductor.recorder.events if event.kind is Kind.STUCK]
+    stuck = [event for event in noted(conductor) if event.kind is Kind.STUCK]
     assert [event["step"] for event in stuck] == [7]
 
 
 def test_a_driver_that_finishes_a_batch_before_it_falls_does_not_count(conduct: Conduct) -> None:
     conductor = conduct(FALLS_AFTER_A_BATCH)
     conductor.need(lambda: conductor.finished >= 3, 600.0, "three batches are finished")
-    assert sum(event.kind is Kind.ENDED for event in conductor.recorder.events) >= 2
+    assert sum(event.kind is Kind.ENDED for event in noted(conductor)) >= 2
 
 
 def test_what_has_come_has_come_however_many_fell(conduct: Conduct) -> None:
     conductor = conduct(FALLS)
     ended = Kind.ENDED
-    conductor.need(
-        lambda: sum(event.kind is ended for event in conductor.recorder.events) >= 2, 600.0, "two have ended"
-    )
+    conductor.need(lambda: sum(event.kind is ended for event in noted(conductor)) >= 2, 600.0, "two have ended")
 
 
 def test_a_driver_that_takes_long_to_start_is_still_held(conduct: Conduct, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -113,12 +115,11 @@ def test_what_a_driver_says_that_was_asked_to_stop_is_no_stop_of_its_own(conduct
     events = [{"event": "stop", "error": "PrepareError", "message": "stopped in the middle of a batch"}]
     conductor = conduct(TELLS.format(before="sys.stdin.read()", events=events, after=""))
     conductor.stop()
-    told = [event for event in conductor.recorder.events if event.kind in (Kind.LOG, Kind.STOPPED)]
+    told = [event for event in noted(conductor) if event.kind in (Kind.LOG, Kind.STOPPED)]
     assert [(event.kind, event["message"]) for event in told] == [(Kind.LOG, "stopped in the middle of a batch")]
 
 
 def test_what_a_driver_says_that_nobody_asked_to_stop_is_one(conduct: Conduct) -> None:
     events = [{"event": "stop", "error": "PrepareError", "message": "a row was refused"}]
     conductor = conduct(TELLS.format(before="", events=events, after=""))
-    kinds = conductor.recorder.events
-    conductor.need(lambda: any(event.kind is Kind.STOPPED for event in kinds), 600.0, "a stop is noted")
+    conductor.need(lambda: any(event.kind is Kind.STOPPED for event in noted(conductor)), 600.0, "a stop is noted")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -97,6 +98,27 @@ def test_a_version_that_nobody_knows_is_told_before_anything_starts(
     with pytest.raises(PreflightError, match="sparkonce is not installed"):
         run(asked(tmp_path / "run", kafka), [].append)
     assert kafka.called == []
+
+
+def test_drivers_end_first_and_nothing_keeps_the_others_from_ending() -> None:
+    ended: list[str] = []
+
+    def end(name: str, error: Exception | None = None) -> Any:
+        def stop() -> None:
+            ended.append(name)
+            if error is not None:
+                raise error
+
+        return SimpleNamespace(stop=stop, end=stop)
+
+    said: list[str] = []
+    running: Any = object.__new__(module._Run)
+    running._say = said.append
+    running._conductor = end("drivers", OSError("a process is left"))
+    running._readers, running._feeder = end("readers", TimeoutError()), end("feeder")
+    running._end()
+    assert ended == ["drivers", "readers", "feeder"]
+    assert said == ["a process is left", "TimeoutError()"]
 
 
 # --- the last reads -------------------------------------------------------------------------------------------------

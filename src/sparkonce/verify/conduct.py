@@ -33,7 +33,7 @@ class StuckError(VerifyFailedError):
     """Something did not happen before its deadline: a finding, not a failure of the verifier."""
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
     """How long to wait, in seconds, and how often to try.
 

@@ -178,13 +178,11 @@ class Recorder:
             raise ConfigurationError(f"{folder} holds a history already", next_step="name a new folder.") from None
         self._began = time.monotonic()
         self._lock = threading.Lock()
-        self.events: list[Event] = []
 
     def note(self, kind: Kind, **fields: Any) -> Event:
         """Writes one event down."""
         with self._lock:
             event = Event(int((time.monotonic() - self._began) * 1000), kind, fields)
-            self.events.append(event)
             self._file.write(event.to_json() + "\n")
             self._file.flush()
             return event

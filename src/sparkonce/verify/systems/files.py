@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from sparkonce.errors import PreflightError
 from sparkonce.testing.disk import SmallDisk, affordable
-from sparkonce.verify.systems.injections import Struck, of_disk
+from sparkonce.verify.systems.injections import Injectable, of_disk
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -21,7 +21,7 @@ MEGABYTES = 1024
 _HELD = Path(".sparkonce") / "held"
 
 
-class FilesSystem(Struck):
+class FilesSystem(Injectable):
     """A folder of our own, on a disk that can be filled where mounting is allowed; or a new one in the user's.
 
     Args:

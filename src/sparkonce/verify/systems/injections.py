@@ -32,7 +32,7 @@ class Injection:
     """
 
     begin: Callable[[float], None]
-    end: Callable[[], None] | None = None
+    end: Callable[[], object] | None = None
 
 
 Injections = Mapping[Fault, Injection]
@@ -68,7 +68,7 @@ def of_connections(proxy: FaultProxy) -> Injections:
 def of_server(server: Stoppable) -> Injections:
     """What becomes of a server of our own."""
     return {
-        Fault.SERVER_KILLED: Injection(lambda _: server.kill(), lambda: _start(server)),
+        Fault.SERVER_KILLED: Injection(lambda _: server.kill(), server.start),
         Fault.SERVER_PAUSED: Injection(lambda _: server.pause(), server.resume),
     }
 
@@ -91,7 +91,7 @@ def of_disk(disk: SmallDisk, server: Server | None = None) -> Injections:
     return {Fault.TARGET_DISK_FULL: Injection(lambda _: disk.fill(), end)}
 
 
-class Struck(System):
+class Injectable(System):
     """A system whose faults are in a table. Its `start` sets the attributes here.
 
     Attributes:
@@ -150,7 +150,3 @@ class Struck(System):
                 + (f", its requests {', '.join(self.requests)}" if self.requests else ""),
                 next_step="name another fault.",
             )
-
-
-def _start(server: Stoppable) -> None:
-    server.start()

@@ -17,7 +17,7 @@ from sparkonce.testing.matchers import ADD_PARTITIONS, END_TXN, INIT_PRODUCER_ID
 from sparkonce.testing.proxy import FaultProxy
 from sparkonce.testing.servers.process import HOST
 from sparkonce.verify.faults import Fault
-from sparkonce.verify.systems.injections import Injection, Struck, of_connections, of_server
+from sparkonce.verify.systems.injections import Injectable, Injection, of_connections, of_server
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -44,7 +44,7 @@ _CHUNK = 10_000
 _OPEN = ("Ongoing", "PrepareCommit", "PrepareAbort")
 
 
-class KafkaSystem(Struck):
+class KafkaSystem(Injectable):
     """A cluster of our own, or the user's.
 
     On the user's own no fault of the server or of connections can be injected: a Kafka client goes to the addresses

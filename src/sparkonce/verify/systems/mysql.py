@@ -15,7 +15,7 @@ from sparkonce.testing.matchers import after
 from sparkonce.testing.proxy import FaultProxy, Request
 from sparkonce.testing.servers.mariadb import MISSING, MariaDBServer
 from sparkonce.testing.servers.process import HOST
-from sparkonce.verify.systems.injections import Struck, of_connections, of_disk, of_server
+from sparkonce.verify.systems.injections import Injectable, of_connections, of_disk, of_server
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -40,7 +40,7 @@ _READ_WITHIN_S = 600
 _CHUNK = 50_000
 
 
-class MySQLSystem(Struck):
+class MySQLSystem(Injectable):
     """A MariaDB server of our own, on a disk that can be filled where mounting is allowed; or the user's, by a proxy.
 
     The user must be allowed to make a database: the table and the sink's own tables get one that nobody has, and that

@@ -14,7 +14,7 @@ from sparkonce.testing.matchers import after
 from sparkonce.testing.proxy import FaultProxy, Request
 from sparkonce.testing.servers.postgres import PostgresServer
 from sparkonce.testing.servers.process import HOST
-from sparkonce.verify.systems.injections import Struck, of_connections, of_disk, of_server
+from sparkonce.verify.systems.injections import Injectable, of_connections, of_disk, of_server
 from sparkonce.verify.systems.places import without_credentials
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ _ANSWERS_WITHIN_S = 5.0
 _READ_WITHIN_S = 600.0
 
 
-class PostgresSystem(Struck):
+class PostgresSystem(Injectable):
     """A server of our own, on a disk that can be filled where mounting is allowed; or the user's, through a proxy.
 
     The user's must be reached by TCP, and its role must be allowed to make a schema: the table and the sink's own

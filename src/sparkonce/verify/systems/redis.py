@@ -14,7 +14,7 @@ from sparkonce.testing.disk import SmallDisk, affordable
 from sparkonce.testing.proxy import FaultProxy, Request
 from sparkonce.testing.servers.process import HOST
 from sparkonce.testing.servers.redis import RedisServer
-from sparkonce.verify.systems.injections import Struck, of_connections, of_disk, of_server
+from sparkonce.verify.systems.injections import Injectable, of_connections, of_disk, of_server
 from sparkonce.verify.systems.places import without_credentials
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ _LOOKS = 20
 """How often `newest` goes on with its search in one call."""
 
 
-class RedisSystem(Struck):
+class RedisSystem(Injectable):
     """A server of our own, on a disk that can be filled where mounting is allowed; or the user's, through a proxy.
 
     Each row is a key, ``<place>:<kind>,<key>,<number>,<amount>,<rows>,<batch>``, which is incremented by the row's

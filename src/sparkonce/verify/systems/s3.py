@@ -18,7 +18,7 @@ from sparkonce.testing.matchers import after
 from sparkonce.testing.proxy import FaultProxy, Request
 from sparkonce.testing.servers.process import HOST
 from sparkonce.testing.servers.s3 import S3Server
-from sparkonce.verify.systems.injections import Struck, of_connections, of_disk, of_server
+from sparkonce.verify.systems.injections import Injectable, of_connections, of_disk, of_server
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -37,7 +37,7 @@ _TIMEOUTS = {"connect_timeout_s": 3.0, "read_timeout_s": 5.0}
 _THREADS = 8
 
 
-class S3System(Struck):
+class S3System(Injectable):
     """A versitygw of our own, on a disk that can be filled where mounting is allowed; or a new prefix in the user's.
 
     Connections to the user's own can be struck where they are not encrypted (an ``endpoint_url`` with ``http:``). Its
