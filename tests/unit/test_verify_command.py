@@ -80,7 +80,7 @@ def test_command_line_page_and_exit_code_say_the_same(
     assert done.exit_code == code
 
 
-def failing(error: Exception, *, after: Run | None) -> Any:
+def failing(error: BaseException, *, after: Run | None) -> Any:
     def run(options: Options, _: Callable[[str], None]) -> None:
         if after is not None:
             record(after, options.folder)
@@ -98,14 +98,24 @@ def test_what_cannot_be_told_is_no_violation(error: Exception, tmp_path: Path, m
     assert ("Traceback" in done.output) == isinstance(error, ValueError)
 
 
-def test_what_was_recorded_until_it_failed_is_judged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("error", [PreflightError("no server"), OSError("no server")])
+def test_what_was_recorded_until_it_failed_is_judged(
+    error: Exception, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     run = good_run()
     doubled_and_broken_off(run)
-    monkeypatch.setattr("sparkonce.verify.run.run", failing(PreflightError("no server"), after=run))
+    monkeypatch.setattr("sparkonce.verify.run.run", failing(error, after=run))
     done = CliRunner().invoke(app, ["verify", "--out", str(tmp_path / "run")])
     assert done.exit_code == 1
     assert "no server. What was recorded until then is judged" in done.output
     assert NOT_EXACTLY in done.output
+
+
+def test_ctrl_c_is_no_violation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sparkonce.verify.run.run", failing(KeyboardInterrupt(), after=None))
+    done = CliRunner().invoke(app, ["verify", "--out", str(tmp_path / "run")])
+    assert done.exit_code == 130
+    assert "--judge" in done.output
 
 
 def test_a_file_that_cannot_be_read_is_no_violation(tmp_path: Path) -> None:

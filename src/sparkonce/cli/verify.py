@@ -120,9 +120,11 @@ def verify(
         say(f"seed {options.seed}; everything is kept in {options.folder}")
         try:
             run(options, say)
-        except (SparkonceError, TimeoutError) as error:
+        except Exception as error:
             if not _has_begun(options.folder):
                 raise
+            if not isinstance(error, SparkonceError):
+                console.print_exception()
             say(f"{error}. What was recorded until then is judged")
         _tell(options.folder, console, as_json)
 
@@ -141,6 +143,9 @@ def _could_not_tell(console: Any) -> Iterator[None]:
     except SparkonceError as error:
         tell(error)
         raise typer.Exit(2) from error
+    except KeyboardInterrupt:
+        typer.echo("Ended. What was recorded until now can be judged with --judge.", err=True)
+        raise typer.Exit(130) from None
     except typer.Exit:
         raise
     except Exception as error:
