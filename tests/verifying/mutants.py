@@ -305,10 +305,10 @@ def _loses_signs() -> None:
 
 
 def _sweeps_by_committing() -> None:
-    """The Kafka committer commits what it is to abort."""
-    from sparkonce.sinks.kafka.committer import KafkaCommitter
+    """The PostgreSQL committer commits what it is to abort. (In Kafka it may have expired before anybody sweeps.)"""
+    from sparkonce.sinks.postgres.committer import PostgresCommitter
 
-    KafkaCommitter.abort = lambda self, handles: self.commit(handles)  # type: ignore[method-assign]
+    PostgresCommitter.abort = lambda self, handles: self.commit(handles)  # type: ignore[method-assign]
 
 
 def _reads_at_random() -> None:
@@ -450,7 +450,7 @@ MUTANTS: Mapping[str, Mutant] = {
         wanted=frozenset({Anomaly.STRANGE}),
     ),
     "sweeps-by-committing": Mutant(
-        words="what a killed driver has left open in Kafka is committed and not aborted",
+        words="what a killed driver has left open in PostgreSQL is committed and not aborted",
         injure=_sweeps_by_committing,
         wanted=frozenset({Anomaly.DOUBLED}),
         faults=_KILLED_DECIDING,
