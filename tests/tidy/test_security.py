@@ -203,6 +203,17 @@ NAMED_AS_IS = {
         "target": "in such a sentence, and quoted",
         "name": "in such a sentence, and quoted",
     },
+    "verify/systems/mysql.py": {
+        "self.database": "drawn there, of hexadecimal digits",
+        "columns": "of COLUMNS, which is written down",
+        "data[:gtrid].hex()": "hexadecimal digits",
+        "data[gtrid:].hex()": "hexadecimal digits",
+        "format_id": "a number that the server gave",
+    },
+    "verify/systems/postgres.py": {
+        "self.schema": "drawn there, of hexadecimal digits",
+        "columns": "of COLUMNS, which is written down",
+    },
 }
 """What stands in a text that begins like a statement and is not quoted in that text, and why it may."""
 

@@ -9,7 +9,6 @@ true}`` lets it go on.
 
 from __future__ import annotations
 
-import importlib
 import json
 import logging
 import os
@@ -47,7 +46,7 @@ class QueryConfig:
     Attributes:
         source: librdkafka's settings of how to connect to the source.
         topic: The source.
-        sinks: Of each system by name: the module and class that build the sink, and their settings.
+        sinks: Of each system by name: what its `System.build` makes the sink of.
         checkpoint: The query's folder.
         temporary: For what Spark leaves behind when it is killed.
         jars: For ``spark.jars``.
@@ -64,7 +63,7 @@ class QueryConfig:
 
     source: Mapping[str, Any]
     topic: str
-    sinks: Mapping[str, tuple[str, str, Mapping[str, Any]]]
+    sinks: Mapping[str, Mapping[str, Any]]
     checkpoint: str
     temporary: str
     jars: tuple[str, ...]
@@ -132,10 +131,12 @@ def sinks_of(config: QueryConfig) -> dict[TwoPhaseCommitSink, Callable[[DataFram
 
         return of
 
+    from sparkonce.verify.systems.names import SYSTEMS
+
     records, rows = view(True), view(False)
     found = {}
-    for name, (module, kind, settings) in config.sinks.items():
-        sink = getattr(importlib.import_module(module), kind).build(settings)
+    for name, settings in config.sinks.items():
+        sink = SYSTEMS[name].build(settings)
         found[sink] = records if name == "kafka" else rows
     return found
 

@@ -183,10 +183,7 @@ class _Run:
         self._config = QueryConfig(
             source={**source.settings, "bootstrap.servers": source.client_bootstrap},
             topic=source.source,
-            sinks={
-                system.name: (type(system).__module__, type(system).__name__, system.sink_settings())
-                for system in options.systems
-            },
+            sinks={system.name: system.sink_settings() for system in options.systems},
             checkpoint=str(self._checkpoint),
             temporary=str(options.folder / "tmp"),
             jars=tuple(str(jar) for jar in spark_kafka_jars()),
