@@ -29,7 +29,6 @@ class Mutant:
         injure: Makes it so in this process.
         wanted: One of these must be found.
         faults: What brings it to light: fault, phase, system, request.
-        lasts_ms: How long the faults last.
         ends_it: Whether the query cannot go on, so that its run breaks off.
     """
 
@@ -37,7 +36,6 @@ class Mutant:
     injure: Callable[[], None]
     wanted: frozenset[Anomaly]
     faults: Sequence[tuple[Fault, Phase, str, str]] = ()
-    lasts_ms: int = 1_000
     ends_it: bool = False
 
     def schedule(self) -> list[Step]:
@@ -49,7 +47,6 @@ class Mutant:
                 system=system,
                 request=request,
                 batches=1,
-                lasts_ms=self.lasts_ms,
             )
             for number, (fault, phase, system, request) in enumerate(self.faults, 1)
         ]
@@ -308,10 +305,10 @@ def _loses_signs() -> None:
 
 
 def _sweeps_by_committing() -> None:
-    """The Kafka committer commits what it is to abort."""
-    from sparkonce.sinks.kafka.committer import KafkaCommitter
+    """The PostgreSQL committer commits what it is to abort. (In Kafka it may have expired before anybody sweeps.)"""
+    from sparkonce.sinks.postgres.committer import PostgresCommitter
 
-    KafkaCommitter.abort = lambda self, handles: self.commit(handles)  # type: ignore[method-assign]
+    PostgresCommitter.abort = lambda self, handles: self.commit(handles)  # type: ignore[method-assign]
 
 
 def _reads_at_random() -> None:
@@ -350,8 +347,7 @@ MUTANTS: Mapping[str, Mutant] = {
         words="a commit without an answer is taken for lost, and written again",
         injure=_takes_silence_for_loss,
         wanted=frozenset({Anomaly.DOUBLED}),
-        faults=((Fault.REPLIES_SWALLOWED, Phase.FINISHING, "kafka", ""),),
-        lasts_ms=12_000,
+        faults=((Fault.REPLY_LOST, Phase.DECIDING, "kafka", "end"),),
     ),
     "writes-again": Mutant(
         words="a decided batch is written again after a restart",
@@ -454,7 +450,7 @@ MUTANTS: Mapping[str, Mutant] = {
         wanted=frozenset({Anomaly.STRANGE}),
     ),
     "sweeps-by-committing": Mutant(
-        words="what a killed driver has left open in Kafka is committed and not aborted",
+        words="what a killed driver has left open in PostgreSQL is committed and not aborted",
         injure=_sweeps_by_committing,
         wanted=frozenset({Anomaly.DOUBLED}),
         faults=_KILLED_DECIDING,
