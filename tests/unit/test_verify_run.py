@@ -18,6 +18,7 @@ from sparkonce.verify.history import OBSERVED, Kind, Recorder, load
 from sparkonce.verify.reading import noting, read_systems
 from sparkonce.verify.run import Options, run
 from sparkonce.verify.workload import Workload
+from unit.verify_world import good_run
 
 
 class Fake:
@@ -119,6 +120,19 @@ def test_drivers_end_first_and_nothing_keeps_the_others_from_ending() -> None:
     running._end()
     assert ended == ["drivers", "readers", "feeder"]
     assert said == ["a process is left", "TimeoutError()"]
+
+
+@pytest.mark.parametrize("lost", [True, False])
+def test_rows_stay_on_the_users_own_servers_where_something_is_wrong_with_them(lost: bool, tmp_path: Path) -> None:
+    spoilt = good_run()
+    if lost:
+        spoilt.observed["kafka"].pop()
+    kafka, postgres = Fake("kafka"), Fake("postgres")
+    options = asked(tmp_path, kafka, postgres, places={"kafka": "b:1"})
+    said: list[str] = []
+    module._keep_what_was_found(spoilt.history(), options, said.append)
+    assert (kafka.keep_place, postgres.keep_place) == (lost, False)
+    assert len(said) == lost
 
 
 # --- the last reads -------------------------------------------------------------------------------------------------

@@ -2,12 +2,15 @@ from __future__ import annotations
 
 import io
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
 from sparkonce.errors import ConfigurationError
+from sparkonce.testing.kafka import Transaction
 from sparkonce.verify.history import OBSERVED
 from sparkonce.verify.systems.kafka import KafkaSystem
 from sparkonce.verify.systems.names import SYSTEMS, parse
@@ -136,6 +139,24 @@ def test_a_password_is_not_repeated(text: str) -> None:
 def test_a_place_is_shown_without_credentials(place: str, shown: str) -> None:
     assert without_credentials(place) == shown
     assert holds_credentials(place) == (shown != place)
+
+
+def test_only_its_own_transactions_are_asked_about(monkeypatch: pytest.MonkeyPatch) -> None:
+    listed: list[Any] = []
+    described: list[str] = []
+
+    def describe(_: Any, names: list[str], **__: Any) -> dict[str, Any]:
+        described.extend(names)
+        return {name: Transaction(name, "Ongoing", 1, 0, 1, 0, ()) for name in names}
+
+    monkeypatch.setattr("sparkonce.testing.kafka._ask", lambda *_: {1: listed})
+    monkeypatch.setattr("sparkonce.testing.kafka.describe_transactions", describe)
+    system = KafkaSystem("b:1")
+    prefix = system.sink_settings()["transactional_id_prefix"]
+    names = [f"{prefix}.0.1", f"{prefix}-other.0.1", "the-users-own"]
+    listed += [SimpleNamespace(transactional_id=name) for name in names]
+    assert system.left_open() == [f"{prefix}.0.1 Ongoing"]
+    assert described == [f"{prefix}.0.1"]
 
 
 def test_two_brokers_cannot_do_without_one() -> None:
