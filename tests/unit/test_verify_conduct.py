@@ -26,8 +26,7 @@ import json, sys
 
 sys.stdin.readline()  # the configuration
 {before}
-for event in {events}:
-    print(json.dumps(event), flush=True)
+print("\\n".join(json.dumps(event) for event in {events}), flush=True)
 {after}
 """
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -155,11 +156,12 @@ class Conductor:
         return driver
 
     def end(self) -> None:
-        """Ends every process that is left."""
-        for driver in self._drivers:
-            if not driver.end_noted:
-                driver.resume()
-                driver.kill()
+        """Ends every process that is left. Raises what went wrong last, once all was tried."""
+        with ExitStack() as stack:
+            for driver in self._drivers:
+                if not driver.end_noted:
+                    stack.callback(driver.kill)
+                    stack.callback(driver.resume)
 
     # --- waiting ------------------------------------------------------------------------------------------------------
 
