@@ -13,6 +13,7 @@ import pyarrow as pa
 from sparkonce.errors import PrepareError
 from sparkonce.guarantees import Guarantee
 from sparkonce.protocol.handles import FINGERPRINT_MODULUS, Handle, transaction_fields
+from sparkonce.protocol.plain import is_scalar
 from sparkonce.sinks.base import Owner, SinkWriter, TwoPhaseCommitSink, WriterContext
 
 
@@ -121,6 +122,13 @@ class _Part:
                 f"sink {sink.name} is {Guarantee.EXACTLY_ONCE.value}, and its writer prepared {self._rows} rows "
                 "without returning what commits them",
                 next_step="return the transaction's fields from SinkWriter.prepare; see SinkConformance.",
+            )
+        odd = next((name for name, value in fields.items() if not is_scalar(value)), None)
+        if odd is not None:
+            raise PrepareError(
+                f"sink {sink.name}: the field {odd!r} of its handle is {fields[odd]!r}, and the decision log keeps texts "
+                "and whole numbers of at most 64 bits",
+                next_step="return only such values from SinkWriter.prepare.",
             )
         return Handle(
             sink=sink.name,

@@ -139,6 +139,12 @@ def test_a_log_that_another_driver_tidies_meanwhile_is_asked_about_again(
     assert world.visible() == numbers(*range(10))
 
 
+@pytest.mark.parametrize("fact", [1, True, None])
+def test_facts_that_the_log_could_not_keep_are_refused(fact: object) -> None:
+    with pytest.raises(errors.PreflightError, match="'server'"):
+        start_module._check_facts({"orders": {"server": fact}})  # type: ignore[dict-item]
+
+
 def test_two_copies_that_have_both_written_are_both_refused(world: World) -> None:
     """What they have doubled cannot be undone, but neither goes on as if nothing had been."""
     original = world.start()

@@ -237,6 +237,14 @@ def test_rows_that_nothing_would_commit_are_refused(a: Recorder, calls: list[str
     assert calls[-1] == "a.abort"
 
 
+@pytest.mark.parametrize("odd", [True, 1.5, None, 2**64, b"x"])
+def test_what_the_log_could_not_keep_is_refused(a: Recorder, calls: list[str], odd: object) -> None:
+    a.fields = {"id": "a", "odd": odd}  # type: ignore[dict-item]
+    with pytest.raises(PrepareError, match="'odd'"):
+        write([piece([1])], task(a))
+    assert calls[-1] == "a.abort"
+
+
 def test_weaker_sinks_return_nothing_to_commit(calls: list[str]) -> None:
     weak = Recorder("a", calls, Guarantee.AT_LEAST_ONCE)
     weak.fields = {}

@@ -171,3 +171,11 @@ def test_sound_bytes_without_the_shape_of_a_floor_are_refused(text: bytes) -> No
 def test_foreign_bytes_are_refused(data: bytes) -> None:
     with pytest.raises(codec.Unreadable):
         codec.decode_record(data)
+
+
+def test_facts_of_an_earlier_version_are_read_as_texts() -> None:
+    facts = (("own", (("port", 5432), ("tls", True))),)
+    claim = Claim(nonce="0" * 8, run="r", query="q", sinks=facts)  # type: ignore[arg-type]
+    read = codec.decode_record(codec.encode_record(claim, at_ms=0))
+    assert isinstance(read, Claim)
+    assert read.sinks == (("own", (("port", "5432"), ("tls", "True"))),)

@@ -4,6 +4,7 @@ import pytest
 import redis.exceptions as errors
 
 from sparkonce.protocol.outcomes import Outcome
+from sparkonce.sinks.redis.names import shown_url
 from sparkonce.sinks.redis.nodes import Nodes, Place
 from sparkonce.sinks.redis.outcomes import Refusal, code_of, read_ledger, read_refusal
 
@@ -98,3 +99,17 @@ def test_the_client_librarys_errors_have_their_codes_again(error: Exception, cod
     found = nodes._refusal(error)
     assert found.code == code
     assert code == "ERR" or found.text.startswith(code)
+
+
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        ("redis://u:s3cret@h:6379/0", "redis://h:6379/0"),
+        ("redis://h:6379?password=s3cret", "redis://h:6379"),
+        ("redis://:12/s3cret@h:6379", "redis://…"),
+        ("redis://u:s3/cret@h:6379/0", "redis://…"),
+        ("unix://", "unix://"),
+    ],
+)
+def test_a_url_is_shown_without_what_may_be_a_password(url: str, shown: str) -> None:
+    assert shown_url(url) == shown

@@ -44,6 +44,7 @@ def look_around(
     view = read_log(log)
     recorded = recorded_facts(view)
     facts = {name: sink.preflight(query, recorded.get(name)) for name, sink in sorted(sinks.items())}
+    _check_facts(facts)
     give_up_at = time.monotonic() + deadline_s
     while True:
         traces = {
@@ -74,6 +75,18 @@ def look_around(
                 sink=name,
             )
     return view, tuple((name, tuple(sorted(known.items()))) for name, known in facts.items())
+
+
+def _check_facts(facts: Mapping[str, Facts]) -> None:
+    """A log that holds anything but texts there could not be read again."""
+    for sink, known in facts.items():
+        for name, fact in known.items():
+            if not isinstance(fact, str):
+                raise errors.PreflightError(
+                    f"sink {sink!r}: the fact {name!r} that its preflight returns is {fact!r}, and not a text",
+                    next_step="return texts only from TwoPhaseCommitSink.preflight.",
+                    sink=sink,
+                )
 
 
 def _traces(committer: SinkCommitter, query: str, facts: Facts, give_up_at: float) -> Sequence[Trace]:

@@ -146,8 +146,14 @@ def _facts(sinks: SinkFacts) -> dict[str, dict[str, str]]:
 
 def _to_facts(value: Any) -> SinkFacts:
     return tuple(
-        (name, tuple(sorted((key, text(fact)) for key, fact in facts.items()))) for name, facts in sorted(value.items())
+        (name, tuple(sorted((key, _fact(fact)) for key, fact in facts.items())))
+        for name, facts in sorted(value.items())
     )
+
+
+def _fact(value: Any) -> str:
+    """Sinks of one's own could once leave numbers and booleans there, which were read as texts."""
+    return str(value) if isinstance(value, bool | int) else text(value)
 
 
 def _handle(handle: Handle) -> list[Any]:

@@ -49,6 +49,14 @@ def number(value: Any) -> int:
     return value
 
 
+def is_scalar(value: Any) -> bool:
+    """Whether the value is a text or such a number: what a handle's fields hold."""
+    try:
+        return isinstance(value, str) or number(value) == value
+    except ValueError:
+        return False
+
+
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) != len(pairs):

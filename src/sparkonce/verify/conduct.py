@@ -94,6 +94,7 @@ class Conductor:
         self._unrecovered: list[Step] = []
         self._hold: Phase | None = None
         self._fell = 0
+        self._clock = False
         self._sampled_at = 0.0
 
     @property
@@ -110,6 +111,7 @@ class Conductor:
             clock: Whether it is to have a clock of its own.
             changed: Changes the configuration from now on.
         """
+        self._clock = clock
         self.config = replace(self.config, **changed)
         number = len(self._drivers) + 1
         config = replace(self.config, hold=self._hold.name if self._hold else "")
@@ -249,7 +251,7 @@ class Conductor:
         self.driver = None
         self.wait(lambda: False, back_off_s, keep_running=False)
         if self.driver is None:
-            self.start()
+            self.start(clock=self._clock)
 
     def _recovered(self, driver: Driver, batch: int) -> None:
         for step in self._unrecovered:

@@ -103,10 +103,9 @@ def run(options: Options, say: Say) -> History:
             stack.callback(_stop, system, say)
             _start(system, options.folder / system.name)
         disk = stack.enter_context(checkpoint_disk(options.folder / "checkpoint", say))
+        stack.callback(_try, lambda: _keep_what_was_found(load(options.folder), options, say), say)
         _Run(options, recorder, disk, say, versions).carry_out()
-        history = load(options.folder)
-        _keep_what_was_found(history, options, say)
-    return history
+    return load(options.folder)
 
 
 def _start(system: System, folder: Path) -> None:
@@ -238,6 +237,11 @@ class _Run:
             self._say(str(stuck))
             self._end()
             self._read()
+        except Exception:
+            # It says nothing of the query, but what systems hold by now may.
+            self._end()
+            self._read()
+            raise
         finally:
             self._end()
 
@@ -289,8 +293,10 @@ class _Run:
         finally:
             driver.kill()
         list(driver.news())
-        if driver.error:
-            raise VerifyFailedError(f"the query that nobody disturbs failed: {driver.error}; see {log}")
+        if driver.error or driver.exit_code() != 0:
+            raise VerifyFailedError(
+                f"the query that nobody disturbs failed: {driver.error or driver.exit_code()}; see {log}"
+            )
         self._recorder.keep("undisturbed", _parquet(folder / "rows"))
         before = disturbed.state_rows if disturbed is not None else None
         if before is not None and driver.state_rows is not None:

@@ -141,8 +141,7 @@ class Striker:
         conductor.note_fault(step, driver)
         driver.pause()
         successor = self.start(following, conductor.config.slots, beside=True)
-        if successor.exit_code() is None:
-            driver.go()  # it reads that when it wakes up
+        driver.go()  # it reads that when it wakes up
         conductor.need(
             lambda: conductor.driver is not None and conductor.driver.finished >= 0,
             conductor.limits.start_s,
@@ -175,7 +174,7 @@ class Striker:
 
     def _jump_clock(self, step: Step, driver: Driver, _: Sequence[Step]) -> None:
         if driver.clock is None:
-            self._conductor.note_skipped(step, "the driver has no clock of its own: libfaketime is not installed")
+            self._conductor.note_skipped(step, "this driver has no clock of its own")
             return
         self._conductor.note_fault(step, driver)
         driver.clock.jump(step.amount)
@@ -207,6 +206,9 @@ class Striker:
             conductor.note_fault(step, driver)
             driver.go()
             conductor.pause(step.lasts_ms / 1000)
+        except TimeoutError as error:
+            conductor.note_skipped(step, str(error))
+            return
         finally:
             self._disk.free()
         conductor.note_over(step)

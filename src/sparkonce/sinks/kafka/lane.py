@@ -174,7 +174,7 @@ class Lane:
         try:
             getattr(self.producer, method)(timeout_s)
         except (KafkaException, SystemError) as error:
-            self.reports.fatal = _fatal_reason(error)
+            self.reports.fatal = self.reports.fatal or _fatal_reason(error)
 
     def destroy(self) -> None:
         """Ends the producer without a word to the broker: an open transaction stays open.

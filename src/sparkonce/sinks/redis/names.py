@@ -11,6 +11,7 @@ What stands in braces decides the hash slot. On a single server all staged rows 
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
@@ -30,6 +31,9 @@ COMMITS_FIELD = "#commits"
 FLOOR_FIELD = "#floor"
 
 
+_DATABASE = re.compile(r"(/\d*)?")
+
+
 def shown_url(url: str) -> str:
     """Where a url leads to, for messages: nothing of what may be a password, however it is written."""
     try:
@@ -38,7 +42,8 @@ def shown_url(url: str) -> str:
     except ValueError:  # what follows the first colon is a part of the password, and no port
         return "redis://…"
     place = f"{host or ''}{'' if port is None else f':{port}'}"
-    return f"{parts.scheme}://{place}{parts.path}"
+    # A slash in a password ends the place: what comes after it is a path only if it is a database's number.
+    return f"{parts.scheme}://{place}{parts.path}" if _DATABASE.fullmatch(parts.path) else f"{parts.scheme}://…"
 
 
 def check_prefix(prefix: str) -> str:

@@ -5,8 +5,12 @@ from __future__ import annotations
 import re
 
 _HIDDEN = "***"
-_SECRET = re.compile(r"(?i)\b(\w*(?:password|passwd|secret|token)\w*\s*=\s*)('(?:[^'\\]|\\.)*'|[^\s&]*)")
-_LOGIN = re.compile(r"://[^/\s]*@")
+_NAME = r"(?i)\b(\w*(?:password|passwd|secret|token)\w*\s*=\s*)"
+_IN_SETTINGS = re.compile(_NAME + r"""((?:'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*"|\\.|[^\s'"\\])*)""")
+"""A value as libpq has it, or a shell: quoted, or with a backslash before what would end it."""
+_IN_URL = re.compile(_NAME + r"[^\s&]*")
+_LOGIN = re.compile(r"://.*@")
+"""Up to the last one: a password that nobody has encoded may hold any character."""
 
 
 def without_credentials(place: str) -> str:
@@ -15,7 +19,8 @@ def without_credentials(place: str) -> str:
     Args:
         place: A URL, or ``name=value …`` as libpq and PyMySQL have it.
     """
-    return _LOGIN.sub(f"://{_HIDDEN}@", _SECRET.sub(rf"\1{_HIDDEN}", place))
+    secret = _IN_URL if "://" in place else _IN_SETTINGS
+    return _LOGIN.sub(f"://{_HIDDEN}@", secret.sub(rf"\1{_HIDDEN}", place))
 
 
 def holds_credentials(place: str) -> bool:

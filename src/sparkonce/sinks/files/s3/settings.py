@@ -8,7 +8,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from functools import lru_cache
 from typing import Any
-from urllib.parse import urlsplit
 
 from sparkonce.errors import ConfigurationError
 
@@ -127,7 +126,7 @@ def _check_numbers(settings: S3Settings) -> None:
 
 
 def _check_rest(settings: S3Settings) -> None:
-    if "@" in urlsplit(settings.endpoint_url or "").netloc:  # not shown, and it would stand in the decision log
+    if "@" in (settings.endpoint_url or ""):  # not shown, and it would stand in the decision log
         raise ConfigurationError(
             "endpoint_url holds credentials before its host.",
             next_step="take them out: give aws_access_key_id and aws_secret_access_key, or let boto3 find them.",
