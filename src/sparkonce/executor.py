@@ -126,8 +126,8 @@ class _Part:
         odd = next((name for name, value in fields.items() if not is_scalar(value)), None)
         if odd is not None:
             raise PrepareError(
-                f"sink {sink.name}: the field {odd!r} of its handle is {fields[odd]!r}, and the decision log keeps texts "
-                "and whole numbers of at most 64 bits",
+                f"sink {sink.name}: the field {odd!r} of its handle is {fields[odd]!r}, and the decision log keeps "
+                "texts and whole numbers of at most 64 bits",
                 next_step="return only such values from SinkWriter.prepare.",
             )
         return Handle(

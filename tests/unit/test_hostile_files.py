@@ -25,10 +25,9 @@ from sparkonce.protocol import codec
 from sparkonce.protocol.handles import Handle
 from sparkonce.protocol.ownership import Token
 from sparkonce.protocol.records import Claim, Commit
-from sparkonce.sinks.files.reading import read_manifests
 from sparkonce.sinks.mysql.names import Stage
 from sparkonce.sinks.postgres.settings import Target
-from sparkonce.sinks.write_ahead.ledger import entries_of
+from sparkonce.sinks.write_ahead.ledger import Ledger, entries_of
 
 DEEP = 100_000
 PATIENTLY = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -208,11 +207,6 @@ def test_a_strangers_file_among_floors_is_left_alone(tmp_path: Path, name: str) 
     assert (tmp_path / "sparkonce" / "floors" / name).exists()
 
 
-def manifest(path: Path, body: bytes) -> None:
-    (path / "_manifest").mkdir(exist_ok=True)
-    (path / "_manifest" / f"{0:020d}").write_bytes(b'{"sparkonce_manifest":1}\n' + body + b"\n")
-
-
 BODIES = [DEEP_LIST, b'[{"a":' + b"9" * 5000 + b"}]", b'[1e999, "x"]', b"7", b"[7]", b'"a"', b"{}", b"\xff"]
 
 
@@ -227,10 +221,17 @@ def test_what_others_may_have_written_elsewhere_is_no_surprise_either(tmp_path: 
         Target.from_text(body.decode("latin-1"))
 
 
-def test_manifests_that_are_none(tmp_path: Path) -> None:
+def test_manifests_that_are_none() -> None:
     from sparkonce.sinks.files.manifests import _decode
 
     for body in (DEEP_LIST, b"[7]", b"{}", b'{"token":[]}', b"\xff"):
         with pytest.raises(CorruptRecordError, match="cannot be read as a manifest"):
             _decode(b'{"sparkonce_manifest":1}\n' + body + b"\n", "path")
-    assert read_manifests(tmp_path) == []
+
+
+def test_a_note_of_what_is_forgotten_that_holds_no_number(tmp_path: Path) -> None:
+    ledger = Ledger(tmp_path)
+    ledger.make()
+    (tmp_path / "forgotten" / "query").write_text("many")
+    with pytest.raises(OSError, match="batch's number"):
+        ledger.forgotten_up_to("query")

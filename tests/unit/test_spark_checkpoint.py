@@ -85,3 +85,22 @@ def test_the_running_query_has_another_checkpoint(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="holds query another") as caught:
         check_query(tmp_path, QUERY)
     assert "checkpointLocation" in caught.value.next_step
+
+
+@pytest.mark.parametrize("data", [b"[]", b"5", b"[" * 100_000, b"\xff\xfe", b"{}", b"null"])
+def test_metadata_that_spark_does_not_write(tmp_path: Path, data: bytes) -> None:
+    (tmp_path / "metadata").write_bytes(data)
+    with pytest.raises(CheckpointMismatchError, match="metadata"):
+        query_id(tmp_path)
+
+
+def test_offsets_that_are_no_text(tmp_path: Path) -> None:
+    (tmp_path / "offsets").mkdir()
+    (tmp_path / "offsets" / "0").write_bytes(b"v1\n\xff\n{}")
+    with pytest.raises(CheckpointMismatchError, match="no text"):
+        input_offsets(tmp_path, 0)
+
+
+def test_a_source_whose_offsets_nest_deep_is_taken_as_it_is(tmp_path: Path) -> None:
+    write_offsets(tmp_path, 0, "[" * 100_000)
+    assert input_offsets(tmp_path, 0) == ("[" * 100_000,)

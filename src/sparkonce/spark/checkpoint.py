@@ -18,7 +18,7 @@ def query_id(checkpoint: Path) -> str | None:
         return str(json.loads((checkpoint / "metadata").read_text())["id"])
     except FileNotFoundError:
         return None
-    except (ValueError, KeyError) as error:
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise CheckpointMismatchError(
             f"{checkpoint / 'metadata'} does not hold a query's id: {error!r}",
             next_step="restore the checkpoint from a copy.",
@@ -46,6 +46,11 @@ def input_offsets(checkpoint: Path, batch: int) -> tuple[str, ...] | None:
         text = (checkpoint / "offsets" / str(batch)).read_text()
     except FileNotFoundError:
         return None
+    except UnicodeDecodeError as error:
+        raise CheckpointMismatchError(
+            f"{checkpoint / 'offsets' / str(batch)} is no text: {error}",
+            next_step="restore the checkpoint from a copy.",
+        ) from error
     version, _, rest = text.partition("\n")
     if not version.startswith("v") or not rest:
         raise CheckpointMismatchError(
@@ -59,5 +64,5 @@ def _canonical(line: str) -> str:
     """The same text for the same offsets; Spark writes ``-`` for a source without any yet."""
     try:
         return json.dumps(json.loads(line), sort_keys=True, separators=(",", ":"))
-    except ValueError:
+    except (ValueError, RecursionError):
         return line

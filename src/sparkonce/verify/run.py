@@ -132,7 +132,7 @@ def _try(end: Callable[[], None], say: Say) -> None:
 
 def _keep_what_was_found(history: History, options: Options, say: Say) -> None:
     """Leaves the rows on the user's own servers, to be looked at, if they are not what they must be."""
-    if not any(verdict.count for verdict in judge(history) if verdict.system):
+    if not options.places or not any(verdict.count for verdict in judge(history) if verdict.system):
         return
     for system in _all(options):
         if system.name in options.places:

@@ -78,9 +78,18 @@ class Ledger:
         return True
 
     def forgotten_up_to(self, query: str) -> int:
-        """The last batch of which notes or markers may be gone; -1 if there is none."""
+        """The last batch of which notes or markers may be gone; -1 if there is none.
+
+        Raises:
+            OSError: also if the note is damaged: what is forgotten is then not known, and not nothing.
+        """
         there = os.listdir(self.root / _FORGOTTEN)  # noqa: PTH208
-        return int((self.root / _FORGOTTEN / query).read_text()) if query in there else -1
+        if query not in there:
+            return -1
+        try:
+            return int((self.root / _FORGOTTEN / query).read_text())
+        except ValueError as error:
+            raise OSError(f"{self.root / _FORGOTTEN / query} does not hold a batch's number: {error}") from error
 
     def begin_to_forget(self, query: str, up_to: int) -> None:
         """Says durably that nothing is known any more of the batches up to this one, before anything is deleted."""
