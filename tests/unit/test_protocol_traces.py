@@ -132,3 +132,13 @@ def test_a_run_that_claimed_above_the_floor_has_nothing_below_it() -> None:
     view = tidied(fold(claim(A), commit(0, ("x", 0)), claim(other), commit(1, token=other), commit(2, token=other)), 3)
     assert view.floor.position == 1
     assert not_in_log(view, [committed("new", 0, token=other)]) != ""
+
+
+def test_a_lane_that_was_used_again_after_the_traces_were_listed() -> None:
+    """What was forgotten of it is the last that a server shows; the log has the next one by the time it is read."""
+    before = tidied(fold(claim(A), commit(0, ("x", 0)), commit(1, ("y", 0))), 1)
+    after = before.apply(before.end, commit(2, ("x", 1)))
+    left = [committed("x", 0), committed("y", 0, begun_ms=HOUR_MS)]
+    assert not_in_log(before, left) == ""
+    assert not_in_log(after, left, before.end) == ""
+    assert not_in_log(after, left) != ""

@@ -64,7 +64,7 @@ def look_around(
                 next_step="find out which other driver runs on this checkpoint.",
             )
     for name, left in traces.items():
-        if more := not_in_log(view, left):
+        if more := not_in_log(view, left, before.end):
             raise errors.StaleLogError(
                 f"sink {name!r} remembers more of this query than its decision log {log.store.location} does: {more}. "
                 "Checkpoint and log were restored from an old copy, or are one of two copies that have both written, "

@@ -37,8 +37,13 @@ class Trace:
     begun_ms: int = 0
 
 
-def not_in_log(view: LogView, traces: Sequence[Trace]) -> str:
+def not_in_log(view: LogView, traces: Sequence[Trace], listed_at: int | None = None) -> str:
     """What the traces show that the log does not know and ought to; empty if there is nothing.
+
+    Args:
+        view: The log.
+        traces: What a server remembers.
+        listed_at: Where the log ended when the traces were asked for; None if nothing was appended to it since.
 
     The log must have been read after the traces, without a change of its floor since. Then whatever they show was
     claimed and decided in it before, if it is the log of those runs: a run writes only after its claim has landed, and
@@ -47,9 +52,11 @@ def not_in_log(view: LogView, traces: Sequence[Trace]) -> str:
     - A run that has committed, and whose claim is not in the log: the log was longer once, or has been copied. What the
       log may have forgotten, because it lies below its floor or is older than all the runs it keeps, does not count.
     - A commit that no decision names. Decisions below the floor are forgotten; but what they named was begun before
-      everything that is named above it, and is not on a lane that is named above it.
+      everything that is named above it, and is not on a lane that is named above it. Of lanes, only those count that
+      were named when the traces were asked for: a trace is the last transaction of its lane, and may be one that is
+      forgotten, if the lane was used again since.
     """
-    return _unknown_run(view, traces) or _unknown_commit(view, traces)
+    return _unknown_run(view, traces) or _unknown_commit(view, traces, view.end if listed_at is None else listed_at)
 
 
 def _unknown_run(view: LogView, traces: Sequence[Trace]) -> str:
@@ -64,10 +71,16 @@ def _unknown_run(view: LogView, traces: Sequence[Trace]) -> str:
     return f"run {run.position}-{run.nonce} has committed rows, its claim is at position {run.position}, and {where}"
 
 
-def _unknown_commit(view: LogView, traces: Sequence[Trace]) -> str:
+def _unknown_commit(view: LogView, traces: Sequence[Trace], listed_at: int) -> str:
     handles = [handle for decision in view.decisions for handle in decision.handles if handle.transaction]
     named = {handle.transaction for handle in handles}
-    lanes = {field for fields in named for field in fields}
+    lanes = {
+        field
+        for decision in view.decisions
+        if decision.position < listed_at
+        for handle in decision.handles
+        for field in handle.transaction
+    }
     last_ms = max((handle.opened_ms for handle in handles), default=None)
     known = {run.token for run in view.runs}
 
