@@ -67,7 +67,8 @@ def test_a_paused_broker_answers_nothing_until_it_is_resumed(one):
     try:
         with pytest.raises(KafkaException) as caught:
             AdminClient({"bootstrap.servers": one.bootstrap, "log_level": 0}).list_topics(timeout=1)
-        assert caught.value.args[0].code() == KafkaError._TRANSPORT
+        # The second one where the client is so slow that its second is over before the connection's is.
+        assert caught.value.args[0].code() in (KafkaError._TRANSPORT, KafkaError._TIMED_OUT)
     finally:
         broker.resume()
     broker.wait_ready({0}, time.monotonic() + 60)
