@@ -9,6 +9,7 @@ from __future__ import annotations
 import atexit
 import logging
 import os
+import re
 import socket
 import threading
 from collections.abc import Iterator
@@ -37,14 +38,19 @@ def connect(to: Connecting) -> Connection:
     return psycopg.connect(**dict(to.settings), autocommit=True, prepare_threshold=None)  # type: ignore[arg-type]
 
 
-_LOCAL = ("localhost", "127.", "::1", "/", "@")
+_LOCAL = re.compile(r"localhost|127\.\d+\.\d+\.\d+|::1|[/@].*")
+_ASKED = frozenset({"host", "hostaddr", "sslmode", "gssencmode"})
 
 
 def warn_of_wire(connection: Connection) -> None:
     """Says so if the server is another machine and need not prove who it is: libpq's default asks for no proof."""
-    given = {option.keyword.decode(): (option.val or b"").decode() for option in connection.pgconn.info}
-    host, mode = given.get("host") or given.get("hostaddr", ""), given.get("sslmode", "")
-    if mode == "verify-full" or given.get("gssencmode") == "require" or not host or host.startswith(_LOCAL):
+    options = {option.keyword.decode(): option.val or b"" for option in connection.pgconn.info}
+    # Not the others: a password need not be text.
+    given = {name: options.get(name, b"").decode(errors="replace") for name in _ASKED}
+    host, mode = given["host"] or given["hostaddr"], given["sslmode"]
+    if mode == "verify-full" or given["gssencmode"] == "require":
+        return
+    if not host or all(_LOCAL.fullmatch(one) for one in host.split(",")):
         return
     log.warning(
         "sslmode=%s: the connection to %s is %s, and whoever answers there is taken for the server. "

@@ -200,10 +200,10 @@ class MySQLSystem(Injectable):
         return found + [f"session {number}" for (number,) in self._ask(_SESSIONS, self.database)]
 
     def _recovered(self, cursor: Any) -> list[tuple[int, int, int, bytes]]:
-        """The prepared transactions of this query, whose xids hold the name of its database."""
+        """The prepared transactions of this query: the second part of their xids begins with its database."""
         cursor.execute("XA RECOVER")
         rows = [(*numbers, data if isinstance(data, bytes) else data.encode()) for *numbers, data in cursor.fetchall()]
-        return [row for row in rows if self.database.encode() in row[3]]
+        return [row for row in rows if row[3][row[1] :].startswith(b"%s." % self.database.encode())]
 
     def _ask(self, question: str, *values: Any) -> list[Any]:
         """An answer, on a connection that is kept while it works."""

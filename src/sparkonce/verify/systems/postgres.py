@@ -157,7 +157,7 @@ class PostgresSystem(Injectable):
         try:
             with self._connect() as connection:
                 connection.execute(f"SET lock_timeout = '{_ANSWERS_WITHIN_S:g}s'")
-                for (gid,) in connection.execute(_GIDS, (f"{self.schema}.%",)).fetchall():
+                for (gid,) in connection.execute(_GIDS, (f"{self.schema}.",)).fetchall():
                     connection.execute(sql.SQL("ROLLBACK PREPARED {}").format(gid))
                 connection.execute(f"DROP SCHEMA IF EXISTS {self.schema} CASCADE")
                 self._made = False
@@ -203,7 +203,7 @@ class PostgresSystem(Injectable):
 
     def left_open(self) -> Sequence[str]:
         """See `System.left_open`: prepared transactions, staged rows, and sessions in a transaction."""
-        found = [f"prepared {gid}" for gid in self._ask(_GIDS, f"{self.schema}.%")]
+        found = [f"prepared {gid}" for gid in self._ask(_GIDS, f"{self.schema}.")]
         found += [f"table {table}" for table in self._ask(_STAGING, self.schema, _TABLE)]
         found += [f"session {session}" for session in self._ask(_SESSIONS, _OURS, self.schema)]
         if self._ask("SELECT to_regclass(%s)::text", f"{self.schema}.sparkonce_commits") != [None]:
@@ -238,7 +238,7 @@ class PostgresSystem(Injectable):
         )
 
 
-_GIDS = "SELECT gid FROM pg_catalog.pg_prepared_xacts WHERE gid LIKE %s ORDER BY gid"
+_GIDS = "SELECT gid FROM pg_catalog.pg_prepared_xacts WHERE pg_catalog.starts_with(gid, %s) ORDER BY gid"
 _STAGING = """
 SELECT c.relname::text FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
 WHERE n.nspname = %s AND c.relkind = 'r' AND c.relname NOT IN (%s, 'sparkonce_commits')
