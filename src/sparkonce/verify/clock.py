@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import os
+import select
+import sys
+import time
 from collections.abc import Mapping
 from pathlib import Path
+from typing import SupportsIndex
 
 _FOLDERS = ("/usr/lib", "/usr/lib64", "/usr/local/lib", "/opt/homebrew/lib")
 _LIBRARY = "faketime/libfaketimeMT.so.1"
 SEEN_WITHIN_S = 1.1
+_FILE = "FAKETIME_TIMESTAMP_FILE"
+_MONOTONIC_GOES_ON = "FAKETIME_DONT_FAKE_MONOTONIC"
 
 
 def find_faketime() -> Path | None:
@@ -19,30 +26,65 @@ def find_faketime() -> Path | None:
     return None
 
 
+def adapt_python() -> None:
+    """Makes this process work where its clock is a `FakeClock`; does nothing elsewhere.
+
+    `time.sleep` (from 3.11 on) asks clock_nanosleep for an instant of the monotonic clock, of which libfaketime up to
+    0.9.10 makes one before 1970, if that clock is to go on (wolfcw/libfaketime#426).
+    """
+
+    def sleep(seconds: float | SupportsIndex) -> None:
+        select.select((), (), (), float(seconds))
+
+    if _FILE in os.environ:
+        time.sleep = sleep
+
+
+def let_java_start() -> None:
+    """Call this in such a process before a JVM is started from it.
+
+    Where the monotonic clock is to go on, every wait of a JVM ends at once with libfaketime 0.9.10, and it comes to
+    nothing. So in a JVM both clocks jump, as they may in a machine that was suspended.
+    """
+    os.environ.pop(_MONOTONIC_GOES_ON, None)
+
+
+def become_python() -> None:
+    """Call this first in a Python that a JVM has started: it begins anew with what `let_java_start` took away.
+
+    Where Python's monotonic clock is not the kernel's, its locks wait for ever (wolfcw/libfaketime#390).
+    """
+    if _FILE in os.environ and _MONOTONIC_GOES_ON not in os.environ:
+        os.environ[_MONOTONIC_GOES_ON] = "1"
+        os.execv(sys.executable, sys.orig_argv)  # noqa: S606 - itself
+    adapt_python()
+
+
 class FakeClock:
-    """Wall-clock time that jumps, with a monotonic clock that goes on: what a wrong time server does to a machine.
+    """Time that jumps: wall-clock time in Python, and in a JVM all of it.
 
     Args:
         library: See `find_faketime`.
         file: Says by how much; is written.
+        seconds: By how much it is wrong from the start.
     """
 
-    def __init__(self, library: Path, file: Path) -> None:
+    def __init__(self, library: Path, file: Path, seconds: int = 0) -> None:
         self._library = library
         self._file = file
-        self.jump(0)
+        self.jump(seconds)
 
     def env(self) -> Mapping[str, str]:
-        """For the processes whose clock it is. See libfaketime's README for the names."""
+        """For the Python process whose clock it is. See libfaketime's README for the names."""
         return {
             "LD_PRELOAD": str(self._library),
-            "FAKETIME_TIMESTAMP_FILE": str(self._file),
+            _FILE: str(self._file),
             "FAKETIME_CACHE_DURATION": "1",
-            "FAKETIME_DONT_FAKE_MONOTONIC": "1",
+            _MONOTONIC_GOES_ON: "1",
         }
 
     def jump(self, seconds: int) -> None:
-        """Sets it so many seconds forward or back, seen within `SEEN_WITHIN_S`."""
+        """Sets it so many seconds before or behind the true one, seen within `SEEN_WITHIN_S`."""
         new = self._file.with_suffix(".new")
         new.write_text(f"{seconds:+d}\n")
         new.replace(self._file)

@@ -94,7 +94,7 @@ class Conductor:
         self._unrecovered: list[Step] = []
         self._hold: Phase | None = None
         self._fell = 0
-        self._clock = False
+        self._clock_s: int | None = None
         self._sampled_at = 0.0
 
     @property
@@ -104,14 +104,14 @@ class Conductor:
 
     # --- drivers ------------------------------------------------------------------------------------------------------
 
-    def start(self, *, clock: bool = False, **changed: Any) -> Driver:
+    def start(self, *, clock_s: int | None = None, **changed: Any) -> Driver:
         """Starts a driver, beside those that run.
 
         Args:
-            clock: Whether it is to have a clock of its own.
+            clock_s: By how many seconds its clock is wrong from the start; None if it needs none of its own.
             changed: Changes the configuration from now on.
         """
-        self._clock = clock
+        self._clock_s = clock_s
         self.config = replace(self.config, **changed)
         number = len(self._drivers) + 1
         config = replace(self.config, hold=self._hold.name if self._hold else "")
@@ -121,16 +121,16 @@ class Conductor:
             log=self._folder / f"driver-{number}.log",
             temporary=Path(config.temporary),
             module=self._module,
-            clock=self._new_clock(number) if clock else None,
+            clock=self._new_clock(number, clock_s) if clock_s is not None else None,
         )
         self._drivers.append(driver)
         self.driver = driver
         self.recorder.note(Kind.START, driver=number, pid=driver.pid, slots=config.slots, master=config.master)
         return driver
 
-    def _new_clock(self, number: int) -> FakeClock | None:
+    def _new_clock(self, number: int, seconds: int) -> FakeClock | None:
         library = find_faketime()
-        return FakeClock(library, self._folder / f"clock-{number}") if library is not None else None
+        return FakeClock(library, self._folder / f"clock-{number}", seconds) if library is not None else None
 
     def kill(self, driver: Driver, *, asked: bool = True) -> None:
         """SIGKILL of a driver with all its processes, or of what is left of them.
@@ -251,7 +251,7 @@ class Conductor:
         self.driver = None
         self.wait(lambda: False, back_off_s, keep_running=False)
         if self.driver is None:
-            self.start(clock=self._clock)
+            self.start(clock_s=self._clock_s)
 
     def _recovered(self, driver: Driver, batch: int) -> None:
         for step in self._unrecovered:

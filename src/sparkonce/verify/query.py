@@ -24,6 +24,7 @@ from sparkonce.demo.proof import SparkCheckpoint
 from sparkonce.embedded.jars import spark_jars_folder
 from sparkonce.protocol.state import Phase
 from sparkonce.sources.packages import SCALA
+from sparkonce.verify.clock import adapt_python, let_java_start
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -167,6 +168,7 @@ class Gate:
 
 def main() -> int:
     """Runs the query until standard input is closed. Returns 0 unless the query failed."""
+    adapt_python()
     lines = _lines()
     config = QueryConfig.of_json(next(lines))
     gate, stopping = Gate(config.hold), threading.Event()
@@ -257,6 +259,7 @@ def session(config: QueryConfig) -> SparkSession:
     if config.master.startswith("local-cluster"):
         # An executor is started by what belongs to an installation of Spark, and else looks for a build's folders.
         os.environ.update(SPARK_HOME=str(spark_jars_folder().parent), SPARK_SCALA_VERSION=SCALA)
+    let_java_start()
     java = f"-Djava.io.tmpdir={config.temporary} {config.java_flags}"
     spark = (
         SparkSession.builder.master(config.master)
@@ -268,6 +271,7 @@ def session(config: QueryConfig) -> SparkSession:
         .config("spark.executor.extraJavaOptions", f"-Djava.io.tmpdir={config.temporary} {FAST_START}")
         .config("spark.local.dir", config.temporary)
         .config("spark.sql.shuffle.partitions", str(config.shuffle_partitions))
+        .config("spark.python.daemon.module", "sparkonce.verify.daemon")
         .config("spark.ui.enabled", "false")
         .config("spark.ui.showConsoleProgress", "false")
         .getOrCreate()

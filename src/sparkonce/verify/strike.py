@@ -91,19 +91,21 @@ class Striker:
             driver.go()
         self._conductor.settle(steps[-1].number if steps else 0)
 
-    def start(self, steps: Sequence[Step], slots: int = 0, *, beside: bool = False) -> Driver:
+    def start(self, steps: Sequence[Step], slots: int = 0, *, beside: bool = False, clock_s: int = 0) -> Driver:
         """Starts a driver for the steps that follow.
 
         Args:
             steps: Those.
             slots: How many it has.
             beside: Whether another one is at work. Then it is not held for the next step, but must go on.
+            clock_s: By how many seconds its clock is wrong from the start.
         """
         conductor = self._conductor
         conductor.expect(steps[0] if steps and not beside and not self._every_s else None)
         faults = of_next_driver(steps)
         master = WITH_EXECUTORS if Fault.EXECUTOR_KILLED in faults else LOCAL
-        return conductor.start(clock=Fault.CLOCK_JUMPED in faults, master=master, slots=slots)
+        clock = clock_s if clock_s or Fault.CLOCK_JUMPED in faults else None
+        return conductor.start(clock_s=clock, master=master, slots=slots)
 
     # --- the driver ---------------------------------------------------------------------------------------------------
 
@@ -112,7 +114,8 @@ class Striker:
         conductor.note_fault(step, driver)
         conductor.driver = None
         conductor.kill(driver)
-        self.start(following, step.amount if step.fault is Fault.OTHER_PARALLELISM else conductor.config.slots)
+        slots = step.amount if step.fault is Fault.OTHER_PARALLELISM else conductor.config.slots
+        self.start(following, slots, clock_s=step.amount if step.fault is Fault.CLOCK_JUMPED else 0)
         conductor.note_over(step)
 
     def _let_expire(self, step: Step, driver: Driver, following: Sequence[Step]) -> None:
@@ -172,7 +175,10 @@ class Striker:
         conductor.driver = driver if rival.exit_code() is not None else rival
         conductor.note_over(step)
 
-    def _jump_clock(self, step: Step, driver: Driver, _: Sequence[Step]) -> None:
+    def _jump_clock(self, step: Step, driver: Driver, following: Sequence[Step]) -> None:
+        if step.amount < 0:  # in a running JVM, whose monotonic clock jumps too, what is to happen later never would
+            self._kill_driver(step, driver, following)
+            return
         if driver.clock is None:
             self._conductor.note_skipped(step, "this driver has no clock of its own")
             return

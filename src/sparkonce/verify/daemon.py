@@ -1,0 +1,11 @@
+"""PySpark's own daemon, which forks the Python workers: where the driver's clock is a `FakeClock`, theirs is too."""
+
+from __future__ import annotations
+
+import runpy
+
+from sparkonce.verify.clock import become_python
+
+if __name__ == "__main__":
+    become_python()
+    runpy.run_module("pyspark.daemon", run_name="__main__")
