@@ -5,7 +5,7 @@ from collections import Counter
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from sparkonce.errors import ConfigurationError
@@ -80,6 +80,7 @@ def test_a_first_batch_is_struck_only_where_there_is_one(seed: int, count: int, 
 
 
 @given(seed=SEEDS, choices=SOME)
+@example(seed=223, choices=[Choice(fault=Fault.EXPIRED), Choice(fault=Fault.BLACK_HOLE, system="kafka")])
 @untimed
 def test_every_phase_comes_up(seed: int, choices: list[Choice]) -> None:
     steps = draw(seed, 40 * len(choices), choices)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import runpy
-
 from sparkonce.verify.clock import become_python
 
 if __name__ == "__main__":
     become_python()
-    runpy.run_module("pyspark.daemon", run_name="__main__")
+
+    from pyspark.daemon import manager
+
+    manager()

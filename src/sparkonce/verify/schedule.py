@@ -122,18 +122,19 @@ def draw(seed: int, count: int, choices: Sequence[Choice]) -> list[Step]:
         deck = deck or dice.sample(choices, len(choices))
         phases = phases or dice.sample(EVERY_BATCH + FIRST_BATCH, len(EVERY_BATCH + FIRST_BATCH))
         choice = deck.pop()
-        after_restart = bool(steps) and steps[-1].fault in ENDS_THE_DRIVER
-        phase = next((one for one in phases if after_restart or one in EVERY_BATCH), None) or dice.choice(EVERY_BATCH)
-        if phase in phases:
-            phases.remove(phase)
+        phase = Phase.FINISHING
+        if choice.fault is not Fault.EXPIRED:
+            after_restart = bool(steps) and steps[-1].fault in ENDS_THE_DRIVER
+            open_to = [one for one in phases if after_restart or one in EVERY_BATCH]
+            phase = open_to[0] if open_to else dice.choice(EVERY_BATCH)
+            if open_to:
+                phases.remove(phase)
         steps.append(_step(dice, number, choice, phase))
     return steps
 
 
 def _step(dice: random.Random, number: int, choice: Choice, phase: Phase) -> Step:
     fault = choice.fault
-    if fault is Fault.EXPIRED:
-        phase = Phase.FINISHING
     amount = 0
     if fault is Fault.CLOCK_JUMPED:
         amount = dice.choice((-86_400, -3_600, -60, 60, 3_600, 86_400))
