@@ -137,6 +137,7 @@ def test_instants_are_in_utc_in_files() -> None:
         ({"path": "hdfs:///x"}, "names no host"),
         ({"path": "s3:///x"}, "names no bucket"),
         ({"path": ""}, "names no place"),
+        ({"path": "s3://[b/x"}, "is no URL: Invalid IPv6"),
         ({"path": "hdfs://h:1/a#b"}, "'#'"),
         ({"path": "file:/a?b"}, r"'\?'"),
     ],

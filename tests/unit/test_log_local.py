@@ -504,6 +504,11 @@ def test_places_that_are_not_local_are_refused(given: str) -> None:
     assert "file: URL" in caught.value.next_step
 
 
+def test_a_place_that_is_no_url_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match="is no URL: Invalid IPv6"):
+        local_checkpoint("file://[x/checkpoint")
+
+
 def test_the_location_is_the_same_through_a_link(tmp_path: Path) -> None:
     real, link = tmp_path / "real", tmp_path / "link"
     real.mkdir()

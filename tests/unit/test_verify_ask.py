@@ -127,6 +127,14 @@ def test_a_history_is_done_again(recorded: Path, tmp_path: Path) -> None:
     assert options.source.nodes == 3
 
 
+@pytest.mark.parametrize("name", ["workload", "limits"])
+def test_what_another_version_has_recorded_is_refused_by_name(tmp_path: Path, name: str) -> None:
+    old = record(tmp_path / "old", **{name: {"unheard_of": 1}})
+    said = refused(tmp_path, replay=old)
+    assert f"the {name} of the history" in said
+    assert "unheard_of" in said
+
+
 def test_it_is_done_on_the_same_systems(tmp_path: Path) -> None:
     old = record(tmp_path / "old", places={"kafka": "b:9092", "files": "/data/out"})
     options = ask(tmp_path, replay=old)

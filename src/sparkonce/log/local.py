@@ -35,7 +35,12 @@ def local_checkpoint(checkpoint: str) -> Path:
     Raises:
         ConfigurationError: if the location is not on a local or mounted disk.
     """
-    location = urlsplit(checkpoint)
+    try:
+        location = urlsplit(checkpoint)
+    except ValueError as error:
+        raise ConfigurationError(
+            f"checkpoint={checkpoint!r} is no URL: {error}", next_step="give a path or a file: URL."
+        ) from None
     if location.scheme == "file":
         return Path(unquote(location.path))
     if not location.scheme:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from sparkonce.errors import ConfigurationError
 from sparkonce.verify.conduct import Limits
@@ -22,6 +22,7 @@ FAULTS, ROWS, RATE, BROKERS = 12, 20_000, 1_000, 1
 """Where nothing else is asked for."""
 
 _BOOTSTRAP = "bootstrap.servers"
+Recorded = TypeVar("Recorded", Workload, Limits)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,11 +59,8 @@ def options_of(asked: Asked) -> Options:
         raise ConfigurationError(f"--out {asked.folder} is not an empty folder", next_step="name a new one.")
     began = _replayed(asked)
     seed = _first(began.get("seed"), asked.seed, asked.a_seed)
-    workload = (
-        Workload.of_json(began["workload"])
-        if "workload" in began
-        else Workload(seed=seed, rows_per_second=_first(asked.rate, RATE))
-    )
+    recorded = _recorded("workload", Workload, began)
+    workload = recorded or Workload(seed=seed, rows_per_second=_first(asked.rate, RATE))
     places = _places(asked, began)
     source = _source(asked, began, workload.partitions)
     named = {name: f"{name}={place}" if place else name for name, place in places.items()}
@@ -81,7 +79,7 @@ def options_of(asked: Asked) -> Options:
         wanted=[_fault(name) for name in asked.wanted],
         every_s=_first(began.get("every_s"), asked.every_s, 0.0),
         schedule=[Step.of_json(step) for step in began["schedule"]] if "schedule" in began else None,
-        limits=Limits(**began["limits"]) if "limits" in began else Limits(),
+        limits=_recorded("limits", Limits, began) or Limits(),
         places=users,
     )
 
@@ -118,6 +116,19 @@ def _began(history: History) -> Mapping[str, Any]:
     if event is None:
         raise ConfigurationError("the history to be replayed does not say what was asked for")
     return event.fields
+
+
+def _recorded(name: str, kind: type[Recorded], began: Mapping[str, Any]) -> Recorded | None:
+    """What the history to be replayed has under a name, None if nothing."""
+    if name not in began:
+        return None
+    try:
+        return kind(**began[name])
+    except TypeError as error:
+        raise ConfigurationError(
+            f"the {name} of the history to be replayed cannot be read: {error}",
+            next_step=f"replay it with the version that has recorded it, {began.get('versions', {}).get('sparkonce')}.",
+        ) from None
 
 
 def _places(asked: Asked, began: Mapping[str, Any]) -> dict[str, str]:

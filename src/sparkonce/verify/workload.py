@@ -5,7 +5,7 @@ Everything follows from a `Workload` and the number of rows: who has both can co
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -51,11 +51,6 @@ class Workload:
     def to_json(self) -> dict[str, Any]:
         """As plain values."""
         return asdict(self)
-
-    @classmethod
-    def of_json(cls, fields: Mapping[str, Any]) -> Workload:
-        """The inverse of `to_json`."""
-        return cls(**fields)
 
     def event_ms(self, row: int) -> int:
         """The event time of the n-th row. It never goes back."""

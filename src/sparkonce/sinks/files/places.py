@@ -26,7 +26,10 @@ def scheme_of(path: str) -> str:
     scheme = "s3" if scheme in ("s3a", "s3n") else scheme
     if not path or scheme not in ("file", "hdfs", "s3"):
         raise ConfigurationError(f"path={path!r} names no place for files.", next_step=_KNOWN, setting="path")
-    parts = urlsplit(path)
+    try:
+        parts = urlsplit(path)
+    except ValueError as error:
+        raise ConfigurationError(f"path={path!r} is no URL: {error}.", next_step=_KNOWN, setting="path") from None
     if scheme == "s3" and "@" in parts.netloc:  # as old s3n: URLs had it; it is not shown, for it may be a secret
         raise ConfigurationError(
             "path holds credentials before its bucket's name.",
