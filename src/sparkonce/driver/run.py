@@ -302,9 +302,18 @@ class RunDriver:
         wrong = check_handles(handles, effect.sinks)
         if wrong:
             return on.PrepareFailed(reason=wrong)
-        if reason := self._positions.before_decision(handles, self._sources):
+        if reason := self._objection(effect.sinks) or self._positions.before_decision(handles, self._sources):
             return on.PrepareFailed(reason=reason)
         return on.Prepared(handles=tuple(handles), too_old=self._too_old(handles, began))
+
+    def _objection(self, written: Sequence[str]) -> str:
+        """What a sink has against the decision; empty if none has anything."""
+        told = (
+            self._committer(name).before_decision(self._facts(name))
+            for name in self.state.transactional
+            if name in written
+        )
+        return next(filter(None, told), "")
 
     def _write_lost(
         self, lost: frozenset[tuple[str, int]], owners: Mapping[str, Owner], work: BatchWork
