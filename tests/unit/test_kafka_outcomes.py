@@ -105,8 +105,8 @@ def test_lost_is_confirmed_or_weakened(view: Description | Answer, outcome: Outc
     ("view", "outcome"),
     [
         (now("CompleteAbort", Transaction("id", 8, 0)), Outcome.LOST),
-        (now("PrepareAbort", Transaction("id", 8, 0)), Outcome.LOST),
         # Initialised again, after whatever became of it.
+        (now("PrepareAbort", Transaction("id", 8, 0)), Outcome.UNKNOWN),
         (now("Empty", Transaction("id", 8, 0)), Outcome.UNKNOWN),
         (now("Ongoing", Transaction("id", 8, 0)), Outcome.UNKNOWN),
         (now("CompleteCommit", Transaction("id", 8, 0)), Outcome.UNKNOWN),

@@ -184,9 +184,10 @@ def confirm_forgotten(verdict: Finished, transaction: Transaction, now: Descript
     if isinstance(now, Answer):
         return verdict
     reason = f"{verdict.reason} {_view(now)}"
-    is_next = transaction.epoch == LAST_EPOCH and now.transaction.epoch == 0
-    is_lost = is_next and now.transaction.producer_id != transaction.producer_id and now.state in _ABORTED_STATES
-    return Finished(outcome=Outcome.LOST if is_lost else verdict.outcome, reason=reason)
+    owner = now.transaction
+    is_next = transaction.epoch == LAST_EPOCH and owner.epoch == 0 and owner.producer_id != transaction.producer_id
+    outcome = Outcome.LOST if is_next and now.state == "CompleteAbort" else verdict.outcome
+    return Finished(outcome=outcome, reason=reason)
 
 
 def confirm_lost(verdict: Finished, transaction: Transaction, now: Description | Answer) -> Finished:
