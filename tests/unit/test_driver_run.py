@@ -216,6 +216,29 @@ def test_a_sweep_waits_for_a_server_that_does_not_say_what_is_open(
     assert (world.visible(), world.unfinished()) == (numbers(0), [])
 
 
+@pytest.mark.parametrize("against", ["nothing", "the place is another one"])
+def test_a_sink_may_object_to_a_decision_once_all_is_prepared(
+    world: World, monkeypatch: pytest.MonkeyPatch, against: str
+) -> None:
+    asked_with: list[tuple[Facts, int]] = []
+
+    def object_once(committer: _Committer, facts: Facts) -> str:
+        asked_with.append((facts, len(world.unfinished())))
+        return against if len(asked_with) == 1 and against != "nothing" else ""
+
+    monkeypatch.setattr(MemorySink, "preflight", lambda *_: {"place": "here"})
+    monkeypatch.setattr(_Committer, "before_decision", object_once)
+    if against == "nothing":
+        world.run(world.start(), 0)
+    else:
+        with pytest.raises(errors.PrepareError, match=against):
+            world.run(world.start(), 0)
+        assert (world.visible(), world.unfinished(), world.kinds()) == ([], [], ["Claim"])
+        world.run(world.start(), 0)
+    assert asked_with == [({"place": "here"}, SLOTS)] * (1 if against == "nothing" else 2)
+    assert (world.visible(), world.unfinished()) == (numbers(0), [])
+
+
 def test_what_opens_late_is_swept_in_time(world: World, clock: Clock) -> None:
     """A paused copy may wake up after its batch, when nothing says that there is one."""
     driver = world.start()
