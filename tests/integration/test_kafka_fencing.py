@@ -8,17 +8,27 @@ import time
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
+from pathlib import Path
+from typing import Any
 
+import pyarrow as pa
 import pytest
 from kafka.admin import KafkaAdminClient
 from kafka.protocol.producer.transaction import InitProducerIdRequest, InitProducerIdResponse
 
 from integration.kafka_witness import Prepared, Witness, eventually, new_name, until_final
+from small_job import SmallJob
 from sparkonce.embedded import Cluster
 from sparkonce.protocol.outcomes import Outcome
+from sparkonce.protocol.ownership import TransactionalId
+from sparkonce.protocol.state import Phase
+from sparkonce.sinks.base import Owner
 from sparkonce.sinks.kafka.client import TransactionClient
 from sparkonce.sinks.kafka.committer import KafkaCommitter, transaction_of
+from sparkonce.sinks.kafka.lane import Lane
 from sparkonce.sinks.kafka.outcomes import LAST_EPOCH, Answer, Description
+from sparkonce.sinks.kafka.sink import KafkaSink
+from sparkonce.testing.kafka import list_transactions
 
 pytestmark = pytest.mark.kafka
 
@@ -174,6 +184,36 @@ def test_what_is_swept_at_the_last_epoch_stays_aborted(
     assert swept.failed
     assert until_final(committer.commit, [swept.handle]) == [Outcome.LOST]
     assert witness.committed(topic) == []
+
+
+class WornSink(KafkaSink):
+    """The producers of its first run have the last epoch that there is."""
+
+    def _make_lane(self, settings: Mapping[str, Any], owner: Owner, worker: str, number: int) -> Lane:
+        if owner.token.position == 0:
+            owned = TransactionalId(
+                prefix=owner.facts["prefix"], query=owner.query, token=owner.token, worker=worker, lane=number
+            )
+            wear_out(str(self.settings["bootstrap.servers"]), str(owned), LAST_EPOCH)
+        return super()._make_lane(settings, owner, worker, number)
+
+
+@pytest.mark.slow
+def test_a_decided_batch_that_timed_out_at_the_last_epoch_is_written_again(
+    cluster: Cluster, witness: Witness, tmp_path: Path
+) -> None:
+    topic = witness.create_topic()
+    settings = {"bootstrap.servers": cluster.bootstrap, "transaction.timeout.ms": 45_000}
+    job = SmallJob(
+        tmp_path, lambda: [WornSink(settings, topic=topic)], lambda *_: pa.record_batch({"value": ["row"]}), slots=1
+    )
+    witness.prepare(topic).producer.abort_transaction(LIMIT_S)  # the coordinators are there
+    job.kill(0, Phase.FINISHING)
+    prefix = f"sparkonce-{job.short_query}."
+    eventually(lambda: list_transactions(cluster.bootstrap, states=["CompleteAbort"], prefix=prefix), bool)
+    (done,) = job.run(0)
+    assert done.healed == 1
+    assert witness.committed(topic) == ["row"]
 
 
 def at_the_last_epoch(cluster: Cluster, witness: Witness, topic: str, timeouts_ms: Mapping[str, int]) -> list[Prepared]:
