@@ -20,7 +20,7 @@ from sparkonce.testing.kafka import list_transactions
 pytestmark = pytest.mark.kafka
 
 FORGETFUL = {
-    "transactional.id.expiration.ms": 2_000,
+    "transactional.id.expiration.ms": 3_000,
     "transaction.remove.expired.transaction.cleanup.interval.ms": 200,
 }
 """A week and an hour unless told."""
@@ -41,17 +41,17 @@ def batches(*numbers: int) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    ("killed_at", "visible"),
+    ("killed_at", "visible", "timeout_ms"),
     [
-        pytest.param(Phase.SWEEPING_OWN, (0, 1), id="committed"),
-        pytest.param(Phase.FINISHING, (0,), id="timed out", marks=pytest.mark.slow),
+        pytest.param(Phase.SWEEPING_OWN, (0, 1), 60_000, id="committed"),
+        pytest.param(Phase.FINISHING, (0,), 5_000, id="timed out", marks=pytest.mark.slow),
     ],
 )
 def test_an_outcome_that_the_broker_has_forgotten_stays_unknown(
-    witness: Witness, tmp_path: Path, killed_at: Phase, visible: tuple[int, ...]
+    witness: Witness, tmp_path: Path, killed_at: Phase, visible: tuple[int, ...], timeout_ms: int
 ) -> None:
     topic = witness.create_topic()
-    settings = {"bootstrap.servers": witness.bootstrap, "transaction.timeout.ms": 1_000}
+    settings = {"bootstrap.servers": witness.bootstrap, "transaction.timeout.ms": timeout_ms}
     job = SmallJob(tmp_path, lambda: [KafkaSink(settings, topic=topic)], rows, deadline_s=0.5)
     job.run(0)
     job.kill(1, killed_at)
