@@ -164,7 +164,8 @@ class SinkCommitter(abc.ABC):
             facts: What `TwoPhaseCommitSink.preflight` returned in this run.
 
         Returns:
-            Why the batch must not be decided: it is then aborted, and the run stops. Empty if nothing is known.
+            Why the batch must not be decided: it is then aborted, and the run stops. Empty if nothing is known. An
+            error counts as a reason.
         """
         return ""
 

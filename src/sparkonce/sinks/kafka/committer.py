@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -29,8 +30,14 @@ from sparkonce.sinks.kafka.outcomes import (
 from sparkonce.sinks.kafka.settings import admin_settings
 from sparkonce.sinks.kafka.topic import metadata_request, why_not_decide
 
+log = logging.getLogger(__name__)
+
 ATTEMPT_TIMEOUT_S = 10.0
 """How long one call waits for brokers before it answers RETRY."""
+
+_ASK_AGAIN_S = 0.25
+_SURE_AFTER_S = 3.0
+"""How long brokers have to say the same of a topic: one that has just started may not know it yet."""
 
 _EPOCH_BUMPED_BY_END = 2
 """The level of ``transaction.version`` from which EndTxn v5 raises the epoch (KIP-890)."""
@@ -147,7 +154,19 @@ class KafkaCommitter(SinkCommitter):
         topic = facts.get("topic")
         if topic is None:
             return ""
-        return why_not_decide(facts, self._client.request(metadata_request(topic), deadline_s=self._deadline_s()))
+        asked, deadline_s = time.monotonic(), self._deadline_s()
+        while True:
+            metadata = self._client.request(metadata_request(topic, rights=False), deadline_s=deadline_s)
+            objection = why_not_decide(facts, metadata)
+            unanswered = isinstance(metadata, Answer)
+            if not objection and not unanswered:
+                return ""
+            if time.monotonic() >= (deadline_s if unanswered else asked + _SURE_AFTER_S):
+                break
+            time.sleep(_ASK_AGAIN_S)
+        if unanswered:
+            log.warning("topic=%r: no broker says whether it is still the same; the batch is decided", topic)
+        return objection
 
     def close(self) -> None:
         """Closes the connections."""

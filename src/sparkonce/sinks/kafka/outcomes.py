@@ -179,15 +179,17 @@ def confirm_forgotten(verdict: Finished, transaction: Transaction, now: Descript
 
     From transaction version 2 on, an abort of an open transaction leaves its id at the next epoch as CompleteAbort, and
     after the last epoch that is 0 of a new producer id. A commit leaves it where it is, and what initialises it next is
-    in another state.
+    in another state. After that, an abort of the id's next transaction could look the same; but no worker takes an id
+    again before the batch after its own is decided (see `LanePool`), and then this one is finished.
     """
     if isinstance(now, Answer):
         return verdict
-    reason = f"{verdict.reason} {_view(now)}"
     owner = now.transaction
     is_next = transaction.epoch == LAST_EPOCH and owner.epoch == 0 and owner.producer_id != transaction.producer_id
-    outcome = Outcome.LOST if is_next and now.state == "CompleteAbort" else verdict.outcome
-    return Finished(outcome=outcome, reason=reason)
+    if is_next and now.state == "CompleteAbort":
+        reason = f"INVALID_PRODUCER_ID_MAPPING: aborted at the producer id's last epoch. {_view(now)}"
+        return Finished(outcome=Outcome.LOST, reason=reason)
+    return Finished(outcome=verdict.outcome, reason=f"{verdict.reason} {_view(now)}")
 
 
 def confirm_lost(verdict: Finished, transaction: Transaction, now: Description | Answer) -> Finished:

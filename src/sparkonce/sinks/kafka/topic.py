@@ -20,10 +20,10 @@ _WRITE = 4
 _NAME, _ID = "topic", "topic_id"
 
 
-def metadata_request(topic: str | None) -> Any:
-    """Asks for the cluster and this topic, which is never created by that."""
+def metadata_request(topic: str | None, *, rights: bool = True) -> Any:
+    """Asks for the cluster and this topic, which is never created by that, and for what one may do with it."""
     topics = [] if topic is None else [MetadataRequest.MetadataRequestTopic(name=topic)]
-    return MetadataRequest(topics=topics, allow_auto_topic_creation=False, include_topic_authorized_operations=True)
+    return MetadataRequest(topics=topics, allow_auto_topic_creation=False, include_topic_authorized_operations=rights)
 
 
 def topic_facts(metadata: Any) -> dict[str, str]:
@@ -52,7 +52,7 @@ def why_not_decide(facts: Facts, metadata: Any) -> str:
     Args:
         facts: Of the run that wrote the batch.
         metadata: The response to a `metadata_request` after all was acknowledged. Where there is none, the batch goes
-            on: the next one asks again.
+            on, and the next one asks again.
     """
     if _ID not in facts or isinstance(metadata, Answer):
         return ""
@@ -63,7 +63,7 @@ def why_not_decide(facts: Facts, metadata: Any) -> str:
         return ""
     return (
         f"topic {facts[_NAME]!r} was deleted and made again while this query ran: it has the id {found.topic_id}, and "
-        f"had {facts[_ID]}. Rows of earlier batches are gone with the old one; this batch is written again, whole"
+        f"had {facts[_ID]}. Rows of earlier batches are gone with the old one; this batch is not decided"
     )
 
 
