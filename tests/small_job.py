@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import uuid
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +41,7 @@ class SmallJob:
         make_sinks: As a user's program makes them, anew for each run.
         rows: See `Rows`.
         slots: How many a batch has.
+        at_once: How many of them are written at a time.
         reporters: Told how far the query has read, made anew for each run.
         source: The topic that the batches' offsets are of.
         deadline_s: How long a run asks for what it does not know.
@@ -52,6 +54,7 @@ class SmallJob:
         rows: Rows,
         *,
         slots: int = 2,
+        at_once: int = 1,
         deadline_s: float = 20.0,
         reporters: Callable[[], Sequence[PositionReporter]] = tuple,
         source: str = "t",
@@ -61,6 +64,7 @@ class SmallJob:
         self._make_sinks = make_sinks
         self._rows = rows
         self._slots = slots
+        self._at_once = at_once
         self._deadline_s = deadline_s
         self._reporters = reporters
         self._source = source
@@ -85,7 +89,8 @@ class SmallJob:
         )
         try:
             return [
-                driver.run_batch(self._asked(batch), _Work(sinks, self._rows, batch, self._slots)) for batch in batches
+                driver.run_batch(self._asked(batch), _Work(sinks, self._rows, batch, self._slots, self._at_once))
+                for batch in batches
             ]
         finally:
             driver.close()
@@ -116,14 +121,15 @@ class SmallJob:
 
 
 class _Work:
-    def __init__(self, sinks: Mapping[str, TwoPhaseCommitSink], rows: Rows, batch: int, slots: int) -> None:
-        self._sinks, self._rows, self._batch, self._slots = sinks, rows, batch, slots
+    def __init__(
+        self, sinks: Mapping[str, TwoPhaseCommitSink], rows: Rows, batch: int, slots: int, at_once: int
+    ) -> None:
+        self._sinks, self._rows, self._batch, self._slots, self._at_once = sinks, rows, batch, slots, at_once
 
     def write(
         self, sinks: Mapping[str, Owner], only: frozenset[tuple[str, int]] | None
     ) -> tuple[Sequence[Handle], bool]:
-        handles: list[Handle] = []
-        for slot in range(self._slots):
+        def write(slot: int) -> Sequence[Handle]:
             rows = self._rows(self._batch, slot)
             hashes = pa.array(np.arange(rows.num_rows, dtype=np.int64) + 1000 * slot + 7)
             whole = pa.RecordBatch.from_arrays([*rows.columns, hashes], names=[*rows.schema.names, _FINGERPRINT])
@@ -137,8 +143,10 @@ class _Work:
                 for name, owner in sinks.items()
             )
             task = SlotTask(batch=self._batch, sinks=parts, only=only)
-            handles += write_slot([whole], task, slot=slot, copy=f"1.{slot}.0")
-        return handles, False
+            return write_slot([whole], task, slot=slot, copy=f"1.{slot}.0")
+
+        with ThreadPoolExecutor(self._at_once) as pool:
+            return [handle for handles in pool.map(write, range(self._slots)) for handle in handles], False
 
     def run_into_nothing(self) -> None:
         """There is no state that would need it."""

@@ -106,12 +106,20 @@ class Witness:
             self._transactions.close()
         self._transactions = None
 
-    def create_topic(self, partitions: int = 2, replicas: int = 1, **config: str) -> str:
-        name = new_name()
+    def create_topic(self, partitions: int = 2, replicas: int = 1, name: str = "", **config: str) -> str:
+        """Waits until clients are told of it."""
+        name = name or new_name()
         settings = {key.replace("_", "."): value for key, value in config.items()}
         for done in self.admin.create_topics([NewTopic(name, partitions, replicas, config=settings)]).values():
             done.result(LIMIT_S)
+        eventually(lambda: name in self.admin.list_topics(timeout=LIMIT_S).topics, bool)
         return name
+
+    def delete_topic(self, name: str) -> None:
+        """Waits until clients are told so, too."""
+        for done in self.admin.delete_topics([name]).values():
+            done.result(LIMIT_S)
+        eventually(lambda: name in self.admin.list_topics(timeout=LIMIT_S).topics, lambda there: not there)
 
     def prepare(
         self, topic: str, *values: str, transactional_id: str | None = None, timeout_ms: int = 60_000

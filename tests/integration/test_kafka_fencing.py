@@ -2,28 +2,42 @@
 
 from __future__ import annotations
 
+import socket
+import struct
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
+from pathlib import Path
+from typing import Any
 
+import pyarrow as pa
 import pytest
 from kafka.admin import KafkaAdminClient
+from kafka.protocol.producer.transaction import InitProducerIdRequest, InitProducerIdResponse
 
 from integration.kafka_witness import Prepared, Witness, eventually, new_name, until_final
+from small_job import SmallJob
 from sparkonce.embedded import Cluster
 from sparkonce.protocol.outcomes import Outcome
+from sparkonce.protocol.ownership import TransactionalId
+from sparkonce.protocol.state import Phase
+from sparkonce.sinks.base import Owner
 from sparkonce.sinks.kafka.client import TransactionClient
 from sparkonce.sinks.kafka.committer import KafkaCommitter, transaction_of
-from sparkonce.sinks.kafka.outcomes import Answer, Description, Transaction
+from sparkonce.sinks.kafka.lane import Lane
+from sparkonce.sinks.kafka.outcomes import LAST_EPOCH, Answer, Description
+from sparkonce.sinks.kafka.sink import KafkaSink
+from sparkonce.testing.kafka import list_transactions
 
 pytestmark = pytest.mark.kafka
 
 LIMIT_S = 30.0
 SAFE_DOWNGRADE = 2
-LARGEST_EPOCH = 32_766
+VERSIONS = ["transaction.version 1", "transaction.version 2"]
 
 
-@pytest.fixture(scope="module", params=[1, 2], ids=["transaction.version 1", "transaction.version 2"])
+@pytest.fixture(scope="module", params=[1, 2], ids=VERSIONS)
 def cluster(request: pytest.FixtureRequest, broker: Cluster) -> Iterator[Cluster]:
     if request.param == 2:
         yield broker
@@ -127,36 +141,110 @@ def test_an_abort_after_a_commit_changes_nothing(
     assert described(client, prepared) == before
 
 
+# --- the last epoch of a producer id: the next one is 0, of a new producer id ----------------------------------------
+
+EACH_VERSION = pytest.mark.parametrize(
+    "cluster", [pytest.param(1, marks=pytest.mark.slow), 2], ids=VERSIONS, indirect=True
+)
+
+
+@EACH_VERSION
+def test_commits_and_timeouts_at_the_last_epoch(cluster: Cluster, witness: Witness, committer: KafkaCommitter) -> None:
+    topic = witness.create_topic()
+    committed, timed_out = at_the_last_epoch(cluster, witness, topic, {"first": 60_000, "late": 1_000})
+    witness.await_state("CompleteAbort", timed_out.handle)
+    (lost,) = committer.commit([timed_out.handle])
+    assert lost.outcome is Outcome.LOST, "the broker has moved the id on; it has not forgotten it"
+    assert "CompleteAbort" in lost.reason
+    assert until_final(committer.abort, [timed_out.handle]) == [Outcome.ABORTED]
+
+    for _ in range(2):
+        assert until_final(committer.commit, [committed.handle]) == [Outcome.COMMITTED]
+        witness.await_state("CompleteCommit", committed.handle)
+    newer = witness.prepare(topic, "second", transactional_id=str(committed.handle["transactional_id"]))
+    assert newer.handle["producer_id"] != committed.handle["producer_id"]
+    assert newer.handle["epoch"] == 0
+    assert until_final(committer.commit, [committed.handle]) == [Outcome.UNKNOWN], "as it would be if it were lost"
+    assert until_final(committer.abort, [committed.handle]) == [Outcome.ABORTED]
+    assert until_final(committer.commit, [newer.handle]) == [Outcome.COMMITTED]
+    witness.await_state("CompleteCommit", newer.handle)
+    assert witness.committed(topic) == ["first", "second"]
+
+
 @pytest.mark.slow
-def test_the_last_epoch_of_a_producer_id_can_be_committed_and_fenced(
-    witness: Witness, committer: KafkaCommitter, client: TransactionClient
+def test_what_is_swept_at_the_last_epoch_stays_aborted(
+    cluster: Cluster, witness: Witness, committer: KafkaCommitter
 ) -> None:
     topic = witness.create_topic()
-    for finish, outcome in ((committer.commit, Outcome.COMMITTED), (committer.abort, Outcome.ABORTED)):
-        name = new_name("worn")
-        worn = witness.prepare(topic, "first", transactional_id=name)
-        assert until_final(committer.abort, [worn.handle]) == [Outcome.ABORTED]
-        last = wear_out(client, transaction_of(worn.handle))
-        newest = witness.prepare(topic, outcome.value, transactional_id=name)
-        assert (newest.handle["producer_id"], newest.handle["epoch"]) == (last.producer_id, LARGEST_EPOCH)
-        assert until_final(finish, [newest.handle]) == [outcome]
-        assert until_final(finish, [newest.handle]) == [outcome]
-    newest.write_on("zombie", 1)
-    assert newest.failed
-    assert witness.committed(topic) == ["committed"]
+    (swept,) = at_the_last_epoch(cluster, witness, topic, {"swept": 60_000})
+    for _ in range(2):
+        assert until_final(committer.abort, [swept.handle]) == [Outcome.ABORTED]
+    witness.await_state("CompleteAbort", swept.handle)
+    swept.write_on("zombie", 1)
+    assert swept.failed
+    assert until_final(committer.commit, [swept.handle]) == [Outcome.LOST]
+    assert witness.committed(topic) == []
 
 
-def wear_out(client: TransactionClient, transaction: Transaction) -> Transaction:
-    """Raises the epoch of an id to the last but one."""
-    name = transaction.transactional_id
-    while True:
-        (now,) = client.describe_transactions([Transaction(name, -1, -1)], deadline_s=until())
-        assert isinstance(now, Description)
-        if now.transaction.epoch >= LARGEST_EPOCH - 1:
-            return now.transaction
-        for epoch in range(now.transaction.epoch, LARGEST_EPOCH - 1):
-            (answer,) = client.fence(
-                {Transaction(name, now.transaction.producer_id, epoch): 60_000}, deadline_s=until()
+class WornSink(KafkaSink):
+    """The producers of its first run have the last epoch that there is."""
+
+    def _make_lane(self, settings: Mapping[str, Any], owner: Owner, worker: str, number: int) -> Lane:
+        if owner.token.position == 0:
+            owned = TransactionalId(
+                prefix=owner.facts["prefix"], query=owner.query, token=owner.token, worker=worker, lane=number
             )
-            if answer.code != 0:
-                break
+            wear_out(str(self.settings["bootstrap.servers"]), str(owned), LAST_EPOCH)
+        return super()._make_lane(settings, owner, worker, number)
+
+
+@pytest.mark.slow
+def test_a_decided_batch_that_timed_out_at_the_last_epoch_is_written_again(
+    cluster: Cluster, witness: Witness, tmp_path: Path
+) -> None:
+    topic = witness.create_topic()
+    settings = {"bootstrap.servers": cluster.bootstrap, "transaction.timeout.ms": 45_000}
+    job = SmallJob(
+        tmp_path, lambda: [WornSink(settings, topic=topic)], lambda *_: pa.record_batch({"value": ["row"]}), slots=1
+    )
+    witness.prepare(topic).producer.abort_transaction(LIMIT_S)  # the coordinators are there
+    job.kill(0, Phase.FINISHING)
+    prefix = f"sparkonce-{job.short_query}."
+    eventually(lambda: list_transactions(cluster.bootstrap, states=["CompleteAbort"], prefix=prefix), bool)
+    (done,) = job.run(0)
+    assert done.healed == 1
+    assert witness.committed(topic) == ["row"]
+
+
+def at_the_last_epoch(cluster: Cluster, witness: Witness, topic: str, timeouts_ms: Mapping[str, int]) -> list[Prepared]:
+    """Transactions of one row each, as prepared by the last producer that its producer id has an epoch for."""
+    names = {value: new_name("worn") for value in timeouts_ms}
+    for name in names.values():
+        first = witness.prepare(topic, transactional_id=name)
+        first.producer.abort_transaction(LIMIT_S)
+        witness.await_state("CompleteAbort", first.handle)
+    with ThreadPoolExecutor(len(names)) as pool:
+        list(pool.map(lambda name: wear_out(cluster.brokers[0].address, name, LAST_EPOCH - 1), names.values()))
+    prepared = [
+        witness.prepare(topic, value, transactional_id=name, timeout_ms=timeouts_ms[value])
+        for value, name in names.items()
+    ]
+    assert {one.handle["epoch"] for one in prepared} == {LAST_EPOCH}
+    return prepared
+
+
+def wear_out(address: str, transactional_id: str, times: int) -> None:
+    """Initialises an id so many times, each of which raises its epoch. Sends all at once, for there are many."""
+    request = InitProducerIdRequest(
+        transactional_id=transactional_id, transaction_timeout_ms=60_000, producer_id=-1, producer_epoch=-1
+    )
+    request.with_header(correlation_id=0, client_id="wearing out")
+    version = 4
+    host, port = address.split(":")
+    with socket.create_connection((host, int(port)), timeout=LIMIT_S) as connection, ThreadPoolExecutor(1) as sender:
+        sender.submit(connection.sendall, times * request.encode(version=version, header=True, framed=True))
+        with connection.makefile("rb") as answers:
+            for _ in range(times):
+                (size,) = struct.unpack(">i", answers.read(4))
+                answer = InitProducerIdResponse.decode(answers.read(size), version=version, header=True)
+                assert answer.error_code == 0, answer

@@ -1,12 +1,15 @@
 from __future__ import annotations
 
 import logging
+import struct
 from collections.abc import Callable, Iterator
 from contextlib import closing
+from uuid import UUID
 
 import pytest
+from confluent_kafka import TopicCollection
 
-from integration.kafka_witness import Witness, new_name
+from integration.kafka_witness import LIMIT_S, Witness, new_name
 from sparkonce.embedded import Cluster
 from sparkonce.errors import ConfigurationError, PreflightError
 from sparkonce.guarantees import Guarantee
@@ -59,8 +62,13 @@ def test_the_facts_are_the_cluster_the_prefix_and_the_longest_timeout(
     broker: Cluster, witness: Witness, check: Check
 ) -> None:
     topic = witness.create_topic()
-    assert check(topic=topic) == {
+    topic_id = witness.admin.describe_topics(TopicCollection([topic]))[topic].result(LIMIT_S).topic_id
+    facts = dict(check(topic=topic))
+    halves = (topic_id.get_most_significant_bits(), topic_id.get_least_significant_bits())
+    assert UUID(facts.pop("topic_id")).bytes == struct.pack(">qq", *halves)
+    assert facts == {
         "cluster_id": broker.cluster_id,
+        "topic": topic,
         "prefix": f"sparkonce-{QUERY}",
         "transaction_timeout_ms": str(FIFTEEN_MINUTES_MS),
     }

@@ -6,12 +6,13 @@ import shutil
 from pathlib import Path
 
 import pytest
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 
 from spark.harness import new_name
 from spark.in_process import MARKS, CrashError, Stream, call_at, crash_at
+from spark.processes import eventually
 from sparkonce.embedded import Cluster
-from sparkonce.errors import CheckpointMismatchError, StaleBatchError, StaleLogError
+from sparkonce.errors import CheckpointMismatchError, StaleBatchError, StaleLogError, UnknownOutcomeError
 from sparkonce.protocol.state import Phase
 
 pytestmark = MARKS
@@ -136,3 +137,33 @@ def test_a_checkpoint_whose_log_is_deleted_is_refused_and_goes_on_under_another_
         stream.run()
     stream.run(sink={"transactional_id_prefix": new_name("after")})
     assert stream.keys() == [*IDS, "after"]
+
+
+FORGETFUL = {
+    "transactional.id.expiration.ms": 15_000,
+    "transaction.remove.expired.transaction.cleanup.interval.ms": 500,
+}
+
+
+@pytest.mark.slow
+def test_an_operator_notes_a_batch_as_done_of_which_nobody_knows(spark: SparkSession, tmp_path: Path) -> None:
+    """As docs/operations.md says. The state goes on: what was there before is a duplicate afterwards."""
+
+    def without_duplicates(rows: DataFrame) -> DataFrame:
+        return rows.dropDuplicates(["key"])
+
+    with Cluster(overrides=FORGETFUL) as forgetful:
+        stream = Stream(spark, forgetful, tmp_path, IDS)
+        with pytest.raises(CrashError):
+            stream.run(without_duplicates, listener=crash_at(Phase.SWEEPING_OWN, 1))
+        eventually(lambda: not stream.transactions(), "the broker has forgotten the query's ids")
+        with pytest.raises(UnknownOutcomeError, match="INVALID_PRODUCER_ID_MAPPING"):
+            stream.run(without_duplicates, commit_deadline_s=1.0)
+        assert stream.keys() == IDS[:800]
+
+        commits = stream.checkpoint / "commits"
+        assert not (commits / "1").exists()
+        shutil.copyfile(commits / "0", commits / "1")
+        stream.send(IDS)
+        stream.run(without_duplicates)
+        assert stream.keys() == IDS

@@ -13,7 +13,8 @@ from spark.harness import Job, new_name
 from spark.in_process import MARKS, Stream
 from spark.pipeline import PHASE
 from sparkonce.embedded import Cluster
-from sparkonce.errors import PreflightError, PrepareError
+from sparkonce.errors import ConfigurationError, PreflightError, PrepareError
+from sparkonce.guarantees import Guarantee
 from sparkonce.testing.kafka import create_topic, read_committed
 
 pytestmark = MARKS
@@ -98,6 +99,25 @@ def test_a_timeout_above_the_brokers_is_told_with_both_values(
     for word in ("transaction.timeout.ms", "3600000", "transaction.max.timeout.ms", "900000"):
         assert word in str(told.value)
     assert not (stream.checkpoint / "offsets").exists()
+
+
+REJECTS = "spark.sql.legacy.setCommandRejectsSparkCoreConfs"
+SPECULATION = "spark.speculation"
+
+
+def test_speculation_beside_an_at_most_once_sink_is_refused(
+    spark: SparkSession, kafka: Cluster, tmp_path: Path
+) -> None:
+    stream = Stream(spark, kafka, tmp_path, IDS)
+    spark.conf.set(REJECTS, "false")  # or Spark lets nobody change what a context is started with
+    spark.conf.set(SPECULATION, "true")
+    try:
+        with pytest.raises(ConfigurationError, match=r"spark\.speculation=true, and sinks \['kafka'\]"):
+            stream.run(sink={"guarantee": Guarantee.AT_MOST_ONCE})
+    finally:
+        spark.conf.unset(SPECULATION)
+        spark.conf.unset(REJECTS)
+    assert stream.keys() == []
 
 
 def test_a_restart_sweeps_its_own_and_leaves_alone_a_query_whose_prefix_begins_alike(

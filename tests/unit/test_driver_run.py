@@ -216,6 +216,51 @@ def test_a_sweep_waits_for_a_server_that_does_not_say_what_is_open(
     assert (world.visible(), world.unfinished()) == (numbers(0), [])
 
 
+@pytest.mark.parametrize("against", ["nothing", "the place is another one", "an error"])
+def test_a_sink_may_object_to_a_decision_once_all_is_prepared(
+    world: World, monkeypatch: pytest.MonkeyPatch, against: str
+) -> None:
+    asked_with: list[tuple[Facts, int]] = []
+
+    def object_once(committer: _Committer, facts: Facts) -> str:
+        asked_with.append((facts, len(world.unfinished())))
+        if len(asked_with) == 1 and against == "an error":
+            raise ValueError(against)
+        return against if len(asked_with) == 1 and against != "nothing" else ""
+
+    monkeypatch.setattr(MemorySink, "preflight", lambda *_: {"place": "here"})
+    monkeypatch.setattr(_Committer, "before_decision", object_once)
+    if against == "nothing":
+        world.run(world.start(), 0)
+    else:
+        with pytest.raises(errors.PrepareError, match=against):
+            world.run(world.start(), 0)
+        assert (world.visible(), world.unfinished(), world.kinds()) == ([], [], ["Claim"])
+        world.run(world.start(), 0)
+    assert asked_with == [({"place": "here"}, SLOTS)] * (1 if against == "nothing" else 2)
+    assert (world.visible(), world.unfinished()) == (numbers(0), [])
+
+
+def test_after_a_failed_batch_each_sink_is_swept_also_where_another_cannot_be(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world.add("more")
+    driver = world.start()
+    silent, listed = driver._committer("memory"), _Committer.list_lingering
+
+    def list_lingering(committer: _Committer, owners: Sequence[Owner]) -> Sequence[Handle]:
+        if committer is silent:
+            raise errors.UnknownOutcomeError("it does not say", next_step="wait")
+        return listed(committer, owners)
+
+    monkeypatch.setattr(_Committer, "list_lingering", list_lingering)
+    monkeypatch.setattr(_Committer, "before_decision", lambda *_: "no")
+    with pytest.raises(errors.PrepareError, match="no"):
+        world.run(driver, 0)
+    assert len(world.servers["memory"].unfinished()) == SLOTS
+    assert world.servers["more"].unfinished() == []
+
+
 def test_what_opens_late_is_swept_in_time(world: World, clock: Clock) -> None:
     """A paused copy may wake up after its batch, when nothing says that there is one."""
     driver = world.start()

@@ -4,6 +4,8 @@ import pytest
 
 from sparkonce.protocol.outcomes import Finished, Outcome
 from sparkonce.sinks.kafka.outcomes import (
+    INVALID_PRODUCER_ID_MAPPING,
+    LAST_EPOCH,
     TRANSACTIONAL_ID_NOT_FOUND,
     Answer,
     Description,
@@ -11,6 +13,7 @@ from sparkonce.sinks.kafka.outcomes import (
     abort_outcome,
     before_abort,
     commit_outcome,
+    confirm_forgotten,
     confirm_lost,
     is_patience,
 )
@@ -96,6 +99,31 @@ def test_lost_is_confirmed_or_weakened(view: Description | Answer, outcome: Outc
     finished = confirm_lost(LOST, OURS, view)
     assert finished.outcome is outcome
     assert finished.reason.startswith(LOST.reason)
+
+
+@pytest.mark.parametrize(
+    ("view", "outcome"),
+    [
+        (now("CompleteAbort", Transaction("id", 8, 0)), Outcome.LOST),
+        # Initialised again, after whatever became of it.
+        (now("PrepareAbort", Transaction("id", 8, 0)), Outcome.UNKNOWN),
+        (now("Empty", Transaction("id", 8, 0)), Outcome.UNKNOWN),
+        (now("Ongoing", Transaction("id", 8, 0)), Outcome.UNKNOWN),
+        (now("CompleteCommit", Transaction("id", 8, 0)), Outcome.UNKNOWN),
+        (now("CompleteAbort", Transaction("id", 8, 1)), Outcome.UNKNOWN),
+        (now("CompleteAbort", Transaction("id", 7, 0)), Outcome.UNKNOWN),
+        (Answer(TRANSACTIONAL_ID_NOT_FOUND), Outcome.UNKNOWN),
+        (Answer(None, "no route"), Outcome.UNKNOWN),
+    ],
+)
+def test_what_was_aborted_at_the_last_epoch_is_not_called_forgotten(
+    view: Description | Answer, outcome: Outcome
+) -> None:
+    forgotten = commit_outcome(Answer(INVALID_PRODUCER_ID_MAPPING))
+    finished = confirm_forgotten(forgotten, Transaction("id", 7, LAST_EPOCH), view)
+    assert finished.outcome is outcome
+    assert ("look its rows up" in finished.reason) == (outcome is Outcome.UNKNOWN)
+    assert confirm_forgotten(forgotten, OURS, view).outcome is Outcome.UNKNOWN
 
 
 @pytest.mark.parametrize(

@@ -302,9 +302,22 @@ class RunDriver:
         wrong = check_handles(handles, effect.sinks)
         if wrong:
             return on.PrepareFailed(reason=wrong)
-        if reason := self._positions.before_decision(handles, self._sources):
+        if reason := self._objection(effect.sinks) or self._positions.before_decision(handles, self._sources):
             return on.PrepareFailed(reason=reason)
         return on.Prepared(handles=tuple(handles), too_old=self._too_old(handles, began))
+
+    def _objection(self, written: Sequence[str]) -> str:
+        """What a sink has against the decision; empty if none has anything. An error counts as an objection."""
+        told = (
+            self._committer(name).before_decision(self._facts(name))
+            for name in self.state.transactional
+            if name in written
+        )
+        try:
+            return next(filter(None, told), "")
+        except Exception as error:  # noqa: BLE001 - every transaction is prepared, and has to be aborted first
+            self._cause = error
+            return _first_line(error)
 
     def _write_lost(
         self, lost: frozenset[tuple[str, int]], owners: Mapping[str, Owner], work: BatchWork
@@ -390,22 +403,23 @@ class RunDriver:
         due = self._loser_possible or time.monotonic() - self._swept_at >= self._timing.sweep_every_s
         if effect.optional and not due:
             return on.Swept()
-        try:
-            # Its own losers can wait for a later sweep; what older runs left open may hold back every reader.
-            until = time.monotonic() + (0.0 if effect.best_effort else self._timing.commit_deadline_s)
-            for name in self.state.transactional:
-                self._sweep_sink(name, effect.runs, until)
-        except Exception as error:
-            if not effect.best_effort:
-                raise
-            # The rows are safe either way. What is still open is swept later, or by the next run, or times out.
-            logger.warning("could not sweep what this run left open: %s", _first_line(error))
-            return on.Swept()
-        if effect.best_effort:
+        # Its own losers can wait for a later sweep; what older runs left open may hold back every reader.
+        until = time.monotonic() + (0.0 if effect.best_effort else self._timing.commit_deadline_s)
+        sweep = self._try_to_sweep if effect.best_effort else self._sweep_sink
+        swept = [sweep(name, effect.runs, until) for name in self.state.transactional]
+        if effect.best_effort and all(swept):
             self._loser_possible, self._swept_at = False, time.monotonic()
         return on.Swept()
 
-    def _sweep_sink(self, name: str, runs: tuple[Run, ...], until: float) -> None:
+    def _try_to_sweep(self, name: str, runs: tuple[Run, ...], until: float) -> bool:
+        """The rows are safe either way. What is still open is swept later, or by the next run, or times out."""
+        try:
+            return self._sweep_sink(name, runs, until)
+        except Exception as error:  # noqa: BLE001 - whatever it is, the other sinks' are swept
+            logger.warning("could not sweep what this run left open in %s: %s", name, _first_line(error))
+            return False
+
+    def _sweep_sink(self, name: str, runs: tuple[Run, ...], until: float) -> bool:
         """Lists and aborts until nothing is open, or the deadline; servers that are away for a while are waited for."""
         owners = [self._owner(name, run) for run in runs if name in dict(run.sinks)]
         while owners:
@@ -421,7 +435,7 @@ class RunDriver:
                 logger.info("swept %s sink=%s %s: %s", answer.outcome.value, name, fields, answer.reason or "ok")
             waiting = [answer for answer in answers if answer.outcome in _NOT_FINAL]
             if not waiting:
-                return
+                break
             if time.monotonic() >= until:
                 raise errors.UnknownOutcomeError(
                     f"{len(waiting)} transactions that earlier runs left open could not be aborted: "
@@ -429,6 +443,7 @@ class RunDriver:
                     next_step="see whether the server can be reached, then start the query again.",
                 )
             time.sleep(_LONGEST_RETRY_S / 4)
+        return True
 
     def _abort(self, handles: tuple[Handle, ...]) -> on.Event:
         try:

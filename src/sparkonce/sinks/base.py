@@ -155,6 +155,20 @@ class SinkCommitter(abc.ABC):
             UnknownOutcomeError: if the system cannot be reached now. Called again until the deadline.
         """
 
+    def before_decision(self, facts: Facts) -> str:  # noqa: ARG002 - for those that override it
+        """Told once every slot of a batch is prepared, before it is decided.
+
+        Optional: for what no writer can see, such as a place that was deleted and made again under it.
+
+        Args:
+            facts: What `TwoPhaseCommitSink.preflight` returned in this run.
+
+        Returns:
+            Why the batch must not be decided: it is then aborted, and the run stops. Empty if nothing is known. An
+            error counts as a reason.
+        """
+        return ""
+
     def list_traces(self, query: str, facts: Facts) -> Sequence[Trace]:  # noqa: ARG002
         """What the system itself remembers of a query's runs, for a log that may be older than what was written.
 

@@ -73,6 +73,10 @@ class ForwardingCommitter(SinkCommitter):
         """See `SinkCommitter.list_traces`."""
         return self._real.list_traces(query, facts)
 
+    def before_decision(self, facts: Facts) -> str:
+        """See `SinkCommitter.before_decision`."""
+        return self._real.before_decision(facts)
+
     def conclude(self, batch: int, handles: Sequence[Handle]) -> None:
         """See `SinkCommitter.conclude`."""
         self._real.conclude(batch, handles)

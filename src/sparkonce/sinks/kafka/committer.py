@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -15,6 +16,7 @@ from sparkonce.sinks.base import Facts, Owner, Runs, SinkCommitter, claimed_by
 from sparkonce.sinks.kafka.client import TransactionClient
 from sparkonce.sinks.kafka.outcomes import (
     COMMITTED_STATES,
+    INVALID_PRODUCER_ID_MAPPING,
     TRANSACTIONAL_ID_NOT_FOUND,
     Answer,
     Description,
@@ -22,12 +24,20 @@ from sparkonce.sinks.kafka.outcomes import (
     abort_outcome,
     before_abort,
     commit_outcome,
+    confirm_forgotten,
     confirm_lost,
 )
 from sparkonce.sinks.kafka.settings import admin_settings
+from sparkonce.sinks.kafka.topic import metadata_request, why_not_decide
+
+log = logging.getLogger(__name__)
 
 ATTEMPT_TIMEOUT_S = 10.0
 """How long one call waits for brokers before it answers RETRY."""
+
+_ASK_AGAIN_S = 0.25
+_SURE_AFTER_S = 3.0
+"""How long brokers have to say the same of a topic: one that has just started may not know it yet."""
 
 _EPOCH_BUMPED_BY_END = 2
 """The level of ``transaction.version`` from which EndTxn v5 raises the epoch (KIP-890)."""
@@ -66,7 +76,12 @@ class KafkaCommitter(SinkCommitter):
             self._client.end_transactions(transactions, commit=True, deadline_s=deadline_s) if transactions else []
         )
         verdicts = [commit_outcome(answer) for answer in answers]
-        self._confirm_lost(transactions, verdicts, deadline_s)
+        doubtful = [
+            place
+            for place, (answer, verdict) in enumerate(zip(answers, verdicts, strict=True))
+            if verdict.outcome is Outcome.LOST or answer.code == INVALID_PRODUCER_ID_MAPPING
+        ]
+        self._confirm(doubtful, transactions, verdicts, deadline_s)
         return _in_order(handles, verdicts)
 
     def abort(self, handles: Sequence[Handle]) -> Sequence[Finished]:
@@ -134,17 +149,39 @@ class KafkaCommitter(SinkCommitter):
             if view.state in COMMITTED_STATES and (token := token_of(view.transaction.transactional_id)) is not None
         ]
 
+    def before_decision(self, facts: Facts) -> str:
+        """See `SinkCommitter.before_decision`. The topic has to be the one that the run has started with."""
+        topic = facts.get("topic")
+        if topic is None:
+            return ""
+        asked, deadline_s = time.monotonic(), self._deadline_s()
+        while True:
+            metadata = self._client.request(metadata_request(topic, rights=False), deadline_s=deadline_s)
+            objection = why_not_decide(facts, metadata)
+            unanswered = isinstance(metadata, Answer)
+            if not objection and not unanswered:
+                return ""
+            if time.monotonic() >= (deadline_s if unanswered else asked + _SURE_AFTER_S):
+                break
+            time.sleep(_ASK_AGAIN_S)
+        if unanswered:
+            log.warning("topic=%r: no broker says whether it is still the same; the batch is decided", topic)
+        return objection
+
     def close(self) -> None:
         """Closes the connections."""
         self._client.close()
 
-    def _confirm_lost(self, transactions: list[Transaction], verdicts: list[Finished], deadline_s: float) -> None:
-        lost = [place for place, verdict in enumerate(verdicts) if verdict.outcome is Outcome.LOST]
-        if not lost:
+    def _confirm(
+        self, doubtful: list[int], transactions: list[Transaction], verdicts: list[Finished], deadline_s: float
+    ) -> None:
+        """Holds these verdicts, by place, against what the coordinators say of the ids."""
+        if not doubtful:
             return
-        views = self._client.describe_transactions([transactions[place] for place in lost], deadline_s=deadline_s)
-        for place, view in zip(lost, views, strict=True):
-            verdicts[place] = confirm_lost(verdicts[place], transactions[place], view)
+        views = self._client.describe_transactions([transactions[place] for place in doubtful], deadline_s=deadline_s)
+        for place, view in zip(doubtful, views, strict=True):
+            confirm = confirm_lost if verdicts[place].outcome is Outcome.LOST else confirm_forgotten
+            verdicts[place] = confirm(verdicts[place], transactions[place], view)
 
     def _end_and_fence(self, timeouts_ms: Mapping[Transaction, int], deadline_s: float) -> dict[Transaction, Finished]:
         if not timeouts_ms:

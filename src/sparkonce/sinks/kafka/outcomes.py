@@ -20,7 +20,11 @@ from dataclasses import dataclass
 from sparkonce.protocol.outcomes import Finished, Outcome
 
 NONE = 0
+INVALID_PRODUCER_ID_MAPPING = 49
 TRANSACTIONAL_ID_NOT_FOUND = 105
+
+LAST_EPOCH = 32_766
+"""After which a producer id is used up: the next epoch is 0, of a new one (Kafka's ``isProducerEpochExhausted``)."""
 
 MOVED = frozenset({15, 16})
 """COORDINATOR_NOT_AVAILABLE, NOT_COORDINATOR: the coordinator has to be looked up again."""
@@ -115,11 +119,12 @@ _COMMIT: Mapping[int, _Meaning] = {
         "INVALID_PRODUCER_EPOCH", Outcome.LOST, "The broker timed the transaction out, or a newer producer fenced it."
     ),
     48: _Meaning("INVALID_TXN_STATE", Outcome.LOST, "The transaction was aborted."),
-    49: _Meaning(
+    INVALID_PRODUCER_ID_MAPPING: _Meaning(
         "INVALID_PRODUCER_ID_MAPPING",
         Outcome.UNKNOWN,
         "The broker has forgotten the transactional id (after transactional.id.expiration.ms, 7 days by default) or "
-        "never knew it, and cannot tell whether this transaction was committed.",
+        "never knew it, and cannot tell whether this transaction was committed, now or later: look its rows up in the "
+        "topic, as docs/operations.md says.",
     ),
     90: _Meaning(
         "PRODUCER_FENCED", Outcome.LOST, "The broker timed the transaction out, or a newer producer fenced it."
@@ -132,7 +137,9 @@ _ABORT: Mapping[int, _Meaning] = {
     47: _Meaning("INVALID_PRODUCER_EPOCH", Outcome.ABORTED, "It was gone already."),
     # Described as open a moment ago, so it has just ended: describing it again tells how.
     48: _Meaning("INVALID_TXN_STATE", Outcome.RETRY, "The transaction has just ended."),
-    49: _Meaning("INVALID_PRODUCER_ID_MAPPING", Outcome.RETRY, "The transactional id has just changed hands."),
+    INVALID_PRODUCER_ID_MAPPING: _Meaning(
+        "INVALID_PRODUCER_ID_MAPPING", Outcome.RETRY, "The transactional id has just changed hands."
+    ),
     90: _Meaning("PRODUCER_FENCED", Outcome.ABORTED, "It was gone already."),
 }
 
@@ -165,6 +172,24 @@ def _read(table: Mapping[int, _Meaning], answer: Answer) -> Finished:
     if answer.code == NONE:
         return Finished(outcome=meaning.outcome)
     return Finished(outcome=meaning.outcome, reason=f"{meaning.name}: {meaning.sentence}")
+
+
+def confirm_forgotten(verdict: Finished, transaction: Transaction, now: Description | Answer) -> Finished:
+    """Tells what the broker has forgotten from what was aborted at the last epoch of a producer id.
+
+    From transaction version 2 on, an abort of an open transaction leaves its id at the next epoch as CompleteAbort, and
+    after the last epoch that is 0 of a new producer id. A commit leaves it where it is, and what initialises it next is
+    in another state. After that, an abort of the id's next transaction could look the same; but no worker takes an id
+    again before the batch after its own is decided (see `LanePool`), and then this one is finished.
+    """
+    if isinstance(now, Answer):
+        return verdict
+    owner = now.transaction
+    is_next = transaction.epoch == LAST_EPOCH and owner.epoch == 0 and owner.producer_id != transaction.producer_id
+    if is_next and now.state == "CompleteAbort":
+        reason = f"INVALID_PRODUCER_ID_MAPPING: aborted at the producer id's last epoch. {_view(now)}"
+        return Finished(outcome=Outcome.LOST, reason=reason)
+    return Finished(outcome=verdict.outcome, reason=f"{verdict.reason} {_view(now)}")
 
 
 def confirm_lost(verdict: Finished, transaction: Transaction, now: Description | Answer) -> Finished:

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from kafka.protocol.admin import DescribeConfigsRequest
-from kafka.protocol.metadata import MetadataRequest
 
 from sparkonce.errors import ConfigurationError, PreflightError
 from sparkonce.guarantees import Guarantee
@@ -19,7 +18,7 @@ from sparkonce.sinks.base import Facts
 from sparkonce.sinks.kafka.client import TransactionClient, versions_request
 from sparkonce.sinks.kafka.outcomes import NONE, Answer, Transaction, is_patience
 from sparkonce.sinks.kafka.settings import admin_settings, producer_settings
-from sparkonce.sinks.kafka.topic import check_topic
+from sparkonce.sinks.kafka.topic import check_topic, metadata_request, topic_facts, warn_if_made_again
 
 log = logging.getLogger(__name__)
 
@@ -90,7 +89,8 @@ def preflight(
         recorded: What this returned in the newest run that the log knows.
 
     Returns:
-        ``cluster_id`` and, for EXACTLY_ONCE, ``prefix`` and ``transaction_timeout_ms``.
+        ``cluster_id``, of a sink's own topic ``topic`` and ``topic_id``, and, for EXACTLY_ONCE, ``prefix`` and
+        ``transaction_timeout_ms``.
 
     Raises:
         ConfigurationError: if librdkafka or the driver's connection does not know a setting or its value.
@@ -104,22 +104,20 @@ def preflight(
     chosen_ms = _chosen_timeout_ms(settings, timeout_ms)
     with closing(TransactionClient(connection, lanes=1)) as client:
         look = _Look(client, time.monotonic() + TIMEOUT_S, str(producer["bootstrap.servers"]))
-        metadata = look.ask(_metadata_request(topic))
+        metadata = look.ask(metadata_request(topic))
         _check_cluster(metadata.cluster_id, look, recorded)
         if topic is not None:
             check_topic(topic, metadata, look.ask(_configs_request(_TOPIC_RESOURCE, topic, "min.insync.replicas")))
+        facts = {"cluster_id": metadata.cluster_id, **topic_facts(metadata)}
+        warn_if_made_again(facts, recorded)
         if not transactional:
-            return {"cluster_id": metadata.cluster_id}
+            return facts
         _check_version(look)
         limit_ms = _timeout_limit_ms(look, metadata.brokers[0].node_id)
         lasting_ms = _check_timeout(chosen_ms, limit_ms)
         check_producer({**producer, "transactional.id": chosen_prefix, _TIMEOUT: lasting_ms})
         _check_permission(look, chosen_prefix, query)
-    return {
-        "cluster_id": metadata.cluster_id,
-        "prefix": chosen_prefix,
-        "transaction_timeout_ms": str(lasting_ms),
-    }
+    return {**facts, "prefix": chosen_prefix, "transaction_timeout_ms": str(lasting_ms)}
 
 
 def check_producer(settings: Mapping[str, Any]) -> None:
@@ -234,11 +232,6 @@ def _check_permission(look: _Look, prefix: str, query: str) -> None:
             f"No working transaction coordinator within {TIMEOUT_S:.0f} s: error code {answer.code} {answer.reason}.",
             next_step="Check that __transaction_state can have transaction.state.log.replication.factor replicas.",
         )
-
-
-def _metadata_request(topic: str | None) -> Any:
-    topics = [] if topic is None else [MetadataRequest.MetadataRequestTopic(name=topic)]
-    return MetadataRequest(topics=topics, allow_auto_topic_creation=False, include_topic_authorized_operations=True)
 
 
 def _configs_request(resource: int, name: str, key: str) -> Any:
