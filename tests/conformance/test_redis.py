@@ -33,12 +33,16 @@ class RedisSuite(SinkConformance):
         raise NotImplementedError
 
     def watch(self, *servers: RedisServer) -> Iterator[None]:
+        self.settle(*servers)
+        yield
+        self.everywhere.close()
+
+    def settle(self, *servers: RedisServer) -> None:
+        """Gives the check empty servers."""
         self.servers = list(servers)
         self.url = servers[0].url
         self.everywhere = Everywhere(*servers)
         self.everywhere.clear()
-        yield
-        self.everywhere.close()
 
     def make(self, **more: Any) -> RedisSink:
         return RedisSink(self.url, cluster=self.clustered, key_template="row:{number}", **{**self.shape, **more})
