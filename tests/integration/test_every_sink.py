@@ -227,6 +227,7 @@ def test_a_replay_that_gives_other_rows_stops_the_query_and_says_what_is_missing
             query.job.run(1)
         assert caught.value.details["lost"] == ((name, 1, ROWS),)
         assert caught.value.details["differing"] == ((name, 1),)
+        assert caught.value.details["same_rows"] is False
         assert caught.value.details["offsets"] == query.job.decision(1).offsets
         assert Counter(place.visible()) == numbers(0) + numbers(1, slots=[0])
         assert place.left_open() == []
