@@ -95,7 +95,8 @@ def test_at_most_once_misses_rows_and_doubles_none_in_every_other_sink(kafka: Cl
             unit=f"{__name__}:{others.__name__}",
             beside=beside,
         ) as job:
-            hold = job.desk.hold(WRITTEN, sink="mysql", batch=1, slot=3)  # two cores: others have written theirs
+            # In the first sink of four, in the last slot on two cores: others have written theirs.
+            hold = job.desk.hold(WRITTEN, sink="files", batch=1, slot=3)
             run = job.start()
             hold.wait(run.check)
             run.kill()
