@@ -8,6 +8,7 @@ import shutil
 import tempfile
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ import pyarrow as pa
 import pymysql
 import pytest
 
+from sparkonce.sinks.mysql.flavours import MARIADB, MYSQL
 from sparkonce.sinks.mysql.names import quote
 from sparkonce.testing.hooks import SinkHooks
 from sparkonce.testing.servers.mariadb import MISSING, MariaDBServer
@@ -23,6 +25,13 @@ from sparkonce.testing.servers.mariadb import MISSING, MariaDBServer
 WITHIN_S = 20.0
 NOT_BULK = property(lambda _: False, lambda _self, _: None)
 """In place of `Link.takes_bulk`: rows go to MariaDB as they go to MySQL."""
+_FATAL = "XAER_RMERR: Fatal error occurred in the transaction branch - check your data for consistency"
+MAY_NOT_RECOVER = replace(
+    MARIADB,
+    recover=f"SIGNAL SQLSTATE 'XAE03' SET MYSQL_ERRNO = 1401, MESSAGE_TEXT = '{_FATAL}'",
+    recover_right=MYSQL.recover_right,
+)
+"""MariaDB asks for no right to ``XA RECOVER``. Here it says what MySQL does to a user without XA_RECOVER_ADMIN."""
 
 
 def need_mariadb() -> None:

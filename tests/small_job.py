@@ -8,8 +8,8 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
+from zlib import crc32
 
-import numpy as np
 import pyarrow as pa
 
 from sparkonce.driver.positions import PositionReporter
@@ -22,6 +22,7 @@ from sparkonce.protocol.events import BatchAsked
 from sparkonce.protocol.handles import Handle
 from sparkonce.protocol.ownership import short_query
 from sparkonce.protocol.state import Phase
+from sparkonce.protocol.view import Decision, LogView
 from sparkonce.sinks.base import Owner, TwoPhaseCommitSink
 
 _FINGERPRINT = "_fingerprint"
@@ -82,7 +83,7 @@ class SmallJob:
             run=str(uuid.uuid4()),
             query=self.query,
             sinks=sinks,
-            log=DecisionLog(LocalLogStore(self.checkpoint)),
+            log=self._log(),
             timing=Timing(commit_deadline_s=self._deadline_s),
             listener=listener,
             reporters=self._reporters(),
@@ -109,6 +110,15 @@ class SmallJob:
         else:
             raise AssertionError(f"batch {batch} did not come to {phase}")
 
+    def decision(self, batch: int) -> Decision:
+        """What the log says of a batch that is decided."""
+        decided = self._log().read(LogView()).decision(batch)
+        assert decided is not None, f"batch {batch} is not decided"
+        return decided
+
+    def _log(self) -> DecisionLog:
+        return DecisionLog(LocalLogStore(self.checkpoint))
+
     def _asked(self, batch: int) -> BatchAsked:
         def line(number: int) -> tuple[str, ...]:
             return (json.dumps({self._source: {"0": number}}),)
@@ -131,7 +141,7 @@ class _Work:
     ) -> tuple[Sequence[Handle], bool]:
         def write(slot: int) -> Sequence[Handle]:
             rows = self._rows(self._batch, slot)
-            hashes = pa.array(np.arange(rows.num_rows, dtype=np.int64) + 1000 * slot + 7)
+            hashes = pa.array([crc32(repr(row).encode()) for row in rows.to_pylist()], pa.int64())
             whole = pa.RecordBatch.from_arrays([*rows.columns, hashes], names=[*rows.schema.names, _FINGERPRINT])
             parts = tuple(
                 SinkTask(

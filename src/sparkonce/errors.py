@@ -122,4 +122,6 @@ class TransactionLostError(SparkonceError):
     """Decided rows are gone, and running the batch again did not give the same rows.
 
     ``details["lost"]`` lists each lost (sink, slot) with its rows, ``details["offsets"]`` the batch's input.
+    ``details["same_rows"]`` says whether the replay gave the same rows, in slots that do not fit the lost ones: then a
+    start with the slots of before heals.
     """

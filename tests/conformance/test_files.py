@@ -11,7 +11,11 @@ from conformance.files_suite import FilesSuite
 class LocalSuite(FilesSuite):
     @pytest.fixture(autouse=True)
     def _root(self, tmp_path: Path) -> None:
-        self.root = tmp_path / "out"
+        self.settle(tmp_path)
+
+    def settle(self, folder: Path) -> None:
+        """Gives the check a folder of its own."""
+        self.root = folder / "out"
         self.root.mkdir()
 
 

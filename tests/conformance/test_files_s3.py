@@ -18,7 +18,11 @@ __all__ = ["s3"]
 class S3Suite(FilesSuite):
     @pytest.fixture(autouse=True)
     def _bucket(self, s3: S3Server) -> None:
-        self.bucket = Bucket(s3)
+        self.settle(s3)
+
+    def settle(self, server: S3Server) -> None:
+        """Gives the check a bucket of its own."""
+        self.bucket = Bucket(server)
 
     def make(self, **settings: object) -> FilesSink:
         return FilesSink(

@@ -1,7 +1,8 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
 
 import pyarrow as pa
 import pytest
@@ -19,6 +20,7 @@ from sparkonce.testing.servers.mariadb import MariaDBServer
 
 class MySQLSuite(SinkConformance):
     commit = "two_phase"
+    settings: ClassVar[Mapping[str, Any]] = {}
     visible_within_s = 0.0
     witness: Witness
 
@@ -27,14 +29,17 @@ class MySQLSuite(SinkConformance):
         self.witness = Witness(server, f"conformance_{secrets.token_hex(4)}")
         self.witness.run("CREATE TABLE target (number BIGINT, word VARCHAR(20)) ENGINE=InnoDB")
 
+    def make(self, **more: Any) -> MySQLSink:
+        return MySQLSink(self.witness.settings, table="target", **{"commit": self.commit, **self.settings, **more})
+
     def make_sink(self) -> MySQLSink:
-        return MySQLSink(self.witness.settings, table="target", commit=self.commit)
+        return self.make()
 
     def make_second_sink(self) -> MySQLSink:
-        return MySQLSink(self.witness.settings, table="target", commit=self.commit, name="beside")
+        return self.make(name="beside")
 
     def make_direct_sink(self) -> MySQLSink:
-        return MySQLSink(self.witness.settings, table="target", guarantee=Guarantee.AT_LEAST_ONCE)
+        return self.make(guarantee=Guarantee.AT_LEAST_ONCE)
 
     def make_rows(self, start: int, count: int) -> pa.RecordBatch:
         numbers = list(range(start, start + count))
@@ -77,34 +82,12 @@ class TestMySQLStaged(MySQLSuite):
 
 
 class UpsertSuite(MySQLSuite):
+    settings: ClassVar[Mapping[str, Any]] = {"mode": "upsert", "key_columns": ["number"]}
+
     def settle(self, server: MariaDBServer) -> None:
         super().settle(server)
         self.witness.run("DROP TABLE target")
         self.witness.run("CREATE TABLE target (number BIGINT PRIMARY KEY, word VARCHAR(20)) ENGINE=InnoDB")
-
-    def make_sink(self) -> MySQLSink:
-        return MySQLSink(
-            self.witness.settings, table="target", commit=self.commit, mode="upsert", key_columns=["number"]
-        )
-
-    def make_second_sink(self) -> MySQLSink:
-        return MySQLSink(
-            self.witness.settings,
-            table="target",
-            commit=self.commit,
-            mode="upsert",
-            key_columns=["number"],
-            name="beside",
-        )
-
-    def make_direct_sink(self) -> MySQLSink:
-        return MySQLSink(
-            self.witness.settings,
-            table="target",
-            mode="upsert",
-            key_columns=["number"],
-            guarantee=Guarantee.AT_LEAST_ONCE,
-        )
 
 
 class TestMySQLUpsertStaged(UpsertSuite):

@@ -29,22 +29,26 @@ class PostgresSuite(SinkConformance):
 
     @pytest.fixture(autouse=True)
     def _database(self, server: PostgresServer) -> None:
+        self.settle(server)
+
+    def settle(self, server: PostgresServer) -> None:
+        """Gives the check an empty table."""
         self.server = server
         key = "PRIMARY KEY" if self.settings.get("mode") == "upsert" else ""
         fresh_database(server, f"CREATE TABLE numbers (number bigint {key}, text text)")
 
-    def sink(self, **more: object) -> PostgresSink:
+    def make(self, **more: object) -> PostgresSink:
         given = {"table": "numbers", **self.settings, **more}
         return PostgresSink(self.server.conninfo(), **given)  # type: ignore[arg-type]
 
     def make_sink(self) -> PostgresSink:
-        return self.sink()
+        return self.make()
 
     def make_second_sink(self) -> PostgresSink:
-        return self.sink(name="beside")
+        return self.make(name="beside")
 
     def make_direct_sink(self) -> PostgresSink:
-        return self.sink(guarantee=Guarantee.AT_LEAST_ONCE)
+        return self.make(guarantee=Guarantee.AT_LEAST_ONCE)
 
     def make_rows(self, start: int, count: int) -> pa.RecordBatch:
         numbers = list(range(start, start + count))

@@ -33,21 +33,28 @@ class RedisSuite(SinkConformance):
         raise NotImplementedError
 
     def watch(self, *servers: RedisServer) -> Iterator[None]:
+        self.settle(*servers)
+        yield
+        self.everywhere.close()
+
+    def settle(self, *servers: RedisServer) -> None:
+        """Gives the check empty servers."""
         self.servers = list(servers)
         self.url = servers[0].url
         self.everywhere = Everywhere(*servers)
         self.everywhere.clear()
-        yield
-        self.everywhere.close()
 
-    def make_sink(self, **more: Any) -> RedisSink:
+    def make(self, **more: Any) -> RedisSink:
         return RedisSink(self.url, cluster=self.clustered, key_template="row:{number}", **{**self.shape, **more})
 
+    def make_sink(self) -> RedisSink:
+        return self.make()
+
     def make_second_sink(self) -> RedisSink:
-        return self.make_sink(name="beside")
+        return self.make(name="beside")
 
     def make_direct_sink(self) -> RedisSink:
-        return self.make_sink(guarantee=Guarantee.AT_LEAST_ONCE)
+        return self.make(guarantee=Guarantee.AT_LEAST_ONCE)
 
     def make_rows(self, start: int, count: int) -> pa.RecordBatch:
         numbers = list(range(start, start + count))

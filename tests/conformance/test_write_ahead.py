@@ -68,7 +68,11 @@ class TestNeither(WriteAheadSuite):
 
     @pytest.fixture(autouse=True)
     def _target(self, tmp_path: Path) -> None:
-        self.root, self.target = tmp_path, AppendingTarget(tmp_path / "target")
+        self.settle(tmp_path)
+
+    def settle(self, folder: Path) -> None:
+        """Gives the check an empty target."""
+        self.root, self.target = folder, AppendingTarget(folder / "target")
         self.settings = {"applies": Applies.NEITHER}
 
 

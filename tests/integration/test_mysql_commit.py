@@ -11,8 +11,8 @@ import pyarrow as pa
 import pymysql
 import pytest
 
-from mariadb_witness import Numbers, Witness, shared_server
-from sparkonce.errors import PrepareError
+from mariadb_witness import MAY_NOT_RECOVER, Numbers, Witness, shared_server
+from sparkonce.errors import PrepareError, UnknownOutcomeError
 from sparkonce.protocol.handles import Handle
 from sparkonce.protocol.outcomes import Outcome
 from sparkonce.protocol.ownership import TransactionName
@@ -76,6 +76,24 @@ def test_nota_proves_nothing_while_the_connection_that_prepared_is_open(
     # Its writer has nothing more to do: the committer has ended its connection.
     assert scene.commit(handle) == COMMITTED
     assert visible(witness) == [0, 1]
+
+
+@TWO_PHASE
+@pytest.mark.parametrize("rolled_back", [True, False])
+def test_without_the_right_to_list_what_is_prepared_nothing_is_lost(
+    scene: Scene, witness: Witness, monkeypatch: pytest.MonkeyPatch, rolled_back: bool
+) -> None:
+    """On MySQL, XA_RECOVER_ADMIN that was taken away after the start: what else would tell lost from held?"""
+    handle = scene.prepare(1)
+    witness.run(f"XA {'ROLLBACK' if rolled_back else 'COMMIT'} {Xid.of(name_of(handle))}")
+    with monkeypatch.context() as on_mysql:
+        on_mysql.setattr("sparkonce.sinks.mysql.committer.flavour_of", lambda _: MAY_NOT_RECOVER)
+        (found,) = scene.new_committer().commit([handle])
+        assert (found.outcome, "XA_RECOVER_ADMIN" in found.reason) == (Outcome.UNKNOWN, True)
+        with pytest.raises(UnknownOutcomeError, match="XA_RECOVER_ADMIN"):
+            scene.new_committer().list_lingering([scene.owner])
+    (found,) = scene.new_committer().commit([handle])
+    assert found.outcome is (Outcome.LOST if rolled_back else Outcome.ALREADY_COMMITTED)
 
 
 @TWO_PHASE

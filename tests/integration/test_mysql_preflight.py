@@ -12,10 +12,11 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from mariadb_witness import NOT_BULK, Witness, need_mariadb, shared_server
+from mariadb_witness import MAY_NOT_RECOVER, NOT_BULK, Witness, need_mariadb, shared_server
 from sparkonce.errors import ConfigurationError, PreflightError
 from sparkonce.guarantees import Guarantee
 from sparkonce.sinks.base import Facts
+from sparkonce.sinks.mysql import preflight
 from sparkonce.sinks.mysql.connection import Link
 from sparkonce.sinks.mysql.flavours import MARIADB, MYSQL
 from sparkonce.sinks.mysql.preflight import Wanted
@@ -178,6 +179,45 @@ def test_without_local_infile_rows_arrive_all_the_same(witness: Witness, monkeyp
     finally:
         witness.run("SET GLOBAL local_infile = 1")
     assert witness.rows("SELECT * FROM target") == [(1, "x")]
+
+
+@pytest.mark.parametrize(
+    ("version", "refused"),
+    [
+        (
+            "10.4.34-MariaDB",
+            "MariaDB 10.4.34-MariaDB.* 10.5 or newer.*MDEV-742.* Next: update the server to MariaDB 10.5",
+        ),
+        ("5.5.5-10.4.34-MariaDB-log", "10.5 or newer"),
+        ("10.5.0-MariaDB", ""),
+        ("8.0.18", "MySQL 8.0.18.* 8.0.19 or newer"),
+        ("5.7.44-log", "8.0.19 or newer.*5.7.7"),
+        ("unheard of", "8.0.19 or newer"),
+    ],
+)
+def test_a_server_that_is_too_old_is_refused(
+    witness: Witness, monkeypatch: pytest.MonkeyPatch, version: str, refused: str
+) -> None:
+    """It says of itself that it is; before MariaDB 10.5 a prepared transaction ends with its connection."""
+    asked = preflight._variables
+    monkeypatch.setattr(preflight, "_variables", lambda link: {**asked(link), "version": version})
+    if not refused:
+        check(witness)
+        return
+    with pytest.raises(PreflightError, match=refused):
+        check(witness)
+    assert witness.rows("SHOW TABLES LIKE 'sparkonce%'") == [], "something was made before the refusal"
+
+
+@pytest.mark.parametrize("commit", ["staged", "two_phase"])
+def test_a_user_who_may_not_list_prepared_transactions_is_refused(
+    witness: Witness, monkeypatch: pytest.MonkeyPatch, commit: str
+) -> None:
+    facts = check(witness, commit=commit)
+    monkeypatch.setattr("sparkonce.sinks.mysql.preflight.flavour_of", lambda _: MAY_NOT_RECOVER)
+    with pytest.raises(PreflightError, match=r"XA RECOVER.* error 1401.* Next: grant XA_RECOVER_ADMIN to the user"):
+        check(witness, recorded=facts, commit=commit)
+    check(witness, guarantee=Guarantee.AT_LEAST_ONCE)
 
 
 @pytest.mark.parametrize("engine", ["MyISAM", "Aria"])

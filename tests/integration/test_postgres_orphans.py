@@ -4,6 +4,7 @@ import json
 import threading
 import time
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import psycopg
@@ -24,7 +25,9 @@ from postgres_witness import (
     server_fixture,
     staging_tables,
 )
+from small_job import SmallJob
 from sparkonce.cli.main import app
+from sparkonce.protocol.state import Phase
 from sparkonce.sinks.postgres.orphans import list_orphans
 from sparkonce.testing.servers.postgres import PostgresServer
 
@@ -112,3 +115,29 @@ def test_what_the_page_says_takes_orphans_of_a_query_away_that_is_gone_for_good(
     assert list_orphans(server.conninfo()) == []
     found = finish(sink(server), held, staged)
     assert {one.outcome.name for one in found} == {"LOST"}
+
+
+def test_an_orphan_holds_vacuum_back_until_the_query_is_started_again(server: PostgresServer, tmp_path: Path) -> None:
+    """In any table of the database. Asked of the files: VACUUM gives their end back when nothing in it is needed."""
+    ask(server, "CREATE TABLE other WITH (autovacuum_enabled = false) AS SELECT generate_series(1, 20000) AS number")
+    job = SmallJob(tmp_path, lambda: [sink(server, commit="two_phase")], lambda *_: ROWS, slots=1)
+    job.kill(0, Phase.DECIDING)
+    (orphan,) = prepared(server)
+    ask(server, "DELETE FROM other")
+    before = vacuumed(server)
+    assert before > 0
+    ((age,),) = ask(server, "SELECT age(transaction) FROM pg_prepared_xacts")
+    ask(server, "SELECT txid_current()")
+    assert ask(server, "SELECT age(transaction) > %s FROM pg_prepared_xacts", age) == [(True,)]
+    assert vacuumed(server) == before
+    job.run(0)
+    assert orphan not in prepared(server)
+    assert vacuumed(server) == 0
+    assert ask(server, 'SELECT count(*) FROM "odd.Name"') == [(ROWS.num_rows,)]
+
+
+def vacuumed(server: PostgresServer) -> int:
+    """The size of the other table, in bytes, after VACUUM."""
+    ask(server, "VACUUM other")
+    ((size,),) = ask(server, "SELECT pg_relation_size('other')")
+    return int(size)

@@ -28,6 +28,7 @@ from sparkonce.errors import ConfigurationError, PreflightError, PrepareError
 from sparkonce.guarantees import Guarantee
 from sparkonce.protocol.outcomes import Outcome
 from sparkonce.protocol.ownership import Token
+from sparkonce.sinks.postgres import preflight
 from sparkonce.sinks.postgres.sink import PostgresSink
 from sparkonce.testing.servers.postgres import PostgresServer
 
@@ -191,6 +192,19 @@ def test_a_server_that_does_not_sync_is_refused_at_exactly_once_only() -> None:
         ask(careless, "CREATE TABLE t (id bigint, text text)")
         refused(careless, "fsync=off")
         new_sink(careless, guarantee=Guarantee.AT_LEAST_ONCE).preflight(QUERY, None)
+
+
+def test_a_server_that_is_too_old_is_refused(server: PostgresServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    ((version,),) = ask(server, "SHOW server_version_num")
+    monkeypatch.setattr(preflight, "OLDEST", int(version))
+    new_sink(server).preflight(QUERY, None)
+    ask(server, "DROP TABLE sparkonce_commits")
+    monkeypatch.setattr(preflight, "OLDEST", int(version) + 10_000)
+    older = int(version) // 10_000 + 1
+    for commit in ("staged", "two_phase"):
+        words = (f"server_version_num={version}: PostgreSQL {older} is the oldest", "update the server")
+        refused(server, *words, commit=commit)
+    assert ask(server, "SELECT to_regclass('sparkonce_commits')") == [(None,)], "made before the refusal"
 
 
 def test_another_database_than_before_is_refused(server: PostgresServer) -> None:

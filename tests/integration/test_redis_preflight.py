@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import logging
+import re
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -13,6 +14,7 @@ from redis_servers import Query, client, cluster, needs_redis, server, staged, w
 from sparkonce.errors import ConfigurationError, PreflightError, PrepareError
 from sparkonce.guarantees import Guarantee
 from sparkonce.protocol.outcomes import Outcome
+from sparkonce.sinks.redis import preflight as preflight_module
 from sparkonce.sinks.redis import scripts
 from sparkonce.sinks.redis.nodes import Nodes, Request
 from sparkonce.sinks.redis.sink import RedisSink
@@ -49,6 +51,15 @@ def test_what_is_remembered(server: RedisServer, client: Any) -> None:
     assert facts == {"prefix": "p", "server": client.get("sparkonce:id").decode(), "mode": "single"}
     assert preflight(RedisSink(server.url, prefix="p")) == facts
     assert client.keys() == [b"sparkonce:id"]
+
+
+def test_a_server_that_is_too_old_is_refused(server: RedisServer, client: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    version = client.info("server")["redis_version"]
+    newer = int(version.split(".")[0]) + 1
+    monkeypatch.setattr(preflight_module, "OLDEST", (newer, 0))
+    with pytest.raises(PreflightError, match=rf"runs Redis {re.escape(version)}\..* needs {newer}\.0 or newer"):
+        preflight(RedisSink(server.url))
+    assert client.keys() == []
 
 
 @pytest.mark.parametrize("policy", ["allkeys-lru", "volatile-ttl"])

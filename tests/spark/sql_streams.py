@@ -7,10 +7,13 @@ from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from psycopg import sql
+
 from mariadb_witness import Witness
-from postgres_witness import ask
+from postgres_witness import ask, prepared
 from spark.faults import HALFWAY, Watched
 from spark.harness import Job
+from sparkonce.sinks.mysql.names import FORMAT_ID
 from sparkonce.testing.servers.postgres import PostgresServer
 
 if TYPE_CHECKING:
@@ -67,6 +70,10 @@ class TableJob(Job):
     def left(self) -> list[str]:
         """What the server holds of the query that is neither committed nor aborted, and its staging tables."""
 
+    @abc.abstractmethod
+    def give_up(self) -> int:
+        """Rolls back what is prepared, as an operator may; returns how many transactions that was."""
+
 
 class MySQLJob(TableJob):
     def __init__(self, bootstrap: str, folder: Path, batches: int, witness: Witness, commit: str) -> None:
@@ -85,6 +92,13 @@ class MySQLJob(TableJob):
         named = [str(comment) for (comment,) in found] + [str(xid) for xid in self.witness.xids()]
         return [name for name in named if self.query in name]
 
+    def give_up(self) -> int:
+        own = [xid for xid in self.witness.xids() if self.query.encode() in xid]
+        for _, length, _, data in self.witness.rows("XA RECOVER"):
+            if data in own:
+                self.witness.run(f"XA ROLLBACK X'{data[:length].hex()}', X'{data[length:].hex()}', {FORMAT_ID}")
+        return len(own)
+
 
 class PostgresJob(TableJob):
     def __init__(self, bootstrap: str, folder: Path, batches: int, server: PostgresServer, commit: str) -> None:
@@ -101,3 +115,9 @@ class PostgresJob(TableJob):
             "SELECT gid FROM pg_prepared_xacts UNION ALL SELECT relname::text FROM pg_class WHERE relkind = 'r'",
         )
         return [name for (name,) in found if self.query in name]
+
+    def give_up(self) -> int:
+        own = [gid for gid in prepared(self.server) if self.query in gid]
+        for gid in own:
+            ask(self.server, sql.SQL("ROLLBACK PREPARED {}").format(gid))
+        return len(own)

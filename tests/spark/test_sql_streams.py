@@ -1,5 +1,6 @@
 """Queries into MariaDB and PostgreSQL, staged and in two phases, whose driver is killed: each row is there once.
 
+Of the batch that is half committed somebody rolls back what is prepared: it is written again.
 All four run in one process and one Spark, which is what takes the time, and are killed while each is at the same point.
 """
 
@@ -52,9 +53,20 @@ def test_drivers_that_are_killed_leave_nothing_missing_doubled_or_open(jobs: lis
             early = {int(batch) for _, batch in job.visible()} - set(range(job.decided() + 1))
             assert (job.table, early) == (job.table, set()), "seen before the decision"
             assert (job.decided() < due[job.table]) == (point in UNDECIDED)
+    decided = {job.table: job.log().newest_decision for job in jobs}
+    lost = {job.table: job.give_up() for job in jobs}
+    assert {table: count > 0 for table, count in lost.items()} == {
+        job.table: job.table.endswith("two_phase") for job in jobs
+    }
     start_together(jobs, tmp_path / "last.log").finish()
     for job in jobs:
         found = [key for (key, _), count in job.visible().items() for _ in range(count)]
         missing, doubled = set(job.ids) - set(found), len(found) - len(set(found))
         assert (job.table, len(missing), doubled, set(found) - set(job.ids)) == (job.table, 0, 0, set())
         assert (job.table, job.left()) == (job.table, [])
+        before = decided[job.table]
+        assert before is not None
+        after = job.log().decision(before.batch)
+        assert after is not None
+        assert (job.table, len(set(before.handles) - set(after.handles))) == (job.table, lost[job.table])
+        assert [one.evidence for one in after.handles] == [one.evidence for one in before.handles]

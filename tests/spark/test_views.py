@@ -10,7 +10,6 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import pyarrow as pa
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - as everybody writes it
@@ -19,19 +18,15 @@ from conformance import folder_sink
 from conformance.folder_sink import FolderSink
 from spark.harness import new_name
 from spark.in_process import LIMIT_S, MARKS, CrashError, Stream, crash_at, travelling
-from spark.processes import eventually
-from sparkonce import ExactlyOnce, Guarantee, KafkaSink
+from sparkonce import ExactlyOnce, KafkaSink
 from sparkonce.embedded import Cluster
 from sparkonce.errors import ConfigurationError, PrepareError, SchemaError
 from sparkonce.log.base import DecisionLog
 from sparkonce.log.local import LocalLogStore
 from sparkonce.protocol.state import Phase
 from sparkonce.protocol.view import LogView
-from sparkonce.sinks.base import SinkWriter, WriterContext
 from sparkonce.spark.views import Sinks
-from sparkonce.testing.forwarding import ForwardingWriter
 from sparkonce.testing.kafka import create_topic
-from tryout.bulk import make_orders
 
 pytestmark = MARKS
 
@@ -188,55 +183,6 @@ def test_a_query_that_is_stopped_before_its_jobs_begin_does_not_run_them_to_thei
     gc.collect()
     assert query.exception() is None
     assert not ended.exists()
-
-
-class _HeldSink(FolderSink):
-    """The first copies of slots 0 and 1 wait, once they have written, until they are told to go on."""
-
-    def writer(self, context: WriterContext) -> SinkWriter:
-        return _HeldWriter(super().writer(context), self.root, context.slot)
-
-
-class _HeldWriter(ForwardingWriter):
-    def __init__(self, real: SinkWriter, root: Path, slot: int) -> None:
-        super().__init__(real)
-        self._wrote, self._go = root / f"wrote-{slot}", root / f"go-{slot}"
-
-    def write(self, rows: pa.RecordBatch) -> None:
-        self._real.write(rows)
-        try:
-            self._wrote.touch(exist_ok=False)
-        except FileExistsError:
-            return
-        while not self._go.exists():
-            time.sleep(0.01)
-
-
-def test_lost_shuffle_files_do_not_write_twice_at_most_once(spark: SparkSession, tmp_path: Path) -> None:
-    """Slot 0 is at work when slot 2 finds them lost: Spark runs both again, and counts their tries from 0."""
-    sent = make_orders(tmp_path / "orders", files=2)
-    sink = _HeldSink(tmp_path / "sink", guarantee=Guarantee.AT_MOST_ONCE)
-    (tmp_path / "sink").mkdir()
-    (tmp_path / "sink" / "go-2").touch()
-    rows = spark.readStream.schema("id bigint").json(str(tmp_path / "orders")).withColumnRenamed("id", "number")
-    once = ExactlyOnce({sink: lambda df: df.repartition(3)}, checkpoint=str(tmp_path / "checkpoint"), display=False)
-    query = once.start(rows, trigger={"availableNow": True})
-    try:
-        for slot in (0, 1):
-            eventually((tmp_path / "sink" / f"wrote-{slot}").exists, f"slot {slot} has written")
-        for file in Path(spark.conf.get("spark.local.dir")).rglob("shuffle_*"):
-            file.unlink()
-        (tmp_path / "sink" / "go-1").touch()
-        eventually((tmp_path / "sink" / "wrote-2").exists, "slot 2 has written")
-        (tmp_path / "sink" / "go-0").touch()
-        assert query.awaitTermination(LIMIT_S)
-    finally:
-        for slot in (0, 1):
-            (tmp_path / "sink" / f"go-{slot}").touch()
-        query.stop()
-        gc.collect()
-    written = [int(line) for path in (tmp_path / "sink" / "committed").iterdir() for line in path.read_text().split()]
-    assert sorted(written) == sent
 
 
 def test_a_view_must_be_a_function_that_gives_a_frame(tmp_path: Path) -> None:

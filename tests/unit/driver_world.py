@@ -6,6 +6,7 @@ import errno
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 
 import pyarrow as pa
@@ -105,6 +106,8 @@ class Work:
         self.shift = 0
         self.orders: list[list[int]] = []
         """Which rows each slot has in the first write, the second, …; the last one stays."""
+        self.together = False
+        """Whether all rows are in one slot, as where adaptive execution finds few."""
         self.loser = False
         self.before: Callable[[], object] = lambda: None
         self.after: Callable[[], object] = lambda: None
@@ -123,10 +126,11 @@ class Work:
         )
         task = SlotTask(batch=self.batch, sinks=parts, only=only)
         handles: list[Handle] = []
-        for slot in range(self.slots):
-            handles += write_slot(self._rows(order[slot]), task, slot=slot, copy=f"1.{slot}.0")
+        slots = [self._rows(order[slot]) for slot in range(self.slots)]
+        for slot, rows in enumerate([list(chain(*slots))] if self.together else slots):
+            handles += write_slot(rows, task, slot=slot, copy=f"1.{slot}.0")
             if self.loser:
-                write_slot(self._rows(order[slot]), task, slot=slot, copy=f"1.{slot + 100}.1")
+                write_slot(rows, task, slot=slot, copy=f"1.{slot + 100}.1")
         self.after()
         return handles, self.loser
 

@@ -87,6 +87,24 @@ def test_slots_in_another_order_are_found_again_and_the_lost_ones_written(world:
     assert [one == other for one, other in zip(amend.handles, before.handles, strict=True)] == [True, False, False]
 
 
+def test_the_same_rows_in_other_slots_stop_the_query_and_heal_when_the_slots_are_back(world: World) -> None:
+    """Adaptive execution, or another number of partitions: nothing is gone that could not be written again."""
+    decided(world, committed=1)
+    with pytest.raises(errors.TransactionLostError, match="gave the same rows spread otherwise") as caught:
+        heal(world, together=True)
+    assert caught.value.details["same_rows"] is True
+    assert "the batch had other slots" in caught.value.next_step
+    assert (world.visible(), world.unfinished()) == (numbers(0, slots=[0]), [])
+    heal(world)
+    assert world.visible() == numbers(0)
+
+
+def test_a_wholly_lost_batch_may_have_other_slots_the_second_time(world: World) -> None:
+    decided(world, committed=0)
+    heal(world, together=True)
+    assert world.visible() == numbers(0)
+
+
 def test_slots_that_only_change_places_among_the_committed_cost_nothing(world: World) -> None:
     decided(world, committed=2)
     work = heal(world, orders=[[1, 0, 2]])
@@ -181,6 +199,7 @@ def test_what_is_lost_is_said_exactly(world: World) -> None:
     assert error.details["batch"] == 0
     assert error.details["lost"] == (("memory", 1, 2), ("memory", 2, 2))
     assert error.details["differing"] == (("memory", 2),)
+    assert error.details["same_rows"] is False
     assert error.details["offsets"] == asked(0).offsets
     assert "4 of its rows in 2 transactions were lost" in error.message
     assert "('memory', 2)" in error.message

@@ -56,7 +56,7 @@ def test_every_error_is_told_apart_in_the_docstring() -> None:
 
 @pytest.mark.parametrize("reason", list(StopReason), ids=lambda reason: reason.name)
 def test_every_reason_to_stop_is_an_error_that_says_what_to_do(reason: StopReason) -> None:
-    details = (("lost", ()), ("differing", ()), ("offsets", ()))
+    details = (("lost", ()), ("differing", ()), ("same_rows", False), ("offsets", ()))
     error = stop_error(Stop(reason=reason, message="this happened", details=details), 5)
     assert error.message.startswith("this happened")
     assert error.next_step
@@ -65,8 +65,13 @@ def test_every_reason_to_stop_is_an_error_that_says_what_to_do(reason: StopReaso
 
 
 def test_a_loss_names_what_is_lost() -> None:
-    details = (("lost", (("memory", 1, 2),)), ("differing", (("memory", 1),)), ("offsets", ("{}",)))
-    error = stop_error(Stop(reason=StopReason.LOST, message="lost", details=details), 5)
+    details: dict[str, object] = {
+        "lost": (("memory", 1, 2),),
+        "differing": (("memory", 1),),
+        "same_rows": False,
+        "offsets": ("{}",),
+    }
+    error = stop_error(Stop(reason=StopReason.LOST, message="lost", details=tuple(details.items())), 5)
     assert type(error) is TransactionLostError
     assert "('memory', 1, 2)" in error.message
-    assert dict(details) == {name: error.details[name] for name in ("lost", "differing", "offsets")}
+    assert details == {name: error.details[name] for name in details}

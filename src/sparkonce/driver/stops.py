@@ -40,6 +40,13 @@ _ERRORS: dict[do.StopReason, tuple[type[errors.SparkonceError], str]] = {
 }
 
 
+_SPREAD_OTHERWISE = (
+    "the batch had other slots when it was decided: start the query with as many as then (partitions of its source, "
+    "spark.sql.shuffle.partitions, cores, spark.sql.adaptive.enabled) until this batch is committed."
+)
+"""Where a replay gives the very same rows, only not slot by slot, nothing is gone that could not be written again."""
+
+
 def stop_error(stop: do.Stop, batch: int) -> errors.SparkonceError:
     """The error for a stop at a batch."""
     kind, next_step = _ERRORS[stop.reason]
@@ -48,5 +55,5 @@ def stop_error(stop: do.Stop, batch: int) -> errors.SparkonceError:
         message = (
             f"{stop.message}. Lost: {details['lost']}; differing: {details['differing']}; input: {details['offsets']}"
         )
-        return kind(message, next_step=next_step, **details)
+        return kind(message, next_step=_SPREAD_OTHERWISE if details["same_rows"] else next_step, **details)
     return kind(stop.message, next_step=next_step, **details)

@@ -26,7 +26,7 @@ from sparkonce.protocol import effects as do
 from sparkonce.protocol import events as on
 from sparkonce.protocol.effects import Effect, StopReason
 from sparkonce.protocol.events import Event
-from sparkonce.protocol.handles import Handle
+from sparkonce.protocol.handles import FINGERPRINT_MODULUS, Handle
 from sparkonce.protocol.outcomes import COMMITTED, FINAL, Outcome
 from sparkonce.protocol.ownership import Token
 from sparkonce.protocol.records import Amend, Claim, Commit, Record
@@ -196,7 +196,7 @@ def _prepared(state: State, event: on.Prepared) -> Step:
         # Rule 5: some of the batch is visible, so what is written again must be the very same rows.
         differing = _differing(state.decided.handles, handles, _recorded_sinks(state, state.decided))
         if differing:
-            return _abort(state, _new(state, handles), _lost_for_good(state, state.decided, differing))
+            return _abort(state, _new(state, handles), _lost_for_good(state, state.decided, handles, differing))
     return _decide(state, Amend, _effective(state, state.decided, handles))
 
 
@@ -429,14 +429,25 @@ def _stopped(state: State, _event: on.BatchAsked) -> Step:
     return _stop(state, StopReason.STOPPED, "this run has stopped; only a new run can go on")
 
 
-def _lost_for_good(state: State, decision: Decision, differing: frozenset[tuple[str, int]]) -> do.Stop:
+def _lost_for_good(
+    state: State, decision: Decision, replayed: tuple[Handle, ...], differing: frozenset[tuple[str, int]]
+) -> do.Stop:
     lost = tuple((handle.sink, handle.slot, handle.rows) for handle in decision.handles if handle.key in state.lost)
     rows = sum(rows for _, _, rows in lost)
+    sinks = _recorded_sinks(state, decision)
+    before, after = _in_all(decision.handles, sinks), _in_all(replayed, sinks)
+    same_rows = before == after
+    gave = f"gave {'the same rows spread otherwise' if same_rows else 'other rows'} in {len(differing)} slots"
     return do.Stop(
         reason=StopReason.LOST,
         message=f"batch {decision.batch} is decided, {rows} of its rows in {len(lost)} transactions were lost, the "
-        f"others are committed, and running the batch again gave other rows in {len(differing)} slots",
-        details=(("lost", lost), ("differing", tuple(sorted(differing))), ("offsets", decision.offsets)),
+        f"others are committed, and running the batch again {gave}",
+        details=(
+            ("lost", lost),
+            ("differing", tuple(sorted(differing))),
+            ("same_rows", same_rows),
+            ("offsets", decision.offsets),
+        ),
     )
 
 
@@ -498,6 +509,16 @@ def _differing(
     before = {handle.key: handle.evidence for handle in recorded if handle.sink in sinks}
     after = {handle.key: handle.evidence for handle in replayed if handle.sink in sinks}
     return frozenset(key for key in before.keys() | after.keys() if before.get(key) != after.get(key))
+
+
+def _in_all(handles: tuple[Handle, ...], sinks: tuple[str, ...]) -> Mapping[str, tuple[int, int]]:
+    """Rows and fingerprint of each sink, however they are spread over slots."""
+    found = dict.fromkeys(sinks, (0, 0))
+    for handle in handles:
+        if handle.sink in found:
+            rows, fingerprint = found[handle.sink]
+            found[handle.sink] = rows + handle.rows, (fingerprint + handle.fingerprint) % FINGERPRINT_MODULUS
+    return found
 
 
 def _effective(state: State, decision: Decision, written: tuple[Handle, ...]) -> tuple[Handle, ...]:

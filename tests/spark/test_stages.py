@@ -1,0 +1,157 @@
+"""Shuffle files that are lost while their rows are written: Spark runs the stages again, with tasks that have written.
+
+It counts their tries from 0 again, so that they cannot tell.
+"""
+
+from __future__ import annotations
+
+import gc
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.dataset as ds
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+
+from conformance import folder_sink
+from conformance.folder_sink import FolderSink
+from postgres_witness import ask, needs_postgres, prepared, server_fixture
+from spark.in_process import LIMIT_S, MARKS, travelling
+from spark.processes import eventually
+from sparkonce import ExactlyOnce, FilesSink, Guarantee, PostgresSink
+from sparkonce.sinks.base import Facts, SinkCommitter, SinkWriter, TwoPhaseCommitSink, WriterContext
+from sparkonce.testing.forwarding import ForwardingWriter
+from sparkonce.testing.servers.postgres import PostgresServer
+from tryout.bulk import make_orders
+
+pytestmark = MARKS
+
+SLOTS, HELD = 3, (0, 1)
+"""Of three slots on two cores the third has not read its rows when the first two have written theirs."""
+
+server = server_fixture()
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _sinks_travel() -> Iterator[None]:
+    with travelling(folder_sink, sys.modules[__name__]):
+        yield
+
+
+class _HeldSink(TwoPhaseCommitSink):
+    """Another sink, in which the first copies of two slots wait until they are told to go on, once they have written.
+
+    Args:
+        real: The sink.
+        folder: Where copies say that they have written, and are told to go on.
+    """
+
+    def __init__(self, real: TwoPhaseCommitSink, folder: Path) -> None:
+        super().__init__(real.name, real.guarantee)
+        self._real, self._folder = real, folder
+
+    def columns(self, schema: pa.Schema) -> Sequence[str]:
+        return self._real.columns(schema)
+
+    def preflight(self, query: str, recorded: Facts | None) -> Facts:
+        return self._real.preflight(query, recorded)
+
+    def writer(self, context: WriterContext) -> SinkWriter:
+        return _HeldWriter(self._real.writer(context), self._folder, context)
+
+    def committer(self) -> SinkCommitter:
+        return self._real.committer()
+
+
+class _HeldWriter(ForwardingWriter):
+    def __init__(self, real: SinkWriter, folder: Path, context: WriterContext) -> None:
+        super().__init__(real)
+        self._copy = folder / f"copy {context.slot} {context.copy}"
+        self._wrote, self._go = folder / f"wrote-{context.slot}", folder / f"go-{context.slot}"
+        self._held = context.slot in HELD
+
+    def write(self, rows: pa.RecordBatch) -> None:
+        self._real.write(rows)
+        self._copy.touch()
+        try:
+            self._wrote.touch(exist_ok=False)
+        except FileExistsError:
+            return
+        while self._held and not self._go.exists():
+            time.sleep(0.01)
+
+
+def spread(df: DataFrame) -> DataFrame:
+    return df.repartition(SLOTS)
+
+
+@contextmanager
+def shuffle_files_lost(spark: SparkSession, folder: Path, *sinks: TwoPhaseCommitSink) -> Iterator[Callable[[], None]]:
+    """A query whose shuffle files are lost when two of three slots have written, and the second has gone on.
+
+    Gives:
+        What waits for the query's end.
+    """
+    rows = spark.readStream.schema("id bigint").json(str(folder / "orders")).withColumnRenamed("id", "number")
+    # Nothing is swept because its time has come: the run must know that there may be losers.
+    never = {"sweep_every_s": 3600.0}
+    once = ExactlyOnce(dict.fromkeys(sinks, spread), checkpoint=str(folder / "checkpoint"), display=False, **never)
+    query = once.start(rows, trigger={"availableNow": True})
+
+    def finish() -> None:
+        assert query.awaitTermination(LIMIT_S)
+
+    try:
+        for slot in HELD:
+            eventually((folder / f"wrote-{slot}").exists, f"slot {slot} has written")
+        for file in Path(spark.conf.get("spark.local.dir")).rglob("shuffle_*"):
+            file.unlink()
+        (folder / "go-1").touch()
+        eventually((folder / "wrote-2").exists, "slot 2 has written")
+        yield finish
+    finally:
+        for slot in HELD:
+            (folder / f"go-{slot}").touch()
+        query.stop()
+        gc.collect()
+
+
+def test_rows_that_may_have_been_written_are_not_written_again_at_most_once(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    sent = make_orders(tmp_path / "orders", files=2)
+    once = FolderSink(tmp_path / "sink", guarantee=Guarantee.AT_MOST_ONCE)
+    with shuffle_files_lost(spark, tmp_path, _HeldSink(once, tmp_path)) as finish:
+        (tmp_path / "go-0").touch()
+        finish()
+    written = [int(line) for path in (tmp_path / "sink" / "committed").iterdir() for line in path.read_text().split()]
+    assert sorted(written) == sent
+
+
+@needs_postgres
+def test_a_copy_whose_stage_was_run_again_leaves_nothing_behind(
+    spark: SparkSession, server: PostgresServer, tmp_path: Path
+) -> None:
+    """Slot 0 has written, and is still held when another copy of it has won and the batch is committed."""
+    sent = make_orders(tmp_path / "orders", files=2)
+    ask(server, "CREATE TABLE numbers (number bigint)")
+    table = PostgresSink(server.conninfo(), table="numbers", commit="two_phase")
+    files = FilesSink(tmp_path / "files")
+    held = _HeldSink(table, tmp_path)
+    with shuffle_files_lost(spark, tmp_path, files, held) as finish:
+        finish()
+        assert len(list(tmp_path.glob("copy 0 *.0"))) == 2, "Spark has not run a stage again"
+        for _ in range(2):
+            assert sorted(number for (number,) in ask(server, "SELECT number FROM numbers")) == sent
+            assert sorted(ds.dataset(files.path).to_table()["number"].to_pylist()) == sent
+            assert prepared(server) == []
+            assert list((Path(files.path) / ".sparkonce" / "held").iterdir()) == []
+            (tmp_path / "go-0").touch()
+            eventually(lambda: not ask(server, SESSIONS), "the loser is gone")
+
+
+SESSIONS = "SELECT pid FROM pg_stat_activity WHERE application_name LIKE 'sparkonce%' AND xact_start IS NOT NULL"
