@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from simulation.oracle import Oracle
 
 Answer = TypeVar("Answer")
+Words = tuple[object, ...]
+"""What is asked, made a text only where somebody wants to know."""
 
 MOST_TURNS = 600
 """After so many the schedule is over, and the fresh run comes."""
@@ -66,7 +68,7 @@ class Simulation:
         self.requests = 0
         self.parties: list[Party] = []
         self.current: Party | None = None
-        self.flights: list[tuple[str, Callable[[], Any]]] = []
+        self.flights: list[tuple[Words, Callable[[], Any]]] = []
         self.events: list[Callable[[], Callable[[], None] | None]] = []
         self.graveyard: list[Party] = []
         self.oracle: Oracle
@@ -83,8 +85,10 @@ class Simulation:
     def say(self, *words: object) -> None:
         """Notes what happens."""
         if self.told is not None:
-            who = "" if self.current is None else f"{self.current.name}: "
-            self.told.append(who + " ".join(map(str, words)))
+            self.told.append(self._told(words))
+
+    def _told(self, words: Words) -> str:
+        return ("" if self.current is None else f"{self.current.name}: ") + text(words)
 
     def stop_here(self) -> None:
         """Where a party may be left standing."""
@@ -115,7 +119,7 @@ class Simulation:
             self.let_others_go_on()
         self.current.ready = None
 
-    def request(self, what: str, apply: Callable[[], Answer]) -> Answer:
+    def request(self, what: Words, apply: Callable[[], Answer]) -> Answer:
         """Asks a server.
 
         Raises:
@@ -124,17 +128,17 @@ class Simulation:
         self.stop_here()
         if not self.peace and self._chance(self._rate) and self._request_faults:
             fault = self._request_faults[self.dice.pick(len(self._request_faults))]
-            self.say(what, "->", fault)
+            self.say(*what, "->", fault)
             if fault == "reply lost":
                 self._apply(apply)
             elif fault == "request late":
                 self.flights.append((what, apply))
-            raise NoAnswerError(what)
+            raise NoAnswerError(text(what))
         if self.told is None:
             return apply()
         place = len(self.told)
         answer = apply()
-        self.told.insert(place, f"{'' if self.current is None else self.current.name + ': '}{what} -> {_plain(answer)}")
+        self.told.insert(place, self._told((*what, "->", _plain(answer))))
         return answer
 
     def chance(self, fault: str) -> bool:
@@ -202,8 +206,8 @@ class Simulation:
         """Something happens by itself; False if nothing can."""
         events = self.events
         first = self.dice.pick(len(events)) if events else 0
-        for event in (*events[first:], *events[:first]):
-            happens = event()
+        for place in range(first - len(events), first):
+            happens = events[place]()
             if happens is not None:
                 happens()
                 return True
@@ -212,7 +216,7 @@ class Simulation:
     def land(self, place: int) -> None:
         """A request arrives late. Nobody waits for its answer."""
         what, apply = self.flights.pop(place)
-        self.say("arrives late:", what)
+        self.say("arrives late:", *what)
         self._apply(apply)
 
     @staticmethod
@@ -230,11 +234,16 @@ class Simulation:
                 party.greenlet.throw(GreenletExit)
 
 
+def text(words: Words) -> str:
+    """As it is told."""
+    return " ".join(map(str, words))
+
+
 def digest(told: list[str]) -> str:
     """A trace as a short text: the same for the same schedule."""
     return hashlib.sha256("\n".join(told).encode()).hexdigest()[:16]
 
 
 def _plain(answer: object) -> str:
-    text = str(answer)
-    return text if len(text) <= 100 else text[:97] + "..."
+    said = str(sorted(map(str, answer)) if isinstance(answer, set) else answer)
+    return said if len(said) <= 100 else said[:97] + "..."

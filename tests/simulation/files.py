@@ -184,7 +184,7 @@ class FakePath:
     def _call(self, what: str, apply: Any) -> Any:
         simulation = self._files.simulation
         simulation.stop_here()
-        simulation.say(f"{self._files.name}: {what}", self.name)
+        simulation.say(self._files.called, what, self.name)
         return apply()
 
 

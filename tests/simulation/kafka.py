@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from simulation.engine import NoAnswerError
+from simulation.engine import NoAnswerError, Words
 from simulation.oracle import Violation
 from simulation.spark import BATCHES_APART_MS
 from simulation.systems import System, Writer
@@ -200,19 +200,19 @@ class Client:
     def end_transactions(self, transactions: Sequence[Transaction], *, commit: bool, deadline_s: float) -> list[Any]:
         what = "commits" if commit else "aborts"
         return [
-            self._ask(f"{what} {one.transactional_id} {one.epoch}", lambda one=one: self._kafka.end(one, commit))
+            self._ask((what, one.transactional_id, one.epoch), lambda one=one: self._kafka.end(one, commit))
             for one in transactions
         ]
 
     def fence(self, transactions: Mapping[Transaction, int], *, deadline_s: float) -> list[Any]:
         return [
-            self._ask(f"fences {one.transactional_id} {one.epoch}", lambda one=one: self._kafka.fence(one))
+            self._ask(("fences", one.transactional_id, one.epoch), lambda one=one: self._kafka.fence(one))
             for one in transactions
         ]
 
     def describe_transactions(self, transactions: Sequence[Transaction], *, deadline_s: float) -> list[Any]:
         return [
-            self._ask(f"describes {one.transactional_id}", lambda one=one: self._kafka.describe(one.transactional_id))
+            self._ask(("describes", one.transactional_id), lambda one=one: self._kafka.describe(one.transactional_id))
             for one in transactions
         ]
 
@@ -220,11 +220,11 @@ class Client:
         def listed() -> list[str]:
             return [one.name for one in self._kafka.ids.values() if one.state in states]
 
-        return self._ask(f"lists {states[0]}", listed)
+        return self._ask(("lists", states[0]), listed)
 
     def survey(self, states: Sequence[str], wanted: Callable[[str], bool], *, deadline_s: float) -> Any:
         names = self._ask(
-            "surveys",
+            ("surveys",),
             lambda: [one.name for one in self._kafka.ids.values() if one.state in states and wanted(one.name)],
         )
         if isinstance(names, Answer):
@@ -237,9 +237,9 @@ class Client:
     def close(self) -> None:
         pass
 
-    def _ask(self, what: str, apply: Callable[[], Any]) -> Any:
+    def _ask(self, what: Words, apply: Callable[[], Any]) -> Any:
         try:
-            return self._kafka.simulation.request(f"{self._kafka.name}: {what}", apply)
+            return self._kafka.simulation.request((self._kafka.called, *what), apply)
         except NoAnswerError as error:
             return Answer(None, str(error))
 
@@ -281,14 +281,14 @@ class _Writer(Writer):
             )
         )
         for _ in range(3):
-            epoch = self.ask(f"initialises {name}", lambda: self.system.initialise(name))
+            epoch = self.ask(("initialises", name), lambda: self.system.initialise(name))
             if epoch is not None:
                 return lane, name, epoch
         raise PrepareError("the id's last transaction is still being ended")
 
     def write(self, parts: int) -> None:
         answer = self.ask(
-            f"writes {self._name} {self._epoch}",
+            ("writes", self._name, self._epoch),
             lambda: self.system.produce(self._name, self._epoch, self._batch, self._slot, parts),
         )
         if answer == "fenced":
@@ -302,7 +302,7 @@ class _Writer(Writer):
     def abort(self) -> None:
         if self._lane >= 0:
             with suppress(PrepareError):
-                self.ask(f"gives up {self._name} {self._epoch}", self._give_up)
+                self.ask(("gives up", self._name, self._epoch), self._give_up)
         self.close()
 
     def _give_up(self) -> None:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import pymysql
 
-from simulation.engine import NoAnswerError
+from simulation.engine import NoAnswerError, Words
 from simulation.spark import BATCHES_APART_MS
 from simulation.systems import System, Writer
 from sparkonce.errors import PrepareError
@@ -118,9 +118,9 @@ class Link:
     def __init__(self, server: MariaDB) -> None:
         self.server = server
 
-    def ask(self, what: str, apply: Callable[[], Any]) -> Any:
+    def ask(self, what: Words, apply: Callable[[], Any]) -> Any:
         try:
-            return self.server.simulation.request(f"{self.server.name}: {what}", apply)
+            return self.server.simulation.request((self.server.called, *what), apply)
         except NoAnswerError:
             self.open = False
             raise pymysql.err.OperationalError(2013, "Lost connection") from None
@@ -131,11 +131,11 @@ class Link:
         if verb == "XA":
             what, _, xid = rest.partition(" ")
             copy = bytes.fromhex(xid[2 : xid.index("'", 2)]).decode()[-12:]
-            if not self.ask(f"XA {what} {copy}", lambda: server.finish(copy, what == "COMMIT")):
+            if not self.ask(("XA", what, copy), lambda: server.finish(copy, what == "COMMIT")):
                 raise pymysql.err.OperationalError(XAER_NOTA, "XAER_NOTA")
         elif verb == "KILL":
             number = int(rest.rpartition(" ")[2])
-            if not self.ask(statement, lambda: server.kill(number)):
+            if not self.ask((statement,), lambda: server.kill(number)):
                 raise pymysql.err.OperationalError(NO_SUCH_THREAD, "Unknown thread id")
         else:
             raise NotImplementedError(statement)
@@ -145,7 +145,7 @@ class Link:
             copies = [str(value).rpartition(":")[2] for value in values]
             branches = self.server.branches
             return self.ask(
-                "asks who holds locks",
+                ("asks who holds locks",),
                 lambda: tuple(branches[one].holder or None if one in branches else None for one in copies),
             )
         if "MAX(batch)" in statement:
@@ -172,25 +172,25 @@ class _Committer(MySQLCommitter):
 
 
 def recovered(link: Link, flavour: Flavour) -> set[Xid]:
-    return link.ask("XA RECOVER", lambda: {Xid.of(one.name) for one in link.server.branches.values() if one.prepared})
+    return link.ask(("XA RECOVER",), lambda: {Xid.of(one.name) for one in link.server.branches.values() if one.prepared})
 
 
 def committed(link: Link, names: Iterable[TransactionName]) -> set[TransactionName]:
     wanted = list(names)
-    return link.ask("looks for markers", lambda: {one for one in wanted if one.copy in link.server.committed})
+    return link.ask(("looks for markers",), lambda: {one for one in wanted if one.copy in link.server.committed})
 
 
 def is_seen(link: Link, name: TransactionName) -> bool:
     server = link.server
-    return link.ask("looks for a marker, dirty", lambda: name.copy in server.branches or name.copy in server.committed)
+    return link.ask(("looks for a marker, dirty",), lambda: name.copy in server.branches or name.copy in server.committed)
 
 
 def not_committed(link: Link, prefix: str, query: str, server: str) -> list[Marker]:
-    return link.ask("lists open", lambda: [_marker(one.name) for one in link.server.branches.values()])
+    return link.ask(("lists open",), lambda: [_marker(one.name) for one in link.server.branches.values()])
 
 
 def of_query(link: Link, prefix: str, query: str, server: str) -> list[Marker]:
-    return link.ask("reads markers", lambda: [_marker(name) for name in link.server.committed.values()])
+    return link.ask(("reads markers",), lambda: [_marker(name) for name in link.server.committed.values()])
 
 
 def _marker(name: TransactionName) -> Marker:
@@ -222,7 +222,7 @@ class _Writer(Writer):
         def begin() -> None:
             self.system.branches[self._name.copy] = Branch(self._name, holder)
 
-        self.ask(f"XA START {self._name}", begin)
+        self.ask(("XA START", self._name), begin)
 
     def write(self, parts: int) -> None:
         def write() -> bool:
@@ -232,7 +232,7 @@ class _Writer(Writer):
             branch.parts += parts
             return True
 
-        if not self.ask(f"writes {self._name}", write):
+        if not self.ask(("writes", self._name), write):
             raise PrepareError("the connection was ended")
 
     def prepare(self) -> Mapping[str, Scalar]:
@@ -242,7 +242,7 @@ class _Writer(Writer):
                 branch.prepared = True
             return branch is not None
 
-        if not self.ask(f"XA PREPARE {self._name}", prepare):
+        if not self.ask(("XA PREPARE", self._name), prepare):
             raise PrepareError("the connection was ended")
         self.system.simulation.stop_here()
         self._end()

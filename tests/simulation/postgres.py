@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import psycopg
 from psycopg import sql
 
-from simulation.engine import NoAnswerError
+from simulation.engine import NoAnswerError, Words
 from simulation.spark import BATCHES_APART_MS
 from simulation.systems import System, Writer
 from sparkonce.errors import PrepareError
@@ -176,9 +176,9 @@ class Connection:
         self.held: list[TransactionName] = []
         self.adrift = False
 
-    def ask(self, what: str, apply: Callable[[], Any]) -> Any:
+    def ask(self, what: Words, apply: Callable[[], Any]) -> Any:
         try:
-            return self.server.simulation.request(f"{self.server.name}: {what}", apply)
+            return self.server.simulation.request((self.server.called, *what), apply)
         except NoAnswerError:
             # The server does not know that nobody is there any more: it keeps the session, and its locks.
             self.adrift = True
@@ -187,14 +187,14 @@ class Connection:
     def execute(self, query: Any, params: Any = None) -> Any:
         server = self.server
         if query is product._TERMINATE:
-            return _Rows(self.ask("ends sessions", lambda: server.terminate(params[0])))
+            return _Rows(self.ask(("ends sessions",), lambda: server.terminate(params[0])))
         if isinstance(query, str):  # BEGIN and ROLLBACK of a staged commit
             server.free(self)
             return _Rows([])
         parts = list(query)
         if isinstance(parts[0], Step):
             step = parts[0]
-            self.ask(str(step), lambda: server.finish_staged(self, step.names, step.commit))
+            self.ask((step,), lambda: server.finish_staged(self, step.names, step.commit))
             return _Rows([])
         if len(parts) == 1:  # COMMIT, where nothing was left to do
             server.free(self)
@@ -203,7 +203,7 @@ class Connection:
         if isinstance(head, sql.SQL) and head._obj in ("COMMIT PREPARED ", "ROLLBACK PREPARED "):
             name = TransactionName.parse(text._obj)
             commit = head._obj.startswith("COMMIT")
-            if name is None or not self.ask(f"{head._obj}{name}", lambda: server.finish(name, commit)):
+            if name is None or not self.ask((head._obj.strip(), name), lambda: server.finish(name, commit)):
                 raise _error(psycopg.errors.UndefinedObject)
             return _Rows([])
         raise NotImplementedError(repr(query))
@@ -256,7 +256,7 @@ class Step(sql.Composable):
 
 
 def look_for(connection: Connection, name: TransactionName, place: Place) -> Look:
-    found: Look = connection.ask(f"looks for {name}", lambda: connection.server.look(name))
+    found: Look = connection.ask(("looks for", name), lambda: connection.server.look(name))
     return found
 
 
@@ -264,24 +264,24 @@ def lock(
     connection: Connection, names: Sequence[TransactionName], place: Place
 ) -> dict[TransactionName, tuple[str, str]]:
     found: dict[TransactionName, tuple[str, str]] = connection.ask(
-        "locks markers", lambda: connection.server.lock(connection, names)
+        ("locks markers",), lambda: connection.server.lock(connection, names)
     )
     return found
 
 
 def list_sessions(connection: Connection) -> list[BackendName]:
-    return connection.ask("lists sessions", lambda: [BackendName.of(name) for name in connection.server.sessions])
+    return connection.ask(("lists sessions",), lambda: [BackendName.of(name) for name in connection.server.sessions])
 
 
 def list_prepared(connection: Connection) -> list[TransactionName]:
-    return connection.ask("lists prepared", lambda: list(connection.server.prepared))
+    return connection.ask(("lists prepared",), lambda: list(connection.server.prepared))
 
 
 def list_staged(connection: Connection, schema: str, queries: Sequence[str]) -> list[TransactionName]:
     def listed() -> list[TransactionName]:
         return [name for name, state in connection.server.markers.items() if state == "staged"]
 
-    return connection.ask("lists staged", listed)
+    return connection.ask(("lists staged",), listed)
 
 
 def read_traces(connection: Connection, prefix: str, query: str, place: Place) -> list[Trace]:
@@ -297,7 +297,7 @@ def read_traces(connection: Connection, prefix: str, query: str, place: Place) -
             if state == "committed"
         ]
 
-    return connection.ask("reads markers", read)
+    return connection.ask(("reads markers",), read)
 
 
 REPLACED: tuple[tuple[str, str, Any], ...] = (
@@ -331,7 +331,7 @@ class _Writer(Writer):
         def begin() -> None:
             self.system.sessions[name] = Session(name, name.batch, name.slot)
 
-        self.ask(f"begins {name}", begin)
+        self.ask(("begins", name), begin)
 
     def write(self, parts: int) -> None:
         def write() -> bool:
@@ -341,7 +341,7 @@ class _Writer(Writer):
             session.parts += parts
             return True
 
-        if not self.ask(f"writes {self._name}", write):
+        if not self.ask(("writes", self._name), write):
             raise PrepareError("the session was ended")
 
     def prepare(self) -> Mapping[str, Scalar]:
@@ -357,7 +357,7 @@ class _Writer(Writer):
             return True
 
         self._prepared = True
-        if not self.ask(f"prepares {self._name}", prepare):
+        if not self.ask(("prepares", self._name), prepare):
             raise PrepareError("the session was ended")
         return fields_of(self.system.kind, str(self._name), PLACE)
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import cache, lru_cache
 from importlib import import_module
+from operator import attrgetter
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 from unittest import mock
@@ -14,7 +15,8 @@ from unittest import mock
 from simulation import files, mariadb, postgres, s3
 from sparkonce.driver import run as driver
 from sparkonce.protocol import codec, coordinator
-from sparkonce.protocol.ownership import TransactionalId, TransactionName
+from sparkonce.protocol.handles import Handle
+from sparkonce.protocol.ownership import Token, TransactionalId, TransactionName
 from sparkonce.protocol.records import Record
 from sparkonce.sinks.files.handle import read_handle
 
@@ -131,20 +133,23 @@ CODEC = _Codec()
 
 
 def replace(value: Any, **changes: Any) -> Any:
-    """`dataclasses.replace` for plain dataclasses with slots, in a third of its time: it is half of each step."""
-    kind = type(value)
-    made = object.__new__(kind)
-    for name, put, get in _slots(kind):
-        put(made, changes[name] if name in changes else get(value))
-    return made
+    """`dataclasses.replace` for plain dataclasses with slots, in a tenth of its time: it would be half of each step."""
+    return _copier(type(value), tuple(changes))(value, changes)
 
 
 @cache
-def _slots(kind: type) -> tuple[tuple[str, Callable[..., None], Callable[..., Any]], ...]:
+def _copier(kind: type, changed: tuple[str, ...]) -> Callable[[Any, Mapping[str, Any]], Any]:
+    """A function that copies slot by slot into a class that is not frozen, and then says that it is of this kind."""
     if kind.__dict__.get("__post_init__") is not None or not hasattr(kind, "__slots__"):
         raise TypeError(f"{kind} cannot be copied slot by slot")
-    places = ((name, getattr(kind, name)) for name in kind.__slots__)
-    return tuple((name, place.__set__, place.__get__) for name, place in places)
+    if unknown := set(changed) - set(kind.__slots__):
+        raise TypeError(f"{kind} has no {unknown}")
+    places = [f"made.{name} = " + (f"changes[{name!r}]" if name in changed else f"value.{name}") for name in kind.__slots__]
+    text = "\n ".join(["def copy(value, changes):", "made = new(thawed)", *places, "made.__class__ = kind", "return made"])
+    names: dict[str, Any] = {"new": object.__new__, "kind": kind, "thawed": type("", (), {"__slots__": kind.__slots__})}
+    exec(text, names)  # noqa: S102 - the names of a dataclass's fields
+    copy: Callable[[Any, Mapping[str, Any]], Any] = names["copy"]
+    return copy
 
 
 def _nonce() -> Any:
@@ -202,6 +207,12 @@ class _Nothing:
 _NOTHING = _Nothing()
 
 
+def _hash_of(what: str) -> Callable[[Any], int]:
+    """What differs between any two is enough, and asked for more often than anything else."""
+    get = attrgetter(what)
+    return lambda value: hash(get(value))
+
+
 def _say_nothing(*_: object) -> None:
     pass
 
@@ -215,7 +226,10 @@ def replaced() -> Iterator[None]:
             stack.enter_context(mock.patch.object(import_module(module), name, value))
         for kind in (TransactionName, TransactionalId):
             stack.enter_context(mock.patch.object(kind, "parse", lru_cache(MOST_REMEMBERED)(kind.parse)))
-        stack.enter_context(mock.patch.object(driver.RunDriver, "_report", _say_nothing))
+        for kind, what in ((Token, "nonce"), (TransactionName, "copy"), (Handle, "transaction")):
+            stack.enter_context(mock.patch.object(kind, "__hash__", _hash_of(what)))
+        for name in ("_report", "_tell"):
+            stack.enter_context(mock.patch.object(driver.RunDriver, name, _say_nothing))
         logging.disable(logging.CRITICAL)
         try:
             yield

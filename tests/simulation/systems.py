@@ -6,7 +6,7 @@ import abc
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from simulation.engine import NoAnswerError
+from simulation.engine import NoAnswerError, Words, text
 from sparkonce.errors import PrepareError
 from sparkonce.guarantees import Guarantee
 from sparkonce.protocol.ownership import TransactionName
@@ -36,6 +36,7 @@ class System(abc.ABC):
     def __init__(self, simulation: Simulation, name: str) -> None:
         self.simulation = simulation
         self.name = name
+        self.called = f"{name}:"
         simulation.events += [
             _of_fault("expired", simulation, self.expire),
             _of_fault("server restarted", simulation, self.restart),
@@ -103,12 +104,12 @@ class Writer(abc.ABC):
     def close(self) -> None:  # noqa: B027 - optional
         """Frees what it holds."""
 
-    def ask(self, what: str, apply: Callable[[], Any]) -> Any:
+    def ask(self, what: Words, apply: Callable[[], Any]) -> Any:
         """A request of a copy: without an answer, the copy fails."""
         try:
-            return self.system.simulation.request(f"{self.system.name}: {what}", apply)
+            return self.system.simulation.request((self.system.called, *what), apply)
         except NoAnswerError:
-            raise PrepareError(f"{what}: no answer") from None
+            raise PrepareError(f"{text(what)}: no answer") from None
 
 
 class _Sink(TwoPhaseCommitSink):
