@@ -65,7 +65,7 @@ class MariaDB(System):
         return [(self.name, str(one.name)) for one in self.branches.values()]
 
     def restart(self) -> Callable[[], None] | None:
-        if not self.branches:
+        if not any(branch.holder for branch in self.branches.values()):
             return None
 
         def restart() -> None:

@@ -10,8 +10,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import psycopg
@@ -221,18 +220,24 @@ class _Rows:
         return self._rows
 
 
+class _Lent:
+    def __init__(self, server: Postgres) -> None:
+        self._connection = Connection(server)
+
+    def __enter__(self) -> Connection:
+        return self._connection
+
+    def __exit__(self, kind: object, *_: object) -> None:
+        if kind is not None:
+            self._connection.close()
+
+
 class _Connections:
     def __init__(self, server: Postgres) -> None:
         self._server = server
 
-    @contextmanager
-    def lent(self) -> Iterator[Connection]:
-        connection = Connection(self._server)
-        try:
-            yield connection
-        except BaseException:
-            connection.close()
-            raise
+    def lent(self) -> _Lent:
+        return _Lent(self._server)
 
     def close(self) -> None:
         pass
