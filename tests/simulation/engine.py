@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
-from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from greenlet import GreenletExit, getcurrent, greenlet
@@ -39,12 +38,12 @@ class Broken(BaseException):
 class Party:
     """A driver or a copy of a task."""
 
-    __slots__ = ("greenlet", "name", "on_death", "paused", "ready")
+    __slots__ = ("dead", "greenlet", "name", "on_death", "paused", "ready")
 
     def __init__(self, name: str, run: Callable[[], None], on_death: Callable[[], None]) -> None:
         self.name = name
         self.greenlet = greenlet(run)
-        self.paused = False
+        self.paused = self.dead = False
         self.ready: Callable[[], bool] | None = None
         self.on_death = on_death
 
@@ -71,6 +70,8 @@ class Simulation:
         self.flights: list[tuple[Words, Callable[[], Any]]] = []
         self.events: list[Callable[[], Callable[[], None] | None]] = []
         self.graveyard: list[Party] = []
+        self.refusals: tuple[type[Exception], ...] = ()
+        self.happened: dict[str, int] = {}
         self.oracle: Oracle
         self._nonces = 0
         self._chance = dice.chance
@@ -129,21 +130,33 @@ class Simulation:
         if not self.peace and self._chance(self._rate) and self._request_faults:
             fault = self._request_faults[self.dice.pick(len(self._request_faults))]
             self.say(*what, "->", fault)
+            self.note(fault)
             if fault == "reply lost":
-                self._apply(apply)
+                self._unheard(apply)
             elif fault == "request late":
                 self.flights.append((what, apply))
             raise NoAnswerError(text(what))
         if self.told is None:
-            return apply()
+            return self._answer(apply)
         place = len(self.told)
-        answer = apply()
+        answer = self._answer(apply)
         self.told.insert(place, self._told((*what, "->", _plain(answer))))
         return answer
 
     def chance(self, fault: str) -> bool:
         """Whether a fault of the configuration happens now."""
-        return not self.peace and self._chance(self._rate) and fault in self.config.faults
+        if self.peace or not self._chance(self._rate) or fault not in self.config.faults:
+            return False
+        self.note(fault)
+        return True
+
+    def note(self, fault: str) -> None:
+        """Something went wrong."""
+        self.happened[fault] = self.requests
+
+    def gone_wrong(self, since: int = 0) -> set[str]:
+        """What has, since so many requests."""
+        return {fault for fault, at in self.happened.items() if at >= since}
 
     def nonce(self) -> int:
         """A number that nobody else has."""
@@ -170,6 +183,7 @@ class Simulation:
 
     def kill(self, party: Party) -> None:
         """It never goes on, and notices nothing of it."""
+        party.dead = True
         self.parties.remove(party)
         self.graveyard.append(party)
         party.on_death()
@@ -217,13 +231,23 @@ class Simulation:
         """A request arrives late. Nobody waits for its answer."""
         what, apply = self.flights.pop(place)
         self.say("arrives late:", *what)
-        self._apply(apply)
+        self._unheard(apply)
 
-    @staticmethod
-    def _apply(apply: Callable[[], Any]) -> None:
-        """Nobody hears the answer, whatever it is."""
-        with suppress(Exception):
-            apply()
+    def _unheard(self, apply: Callable[[], Any]) -> None:
+        """Nobody hears the answer, be it that the server refuses."""
+        try:
+            self._answer(apply)
+        except self.refusals:
+            pass
+
+    def _answer(self, apply: Callable[[], Answer]) -> Answer:
+        try:
+            return apply()
+        except self.refusals:
+            raise
+        except Exception as error:  # noqa: BLE001 - no server says this: the model is wrong
+            self.oracle.failed(error)
+            raise
 
     def end(self) -> None:
         """Nobody goes on after this."""

@@ -65,6 +65,7 @@ class Kafka(System):
         super().__init__(simulation, name)
         self.version = 2 if name == "kafka-v2" else 1
         self.ids: dict[str, Id] = {}
+        simulation.events.append(self.write_markers)
 
     def committer(self) -> KafkaCommitter:
         made = KafkaCommitter.__new__(KafkaCommitter)
@@ -89,22 +90,33 @@ class Kafka(System):
 
         def time_out() -> None:
             one = open_ones[self.simulation.dice.pick(len(open_ones))]
-            self.simulation.say(f"{self.name}: times out", one.name, one.epoch)
+            self.simulation.say(self.called, "times out", one.name, one.epoch)
+            self.simulation.oracle.lost((self.name, one.name, one.epoch))
             one.epoch += 1
             one.state = "CompleteAbort"
 
         return time_out
 
-    def markers(self) -> Callable[[], None] | None:
-        """Markers that are still to be written."""
+    def write_markers(self) -> Callable[[], None] | None:
+        """The last marker of a commit is written; None if none is waited for."""
         waiting = [one for one in self.ids.values() if one.state == "PrepareCommit"]
         if not waiting:
             return None
 
         def write() -> None:
-            waiting[0].state = "CompleteCommit"
+            one = waiting[self.simulation.dice.pick(len(waiting))]
+            self.simulation.say(self.called, "has written the markers of", one.name, one.epoch)
+            one.state = "CompleteCommit"
 
         return write
+
+    def is_writing_markers(self, one: Id) -> bool:
+        """Whether a commit is not through yet. In peace, whoever asks a second time finds that it is."""
+        if one.state != "PrepareCommit":
+            return False
+        if self.simulation.peace:
+            one.state = "CompleteCommit"
+        return True
 
     # --- requests -----------------------------------------------------------------------------------------------------
 
@@ -114,8 +126,7 @@ class Kafka(System):
         if one is None:
             self.ids[name] = Id(name)
             return 0
-        if one.state == "PrepareCommit":
-            one.state = "CompleteCommit"
+        if self.is_writing_markers(one):
             return None
         if one.state == "Ongoing":
             self.simulation.oracle.aborted((self.name, name, one.epoch))
@@ -143,8 +154,7 @@ class Kafka(System):
             return Answer(INVALID_PRODUCER_ID_MAPPING)
         if one.epoch != asked.epoch:
             return Answer(INVALID_PRODUCER_EPOCH)
-        if one.state == "PrepareCommit":
-            one.state = "CompleteCommit"
+        if self.is_writing_markers(one):
             return Answer(CONCURRENT_TRANSACTIONS if commit else INVALID_TXN_STATE)
         if commit:
             if one.state == "CompleteCommit":
@@ -168,8 +178,7 @@ class Kafka(System):
         one = self.ids.get(asked.transactional_id)
         if one is None:
             return Answer(INVALID_PRODUCER_ID_MAPPING)
-        if one.state == "PrepareCommit":
-            one.state = "CompleteCommit"
+        if self.is_writing_markers(one):
             return Answer(CONCURRENT_TRANSACTIONS)
         if one.state == "Ongoing":
             self.simulation.oracle.aborted((self.name, one.name, one.epoch))
@@ -284,6 +293,7 @@ class _Writer(Writer):
             epoch = self.ask(("initialises", name), lambda: self.system.initialise(name))
             if epoch is not None:
                 return lane, name, epoch
+            self.system.simulation.let_others_go_on()
         raise PrepareError("the id's last transaction is still being ended")
 
     def write(self, parts: int) -> None:

@@ -34,10 +34,10 @@ if TYPE_CHECKING:
 class Branch:
     """A transaction of XA: open or prepared, and the connection that holds it, 0 if none does any more."""
 
-    __slots__ = ("holder", "name", "parts", "prepared")
+    __slots__ = ("holder", "name", "parts", "prepared", "writer")
 
-    def __init__(self, name: TransactionName, holder: int) -> None:
-        self.name, self.holder = name, holder
+    def __init__(self, name: TransactionName, holder: int, writer: Writer) -> None:
+        self.name, self.holder, self.writer = name, holder, writer
         self.parts, self.prepared = 0, False
 
 
@@ -74,6 +74,17 @@ class MariaDB(System):
                 self.end_connection(branch)
 
         return restart
+
+    def hang_up(self) -> Callable[[], None] | None:
+        gone = [branch for branch in self.branches.values() if branch.holder and branch.writer.is_gone]
+        if not gone:
+            return None
+
+        def end() -> None:
+            self.simulation.say(self.called, "notices that a writer is gone:", gone[0].name)
+            self.end_connection(gone[0])
+
+        return end
 
     def end_connection(self, branch: Branch) -> None:
         """What was not prepared is rolled back; nobody holds the rest any more."""
@@ -220,7 +231,7 @@ class _Writer(Writer):
         holder = self.system.connections
 
         def begin() -> None:
-            self.system.branches[self._name.copy] = Branch(self._name, holder)
+            self.system.branches[self._name.copy] = Branch(self._name, holder, self)
 
         self.ask(("XA START", self._name), begin)
 
@@ -263,6 +274,7 @@ class _Writer(Writer):
 
     def abort(self) -> None:
         """The product's writer rolls back what it may have prepared by the committer."""
+        self.left = True
         self._end()
         if self._name.copy in self.system.branches:
             self.system.committer().abort([_handle(self._name)])

@@ -43,10 +43,10 @@ LIMITS = Limits()
 class Session:
     """A writer's session, with a transaction open."""
 
-    __slots__ = ("batch", "name", "parts", "slot")
+    __slots__ = ("name", "parts", "writer")
 
-    def __init__(self, name: TransactionName, batch: int, slot: int) -> None:
-        self.name, self.batch, self.slot = name, batch, slot
+    def __init__(self, name: TransactionName, writer: Writer) -> None:
+        self.name, self.writer = name, writer
         self.parts = 0
 
 
@@ -59,6 +59,7 @@ class Postgres(System):
     """
 
     facts: Mapping[str, str] = {"prefix": "p", "system": "1", "database": "d", "commits": "public"}
+    refusals = (psycopg.Error,)
 
     def __init__(self, simulation: Simulation, name: str) -> None:
         super().__init__(simulation, name)
@@ -96,9 +97,25 @@ class Postgres(System):
 
         return restart
 
+    def hang_up(self) -> Callable[[], None] | None:
+        sessions = [one for one in self.sessions.values() if one.writer.is_gone]
+        holders = [one for one in self.locks.values() if one.is_gone]
+        if not sessions and not holders:
+            return None
+
+        def end() -> None:
+            if sessions:
+                self.simulation.say(self.called, "notices that a writer is gone:", sessions[0].name)
+                del self.sessions[sessions[0].name]
+            else:
+                self.simulation.say(self.called, "notices that a driver is gone")
+                self.free(holders[0])
+
+        return end
+
     def show(self, name: TransactionName, rows: Session) -> None:
         self.markers[name] = "committed"
-        self.simulation.oracle.shown((self.name, str(name)), (rows.batch, rows.slot, self.name, rows.parts))
+        self.simulation.oracle.shown((self.name, str(name)), (name.batch, name.slot, self.name, rows.parts))
 
     # --- requests -----------------------------------------------------------------------------------------------------
 
@@ -174,6 +191,12 @@ class Connection:
         self.server = server
         self.held: list[TransactionName] = []
         self.adrift = False
+        self._party = server.simulation.current
+
+    @property
+    def is_gone(self) -> bool:
+        """Whether nobody is left at the driver's end."""
+        return self.adrift or (self._party is not None and self._party.dead)
 
     def ask(self, what: Words, apply: Callable[[], Any]) -> Any:
         try:
@@ -334,7 +357,7 @@ class _Writer(Writer):
         name = self._name
 
         def begin() -> None:
-            self.system.sessions[name] = Session(name, name.batch, name.slot)
+            self.system.sessions[name] = Session(name, self)
 
         self.ask(("begins", name), begin)
 
@@ -367,6 +390,7 @@ class _Writer(Writer):
         return fields_of(self.system.kind, str(self._name), PLACE)
 
     def abort(self) -> None:
+        self.left = True
         self.system.sessions.pop(self._name, None)
         if self._prepared:
             self.system.committer().abort([handle_of("", self.system.kind, str(self._name), PLACE)])

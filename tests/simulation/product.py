@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from unittest import mock
 
 from simulation import files, mariadb, postgres, s3
+from sparkonce import errors
 from sparkonce.driver import run as driver
 from sparkonce.protocol import codec, coordinator
 from sparkonce.protocol.handles import Handle
@@ -89,6 +90,16 @@ class _Pool:
 
     def shutdown(self) -> None:
         pass
+
+
+def _first_line(error: BaseException) -> str:
+    """What a run goes on after, whatever it is: so it is seen here whether it may be."""
+    if not isinstance(error, errors.SparkonceError):
+        _now[0].oracle.failed(error)
+    return FIRST_LINE(error)
+
+
+FIRST_LINE = driver._first_line
 
 
 class _Stopwatch:
@@ -185,6 +196,7 @@ _REPLACED: tuple[tuple[str, str, Any], ...] = (
     ("sparkonce.driver.run", "socket", SimpleNamespace(gethostname=lambda: "h")),
     ("sparkonce.driver.run", "os", SimpleNamespace(getpid=lambda: 1)),
     ("sparkonce.driver.run", "Stopwatch", _Stopwatch),
+    ("sparkonce.driver.run", "_first_line", _first_line),
     ("sparkonce.log.base", "codec", CODEC),
     (f"{_SINKS}.files.committer", "read_handle", lru_cache(MOST_REMEMBERED)(read_handle)),
     *((f"sparkonce.protocol.{name}", "replace", replace) for name in ("coordinator", "view", "ownership")),

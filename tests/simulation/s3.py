@@ -53,6 +53,7 @@ class S3(System):
     """
 
     facts: Mapping[str, str] = {"prefix": "p", "folder": PREFIX}
+    refusals = (ClientError,)
 
     def __init__(self, simulation: Simulation, name: str) -> None:
         super().__init__(simulation, name)
@@ -85,7 +86,8 @@ class S3(System):
         def end() -> None:
             numbers = list(self.uploads)
             gone = self.uploads.pop(numbers[self.simulation.dice.pick(len(numbers))])
-            self.simulation.say(f"{self.name}: a rule aborts", gone.key)
+            self.simulation.say(self.called, "a rule aborts", gone.key)
+            self.simulation.oracle.lost((self.name, str(name_in(gone.key))))
 
         return end
 
@@ -99,6 +101,8 @@ class S3(System):
             raise refusal(404, NO_SUCH_UPLOAD)
         if only_new and key in self.objects:
             raise refusal(412, "PreconditionFailed")
+        if key in self.objects:
+            self.simulation.oracle.vanished(key)
         del self.uploads[number]
         self.objects[key] = upload
         name = name_in(key)
