@@ -95,7 +95,7 @@ def _world(mutant: Mutant | None) -> Iterator[Any]:
 
 @contextmanager
 def _collected_by_hand() -> Iterator[None]:
-    """A schedule is garbage all at once, and little else ever is: whoever looks for it looks at the newest things only."""
+    """A schedule is garbage all at once, and little else is: it is looked for among the newest things."""
     enabled = gc.isenabled()
     gc.freeze()
     gc.disable()

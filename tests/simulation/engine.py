@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from greenlet import GreenletExit, getcurrent, greenlet
@@ -235,17 +236,15 @@ class Simulation:
 
     def _unheard(self, apply: Callable[[], Any]) -> None:
         """Nobody hears the answer, be it that the server refuses."""
-        try:
+        with suppress(*self.refusals):
             self._answer(apply)
-        except self.refusals:
-            pass
 
     def _answer(self, apply: Callable[[], Answer]) -> Answer:
         try:
             return apply()
         except self.refusals:
             raise
-        except Exception as error:  # noqa: BLE001 - no server says this: the model is wrong
+        except Exception as error:
             self.oracle.failed(error)
             raise
 

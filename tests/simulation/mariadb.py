@@ -183,7 +183,9 @@ class _Committer(MySQLCommitter):
 
 
 def recovered(link: Link, flavour: Flavour) -> set[Xid]:
-    return link.ask(("XA RECOVER",), lambda: {Xid.of(one.name) for one in link.server.branches.values() if one.prepared})
+    return link.ask(
+        ("XA RECOVER",), lambda: {Xid.of(one.name) for one in link.server.branches.values() if one.prepared}
+    )
 
 
 def committed(link: Link, names: Iterable[TransactionName]) -> set[TransactionName]:
@@ -193,7 +195,9 @@ def committed(link: Link, names: Iterable[TransactionName]) -> set[TransactionNa
 
 def is_seen(link: Link, name: TransactionName) -> bool:
     server = link.server
-    return link.ask(("looks for a marker, dirty",), lambda: name.copy in server.branches or name.copy in server.committed)
+    return link.ask(
+        ("looks for a marker, dirty",), lambda: name.copy in server.branches or name.copy in server.committed
+    )
 
 
 def not_committed(link: Link, prefix: str, query: str, server: str) -> list[Marker]:

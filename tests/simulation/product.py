@@ -155,8 +155,12 @@ def _copier(kind: type, changed: tuple[str, ...]) -> Callable[[Any, Mapping[str,
         raise TypeError(f"{kind} cannot be copied slot by slot")
     if unknown := set(changed) - set(kind.__slots__):
         raise TypeError(f"{kind} has no {unknown}")
-    places = [f"made.{name} = " + (f"changes[{name!r}]" if name in changed else f"value.{name}") for name in kind.__slots__]
-    text = "\n ".join(["def copy(value, changes):", "made = new(thawed)", *places, "made.__class__ = kind", "return made"])
+    places = [
+        f"made.{name} = " + (f"changes[{name!r}]" if name in changed else f"value.{name}") for name in kind.__slots__
+    ]
+    text = "\n ".join(
+        ["def copy(value, changes):", "made = new(thawed)", *places, "made.__class__ = kind", "return made"]
+    )
     names: dict[str, Any] = {"new": object.__new__, "kind": kind, "thawed": type("", (), {"__slots__": kind.__slots__})}
     exec(text, names)  # noqa: S102 - the names of a dataclass's fields
     copy: Callable[[Any, Mapping[str, Any]], Any] = names["copy"]
