@@ -24,6 +24,8 @@ from sparkonce.protocol.records import Commit
 from sparkonce.protocol.state import Phase, State
 from sparkonce.protocol.view import Floor
 from sparkonce.sinks.files import local
+from sparkonce.sinks.files.committer import FilesCommitter
+from sparkonce.sinks.files.handle import read_handle
 from sparkonce.sinks.files.local import LocalStore
 from sparkonce.sinks.kafka.committer import KafkaCommitter
 from sparkonce.sinks.kafka.outcomes import Answer, Transaction, commit_outcome
@@ -181,13 +183,10 @@ def _links_and_looks_no_further(self: Any, fields: Any, final: Any) -> Finished:
     return Finished(outcome=Outcome.COMMITTED)
 
 
-def _takes_the_published_away(self: Any, fields: Any, path: str, mine: Any) -> Finished:
-    answer = AFTER_DISCARD(self, fields, path, mine)
-    (self._root / path).unlink(missing_ok=True)
-    return answer
-
-
-AFTER_DISCARD = LocalStore._after_discard
+def _tidies_up_what_is_published(self: Any, batch: int, handles: Any) -> None:
+    for handle in handles:
+        if handle.transaction:
+            self._store.delete([str(one["path"]) for one in self._files_of(read_handle(handle))])
 
 
 class _Everybody:
@@ -313,9 +312,9 @@ MUTANTS = (
         patches=((LocalStore, "_link", _links_and_looks_no_further),),
     ),
     Mutant(
-        name="files: a sweep takes a published file away together with its held name",
+        name="files: whoever tidies up behind a batch takes its published files, too",
         kinds=("files",),
-        patches=((LocalStore, "_after_discard", _takes_the_published_away),),
+        patches=((FilesCommitter, "conclude", _tidies_up_what_is_published),),
     ),
     Mutant(
         name="files and S3: a sweep takes newer runs' files, too",
