@@ -110,6 +110,14 @@ class Kafka(System):
 
         return write
 
+    def marks_late(self) -> bool:
+        """Whether a commit that is answered now still has to write its markers."""
+        simulation = self.simulation
+        if simulation.peace or "request late" not in simulation.config.faults or not simulation.dice.pick(2):
+            return False
+        simulation.note("request late")
+        return True
+
     def is_writing_markers(self, one: Id) -> bool:
         """Whether a commit is not through yet. In peace, whoever asks a second time finds that it is."""
         if one.state != "PrepareCommit":
@@ -161,7 +169,7 @@ class Kafka(System):
                 return _NONE
             if one.state != "Ongoing":
                 return Answer(INVALID_TXN_STATE)
-            one.state = "PrepareCommit" if self.simulation.chance("request late") else "CompleteCommit"
+            one.state = "PrepareCommit" if self.marks_late() else "CompleteCommit"
             if self.commit_bumps:
                 one.epoch += 1
             key = (self.name, one.name, asked.epoch)
