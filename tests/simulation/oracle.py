@@ -79,7 +79,6 @@ class Oracle:
         self.executions: dict[Key, int] = {}
         self.gone: set[Key] = set()
         self._shown: dict[int, int] = {}
-        self._shown_keys: set[Key] = set()
         self._effective: dict[Place, Key] = {}
         self._claims: list[str] = []
 
@@ -101,7 +100,6 @@ class Oracle:
             self.broken(Violation.TORN, where)
         if key not in self.named:
             self.broken(Violation.UNDECIDED, where, key)
-        self._shown_keys.add(key)
         if not self._simulation.config.deterministic:
             execution = self.executions[key]
             if self._shown.setdefault(batch, execution) != execution:
@@ -144,8 +142,7 @@ class Oracle:
 
     def lost(self, key: Key) -> None:
         """The system itself has given up a transaction."""
-        if key not in self._shown_keys:
-            self.gone.add(key)
+        self.gone.add(key)
 
     def vanished(self, path: str) -> None:
         """A published file is not there any more, or is another one."""
