@@ -19,7 +19,8 @@ from simulation.product import replaced
 from simulation.schedule import SYSTEMS, Outcome
 from simulation.shrink import Shrinker
 
-_COLLECT_EVERY = 500
+_COLLECT_EVERY = 25
+_COLLECT_ALL_EVERY = 10_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,6 +93,20 @@ def _world(mutant: Mutant | None) -> Iterator[Any]:
         yield systems
 
 
+@contextmanager
+def _collected_by_hand() -> Iterator[None]:
+    """A schedule is garbage all at once, and little else is: it is looked for among the newest things."""
+    enabled = gc.isenabled()
+    gc.freeze()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
+        if enabled:
+            gc.enable()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Count:
     """What many schedules came to.
@@ -113,25 +128,20 @@ def walk(seeds: Iterable[int], mutant: Mutant | None = None, *, most_failures: i
     A mutant's schedules are run only where a sink of its kinds takes part; the others are counted.
     """
     done, requests, failed = 0, 0, []
-    enabled = gc.isenabled()
-    gc.disable()  # a schedule is garbage all at once; looking for it after each request takes a fifth of the time
-    try:
-        with _world(mutant) as systems:
-            for seed in seeds:
-                done += 1
-                if mutant is not None and not set(draw(seed).sinks) & set(mutant.kinds):
-                    continue
-                outcome = schedule.run(draw(seed), Dice(seed), systems=systems)
-                requests += outcome.requests
-                if outcome.violation is not None:
-                    failed.append(seed)
-                    if len(failed) >= most_failures:
-                        break
-                if done % _COLLECT_EVERY == 0:
-                    gc.collect()
-    finally:
-        if enabled:
-            gc.enable()
+    with _world(mutant) as systems, _collected_by_hand():
+        for seed in seeds:
+            done += 1
+            config = draw(seed)
+            if mutant is not None and not set(config.sinks) & set(mutant.kinds):
+                continue
+            outcome = schedule.run(config, Dice(seed), systems=systems)
+            requests += outcome.requests
+            if outcome.violation is not None:
+                failed.append(seed)
+                if len(failed) >= most_failures:
+                    break
+            if done % _COLLECT_EVERY == 0:
+                gc.collect(2 if done % _COLLECT_ALL_EVERY == 0 else 0)
     return Count(schedules=done, requests=requests, failed=tuple(failed))
 
 

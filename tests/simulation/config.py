@@ -23,6 +23,7 @@ FAULTS = (
     "put refused",
     "expired",
     "server restarted",
+    "connection ended",
 )
 
 

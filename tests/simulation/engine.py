@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from simulation.oracle import Oracle
 
 Answer = TypeVar("Answer")
+Words = tuple[object, ...]
+"""What is asked, made a text only where somebody wants to know."""
 
 MOST_TURNS = 600
 """After so many the schedule is over, and the fresh run comes."""
@@ -37,12 +39,12 @@ class Broken(BaseException):
 class Party:
     """A driver or a copy of a task."""
 
-    __slots__ = ("greenlet", "name", "on_death", "paused", "ready")
+    __slots__ = ("dead", "greenlet", "name", "on_death", "paused", "ready")
 
     def __init__(self, name: str, run: Callable[[], None], on_death: Callable[[], None]) -> None:
         self.name = name
         self.greenlet = greenlet(run)
-        self.paused = False
+        self.paused = self.dead = False
         self.ready: Callable[[], bool] | None = None
         self.on_death = on_death
 
@@ -66,9 +68,11 @@ class Simulation:
         self.requests = 0
         self.parties: list[Party] = []
         self.current: Party | None = None
-        self.flights: list[tuple[str, Callable[[], Any]]] = []
+        self.flights: list[tuple[Words, Callable[[], Any]]] = []
         self.events: list[Callable[[], Callable[[], None] | None]] = []
         self.graveyard: list[Party] = []
+        self.refusals: tuple[type[Exception], ...] = ()
+        self.happened: dict[str, int] = {}
         self.oracle: Oracle
         self._nonces = 0
         self._chance = dice.chance
@@ -83,8 +87,10 @@ class Simulation:
     def say(self, *words: object) -> None:
         """Notes what happens."""
         if self.told is not None:
-            who = "" if self.current is None else f"{self.current.name}: "
-            self.told.append(who + " ".join(map(str, words)))
+            self.told.append(self._told(words))
+
+    def _told(self, words: Words) -> str:
+        return ("" if self.current is None else f"{self.current.name}: ") + text(words)
 
     def stop_here(self) -> None:
         """Where a party may be left standing."""
@@ -115,7 +121,7 @@ class Simulation:
             self.let_others_go_on()
         self.current.ready = None
 
-    def request(self, what: str, apply: Callable[[], Answer]) -> Answer:
+    def request(self, what: Words, apply: Callable[[], Answer]) -> Answer:
         """Asks a server.
 
         Raises:
@@ -124,22 +130,34 @@ class Simulation:
         self.stop_here()
         if not self.peace and self._chance(self._rate) and self._request_faults:
             fault = self._request_faults[self.dice.pick(len(self._request_faults))]
-            self.say(what, "->", fault)
+            self.say(*what, "->", fault)
+            self.note(fault)
             if fault == "reply lost":
-                self._apply(apply)
+                self._unheard(apply)
             elif fault == "request late":
                 self.flights.append((what, apply))
-            raise NoAnswerError(what)
+            raise NoAnswerError(text(what))
         if self.told is None:
-            return apply()
+            return self._answer(apply)
         place = len(self.told)
-        answer = apply()
-        self.told.insert(place, f"{'' if self.current is None else self.current.name + ': '}{what} -> {_plain(answer)}")
+        answer = self._answer(apply)
+        self.told.insert(place, self._told((*what, "->", _plain(answer))))
         return answer
 
     def chance(self, fault: str) -> bool:
         """Whether a fault of the configuration happens now."""
-        return not self.peace and self._chance(self._rate) and fault in self.config.faults
+        if self.peace or not self._chance(self._rate) or fault not in self.config.faults:
+            return False
+        self.note(fault)
+        return True
+
+    def note(self, fault: str) -> None:
+        """Something went wrong."""
+        self.happened[fault] = self.requests
+
+    def gone_wrong(self, since: int = 0) -> set[str]:
+        """What has, since so many requests."""
+        return {fault for fault, at in self.happened.items() if at >= since}
 
     def nonce(self) -> int:
         """A number that nobody else has."""
@@ -166,6 +184,7 @@ class Simulation:
 
     def kill(self, party: Party) -> None:
         """It never goes on, and notices nothing of it."""
+        party.dead = True
         self.parties.remove(party)
         self.graveyard.append(party)
         party.on_death()
@@ -202,8 +221,8 @@ class Simulation:
         """Something happens by itself; False if nothing can."""
         events = self.events
         first = self.dice.pick(len(events)) if events else 0
-        for event in (*events[first:], *events[:first]):
-            happens = event()
+        for place in range(first - len(events), first):
+            happens = events[place]()
             if happens is not None:
                 happens()
                 return True
@@ -212,14 +231,22 @@ class Simulation:
     def land(self, place: int) -> None:
         """A request arrives late. Nobody waits for its answer."""
         what, apply = self.flights.pop(place)
-        self.say("arrives late:", what)
-        self._apply(apply)
+        self.say("arrives late:", *what)
+        self._unheard(apply)
 
-    @staticmethod
-    def _apply(apply: Callable[[], Any]) -> None:
-        """Nobody hears the answer, whatever it is."""
-        with suppress(Exception):
-            apply()
+    def _unheard(self, apply: Callable[[], Any]) -> None:
+        """Nobody hears the answer, be it that the server refuses."""
+        with suppress(*self.refusals):
+            self._answer(apply)
+
+    def _answer(self, apply: Callable[[], Answer]) -> Answer:
+        try:
+            return apply()
+        except self.refusals:
+            raise
+        except Exception as error:
+            self.oracle.failed(error)
+            raise
 
     def end(self) -> None:
         """Nobody goes on after this."""
@@ -230,11 +257,16 @@ class Simulation:
                 party.greenlet.throw(GreenletExit)
 
 
+def text(words: Words) -> str:
+    """As it is told."""
+    return " ".join(map(str, words))
+
+
 def digest(told: list[str]) -> str:
     """A trace as a short text: the same for the same schedule."""
     return hashlib.sha256("\n".join(told).encode()).hexdigest()[:16]
 
 
 def _plain(answer: object) -> str:
-    text = str(answer)
-    return text if len(text) <= 100 else text[:97] + "..."
+    said = str(sorted(map(str, answer)) if isinstance(answer, set) else answer)
+    return said if len(said) <= 100 else said[:97] + "..."

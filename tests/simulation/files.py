@@ -28,8 +28,9 @@ if TYPE_CHECKING:
     from sparkonce.sinks.base import Owner
 
 ROOT = "/t"
-HELD = "/t/.sparkonce/held"
-_FOLDERS = frozenset({"", "/", ROOT, f"{ROOT}/.sparkonce", HELD})
+HIDDEN = "/t/.sparkonce"
+HELD = f"{HIDDEN}/held"
+_FOLDERS = frozenset({"", "/", ROOT, HIDDEN, HELD})
 
 
 class Inode:
@@ -87,14 +88,21 @@ class Files(System):
         inode = self.names.pop(source, None)
         if inode is None:
             raise FileNotFoundError(errno.ENOENT, source)
+        self._taken_from_readers(source, was_there=True)
+        self._taken_from_readers(target, was_there=target in self.names)
         self.names[target] = inode
         if inode.sealed and inode.st_nlink == 1:
             self.simulation.oracle.aborted((self.name, str(name_in(source.removesuffix(".held")))))
+
+    def _taken_from_readers(self, path: str, *, was_there: bool) -> None:
+        if was_there and not path.startswith(HIDDEN):
+            self.simulation.oracle.vanished(path)
 
     def unlink(self, path: str) -> None:
         inode = self.names.pop(path, None)
         if inode is None:
             raise FileNotFoundError(errno.ENOENT, path)
+        self._taken_from_readers(path, was_there=True)
         inode.st_nlink -= 1
         if inode.sealed and inode.st_nlink == 0 and path.endswith(".held"):
             self.simulation.oracle.aborted((self.name, str(name_in(path.removesuffix(".held")))))
@@ -184,7 +192,7 @@ class FakePath:
     def _call(self, what: str, apply: Any) -> Any:
         simulation = self._files.simulation
         simulation.stop_here()
-        simulation.say(f"{self._files.name}: {what}", self.name)
+        simulation.say(self._files.called, what, self.name)
         return apply()
 
 
@@ -195,9 +203,9 @@ def _link(source: FakePath, target: FakePath) -> None:
     files = source._files
     files.simulation.stop_here()
     if files.simulation.chance("server restarted"):
-        files.simulation.say(f"{files.name}: disk full at", target.name)
+        files.simulation.say(files.called, "disk full at", target.name)
         raise OSError(errno.ENOSPC, "disk full")
-    files.simulation.say(f"{files.name}: links", target.name)
+    files.simulation.say(files.called, "links", target.name)
     files.link(source.text, target.text)
 
 
@@ -257,7 +265,7 @@ class _Writer(Writer):
 
     def begin(self) -> None:
         self.system.simulation.stop_here()
-        self.system.simulation.say(f"{self.system.name}: holds", self._path)
+        self.system.simulation.say(self.system.called, "holds", self._path)
         self.system.names[self._held] = self._inode
 
     def write(self, parts: int) -> None:
@@ -269,7 +277,7 @@ class _Writer(Writer):
         if self.system.names.get(self._held) is not self._inode:
             raise PrepareError("the file is not the one that was written")
         self._inode.sealed = True
-        self.system.simulation.say(f"{self.system.name}: seals", self._path)
+        self.system.simulation.say(self.system.called, "seals", self._path)
         file = {
             "path": self._path,
             "held": f"{self._path}.held",

@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from simulation.engine import NoAnswerError
+from simulation.engine import NoAnswerError, Words
 from simulation.oracle import Violation
 from simulation.spark import BATCHES_APART_MS
 from simulation.systems import System, Writer
@@ -65,6 +65,7 @@ class Kafka(System):
         super().__init__(simulation, name)
         self.version = 2 if name == "kafka-v2" else 1
         self.ids: dict[str, Id] = {}
+        simulation.events.append(self.write_markers)
 
     def committer(self) -> KafkaCommitter:
         made = KafkaCommitter.__new__(KafkaCommitter)
@@ -89,22 +90,41 @@ class Kafka(System):
 
         def time_out() -> None:
             one = open_ones[self.simulation.dice.pick(len(open_ones))]
-            self.simulation.say(f"{self.name}: times out", one.name, one.epoch)
+            self.simulation.say(self.called, "times out", one.name, one.epoch)
+            self.simulation.oracle.lost((self.name, one.name, one.epoch))
             one.epoch += 1
             one.state = "CompleteAbort"
 
         return time_out
 
-    def markers(self) -> Callable[[], None] | None:
-        """Markers that are still to be written."""
+    def write_markers(self) -> Callable[[], None] | None:
+        """The last marker of a commit is written; None if none is waited for."""
         waiting = [one for one in self.ids.values() if one.state == "PrepareCommit"]
         if not waiting:
             return None
 
         def write() -> None:
-            waiting[0].state = "CompleteCommit"
+            one = waiting[self.simulation.dice.pick(len(waiting))]
+            self.simulation.say(self.called, "has written the markers of", one.name, one.epoch)
+            one.state = "CompleteCommit"
 
         return write
+
+    def marks_late(self) -> bool:
+        """Whether a commit that is answered now still has to write its markers."""
+        simulation = self.simulation
+        if simulation.peace or "request late" not in simulation.config.faults or not simulation.dice.pick(2):
+            return False
+        simulation.note("request late")
+        return True
+
+    def is_writing_markers(self, one: Id) -> bool:
+        """Whether a commit is not through yet. In peace, whoever asks a second time finds that it is."""
+        if one.state != "PrepareCommit":
+            return False
+        if self.simulation.peace:
+            one.state = "CompleteCommit"
+        return True
 
     # --- requests -----------------------------------------------------------------------------------------------------
 
@@ -114,8 +134,7 @@ class Kafka(System):
         if one is None:
             self.ids[name] = Id(name)
             return 0
-        if one.state == "PrepareCommit":
-            one.state = "CompleteCommit"
+        if self.is_writing_markers(one):
             return None
         if one.state == "Ongoing":
             self.simulation.oracle.aborted((self.name, name, one.epoch))
@@ -143,15 +162,14 @@ class Kafka(System):
             return Answer(INVALID_PRODUCER_ID_MAPPING)
         if one.epoch != asked.epoch:
             return Answer(INVALID_PRODUCER_EPOCH)
-        if one.state == "PrepareCommit":
-            one.state = "CompleteCommit"
+        if self.is_writing_markers(one):
             return Answer(CONCURRENT_TRANSACTIONS if commit else INVALID_TXN_STATE)
         if commit:
             if one.state == "CompleteCommit":
                 return _NONE
             if one.state != "Ongoing":
                 return Answer(INVALID_TXN_STATE)
-            one.state = "PrepareCommit" if self.simulation.chance("request late") else "CompleteCommit"
+            one.state = "PrepareCommit" if self.marks_late() else "CompleteCommit"
             if self.commit_bumps:
                 one.epoch += 1
             key = (self.name, one.name, asked.epoch)
@@ -168,8 +186,7 @@ class Kafka(System):
         one = self.ids.get(asked.transactional_id)
         if one is None:
             return Answer(INVALID_PRODUCER_ID_MAPPING)
-        if one.state == "PrepareCommit":
-            one.state = "CompleteCommit"
+        if self.is_writing_markers(one):
             return Answer(CONCURRENT_TRANSACTIONS)
         if one.state == "Ongoing":
             self.simulation.oracle.aborted((self.name, one.name, one.epoch))
@@ -200,19 +217,19 @@ class Client:
     def end_transactions(self, transactions: Sequence[Transaction], *, commit: bool, deadline_s: float) -> list[Any]:
         what = "commits" if commit else "aborts"
         return [
-            self._ask(f"{what} {one.transactional_id} {one.epoch}", lambda one=one: self._kafka.end(one, commit))
+            self._ask((what, one.transactional_id, one.epoch), lambda one=one: self._kafka.end(one, commit))
             for one in transactions
         ]
 
     def fence(self, transactions: Mapping[Transaction, int], *, deadline_s: float) -> list[Any]:
         return [
-            self._ask(f"fences {one.transactional_id} {one.epoch}", lambda one=one: self._kafka.fence(one))
+            self._ask(("fences", one.transactional_id, one.epoch), lambda one=one: self._kafka.fence(one))
             for one in transactions
         ]
 
     def describe_transactions(self, transactions: Sequence[Transaction], *, deadline_s: float) -> list[Any]:
         return [
-            self._ask(f"describes {one.transactional_id}", lambda one=one: self._kafka.describe(one.transactional_id))
+            self._ask(("describes", one.transactional_id), lambda one=one: self._kafka.describe(one.transactional_id))
             for one in transactions
         ]
 
@@ -220,11 +237,11 @@ class Client:
         def listed() -> list[str]:
             return [one.name for one in self._kafka.ids.values() if one.state in states]
 
-        return self._ask(f"lists {states[0]}", listed)
+        return self._ask(("lists", states[0]), listed)
 
     def survey(self, states: Sequence[str], wanted: Callable[[str], bool], *, deadline_s: float) -> Any:
         names = self._ask(
-            "surveys",
+            ("surveys",),
             lambda: [one.name for one in self._kafka.ids.values() if one.state in states and wanted(one.name)],
         )
         if isinstance(names, Answer):
@@ -237,9 +254,9 @@ class Client:
     def close(self) -> None:
         pass
 
-    def _ask(self, what: str, apply: Callable[[], Any]) -> Any:
+    def _ask(self, what: Words, apply: Callable[[], Any]) -> Any:
         try:
-            return self._kafka.simulation.request(f"{self._kafka.name}: {what}", apply)
+            return self._kafka.simulation.request((self._kafka.called, *what), apply)
         except NoAnswerError as error:
             return Answer(None, str(error))
 
@@ -281,14 +298,15 @@ class _Writer(Writer):
             )
         )
         for _ in range(3):
-            epoch = self.ask(f"initialises {name}", lambda: self.system.initialise(name))
+            epoch = self.ask(("initialises", name), lambda: self.system.initialise(name))
             if epoch is not None:
                 return lane, name, epoch
+            self.system.simulation.let_others_go_on()
         raise PrepareError("the id's last transaction is still being ended")
 
     def write(self, parts: int) -> None:
         answer = self.ask(
-            f"writes {self._name} {self._epoch}",
+            ("writes", self._name, self._epoch),
             lambda: self.system.produce(self._name, self._epoch, self._batch, self._slot, parts),
         )
         if answer == "fenced":
@@ -302,7 +320,7 @@ class _Writer(Writer):
     def abort(self) -> None:
         if self._lane >= 0:
             with suppress(PrepareError):
-                self.ask(f"gives up {self._name} {self._epoch}", self._give_up)
+                self.ask(("gives up", self._name, self._epoch), self._give_up)
         self.close()
 
     def _give_up(self) -> None:

@@ -38,7 +38,7 @@ class ModelStore(LogStore):
             if kind == 0:
                 self._put(position, data)
             elif kind == 2:
-                simulation.flights.append((f"put {position}", lambda: self._put(position, data)))
+                simulation.flights.append((("put", position), lambda: self._put(position, data)))
             raise PutUnknownError("no reply")
         if simulation.chance("put refused"):
             simulation.say("puts", position, "-> disk full")

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import pymysql
 
-from simulation.engine import NoAnswerError
+from simulation.engine import NoAnswerError, Words
 from simulation.spark import BATCHES_APART_MS
 from simulation.systems import System, Writer
 from sparkonce.errors import PrepareError
@@ -34,10 +34,10 @@ if TYPE_CHECKING:
 class Branch:
     """A transaction of XA: open or prepared, and the connection that holds it, 0 if none does any more."""
 
-    __slots__ = ("holder", "name", "parts", "prepared")
+    __slots__ = ("holder", "name", "parts", "prepared", "writer")
 
-    def __init__(self, name: TransactionName, holder: int) -> None:
-        self.name, self.holder = name, holder
+    def __init__(self, name: TransactionName, holder: int, writer: Writer) -> None:
+        self.name, self.holder, self.writer = name, holder, writer
         self.parts, self.prepared = 0, False
 
 
@@ -65,7 +65,7 @@ class MariaDB(System):
         return [(self.name, str(one.name)) for one in self.branches.values()]
 
     def restart(self) -> Callable[[], None] | None:
-        if not self.branches:
+        if not any(branch.holder for branch in self.branches.values()):
             return None
 
         def restart() -> None:
@@ -74,6 +74,17 @@ class MariaDB(System):
                 self.end_connection(branch)
 
         return restart
+
+    def hang_up(self) -> Callable[[], None] | None:
+        gone = [branch for branch in self.branches.values() if branch.holder and branch.writer.is_gone]
+        if not gone:
+            return None
+
+        def end() -> None:
+            self.simulation.say(self.called, "notices that a writer is gone:", gone[0].name)
+            self.end_connection(gone[0])
+
+        return end
 
     def end_connection(self, branch: Branch) -> None:
         """What was not prepared is rolled back; nobody holds the rest any more."""
@@ -118,9 +129,9 @@ class Link:
     def __init__(self, server: MariaDB) -> None:
         self.server = server
 
-    def ask(self, what: str, apply: Callable[[], Any]) -> Any:
+    def ask(self, what: Words, apply: Callable[[], Any]) -> Any:
         try:
-            return self.server.simulation.request(f"{self.server.name}: {what}", apply)
+            return self.server.simulation.request((self.server.called, *what), apply)
         except NoAnswerError:
             self.open = False
             raise pymysql.err.OperationalError(2013, "Lost connection") from None
@@ -131,11 +142,11 @@ class Link:
         if verb == "XA":
             what, _, xid = rest.partition(" ")
             copy = bytes.fromhex(xid[2 : xid.index("'", 2)]).decode()[-12:]
-            if not self.ask(f"XA {what} {copy}", lambda: server.finish(copy, what == "COMMIT")):
+            if not self.ask(("XA", what, copy), lambda: server.finish(copy, what == "COMMIT")):
                 raise pymysql.err.OperationalError(XAER_NOTA, "XAER_NOTA")
         elif verb == "KILL":
             number = int(rest.rpartition(" ")[2])
-            if not self.ask(statement, lambda: server.kill(number)):
+            if not self.ask((statement,), lambda: server.kill(number)):
                 raise pymysql.err.OperationalError(NO_SUCH_THREAD, "Unknown thread id")
         else:
             raise NotImplementedError(statement)
@@ -145,7 +156,7 @@ class Link:
             copies = [str(value).rpartition(":")[2] for value in values]
             branches = self.server.branches
             return self.ask(
-                "asks who holds locks",
+                ("asks who holds locks",),
                 lambda: tuple(branches[one].holder or None if one in branches else None for one in copies),
             )
         if "MAX(batch)" in statement:
@@ -172,25 +183,29 @@ class _Committer(MySQLCommitter):
 
 
 def recovered(link: Link, flavour: Flavour) -> set[Xid]:
-    return link.ask("XA RECOVER", lambda: {Xid.of(one.name) for one in link.server.branches.values() if one.prepared})
+    return link.ask(
+        ("XA RECOVER",), lambda: {Xid.of(one.name) for one in link.server.branches.values() if one.prepared}
+    )
 
 
 def committed(link: Link, names: Iterable[TransactionName]) -> set[TransactionName]:
     wanted = list(names)
-    return link.ask("looks for markers", lambda: {one for one in wanted if one.copy in link.server.committed})
+    return link.ask(("looks for markers",), lambda: {one for one in wanted if one.copy in link.server.committed})
 
 
 def is_seen(link: Link, name: TransactionName) -> bool:
     server = link.server
-    return link.ask("looks for a marker, dirty", lambda: name.copy in server.branches or name.copy in server.committed)
+    return link.ask(
+        ("looks for a marker, dirty",), lambda: name.copy in server.branches or name.copy in server.committed
+    )
 
 
 def not_committed(link: Link, prefix: str, query: str, server: str) -> list[Marker]:
-    return link.ask("lists open", lambda: [_marker(one.name) for one in link.server.branches.values()])
+    return link.ask(("lists open",), lambda: [_marker(one.name) for one in link.server.branches.values()])
 
 
 def of_query(link: Link, prefix: str, query: str, server: str) -> list[Marker]:
-    return link.ask("reads markers", lambda: [_marker(name) for name in link.server.committed.values()])
+    return link.ask(("reads markers",), lambda: [_marker(name) for name in link.server.committed.values()])
 
 
 def _marker(name: TransactionName) -> Marker:
@@ -220,9 +235,9 @@ class _Writer(Writer):
         holder = self.system.connections
 
         def begin() -> None:
-            self.system.branches[self._name.copy] = Branch(self._name, holder)
+            self.system.branches[self._name.copy] = Branch(self._name, holder, self)
 
-        self.ask(f"XA START {self._name}", begin)
+        self.ask(("XA START", self._name), begin)
 
     def write(self, parts: int) -> None:
         def write() -> bool:
@@ -232,7 +247,7 @@ class _Writer(Writer):
             branch.parts += parts
             return True
 
-        if not self.ask(f"writes {self._name}", write):
+        if not self.ask(("writes", self._name), write):
             raise PrepareError("the connection was ended")
 
     def prepare(self) -> Mapping[str, Scalar]:
@@ -242,7 +257,7 @@ class _Writer(Writer):
                 branch.prepared = True
             return branch is not None
 
-        if not self.ask(f"XA PREPARE {self._name}", prepare):
+        if not self.ask(("XA PREPARE", self._name), prepare):
             raise PrepareError("the connection was ended")
         self.system.simulation.stop_here()
         self._end()
@@ -263,6 +278,7 @@ class _Writer(Writer):
 
     def abort(self) -> None:
         """The product's writer rolls back what it may have prepared by the committer."""
+        self.left = True
         self._end()
         if self._name.copy in self.system.branches:
             self.system.committer().abort([_handle(self._name)])

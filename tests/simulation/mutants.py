@@ -11,7 +11,7 @@ from unittest import mock
 
 from simulation.config import KINDS
 from simulation.engine import Simulation
-from simulation.kafka import Kafka
+from simulation.kafka import CONCURRENT_TRANSACTIONS, Kafka
 from simulation.schedule import SYSTEMS
 from simulation.systems import System
 from sparkonce.protocol import coordinator
@@ -24,9 +24,11 @@ from sparkonce.protocol.records import Commit
 from sparkonce.protocol.state import Phase, State
 from sparkonce.protocol.view import Floor
 from sparkonce.sinks.files import local
+from sparkonce.sinks.files.committer import FilesCommitter
+from sparkonce.sinks.files.handle import read_handle
 from sparkonce.sinks.files.local import LocalStore
 from sparkonce.sinks.kafka.committer import KafkaCommitter
-from sparkonce.sinks.kafka.outcomes import Answer, Transaction
+from sparkonce.sinks.kafka.outcomes import Answer, Transaction, commit_outcome
 from sparkonce.sinks.mysql import prepared
 from sparkonce.sinks.mysql.names import Xid
 from sparkonce.sinks.postgres.committer import PostgresCommitter
@@ -69,6 +71,10 @@ class Mutant:
 
 def _own_decision_is_foreign(state: State, event: on.PutTaken) -> Any:
     return coordinator._superseded(state, "something stands there")
+
+
+def _stops_at_own_decision(state: State, event: on.PutTaken) -> Any:
+    return coordinator._stop(state, StopReason.SUPERSEDED, "something stands there")
 
 
 def _absent_is_absent(state: State, event: on.PutUnknown) -> Any:
@@ -147,6 +153,10 @@ class _AbortsWithV4(Kafka):
 # --- readings of answers ----------------------------------------------------------------------------------------------
 
 
+def _unmarked_is_lost(answer: Answer) -> Finished:
+    return LOST if answer.code == CONCURRENT_TRANSACTIONS else commit_outcome(answer)
+
+
 def _committed_is_gone(connection: Any, names: Any, found: Any, place: Any, *, commit: bool) -> Any:
     return {name: LOST for name in names if name not in found or found[name][0] == "committed"}
 
@@ -173,6 +183,12 @@ def _links_and_looks_no_further(self: Any, fields: Any, final: Any) -> Finished:
     return Finished(outcome=Outcome.COMMITTED)
 
 
+def _tidies_up_what_is_published(self: Any, batch: int, handles: Any) -> None:
+    for handle in handles:
+        if handle.transaction:
+            self._store.delete([str(one["path"]) for one in self._files_of(read_handle(handle))])
+
+
 class _Everybody:
     """Says of every run that it is one of those that are asked for."""
 
@@ -191,6 +207,10 @@ MUTANTS = (
     Mutant(
         name="a decision of its own is taken for somebody else's, and undone",
         table={(Phase.RESOLVING, on.PutTaken): _own_decision_is_foreign},
+    ),
+    Mutant(
+        name="a run stops at a decision of its own as if a newer one had put it",
+        table={(Phase.RESOLVING, on.PutTaken): _stops_at_own_decision},
     ),
     Mutant(
         name="a put without an answer is read as absent", table={(Phase.DECIDING, on.PutUnknown): _absent_is_absent}
@@ -214,6 +234,14 @@ MUTANTS = (
         kinds=_KAFKA,
         patches=(
             (LanePool, "lend", _reuses_lanes_at_once),
+            ("sinks.kafka.committer", "confirm_lost", lambda verdict, _, __: verdict),
+        ),
+    ),
+    Mutant(
+        name="Kafka: a commit whose markers are still to be written is lost",
+        kinds=_KAFKA,
+        patches=(
+            ("sinks.kafka.committer", "commit_outcome", _unmarked_is_lost),
             ("sinks.kafka.committer", "confirm_lost", lambda verdict, _, __: verdict),
         ),
     ),
@@ -282,6 +310,11 @@ MUTANTS = (
         name="files: a held name that is gone is lost, without a look at the other one",
         kinds=("files",),
         patches=((LocalStore, "_link", _links_and_looks_no_further),),
+    ),
+    Mutant(
+        name="files: whoever tidies up behind a batch takes its published files, too",
+        kinds=("files",),
+        patches=((FilesCommitter, "conclude", _tidies_up_what_is_published),),
     ),
     Mutant(
         name="files and S3: a sweep takes newer runs' files, too",

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING
 
 from simulation.engine import Broken, Simulation
 from sparkonce import errors
-from sparkonce.protocol.records import Amend, Commit, Record
+from sparkonce.protocol.records import Claim, Commit, Record
 
 if TYPE_CHECKING:
     from sparkonce.protocol.handles import Handle
 
 Key = tuple[object, ...]
 """A transaction: its sink, and what the system calls it."""
+
+Place = tuple[int, int, str]
+"""Batch, slot, sink."""
 
 Rows = tuple[int, int, str, int]
 """Batch, slot, sink, and how many of the slot's two parts."""
@@ -25,6 +29,7 @@ class Violation(str, Enum):
 
     TWICE = "a row is visible twice"
     MISSING = "a batch is done and a row is not visible"
+    VANISHED = "rows that were visible are gone"
     TORN = "a part of a transaction is visible without the rest"
     MIXED = "rows of different executions of a batch are visible"
     UNDECIDED = "rows are visible that no decision names"
@@ -37,13 +42,27 @@ class Violation(str, Enum):
     FAILED = "the product's own code failed"
 
 
-_MAY_STOP = (
-    errors.SupersededError,
-    errors.StaleBatchError,
-    errors.PrepareError,
-    errors.UnknownOutcomeError,
-)
-"""What a run may stop for while things go wrong."""
+_UNANSWERED = frozenset({"request lost", "reply lost", "request late"})
+_MAY_FAIL = _UNANSWERED | {"task killed", "expired", "server restarted", "connection ended"}
+"""What can make a task fail."""
+_MAY_BE_UNKNOWN = _UNANSWERED | {"put lost", "put refused", "server restarted"}
+"""What can leave somebody in doubt."""
+MOST_HEALINGS = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Start:
+    """When a run began: what happened afterwards may be why it stops.
+
+    Attributes:
+        run: Its id.
+        requests: How many there had been.
+        claims: How many stood in the log.
+    """
+
+    run: str
+    requests: int
+    claims: int
 
 
 class Oracle:
@@ -53,12 +72,15 @@ class Oracle:
         self._simulation = simulation
         self._identify = identify
         self.violation: Violation | None = None
-        self.visible: dict[tuple[int, int, str], int] = {}
-        self.named: set[Key] = set()
+        self.visible: dict[Place, int] = {}
+        self.named: dict[Key, int] = {}
         self.undone: set[Key] = set()
         self.decided: set[int] = set()
         self.executions: dict[Key, int] = {}
+        self.gone: set[Key] = set()
         self._shown: dict[int, int] = {}
+        self._effective: dict[Place, Key] = {}
+        self._claims: list[str] = []
 
     def broken(self, violation: Violation, *words: object) -> None:
         """Ends the schedule."""
@@ -95,7 +117,8 @@ class Oracle:
 
     def landed(self, record: Record) -> None:
         """A record stands in the log, not below its floor."""
-        if not isinstance(record, Commit | Amend):
+        if isinstance(record, Claim):
+            self._claims.append(record.run)
             return
         if isinstance(record, Commit):
             if record.batch in self.decided:
@@ -104,7 +127,8 @@ class Oracle:
         for handle in record.handles:
             if handle.transaction:
                 key = self._identify[handle.sink](handle)
-                self.named.add(key)
+                self.named[key] = record.batch
+                self._effective[record.batch, handle.slot, handle.sink] = key
                 if key in self.undone:
                     self.broken(Violation.UNDONE, key)
 
@@ -116,13 +140,71 @@ class Oracle:
                 if self.visible.get((batch, slot, sink), 0) != 1:
                     self.broken(Violation.MISSING, batch, slot, sink)
 
-    def is_lost_for_good(self, error: BaseException) -> bool:
-        """Whether a run may say so: only rows that cannot be made again are lost."""
-        return isinstance(error, errors.TransactionLostError) and not self._simulation.config.deterministic
+    def lost(self, key: Key) -> None:
+        """The system itself has given up a transaction."""
+        self.gone.add(key)
 
-    def stopped(self, error: BaseException) -> None:
+    def vanished(self, path: str) -> None:
+        """A published file is not there any more, or is another one."""
+        self.broken(Violation.VANISHED, path)
+
+    def failed(self, error: BaseException) -> None:
+        """Something was raised that nobody may raise."""
+        self.broken(Violation.FAILED, repr(error)[:300])
+
+    def all_done(self, batches: int, lost: frozenset[Place]) -> None:
+        """Every row of these batches is visible, but for those that a run has rightly said to be lost.
+
+        With what is lost, everything ends: no later batch is asked for.
+        """
+        last = min((batch for batch, _, _ in lost), default=batches)
+        for batch in range(last):
+            self.done(batch)
+        for sink in self._simulation.config.sinks if lost else ():
+            for slot in range(self._simulation.config.slots):
+                where = (last, slot, sink)
+                if self.visible.get(where, 0) != (where not in lost):
+                    self.broken(Violation.MISSING, *where)
+
+    def lost_for_good(self, error: BaseException) -> frozenset[Place]:
+        """What a run says to be lost for good, if it may; else nothing.
+
+        It may if the system has given up each of these transactions, other rows of the batch are visible, and running
+        the batch again gives other ones.
+        """
+        if not isinstance(error, errors.TransactionLostError) or self._simulation.config.deterministic:
+            return frozenset()
+        batch = error.details["batch"]
+        lost = frozenset((batch, slot, sink) for sink, slot, _ in error.details["lost"])
+        is_lost = all(self._effective.get(where) in self.gone and where not in self.visible for where in lost)
+        return lost if is_lost and any(where[0] == batch for where in self.visible) else frozenset()
+
+    def start(self, run: str) -> Start:
+        """A run begins."""
+        return Start(run=run, requests=self._simulation.requests, claims=len(self._claims))
+
+    def stopped(self, start: Start, error: BaseException) -> None:
         """A run has stopped by itself."""
         self._simulation.say("stops:", type(error).__name__, str(error).partition(" Next:")[0][:150])
-        unwritable = type(error) is errors.LogError and "could not be " in str(error)
-        if not (isinstance(error, _MAY_STOP) or unwritable or self.is_lost_for_good(error)):
+        if not self._may_stop(start, error):
             self.broken(Violation.WRONG_STOP, repr(error)[:300])
+
+    def _may_stop(self, start: Start, error: BaseException) -> bool:
+        """Whether what really happened since it began is a reason."""
+        deposed = any(run != start.run for run in self._claims[start.claims :])
+        since = self._simulation.gone_wrong(start.requests)
+        kind = type(error)
+        if kind is errors.SupersededError:
+            return deposed
+        if kind is errors.StaleBatchError:
+            return max(self.decided, default=-1) > error.details["batch"]  # type: ignore[attr-defined]
+        if kind is errors.PrepareError:
+            return deposed or bool(since & _MAY_FAIL)
+        if kind is errors.TransactionTooOldError:
+            lost = [key for key in self.gone if self.named.get(key) == error.details["batch"]]  # type: ignore[attr-defined]
+            return len(lost) > MOST_HEALINGS
+        if kind is errors.UnknownOutcomeError:
+            return bool(self._simulation.gone_wrong() & _MAY_BE_UNKNOWN)
+        if kind is errors.LogError and "could not be " in str(error):
+            return bool(since & {"put lost", "put refused"})
+        return bool(self.lost_for_good(error))

@@ -10,14 +10,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import psycopg
 from psycopg import sql
 
-from simulation.engine import NoAnswerError
+from simulation.engine import NoAnswerError, Words
 from simulation.spark import BATCHES_APART_MS
 from simulation.systems import System, Writer
 from sparkonce.errors import PrepareError
@@ -44,10 +43,10 @@ LIMITS = Limits()
 class Session:
     """A writer's session, with a transaction open."""
 
-    __slots__ = ("batch", "name", "parts", "slot")
+    __slots__ = ("name", "parts", "writer")
 
-    def __init__(self, name: TransactionName, batch: int, slot: int) -> None:
-        self.name, self.batch, self.slot = name, batch, slot
+    def __init__(self, name: TransactionName, writer: Writer) -> None:
+        self.name, self.writer = name, writer
         self.parts = 0
 
 
@@ -60,6 +59,7 @@ class Postgres(System):
     """
 
     facts: Mapping[str, str] = {"prefix": "p", "system": "1", "database": "d", "commits": "public"}
+    refusals = (psycopg.Error,)
 
     def __init__(self, simulation: Simulation, name: str) -> None:
         super().__init__(simulation, name)
@@ -97,9 +97,25 @@ class Postgres(System):
 
         return restart
 
+    def hang_up(self) -> Callable[[], None] | None:
+        sessions = [one for one in self.sessions.values() if one.writer.is_gone]
+        holders = [one for one in self.locks.values() if one.is_gone]
+        if not sessions and not holders:
+            return None
+
+        def end() -> None:
+            if sessions:
+                self.simulation.say(self.called, "notices that a writer is gone:", sessions[0].name)
+                del self.sessions[sessions[0].name]
+            else:
+                self.simulation.say(self.called, "notices that a driver is gone")
+                self.free(holders[0])
+
+        return end
+
     def show(self, name: TransactionName, rows: Session) -> None:
         self.markers[name] = "committed"
-        self.simulation.oracle.shown((self.name, str(name)), (rows.batch, rows.slot, self.name, rows.parts))
+        self.simulation.oracle.shown((self.name, str(name)), (name.batch, name.slot, self.name, rows.parts))
 
     # --- requests -----------------------------------------------------------------------------------------------------
 
@@ -175,10 +191,16 @@ class Connection:
         self.server = server
         self.held: list[TransactionName] = []
         self.adrift = False
+        self._party = server.simulation.current
 
-    def ask(self, what: str, apply: Callable[[], Any]) -> Any:
+    @property
+    def is_gone(self) -> bool:
+        """Whether nobody is left at the driver's end."""
+        return self.adrift or (self._party is not None and self._party.dead)
+
+    def ask(self, what: Words, apply: Callable[[], Any]) -> Any:
         try:
-            return self.server.simulation.request(f"{self.server.name}: {what}", apply)
+            return self.server.simulation.request((self.server.called, *what), apply)
         except NoAnswerError:
             # The server does not know that nobody is there any more: it keeps the session, and its locks.
             self.adrift = True
@@ -187,14 +209,14 @@ class Connection:
     def execute(self, query: Any, params: Any = None) -> Any:
         server = self.server
         if query is product._TERMINATE:
-            return _Rows(self.ask("ends sessions", lambda: server.terminate(params[0])))
+            return _Rows(self.ask(("ends sessions",), lambda: server.terminate(params[0])))
         if isinstance(query, str):  # BEGIN and ROLLBACK of a staged commit
             server.free(self)
             return _Rows([])
         parts = list(query)
         if isinstance(parts[0], Step):
             step = parts[0]
-            self.ask(str(step), lambda: server.finish_staged(self, step.names, step.commit))
+            self.ask((step,), lambda: server.finish_staged(self, step.names, step.commit))
             return _Rows([])
         if len(parts) == 1:  # COMMIT, where nothing was left to do
             server.free(self)
@@ -203,7 +225,7 @@ class Connection:
         if isinstance(head, sql.SQL) and head._obj in ("COMMIT PREPARED ", "ROLLBACK PREPARED "):
             name = TransactionName.parse(text._obj)
             commit = head._obj.startswith("COMMIT")
-            if name is None or not self.ask(f"{head._obj}{name}", lambda: server.finish(name, commit)):
+            if name is None or not self.ask((head._obj.strip(), name), lambda: server.finish(name, commit)):
                 raise _error(psycopg.errors.UndefinedObject)
             return _Rows([])
         raise NotImplementedError(repr(query))
@@ -221,18 +243,24 @@ class _Rows:
         return self._rows
 
 
+class _Lent:
+    def __init__(self, server: Postgres) -> None:
+        self._connection = Connection(server)
+
+    def __enter__(self) -> Connection:
+        return self._connection
+
+    def __exit__(self, kind: object, *_: object) -> None:
+        if kind is not None:
+            self._connection.close()
+
+
 class _Connections:
     def __init__(self, server: Postgres) -> None:
         self._server = server
 
-    @contextmanager
-    def lent(self) -> Iterator[Connection]:
-        connection = Connection(self._server)
-        try:
-            yield connection
-        except BaseException:
-            connection.close()
-            raise
+    def lent(self) -> _Lent:
+        return _Lent(self._server)
 
     def close(self) -> None:
         pass
@@ -256,7 +284,7 @@ class Step(sql.Composable):
 
 
 def look_for(connection: Connection, name: TransactionName, place: Place) -> Look:
-    found: Look = connection.ask(f"looks for {name}", lambda: connection.server.look(name))
+    found: Look = connection.ask(("looks for", name), lambda: connection.server.look(name))
     return found
 
 
@@ -264,24 +292,24 @@ def lock(
     connection: Connection, names: Sequence[TransactionName], place: Place
 ) -> dict[TransactionName, tuple[str, str]]:
     found: dict[TransactionName, tuple[str, str]] = connection.ask(
-        "locks markers", lambda: connection.server.lock(connection, names)
+        ("locks markers",), lambda: connection.server.lock(connection, names)
     )
     return found
 
 
 def list_sessions(connection: Connection) -> list[BackendName]:
-    return connection.ask("lists sessions", lambda: [BackendName.of(name) for name in connection.server.sessions])
+    return connection.ask(("lists sessions",), lambda: [BackendName.of(name) for name in connection.server.sessions])
 
 
 def list_prepared(connection: Connection) -> list[TransactionName]:
-    return connection.ask("lists prepared", lambda: list(connection.server.prepared))
+    return connection.ask(("lists prepared",), lambda: list(connection.server.prepared))
 
 
 def list_staged(connection: Connection, schema: str, queries: Sequence[str]) -> list[TransactionName]:
     def listed() -> list[TransactionName]:
         return [name for name, state in connection.server.markers.items() if state == "staged"]
 
-    return connection.ask("lists staged", listed)
+    return connection.ask(("lists staged",), listed)
 
 
 def read_traces(connection: Connection, prefix: str, query: str, place: Place) -> list[Trace]:
@@ -297,7 +325,7 @@ def read_traces(connection: Connection, prefix: str, query: str, place: Place) -
             if state == "committed"
         ]
 
-    return connection.ask("reads markers", read)
+    return connection.ask(("reads markers",), read)
 
 
 REPLACED: tuple[tuple[str, str, Any], ...] = (
@@ -329,9 +357,9 @@ class _Writer(Writer):
         name = self._name
 
         def begin() -> None:
-            self.system.sessions[name] = Session(name, name.batch, name.slot)
+            self.system.sessions[name] = Session(name, self)
 
-        self.ask(f"begins {name}", begin)
+        self.ask(("begins", name), begin)
 
     def write(self, parts: int) -> None:
         def write() -> bool:
@@ -341,7 +369,7 @@ class _Writer(Writer):
             session.parts += parts
             return True
 
-        if not self.ask(f"writes {self._name}", write):
+        if not self.ask(("writes", self._name), write):
             raise PrepareError("the session was ended")
 
     def prepare(self) -> Mapping[str, Scalar]:
@@ -357,11 +385,12 @@ class _Writer(Writer):
             return True
 
         self._prepared = True
-        if not self.ask(f"prepares {self._name}", prepare):
+        if not self.ask(("prepares", self._name), prepare):
             raise PrepareError("the session was ended")
         return fields_of(self.system.kind, str(self._name), PLACE)
 
     def abort(self) -> None:
+        self.left = True
         self.system.sessions.pop(self._name, None)
         if self._prepared:
             self.system.committer().abort([handle_of("", self.system.kind, str(self._name), PLACE)])

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from botocore.exceptions import ClientError, ConnectionError  # noqa: A004
 
-from simulation.engine import NoAnswerError
+from simulation.engine import NoAnswerError, Words
 from simulation.spark import BATCHES_APART_MS
 from simulation.systems import System, Writer
 from sparkonce.errors import PrepareError
@@ -53,6 +53,7 @@ class S3(System):
     """
 
     facts: Mapping[str, str] = {"prefix": "p", "folder": PREFIX}
+    refusals = (ClientError,)
 
     def __init__(self, simulation: Simulation, name: str) -> None:
         super().__init__(simulation, name)
@@ -85,7 +86,8 @@ class S3(System):
         def end() -> None:
             numbers = list(self.uploads)
             gone = self.uploads.pop(numbers[self.simulation.dice.pick(len(numbers))])
-            self.simulation.say(f"{self.name}: a rule aborts", gone.key)
+            self.simulation.say(self.called, "a rule aborts", gone.key)
+            self.simulation.oracle.lost((self.name, str(name_in(gone.key))))
 
         return end
 
@@ -99,6 +101,8 @@ class S3(System):
             raise refusal(404, NO_SUCH_UPLOAD)
         if only_new and key in self.objects:
             raise refusal(412, "PreconditionFailed")
+        if key in self.objects:
+            self.simulation.oracle.vanished(key)
         del self.uploads[number]
         self.objects[key] = upload
         name = name_in(key)
@@ -149,26 +153,26 @@ class Client:
 
     def complete_multipart_upload(self, Key: str, UploadId: str, **more: Any) -> Any:  # noqa: N803 - boto3's names
         only_new = "IfNoneMatch" in more
-        return self._ask(f"completes {Key}", lambda: self._bucket.complete(UploadId, Key, only_new))
+        return self._ask(("completes", Key), lambda: self._bucket.complete(UploadId, Key, only_new))
 
     def abort_multipart_upload(self, Key: str, UploadId: str, **_: Any) -> Any:  # noqa: N803
-        return self._ask(f"aborts {Key}", lambda: self._bucket.abort(UploadId))
+        return self._ask(("aborts", Key), lambda: self._bucket.abort(UploadId))
 
     def list_parts(self, Key: str, UploadId: str, **_: Any) -> Any:  # noqa: N803
-        return self._ask(f"lists the parts of {Key}", lambda: self._bucket.parts(UploadId))
+        return self._ask(("lists the parts of", Key), lambda: self._bucket.parts(UploadId))
 
     def head_object(self, Key: str, **_: Any) -> Any:  # noqa: N803
-        return self._ask(f"looks at {Key}", lambda: self._bucket.head(Key))
+        return self._ask(("looks at", Key), lambda: self._bucket.head(Key))
 
     def list_multipart_uploads(self, **_: Any) -> Any:
         def listed() -> Any:
             return {"Uploads": [{"Key": one.key, "UploadId": one.number} for one in self._bucket.uploads.values()]}
 
-        return self._ask("lists uploads", listed)
+        return self._ask(("lists uploads",), listed)
 
-    def _ask(self, what: str, apply: Callable[[], Any]) -> Any:
+    def _ask(self, what: Words, apply: Callable[[], Any]) -> Any:
         try:
-            return self._bucket.simulation.request(f"{self._bucket.name}: {what}", apply)
+            return self._bucket.simulation.request((self._bucket.called, *what), apply)
         except NoAnswerError as error:
             raise ConnectionError(error=error) from None
 
@@ -193,7 +197,7 @@ class _Writer(Writer):
         def begin() -> None:
             self.system.uploads[upload.number] = upload
 
-        self.ask(f"begins {upload.key}", begin)
+        self.ask(("begins", upload.key), begin)
         self._upload = upload
 
     def write(self, parts: int) -> None:
@@ -203,7 +207,7 @@ class _Writer(Writer):
             upload.parts += 1
             return upload.number in self.system.uploads
 
-        if not self.ask(f"sends a part of {upload.key}", send):
+        if not self.ask(("sends a part of", upload.key), send):
             raise PrepareError(NO_SUCH_UPLOAD)
 
     def _mine(self) -> Upload:
@@ -231,7 +235,7 @@ class _Writer(Writer):
         if self._upload is not None and self._upload.number in self.system.uploads:
             upload = self._upload
             with suppress(PrepareError):
-                self.ask(f"gives up {upload.key}", lambda: self._give_up(upload))
+                self.ask(("gives up", upload.key), lambda: self._give_up(upload))
 
     def _give_up(self, upload: Upload) -> None:
         if upload.number in self.system.uploads:

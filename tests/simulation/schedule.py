@@ -12,7 +12,7 @@ from simulation.files import Files
 from simulation.kafka import Kafka
 from simulation.logstore import ModelStore
 from simulation.mariadb import MariaDB
-from simulation.oracle import Oracle, Violation
+from simulation.oracle import Oracle, Place, Violation
 from simulation.postgres import Postgres
 from simulation.product import CODEC, under_way
 from simulation.s3 import S3
@@ -108,17 +108,10 @@ def _play(simulation: Simulation, cluster: Cluster, oracle: Oracle) -> None:
     batches = simulation.config.batches + 1
     simulation.peace = True
     simulation.say("--- a fresh run, left in peace")
-    try:
-        cluster.run(99, batches)
-    except SparkonceError as error:
-        simulation.say("stops:", repr(error)[:300])
-        if oracle.is_lost_for_good(error):
-            return
-        oracle.broken(Violation.STRANDED)
-    for batch in range(batches):
-        oracle.done(batch)
+    lost = _left_in_peace(simulation, cluster, oracle, batches)
+    oracle.all_done(batches, lost)
     left = [key for system in cluster.systems.values() for key in system.lingering()]
-    if left:
+    if left and not lost:
         oracle.broken(Violation.LINGERING, left)
     if not simulation.parties and not simulation.flights:
         return
@@ -130,8 +123,19 @@ def _play(simulation: Simulation, cluster: Cluster, oracle: Oracle) -> None:
     for party in simulation.parties:
         party.paused = False
     simulation.go_on(_AFTERMATH_TURNS, 0.0)
-    for batch in range(batches):
-        oracle.done(batch)
+    oracle.all_done(batches, lost)
+
+
+def _left_in_peace(simulation: Simulation, cluster: Cluster, oracle: Oracle, batches: int) -> frozenset[Place]:
+    """A fresh run finishes every batch, or finds that rows are lost for good."""
+    try:
+        cluster.run(99, batches)
+    except SparkonceError as error:
+        simulation.say("stops:", repr(error)[:300])
+        if lost := oracle.lost_for_good(error):
+            return lost
+        oracle.broken(Violation.STRANDED)
+    return frozenset()
 
 
 def _events(simulation: Simulation, cluster: Cluster) -> list[Callable[[], Callable[[], None] | None]]:
@@ -156,6 +160,7 @@ def _events(simulation: Simulation, cluster: Cluster) -> list[Callable[[], Calla
         def strike() -> None:
             party = mortal[dice.pick(len(mortal))]
             simulation.say(party.name, "is killed")
+            simulation.note("driver killed" if party in cluster.drivers else "task killed")
             simulation.kill(party)
 
         return strike if mortal else None

@@ -68,10 +68,12 @@ class Cluster:
         self.drivers.append(party)
 
     def _guarded(self, number: int, batches: int) -> None:
+        oracle = self.simulation.oracle
+        start = oracle.start(_run_id(number))
         try:
             self.run(number, batches)
         except SparkonceError as error:
-            self.simulation.oracle.stopped(error)
+            oracle.stopped(start, error)
 
     def run(self, number: int, batches: int) -> None:
         """A driver, from its start until all batches are done.
@@ -83,7 +85,7 @@ class Cluster:
         if self.committed + 1 >= batches:
             return
         driver = RunDriver(
-            run=f"run-{number}",
+            run=_run_id(number),
             query=QUERY,
             sinks=self.sinks,
             log=self.log,
@@ -106,6 +108,10 @@ class Cluster:
             return self.idle.pop(0)
         self.processes += 1
         return Process(self.processes)
+
+
+def _run_id(number: int) -> str:
+    return f"run-{number}"
 
 
 def _asked(batch: int) -> on.BatchAsked:

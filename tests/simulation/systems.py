@@ -6,7 +6,7 @@ import abc
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from simulation.engine import NoAnswerError
+from simulation.engine import NoAnswerError, Words, text
 from sparkonce.errors import PrepareError
 from sparkonce.guarantees import Guarantee
 from sparkonce.protocol.ownership import TransactionName
@@ -36,16 +36,23 @@ class System(abc.ABC):
     def __init__(self, simulation: Simulation, name: str) -> None:
         self.simulation = simulation
         self.name = name
-        simulation.events += [
-            _of_fault("expired", simulation, self.expire),
-            _of_fault("server restarted", simulation, self.restart),
-        ]
+        self.called = f"{name}:"
+        simulation.refusals += self.refusals
+        for fault, event in (
+            ("expired", self.expire),
+            ("server restarted", self.restart),
+            ("connection ended", self.hang_up),
+        ):
+            if fault in simulation.config.faults:
+                simulation.events.append(_noted(fault, simulation, event))
 
     def sink(self) -> TwoPhaseCommitSink:
         """The sink, for drivers."""
         return _Sink(self)
 
     facts: Mapping[str, str] = {"prefix": "p"}
+    refusals: tuple[type[Exception], ...] = ()
+    """By which a server's answer is a refusal."""
 
     @abc.abstractmethod
     def committer(self) -> SinkCommitter:
@@ -71,6 +78,10 @@ class System(abc.ABC):
         """The server is killed and started again; None if nothing of what it holds depends on that."""
         return None
 
+    def hang_up(self) -> Callable[[], None] | None:
+        """The server notices that somebody's process is gone, and ends the connection; None if nobody's is."""
+        return None
+
     def transaction_name(self, owner: Owner, batch: int, slot: int, copy: int) -> TransactionName:
         """A copy's name, where transactions have names of their own."""
         return TransactionName(
@@ -83,6 +94,13 @@ class Writer(abc.ABC):
 
     def __init__(self, system: System) -> None:
         self.system = system
+        self.left = False
+        self._party = system.simulation.current
+
+    @property
+    def is_gone(self) -> bool:
+        """Whether nobody is left at this end of its connection."""
+        return self.left or (self._party is not None and self._party.dead)
 
     @abc.abstractmethod
     def begin(self) -> None:
@@ -103,12 +121,12 @@ class Writer(abc.ABC):
     def close(self) -> None:  # noqa: B027 - optional
         """Frees what it holds."""
 
-    def ask(self, what: str, apply: Callable[[], Any]) -> Any:
+    def ask(self, what: Words, apply: Callable[[], Any]) -> Any:
         """A request of a copy: without an answer, the copy fails."""
         try:
-            return self.system.simulation.request(f"{self.system.name}: {what}", apply)
+            return self.system.simulation.request((self.system.called, *what), apply)
         except NoAnswerError:
-            raise PrepareError(f"{what}: no answer") from None
+            raise PrepareError(f"{text(what)}: no answer") from None
 
 
 class _Sink(TwoPhaseCommitSink):
@@ -126,5 +144,11 @@ class _Sink(TwoPhaseCommitSink):
         return self._system.committer()
 
 
-def _of_fault(fault: str, simulation: Simulation, event: Event) -> Event:
-    return event if fault in simulation.config.faults else lambda: None
+def _noted(fault: str, simulation: Simulation, event: Event) -> Event:
+    def may() -> Callable[[], None] | None:
+        happens = event()
+        if happens is not None:
+            simulation.note(fault)
+        return happens
+
+    return may

@@ -1,0 +1,141 @@
+"""What the oracle accepts as a reason to stop, and what it asks for when rows are lost for good."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+
+import pytest
+
+from simulation.config import Config
+from simulation.dice import Given
+from simulation.engine import Broken, Simulation
+from simulation.oracle import Oracle, Violation
+from sparkonce import errors
+from sparkonce.protocol.handles import Handle
+from sparkonce.protocol.ownership import Token
+from sparkonce.protocol.records import Claim, Commit
+
+SINKS = ("a", "b")
+
+
+def oracle(*, deterministic: bool = False) -> Oracle:
+    """Two batches of two sinks are decided. Of the second, only sink a is visible."""
+    simulation = Simulation(Config(sinks=SINKS, batches=2, deterministic=deterministic), Given([]))
+    made = simulation.oracle = Oracle(
+        simulation, {name: lambda handle: (handle.sink, handle["name"]) for name in SINKS}
+    )
+    for batch in (0, 1):
+        handles = tuple(Handle(sink=sink, slot=0, rows=1, transaction=(("name", batch),)) for sink in SINKS)
+        for one in handles:
+            made.prepared(one, batch)
+        made.landed(Commit(token=Token(0, "n"), query="q", batch=batch, offsets=(), handles=handles))
+        for sink in SINKS[: 2 - batch]:
+            made.shown((sink, batch), (batch, 0, sink, 2))
+    return made
+
+
+def lost(batch: int, *sinks: str) -> errors.TransactionLostError:
+    return errors.TransactionLostError("lost", batch=batch, lost=tuple((sink, 0, 1) for sink in sinks))
+
+
+def claim(run: str) -> Claim:
+    return Claim(nonce="n", run=run, query="q", host="h", process=1, library="", location="", sinks=())
+
+
+def stops(one: Oracle, error: errors.SparkonceError) -> Violation | None:
+    with suppress(Broken):
+        one.stopped(one.start("run-0"), error)
+    return one.violation
+
+
+def test_rows_are_lost_for_good_only_where_the_system_has_given_them_up() -> None:
+    one = oracle()
+    assert one.lost_for_good(lost(1, "b")) == frozenset()
+    one.lost(("b", 1))
+    assert one.lost_for_good(lost(1, "b")) == {(1, 0, "b")}
+    assert stops(one, lost(1, "b")) is None
+
+
+def test_rows_that_are_visible_or_that_nothing_was_given_up_of_are_not_lost() -> None:
+    one = oracle()
+    one.lost(("b", 1))
+    one.lost(("a", 1))  # a rule that comes after the commit takes nothing away
+    assert one.lost_for_good(lost(1, "a", "b")) == frozenset()
+    assert stops(one, lost(1, "a", "b")) is Violation.WRONG_STOP
+
+
+def test_a_batch_of_which_nothing_is_visible_can_be_written_again() -> None:
+    one = oracle()
+    del one.visible[1, 0, "a"]
+    one.lost(("b", 1))
+    assert one.lost_for_good(lost(1, "b")) == frozenset()
+
+
+def test_what_can_be_made_again_is_not_lost_for_good() -> None:
+    one = oracle(deterministic=True)
+    one.lost(("b", 1))
+    assert one.lost_for_good(lost(1, "b")) == frozenset()
+
+
+def test_all_but_what_is_lost_stays_visible() -> None:
+    one = oracle()
+    given_up = frozenset({(1, 0, "b")})
+    one.all_done(3, given_up)
+    del one.visible[0, 0, "b"]
+    with pytest.raises(Broken):
+        one.all_done(3, given_up)
+    assert one.violation is Violation.MISSING
+
+
+def test_the_rest_of_the_batch_that_is_lost_stays_visible_too() -> None:
+    one = oracle()
+    del one.visible[1, 0, "a"]
+    with pytest.raises(Broken):
+        one.all_done(3, frozenset({(1, 0, "b")}))
+
+
+def test_a_run_is_superseded_only_by_another_one_that_claims_after_it_began() -> None:
+    superseded = errors.SupersededError("a newer run has claimed the query")
+    one = oracle()
+    one.landed(claim("run-1"))
+    start = one.start("run-0")
+    one.landed(claim("run-0"))
+    with pytest.raises(Broken):
+        one.stopped(start, superseded)
+    assert one.violation is Violation.WRONG_STOP
+
+    one = oracle()
+    start = one.start("run-0")
+    one.landed(claim("run-1"))
+    one.stopped(start, superseded)
+
+
+def test_a_batch_is_stale_only_if_a_later_one_is_decided() -> None:
+    assert stops(oracle(), errors.StaleBatchError("a later batch is decided", batch=0)) is None
+    assert stops(oracle(), errors.StaleBatchError("a later batch is decided", batch=1)) is Violation.WRONG_STOP
+
+
+@pytest.mark.parametrize(
+    ("error", "fault"),
+    [
+        (errors.PrepareError("no answer"), "task killed"),
+        (errors.UnknownOutcomeError("no answer"), "reply lost"),
+        (errors.LogError("record 1 could not be written: disk full"), "put refused"),
+    ],
+    ids=lambda one: type(one).__name__,
+)
+def test_nothing_fails_or_stays_unknown_by_itself(error: errors.SparkonceError, fault: str) -> None:
+    assert stops(oracle(), error) is Violation.WRONG_STOP
+    one = oracle()
+    one._simulation.note(fault)
+    assert stops(one, error) is None
+
+
+def test_three_healings_are_enough_only_if_each_was_lost() -> None:
+    error = errors.TransactionTooOldError("lost each time", batch=1)
+    assert stops(oracle(), error) is Violation.WRONG_STOP
+    one = oracle()
+    for number in range(4):
+        one.named["b", f"healed {number}"] = 1
+        one.lost(("b", f"healed {number}"))
+    assert stops(one, error) is None
