@@ -10,6 +10,9 @@ KINDS = ("kafka-v1", "kafka-v2", "postgres", "postgres-staged", "mariadb", "file
 """Kafka with `transaction.version` 1 and 2; PostgreSQL by two phases and staged; XA; a local folder; Amazon's S3, and
 a gateway that answers as versitygw does."""
 
+COMMIT_DEADLINE_S = 1.5
+"""For how long a run asks again, by the clock of the simulation."""
+
 FAULTS = (
     "driver killed",
     "task killed",

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING
 
+from simulation.config import COMMIT_DEADLINE_S
 from simulation.engine import Broken, Simulation
 from sparkonce import errors
 from sparkonce.protocol.records import Claim, Commit, Record
@@ -58,11 +59,13 @@ class Start:
         run: Its id.
         requests: How many there had been.
         claims: How many stood in the log.
+        clock_s: When that was.
     """
 
     run: str
     requests: int
     claims: int
+    clock_s: float
 
 
 class Oracle:
@@ -181,7 +184,12 @@ class Oracle:
 
     def start(self, run: str) -> Start:
         """A run begins."""
-        return Start(run=run, requests=self._simulation.requests, claims=len(self._claims))
+        return Start(
+            run=run,
+            requests=self._simulation.requests,
+            claims=len(self._claims),
+            clock_s=self._simulation.clock_s,
+        )
 
     def stopped(self, start: Start, error: BaseException) -> None:
         """A run has stopped by itself."""
@@ -204,7 +212,10 @@ class Oracle:
             lost = [key for key in self.gone if self.named.get(key) == error.details["batch"]]  # type: ignore[attr-defined]
             return len(lost) > MOST_HEALINGS
         if kind is errors.UnknownOutcomeError:
-            return bool(self._simulation.gone_wrong() & _MAY_BE_UNKNOWN)
+            # Of two drivers at work on the same transactions, one may stand still for too long, and have no time left.
+            waited = self._simulation.clock_s - start.clock_s >= COMMIT_DEADLINE_S
+            in_turn = waited and "overlap" in self._simulation.config.faults
+            return in_turn or bool(self._simulation.gone_wrong() & _MAY_BE_UNKNOWN)
         if kind is errors.LogError and "could not be " in str(error):
             return bool(since & {"put lost", "put refused"})
         return bool(self.lost_for_good(error))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from simulation.config import COMMIT_DEADLINE_S
 from sparkonce.driver.run import RunDriver, Timing
 from sparkonce.errors import PrepareError, SparkonceError
 from sparkonce.log.base import DecisionLog
@@ -19,7 +20,6 @@ if TYPE_CHECKING:
 QUERY = "5f6a2c1e-0000-4000-8000-000000000000"
 BATCHES_APART_MS = 3_600_000
 MOST_ATTEMPTS = 3
-TIMING_S = 1.5
 
 
 class Process:
@@ -89,7 +89,7 @@ class Cluster:
             query=QUERY,
             sinks=self.sinks,
             log=self.log,
-            timing=Timing(commit_deadline_s=TIMING_S, sweep_every_s=simulation.config.sweep_every_s),
+            timing=Timing(commit_deadline_s=COMMIT_DEADLINE_S, sweep_every_s=simulation.config.sweep_every_s),
         )
         batch = self.committed + 1
         while batch < batches:

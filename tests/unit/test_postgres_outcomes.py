@@ -6,7 +6,22 @@ import pytest
 from sparkonce.protocol.outcomes import Outcome
 from sparkonce.sinks.postgres.outcomes import FINISHING, code_of, finished, prepare_error
 
-RETRY = ["08006", "25006", "40001", "40P01", "53100", "53200", "53300", "55000", "55P03", "57014", "57P01", "57P03"]
+RETRY = [
+    "08006",
+    "25006",
+    "25P03",
+    "25P04",
+    "40001",
+    "40P01",
+    "53100",
+    "53200",
+    "53300",
+    "55000",
+    "55P03",
+    "57014",
+    "57P01",
+    "57P03",
+]
 UNKNOWN = ["0A000", "22P03", "23505", "23514", "28P01", "3D000", "42501", "42703", "42P01", "57P04", "P0001"]
 NOT_LISTED = ["XX000", "58030", "42601", "2F002"]
 

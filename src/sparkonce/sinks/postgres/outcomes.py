@@ -39,6 +39,8 @@ FINISHING: Mapping[str, _Meaning] = {
     "": _Meaning(_RETRY, "No answer: the connection could not be made, or was lost."),
     "08": _Meaning(_RETRY, "The connection failed."),
     "25006": _Meaning(_RETRY, "The server is a standby now: connect to the primary (target_session_attrs=read-write)."),
+    "25P03": _Meaning(_RETRY, "This driver stood still with locks held, and the server ended its session."),
+    "25P04": _Meaning(_RETRY, "This driver stood still with locks held, and the server ended its session."),
     "40001": _Meaning(_RETRY, "Another transaction was in the way."),
     "40P01": _Meaning(_RETRY, "Another transaction was in the way."),
     "53": _Meaning(_RETRY, "The server lacks memory, disk or connections; nothing is lost."),
