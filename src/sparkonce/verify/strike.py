@@ -18,7 +18,7 @@ from sparkonce.verify.faults import OF_REQUESTS, Fault
 from sparkonce.verify.schedule import Choice, Step
 from sparkonce.verify.systems.base import System
 
-_SPRUNG_S = 20.0
+_SPRUNG_S = 60.0
 _EXPIRY_MARGIN_S = 60.0
 _EXPIRY_POLL_S = 1.0
 LOCAL, WITH_EXECUTORS = "local[2]", "local-cluster[1,2,1024]"
