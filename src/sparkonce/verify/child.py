@@ -13,7 +13,7 @@ from typing import Any
 
 from sparkonce.demo.child import Child, Event, session_of
 from sparkonce.protocol.state import Phase
-from sparkonce.verify.clock import FakeClock
+from sparkonce.verify.clock import DAEMON, FakeClock
 
 _PAGE_KIB = os.sysconf("SC_PAGE_SIZE") // 1024
 
@@ -131,8 +131,8 @@ class Driver(Child):
         return [pid for pid, words in self._commands() if any("CoarseGrainedExecutorBackend" in word for word in words)]
 
     def workers(self) -> list[int]:
-        """Process ids of Python workers: children of PySpark's daemons."""
-        daemons = {pid for pid, words in self._commands() if "pyspark.daemon" in words}
+        """Process ids of Python workers: children of PySpark's daemon."""
+        daemons = {pid for pid, words in self._commands() if DAEMON in words}
         parents = {pid: _parent(pid) for pid in daemons}
         # A daemon's children have its command line; a daemon's own parent is a JVM.
         return [pid for pid, parent in parents.items() if parent in daemons]

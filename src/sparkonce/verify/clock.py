@@ -13,6 +13,8 @@ from typing import SupportsIndex
 _FOLDERS = ("/usr/lib", "/usr/lib64", "/usr/local/lib", "/opt/homebrew/lib")
 _LIBRARY = "faketime/libfaketimeMT.so.1"
 SEEN_WITHIN_S = 1.1
+DAEMON = "sparkonce.verify.daemon"
+"""The module that forks the Python workers of a query under test."""
 _FILE = "FAKETIME_TIMESTAMP_FILE"
 _MONOTONIC_GOES_ON = "FAKETIME_DONT_FAKE_MONOTONIC"
 

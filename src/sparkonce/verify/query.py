@@ -24,7 +24,7 @@ from sparkonce.demo.proof import SparkCheckpoint
 from sparkonce.embedded.jars import spark_jars_folder
 from sparkonce.protocol.state import Phase
 from sparkonce.sources.packages import SCALA
-from sparkonce.verify.clock import adapt_python, let_java_start
+from sparkonce.verify.clock import DAEMON, adapt_python, let_java_start
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -271,7 +271,7 @@ def session(config: QueryConfig) -> SparkSession:
         .config("spark.executor.extraJavaOptions", f"-Djava.io.tmpdir={config.temporary} {FAST_START}")
         .config("spark.local.dir", config.temporary)
         .config("spark.sql.shuffle.partitions", str(config.shuffle_partitions))
-        .config("spark.python.daemon.module", "sparkonce.verify.daemon")
+        .config("spark.python.daemon.module", DAEMON)
         .config("spark.ui.enabled", "false")
         .config("spark.ui.showConsoleProgress", "false")
         .getOrCreate()
