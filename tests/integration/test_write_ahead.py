@@ -492,7 +492,16 @@ def test_what_is_promised(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "settings", [{"per": "row"}, {"parallel": 0}, {"wait_s": 0}, {"name": "é" * 40}, {"name": ""}, {"folder": "s3://b"}]
+    "settings",
+    [
+        {"per": "row"},
+        {"parallel": 0},
+        {"wait_s": 0},
+        {"name": "é" * 40},
+        {"name": ""},
+        {"folder": "s3://b"},
+        {"folder": "file://[b"},
+    ],
 )
 def test_wrong_settings_are_refused(settings: dict[str, Any]) -> None:
     with pytest.raises(ConfigurationError, match=next(iter(settings))):

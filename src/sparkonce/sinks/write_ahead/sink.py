@@ -226,7 +226,12 @@ def _file_name(name: str) -> str:
 
 
 def _local(folder: str) -> Path:
-    location = urlsplit(folder)
+    try:
+        location = urlsplit(folder)
+    except ValueError as error:
+        raise ConfigurationError(
+            f"folder={folder!r} is no URL: {error}", next_step="give a path or a file: URL."
+        ) from None
     if location.scheme not in ("", "file"):
         raise ConfigurationError(
             f"folder={folder!r}: rows wait on a local or mounted disk, and {location.scheme}:// is none",
