@@ -22,6 +22,7 @@ FAULTS = (
     "request lost",
     "reply lost",
     "request late",
+    "refused",
     "put lost",
     "put refused",
     "expired",

@@ -32,6 +32,10 @@ class NoAnswerError(Exception):
     """The party that asked will never get an answer."""
 
 
+class RefusedError(Exception):
+    """The server has done nothing, and answers what its committer's table does not list, or calls unknown."""
+
+
 class Broken(BaseException):
     """Something happened that must never be."""
 
@@ -78,7 +82,7 @@ class Simulation:
         self._chance = dice.chance
         self._switches, self._rate = config.switches, config.rate
         self._request_faults = [
-            name for name in ("reply lost", "request lost", "request late") if name in config.faults
+            name for name in ("reply lost", "request lost", "request late", "refused") if name in config.faults
         ]
         self._hub: Any = None
 
@@ -126,12 +130,15 @@ class Simulation:
 
         Raises:
             NoAnswerError: if no answer comes. The request may have been applied, or may be later.
+            RefusedError: if the server does nothing, and answers what nobody has heard of.
         """
         self.stop_here()
         if not self.peace and self._chance(self._rate) and self._request_faults:
             fault = self._request_faults[self.dice.pick(len(self._request_faults))]
             self.say(*what, "->", fault)
             self.note(fault)
+            if fault == "refused":
+                raise RefusedError(text(what))
             if fault == "reply lost":
                 self._unheard(apply)
             elif fault == "request late":

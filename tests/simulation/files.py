@@ -205,6 +205,9 @@ def _link(source: FakePath, target: FakePath) -> None:
     if files.simulation.chance("server restarted"):
         files.simulation.say(files.called, "disk full at", target.name)
         raise OSError(errno.ENOSPC, "disk full")
+    if files.simulation.chance("refused"):
+        files.simulation.say(files.called, "may not link", target.name)
+        raise PermissionError(errno.EACCES, target.text)
     files.simulation.say(files.called, "links", target.name)
     files.link(source.text, target.text)
 

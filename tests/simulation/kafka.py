@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from simulation.engine import NoAnswerError, Words
+from simulation.engine import NoAnswerError, RefusedError, Words
 from simulation.oracle import Violation
 from simulation.spark import BATCHES_APART_MS
 from simulation.systems import System, Writer
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from sparkonce.protocol.handles import Handle, Scalar
     from sparkonce.sinks.base import Owner
 
+UNKNOWN_SERVER_ERROR = -1
 INVALID_PRODUCER_EPOCH = 47
 INVALID_TXN_STATE = 48
 INVALID_PRODUCER_ID_MAPPING = 49
@@ -259,6 +260,8 @@ class Client:
             return self._kafka.simulation.request((self._kafka.called, *what), apply)
         except NoAnswerError as error:
             return Answer(None, str(error))
+        except RefusedError:
+            return Answer(UNKNOWN_SERVER_ERROR)
 
 
 class _Writer(Writer):

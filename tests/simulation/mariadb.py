@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import pymysql
 
-from simulation.engine import NoAnswerError, Words
+from simulation.engine import NoAnswerError, RefusedError, Words
 from simulation.spark import BATCHES_APART_MS
 from simulation.systems import System, Writer
 from sparkonce.errors import PrepareError
@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from simulation.spark import Process
     from sparkonce.protocol.handles import Handle, Scalar
     from sparkonce.sinks.base import Owner
+
+SPECIFIC_ACCESS_DENIED = 1227
 
 
 class Branch:
@@ -135,6 +137,8 @@ class Link:
         except NoAnswerError:
             self.open = False
             raise pymysql.err.OperationalError(2013, "Lost connection") from None
+        except RefusedError:
+            raise pymysql.err.OperationalError(SPECIFIC_ACCESS_DENIED, "Access denied") from None
 
     def run(self, statement: str, values: Sequence[Any] = ()) -> None:
         server = self.server

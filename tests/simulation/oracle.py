@@ -43,10 +43,10 @@ class Violation(str, Enum):
     FAILED = "the product's own code failed"
 
 
-_UNANSWERED = frozenset({"request lost", "reply lost", "request late"})
-_MAY_FAIL = _UNANSWERED | {"task killed", "expired", "server restarted", "connection ended"}
+_NOT_ANSWERED_WELL = frozenset({"request lost", "reply lost", "request late", "refused"})
+_MAY_FAIL = _NOT_ANSWERED_WELL | {"task killed", "expired", "server restarted", "connection ended"}
 """What can make a task fail."""
-_MAY_BE_UNKNOWN = _UNANSWERED | {"put lost", "put refused", "server restarted"}
+_MAY_BE_UNKNOWN = _NOT_ANSWERED_WELL | {"put lost", "put refused", "server restarted"}
 """What can leave somebody in doubt."""
 MOST_HEALINGS = 3
 

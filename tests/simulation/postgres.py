@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import psycopg
 from psycopg import sql
 
-from simulation.engine import NoAnswerError, Words
+from simulation.engine import NoAnswerError, RefusedError, Words
 from simulation.spark import BATCHES_APART_MS
 from simulation.systems import System, Writer
 from sparkonce.errors import PrepareError
@@ -205,6 +205,8 @@ class Connection:
             # The server does not know that nobody is there any more: it keeps the session, and its locks.
             self.adrift = True
             raise psycopg.OperationalError("the connection is lost") from None
+        except RefusedError:
+            raise _error(psycopg.errors.InsufficientPrivilege) from None
 
     def execute(self, query: Any, params: Any = None) -> Any:
         server = self.server

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from botocore.exceptions import ClientError, ConnectionError  # noqa: A004
 
-from simulation.engine import NoAnswerError, Words
+from simulation.engine import NoAnswerError, RefusedError, Words
 from simulation.spark import BATCHES_APART_MS
 from simulation.systems import System, Writer
 from sparkonce.errors import PrepareError
@@ -175,6 +175,8 @@ class Client:
             return self._bucket.simulation.request((self._bucket.called, *what), apply)
         except NoAnswerError as error:
             raise ConnectionError(error=error) from None
+        except RefusedError:
+            raise refusal(403, "AccessDenied") from None
 
 
 REPLACED: tuple[tuple[str, str, Any], ...] = (("store", "client", lambda settings, attempts=None: settings),)

@@ -6,7 +6,7 @@ import abc
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from simulation.engine import NoAnswerError, Words, text
+from simulation.engine import NoAnswerError, RefusedError, Words, text
 from sparkonce.errors import PrepareError
 from sparkonce.guarantees import Guarantee
 from sparkonce.protocol.ownership import TransactionName
@@ -122,11 +122,13 @@ class Writer(abc.ABC):
         """Frees what it holds."""
 
     def ask(self, what: Words, apply: Callable[[], Any]) -> Any:
-        """A request of a copy: without an answer, the copy fails."""
+        """A request of a copy: without an answer, or refused, the copy fails."""
         try:
             return self.system.simulation.request((self.system.called, *what), apply)
         except NoAnswerError:
             raise PrepareError(f"{text(what)}: no answer") from None
+        except RefusedError:
+            raise PrepareError(f"{text(what)}: refused") from None
 
 
 class _Sink(TwoPhaseCommitSink):

@@ -37,6 +37,8 @@ _STOP_S = 120.0
 _HOLD_S = 300.0
 _PROGRESS_S = 10.0
 WATERMARK_DELAY = "2 seconds"
+LOCAL = "local[2,4]"
+"""A task that fails is tried again, up to four times, as on a cluster. In ``local[2]`` it would not be."""
 FAST_START = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1 -XX:-UsePerfData"
 
 
@@ -70,7 +72,7 @@ class QueryConfig:
     jars: tuple[str, ...]
     window_ms: int
     trigger: str = "500 milliseconds"
-    master: str = "local[2]"
+    master: str = LOCAL
     slots: int = 0
     shuffle_partitions: int = 3
     hold: str = ""

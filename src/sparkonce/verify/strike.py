@@ -15,13 +15,14 @@ from sparkonce.verify.clock import SEEN_WITHIN_S, find_faketime
 from sparkonce.verify.conduct import Conductor, of_next_driver
 from sparkonce.verify.errors import VerifyFailedError
 from sparkonce.verify.faults import OF_REQUESTS, Fault
+from sparkonce.verify.query import LOCAL
 from sparkonce.verify.schedule import Choice, Step
 from sparkonce.verify.systems.base import System
 
 _SPRUNG_S = 60.0
 _EXPIRY_MARGIN_S = 60.0
 _EXPIRY_POLL_S = 1.0
-LOCAL, WITH_EXECUTORS = "local[2]", "local-cluster[1,2,1024]"
+WITH_EXECUTORS = "local-cluster[1,2,1024]"
 
 
 class Disk(Protocol):
