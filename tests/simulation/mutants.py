@@ -104,14 +104,12 @@ def _judges_without_reading(state: State, event: on.LogRead) -> Any:
     return coordinator._judge_loss(state, on.LogRead(view=state.view))
 
 
-def _passes_over_loss(state: State, event: on.Finished) -> Any:
-    outcomes = tuple(Outcome.COMMITTED if one is Outcome.LOST else one for one in event.outcomes)
-    return coordinator._finished(state, coordinator.replace(event, outcomes=outcomes))
+def _reads(outcome: Outcome, as_: Outcome) -> Mapping[tuple[Phase, type], Any]:
+    def misread(state: State, event: on.Finished) -> Any:
+        outcomes = tuple(as_ if one is outcome else one for one in event.outcomes)
+        return coordinator._finished(state, coordinator.replace(event, outcomes=outcomes))
 
-
-def _doubt_is_loss(state: State, event: on.Finished) -> Any:
-    outcomes = tuple(Outcome.LOST if one is Outcome.RETRY else one for one in event.outcomes)
-    return coordinator._finished(state, coordinator.replace(event, outcomes=outcomes))
+    return {(Phase.FINISHING, on.Finished): misread}
 
 
 def _landed_below_the_floor(state: State, event: on.PutLanded) -> Any:
@@ -220,8 +218,10 @@ MUTANTS = (
         table={(Phase.WRITING, on.Prepared): _finishes_first, (Phase.FINISHING, on.Finished): _decides_afterwards},
     ),
     Mutant(name="a handle is dropped from the decision", table={(Phase.WRITING, on.Prepared): _drops_a_handle}),
-    Mutant(name="a loss is passed over", table={(Phase.FINISHING, on.Finished): _passes_over_loss}),
-    Mutant(name="no answer is read as a loss", table={(Phase.FINISHING, on.Finished): _doubt_is_loss}),
+    Mutant(name="a loss is passed over", table=_reads(Outcome.LOST, as_=Outcome.COMMITTED)),
+    Mutant(name="no answer is read as a loss", table=_reads(Outcome.RETRY, as_=Outcome.LOST)),
+    Mutant(name="an answer that nobody knows is read as a loss", table=_reads(Outcome.UNKNOWN, as_=Outcome.LOST)),
+    Mutant(name="an answer that nobody knows is read as done", table=_reads(Outcome.UNKNOWN, as_=Outcome.COMMITTED)),
     Mutant(
         name="a decision is acted on that fell below the floor",
         table={
