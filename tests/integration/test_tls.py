@@ -19,9 +19,10 @@ from postgres_witness import needs_postgres
 from redis_servers import needs_redis
 from secured import CLIENT, ELSEWHERE, PASSWORD, SERVER, make_certificate, make_keys
 from small_job import SmallJob
-from sparkonce.errors import PreflightError
+from sparkonce.errors import PreflightError, PrepareError
+from sparkonce.protocol.ownership import Token
 from sparkonce.protocol.state import Phase
-from sparkonce.sinks.base import TwoPhaseCommitSink
+from sparkonce.sinks.base import Owner, TwoPhaseCommitSink, WriterContext
 from sparkonce.sinks.mysql.orphans import list_orphans as list_mysql_orphans
 from sparkonce.sinks.mysql.sink import MySQLSink
 from sparkonce.sinks.postgres.connection import close_all
@@ -67,6 +68,26 @@ def refused(sink: TwoPhaseCommitSink, words: str) -> str:
         sink.preflight(QUERY, None)
     assert PASSWORD not in f"{raised.value} {raised.value.next_step} {raised.value.details}"
     return str(raised.value)
+
+
+def refused_in_a_worker(driver: TwoPhaseCommitSink, worker: TwoPhaseCommitSink, words: str) -> None:
+    """The driver is satisfied; a worker, whose machine has other files, is not, and says so."""
+    owner = Owner(query=QUERY, token=Token(1, "00112233"), facts=driver.preflight(QUERY, None))
+    with pytest.raises(PrepareError, match=words) as raised:
+        write(worker, owner)
+    assert PASSWORD not in f"{raised.value} {raised.value.next_step} {raised.value.details}"
+    write(driver, owner)
+
+
+def write(sink: TwoPhaseCommitSink, owner: Owner) -> None:
+    """Writes a row and gives it up."""
+    writer = sink.writer(WriterContext(owner=owner, batch=0, slot=0, copy="0.0.0"))
+    try:
+        writer.begin()
+        writer.write(rows(0, 0))
+        writer.abort()
+    finally:
+        writer.close()
 
 
 # --- PostgreSQL -----------------------------------------------------------------------------------------------------
@@ -174,6 +195,25 @@ def test_what_postgresql_or_its_client_does_not_accept(
     told = refused(PostgresSink(settings, table="t"), words)
     assert "sslmode" in told or "credentials" in told
     assert postgres.ask("SELECT to_regclass('sparkonce_commits')::text, (SELECT count(*) FROM t)") == [(None, 0)]
+
+
+@needs_postgres
+@pytest.mark.usefixtures("table")
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        ({"sslrootcert": "stranger.pem"}, "certificate verify failed"),
+        ({"sslrootcert": "nowhere.pem"}, "nowhere.pem.* does not exist"),
+        ({"sslmode": "disable"}, "no encryption|no pg_hba.conf entry"),
+    ],
+)
+def test_what_a_worker_of_postgresql_does_not_accept(
+    postgres: SecuredPostgres, changed: dict[str, str], words: str
+) -> None:
+    more = {name: str(postgres.keys / value) if value.endswith(".pem") else value for name, value in changed.items()}
+    good = postgres.settings_of("etl", password=PASSWORD)
+    refused_in_a_worker(PostgresSink(good, table="t"), PostgresSink({**good, **more}, table="t"), words)
+    assert postgres.ask("SELECT count(*) FROM t") == [(0,)]
 
 
 @needs_postgres
@@ -288,6 +328,27 @@ def test_what_mariadb_or_its_client_does_not_accept(
     refused(MySQLSink(settings, table="t"), words)
 
 
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        ({"ssl_ca": "stranger.pem"}, "certificate verify failed|CERTIFICATE_VERIFY_FAILED"),
+        ({"ssl_ca": "nowhere.pem"}, "ssl_ca=.*nowhere.pem"),
+    ],
+)
+def test_what_a_worker_of_mariadb_does_not_accept(
+    mariadb: MariaDBServer, keys: Path, changed: dict[str, str], words: str
+) -> None:
+    ask_mariadb(
+        mariadb,
+        "DROP TABLE IF EXISTS t, sparkonce_commits, sparkonce_servers",
+        "CREATE TABLE t (id bigint, text varchar(9)) ENGINE=InnoDB CHARSET utf8mb4",
+    )
+    good = mariadb_settings(mariadb, keys, "etl", password=PASSWORD)
+    more = {name: str(keys / value) for name, value in changed.items()}
+    refused_in_a_worker(MySQLSink(good, table="t"), MySQLSink({**good, **more}, table="t"), words)
+    assert ask_mariadb(mariadb, "SELECT count(*) FROM t") == [(0,)]
+
+
 # --- Redis ----------------------------------------------------------------------------------------------------------
 
 
@@ -358,3 +419,23 @@ def test_what_redis_or_its_client_does_not_accept(
     keys = secured_redis.keys
     more = {name: str(keys / value) if str(value).endswith(".pem") else value for name, value in changed.items()}
     refused(redis_sink(secured_redis, **more), words)
+
+
+@needs_redis
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        ({"ssl_ca_certs": "stranger.pem"}, "CERTIFICATE_VERIFY_FAILED|certificate verify failed"),
+        ({"ssl_ca_certs": "nowhere.pem"}, "ssl_ca_certs=.*nowhere.pem"),
+        ({"ssl_certfile": None, "ssl_keyfile": None}, "No answer"),
+    ],
+)
+def test_what_a_worker_of_redis_does_not_accept(
+    secured_redis: SecuredRedis, changed: dict[str, Any], words: str
+) -> None:
+    keys = secured_redis.keys
+    more = {name: str(keys / value) if str(value).endswith(".pem") else value for name, value in changed.items()}
+    with secured_redis.client() as client:
+        before = sorted(client.scan_iter("[0-9]*"))
+        refused_in_a_worker(redis_sink(secured_redis), redis_sink(secured_redis, **more), words)
+        assert sorted(client.scan_iter("[0-9]*")) == before

@@ -69,10 +69,11 @@ def hidden() -> str:
     return str(uuid.UUID(bytes=random.randbytes(16)))
 
 
-rolled = F.udf(lambda _: dice(), StringType())
-timed = F.udf(lambda _: clock(), StringType())
-measured = F.udf(length, IntegerType())
-declared = F.udf(lambda _: hidden(), StringType()).asNondeterministic()
+# Without useArrow, PySpark would ask the JVM that it used last, which may have ended, while this module is imported.
+rolled = F.udf(lambda _: dice(), StringType(), useArrow=False)
+timed = F.udf(lambda _: clock(), StringType(), useArrow=False)
+measured = F.udf(length, IntegerType(), useArrow=False)
+declared = F.udf(lambda _: hidden(), StringType(), useArrow=False).asNondeterministic()
 
 
 def changing(values: Callable[[], Column], name: str, query: str):  # type: ignore[no-untyped-def]

@@ -14,6 +14,7 @@ from typing import Any
 
 from sparkonce.errors import ConfigurationError
 from sparkonce.sinks.mysql.settings import connection_settings
+from sparkonce.sinks.tls_files import see_files
 
 try:
     import pymysql
@@ -179,8 +180,10 @@ def connect(
 
     Raises:
         pymysql.err.MySQLError: if the server refuses or does not answer.
+        OSError: if a file of the settings cannot be read.
     """
     given = connection_settings(settings)
+    see_files(given, ("ssl_ca", "ssl_cert", "ssl_key"))
     given.pop("local_infile", None)
     given.setdefault("connect_timeout", connect_timeout_s)
     link = Link(
@@ -213,3 +216,9 @@ def words_of(error: BaseException) -> str:
     """The server's own words, on one line."""
     words = error.args[1] if len(error.args) > 1 else str(error) or type(error).__name__
     return " ".join(str(words).split()).rstrip(".")
+
+
+def said_by(error: BaseException) -> str:
+    """Number, if it has one, and words."""
+    number = number_of(error)
+    return words_of(error) if number is None else f"error {number}, {words_of(error)}"

@@ -14,7 +14,7 @@ from typing import Any
 from sparkonce.errors import PreflightError
 from sparkonce.protocol.ownership import TransactionName
 from sparkonce.sinks.mysql import markers, prepared, staged
-from sparkonce.sinks.mysql.connection import SERVER_ERRORS, Link, connect, number_of, words_of
+from sparkonce.sinks.mysql.connection import SERVER_ERRORS, Link, connect, said_by
 from sparkonce.sinks.mysql.flavours import flavour_of
 from sparkonce.sinks.mysql.names import Xid, lock_name, quote, stage_table
 from sparkonce.sinks.mysql.settings import place
@@ -70,7 +70,7 @@ def list_orphans(settings: Mapping[str, Any]) -> list[MySQLOrphan]:
             return sorted(_look(link), key=lambda orphan: -orphan.age_s)
     except SERVER_ERRORS as error:
         raise PreflightError(
-            f"The server at {place(settings)} did not say what is open: error {number_of(error)}, {words_of(error)}.",
+            f"The server at {place(settings)} did not say what is open: {said_by(error)}.",
             next_step="check host, port, user, password, that the server runs, and the user's rights.",
         ) from error
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from sparkonce.errors import PreflightError
 from sparkonce.sinks.base import Facts
 from sparkonce.sinks.mysql import markers
-from sparkonce.sinks.mysql.connection import SERVER_ERRORS, Link, connect, number_of, words_of
+from sparkonce.sinks.mysql.connection import SERVER_ERRORS, Link, connect, said_by
 from sparkonce.sinks.mysql.flavours import MARIADB, Flavour, flavour_of, numbers_of
 from sparkonce.sinks.mysql.names import quote, stage_table
 from sparkonce.sinks.mysql.settings import place
@@ -358,9 +358,7 @@ def _trying(what: str, next_step: str) -> Iterator[None]:
     try:
         yield
     except SERVER_ERRORS as error:
-        raise PreflightError(
-            f"{what} failed: error {number_of(error)}, {words_of(error)}.", next_step=next_step
-        ) from error
+        raise PreflightError(f"{what} failed: {said_by(error)}.", next_step=next_step) from error
 
 
 def _refused(name: str, value: str, why: str, advice: str) -> PreflightError:

@@ -17,7 +17,7 @@ from sparkonce.protocol.ownership import TransactionName
 from sparkonce.sinks.base import SinkWriter, WriterContext
 from sparkonce.sinks.mysql import markers
 from sparkonce.sinks.mysql.bulk import bulk_rows, types_of
-from sparkonce.sinks.mysql.connection import SERVER_ERRORS, Link, Loaded, connect, number_of, words_of
+from sparkonce.sinks.mysql.connection import SERVER_ERRORS, Link, Loaded, connect, number_of, said_by, words_of
 from sparkonce.sinks.mysql.encoding import column_list, insert_values, load_text
 from sparkonce.sinks.mysql.flavours import flavour_of
 from sparkonce.sinks.mysql.names import Stage, Xid, lock_name, plain_literal, quote, stage_table
@@ -295,9 +295,7 @@ class MySQLWriter(SinkWriter):
                 "rows of the same key are locked by another slot, or by an earlier copy of this one that is prepared: "
                 "use commit='staged', or partition the rows by key. What is left over is swept when the query starts."
             )
-        return PrepareError(
-            f"Table {self._how.table!r} {what}: error {number}, {words_of(error)}.", next_step=next_step
-        )
+        return PrepareError(f"Table {self._how.table!r} {what}: {said_by(error)}.", next_step=next_step)
 
 
 class TwoPhaseWriter(MySQLWriter):

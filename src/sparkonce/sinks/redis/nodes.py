@@ -13,6 +13,7 @@ from sparkonce.sinks.redis.hash_slots import HASH_SLOTS
 from sparkonce.sinks.redis.names import shown_url
 from sparkonce.sinks.redis.outcomes import Refusal, code_of
 from sparkonce.sinks.redis.scripts import BY_SHA, Script
+from sparkonce.sinks.tls_files import see_files
 
 if TYPE_CHECKING:
     from sparkonce.sinks.redis.names import Key
@@ -282,6 +283,7 @@ class Nodes:
 
     def _line(self, address: Address | None) -> Any:
         if address not in self._lines:
+            see_files(self._kwargs, ("ssl_ca_certs", "ssl_certfile", "ssl_keyfile"))
             line = self._make(**self._kwargs_for(address))
             line.connect()
             self._lines[address] = line
