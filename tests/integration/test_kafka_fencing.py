@@ -209,6 +209,8 @@ def test_a_decided_batch_that_timed_out_at_the_last_epoch_is_written_again(
     )
     witness.prepare(topic).producer.abort_transaction(LIMIT_S)  # the coordinators are there
     job.kill(0, Phase.FINISHING)
+    decision = job.decision(0)
+    assert [handle["epoch"] for handle in decision.handles] == [LAST_EPOCH]
     prefix = f"sparkonce-{job.short_query}."
     eventually(lambda: list_transactions(cluster.bootstrap, states=["CompleteAbort"], prefix=prefix), bool)
     (done,) = job.run(0)
