@@ -28,7 +28,7 @@ from sparkonce.sinks.kafka.outcomes import (
     confirm_lost,
 )
 from sparkonce.sinks.kafka.settings import admin_settings
-from sparkonce.sinks.kafka.topic import metadata_request, why_not_decide
+from sparkonce.sinks.kafka.topic import SURE_AFTER_S, metadata_request, why_not_decide
 
 log = logging.getLogger(__name__)
 
@@ -36,8 +36,6 @@ ATTEMPT_TIMEOUT_S = 10.0
 """How long one call waits for brokers before it answers RETRY."""
 
 _ASK_AGAIN_S = 0.25
-_SURE_AFTER_S = 3.0
-"""How long brokers have to say the same of a topic: one that has just started may not know it yet."""
 
 _EPOCH_BUMPED_BY_END = 2
 """The level of ``transaction.version`` from which EndTxn v5 raises the epoch (KIP-890)."""
@@ -161,7 +159,7 @@ class KafkaCommitter(SinkCommitter):
             unanswered = isinstance(metadata, Answer)
             if not objection and not unanswered:
                 return ""
-            if time.monotonic() >= (deadline_s if unanswered else asked + _SURE_AFTER_S):
+            if time.monotonic() >= (deadline_s if unanswered else asked + SURE_AFTER_S):
                 break
             time.sleep(_ASK_AGAIN_S)
         if unanswered:

@@ -18,7 +18,14 @@ from sparkonce.sinks.base import Facts
 from sparkonce.sinks.kafka.client import TransactionClient, versions_request
 from sparkonce.sinks.kafka.outcomes import NONE, Answer, Transaction, is_patience
 from sparkonce.sinks.kafka.settings import admin_settings, producer_settings
-from sparkonce.sinks.kafka.topic import check_topic, metadata_request, topic_facts, warn_if_made_again
+from sparkonce.sinks.kafka.topic import (
+    SURE_AFTER_S,
+    check_topic,
+    is_missing,
+    metadata_request,
+    topic_facts,
+    warn_if_made_again,
+)
 
 log = logging.getLogger(__name__)
 
@@ -104,7 +111,7 @@ def preflight(
     chosen_ms = _chosen_timeout_ms(settings, timeout_ms)
     with closing(TransactionClient(connection, lanes=1)) as client:
         look = _Look(client, time.monotonic() + TIMEOUT_S, str(producer["bootstrap.servers"]))
-        metadata = look.ask(metadata_request(topic))
+        metadata = _metadata(look, topic)
         _check_cluster(metadata.cluster_id, look, recorded)
         if topic is not None:
             check_topic(topic, metadata, look.ask(_configs_request(_TOPIC_RESOURCE, topic, "min.insync.replicas")))
@@ -118,6 +125,16 @@ def preflight(
         check_producer({**producer, "transactional.id": chosen_prefix, _TIMEOUT: lasting_ms})
         _check_permission(look, chosen_prefix, query)
     return {**facts, "prefix": chosen_prefix, "transaction_timeout_ms": str(lasting_ms)}
+
+
+def _metadata(look: _Look, topic: str | None) -> Any:
+    """A topic that was made a moment ago is not known to every broker yet: one that is missing is asked for again."""
+    give_up_at = min(look.deadline_s, time.monotonic() + SURE_AFTER_S)
+    while True:
+        metadata = look.ask(metadata_request(topic))
+        if not is_missing(metadata) or time.monotonic() >= give_up_at:
+            return metadata
+        time.sleep(_ASK_AGAIN_S)
 
 
 def check_producer(settings: Mapping[str, Any]) -> None:

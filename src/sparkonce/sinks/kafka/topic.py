@@ -19,6 +19,9 @@ _NOT_ALLOWED = 29
 _WRITE = 4
 _NAME, _ID = "topic", "topic_id"
 
+SURE_AFTER_S = 3.0
+"""How long brokers have to say the same of a topic: one that has just started, or a new topic, may not be known yet."""
+
 
 def metadata_request(topic: str | None, *, rights: bool = True) -> Any:
     """Asks for the cluster and this topic, which is never created by that, and for what one may do with it."""
@@ -56,7 +59,7 @@ def why_not_decide(facts: Facts, metadata: Any) -> str:
     """
     if _ID not in facts or isinstance(metadata, Answer):
         return ""
-    if any(found.error_code == _MISSING for found in metadata.topics):
+    if is_missing(metadata):
         return f"topic {facts[_NAME]!r} was deleted while this query ran: create it, and start the query again"
     found = _with_id(metadata)
     if found is None or str(found.topic_id) == facts[_ID]:
@@ -65,6 +68,11 @@ def why_not_decide(facts: Facts, metadata: Any) -> str:
         f"topic {facts[_NAME]!r} was deleted and made again while this query ran: it has the id {found.topic_id}, and "
         f"had {facts[_ID]}. Rows of earlier batches are gone with the old one; this batch is not decided"
     )
+
+
+def is_missing(metadata: Any) -> bool:
+    """Whether the broker that was asked knows of no such topic."""
+    return any(found.error_code == _MISSING for found in metadata.topics)
 
 
 def _with_id(metadata: Any) -> Any:
