@@ -3,7 +3,7 @@
 
     python3 dev.py demo     the main job on an embedded broker, killed and restarted
     python3 dev.py example  a job, fed and counted: example etl, windowed_sum, enrichment, http_bulk or sqlite_upsert
-    python3 dev.py test     every check and every test, as CI runs them
+    python3 dev.py test     every check and every test that CI runs; run pytest -m slow has the long forms
     python3 dev.py simulate --schedules 10_000_000 [--seed N] [--jobs 2], or --replay FILE: see docs/simulation.md
     python3 dev.py run …    any command in the project's environment, for example: run sparkonce --help
     python3 dev.py audit    ask whether a locked package has a known vulnerability
@@ -35,6 +35,8 @@ CACHE = Path(
 )
 AT_ONCE = ("-n", "2", "--dist", "loadfile", "--no-loadscope-reorder")
 """Two files at once: most tests wait for servers that they kill and start again."""
+NOT_SOUND, NOT_AUDITED = 1, 3
+AUDIT_LIMIT_S = 300
 VERSITYGW = "github.com/versity/versitygw/cmd/versitygw@v1.8.0"
 
 
@@ -84,7 +86,9 @@ def test(rest: list[str]) -> int:
         print("$", *check, flush=True)
         if code := call(check):
             return code
-    print("sparkonce: not audited for known vulnerabilities: that is asked by python3 dev.py audit", flush=True)
+    print("$ python3 dev.py audit", flush=True)
+    if (code := audit()) == NOT_SOUND:
+        return code
     return call(["pytest", *AT_ONCE, *rest])
 
 
@@ -115,7 +119,11 @@ def audit() -> int:
     """Asks the vulnerability service that pip-audit asks, about what is locked: 0 sound, 1 not sound, 3 not known."""
     given = ["--requirement", str(LOCK), "--no-deps", "--disable-pip", "--require-hashes", "--format", "json"]
     command = [*uv_command(), "tool", "run", "--quiet", "pip-audit", *given, "--progress-spinner", "off"]
-    return judge(subprocess.run(command, cwd=ROOT, capture_output=True, text=True))
+    try:
+        return judge(subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=AUDIT_LIMIT_S))
+    except subprocess.TimeoutExpired:
+        print(f"not audited: no answer within {AUDIT_LIMIT_S} s")
+        return NOT_AUDITED
 
 
 def judge(done: subprocess.CompletedProcess[str]) -> int:
@@ -131,7 +139,7 @@ def judge(done: subprocess.CompletedProcess[str]) -> int:
             print(f"{one['name']} {one['version']}: {fault['id']}, corrected in {fixed}")
     skipped = [one["name"] for one in found if "skip_reason" in one]
     if faulty:
-        return 1
+        return NOT_SOUND
     if found and not skipped:
         print(f"audited: {len(found)} packages, no known vulnerability")
         return 0
@@ -140,7 +148,7 @@ def judge(done: subprocess.CompletedProcess[str]) -> int:
     else:
         lines = done.stderr.strip().splitlines()
         print(f"not audited: {', '.join(skipped) or (lines[-1] if lines else 'pip-audit said nothing')}")
-    return 3
+    return NOT_AUDITED
 
 
 def uv_command() -> list[str]:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -102,6 +103,19 @@ def test_a_step_has_what_its_fault_needs(seed: int, count: int) -> None:
         assert step.phase == "FINISHING" or step.fault is not Fault.EXPIRED
         assert bool(step.amount) == (step.fault in (Fault.CLOCK_JUMPED, Fault.OTHER_PARALLELISM))
         assert step.lasts_ms > 0
+
+
+def test_each_other_parallelism_is_another_one() -> None:
+    amounts = [step.amount for step in draw(5, 60, [Choice(fault=Fault.OTHER_PARALLELISM)])]
+    assert all(amount != before for before, amount in pairwise(amounts))
+    assert set(amounts) == {1, 2, 3, 4, 5, 6}
+
+
+def test_some_outages_are_longer_than_a_start_waits_or_a_commit_is_tried() -> None:
+    lasts = Counter(step.lasts_ms for step in draw(5, 400, ALL))
+    assert lasts[20_000] > 0
+    assert lasts[75_000] > 0
+    assert lasts[20_000] + lasts[75_000] < 100
 
 
 def test_nothing_to_choose_from() -> None:

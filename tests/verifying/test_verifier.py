@@ -5,18 +5,25 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from postgres_witness import needs_postgres
 from sparkonce.protocol.state import Phase
+from sparkonce.testing.disk import cannot_mount
+from sparkonce.verify.clock import find_faketime
+from sparkonce.verify.conduct import Limits
 from sparkonce.verify.faults import Fault
 from sparkonce.verify.history import Kind
 from sparkonce.verify.report import write
 from sparkonce.verify.schedule import Step
+from sparkonce.verify.systems.files import FilesSystem
+from sparkonce.verify.systems.kafka import KafkaSystem
+from sparkonce.verify.systems.postgres import PostgresSystem
 from sparkonce.verify.verdicts import Anomaly, passed
 from verifying.mutants import MUTANTS
-from verifying.trial import LIMITS, broken_by, found, trial
+from verifying.trial import LIMITS, PARTITIONS, broken_by, found, trial
 
 pytestmark = [pytest.mark.kafka, pytest.mark.spark, needs_postgres, pytest.mark.timeout(1_800)]
 
@@ -34,6 +41,33 @@ STEPS = (
     (Fault.DRIVER_PAUSED, Phase.DECIDING, "", ""),
 )
 
+LONG_MS, LONGER_MS = 20_000, 75_000
+"""More than a start waits; more than a commit is tried."""
+
+EVERY_FAULT: tuple[dict[str, Any], ...] = (
+    {"fault": Fault.CUT, "phase": Phase.WRITING, "system": "kafka"},
+    {"fault": Fault.SLOWED, "phase": Phase.DECIDING, "system": "postgres", "lasts_ms": 4_000},
+    {"fault": Fault.BLACK_HOLE, "phase": Phase.FINISHING, "system": "kafka", "lasts_ms": LONG_MS},
+    {"fault": Fault.REQUESTS_SWALLOWED, "phase": Phase.FINISHING, "system": "postgres", "lasts_ms": LONGER_MS},
+    {"fault": Fault.REPLIES_SWALLOWED, "phase": Phase.WRITING, "system": "kafka"},
+    {"fault": Fault.REPLY_LOST, "phase": Phase.DECIDING, "system": "kafka", "request": "end"},
+    {"fault": Fault.REQUEST_LATE, "phase": Phase.DECIDING, "system": "postgres", "request": "commit"},
+    {"fault": Fault.SERVER_PAUSED, "phase": Phase.SWEEPING_OWN, "system": "kafka", "lasts_ms": LONG_MS},
+    {"fault": Fault.SERVER_KILLED, "phase": Phase.DECIDING, "system": "postgres"},
+    {"fault": Fault.COORDINATOR_MOVED, "phase": Phase.FINISHING, "system": "kafka"},
+    {"fault": Fault.TARGET_DISK_FULL, "phase": Phase.WRITING, "system": "files"},
+    {"fault": Fault.LOG_DISK_FULL, "phase": Phase.DECIDING},
+    {"fault": Fault.WORKER_KILLED, "phase": Phase.WRITING},
+    {"fault": Fault.DRIVER_KILLED, "phase": Phase.DECIDING},
+    {"fault": Fault.EXECUTOR_KILLED, "phase": Phase.WRITING},
+    {"fault": Fault.OTHER_PARALLELISM, "phase": Phase.FINISHING, "amount": 2},
+    {"fault": Fault.TWO_DRIVERS, "phase": Phase.DECIDING},
+    {"fault": Fault.DRIVER_PAUSED, "phase": Phase.DECIDING},
+    {"fault": Fault.CLOCK_JUMPED, "phase": Phase.WRITING, "amount": 3_600},
+    {"fault": Fault.CLOCK_JUMPED, "phase": Phase.IDLE, "amount": -3_600},
+    {"fault": Fault.EXPIRED, "phase": Phase.FINISHING},
+)
+
 
 def test_nothing_is_found_in_sparkonce(tmp_path: Path, say: Say) -> None:
     steps = [
@@ -46,6 +80,25 @@ def test_nothing_is_found_in_sparkonce(tmp_path: Path, say: Say) -> None:
     assert len(list(history.of(Kind.RECOVERED))) == len(steps)
     page, _ = write(tmp_path, history, verdicts)
     assert "postgres" in page.read_text()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(5_400)
+@pytest.mark.skipif(find_faketime() is None, reason="libfaketime is not installed")
+@pytest.mark.skipif(bool(cannot_mount()), reason=cannot_mount())
+def test_nothing_is_found_after_every_fault_that_there_is(tmp_path: Path, say: Say) -> None:
+    assert {one["fault"] for one in EVERY_FAULT} == set(Fault)
+    steps = [Step(number=number, **{**one, "phase": one["phase"].name}) for number, one in enumerate(EVERY_FAULT, 1)]
+    kafka = KafkaSystem(nodes=3, partitions=PARTITIONS)
+    systems = [kafka, PostgresSystem(), FilesSystem()]
+    history, verdicts = trial(
+        tmp_path / "run", say, source=kafka, systems=systems, schedule=steps, undisturbed=True, limits=Limits()
+    )
+    assert passed(verdicts), found(verdicts)
+    assert {event["step"]: event["fault"] for event in history.of(Kind.FAULT)} == {
+        step.number: step.fault.value for step in steps
+    }
+    assert len(list(history.of(Kind.RECOVERED))) == len(steps)
 
 
 @pytest.mark.parametrize(

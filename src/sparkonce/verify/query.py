@@ -275,6 +275,8 @@ def session(config: QueryConfig) -> SparkSession:
         .config("spark.sql.shuffle.partitions", str(config.shuffle_partitions))
         .config("spark.python.daemon.module", DAEMON)
         .config("spark.ui.enabled", "false")
+        # A full collection often: what memory the JVM has after an hour is then what it needs.
+        .config("spark.cleaner.periodicGC.interval", "2min")
         .config("spark.ui.showConsoleProgress", "false")
         .getOrCreate()
     )

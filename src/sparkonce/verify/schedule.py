@@ -18,8 +18,11 @@ FIRST_BATCH = (Phase.READING, Phase.CLAIMING, Phase.SWEEPING, Phase.REPLAYING)
 
 _DRIFTS_MS = (0, 0, 0, 0, 20, 200)
 """How long after the phase has begun; at 0 the query is held there until the fault has happened."""
-_LASTS_MS = (500, 1_000, 2_000, 4_000)
+_LASTS_MS = (*(500, 1_000, 2_000, 4_000) * 4, 20_000, 75_000)
+"""Most are over before anybody gives up; 20 s are more than a start waits, 75 s more than a commit is tried."""
 _BATCHES = (1, 1, 2, 3)
+_SLOTS = (1, 2, 3, 4, 5, 6)
+"""Fewer than the query has of itself, to which `DataFrame.coalesce` cannot add."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,17 +132,18 @@ def draw(seed: int, count: int, choices: Sequence[Choice]) -> list[Step]:
             phase = open_to[0] if open_to else dice.choice(EVERY_BATCH)
             if open_to:
                 phases.remove(phase)
-        steps.append(_step(dice, number, choice, phase))
+        before = next((step.amount for step in reversed(steps) if step.fault is Fault.OTHER_PARALLELISM), 0)
+        steps.append(_step(dice, number, choice, phase, before))
     return steps
 
 
-def _step(dice: random.Random, number: int, choice: Choice, phase: Phase) -> Step:
+def _step(dice: random.Random, number: int, choice: Choice, phase: Phase, slots_before: int) -> Step:
     fault = choice.fault
     amount = 0
     if fault is Fault.CLOCK_JUMPED:
         amount = dice.choice((-86_400, -3_600, -60, 60, 3_600, 86_400))
     elif fault is Fault.OTHER_PARALLELISM:
-        amount = dice.randint(1, 8)
+        amount = dice.choice([slots for slots in _SLOTS if slots != slots_before])
     return Step(
         number=number,
         fault=fault,

@@ -121,7 +121,7 @@ def drivers(figures: Figures) -> Html:
     ends = [[name, count] for name, count in sorted(told["ends"].items(), key=lambda end: -end[1])]
     columns = [tables.column(name) for name in ("driver", "started", "slots", "batches")]
     each = [
-        [one["driver"], tables.right(clock(one["began_ms"])), one["slots"], one["batches"], _end(one)]
+        [one["driver"], tables.right(clock(one["began_ms"])), one["slots"] or "the plan's", one["batches"], _end(one)]
         for one in told["each"]
     ]
     pair = [tables.table(["how drivers ended", tables.column("drivers")], ends), tables.durations(figures)]
