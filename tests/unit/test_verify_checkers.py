@@ -605,6 +605,10 @@ GROWING: dict[str, tuple[Callable[[int], dict[str, Any]], str]] = {
         "jvm of driver 2 (process 12): rss_mib 625 at first, 1005 at last",
     ),
     "handles": (lambda at: {"rss_mib": 500.0, "handles": 100 + 3 * at}, "handles 138 at first, 252 at last"),
+    "a worker's memory": (
+        lambda at: {"rss_mib": 150.0 + at, "handles": 30, "role": "worker"},
+        "worker of driver 2 (process 12): rss_mib 162 at first, 200 at last",
+    ),
 }
 
 
@@ -619,6 +623,8 @@ def test_a_process_that_grows(what: str) -> None:
 NOT_GROWING: dict[str, Callable[[int], dict[str, Any]]] = {
     "a lot more of little": lambda at: {"rss_mib": 20.0 + at, "handles": 10 + at // 2},
     "a little more of a lot": lambda at: {"rss_mib": 4000.0 + 5 * at, "handles": 4000 + at},
+    "a worker that grows a little": lambda at: {"rss_mib": 150.0 + at / 3, "handles": 30, "role": "worker"},
+    "garbage of a JVM": lambda at: {"rss_mib": 500.0 + at, "handles": 300},
     "only while it warms up": lambda at: {"rss_mib": min(at, 4) * 300.0, "handles": min(at, 4) * 100},
     "one peak": lambda at: {"rss_mib": 3000.0 if at == 50 else 500.0, "handles": 900 if at == 50 else 90},
 }

@@ -123,5 +123,5 @@ def batch(driver: int, number: int, healed: int = 0) -> Event:
     return noted(Kind.BATCH, driver=driver, batch=number, healed=healed)
 
 
-def resources(sample: int, *, rss_mib: float, handles: int, every_ms: int = 30_000) -> Event:
-    return noted(Kind.RESOURCES, sample * every_ms, driver=2, role="jvm", pid=12, rss_mib=rss_mib, handles=handles)
+def resources(sample: int, *, rss_mib: float, handles: int, role: str = "jvm", every_ms: int = 30_000) -> Event:
+    return noted(Kind.RESOURCES, sample * every_ms, driver=2, role=role, pid=12, rss_mib=rss_mib, handles=handles)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from statistics import median
 
 from sparkonce.protocol.coordinator import KEEP_BATCHES, MOST_DOUBTS, MOST_HEALINGS, TIDY_EVERY_BATCHES
@@ -17,8 +17,10 @@ WARM_UP_MS = 120_000
 FEWEST_SAMPLES = 20
 SHORTEST_MS = 600_000
 """What is seen of a process in less time says nothing about growth."""
-_LIMITS = {"rss_mib": (1.25, 100.0), "handles": (1.20, 50.0)}
-"""Growing is what has become more than so many times as large, and larger by more than that."""
+_HANDLES = (1.20, 20.0)
+_OF_A_JVM = {"rss_mib": (1.25, 100.0), "handles": _HANDLES}
+_OF_PYTHON = {"rss_mib": (1.10, 20.0), "handles": _HANDLES}
+"""Growing is what has become more than so many times as large, and larger by more than that. A JVM keeps garbage."""
 
 _FLOORS = 2
 """Files of floors: the highest, and one that is about to be deleted."""
@@ -37,7 +39,8 @@ def check_growth(history: History) -> Iterator[Verdict]:
         if len(warm) < FEWEST_SAMPLES or warm[-1].at_ms - warm[0].at_ms < SHORTEST_MS:
             continue
         looked_at += 1
-        examples += [f"{role} of driver {driver} (process {pid}): {line}" for line in _growth(warm)]
+        limits = _OF_A_JVM if role == "jvm" else _OF_PYTHON
+        examples += [f"{role} of driver {driver} (process {pid}): {line}" for line in _growth(warm, limits)]
     newest = max((event["batch"] for event in history.of(Kind.BATCH)), default=-1)
     bound = most_log_files(history)
     logs = [event for event in history.of(Kind.FOLDER) if event["name"] == LOG_FOLDER]
@@ -66,9 +69,9 @@ def most_log_files(history: History) -> int:
     return decisions + _FLOORS + drivers * (_FILES_PER_DRIVER + 1) + healed * MOST_HEALINGS + MOST_DOUBTS
 
 
-def _growth(warm: Sequence[Event]) -> Iterator[str]:
+def _growth(warm: Sequence[Event], limits: Mapping[str, tuple[float, float]]) -> Iterator[str]:
     third = len(warm) // 3
-    for name, (times, more) in _LIMITS.items():
+    for name, (times, more) in limits.items():
         before = median(float(event[name]) for event in warm[:third])
         after = median(float(event[name]) for event in warm[-third:])
         if after > before * times and after - before > more:
