@@ -125,7 +125,7 @@ def test_a_cluster_and_a_server_are_told_apart(server: RedisServer, cluster: Red
 def test_a_user_who_may_not_touch_the_sinks_keys_is_refused(server: RedisServer, client: Any) -> None:
     """The commands are tried in test_redis_rights.py."""
     client.execute_command("ACL SETUSER worker reset on >secret ~other:* +@all")
-    with pytest.raises(PreflightError, match="scripts do not run.*NOPERM.*grant") as raised:
+    with pytest.raises(PreflightError, match=r"scripts do not run.*NOPERM.*grant") as raised:
         preflight(RedisSink(f"redis://worker:secret@{server.address}/0"))
     assert "secret" not in str(raised.value)
 
@@ -203,10 +203,10 @@ def test_replicas_are_waited_for(server: RedisServer, replica: RedisServer, clie
     query.close()
 
 
-def test_the_right_to_wait(server: RedisServer, replica: RedisServer, client: Any) -> None:  # noqa: ARG001
+def test_the_right_to_wait(server: RedisServer, replica: RedisServer, client: Any) -> None:
     client.execute_command("ACL SETUSER worker reset on >secret ~* +@all -wait")
     sink = RedisSink(f"redis://worker:secret@{server.address}/0", wait_replicas=1)
-    with pytest.raises(PreflightError, match="WAIT does not work.*NOPERM"):
+    with pytest.raises(PreflightError, match=r"WAIT does not work.*NOPERM"):
         preflight(sink)
     client.execute_command("ACL SETUSER worker +wait")
     preflight(sink)

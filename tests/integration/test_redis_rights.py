@@ -74,7 +74,7 @@ class Job:
         self.other = self._job(folder / "all", row, "other", url=server.url, **settings)
 
     def _job(self, folder: Path, row: Row, begin: str, **settings: Any) -> SmallJob:
-        def rows(batch: int, slot: int) -> pa.RecordBatch:  # noqa: ARG001 - the same keys in every batch
+        def rows(_: int, slot: int) -> pa.RecordBatch:
             columns = {name: pa.array([value], TYPES.get(name)) for name, value in row.items()}
             return pa.record_batch({"n": [slot], **columns})
 
@@ -181,7 +181,7 @@ def test_a_command_that_goes_while_the_query_runs(new_job: Callable[..., Job], p
     """It stops the batch, and is named at the next start; what is applied twice would show in increments."""
     job = new_job({"amount": 1}, structure="increment")
     job.job.run(0)
-    with pytest.raises(SparkonceError, match="has no permissions to run|can't run this command"):
+    with pytest.raises(SparkonceError, match=r"has no permissions to run|can't run this command"):
         job.job.run(1, listener=lambda entered, _: job.allow(f"-{command}") if entered is phase else None)
     with pytest.raises(PreflightError, match=named(command)):
         job.job.run(1)

@@ -217,6 +217,7 @@ def _check_table(connection: Connection, ask: Ask) -> Table:
         for right in rights
         if not _row(connection, "SELECT pg_catalog.has_any_column_privilege(%s::oid, %s)", table.oid, right)[0]
     ]
+    _check_usage(connection, target.schema, "schema")
     if missing:
         raise PreflightError(
             f"no permission on table {target}: {', '.join(missing)} missing",
@@ -341,6 +342,7 @@ def _late_refusals(connection: Connection, ask: Ask, table: Table) -> list[str]:
 
 def _check_commits(connection: Connection, ask: Ask, *, is_new: bool) -> None:
     name = f"{quoted(ask.commits_schema)}.{quoted(COMMITS_TABLE)}"
+    _check_usage(connection, ask.commits_schema, "commits_schema")
     found = find_commits(connection, ask.commits_schema)
     if found is None and not is_new:
         raise PreflightError(
@@ -385,6 +387,22 @@ def _check_commits(connection: Connection, ask: Ask, *, is_new: bool) -> None:
             "from it",
             next_step=f"ALTER TABLE {name} DISABLE ROW LEVEL SECURITY, or give the role BYPASSRLS.",
             setting="commits_schema",
+        )
+
+
+def _check_usage(connection: Connection, schema: str, setting: str) -> None:
+    """The catalog shows tables, and rights on them, to roles that may not use their schema."""
+    (allowed,) = _row(
+        connection,
+        "SELECT pg_catalog.has_schema_privilege(oid, 'USAGE') FROM pg_catalog.pg_namespace WHERE nspname = %s "
+        "UNION ALL SELECT NULL LIMIT 1",
+        schema,
+    )
+    if allowed is False:
+        raise PreflightError(
+            f"{setting}={schema!r}: no permission on the schema: USAGE missing",
+            next_step=f"GRANT USAGE ON SCHEMA {quoted(schema)} TO the role of the query.",
+            setting=setting,
         )
 
 

@@ -330,8 +330,8 @@ if ARGV[1] == '1' then
   for _, command in ipairs({
     {'TIME'}, {'INFO', 'server'}, {'HSET', KEYS[1], 'x', '1'}, {'PERSIST', KEYS[1]}, {'PEXPIRE', KEYS[1], 60000},
     {'HSETNX', KEYS[1], 'y', '1'}, {'HEXISTS', KEYS[1], 'y'}, {'HINCRBY', KEYS[1], 'y', 1}, {'HDEL', KEYS[1], 'y'},
-    {'EXISTS', KEYS[1]}, {'UNLINK', KEYS[1]}, {'RPUSH', KEYS[1], 'x', 'y'}, {'LLEN', KEYS[1]}, {'LSET', KEYS[1], 0, 'z'},
-    {'LINDEX', KEYS[1], -1}, {'LTRIM', KEYS[1], 1, -1}, {'UNLINK', KEYS[1]},
+    {'EXISTS', KEYS[1]}, {'UNLINK', KEYS[1]}, {'RPUSH', KEYS[1], 'x', 'y'}, {'LLEN', KEYS[1]},
+    {'LSET', KEYS[1], 0, 'z'}, {'LINDEX', KEYS[1], -1}, {'LTRIM', KEYS[1], 1, -1}, {'UNLINK', KEYS[1]},
   }) do try(unpack(command)) end
 end
 return failed or cmsgpack.pack(1)
