@@ -15,7 +15,7 @@ from sparkonce.errors import PreflightError
 from sparkonce.guarantees import Guarantee
 from sparkonce.protocol.ownership import TransactionName
 from sparkonce.sinks.base import Facts
-from sparkonce.sinks.postgres.catalog import Table, read_table, unique_keys
+from sparkonce.sinks.postgres.catalog import Table, late_refusals, may_on_schema, read_table, unique_keys
 from sparkonce.sinks.postgres.connection import Connection, connect, warn_of_wire, within
 from sparkonce.sinks.postgres.markers import find_commits, read_system
 from sparkonce.sinks.postgres.names import TWO_PHASE
@@ -302,12 +302,7 @@ def _check_two_phase(connection: Connection, ask: Ask, query: str, table: Table)
 
 
 def _check_staged(connection: Connection, ask: Ask, table: Table) -> None:
-    (found,) = _row(
-        connection,
-        "SELECT pg_catalog.has_schema_privilege(oid, 'CREATE') FROM pg_catalog.pg_namespace WHERE nspname = %s "
-        "UNION ALL SELECT NULL LIMIT 1",
-        ask.commits_schema,
-    )
+    found = may_on_schema(connection, ask.commits_schema, "CREATE")
     if not found:
         raise PreflightError(
             f"commits_schema={ask.commits_schema!r}: "
@@ -315,29 +310,13 @@ def _check_staged(connection: Connection, ask: Ask, table: Table) -> None:
             next_step=f"CREATE SCHEMA {quoted(ask.commits_schema)}, or GRANT CREATE, USAGE on it TO the query's role.",
             setting="commits_schema",
         )
-    late = _late_refusals(connection, ask, table)
+    late = late_refusals(connection, ask.target, table)
     if late:
         log.warning(
             "Table %s has %s. With commit='staged' a row that these refuse is refused after its batch is decided: the "
             "query stops until the row or the table is corrected, see docs/postgres.md.",
             *(ask.target, " and ".join(late)),
         )
-
-
-def _late_refusals(connection: Connection, ask: Ask, table: Table) -> list[str]:
-    unique, foreign, triggers = _row(
-        connection,
-        "SELECT (SELECT count(*) FROM pg_catalog.pg_index WHERE indrelid = %(t)s AND (indisunique OR indisexclusion)), "
-        "(SELECT count(*) FROM pg_catalog.pg_constraint WHERE conrelid = %(t)s AND contype = 'f'), "
-        "(SELECT count(*) FROM pg_catalog.pg_trigger WHERE tgrelid = %(t)s AND NOT tgisinternal)",
-        t=table.oid,
-    )
-    counts = {
-        "unique indexes": unique if ask.target.mode == "append" else max(0, unique - 1),
-        "foreign keys": foreign,
-        "triggers": triggers,
-    }
-    return [f"{count} {what}" for what, count in counts.items() if count]
 
 
 def _check_commits(connection: Connection, ask: Ask, *, is_new: bool) -> None:
@@ -392,13 +371,7 @@ def _check_commits(connection: Connection, ask: Ask, *, is_new: bool) -> None:
 
 def _check_usage(connection: Connection, schema: str, setting: str) -> None:
     """The catalog shows tables, and rights on them, to roles that may not use their schema."""
-    (allowed,) = _row(
-        connection,
-        "SELECT pg_catalog.has_schema_privilege(oid, 'USAGE') FROM pg_catalog.pg_namespace WHERE nspname = %s "
-        "UNION ALL SELECT NULL LIMIT 1",
-        schema,
-    )
-    if allowed is False:
+    if may_on_schema(connection, schema, "USAGE") is False:
         raise PreflightError(
             f"{setting}={schema!r}: no permission on the schema: USAGE missing",
             next_step=f"GRANT USAGE ON SCHEMA {quoted(schema)} TO the role of the query.",
