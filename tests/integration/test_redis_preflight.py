@@ -122,50 +122,12 @@ def test_a_cluster_and_a_server_are_told_apart(server: RedisServer, cluster: Red
         preflight(RedisSink(cluster.url, cluster=True), {**facts, "mode": "single"})
 
 
-@pytest.mark.parametrize(
-    ("rule", "says"),
-    [
-        ("-eval", "scripts do not run.*NOPERM"),
-        ("-script|load", "does not load scripts.*NOPERM"),
-        ("-info", "does not answer INFO.*NOPERM"),
-        ("-hscan", "HSCAN does not work.*NOPERM"),
-        ("-del", "scripts do not run.*grant what"),
-        ("resetkeys ~other:*", "scripts do not run.*NOPERM"),
-    ],
-)
-def test_a_user_who_may_not_is_refused(server: RedisServer, client: Any, rule: str, says: str) -> None:
-    client.execute_command("ACL SETUSER worker reset on >secret ~* +@all", *rule.split())
-    url = f"redis://worker:secret@{server.address}/0"
-    with pytest.raises(PreflightError, match=says) as raised:
-        preflight(RedisSink(url))
+def test_a_user_who_may_not_touch_the_sinks_keys_is_refused(server: RedisServer, client: Any) -> None:
+    """The commands are tried in test_redis_rights.py."""
+    client.execute_command("ACL SETUSER worker reset on >secret ~other:* +@all")
+    with pytest.raises(PreflightError, match=r"scripts do not run.*NOPERM.*grant") as raised:
+        preflight(RedisSink(f"redis://worker:secret@{server.address}/0"))
     assert "secret" not in str(raised.value)
-
-
-def test_the_rights_in_the_docs_are_enough(server: RedisServer, client: Any) -> None:
-    page = (Path(__file__).resolve().parents[2] / "docs" / "redis.md").read_text()
-    (line,) = (line for line in page.splitlines() if line.startswith("ACL SETUSER"))
-    client.execute_command(*line.replace(">password", ">secret").replace("~user:*", "~row:*").split())
-    name = line.split()[2]
-    url = f"redis://{name}:secret@{server.address}/0"
-    for guarantee in (Guarantee.EXACTLY_ONCE, Guarantee.AT_LEAST_ONCE):
-        query = Query(RedisSink(url, key_template="row:{n}", guarantee=guarantee))
-        rows = pa.record_batch({"n": [1, 2], "value": ["a", None]})
-        writer = query.open(rows)
-        fields = writer.prepare()
-        writer.close()
-        assert bool(fields) is (guarantee is Guarantee.EXACTLY_ONCE)
-        if fields:
-            handle = query.prepare(rows)
-            assert query.commit(handle) == [Outcome.COMMITTED]
-            query.committer.conclude(300, [handle])
-            assert len(query.committer.list_lingering([query.owner])) == 1
-            query.open(rows, batch=300).abort()
-        query.close()
-    query = Query(RedisSink(url))
-    handle = query.prepare(pa.record_batch({"key": ["forbidden"], "value": ["x"]}))
-    (answer,) = query.committer.commit([handle])
-    assert (answer.outcome, "grant" in answer.reason) == (Outcome.UNKNOWN, True)
-    query.close()
 
 
 def test_a_wrong_password(server: RedisServer) -> None:
@@ -239,6 +201,15 @@ def test_replicas_are_waited_for(server: RedisServer, replica: RedisServer, clie
         query.prepare(rows, batch=1)
     assert query.commit(waiting) == [Outcome.RETRY]
     query.close()
+
+
+def test_the_right_to_wait(server: RedisServer, replica: RedisServer, client: Any) -> None:
+    client.execute_command("ACL SETUSER worker reset on >secret ~* +@all -wait")
+    sink = RedisSink(f"redis://worker:secret@{server.address}/0", wait_replicas=1)
+    with pytest.raises(PreflightError, match=r"WAIT does not work.*NOPERM"):
+        preflight(sink)
+    client.execute_command("ACL SETUSER worker +wait")
+    preflight(sink)
 
 
 def test_replicas_are_waited_for_until_they_count_the_commit(

@@ -1,7 +1,7 @@
 """PostgreSQL and MariaDB with the rights of docs/security.md and no others: a whole job, and each right taken away.
 
-What is missing at a start is asked in test_postgres_preflight.py and test_mysql_preflight.py; here it goes while the
-query runs.
+What else is missing at a start is asked in test_postgres_preflight.py and test_mysql_preflight.py; here it goes while
+the query runs.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import pytest
 from mariadb_witness import Witness, shared_server
 from postgres_witness import ask, close_all, fresh_database, needs_postgres, prepared, running, staging_tables
 from small_job import SmallJob
-from sparkonce.errors import SparkonceError
+from sparkonce.errors import PreflightError, SparkonceError
 from sparkonce.protocol.state import Phase
 from sparkonce.sinks.base import TwoPhaseCommitSink
 from sparkonce.sinks.mysql.orphans import list_orphans as list_mysql_orphans
@@ -123,7 +123,13 @@ def test_postgresql_with_the_least_rights(server: PostgresServer, tmp_path: Path
         ("two_phase", "INSERT", "t", Phase.WRITING),
         pytest.param("two_phase", "SELECT", "markers.sparkonce_commits", Phase.FINISHING, marks=SLOW),
         ("staged", "INSERT", "t", Phase.FINISHING),
-        pytest.param("staged", "UPDATE", "markers.sparkonce_commits", Phase.FINISHING, marks=SLOW),
+        ("two_phase", "USAGE", "SCHEMA public", Phase.WRITING),
+        ("two_phase", "USAGE", "SCHEMA markers", Phase.FINISHING),
+        ("staged", "USAGE", "SCHEMA markers", Phase.WRITING),
+        pytest.param("staged", "USAGE", "SCHEMA markers", Phase.FINISHING, marks=SLOW),
+        ("staged", "UPDATE", "markers.sparkonce_commits", Phase.FINISHING),
+        ("two_phase", "DELETE", "markers.sparkonce_commits", Phase.FINISHING),
+        pytest.param("staged", "DELETE", "markers.sparkonce_commits", Phase.FINISHING, marks=SLOW),
         pytest.param("staged", "CREATE", "SCHEMA markers", Phase.WRITING, marks=SLOW),
         ("upsert", "UPDATE", "t", Phase.FINISHING),
     ],
@@ -140,6 +146,34 @@ def test_a_right_of_postgresql_that_goes(
         f"permission.*{on.removeprefix('SCHEMA ').rpartition('.')[2]}|{on.removeprefix('SCHEMA ')}.*permission",
     )
     assert (ids(server), prepared(server), staging_tables(server)) == (wanted(3), [], [])
+
+
+@needs_postgres
+@pytest.mark.parametrize("mode", ["two_phase", "staged"])
+@pytest.mark.parametrize(
+    ("right", "on", "words"),
+    [
+        *(
+            (right, "markers.sparkonce_commits", f'no permission on the table of markers "markers".*: {right} missing')
+            for right in ("SELECT", "INSERT", "UPDATE", "DELETE")
+        ),
+        ("USAGE", "SCHEMA markers", "commits_schema='markers': no permission on the schema: USAGE missing"),
+        ("USAGE", "SCHEMA public", "schema='public': no permission on the schema: USAGE missing"),
+    ],
+)
+def test_a_right_of_postgresql_that_is_missing_at_the_start(
+    server: PostgresServer, tmp_path: Path, mode: str, right: str, on: str, words: str
+) -> None:
+    make = least(server, mode)
+    new_job(tmp_path / "first", make).run(0)
+    ask(server, f"TRUNCATE t; REVOKE {right} ON {on} FROM least")  # type: ignore[arg-type]
+    job = new_job(tmp_path / "second", make)
+    with pytest.raises(PreflightError, match=words) as raised:
+        job.run(0)
+    assert f"GRANT {right} ON {on}" in raised.value.next_step.replace('"', "")
+    ask(server, f"GRANT {right} ON {on} TO least")  # type: ignore[arg-type]
+    job.run(0)
+    assert ids(server) == wanted(1)
 
 
 # --- MariaDB --------------------------------------------------------------------------------------------------------

@@ -245,3 +245,29 @@ WHERE i.indrelid = %s AND i.indisunique AND i.indisvalid AND i.indimmediate AND 
   AND i.indexprs IS NULL
 GROUP BY i.indexrelid
 """
+
+
+def may_on_schema(connection: Connection, schema: str, right: str) -> bool | None:
+    """Whether this role has a right on a schema, ``USAGE`` or ``CREATE``; None if there is no such schema."""
+    row = connection.execute(
+        "SELECT pg_catalog.has_schema_privilege(oid, %s) FROM pg_catalog.pg_namespace WHERE nspname = %s",
+        (right, schema),
+    ).fetchone()
+    return None if row is None else bool(row[0])
+
+
+def late_refusals(connection: Connection, target: Target, table: Table) -> list[str]:
+    """What of the table may refuse a staged row after its batch is decided, counted, in words."""
+    rows = connection.execute(
+        "SELECT (SELECT count(*) FROM pg_catalog.pg_index WHERE indrelid = %(t)s AND (indisunique OR indisexclusion)), "
+        "(SELECT count(*) FROM pg_catalog.pg_constraint WHERE conrelid = %(t)s AND contype = 'f'), "
+        "(SELECT count(*) FROM pg_catalog.pg_trigger WHERE tgrelid = %(t)s AND NOT tgisinternal)",
+        {"t": table.oid},
+    ).fetchall()
+    unique, foreign, triggers = rows[0]
+    counts = {
+        "unique indexes": unique if target.mode == "append" else max(0, unique - 1),
+        "foreign keys": foreign,
+        "triggers": triggers,
+    }
+    return [f"{count} {what}" for what, count in counts.items() if count]

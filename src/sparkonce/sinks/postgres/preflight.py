@@ -15,7 +15,7 @@ from sparkonce.errors import PreflightError
 from sparkonce.guarantees import Guarantee
 from sparkonce.protocol.ownership import TransactionName
 from sparkonce.sinks.base import Facts
-from sparkonce.sinks.postgres.catalog import Table, read_table, unique_keys
+from sparkonce.sinks.postgres.catalog import Table, late_refusals, may_on_schema, read_table, unique_keys
 from sparkonce.sinks.postgres.connection import Connection, connect, warn_of_wire, within
 from sparkonce.sinks.postgres.markers import find_commits, read_system
 from sparkonce.sinks.postgres.names import TWO_PHASE
@@ -217,6 +217,7 @@ def _check_table(connection: Connection, ask: Ask) -> Table:
         for right in rights
         if not _row(connection, "SELECT pg_catalog.has_any_column_privilege(%s::oid, %s)", table.oid, right)[0]
     ]
+    _check_usage(connection, target.schema, "schema")
     if missing:
         raise PreflightError(
             f"no permission on table {target}: {', '.join(missing)} missing",
@@ -301,12 +302,7 @@ def _check_two_phase(connection: Connection, ask: Ask, query: str, table: Table)
 
 
 def _check_staged(connection: Connection, ask: Ask, table: Table) -> None:
-    (found,) = _row(
-        connection,
-        "SELECT pg_catalog.has_schema_privilege(oid, 'CREATE') FROM pg_catalog.pg_namespace WHERE nspname = %s "
-        "UNION ALL SELECT NULL LIMIT 1",
-        ask.commits_schema,
-    )
+    found = may_on_schema(connection, ask.commits_schema, "CREATE")
     if not found:
         raise PreflightError(
             f"commits_schema={ask.commits_schema!r}: "
@@ -314,7 +310,7 @@ def _check_staged(connection: Connection, ask: Ask, table: Table) -> None:
             next_step=f"CREATE SCHEMA {quoted(ask.commits_schema)}, or GRANT CREATE, USAGE on it TO the query's role.",
             setting="commits_schema",
         )
-    late = _late_refusals(connection, ask, table)
+    late = late_refusals(connection, ask.target, table)
     if late:
         log.warning(
             "Table %s has %s. With commit='staged' a row that these refuse is refused after its batch is decided: the "
@@ -323,24 +319,9 @@ def _check_staged(connection: Connection, ask: Ask, table: Table) -> None:
         )
 
 
-def _late_refusals(connection: Connection, ask: Ask, table: Table) -> list[str]:
-    unique, foreign, triggers = _row(
-        connection,
-        "SELECT (SELECT count(*) FROM pg_catalog.pg_index WHERE indrelid = %(t)s AND (indisunique OR indisexclusion)), "
-        "(SELECT count(*) FROM pg_catalog.pg_constraint WHERE conrelid = %(t)s AND contype = 'f'), "
-        "(SELECT count(*) FROM pg_catalog.pg_trigger WHERE tgrelid = %(t)s AND NOT tgisinternal)",
-        t=table.oid,
-    )
-    counts = {
-        "unique indexes": unique if ask.target.mode == "append" else max(0, unique - 1),
-        "foreign keys": foreign,
-        "triggers": triggers,
-    }
-    return [f"{count} {what}" for what, count in counts.items() if count]
-
-
 def _check_commits(connection: Connection, ask: Ask, *, is_new: bool) -> None:
     name = f"{quoted(ask.commits_schema)}.{quoted(COMMITS_TABLE)}"
+    _check_usage(connection, ask.commits_schema, "commits_schema")
     found = find_commits(connection, ask.commits_schema)
     if found is None and not is_new:
         raise PreflightError(
@@ -385,6 +366,16 @@ def _check_commits(connection: Connection, ask: Ask, *, is_new: bool) -> None:
             "from it",
             next_step=f"ALTER TABLE {name} DISABLE ROW LEVEL SECURITY, or give the role BYPASSRLS.",
             setting="commits_schema",
+        )
+
+
+def _check_usage(connection: Connection, schema: str, setting: str) -> None:
+    """The catalog shows tables, and rights on them, to roles that may not use their schema."""
+    if may_on_schema(connection, schema, "USAGE") is False:
+        raise PreflightError(
+            f"{setting}={schema!r}: no permission on the schema: USAGE missing",
+            next_step=f"GRANT USAGE ON SCHEMA {quoted(schema)} TO the role of the query.",
+            setting=setting,
         )
 
 

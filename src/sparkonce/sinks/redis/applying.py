@@ -77,6 +77,6 @@ class Applying:
         if state == b"absent":
             results[key] = ABSENT
         elif state == b"failed":
-            error, where = answer[2].decode(errors="backslashreplace"), answer[3].decode(errors="backslashreplace")
-            results[key] = read_refusal(Refusal(code_of(error), error), f"Key {where!r}:")
+            error, where, command = (text.decode(errors="backslashreplace") for text in answer[2:])
+            results[key] = read_refusal(Refusal(code_of(error), error), f"{command}, key {where!r}:")
         return state == b"more", values

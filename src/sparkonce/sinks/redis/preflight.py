@@ -11,17 +11,14 @@ from sparkonce.guarantees import Guarantee
 from sparkonce.sinks.base import Facts
 from sparkonce.sinks.redis import scripts
 from sparkonce.sinks.redis.hash_slots import hash_slot
-from sparkonce.sinks.redis.names import IDENTITY, check_prefix, shown_url
-from sparkonce.sinks.redis.nodes import Answer, Nodes, Request
-from sparkonce.sinks.redis.outcomes import Refusal, read_refusal
+from sparkonce.sinks.redis.names import IDENTITY, Key, check_prefix, shown_url
+from sparkonce.sinks.redis.nodes import Answer, Nodes, Request, run_script
+from sparkonce.sinks.redis.outcomes import Refusal, code_of, read_refusal
 
 log = logging.getLogger(__name__)
 
 OLDEST = (6, 0)
 _IDENTITY_SLOT = hash_slot(IDENTITY.encode())
-
-_PROBE = "redis.call('HSET', KEYS[1], 'x', '1') redis.call('DEL', KEYS[1]) return cmsgpack.pack(1)"
-"""Writes and deletes a key of ours from a script: shows whether scripts may run, and write."""
 
 
 class Preflight:
@@ -60,7 +57,7 @@ class Preflight:
             if self._exactly_once:
                 self._check_eviction(node, info)
                 self._check_durability(node, info)
-        self._check_scripts()
+        self._check_commands()
         mode = "cluster" if self._nodes.place.cluster else "single"
         before = recorded or {}
         if before.get("mode", mode) != mode:
@@ -164,24 +161,24 @@ class Preflight:
 
     # --- this user --------------------------------------------------------------------------------------------------
 
-    def _check_scripts(self) -> None:
-        key = f"{IDENTITY}:probe"
-        answer = self._nodes.ask(Request(hash_slot(key.encode()), ("EVAL", _PROBE, 1, key)))
-        self._refuse_if(answer, "scripts do not run")
+    def _check_commands(self) -> None:
+        if self._nodes.place.cluster:
+            for words in (("ASKING",), ("CLUSTER", "SLOTS")):
+                for node, answer in self._nodes.everywhere(*words).items():
+                    self._refuse_if(answer, f"{node} does not take {' '.join(words)}")
         for script in scripts.ALL:
             for node, loaded in self._nodes.everywhere("SCRIPT", "LOAD", script.text).items():
                 self._refuse_if(loaded, f"{node} does not load scripts")
+        name = f"{IDENTITY}:probe:{secrets.token_hex(6)}"
+        key = Key(name, hash_slot(name.encode()))
+        tried = self._nodes.ask(run_script(scripts.PROBE, [key], int(self._exactly_once)))
+        self._refuse_if(tried, "scripts do not run")
+        if isinstance(tried, list):
+            command, error = (text.decode(errors="backslashreplace") for text in tried)
+            self._refuse_if(Refusal(code_of(error), error), f"{command} does not work")
         if self._exactly_once:
-            for command in (
-                ("HGET", key, "x"),
-                ("HSCAN", key, 0),
-                ("UNLINK", key),
-                ("PERSIST", key),
-                ("LINDEX", key, -1),
-            ):
-                self._refuse_if(
-                    self._nodes.ask(Request(hash_slot(key.encode()), command)), f"{command[0]} does not work"
-                )
+            for command in (("HGET", name, "x"), ("HSCAN", name, 0)):
+                self._refuse_if(self._nodes.ask(Request(key.hash_slot, command)), f"{command[0]} does not work")
         if self._wait_replicas:
             self._refuse_if(self._nodes.ask(Request(0, ("WAIT", 0, 1))), "WAIT does not work")
 

@@ -41,6 +41,17 @@ local function number(name)
 end
 """
 
+_MAY = r"""
+-- What a script has done stays done when a later command of it is refused, so it asks before. Redis 6 cannot be asked.
+local function refused(...)
+  for _, command in ipairs(redis.acl_check_cmd and {...} or {}) do
+    if not redis.acl_check_cmd(unpack(command)) then
+      return redis.error_reply("NOPERM this user has no permissions to run '" .. command[1] .. "'")
+    end
+  end
+end
+"""
+
 _APPLY = r"""
 -- Lua passes some 8,000 arguments at most. Only RPUSH can have more, and can be had in parts.
 local function run(command)
@@ -65,8 +76,9 @@ local function apply(chunk)
       answer = redis.pcall(verb, unpack(values, first, math.min(first + arity - 1, count)))
     end
     if type(answer) == 'table' and answer.err then
-      local key = verb == '' and values[first][2] or values[first]
-      return first - 1, skip, answer.err, key
+      local command, key = verb, values[first]
+      if verb == '' then command, key = values[first][1], values[first][2] end
+      return first - 1, skip, answer.err, key, command
     end
   end
   return nil, (count - skip) * (verb == '' and COMMAND_WEIGHT or 1)
@@ -189,20 +201,23 @@ return {state, tonumber(now()) - tonumber(prepared), slots}
 """Starts a commit; from here on it cannot be aborted. Answers the state and, if it matters, age and hash slots."""
 
 APPLY = Script(
-    _APPLY
+    _MAY
+    + _APPLY
     + r"""
 -- KEYS: list. ARGV: END, how many values are enough for one call.
+local refusal = refused({'LTRIM', KEYS[1], 1, -1}, {'LSET', KEYS[1], 0, ''})
+if refusal then return refusal end
 local done, enough = 0, tonumber(ARGV[2])
 repeat
   local chunk = redis.call('LINDEX', KEYS[1], 0)
   if not chunk then return {'absent', done} end
   if chunk == ARGV[1] then return {'end', done} end
-  local failed, count, err, key = apply(chunk)
+  local failed, count, err, key, command = apply(chunk)
   if failed then
     if failed > count then
       redis.call('LSET', KEYS[1], 0, string.format('%08d', failed) .. string.sub(chunk, 9))
     end
-    return {'failed', done, err, key}
+    return {'failed', done, err, key, command}
   end
   redis.call('LTRIM', KEYS[1], 1, -1)
   done = done + count
@@ -217,8 +232,8 @@ APPLY_DIRECT = Script(
     + r"""
 -- KEYS: any key of the hash slot. ARGV: chunks.
 for place = 1, #ARGV do
-  local failed, _, err, key = apply(ARGV[place])
-  if failed then return {'failed', place, err, key} end
+  local failed, _, err, key, command = apply(ARGV[place])
+  if failed then return {'failed', place, err, key, command} end
 end
 return {'end', #ARGV}
 """
@@ -226,7 +241,8 @@ return {'end', #ARGV}
 """Applies chunks that are not staged."""
 
 CONCLUDE = Script(
-    _ENTRY
+    _MAY
+    + _ENTRY
     + r"""
 -- KEYS: ledger[, list]. ARGV: transaction, END, ledger's time to live in ms.
 local entry = redis.call('HGET', KEYS[1], ARGV[1])
@@ -234,6 +250,8 @@ if not entry then return {'absent', 0} end
 local state, begun, seen, prepared, slots = read(entry)
 if state == 'D' then return {'D', number('#commits')} end
 if state ~= 'C' then return {state, 0} end
+local refusal = refused({'UNLINK', KEYS[1]}, {'HSET', KEYS[1], 'x', '1'}, {'HINCRBY', KEYS[1], 'x', 1})
+if refusal then return refusal end
 if KEYS[2] then
   if redis.call('LINDEX', KEYS[2], 0) ~= ARGV[2] then return {'incomplete', 0} end
   redis.call('UNLINK', KEYS[2])
@@ -300,5 +318,26 @@ return 1
 )
 """Says that batches below this one may be forgotten."""
 
-ALL = (BEGIN, STAGE, PREPARE, DECIDE, APPLY, APPLY_DIRECT, CONCLUDE, CLEANED, ABORT, RAISE_FLOOR)
+PROBE = Script(
+    r"""
+-- KEYS: one that nobody else has. ARGV: whether rows are to be staged.
+local failed
+local function try(...)
+  local answer = redis.pcall(...)
+  if type(answer) == 'table' and answer.err and not failed then failed = {(...), answer.err} end
+end
+if ARGV[1] == '1' then
+  for _, command in ipairs({
+    {'TIME'}, {'INFO', 'server'}, {'HSET', KEYS[1], 'x', '1'}, {'PERSIST', KEYS[1]}, {'PEXPIRE', KEYS[1], 60000},
+    {'HSETNX', KEYS[1], 'y', '1'}, {'HEXISTS', KEYS[1], 'y'}, {'HINCRBY', KEYS[1], 'y', 1}, {'HDEL', KEYS[1], 'y'},
+    {'EXISTS', KEYS[1]}, {'UNLINK', KEYS[1]}, {'RPUSH', KEYS[1], 'x', 'y'}, {'LLEN', KEYS[1]},
+    {'LSET', KEYS[1], 0, 'z'}, {'LINDEX', KEYS[1], -1}, {'LTRIM', KEYS[1], 1, -1}, {'UNLINK', KEYS[1]},
+  }) do try(unpack(command)) end
+end
+return failed or cmsgpack.pack(1)
+"""
+)
+"""Tries each command that the scripts here run, and leaves nothing. Answers the first that is refused, and why."""
+
+ALL = (BEGIN, STAGE, PREPARE, DECIDE, APPLY, APPLY_DIRECT, CONCLUDE, CLEANED, ABORT, RAISE_FLOOR, PROBE)
 BY_SHA = {script.sha: script for script in ALL}

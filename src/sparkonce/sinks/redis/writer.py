@@ -267,9 +267,9 @@ class DirectWriter(SinkWriter):
             if isinstance(answer, Refusal):
                 raise _refused(answer, "writing rows")
             if answer[0] != b"end":
-                _, _, error, key = answer
+                _, _, error, key, command = answer
                 refusal = Refusal(code_of(_text(error)), _text(error))
-                raise _refused(refusal, f"writing key {_text(key)!r}")
+                raise _refused(refusal, f"{_text(command)}, writing key {_text(key)!r}")
 
 
 def await_replicas(nodes: Nodes, hash_slots: Sequence[int], count: int) -> int:

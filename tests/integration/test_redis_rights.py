@@ -1,0 +1,244 @@
+"""Redis with the rights of docs/redis.md and no others: a whole job, and each right taken away."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from redis_servers import Query, client, cluster, needs_redis, server, witness
+from small_job import SmallJob
+from sparkonce.errors import PreflightError, SparkonceError
+from sparkonce.protocol.outcomes import Outcome
+from sparkonce.protocol.state import Phase
+from sparkonce.sinks.redis.committer import KEPT_BATCHES
+from sparkonce.sinks.redis.sink import RedisSink
+from sparkonce.testing.servers.redis import RedisCluster, RedisServer
+
+__all__ = ["client", "cluster", "server"]
+
+pytestmark = needs_redis
+
+PAGE = (Path(__file__).resolve().parents[2] / "docs" / "redis.md").read_text()
+RIGHTS = PAGE.partition("\n## Rights\n")[2].partition("\n## ")[0].replace("\\|", "|")
+(LINE,) = (line for line in RIGHTS.splitlines() if line.startswith("ACL SETUSER"))
+COMMANDS = re.findall(r"\+([a-z|]+)", LINE)
+ELSEWHERE = {"cluster|slots", "asking", "wait", "select", "config|get"}
+AT_START = {"get", "set"}
+"""Who the server is, is asked at a start only."""
+
+Row = dict[str, Any]
+WRITING: dict[str, tuple[dict[str, Any], Row]] = {
+    "mset": ({}, {"value": "a"}),
+    "del": ({}, {"value": None}),
+    "setex": ({"ttl_s": 1000}, {"value": "a"}),
+    "sadd": ({"structure": "set"}, {"member": "a"}),
+    "zadd": ({"structure": "sorted_set"}, {"member": "a", "score": 1.5}),
+    "zrem": ({"structure": "sorted_set"}, {"member": "a", "score": None}),
+    "incrby": ({"structure": "increment"}, {"amount": 1}),
+    "incrbyfloat": ({"structure": "increment"}, {"amount": 0.5}),
+    "hincrbyfloat": ({"structure": "increment", "field": "f"}, {"f": "a", "amount": 0.5}),
+    "zincrby": ({"structure": "increment", "member": "m"}, {"m": "a", "amount": 1}),
+    "expire": ({"structure": "set", "ttl_s": 1000}, {"member": "a"}),
+}
+"""For each command that the page adds for rows: a sink, and a row that needs it."""
+TYPES = {"value": pa.string(), "score": pa.float64()}
+
+
+def named(command: str) -> str:
+    """What a message that names it matches: Redis' own words, or the sink's."""
+    return rf"'{re.escape(command)}'|\b{command.upper()} does not work"
+
+
+class Job:
+    """A query of a user who has what the page lists, and the commands for rows.
+
+    Args:
+        server: The only server.
+        folder: For the checkpoint.
+        row: What every row has beside its key. Keys come again in every batch.
+        settings: Of the sink.
+    """
+
+    def __init__(self, server: RedisServer, folder: Path, row: Row, **settings: Any) -> None:
+        self.server = server
+        self._client = witness(server)
+        self._client.execute_command("ACL DELUSER spark")
+        self.allow(*LINE.replace(">password", ">secret").split()[3:], *(f"+{name}" for name in WRITING))
+        url = f"redis://spark:secret@{server.address}/0"
+        self.job = self._job(folder / "least", row, "user", url=url, **settings)
+        self.other = self._job(folder / "all", row, "other", url=server.url, **settings)
+
+    def _job(self, folder: Path, row: Row, begin: str, **settings: Any) -> SmallJob:
+        def rows(_: int, slot: int) -> pa.RecordBatch:
+            columns = {name: pa.array([value], TYPES.get(name)) for name, value in row.items()}
+            return pa.record_batch({"n": [slot], **columns})
+
+        return SmallJob(
+            folder, lambda: [RedisSink(key_template=f"{begin}:{{n}}", prefix=begin, **settings)], rows, deadline_s=0.3
+        )
+
+    def allow(self, *rules: str) -> None:
+        self._client.execute_command("ACL SETUSER spark", *rules)
+
+    def is_as_if_never_refused(self, *batches: int) -> bool:
+        """Compares with a job that was allowed everything."""
+        self.other.run(*batches)
+        seen = {begin: self._content(begin) for begin in ("user", "other")}
+        return seen["user"] == seen["other"]
+
+    def _content(self, begin: str) -> dict[bytes, Any]:
+        keys = sorted(self._client.scan_iter(f"{begin}:*"))
+        content = {key.rpartition(b":")[2]: (self._client.dump(key), self._client.ttl(key) > 0) for key in keys}
+        return {**content, b"staged": len([*self._client.scan_iter(f"sparkonce:*{begin}.*.*:{begin}.*")])}
+
+    def close(self) -> None:
+        self._client.close()
+
+
+@pytest.fixture
+def new_job(server: RedisServer, client: Any, tmp_path: Path) -> Iterator[Callable[..., Job]]:
+    client.config_set("appendfsync", "no")  # no server is killed here
+    jobs: list[Job] = []
+
+    def new(row: Row, **settings: Any) -> Job:
+        jobs.append(Job(server, tmp_path, row, **settings))
+        return jobs[-1]
+
+    yield new
+    for job in jobs:
+        job.close()
+
+
+def test_every_command_of_the_page_is_tried_here() -> None:
+    tables = set(re.findall(r"\+([a-z|]+)", RIGHTS)) - set(COMMANDS)
+    assert tables == set(WRITING) | ELSEWHERE
+    assert len(COMMANDS) == len(set(COMMANDS)) > 20
+
+
+@pytest.mark.parametrize("command", WRITING)
+def test_the_rights_in_the_docs_are_enough(new_job: Callable[..., Job], command: str) -> None:
+    """Writes, is killed before and after a decision, sweeps, commits."""
+    settings, row = WRITING[command]
+    job = new_job(row, **settings)
+    job.job.run(0)
+    job.job.kill(1, Phase.DECIDING)
+    job.job.run(1)
+    job.job.kill(2, Phase.FINISHING)
+    job.job.run(2)
+    assert job.is_as_if_never_refused(0, 1, 2)
+
+
+def test_every_command_in_the_docs_is_used(server: RedisServer, client: Any, new_job: Callable[..., Job]) -> None:
+    """By the server's own count, of all that follows the checks at a start."""
+    new_job({"amount": 1}, structure="increment")
+    query = Query(RedisSink(f"redis://spark:secret@{server.address}/0", structure="increment", key_template="user:{n}"))
+    client.config_resetstat()
+    client.script_flush()
+    rows = pa.record_batch({"n": [1, 2], "amount": [1, 1]})
+    client.set("user:2", "no number")
+    handle = query.prepare(rows)
+    assert query.commit(handle) == [Outcome.UNKNOWN]  # having applied the first row
+    client.set("user:2", "0")
+    assert query.commit(handle) == [Outcome.COMMITTED]
+    query.open(rows, batch=1)
+    (left,) = query.committer.list_lingering([query.owner])
+    assert [answer.outcome for answer in query.committer.abort([left])] == [Outcome.ABORTED]
+    query.committer.conclude(KEPT_BATCHES + 2, [handle])
+    query.close()
+    assert (client.get("user:1"), client.get("user:2")) == (b"1", b"1")
+    used = {name.removeprefix("cmdstat_").partition("|")[0] for name in client.info("commandstats")}
+    assert {command.partition("|")[0] for command in COMMANDS} - used <= AT_START
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_command_that_is_missing_at_the_start(client: Any, new_job: Callable[..., Job], command: str) -> None:
+    job = new_job({"amount": 1}, structure="increment")
+    job.allow(f"-{command}")
+    with pytest.raises(PreflightError, match=named(command)) as raised:
+        job.job.run(0)
+    assert "secret" not in str(raised.value)
+    left = {*client.scan_iter()}
+    assert left <= {b"sparkonce:id"} or (command == "unlink" and all(0 < client.ttl(key) <= 60 for key in left))
+    job.allow(f"+{command}")
+    job.job.run(0)
+    assert {*client.mget("user:0", "user:1")} == {b"1"}
+
+
+@pytest.mark.parametrize(
+    ("phase", "command"),
+    [
+        *((Phase.WRITING, one) for one in ("hexists", "hsetnx", "info", "llen", "rpush")),
+        *((Phase.FINISHING, one) for one in ("evalsha", "hget", "hincrby", "hset", "lindex", "lset", "ltrim")),
+        *((Phase.FINISHING, one) for one in ("persist", "pexpire", "unlink", "time")),
+    ],
+)
+def test_a_command_that_goes_while_the_query_runs(new_job: Callable[..., Job], phase: Phase, command: str) -> None:
+    """It stops the batch, and is named at the next start; what is applied twice would show in increments."""
+    job = new_job({"amount": 1}, structure="increment")
+    job.job.run(0)
+    with pytest.raises(SparkonceError, match=r"has no permissions to run|can't run this command"):
+        job.job.run(1, listener=lambda entered, _: job.allow(f"-{command}") if entered is phase else None)
+    with pytest.raises(PreflightError, match=named(command)):
+        job.job.run(1)
+    job.allow(f"+{command}")
+    job.job.run(1, 2)
+    assert job.is_as_if_never_refused(0, 1, 2)
+
+
+@pytest.mark.parametrize("right", [*WRITING, "~user:*"])
+def test_a_right_on_rows_that_goes(new_job: Callable[..., Job], right: str) -> None:
+    """It cannot be tried without writing a row: it stops the commit, by name, again and again."""
+    settings, row = WRITING.get(right, WRITING["incrby"])
+    job = new_job(row, **settings)
+    job.job.run(0)
+    take, give = (["resetkeys", "~sparkonce:*"], [right]) if right == "~user:*" else ([f"-{right}"], [f"+{right}"])
+    job.allow(*take)
+    named = "INCRBY, key 'user:0'.*permission|INCRBY, key 'user:0'.*can't access"
+    words = named if right == "~user:*" else rf"{right.upper()}, key 'user:0'.*(permission|can't run)"
+    for _ in range(2):
+        with pytest.raises(SparkonceError, match=words):
+            job.job.run(1)
+    job.allow(*give)
+    job.job.run(1, 2)
+    assert job.is_as_if_never_refused(0, 1, 2)
+
+
+# --- rights that are needed in some places only -----------------------------------------------------------------------
+
+
+def test_another_database(server: RedisServer, new_job: Callable[..., Job]) -> None:
+    job = new_job({"amount": 1})
+    sink = RedisSink(f"redis://spark:secret@{server.address}/1")
+    with pytest.raises(PreflightError, match=r"NOPERM.*\bselect\b"):
+        sink.preflight("0123456789ab", None)
+    job.allow("+select")
+    sink.preflight("0123456789ab", None)
+
+
+def test_appendfsync_that_may_not_be_read(new_job: Callable[..., Job], caplog: pytest.LogCaptureFixture) -> None:
+    job = new_job({"amount": 1}, structure="increment")
+    job.job.run(0)
+    assert "CONFIG is not allowed" in caplog.text
+    caplog.clear()
+    job.allow("+config|get")
+    job.job.run(1)
+    assert "CONFIG" not in caplog.text
+
+
+@pytest.mark.parametrize("command", ["cluster|slots", "asking", "lset"])
+def test_a_command_that_is_missing_in_a_cluster(cluster: RedisCluster, command: str) -> None:
+    def allow(*rules: str) -> None:
+        for node in cluster.nodes:
+            assert node.ask("ACL", "SETUSER", "spark", *rules) == "+OK"
+
+    allow("reset", *LINE.replace(">password", ">secret").split()[3:], "+cluster|slots", "+asking", f"-{command}")
+    sink = RedisSink(cluster.url.replace("redis://", "redis://spark:secret@"), cluster=True)
+    with pytest.raises(PreflightError, match=named(command)):
+        sink.preflight("0123456789ab", None)
+    allow(f"+{command}")
+    sink.preflight("0123456789ab", None)
