@@ -171,10 +171,14 @@ def _turns_rows_round() -> None:
 
 
 def _does_not_flush() -> None:
-    """The Kafka writer takes what was handed to librdkafka for written."""
+    """The Kafka writer takes what was handed to librdkafka for written. At first it is right: the query has to start."""
     from sparkonce.sinks.kafka.writer import KafkaWriter
 
+    right = KafkaWriter.prepare
+
     def prepare(self: Any) -> Mapping[str, str | int]:
+        if self._batch < 3:
+            return right(self)
         lane = self._open_lane()
         return {"transactional_id": lane.transactional_id, "producer_id": lane.producer_id, "epoch": lane.epoch}
 

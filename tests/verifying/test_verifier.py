@@ -13,7 +13,6 @@ from postgres_witness import needs_postgres
 from sparkonce.protocol.state import Phase
 from sparkonce.testing.disk import cannot_mount
 from sparkonce.verify.clock import find_faketime
-from sparkonce.verify.conduct import Limits
 from sparkonce.verify.faults import Fault
 from sparkonce.verify.history import Kind
 from sparkonce.verify.report import write
@@ -91,9 +90,7 @@ def test_nothing_is_found_after_every_fault_that_there_is(tmp_path: Path, say: S
     steps = [Step(number=number, **{**one, "phase": one["phase"].name}) for number, one in enumerate(EVERY_FAULT, 1)]
     kafka = KafkaSystem(nodes=3, partitions=PARTITIONS)
     systems = [kafka, PostgresSystem(), FilesSystem()]
-    history, verdicts = trial(
-        tmp_path / "run", say, source=kafka, systems=systems, schedule=steps, undisturbed=True, limits=Limits()
-    )
+    history, verdicts = trial(tmp_path / "run", say, source=kafka, systems=systems, schedule=steps, undisturbed=True)
     assert passed(verdicts), found(verdicts)
     assert {event["step"]: event["fault"] for event in history.of(Kind.FAULT)} == {
         step.number: step.fault.value for step in steps
