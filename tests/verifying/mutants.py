@@ -171,18 +171,26 @@ def _turns_rows_round() -> None:
 
 
 def _does_not_flush() -> None:
-    """The Kafka writer takes what was handed to librdkafka for written. At first it is right: the query has to start."""
+    """The Kafka writer takes what was handed to librdkafka for written, but for the first batch.
+
+    librdkafka waits for more rows to send them together with: else those of a small batch would be there anyway.
+    """
+    from sparkonce.sinks.kafka.sink import KafkaSink
     from sparkonce.sinks.kafka.writer import KafkaWriter
 
-    right = KafkaWriter.prepare
+    right, make_lane = KafkaWriter.prepare, KafkaSink._make_lane
 
     def prepare(self: Any) -> Mapping[str, str | int]:
-        if self._batch < 3:
+        if self._batch == 0:
             return right(self)
         lane = self._open_lane()
         return {"transactional_id": lane.transactional_id, "producer_id": lane.producer_id, "epoch": lane.epoch}
 
+    def make_lingering_lane(self: Any, settings: Mapping[str, Any], *more: Any) -> Any:
+        return make_lane(self, {**settings, "linger.ms": 5_000}, *more)
+
     KafkaWriter.prepare = prepare  # type: ignore[method-assign]
+    KafkaSink._make_lane = make_lingering_lane  # type: ignore[method-assign]
 
 
 def _looks_for_no_marker() -> None:
