@@ -275,8 +275,8 @@ def session(config: QueryConfig) -> SparkSession:
         .config("spark.sql.shuffle.partitions", str(config.shuffle_partitions))
         .config("spark.python.daemon.module", DAEMON)
         .config("spark.ui.enabled", "false")
-        # A full collection often, and little kept for a page that is off (100,000 tasks by default, which takes hours to
-        # fill): what memory the JVM has after an hour is then what the query needs.
+        # A full collection often, and little kept for a page that is off (by default 100,000 tasks, which takes hours):
+        # what memory the JVM has after an hour is then what the query needs.
         .config("spark.cleaner.periodicGC.interval", "2min")
         .config("spark.ui.retainedJobs", "100")
         .config("spark.ui.retainedStages", "100")
