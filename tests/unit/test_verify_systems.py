@@ -1,6 +1,9 @@
 from __future__ import annotations
 
 import io
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,9 +16,11 @@ from sparkonce.errors import ConfigurationError
 from sparkonce.testing.kafka import Transaction
 from sparkonce.verify.history import OBSERVED
 from sparkonce.verify.systems.kafka import KafkaSystem
+from sparkonce.verify.systems.mysql import MySQLSystem
 from sparkonce.verify.systems.names import SYSTEMS, parse
 from sparkonce.verify.systems.observed import newest_in, of_csv, of_parquet, of_texts
 from sparkonce.verify.systems.places import holds_credentials, without_credentials
+from sparkonce.verify.systems.postgres import PostgresSystem
 from sparkonce.verify.systems.redis import times_applied
 
 STRANGE = ("strange", -1, -1, -1, -1, -1)
@@ -166,3 +171,20 @@ def test_only_its_own_transactions_are_asked_about(monkeypatch: pytest.MonkeyPat
 def test_two_brokers_cannot_do_without_one() -> None:
     with pytest.raises(ConfigurationError, match="--brokers 2"):
         KafkaSystem(nodes=2)
+
+
+@pytest.mark.parametrize("make", [PostgresSystem, MySQLSystem])
+def test_of_those_who_ask_at_once_one_connects(make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A reader's thread and the one that strikes: a connection that both make is kept by one, and left by the other."""
+    system, both = make(), threading.Barrier(2)
+
+    def connect() -> None:
+        with suppress(threading.BrokenBarrierError):
+            both.wait(0.2)
+            pytest.fail("both connect")
+        raise ConnectionError
+
+    monkeypatch.setattr(system, "_connect", connect)
+    with ThreadPoolExecutor(2) as threads:
+        asked = [threads.submit(system._ask, "SELECT 1") for _ in range(2)]
+        assert [type(one.exception()) for one in asked] == [ConnectionError, ConnectionError]

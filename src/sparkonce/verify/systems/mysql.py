@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -70,6 +71,7 @@ class MySQLSystem(Injectable):
         self._disk: SmallDisk | None = None
         self._direct: dict[str, Any] = {}
         self._watching: Any = None
+        self._one_asks = threading.Lock()
         self._made = False
         self.injections = {}
         self.database = f"sparkonce_verify_{secrets.token_hex(5)}"
@@ -207,15 +209,16 @@ class MySQLSystem(Injectable):
 
     def _ask(self, question: str, *values: Any) -> list[Any]:
         """An answer, on a connection that is kept while it works."""
-        try:
-            if self._watching is None:
-                self._watching = self._connect()
-            with self._watching.cursor() as cursor:
-                cursor.execute(question, values or None)
-                return list(cursor.fetchall())
-        except BaseException:
-            self._forget()
-            raise
+        with self._one_asks:
+            try:
+                if self._watching is None:
+                    self._watching = self._connect()
+                with self._watching.cursor() as cursor:
+                    cursor.execute(question, values or None)
+                    return list(cursor.fetchall())
+            except BaseException:
+                self._forget()
+                raise
 
     def _forget(self) -> None:
         watching, self._watching = self._watching, None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+import threading
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -71,6 +72,7 @@ class PostgresSystem(Injectable):
         self._disk: SmallDisk | None = None
         self._direct = self._through = ""
         self._watching: Connection | None = None
+        self._one_asks = threading.Lock()
         self._made = False
         self.injections = {}
         self.schema = f"sparkonce_verify_{secrets.token_hex(5)}"
@@ -215,14 +217,15 @@ class PostgresSystem(Injectable):
         """The first column of an answer, on a connection that is kept while it works."""
         from sparkonce.sinks.postgres.connection import within
 
-        try:
-            if self._watching is None:
-                self._watching = self._connect()
-            with within(self._watching, _ANSWERS_WITHIN_S):
-                return [row[0] for row in self._watching.execute(question, values or None).fetchall()]
-        except BaseException:
-            self._forget()
-            raise
+        with self._one_asks:
+            try:
+                if self._watching is None:
+                    self._watching = self._connect()
+                with within(self._watching, _ANSWERS_WITHIN_S):
+                    return [row[0] for row in self._watching.execute(question, values or None).fetchall()]
+            except BaseException:
+                self._forget()
+                raise
 
     def _forget(self) -> None:
         watching, self._watching = self._watching, None
