@@ -52,6 +52,9 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
         jars=tuple(str(jar) for jar in [*spark_kafka_jars(), *spark_avro_jars(), *tables]),
         jvm_flags=jvm_flags(),
         temporary=folder,
+        # The session stands idle while other tests run. Heartbeats of its executor have been seen to fail meanwhile:
+        # after 60 in a row, in ten minutes, Spark ends the JVM with 56, and nobody can stop the session in order.
+        spark={"spark.executor.heartbeat.maxFailures": "1000000"},
         **nothing,
     )
     session_ = session(config)
