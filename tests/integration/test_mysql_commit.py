@@ -17,6 +17,7 @@ from sparkonce.protocol.handles import Handle
 from sparkonce.protocol.outcomes import Outcome
 from sparkonce.protocol.ownership import TransactionName
 from sparkonce.sinks.mysql import markers, prepared, staged
+from sparkonce.sinks.mysql.committer import MySQLCommitter
 from sparkonce.sinks.mysql.names import FORMAT_ID, Xid, lock_name, stage_table
 from sparkonce.sinks.mysql.sink import MySQLSink
 from sparkonce.testing.hooks import SinkHooks
@@ -417,6 +418,19 @@ def test_a_lost_table_of_markers_is_not_taken_for_lost_rows(scene: Scene, witnes
     (answer,) = scene.committer.commit([handle])
     assert answer.outcome is Outcome.UNKNOWN
     assert "sparkonce_commits" in answer.reason
+
+
+@BOTH
+def test_a_connection_that_comes_back_after_the_others_were_closed_is_closed(scene: Scene) -> None:
+    """Given back by a thread for which nobody waits any more."""
+    committer = scene.new_committer()
+    assert isinstance(committer, MySQLCommitter)
+    with committer._link() as (kept, *_):
+        pass
+    assert kept.open
+    with committer._link() as (late, *_):
+        committer.close()
+    assert not late.open
 
 
 def test_the_later_row_of_a_key_wins(witness: Witness) -> None:

@@ -34,8 +34,9 @@ from sparkonce.protocol.outcomes import Finished, Outcome
 from sparkonce.protocol.ownership import Token
 from sparkonce.sinks.postgres import committer as committer_module
 from sparkonce.sinks.postgres import staged as staged_module
+from sparkonce.sinks.postgres.connection import Connections
 from sparkonce.sinks.postgres.markers import KEPT_BATCHES
-from sparkonce.sinks.postgres.settings import Limits
+from sparkonce.sinks.postgres.settings import Connecting, Limits
 from sparkonce.sinks.postgres.sink import PostgresSink
 from sparkonce.testing.servers.postgres import PostgresServer
 
@@ -338,6 +339,19 @@ def test_a_server_that_stands_still_is_not_waited_for_beyond_the_deadline(server
             found = outcomes(list(committer.commit([handle])))
         assert found[0] in (COMMITTED, ALREADY)
     assert ids(server) == [1]
+
+
+def test_a_connection_that_comes_back_after_the_others_were_closed_is_closed(server: PostgresServer) -> None:
+    """Given back by a thread for which nobody waits any more."""
+    connections = Connections(Connecting.of(server.conninfo()))
+    with connections.lent(), connections.lent() as idle:
+        pass
+    assert not idle.closed
+    with connections.lent() as late:
+        connections.close()
+    assert late is not idle
+    assert late.closed
+    assert idle.closed
 
 
 stopped: list[int] = []

@@ -13,9 +13,11 @@ from typing import Any
 
 from sparkonce.demo.child import Child, Event, session_of
 from sparkonce.protocol.state import Phase
-from sparkonce.verify.clock import DAEMON, FakeClock
+from sparkonce.verify.clock import FakeClock
 
 _PAGE_KIB = os.sysconf("SC_PAGE_SIZE") // 1024
+_DAEMON = "pyspark.daemon"
+"""PySpark's module that forks the Python workers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,7 +134,7 @@ class Driver(Child):
 
     def workers(self) -> list[int]:
         """Process ids of Python workers: children of PySpark's daemon."""
-        daemons = {pid for pid, words in self._commands() if DAEMON in words}
+        daemons = {pid for pid, words in self._commands() if _DAEMON in words}
         parents = {pid: _parent(pid) for pid in daemons}
         # A daemon's children have its command line; a daemon's own parent is a JVM.
         return [pid for pid, parent in parents.items() if parent in daemons]

@@ -1,10 +1,9 @@
-"""A clock that can be set for one driver and all of its processes, where libfaketime is installed."""
+"""A clock that can be set for one driver, in Python and in its JVM, where libfaketime is installed."""
 
 from __future__ import annotations
 
 import os
 import select
-import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -13,8 +12,12 @@ from typing import SupportsIndex
 _FOLDERS = ("/usr/lib", "/usr/lib64", "/usr/local/lib", "/opt/homebrew/lib")
 _LIBRARY = "faketime/libfaketimeMT.so.1"
 SEEN_WITHIN_S = 1.1
-DAEMON = "sparkonce.verify.daemon"
-"""The module that forks the Python workers of a query under test."""
+ONLY_THE_DRIVERS = {"spark.executorEnv.LD_PRELOAD": ""}
+"""Spark's settings of a query whose driver has a `FakeClock`: its Python workers and executors keep the true one.
+
+In them it could not be told from what libfaketime 0.9.10 does: librdkafka asks the faked clock until when to wait, and
+waits by glibc's ``cnd_timedwait``, which is not faked. After a jump by an hour each of its waits took an hour more.
+"""
 _FILE = "FAKETIME_TIMESTAMP_FILE"
 _MONOTONIC_GOES_ON = "FAKETIME_DONT_FAKE_MONOTONIC"
 
@@ -51,19 +54,8 @@ def let_java_start() -> None:
     os.environ.pop(_MONOTONIC_GOES_ON, None)
 
 
-def become_python() -> None:
-    """Call this first in a Python that a JVM has started: it begins anew with what `let_java_start` took away.
-
-    Where Python's monotonic clock is not the kernel's, its locks wait for ever (wolfcw/libfaketime#390).
-    """
-    if _FILE in os.environ and _MONOTONIC_GOES_ON not in os.environ:
-        os.environ[_MONOTONIC_GOES_ON] = "1"
-        os.execv(sys.executable, sys.orig_argv)  # noqa: S606 - itself
-    adapt_python()
-
-
 class FakeClock:
-    """Time that jumps: wall-clock time in Python, and in a JVM all of it.
+    """A driver's time that jumps: wall-clock time in Python, and in its JVM all of it.
 
     Args:
         library: See `find_faketime`.

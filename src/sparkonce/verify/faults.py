@@ -68,7 +68,7 @@ _WORDS = {
     Fault.DRIVER_PAUSED: "SIGSTOP of the driver; a new driver takes over; then SIGCONT: a zombie comes back",
     Fault.TWO_DRIVERS: "a second driver is started on the same checkpoint while the first one works",
     Fault.OTHER_PARALLELISM: "SIGKILL of the driver; the new one has another number of slots",
-    Fault.CLOCK_JUMPED: "the clock of driver, JVM and workers jumps forward; or SIGKILL, and the new one's is behind",
+    Fault.CLOCK_JUMPED: "the clock of driver and JVM jumps forward; or SIGKILL, and the new one's is behind",
     Fault.EXECUTOR_KILLED: "SIGKILL of an executor's JVM",
     Fault.WORKER_KILLED: "SIGKILL of a Python worker",
     Fault.LOG_DISK_FULL: "the disk of checkpoint and decision log is full",

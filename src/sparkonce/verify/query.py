@@ -24,7 +24,7 @@ from sparkonce.demo.proof import SparkCheckpoint
 from sparkonce.embedded.jars import spark_jars_folder
 from sparkonce.protocol.state import Phase
 from sparkonce.sources.packages import SCALA
-from sparkonce.verify.clock import DAEMON, adapt_python, let_java_start
+from sparkonce.verify.clock import ONLY_THE_DRIVERS, adapt_python, let_java_start
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -273,7 +273,7 @@ def session(config: QueryConfig) -> SparkSession:
         .config("spark.executor.extraJavaOptions", f"-Djava.io.tmpdir={config.temporary} {FAST_START}")
         .config("spark.local.dir", config.temporary)
         .config("spark.sql.shuffle.partitions", str(config.shuffle_partitions))
-        .config("spark.python.daemon.module", DAEMON)
+        .config(map=ONLY_THE_DRIVERS)
         .config("spark.ui.enabled", "false")
         # A full collection often, and little kept for a page that is off (by default 100,000 tasks, which takes hours):
         # what memory the JVM has after an hour is then what the query needs.

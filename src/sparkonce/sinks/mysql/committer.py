@@ -59,6 +59,7 @@ class MySQLCommitter(SinkCommitter):
         self._attempt_limit_s = attempt_limit_s
         self._lock = threading.Lock()
         self._idle: list[tuple[Link, Flavour, str]] = []
+        self._closed = False
         self._tidy_from = 0
 
     # --- SinkCommitter ----------------------------------------------------------------------------------------------
@@ -151,11 +152,10 @@ class MySQLCommitter(SinkCommitter):
                 log.info("Old markers or staging tables are left for later: %s.", words_of(error))
 
     def close(self) -> None:
-        """Closes the connections."""
+        """Closes the idle connections, and keeps none from now on: a thread nobody waits for may still have one."""
         with self._lock:
-            idle, self._idle = self._idle, []
-        for link, _, _ in idle:
-            link.end()
+            self._closed = True
+        self._drop_idle()
 
     # --- one at a time ----------------------------------------------------------------------------------------------
 
@@ -223,13 +223,20 @@ class MySQLCommitter(SinkCommitter):
         except BaseException as error:
             one[0].end()
             if is_no_reply(number_of(error)):
-                self.close()  # the others have most likely lost their server too
+                self._drop_idle()  # they have most likely lost their server too
             raise
-        if limit_s is None and one[0].open:
-            with self._lock:
+        with self._lock:
+            keep = limit_s is None and one[0].open and not self._closed
+            if keep:
                 self._idle.append(one)
-        else:
+        if not keep:
             one[0].end()
+
+    def _drop_idle(self) -> None:
+        with self._lock:
+            idle, self._idle = self._idle, []
+        for link, _, _ in idle:
+            link.end()
 
     def _take(self, limit_s: float | None) -> tuple[Link, Flavour, str]:
         with self._lock:

@@ -91,6 +91,7 @@ class Connections:
         self._to = to
         self._lock = threading.Lock()
         self._idle: list[Connection] = []
+        self._closed = False
 
     @contextmanager
     def lent(self) -> Iterator[Connection]:
@@ -118,15 +119,15 @@ class Connections:
         """Keeps a connection that is in no transaction; closes any other."""
         idle = not connection.closed and connection.info.transaction_status == TransactionStatus.IDLE
         with self._lock:
-            if idle and len(self._idle) < _IDLE_AT_MOST:
+            if idle and not self._closed and len(self._idle) < _IDLE_AT_MOST:
                 self._idle.append(connection)
                 return
         connection.close()
 
     def close(self) -> None:
-        """Closes the idle ones."""
+        """Closes the idle ones, and keeps none from now on: a thread nobody waits for may still have one."""
         with self._lock:
-            idle, self._idle = self._idle, []
+            idle, self._idle, self._closed = self._idle, [], True
         for connection in idle:
             connection.close()
 
