@@ -37,7 +37,6 @@ SHELLS = {
     "os.system", "os.popen", "os.spawnl", "os.spawnv", "os.execl", "os.execv", "os.execvp", "pty.spawn",
     "subprocess.getoutput", "subprocess.getstatusoutput", "commands.getoutput",
 }  # fmt: skip
-BEGINS_ANEW = {"clock.py": ["os.execv"]}
 """The same Python again, with one variable more and no shell."""
 PREDICTABLE = {"tempfile.mktemp", "os.tempnam", "os.tmpnam"}
 UNVERIFIED = {"ssl._create_unverified_context", "ssl.wrap_socket"}
@@ -135,7 +134,7 @@ def test_no_text_becomes_code(path: Path) -> None:
 
 @pytest.mark.parametrize("path", [*MODULES, ROOT / "dev.py"], ids=lambda path: path.name)
 def test_no_shell_reads_a_line_of_ours(path: Path) -> None:
-    assert shells(tree(path)) == BEGINS_ANEW.get(path.name, [])
+    assert shells(tree(path)) == []
 
 
 @pytest.mark.parametrize("path", MODULES, ids=name)

@@ -1,0 +1,66 @@
+"""The clock that jumps is the driver's: in Python and in its JVM, and not in the Python workers."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from spark.startup import jvm_flags
+from sparkonce.verify.clock import FakeClock, find_faketime
+from sparkonce.verify.query import QueryConfig
+
+pytestmark = pytest.mark.spark
+
+_DAY_S = 86_400
+
+_PROGRAM = """
+import json, sys, time
+from sparkonce.verify.clock import adapt_python
+from sparkonce.verify.query import QueryConfig, session
+
+def of_worker(batches):
+    import pyarrow as pa
+    for batch in batches:
+        yield pa.record_batch({"s": [time.time()]})
+
+adapt_python()
+spark = session(QueryConfig.of_json(sys.argv[1]))
+rows = spark.range(1).mapInArrow(of_worker, "s double").collect()
+jvm_s = spark.sparkContext._jvm.System.currentTimeMillis() / 1000
+print(json.dumps({"driver": time.time(), "jvm": jvm_s, "worker": rows[0].s}))
+spark.stop()
+"""
+
+
+@pytest.mark.skipif(find_faketime() is None, reason="libfaketime is not installed")
+def test_only_the_drivers_clock_is_another(tmp_path: Path) -> None:
+    library = find_faketime()
+    assert library is not None
+    config = QueryConfig(
+        source={},
+        topic="",
+        sinks={},
+        checkpoint="",
+        temporary=str(tmp_path),
+        jars=(),
+        window_ms=1,
+        java_flags=jvm_flags(),
+    )
+    before = time.time()
+    done = subprocess.run(
+        [sys.executable, "-c", _PROGRAM, config.to_json()],
+        env={**os.environ, **FakeClock(library, tmp_path / "clock", _DAY_S).env()},
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+        timeout=300,
+    )
+    said = json.loads(done.stdout.splitlines()[-1])
+    ahead = {name: s - before > _DAY_S / 2 for name, s in said.items()}
+    assert ahead == {"driver": True, "jvm": True, "worker": False}
