@@ -37,7 +37,6 @@ SHELLS = {
     "os.system", "os.popen", "os.spawnl", "os.spawnv", "os.execl", "os.execv", "os.execvp", "pty.spawn",
     "subprocess.getoutput", "subprocess.getstatusoutput", "commands.getoutput",
 }  # fmt: skip
-"""The same Python again, with one variable more and no shell."""
 PREDICTABLE = {"tempfile.mktemp", "os.tempnam", "os.tmpnam"}
 UNVERIFIED = {"ssl._create_unverified_context", "ssl.wrap_socket"}
 
