@@ -42,7 +42,8 @@ _ERRORS: dict[do.StopReason, tuple[type[errors.SparkonceError], str]] = {
 
 _SPREAD_OTHERWISE = (
     "the batch had other slots when it was decided: start the query with as many as then (partitions of its source, "
-    "spark.sql.shuffle.partitions, cores, spark.sql.adaptive.enabled) until this batch is committed."
+    "spark.sql.shuffle.partitions, cores, spark.sql.adaptive.enabled) until this batch is committed. A plan with "
+    "coalesce() may never give them again: see the documentation, Operations."
 )
 """Where a replay gives the very same rows, only not slot by slot, nothing is gone that could not be written again."""
 

@@ -56,7 +56,7 @@ class QueryConfig:
         window_ms: Width of the windows.
         trigger: ``processingTime``, or empty for ``availableNow``.
         master: Spark's master.
-        slots: How many slots each system's sink has at most; 0 for as many as the plan has.
+        slots: How many slots each system's sink has; 0 for as many as the plan has.
         shuffle_partitions: Spark's; a stateful query keeps it from its first start on.
         hold: Name of the phase to be held at from the beginning, if any.
         java_flags: Of the driver's JVM.
@@ -130,7 +130,9 @@ def sinks_of(config: QueryConfig) -> dict[TwoPhaseCommitSink, Callable[[DataFram
     def view(kafka: bool) -> Callable[[DataFrame], DataFrame]:
         def of(batch: DataFrame) -> DataFrame:
             shown = for_kafka(batch) if kafka else batch
-            return shown.coalesce(config.slots) if config.slots else shown
+            # Not by coalesce: it goes by which executor has what at the moment, and a batch that is lost in part is
+            # written again only if its rows come in the slots of before.
+            return shown.repartition(config.slots, "key") if config.slots else shown
 
         return of
 

@@ -22,7 +22,6 @@ _LASTS_MS = (*(500, 1_000, 2_000, 4_000) * 4, 20_000, 75_000)
 """Most are over before anybody gives up; 20 s are more than a start waits, 75 s more than a commit is tried."""
 _BATCHES = (1, 1, 2, 3)
 _SLOTS = (1, 2, 3, 4, 5, 6)
-"""Fewer than the query has of itself, to which `DataFrame.coalesce` cannot add."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
