@@ -10,7 +10,8 @@ from sparkonce.guarantees import Guarantee
 from sparkonce.protocol.outcomes import Finished, Outcome
 from sparkonce.protocol.records import Amend, Commit
 from sparkonce.protocol.state import Phase
-from sparkonce.sinks.memory import MemoryServer
+from sparkonce.sinks.base import SinkWriter, WriterContext
+from sparkonce.sinks.memory import MemoryServer, MemorySink
 from sparkonce.sinks.memory.server import TransactionState, reply_lost
 from unit.driver_world import NEVER, SLOTS, Clock, Crash, Work, World, asked, call_at, numbers
 
@@ -87,6 +88,24 @@ def test_slots_in_another_order_are_found_again_and_the_lost_ones_written(world:
     assert [one == other for one, other in zip(amend.handles, before.handles, strict=True)] == [True, False, False]
 
 
+def test_what_is_written_a_second_time_has_other_names_if_the_first_may_still_be_aborted(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    generations: list[int] = []
+    writer = MemorySink.writer
+
+    def noted(sink: MemorySink, context: WriterContext) -> SinkWriter:
+        generations.append(context.owner.generation)
+        return writer(sink, context)
+
+    decided(world, committed=1)
+    monkeypatch.setattr(MemorySink, "writer", noted)
+    world.server.fail("abort", Finished(outcome=Outcome.RETRY))
+    heal(world, orders=[[2, 0, 1]])
+    assert generations == [0, 0, 1, 1]
+    assert world.visible() == numbers(0)
+
+
 def test_the_same_rows_in_other_slots_stop_the_query_and_heal_when_the_slots_are_back(world: World) -> None:
     """Adaptive execution, or another number of partitions: nothing is gone that could not be written again."""
     decided(world, committed=1)
@@ -103,6 +122,55 @@ def test_a_wholly_lost_batch_may_have_other_slots_the_second_time(world: World) 
     decided(world, committed=0)
     heal(world, together=True)
     assert world.visible() == numbers(0)
+
+
+def lost_in_one_sink(world: World, **changes: object) -> None:
+    """Batch 0 is decided, the first sink has all of it, and the other one has given up each of its transactions."""
+    other, work = world.add("other"), world.work(0)
+    for name, value in changes.items():
+        setattr(work, name, value)
+    other.fail("commit", Crash())
+    with pytest.raises(Crash):
+        world.start().run_batch(asked(0), work)
+    expire(other)
+    assert (world.visible(), world.visible("other")) == (numbers(0), [])
+
+
+ONE, FOUR = {"together": True}, {"slots": SLOTS + 1, "empty": frozenset({SLOTS})}
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "slots"),
+    [({}, ONE, [0]), (ONE, {}, [0, 1, 2]), (FOUR, {}, [0, 1, 2]), ({}, {"orders": [[2, 0, 1]]}, [0, 1, 2])],
+    ids=["fewer", "more", "an empty one less", "in another order"],
+)
+def test_a_sink_that_is_lost_as_a_whole_may_have_other_slots_the_second_time(
+    world: World, first: dict[str, object], second: dict[str, object], slots: list[int]
+) -> None:
+    lost_in_one_sink(world, **first)
+    before = world.records()[1]
+    heal(world, **second)
+    assert world.visible() == world.visible("other") == numbers(0)
+    amend = world.records()[-1]
+    assert isinstance(before, Commit)
+    assert isinstance(amend, Amend)
+    assert [one for one in amend.handles if one.sink == "memory"] == [
+        one for one in before.handles if one.sink == "memory"
+    ]
+    assert [one.slot for one in amend.handles if one.sink == "other"] == slots
+    # The record is whole: the next run finds every transaction that it names committed.
+    world.run(world.start(), 0, 1)
+    assert world.visible() == world.visible("other") == numbers(0, 1)
+
+
+def test_a_sink_that_is_lost_as_a_whole_has_the_same_rows_the_second_time(world: World) -> None:
+    lost_in_one_sink(world)
+    for change in ({"shift": 1}, {"together": True, "shift": 1}, {"together": True, "empty": frozenset({2})}):
+        with pytest.raises(errors.TransactionLostError, match="gave other rows"):
+            heal(world, **change)
+        assert (world.visible("other"), world.unfinished()) == ([], [])
+    heal(world)
+    assert world.visible() == world.visible("other") == numbers(0)
 
 
 def test_slots_that_only_change_places_among_the_committed_cost_nothing(world: World) -> None:

@@ -16,7 +16,7 @@ from sparkonce.protocol.handles import Handle
 from sparkonce.protocol.outcomes import Finished, Outcome
 from sparkonce.protocol.records import Claim, Commit
 from sparkonce.protocol.state import Phase
-from sparkonce.sinks.base import Facts, Owner
+from sparkonce.sinks.base import Facts, Owner, SinkWriter, WriterContext
 from sparkonce.sinks.memory import MemorySink
 from sparkonce.sinks.memory.server import MemoryServer, TransactionState, reply_lost
 from sparkonce.sinks.memory.sink import _Committer
@@ -270,6 +270,42 @@ def test_what_opens_late_is_swept_in_time(world: World, clock: Clock) -> None:
     assert len(world.unfinished()) == 1
     clock.pass_by(10.0)
     world.run(driver, 2)
+    assert world.unfinished() == []
+
+
+@pytest.mark.parametrize("raised", [True, False])
+def test_names_of_transactions_are_left_after_an_abort_that_was_not_answered(
+    world: World, clock: Clock, monkeypatch: pytest.MonkeyPatch, *, raised: bool
+) -> None:
+    """The request may still arrive, and end what has the name then."""
+    abort, unanswered = _Committer.abort, [True]
+
+    def loses_a_reply(committer: _Committer, handles: Sequence[Handle]) -> Sequence[Finished]:
+        if unanswered and handles:
+            unanswered.pop()
+            if raised:
+                raise errors.UnknownOutcomeError("no answer", next_step="wait")
+            return [Finished(outcome=Outcome.RETRY) for _ in handles]
+        return abort(committer, handles)
+
+    generations: list[int] = []
+    writer = MemorySink.writer
+
+    def noted(sink: MemorySink, context: WriterContext) -> SinkWriter:
+        generations.append(context.owner.generation)
+        return writer(sink, context)
+
+    monkeypatch.setattr(_Committer, "abort", loses_a_reply)
+    monkeypatch.setattr(MemorySink, "writer", noted)
+    driver = world.start()
+    world.run(driver, 0)
+    world.server.begin(f"memory.{driver._owner('memory').query}.0-{driver.state.claim.nonce}")
+    clock.pass_by(10.0)
+    world.run(driver, 1)
+    assert not unanswered
+    clock.pass_by(10.0)
+    world.run(driver, 2, 3)
+    assert generations == [0] * 2 * SLOTS + [1] * 2 * SLOTS
     assert world.unfinished() == []
 
 

@@ -197,8 +197,8 @@ def test_what_no_task_takes_for_long_is_ended(bench: Bench, monkeypatch: pytest.
     assert (used.ended, kept.ended) == (False, True)
 
 
-def key(position: int, query: str = "0123456789ab", sink: str = "kafka") -> PoolKey:
-    return PoolKey(sink=sink, query=query, token=Token(position, "00000000"))
+def key(position: int, query: str = "0123456789ab", sink: str = "kafka", generation: int = 0) -> PoolKey:
+    return PoolKey(sink=sink, query=query, token=Token(position, "00000000"), generation=generation)
 
 
 def test_a_newer_run_of_the_same_query_ends_the_producers_of_the_older(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -221,6 +221,25 @@ def test_a_newer_run_of_the_same_query_ends_the_producers_of_the_older(monkeypat
     assert pool(2) is new
     worker.stop()
     assert set(dropped) == {old, *others, new, late}
+
+
+def test_a_newer_generation_of_a_run_begins_with_other_ids(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A request that was not answered may still end a transaction of an id of before."""
+    worker = Worker()
+    drawn: list[str] = []
+    dropped: list[Pool] = []
+    monkeypatch.setattr(Pool, "drop", lambda pool: dropped.append(pool))
+
+    def make(id_: str, number: int) -> FakeLane:
+        drawn.append(id_)
+        return FakeLane(number)
+
+    for generation in (0, 0, 1):
+        pool = worker.pool(key(1, generation=generation), make, 0)  # type: ignore[arg-type]
+        pool.retire(pool.wait(pool.take(generation), WAIT_S), generation)
+    assert drawn[0] == drawn[1] != drawn[2]
+    assert len(dropped) == 1
+    worker.stop()
 
 
 def test_a_producer_that_cannot_be_served_hurts_no_other(

@@ -8,7 +8,7 @@ is known by its evidence: rows and fingerprint.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import replace
 
 from sparkonce.protocol.handles import Handle
@@ -17,11 +17,11 @@ Key = tuple[str, int]
 """Sink and slot."""
 
 
-def found_again(recorded: Sequence[Handle], replayed: Sequence[Handle]) -> Mapping[Key, int] | None:
+def found_again(recorded: Sequence[Handle], replayed: Sequence[Handle]) -> Mapping[Key, int]:
     """In which slot of the replay the rows of each recorded slot are; in the same one where that fits.
 
     Returns:
-        One place for each (sink, slot) of the sinks that both have; None if not every slot's rows are found.
+        One place for each (sink, slot) of the sinks that both have, without those of which not every slot is found.
     """
     places: dict[Key, int] = {}
     sinks = {handle.sink for handle in recorded} & {handle.sink for handle in replayed}
@@ -29,7 +29,7 @@ def found_again(recorded: Sequence[Handle], replayed: Sequence[Handle]) -> Mappi
         before = {handle.slot: handle.evidence for handle in recorded if handle.sink == sink}
         after = {handle.slot: handle.evidence for handle in replayed if handle.sink == sink}
         if sorted(before.values()) != sorted(after.values()):
-            return None
+            continue
         kept = {slot for slot, evidence in before.items() if after.get(slot) == evidence}
         free: dict[tuple[int, int], list[int]] = defaultdict(list)
         for slot in sorted(after.keys() - kept, reverse=True):
@@ -37,6 +37,26 @@ def found_again(recorded: Sequence[Handle], replayed: Sequence[Handle]) -> Mappi
         for slot, evidence in sorted(before.items()):
             places[sink, slot] = slot if slot in kept else free[evidence].pop()
     return places
+
+
+def where_lost(lost: Set[Key], recorded: Sequence[Handle], replayed: Sequence[Handle]) -> frozenset[Key] | None:
+    """Which slots of a replay hold the rows of the lost ones.
+
+    Returns:
+        Of a sink whose slots are not found again all that have rows, if each of its transactions was lost. None if
+        what was lost cannot be told from the rest.
+    """
+    places = found_again(recorded, replayed)
+    kept = {handle.sink for handle in recorded if handle.transaction and handle.key not in lost}
+    found: set[Key] = set()
+    for sink, slot in lost:
+        if (sink, slot) in places:
+            found.add((sink, places[sink, slot]))
+        elif sink in kept:
+            return None
+        else:
+            found |= {handle.key for handle in replayed if handle.sink == sink and handle.rows}
+    return frozenset(found)
 
 
 def as_recorded(handles: Sequence[Handle], places: Mapping[Key, int]) -> list[Handle]:

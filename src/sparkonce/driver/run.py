@@ -17,7 +17,7 @@ from typing import Protocol
 from sparkonce import errors
 from sparkonce.driver.positions import PositionReporter, Positions
 from sparkonce.driver.progress import BatchProgress, Stopwatch, rows_by_sink
-from sparkonce.driver.replay import as_recorded, found_again
+from sparkonce.driver.replay import as_recorded, found_again, where_lost
 from sparkonce.driver.start import look_around, read_log
 from sparkonce.driver.stops import stop_error
 from sparkonce.executor import check_handles
@@ -114,6 +114,7 @@ class RunDriver:
         self._sources: tuple[str, ...] = ()
         self._cause: BaseException | None = None
         self._loser_possible = False
+        self._generations: dict[str, int] = {}
         self._swept_at = time.monotonic()
         self._finish_until = 0.0
         self.progress: deque[BatchProgress] = deque(maxlen=KEPT_PROGRESS)
@@ -287,13 +288,12 @@ class RunDriver:
     def _write(self, effect: do.Write, work: BatchWork) -> on.Event:
         if not effect.sinks:
             return on.Prepared(handles=())
-        owners = {name: self._owner(name) for name in effect.sinks}
         began = time.monotonic()
         try:
             if effect.only is None:
-                handles, loser_possible = work.write(owners, None)
+                handles, loser_possible = work.write(self._owners(effect.sinks), None)
             else:
-                handles, loser_possible = self._write_lost(effect.only, owners, work)
+                handles, loser_possible = self._write_lost(effect.only, effect.sinks, work)
         except Exception as error:  # noqa: BLE001 - whatever the engine raises, the batch is not prepared
             self._cause = error
             reason = error.message if isinstance(error, errors.PrepareError) else _first_line(error)
@@ -320,24 +320,20 @@ class RunDriver:
             return _first_line(error)
 
     def _write_lost(
-        self, lost: frozenset[tuple[str, int]], owners: Mapping[str, Owner], work: BatchWork
+        self, lost: frozenset[tuple[str, int]], sinks: Sequence[str], work: BatchWork
     ) -> tuple[Sequence[Handle], bool]:
         """Writes the lost slots of a decided batch, wherever the replay has their rows."""
         recorded = self.state.decided.handles if self.state.decided is not None else ()
-        handles, loser_possible = work.write(owners, lost)
-        places = found_again(recorded, handles)
-        if places is not None and (moved := frozenset((sink, places[sink, slot]) for sink, slot in lost)) != lost:
-            logger.info("the slots of the replay are in another order: writing %s for %s", sorted(moved), sorted(lost))
+        handles, loser_possible = work.write(self._owners(sinks), lost)
+        there = where_lost(lost, recorded, handles)
+        if there is not None and there != lost:
+            logger.info("the slots of the replay are other ones: writing %s for %s", sorted(there), sorted(lost))
             self._abort(tuple(handle for handle in handles if handle.transaction))
-            handles, again = work.write(owners, moved)
+            handles, again = work.write(self._owners(sinks), there)
             loser_possible |= again
-            places = found_again(recorded, handles)
-        if places is None:
-            return handles, loser_possible
-        handles = as_recorded(handles, places)
-        if any(handle.key in lost and handle.rows and not handle.transaction for handle in handles):
-            raise errors.PrepareError("the batch's slots came in another order each time it was run")
-        return handles, loser_possible
+            if where_lost(lost, recorded, handles) not in (there, None):
+                raise errors.PrepareError("the batch's slots came in another order each time it was run")
+        return as_recorded(handles, found_again(recorded, handles)), loser_possible
 
     def _too_old(self, handles: Sequence[Handle], began: float) -> str:
         """Says so if a transaction may be older than it may live: at most as old as the write, whatever the clocks."""
@@ -417,6 +413,7 @@ class RunDriver:
             return self._sweep_sink(name, runs, until)
         except Exception as error:  # noqa: BLE001 - whatever it is, the other sinks' are swept
             logger.warning("could not sweep what this run left open in %s: %s", name, _first_line(error))
+            self._leave_names(name)
             return False
 
     def _sweep_sink(self, name: str, runs: tuple[Run, ...], until: float) -> bool:
@@ -449,9 +446,17 @@ class RunDriver:
         try:
             for handle, answer in self._by_sink(handles, lambda committer, some: committer.abort(some)):
                 logger.info("aborted sink=%s slot=%d: %s", handle.sink, handle.slot, answer.outcome.value)
+                if answer.outcome in _NOT_FINAL:
+                    self._leave_names(handle.sink)
         except Exception as error:  # noqa: BLE001 - the run stops with a better reason; the next run sweeps
             logger.warning("could not abort %d transactions of this run: %s", len(handles), _first_line(error))
+            for name in {handle.sink for handle in handles}:
+                self._leave_names(name)
         return on.Aborted()
+
+    def _leave_names(self, name: str) -> None:
+        """A request to end some of its transactions may still arrive: it must not meet later ones of the same names."""
+        self._generations[name] = self._generations.get(name, 0) + 1
 
     def _conclude(self, batch: int, handles: Sequence[Handle]) -> None:
         """Tells each sink that the whole batch is committed; servers that are away for a while are waited for."""
@@ -507,13 +512,21 @@ class RunDriver:
     def _facts(self, name: str) -> Facts:
         return dict(dict(self.state.claim.sinks)[name])
 
+    def _owners(self, names: Sequence[str]) -> Mapping[str, Owner]:
+        return {name: self._owner(name) for name in names}
+
     def _owner(self, name: str, run: Run | None = None) -> Owner:
         """A run as a sink sees it; by default this run."""
         if run is not None:
             return Owner(query=short_query(run.query), token=run.token, facts=dict(dict(run.sinks)[name]))
         if self.state.token is None:
             raise RuntimeError("a run writes only after it has claimed")
-        return Owner(query=short_query(self.state.claim.query), token=self.state.token, facts=self._facts(name))
+        return Owner(
+            query=short_query(self.state.claim.query),
+            token=self.state.token,
+            facts=self._facts(name),
+            generation=self._generations.get(name, 0),
+        )
 
 
 _CONTESTED = 4

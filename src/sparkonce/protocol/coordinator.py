@@ -194,7 +194,7 @@ def _prepared(state: State, event: on.Prepared) -> Step:
     kept = _kept(state)
     if kept:
         # Rule 5: some of the batch is visible, so what is written again must be the very same rows.
-        differing = _differing(state.decided.handles, handles, _recorded_sinks(state, state.decided))
+        differing = _differing(state, state.decided, handles)
         if differing:
             return _abort(state, _new(state, handles), _lost_for_good(state, state.decided, handles, differing))
     return _decide(state, Amend, _effective(state, state.decided, handles))
@@ -502,13 +502,27 @@ def _recorded_sinks(state: State, decision: Decision) -> tuple[str, ...]:
     return tuple(name for name in state.transactional if name in recorded)
 
 
-def _differing(
-    recorded: tuple[Handle, ...], replayed: tuple[Handle, ...], sinks: tuple[str, ...]
-) -> frozenset[tuple[str, int]]:
-    """Slots whose rows or fingerprint are not what the record says, or that exist on one side only."""
-    before = {handle.key: handle.evidence for handle in recorded if handle.sink in sinks}
+def _lost_whole(state: State, decision: Decision) -> frozenset[str]:
+    """The sinks that have given up each of their transactions: nothing of the batch is visible there."""
+    kept = {handle.sink for handle in decision.handles if handle.transaction and handle.key not in state.lost}
+    return frozenset({sink for sink, _ in state.lost} - kept)
+
+
+def _differing(state: State, decision: Decision, replayed: tuple[Handle, ...]) -> frozenset[tuple[str, int]]:
+    """Slots whose rows or fingerprint are not what the record says, or that exist on one side only.
+
+    Of a sink that is lost in part, any. Of another one nothing is written again, or all: then it does not matter how
+    its rows are spread over slots, as long as they are the same in all.
+    """
+    sinks = _recorded_sinks(state, decision)
+    before = {handle.key: handle.evidence for handle in decision.handles if handle.sink in sinks}
     after = {handle.key: handle.evidence for handle in replayed if handle.sink in sinks}
-    return frozenset(key for key in before.keys() | after.keys() if before.get(key) != after.get(key))
+    all_before, all_after = _in_all(decision.handles, sinks), _in_all(replayed, sinks)
+    by_slot = {sink for sink, _ in state.lost} - _lost_whole(state, decision)
+    by_slot |= {sink for sink in sinks if all_before[sink] != all_after[sink]}
+    return frozenset(
+        key for key in before.keys() | after.keys() if key[0] in by_slot and before.get(key) != after.get(key)
+    )
 
 
 def _in_all(handles: tuple[Handle, ...], sinks: tuple[str, ...]) -> Mapping[str, tuple[int, int]]:
@@ -526,8 +540,10 @@ def _effective(state: State, decision: Decision, written: tuple[Handle, ...]) ->
     if state.healing is None:
         kept = tuple(handle for handle in decision.handles if handle.sink not in state.transactional)
         return tuple(sorted((*kept, *written)))
-    again = {handle.key: handle for handle in written if handle.key in state.healing}
-    return tuple(again.get(handle.key, handle) for handle in decision.handles)
+    whole, healing = _lost_whole(state, decision), state.healing
+    kept = tuple(one for one in decision.handles if one.sink not in whole and one.key not in healing)
+    again = tuple(one for one in written if one.sink in whole or one.key in healing)
+    return tuple(sorted((*kept, *again)))
 
 
 def _describe(record: Record) -> str:

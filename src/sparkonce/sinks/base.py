@@ -38,11 +38,14 @@ class Owner:
         query: The short form of the query's id, see `sparkonce.protocol.ownership.short_query`.
         token: The run's token.
         facts: What `TwoPhaseCommitSink.preflight` returned in that run.
+        generation: One more each time that a request to end transactions of this run was not answered. Such a request
+            may still arrive. A sink whose transactions take their names again begins with other names then.
     """
 
     query: str
     token: Token
     facts: Facts = field(default_factory=dict)
+    generation: int = 0
 
 
 Runs = Mapping[tuple[str, str], frozenset["Token"]]

@@ -39,11 +39,13 @@ class PoolKey:
         sink: The sink's name.
         query: The short form of the query's id.
         token: The run's token.
+        generation: See `sparkonce.sinks.base.Owner`.
     """
 
     sink: str
     query: str
     token: Token
+    generation: int = 0
 
 
 def _in_thread(work: Callable[[], None]) -> None:
@@ -193,7 +195,7 @@ class Worker:
         self._keeper: threading.Thread | None = None
 
     def pool(self, key: PoolKey, make: Callable[[str, int], Lane], keep_at_most: int) -> Pool:
-        """The pool of a key. The first call for a newer run drops the pools of older ones.
+        """The pool of a key. The first call for a newer run or generation drops the pools of older ones.
 
         Each pool draws an id of its own, which is given to ``make`` with the lane's number: two sinks, and a pool made
         again for a run whose first pool was dropped, never meet on one lane.
@@ -265,7 +267,8 @@ class Worker:
 
 
 def _supersedes(key: PoolKey, other: PoolKey) -> bool:
-    return (key.sink, key.query) == (other.sink, other.query) and key.token > other.token
+    newer = (key.token, key.generation) > (other.token, other.generation)
+    return newer and (key.sink, key.query) == (other.sink, other.query)
 
 
 _worker = Worker()

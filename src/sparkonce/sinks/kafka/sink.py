@@ -97,7 +97,7 @@ class KafkaSink(TwoPhaseCommitSink):
         transactional = self.guarantee is Guarantee.EXACTLY_ONCE
         settings = producer_settings(self.settings, self.guarantee)
         pool = worker.pool(
-            PoolKey(sink=self.name, query=owner.query, token=owner.token),
+            PoolKey(sink=self.name, query=owner.query, token=owner.token, generation=owner.generation),
             lambda drawn, number: self._make_lane(settings, owner, drawn, number),
             keep_at_most=KEEP_AT_MOST if transactional else 0,
         )
