@@ -48,6 +48,7 @@ class Config:
         sweep_every_s: See `sparkonce.driver.run.Timing`.
         deterministic: Whether a second execution of a batch gives the same rows.
         keep_ready: Whether workers initialise a transactional id for the next task while one runs.
+        spreads: Whether executions of a batch may have its rows in other slots.
     """
 
     sinks: tuple[str, ...]
@@ -62,6 +63,7 @@ class Config:
     sweep_every_s: float = 10.0
     deterministic: bool = True
     keep_ready: bool = False
+    spreads: bool = False
 
     def to_json(self) -> dict[str, Any]:
         """As plain values."""
@@ -96,4 +98,5 @@ def draw(seed: int, kinds: tuple[str, ...] = KINDS) -> Config:
         sweep_every_s=dice.choice((10.0, 0.0)),
         deterministic=dice.random() < 0.8,
         keep_ready=dice.random() < 0.5,
+        spreads=dice.random() < 0.25,
     )

@@ -270,7 +270,7 @@ class _Writer(Writer):
     def __init__(self, system: Kafka, owner: Owner, process: Process, batch: int, slot: int) -> None:
         super().__init__(system)
         self._kept = process.kept
-        self._pool_of = (system.name, owner.token)
+        self._pool_of = (system.name, owner.token, owner.generation)
         self._owner = owner
         # A process draws this once for each sink and run.
         worker = self._kept.setdefault((self._pool_of, "worker"), len(self._kept) * 4096 + process.number)

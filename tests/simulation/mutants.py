@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from importlib import import_module
@@ -14,10 +14,13 @@ from simulation.engine import Simulation
 from simulation.kafka import CONCURRENT_TRANSACTIONS, Kafka
 from simulation.schedule import SYSTEMS
 from simulation.systems import System
+from sparkonce.driver import replay
+from sparkonce.driver.replay import Key
 from sparkonce.protocol import coordinator
 from sparkonce.protocol import effects as do
 from sparkonce.protocol import events as on
 from sparkonce.protocol.effects import StopReason
+from sparkonce.protocol.handles import Handle
 from sparkonce.protocol.outcomes import Finished, Outcome
 from sparkonce.protocol.ownership import HELD, LanePool
 from sparkonce.protocol.records import Commit
@@ -197,6 +200,13 @@ class _Everybody:
         return True
 
 
+def _in_whatever_slots(lost: Set[Key], recorded: Sequence[Handle], replayed: Sequence[Handle]) -> frozenset[Key]:
+    places = replay.found_again(recorded, replayed)
+    sinks = {sink for sink, slot in lost if (sink, slot) not in places}
+    found = {(sink, places[sink, slot]) for sink, slot in lost if (sink, slot) in places}
+    return frozenset(found | {handle.key for handle in replayed if handle.sink in sinks and handle.rows})
+
+
 _KAFKA = ("kafka-v1", "kafka-v2")
 _POSTGRES = ("postgres", "postgres-staged")
 _S3 = ("s3", "s3-gateway")
@@ -222,6 +232,17 @@ MUTANTS = (
     Mutant(name="no answer is read as a loss", table=_reads(Outcome.RETRY, as_=Outcome.LOST)),
     Mutant(name="an answer that nobody knows is read as a loss", table=_reads(Outcome.UNKNOWN, as_=Outcome.LOST)),
     Mutant(name="an answer that nobody knows is read as done", table=_reads(Outcome.UNKNOWN, as_=Outcome.COMMITTED)),
+    Mutant(
+        name="a sink that is lost in part is written again in whatever slots",
+        patches=(
+            ("driver.run", "where_lost", _in_whatever_slots),
+            (coordinator, "_differing", lambda *_: frozenset()),
+        ),
+    ),
+    Mutant(
+        name="a sink that is lost as a whole needs the slots of before",
+        patches=((coordinator, "_lost_whole", lambda *_: frozenset()),),
+    ),
     Mutant(
         name="a decision is acted on that fell below the floor",
         table={

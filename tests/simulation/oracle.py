@@ -19,7 +19,7 @@ Key = tuple[object, ...]
 """A transaction: its sink, and what the system calls it."""
 
 Place = tuple[int, int, str]
-"""Batch, slot, sink."""
+"""Batch, row, sink. A slot has the row of its number, unless `Config.spreads`."""
 
 Rows = tuple[int, int, str, int]
 """Batch, slot, sink, and how many of the slot's two parts."""
@@ -80,9 +80,10 @@ class Oracle:
         self.undone: set[Key] = set()
         self.decided: set[int] = set()
         self.executions: dict[Key, int] = {}
+        self._rows: dict[Key, tuple[int, ...]] = {}
         self.gone: set[Key] = set()
         self._shown: dict[int, int] = {}
-        self._effective: dict[Place, Key] = {}
+        self._effective: dict[tuple[int, int, str], Key] = {}
         self._claims: list[str] = []
 
     def broken(self, violation: Violation, *words: object) -> None:
@@ -96,9 +97,10 @@ class Oracle:
         """Readers see these rows from now on."""
         batch, slot, sink, parts = rows
         where = (batch, slot, sink)
-        times = self.visible[where] = self.visible.get(where, 0) + 1
-        if times > 1:
-            self.broken(Violation.TWICE, where)
+        for row in self._rows.get(key, (slot,)):
+            times = self.visible[batch, row, sink] = self.visible.get((batch, row, sink), 0) + 1
+            if times > 1:
+                self.broken(Violation.TWICE, batch, row, sink)
         if parts != 2:
             self.broken(Violation.TORN, where)
         if key not in self.named:
@@ -108,9 +110,10 @@ class Oracle:
             if self._shown.setdefault(batch, execution) != execution:
                 self.broken(Violation.MIXED, where)
 
-    def prepared(self, handle: Handle, execution: int) -> None:
-        """A copy of this execution has made rows that have a handle."""
-        self.executions[self._identify[handle.sink](handle)] = execution
+    def prepared(self, handle: Handle, execution: int, rows: tuple[int, ...]) -> None:
+        """A copy of this execution has made these rows, which have a handle."""
+        key = self._identify[handle.sink](handle)
+        self.executions[key], self._rows[key] = execution, rows
 
     def aborted(self, key: Key) -> None:
         """Somebody's request ended this transaction, which could have been committed."""
@@ -173,14 +176,20 @@ class Oracle:
         """What a run says to be lost for good, if it may; else nothing.
 
         It may if the system has given up each of these transactions, other rows of the batch are visible, and running
-        the batch again gives other ones.
+        the batch again gives other ones; or the same ones in other slots, and others of the same sink are visible.
         """
-        if not isinstance(error, errors.TransactionLostError) or self._simulation.config.deterministic:
+        config = self._simulation.config
+        if not isinstance(error, errors.TransactionLostError) or (config.deterministic and not config.spreads):
             return frozenset()
         batch = error.details["batch"]
-        lost = frozenset((batch, slot, sink) for sink, slot, _ in error.details["lost"])
-        is_lost = all(self._effective.get(where) in self.gone and where not in self.visible for where in lost)
-        return lost if is_lost and any(where[0] == batch for where in self.visible) else frozenset()
+        keys = {self._effective.get((batch, slot, sink)): (slot, sink) for sink, slot, _ in error.details["lost"]}
+        lost = frozenset(
+            (batch, row, sink) for key, (slot, sink) in keys.items() for row in self._rows.get(key, (slot,))
+        )
+        is_lost = keys.keys() <= self.gone and not lost & self.visible.keys()
+        shown = {sink for number, _, sink in self.visible if number == batch}
+        in_part = shown & {sink for _, _, sink in lost} if error.details["same_rows"] else shown
+        return lost if is_lost and in_part else frozenset()
 
     def start(self, run: str) -> Start:
         """A run begins."""
@@ -207,7 +216,8 @@ class Oracle:
         if kind is errors.StaleBatchError:
             return max(self.decided, default=-1) > error.details["batch"]  # type: ignore[attr-defined]
         if kind is errors.PrepareError:
-            return deposed or bool(since & _MAY_FAIL)
+            moved = "spread" in since and "in another order each time" in str(error)
+            return deposed or moved or bool(since & _MAY_FAIL)
         if kind is errors.TransactionTooOldError:
             lost = [key for key in self.gone if self.named.get(key) == error.details["batch"]]  # type: ignore[attr-defined]
             return len(lost) > MOST_HEALINGS

@@ -137,7 +137,7 @@ class Work:
         """Each slot is a task of which Spark may start several copies; it takes the first that is done."""
         simulation = self._cluster.simulation
         stage = Stage(self._cluster, f"{self._run}", self._batch, sinks, only)
-        for slot in range(simulation.config.slots):
+        for slot in range(len(stage.spread)):
             stage.start(slot)
             if simulation.chance("speculation"):
                 stage.start(slot)
@@ -148,7 +148,7 @@ class Work:
             simulation.wait(lambda: stage.is_over)
         if stage.failure:
             raise PrepareError(stage.failure)
-        handles = [handle for slot in range(simulation.config.slots) for handle in stage.won[slot]]
+        handles = [handle for slot in range(len(stage.spread)) for handle in stage.won[slot]]
         return handles, stage.loser_possible
 
 
@@ -167,15 +167,29 @@ class Stage:
         self.run, self.batch, self.sinks, self.only = run, batch, sinks, only
         cluster.executions += 1
         self.execution = cluster.executions
+        self.spread = self._spread()
         self.won: dict[int, list[Handle]] = {}
         self.failure = ""
         self.loser_possible = False
         self.started: dict[int, int] = {}
         self.copies: list[Any] = []
 
+    def _spread(self) -> tuple[tuple[int, ...], ...]:
+        """Which of the batch's rows each slot has: one of its own, unless the plan comes out otherwise."""
+        simulation = self.cluster.simulation
+        rows = tuple(range(simulation.config.slots))
+        one_each = tuple((row,) for row in rows)
+        if not simulation.config.spreads or simulation.peace:
+            return one_each
+        spread = (one_each, (rows,), ((), rows), tuple(reversed(one_each)))[simulation.dice.pick(4)]
+        if spread != one_each:
+            simulation.say("the slots have the rows", spread)
+            simulation.note("spread")
+        return spread
+
     @property
     def is_over(self) -> bool:
-        return bool(self.failure) or len(self.won) == self.cluster.simulation.config.slots
+        return bool(self.failure) or len(self.won) == len(self.spread)
 
     def start(self, slot: int) -> None:
         """Another copy of a slot."""
@@ -217,9 +231,10 @@ class Copy:
         handles = []
         opened_ms = stage.batch * BATCHES_APART_MS
         version = 0 if simulation.config.deterministic else stage.execution
+        rows = stage.spread[slot]
         try:
             for name, owner in stage.sinks.items():
-                if stage.only is None or (name, slot) in stage.only:
+                if rows and (stage.only is None or (name, slot) in stage.only):
                     writer = cluster.systems[name].writer(owner, process, stage.batch, slot, self._number)
                     writers.append(writer)
                     writer.begin()
@@ -233,8 +248,8 @@ class Copy:
                     Handle(
                         sink=name,
                         slot=slot,
-                        rows=1,
-                        fingerprint=version * 10_000 + stage.batch * 100 + slot,
+                        rows=len(rows),
+                        fingerprint=sum(version * 10_000 + stage.batch * 100 + row for row in rows),
                         opened_ms=opened_ms if writer is not None else 0,
                         transaction=transaction_fields(fields),
                     )
@@ -255,6 +270,6 @@ class Copy:
         if slot not in stage.won:
             simulation.say("has prepared")
             for handle in handles:
-                if handle.transaction and version:
-                    simulation.oracle.prepared(handle, version)
+                if handle.transaction and (version or simulation.config.spreads):
+                    simulation.oracle.prepared(handle, version, rows)
             stage.won[slot] = handles
