@@ -65,6 +65,8 @@ def test_sources_and_their_options(spark: SparkSession, rates: DataFrame, tmp_pa
         (lambda rows: rows.select(F.expr("unix_timestamp()")), {"batch_clock": ("current_timestamp",)}),
         (lambda rows: rows.select(F.spark_partition_id()), {"layout": ("spark_partition_id",)}),
         (lambda rows: rows.select(F.input_file_name()), {}),
+        (lambda rows: rows.coalesce(2), {"merges": True}),
+        (lambda rows: rows.repartition(2), {}),
         (lambda rows: rows.select(F.expr("reflect('java.util.UUID', 'randomUUID')")), {"random": ("reflect",)}),
         (lambda rows: rows.limit(3), {"order": ("limit",), "shuffles": True, "stateful": ("GlobalLimit",)}),
         (lambda rows: rows.select("value").dropDuplicates(), {"shuffles": True, "stateful": ("Deduplicate",)}),

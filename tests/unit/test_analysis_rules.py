@@ -311,6 +311,16 @@ def test_state_that_a_replay_makes_alike() -> None:
     assert engine(PlanFacts(stateful=("Aggregate",), batch_clock=("current_timestamp",))).level is EXACTLY
 
 
+def test_slots_that_go_by_where_rows_lie() -> None:
+    merged = engine(PlanFacts(merges=True))
+    assert merged.level is EXACTLY
+    assert any("coalesce" in one and "beyond repair" in one for one in merged.notes)
+    assert (
+        engine(PlanFacts(merges=True), (SinkFacts(format="parquet"),)).notes
+        == engine(PlanFacts(), (SinkFacts(format="parquet"),)).notes
+    )
+
+
 def test_python_functions() -> None:
     nobody_said = engine(PlanFacts(functions=(PythonFunction(name="f"),)))
     assert "the Python function f gives the same rows for the same rows" in nobody_said.conditions

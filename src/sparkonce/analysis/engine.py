@@ -120,6 +120,11 @@ def _plan(plan: PlanFacts, pipeline: Pipeline) -> Iterator[Finding]:
         yield note(f"{_listed(plan.batch_clock)} is in the right place: fixed for a batch, and the same in its replay")
     if refused := {"monotonically_increasing_id", "sample"} & {*plan.layout, *plan.random}:
         yield note(f"Spark refuses {_listed(sorted(refused))} in a streaming plan when the query starts")
+    if plan.merges and any(sink.guarantee is Guarantee.EXACTLY_ONCE for sink in pipeline.sinks):
+        yield note(
+            "coalesce merges partitions by where they lie at the moment: a sink that has lost some of a batch's "
+            "transactions and not others may be beyond repair; repartition(n, columns) goes by the rows alone"
+        )
     if plan.watermarks and plan.stateful:
         yield note("rows that are later than the watermark are dropped, which is the query's own rule")
     yield from _functions_of(pipeline.sinks)

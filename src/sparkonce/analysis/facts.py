@@ -86,6 +86,7 @@ class PlanFacts:
         functions: Python functions in it.
         unnamed: Whether Spark calls the plan not deterministic for another reason than these.
         shuffles: Whether rows are sent to other tasks by their values.
+        merges: Whether partitions are merged by where they lie at the moment (``coalesce``).
         stateful: Stateful operators, by name.
         watermarks: How many it has.
     """
@@ -99,6 +100,7 @@ class PlanFacts:
     functions: tuple[PythonFunction, ...] = ()
     unnamed: bool = False
     shuffles: bool = False
+    merges: bool = False
     stateful: tuple[str, ...] = ()
     watermarks: int = 0
 

@@ -86,6 +86,7 @@ def plan_facts(plan: Any, stable: bool | Iterable[str] = False) -> PlanFacts:
         functions=functions,
         unnamed=not known and not _unstable_scala(found) and not plan.deterministic(),
         shuffles=bool(_SHUFFLES & set(kinds)),
+        merges=any(kind == "Repartition" and not node.shuffle() for node, kind in zip(nodes, kinds, strict=True)),
         stateful=tuple(
             dict.fromkeys(kind for node, kind in zip(nodes, kinds, strict=True) if _is_stateful(node, kind))
         ),
