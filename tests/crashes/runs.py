@@ -12,6 +12,7 @@ from functools import partial
 
 from crashes.child import BROKEN, CONCLUDED, DONE, STOPPED, VISIT, Order, run
 from crashes.zygote import LIMIT_S, Zygote
+from sparkonce.embedded.process import freeze
 
 
 class Run:
@@ -54,7 +55,7 @@ class Run:
         self._channel.sendall(f"{word}\n".encode())
 
     def pause(self) -> None:
-        os.kill(self.pid, signal.SIGSTOP)
+        freeze(lambda: [self.pid])
 
     def resume(self) -> None:
         os.kill(self.pid, signal.SIGCONT)

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from spark.pipeline import Config
-from sparkonce.embedded.process import last_lines
+from sparkonce.embedded.process import freeze, last_lines
 
 TESTS = Path(__file__).parent.parent
 LIMIT_S = 240.0
@@ -103,7 +103,8 @@ class Run:
 
     def pause(self) -> None:
         """Stops the clock of driver, JVM, and workers."""
-        self._signal(signal.SIGSTOP)
+        if not self._gone:
+            freeze(lambda: members(self.pid))
 
     def resume(self) -> None:
         self._signal(signal.SIGCONT)

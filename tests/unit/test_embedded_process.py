@@ -3,10 +3,11 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
-from sparkonce.embedded.process import ChildProcess, end_process, is_running, last_lines
+from sparkonce.embedded.process import ChildProcess, end_process, freeze, is_running, last_lines
 
 SLEEP = "import sys, time; print('up', flush=True); time.sleep(600)"
 IGNORE_SIGTERM = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); " + SLEEP
@@ -51,6 +52,37 @@ def test_a_paused_process_can_be_killed(start):
     process.signal(signal.SIGSTOP)
     process.kill()
     assert process.exit_code == -signal.SIGKILL
+
+
+BUSY = """
+import threading, sys
+def count(n):
+    while True:
+        n[0] += 1
+for _ in range(8):
+    threading.Thread(target=count, args=([0],), daemon=True).start()
+print('up', flush=True)
+threading.Event().wait(600)
+"""
+
+
+def test_nothing_of_a_frozen_process_runs(start):
+    process = start(BUSY)
+    for _ in range(50):
+        freeze(lambda: [process.pid])
+        states = {
+            path.read_text().rpartition(")")[2].split()[0] for path in Path(f"/proc/{process.pid}/task").glob("*/stat")
+        }
+        assert states == {"T"}
+        os.kill(process.pid, signal.SIGCONT)
+
+
+def test_what_does_not_stop_is_named(start, monkeypatch):
+    process = start()
+    monkeypatch.setattr("sparkonce.embedded.process.os.kill", lambda *_: None)
+    with pytest.raises(TimeoutError, match=str(process.pid)):
+        freeze(lambda: [process.pid], 0.01)
+    monkeypatch.undo()
 
 
 def test_a_signal_after_the_end_does_nothing(start):

@@ -12,10 +12,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
     from types import FrameType
 
 POLL_S = 0.05
+_FREEZE_POLL_S = 0.005
 
 # Waits until its standard input closes, which happens when the parent dies in whatever way, and then ends the process,
 # provided that the number still belongs to it.
@@ -152,6 +153,41 @@ def end_on_signals() -> Iterator[None]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+def freeze(list_pids: Callable[[], Iterable[int]], limit_s: float = 60.0) -> None:
+    """SIGSTOP, and waits until nothing of these processes runs: their threads go on until one has taken the signal.
+
+    Args:
+        list_pids: Asked again, since what is not stopped yet may start another process.
+        limit_s: How long to wait.
+
+    Raises:
+        TimeoutError: if one still runs then.
+    """
+    give_up_at = time.monotonic() + limit_s
+    while True:
+        pids = list(list_pids())
+        for pid in pids:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGSTOP)
+        running = [pid for pid in pids if not _stands_still(pid)]
+        if not running:
+            return
+        if time.monotonic() >= give_up_at:
+            raise TimeoutError(f"the processes {running} still run {limit_s:g} s after SIGSTOP")
+        time.sleep(_FREEZE_POLL_S)
+
+
+def _stands_still(pid: int) -> bool:
+    """Whether every thread of a process is stopped or has ended. Taken for granted without /proc."""
+    with suppress(OSError):
+        for thread in Path(f"/proc/{pid}/task").iterdir():
+            with suppress(FileNotFoundError, ProcessLookupError):
+                # The state stands after the name, which stands in brackets and may hold anything.
+                if (thread / "stat").read_text().rpartition(")")[2].split()[0] not in "TtZX":
+                    return False
+    return True
 
 
 def last_lines(log: Path, count: int) -> str:

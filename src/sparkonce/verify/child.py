@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from sparkonce.demo.child import Child, Event, session_of
+from sparkonce.embedded.process import freeze
 from sparkonce.protocol.state import Phase
 from sparkonce.verify.clock import FakeClock
 
@@ -121,12 +122,14 @@ class Driver(Child):
                 self._process.stdin.close()
 
     def pause(self) -> None:
-        """SIGSTOP of everything: driver, JVM, workers."""
-        self._signal(signal.SIGSTOP)
+        """SIGSTOP of everything: driver, JVM, workers. Nothing of it runs any more when this returns."""
+        freeze(lambda: session_of(self.pid))
 
     def resume(self) -> None:
         """SIGCONT of everything."""
-        self._signal(signal.SIGCONT)
+        for pid in session_of(self.pid):
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGCONT)
 
     def executors(self) -> list[int]:
         """Process ids of executors in JVMs of their own."""
@@ -160,11 +163,6 @@ class Driver(Child):
                 words = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").split("\0")
                 found.append((pid, words))
         return found
-
-    def _signal(self, number: signal.Signals) -> None:
-        for pid in session_of(self.pid):
-            with suppress(ProcessLookupError):
-                os.kill(pid, number)
 
 
 def fields_of(event: Event) -> Mapping[str, Any]:
