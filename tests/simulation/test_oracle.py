@@ -18,24 +18,26 @@ from sparkonce.protocol.records import Claim, Commit
 SINKS = ("a", "b")
 
 
-def oracle(*, deterministic: bool = False) -> Oracle:
+def oracle(*, deterministic: bool = False, spreads: bool = False) -> Oracle:
     """Two batches of two sinks are decided. Of the second, only sink a is visible."""
-    simulation = Simulation(Config(sinks=SINKS, batches=2, deterministic=deterministic), Given([]))
+    config = Config(sinks=SINKS, batches=2, deterministic=deterministic, spreads=spreads)
+    simulation = Simulation(config, Given([]))
     made = simulation.oracle = Oracle(
         simulation, {name: lambda handle: (handle.sink, handle["name"]) for name in SINKS}
     )
     for batch in (0, 1):
         handles = tuple(Handle(sink=sink, slot=0, rows=1, transaction=(("name", batch),)) for sink in SINKS)
         for one in handles:
-            made.prepared(one, batch)
+            made.prepared(one, batch, (0,))
         made.landed(Commit(token=Token(0, "n"), query="q", batch=batch, offsets=(), handles=handles))
         for sink in SINKS[: 2 - batch]:
             made.shown((sink, batch), (batch, 0, sink, 2))
     return made
 
 
-def lost(batch: int, *sinks: str) -> errors.TransactionLostError:
-    return errors.TransactionLostError("lost", batch=batch, lost=tuple((sink, 0, 1) for sink in sinks))
+def lost(batch: int, *sinks: str, same_rows: bool = False, slot: int = 0) -> errors.TransactionLostError:
+    gone = tuple((sink, slot, 1) for sink in sinks)
+    return errors.TransactionLostError("lost", batch=batch, lost=gone, same_rows=same_rows)
 
 
 def claim(run: str) -> Claim:
@@ -75,6 +77,38 @@ def test_what_can_be_made_again_is_not_lost_for_good() -> None:
     one = oracle(deterministic=True)
     one.lost(("b", 1))
     assert one.lost_for_good(lost(1, "b")) == frozenset()
+
+
+def spread() -> Oracle:
+    """Of a third batch sink b has row 1 in slot 0, and row 0 in slot 1, which it has given up."""
+    made = oracle(deterministic=True, spreads=True)
+    handles = tuple(Handle(sink="b", slot=slot, rows=1, transaction=(("name", f"2.{slot}"),)) for slot in (0, 1))
+    for one in handles:
+        made.prepared(one, 0, (1 - one.slot,))
+    made.landed(Commit(token=Token(0, "n"), query="q", batch=2, offsets=(), handles=handles))
+    made.lost(("b", "2.1"))
+    return made
+
+
+def test_the_same_rows_in_other_slots_are_lost_for_good_only_to_a_sink_that_shows_others_of_them() -> None:
+    one = spread()
+    assert one.lost_for_good(lost(2, "b", same_rows=True, slot=1)) == frozenset()
+    one.shown(("b", "2.0"), (2, 0, "b", 2))
+    assert one.visible[2, 1, "b"] == 1
+    assert one.lost_for_good(lost(2, "b", same_rows=True, slot=1)) == {(2, 0, "b")}
+    one.lost(("b", 1))
+    # Of the second batch sink b has nothing, and sink a has it.
+    assert one.lost_for_good(lost(1, "b", same_rows=True)) == frozenset()
+    assert stops(one, lost(1, "b", same_rows=True)) is Violation.WRONG_STOP
+
+
+def test_a_row_is_seen_twice_in_whatever_slots() -> None:
+    one = spread()
+    one.shown(("b", "2.0"), (2, 0, "b", 2))
+    one.named["b", "again"] = 2
+    with pytest.raises(Broken):
+        one.shown(("b", "again"), (2, 1, "b", 2))
+    assert one.violation is Violation.TWICE
 
 
 def test_all_but_what_is_lost_stays_visible() -> None:
