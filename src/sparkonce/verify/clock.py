@@ -12,12 +12,6 @@ from typing import SupportsIndex
 _FOLDERS = ("/usr/lib", "/usr/lib64", "/usr/local/lib", "/opt/homebrew/lib")
 _LIBRARY = "faketime/libfaketimeMT.so.1"
 SEEN_WITHIN_S = 1.1
-ONLY_THE_DRIVERS = {"spark.executorEnv.LD_PRELOAD": ""}
-"""Spark's settings of a query whose driver has a `FakeClock`: its Python workers and executors keep the true one.
-
-In them it could not be told from what libfaketime 0.9.10 does: librdkafka asks the faked clock until when to wait, and
-waits by glibc's ``cnd_timedwait``, which is not faked. After a jump by an hour each of its waits took an hour more.
-"""
 _FILE = "FAKETIME_TIMESTAMP_FILE"
 _MONOTONIC_GOES_ON = "FAKETIME_DONT_FAKE_MONOTONIC"
 
@@ -52,6 +46,15 @@ def let_java_start() -> None:
     nothing. So in a JVM both clocks jump, as they may in a machine that was suspended.
     """
     os.environ.pop(_MONOTONIC_GOES_ON, None)
+
+
+def only_the_drivers() -> Mapping[str, str]:
+    """Spark's settings of a query in such a process: its Python workers and executors keep the true clock.
+
+    In them it could not be told from what libfaketime 0.9.10 does: librdkafka asks the faked clock until when to wait,
+    and waits by glibc's ``cnd_timedwait``, which is not faked. After a jump by an hour each wait took an hour more.
+    """
+    return {"spark.executorEnv.LD_PRELOAD": ""} if _FILE in os.environ else {}
 
 
 class FakeClock:

@@ -24,7 +24,7 @@ from sparkonce.demo.proof import SparkCheckpoint
 from sparkonce.embedded.jars import spark_jars_folder
 from sparkonce.protocol.state import Phase
 from sparkonce.sources.packages import SCALA
-from sparkonce.verify.clock import ONLY_THE_DRIVERS, adapt_python, let_java_start
+from sparkonce.verify.clock import adapt_python, let_java_start, only_the_drivers
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -275,7 +275,7 @@ def session(config: QueryConfig) -> SparkSession:
         .config("spark.executor.extraJavaOptions", f"-Djava.io.tmpdir={config.temporary} {FAST_START}")
         .config("spark.local.dir", config.temporary)
         .config("spark.sql.shuffle.partitions", str(config.shuffle_partitions))
-        .config(map=ONLY_THE_DRIVERS)
+        .config(map=dict(only_the_drivers()))
         .config("spark.ui.enabled", "false")
         # A full collection often, and little kept for a page that is off (by default 100,000 tasks, which takes hours):
         # what memory the JVM has after an hour is then what the query needs.
