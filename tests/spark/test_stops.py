@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import json
 import sys
 import threading
 import time
@@ -12,7 +13,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from conformance import folder_sink
@@ -131,3 +132,65 @@ def test_a_query_that_is_stopped_before_its_job_begins_does_not_wait_for_its_tas
     assert query.exception() is None
     assert not [record for record in caplog.records if "had not ended" in record.message]
     eventually(lambda: not active_tasks(spark, query), "no task is at work any more")
+
+
+class _CountedSink(FolderSink):
+    """Counts how many of its committers are open."""
+
+    open = 0
+
+    def committer(self) -> SinkCommitter:
+        self.open += 1
+        return _CountedCommitter(super().committer(), self)
+
+
+class _CountedCommitter(ForwardingCommitter):
+    def __init__(self, real: SinkCommitter, sink: _CountedSink) -> None:
+        super().__init__(real)
+        self._sink = sink
+
+    def close(self) -> None:
+        super().close()
+        self._sink.open -= 1
+
+
+def numbers(spark: SparkSession, folder: Path, number: int) -> DataFrame:
+    """A stream of files, and a new one for it."""
+    folder.mkdir(exist_ok=True)
+    (folder / f"{number}.json").write_text(json.dumps({"number": number}))
+    return spark.readStream.schema("number bigint").json(str(folder))
+
+
+@pytest.mark.parametrize("once_all_is_read", [True, False])
+def test_a_query_that_has_ended_frees_its_connections(
+    spark: SparkSession, tmp_path: Path, *, once_all_is_read: bool
+) -> None:
+    """Nobody is asked to: the object, and a reference to it in Spark, may live as long as the session."""
+    sink = _CountedSink(tmp_path / "sink")
+    rows = numbers(spark, tmp_path / "source", 0)
+    once = ExactlyOnce(sink, checkpoint=str(tmp_path / "checkpoint"), display=False)
+    query = once.start(rows, trigger={"availableNow": True} if once_all_is_read else None)
+    if once_all_is_read:
+        assert query.awaitTermination(LIMIT_S)
+    else:
+        eventually(once.progress, "a batch is committed")
+        assert sink.open == 1
+        query.stop()
+    eventually(lambda: sink.open == 0, "the committer is closed")
+    assert len(once.progress()) == 1
+    gc.collect()
+
+
+def test_who_starts_the_query_by_himself_frees_its_connections_by_himself(spark: SparkSession, tmp_path: Path) -> None:
+    sink = _CountedSink(tmp_path / "sink")
+    rows = numbers(spark, tmp_path / "source", 0)
+    once = ExactlyOnce(sink, checkpoint=str(tmp_path / "checkpoint"), display=False)
+    once.close()
+    for number in (1, 2):
+        writer = rows.writeStream.foreachBatch(once).option("checkpointLocation", str(tmp_path / "checkpoint"))
+        assert writer.trigger(availableNow=True).start().awaitTermination(LIMIT_S)
+        assert sink.open == 1
+        once.close()
+        assert sink.open == 0
+        numbers(spark, tmp_path / "source", number)
+    gc.collect()

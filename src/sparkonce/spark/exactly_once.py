@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -34,7 +35,8 @@ logger = logging.getLogger("sparkonce")
 class ExactlyOnce:
     """Commits each batch of a query to its sinks exactly once.
 
-    Give it to ``df.writeStream.foreachBatch(…)``, or let `start` do that. One object serves one query.
+    Give it to ``df.writeStream.foreachBatch(…)``, or let `start` do that. One object serves one query. Its connections
+    to the servers are closed when a query ends that `start` has started; of any other query call `close` then.
 
     Args:
         sinks: One sink, or several that are committed as one unit; their names must differ. A mapping gives each a view
@@ -119,7 +121,10 @@ class ExactlyOnce:
             writer = writer.queryName(query_name)
         if trigger is not None:
             writer = writer.trigger(**dict(trigger))
-        return writer.start()
+        query = writer.start()
+        ended = threading.Thread(target=self._when_ended, args=[query, query.runId], name="sparkonce-end", daemon=True)
+        ended.start()
+        return query
 
     def __call__(self, df: DataFrame, batch: int) -> None:
         """Takes one batch to committed. Called by Spark.
@@ -150,6 +155,21 @@ class ExactlyOnce:
     def progress(self) -> list[BatchProgress]:
         """The last batches of the newest run, oldest first: rows, transactions, seconds of each phase."""
         return list(self._run[1].progress) if self._run is not None else []
+
+    def close(self) -> None:
+        """Closes the connections of a query that has ended. Another start opens new ones."""
+        if self._run is not None:
+            self._run[1].close()
+
+    def _when_ended(self, query: StreamingQuery, run: str) -> None:
+        """Spark tells a function of ``foreachBatch`` of batches only, and frees it when its JVM collects garbage."""
+        try:
+            query.awaitTermination()
+        except Exception as error:  # noqa: BLE001 - that of the query, which Spark tells its user; or the JVM is gone
+            logger.debug("run %s ended: %s", run, error)
+        known = self._run
+        if known is not None and known[0] == run:
+            known[1].close()
 
     def _driver(self, df: DataFrame) -> RunDriver:
         run, query = _running(df)
