@@ -241,7 +241,7 @@ MUTANTS = (
     ),
     Mutant(
         name="a sink that is lost as a whole needs the slots of before",
-        patches=((coordinator, "_lost_whole", lambda *_: frozenset()),),
+        patches=((coordinator, "lost_whole", lambda *_: frozenset()),),
     ),
     Mutant(
         name="a decision is acted on that fell below the floor",

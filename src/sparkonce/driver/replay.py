@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import replace
 
-from sparkonce.protocol.handles import Handle
+from sparkonce.protocol.handles import Handle, lost_whole
 
 Key = tuple[str, int]
 """Sink and slot."""
@@ -47,15 +47,15 @@ def where_lost(lost: Set[Key], recorded: Sequence[Handle], replayed: Sequence[Ha
         what was lost cannot be told from the rest.
     """
     places = found_again(recorded, replayed)
-    kept = {handle.sink for handle in recorded if handle.transaction and handle.key not in lost}
+    whole = lost_whole(lost, recorded)
     found: set[Key] = set()
     for sink, slot in lost:
         if (sink, slot) in places:
             found.add((sink, places[sink, slot]))
-        elif sink in kept:
-            return None
-        else:
+        elif sink in whole:
             found |= {handle.key for handle in replayed if handle.sink == sink and handle.rows}
+        else:
+            return None
     return frozenset(found)
 
 

@@ -26,7 +26,7 @@ from sparkonce.protocol import effects as do
 from sparkonce.protocol import events as on
 from sparkonce.protocol.effects import Effect, StopReason
 from sparkonce.protocol.events import Event
-from sparkonce.protocol.handles import FINGERPRINT_MODULUS, Handle
+from sparkonce.protocol.handles import FINGERPRINT_MODULUS, Handle, lost_whole
 from sparkonce.protocol.outcomes import COMMITTED, FINAL, Outcome
 from sparkonce.protocol.ownership import Token
 from sparkonce.protocol.records import Amend, Claim, Commit, Record
@@ -502,12 +502,6 @@ def _recorded_sinks(state: State, decision: Decision) -> tuple[str, ...]:
     return tuple(name for name in state.transactional if name in recorded)
 
 
-def _lost_whole(state: State, decision: Decision) -> frozenset[str]:
-    """The sinks that have given up each of their transactions: nothing of the batch is visible there."""
-    kept = {handle.sink for handle in decision.handles if handle.transaction and handle.key not in state.lost}
-    return frozenset({sink for sink, _ in state.lost} - kept)
-
-
 def _differing(state: State, decision: Decision, replayed: tuple[Handle, ...]) -> frozenset[tuple[str, int]]:
     """Slots whose rows or fingerprint are not what the record says, or that exist on one side only.
 
@@ -518,7 +512,7 @@ def _differing(state: State, decision: Decision, replayed: tuple[Handle, ...]) -
     before = {handle.key: handle.evidence for handle in decision.handles if handle.sink in sinks}
     after = {handle.key: handle.evidence for handle in replayed if handle.sink in sinks}
     all_before, all_after = _in_all(decision.handles, sinks), _in_all(replayed, sinks)
-    by_slot = {sink for sink, _ in state.lost} - _lost_whole(state, decision)
+    by_slot = {sink for sink, _ in state.lost} - lost_whole(state.lost, decision.handles)
     by_slot |= {sink for sink in sinks if all_before[sink] != all_after[sink]}
     return frozenset(
         key for key in before.keys() | after.keys() if key[0] in by_slot and before.get(key) != after.get(key)
@@ -540,7 +534,7 @@ def _effective(state: State, decision: Decision, written: tuple[Handle, ...]) ->
     if state.healing is None:
         kept = tuple(handle for handle in decision.handles if handle.sink not in state.transactional)
         return tuple(sorted((*kept, *written)))
-    whole, healing = _lost_whole(state, decision), state.healing
+    whole, healing = lost_whole(state.lost, decision.handles), state.healing
     kept = tuple(one for one in decision.handles if one.sink not in whole and one.key not in healing)
     again = tuple(one for one in written if one.sink in whole or one.key in healing)
     return tuple(sorted((*kept, *again)))
