@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import logging
 import shutil
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -143,6 +144,41 @@ def test_closing_closes_every_committer(world: World) -> None:
     driver.close()
     driver.close()
     assert closed == ["memory", "other"]
+
+
+def test_a_committer_that_cannot_be_closed_keeps_none_open(world: World, caplog: pytest.LogCaptureFixture) -> None:
+    world.add("other")
+    driver = world.start()
+    closed = []
+
+    def fail() -> None:
+        raise OSError("the wire is gone")
+
+    driver._committer("memory").close = fail  # type: ignore[method-assign]
+    driver._committer("other").close = lambda: closed.append("other")  # type: ignore[method-assign]
+    driver.close()
+    assert closed == ["other"]
+    assert "sink=memory: its connections could not be closed: the wire is gone" in caplog.text
+
+
+def test_closing_waits_for_the_batch_that_is_under_way(world: World) -> None:
+    """Spark's JVM may be gone while its Python still commits: that thread's connections are not taken from it."""
+    driver = world.start()
+    closing = threading.Thread(target=driver.close)
+    seen = []
+
+    def listen(phase: Phase, _: int) -> None:
+        if phase is Phase.FINISHING:
+            closing.start()
+            closing.join(0.2)
+            seen.append((closing.is_alive(), bool(driver._committers)))
+
+    driver._listener = listen
+    world.run(driver, 0)
+    closing.join(10.0)
+    assert seen == [(True, True)]
+    assert not driver._committers
+    assert world.visible() == numbers(0)
 
 
 # --- restarts -------------------------------------------------------------------------------------------------------

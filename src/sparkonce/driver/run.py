@@ -6,6 +6,7 @@ import logging
 import os
 import random
 import socket
+import threading
 import time
 import uuid
 from collections import deque
@@ -110,6 +111,7 @@ class RunDriver:
         self._timing = timing or Timing()
         self._listener = listener
         self._committers: dict[str, SinkCommitter] = {}
+        self._at_work = threading.RLock()
         self._positions = Positions(reporters)
         self._sources: tuple[str, ...] = ()
         self._cause: BaseException | None = None
@@ -154,6 +156,10 @@ class RunDriver:
         Raises:
             SparkonceError: if the run must stop; see `sparkonce.errors`.
         """
+        with self._at_work:
+            return self._run_batch(asked, work)
+
+    def _run_batch(self, asked: on.BatchAsked, work: BatchWork) -> BatchProgress:
         watch = Stopwatch()
         handles: tuple[Handle, ...] = ()
         recovered, healed = False, 0
@@ -201,11 +207,12 @@ class RunDriver:
         return done
 
     def close(self) -> None:
-        """Frees connections."""
-        committers, self._committers = self._committers, {}
-        self._positions.close()
-        for committer in committers.values():
-            committer.close()
+        """Frees connections, from any thread. A batch that is under way comes to its end first."""
+        with self._at_work:
+            committers, self._committers = self._committers, {}
+            self._positions.close()
+            for name, committer in committers.items():
+                _close(name, committer)
 
     def _die(self) -> None:
         """However a run ended, it does not go on: what it had under way belongs to the next run's recovery."""
@@ -534,6 +541,13 @@ _LONGEST_BACK_OFF_S = 30.0
 _FIRST_RETRY_S = 0.02
 _LONGEST_RETRY_S = 2.0
 _NOT_FINAL = frozenset({Outcome.RETRY, Outcome.UNKNOWN})
+
+
+def _close(name: str, committer: SinkCommitter) -> None:
+    try:
+        committer.close()
+    except Exception as error:  # the others have connections too, and the run has an end of its own
+        logger.warning("sink=%s: its connections could not be closed: %s", name, error, exc_info=True)
 
 
 def _first_line(error: BaseException) -> str:

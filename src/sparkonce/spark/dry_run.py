@@ -179,8 +179,8 @@ def _intercepted(explain: Explainer) -> Iterator[None]:
     def remote(_: SparkSession.Builder, url: str) -> None:
         _refuse_connect({"spark.remote": url})
 
-    def nothing(_: Any) -> None:
-        """Asks no servers, and makes no folder."""
+    def nothing(*_: Any) -> None:
+        """Asks no servers, makes no folder, and waits for no query."""
 
     with (
         patch.object(DataStreamWriter, "start", start),
@@ -188,7 +188,7 @@ def _intercepted(explain: Explainer) -> Iterator[None]:
         patch.multiple(StreamingQueryManager, awaitAnyTermination=wait, active=property(active), get=get),
         patch.multiple(SparkSession.Builder, getOrCreate=get_or_create, remote=remote),
         patch.dict(sys.modules, {_CONNECT: None}),  # an import of it fails
-        patch.object(ExactlyOnce, "_preflight", nothing),
+        patch.multiple(ExactlyOnce, _preflight=nothing, _close_at_end=nothing),
     ):
         yield
 

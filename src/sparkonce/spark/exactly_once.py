@@ -122,8 +122,7 @@ class ExactlyOnce:
         if trigger is not None:
             writer = writer.trigger(**dict(trigger))
         query = writer.start()
-        ended = threading.Thread(target=self._when_ended, args=[query, query.runId], name="sparkonce-end", daemon=True)
-        ended.start()
+        self._close_at_end(query)
         return query
 
     def __call__(self, df: DataFrame, batch: int) -> None:
@@ -157,19 +156,24 @@ class ExactlyOnce:
         return list(self._run[1].progress) if self._run is not None else []
 
     def close(self) -> None:
-        """Closes the connections of a query that has ended. Another start opens new ones."""
+        """Closes the connections of a query that has ended; its next start opens new ones. Waits for a batch under way."""
         if self._run is not None:
             self._run[1].close()
 
-    def _when_ended(self, query: StreamingQuery, run: str) -> None:
+    def _close_at_end(self, query: StreamingQuery) -> None:
         """Spark tells a function of ``foreachBatch`` of batches only, and frees it when its JVM collects garbage."""
-        try:
-            query.awaitTermination()
-        except Exception as error:  # noqa: BLE001 - that of the query, which Spark tells its user; or the JVM is gone
-            logger.debug("run %s ended: %s", run, error)
-        known = self._run
-        if known is not None and known[0] == run:
-            known[1].close()
+        run = query.runId
+
+        def wait() -> None:
+            try:
+                query.awaitTermination()
+            except Exception as error:  # noqa: BLE001 - the query's, which Spark tells its user; or the JVM is gone
+                logger.debug("run %s ended: %s", run, error)
+            known = self._run
+            if known is not None and known[0] == run:
+                known[1].close()
+
+        threading.Thread(target=wait, name="sparkonce-end", daemon=True).start()
 
     def _driver(self, df: DataFrame) -> RunDriver:
         run, query = _running(df)
