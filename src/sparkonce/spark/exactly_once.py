@@ -156,7 +156,10 @@ class ExactlyOnce:
         return list(self._run[1].progress) if self._run is not None else []
 
     def close(self) -> None:
-        """Closes the connections of a query that has ended; its next start opens new ones. Waits for a batch under way."""
+        """Closes the connections of a query that has ended; its next start opens new ones.
+
+        A batch that is under way comes to its end first.
+        """
         if self._run is not None:
             self._run[1].close()
 
