@@ -3,7 +3,10 @@
 
     python3 dev.py demo     the main job on an embedded broker, killed and restarted
     python3 dev.py example  a job, fed and counted: example etl, windowed_sum, enrichment, http_bulk or sqlite_upsert
-    python3 dev.py test     every check and every test that CI runs; run pytest -m slow has the long forms
+    python3 dev.py test     what CI runs: every check, and of the tests every rule, every sink, and what the commit draws
+    python3 dev.py test --all, --long      all tests but the long forms; everything, in hours. More options are pytest's
+    python3 dev.py coverage                lines and branches of src/ that the in-process tests of the first tier reach
+    python3 dev.py timings                 what the tests of the last run took, see tests/timings.py
     python3 dev.py simulate --schedules 10_000_000 [--seed N] [--jobs 2], or --replay FILE: see docs/simulation.md
     python3 dev.py run …    any command in the project's environment, for example: run sparkonce --help
     python3 dev.py audit    ask whether a locked package has a known vulnerability
@@ -23,7 +26,9 @@ import re
 import shutil
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parent
 VENV = ROOT / ".venv"
@@ -33,8 +38,9 @@ JAVA_AT_LEAST = 17
 CACHE = Path(
     os.environ.get("SPARKONCE_CACHE") or Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "sparkonce"
 )
-AT_ONCE = ("-n", "2", "--dist", "loadfile", "--no-loadscope-reorder")
-"""Two files at once: most tests wait for servers that they kill and start again."""
+AT_ONCE = ("-n", "2", "--dist", "loadgroup", "--no-loadscope-reorder")
+"""Two groups of tests at once, see tests/conftest.py: most tests wait for servers that they kill and start again."""
+EVERY = ("-m", "slow or not slow")
 NOT_SOUND, NOT_AUDITED = 1, 3
 AUDIT_LIMIT_S = 300
 VERSITYGW = "github.com/versity/versitygw/cmd/versitygw@v1.8.0"
@@ -47,18 +53,22 @@ def main(arguments: list[str]) -> int:
     if command == "audit":
         environment()
         return call(["pytest", "-q", "tests/tidy/test_lock.py"]) or audit()
-    if command not in {"demo", "example", "test", "simulate", "run"}:
+    if command not in {"demo", "example", "test", "coverage", "timings", "simulate", "run"}:
         print(__doc__)
         return 0 if command in {"help", "--help", "-h"} else 2
     environment()
     if command == "run":
         return call(rest)
+    if command == "timings":
+        return call(["python", str(ROOT / "tests" / "timings.py"), *rest])
     if command == "simulate":
         os.environ["PYTHONPATH"] = str(ROOT / "tests")
         return call(["python", "-m", "simulation", *rest])
     java()
-    if command == "test":
+    if command in {"test", "coverage"}:
         servers()
+    if command == "coverage":
+        return coverage(rest)
     if command == "demo":
         return call(["sparkonce", "demo", *rest])
     if command == "example":
@@ -75,21 +85,51 @@ def example(rest: list[str]) -> int:
 
 
 def test(rest: list[str]) -> int:
-    """The checks that cost seconds first, then the tests."""
-    checks = (
-        ["ruff", "check"],
-        ["ruff", "format", "--check"],
-        ["mypy"],
-        ["lint-imports"],
-    )
-    for check in checks:
-        print("$", *check, flush=True)
-        if code := call(check):
-            return code
-    print("$ python3 dev.py audit", flush=True)
-    if (code := audit()) == NOT_SOUND:
+    """The checks that cost seconds first, then the tests of a tier; tests/README.md says what is in each."""
+    tier = next((one for one in ("all", "long") if f"--{one}" in rest), "first")
+    rest = [one for one in rest if one != f"--{tier}"]
+    drawn = tier == "first" and not any(one.startswith("--draw") for one in rest)
+    if code := checks():
         return code
-    return call(["pytest", *AT_ONCE, *rest])
+    timings = ["--timings", str(ROOT / ".timings" / f"{tier}.jsonl")]
+    chosen = ["--draw", seed()] if drawn else list(EVERY) if tier == "long" else []
+    return call(["pytest", *AT_ONCE, *timings, *chosen, *rest])
+
+
+def checks() -> int:
+    """All checks without tests, two at a time; the audit, which waits for a service, beside them. 0 if all is sound."""
+    commands = (["ruff", "check"], ["ruff", "format", "--check"], ["mypy"], ["lint-imports"])
+    with ThreadPoolExecutor(3) as pool:
+        audited = pool.submit(audit)
+        done = [(command, pool.submit(said_by, command)) for command in commands]
+        for command, one in done:
+            code, text = one.result()
+            print(f"$ {' '.join(command)}\n{text}", end="", flush=True)
+            if code:
+                return code
+    return NOT_SOUND if audited.result() == NOT_SOUND else 0
+
+
+def coverage(rest: list[str]) -> int:
+    """The tests of the first tier that run sparkonce in their own process, with the lines and branches that they reach."""
+    reports = [
+        "--cov=sparkonce",
+        "--cov-branch",
+        "--cov-report=term:skip-covered",
+        "--cov-report=json:.timings/coverage.json",
+    ]
+    folders = [f"tests/{one}" for one in ("unit", "conformance", "integration", "spark")]
+    drawn = [] if any(one.startswith("--draw") for one in rest) or "--all" in rest else ["--draw", seed()]
+    rest = [one for one in rest if one != "--all"]
+    return call(["pytest", *AT_ONCE, "-q", *reports, "-m", "not slow and not killed", *drawn, *folders, *rest])
+
+
+def seed() -> str:
+    """The commit, by which tests are drawn; the version where there is none."""
+    known = subprocess.run(["git", "rev-parse", "--short=12", "HEAD"], cwd=ROOT, capture_output=True, text=True)
+    if known.returncode == 0:
+        return known.stdout.strip()
+    return re.findall(r'^version = "(.+)"', (ROOT / "pyproject.toml").read_text(), re.MULTILINE)[0]
 
 
 def environment() -> None:
@@ -234,11 +274,20 @@ def java_version() -> int:
 
 def call(command: list[str]) -> int:
     """Runs a command with the project's environment first on PATH."""
+    return subprocess.run(**ours(command)).returncode
+
+
+def said_by(command: list[str]) -> tuple[int, str]:
+    """Runs a command in the same way, and keeps what it prints."""
+    done = subprocess.run(**ours(command), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    return done.returncode, done.stdout
+
+
+def ours(command: list[str]) -> dict[str, Any]:
+    """How a command is run in the project's environment."""
     path = f"{VENV / 'bin'}{os.pathsep}{os.environ.get('PATH', '')}"
     env = {**os.environ, "PATH": path, "VIRTUAL_ENV": str(VENV)}
-    return subprocess.run(
-        [shutil.which(command[0], path=path) or command[0], *command[1:]], cwd=ROOT, env=env
-    ).returncode
+    return {"args": [shutil.which(command[0], path=path) or command[0], *command[1:]], "cwd": ROOT, "env": env}
 
 
 def check(command: list[str]) -> None:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -8,28 +9,35 @@ import pytest
 from sparkonce.embedded import Cluster
 from sparkonce.sinks.kafka.producers import this_worker
 
-LONGEST = (
-    "spark/test_state.py",
-    "spark/test_kills.py",
-    "verifying",
-    "spark",
-    "simulation",
-    "crashes",
-    "integration",
-    "model",
-)
-"""Files, and folders of files, that take minutes."""
+pytest_plugins = ("tiers", "timings")
+
+HERE = Path(__file__).parent
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """What takes longest comes first: of several processes that run tests none is left with it at the end."""
-    here = Path(__file__).parent
+    """Groups tests for xdist, and puts what takes longest first: no process is left with it at the end.
 
-    def place(item: pytest.Item) -> int:
-        path = item.path.relative_to(here).as_posix()
-        return next((rank for rank, one in enumerate(LONGEST) if path.startswith(one)), len(LONGEST))
+    A group's tests run in one process, one after the other. It is the file, unless a test names another one.
+    """
+    from timings import read_kept  # a plugin: pytest rewrites its assertions first
 
-    items.sort(key=place)
+    kept = {HERE / file: max(row.values()) for file, row in read_kept().items()}
+    files: dict[str, set[Path]] = defaultdict(set)
+    for item in items:
+        if item.get_closest_marker("xdist_group") is None:
+            item.add_marker(pytest.mark.xdist_group(item.path.relative_to(HERE).with_suffix("").as_posix()))
+        if item.path.parent.name == "spark" and "spark" not in getattr(item, "fixturenames", ()):
+            item.add_marker("killed")
+        files[_group(item)].add(item.path)
+    seconds = {group: sum(kept.get(path, 0.0) for path in paths) for group, paths in files.items()}
+    items.sort(key=lambda item: (-seconds[_group(item)], _group(item)))
+
+
+def _group(item: pytest.Item) -> str:
+    mark = item.get_closest_marker("xdist_group")
+    assert mark is not None
+    return str(mark.args[0] if mark.args else mark.kwargs["name"])
 
 
 @pytest.fixture(scope="session")

@@ -1,0 +1,102 @@
+"""Which tests a run takes: all of them, or of each drawn group only those that a seed draws.
+
+``pytest --draw=SEED`` is the first tier, which ``python3 dev.py test`` runs with the commit as the seed. A test without
+the marker ``drawn`` is in every run. Of a group of tests that have it, ``drawn(n)`` or ``drawn(n, "its name")``, n are
+drawn; without a name the group is the test function. Without ``--draw`` nothing is left out.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import defaultdict
+from typing import Any
+
+import pytest
+
+AT_MOST_IN_RUNS = 12
+"""A group draws at least one test in so many: each of them then comes up within some tens of runs."""
+
+_COUNTS = "sparkonce_drawn"
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--draw", metavar="SEED", help="of each drawn group of tests run only those that SEED draws")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "drawn(n, group): with --draw, n tests of the group are run, drawn by the seed")
+    if config.getoption("--draw"):
+        config.pluginmanager.register(_Counted(config), "sparkonce-drawn")
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Comes last, so that what ``-m`` and ``-k`` leave out is in no group."""
+    seed = config.getoption("--draw")
+    if not seed:
+        return
+    groups: dict[str, list[pytest.Item]] = defaultdict(list)
+    sizes: dict[str, int] = {}
+    for item in items:
+        if (mark := item.get_closest_marker("drawn")) is not None:
+            group = _group(item, *mark.args)
+            groups[group].append(item)
+            sizes[group] = mark.args[0]
+    left_out: set[pytest.Item] = set()
+    for group, members in groups.items():
+        if sizes[group] * AT_MOST_IN_RUNS < len(members):
+            raise pytest.UsageError(
+                f"{group}: drawn({sizes[group]}) of {len(members)} tests, fewer than one in {AT_MOST_IN_RUNS}. "
+                f"Draw {-(-len(members) // AT_MOST_IN_RUNS)} or more."
+            )
+        left_out.update(sorted(members, key=lambda item: rank(seed, _key(item)))[sizes[group] :])
+    if left_out:
+        config.hook.pytest_deselected(items=[item for item in items if item in left_out])
+        items[:] = [item for item in items if item not in left_out]
+    drawable = sum(map(len, groups.values()))
+    _note(config, {"groups": len(groups), "drawable": drawable, "drawn": drawable - len(left_out)})
+
+
+def rank(seed: str, key: str) -> bytes:
+    """Returns where a test stands in the order in which a seed draws."""
+    return hashlib.sha256(f"{seed}\n{key}".encode()).digest()
+
+
+def _group(item: pytest.Item, _: int, name: str = "") -> str:
+    return name or f"{item.path.name}::{getattr(item, 'originalname', item.name)}"
+
+
+def _key(item: pytest.Item) -> str:
+    """Names a test in the same way in every process: xdist adds the group to a node's id."""
+    return f"{item.path.name}::{item.name}"
+
+
+def _note(config: pytest.Config, counts: dict[str, int]) -> None:
+    if hasattr(config, "workeroutput"):
+        config.workeroutput[_COUNTS] = counts
+    else:
+        config.stash[_DRAWN] = counts
+
+
+_DRAWN = pytest.StashKey[dict[str, int]]()
+
+
+class _Counted:
+    """Says what was drawn, in the process that reports."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        self._config = config
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_testnodedown(self, node: Any) -> None:
+        """Takes the count of a worker of xdist; all of them count the same."""
+        if counts := getattr(node, "workeroutput", {}).get(_COUNTS):
+            self._config.stash[_DRAWN] = counts
+
+    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+        seed, counts = self._config.getoption("--draw"), self._config.stash.get(_DRAWN, None)
+        if counts is not None:
+            terminalreporter.write_line(
+                f"drawn by {seed}: {counts['drawn']} of {counts['drawable']} tests in {counts['groups']} groups. "
+                f"The same again: python3 dev.py test --draw {seed}. All of them: python3 dev.py test --all."
+            )

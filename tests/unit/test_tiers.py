@@ -1,0 +1,128 @@
+"""What a run of the first tier leaves out, and what a run keeps of the time it took: pytest in a folder of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+TESTS = Path(__file__).parent.parent
+MARKED = """
+import pytest
+
+@pytest.mark.drawn(2)
+@pytest.mark.parametrize("number", range(12))
+def test_of_many(number): pass
+
+@pytest.mark.drawn(1, "both")
+def test_one(): pass
+
+@pytest.mark.drawn(1, "both")
+def test_other(): pass
+
+@pytest.mark.slow
+@pytest.mark.drawn(1, "both")
+def test_long_form(): pass
+
+@pytest.fixture
+def server(): return 1
+
+def test_always(server): pass
+"""
+
+
+def collected(folder: Path, *arguments: str, text: str = MARKED) -> tuple[set[str], str]:
+    """Returns the names of the tests that a run takes, and what it prints."""
+    (folder / "test_it.py").write_text(text)
+    (folder / "conftest.py").write_text('pytest_plugins = ("tiers", "timings")\n')
+    (folder / "pytest.ini").write_text(f"[pytest]\npythonpath = {TESTS}\nmarkers =\n  slow: long\n")
+    command = [sys.executable, "-m", "pytest", "-v", "-p", "no:cacheprovider", *arguments]
+    if "-n" in arguments:
+        command += ["-p", "xdist"]
+    run = subprocess.run(
+        command,
+        cwd=folder,
+        env={**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=300,
+    )
+    said = run.stdout
+    return set(re.findall(r"test_it\.py::(\S+) PASSED", said)), said
+
+
+def test_a_group_is_drawn_and_what_is_not_marked_always_runs(tmp_path: Path) -> None:
+    found, said = collected(tmp_path, "-m", "not slow", "--draw", "abc")
+    assert len([one for one in found if one.startswith("test_of_many")]) == 2
+    assert len(found & {"test_one", "test_other"}) == 1
+    assert "test_always" in found
+    assert len(found) == 4
+    assert "drawn by abc: 3 of 14 tests in 2 groups. The same again: python3 dev.py test --draw abc." in said
+
+
+def test_processes_of_xdist_draw_the_same_together(tmp_path: Path) -> None:
+    alone, _ = collected(tmp_path, "-m", "not slow", "--draw", "abc")
+    _, said = collected(tmp_path, "-m", "not slow", "--draw", "abc", "-n", "2", "--dist", "loadgroup")
+    assert "4 passed" in said
+    assert {name for name in alone if name in said} == alone
+    assert "drawn by abc: 3 of 14 tests" in said
+
+
+def test_without_a_seed_all_are_run(tmp_path: Path) -> None:
+    assert len(collected(tmp_path)[0]) == 16
+
+
+def test_a_group_of_which_too_few_are_drawn_is_refused(tmp_path: Path) -> None:
+    found, said = collected(tmp_path, "--draw", "abc", text=MARKED.replace("range(12)", "range(25)"))
+    assert found == set()
+    assert "drawn(2) of 25 tests, fewer than one in 12. Draw 3 or more." in said
+
+
+def test_every_test_of_a_group_comes_up() -> None:
+    from tiers import AT_MOST_IN_RUNS, rank
+
+    keys = [f"test[{number}]" for number in range(AT_MOST_IN_RUNS)]
+    drawn = [min(keys, key=lambda key, seed=f"commit {run}": rank(seed, key)) for run in range(100)]
+    assert set(drawn) == set(keys)
+
+
+def test_what_each_test_and_fixture_took_is_kept(tmp_path: Path) -> None:
+    kept = tmp_path / "kept" / "first.jsonl"
+    _, said = collected(tmp_path, "--timings", str(kept), "-n", "2", "--dist", "loadgroup")
+    assert "16 passed" in said
+    lines = [json.loads(line) for line in kept.read_text().splitlines()]
+    assert {line["kind"] for line in lines} == {"setup", "call", "teardown", "fixture"}
+    assert len([line for line in lines if line["kind"] == "call"]) == 16
+    assert {line["name"] for line in lines if line["kind"] == "fixture"} >= {"server", "number"}
+    assert list(kept.parent.iterdir()) == [kept]
+
+
+def test_they_are_summed_compared_and_kept_by_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import timings
+
+    run = tmp_path / "first.jsonl"
+    mutant = "tests/model/test_mutants.py::test_a_broken_rule_is_found[commits early]"
+    lines = [
+        {"kind": "call", "name": mutant, "seconds": 2.0},
+        {"kind": "setup", "name": mutant, "seconds": 0.5},
+        {"kind": "call", "name": "tests/model/test_mutants.py::test_other", "seconds": 1.0},
+        {"kind": "fixture", "name": "broker", "seconds": 4.0},
+    ]
+    run.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    recorded = timings.Recorded.read(run)
+    kept = tmp_path / "timings.csv"
+    timings.keep(recorded, "all", kept)
+    assert timings.read_kept(kept) == {"model/test_mutants.py": {"all": 3.5}}
+    said = timings.summary(recorded, {"model/test_mutants.py": {"first": 3.0}}, "first")
+    assert "2 tests, 4 s of workers" in said
+    assert re.search(r"4\.0  broker", said)
+    assert "3 s before, 4 now" in said
+    assert re.search(r"\+0\.5  model/test_mutants\.py", said)
+    caught = "| protocol | commits early | model/test_mutants.py test_a_broken_rule_is_found | 2.5 |"
+    assert timings.mutants(recorded).splitlines()[2:] == [caught]
