@@ -8,7 +8,11 @@ drawn; without a name the group is the test function. Without ``--draw`` nothing
 from __future__ import annotations
 
 import hashlib
+import subprocess
+import sys
 from collections import defaultdict
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -55,6 +59,42 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items[:] = [item for item in items if item not in left_out]
     drawable = sum(map(len, groups.values()))
     _note(config, {"groups": len(groups), "drawable": drawable, "drawn": drawable - len(left_out)})
+
+
+@dataclass(frozen=True, slots=True)
+class Proved:
+    """What was found to hold of some files, and holds as long as nothing in them changes.
+
+    Attributes:
+        kept: The file that says for which they were when all tests of this were green. It is committed.
+        files: They, and the tests.
+        also: What else it depends on, such as a version.
+    """
+
+    kept: Path
+    files: tuple[Path, ...]
+    also: str = ""
+
+    def digest(self) -> str:
+        """Returns what tells these files from others."""
+        found = hashlib.sha256(self.also.encode())
+        for file in sorted(self.files):
+            found.update(hashlib.sha256(file.read_bytes()).digest())
+        return found.hexdigest()
+
+    def drawn(self, n: int, group: str) -> list[pytest.MarkDecorator]:
+        """Returns the mark of its tests: drawn as long as nothing has changed, none when they all have to run."""
+        same = self.kept.exists() and self.kept.read_text().strip() == self.digest()
+        return [pytest.mark.drawn(n, group)] if same else []
+
+    def prove(self, *arguments: str) -> int:
+        """Runs all its tests by pytest, and keeps the digest if they are green. Returns pytest's exit code."""
+        now = self.digest()
+        self.kept.unlink(missing_ok=True)
+        code = subprocess.run([sys.executable, "-m", "pytest", *arguments], check=False).returncode
+        if code == 0:
+            self.kept.write_text(f"{now}\n")
+        return code
 
 
 def rank(seed: str, key: str) -> bytes:

@@ -126,3 +126,29 @@ def test_they_are_summed_compared_and_kept_by_file(tmp_path: Path, monkeypatch: 
     assert re.search(r"\+0\.5  model/test_mutants\.py", said)
     caught = "| protocol | commits early | model/test_mutants.py test_a_broken_rule_is_found | 2.5 |"
     assert timings.mutants(recorded).splitlines()[2:] == [caught]
+
+
+def test_what_was_proved_is_drawn_until_something_changes(tmp_path: Path) -> None:
+    from tiers import Proved
+
+    file, test = tmp_path / "rule.py", tmp_path / "test_rule.py"
+    file.write_text("RIGHT = True\n")
+    test.write_text("def test_it(): pass\n")
+    proved = Proved(tmp_path / "rule.digest", (file, test), also="4.0")
+    assert proved.drawn(1, "rules") == []
+    assert proved.prove("-q", str(test)) == 0
+    assert [mark.args for mark in proved.drawn(1, "rules")] == [(1, "rules")]
+    assert Proved(proved.kept, proved.files, also="4.1").drawn(1, "rules") == []
+    file.write_text("RIGHT = False\n")
+    assert proved.drawn(1, "rules") == []
+
+
+def test_what_fails_is_not_kept_as_proved(tmp_path: Path) -> None:
+    from tiers import Proved
+
+    test = tmp_path / "test_rule.py"
+    test.write_text("def test_it(): assert False\n")
+    proved = Proved(tmp_path / "rule.digest", (test,))
+    proved.kept.write_text(proved.digest())
+    assert proved.prove("-q", str(test)) == 1
+    assert proved.drawn(1, "rules") == []
