@@ -10,7 +10,6 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -18,12 +17,13 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+from tidy.sources import MODULES, ROOT, nodes, tree
+
 if sys.version_info >= (3, 11):
     import tomllib
 else:
     tomllib = pytest.importorskip("tomli")
 
-ROOT = Path(__file__).resolve().parents[2]
 LOCK = (ROOT / "requirements.lock").read_text()
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 OURS = "sparkonce"
@@ -98,8 +98,8 @@ def test_what_is_installed_is_what_is_locked() -> None:
 
 
 def imported() -> Iterator[str]:
-    for path in (ROOT / "src").rglob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text())):
+    for path in MODULES:
+        for node in nodes(tree(path)):
             if isinstance(node, ast.Import):
                 yield from (alias.name.partition(".")[0] for alias in node.names)
             elif isinstance(node, ast.ImportFrom) and node.module and not node.level:

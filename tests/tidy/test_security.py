@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator
-from functools import cache
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
-SOURCE = ROOT / "src" / "sparkonce"
-MODULES = sorted(SOURCE.rglob("*.py"))
+from tidy.sources import MODULES, ROOT, SOURCE, Found, lines, name, nobody, nodes, offenders, tree
 
 RUNS_WHAT_IT_READS = {
     "pickle", "_pickle", "cPickle", "marshal", "shelve", "cloudpickle", "dill", "joblib", "yaml", "jsonpickle",
@@ -41,52 +38,47 @@ PREDICTABLE = {"tempfile.mktemp", "os.tempnam", "os.tmpnam"}
 UNVERIFIED = {"ssl._create_unverified_context", "ssl.wrap_socket"}
 
 
-def name(path: Path) -> str:
-    return path.relative_to(SOURCE).as_posix()
-
-
-@cache
-def tree(path: Path) -> ast.Module:
-    return ast.parse(path.read_text(), str(path))
-
-
 def dotted(node: ast.expr) -> str:
     if isinstance(node, ast.Attribute):
         return f"{dotted(node.value)}.{node.attr}"
     return node.id if isinstance(node, ast.Name) else "?"
 
 
-def imported(source: ast.Module) -> Iterator[str]:
+def imported(source: ast.Module) -> Iterator[tuple[int, str]]:
     """Every module, and every name out of a module, also those imported inside functions."""
-    for node in ast.walk(source):
+    for node in nodes(source):
         if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
+            yield from ((node.lineno, alias.name) for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module:
-            yield node.module
-            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+            yield node.lineno, node.module
+            yield from ((node.lineno, f"{node.module}.{alias.name}") for alias in node.names)
 
 
 def calls(source: ast.Module) -> Iterator[tuple[str, ast.Call]]:
-    return ((dotted(node.func), node) for node in ast.walk(source) if isinstance(node, ast.Call))
+    return ((dotted(node.func), node) for node in nodes(source) if isinstance(node, ast.Call))
 
 
-def runs_what_it_reads(source: ast.Module) -> set[str]:
+def runs_what_it_reads(source: ast.Module) -> Found:
     def known(word: str) -> bool:
         return any(word == one or word.startswith(f"{one}.") for one in RUNS_WHAT_IT_READS)
 
     short = {"np.load": "numpy.load", "pd.read_pickle": "pandas.read_pickle"}
-    called = {short.get(word, word) for word, _ in calls(source)}
-    return {word for word in (*imported(source), *called) if known(word)}
+    called = ((call.lineno, short.get(word, word)) for word, call in calls(source))
+    return [(line, word) for line, word in (*imported(source), *called) if known(word)]
 
 
-def evaluates(source: ast.Module) -> list[str]:
-    return [word for word, _ in calls(source) if word in EVALUATES]
+def evaluates(source: ast.Module) -> Found:
+    return [(call.lineno, word) for word, call in calls(source) if word in EVALUATES]
 
 
-def shells(source: ast.Module) -> list[str]:
-    by_name = [word for word, _ in calls(source) if word in SHELLS]
+def imports_by_name(source: ast.Module) -> Found:
+    return [(call.lineno, word) for word, call in calls(source) if word.rpartition(".")[2] == "import_module"]
+
+
+def shells(source: ast.Module) -> Found:
+    by_name = [(call.lineno, word) for word, call in calls(source) if word in SHELLS]
     by_switch = [
-        f"{word}(shell=…)"
+        (call.lineno, f"{word}(shell=…)")
         for word, call in calls(source)
         for given in call.keywords
         if given.arg == "shell" and not (isinstance(given.value, ast.Constant) and given.value.value is False)
@@ -94,10 +86,10 @@ def shells(source: ast.Module) -> list[str]:
     return by_name + by_switch
 
 
-def world_writable(source: ast.Module) -> list[str]:
+def world_writable(source: ast.Module) -> Found:
     """Modes that let others write: 0o666 and 0o777 are of the system calls that the user's umask narrows."""
     return [
-        f"{word}({given.value:#o})"
+        (call.lineno, f"{word}({given.value:#o})")
         for word, call in calls(source)
         if word.rpartition(".")[2] in {"chmod", "fchmod", "umask"}
         for given in (*call.args, *(one.value for one in call.keywords))
@@ -107,39 +99,50 @@ def world_writable(source: ast.Module) -> list[str]:
     ]
 
 
-@pytest.mark.parametrize("path", MODULES, ids=name)
-def test_nothing_that_is_read_is_run(path: Path) -> None:
-    found = runs_what_it_reads(tree(path))
-    if name(path) in MAY_RUN:
-        assert found, "it does not any more: take it off the list"
-    else:
-        assert found == set()
+def guessable(source: ast.Module) -> Found:
+    return [(call.lineno, word) for word, call in calls(source) if word in PREDICTABLE | UNVERIFIED]
+
+
+def everywhere(check: Callable[[ast.Module], Found], paths: list[Path]) -> Iterator[str]:
+    return offenders(paths, lambda path: check(tree(path)))
+
+
+def all_but(check: Callable[[ast.Module], Found], listed: dict[str, str]) -> Iterator[str]:
+    """What the files that are not on a list do, and the files on it that do not do it any more."""
+    for path in MODULES:
+        found = check(tree(path))
+        if name(path) not in listed:
+            yield from lines(path, found)
+        elif not found:
+            yield from lines(path, [(1, "it does not any more: take it off the list")])
+
+
+def test_nothing_that_is_read_is_run() -> None:
+    nobody(all_but(runs_what_it_reads, MAY_RUN), "read it with something that runs nothing, or say why in MAY_RUN")
 
 
 def test_no_file_is_unpickled() -> None:
     """What pickles gets bytes from memory, or from the pipe to its own parent: none of it reads a file."""
     reads = {"open", "os.open", "read_bytes", "pickle.load", "pickle.Unpickler", "os.read"}
-    for path in MAY_RUN:
-        called = {word for word, _ in calls(tree(SOURCE / path))}
-        assert {word for word in called if word in reads or word.endswith(".read_bytes")} == set(), path
+
+    def reading(source: ast.Module) -> Found:
+        return [(one.lineno, word) for word, one in calls(source) if word in reads or word.endswith(".read_bytes")]
+
+    nobody(everywhere(reading, [SOURCE / path for path in MAY_RUN]), "what unpickles does not read files")
 
 
-@pytest.mark.parametrize("path", MODULES, ids=name)
-def test_no_text_becomes_code(path: Path) -> None:
-    assert evaluates(tree(path)) == []
-    by_name = [word for word, _ in calls(tree(path)) if word.rpartition(".")[2] == "import_module"]
-    assert bool(by_name) == (name(path) in IMPORTS_BY_NAME)
+def test_no_text_becomes_code() -> None:
+    found = [*everywhere(evaluates, MODULES), *all_but(imports_by_name, IMPORTS_BY_NAME)]
+    nobody(found, "write it down, or say why in IMPORTS_BY_NAME")
 
 
-@pytest.mark.parametrize("path", [*MODULES, ROOT / "dev.py"], ids=lambda path: path.name)
-def test_no_shell_reads_a_line_of_ours(path: Path) -> None:
-    assert shells(tree(path)) == []
+def test_no_shell_reads_a_line_of_ours() -> None:
+    nobody(everywhere(shells, [*MODULES, ROOT / "dev.py"]), "give subprocess a list of arguments")
 
 
-@pytest.mark.parametrize("path", MODULES, ids=name)
-def test_no_file_is_opened_to_everybody_and_no_temporary_name_can_be_guessed(path: Path) -> None:
-    assert world_writable(tree(path)) == []
-    assert [word for word, _ in calls(tree(path)) if word in PREDICTABLE | UNVERIFIED] == []
+def test_no_file_is_opened_to_everybody_and_no_temporary_name_can_be_guessed() -> None:
+    found = [*everywhere(world_writable, MODULES), *everywhere(guessable, MODULES)]
+    nobody(found, "let nobody else write it; take mkstemp or mkdtemp, and a context that verifies")
 
 
 @pytest.mark.parametrize(
@@ -230,9 +233,10 @@ def safe(node: ast.expr) -> bool:
     return dotted(node).rpartition(".")[2].lstrip("_").isupper()
 
 
-def made_statements(source: ast.Module) -> Iterator[str]:
+def made_statements(source: ast.Module) -> Found:
     """What is put into a text that begins like a statement, without being quoted."""
-    for node in ast.walk(source):
+    found: Found = []
+    for node in nodes(source):
         put_in: list[ast.expr] = []
         if isinstance(node, ast.JoinedStr) and begins_one(node.values[0]):
             put_in = [one.value for one in node.values if isinstance(one, ast.FormattedValue)]
@@ -240,23 +244,33 @@ def made_statements(source: ast.Module) -> Iterator[str]:
             put_in = [node.right]
         elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and begins_one(node.func.value):
             put_in = [*node.args, *(one.value for one in node.keywords)] if node.func.attr == "format" else []
-        yield from (ast.unparse(one) for one in put_in if not safe(one))
+        found += [(one.lineno, ast.unparse(one)) for one in put_in if not safe(one)]
+    return found
 
 
 def begins_one(node: ast.expr) -> bool:
     return isinstance(node, ast.Constant) and isinstance(node.value, str) and bool(STATEMENT.match(node.value))
 
 
-@pytest.mark.parametrize("path", MODULES, ids=name)
-def test_no_name_gets_into_a_statement_unquoted(path: Path) -> None:
-    assert set(made_statements(tree(path))) == set(NAMED_AS_IS.get(name(path), ()))
+def unquoted() -> Iterator[str]:
+    for path in MODULES:
+        found, listed = made_statements(tree(path)), NAMED_AS_IS.get(name(path), {})
+        yield from lines(path, [(line, word) for line, word in found if word not in listed])
+        gone = set(listed) - {word for _, word in found}
+        yield from lines(
+            path, [(1, f"{word}: it is not there any more: take it off the list") for word in sorted(gone)]
+        )
+
+
+def test_no_name_gets_into_a_statement_unquoted() -> None:
+    nobody(unquoted(), "quote it, or say in NAMED_AS_IS why it needs none")
 
 
 THE_SERVERS_OWN = {"known[column].declared", "condition"}
 """The words of a type and of a CHECK, as the catalog gives them."""
 
 
-def put_together(source: ast.Module) -> list[str]:
+def put_together(source: ast.Module) -> Found:
     """What psycopg is given as a statement, and is neither written down there nor made by psycopg."""
 
     def written(node: ast.expr) -> bool:
@@ -264,24 +278,27 @@ def put_together(source: ast.Module) -> list[str]:
             return written(node.body) and written(node.orelse)
         return isinstance(node, ast.Constant) or ast.unparse(node) in THE_SERVERS_OWN
 
-    found = []
+    found: Found = []
     for word, call in calls(source):
         last = word.rpartition(".")[2]
         if last == "SQL" and not written(call.args[0]):
-            found.append(ast.unparse(call))
+            found.append((call.lineno, ast.unparse(call)))
         if last == "execute" and len(call.args) > 1 and not isinstance(call.args[0], (ast.Constant, ast.Name)):
-            found.append(ast.unparse(call))  # a percent sign in a name would be taken for a value's place
+            found.append(
+                (call.lineno, ast.unparse(call))
+            )  # a percent sign in a name would be taken for a value's place
         if last in {"execute", "executemany", "copy"} and (
             isinstance(call.args[0], (ast.JoinedStr, ast.BinOp))
-            or list(made_statements(ast.Module([ast.Expr(call.args[0])], [])))
+            or made_statements(ast.Module([ast.Expr(call.args[0])], []))
         ):
-            found.append(ast.unparse(call))
+            found.append((call.lineno, ast.unparse(call)))
     return found
 
 
-@pytest.mark.parametrize("path", sorted((SOURCE / "sinks" / "postgres").rglob("*.py")), ids=name)
-def test_statements_for_postgresql_are_put_together_by_psycopg_alone(path: Path) -> None:
-    assert put_together(tree(path)) == []
+def test_statements_for_postgresql_are_put_together_by_psycopg_alone() -> None:
+    files = sorted((SOURCE / "sinks" / "postgres").rglob("*.py"))
+    assert files
+    nobody(everywhere(put_together, files), "put it together with psycopg.sql")
 
 
 @pytest.mark.parametrize(
@@ -311,4 +328,4 @@ def test_the_check_of_what_psycopg_is_given_can_fail(line: str) -> None:
     ],
 )
 def test_the_check_of_statements_can_fail(line: str) -> None:
-    assert list(made_statements(ast.parse(line)))
+    assert made_statements(ast.parse(line))

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import ast
 import re
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
-import pytest
-
-ROOT = Path(__file__).resolve().parents[2]
-SOURCE = ROOT / "src" / "sparkonce"
-MODULES = sorted(SOURCE.rglob("*.py"))
+from tidy.sources import MODULES, ROOT, SOURCE, Found, lines, name, nobody, nodes, offenders, text, tree
 
 MOST_LINES = 400
 LONGER_WITH_REASON = {
@@ -28,97 +25,112 @@ ALIEN = re.compile(r"artifactory|nexus|jfrog|https?://(?!pypi\.org/)[^\s\"']*/si
 """Package hosts other than the public one: which is used belongs to the machine, never to the project."""
 
 
-def name(path: Path) -> str:
-    return path.relative_to(SOURCE).as_posix()
-
-
-def tree(path: Path) -> ast.Module:
-    return ast.parse(path.read_text(), str(path))
-
-
-def calls(path: Path, *wanted: str) -> list[int]:
-    """Lines on which one of these functions is called by its bare name."""
+def calls(path: Path, *wanted: str) -> Found:
+    """Where one of these functions is called by its bare name."""
     return [
-        node.lineno
-        for node in ast.walk(tree(path))
+        (node.lineno, f"{node.func.id}()")
+        for node in nodes(tree(path))
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in wanted
     ]
 
 
-@pytest.mark.parametrize("path", MODULES, ids=name)
-def test_modules_are_short(path: Path) -> None:
-    lines = len(path.read_text().splitlines())
-    if name(path) in LONGER_WITH_REASON:
-        assert lines > MOST_LINES, "it is short now: take it off the list"
-    else:
-        assert lines <= MOST_LINES, "split it, or say above why it is better whole"
+def words(path: Path, pattern: re.Pattern[str]) -> Found:
+    """Every place in the text, comments too."""
+    return [
+        (number, match[0]) for number, line in enumerate(text(path).splitlines(), 1) for match in pattern.finditer(line)
+    ]
 
 
-@pytest.mark.parametrize("path", MODULES, ids=name)
-def test_modules_say_what_they_are(path: Path) -> None:
-    assert ast.get_docstring(tree(path))
+def outside(*folders: str) -> list[Path]:
+    return [path for path in MODULES if path.relative_to(SOURCE).parts[0] not in folders]
 
 
-@pytest.mark.parametrize(
-    "path", [path for path in MODULES if path.relative_to(SOURCE).parts[0] not in MAY_PRINT], ids=name
-)
-def test_a_library_does_not_print(path: Path) -> None:
-    assert calls(path, "print", "input", "breakpoint") == []
+def of_another_length() -> Iterator[str]:
+    for path in MODULES:
+        length = len(text(path).splitlines())
+        if name(path) in LONGER_WITH_REASON:
+            if length <= MOST_LINES:
+                yield from lines(path, [(length, "it is short now: take it off the list")])
+        elif length > MOST_LINES:
+            yield from lines(path, [(length, f"{length} lines")])
 
 
-@pytest.mark.parametrize(
-    "path", [path for path in MODULES if path.relative_to(SOURCE).parts[0] not in MAY_RAISE_ASSERTIONS], ids=name
-)
-def test_guards_are_errors_and_no_assertions(path: Path) -> None:
+def test_modules_are_short() -> None:
+    nobody(of_another_length(), f"split what is over {MOST_LINES} lines, or say above why it is better whole")
+
+
+def test_modules_say_what_they_are() -> None:
+    def silent(path: Path) -> Found:
+        return [] if ast.get_docstring(tree(path)) else [(1, "no docstring")]
+
+    nobody(offenders(MODULES, silent), "say it in the first lines")
+
+
+def test_a_library_does_not_print() -> None:
+    nobody(offenders(outside(*MAY_PRINT), lambda path: calls(path, "print", "input", "breakpoint")), "raise, or log")
+
+
+def test_guards_are_errors_and_no_assertions() -> None:
     """``python -O`` drops assertions."""
-    found = [node.lineno for node in ast.walk(tree(path)) if isinstance(node, ast.Assert)]
-    assert found == []
-    assert "AssertionError" not in path.read_text()
+
+    def found(path: Path) -> Found:
+        statements = [(node.lineno, "assert") for node in nodes(tree(path)) if isinstance(node, ast.Assert)]
+        return statements + words(path, re.compile("AssertionError"))
+
+    nobody(offenders(outside(*MAY_RAISE_ASSERTIONS), found), "raise an error of sparkonce.errors")
 
 
-@pytest.mark.parametrize("path", sorted(PURE.rglob("*.py")), ids=name)
-def test_the_protocol_is_pure(path: Path) -> None:
+def test_the_protocol_is_pure() -> None:
     """No clock, no randomness, no I/O: the same events give the same effects."""
-    assert set(imports(path)) & NOT_PURE == set()
-    assert calls(path, "open", "print", "input") == []
+    paths = sorted(PURE.rglob("*.py"))
+    assert paths
+
+    def found(path: Path) -> Found:
+        return [(line, f"imports {one}") for line, one in imports(path) if one in NOT_PURE] + calls(
+            path, "open", "print", "input"
+        )
+
+    nobody(offenders(paths, found), "let an event bring it, or an effect ask for it")
 
 
-@pytest.mark.parametrize("path", MODULES, ids=name)
-def test_nothing_is_left_for_later(path: Path) -> None:
-    assert re.findall(r"\b(?:TODO|FIXME|XXX|HACK)\b", path.read_text()) == []
+def test_nothing_is_left_for_later() -> None:
+    later = re.compile(r"\b(?:TODO|FIXME|XXX|HACK)\b")
+    nobody(offenders(MODULES, lambda path: words(path, later)), "do it, or leave it")
 
 
 def test_no_file_names_a_package_host() -> None:
     """The locks must not either."""
     checked = [path for path in texts() if path != Path(__file__).resolve()]
     assert ROOT / "pyproject.toml" in checked
-    assert [path.relative_to(ROOT).as_posix() for path in checked if ALIEN.search(path.read_text())] == []
+    nobody(offenders(checked, lambda path: words(path, ALIEN)), "the machine says which host it is")
 
 
 def test_every_test_is_found() -> None:
     """A file or class whose name pytest does not know is never run."""
-    stray = [
-        f"{path.relative_to(ROOT)}:{node.lineno}"
-        for path in sorted((ROOT / "tests").rglob("*.py"))
-        if not path.name.startswith("test_")
-        for node in tree(path).body
-        if isinstance(node, ast.FunctionDef) and node.name.startswith("test_")
-    ]
-    assert stray == []
+
+    def stray(path: Path) -> Found:
+        made = [node for node in tree(path).body if isinstance(node, ast.FunctionDef)]
+        return [(node.lineno, node.name) for node in made if node.name.startswith("test_")]
+
+    elsewhere = (path for path in sorted((ROOT / "tests").rglob("*.py")) if not path.name.startswith("test_"))
+    nobody(offenders(elsewhere, stray), "put it into a file whose name begins with test_")
 
 
-@pytest.mark.parametrize("path", sorted((ROOT / "tests").rglob("test_*.py")), ids=lambda path: path.stem)
-def test_no_test_hides_another_of_the_same_name(path: Path) -> None:
-    names = [node.name for node in tree(path).body if isinstance(node, ast.FunctionDef)]
-    assert sorted({one for one in names if names.count(one) > 1}) == []
+def test_no_test_hides_another_of_the_same_name() -> None:
+    def hidden(path: Path) -> Found:
+        made = [node for node in tree(path).body if isinstance(node, ast.FunctionDef)]
+        twice = Counter(node.name for node in made)
+        return [(node.lineno, node.name) for node in made if twice[node.name] > 1]
+
+    nobody(offenders(sorted((ROOT / "tests").rglob("test_*.py")), hidden), "give each a name of its own")
 
 
-def imports(path: Path) -> Iterator[str]:
-    for node in ast.walk(tree(path)):
+def imports(path: Path) -> Iterator[tuple[int, str]]:
+    for node in nodes(tree(path)):
         if isinstance(node, ast.Import):
-            yield from (alias.name.split(".")[0] for alias in node.names)
+            yield from ((node.lineno, alias.name.split(".")[0]) for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module:
-            yield node.module.split(".")[0]
+            yield node.lineno, node.module.split(".")[0]
 
 
 def texts() -> list[Path]:
