@@ -13,12 +13,14 @@
     python3 dev.py lock     resolve the dependencies again, into requirements.lock
 
 Needs only the standard library. Fetches uv and the locked packages into .venv, and Java by apt where that is allowed;
-where it is not, says what is missing. The tests also want the databases that sinks write to: fetched in the same way,
-and where they cannot be had the tests that need them are skipped and say so. A second run starts at once.
+where it is not, says what is missing. The tests also want the databases that sinks write to, a browser and a clock
+that can be set: fetched in the same way, and where they cannot be had the tests that need them are skipped and say so.
+A second run starts at once.
 """
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import os
@@ -35,6 +37,7 @@ VENV = ROOT / ".venv"
 TOOLS = ROOT / ".tools"
 LOCK = ROOT / "requirements.lock"
 JAVA_AT_LEAST = 17
+JAVA_PACKAGE = "openjdk-17-jre-headless"
 CACHE = Path(
     os.environ.get("SPARKONCE_CACHE") or Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "sparkonce"
 )
@@ -56,6 +59,8 @@ def main(arguments: list[str]) -> int:
     if command not in {"demo", "example", "test", "coverage", "timings", "simulate", "run"}:
         print(__doc__)
         return 0 if command in {"help", "--help", "-h"} else 2
+    if command in {"test", "coverage"}:
+        servers()
     environment()
     if command == "run":
         return call(rest)
@@ -133,7 +138,12 @@ def seed() -> str:
 
 
 def environment() -> None:
-    """Makes .venv hold exactly what requirements.lock says, and this project, editable."""
+    """Makes .venv hold exactly what requirements.lock says, and this project, editable.
+
+    What is imported is kept compiled, also where the machine asks for nothing to be kept, as images do: tests start
+    hundreds of interpreters, each of which would compile pyspark, pandas and sparkonce again.
+    """
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     wanted = hashlib.sha256(LOCK.read_bytes() + (ROOT / "pyproject.toml").read_bytes()).hexdigest()
     mark = VENV / "sparkonce.lock"
     if mark.exists() and mark.read_text() == wanted:
@@ -211,31 +221,61 @@ def java() -> None:
     version = java_version()
     if version >= JAVA_AT_LEAST:
         return
-    package = "openjdk-17-jre-headless"
-    if version == 0 and shutil.which("apt-get") and os.geteuid() == 0:
+    if version == 0 and may_install():
         check(["apt-get", "update", "-qq"])
-        check(["apt-get", "install", "-y", "-qq", package])
+        check(["apt-get", "install", "-y", "-qq", JAVA_PACKAGE])
         if java_version() >= JAVA_AT_LEAST:
             return
     found = f"java {version} is on PATH" if version else "no java is on PATH"
-    stop(found, f"install Java {JAVA_AT_LEAST} or newer (Debian, as root: apt install {package})")
+    stop(found, f"install Java {JAVA_AT_LEAST} or newer (Debian, as root: apt install {JAVA_PACKAGE})")
 
 
+@functools.cache
 def servers() -> None:
-    """The databases that tests start by themselves: by apt where that is allowed, the S3 server by Go if there is one."""
+    """The environment, and what tests start by themselves, at once: one waits for a network while another compiles."""
+    with ThreadPoolExecutor(3) as pool:
+        steps = [pool.submit(step) for step in (environment, packages, s3_server)]
+    for step in steps:
+        step.result()
+
+
+def packages() -> None:
+    """By apt where that is allowed: databases, a browser, a clock that can be set, and Java if it must be had too."""
     postgres = shutil.which("postgres") or any(Path("/usr/lib/postgresql").glob("*/bin/postgres"))
-    found = {"postgresql": postgres, "mariadb-server": program("mariadbd"), "redis-server": program("redis-server")}
+    found = {
+        "postgresql": postgres,
+        "mariadb-server": program("mariadbd"),
+        "redis-server": program("redis-server"),
+        "chromium": program("chromium") or program("google-chrome"),
+        "libfaketime": any(faketime.exists() for faketime in places_of_faketime()),
+    }
     missing = [package for package, path in found.items() if not path]
-    if missing and shutil.which("apt-get") and os.geteuid() == 0:
-        install_stopped(missing)
+    if missing and may_install():
+        install_stopped([*missing, *([] if java_version() else [JAVA_PACKAGE])])
     elif missing:
-        print(f"sparkonce: without {', '.join(missing)} the tests of these sinks are skipped", flush=True)
+        print(f"sparkonce: without {', '.join(missing)} the tests that need them are skipped", flush=True)
+
+
+def places_of_faketime() -> list[Path]:
+    """Where sparkonce looks for libfaketime, which is before sparkonce itself can be asked."""
+    folders = [Path(one) for one in ("/usr/lib", "/usr/lib64", "/usr/local/lib", "/opt/homebrew/lib")]
+    library = "faketime/libfaketimeMT.so.1"
+    return [*(one / library for one in folders), *(found for one in folders for found in one.glob(f"*/{library}"))]
+
+
+def s3_server() -> None:
+    """The server that the tests of S3 start, by Go where there is one."""
     gateway = CACHE / "bin" / "versitygw"
-    if not gateway.exists() and shutil.which("go"):
-        gateway.parent.mkdir(parents=True, exist_ok=True)
-        env = {**os.environ, "GOBIN": str(gateway.parent)}
-        if subprocess.run(["go", "install", VERSITYGW], env=env).returncode:
-            print("sparkonce: without an S3 server the tests of S3 are skipped", flush=True)
+    if gateway.exists() or not shutil.which("go"):
+        return
+    gateway.parent.mkdir(parents=True, exist_ok=True)
+    env = {**os.environ, "GOBIN": str(gateway.parent)}
+    if subprocess.run(["go", "install", VERSITYGW], env=env).returncode:
+        print("sparkonce: without an S3 server the tests of S3 are skipped", flush=True)
+
+
+def may_install() -> bool:
+    return bool(shutil.which("apt-get")) and os.geteuid() == 0
 
 
 def install_stopped(packages: list[str]) -> None:
@@ -246,14 +286,22 @@ def install_stopped(packages: list[str]) -> None:
         policy.write_text("#!/bin/sh\nexit 101\n")
         policy.chmod(0o755)
     try:
-        quiet = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
-        update = ["apt-get", "update", "-qq"]
-        install = ["apt-get", "install", "-y", "-qq", "--no-install-recommends", *packages]
-        if any(subprocess.run(each, env=quiet, stdout=subprocess.DEVNULL).returncode for each in (update, install)):
-            print(f"sparkonce: {', '.join(packages)} could not be installed; their tests are skipped", flush=True)
+        apt("update")
+        refused = packages if apt("install", *packages) else []
+        refused = [one for one in refused if apt("install", one)]  # one that is not known here keeps no other out
+        if refused:
+            print(f"sparkonce: {', '.join(refused)} could not be installed; their tests are skipped", flush=True)
     finally:
         if ours:
             policy.unlink()
+
+
+def apt(what: str, *packages: str) -> int:
+    options = ["-y", "--no-install-recommends"] if packages else []
+    quiet = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
+    return subprocess.run(
+        ["apt-get", what, "-qq", *options, *packages], env=quiet, stdout=subprocess.DEVNULL
+    ).returncode
 
 
 def program(name: str) -> str | None:
