@@ -55,7 +55,11 @@ def test_only_the_drivers_clock_is_another(tmp_path: Path) -> None:
     before = time.time()
     done = subprocess.run(
         [sys.executable, "-c", _PROGRAM, config.to_json()],
-        env={**os.environ, **FakeClock(library, tmp_path / "clock", _DAY_S).env()},
+        env={
+            **os.environ,
+            "PYSPARK_PYTHON": sys.executable,
+            **FakeClock(library, tmp_path / "clock", _DAY_S).env(),
+        },
         stdout=subprocess.PIPE,
         text=True,
         check=True,
