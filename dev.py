@@ -70,8 +70,6 @@ def main(arguments: list[str]) -> int:
         os.environ["PYTHONPATH"] = str(ROOT / "tests")
         return call(["python", "-m", "simulation", *rest])
     java()
-    if command in {"test", "coverage"}:
-        servers()
     if command == "coverage":
         return coverage(rest)
     if command == "demo":
