@@ -1,25 +1,33 @@
 from __future__ import annotations
 
+import gc
 import os
 import sys
 from collections.abc import Iterator
+from dataclasses import fields
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
 from sparkonce.embedded import Cluster
-from sparkonce.embedded.jars import (
-    artifact_name,
-    resolve,
-    spark_avro_jars,
-    spark_jars_folder,
-    spark_kafka_jars,
-)
+from sparkonce.embedded.jars import artifact_name, resolve, spark_avro_jars, spark_jars_folder, spark_kafka_jars
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from spark.injuries import Verdict
+
+DELTA, ICEBERG = "io.delta:delta-spark_2.13:4.0.0", "org.apache.iceberg:iceberg-spark-runtime-4.0_2.13:1.10.0"
+HERE = Path(__file__).parent
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """All tests that use the session go to one of several processes: there is one session, and one broker, for all."""
+    for item in items:
+        if item.path.is_relative_to(HERE) and "spark" in getattr(item, "fixturenames", ()):
+            item.add_marker(pytest.mark.xdist_group("spark"))
 
 
 @pytest.fixture(scope="session")
@@ -33,33 +41,43 @@ def kafka() -> Iterator[Cluster]:
         yield cluster
 
 
-DELTA, ICEBERG = "io.delta:delta-spark_2.13:4.0.0", "org.apache.iceberg:iceberg-spark-runtime-4.0_2.13:1.10.0"
-
-
 @pytest.fixture(scope="session")
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
-    """A session in this process, for tests that kill nothing."""
+    """A session in this process, for tests that kill nothing. The tables' jars cost its start less than a second."""
     from spark.pipeline import Config, session
     from spark.startup import jvm_flags
 
     os.environ["PYSPARK_PYTHON"] = sys.executable
-    folder = str(tmp_path_factory.mktemp("spark"))
-    nothing = dict.fromkeys(("bootstrap", "target", "checkpoint", "desk"), "")
+    nothing = {each.name: "" for each in fields(Config) if each.default is each.default_factory}
     in_spark = sorted({artifact_name(jar.name) for jar in spark_jars_folder().glob("*.jar")})
     tables = [jar for library in (DELTA, ICEBERG) for jar in resolve([library], exclude=in_spark)]
-    config = Config(
-        sources=(),
-        jars=tuple(str(jar) for jar in [*spark_kafka_jars(), *spark_avro_jars(), *tables]),
-        jvm_flags=jvm_flags(),
-        temporary=folder,
-        # The session stands idle while other tests run. Heartbeats of its executor have been seen to fail meanwhile:
-        # after 60 in a row, in ten minutes, Spark ends the JVM with 56, and nobody can stop the session in order.
-        spark={"spark.executor.heartbeat.maxFailures": "1000000"},
-        **nothing,
-    )
-    session_ = session(config)
-    yield session_
-    session_.stop()
+    files = "org.apache.spark.sql.execution.streaming.FileSystemBasedCheckpointFileManager"
+    given = {
+        "jars": tuple(str(jar) for jar in [*spark_kafka_jars(), *spark_avro_jars(), *tables]),
+        "jvm_flags": jvm_flags(),
+        "temporary": str(tmp_path_factory.mktemp("spark")),
+        "spark": {
+            # The session stands idle while other tests run. Heartbeats of its executor have been seen to fail then:
+            # after 60 in a row, in ten minutes, Spark ends the JVM with 56, and nobody can stop the session in order.
+            "spark.executor.heartbeat.maxFailures": "1000000",
+            # The usual one starts a dozen processes (stat, chmod) for the files of a batch, a quarter of what it costs.
+            "spark.sql.streaming.checkpointFileManagerClass": files,
+        },
+    }
+    made = session(Config(**{**nothing, **given}))
+    gc.collect()
+    gc.freeze()  # each query ends with a collection: it need not look at all that was imported
+    yield made
+    made.stop()
+
+
+@pytest.fixture(scope="module")
+def tables(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
+    """A second session of the same Spark, with the catalogs of Delta and Iceberg, without their extensions to SQL."""
+    from spark.table_job import table_session
+
+    with table_session(spark, tmp_path_factory.mktemp("warehouse")) as made:
+        yield made
 
 
 @pytest.fixture

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,8 +13,9 @@ import pytest
 from pyspark import cloudpickle
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
 
-from spark.harness import new_name
+from spark.harness import eventually, new_name
 from sparkonce import ExactlyOnce, KafkaSink
 from sparkonce.driver.progress import BatchProgress
 from sparkonce.embedded import Cluster
@@ -27,15 +27,11 @@ from sparkonce.spark.views import Sinks
 from sparkonce.testing.kafka import Transaction, create_topic, list_transactions, produce, read_committed
 
 LIMIT_S = 180.0
-MARKERS_WITHIN_S = 60.0
 
-MARKS = [
-    pytest.mark.kafka,
-    pytest.mark.spark,
-    # PySpark does not close the sockets of its callbacks.
-    pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning"),
-]
-"""For every module that uses this one."""
+# PySpark does not close the sockets of its callbacks.
+SPARK = [pytest.mark.spark, pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning")]
+MARKS = [pytest.mark.kafka, *SPARK]
+"""For every module that uses this one, or the session alone: `SPARK`."""
 
 
 @contextmanager
@@ -50,18 +46,22 @@ def travelling(*modules: ModuleType) -> Iterator[None]:
             cloudpickle.unregister_pickle_by_value(module)
 
 
+def ended(query: StreamingQuery) -> StreamingQuery:
+    """Waits for the end; raises what stopped it."""
+    try:
+        assert query.awaitTermination(int(LIMIT_S)), f"not done after {LIMIT_S:.0f} s"
+    finally:
+        stopped(query)
+    return query
+
+
+def stopped(query: StreamingQuery) -> None:
+    query.stop()
+    gc.collect()  # PySpark leaves sockets behind in cycles: they are not to surface in somebody else's test
+
+
 class CrashError(RuntimeError):
     """What ends a run in the place of a kill."""
-
-
-def crash_at(phase: Phase, batch: int) -> Callable[[Phase, int], None]:
-    """A listener that ends the run there."""
-
-    def listen(at: Phase, of: int) -> None:
-        if (at, of) == (phase, batch):
-            raise CrashError(f"{phase.name} of batch {batch}")
-
-    return listen
 
 
 def call_at(phase: Phase, batch: int, action: Callable[[], object]) -> Callable[[Phase, int], None]:
@@ -72,6 +72,15 @@ def call_at(phase: Phase, batch: int, action: Callable[[], object]) -> Callable[
             action()
 
     return listen
+
+
+def crash_at(phase: Phase, batch: int) -> Callable[[Phase, int], None]:
+    """A listener that ends the run there."""
+
+    def crash() -> None:
+        raise CrashError(f"{phase.name} of batch {batch}")
+
+    return call_at(phase, batch, crash)
 
 
 class _Recording(ExactlyOnce):
@@ -88,7 +97,7 @@ class _Recording(ExactlyOnce):
 
 
 class Stream:
-    """A source with rows, a target, and a checkpoint, on a session that others use too.
+    """A job: a source with rows, a target, and a checkpoint, on a session that others use too.
 
     Args:
         spark: The session.
@@ -118,26 +127,15 @@ class Stream:
         self.send(ids)
 
     def send(self, ids: Iterable[str]) -> None:
-        produce(
-            self.bootstrap,
-            self.source,
-            (
-                {"key": each.encode(), "value": each.encode(), "partition": number % self.partitions}
-                for number, each in enumerate(ids)
-            ),
-            timeout_s=LIMIT_S,
-        )
+        rows = ((each.encode(), number % self.partitions) for number, each in enumerate(ids))
+        messages = ({"key": each, "value": each, "partition": partition} for each, partition in rows)
+        produce(self.bootstrap, self.source, messages, timeout_s=LIMIT_S)
 
     def records(self, rows_per_batch: int) -> DataFrame:
-        return (
-            self.spark.readStream.format("kafka")
-            .option("kafka.bootstrap.servers", self.bootstrap)
-            .option("subscribe", self.source)
-            .option("startingOffsets", "earliest")
-            .option("maxOffsetsPerTrigger", rows_per_batch)
-            .load()
-            .selectExpr("cast(key as string) as key", "cast(value as string) as value")
-        )
+        reader = self.spark.readStream.format("kafka").option("kafka.bootstrap.servers", self.bootstrap)
+        reader = reader.option("subscribe", self.source).option("startingOffsets", "earliest")
+        records = reader.option("maxOffsetsPerTrigger", rows_per_batch).load()
+        return records.selectExpr("cast(key as string) as key", "cast(value as string) as value")
 
     def run(
         self,
@@ -155,21 +153,17 @@ class Stream:
         Raises:
             SparkonceError, CrashError: what stopped it.
         """
-        kafka = KafkaSink(
-            {"bootstrap.servers": self.bootstrap, **(settings or {})}, **{"topic": self.target, **(sink or {})}
-        )
+        servers = {"bootstrap.servers": self.bootstrap, **(settings or {})}
+        kafka = KafkaSink(servers, **{"topic": self.target, **(sink or {})})
         folder = str(checkpoint or self.checkpoint)
         exactly_once = _Recording(sinks(kafka), checkpoint=folder, display=False, **more)
         query = exactly_once.start(plan(self.records(rows_per_batch)), trigger={"availableNow": True})
         try:
-            assert query.awaitTermination(int(LIMIT_S)), f"not done after {LIMIT_S:.0f} s"
+            ended(query)
         except StreamingQueryException:
             if exactly_once.error is None:
                 raise
             raise exactly_once.error from None
-        finally:
-            query.stop()
-            gc.collect()  # PySpark leaves sockets behind in cycles: they are not to surface in somebody else's test
         return exactly_once.progress()
 
     def keys(self, topic: str = "") -> list[str]:
@@ -178,17 +172,13 @@ class Stream:
         Readers see a committed transaction's rows a little after the commit was answered, and nothing behind them
         until then.
         """
-        give_up_at = time.monotonic() + MARKERS_WITHIN_S
-        while self.transactions("PrepareCommit", "PrepareAbort", "PrepareEpochFence"):
-            assert time.monotonic() < give_up_at, "the broker does not write its markers"
+        ending = ("PrepareCommit", "PrepareAbort", "PrepareEpochFence")
+        eventually(lambda: not self.transactions(*ending), "the broker has written its markers")
         return sorted((record.key or b"").decode() for record in read_committed(self.bootstrap, topic or self.target))
 
-    def transactions(self, *states: str, checkpoint: Path | None = None) -> dict[str, Transaction]:
+    def transactions(self, *states: str) -> dict[str, Transaction]:
         """The query's own on the server."""
-        query = short_query(query_id(checkpoint or self.checkpoint) or "")
+        query = short_query(query_id(self.checkpoint) or "")
         found = list_transactions(self.bootstrap, states=states)
-        return {
-            name: one
-            for name, one in found.items()
-            if (parsed := TransactionalId.parse(name)) is not None and parsed.query == query
-        }
+        parsed = {name: TransactionalId.parse(name) for name in found}
+        return {name: one for name, one in found.items() if (its := parsed[name]) is not None and its.query == query}

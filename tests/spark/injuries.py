@@ -3,33 +3,76 @@
 A crash is the disk that it leaves behind. A driver that dies after its sink has the batch, and before Spark notes that,
 leaves ``offsets/N`` without ``commits/N``: `forget_commit` makes that out of a query that has ended, and the next start
 runs the batch again.
+
+Every verdict is asked for in every run. The injuries say how Spark behaves, and that changes with Spark, or with what
+is said of it: ``python tests/spark/injuries.py`` runs them all, and notes in ``injuries.digest`` for which analyser and
+which Spark they were green. Where both are the same, some are drawn; where not, all run.
 """
 
 from __future__ import annotations
 
-import gc
+import functools
+import hashlib
+import inspect
 import os
+import subprocess
+import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import pytest
-from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
+from spark.in_process import ended
 from sparkonce.analysis.model import Explanation
 
-LIMIT_S = 120.0
-_POLL_S = 0.05
+ROOT = Path(__file__).parents[2]
+DIGEST = Path(__file__).with_suffix(".digest")
+DRAWN = 8
+"""Of some seventy injuries."""
 
 ROWS = [f"row-{number:03d}" for number in range(60)]
 
-MARKS = [pytest.mark.spark, pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning")]
-"""For every module that uses this one."""
+
+@functools.cache
+def digest() -> str:
+    """Of the analyser, what reads plans and queries for it, the injuries, and the version of Spark."""
+    spark = (ROOT / "src/sparkonce/spark" / f"{name}.py" for name in ("plans", "queries", "dry_run", "explain"))
+    tests = [Path(__file__), *Path(__file__).parent.glob("test_explain_*.py")]
+    files = sorted([*(ROOT / "src/sparkonce/analysis").rglob("*.py"), *spark, *tests])
+    found = hashlib.sha256(version("pyspark").encode())
+    for file in files:
+        found.update(hashlib.sha256(file.read_bytes()).digest())
+    return found.hexdigest()
+
+
+Proof = Generator[None, None, None]
+
+
+def proof(test: Callable[..., Proof]) -> Any:
+    """Makes two tests of a generator: what it does before its ``yield``, the verdict; and all, with the injury."""
+
+    @functools.wraps(test)
+    def proved(*, injured: bool, **given: Any) -> None:
+        steps = test(**given)
+        next(steps)
+        if injured:
+            assert list(steps) == [], "it yields once"
+        steps.close()
+
+    asked = inspect.signature(test)
+    part = inspect.Parameter("injured", inspect.Parameter.KEYWORD_ONLY)
+    proved.__signature__ = asked.replace(parameters=[*asked.parameters.values(), part])  # type: ignore[attr-defined]
+    same = DIGEST.exists() and DIGEST.read_text().strip() == digest()
+    marks = [pytest.mark.drawn(DRAWN, "injuries")] if same else []
+    parts = [pytest.param(False, id="verdict"), pytest.param(True, id="injury", marks=marks)]
+    return pytest.mark.parametrize("injured", parts)(proved)
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,35 +97,10 @@ class Verdict:
         assert all(part.changes for part in explanation.weakest), f"no change is named:\n{explanation}"
 
 
-def run(writer: Any, *, table: str | None = None, path: Path | None = None) -> StreamingQuery:
+def run(writer: Any, *, table: str | None = None) -> StreamingQuery:
     """Starts what the writer holds, on all that its source has now, and waits for the end."""
     started = writer.trigger(availableNow=True)
-    query = started.toTable(table) if table is not None else started.start(*([str(path)] if path else []))
-    return ended(query)
-
-
-def ended(query: StreamingQuery) -> StreamingQuery:
-    """Waits for the end; raises what stopped it."""
-    try:
-        assert query.awaitTermination(int(LIMIT_S)), f"not done after {LIMIT_S:.0f} s"
-    finally:
-        query.stop()
-        gc.collect()  # PySpark leaves sockets behind in cycles
-    return query
-
-
-def crashes(writer: Any) -> None:
-    """Starts what the writer holds, and sees that it stops with an error."""
-    with pytest.raises(StreamingQueryException):
-        run(writer)
-
-
-def eventually(holds: Callable[[], Any], what: str) -> Any:
-    give_up_at = time.monotonic() + LIMIT_S
-    while not (answer := holds()):
-        assert time.monotonic() < give_up_at, f"not after {LIMIT_S:.0f} s: {what}"
-        time.sleep(_POLL_S)
-    return answer
+    return ended(started.start() if table is None else started.toTable(table))
 
 
 def forget(folder: Path, keep: int = 0) -> None:
@@ -114,10 +132,6 @@ def read_lines(spark: SparkSession, folder: Path, **options: Any) -> DataFrame:
     return spark.readStream.format("text").options(**options).load(str(folder))
 
 
-def of_rows(values: Iterable[Any]) -> Counter[Any]:
-    return Counter(values)
-
-
 def once(rows: Sequence[Any] = ROWS) -> Counter[Any]:
     """Each row once: what exactly-once is."""
     return Counter(rows)
@@ -143,9 +157,11 @@ class Kept:
     def values(self) -> Counter[Any]:
         return Counter(row[0] for _, rows in self.batches for row in rows)
 
-    def runs(self, batch: int = 0) -> list[list[Any]]:
-        """What each run of a batch gave."""
-        return [rows for number, rows in self.batches if number == batch]
+    def runs(self) -> list[list[Any]]:
+        """What the first batch gave, and what it gave when it was replayed."""
+        runs = [rows for number, rows in self.batches if number == 0]
+        assert len(runs) == 2, "the batch was not replayed"
+        return runs
 
 
 def replayed(plan: DataFrame, folder: Path) -> list[list[Any]]:
@@ -155,6 +171,18 @@ def replayed(plan: DataFrame, folder: Path) -> list[list[Any]]:
     run(writer)
     forget(folder / "replayed" / "commits")
     run(writer)
-    runs = kept.runs()
-    assert len(runs) == 2, "the batch was not replayed"
-    return runs
+    return kept.runs()
+
+
+def main() -> int:
+    """Runs all injuries, and notes for what they were green."""
+    before = digest()
+    DIGEST.unlink(missing_ok=True)
+    done = subprocess.run([sys.executable, "-m", "pytest", "-m", "proves", str(DIGEST.parent)], cwd=ROOT, check=False)
+    if done.returncode == 0:
+        DIGEST.write_text(f"{before}\n")
+    return done.returncode
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -8,6 +8,7 @@ import socket
 import sys
 import threading
 import uuid
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
@@ -18,18 +19,16 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - as everybody writes it
 from pyspark.sql.types import IntegerType, StringType
 
-from spark.harness import new_name
-from spark.in_process import CrashError
+from spark.harness import eventually, new_name
+from spark.in_process import SPARK, CrashError, ended
 from spark.injuries import (
-    MARKS,
     ROWS,
     Kept,
+    Proof,
     Verdict,
-    ended,
-    eventually,
     forget,
     forget_commit,
-    of_rows,
+    proof,
     read_lines,
     replayed,
     run,
@@ -41,7 +40,7 @@ from sparkonce.analysis.model import Role
 from sparkonce.embedded import Cluster
 from sparkonce.testing.kafka import create_topic, read_committed
 
-pytestmark = MARKS
+pytestmark = SPARK
 
 # Workers do not have the tests on their path.
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -99,13 +98,15 @@ def changing(values: Callable[[], Column], name: str, query: str):  # type: igno
         changing(lambda: declared("value"), "is declared not deterministic", "a UDF declared `asNondeterministic()`"),
     ],
 )
+@proof
 def test_values_that_a_replay_does_not_give_again(
     lines: DataFrame, tmp_path: Path, verdict: Verdict, values: Callable[[], Column], named: str
-) -> None:
+) -> Proof:
     plan = lines.select("value", values().alias("drawn"))
     explanation = explain(plan, Kept(), ask=False)
     verdict.of(explanation, named)
     assert any(named in reason for reason in explanation.part(Role.ENGINE).reasons)
+    yield
     first, second = replayed(plan, tmp_path)
     assert [row[0] for row in first] == [row[0] for row in second] == ROWS
     assert first != second
@@ -130,14 +131,16 @@ def same(values: Callable[[], Column], says: str, query: str):  # type: ignore[n
         same(lambda: F.input_file_name(), "", "`input_file_name()`"),
     ],
 )
+@proof
 def test_values_that_a_replay_gives_again(
     lines: DataFrame, tmp_path: Path, verdict: Verdict, values: Callable[[], Column], says: str
-) -> None:
+) -> Proof:
     plan = lines.select("value", values().alias("made"))
     explanation = explain(plan, Kept(), ask=False)
     verdict.of(explanation, "foreachBatch")
     engine = explanation.part(Role.ENGINE)
     assert any(says in text for text in (*engine.conditions, *engine.notes))
+    yield
     first, second = replayed(plan, tmp_path)
     assert first == second
 
@@ -148,7 +151,8 @@ def test_values_that_a_replay_gives_again(
     injury="driver dies after the function has written",
     seen="rows again, with another time",
 )
-def test_the_clock_in_the_wrong_place(lines: DataFrame, tmp_path: Path, verdict: Verdict) -> None:
+@proof
+def test_the_clock_in_the_wrong_place(lines: DataFrame, tmp_path: Path, verdict: Verdict) -> Proof:
     kept = Kept()
 
     def write(rows: DataFrame, batch: int) -> None:
@@ -156,6 +160,7 @@ def test_the_clock_in_the_wrong_place(lines: DataFrame, tmp_path: Path, verdict:
 
     writer = lines.writeStream.foreachBatch(write).option("checkpointLocation", str(tmp_path / "checkpoint"))
     verdict.of(explain(writer), "wrong place")
+    yield
     run(writer)
     forget(tmp_path / "checkpoint" / "commits")
     run(writer)
@@ -170,7 +175,8 @@ def test_the_clock_in_the_wrong_place(lines: DataFrame, tmp_path: Path, verdict:
     injury="driver dies, and the replay has rows spread over another number of tasks",
     seen="rows again, with other values",
 )
-def test_values_that_depend_on_the_tasks(lines: DataFrame, tmp_path: Path, verdict: Verdict) -> None:
+@proof
+def test_values_that_depend_on_the_tasks(lines: DataFrame, tmp_path: Path, verdict: Verdict) -> Proof:
     kept = Kept()
 
     def writer(slots: int):  # type: ignore[no-untyped-def]
@@ -178,6 +184,7 @@ def test_values_that_depend_on_the_tasks(lines: DataFrame, tmp_path: Path, verdi
         return plan.writeStream.foreachBatch(kept).option("checkpointLocation", str(tmp_path / "checkpoint"))
 
     verdict.of(explain(writer(4)), "spread over tasks")
+    yield
     run(writer(4))
     forget(tmp_path / "checkpoint" / "commits")
     run(writer(2))
@@ -192,7 +199,8 @@ def test_values_that_depend_on_the_tasks(lines: DataFrame, tmp_path: Path, verdi
     injury="the table changes before a replay",
     seen="rows again, with other values",
 )
-def test_a_static_table_that_changes(spark: SparkSession, lines: DataFrame, tmp_path: Path, verdict: Verdict) -> None:
+@proof
+def test_a_static_table_that_changes(spark: SparkSession, lines: DataFrame, tmp_path: Path, verdict: Verdict) -> Proof:
     names = tmp_path / "names"
     write_lines(names, "a.csv", ["row-000,old"])
 
@@ -203,6 +211,7 @@ def test_a_static_table_that_changes(spark: SparkSession, lines: DataFrame, tmp_
     checkpoint = str(tmp_path / "checkpoint")
     writer = plan().writeStream.foreachBatch(kept).option("checkpointLocation", checkpoint)
     verdict.of(explain(writer), "joined as it is")
+    yield
     run(writer)
     forget(tmp_path / "checkpoint" / "commits")
     write_lines(names, "a.csv", ["row-000,new"])
@@ -216,10 +225,12 @@ def test_a_static_table_that_changes(spark: SparkSession, lines: DataFrame, tmp_
     injury="the query is stopped in order and started again",
     seen="every row doubled",
 )
-def test_no_checkpoint(lines: DataFrame, verdict: Verdict) -> None:
+@proof
+def test_no_checkpoint(lines: DataFrame, verdict: Verdict) -> Proof:
     kept = Kept()
     writer = lines.writeStream.foreachBatch(kept)
     verdict.of(explain(writer), "no checkpointLocation")
+    yield
     run(writer)
     run(writer)
     assert kept.values() == twice()
@@ -231,12 +242,14 @@ def test_no_checkpoint(lines: DataFrame, verdict: Verdict) -> None:
     injury="driver dies after the state is stored and the function has written, before Spark's commit",
     seen="the counts of the replay are the same: nothing counted twice",
 )
-def test_state_is_not_counted_twice(lines: DataFrame, tmp_path: Path, verdict: Verdict) -> None:
+@proof
+def test_state_is_not_counted_twice(lines: DataFrame, tmp_path: Path, verdict: Verdict) -> Proof:
     counts = lines.groupBy(F.substring("value", 1, 6).alias("start")).count()
     kept = Kept()
     writer = counts.writeStream.outputMode("update").foreachBatch(kept)
     writer = writer.option("checkpointLocation", str(tmp_path / "checkpoint"))
     verdict.of(explain(writer), "again for a batch that failed")
+    yield
     run(writer)
     forget(tmp_path / "checkpoint" / "commits")
     run(writer)
@@ -252,9 +265,10 @@ def test_state_is_not_counted_twice(lines: DataFrame, tmp_path: Path, verdict: V
     injury="driver dies after the decision, before Spark's commit; then more rows come",
     seen="the newest sums add up to another number than the rows",
 )
+@proof
 def test_state_of_random_keys(
     spark: SparkSession, lines: DataFrame, kafka: Cluster, tmp_path: Path, verdict: Verdict
-) -> None:
+) -> Proof:
     salt = F.floor(F.rand() * len(ROWS)).cast("string")
     # Powers of two: no two sets of rows have the same sum.
     weighed = lines.select(salt.alias("key"), F.expr("shiftleft(1L, int(right(value, 3)))").alias("weight"))
@@ -271,6 +285,7 @@ def test_state_of_random_keys(
 
     verdict.of(explain(sums, ExactlyOnce(sink, checkpoint="/data/checkpoint"), reader="read_committed"), "made again")
     whole = 2 ** len(ROWS) - 1
+    yield
     newest()
     write_lines(tmp_path / "in", "b.txt", ROWS)
     assert newest() == 2 * whole
@@ -285,11 +300,13 @@ def test_state_of_random_keys(
     injury="driver dies after the function has written",
     seen="the source gives the same rows again",
 )
-def test_rate_replays(spark: SparkSession, tmp_path: Path, verdict: Verdict) -> None:
+@proof
+def test_rate_replays(spark: SparkSession, tmp_path: Path, verdict: Verdict) -> Proof:
     plan = spark.readStream.format("rate-micro-batch").option("rowsPerBatch", 20).load()
     explanation = explain(plan, Kept(), ask=False)
     verdict.of(explanation, "foreachBatch")
     assert "tests only" in explanation.part(Role.SOURCE).notes[0]
+    yield
     first, second = replayed(plan, tmp_path)
     assert first == second
     assert len(first) == 20
@@ -301,11 +318,13 @@ def test_rate_replays(spark: SparkSession, tmp_path: Path, verdict: Verdict) -> 
     injury="the query is stopped in order and started again",
     seen="what it held is gone",
 )
-def test_a_table_in_memory(spark: SparkSession, lines: DataFrame, tmp_path: Path, verdict: Verdict) -> None:
+@proof
+def test_a_table_in_memory(spark: SparkSession, lines: DataFrame, tmp_path: Path, verdict: Verdict) -> Proof:
     counts = lines.groupBy("value").count()
     writer = counts.writeStream.format("memory").queryName("held").outputMode("complete")
     writer = writer.option("checkpointLocation", str(tmp_path / "checkpoint"))
     verdict.of(explain(writer), "driver's memory")
+    yield
     run(writer)
     assert spark.table("held").count() == len(ROWS)
     run(writer)
@@ -318,7 +337,8 @@ def test_a_table_in_memory(spark: SparkSession, lines: DataFrame, tmp_path: Path
     injury="driver dies after the rows are written, before Spark's commit",
     seen="every row doubled",
 )
-def test_foreach(lines: DataFrame, tmp_path: Path, verdict: Verdict) -> None:
+@proof
+def test_foreach(lines: DataFrame, tmp_path: Path, verdict: Verdict) -> Proof:
     target = str(tmp_path / "target")
 
     def append(row) -> None:  # type: ignore[no-untyped-def]
@@ -328,11 +348,12 @@ def test_foreach(lines: DataFrame, tmp_path: Path, verdict: Verdict) -> None:
     writer = lines.coalesce(1).writeStream.foreach(append)
     writer = writer.option("checkpointLocation", str(tmp_path / "checkpoint"))
     verdict.of(explain(writer), "row by row")
+    yield
     run(writer)
     assert sorted(Path(target).read_text().split()) == ROWS
     forget(tmp_path / "checkpoint" / "commits")
     run(writer)
-    assert of_rows(Path(target).read_text().split()) == twice()
+    assert Counter(Path(target).read_text().split()) == twice()
 
 
 @pytest.mark.proves(
@@ -341,7 +362,8 @@ def test_foreach(lines: DataFrame, tmp_path: Path, verdict: Verdict) -> None:
     injury="driver dies in the batch that takes the rows in",
     seen="its rows missing, and as many of those that come later; no error",
 )
-def test_a_socket(spark: SparkSession, tmp_path: Path, verdict: Verdict) -> None:
+@proof
+def test_a_socket(spark: SparkSession, tmp_path: Path, verdict: Verdict) -> Proof:
     kept, crash = Kept(), [True]
 
     def write(rows: DataFrame, batch: int) -> None:
@@ -355,6 +377,7 @@ def test_a_socket(spark: SparkSession, tmp_path: Path, verdict: Verdict) -> None
         plan = spark.readStream.format("socket").option("host", "127.0.0.1").option("port", sender.port).load()
         writer = plan.writeStream.foreachBatch(write).option("checkpointLocation", str(tmp_path / "checkpoint"))
         verdict.of(explain(writer), "cannot be read again")
+        yield
         with pytest.raises(StreamingQueryException):
             ended(writer.start())
         query = writer.start()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -9,22 +10,23 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - as everybody writes it
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
+from spark.in_process import SPARK
 from spark.injuries import (
-    MARKS,
     ROWS,
     Kept,
+    Proof,
     Verdict,
     forget,
     forget_commit,
-    of_rows,
     once,
+    proof,
     read_lines,
     run,
     write_lines,
 )
 from sparkonce import explain
 
-pytestmark = MARKS
+pytestmark = SPARK
 
 LATE = [f"late-{number:03d}" for number in range(10)]
 
@@ -37,11 +39,11 @@ def to_folder(spark: SparkSession, folder: Path, **options: str):  # type: ignor
 
 
 def read_by_spark(spark: SparkSession, folder: Path):  # type: ignore[no-untyped-def]
-    return of_rows(row[0] for row in spark.read.text(str(folder / "out")).collect())
+    return Counter(row[0] for row in spark.read.text(str(folder / "out")).collect())
 
 
 def read_by_listing(folder: Path):  # type: ignore[no-untyped-def]
-    return of_rows(line for file in (folder / "out").glob("*.txt") for line in file.read_text().splitlines())
+    return Counter(line for file in (folder / "out").glob("*.txt") for line in file.read_text().splitlines())
 
 
 def write_twice(writer: DataStreamWriter, folder: Path) -> None:
@@ -58,10 +60,12 @@ def write_twice(writer: DataStreamWriter, folder: Path) -> None:
     injury="driver dies after the files are written, before they are entered in `_spark_metadata`",
     seen="each row once",
 )
-def test_a_folder_read_by_spark(spark: SparkSession, tmp_path: Path, verdict: Verdict) -> None:
+@proof
+def test_a_folder_read_by_spark(spark: SparkSession, tmp_path: Path, verdict: Verdict) -> Proof:
     write_lines(tmp_path / "in", "a.txt", ROWS)
     writer = to_folder(spark, tmp_path)
     verdict.of(explain(writer, reader="spark"), "only once")
+    yield
     write_twice(writer, tmp_path)
     assert read_by_spark(spark, tmp_path) == once()
 
@@ -72,10 +76,12 @@ def test_a_folder_read_by_spark(spark: SparkSession, tmp_path: Path, verdict: Ve
     injury="the same",
     seen="rows doubled",
 )
-def test_a_folder_read_by_listing_it(spark: SparkSession, tmp_path: Path, verdict: Verdict) -> None:
+@proof
+def test_a_folder_read_by_listing_it(spark: SparkSession, tmp_path: Path, verdict: Verdict) -> Proof:
     write_lines(tmp_path / "in", "a.txt", ROWS)
     writer = to_folder(spark, tmp_path)
     verdict.of(explain(writer, reader="files"), "lists the files")
+    yield
     write_twice(writer, tmp_path)
     found = read_by_listing(tmp_path)
     assert set(found) == set(ROWS)
@@ -88,10 +94,12 @@ def test_a_folder_read_by_listing_it(spark: SparkSession, tmp_path: Path, verdic
     injury="driver dies after the batch is in `_spark_metadata`, before Spark's own commit",
     seen="each row once, by listing too",
 )
-def test_a_folder_whose_batch_was_entered(spark: SparkSession, tmp_path: Path, verdict: Verdict) -> None:
+@proof
+def test_a_folder_whose_batch_was_entered(spark: SparkSession, tmp_path: Path, verdict: Verdict) -> Proof:
     write_lines(tmp_path / "in", "a.txt", ROWS)
     writer = to_folder(spark, tmp_path)
     verdict.of(explain(writer), "the reader is Spark")
+    yield
     run(writer)
     forget_commit(tmp_path / "checkpoint")
     run(writer)
@@ -105,10 +113,12 @@ def test_a_folder_whose_batch_was_entered(spark: SparkSession, tmp_path: Path, v
     injury="a file comes with a modification time of two hours before the newest",
     seen="its rows missing, no error",
 )
-def test_a_file_that_comes_late(spark: SparkSession, tmp_path: Path, verdict: Verdict) -> None:
+@proof
+def test_a_file_that_comes_late(spark: SparkSession, tmp_path: Path, verdict: Verdict) -> Proof:
     write_lines(tmp_path / "in", "a.txt", ROWS)
     writer = to_folder(spark, tmp_path, maxFileAge="1h")
     verdict.of(explain(writer), "maxFileAge=1h")
+    yield
     run(writer)
     write_lines(tmp_path / "in", "late.txt", LATE, age_s=7200)
     write_lines(tmp_path / "in", "more.txt", ["more"])
@@ -122,10 +132,12 @@ def test_a_file_that_comes_late(spark: SparkSession, tmp_path: Path, verdict: Ve
     injury="a file comes two hours late (the condition says: 7 days)",
     seen="each row once",
 )
-def test_a_file_that_comes_in_time(spark: SparkSession, tmp_path: Path, verdict: Verdict) -> None:
+@proof
+def test_a_file_that_comes_in_time(spark: SparkSession, tmp_path: Path, verdict: Verdict) -> Proof:
     write_lines(tmp_path / "in", "a.txt", ROWS)
     writer = to_folder(spark, tmp_path)
     verdict.of(explain(writer), "7 days")
+    yield
     run(writer)
     write_lines(tmp_path / "in", "late.txt", LATE, age_s=7200)
     run(writer)
@@ -138,13 +150,15 @@ def test_a_file_that_comes_in_time(spark: SparkSession, tmp_path: Path, verdict:
     injury="a file is deleted after a batch took it in, and the batch is replayed",
     seen="its rows missing, no error",
 )
-def test_a_file_that_is_gone(spark: SparkSession, tmp_path: Path, verdict: Verdict) -> None:
+@proof
+def test_a_file_that_is_gone(spark: SparkSession, tmp_path: Path, verdict: Verdict) -> Proof:
     write_lines(tmp_path / "in", "a.txt", ROWS[:30])
     lost = write_lines(tmp_path / "in", "b.txt", ROWS[30:])
     plan = read_lines(spark, tmp_path / "in", ignoreMissingFiles="true")
     writer = plan.writeStream.format("text").option("path", str(tmp_path / "out"))
     writer = writer.option("checkpointLocation", str(tmp_path / "checkpoint"))
     verdict.of(explain(writer), "ignoreMissingFiles=true")
+    yield
     run(writer)
     # As a driver leaves it that died before the batch was entered anywhere.
     forget_commit(tmp_path / "checkpoint")
@@ -160,11 +174,13 @@ def test_a_file_that_is_gone(spark: SparkSession, tmp_path: Path, verdict: Verdi
     injury="a compressed file is damaged",
     seen="its rows missing, no error",
 )
-def test_a_file_that_is_damaged(spark: SparkSession, tmp_path: Path, verdict: Verdict) -> None:
+@proof
+def test_a_file_that_is_damaged(spark: SparkSession, tmp_path: Path, verdict: Verdict) -> Proof:
     write_lines(tmp_path / "in", "a.txt", ROWS)
     write_lines(tmp_path / "in", "b.txt.gz", LATE)  # not what its name says
     writer = to_folder(spark, tmp_path, ignoreCorruptFiles="true")
     verdict.of(explain(writer), "ignoreCorruptFiles=true")
+    yield
     run(writer)
     assert read_by_spark(spark, tmp_path) == once()
 
@@ -175,12 +191,14 @@ def test_a_file_that_is_damaged(spark: SparkSession, tmp_path: Path, verdict: Ve
     injury="two folders have a file of one name",
     seen="the second one's rows missing, no error",
 )
-def test_files_of_one_name(spark: SparkSession, tmp_path: Path, verdict: Verdict) -> None:
+@proof
+def test_files_of_one_name(spark: SparkSession, tmp_path: Path, verdict: Verdict) -> Proof:
     write_lines(tmp_path / "in" / "day=1", "part.txt", ROWS)
     plan = read_lines(spark, tmp_path / "in", fileNameOnly="true").select("value")
     writer = plan.writeStream.format("text").option("path", str(tmp_path / "out"))
     writer = writer.option("checkpointLocation", str(tmp_path / "checkpoint"))
     verdict.of(explain(writer), "fileNameOnly=true")
+    yield
     run(writer)
     write_lines(tmp_path / "in" / "day=2", "part.txt", LATE)
     run(writer)
@@ -193,12 +211,14 @@ def test_files_of_one_name(spark: SparkSession, tmp_path: Path, verdict: Verdict
     injury="some lines are no JSON",
     seen="their rows missing, no error",
 )
-def test_lines_that_cannot_be_read(spark: SparkSession, tmp_path: Path, verdict: Verdict) -> None:
+@proof
+def test_lines_that_cannot_be_read(spark: SparkSession, tmp_path: Path, verdict: Verdict) -> Proof:
     write_lines(tmp_path / "in", "a.json", [*(f'{{"value": "{row}"}}' for row in ROWS), "{broken", '{"value": 1'])
     plan = spark.readStream.schema("value string").option("mode", "DROPMALFORMED").json(str(tmp_path / "in"))
     writer = plan.writeStream.format("text").option("path", str(tmp_path / "out"))
     writer = writer.option("checkpointLocation", str(tmp_path / "checkpoint"))
     verdict.of(explain(writer), "mode=DROPMALFORMED")
+    yield
     run(writer)
     assert read_by_spark(spark, tmp_path) == once()
 
@@ -210,7 +230,8 @@ def test_lines_that_cannot_be_read(spark: SparkSession, tmp_path: Path, verdict:
     seen="the old file's rows in no window",
 )
 @pytest.mark.parametrize("latest_first", ["true", "false"])
-def test_the_newest_file_first(spark: SparkSession, tmp_path: Path, latest_first: str, verdict: Verdict) -> None:
+@proof
+def test_the_newest_file_first(spark: SparkSession, tmp_path: Path, latest_first: str, verdict: Verdict) -> Proof:
     write_lines(tmp_path / "in", "old.json", ['{"at": "2024-01-01T00:00:00"}'] * 5, age_s=60)
     write_lines(tmp_path / "in", "new.json", ['{"at": "2024-01-02T00:00:00"}'] * 7, age_s=30)
     write_lines(tmp_path / "in", "newer.json", ['{"at": "2024-01-03T00:00:00"}'] * 9)
@@ -222,6 +243,9 @@ def test_the_newest_file_first(spark: SparkSession, tmp_path: Path, latest_first
     plan = plan.option("checkpointLocation", str(tmp_path / "checkpoint"))
     if latest_first == "true":
         verdict.of(explain(plan, "delta"), "latestFirst=true with a watermark")
+    else:
+        assert explain(plan, "delta").level.value == "exactly-once"
+    yield
     run(plan)
     counted = [count for _, found in kept.batches for (count,) in found]
     assert sorted(counted) == ([7, 9] if latest_first == "true" else [5, 7, 9])

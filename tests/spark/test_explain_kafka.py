@@ -10,26 +10,15 @@ import pytest
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 
-from spark.harness import new_name
-from spark.injuries import (
-    LIMIT_S,
-    MARKS,
-    ROWS,
-    Kept,
-    Verdict,
-    eventually,
-    forget,
-    forget_commit,
-    once,
-    run,
-    twice,
-)
+from spark.harness import eventually, new_name
+from spark.in_process import LIMIT_S, MARKS
+from spark.injuries import ROWS, Kept, Proof, Verdict, forget, forget_commit, once, proof, run, twice
 from sparkonce import explain
 from sparkonce.analysis.model import Explanation, Role
 from sparkonce.embedded import Cluster
 from sparkonce.testing.kafka import create_topic, end_offsets, produce, read_committed
 
-pytestmark = [*MARKS, pytest.mark.kafka]
+pytestmark = MARKS
 
 MORE = [f"more-{number:03d}" for number in range(20)]
 
@@ -109,9 +98,11 @@ def says(explanation: Explanation, role: Role, words: str) -> bool:
     injury="driver dies before the batch is entered in `_spark_metadata`",
     seen="each row once",
 )
-def test_kafka_replays(topic: Topic, spark: SparkSession, tmp_path: Path, verdict: Verdict) -> None:
+@proof
+def test_kafka_replays(topic: Topic, spark: SparkSession, tmp_path: Path, verdict: Verdict) -> Proof:
     writer = to_folder(topic.read(), tmp_path)
     verdict.of(explain(writer, downtime="1 day"), "keeps records for 7 days, longer than the downtime")
+    yield
     run(writer)
     forget_commit(tmp_path / "checkpoint")
     forget(tmp_path / "out" / "_spark_metadata")
@@ -126,9 +117,13 @@ def test_kafka_replays(topic: Topic, spark: SparkSession, tmp_path: Path, verdic
     injury="records are deleted while the query is away, as retention does",
     seen="rows missing, no error",
 )
-def test_lost_records_that_nobody_tells_of(topic: Topic, spark: SparkSession, tmp_path: Path, verdict: Verdict) -> None:
+@proof
+def test_lost_records_that_nobody_tells_of(
+    topic: Topic, spark: SparkSession, tmp_path: Path, verdict: Verdict
+) -> Proof:
     writer = to_folder(topic.read(failOnDataLoss="false"), tmp_path)
     verdict.of(explain(writer), "failOnDataLoss=false")
+    yield
     run(writer)
     topic.send(["gone"])
     topic.delete_all()
@@ -143,9 +138,11 @@ def test_lost_records_that_nobody_tells_of(topic: Topic, spark: SparkSession, tm
     injury="the same, against the condition",
     seen="the query stops with an error",
 )
-def test_lost_records_that_stop_the_query(topic: Topic, tmp_path: Path, verdict: Verdict) -> None:
+@proof
+def test_lost_records_that_stop_the_query(topic: Topic, tmp_path: Path, verdict: Verdict) -> Proof:
     writer = to_folder(topic.read(), tmp_path)
     verdict.of(explain(writer), "never away for longer than 7 days")
+    yield
     run(writer)
     topic.send(["gone"])
     topic.delete_all()
@@ -160,14 +157,16 @@ def test_lost_records_that_stop_the_query(topic: Topic, tmp_path: Path, verdict:
     injury="the same",
     seen="the query stops, and the rows are gone",
 )
+@proof
 def test_retention_that_is_shorter_than_the_downtime(
     spark: SparkSession, kafka: Cluster, tmp_path: Path, verdict: Verdict
-) -> None:
+) -> Proof:
     topic = Topic(spark, kafka, **{"retention.ms": "3600000"})
     topic.send(ROWS)
     writer = to_folder(topic.read(), tmp_path)
     assert explain(writer, downtime="30 minutes").level.value == "exactly-once"
     verdict.of(explain(writer, downtime="2h"), "keeps records for 1 hour (retention.ms)")
+    yield
     run(writer)
     topic.send(MORE)
     topic.delete_all()
@@ -186,9 +185,10 @@ def test_retention_that_is_shorter_than_the_downtime(
     seen="rows doubled",
 )
 @pytest.mark.parametrize("isolation", ["read_uncommitted", "read_committed"])
+@proof
 def test_aborted_rows_in_the_source(
     spark: SparkSession, kafka: Cluster, tmp_path: Path, verdict: Verdict, isolation: str
-) -> None:
+) -> Proof:
     topic = Topic(spark, kafka)
     assert not says(explain(to_folder(topic.read(), tmp_path)), Role.SOURCE, "is written in transactions")
     topic.send_in_transaction(ROWS, commit=False)
@@ -199,6 +199,7 @@ def test_aborted_rows_in_the_source(
         verdict.of(explanation, f"{topic.name} is written in transactions")
     else:
         assert explanation.level.value == "exactly-once"
+    yield
     run(writer)
     assert folder_rows(spark, tmp_path) == (twice() if isolation == "read_uncommitted" else once())
 
@@ -209,10 +210,14 @@ def test_aborted_rows_in_the_source(
     injury="driver dies after the batch is written, before Spark's commit",
     seen="every row doubled",
 )
-def test_sparks_kafka_sink(topic: Topic, spark: SparkSession, kafka: Cluster, tmp_path: Path, verdict: Verdict) -> None:
+@proof
+def test_sparks_kafka_sink(
+    topic: Topic, spark: SparkSession, kafka: Cluster, tmp_path: Path, verdict: Verdict
+) -> Proof:
     target = Topic(spark, kafka)
     writer = to_kafka(topic.read(), target, tmp_path)
     verdict.of(explain(writer, reader="read_committed"), "without transactions")
+    yield
     run(writer)
     forget_commit(tmp_path / "checkpoint")
     run(writer)
@@ -225,10 +230,12 @@ def test_sparks_kafka_sink(topic: Topic, spark: SparkSession, kafka: Cluster, tm
     injury="the query is stopped, rows come, and it is started again",
     seen="rows missing, no error",
 )
-def test_no_checkpoint_and_the_end_of_the_topic(topic: Topic, verdict: Verdict) -> None:
+@proof
+def test_no_checkpoint_and_the_end_of_the_topic(topic: Topic, verdict: Verdict) -> Proof:
     kept = Kept()
     writer = topic.read(startingOffsets="latest").writeStream.foreachBatch(kept)
     verdict.of(explain(writer), "starts at the end")
+    yield
     query = writer.trigger(processingTime="0 seconds").start()
     eventually(lambda: query.lastProgress, "the query has begun")
     topic.send(MORE)
@@ -249,14 +256,16 @@ def test_no_checkpoint_and_the_end_of_the_topic(topic: Topic, verdict: Verdict) 
     injury="the query is stopped in order between two of its asynchronous checkpoints",
     seen="rows of batches that were complete doubled",
 )
+@proof
 def test_progress_that_is_stored_later(
     topic: Topic, spark: SparkSession, kafka: Cluster, tmp_path: Path, verdict: Verdict
-) -> None:
+) -> Proof:
     target = Topic(spark, kafka)
     options = {"asyncProgressTrackingEnabled": "true", "asyncProgressTrackingCheckpointIntervalMs": "3600000"}
     plan = topic.read(maxOffsetsPerTrigger=20)
     writer = to_kafka(plan, target, tmp_path, **options).trigger(processingTime="0 seconds")
     verdict.of(explain(writer), "asyncProgressTrackingEnabled=true")
+    yield
     query = writer.start()
     verdict.of(explain(query), "asyncProgressTrackingEnabled=true")
     eventually(
@@ -276,12 +285,14 @@ def test_progress_that_is_stored_later(
     injury="the query is stopped before the end of its epoch",
     seen="every row doubled",
 )
+@proof
 def test_a_continuous_query(
     topic: Topic, spark: SparkSession, kafka: Cluster, tmp_path: Path, verdict: Verdict
-) -> None:
+) -> Proof:
     target = Topic(spark, kafka)
     writer = to_kafka(topic.read(), target, tmp_path).trigger(continuous="1 hour")
     verdict.of(explain(writer), "continuous trigger")
+    yield
     for copies in (1, 2):
         query = writer.start()
         eventually(lambda: sum(target.values().values()) >= copies * len(ROWS), "the rows are written")  # noqa: B023

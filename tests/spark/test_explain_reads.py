@@ -14,7 +14,8 @@ from pyspark import cloudpickle
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - as everybody writes it
 
-from spark.injuries import MARKS, ROWS, read_lines, write_lines
+from spark.in_process import SPARK
+from spark.injuries import ROWS, read_lines, write_lines
 from sparkonce import ExactlyOnce, KafkaSink, explain
 from sparkonce.analysis.facts import PlanFacts
 from sparkonce.analysis.model import Role
@@ -22,7 +23,7 @@ from sparkonce.errors import ConfigurationError
 from sparkonce.spark.plans import format_of, plan_facts, source_facts
 from sparkonce.spark.queries import of_query, of_writer
 
-pytestmark = MARKS
+pytestmark = SPARK
 
 # Workers do not have the tests on their path.
 cloudpickle.register_pickle_by_value(sys.modules[__name__])

@@ -8,12 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - as everybody writes it
 
 from spark.harness import eventually, new_name
-from spark.in_process import MARKS, CrashError, Stream, call_at, crash_at
-from spark.injuries import Verdict
+from spark.in_process import MARKS, CrashError, Stream, call_at, crash_at, ended
+from spark.injuries import Proof, Verdict, proof
 from sparkonce import ExactlyOnce, Guarantee, KafkaSink, explain
 from sparkonce.analysis.model import Explanation
 from sparkonce.embedded import Cluster
@@ -69,8 +70,10 @@ def uncommitted(stream: Stream) -> Counter[str]:
     seen="each row once",
 )
 @pytest.mark.parametrize("phase", [Phase.DECIDING, Phase.IDLE])
-def test_our_kafka_sink(stream: Stream, verdict: Verdict, phase: Phase) -> None:
+@proof
+def test_our_kafka_sink(stream: Stream, verdict: Verdict, phase: Phase) -> Proof:
     verdict.of(explained(stream, reader=COMMITTED), "two-phase commit")
+    yield
     with pytest.raises(CrashError):
         run(stream, listener=crash_at(phase, 1))
     run(stream)
@@ -83,11 +86,13 @@ def test_our_kafka_sink(stream: Stream, verdict: Verdict, phase: Phase) -> None:
     injury="driver dies before the decision; Kafka's default reader",
     seen="rows of the aborted transactions beside those of the second run",
 )
-def test_a_reader_with_the_default_isolation(stream: Stream, verdict: Verdict) -> None:
+@proof
+def test_a_reader_with_the_default_isolation(stream: Stream, verdict: Verdict) -> Proof:
     verdict.of(explained(stream), "nobody has said how it reads")
     verdict.of(explained(stream, reader={"group.id": "mine"}), "isolation.level is not set")
     verdict.of(explained(stream, reader="spark"), "Spark's Kafka source")
     verdict.of(explained(stream, reader="read_uncommitted"), "read_uncommitted")
+    yield
     with pytest.raises(CrashError):
         run(stream, listener=crash_at(Phase.DECIDING, 1))
     run(stream)
@@ -128,9 +133,11 @@ def by_spark(stream: Stream) -> list[str]:
     injury="driver dies after the rows are written, before the decision",
     seen="rows doubled, none missing",
 )
-def test_at_least_once(stream: Stream, verdict: Verdict) -> None:
+@proof
+def test_at_least_once(stream: Stream, verdict: Verdict) -> Proof:
     sink = {"guarantee": Guarantee.AT_LEAST_ONCE}
     verdict.of(explained(stream, sink=sink), "AT_LEAST_ONCE")
+    yield
     with pytest.raises(CrashError):
         run(stream, sink=sink, listener=crash_at(Phase.DECIDING, 1))
     run(stream, sink=sink)
@@ -145,9 +152,11 @@ def test_at_least_once(stream: Stream, verdict: Verdict) -> None:
     injury="driver dies after the decision, before the rows are written",
     seen="rows missing, none doubled",
 )
-def test_at_most_once(stream: Stream, verdict: Verdict) -> None:
+@proof
+def test_at_most_once(stream: Stream, verdict: Verdict) -> Proof:
     sink = {"guarantee": Guarantee.AT_MOST_ONCE}
     verdict.of(explained(stream, sink=sink), "AT_MOST_ONCE")
+    yield
     with pytest.raises(CrashError):
         run(stream, sink=sink, listener=crash_at(Phase.DELIVERING, 1))
     run(stream, sink=sink)
@@ -166,8 +175,10 @@ def with_uuid(rows: DataFrame) -> DataFrame:
     injury="driver dies after the decision",
     seen="each row once, with one value",
 )
-def test_a_plan_that_draws_anew(stream: Stream, verdict: Verdict) -> None:
+@proof
+def test_a_plan_that_draws_anew(stream: Stream, verdict: Verdict) -> Proof:
     verdict.of(explained(stream, with_uuid, reader="read_committed"), "Each row still appears once")
+    yield
     with pytest.raises(CrashError):
         run(stream, with_uuid, listener=crash_at(Phase.FINISHING, 1))
     run(stream, with_uuid)
@@ -180,9 +191,11 @@ def test_a_plan_that_draws_anew(stream: Stream, verdict: Verdict) -> None:
     injury="driver dies before the decision",
     seen="rows doubled with two values each, so no reader can tell",
 )
-def test_a_plan_that_draws_anew_at_least_once(stream: Stream, verdict: Verdict) -> None:
+@proof
+def test_a_plan_that_draws_anew_at_least_once(stream: Stream, verdict: Verdict) -> Proof:
     sink = {"guarantee": Guarantee.AT_LEAST_ONCE}
     verdict.of(explained(stream, with_uuid, sink=sink), "nobody can tell")
+    yield
     with pytest.raises(CrashError):
         run(stream, with_uuid, sink=sink, listener=crash_at(Phase.DECIDING, 1))
     run(stream, with_uuid, sink=sink)
@@ -197,9 +210,11 @@ def test_a_plan_that_draws_anew_at_least_once(stream: Stream, verdict: Verdict) 
     injury="against the condition: a batch takes longer than its transactions may live",
     seen="the query stops undecided; with a longer timeout each row once",
 )
-def test_a_batch_that_takes_longer_than_its_transactions(stream: Stream, verdict: Verdict) -> None:
+@proof
+def test_a_batch_that_takes_longer_than_its_transactions(stream: Stream, verdict: Verdict) -> Proof:
     verdict.of(explained(stream, timeout=1000, reader=COMMITTED), "every batch is done within 1 second")
     slow = call_at(Phase.DECIDING, 1, lambda: aborted_by_kafka(stream))
+    yield
     with pytest.raises(TransactionTooOldError):
         run(stream, settings={"transaction.timeout.ms": 1000}, listener=slow)
     keys = stream.keys()
@@ -214,9 +229,11 @@ def test_a_batch_that_takes_longer_than_its_transactions(stream: Stream, verdict
     injury="driver dies after the decision and stays away until Kafka has aborted its transactions",
     seen="written again from Spark's replay: each row once",
 )
-def test_a_driver_that_stays_away(stream: Stream, verdict: Verdict) -> None:
+@proof
+def test_a_driver_that_stays_away(stream: Stream, verdict: Verdict) -> Proof:
     explanation = explained(stream, timeout=1000, reader=COMMITTED, downtime="1h")
     verdict.of(explanation, "written again from Spark's replay")
+    yield
     with pytest.raises(CrashError):
         run(stream, settings={"transaction.timeout.ms": 1000}, listener=crash_at(Phase.FINISHING, 1))
     aborted_by_kafka(stream)
@@ -234,8 +251,10 @@ def aborted_by_kafka(stream: Stream) -> None:
     injury="it is started",
     seen="refused, naming both",
 )
-def test_a_timeout_that_the_broker_does_not_allow(stream: Stream, verdict: Verdict) -> None:
+@proof
+def test_a_timeout_that_the_broker_does_not_allow(stream: Stream, verdict: Verdict) -> Proof:
     verdict.of(explained(stream, timeout=86_400_000, reader=COMMITTED), "refused at start")
+    yield
     with pytest.raises(PreflightError, match=r"transaction\.max\.timeout\.ms"):
         run(stream, settings={"transaction.timeout.ms": 86_400_000})
     assert stream.keys() == []
@@ -247,24 +266,27 @@ def test_a_timeout_that_the_broker_does_not_allow(stream: Stream, verdict: Verdi
     injury="driver dies before the decision",
     seen="doubled in the weak one only",
 )
-def test_two_sinks_are_as_good_as_the_weaker(stream: Stream, kafka: Cluster, verdict: Verdict) -> None:
+@proof
+def test_two_sinks_are_as_good_as_the_weaker(stream: Stream, kafka: Cluster, verdict: Verdict) -> Proof:
     other = new_name("other")
     create_topic(kafka.bootstrap, other, 1)
     settings = {"bootstrap.servers": kafka.bootstrap}
 
-    def start(**more: Any) -> Any:
+    def both(**more: Any) -> ExactlyOnce:
         sinks = [
             KafkaSink(settings, topic=stream.target, name="strong"),
             KafkaSink(settings, topic=other, name="weak", guarantee=Guarantee.AT_LEAST_ONCE),
         ]
-        both = ExactlyOnce(sinks, checkpoint=str(stream.checkpoint), display=False, **more)
-        return both.start(stream.records(100), trigger={"availableNow": True})
+        return ExactlyOnce(sinks, checkpoint=str(stream.checkpoint), display=False, **more)
 
-    query = start(listener=crash_at(Phase.DECIDING, 1))
+    rows = stream.records(100)
+    verdict.of(explain(rows, both(), reader=COMMITTED), "AT_LEAST_ONCE")
+    yield
+    query = both(listener=crash_at(Phase.DECIDING, 1)).start(rows, trigger={"availableNow": True})
     verdict.of(explain(query, reader=COMMITTED), "AT_LEAST_ONCE")
-    with pytest.raises(Exception, match="DECIDING of batch 1"):
-        query.awaitTermination(180)
-    assert start().awaitTermination(180)
+    with pytest.raises(StreamingQueryException, match="DECIDING of batch 1"):
+        ended(query)
+    ended(both().start(rows, trigger={"availableNow": True}))
     assert stream.keys() == IDS
     assert len(read_uncommitted(kafka.bootstrap, other)) == len(IDS) + 100
 
@@ -275,7 +297,8 @@ def test_two_sinks_are_as_good_as_the_weaker(stream: Stream, kafka: Cluster, ver
     injury="driver dies after the decision",
     seen="each row once",
 )
-def test_a_function_around_ours(stream: Stream, verdict: Verdict) -> None:
+@proof
+def test_a_function_around_ours(stream: Stream, verdict: Verdict) -> Proof:
     sink = KafkaSink({"bootstrap.servers": stream.bootstrap}, topic=stream.target)
     crash = [True]
 
@@ -292,7 +315,8 @@ def test_a_function_around_ours(stream: Stream, verdict: Verdict) -> None:
     writer = stream.records(100).writeStream.foreachBatch(write)
     writer = writer.option("checkpointLocation", str(stream.checkpoint)).trigger(availableNow=True)
     verdict.of(explain(writer, reader=COMMITTED), "gives each batch to ExactlyOnce")
-    with pytest.raises(Exception, match="CrashError"):
-        writer.start().awaitTermination(180)
-    assert writer.start().awaitTermination(180)
+    yield
+    with pytest.raises(StreamingQueryException, match="CrashError"):
+        ended(writer.start())
+    ended(writer.start())
     assert stream.keys() == IDS

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -11,36 +10,12 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - as everybody writes it
 
 from spark.harness import new_name
-from spark.injuries import MARKS, ROWS, Kept, Verdict, forget_commit, once, read_lines, run, write_lines
+from spark.in_process import SPARK
+from spark.injuries import ROWS, Kept, Proof, Verdict, forget_commit, once, proof, read_lines, run, write_lines
 from sparkonce import explain
 from sparkonce.analysis.checkpoint import checkpoint_facts
 
-pytestmark = MARKS
-
-SETTINGS = {
-    "spark.databricks.delta.snapshotPartitions": "1",
-    "spark.sql.shuffle.partitions": "1",
-    "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
-    "spark.sql.catalog.ice": "org.apache.iceberg.spark.SparkCatalog",
-    "spark.sql.catalog.ice.type": "hadoop",
-}
-
-
-@pytest.fixture(scope="module")
-def tables(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
-    """A second session of the same Spark, with their catalogs. It cannot have their extensions to SQL."""
-    sessions = spark._jvm.org.apache.spark.sql.classic.SparkSession
-    sessions.clearActiveSession()
-    sessions.clearDefaultSession()
-    builder = sessions.builder()
-    folder = str(tmp_path_factory.mktemp("warehouse"))
-    settings = {**SETTINGS, "spark.sql.catalog.ice.warehouse": folder, "spark.sql.warehouse.dir": folder}
-    for name, value in settings.items():
-        builder = builder.config(name, value)
-    made = builder.getOrCreate()
-    yield SparkSession(spark.sparkContext, made)
-    sessions.setDefaultSession(spark._jsparkSession)
-    sessions.setActiveSession(spark._jsparkSession)
+pytestmark = SPARK
 
 
 def rows_of(session: SparkSession, table: str) -> Counter[str]:
@@ -63,12 +38,14 @@ def replace_one(session: SparkSession, folder: Path, *by: str) -> None:
     injury="driver dies after the table's version is written, before Spark's commit",
     seen="each row once",
 )
-def test_a_delta_table(tables: SparkSession, tmp_path: Path, verdict: Verdict) -> None:
+@proof
+def test_a_delta_table(tables: SparkSession, tmp_path: Path, verdict: Verdict) -> Proof:
     write_lines(tmp_path / "in", "a.txt", ROWS)
     target = tmp_path / "table"
     writer = read_lines(tables, tmp_path / "in").writeStream.format("delta").option("path", str(target))
     writer = writer.option("checkpointLocation", str(tmp_path / "checkpoint"))
     verdict.of(explain(writer), "one table version")
+    yield
     verdict.of(explain(run(writer)), "one table version")
     forget_commit(tmp_path / "checkpoint")
     run(writer)
@@ -81,12 +58,14 @@ def test_a_delta_table(tables: SparkSession, tmp_path: Path, verdict: Verdict) -
     injury="a row of the table is changed, and VACUUM has not yet run",
     seen="files that no version holds",
 )
-def test_the_files_of_a_delta_table(tables: SparkSession, tmp_path: Path, verdict: Verdict) -> None:
+@proof
+def test_the_files_of_a_delta_table(tables: SparkSession, tmp_path: Path, verdict: Verdict) -> Proof:
     write_lines(tmp_path / "in", "a.txt", ROWS)
     target = tmp_path / "table"
     writer = read_lines(tables, tmp_path / "in").writeStream.format("delta").option("path", str(target))
     writer = writer.option("checkpointLocation", str(tmp_path / "checkpoint"))
     verdict.of(explain(writer, reader="files"), "no version")
+    yield
     run(writer)
     replace_one(tables, target, "changed")
     listed = Counter(row[0] for row in tables.read.parquet(*map(str, target.glob("*.parquet"))).collect())
@@ -100,12 +79,14 @@ def test_the_files_of_a_delta_table(tables: SparkSession, tmp_path: Path, verdic
     injury="driver dies after the snapshot is committed, before Spark's commit",
     seen="each row once",
 )
-def test_an_iceberg_table(tables: SparkSession, tmp_path: Path, verdict: Verdict) -> None:
+@proof
+def test_an_iceberg_table(tables: SparkSession, tmp_path: Path, verdict: Verdict) -> Proof:
     write_lines(tmp_path / "in", "a.txt", ROWS)
     table = f"ice.db.{new_name('t').replace('-', '_')}"
     tables.sql(f"create table {table} (value string) using iceberg")
     writer = read_lines(tables, tmp_path / "in").writeStream.option("checkpointLocation", str(tmp_path / "checkpoint"))
     verdict.of(explain(writer, "iceberg"), "one snapshot")
+    yield
     verdict.of(explain(run(writer, table=table)), "one snapshot")
     forget_commit(tmp_path / "checkpoint")
     run(writer, table=table)
@@ -118,12 +99,14 @@ def test_an_iceberg_table(tables: SparkSession, tmp_path: Path, verdict: Verdict
     injury="against the condition: the snapshot of the last batch is expired before the replay",
     seen="rows doubled",
 )
-def test_an_iceberg_table_whose_snapshots_expire(tables: SparkSession, tmp_path: Path, verdict: Verdict) -> None:
+@proof
+def test_an_iceberg_table_whose_snapshots_expire(tables: SparkSession, tmp_path: Path, verdict: Verdict) -> Proof:
     write_lines(tmp_path / "in", "a.txt", ROWS)
     table = f"ice.db.{new_name('t').replace('-', '_')}"
     tables.sql(f"create table {table} (value string) using iceberg")
     writer = read_lines(tables, tmp_path / "in").writeStream.option("checkpointLocation", str(tmp_path / "checkpoint"))
     verdict.of(explain(writer, "iceberg"), "is not expired")
+    yield
     run(writer, table=table)
     # Another writer's snapshot, after the query's.
     tables.createDataFrame([("other",)], "value string").writeTo(table).append()
@@ -140,13 +123,15 @@ def test_an_iceberg_table_whose_snapshots_expire(tables: SparkSession, tmp_path:
     injury="one row of the source table is changed",
     seen="the other rows of its file doubled",
 )
-def test_changes_that_are_ignored(tables: SparkSession, tmp_path: Path, verdict: Verdict) -> None:
+@proof
+def test_changes_that_are_ignored(tables: SparkSession, tmp_path: Path, verdict: Verdict) -> Proof:
     source, target = tmp_path / "source", tmp_path / "target"
     tables.createDataFrame([(row,) for row in ROWS], "value string").coalesce(1).write.format("delta").save(str(source))
     plan = tables.readStream.format("delta").option("ignoreChanges", "true").load(str(source))
     writer = plan.writeStream.format("delta").option("path", str(target))
     writer = writer.option("checkpointLocation", str(tmp_path / "checkpoint"))
     verdict.of(explain(writer), "ignoreChanges=true")
+    yield
     run(writer)
     replace_one(tables, source, "changed")
     run(writer)
@@ -161,13 +146,15 @@ def test_changes_that_are_ignored(tables: SparkSession, tmp_path: Path, verdict:
     injury="one commit changes a row and adds another",
     seen="the added row missing, no error",
 )
-def test_commits_that_are_skipped(tables: SparkSession, tmp_path: Path, verdict: Verdict) -> None:
+@proof
+def test_commits_that_are_skipped(tables: SparkSession, tmp_path: Path, verdict: Verdict) -> Proof:
     source, target = tmp_path / "source", tmp_path / "target"
     tables.createDataFrame([(row,) for row in ROWS], "value string").write.format("delta").save(str(source))
     plan = tables.readStream.format("delta").option("skipChangeCommits", "true").load(str(source))
     writer = plan.writeStream.format("delta").option("path", str(target))
     writer = writer.option("checkpointLocation", str(tmp_path / "checkpoint"))
     verdict.of(explain(writer), "skipChangeCommits=true")
+    yield
     run(writer)
     replace_one(tables, source, "changed", "added")
     assert delta_rows(tables, source) == once([*ROWS[1:], "changed", "added"])
@@ -181,7 +168,8 @@ def test_commits_that_are_skipped(tables: SparkSession, tmp_path: Path, verdict:
     injury="an overwrite puts another row in place of all",
     seen="the added row missing, no error",
 )
-def test_overwrites_that_are_skipped(tables: SparkSession, tmp_path: Path, verdict: Verdict) -> None:
+@proof
+def test_overwrites_that_are_skipped(tables: SparkSession, tmp_path: Path, verdict: Verdict) -> Proof:
     table = f"ice.db.{new_name('t').replace('-', '_')}"
     tables.sql(f"create table {table} (value string) using iceberg")
     tables.createDataFrame([(row,) for row in ROWS], "value string").writeTo(table).append()
@@ -189,6 +177,7 @@ def test_overwrites_that_are_skipped(tables: SparkSession, tmp_path: Path, verdi
     kept = Kept()
     writer = plan.writeStream.foreachBatch(kept).option("checkpointLocation", str(tmp_path / "checkpoint"))
     verdict.of(explain(writer), "streaming-skip-overwrite-snapshots=true")
+    yield
     run(writer)
     tables.createDataFrame([("added",)], "value string").writeTo(table).overwrite(F.lit(True))
     run(writer)

@@ -20,8 +20,8 @@ from pyspark.errors.exceptions.captured import convert_exception
 from pyspark.sql import DataFrame, SparkSession
 
 from spark.harness import new_name
-from spark.in_process import MARKS, call_at
-from spark.table_stage import ARROW, QUERY, SLOW, Stage, tables
+from spark.in_process import SPARK, call_at
+from spark.table_job import ARROW, QUERY, SLOW, TableJob
 from sparkonce.errors import ConfigurationError, PreflightError, SchemaError, UnknownOutcomeError
 from sparkonce.log.base import DecisionLog
 from sparkonce.log.local import LocalLogStore
@@ -37,9 +37,7 @@ from sparkonce.spark.tables.delta import DeltaSink, _DeltaTable
 from sparkonce.testing.conformance import SinkConformance
 from tryout.bulk import make_orders
 
-__all__ = ["tables"]
-
-pytestmark = [mark for mark in MARKS if mark.name != "kafka"]
+pytestmark = SPARK
 SCHEMA = "number bigint, word string"
 
 
@@ -104,7 +102,7 @@ class TestDelta(SinkConformance):
         pytest.skip("the other process would have to start a Spark of its own")
 
 
-class DeltaStage(Stage):
+class DeltaJob(TableJob):
     def __init__(
         self, spark: SparkSession, folder: Path, empty_table: Path, waiting: str = "rows", name: str = "delta"
     ) -> None:
@@ -124,15 +122,15 @@ class DeltaStage(Stage):
 
 
 @pytest.fixture
-def stage(tables: SparkSession, tmp_path: Path, empty_table: Path) -> DeltaStage:
-    return DeltaStage(tables, tmp_path, empty_table)
+def job(tables: SparkSession, tmp_path: Path, empty_table: Path) -> DeltaJob:
+    return DeltaJob(tables, tmp_path, empty_table)
 
 
-def test_a_batch_is_one_version(stage: DeltaStage) -> None:
-    handles = [stage.prepare(slot=slot) for slot in range(4)]
-    assert stage.commit(*handles) == [Outcome.COMMITTED] * 4
-    assert (stage.numbers(), stage.versions()) == ([0, 1, 2, 3], 1)
-    assert numbers_by_the_log(stage.path) == [0, 1, 2, 3]
+def test_a_batch_is_one_version(job: DeltaJob) -> None:
+    handles = [job.prepare(slot=slot) for slot in range(4)]
+    assert job.commit(*handles) == [Outcome.COMMITTED] * 4
+    assert (job.numbers(), job.versions()) == ([0, 1, 2, 3], 1)
+    assert numbers_by_the_log(job.path) == [0, 1, 2, 3]
 
 
 @pytest.mark.parametrize(("waiting", "name"), [("_rows/.rows/a*b?[c]{d,e}\\f %20", "delta"), ("rows", "_delta.x")])
@@ -141,66 +139,64 @@ def test_names_that_mean_something_to_spark(
 ) -> None:
     """It takes paths for patterns, and passes over files that begin with an underscore or a dot."""
     (tmp_path / "_rows/.rows/axb!cd").mkdir(parents=True)
-    stage = DeltaStage(tables, tmp_path, empty_table, waiting, name)
-    assert stage.commit(*(stage.prepare(slot=slot) for slot in range(2))) == [Outcome.COMMITTED] * 2
-    assert stage.numbers() == [0, 1]
+    job = DeltaJob(tables, tmp_path, empty_table, waiting, name)
+    assert job.commit(*(job.prepare(slot=slot) for slot in range(2))) == [Outcome.COMMITTED] * 2
+    assert job.numbers() == [0, 1]
 
 
 @pytest.mark.parametrize(("method", "kind"), [("append", _DeltaTable), ("note_done", WriteAheadFolder)])
-def test_a_driver_that_is_killed_before_and_after_the_write(stage: DeltaStage, method: str, kind: type) -> None:
-    handles = [stage.prepare(slot=slot) for slot in range(2)]
-    stage.commit_killed(kind, method, *handles)
-    assert set(stage.commit(*handles)) <= COMMITTED
-    assert stage.commit(handles[0]) == [Outcome.ALREADY_COMMITTED]
-    assert (stage.numbers(), stage.versions()) == ([0, 1], 1)
+def test_a_driver_that_is_killed_before_and_after_the_write(job: DeltaJob, method: str, kind: type) -> None:
+    handles = [job.prepare(slot=slot) for slot in range(2)]
+    job.commit_killed(kind, method, *handles)
+    assert set(job.commit(*handles)) <= COMMITTED
+    assert job.commit(handles[0]) == [Outcome.ALREADY_COMMITTED]
+    assert (job.numbers(), job.versions()) == ([0, 1], 1)
 
 
-def test_a_write_that_delta_skips_is_not_taken_for_done(stage: DeltaStage) -> None:
+def test_a_write_that_delta_skips_is_not_taken_for_done(job: DeltaJob) -> None:
     """It has seen a later version of the application's id: the rows are in no version (delta-io/delta#1141)."""
-    early, late = stage.prepare(batch=0), stage.prepare(batch=5)
-    assert stage.commit(late) == [Outcome.COMMITTED]
-    committer = stage.sink().committer()
+    early, late = job.prepare(batch=0), job.prepare(batch=5)
+    assert job.commit(late) == [Outcome.COMMITTED]
+    committer = job.sink().committer()
     (answer,) = committer.commit([early])
     assert answer.outcome is Outcome.UNKNOWN
     assert "no version of it carries them" in answer.reason
     with pytest.raises(UnknownOutcomeError):
         committer.commit([early])
-    assert stage.numbers() == [500]
+    assert job.numbers() == [500]
 
 
-def test_versions_that_were_forgotten_are_not_taken_for_absent(
-    stage: DeltaStage, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    handle = stage.prepare()
-    stage.commit_unnoticed(handle)
+def test_versions_that_were_forgotten_are_not_taken_for_absent(job: DeltaJob, monkeypatch: pytest.MonkeyPatch) -> None:
+    handle = job.prepare()
+    job.commit_unnoticed(handle)
     monkeypatch.setattr(_DeltaTable, "labels", lambda *_, **__: [])
     monkeypatch.setattr(_DeltaTable, "remembers_since_ms", lambda *_: 2**62)
-    assert stage.commit(handle) == [Outcome.UNKNOWN]
-    assert stage.numbers() == [0]
+    assert job.commit(handle) == [Outcome.UNKNOWN]
+    assert job.numbers() == [0]
 
 
-def test_two_drivers_at_once_without_locks(stage: DeltaStage, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_drivers_at_once_without_locks(job: DeltaJob, monkeypatch: pytest.MonkeyPatch) -> None:
     """Delta lets one of them in: the same application id cannot commit twice at once."""
     monkeypatch.setattr("sparkonce.sinks.write_ahead.application._lock", lambda _: True)
-    waiting = {who: [stage.prepare(slot=slot) for slot in range(2)] if who == 0 else [] for who in range(2)}
+    waiting = {who: [job.prepare(slot=slot) for slot in range(2)] if who == 0 else [] for who in range(2)}
     waiting[1] = waiting[0]
-    committers = {who: stage.sink().committer() for who in waiting}
+    committers = {who: job.sink().committer() for who in waiting}
     for _ in range(5):
         with ThreadPoolExecutor(2) as pool:
             answers = list(pool.map(lambda who: committers[who].commit(waiting[who]), waiting))
         assert {one.outcome for some in answers for one in some} <= COMMITTED | {Outcome.RETRY}, answers
     assert {one.outcome for some in answers for one in some} <= COMMITTED
-    assert (stage.numbers(), stage.versions()) == ([0, 1], 1)
+    assert (job.numbers(), job.versions()) == ([0, 1], 1)
 
 
-def test_what_the_table_is_is_remembered(stage: DeltaStage, tmp_path: Path) -> None:
-    assert stage.sink().preflight(QUERY, stage.facts) == stage.facts
-    make_table(stage.spark, tmp_path / "other")
-    other = DeltaSink(str(tmp_path / "other"), folder=stage.folder / "rows")
+def test_what_the_table_is_is_remembered(job: DeltaJob, tmp_path: Path) -> None:
+    assert job.sink().preflight(QUERY, job.facts) == job.facts
+    make_table(job.spark, tmp_path / "other")
+    other = DeltaSink(str(tmp_path / "other"), folder=job.folder / "rows")
     with pytest.raises(PreflightError, match="has written to the table"):
-        other.preflight(QUERY, stage.facts)
+        other.preflight(QUERY, job.facts)
     with pytest.raises(PreflightError, match="create the table first"):
-        DeltaSink(str(tmp_path / "none"), folder=stage.folder / "rows").preflight(QUERY, None)
+        DeltaSink(str(tmp_path / "none"), folder=job.folder / "rows").preflight(QUERY, None)
 
 
 def test_what_never_holds_a_null_fits_where_one_may_be(tables: SparkSession, tmp_path: Path) -> None:
@@ -224,23 +220,23 @@ def test_what_never_holds_a_null_fits_where_one_may_be(tables: SparkSession, tmp
         sink.columns(pa.schema([("xs", wrong)]))
 
 
-def test_columns_are_held_against_the_table(stage: DeltaStage) -> None:
-    assert stage.sink().columns(ARROW) == ["number", "word"]
-    assert stage.sink().columns(pa.schema([("NUMBER", pa.int32())])) == ["NUMBER"]
+def test_columns_are_held_against_the_table(job: DeltaJob) -> None:
+    assert job.sink().columns(ARROW) == ["number", "word"]
+    assert job.sink().columns(pa.schema([("NUMBER", pa.int32())])) == ["NUMBER"]
     with pytest.raises(SchemaError, match="'more' is none of"):
-        stage.sink().columns(pa.schema([("more", pa.int64())]))
+        job.sink().columns(pa.schema([("more", pa.int64())]))
     with pytest.raises(SchemaError, match=r"'word' is a int64, and in .* it is a string"):
-        stage.sink().columns(pa.schema([("word", pa.int64())]))
+        job.sink().columns(pa.schema([("word", pa.int64())]))
 
 
 @pytest.mark.parametrize("phase", [*SLOW, Phase.FINISHING])
-def test_a_query_that_crashes(stage: DeltaStage, phase: Phase | None) -> None:
-    assert stage.query_that_crashes(phase) == stage.numbers()
-    assert stage.versions() == 2
+def test_a_query_that_crashes(job: DeltaJob, phase: Phase | None) -> None:
+    assert job.query_that_crashes(phase) == job.numbers()
+    assert job.versions() == 2
 
 
-def test_files_that_spark_is_told_to_skip_are_not_skipped(stage: DeltaStage, monkeypatch: pytest.MonkeyPatch) -> None:
-    handles = [stage.prepare(slot=slot) for slot in range(2)]
+def test_files_that_spark_is_told_to_skip_are_not_skipped(job: DeltaJob, monkeypatch: pytest.MonkeyPatch) -> None:
+    handles = [job.prepare(slot=slot) for slot in range(2)]
     append = _DeltaTable.append
 
     def spoilt(self: _DeltaTable, paths: Sequence[str], *rest: Any) -> None:
@@ -250,24 +246,24 @@ def test_files_that_spark_is_told_to_skip_are_not_skipped(stage: DeltaStage, mon
         append(self, paths, *rest)
 
     monkeypatch.setattr(_DeltaTable, "append", spoilt)
-    stage.spark.conf.set("spark.sql.files.ignoreCorruptFiles", "true")
+    job.spark.conf.set("spark.sql.files.ignoreCorruptFiles", "true")
     try:
-        assert stage.commit(*handles) == [Outcome.RETRY] * 2
+        assert job.commit(*handles) == [Outcome.RETRY] * 2
     finally:
-        stage.spark.conf.unset("spark.sql.files.ignoreCorruptFiles")
-    assert stage.versions() == 0
+        job.spark.conf.unset("spark.sql.files.ignoreCorruptFiles")
+    assert job.versions() == 0
 
 
-def test_a_cluster_whose_own_file_system_is_another(stage: DeltaStage) -> None:
-    handle = stage.prepare()
-    sink = DeltaSink(stage.path.as_uri(), folder=stage.folder / "rows")
-    stage.spark.conf.set("fs.defaultFS", "elsewhere://cluster")
+def test_a_cluster_whose_own_file_system_is_another(job: DeltaJob) -> None:
+    handle = job.prepare()
+    sink = DeltaSink(job.path.as_uri(), folder=job.folder / "rows")
+    job.spark.conf.set("fs.defaultFS", "elsewhere://cluster")
     try:
         (answer,) = sink.committer().commit([handle])
     finally:
-        stage.spark.conf.unset("fs.defaultFS")
+        job.spark.conf.unset("fs.defaultFS")
     assert answer.outcome is Outcome.COMMITTED, answer.reason
-    assert stage.numbers() == [0]
+    assert job.numbers() == [0]
 
 
 def test_conditions_are_those_of_the_table() -> None:
@@ -285,7 +281,7 @@ def test_a_path_or_a_table() -> None:
 # --- the table is another one, or gone -------------------------------------------------------------------------------
 
 
-class NamedStage(DeltaStage):
+class NamedJob(DeltaJob):
     """The same table, under a name in the session's catalog."""
 
     def __init__(self, spark: SparkSession, folder: Path, empty_table: Path) -> None:
@@ -293,7 +289,7 @@ class NamedStage(DeltaStage):
         self.spark, self.path = spark, folder / "table"
         shutil.copytree(empty_table, self.path)
         self.register()
-        Stage.__init__(self, spark, folder)
+        TableJob.__init__(self, spark, folder)
 
     def register(self) -> None:
         self.spark.sql(f"create table {self.name} using delta location '{self.path}'")
@@ -302,56 +298,53 @@ class NamedStage(DeltaStage):
         return DeltaSink(table=self.name, folder=self.folder / "rows")
 
 
-STAGES = pytest.mark.parametrize("kind", [DeltaStage, NamedStage], ids=["by its path", "by its name"])
-
-
 def test_a_table_by_its_name(tables: SparkSession, tmp_path: Path, empty_table: Path) -> None:
-    stage = NamedStage(tables, tmp_path, empty_table)
-    assert stage.facts["table"] == DeltaSink(str(stage.path), folder=tmp_path / "rows").preflight(QUERY, None)["table"]
-    handles = [stage.prepare(slot=slot) for slot in range(2)]
-    stage.commit_killed(_DeltaTable, "append", *handles)
-    stage.commit_unnoticed(*handles)
-    assert set(stage.commit(*handles)) <= COMMITTED
-    assert (stage.numbers(), stage.versions()) == ([0, 1], 1)
-    assert sorted([*stage.query_that_crashes(Phase.FINISHING), 0, 1]) == stage.numbers()
-    assert stage.versions() == 3
+    job = NamedJob(tables, tmp_path, empty_table)
+    assert job.facts["table"] == DeltaSink(str(job.path), folder=tmp_path / "rows").preflight(QUERY, None)["table"]
+    handles = [job.prepare(slot=slot) for slot in range(2)]
+    job.commit_killed(_DeltaTable, "append", *handles)
+    job.commit_unnoticed(*handles)
+    assert set(job.commit(*handles)) <= COMMITTED
+    assert (job.numbers(), job.versions()) == ([0, 1], 1)
+    assert sorted([*job.query_that_crashes(Phase.FINISHING), 0, 1]) == job.numbers()
+    assert job.versions() == 3
 
 
 @pytest.mark.parametrize("begun", [False, True], ids=["a new write", "a write that was begun"])
-@pytest.mark.parametrize("kind", [DeltaStage, NamedStage], ids=["by its path", "by its name"])
+@pytest.mark.parametrize("kind", [DeltaJob, NamedJob], ids=["by its path", "by its name"])
 def test_a_table_that_is_gone_is_not_made_anew(
-    kind: type[DeltaStage], begun: bool, tables: SparkSession, tmp_path: Path, empty_table: Path
+    kind: type[DeltaJob], begun: bool, tables: SparkSession, tmp_path: Path, empty_table: Path
 ) -> None:
     """Nor is another one in its place written to."""
-    stage = kind(tables, tmp_path, empty_table)
-    handle = stage.prepare()
+    job = kind(tables, tmp_path, empty_table)
+    handle = job.prepare()
     if begun:
-        stage.commit_killed(_DeltaTable, "append", handle)
-    before, after = stage.run_of_its_own(), stage.run_of_its_own()
-    if isinstance(stage, NamedStage):
-        tables.sql(f"drop table {stage.name}")
-    shutil.rmtree(stage.path)
+        job.commit_killed(_DeltaTable, "append", handle)
+    before, after = job.run_of_its_own(), job.run_of_its_own()
+    if isinstance(job, NamedJob):
+        tables.sql(f"drop table {job.name}")
+    shutil.rmtree(job.path)
     (answer,) = before.commit([handle])
     assert answer.outcome is Outcome.UNKNOWN
     assert "is not a Delta table" in answer.reason
-    assert not stage.path.exists()
-    make_table(tables, stage.path)
-    if isinstance(stage, NamedStage):
-        stage.register()
+    assert not job.path.exists()
+    make_table(tables, job.path)
+    if isinstance(job, NamedJob):
+        job.register()
     (answer,) = after.commit([handle])
     assert answer.outcome is Outcome.UNKNOWN
     assert "deleted or replaced" in answer.reason
-    assert (stage.numbers(), stage.versions()) == ([], 0)
+    assert (job.numbers(), job.versions()) == ([], 0)
 
 
-def test_a_table_that_goes_while_it_is_written_to(stage: DeltaStage, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_table_that_goes_while_it_is_written_to(job: DeltaJob, monkeypatch: pytest.MonkeyPatch) -> None:
     """Spark makes it anew, with the rows: that is not taken for committed."""
-    handle, committer, widened = stage.prepare(), stage.run_of_its_own(), _DeltaTable._widened
+    handle, committer, widened = job.prepare(), job.run_of_its_own(), _DeltaTable._widened
 
     def gone(self: _DeltaTable, rows: DataFrame) -> DataFrame:
         """The last that is done before the write."""
         made = widened(self, rows)
-        shutil.rmtree(stage.path)
+        shutil.rmtree(job.path)
         return made
 
     monkeypatch.setattr(_DeltaTable, "_widened", gone)
@@ -361,18 +354,18 @@ def test_a_table_that_goes_while_it_is_written_to(stage: DeltaStage, monkeypatch
 
 
 @pytest.mark.parametrize(("made_anew", "says"), [(True, "has written to the table"), (False, "create the table first")])
-def test_a_batch_is_not_decided_for_a_table_that_is_gone(stage: DeltaStage, made_anew: bool, says: str) -> None:
-    make_orders(stage.folder / "orders", files=4)
+def test_a_batch_is_not_decided_for_a_table_that_is_gone(job: DeltaJob, made_anew: bool, says: str) -> None:
+    make_orders(job.folder / "orders", files=4)
 
     def replace() -> None:
-        shutil.rmtree(stage.path)
+        shutil.rmtree(job.path)
         if made_anew:
-            make_table(stage.spark, stage.path)
+            make_table(job.spark, job.path)
 
-    assert says in stage.query(call_at(Phase.WRITING, 1, replace))
-    assert stage.path.exists() == made_anew
-    assert not made_anew or stage.numbers() == []
-    decided = DecisionLog(LocalLogStore(stage.folder / "query")).read(LogView()).newest_decision
+    assert says in job.query(call_at(Phase.WRITING, 1, replace))
+    assert job.path.exists() == made_anew
+    assert not made_anew or job.numbers() == []
+    decided = DecisionLog(LocalLogStore(job.folder / "query")).read(LogView()).newest_decision
     assert decided is not None
     assert decided.batch == 0
 
@@ -448,65 +441,65 @@ def test_columns_that_the_rows_do_not_have(tables: SparkSession, ruled: DeltaSin
         ruled.columns(pa.schema([("number", pa.int64())]))
 
 
-def test_narrower_numbers_in_a_column_that_a_constraint_names(stage: DeltaStage) -> None:
+def test_narrower_numbers_in_a_column_that_a_constraint_names(job: DeltaJob) -> None:
     """Delta does not widen them there itself."""
-    constrain(stage, "number >= 0")
-    handle = stage.prepare(schema=pa.schema([("number", pa.int32())]))
-    assert stage.commit(handle) == [Outcome.COMMITTED]
-    assert stage.numbers() == [0]
+    constrain(job, "number >= 0")
+    handle = job.prepare(schema=pa.schema([("number", pa.int32())]))
+    assert job.commit(handle) == [Outcome.COMMITTED]
+    assert job.numbers() == [0]
 
 
-def test_a_batch_that_the_table_would_refuse_is_not_decided(stage: DeltaStage) -> None:
+def test_a_batch_that_the_table_would_refuse_is_not_decided(job: DeltaJob) -> None:
     """The error names the constraint; once that is gone the query goes on."""
-    sent = make_orders(stage.folder / "orders", files=4)
-    constrain(stage, f"number <> {sent[-1]}")
-    assert "CHECK constraint some" in stage.query()
-    log = DecisionLog(LocalLogStore(stage.folder / "query")).read(LogView())
+    sent = make_orders(job.folder / "orders", files=4)
+    constrain(job, f"number <> {sent[-1]}")
+    assert "CHECK constraint some" in job.query()
+    log = DecisionLog(LocalLogStore(job.folder / "query")).read(LogView())
     decided = -1 if log.newest_decision is None else log.newest_decision.batch
     assert decided < 1
-    assert stage.versions() == 1 + decided + 1
-    constrain(stage, None)
-    assert stage.query() == ""
-    assert stage.numbers() == sent
+    assert job.versions() == 1 + decided + 1
+    constrain(job, None)
+    assert job.query() == ""
+    assert job.numbers() == sent
 
 
-def constrain(stage: DeltaStage, check: str | None) -> None:
+def constrain(job: DeltaJob, check: str | None) -> None:
     """As ALTER TABLE … ADD CONSTRAINT does, for which the session would need Delta's extension to SQL."""
-    log = stage.path / "_delta_log"
+    log = job.path / "_delta_log"
     first = [json.loads(line) for line in (log / f"{0:020}.json").read_text().splitlines()]
     (metadata,) = (action for action in first if "metaData" in action)
     metadata["metaData"]["configuration"] = {} if check is None else {"delta.constraints.some": check}
     protocol = {"protocol": {"minReaderVersion": 1, "minWriterVersion": 3}}
-    version = log / f"{stage.versions() + 1:020}.json"
+    version = log / f"{job.versions() + 1:020}.json"
     version.write_text("\n".join(map(json.dumps, (protocol, metadata))))
 
 
 # --- what may pass, and what never will ------------------------------------------------------------------------------
 
 
-def test_a_constraint_that_comes_after_the_decision(stage: DeltaStage) -> None:
+def test_a_constraint_that_comes_after_the_decision(job: DeltaJob) -> None:
     """No repeat would help: the query is to stop at once, with the rows."""
-    handle = stage.prepare(batch=1)
-    constrain(stage, "number < 0")
-    (answer,) = stage.sink().committer().commit([handle])
+    handle = job.prepare(batch=1)
+    constrain(job, "number < 0")
+    (answer,) = job.sink().committer().commit([handle])
     assert answer.outcome is Outcome.UNKNOWN
     assert "CHECK constraint some" in answer.reason
-    constrain(stage, None)
-    assert stage.commit(handle) == [Outcome.COMMITTED]
+    constrain(job, None)
+    assert job.commit(handle) == [Outcome.COMMITTED]
 
 
-def test_columns_that_change_after_the_decision(stage: DeltaStage) -> None:
-    handle = stage.prepare()
-    shutil.rmtree(stage.path)
-    stage.spark.createDataFrame([], "other bigint").write.format("delta").save(str(stage.path))
-    (answer,) = stage.sink().committer().commit([handle])
+def test_columns_that_change_after_the_decision(job: DeltaJob) -> None:
+    handle = job.prepare()
+    shutil.rmtree(job.path)
+    job.spark.createDataFrame([], "other bigint").write.format("delta").save(str(job.path))
+    (answer,) = job.sink().committer().commit([handle])
     assert answer.outcome is Outcome.UNKNOWN
     assert "schema mismatch" in answer.reason
 
 
-def test_a_metastore_that_is_away_for_a_while(stage: DeltaStage, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_metastore_that_is_away_for_a_while(job: DeltaJob, monkeypatch: pytest.MonkeyPatch) -> None:
     """Spark tells of it by an `AnalysisException`, too."""
-    java = stage.spark._jvm
+    java = job.spark._jvm
     words = java.scala.jdk.javaapi.CollectionConverters.asScala(java.java.util.HashMap())
     words = (
         words.updated("clazz", "HiveException")
@@ -515,14 +508,14 @@ def test_a_metastore_that_is_away_for_a_while(stage: DeltaStage, monkeypatch: py
     )
     cause = java.scala.Option.apply(java.java.io.IOException("Connection refused"))
     error = java.org.apache.spark.sql.AnalysisException("_LEGACY_ERROR_TEMP_3065", words, cause)
-    handle = stage.prepare()
+    handle = job.prepare()
 
     def away(*_: object) -> None:
         raise convert_exception(error)
 
     with monkeypatch.context() as broken:
         broken.setattr(_DeltaTable, "append", away)
-        (answer,) = stage.sink().committer().commit([handle])
+        (answer,) = job.sink().committer().commit([handle])
     assert answer.outcome is Outcome.RETRY, answer.reason
     assert "Connection refused" in answer.reason
-    assert stage.commit(handle) == [Outcome.COMMITTED]
+    assert job.commit(handle) == [Outcome.COMMITTED]

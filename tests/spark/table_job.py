@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import abc
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pyarrow as pa
@@ -11,8 +12,7 @@ import pytest
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
 
-from spark.in_process import LIMIT_S, crash_at
-from spark.table_session import table_session
+from spark.in_process import crash_at, ended
 from sparkonce import ExactlyOnce
 from sparkonce.protocol.handles import Handle, transaction_fields
 from sparkonce.protocol.outcomes import Outcome
@@ -27,12 +27,32 @@ QUERY = "7f6e5d4c0000"
 OLD, NEW = Token(3, "0" * 8), Token(7, "1" * 8)
 ARROW = pa.schema([("number", pa.int64()), ("word", pa.string())])
 SLOW = [pytest.param(phase, marks=pytest.mark.slow) for phase in (None, Phase.DECIDING, Phase.IDLE)]
+SETTINGS = {
+    "spark.databricks.delta.snapshotPartitions": "1",  # Delta spreads a table's state over 50 tasks by default
+    "spark.sql.shuffle.partitions": "1",
+    "spark.sql.adaptive.enabled": "false",  # each of its stages is a job of its own
+    "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
+    "spark.sql.catalog.ice": "org.apache.iceberg.spark.SparkCatalog",
+    "spark.sql.catalog.ice.type": "hadoop",
+}
 
 
-@pytest.fixture(scope="module")
-def tables(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
-    with table_session(spark, tmp_path_factory.mktemp("warehouse")) as made:
-        yield made
+@contextmanager
+def table_session(spark: SparkSession, warehouse: Path) -> Iterator[SparkSession]:
+    sessions = spark._jvm.org.apache.spark.sql.classic.SparkSession
+    sessions.clearActiveSession()
+    sessions.clearDefaultSession()
+    builder = sessions.builder()
+    folders = dict.fromkeys(("spark.sql.catalog.ice.warehouse", "spark.sql.warehouse.dir"), str(warehouse))
+    for name, value in {**SETTINGS, **folders}.items():
+        builder = builder.config(name, value)
+    made = builder.getOrCreate()
+    sessions.setActiveSession(made)
+    try:
+        yield SparkSession(spark.sparkContext, made)
+    finally:
+        sessions.setDefaultSession(spark._jsparkSession)
+        sessions.setActiveSession(spark._jsparkSession)
 
 
 class KilledError(BaseException):
@@ -43,7 +63,7 @@ def killed(*_: object) -> None:
     raise KilledError
 
 
-class Stage(abc.ABC):
+class TableJob(abc.ABC):
     """One table and a run that writes to it.
 
     Args:
@@ -96,18 +116,15 @@ class Stage(abc.ABC):
         """The driver is killed between the commit and its own note of it."""
         self.commit_killed(WriteAheadFolder, "note_done", *handles)
 
-    def query(self, listener: Callable[[Phase, int], None] | None = None, *, name: str = "query") -> str:
+    def query(self, listener: Callable[[Phase, int], None] | None = None) -> str:
         """Writes the orders that there are, in batches of two files. What stopped it, or nothing."""
         rows = self.spark.readStream.schema("id bigint").option("maxFilesPerTrigger", 2)
-        once = ExactlyOnce(self.sink(), checkpoint=str(self.folder / name), listener=listener, display=False)
+        once = ExactlyOnce(self.sink(), checkpoint=str(self.folder / "query"), listener=listener, display=False)
         orders = rows.json(str(self.folder / "orders")).withColumnRenamed("id", "number")
-        running = once.start(orders, trigger={"availableNow": True})
         try:
-            assert running.awaitTermination(LIMIT_S)
+            ended(once.start(orders, trigger={"availableNow": True}))
         except StreamingQueryException as error:
             return str(error)
-        finally:
-            running.stop()
         return ""
 
     def query_that_crashes(self, phase: Phase | None) -> list[int]:
