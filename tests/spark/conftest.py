@@ -62,6 +62,8 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
             "spark.executor.heartbeat.maxFailures": "1000000",
             # The usual one starts a dozen processes (stat, chmod) for the files of a batch, a quarter of what it costs.
             "spark.sql.streaming.checkpointFileManagerClass": files,
+            "spark.python.daemon.module": "preloaded",
+            "spark.executorEnv.PYTHONPATH": str(HERE / "python_daemon"),
         },
     }
     made = session(Config(**{**nothing, **given}))

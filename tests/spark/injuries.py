@@ -35,7 +35,7 @@ from sparkonce.analysis.model import Explanation
 ROOT = Path(__file__).parents[2]
 DIGEST = Path(__file__).with_suffix(".digest")
 DRAWN = 8
-"""Of some seventy injuries."""
+"""Of some sixty injuries."""
 
 ROWS = [f"row-{number:03d}" for number in range(60)]
 
