@@ -12,7 +12,7 @@ import pytest
 from spark.startup import jvm_flags
 from sparkonce.embedded import spark_avro_jars
 
-pytestmark = pytest.mark.spark
+pytestmark = [pytest.mark.spark, pytest.mark.drawn(1, "a Spark or a broker of their own")]
 
 JOB = """
 import json, logging, sys

@@ -22,6 +22,9 @@ IDS = [f"{number:05d}" for number in range(1_000)]
 
 LOG = "sparkonce"
 
+drawn = pytest.mark.drawn(2, "checkpoints")
+"""Of four."""
+
 
 @pytest.fixture
 def stream(spark: SparkSession, kafka: Cluster, tmp_path: Path) -> Stream:
@@ -53,6 +56,7 @@ def test_an_older_checkpoint_with_the_newer_log_is_refused(stream: Stream, tmp_p
     assert stream.keys() == IDS
 
 
+@drawn
 @pytest.mark.parametrize("prefix", ["same", "new"])
 def test_a_newer_checkpoint_with_an_older_log_is_refused(stream: Stream, tmp_path: Path, prefix: str) -> None:
     with pytest.raises(CrashError):
@@ -115,6 +119,7 @@ def test_a_copied_checkpoint_is_refused_and_the_original_goes_on(stream: Stream,
     assert stream.transactions("Ongoing") == {}
 
 
+@drawn
 def test_a_moved_checkpoint_goes_on_when_it_is_told_so(stream: Stream, tmp_path: Path) -> None:
     with pytest.raises(CrashError):
         stream.run(listener=crash_at(Phase.FINISHING, 1))
@@ -129,6 +134,7 @@ def test_a_moved_checkpoint_goes_on_when_it_is_told_so(stream: Stream, tmp_path:
     assert stream.keys() == [*IDS, "after"]
 
 
+@drawn
 def test_a_checkpoint_whose_log_is_deleted_is_refused_and_goes_on_under_another_prefix(stream: Stream) -> None:
     stream.run()
     shutil.rmtree(stream.checkpoint / LOG)

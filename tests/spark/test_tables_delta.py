@@ -40,6 +40,9 @@ from tryout.bulk import make_orders
 pytestmark = SPARK
 SCHEMA = "number bigint, word string"
 
+drawn = pytest.mark.drawn(8, "delta")
+"""Of some thirty. What always runs is that each row is written once, whenever drivers die, however many there are."""
+
 
 def make_table(spark: SparkSession, path: Path) -> None:
     spark.createDataFrame([], SCHEMA).write.format("delta").save(str(path))
@@ -71,6 +74,7 @@ def empty_table(tables: SparkSession, tmp_path_factory: pytest.TempPathFactory) 
     return path
 
 
+@pytest.mark.drawn(10, "delta conformance")
 class TestDelta(SinkConformance):
     visible_within_s = 0.0
 
@@ -133,6 +137,7 @@ def test_a_batch_is_one_version(job: DeltaJob) -> None:
     assert numbers_by_the_log(job.path) == [0, 1, 2, 3]
 
 
+@drawn
 @pytest.mark.parametrize(("waiting", "name"), [("_rows/.rows/a*b?[c]{d,e}\\f %20", "delta"), ("rows", "_delta.x")])
 def test_names_that_mean_something_to_spark(
     tables: SparkSession, tmp_path: Path, empty_table: Path, waiting: str, name: str
@@ -189,6 +194,7 @@ def test_two_drivers_at_once_without_locks(job: DeltaJob, monkeypatch: pytest.Mo
     assert (job.numbers(), job.versions()) == ([0, 1], 1)
 
 
+@drawn
 def test_what_the_table_is_is_remembered(job: DeltaJob, tmp_path: Path) -> None:
     assert job.sink().preflight(QUERY, job.facts) == job.facts
     make_table(job.spark, tmp_path / "other")
@@ -199,6 +205,7 @@ def test_what_the_table_is_is_remembered(job: DeltaJob, tmp_path: Path) -> None:
         DeltaSink(str(tmp_path / "none"), folder=job.folder / "rows").preflight(QUERY, None)
 
 
+@drawn
 def test_what_never_holds_a_null_fits_where_one_may_be(tables: SparkSession, tmp_path: Path) -> None:
     """As of collect_list, whose elements are never null."""
     path = str(tmp_path / "table")
@@ -235,6 +242,7 @@ def test_a_query_that_crashes(job: DeltaJob, phase: Phase | None) -> None:
     assert job.versions() == 2
 
 
+@drawn
 def test_files_that_spark_is_told_to_skip_are_not_skipped(job: DeltaJob, monkeypatch: pytest.MonkeyPatch) -> None:
     handles = [job.prepare(slot=slot) for slot in range(2)]
     append = _DeltaTable.append
@@ -254,6 +262,7 @@ def test_files_that_spark_is_told_to_skip_are_not_skipped(job: DeltaJob, monkeyp
     assert job.versions() == 0
 
 
+@drawn
 def test_a_cluster_whose_own_file_system_is_another(job: DeltaJob) -> None:
     handle = job.prepare()
     sink = DeltaSink(job.path.as_uri(), folder=job.folder / "rows")
@@ -298,6 +307,7 @@ class NamedJob(DeltaJob):
         return DeltaSink(table=self.name, folder=self.folder / "rows")
 
 
+@drawn
 def test_a_table_by_its_name(tables: SparkSession, tmp_path: Path, empty_table: Path) -> None:
     job = NamedJob(tables, tmp_path, empty_table)
     assert job.facts["table"] == DeltaSink(str(job.path), folder=tmp_path / "rows").preflight(QUERY, None)["table"]
@@ -310,6 +320,7 @@ def test_a_table_by_its_name(tables: SparkSession, tmp_path: Path, empty_table: 
     assert job.versions() == 3
 
 
+@drawn
 @pytest.mark.parametrize("begun", [False, True], ids=["a new write", "a write that was begun"])
 @pytest.mark.parametrize("kind", [DeltaJob, NamedJob], ids=["by its path", "by its name"])
 def test_a_table_that_is_gone_is_not_made_anew(
@@ -337,6 +348,7 @@ def test_a_table_that_is_gone_is_not_made_anew(
     assert (job.numbers(), job.versions()) == ([], 0)
 
 
+@drawn
 def test_a_table_that_goes_while_it_is_written_to(job: DeltaJob, monkeypatch: pytest.MonkeyPatch) -> None:
     """Spark makes it anew, with the rows: that is not taken for committed."""
     handle, committer, widened = job.prepare(), job.run_of_its_own(), _DeltaTable._widened
@@ -353,6 +365,7 @@ def test_a_table_that_goes_while_it_is_written_to(job: DeltaJob, monkeypatch: py
     assert "deleted or replaced" in answer.reason
 
 
+@drawn
 @pytest.mark.parametrize(("made_anew", "says"), [(True, "has written to the table"), (False, "create the table first")])
 def test_a_batch_is_not_decided_for_a_table_that_is_gone(job: DeltaJob, made_anew: bool, says: str) -> None:
     make_orders(job.folder / "orders", files=4)
@@ -402,6 +415,7 @@ def row_of(spark: SparkSession, **changed: str | None) -> DataFrame:
     return spark.range(1).selectExpr(*(f"{value} as `{name.replace('`', '``')}`" for name, value in columns.items()))
 
 
+@drawn
 @pytest.mark.parametrize(
     ("changed", "says"),
     [
@@ -425,6 +439,7 @@ def test_rows_that_the_table_would_refuse_fail_while_they_are_computed(
     assert is_final(refused.value)
 
 
+@drawn
 @pytest.mark.parametrize("changed", [{}, {"twice": None}, {"short": None}])
 def test_rows_that_the_table_takes_are_left_as_they_are(
     tables: SparkSession, ruled: DeltaSink, changed: dict[str, str | None]
@@ -435,12 +450,14 @@ def test_rows_that_the_table_takes_are_left_as_they_are(
     rows.write.format("delta").mode("append").save(ruled._path)
 
 
+@drawn
 def test_columns_that_the_rows_do_not_have(tables: SparkSession, ruled: DeltaSink) -> None:
     assert ruled.columns(pa.schema([("number", pa.int64()), ("a`b", pa.string())])) == ["number", "a`b"]
     with pytest.raises(SchemaError, match=r"'a`b' of .* must not be null"):
         ruled.columns(pa.schema([("number", pa.int64())]))
 
 
+@drawn
 def test_narrower_numbers_in_a_column_that_a_constraint_names(job: DeltaJob) -> None:
     """Delta does not widen them there itself."""
     constrain(job, "number >= 0")
@@ -449,6 +466,7 @@ def test_narrower_numbers_in_a_column_that_a_constraint_names(job: DeltaJob) -> 
     assert job.numbers() == [0]
 
 
+@drawn
 def test_a_batch_that_the_table_would_refuse_is_not_decided(job: DeltaJob) -> None:
     """The error names the constraint; once that is gone the query goes on."""
     sent = make_orders(job.folder / "orders", files=4)
@@ -477,6 +495,7 @@ def constrain(job: DeltaJob, check: str | None) -> None:
 # --- what may pass, and what never will ------------------------------------------------------------------------------
 
 
+@drawn
 def test_a_constraint_that_comes_after_the_decision(job: DeltaJob) -> None:
     """No repeat would help: the query is to stop at once, with the rows."""
     handle = job.prepare(batch=1)
@@ -488,6 +507,7 @@ def test_a_constraint_that_comes_after_the_decision(job: DeltaJob) -> None:
     assert job.commit(handle) == [Outcome.COMMITTED]
 
 
+@drawn
 def test_columns_that_change_after_the_decision(job: DeltaJob) -> None:
     handle = job.prepare()
     shutil.rmtree(job.path)
@@ -497,6 +517,7 @@ def test_columns_that_change_after_the_decision(job: DeltaJob) -> None:
     assert "schema mismatch" in answer.reason
 
 
+@drawn
 def test_a_metastore_that_is_away_for_a_while(job: DeltaJob, monkeypatch: pytest.MonkeyPatch) -> None:
     """Spark tells of it by an `AnalysisException`, too."""
     java = job.spark._jvm

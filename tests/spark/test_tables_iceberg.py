@@ -28,6 +28,9 @@ from sparkonce.testing.conformance import SinkConformance
 pytestmark = SPARK
 END_OF_TIME_MS = 4102444800000
 
+drawn = pytest.mark.drawn(4, "iceberg")
+"""Of a dozen. What always runs is that each row is written once, whenever drivers die, however many there are."""
+
 
 def make_table(spark: SparkSession, columns: str = "number bigint, word string", more: str = "") -> str:
     name = f"ice.db.{new_name('t').replace('-', '_')}"
@@ -41,6 +44,7 @@ def numbers_in(spark: SparkSession, table: str) -> list[int]:
     return sorted(row[0] for row in spark.table(table).select("number").collect())
 
 
+@pytest.mark.drawn(10, "iceberg conformance")
 class TestIceberg(SinkConformance):
     visible_within_s = 0.0
 
@@ -146,6 +150,7 @@ def test_what_a_killed_driver_staged_is_swept(job: IcebergJob) -> None:
     assert (job.branches(), job.numbers()) == (["audit"], [0])
 
 
+@drawn
 def test_a_failed_attempt_leaves_nothing(job: IcebergJob, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: object) -> None:
         raise ConnectionError("the catalog is away")
@@ -158,7 +163,9 @@ def test_a_failed_attempt_leaves_nothing(job: IcebergJob, monkeypatch: pytest.Mo
     assert job.commit(handle) == [Outcome.COMMITTED]
 
 
-@pytest.mark.parametrize("change", ["expired", "rolled back", "notes unset", "rewritten"])
+@pytest.mark.parametrize(
+    "change", ["expired", *(pytest.param(each, marks=drawn) for each in ("rolled back", "notes unset", "rewritten"))]
+)
 def test_the_table_knows_what_it_has_when_it_was_changed(job: IcebergJob, change: str) -> None:
     """Another writer's snapshot comes after the batch. What was rolled back on purpose is not written again."""
     job.another_writes(1)
@@ -188,6 +195,7 @@ def _everything() -> Any:
     return functions.lit(True)
 
 
+@drawn
 def test_a_table_that_was_rolled_back_with_its_notes_takes_the_rows_again(job: IcebergJob) -> None:
     """What an operator does who takes query and table back together."""
     job.another_writes(1)
@@ -214,6 +222,7 @@ def test_what_was_forgotten_is_not_taken_for_absent(job: IcebergJob, monkeypatch
     assert job.numbers() == [0, 100, 200]
 
 
+@drawn
 def test_notes_of_other_queries_stay(job: IcebergJob, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sparkonce.spark.tables.iceberg.KEEP_NOTES", 1)
     stranger = f"{NOTE}iceberg.{'0' * 12}.{OLD.position}-{OLD.nonce}.0.0.{'a' * 12}"
@@ -258,6 +267,7 @@ def test_two_drivers_at_once_without_locks(job: IcebergJob, monkeypatch: pytest.
     assert (job.snapshots(), job.branches()) == (2 if beside else 1, [])
 
 
+@drawn
 def test_other_writers_commit_meanwhile(job: IcebergJob, monkeypatch: pytest.MonkeyPatch) -> None:
     """Between the begin of the last transaction and its commit: Iceberg makes it again, on what they left."""
     handle, calls, tell = job.prepare(), [0], Label.to_text
@@ -281,6 +291,7 @@ def test_subsets_of_a_batch(job: IcebergJob) -> None:
     assert (job.numbers(), job.snapshots()) == ([0, 1, 2], 2)
 
 
+@drawn
 def test_a_partitioned_table_with_columns_that_the_rows_do_not_have(tables: SparkSession, tmp_path: Path) -> None:
     columns = "more struct<a: int>, Number bigint not null, word string"
     job = IcebergJob(tables, tmp_path, make_table(tables, columns, "partitioned by (bucket(2, number))"))
@@ -293,6 +304,7 @@ def test_a_partitioned_table_with_columns_that_the_rows_do_not_have(tables: Spar
         job.sink().columns(pa.schema([("word", pa.string())]))
 
 
+@drawn
 def test_nulls_that_the_table_would_refuse_fail_while_they_are_computed(tables: SparkSession, tmp_path: Path) -> None:
     sink = IcebergSink(make_table(tables, "`a``b` bigint not null, word string"), folder=tmp_path / "rows")
     rows = tables.sql("select 1L as `A``b`, cast(null as string) as word")
@@ -301,6 +313,7 @@ def test_nulls_that_the_table_would_refuse_fail_while_they_are_computed(tables: 
         sink.checked(tables.sql("select cast(null as bigint) as `a``b`")).collect()
 
 
+@drawn
 def test_a_table_that_was_replaced_is_not_written_to(job: IcebergJob) -> None:
     handle, committer = job.prepare(), job.run_of_its_own()
     job.spark.sql(f"drop table {job.table}")
@@ -311,6 +324,7 @@ def test_a_table_that_was_replaced_is_not_written_to(job: IcebergJob) -> None:
     assert job.numbers() == []
 
 
+@drawn
 def test_rows_that_the_table_does_not_take(job: IcebergJob) -> None:
     """Its columns were changed after the start."""
     handle = job.prepare()
@@ -321,6 +335,7 @@ def test_rows_that_the_table_does_not_take(job: IcebergJob) -> None:
     assert (job.numbers(), job.branches()) == ([], [])
 
 
+@drawn
 def test_what_the_table_is_is_remembered(job: IcebergJob) -> None:
     assert job.sink().preflight(QUERY, job.facts) == job.facts
     other = IcebergSink(make_table(job.spark), folder=job.folder / "rows")

@@ -135,7 +135,13 @@ def test_a_batch_leaves_no_session_behind(spark: SparkSession) -> None:
     assert sessions(spark) <= before
 
 
-@pytest.mark.parametrize("phase", [Phase.DECIDING, Phase.FINISHING, Phase.SWEEPING_OWN, Phase.IDLE])
+@pytest.mark.parametrize(
+    "phase",
+    [
+        Phase.FINISHING,
+        *(pytest.param(each, marks=pytest.mark.drawn(1)) for each in (Phase.DECIDING, Phase.SWEEPING_OWN, Phase.IDLE)),
+    ],
+)
 def test_a_crash_leaves_all_of_them_at_the_same_batch(unit: Unit, phase: Phase) -> None:
     with pytest.raises(CrashError):
         unit.run(listener=crash_at(phase, 1))
