@@ -5,7 +5,7 @@ A mutant changes the product in the query's processes only (`broken/sitecustomiz
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -28,6 +28,7 @@ class Mutant:
         words: What is wrong with it.
         injure: Makes it so in this process.
         wanted: One of these must be found.
+        system: In which system; empty if in any.
         faults: What brings it to light: fault, phase, system, request.
         ends_it: Whether the query cannot go on, so that its run breaks off.
     """
@@ -35,21 +36,18 @@ class Mutant:
     words: str
     injure: Callable[[], None]
     wanted: frozenset[Anomaly]
+    system: str = ""
     faults: Sequence[tuple[Fault, Phase, str, str]] = ()
     ends_it: bool = False
 
-    def schedule(self) -> list[Step]:
-        return [
-            Step(
-                number=number,
-                fault=fault,
-                phase=phase.name,
-                system=system,
-                request=request,
-                batches=1,
-            )
-            for number, (fault, phase, system, request) in enumerate(self.faults, 1)
-        ]
+
+def schedule(mutants: Iterable[Mutant]) -> list[Step]:
+    """What brings all of them to light, each fault once."""
+    faults = dict.fromkeys(fault for mutant in mutants for fault in mutant.faults)
+    return [
+        Step(number=number, fault=fault, phase=phase.name, system=system, request=request, batches=1)
+        for number, (fault, phase, system, request) in enumerate(faults, 1)
+    ]
 
 
 def _transitions(changed: Callable[[], Mapping[tuple[Phase, type], Any]]) -> Callable[[], None]:
@@ -359,6 +357,7 @@ MUTANTS: Mapping[str, Mutant] = {
         words="a commit without an answer is taken for lost, and written again",
         injure=_takes_silence_for_loss,
         wanted=frozenset({Anomaly.DOUBLED}),
+        system="kafka",
         faults=((Fault.REPLY_LOST, Phase.DECIDING, "kafka", "end"),),
     ),
     "writes-again": Mutant(
@@ -394,16 +393,19 @@ MUTANTS: Mapping[str, Mutant] = {
         words="the Kafka writer leaves a row out and counts it",
         injure=_drops_rows,
         wanted=frozenset({Anomaly.MISSING}),
+        system="kafka",
     ),
     "rows-twice": Mutant(
         words="the files writer writes a row twice",
         injure=_rows_twice,
         wanted=frozenset({Anomaly.DOUBLED}),
+        system="files",
     ),
     "turns-rows-round": Mutant(
         words="the Kafka writer writes a batch of rows in the wrong order",
         injure=_turns_rows_round,
         wanted=frozenset({Anomaly.OUT_OF_ORDER}),
+        system="kafka",
     ),
     "does-not-flush": Mutant(
         words="the Kafka writer prepares before its rows have arrived",
@@ -415,12 +417,14 @@ MUTANTS: Mapping[str, Mutant] = {
         words="a prepared transaction of PostgreSQL that is gone is taken for lost, whatever its marker says",
         injure=_looks_for_no_marker,
         wanted=frozenset({Anomaly.DOUBLED}),
+        system="postgres",
         faults=((Fault.REPLY_LOST, Phase.DECIDING, "postgres", "commit"),),
     ),
     "weaker-guarantee": Mutant(
         words="the Kafka sink is at-least-once",
         injure=_weaker_guarantee,
         wanted=frozenset({Anomaly.DOUBLED}),
+        system="kafka",
         faults=_KILLED_DECIDING,
     ),
     "refuses-its-own": Mutant(
@@ -448,23 +452,27 @@ MUTANTS: Mapping[str, Mutant] = {
         words="files that a killed driver has published are taken for lost, and written again",
         injure=_repeats_are_losses,
         wanted=frozenset({Anomaly.DOUBLED}),
+        system="files",
         faults=((Fault.DRIVER_KILLED, Phase.SWEEPING_OWN, "", ""),),
     ),
     "shows-at-prepare": Mutant(
         words="the files writer publishes what it has prepared",
         injure=_shows_at_prepare,
         wanted=frozenset({Anomaly.EARLY}),
+        system="files",
         faults=_KILLED_DECIDING,
     ),
     "loses-signs": Mutant(
         words="the PostgreSQL writer loses the sign of negative numbers",
         injure=_loses_signs,
         wanted=frozenset({Anomaly.STRANGE}),
+        system="postgres",
     ),
     "sweeps-by-committing": Mutant(
         words="what a killed driver has left open in PostgreSQL is committed and not aborted",
         injure=_sweeps_by_committing,
         wanted=frozenset({Anomaly.DOUBLED}),
+        system="postgres",
         faults=_KILLED_DECIDING,
     ),
     "reads-at-random": Mutant(
@@ -473,3 +481,10 @@ MUTANTS: Mapping[str, Mutant] = {
         wanted=frozenset({Anomaly.STATE_DIFFERS}),
     ),
 }
+
+TOGETHER: Mapping[str, tuple[str, ...]] = {
+    "wrong rows": ("drops-rows", "turns-rows-round", "rows-twice", "loses-signs"),
+    "no answer": ("silence-is-loss", "looks-for-no-marker"),
+    "killed when all is prepared": ("weaker-guarantee", "shows-at-prepare", "sweeps-by-committing"),
+}
+"""Mutants that one run brings to light: each shows in a system of its own, or by an anomaly of its own."""

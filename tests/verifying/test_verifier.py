@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,15 +21,17 @@ from sparkonce.verify.systems.files import FilesSystem
 from sparkonce.verify.systems.kafka import KafkaSystem
 from sparkonce.verify.systems.postgres import PostgresSystem
 from sparkonce.verify.verdicts import Anomaly, passed
-from verifying.mutants import MUTANTS
+from verifying.mutants import MUTANTS, TOGETHER, schedule
 from verifying.trial import LIMITS, PARTITIONS, broken_by, found, trial
 
 pytestmark = [pytest.mark.kafka, pytest.mark.spark, needs_postgres, pytest.mark.timeout(1_800)]
 
 Say = Callable[[str], None]
 
-IN_CI = ("drops-a-handle", "finishes-one-sink", "turns-rows-round")
-"""One of the decision log, one of the unit, one of a writer: together they start Spark four times."""
+ALONE = ("drops-a-handle", "finishes-one-sink")
+"""One of the decision log, one of the unit: with those that run together they start Spark seven times."""
+
+DRAWN = pytest.mark.drawn(2, "the verifier")
 
 STEPS = (
     (Fault.SERVER_KILLED, Phase.FINISHING, "kafka", ""),
@@ -68,6 +70,7 @@ EVERY_FAULT: tuple[dict[str, Any], ...] = (
 )
 
 
+@DRAWN
 def test_nothing_is_found_in_sparkonce(tmp_path: Path, say: Say) -> None:
     steps = [
         Step(number=number, fault=fault, phase=phase.name, system=system, request=request)
@@ -99,23 +102,33 @@ def test_nothing_is_found_after_every_fault_that_there_is(tmp_path: Path, say: S
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=() if name in IN_CI else pytest.mark.slow) for name in MUTANTS]
+    "names",
+    [
+        *(pytest.param(names, id=run, marks=DRAWN) for run, names in TOGETHER.items()),
+        *(pytest.param((name,), id=name, marks=DRAWN if name in ALONE else pytest.mark.slow) for name in MUTANTS),
+    ],
 )
-def test_a_broken_sparkonce_is_caught(name: str, tmp_path: Path, say: Say, monkeypatch: pytest.MonkeyPatch) -> None:
-    mutant = MUTANTS[name]
-    for variable, value in broken_by(name).items():
+def test_a_broken_sparkonce_is_caught(
+    names: Sequence[str], tmp_path: Path, say: Say, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mutants = [MUTANTS[name] for name in names]
+    steps = schedule(mutants)
+    ends = any(mutant.ends_it for mutant in mutants)
+    for variable, value in broken_by(names).items():
         monkeypatch.setenv(variable, value)
     history, verdicts = trial(
         tmp_path / "run",
         say,
-        schedule=mutant.schedule(),
+        schedule=steps,
         fresh_end=False,
-        undisturbed=Anomaly.STATE_DIFFERS in mutant.wanted,
-        limits=replace(LIMITS, falls=1 if mutant.ends_it else 4),
+        undisturbed=any(Anomaly.STATE_DIFFERS in mutant.wanted for mutant in mutants),
+        limits=replace(LIMITS, falls=1 if ends else 4),
     )
     counts = found(verdicts)
-    say(f"{name}: {mutant.words}: {counts}")
-    assert {anomaly.value for anomaly in mutant.wanted} & counts.keys(), counts
+    for name, mutant in zip(names, mutants, strict=True):
+        say(f"{name}: {mutant.words}: {counts}")
+        there = {anomaly for anomaly, system in counts if not mutant.system or system == mutant.system}
+        assert mutant.wanted & there, counts
     # Of a run that breaks off much is missing, whatever is wrong.
-    assert mutant.ends_it or history.first(Kind.FINISHED) is not None, counts
-    assert [event["step"] for event in history.of(Kind.FAULT)] == [step.number for step in mutant.schedule()]
+    assert ends or history.first(Kind.FINISHED) is not None, counts
+    assert [event["step"] for event in history.of(Kind.FAULT)] == [step.number for step in steps]

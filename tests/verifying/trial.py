@@ -15,7 +15,7 @@ from sparkonce.verify.run import Options, run
 from sparkonce.verify.systems.files import FilesSystem
 from sparkonce.verify.systems.kafka import KafkaSystem
 from sparkonce.verify.systems.postgres import PostgresSystem
-from sparkonce.verify.verdicts import Verdict
+from sparkonce.verify.verdicts import Anomaly, Verdict
 from sparkonce.verify.workload import Workload
 
 TESTS = Path(__file__).parent.parent
@@ -55,16 +55,12 @@ def trial(folder: Path, say: Say, **more: Any) -> tuple[History, tuple[Verdict, 
     return history, judge(history)
 
 
-def broken_by(name: str) -> dict[str, str]:
-    """The environment in which the query's processes run a mutant."""
+def broken_by(names: Sequence[str]) -> dict[str, str]:
+    """The environment in which the query's processes run these mutants."""
     path = [str(BROKEN), str(TESTS), *filter(None, [os.environ.get("PYTHONPATH")])]
-    return {"SPARKONCE_MUTANT": name, "PYTHONPATH": os.pathsep.join(path)}
+    return {"SPARKONCE_MUTANTS": ",".join(names), "PYTHONPATH": os.pathsep.join(path)}
 
 
-def found(verdicts: Sequence[Verdict]) -> dict[str, int]:
-    """What was found, and how often."""
-    counts: dict[str, int] = {}
-    for verdict in verdicts:
-        if verdict.count:
-            counts[verdict.anomaly.value] = counts.get(verdict.anomaly.value, 0) + verdict.count
-    return counts
+def found(verdicts: Sequence[Verdict]) -> dict[tuple[Anomaly, str], int]:
+    """What was found in which system, or in the whole run, and how often."""
+    return {(verdict.anomaly, verdict.system): verdict.count for verdict in verdicts if verdict.count}

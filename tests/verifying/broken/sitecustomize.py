@@ -2,7 +2,8 @@
 
 import os
 
-if _name := os.environ.get("SPARKONCE_MUTANT"):
+if _names := os.environ.get("SPARKONCE_MUTANTS"):
     from verifying.mutants import MUTANTS
 
-    MUTANTS[_name].injure()
+    for _name in _names.split(","):
+        MUTANTS[_name].injure()
