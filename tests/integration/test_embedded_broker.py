@@ -27,6 +27,9 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:(read|open)_text is deprecated:DeprecationWarning"),
 ]
 
+# Each starts brokers of its own.
+DRAWN = pytest.mark.drawn(1, "other brokers")
+
 
 def values(records):
     return [record.value for record in records]
@@ -131,6 +134,7 @@ def test_topics_are_not_made_by_accident_and_errors_come_through(one):
     assert read_committed(one.bootstrap, "small") == []
 
 
+@DRAWN
 def test_three_nodes_go_on_without_one_of_them():
     with Cluster(nodes=3) as cluster:
         create_topic(cluster.bootstrap, "replicated", 3)
@@ -163,6 +167,7 @@ def test_three_nodes_go_on_without_one_of_them():
         ]
 
 
+@DRAWN
 def test_users_and_permissions_can_be_set_up():
     module = "org.apache.kafka.common.security"
     settings = {
@@ -211,6 +216,7 @@ def test_spark_is_given_the_connector_and_nothing_that_it_has():
     assert not names & {artifact_name(jar.name) for jar in spark_jars_folder().glob("*.jar")}
 
 
+@DRAWN
 def test_a_broker_outlives_its_command_and_is_found_again(tmp_path):
     folder = tmp_path / "broker"
 

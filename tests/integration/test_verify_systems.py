@@ -95,6 +95,7 @@ def test_a_row_that_is_there_twice_is_read_twice(system: Injectable, query: Quer
     until(lambda: batches_in(system) == with_batches(before, batch, batch), "both are read")
 
 
+@pytest.mark.drawn(2)
 def test_every_fault_comes_and_goes_and_the_system_works_on(system: Injectable, query: Query) -> None:
     before = batches_in(system)
     for fault in system.faults():
@@ -113,11 +114,13 @@ def test_every_fault_comes_and_goes_and_the_system_works_on(system: Injectable, 
         assert batches_in(system) == before
 
 
+@pytest.mark.drawn(2)
 def test_a_reply_is_lost(system: Injectable, query: Query) -> None:
     for name in system.faults().get(Fault.REPLY_LOST, ()):
         struck(system, query, Fault.REPLY_LOST, name)
 
 
+@pytest.mark.drawn(2)
 def test_a_request_comes_late(system: Injectable, query: Query) -> None:
     for name in system.faults().get(Fault.REQUEST_LATE, ()):
         struck(system, query, Fault.REQUEST_LATE, name)

@@ -1,55 +1,117 @@
-"""An example on a broker of its own: fed bit by bit, killed, started again, and judged without Spark."""
+"""The examples as jobs: their plans, for `spark.matrix`, and their programs as their users start them.
+
+What must come out is worked out by ``examples/tryout``, without Spark, from the sources and from what Spark has written
+down about its batches.
+"""
 
 from __future__ import annotations
 
-import json
 import os
 import sys
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from spark.desk import Desk, Hold, Visit
-from spark.example_child import PHASE, Config
+from spark.desk import Visit
+from spark.example_plans import AT_ONCE, REGISTRY
+from spark.harness import AnyJob, Message, Row
+from spark.kills import hold_at
+from spark.matrix import ROWS_PER_BATCH, Example, StateJob
 from spark.processes import LIMIT_S, TESTS, Run, eventually
-from spark.startup import jvm_flags
 from spark.watching import Place, Watcher
-from sparkonce.embedded import Cluster
-from sparkonce.log.base import DecisionLog
-from sparkonce.log.local import LocalLogStore
 from sparkonce.protocol.handles import Handle
-from sparkonce.protocol.ownership import TransactionalId, short_query
+from sparkonce.protocol.ownership import TransactionalId
 from sparkonce.protocol.state import Phase
-from sparkonce.protocol.view import LogView
-from sparkonce.testing.kafka import Transaction, list_transactions, read_committed
-from sparkonce.testing.registry import RegistryServer
-from tryout.run import spark_environment
-from tryout.sample import Message, Row, Sample
+from sparkonce.testing.kafka import read_committed
+from tryout import EnrichmentSample, EtlSample, SumSample
+from tryout import run as tryout
+from tryout.checkpoint import read_batches
+from tryout.etl import STEP_MS
+from tryout.sample import Sample
 from tryout.trial import Count, Trial
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
+
+# --- their plans ------------------------------------------------------------------------------------------------------
+
+STATE = "spark.sql.streaming.stateStore"
+ROCKSDB = {
+    f"{STATE}.providerClass": "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider",
+    f"{STATE}.rocksdb.changelogCheckpointing.enabled": "true",
+}
+BY_PROCESSING = {"clock": "processing", "window": AT_ONCE["window"]}
+
+PLANS: Mapping[str, Callable[[int], Sample]] = {
+    # Else the last of so many rows would be of the future.
+    "etl_by_record": lambda rows: EtlSample(count=rows, began_ms=EtlSample().began_ms - rows * STEP_MS),
+    "etl_by_processing": lambda rows: EtlSample(count=rows, **BY_PROCESSING),
+    "sum_by_event": lambda rows: SumSample(count=rows),
+    "sum_by_processing": lambda rows: SumSample(count=rows, **BY_PROCESSING),
+    "join": lambda rows: EnrichmentSample(count=rows * 5 // 6),
+}
+"""The plans of `spark.example_plans`, and what so many rows for each are."""
+
+
+def plan_example(plan: str, batches: int, registry: str) -> Example:
+    """One of the plans, fed with so many batches."""
+    sample = PLANS[plan](batches * ROWS_PER_BATCH)
+    sent: dict[str, list[Message]] = {source: [] for source in sample.sources}
+    for message in sample.messages(registry):
+        sent[message.topic].append((str(message.timestamp_ms).encode(), message.value))
+    closing = [(str(one.timestamp_ms).encode(), one.value) for one in sample.closing(registry)]
+
+    def expected(job: StateJob) -> Counter[Row]:
+        topics = dict(zip(sample.sources, job.config.sources, strict=True))
+        batches = [
+            replace(batch, ends={name: batch.ends[topic] for name, topic in topics.items()})
+            for batch in read_batches(job.checkpoint)
+        ]
+        sources = {
+            name: [
+                record._replace(timestamp_ms=int(record.key or b"0"))
+                for record in read_committed(job.bootstrap, topic, timeout_s=LIMIT_S)
+            ]
+            for name, topic in topics.items()
+        }
+        outcome = sample.outcome(sources, batches)
+        assert outcome.unread == 0
+        return Counter((row.key, row.value) for row in outcome.rows)
+
+    return Example(
+        name=plan,
+        plan=f"spark.example_plans:{plan}",
+        sent=list(sent.values()),
+        closing=[closing * 2 * ROWS_PER_BATCH for _ in sent],
+        expected=expected,
+        sql={"spark.sql.session.timeZone": "UTC", REGISTRY: registry, **(ROCKSDB if plan == "join" else {})},
+        undisturbed=0,
+    )
+
+
+# --- their programs ---------------------------------------------------------------------------------------------------
+
 WITH_TRANSACTIONS = (Phase.FINISHING, Phase.SWEEPING_OWN, Phase.RAISING_FLOOR, Phase.TIDYING, Phase.IDLE)
 """Phases of a batch that is decided."""
 
-LAST_PIECES = 5
-"""In how many batches, at least, the last run gets what is left."""
+LAST_BATCHES = 5
+"""How many batches, at least, the last run makes of what there is."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Query:
+class Program:
     """One way to run an example.
 
     Attributes:
-        name: What tables call it.
+        name: What it is called.
         script: The example's file.
         sample: Makes its input.
         options: Of the example.
-        chunk: How many records it is fed for each of its batches.
+        chunk: How many records it reads in a batch.
     """
 
     name: str
@@ -59,14 +121,14 @@ class Query:
     chunk: int
 
 
-class ExampleRun(Run):
+class ProgramRun(Run):
     """One start of an example."""
 
-    def __init__(self, config: Config, query: Query, arguments: Sequence[str], folder: Path, log: Path) -> None:
-        command = [sys.executable, "-m", "spark.example_child", config.to_json(), str(EXAMPLES / query.script)]
+    def __init__(self, command: list[str], folder: str, java: str, log: Path) -> None:
         path = os.pathsep.join(filter(None, [str(TESTS), os.environ.get("PYTHONPATH")]))
-        environment = {**spark_environment(folder, java=jvm_flags()), "PYTHONPATH": path}
-        self._launch([*command, *arguments], environment, log)
+        # Each core more is a worker, which takes time to start.
+        environment = {**tryout.spark_environment(Path(folder), cores=1, java=java), "PYTHONPATH": path}
+        self._launch([sys.executable, "-m", "spark.example_child", *command], environment, log)
 
 
 class FirstSeen(Watcher):
@@ -83,97 +145,71 @@ class FirstSeen(Watcher):
             for message in found:
                 place = (message.partition(), message.offset())
                 self.seen[place] = message.key()
-                self.rows[place] = (Row(message.key().decode(), message.value().decode()), known)
+                self.rows[place] = ((message.key().decode(), message.value().decode()), known)
             self._changed.notify_all()
 
 
-class ExampleJob:
-    """Use as a context manager.
+class ProgramJob(AnyJob):
+    """An example with its sample on the shared broker, in topics that are gone when it is over.
 
     Args:
-        query: What to run.
+        bootstrap: The broker.
         folder: A new one.
-        keep_batches: How many batches the log keeps.
+        program: What to run.
+        registry: The schema registry's URL.
+        config: More of `spark.pipeline.Config`.
     """
 
-    def __init__(self, query: Query, folder: Path, *, keep_batches: int = 100) -> None:
-        self.query = query
-        self.desk = Desk()
-        self.runs: list[ExampleRun] = []
-        self._folder = folder
-        self._temporary = folder / "temporary"
-        self._temporary.mkdir(parents=True)
-        self._keep_batches = keep_batches
-        self.checkpoint = folder / "checkpoint"
-        self._stack = ExitStack()
+    def __init__(self, bootstrap: str, folder: Path, program: Program, registry: str, **config: Any) -> None:
+        sample = program.sample()
+        super().__init__(bootstrap, folder, target=sample.target, **config)
+        self.config = replace(self.config, sources=tuple(sample.sources))
+        self.program = program
+        self._registry = registry if sample.registry else None
+        self.trial = Trial(sample, bootstrap=bootstrap, checkpoint=self.checkpoint, registry=self._registry)
+        self.watcher = FirstSeen(bootstrap, sample.target, max(sample.sources.values()), self.decided)
+        self._messages = self.trial.messages()
 
     def __enter__(self) -> Self:
-        sample = self.query.sample()
-        with ExitStack() as stack:
-            self.bootstrap = stack.enter_context(Cluster()).bootstrap
-            self._registry = stack.enter_context(RegistryServer()).url if sample.registry else None
-            self.trial = Trial(sample, bootstrap=self.bootstrap, checkpoint=self.checkpoint, registry=self._registry)
-            self.trial.make_topics()
-            stack.enter_context(self.desk)
-            self.watcher = FirstSeen(self.bootstrap, sample.target, max(sample.sources.values()), self.decided)
-            self.watcher.start()
-            stack.callback(self.watcher.stop)
-            stack.callback(self._kill_all)
-            self._left: list[Message] = self.trial.messages()
-            self._fed = 0
-            self._chunk = self.query.chunk
-            self._stack = stack.pop_all()
+        self.trial.make_topics()
+        super().__enter__()
+        self.trial.send(self._messages)
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._stack.close()
+        super().__exit__()
+        delete_topics(self.bootstrap, [*self.config.sources, self.config.target])
 
-    def _kill_all(self) -> None:
-        for run in self.runs:
-            run.kill()
-
-    def start(self, points: tuple[str, ...] = ()) -> ExampleRun:
+    def launch(self, chunk: int, point: str = "") -> Run:
         """Starts the example on its checkpoint."""
-        arguments = ["--bootstrap", self.bootstrap, "--checkpoint", str(self.checkpoint), *self.query.options]
-        arguments += ["--registry", self._registry] if self._registry else []
-        config = Config(desk=self.desk.address, points=points, keep_batches=self._keep_batches)
-        log = self._folder / f"run-{len(self.runs)}.log"
-        run = ExampleRun(config, self.query, arguments, self._temporary, log)
-        self.runs.append(run)
-        return run
+        config = replace(self.config, points=(point,) if point not in Phase.__members__ else ())
+        command = [config.to_json(), str(EXAMPLES / self.program.script), *self.program.options]
+        command += ["--bootstrap", self.bootstrap, "--checkpoint", config.checkpoint, "--max-offsets", str(chunk)]
+        command += ["--registry", self._registry] if self._registry else []
+        log = self.folder / f"run-{len(self.runs)}.log"
+        self.runs.append(ProgramRun(command, config.temporary, config.jvm_flags, log))
+        return self.runs[-1]
 
-    def kill_at(self, point: str, look: Callable[[ExampleJob, Visit], None] | None = None) -> None:
+    def kill_at(self, point: str, look: Callable[[ProgramJob, Visit], None] = lambda *_: None) -> None:
         """Starts the example, waits until it is there with rows under way, looks, and kills it."""
-        hold = self._hold(point)
-        run = self.start((point,) if point not in Phase.__members__ else ())
-        self._feed()
-        eventually(lambda: bool(hold.caught) or self._go_on(run), f"{self.query.name} is at {point}")
-        if look is not None:
-            look(self, hold.caught[0])
+        before = self.decided()
+
+        def has_rows(batch: int) -> bool:
+            if point == Phase.DECIDING.name:
+                return bool(self.transactions("Ongoing"))
+            return Phase[point] not in WITH_TRANSACTIONS or (batch > before and bool(self.handles()))
+
+        hold = hold_at(point, self, has_rows if point in Phase.__members__ else None)
+        run = self.launch(self.program.chunk, point)
+        look(self, hold.wait(run.check))
         run.kill()
 
     def finish(self) -> Count:
-        """Starts it once more, sends what is left in pieces, and waits until all has come out."""
-        run = self.start()
-        self._chunk = max(1, -(-len(self._left) // LAST_PIECES))
-        self._feed()
-        eventually(lambda: self._go_on(run) or not self._left, "what is left has been sent")
-        count = self.trial.count()
-
-        def is_done() -> bool:
-            nonlocal count
-            run.check()
-            count = self.trial.count()
-            if not count.unread and not count.is_done:
-                self.trial.close()
-            return count.is_done
-
-        try:
-            eventually(is_done, "all has come out")
-        except AssertionError as error:
-            raise AssertionError(f"{self.query.name}: {count}") from error
-        finally:
-            run.kill()
+        """Starts it once more, and waits until all has come out."""
+        run = self.launch(max(1, len(self._messages) // LAST_BATCHES))
+        count = tryout._wait(self.trial, run._process)
+        run.check()
+        run.kill()
         return count
 
     def too_early(self) -> int:
@@ -181,21 +217,21 @@ class ExampleJob:
 
         The reader must have seen all that stands in the topic, nothing else, and no row that no batch must write.
         """
-        self.watcher.catch_up({place: row.key.encode() for place, row in self._standing().items()})
-        seen = dict(self.watcher.rows)
+        self.watcher.catch_up({place: row[0].encode() for place, row in self._standing().items()})
+        seen = dict(self.watcher.rows)  # type: ignore[attr-defined]
         standing = self._standing()  # once more: a transaction may have become visible meanwhile
         assert seen
         assert [row for place, (row, _) in seen.items() if standing.get(place) != row] == []
         # The last run may have been killed when a batch was decided, some of it seen, and Spark did not know of it.
-        written_by = self.trial.outcome(self.decided()).rows
+        written_by = dict(self.trial.outcome(self.decided()).rows)
         assert [row for row, _ in seen.values() if row not in written_by] == []
         return sum(written_by[row] > decided for row, decided in seen.values())
 
     def _standing(self) -> dict[Place, Row]:
         """What a read_committed reader finds in the target now."""
-        records = read_committed(self.bootstrap, self.trial.sample.target, timeout_s=LIMIT_S)
         return {
-            (one.partition, one.offset): Row((one.key or b"").decode(), (one.value or b"").decode()) for one in records
+            (one.partition, one.offset): ((one.key or b"").decode(), (one.value or b"").decode())
+            for one in self.records()
         }
 
     def left_open(self) -> list[str]:
@@ -204,51 +240,17 @@ class ExampleJob:
         newest = max(tokens.values())
         return [name for name in self.transactions("Ongoing") if tokens.get(name, newest) != newest]
 
-    def decided(self) -> int:
-        """The last batch that is decided now, or -1."""
-        newest = self._log().newest_decision if (self.checkpoint / "sparkonce").is_dir() else None
-        return newest.batch if newest is not None else -1
-
     def handles(self) -> tuple[Handle, ...]:
         """The transactions of the last batch that is decided."""
-        newest = self._log().newest_decision
+        newest = self.log().newest_decision
         return tuple(handle for handle in newest.handles if handle.transaction) if newest is not None else ()
 
-    def transactions(self, *states: str) -> dict[str, Transaction]:
-        """The example's own on the server."""
-        query = short_query(str(json.loads((self.checkpoint / "metadata").read_text())["id"]))
-        found = list_transactions(self.bootstrap, states=states)
-        return {
-            name: one
-            for name, one in found.items()
-            if (parsed := TransactionalId.parse(name)) is not None and parsed.query == query
-        }
 
-    def _log(self) -> LogView:
-        return DecisionLog(LocalLogStore(self.checkpoint)).read(LogView())
+def delete_topics(bootstrap: str, topics: list[str]) -> None:
+    """Deletes them, and waits until the broker knows them no more."""
+    from confluent_kafka.admin import AdminClient
 
-    def _hold(self, point: str) -> Hold:
-        if point not in Phase.__members__:
-            return self.desk.hold(point)
-        phase, before = Phase[point], self.decided()
-
-        def has_rows(at: Visit) -> bool:
-            if phase is Phase.DECIDING:
-                return bool(self.transactions("Ongoing"))
-            if phase in WITH_TRANSACTIONS:
-                return at.told["batch"] > before and bool(self.handles())
-            return True
-
-        return self.desk.hold(PHASE, when=has_rows, phase=point)
-
-    def _go_on(self, run: ExampleRun) -> bool:
-        """Feeds it once for each batch that it has done."""
-        run.check()
-        if self._fed < len(self.desk.at(PHASE, phase=Phase.IDLE.name)):
-            self._fed += 1
-            self._feed()
-        return False
-
-    def _feed(self) -> None:
-        self.trial.send(self._left[: self._chunk])
-        self._left = self._left[self._chunk :]
+    admin = AdminClient({"bootstrap.servers": bootstrap, "log_level": 0})
+    for done in admin.delete_topics(topics).values():
+        done.result(LIMIT_S)
+    eventually(lambda: not admin.list_topics(timeout=LIMIT_S).topics.keys() & set(topics), f"{topics} are gone")

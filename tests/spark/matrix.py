@@ -1,24 +1,24 @@
-"""Several queries at once, killed by one SIGKILL after the other, each while all of them are at the same point.
+"""Several queries at once, killed by one SIGKILL after the other, each while all of them are held at the same point.
 
-The queries run in one process and one Spark, each with its own sources, checkpoint, target, and desk. So one start of
-Spark, which is what takes the time, kills all of them.
+The queries run in one process and one Spark, each with its own sources, checkpoint and target. So one start of Spark,
+which is what takes the time, strikes all of them.
 """
 
 from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from itertools import zip_longest
 from pathlib import Path
 
-from spark.desk import Hold
 from spark.harness import PARTITIONS, AnyJob, Message, Row, Verdict, start_together
 from spark.kills import FIRST, INSIDE, WITHIN_TASKS, Kill, check_points, hold_at, kill_now, leaves_decided
 from spark.pipeline import ENDED, REFUSED
-from spark.processes import LIMIT_S, Run
+from spark.processes import LIMIT_S
+from sparkonce.embedded.jars import spark_avro_jars, spark_kafka_jars
 from sparkonce.protocol.state import Phase
 from sparkonce.spark.checkpoint import input_offsets
 
@@ -37,39 +37,53 @@ class Example:
     """A query, its input, and what must come of it.
 
     Attributes:
-        name: What tables call it.
+        name: What it is called.
         plan: ``module:function`` of a function of the session and a `spark.pipeline.Config`, which gives the rows.
         sent: What each source gets.
         closing: What each source gets at the end, once.
-        expected: The output's rows, key and value with how often each must come, of the batches of the input.
+        expected: The output's rows, key and value with how often each must come, of a job that has read its input.
         output_mode: Spark's.
         sql: More of Spark's SQL settings.
         no_data: Whether Spark also runs batches without data, which close windows or let timers fire, and the kills
             fall into these. Its input then comes in pieces, one more before each start.
-        state_files: Endings, out of `STATE_FILES`, of the files that its state store must have written.
+        state_files: Endings, out of `STATE_FILES`, of the files that its state store must have written; none if they
+            are not looked at.
+        undisturbed: How large the batches are of a run of the same query on the same input that nobody disturbs, which
+            must give the same: so many times as large as those of the run that is killed. 1 if what it gives follows
+            from the batches, 0 for no such run, where it follows from the time.
     """
 
     name: str
     plan: str
     sent: Sequence[Sequence[Message]]
     closing: Sequence[Sequence[Message]] = ()
-    expected: Callable[[Sequence[Batch]], Counter[Row]]
+    expected: Callable[[StateJob], Counter[Row]]
     output_mode: str = "append"
     sql: dict[str, str] = field(default_factory=dict)
     no_data: bool = False
     state_files: frozenset[str] = frozenset()
+    undisturbed: int = 4
 
 
-class ExampleJob(AnyJob):
-    """One life of an example.
+class StateJob(AnyJob):
+    """An example's job.
 
     Args:
         bootstrap: The broker.
         folder: A new one.
         example: The example.
+        points: At which it is to be killed.
+        rows_per_batch: Of each source.
     """
 
-    def __init__(self, bootstrap: str, folder: Path, example: Example) -> None:
+    def __init__(
+        self,
+        bootstrap: str,
+        folder: Path,
+        example: Example,
+        points: Sequence[str] = (),
+        rows_per_batch: int = ROWS_PER_BATCH,
+    ) -> None:
         no_data = str(example.no_data).lower()
         super().__init__(
             bootstrap,
@@ -78,13 +92,15 @@ class ExampleJob(AnyJob):
             plan=example.plan,
             output_mode=example.output_mode,
             slots=2,
-            rows_per_batch=ROWS_PER_BATCH,
+            rows_per_batch=rows_per_batch,
             keep_batches=3,
             tidy_every_batches=1,
             points=INSIDE,
+            jars=tuple(str(jar) for jar in [*spark_kafka_jars(), *spark_avro_jars()]),
             sql={"spark.sql.streaming.noDataMicroBatches.enabled": no_data, **example.sql},
         )
         self.example = example
+        self.points = points
         self.kills: list[Kill] = []
         self._pieces = 0
 
@@ -105,15 +121,22 @@ class ExampleJob(AnyJob):
         for source, messages in enumerate(self.example.sent):
             self.send(messages[first * ROWS_PER_BATCH : self._pieces * ROWS_PER_BATCH], source)
 
+    def is_due(self, point: str) -> Callable[[int], bool] | None:
+        """Whether a batch is one to be killed in: not its run's first, so that the state goes on between two kills."""
+        if point in FIRST:
+            return None
+        first = max(self.decided() + 2, WARM)
+        return lambda batch: batch >= first and (not self.example.no_data or self.is_without_data(batch))
+
     def is_without_data(self, batch: int) -> bool:
         return batch > 0 and input_offsets(self.checkpoint, batch) == input_offsets(self.checkpoint, batch - 1)
 
-    def batches(self) -> list[list[list[Message]]]:
+    def batches(self) -> list[Batch]:
         """The rows of each batch, as Spark's own offset log has divided them."""
         both = zip_longest(self.example.sent, self.example.closing, fillvalue=())
         every = [[*sent, *closing] for sent, closing in both]
         ends = [dict.fromkeys(range(PARTITIONS), 0) for _ in every]
-        found = []
+        found: list[Batch] = []
         while (offsets := input_offsets(self.checkpoint, len(found))) is not None:
             batch = []
             for source, text in enumerate(offsets):
@@ -130,8 +153,8 @@ class ExampleJob(AnyJob):
         assert [sum(end.values()) for end in ends] == [len(messages) for messages in every], "not all has been read"
         return found
 
-    def judge(self) -> Verdict:
-        return self.count(self.example.expected(self.batches()))
+    def output(self) -> Counter[Row]:
+        return Counter(map(self.row, self.records()))
 
     def state_files(self) -> frozenset[str]:
         """By which endings one sees which state store it was that wrote."""
@@ -161,118 +184,94 @@ class Outcome:
         verdict: On its output.
         differing: In how many rows this differs from that of a run of the same query on the same input that nobody
             disturbed.
-        state_files: What its state store has written, and the other run's.
+        state_files: What the state stores have written, its own and the other run's.
     """
 
     example: Example
     kills: tuple[Kill, ...]
     verdict: Verdict
     differing: int
-    state_files: tuple[frozenset[str], frozenset[str]]
+    state_files: tuple[frozenset[str], ...]
+
+    def __str__(self) -> str:
+        struck = Counter(kill.point for kill in self.kills)
+        return (
+            f"{self.example.name}: {dict(struck)}; {self.verdict}; {self.differing} rows differ from an undisturbed run"
+        )
+
+    def check(self, points: Sequence[str]) -> None:
+        """Raises unless it came out right, and was killed at each of these points."""
+        assert self.verdict.is_exactly_once, str(self)
+        assert self.differing == 0, str(self)
+        if self.example.state_files:
+            assert set(self.state_files) == {self.example.state_files}, f"{self}: another state store"
+        check_points(self.kills, points)
 
 
 def carry_out(
-    bootstrap: str,
-    folder: Path,
-    examples: Sequence[Example],
-    points: Sequence[str],
-    say: Callable[[str], None] = lambda _: None,
+    bootstrap: str, folder: Path, examples: Sequence[tuple[Example, Sequence[str]]], say: Callable[[str], object]
 ) -> list[Outcome]:
-    """Kills all examples at one point after the other, lets them end, and judges them."""
+    """Kills each example at one of its points after the other, lets them end beside runs that nobody disturbs, and
+    judges."""
     with ExitStack() as stack:
-
-        def new_job(example: Example, name: str) -> ExampleJob:
-            return stack.enter_context(ExampleJob(bootstrap, folder / name, example))
-
-        jobs = [new_job(example, example.name) for example in examples]
-        for number, point in enumerate(points):
-            strike(point, jobs, folder / f"{number}.log")
-            if point == Phase.FINISHING.name:
-                for job in jobs:
-                    job.lose_newest_state()
-            say(f"kill {number + 1}: {point}, in batches {[job.kills[-1].batch for job in jobs]}")
-        undisturbed = [new_job(example, f"{example.name}-undisturbed") for example in examples]
-        both = [job for pair in zip(jobs, undisturbed, strict=True) for job in pair]
-        for job in both:
+        jobs = [stack.enter_context(StateJob(bootstrap, folder / each.name, each, points)) for each, points in examples]
+        for number in range(max(len(points) for _, points in examples)):
+            due = [job for job in jobs if number < len(job.points)]
+            strike(number, due, folder / f"{number}.log")
+            say(f"kill {number + 1}: " + ", ".join(f"{job.example.name} in {job.kills[-1]}" for job in due))
+        twins = {}
+        for each, _ in examples:
+            if each.undisturbed:
+                rows = each.undisturbed * ROWS_PER_BATCH
+                twin = StateJob(bootstrap, folder / f"{each.name}-undisturbed", each, rows_per_batch=rows)
+                twins[each.name] = stack.enter_context(twin)
+        for job in (*jobs, *twins.values()):
             job.feed_all()
-        start(both, folder / "last.log").finish(limit_s=3 * LIMIT_S)
-        return [outcome(job, other) for job, other in zip(jobs, undisturbed, strict=True)]
+        run = start_together([*jobs, *twins.values()], folder / "last.log", master="local[2]")
+        run.finish(limit_s=3 * LIMIT_S)
+        outcomes = [outcome(job, twins.get(job.example.name)) for job in jobs]
+    for result in outcomes:
+        say(str(result))
+    return outcomes
 
 
-def outcome(job: ExampleJob, undisturbed: ExampleJob) -> Outcome:
-    killed, whole = (Counter(map(each.row, each.records())) for each in (job, undisturbed))
+def outcome(job: StateJob, twin: StateJob | None) -> Outcome:
+    killed = job.output()
+    whole = killed if twin is None else twin.output()
     return Outcome(
         example=job.example,
         kills=tuple(job.kills),
-        verdict=job.judge(),
+        verdict=job.count(job.example.expected(job)),
         differing=((killed - whole) + (whole - killed)).total(),
-        state_files=(job.state_files(), undisturbed.state_files()),
+        state_files=tuple(each.state_files() for each in (job, twin) if each is not None),
     )
 
 
-def start(jobs: Sequence[ExampleJob], log: Path, point: str = "") -> Run:
-    # A query that is held within a task occupies a core. More cores than needed are more workers, which take time.
-    cores = 1 + len(jobs) if point in WITHIN_TASKS else 2
-    return start_together(jobs, log, master=f"local[{cores}]")
-
-
-def strike(point: str, jobs: Sequence[ExampleJob], log: Path) -> None:
-    """Starts the queries, and kills them when all of them are at a point."""
+def strike(number: int, jobs: Sequence[StateJob], log: Path) -> None:
+    """Starts the queries, and kills them when each is at that one of its points."""
     decided = [job.decided() for job in jobs]
     before = [len(job.desk.visits) for job in jobs]
-    for job in jobs:
+    points = [job.points[number] for job in jobs]
+    for job, point in zip(jobs, points, strict=True):
         assert point != Phase.REPLAYING.name or leaves_decided(job.kills), "there is nothing to replay"
         job.feed()
-    holds = [hold_at(point, job, due(point, job)) for job in jobs]
-    run = start(jobs, log, point)
-    for hold, job, visits in zip(holds, jobs, before, strict=True):
-        wait_for(hold, job, visits, run)
-    for job, visits, last in zip(jobs, before, decided, strict=True):
-        kill = kill_now(point, job, visits, last)
+    holds = [hold_at(point, job, job.is_due(point)) for job, point in zip(jobs, points, strict=True)]
+    # A query that is held within a task occupies a core. Each core that is not needed is a worker, which takes time.
+    run = start_together(jobs, log, master=f"local[{1 + sum(point in WITHIN_TASKS for point in points)}]")
+    for hold, job, first in zip(holds, jobs, before, strict=True):
+
+        def ended(job: StateJob = job, first: int = first) -> str:
+            last = next((one for one in job.desk.visits[first:] if one.point in {REFUSED, ENDED}), None)
+            return f"{job.example.name} ended and did not come so far: {last.told}" if last is not None else ""
+
+        job.desk.wait_for(lambda hold=hold, ended=ended: bool(hold.caught or ended()), hold.words, run.check)
+        assert hold.caught, ended()
+        hold.give_up()
+    for job, point, first, last in zip(jobs, points, before, decided, strict=True):
+        kill = kill_now(point, job, first, last)
         assert not job.example.no_data or kill.batch == 0 or job.is_without_data(kill.batch), kill
         job.kills.append(kill)
     run.kill()
-
-
-def due(point: str, job: ExampleJob) -> Callable[[int], bool] | None:
-    """Whether a batch is one to be killed in: not the first of its run, so that the state goes on between two kills."""
-    if point in FIRST:
-        return None
-    first = max(job.decided() + 2, WARM)
-    return lambda batch: batch >= first and (not job.example.no_data or job.is_without_data(batch))
-
-
-def wait_for(hold: Hold, job: ExampleJob, visits: int, run: Run) -> None:
-    """Waits until a query is held; raises if it ends instead."""
-
-    def ended() -> str:
-        last = next((one for one in job.desk.visits[visits:] if one.point in {REFUSED, ENDED}), None)
-        return f"{job.example.name} ended without coming to {hold.words}: {last.told}" if last is not None else ""
-
-    job.desk.wait_for(lambda: bool(hold.caught) or bool(ended()), hold.words, run.check)
-    assert hold.caught, ended()
-    hold.give_up()
-
-
-def check(outcomes: Iterable[Outcome], points: Sequence[str]) -> None:
-    """Raises unless every example came out right, and was killed at each of these points."""
-    for each in outcomes:
-        assert each.verdict.is_exactly_once, f"{each.example.name}: {each.verdict}"
-        assert each.differing == 0, f"{each.example.name}: {each.differing} rows are not those of an undisturbed run"
-        assert set(each.state_files) == {each.example.state_files}, f"{each.example.name}: another state store"
-        check_points(each.kills, points)
-
-
-def table(outcomes: Sequence[Outcome], points: Sequence[str]) -> str:
-    """Examples by points: kills; and what came of each example, counted on the server."""
-    width = max(len(each.example.name) for each in outcomes)
-    lines = [f"{number:>2}  {point}" for number, point in enumerate(points, 1)]
-    numbers = " ".join(f"{number:>2}" for number, _ in enumerate(points, 1))
-    lines.append(f"{'':<{width}}  {numbers}    rows  missing  doubled  strange  differing")
-    for each in outcomes:
-        kills = Counter(kill.point for kill in each.kills)
-        cells = " ".join(f"{kills[point]:>2}" for point in points)
-        told = each.verdict
-        counts = f"{told.rows:>6,}  {told.missing:>7}  {told.doubled:>7}  {told.strange:>7}  {each.differing:>9}"
-        lines.append(f"{each.example.name:<{width}}  {cells}  {counts}")
-    return "\n".join(lines)
+    for job in jobs:
+        if job.kills[-1].point == Phase.FINISHING.name:
+            job.lose_newest_state()

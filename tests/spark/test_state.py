@@ -1,7 +1,7 @@
-"""Queries that keep state are killed (SIGKILL, with JVM and workers) at every point, and give what they must.
+"""Queries that keep state are killed (SIGKILL, with JVM and workers) where output and state may part.
 
-In CI each plan runs once, with one of the state stores, and is killed where output and state may part. The long forms
-kill these at every point, and all plans with all stores, which takes half an hour::
+They are plans of our own, each with one of the state stores, and those of the examples. All that are to run are struck
+in one Spark. The long forms kill them at every point, and all plans with all stores, which takes an hour::
 
     pytest -m slow -s tests/spark/test_state.py
 """
@@ -9,22 +9,24 @@ kill these at every point, and all plans with all stores, which takes half an ho
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 import pytest
 
-from spark import models
+from spark import stateful
+from spark.example_job import PLANS, plan_example
 from spark.faults import HALFWAY
 from spark.harness import Message, Row
 from spark.kills import POINTS
-from spark.matrix import ROWS_PER_BATCH, Batch, Example, carry_out, check, table
+from spark.matrix import ROWS_PER_BATCH, Example, Outcome, StateJob, carry_out
 from sparkonce.embedded import Cluster
 from sparkonce.protocol.state import Phase
+from sparkonce.testing.registry import RegistryServer
 
-pytestmark = [pytest.mark.kafka, pytest.mark.spark]
+pytestmark = [pytest.mark.kafka, pytest.mark.spark, pytest.mark.timeout(1800)]
 
-ROWS = 24 * ROWS_PER_BATCH
+Say = Callable[[str], None]
 
 PROVIDER = "spark.sql.streaming.stateStore.providerClass"
 ROCKSDB = {PROVIDER: "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"}
@@ -44,56 +46,13 @@ STORES = {
 }
 FILES = {"hdfs": {".delta"}, "rocksdb": {".zip"}, "changelog": {".changelog", ".zip"}}
 
-
-def message(event: models.Event) -> Message:
-    return event.name.encode(), str(event.second).encode()
-
-
-def expected(model: Callable[[Sequence[models.Batch]], models.Pairs]) -> Callable[[Sequence[Batch]], Counter[Row]]:
-    """A model of events, as one of messages."""
-
-    def of_messages(batches: Sequence[Batch]) -> Counter[Row]:
-        return model(
-            [
-                [[models.Event(key.decode(), int(value or b"")) for key, value in source] for source in batch]
-                for batch in batches
-            ]
-        )
-
-    return of_messages
-
-
-INPUTS: dict[str, Callable[[int], Sequence[Sequence[models.Event]]]] = {
-    "transform_with_state": lambda rows: [models.blocks(rows)],
-    "tumbling": lambda rows: [models.groups(rows)],
-    "sliding": lambda rows: [models.groups(rows)],
-    "session": lambda rows: [models.visits(rows)],
-    "inner_join": models.both_sides,
-    "left_outer_join": models.both_sides,
-    "distinct": lambda rows: [models.repeated(rows)],
-    "distinct_within_watermark": lambda rows: [models.recurring(rows)],
-}
-
 GIVE_WITHOUT_DATA = ("transform_with_state", "tumbling", "session", "left_outer_join")
 """Those that give rows in batches without data."""
 
-NO_DATA, DATA = True, False
+FOLLOW_FROM_BATCHES = ("sliding", "distinct_within_watermark")
+"""Those that give other rows in other batches: an update for each, or a name again when a batch has forgotten it."""
 
-
-def example(plan: str, store: str, *, no_data: bool = False) -> Example:
-    sources = INPUTS[plan](ROWS)
-    return Example(
-        name=f"{plan}-{store}" + "-no-data" * no_data,
-        plan=f"spark.stateful:{plan}",
-        sent=[[message(event) for event in source] for source in sources],
-        closing=[[message(models.closing(number))] * 2 * ROWS_PER_BATCH for number in range(len(sources))],
-        expected=expected(getattr(models, plan)),
-        output_mode="update" if plan == "sliding" else "append",
-        sql=STORES[store],
-        no_data=no_data,
-        state_files=frozenset(FILES[store]),
-    )
-
+NO_DATA, DATA = "no-data", "data"
 
 COVER = (
     ("transform_with_state", "changelog", NO_DATA),
@@ -108,54 +67,112 @@ COVER = (
 
 EVERY = [
     (plan, store, batches)
-    for batches, plans in ((DATA, INPUTS), (NO_DATA, GIVE_WITHOUT_DATA))
+    for batches, plans in ((DATA, stateful.PLANS), (NO_DATA, GIVE_WITHOUT_DATA))
     for plan in plans
     for store in STORES
     if (plan, store) != ("transform_with_state", "hdfs")  # Spark refuses it
 ]
 AT_ONCE = 6
 
-PARTING = (Phase.DECIDING.name, Phase.FINISHING.name, Phase.IDLE.name, HALFWAY)
-"""Where rows, state and decision stand differently from each other: before the decision, after it, when Spark does not
-know of it yet, and in the middle of the commits. The long form has all points."""
+PARTING = ((Phase.DECIDING.name, HALFWAY), (Phase.FINISHING.name, Phase.IDLE.name))
+"""Where rows, state and decision stand differently from each other: before the decision, and in the middle of the
+commits; after the decision, and when Spark does not know of it yet. The long form has all points."""
+
+SHORT, LONG, LONGER = 10, 24, 40
+"""Batches of the input. Of the short one nine are begun when all four kills are over."""
 
 
-@pytest.mark.timeout(1800)
-def test_every_plan_and_every_store_where_output_and_state_may_part(
-    kafka: Cluster, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def example(plan: str, store: str, kind: str, batches: int) -> Example:
+    sent, model = stateful.PLANS[plan]
+    sources = sent(batches * ROWS_PER_BATCH)
+
+    def expected(job: StateJob) -> Counter[Row]:
+        return model([[list(map(event, source)) for source in batch] for batch in job.batches()])
+
+    return Example(
+        name=f"{plan}-{store}-{kind}",
+        plan=f"spark.stateful:{plan}",
+        sent=[[message(each) for each in source] for source in sources],
+        closing=[[message(stateful.closing(number))] * 2 * ROWS_PER_BATCH for number in range(len(sources))],
+        expected=expected,
+        output_mode="update" if plan == "sliding" else "append",
+        sql=STORES[store],
+        no_data=kind == NO_DATA,
+        undisturbed=1 if plan in FOLLOW_FROM_BATCHES else 4,
+        state_files=frozenset(FILES[store]),
+    )
+
+
+def message(event: stateful.Event) -> Message:
+    return event.name.encode(), str(event.second).encode()
+
+
+def event(message: Message) -> stateful.Event:
+    key, value = message
+    return stateful.Event(key.decode(), int(value or b""))
+
+
+Case = tuple[str, ...]
+
+SHORT_FORM = [
+    pytest.param(case, points, id=f"{'-'.join(case)}-{number}", marks=marks)
+    for cases, marks in (
+        (COVER, pytest.mark.drawn(2, "a plan with a state store")),
+        ([(each,) for each in PLANS], pytest.mark.drawn(1, "an example's plan")),
+    )
+    for case in cases
+    for number, points in enumerate(PARTING, 1)
+]
+
+
+@pytest.fixture(scope="module")
+def outcomes(
+    request: pytest.FixtureRequest, kafka: Cluster, tmp_path_factory: pytest.TempPathFactory
+) -> Mapping[Case, Outcome]:
+    """What became of every case of the short form that is to run: one Spark strikes all of them."""
+    chosen: dict[Case, tuple[str, ...]] = {}
+    for item in request.session.items:
+        if isinstance(item, pytest.Function) and "outcomes" in item.fixturenames:
+            case, points = item.callspec.params["case"], item.callspec.params["points"]
+            chosen[case] = (*chosen.get(case, ()), *points)
+    return dict(zip(chosen, struck(chosen, SHORT, kafka, tmp_path_factory.mktemp("state")), strict=True))
+
+
+@pytest.mark.parametrize(("case", "points"), SHORT_FORM)
+def test_nothing_is_lost_or_doubled_where_output_and_state_may_part(
+    case: Case, points: tuple[str, ...], outcomes: Mapping[Case, Outcome]
 ) -> None:
-    kill_and_judge(COVER, kafka, tmp_path, capsys, points=PARTING)
+    outcomes[case].check(points)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
-def test_every_plan_and_every_store_at_every_point(
-    kafka: Cluster, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("cases", "batches"), [(COVER, LONG), ([(each,) for each in PLANS], LONGER)], ids=["stores", "examples"]
+)
+def test_every_plan_at_every_point(
+    cases: Iterable[Case], batches: int, kafka: Cluster, tmp_path: Path, say: Say
 ) -> None:
-    kill_and_judge(COVER, kafka, tmp_path, capsys)
+    for each in struck(dict.fromkeys(cases, POINTS), batches, kafka, tmp_path, say):
+        each.check(POINTS)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(7200)
 @pytest.mark.parametrize("first", range(0, len(EVERY), AT_ONCE))
-def test_every_plan_with_every_store(
-    first: int, kafka: Cluster, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    kill_and_judge(EVERY[first : first + AT_ONCE], kafka, tmp_path, capsys)
+def test_every_plan_with_every_store(first: int, kafka: Cluster, tmp_path: Path, say: Say) -> None:
+    cases = dict.fromkeys(EVERY[first : first + AT_ONCE], POINTS)
+    for each in struck(cases, LONG, kafka, tmp_path, say):
+        each.check(POINTS)
 
 
-def kill_and_judge(
-    chosen: Sequence[tuple[str, str, bool]],
-    kafka: Cluster,
-    folder: Path,
-    capsys: pytest.CaptureFixture[str],
-    points: Sequence[str] = POINTS,
-) -> None:
-    def say(text: str) -> None:
-        with capsys.disabled():
-            print(text, flush=True)  # noqa: T201 - the table is what is to be shown
-
-    examples = [example(plan, store, no_data=no_data) for plan, store, no_data in chosen]
-    outcomes = carry_out(kafka.bootstrap, folder, examples, points, say)
-    say(table(outcomes, points))
-    check(outcomes, points)
+def struck(
+    cases: Mapping[Case, Sequence[str]], batches: int, kafka: Cluster, folder: Path, say: Say = lambda _: None
+) -> list[Outcome]:
+    """Strikes plans of ours, and those of the examples, whose cases are a name alone, each at its points."""
+    with RegistryServer() as registry:
+        examples = [
+            (example(*case, batches) if len(case) > 1 else plan_example(*case, batches, registry.url), points)
+            for case, points in cases.items()
+        ]
+        return carry_out(kafka.bootstrap, folder, examples, say)
