@@ -264,7 +264,9 @@ def strike(number: int, jobs: Sequence[StateJob], log: Path) -> None:
             last = next((one for one in job.desk.visits[first:] if one.point in {REFUSED, ENDED}), None)
             return f"{job.example.name} ended and did not come so far: {last.told}" if last is not None else ""
 
-        job.desk.wait_for(lambda hold=hold, ended=ended: bool(hold.caught or ended()), hold.words, run.check)
+        job.desk.wait_for(
+            lambda hold=hold, ended=ended: bool(hold.caught or ended()), hold.words, run.check, limit_s=3 * LIMIT_S
+        )
         assert hold.caught, ended()
         hold.give_up()
     for job, point, first, last in zip(jobs, points, before, decided, strict=True):

@@ -11,12 +11,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 
 from spark.desk import Visit
-from spark.example_job import EXAMPLES, Program, ProgramJob
+from spark.example_job import EXAMPLES, Program, ProgramJob, delete_topics
 from spark.faults import HALFWAY
 from spark.kills import POINTS
 from sparkonce.embedded import Cluster
@@ -74,12 +75,17 @@ UNDECIDED, UNRECORDED = Phase.DECIDING.name, Phase.IDLE.name
 """All is prepared and nothing decided; committed, and Spark does not know of it yet."""
 
 
+DRAWN = pytest.mark.drawn(1, "programs")
+"""Each starts Spark, once or four times. `test_state` strikes a plan of an example each time."""
+
+
 @pytest.fixture
 def registry() -> Iterator[str]:
     with RegistryServer() as server:
         yield server.url
 
 
+@DRAWN
 def test_the_etl_shows_a_batch_when_it_is_decided_and_says_so(kafka: Cluster, tmp_path: Path, registry: str) -> None:
     with ProgramJob(kafka.bootstrap, tmp_path, ETL, registry) as job:
         job.kill_at(UNDECIDED, see_nothing)
@@ -88,7 +94,7 @@ def test_the_etl_shows_a_batch_when_it_is_decided_and_says_so(kafka: Cluster, tm
         judge(job, job.finish())
 
 
-@pytest.mark.drawn(1)
+@DRAWN
 @pytest.mark.parametrize(
     ("script", "sample"), [("windowed_sum.py", SumSample(count=600)), ("enrichment.py", EnrichmentSample(count=200))]
 )
@@ -102,11 +108,15 @@ def test_one_command_tries_an_example_out(
     assert "INFO sparkonce batch=" in said.err
 
 
-def test_a_job_that_ends_by_itself_has_not_passed(capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_job_that_ends_by_itself_has_not_passed(
+    kafka: Cluster, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run, "Cluster", lambda: nullcontext(kafka))
     assert run.try_out(str(EXAMPLES / "windowed_sum.py"), SumSample(count=600), ["--clock", "sundial"]) == 1
     said = capfd.readouterr()
     assert "NOT exactly once" in said.out
     assert "sundial" in said.err
+    delete_topics(kafka.bootstrap, [*SumSample.sources, SumSample.target])
 
 
 @pytest.mark.slow
