@@ -133,7 +133,25 @@ _FEW = {
 
 CHOICES = {"wide": _WIDE, "light": _LIGHT, "few": _FEW}
 
+_AT_THE_CORE = {
+    ZOMBIE: (Phase.FINISHING.name,),
+    REPLY_LOST: (COMMIT,),
+    LATE: (COMMIT,),
+}
+ALWAYS = {
+    "wide": {KILL: (Phase.DECIDING.name, HALFWAY), **_AT_THE_CORE},
+    "light": {KILL: (Phase.READING.name, Phase.CLAIMING.name), **_AT_THE_CORE},
+    "few": {REPLY_LOST: (COMMIT,)},
+}
+"""Cells that no run leaves out: a kill before the decision and one half-way through the commits (before `READING` and
+`CLAIMING` another run is killed there), a run that wakes up too late, a lost answer, a late request."""
+
 
 def is_chosen(cell: Cell, target: Target) -> bool:
     """Whether the cell is in the short form."""
     return cell.point in CHOICES[target.choice].get(cell.fault, ())
+
+
+def is_always_run(cell: Cell, target: Target) -> bool:
+    """Whether the cell is in every run of the tests, also where the others of the short form are drawn."""
+    return cell.point in ALWAYS[target.choice].get(cell.fault, ())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import logging
 import os
@@ -16,8 +17,8 @@ from pathlib import Path
 
 import pyarrow as pa
 
+from crashes.gated import GatedSink
 from crashes.points import HALFWAY, PREPARED
-from crashes.watched import WatchedSink
 from sparkonce.driver.run import RunDriver, Timing
 from sparkonce.errors import SparkonceError
 from sparkonce.executor import SinkTask, SlotTask, write_slot
@@ -36,7 +37,7 @@ STRUCK_SLOT = SLOTS - 1
 KEPT_BATCHES = 3
 
 GO, DIE, DIE_LATER = "go", "die", "die when prepared"
-DONE, CONCLUDED, VISIT, STOPPED, BROKEN = "done", "concluded", "visit", "stopped", "broken"
+DONE, CONCLUDED, ARRIVED, STOPPED, BROKEN = "done", "concluded", "arrived", "stopped", "broken"
 
 Rows = Callable[[int, int], pa.RecordBatch]
 
@@ -53,6 +54,7 @@ class Order:
         last: The last one.
         point: Where it waits for its parent, the first time that it comes there; empty for nowhere.
         batch: In which batch.
+        waits: See `Target.waits`.
         deadline_s: How long the driver asks before it stops.
         log: Where it logs.
     """
@@ -64,6 +66,7 @@ class Order:
     last: int
     point: str = ""
     batch: int = -1
+    waits: Mapping[str, int]
     deadline_s: float = 20.0
     log: Path
 
@@ -86,21 +89,30 @@ def run(order: Order, channel: socket.socket) -> None:
     logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(relativeCreated)d %(name)s: %(message)s")
     logging.getLogger("sparkonce").setLevel(logging.DEBUG)
     coordinator.KEEP_BATCHES, coordinator.TIDY_EVERY_BATCHES = KEPT_BATCHES, 1
-    desk = Desk(order, channel)
+    _shorten(order.waits)
+    gate = Gate(order, channel)
     try:
-        _run(order, desk)
+        _run(order, gate)
     except SparkonceError as error:
-        desk.tell(STOPPED, f"{type(error).__name__}: {error}")
+        gate.tell(STOPPED, f"{type(error).__name__}: {error}")
     except Exception as error:
-        desk.tell(BROKEN, f"{type(error).__name__}: {error}")
+        gate.tell(BROKEN, f"{type(error).__name__}: {error}")
         raise
 
 
-def _run(order: Order, desk: Desk) -> None:
-    sink = WatchedSink(
+def _shorten(waits: Mapping[str, int]) -> None:
+    for place, seconds in waits.items():
+        module, _, name = place.partition(":")
+        found = importlib.import_module(module)
+        assert hasattr(found, name), f"{module} has no {name} any more"
+        setattr(found, name, seconds)
+
+
+def _run(order: Order, gate: Gate) -> None:
+    sink = GatedSink(
         order.sink,
-        visit=desk.visit,
-        concluded=lambda batch: desk.tell(CONCLUDED, batch),
+        arrive=gate.arrive,
+        concluded=lambda batch: gate.tell(CONCLUDED, batch),
         struck_slot=STRUCK_SLOT,
         halves=order.point == HALFWAY,
     )
@@ -111,18 +123,18 @@ def _run(order: Order, desk: Desk) -> None:
         sinks={sink.name: sink},
         log=DecisionLog(LocalLogStore(order.checkpoint)),
         timing=Timing(commit_deadline_s=order.deadline_s, sweep_every_s=0.0),
-        listener=lambda phase, batch: _listen(phase, batch, desk, order),
+        listener=lambda phase, batch: _listen(phase, batch, gate, order),
     )
     for batch in range(order.first, order.last + 1):
         sink.batch = batch
         driver.run_batch(_asked(batch), _Work(sink, order.rows, batch))
-        desk.tell(DONE, batch)
+        gate.tell(DONE, batch)
     driver.close()
 
 
-def _listen(phase: Phase, batch: int, desk: Desk, order: Order) -> None:
+def _listen(phase: Phase, batch: int, gate: Gate, order: Order) -> None:
     logging.getLogger("crashes").info("batch %d: %s", batch, phase.name)
-    desk.visit(phase.name, batch)
+    gate.arrive(phase.name, batch)
 
 
 def _asked(batch: int) -> BatchAsked:
@@ -132,26 +144,26 @@ def _asked(batch: int) -> BatchAsked:
     return BatchAsked(batch=batch, offsets=line(batch), previous_offsets=line(batch - 1) if batch else None)
 
 
-class Desk:
-    """Tells the parent, and at the ordered point waits for its word."""
+class Gate:
+    """Tells the parent what happens, reports the arrival at the ordered point, and waits there for the answer."""
 
     def __init__(self, order: Order, channel: socket.socket) -> None:
         self._order = order
         self._channel = channel
         self._answers = channel.makefile("r")
         self._die_at = ""
-        self._visited = False
+        self._arrived = False
 
     def tell(self, kind: str, what: object) -> None:
         self._channel.sendall(f"{json.dumps([kind, what])}\n".encode())
 
-    def visit(self, point: str, batch: int) -> None:
+    def arrive(self, point: str, batch: int) -> None:
         if point == self._die_at:
             self._die()
-        if self._visited or (point, batch) != (self._order.point, self._order.batch):
+        if self._arrived or (point, batch) != (self._order.point, self._order.batch):
             return
-        self._visited = True
-        self.tell(VISIT, point)
+        self._arrived = True
+        self.tell(ARRIVED, point)
         answer = self._answers.readline().strip()
         if answer == DIE_LATER:
             self._die_at = PREPARED
@@ -167,7 +179,7 @@ class Desk:
 class _Work:
     """One batch's plan: its slots one after the other."""
 
-    def __init__(self, sink: WatchedSink, rows: Rows, batch: int) -> None:
+    def __init__(self, sink: GatedSink, rows: Rows, batch: int) -> None:
         self._sink = sink
         self._rows = rows
         self._batch = batch

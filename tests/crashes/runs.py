@@ -10,9 +10,9 @@ import time
 from collections.abc import Callable
 from functools import partial
 
-from crashes.child import BROKEN, CONCLUDED, DONE, STOPPED, VISIT, Order, run
-from crashes.zygote import LIMIT_S, Zygote
+from crashes.child import ARRIVED, BROKEN, CONCLUDED, DONE, STOPPED, Order, run
 from sparkonce.embedded.process import freeze
+from zygote import LIMIT_S, Zygote
 
 
 class Run:
@@ -21,7 +21,7 @@ class Run:
     Attributes:
         done: Batches that it says are done, which Spark would have written down.
         concluded: Batches whose sink was told so.
-        visited: Whether it came to the ordered point.
+        arrived: Whether it came to the ordered point.
         stopped: Why it stopped, in the driver's words; empty if it did not.
         broken: The error that is not the driver's, with which it ended; empty if there is none.
     """
@@ -30,7 +30,7 @@ class Run:
         self.order = order
         self.done: list[int] = []
         self.concluded: list[int] = []
-        self.visited = False
+        self.arrived = False
         self.stopped = ""
         self.broken = ""
         self.ended = False
@@ -38,10 +38,10 @@ class Run:
         self._channel.setblocking(False)
         self._buffer = b""
 
-    def until_visit(self) -> bool:
+    def until_arrival(self) -> bool:
         """Whether it came to the point, or else ended."""
-        self._read(lambda: self.visited)
-        return self.visited
+        self._read(lambda: self.arrived)
+        return self.arrived
 
     def finish(self) -> None:
         self._read(lambda: False)
@@ -95,8 +95,8 @@ class Run:
                 self.done.append(what)
             elif kind == CONCLUDED:
                 self.concluded.append(what)
-            elif kind == VISIT:
-                self.visited = True
+            elif kind == ARRIVED:
+                self.arrived = True
             elif kind == STOPPED:
                 self.stopped = what
             elif kind == BROKEN:

@@ -2,19 +2,39 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict
 
 from crashes.cells import AT_POINTS, AT_REQUESTS, Cell
-from crashes.life import Late, Verdict
+from crashes.verdict import Late, Verdict
 
-RESULTS: list[tuple[str, Cell, Verdict]] = []
-"""Of this process."""
+Result = tuple[str, Cell, Verdict]
+PROPERTY = "cell"
+"""A test records its result under this name: pytest's reports carry it from xdist's workers."""
 
 HEAD = ("sink", "fault", "cells", "runs", "stopped", "missing", "doubled", "strange", "early", "lingering", "seconds")
 
 
-def table(results: Sequence[tuple[str, Cell, Verdict]]) -> str:
+def encode(target: str, cell: Cell, verdict: Verdict) -> str:
+    return json.dumps([target, cell.point, cell.fault, asdict(verdict)])
+
+
+def decode(text: str) -> Result:
+    target, point, fault, verdict = json.loads(text)
+    late = verdict.pop("late")
+    return target, Cell(point, fault), Verdict(**verdict, late=Late(late) if late else None)
+
+
+def reported(reports: Iterable[object]) -> list[Result]:
+    """The results of all cells that were carried out, target by target."""
+    calls = [report for report in reports if getattr(report, "when", "") == "call"]
+    properties = [one for report in calls for one in getattr(report, "user_properties", ())]
+    return sorted((decode(text) for name, text in properties if name == PROPERTY), key=lambda result: result[0])
+
+
+def table(results: Sequence[Result]) -> str:
     """One line for each sink and fault, and one for all of a sink."""
     lines = [HEAD, tuple("---" for _ in HEAD)]
     for name in dict.fromkeys(name for name, _, _ in results):
@@ -27,7 +47,7 @@ def table(results: Sequence[tuple[str, Cell, Verdict]]) -> str:
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
-def late_table(results: Sequence[tuple[str, Cell, Verdict]]) -> str:
+def late_table(results: Sequence[Result]) -> str:
     """What the requests did that were delivered late, one line for each sink and kind of request."""
     lines = [("sink", "late request", *Late), tuple("---" for _ in range(2 + len(Late)))]
     counts = Counter((name, cell.point, verdict.late) for name, cell, verdict in results)

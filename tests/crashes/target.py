@@ -30,10 +30,11 @@ def keyed_rows(start: int, count: int) -> pa.RecordBatch:
 
 
 class Target(abc.ABC):
-    """A system with a sink for it. Its tests share it; each life of a query has a place of its own in it.
+    """A system with a sink for it. Its cells share it; each job has a place of its own in it.
 
     Attributes:
         name: In the table and in the names of tests.
+        server_kind: Targets of one kind use the same server, one after the other; by default each has its own.
         preload: Modules that a child needs beside this one, imported once for all children.
         requests: How the proxy knows a request to prepare, commit and abort, as far as there is one.
         marks: pytest's.
@@ -42,11 +43,14 @@ class Target(abc.ABC):
         changes_late: Kinds of requests that change something even then, and do no harm.
         faults: Those that it is there for; empty for all.
         choice: The short form's cells, by a name of `crashes.cells.CHOICES`: fewer where a run takes long to start.
+        while_s: How long a black hole, a paused server, a full disk or memory lasts.
+        waits: Constants of the product, as ``module:NAME``, that are shorter here than they are by themselves.
         shows_within_s: How long committed rows may take to be seen.
         gone_within_s: How long what was aborted may take to be gone.
     """
 
     name: str
+    server_kind = ""
     preload: Sequence[str] = ()
     requests: Mapping[str, Request] = {}
     marks: Sequence[pytest.MarkDecorator] = ()
@@ -55,6 +59,8 @@ class Target(abc.ABC):
     changes_late: Collection[str] = ()
     faults: Collection[str] = ()
     choice = "wide"
+    while_s = 0.75
+    waits: Mapping[str, int] = {}
     shows_within_s = 10.0
     gone_within_s = 5.0
 
@@ -68,6 +74,15 @@ class Target(abc.ABC):
 
     def stop(self) -> None:  # noqa: B027 - optional
         """Ends them."""
+
+    def take_over(self, before: Target) -> bool:
+        """Goes on with the server of a target that is up, which need not be stopped then. Whether it can."""
+        return False
+
+    @property
+    def group(self) -> str:
+        """Of the cells that run in one process, one after the other."""
+        return f"crashes-{self.server_kind or self.name}"
 
     @abc.abstractmethod
     def new_place(self) -> None:
@@ -151,11 +166,30 @@ class ServerTarget(Target):
     def start(self, folder: Path) -> None:
         self.server = self.make_server(folder)
         self.server.start()
+        self._start_proxy()
+
+    def take_over(self, before: Target) -> bool:
+        if not self.server_kind or not isinstance(before, ServerTarget) or before.server_kind != self.server_kind:
+            return False
+        before.leave()
+        self.inherit(before)
+        self._start_proxy()
+        return True
+
+    def inherit(self, before: ServerTarget) -> None:
+        """Takes what is to be ended with the server."""
+        self.server = before.server
+
+    def _start_proxy(self) -> None:
         self.proxy = FaultProxy((HOST, self.server.port), self.requests)
         self.proxy.start()
 
-    def stop(self) -> None:
+    def leave(self) -> None:
+        """Ends what is its own; the server stays up."""
         self.proxy.close()
+
+    def stop(self) -> None:
+        self.leave()
         self.server.stop()
 
     def kill(self) -> None:
@@ -193,6 +227,11 @@ class OnSmallDisk(Target):
 
 class ServerOnSmallDisk(OnSmallDisk, ServerTarget):
     """Such a server. Some end when they cannot write."""
+
+    def inherit(self, before: ServerTarget) -> None:
+        super().inherit(before)
+        assert isinstance(before, ServerOnSmallDisk)
+        self.disk = before.disk
 
     def free_disk(self) -> None:
         super().free_disk()

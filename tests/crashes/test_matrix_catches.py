@@ -6,14 +6,14 @@ import pytest
 
 from crashes import broken
 from crashes.cells import CUT, HALVED, KILL, LATE, ORPHAN, REPLY_LOST, Cell
-from crashes.life import DoesNotRecover, Late
 from crashes.points import BEGUN, HALFWAY, PREPARED
-from crashes.stage import Stages
+from crashes.started import StartedTargets
 from crashes.target import COMMIT
 from crashes.targets.toy import ToySink, ToyTarget
+from crashes.verdict import DoesNotRecover, Late
 from sparkonce.protocol.state import Phase
 
-pytestmark = [pytest.mark.crashes, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.crashes, pytest.mark.timeout(300), pytest.mark.xdist_group("crashes-catches")]
 
 CAUGHT = [
     (broken.ShowsAtPrepare, Cell(PREPARED, KILL), "early"),
@@ -39,15 +39,15 @@ def targets() -> dict[type[ToySink], ToyTarget]:
 
 @pytest.mark.parametrize(("kind", "cell", "seen"), CAUGHT)
 def test_a_broken_sink_is_caught(
-    stages: Stages, targets: dict[type[ToySink], ToyTarget], kind: type[ToySink], cell: Cell, seen: str
+    started: StartedTargets, targets: dict[type[ToySink], ToyTarget], kind: type[ToySink], cell: Cell, seen: str
 ) -> None:
-    verdict = stages.strike(targets.setdefault(kind, ToyTarget(kind)), cell)
+    verdict = started.strike(targets.setdefault(kind, ToyTarget(kind)), cell)
     assert verdict.missed == ""
     assert seen in verdict.violations
 
 
-def test_a_late_request_that_changes_something_is_told_from_others(stages: Stages) -> None:
-    verdict = stages.strike(ToyTarget(broken.CommitsTwice), Cell(COMMIT, LATE))
+def test_a_late_request_that_changes_something_is_told_from_others(started: StartedTargets) -> None:
+    verdict = started.strike(ToyTarget(broken.CommitsTwice), Cell(COMMIT, LATE))
     assert verdict.missed == "the late request to commit changed something"
     assert "doubled: 4" in verdict.violations
 
@@ -61,8 +61,8 @@ class EndsConnections(ToyTarget):
         return super().state()
 
 
-def test_a_late_request_that_is_not_delivered_is_none(stages: Stages) -> None:
-    verdict = stages.strike(EndsConnections(), Cell(COMMIT, LATE))
+def test_a_late_request_that_is_not_delivered_is_none(started: StartedTargets) -> None:
+    verdict = started.strike(EndsConnections(), Cell(COMMIT, LATE))
     assert verdict.late is Late.ENDED
     assert "found its connection ended" in verdict.missed
 
@@ -71,12 +71,12 @@ class KnowsNoCommit(ToyTarget):
     requests = {**ToyTarget.requests, "commit": b"something else"}  # noqa: RUF012
 
 
-def test_a_request_that_never_came_is_no_pass(stages: Stages) -> None:
-    verdict = stages.strike(KnowsNoCommit(), Cell(COMMIT, LATE))
+def test_a_request_that_never_came_is_no_pass(started: StartedTargets) -> None:
+    verdict = started.strike(KnowsNoCommit(), Cell(COMMIT, LATE))
     assert verdict.late is None
     assert verdict.missed == "there was no request to commit"
 
 
-def test_a_query_that_does_not_recover_is_caught(stages: Stages) -> None:
+def test_a_query_that_does_not_recover_is_caught(started: StartedTargets) -> None:
     with pytest.raises(DoesNotRecover, match="once is enough"):
-        stages.strike(ToyTarget(broken.RefusesToStartAgain), Cell(PREPARED, KILL))
+        started.strike(ToyTarget(broken.RefusesToStartAgain), Cell(PREPARED, KILL))

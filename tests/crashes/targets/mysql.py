@@ -29,6 +29,7 @@ def long_rows(start: int, count: int) -> pa.RecordBatch:
 
 
 class MySQLTarget(ServerOnSmallDisk):
+    server_kind = "mariadb"
     preload = (
         "sparkonce.sinks.mysql.writer",
         "sparkonce.sinks.mysql.committer",
@@ -36,6 +37,7 @@ class MySQLTarget(ServerOnSmallDisk):
     )
     shows_within_s = 0.5
     megabytes = _MEGABYTES
+    waits = {"sparkonce.sinks.mysql.staged:_WAIT_S": 2, "sparkonce.sinks.mysql.staged:_IDLE_S": 1}  # noqa: RUF012
     server: MariaDBServer
 
     def __init__(
@@ -54,9 +56,9 @@ class MySQLTarget(ServerOnSmallDisk):
         self.disk = SmallDisk(folder, self.megabytes)
         return MariaDBServer(folder)
 
-    def stop(self) -> None:
+    def leave(self) -> None:
         self._close_witness()
-        super().stop()
+        super().leave()
 
     def new_place(self) -> None:
         self.database = new_name()
@@ -107,6 +109,7 @@ class MySQLLongTarget(MySQLTarget):
 
     faults = (DISK_FULL,)
     marks = (pytest.mark.slow,)
+    server_kind = "mariadb-long"
     megabytes = 256
     rows = staticmethod(long_rows)
 

@@ -22,6 +22,7 @@ _SETTINGS = {"max_prepared_transactions": "100", "max_wal_size": "32MB", "min_wa
 
 
 class PostgresTarget(ServerOnSmallDisk):
+    server_kind = "postgres"
     preload = (
         "psycopg",
         "sparkonce.sinks.postgres.writer",
@@ -48,8 +49,11 @@ class PostgresTarget(ServerOnSmallDisk):
         self.disk = SmallDisk(server.folder, _MEGABYTES)
         return server
 
-    def stop(self) -> None:
+    def leave(self) -> None:
         self._close_witness()
+        super().leave()
+
+    def stop(self) -> None:
         super().stop()
         self.server.delete()
 

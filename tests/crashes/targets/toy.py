@@ -175,7 +175,9 @@ class ToyServer(Server):
 
 
 class ToyTarget(ServerTarget):
-    name = "toy"
+    name = server_kind = "toy"
+    while_s = 1.5
+    """Longer than `DEADLINE_S`, so that a client gives up in the meantime."""
     shows_within_s = gone_within_s = 0.5
     requests = {"prepare": b" PREPARE ", "commit": re.compile(rb" (COMMIT|APPEND) "), "abort": b" ABORT "}  # noqa: RUF012
 

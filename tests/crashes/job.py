@@ -1,12 +1,10 @@
-"""The life of one query on one target: struck in cell after cell, brought back each time, and judged by its reader."""
+"""A query on one target, across its runs: struck in cell after cell, brought back, and judged by what readers see."""
 
 from __future__ import annotations
 
 import time
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
-from enum import Enum
 from pathlib import Path
 
 from crashes.cells import (
@@ -30,17 +28,16 @@ from crashes.cells import (
 from crashes.child import DIE, DIE_LATER, GO, Order, is_empty, numbers
 from crashes.runs import Run
 from crashes.target import ABORT, Target
+from crashes.verdict import DoesNotRecover, Late, Verdict
 from crashes.watcher import Watcher, decided
-from crashes.zygote import Zygote
 from sparkonce.testing.disk import SmallDisk
 from sparkonce.testing.proxy import RequestFault, Trap
+from zygote import Zygote
 
 WARM_BATCHES = 5
 """Enough for the log to be tidied in every batch that follows."""
 STARTS = 3
 """How often a run without faults may stop before a query counts as one that does not recover."""
-WHILE_S = 1.5
-"""How long a black hole, a paused server, a full disk or memory lasts."""
 _POLL_S = 0.05
 _REQUEST_FAULTS = {
     REPLY_LOST: RequestFault.REPLY_LOST,
@@ -50,68 +47,7 @@ _REQUEST_FAULTS = {
 }
 
 
-class Late(str, Enum):
-    """What became of a request that was delivered late."""
-
-    CHANGED = "changed something"
-    WITHOUT_EFFECT = "was answered, without effect"
-    ENDED = "found its connection ended by the server"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Verdict:
-    """What came of a cell.
-
-    Attributes:
-        missing: Decided rows that no reader sees.
-        doubled: Rows seen more than once.
-        strange: Rows that no batch has, or that were seen once and are gone.
-        early: Rows that were seen before their batch was decided.
-        lingering: What the server has still open after the last sweep.
-        unconcluded: Batches that are done, of which the sink was never told so.
-        broken: Errors that are not the driver's, with which runs ended.
-        stopped: Why runs stopped, in the driver's words. That is legal.
-        runs: How many were started.
-        looks: How often the reader looked.
-        missed: Why the cell, or its late request, did not do what it should; empty if it did.
-        late: What the request did that was delivered late; None in cells without one.
-        seconds: How long it took.
-    """
-
-    missing: int
-    doubled: int
-    strange: int
-    early: int
-    lingering: tuple[str, ...]
-    unconcluded: tuple[int, ...]
-    broken: tuple[str, ...]
-    stopped: tuple[str, ...]
-    runs: int
-    looks: int
-    missed: str
-    late: Late | None
-    seconds: float
-
-    @property
-    def violations(self) -> str:
-        """What must not be; empty if all is well."""
-        counts = {
-            "missing": self.missing,
-            "doubled": self.doubled,
-            "strange": self.strange,
-            "early": self.early,
-            "lingering": list(self.lingering),
-            "never concluded": list(self.unconcluded),
-            "broken": list(self.broken),
-        }
-        return ", ".join(f"{name}: {found}" for name, found in counts.items() if found)
-
-
-class DoesNotRecover(AssertionError):  # noqa: N818 - it is what it says
-    """Runs without faults stop again and again."""
-
-
-class Life:
+class Job:
     """A query with a checkpoint and a place of its own.
 
     Args:
@@ -178,17 +114,17 @@ class Life:
 
     def _kill_at(self, point: str) -> None:
         run = self._start(point)
-        if run.until_visit():
+        if run.until_arrival():
             run.answer(DIE)
         run.finish()
         self._note(run)
 
     def _at_point(self, cell: Cell, watcher: Watcher) -> str:
         run = self._come_to(cell)
-        if not run.visited:
+        if not run.arrived:
             return f"the run ended without coming to: {cell.point} {run.stopped or run.broken}"
         watcher.look()
-        self._strike_at_visit(cell.fault, run)
+        self._strike_at_arrival(cell.fault, run)
         self._note(run)
         return ""
 
@@ -196,14 +132,14 @@ class Life:
         """A run that is at the point. On a busy machine one may stop before, at a deadline that is short on purpose."""
         for _ in range(STARTS):
             run = self._start(cell.point, first=bool(cell.before))
-            run.until_visit()
+            run.until_arrival()
             self._note(run)
-            if run.visited or cell.before:
+            if run.arrived or cell.before:
                 break
             self._recover()
         return run
 
-    def _strike_at_visit(self, fault: str, run: Run) -> None:
+    def _strike_at_arrival(self, fault: str, run: Run) -> None:
         target, proxy = self.target, self.target.proxy
         if fault == KILL:
             run.answer(DIE)
@@ -231,12 +167,11 @@ class Life:
             self._for_a_while(run, target.fill_memory, target.free_memory)
         run.finish()
 
-    @staticmethod
-    def _for_a_while(run: Run, begin: Callable[[], None], end: Callable[[], None]) -> None:
+    def _for_a_while(self, run: Run, begin: Callable[[], None], end: Callable[[], None]) -> None:
         begin()
         try:
             run.answer(GO)
-            run.finish_within(WHILE_S)
+            run.finish_within(self.target.while_s)
         finally:
             end()
 
@@ -311,6 +246,7 @@ class Life:
             last=last,
             point=point,
             batch=batch,
+            waits=self.target.waits,
             log=self.folder / f"{len(self._runs)}.log",
         )
         self._runs.append(Run(self._zygote, order))

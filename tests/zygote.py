@@ -1,7 +1,8 @@
 """A process that has everything imported, and forks children from itself: a child starts in milliseconds.
 
-Its standard input is a Unix socket. Each message is a pickled function of one socket, with that socket attached; the
-answer is the child's process id. Children end with the connection to their parent, and it ends with its own.
+Its standard input is a Unix socket. A message with a socket attached is a pickled function of that socket: a child runs
+it, whose process id is the answer. A message without one is names of modules: they are imported, and the answer is 0.
+Children end with the connection to their parent, and it ends with its own.
 """
 
 from __future__ import annotations
@@ -32,16 +33,15 @@ class Zygote:
     """The parent's side.
 
     Args:
-        preload: Modules that it imports before it forks.
         log: Where everything that it and its children print goes.
     """
 
-    def __init__(self, preload: Sequence[str], log: Path) -> None:
+    def __init__(self, log: Path) -> None:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         env = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
         with theirs, log.open("ab") as output:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "crashes.zygote", *preload], stdin=theirs, stdout=output, stderr=output, env=env
+                [sys.executable, "-m", "zygote"], stdin=theirs, stdout=output, stderr=output, env=env
             )
         self._socket = ours
         self._socket.settimeout(LIMIT_S)
@@ -51,25 +51,37 @@ class Zygote:
         ours, theirs = socket.socketpair()
         with theirs:
             socket.send_fds(self._socket, [pickle.dumps(work)], [theirs.fileno()])
+        pid = self._answer()
+        ours.settimeout(LIMIT_S)
+        return Born(pid, ours)
+
+    def load(self, modules: Sequence[str]) -> None:
+        """Imports modules for all children from now on."""
+        self._socket.send(" ".join(modules).encode())
+        self._answer()
+
+    def _answer(self) -> int:
         answer = self._socket.recv(100)
         assert answer, "the process that forks children has died"
-        ours.settimeout(LIMIT_S)
-        return Born(int(answer), ours)
+        return int(answer)
 
     def close(self) -> None:
         self._socket.close()
         self._process.wait(LIMIT_S)
 
 
-def main(preload: Sequence[str]) -> None:
-    for module in preload:
-        importlib.import_module(module)
+def main() -> None:
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel buries the children
     with socket.socket(fileno=os.dup(0)) as parent:
         while True:
             data, descriptors, _, _ = socket.recv_fds(parent, _MOST_BYTES, 1)
             if not data:
                 return
+            if not descriptors:
+                for module in data.decode().split():
+                    importlib.import_module(module)
+                parent.send(b"0")
+                continue
             with socket.socket(fileno=descriptors[0]) as channel:
                 pid = os.fork()
                 if pid == 0:
@@ -95,4 +107,4 @@ def live(work: Callable[[socket.socket], None], channel: socket.socket) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main()

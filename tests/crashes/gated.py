@@ -1,4 +1,4 @@
-"""A sink with a desk in its way: its writers and its committer say where they are, and wait there if they are told."""
+"""A sink with a gate in its way: its writers and its committer say where they are, and wait there if they are told."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from sparkonce.protocol.outcomes import Finished
 from sparkonce.sinks.base import Facts, SinkCommitter, SinkWriter, TwoPhaseCommitSink, WriterContext
 from sparkonce.testing.forwarding import ForwardingCommitter, ForwardingWriter
 
-Visit = Callable[[str, int], None]
+Arrive = Callable[[str, int], None]
 """Told of a point and the batch before anything more is done."""
 
 
-class WatchedSink(TwoPhaseCommitSink):
+class GatedSink(TwoPhaseCommitSink):
     """Stays in its process: what is pickled is the real sink.
 
     Args:
         real: The sink.
-        visit: Told of every point.
+        arrive: Told of every point.
         concluded: Told of each batch after `SinkCommitter.conclude`.
         struck_slot: The slot whose writer tells of its points.
         halves: Whether a batch's handles are committed in two halves, with a point between.
@@ -32,14 +32,14 @@ class WatchedSink(TwoPhaseCommitSink):
         self,
         real: TwoPhaseCommitSink,
         *,
-        visit: Visit,
+        arrive: Arrive,
         concluded: Callable[[int], None],
         struck_slot: int,
         halves: bool,
     ) -> None:
         super().__init__(real.name, real.guarantee)
         self.real = real
-        self.visit = visit
+        self.arrive = arrive
         self.concluded = concluded
         self.struck_slot = struck_slot
         self.halves = halves
@@ -65,36 +65,36 @@ class WatchedSink(TwoPhaseCommitSink):
         real = self.real.writer(context)
         if context.slot != self.struck_slot:
             return real
-        return _WatchedWriter(real, lambda point: self.visit(point, context.batch))
+        return _GatedWriter(real, lambda point: self.arrive(point, context.batch))
 
     def committer(self) -> SinkCommitter:
-        return _WatchedCommitter(self.real.committer(), self)
+        return _GatedCommitter(self.real.committer(), self)
 
 
-class _WatchedWriter(ForwardingWriter):
-    def __init__(self, real: SinkWriter, visit: Callable[[str], None]) -> None:
+class _GatedWriter(ForwardingWriter):
+    def __init__(self, real: SinkWriter, arrive: Callable[[str], None]) -> None:
         super().__init__(real)
-        self._visit = visit
+        self._arrive = arrive
         self._writes = 0
 
     def begin(self) -> None:
         self._real.begin()
-        self._visit(BEGUN)
+        self._arrive(BEGUN)
 
     def write(self, rows: pa.RecordBatch) -> None:
         self._real.write(rows)
         self._writes += 1
         if self._writes == 1:
-            self._visit(WRITTEN)
+            self._arrive(WRITTEN)
 
     def prepare(self) -> Mapping[str, str | int]:
         fields = self._real.prepare()
-        self._visit(PREPARED)
+        self._arrive(PREPARED)
         return fields
 
 
-class _WatchedCommitter(ForwardingCommitter):
-    def __init__(self, real: SinkCommitter, sink: WatchedSink) -> None:
+class _GatedCommitter(ForwardingCommitter):
+    def __init__(self, real: SinkCommitter, sink: GatedSink) -> None:
         super().__init__(real)
         self._sink = sink
 
@@ -103,11 +103,11 @@ class _WatchedCommitter(ForwardingCommitter):
             return self._real.commit(handles)
         half = (len(handles) + 1) // 2
         first = self._real.commit(handles[:half])
-        self._sink.visit(HALFWAY, self._sink.batch)
+        self._sink.arrive(HALFWAY, self._sink.batch)
         return [*first, *(self._real.commit(handles[half:]) if len(handles) > half else ())]
 
     def conclude(self, batch: int, handles: Sequence[Handle]) -> None:
-        self._sink.visit(BEFORE_CONCLUDE, batch)
+        self._sink.arrive(BEFORE_CONCLUDE, batch)
         self._real.conclude(batch, handles)
         self._sink.concluded(batch)
-        self._sink.visit(CONCLUDED, batch)
+        self._sink.arrive(CONCLUDED, batch)
