@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -51,10 +51,11 @@ class Job:
 
     Args:
         folder: A copy of a state, see `golden.kept.copy`.
+        on_disk: Which sinks are today's own.
     """
 
-    def __init__(self, folder: Path) -> None:
-        self.folder, self.checkpoint = folder, folder / "checkpoint"
+    def __init__(self, folder: Path, on_disk: Collection[str] = ON_DISK) -> None:
+        self.folder, self.checkpoint, self._on_disk = folder, folder / "checkpoint", on_disk
         self.asked = Asked()
         self.known = recorded_facts(read_log(self.log()))
 
@@ -75,7 +76,7 @@ class Job:
             self.asked.applied.append((token, rows.read_all().column("number").to_pylist()))
 
         files = self.folder / "files"
-        match name:
+        match name if name in self._on_disk else "":
             case "files":
                 return FilesSink(files / "plain", format="json", name=name)
             case "files.days":
