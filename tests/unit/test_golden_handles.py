@@ -17,6 +17,7 @@ import pyarrow as pa
 import pytest
 
 from golden.kept import CHANGED, DECIDED, FINISHED, NEWEST, SHORT, STATES, UNDECIDED, VERSIONS, copy, servers, state
+from golden.stand_ins import Postgres, kafka_committer
 from sparkonce.driver.start import read_log
 from sparkonce.log.base import DecisionLog
 from sparkonce.log.local import LocalLogStore
@@ -28,8 +29,8 @@ from sparkonce.protocol.records import Claim
 from sparkonce.sinks.files import handle as files_handle
 from sparkonce.sinks.files.hdfs import HdfsStore
 from sparkonce.sinks.files.s3.finish import Finisher
-from sparkonce.sinks.kafka.committer import KafkaCommitter, transaction_of
 from sparkonce.sinks.kafka.committer import fields_of as kafka_fields
+from sparkonce.sinks.kafka.committer import transaction_of
 from sparkonce.sinks.kafka.outcomes import Answer, Transaction
 from sparkonce.sinks.mysql import committer as mysql
 from sparkonce.sinks.mysql.names import Xid, stage_table
@@ -211,29 +212,12 @@ def test_kafka_is_asked_to_commit_these_transactions(version: str) -> None:
         asked.extend(transactions)
         return [Answer(0) for _ in transactions]
 
-    committer = KafkaCommitter.__new__(KafkaCommitter)
-    committer._client = SimpleNamespace(end_transactions=end)  # type: ignore[assignment]
-    committer._name, committer._attempt_timeout_s = "kafka", 10.0
-    answers = committer.commit(decided(version)["kafka"])
+    answers = kafka_committer(end_transactions=end).commit(decided(version)["kafka"])
     assert [one.outcome for one in answers] == [Outcome.COMMITTED] * 2
     there = {name: one for name, one in servers(version, DECIDED)["kafka"].items() if one["state"] == "Ongoing"}
     assert {one.transactional_id: (one.producer_id, one.epoch) for one in asked} == {
         name: (one["producer_id"], one["epoch"]) for name, one in there.items()
     }
-
-
-class Postgres:
-    """A connection: keeps what is executed, and answers by what the statement begins with."""
-
-    def __init__(self, answers: Mapping[str, Sequence[tuple[object, ...]]]) -> None:
-        self._answers = answers
-        self.executed: list[str] = []
-
-    def execute(self, statement: Any, values: object = None) -> Any:
-        text = statement if isinstance(statement, str) else statement.as_string(None)
-        self.executed.append(text)
-        rows = next((rows for start, rows in self._answers.items() if start in text), ())
-        return SimpleNamespace(fetchall=lambda: list(rows), fetchone=lambda: next(iter(rows), None))
 
 
 @EACH_VERSION
