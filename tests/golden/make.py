@@ -23,6 +23,7 @@ from types import SimpleNamespace
 from unittest.mock import patch
 
 from pyspark.sql import DataFrame, SparkSession
+from spark.table_session import table_session
 
 from golden.kept import EMPTY, plain
 from golden.places import Servers, sinks, started
@@ -31,7 +32,6 @@ from golden.story import QUERY, Losing, Story
 from spark.conftest import DELTA, ICEBERG
 from spark.pipeline import Config, session
 from spark.startup import jvm_flags
-from spark.table_session import table_session
 from sparkonce import read_kafka
 from sparkonce.driver import run as driver
 from sparkonce.embedded.jars import artifact_name, resolve, spark_jars_folder, spark_kafka_jars
