@@ -1,4 +1,4 @@
-"""What PostgreSQL itself says, by a connection of the tests' own, and one server for all tests of a module."""
+"""What PostgreSQL itself says, by a connection of the tests' own, and one server for all tests of a process."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import pyarrow as pa
 import pytest
 from psycopg import sql
 
+from shared_servers import postgres_server
 from sparkonce.protocol.handles import Handle, transaction_fields
 from sparkonce.protocol.outcomes import Finished, Outcome
 from sparkonce.protocol.ownership import Token
@@ -31,14 +32,35 @@ def running(**settings: str) -> Iterator[PostgresServer]:
 
 
 def server_fixture(**settings: str) -> Any:
-    """A fixture ``server``, for the whole module that has it."""
+    """A fixture ``server``: the one that all modules share, or one of the module's own with these settings."""
 
     @pytest.fixture(scope="module", name="server")
     def started() -> Iterator[PostgresServer]:
-        with running(**settings) as server:
-            yield server
+        if settings:
+            with running(**settings) as server:
+                yield server
+        else:
+            yield empty_server()
+            close_all()
 
     return started
+
+
+def empty_server() -> PostgresServer:
+    """The server of all modules, without what the one before has left in it."""
+    server = postgres_server()
+    close_all()
+    for gid in prepared(server):
+        ask(server, sql.SQL("ROLLBACK PREPARED {}").format(gid))
+    for (name,) in ask(server, "SELECT datname FROM pg_database WHERE datname <> 'postgres' AND NOT datistemplate"):
+        ask(server, sql.SQL("DROP DATABASE {} WITH (FORCE)").format(sql.Identifier(name)))
+    ours = r"SELECT nspname::text FROM pg_namespace WHERE nspname !~ '^(pg_|information_schema$)'"
+    for (name,) in ask(server, ours):
+        ask(server, sql.SQL("DROP SCHEMA {} CASCADE").format(sql.Identifier(name)))
+    for (name,) in ask(server, r"SELECT rolname::text FROM pg_roles WHERE rolname !~ '^pg_' AND rolname <> 'postgres'"):
+        ask(server, sql.SQL("DROP OWNED BY {0}; DROP ROLE {0}").format(sql.Identifier(name)))
+    fresh_database(server)
+    return server
 
 
 def database_fixture(*statements: str) -> Any:

@@ -1,4 +1,4 @@
-"""Redis for tests: started once a module, asked through connections of its own, and a query that writes to it."""
+"""Redis for tests: one for each module, a cluster for all, connections of the tests' own, a query that writes to it."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import pyarrow as pa
 import pytest
 import redis
 
+from shared_servers import redis_cluster
 from sparkonce.protocol.handles import Handle, transaction_fields
 from sparkonce.protocol.outcomes import Outcome
 from sparkonce.protocol.ownership import Token, TransactionName
@@ -29,9 +30,13 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
 
 
 @pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisCluster]:
-    with RedisCluster(tmp_path_factory.mktemp("cluster")) as started:
-        yield started
+def cluster() -> RedisCluster:
+    """Forms in seconds, and so it is the same for all modules; it begins empty."""
+    started = redis_cluster()
+    for node in started.nodes:
+        with witness(node) as connection:
+            connection.flushall()
+    return started
 
 
 @pytest.fixture
@@ -55,7 +60,14 @@ class Everywhere:
 
     def data(self) -> dict[bytes, Any]:
         """Every key that is not the sink's own, with its text."""
-        return {key: client.get(key) for client in self.clients for key in client.scan_iter(count=1000) if not own(key)}
+        found: dict[bytes, Any] = {}
+        for client in self.clients:
+            keys = [key for key in client.scan_iter(count=1000) if not own(key)]
+            several = client.pipeline(transaction=False)  # a cluster refuses MGET for keys of more than one hash slot
+            for key in keys:
+                several.get(key)
+            found |= zip(keys, several.execute(), strict=True)
+        return found
 
     def own_keys(self) -> set[bytes]:
         """The sink's own."""

@@ -1,4 +1,4 @@
-"""What tests of S3 share: a server for each module, a new bucket, a proxy before it, a store that writes to it.
+"""What tests of S3 share: a server for all, a new bucket, a proxy before it, a store that writes to it.
 
 The fixtures are for importing.
 """
@@ -12,17 +12,15 @@ import pytest
 
 from s3_between import Between
 from s3_bucket import Bucket, new_name
+from shared_servers import s3_server
 from sparkonce.sinks.files.s3 import S3Store
 from sparkonce.sinks.files.store import Fields, FileStore, file_path
-from sparkonce.testing.servers.s3 import S3Server, find_versitygw
+from sparkonce.testing.servers.s3 import S3Server
 
 
 @pytest.fixture(scope="module")
-def s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
-    if find_versitygw() is None:
-        pytest.skip("no versitygw: go install github.com/versity/versitygw/cmd/versitygw@v1.8.0")
-    with S3Server(tmp_path_factory.mktemp("s3") / "versitygw") as server:
-        yield server
+def s3() -> S3Server:
+    return s3_server()
 
 
 @pytest.fixture

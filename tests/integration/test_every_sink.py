@@ -7,9 +7,7 @@ exactly-once a killed run doubles or loses rows as its guarantee says, and no ot
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
-from functools import cache
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,14 +17,11 @@ import pytest
 from conformance import test_files, test_files_s3, test_mysql, test_postgres, test_redis, test_write_ahead
 from mariadb_witness import shared_server
 from postgres_witness import prepared, staging_tables
+from shared_servers import postgres_server, redis_cluster, redis_server, s3_server
 from small_job import Killed, SmallJob
 from sparkonce.errors import TransactionLostError
 from sparkonce.guarantees import Guarantee
 from sparkonce.protocol.state import Phase
-from sparkonce.testing.servers.postgres import PostgresServer, find_postgres
-from sparkonce.testing.servers.process import find_program
-from sparkonce.testing.servers.redis import RedisCluster, RedisServer
-from sparkonce.testing.servers.s3 import S3Server, find_versitygw
 
 SLOTS, ROWS = 2, 10
 """Slots of a batch, and rows of a slot."""
@@ -35,46 +30,9 @@ SLOTS, ROWS = 2, 10
 # --- each system -----------------------------------------------------------------------------------------------------
 
 
-class Servers:
-    """Each is started for the first test that needs it, and serves all that follow."""
-
-    def __init__(self, stack: ExitStack, new_folder: Callable[[str], Path]) -> None:
-        self._enter, self._folder = stack.enter_context, new_folder
-        self.postgres, self.redis, self.cluster, self.s3 = map(
-            cache, (self._postgres, self._redis, self._cluster, self._s3)
-        )
-
-    def _postgres(self) -> PostgresServer:
-        need("PostgreSQL", find_postgres())
-        return self._enter(PostgresServer())
-
-    def _redis(self) -> RedisServer:
-        need("redis-server", find_program("redis-server"))
-        return self._enter(RedisServer(self._folder("redis") / "data"))
-
-    def _cluster(self) -> RedisCluster:
-        need("redis-server", find_program("redis-server"))
-        return self._enter(RedisCluster(self._folder("cluster")))
-
-    def _s3(self) -> S3Server:
-        need("versitygw", find_versitygw())
-        return self._enter(S3Server(self._folder("s3") / "versitygw"))
-
-
-def need(name: str, found: object) -> None:
-    if found is None:
-        pytest.skip(f"{name} is not installed")
-
-
-@pytest.fixture(scope="module")
-def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Servers]:
-    with ExitStack() as stack:
-        yield Servers(stack, tmp_path_factory.mktemp)
-
-
 class PostgresTwoPhase(test_postgres.TestTwoPhase):
-    def begin(self, servers: Servers, _: Path) -> None:
-        self.settle(servers.postgres())
+    def begin(self, _: Path) -> None:
+        self.settle(postgres_server())
 
     def left_open(self) -> Sequence[object]:
         return [*prepared(self.server), *staging_tables(self.server)]
@@ -85,7 +43,7 @@ class PostgresStaged(test_postgres.TestStaged):
 
 
 class MariaDBTwoPhase(test_mysql.TestMySQLTwoPhase):
-    def begin(self, *_: object) -> None:
+    def begin(self, _: Path) -> None:
         self.settle(shared_server())
 
     def left_open(self) -> Sequence[object]:
@@ -101,7 +59,7 @@ class MariaDBStaged(test_mysql.TestMySQLStaged):
 
 
 class Files(test_files.TestJson):
-    def begin(self, _: Servers, folder: Path) -> None:
+    def begin(self, folder: Path) -> None:
         self.settle(folder)
 
     def left_open(self) -> Sequence[object]:
@@ -109,15 +67,15 @@ class Files(test_files.TestJson):
 
 
 class FilesOnS3(test_files_s3.TestParquet):
-    def begin(self, servers: Servers, _: Path) -> None:
-        self.settle(servers.s3())
+    def begin(self, _: Path) -> None:
+        self.settle(s3_server())
 
     def left_open(self) -> Sequence[object]:
         return self.bucket.uploads()
 
 
 class WriteAhead(test_write_ahead.TestNeither):
-    def begin(self, _: Servers, folder: Path) -> None:
+    def begin(self, folder: Path) -> None:
         self.settle(folder)
 
     def left_open(self) -> Sequence[object]:
@@ -126,8 +84,8 @@ class WriteAhead(test_write_ahead.TestNeither):
 
 
 class Redis(test_redis.TestIncrements):
-    def begin(self, servers: Servers, _: Path) -> None:
-        self.settle(servers.redis())
+    def begin(self, _: Path) -> None:
+        self.settle(redis_server())
 
     def left_open(self) -> Sequence[object]:
         return [key for one in self.everywhere.clients for key in one.scan_iter("sparkonce:*", _type="list")]
@@ -136,8 +94,8 @@ class Redis(test_redis.TestIncrements):
 class RedisInACluster(test_redis.TestIncrementsInACluster):
     left_open = Redis.left_open
 
-    def begin(self, servers: Servers, _: Path) -> None:
-        self.cluster = servers.cluster()
+    def begin(self, _: Path) -> None:
+        self.cluster = redis_cluster()
         self.settle(*self.cluster.nodes)
 
 
@@ -155,10 +113,10 @@ KINDS: tuple[type[Any], ...] = (
 
 
 @pytest.fixture(params=KINDS, ids=lambda kind: kind.__name__)
-def place(request: pytest.FixtureRequest, servers: Servers, tmp_path: Path) -> Any:
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> Any:
     """An empty table, folder, bucket: ``make`` gives a sink for it, and the others ask the system itself."""
     made = request.param()
-    made.begin(servers, tmp_path)
+    made.begin(tmp_path)
     return made
 
 
@@ -203,7 +161,9 @@ def decided_and_lost(place: Any, query: Query, *lost: int) -> None:
         assert handle.slot not in lost or place.expire(handle), "the system would not give it up"
 
 
-@pytest.mark.parametrize("lost", [(0, 1), (1,)], ids=["whole", "part"])
+@pytest.mark.parametrize(
+    "lost", [pytest.param((0, 1), id="whole"), pytest.param((1,), id="part", marks=pytest.mark.drawn(3))]
+)
 def test_what_is_lost_of_a_decided_batch_is_written_again(place: Any, tmp_path: Path, lost: tuple[int, ...]) -> None:
     query = Query(place, tmp_path)
     decided_and_lost(place, query, *lost)
@@ -258,12 +218,14 @@ def killed_between_two_slots(place: Any, folder: Path, guarantee: Guarantee) -> 
     return Counter(place.visible())
 
 
+@pytest.mark.drawn(3)
 @WEAKER
 def test_at_least_once_doubles_what_a_killed_run_had_written(place: Any, tmp_path: Path) -> None:
     found = killed_between_two_slots(place, tmp_path, Guarantee.AT_LEAST_ONCE)
     assert found == numbers(0, 1, 2) + numbers(1, slots=[0])
 
 
+@pytest.mark.drawn(3)
 @WEAKER
 def test_at_most_once_misses_what_a_killed_run_had_not_written(place: Any, tmp_path: Path) -> None:
     found = killed_between_two_slots(place, tmp_path, Guarantee.AT_MOST_ONCE)

@@ -3,7 +3,6 @@ from __future__ import annotations
 import gc
 import secrets
 import threading
-from collections.abc import Iterator
 from typing import Any
 
 import pyarrow as pa
@@ -11,25 +10,23 @@ import pytest
 from hdfs_native import Client
 
 from integration.files_scene import QUERY, Life
+from shared_servers import USES_HDFS, hdfs_server
 from sparkonce import read_manifests, whole_batches
-from sparkonce.errors import PreflightError, PrepareError, SparkonceError, UnknownOutcomeError
+from sparkonce.errors import PreflightError, PrepareError, UnknownOutcomeError
 from sparkonce.protocol.handles import Handle
 from sparkonce.protocol.outcomes import Outcome
 from sparkonce.sinks.files.handle import read_handle
 from sparkonce.sinks.files.sink import FilesSink
 from sparkonce.testing.servers.hdfs import Hdfs
 
+pytestmark = USES_HDFS
+
 ONE = pa.table({"x": [1, 2], "p": ["a", "b"]})
 
 
 @pytest.fixture(scope="module")
-def hdfs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hdfs]:
-    try:
-        server = Hdfs(tmp_path_factory.mktemp("hdfs") / "data", permissions=True)
-    except SparkonceError as error:
-        pytest.skip(f"HDFS cannot be had here: {error.message}")
-    with server:
-        yield server
+def hdfs() -> Hdfs:
+    return hdfs_server()
 
 
 class Place:

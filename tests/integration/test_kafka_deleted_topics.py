@@ -130,6 +130,7 @@ def test_made_again_while_a_batch_is_written(scene: Scene, warnings: Callable[[]
     assert warnings() == [], "it is said once"
 
 
+@pytest.mark.drawn(1)
 @pytest.mark.parametrize("again", [False, True], ids=["deleted", "made again"])
 def test_after_the_decision_the_next_batch_says_it(
     scene: Scene, warnings: Callable[[], list[str]], again: bool
@@ -153,6 +154,7 @@ def test_after_the_decision_the_next_batch_says_it(
     assert scene.visible() == batch(2), "Kafka has called batch 1 committed, whose rows went with the old topic"
 
 
+@pytest.mark.drawn(1)
 @pytest.mark.parametrize("again", [False, True], ids=["deleted", "made again"])
 def test_between_a_decision_and_the_next_start_that_start_says_it(
     scene: Scene, warnings: Callable[[], list[str]], again: bool

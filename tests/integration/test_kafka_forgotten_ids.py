@@ -40,6 +40,7 @@ def batches(*numbers: int) -> list[str]:
     return [f"{number}.{slot}.{place}" for number in numbers for slot in range(2) for place in range(3)]
 
 
+@pytest.mark.drawn(1, "Kafka clusters of their own")
 @pytest.mark.parametrize(
     ("killed_at", "visible", "timeout_ms"),
     [

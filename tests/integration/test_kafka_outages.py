@@ -8,6 +8,7 @@ from contextlib import closing
 import pytest
 
 from integration.kafka_witness import Witness, until_final
+from shared_servers import KILLS_BROKER, broker_to_kill
 from sparkonce.embedded import Cluster
 from sparkonce.protocol.handles import Handle
 from sparkonce.protocol.outcomes import Outcome
@@ -15,14 +16,12 @@ from sparkonce.protocol.ownership import Token, TransactionalId
 from sparkonce.sinks.base import Owner
 from sparkonce.sinks.kafka.committer import KafkaCommitter
 
-pytestmark = pytest.mark.kafka
+pytestmark = [pytest.mark.kafka, KILLS_BROKER]
 
 
 @pytest.fixture(scope="module")
-def cluster() -> Iterator[Cluster]:
-    """One node, for these tests only: they kill it."""
-    with Cluster() as started:
-        yield started
+def cluster() -> Cluster:
+    return broker_to_kill()
 
 
 @pytest.fixture
@@ -99,6 +98,7 @@ def test_a_broker_that_hangs_is_no_answer(cluster: Cluster, witness: Witness, cl
     assert settled(witness, topic, "CompleteCommit", *handles) == ["a", "b"]
 
 
+@pytest.mark.drawn(1, "Kafka clusters of their own")
 def test_coordinators_that_move_are_found_again() -> None:
     with Cluster(nodes=3) as three, closing(Witness(three.bootstrap)) as witness:
         topic = witness.create_topic(partitions=1, replicas=3)

@@ -68,6 +68,7 @@ def filled(odd: str) -> str:
     return name + text + "x" * (left - len(text.encode()))
 
 
+@pytest.mark.drawn(1)
 @pytest.mark.parametrize(
     "odd",
     [

@@ -52,6 +52,9 @@ pytestmark = pytest.mark.kafka
 
 Settings = dict[str, Any]
 
+FAILS_WITHIN_S = 1.0
+"""How long a preflight asks that is to fail: it does not give up before."""
+
 # kafka-python leaves the socket of a failed TLS handshake, or of a refused login over TLS, to the garbage collector.
 leaves_sockets = pytest.mark.filterwarnings("ignore:unclosed <ssl.SSLSocket:ResourceWarning")
 
@@ -156,6 +159,7 @@ def test_sasl_plain(witness: Witness, topic: str, sasl: Callable[..., Settings])
     assert commits(witness, topic, sasl("PLAIN", "plain")) == [Outcome.COMMITTED]
 
 
+@pytest.mark.drawn(1)
 @pytest.mark.parametrize("mechanism", ["SCRAM-SHA-256", "SCRAM-SHA-512"])
 def test_sasl_scram(witness: Witness, topic: str, sasl: Callable[..., Settings], mechanism: str) -> None:
     user = new_name("scram")
@@ -181,6 +185,7 @@ def test_credentials_that_are_refused_once_are_tried_again(
         assert until_final(committer.commit, [prepared.handle]) == [Outcome.COMMITTED]
 
 
+@pytest.mark.drawn(2)
 @pytest.mark.parametrize("form", ["files", "texts", "folder", "unverified"])
 def test_tls(witness: Witness, topic: str, tls: Settings, keys: Path, form: str) -> None:
     if form == "texts":
@@ -200,7 +205,7 @@ def test_tls(witness: Witness, topic: str, tls: Settings, keys: Path, form: str)
 
 @leaves_sockets
 def test_a_broker_that_cannot_prove_who_it_is(tls: Settings, keys: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(preflight_module, "TIMEOUT_S", 2.0)
+    monkeypatch.setattr(preflight_module, "TIMEOUT_S", FAILS_WITHIN_S)
     with pytest.raises(PreflightError, match="CERTIFICATE_VERIFY_FAILED"):
         check({**tls, "ssl.ca.location": str(keys / "stranger.pem")})
     gc.collect()
@@ -208,7 +213,7 @@ def test_a_broker_that_cannot_prove_who_it_is(tls: Settings, keys: Path, monkeyp
 
 @leaves_sockets
 def test_a_client_that_cannot_prove_who_it_is(tls: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(preflight_module, "TIMEOUT_S", 2.0)
+    monkeypatch.setattr(preflight_module, "TIMEOUT_S", FAILS_WITHIN_S)
     bare = {name: value for name, value in tls.items() if "certificate" not in name and "key" not in name}
     with pytest.raises(PreflightError, match=r"bootstrap\.servers=.* did not answer"):
         check(bare)
@@ -221,7 +226,7 @@ def test_a_password_that_does_not_open_the_key(tls: Settings) -> None:
 
 
 def test_a_wrong_password(sasl: Callable[..., Settings], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(preflight_module, "TIMEOUT_S", 2.0)
+    monkeypatch.setattr(preflight_module, "TIMEOUT_S", FAILS_WITHIN_S)
     with pytest.raises(PreflightError, match=r"did not answer .* credentials"):
         check({**sasl("PLAIN", "plain"), "sasl.password": "wrong"})
 
@@ -401,6 +406,7 @@ def test_a_whole_job_with_the_least_rights(
     assert not [one for one in list_transactions(cluster.bootstrap, states=["Ongoing"]) if one in ids]
 
 
+@pytest.mark.drawn(1)
 @pytest.mark.parametrize(
     ("right", "phase", "words"),
     [
@@ -432,6 +438,7 @@ def test_a_right_that_is_taken_away_is_named_and_nothing_is_lost(
     assert witness.committed(rights.topic) == expected(3)
 
 
+@pytest.mark.drawn(1)
 @pytest.mark.parametrize(
     ("right", "joined"),
     [
@@ -465,6 +472,7 @@ def test_offsets_that_may_not_be_told_are_a_warning_and_rows_go_on(
     assert (witness.committed(rights.topic), rights.group_offset()) == (expected(2), 1)
 
 
+@pytest.mark.drawn(1)
 @leaves_sockets
 @pytest.mark.parametrize(
     ("listener", "authority", "words"),
@@ -485,7 +493,7 @@ def test_nothing_is_written_to_a_broker_without_a_proof(
     words: str,
 ) -> None:
     """The driver finds out first; then what a writer is given is tried for itself, and librdkafka refuses too."""
-    monkeypatch.setattr(preflight_module, "TIMEOUT_S", 2.0)
+    monkeypatch.setattr(preflight_module, "TIMEOUT_S", FAILS_WITHIN_S)
     rights = Rights(witness, cluster, keys, "proof")
     rights.give(*rights.least)
     rights.settings |= {
@@ -522,7 +530,7 @@ def test_a_password_is_shown_nowhere(
 
     def make(**changed: Any) -> KafkaSink:
         if changed:  # it is to fail, and need not take long
-            monkeypatch.setattr(preflight_module, "TIMEOUT_S", 2.0)
+            monkeypatch.setattr(preflight_module, "TIMEOUT_S", FAILS_WITHIN_S)
         return KafkaSink({**settings, **changed}, topic=rights.topic, transactional_id_prefix=rights.prefix)
 
     look_everywhere(

@@ -231,8 +231,12 @@ def test_a_paused_writer_loses_its_connection(scene: Scene, witness: Witness) ->
 
 
 @STAGED
-def test_a_merge_that_may_still_land_is_never_lost(scene: Scene, witness: Witness) -> None:
+def test_a_merge_that_may_still_land_is_never_lost(
+    scene: Scene, witness: Witness, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A driver's connection was cut while the server was merging: its successor waits, or ends it if it is idle."""
+    monkeypatch.setattr(staged, "_WAIT_S", 2)
+    monkeypatch.setattr(staged, "_IDLE_S", 1)
     handle = scene.prepare(0)
     with closing(witness.connect()) as first, first.cursor() as cursor:
         lock = merge_lock(witness, scene, handle)

@@ -7,7 +7,7 @@ taken over after a kill. Then exactly that table has the rows, and no other obje
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from psycopg import sql
 
 from integration.s3_scene import bucket, s3
 from mariadb_witness import Witness, shared_server
-from postgres_witness import ask, fresh_database, needs_postgres, prepared, running, staging_tables
+from postgres_witness import ask, fresh_database, needs_postgres, prepared, server_fixture, staging_tables
 from s3_bucket import Bucket
 from small_job import SmallJob
 from sparkonce.errors import ConfigurationError, PreflightError
@@ -67,9 +67,10 @@ MODES: dict[str, dict[str, Any]] = {
 
 
 def each(longest: str) -> Any:
-    """The short form, and each name for itself in the long one."""
+    """The short form, which draws the mode of the longest name, and each name for itself in the long one."""
     slow = [pytest.param(odd, id=words, marks=pytest.mark.slow) for words, odd in NAMES.items()]
-    return [pytest.param(EVERYTHING, id="everything"), pytest.param(longest, id="the longest"), *slow]
+    drawn = pytest.param(longest, id="the longest", marks=pytest.mark.drawn(1))
+    return [pytest.param(EVERYTHING, id="everything"), drawn, *slow]
 
 
 def live(
@@ -110,10 +111,7 @@ WHERE n.nspname NOT LIKE 'pg\\_%' AND n.nspname <> 'information_schema' ORDER BY
 OURS = {"sparkonce_commits", "sparkonce_commits_pkey", "sparkonce_commits_by_batch"}
 
 
-@pytest.fixture(scope="module")
-def server() -> Iterator[PostgresServer]:
-    with running() as started:
-        yield started
+server = server_fixture()
 
 
 def identifiers(*names: str) -> list[sql.Identifier]:

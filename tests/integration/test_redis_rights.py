@@ -120,6 +120,7 @@ def test_every_command_of_the_page_is_tried_here() -> None:
     assert len(COMMANDS) == len(set(COMMANDS)) > 20
 
 
+@pytest.mark.drawn(4)
 @pytest.mark.parametrize("command", WRITING)
 def test_the_rights_in_the_docs_are_enough(new_job: Callable[..., Job], command: str) -> None:
     """Writes, is killed before and after a decision, sweeps, commits."""
@@ -155,6 +156,7 @@ def test_every_command_in_the_docs_is_used(server: RedisServer, client: Any, new
     assert {command.partition("|")[0] for command in COMMANDS} - used <= AT_START
 
 
+@pytest.mark.drawn(5)
 @pytest.mark.parametrize("command", COMMANDS)
 def test_a_command_that_is_missing_at_the_start(client: Any, new_job: Callable[..., Job], command: str) -> None:
     job = new_job({"amount": 1}, structure="increment")
@@ -169,6 +171,7 @@ def test_a_command_that_is_missing_at_the_start(client: Any, new_job: Callable[.
     assert {*client.mget("user:0", "user:1")} == {b"1"}
 
 
+@pytest.mark.drawn(4)
 @pytest.mark.parametrize(
     ("phase", "command"),
     [
@@ -190,6 +193,7 @@ def test_a_command_that_goes_while_the_query_runs(new_job: Callable[..., Job], p
     assert job.is_as_if_never_refused(0, 1, 2)
 
 
+@pytest.mark.drawn(3)
 @pytest.mark.parametrize("right", [*WRITING, "~user:*"])
 def test_a_right_on_rows_that_goes(new_job: Callable[..., Job], right: str) -> None:
     """It cannot be tried without writing a row: it stops the commit, by name, again and again."""

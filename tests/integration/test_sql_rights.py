@@ -14,7 +14,7 @@ import pyarrow as pa
 import pytest
 
 from mariadb_witness import Witness, shared_server
-from postgres_witness import ask, close_all, fresh_database, needs_postgres, prepared, running, staging_tables
+from postgres_witness import ask, close_all, fresh_database, needs_postgres, prepared, server_fixture, staging_tables
 from small_job import SmallJob
 from sparkonce.errors import PreflightError, SparkonceError
 from sparkonce.protocol.state import Phase
@@ -76,11 +76,7 @@ def taken_away(job: SmallJob, phase: Phase, take: Callable[[], None], give: Call
 # --- PostgreSQL -----------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module")
-def server() -> Iterator[PostgresServer]:
-    with running() as started:
-        yield started
-        close_all()
+server = server_fixture()
 
 
 def least(server: PostgresServer, mode: str) -> Callable[[], PostgresSink]:
@@ -102,6 +98,7 @@ def ids(server: PostgresServer) -> list[int]:
     return [number for (number,) in ask(server, "SELECT id FROM t ORDER BY id")]
 
 
+@pytest.mark.drawn(2)
 @needs_postgres
 @pytest.mark.parametrize("mode", MODES)
 def test_postgresql_with_the_least_rights(server: PostgresServer, tmp_path: Path, mode: str) -> None:
@@ -116,6 +113,7 @@ def test_postgresql_with_the_least_rights(server: PostgresServer, tmp_path: Path
         assert ids(server) == wanted(1)
 
 
+@pytest.mark.drawn(2)
 @needs_postgres
 @pytest.mark.parametrize(
     ("mode", "right", "on", "phase"),
@@ -148,6 +146,7 @@ def test_a_right_of_postgresql_that_goes(
     assert (ids(server), prepared(server), staging_tables(server)) == (wanted(3), [], [])
 
 
+@pytest.mark.drawn(3)
 @needs_postgres
 @pytest.mark.parametrize("mode", ["two_phase", "staged"])
 @pytest.mark.parametrize(
@@ -207,6 +206,7 @@ def ids_of_mariadb(witness: Witness) -> list[int]:
     return [number for (number,) in witness.rows("SELECT id FROM t ORDER BY id")]
 
 
+@pytest.mark.drawn(2)
 @pytest.mark.parametrize("mode", MODES)
 def test_mariadb_with_the_least_rights(witness: Witness, tmp_path: Path, mode: str) -> None:
     make, of_others = least_of_mariadb(witness, mode), witness.xids()
@@ -218,6 +218,7 @@ def test_mariadb_with_the_least_rights(witness: Witness, tmp_path: Path, mode: s
     assert (ids_of_mariadb(witness), witness.stages(), witness.xids()) == (wanted(3), [], of_others)
 
 
+@pytest.mark.drawn(2)
 @pytest.mark.parametrize(
     ("mode", "right", "on", "phase"),
     [

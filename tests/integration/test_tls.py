@@ -153,6 +153,7 @@ def table(postgres: SecuredPostgres) -> None:
     postgres.ask("TRUNCATE t", "DROP TABLE IF EXISTS sparkonce_commits")
 
 
+@pytest.mark.drawn(2)
 @needs_postgres
 @pytest.mark.usefixtures("table")
 @pytest.mark.parametrize("commit", ["staged", "two_phase"])
@@ -176,6 +177,7 @@ def test_postgresql_by(postgres: SecuredPostgres, tmp_path: Path, login: str, co
     assert postgres.ask("SELECT count(*) FROM pg_prepared_xacts") == [(0,)]
 
 
+@pytest.mark.drawn(1)
 @needs_postgres
 @pytest.mark.usefixtures("table")
 @pytest.mark.parametrize(
@@ -197,6 +199,7 @@ def test_what_postgresql_or_its_client_does_not_accept(
     assert postgres.ask("SELECT to_regclass('sparkonce_commits')::text, (SELECT count(*) FROM t)") == [(None, 0)]
 
 
+@pytest.mark.drawn(1)
 @needs_postgres
 @pytest.mark.usefixtures("table")
 @pytest.mark.parametrize(
@@ -224,6 +227,7 @@ def test_a_certificate_of_another_role(postgres: SecuredPostgres) -> None:
     assert postgres.ask("SELECT to_regclass('sparkonce_commits')::text") == [(None,)]
 
 
+@pytest.mark.drawn(1)
 @needs_postgres
 @pytest.mark.parametrize(
     ("certificate", "words"),
@@ -291,6 +295,7 @@ def mariadb_settings(server: MariaDBServer, keys: Path, user: str, **more: Any) 
     return {**place, "ssl_ca": str(keys / "ca.pem"), "ssl_verify_cert": True, "ssl_verify_identity": True, **more}
 
 
+@pytest.mark.drawn(1)
 @pytest.mark.parametrize("commit", ["staged", "two_phase"])
 @pytest.mark.parametrize("login", ["password", "certificate"])
 def test_mariadb_by(mariadb: MariaDBServer, keys: Path, tmp_path: Path, login: str, commit: str) -> None:
@@ -309,6 +314,7 @@ def test_mariadb_by(mariadb: MariaDBServer, keys: Path, tmp_path: Path, login: s
     assert list_mysql_orphans(settings) == []
 
 
+@pytest.mark.drawn(1)
 @pytest.mark.parametrize(
     ("changed", "words"),
     [
@@ -328,6 +334,7 @@ def test_what_mariadb_or_its_client_does_not_accept(
     refused(MySQLSink(settings, table="t"), words)
 
 
+@pytest.mark.drawn(1)
 @pytest.mark.parametrize(
     ("changed", "words"),
     [
@@ -403,6 +410,7 @@ def test_redis(secured_redis: SecuredRedis, tmp_path: Path) -> None:
         assert sorted(int(key) for key in client.scan_iter("[0-9]*")) == WANTED
 
 
+@pytest.mark.drawn(1)
 @needs_redis
 @pytest.mark.parametrize(
     ("changed", "words"),
@@ -421,6 +429,7 @@ def test_what_redis_or_its_client_does_not_accept(
     refused(redis_sink(secured_redis, **more), words)
 
 
+@pytest.mark.drawn(1)
 @needs_redis
 @pytest.mark.parametrize(
     ("changed", "words"),

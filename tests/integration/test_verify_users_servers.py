@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
-import boto3
 import psycopg
 import pymysql
 import pytest
@@ -15,13 +14,12 @@ import redis
 from confluent_kafka.admin import AdminClient
 
 from integration.verify_query import Query, batches_in, started, until, with_batches
+from mariadb_witness import shared_server
+from postgres_witness import empty_server
+from s3_bucket import Bucket
+from shared_servers import redis_server, s3_server
 from sparkonce.embedded import Cluster
 from sparkonce.errors import PreflightError
-from sparkonce.testing.servers.mariadb import MISSING, MariaDBServer
-from sparkonce.testing.servers.postgres import PostgresServer, find_postgres
-from sparkonce.testing.servers.process import find_program
-from sparkonce.testing.servers.redis import RedisServer
-from sparkonce.testing.servers.s3 import S3Server, find_versitygw
 from sparkonce.verify.faults import OF_REQUESTS, Fault
 from sparkonce.verify.systems.injections import Injectable
 from sparkonce.verify.systems.kafka import KafkaSystem
@@ -56,62 +54,51 @@ def kafka(broker: Cluster) -> Users:
 
 
 @pytest.fixture(scope="module")
-def postgres() -> Iterator[Users]:
-    if not find_postgres():
-        pytest.skip("PostgreSQL is not installed")
-    with PostgresServer() as server:
+def postgres() -> Users:
+    server = empty_server()
 
-        def names() -> list[str]:
-            with psycopg.connect(server.conninfo()) as connection:
-                return [name for (name,) in connection.execute("SELECT nspname::text FROM pg_namespace")]
+    def names() -> list[str]:
+        with psycopg.connect(server.conninfo()) as connection:
+            return [name for (name,) in connection.execute("SELECT nspname::text FROM pg_namespace")]
 
-        yield Users(lambda: parsed(f"postgres={server.conninfo()}"), OF_CONNECTIONS, names)
+    return Users(lambda: parsed(f"postgres={server.conninfo()}"), OF_CONNECTIONS, names)
 
 
 @pytest.fixture(scope="module")
-def mysql(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Users]:
-    if not MariaDBServer.is_installed():
-        pytest.skip(MISSING)
-    with MariaDBServer(tmp_path_factory.mktemp("mysql") / "data") as server:
+def mysql() -> Users:
+    server = shared_server()
 
-        def names() -> list[str]:
-            with closing(pymysql.connect(**server.settings)) as connection, connection.cursor() as cursor:  # type: ignore[arg-type]
-                cursor.execute("SHOW DATABASES")
-                return [name for (name,) in cursor.fetchall()]
+    def names() -> list[str]:
+        with closing(pymysql.connect(**server.settings)) as connection, connection.cursor() as cursor:  # type: ignore[arg-type]
+            cursor.execute("SHOW DATABASES")
+            return [name for (name,) in cursor.fetchall()]
 
-        text = f"mysql=host=127.0.0.1 port={server.port} user=root ssl_disabled=true"
-        yield Users(lambda: parsed(text), OF_CONNECTIONS, names)
+    text = f"mysql=host=127.0.0.1 port={server.port} user=root ssl_disabled=true"
+    return Users(lambda: parsed(text), OF_CONNECTIONS, names)
 
 
 @pytest.fixture(scope="module")
-def redis_(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Users]:
-    if not find_program("redis-server"):
-        pytest.skip("redis-server is not installed")
-    with RedisServer(tmp_path_factory.mktemp("redis") / "data") as server:
+def redis_() -> Users:
+    server = redis_server()
+    with closing(redis.Redis(port=server.port)) as client:
+        client.flushall()
 
-        def names() -> list[str]:
-            with closing(redis.Redis(port=server.port)) as client:
-                return [key.decode() for key in client.scan_iter()]
+    def names() -> list[str]:
+        with closing(redis.Redis(port=server.port)) as client:
+            return [key.decode() for key in client.scan_iter()]
 
-        yield Users(lambda: parsed(f"redis={server.url}"), OF_CONNECTIONS, names)
+    return Users(lambda: parsed(f"redis={server.url}"), OF_CONNECTIONS, names)
 
 
 @pytest.fixture(scope="module")
-def s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Users]:
-    if not find_versitygw():
-        pytest.skip("versitygw is not installed")
-    with S3Server(tmp_path_factory.mktemp("s3") / "data") as server:
-        options = server.settings()
-        given = {name: value for name, value in options.items() if name != "addressing_style"}
-        client = boto3.client("s3", **given)
-        client.create_bucket(Bucket="users")
+def s3() -> Users:
+    bucket = Bucket(s3_server())
 
-        def names() -> list[str]:
-            listed = [one["Key"] for one in client.list_objects_v2(Bucket="users").get("Contents", ())]
-            return listed + [one["Key"] for one in client.list_multipart_uploads(Bucket="users").get("Uploads", ())]
+    def names() -> list[str]:
+        return [*bucket.objects(""), *(one["Key"] for one in bucket.uploads())]
 
-        yield Users(lambda: S3System("s3://users/some", store_options=options), OF_CONNECTIONS, names)
-        client.close()
+    options = bucket.server.settings()
+    return Users(lambda: S3System(f"s3://{bucket.name}/some", store_options=options), OF_CONNECTIONS, names)
 
 
 @pytest.fixture(scope="module")
@@ -136,6 +123,7 @@ LEFT = {"__consumer_offsets", "__transaction_state", "sparkonce:id"}
 """What a server keeps for itself, and by which Redis is known again."""
 
 
+@pytest.mark.drawn(3)
 def test_it_is_struck_where_it_can_be_and_nothing_is_left_behind(users: Users, tmp_path: Path) -> None:
     before = set(users.names())
     with started(users.make(), tmp_path / "folder") as system, closing(Query(system)) as query:
@@ -155,6 +143,7 @@ def test_it_is_struck_where_it_can_be_and_nothing_is_left_behind(users: Users, t
     system.stop()
 
 
+@pytest.mark.drawn(2)
 def test_what_is_to_be_kept_is_kept(users: Users, tmp_path: Path) -> None:
     before = set(users.names())
     with started(users.make(), tmp_path / "folder") as system, closing(Query(system)) as query:

@@ -48,6 +48,7 @@ DOUBLED = ("applied",)
 """Where the first call has done its work, and nothing says so."""
 
 
+@pytest.mark.drawn(7)
 @pytest.mark.parametrize("point", POINTS)
 @pytest.mark.parametrize("grade", Applies, ids=lambda grade: grade.value)
 def test_a_driver_that_is_killed_in_a_commit(tmp_path: Path, grade: Applies, point: str) -> None:
@@ -72,6 +73,7 @@ def started(sink: WriteAheadSink) -> list[Path]:
     return [path for stand in ("started", "done") for path in (root / stand).iterdir()]
 
 
+@pytest.mark.drawn(5)
 @pytest.mark.parametrize("point", POINTS)
 @pytest.mark.parametrize("grade", [TRANSACTIONAL, NEITHER], ids=lambda grade: grade.value)
 def test_a_driver_that_is_killed_in_the_commit_of_a_whole_batch(tmp_path: Path, grade: Applies, point: str) -> None:

@@ -1,0 +1,81 @@
+"""Servers that the tests of a process share: each is started for the first test that needs it, and ends with us.
+
+A test may kill one and start it again. Whoever uses one begins by emptying it, or has a place of its own there.
+"""
+
+from __future__ import annotations
+
+import atexit
+import shutil
+import tempfile
+from contextlib import ExitStack
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from sparkonce.embedded import Cluster
+from sparkonce.errors import SparkonceError
+from sparkonce.testing.servers.hdfs import Hdfs
+from sparkonce.testing.servers.postgres import PostgresServer, find_postgres
+from sparkonce.testing.servers.process import find_program
+from sparkonce.testing.servers.redis import RedisCluster, RedisServer
+from sparkonce.testing.servers.s3 import S3Server, find_versitygw
+
+KILLS_BROKER = pytest.mark.xdist_group("broker to kill")
+USES_HDFS = pytest.mark.xdist_group("hdfs")
+"""What takes seconds to start is started in one process only."""
+
+_open = ExitStack()
+atexit.register(_open.close)
+
+
+@cache
+def postgres_server() -> PostgresServer:
+    if find_postgres() is None:
+        pytest.skip("PostgreSQL is not installed (apt install postgresql)")
+    return _open.enter_context(PostgresServer())
+
+
+@cache
+def redis_server() -> RedisServer:
+    """For tests that change none of its settings."""
+    if find_program("redis-server") is None:
+        pytest.skip("redis-server is not installed")
+    return _open.enter_context(RedisServer(_new_folder("redis") / "data"))
+
+
+@cache
+def redis_cluster() -> RedisCluster:
+    if find_program("redis-server") is None:
+        pytest.skip("redis-server is not installed")
+    return _open.enter_context(RedisCluster(_new_folder("cluster")))
+
+
+@cache
+def s3_server() -> S3Server:
+    if find_versitygw() is None:
+        pytest.skip("no versitygw: go install github.com/versity/versitygw/cmd/versitygw@v1.8.0")
+    return _open.enter_context(S3Server(_new_folder("s3") / "versitygw"))
+
+
+@cache
+def broker_to_kill() -> Cluster:
+    """Besides the fixture ``broker``, which nobody kills. For tests that are marked with `KILLS_BROKER`."""
+    return _open.enter_context(Cluster(overrides={"auto.create.topics.enable": "false"}))
+
+
+@cache
+def hdfs_server() -> Hdfs:
+    """It looks at users and permissions; who started it may do everything."""
+    try:
+        server = Hdfs(_new_folder("hdfs") / "data", permissions=True)
+    except SparkonceError as error:
+        pytest.skip(f"HDFS cannot be had here: {error.message}")
+    return _open.enter_context(server)
+
+
+def _new_folder(name: str) -> Path:
+    folder = tempfile.mkdtemp(prefix=f"sparkonce-{name}-")
+    _open.callback(shutil.rmtree, folder, ignore_errors=True)
+    return Path(folder)
