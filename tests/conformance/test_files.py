@@ -26,6 +26,7 @@ class TestParquet(LocalSuite):
         return super().visible()
 
 
+@pytest.mark.drawn(10, "files in other forms")
 class TestManyFiles(LocalSuite):
     """Partitions, and a new file for every few rows: a handle of many files."""
 
@@ -38,6 +39,7 @@ class TestManyFiles(LocalSuite):
         return super().visible()
 
 
+@pytest.mark.drawn(10, "files in other forms")
 class TestJson(LocalSuite):
     format = "json"
 

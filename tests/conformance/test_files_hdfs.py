@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -9,21 +9,18 @@ import pytest
 from hdfs_native import Client
 
 from conformance.files_suite import FilesSuite
-from sparkonce.errors import SparkonceError
+from shared_servers import USES_HDFS, hdfs_server
 from sparkonce.protocol.handles import Handle
 from sparkonce.sinks.files.handle import read_handle
 from sparkonce.sinks.files.sink import FilesSink
 from sparkonce.testing.servers.hdfs import Hdfs
 
+pytestmark = USES_HDFS
+
 
 @pytest.fixture(scope="module")
-def hdfs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hdfs]:
-    try:
-        server = Hdfs(tmp_path_factory.mktemp("hdfs") / "data")
-    except SparkonceError as error:
-        pytest.skip(f"HDFS cannot be had here: {error.message}")
-    with server:
-        yield server
+def hdfs() -> Hdfs:
+    return hdfs_server()
 
 
 class HdfsSuite(FilesSuite):

@@ -52,6 +52,7 @@ class TestParquet(S3Suite):
     pass
 
 
+@pytest.mark.drawn(5, "many files on S3")
 class TestManyFiles(S3Suite):
     """Partitions, and a new file for every few rows: a handle of many files."""
 

@@ -7,6 +7,7 @@ import pyarrow as pa
 import pytest
 from confluent_kafka import Producer
 
+from shared_servers import KILLS_BROKER, broker_to_kill
 from sparkonce.embedded import Cluster
 from sparkonce.guarantees import Guarantee
 from sparkonce.protocol.handles import Handle
@@ -65,8 +66,8 @@ class CrashingSuite(KafkaSuite):
         return True
 
 
+@KILLS_BROKER
 def test_what_is_prepared_survives_a_crash_of_the_broker() -> None:
-    with Cluster(overrides={"auto.create.topics.enable": "false"}) as cluster:
-        suite = CrashingSuite()
-        suite.settle(cluster)
-        suite.test_what_is_prepared_survives_a_restart_of_the_system()
+    suite = CrashingSuite()
+    suite.settle(broker_to_kill())
+    suite.test_what_is_prepared_survives_a_restart_of_the_system()

@@ -90,6 +90,7 @@ class UpsertSuite(MySQLSuite):
         self.witness.run("CREATE TABLE target (number BIGINT PRIMARY KEY, word VARCHAR(20)) ENGINE=InnoDB")
 
 
+@pytest.mark.drawn(5, "upserts of MariaDB")
 class TestMySQLUpsertStaged(UpsertSuite):
     commit = "staged"
 

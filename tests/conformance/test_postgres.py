@@ -86,5 +86,6 @@ class TestStaged(PostgresSuite):
         return True
 
 
+@pytest.mark.drawn(5, "upserts of PostgreSQL")
 class TestUpsert(TestStaged):
     settings: ClassVar[Mapping[str, object]] = {"mode": "upsert", "key_columns": ("number",)}

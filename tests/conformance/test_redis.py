@@ -94,6 +94,7 @@ class Incrementing(RedisSuite):
         return int(value)
 
 
+@pytest.mark.drawn(5, "strings of Redis")
 class TestStrings(RedisSuite):
     @pytest.fixture(autouse=True)
     def _witness(self, server: RedisServer) -> Iterator[None]:

@@ -56,6 +56,7 @@ class TestTransactional(WriteAheadSuite):
         self.settings = {"applies": Applies.TRANSACTIONAL, "is_applied": self.target.is_applied}
 
 
+@pytest.mark.drawn(14, "other promises of a function")
 class TestIdempotent(WriteAheadSuite):
     @pytest.fixture(autouse=True)
     def _target(self, tmp_path: Path) -> None:
@@ -63,6 +64,7 @@ class TestIdempotent(WriteAheadSuite):
         self.settings = {"applies": Applies.IDEMPOTENT, "parallel": 1}
 
 
+@pytest.mark.drawn(14, "other promises of a function")
 class TestNeither(WriteAheadSuite):
     """As long as nothing interrupts it, it is exactly once, too."""
 
@@ -76,6 +78,7 @@ class TestNeither(WriteAheadSuite):
         self.settings = {"applies": Applies.NEITHER}
 
 
+@pytest.mark.drawn(14, "other promises of a function")
 class TestWholeBatches(WriteAheadSuite):
     @pytest.fixture(autouse=True)
     def _target(self, tmp_path: Path) -> None:

@@ -1,0 +1,25 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+
+import pytest
+
+from conformance.forked import commit_in_a_fork
+from sparkonce.testing import scene
+from zygote import Zygote
+
+
+@pytest.fixture(scope="session")
+def zygote(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Zygote]:
+    opened = Zygote(tmp_path_factory.mktemp("zygote") / "log")
+    yield opened
+    opened.close()
+
+
+@pytest.fixture(autouse=True)
+def elsewhere(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A check's other process is a fork, except in test_folder.py, where it is the one that users get."""
+    if request.node.name == "test_another_process_commits" and request.path.name != "test_folder.py":
+        forked = partial(commit_in_a_fork, request.getfixturevalue("zygote"))
+        monkeypatch.setattr(scene, "commit_elsewhere", forked)
