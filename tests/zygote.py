@@ -37,6 +37,7 @@ class Zygote:
     """
 
     def __init__(self, log: Path) -> None:
+        self.log = log
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         env = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
         with theirs, log.open("ab") as output:
