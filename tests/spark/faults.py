@@ -1,4 +1,4 @@
-"""Sinks with a desk in their way. In a module of its own: Spark pickles them to its workers by reference."""
+"""Sinks with a gate in their way. In a module of its own: Spark pickles them to its workers by reference."""
 
 from __future__ import annotations
 
@@ -8,19 +8,18 @@ from typing import Any
 import pyarrow as pa
 from pyspark import TaskContext
 
-from spark.desk import DIE, FAIL, visit
-from sparkonce import KafkaSink
+from spark.gate import DIE, FAIL, arrive
 from sparkonce.protocol.handles import Handle
 from sparkonce.protocol.outcomes import Finished
 from sparkonce.sinks.base import Facts, SinkCommitter, SinkWriter, TwoPhaseCommitSink, WriterContext
 from sparkonce.sinks.kafka.writer import KafkaWriter
 from sparkonce.testing.forwarding import ForwardingCommitter, ForwardingWriter
 
-HALFWAY = "half-way through the commits"
-OPENED = "a slot's transaction is open"
 BEGIN = "a slot begins"
+OPENED = "a slot's transaction is open"
 WRITTEN = "a slot has written some rows"
 PREPARED = "a slot has prepared"
+HALFWAY = "half-way through the commits"
 CONCLUDING = "a sink is told that its batch is committed"
 
 
@@ -28,69 +27,29 @@ class InjectedError(RuntimeError):
     """What a task that is told to fail raises."""
 
 
-class Visitor:
-    """What visits the desk at some points.
+class GatedSink(TwoPhaseCommitSink):
+    """A sink whose writers and committer come to a gate on their way.
 
-    Attributes:
-        desk: Its address.
+    Args:
+        real: The sink.
+        gate: The gate's address.
         points: At which of the points above.
-        called: The sink's name.
     """
 
-    desk: str
-    points: frozenset[str]
-    called: str
+    def __init__(self, real: TwoPhaseCommitSink, *, gate: str, points: Collection[str]) -> None:
+        super().__init__(real.name, real.guarantee)
+        self._real = real
+        self._gate = gate
+        self.points = frozenset(points)
 
-    def visit(self, point: str, **told: Any) -> None:
+    def arrive(self, point: str, **told: Any) -> None:
         if point not in self.points:
             return
-        answer = visit(self.desk, point, sink=self.called, **told)
+        answer = arrive(self._gate, point, sink=self.name, **told)
         if answer == FAIL:
             raise InjectedError(f"told to fail at: {point}")
         if answer == DIE:
             raise SystemExit(f"told to die at: {point}")
-
-    def watch_writer(self, real: SinkWriter, context: WriterContext) -> SinkWriter:
-        return _WatchedWriter(real, self, context)
-
-    def watch_committer(self, real: SinkCommitter) -> SinkCommitter:
-        return _WatchedCommitter(real, self) if self.points & {HALFWAY, CONCLUDING} else real
-
-
-class WatchedSink(KafkaSink, Visitor):
-    """A Kafka sink whose writers and committer visit a desk on their way.
-
-    Args:
-        settings: librdkafka's.
-        desk: See `Visitor`.
-        points: See `Visitor`.
-        more: `KafkaSink`'s other arguments.
-    """
-
-    def __init__(self, settings: Mapping[str, Any], *, desk: str, points: Collection[str], **more: Any) -> None:
-        super().__init__(settings, **more)
-        self.desk, self.points, self.called = desk, frozenset(points), self.name
-
-    def writer(self, context: WriterContext) -> SinkWriter:
-        return self.watch_writer(super().writer(context), context)
-
-    def committer(self) -> SinkCommitter:
-        return self.watch_committer(super().committer())
-
-
-class Watched(TwoPhaseCommitSink, Visitor):
-    """Any other sink, whose writers and committer visit a desk on their way.
-
-    Args:
-        real: The sink.
-        desk: See `Visitor`.
-        points: See `Visitor`.
-    """
-
-    def __init__(self, real: TwoPhaseCommitSink, *, desk: str, points: Collection[str]) -> None:
-        super().__init__(real.name, real.guarantee)
-        self._real = real
-        self.desk, self.points, self.called = desk, frozenset(points), real.name
 
     def use_checkpoint(self, folder: str) -> None:
         self._real.use_checkpoint(folder)
@@ -105,48 +64,45 @@ class Watched(TwoPhaseCommitSink, Visitor):
         return self._real.transaction_timeout_s(facts)
 
     def writer(self, context: WriterContext) -> SinkWriter:
-        return self.watch_writer(self._real.writer(context), context)
+        return _GatedWriter(self._real.writer(context), self, context)
 
     def committer(self) -> SinkCommitter:
-        return self.watch_committer(self._real.committer())
+        return _GatedCommitter(self._real.committer(), self)
 
 
-class _WatchedWriter(ForwardingWriter):
-    def __init__(self, real: SinkWriter, sink: Visitor, context: WriterContext) -> None:
+class _GatedWriter(ForwardingWriter):
+    def __init__(self, real: SinkWriter, sink: GatedSink, context: WriterContext) -> None:
         super().__init__(real)
         self._sink = sink
         task = TaskContext.get()
-        self._told = {
-            "slot": context.slot,
-            "batch": context.batch,
-            "copy": context.copy,
-            "attempt": task.attemptNumber() if task is not None else -1,
-        }
-        self._writes = 0
+        attempt = task.attemptNumber() if task is not None else -1
+        self._told = {"slot": context.slot, "batch": context.batch, "attempt": attempt}
+        self._has_written = False
 
     def begin(self) -> None:
-        self._sink.visit(BEGIN, **self._told)
+        self._sink.arrive(BEGIN, **self._told)
         self._real.begin()
-        self._sink.visit(OPENED, **self._told)
+        self._sink.arrive(OPENED, **self._told)
 
     def write(self, rows: pa.RecordBatch) -> None:
         half = rows.num_rows // 2
         self._real.write(rows.slice(0, half))
-        self._writes += 1
-        if self._writes == 1 and WRITTEN in self._sink.points:
+        if not self._has_written and WRITTEN in self._sink.points:
             # Half of what comes first has reached the broker: the transaction is really open there.
-            _flush(self._real)
-            self._sink.visit(WRITTEN, rows=half, **self._told)
+            if isinstance(self._real, KafkaWriter):
+                self._real._open_lane().flush(30.0)
+            self._sink.arrive(WRITTEN, rows=half, **self._told)
+        self._has_written = True
         self._real.write(rows.slice(half))
 
     def prepare(self) -> Mapping[str, str | int]:
         fields = self._real.prepare()
-        self._sink.visit(PREPARED, **self._told)
+        self._sink.arrive(PREPARED, **self._told)
         return fields
 
 
-class _WatchedCommitter(ForwardingCommitter):
-    def __init__(self, real: SinkCommitter, sink: Visitor) -> None:
+class _GatedCommitter(ForwardingCommitter):
+    def __init__(self, real: SinkCommitter, sink: GatedSink) -> None:
         super().__init__(real)
         self._sink = sink
 
@@ -155,15 +111,9 @@ class _WatchedCommitter(ForwardingCommitter):
         half = len(transactions) // 2
         if half and HALFWAY in self._sink.points:
             self._real.commit(transactions[:half])
-            self._sink.visit(HALFWAY, committed=half, left=len(transactions) - half)
+            self._sink.arrive(HALFWAY, committed=half, left=len(transactions) - half)
         return self._real.commit(handles)
 
     def conclude(self, batch: int, handles: Sequence[Handle]) -> None:
-        self._sink.visit(CONCLUDING, batch=batch)
+        self._sink.arrive(CONCLUDING, batch=batch)
         self._real.conclude(batch, handles)
-
-
-def _flush(writer: SinkWriter) -> None:
-    """Sends what a Kafka writer has taken, as librdkafka would do by itself a moment later."""
-    if isinstance(writer, KafkaWriter):
-        writer._open_lane().flush(30.0)

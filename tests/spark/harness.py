@@ -1,17 +1,17 @@
-"""A job: a query with its source, target and checkpoint, and the verdict on what came of it."""
+"""A job: a query with its checkpoint, source and targets, across its runs, and the verdict on what came of it."""
 
 from __future__ import annotations
 
 import json
 import secrets
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from spark.desk import Desk, Visit
-from spark.pipeline import ENDED, PHASE, REFUSED, Config
+from spark.gate import Arrival, Gate
+from spark.pipeline import KAFKA, PHASE, Config
 from spark.processes import LIMIT_S, Run, eventually
 from spark.startup import jvm_flags
 from spark.watching import Watcher
@@ -24,6 +24,8 @@ from sparkonce.testing.kafka import Record, Transaction, create_topic, list_tran
 
 if TYPE_CHECKING:
     from typing_extensions import Self
+
+    from spark.targets import Rows, Target
 
 PARTITIONS = 4
 
@@ -40,59 +42,74 @@ def new_name(start: str) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """What a job wrote, against what it had to. Everything is counted on the server."""
+    """What a job wrote to a target, against what it had to. Everything is counted on the server.
+
+    Attributes:
+        watched: How many rows the watcher saw; as many as there are where none was watching.
+    """
 
     expected: int
     rows: int
     missing: int
     doubled: int
     strange: int
-    uncommitted_seen: int
+    early: int
     watched: int
-    left_open: int
+    lingering: int
 
     def __str__(self) -> str:
         return (
             f"{self.rows:,} rows of {self.expected:,}: {self.missing} missing, {self.doubled} doubled, {self.strange} "
-            f"that nobody sent; the reader saw {self.watched:,}, {self.uncommitted_seen} of them not committed; "
-            f"{self.left_open} transactions left open"
+            f"strange; the watcher saw {self.watched:,}, {self.early} of them early; {self.lingering} lingering"
         )
 
     @property
     def is_exactly_once(self) -> bool:
         return (
             self.rows == self.watched == self.expected > 0
-            and self.missing == self.doubled == self.strange == self.uncommitted_seen == self.left_open == 0
+            and self.missing == self.doubled == self.strange == self.early == self.lingering == 0
         )
 
 
 class AnyJob:
-    """Sources, a target, a checkpoint, and everything that runs on them. Use as a context manager.
+    """Sources, targets, a checkpoint, and everything that runs on them. Use as a context manager.
 
     Args:
         bootstrap: The broker.
         folder: A new one.
         sources: How many topics are read.
+        kafka: More of the Kafka sink's arguments; None for a query that does not write to Kafka.
+        targets: What else it writes to.
         config: More of `Config`.
     """
 
-    def __init__(self, bootstrap: str, folder: Path, *, sources: int = 1, **config: Any) -> None:
+    def __init__(
+        self,
+        bootstrap: str,
+        folder: Path,
+        *,
+        sources: int = 1,
+        kafka: Mapping[str, Any] | None = {},
+        targets: Sequence[Target] = (),
+        **config: Any,
+    ) -> None:
         self.bootstrap = bootstrap
         self.folder = folder
-        self.desk = Desk()
+        self.gate = Gate()
         self.runs: list[Run] = []
-        temporary = folder / "temporary"
-        temporary.mkdir(parents=True)
+        self.targets = {target.kind: target for target in targets}
+        sinks = {} if kafka is None else {KAFKA: dict(kafka)}
         self.config = Config(
             **{
                 "bootstrap": bootstrap,
                 "sources": tuple(new_name("source") for _ in range(sources)),
                 "target": new_name("target"),
                 "checkpoint": str(folder / "checkpoint"),
-                "temporary": str(temporary),
+                "temporary": str(folder / "temporary"),
                 "jars": tuple(str(jar) for jar in spark_kafka_jars()),
                 "jvm_flags": jvm_flags(),
-                "desk": self.desk.address,
+                "gate": self.gate.address,
+                "sinks": {**sinks, **{target.kind: target.sink for target in targets}},
                 **config,
             }
         )
@@ -100,10 +117,12 @@ class AnyJob:
         self._sent = [0] * sources
 
     def __enter__(self) -> Self:
+        self.checkpoint.parent.mkdir(parents=True)
         for topic in (*self.config.sources, self.config.target):
             create_topic(self.bootstrap, topic, PARTITIONS)
-        self.desk.__enter__()
-        self.watcher.start()
+        self.gate.__enter__()
+        if KAFKA in self.config.sinks:
+            self.watcher.start()
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -111,20 +130,16 @@ class AnyJob:
             run.resume()
             run.kill()
         self.watcher.stop()
-        self.desk.__exit__()
+        self.gate.__exit__()
 
     def send(self, messages: Sequence[Message], source: int = 0) -> None:
         """Sends to the partitions in turn: the n-th message of a source is number n // 4 of partition n % 4."""
         first, self._sent[source] = self._sent[source], self._sent[source] + len(messages)
-        produce(
-            self.bootstrap,
-            self.config.sources[source],
-            (
-                {"key": key, "value": value, "partition": number % PARTITIONS}
-                for number, (key, value) in enumerate(messages, first)
-            ),
-            timeout_s=LIMIT_S,
+        rows = (
+            {"key": key, "value": value, "partition": number % PARTITIONS}
+            for number, (key, value) in enumerate(messages, first)
         )
+        produce(self.bootstrap, self.config.sources[source], rows, timeout_s=LIMIT_S)
 
     @property
     def checkpoint(self) -> Path:
@@ -142,38 +157,24 @@ class AnyJob:
         newest = self.log().newest_decision if (self.checkpoint / "sparkonce").is_dir() else None
         return newest.batch if newest is not None else -1
 
-    def transactions(self, *states: str) -> dict[str, Transaction]:
-        """The query's own transactions on the server, in one of these states, or in any."""
-        query = self.query
-        found = list_transactions(self.bootstrap, states=states)
-        return {
-            name: one
-            for name, one in found.items()
-            if (parsed := TransactionalId.parse(name)) is not None and parsed.query == query
-        }
-
     @property
     def query(self) -> str:
         """The short form of its id."""
         return short_query(str(json.loads((self.checkpoint / "metadata").read_text())["id"]))
 
-    def refusal(self) -> Visit | None:
-        """The newest error of ours that stopped a batch."""
-        return self.desk.last(REFUSED)
-
-    def phase(self) -> Visit | None:
+    def phase(self) -> Arrival | None:
         """Where the newest run stood last."""
-        return self.desk.last(PHASE)
+        return self.gate.last(PHASE)
 
-    def ended(self) -> Visit | None:
-        return self.desk.last(ENDED)
-
-    def row(self, record: Record) -> Row:
-        """A record without the number of its batch, which `spark.pipeline` puts before its value."""
-        return (record.key or b"").decode(), (record.value or b"").decode(errors="backslashreplace").partition(" ")[2]
+    def transactions(self, *states: str) -> dict[str, Transaction]:
+        """The query's own transactions on the broker, in one of these states, or in any."""
+        query = self.query
+        found = list_transactions(self.bootstrap, states=states)
+        parsed = {name: TransactionalId.parse(name) for name in found}
+        return {name: found[name] for name, one in parsed.items() if one is not None and one.query == query}
 
     def records(self) -> list[Record]:
-        """What a read_committed reader finds in the target, once all that was to end there has ended.
+        """What a read_committed reader finds in the topic, once all that was to end there has ended.
 
         The broker answers a commit before it writes the markers, without which readers see nothing.
         """
@@ -181,24 +182,46 @@ class AnyJob:
         eventually(lambda: not self.transactions(*ending), "every transaction that was to end has ended")
         return read_committed(self.bootstrap, self.config.target, timeout_s=LIMIT_S)
 
+    def row(self, record: Record) -> Row:
+        """A record without the number of its batch, which `spark.pipeline` puts before its value."""
+        return (record.key or b"").decode(), (record.value or b"").decode(errors="backslashreplace").partition(" ")[2]
+
+    def visible(self) -> dict[str, Rows]:
+        """What a reader of each system finds there now."""
+        found = {kind: target.visible() for kind, target in self.targets.items()}
+        if KAFKA in self.config.sinks:
+            told = [((one.key or b"").decode(), (one.value or b"").split()[0]) for one in self.records()]
+            found[KAFKA] = Counter((key, int(batch)) for key, batch in told)
+        return found
+
+    def open(self) -> dict[str, list[str]]:
+        """What each system holds of the query that is neither committed nor aborted, asked of the system itself."""
+        query = self.query if (self.checkpoint / "metadata").exists() else "none yet"
+        found = {kind: target.open(query) for kind, target in self.targets.items()}
+        if KAFKA in self.config.sinks:
+            found[KAFKA] = list(self.transactions("Ongoing"))
+        return found
+
     def count(self, expected: Counter[Row]) -> Verdict:
-        """Counts on the server, once the watcher has caught up with it."""
+        """Counts on the broker, once the watcher has caught up with it."""
         records = self.records()
         standing = {(record.partition, record.offset): record.key for record in records}
-        found = Counter(self.row(record) for record in records)
-        excess = found - expected
-        strange = sum(count for row, count in excess.items() if row not in expected)
         self.watcher.catch_up(standing)
         return Verdict(
-            expected=expected.total(),
-            rows=len(records),
-            missing=(expected - found).total(),
-            doubled=excess.total() - strange,
-            strange=strange,
-            uncommitted_seen=self.watcher.too_early + self.watcher.not_among(standing),
+            **compared(Counter(self.row(record) for record in records), expected),
+            early=self.watcher.early + self.watcher.not_among(standing),
             watched=len(self.watcher.seen),
-            left_open=len(self.transactions("Ongoing")),
+            lingering=len(self.transactions("Ongoing")),
         )
+
+
+def compared(found: Counter[Any], expected: Counter[Any]) -> dict[str, int]:
+    """The first fields of a `Verdict`."""
+    excess = found - expected
+    strange = sum(count for row, count in excess.items() if row not in expected)
+    missing, doubled = (expected - found).total(), excess.total() - strange
+    rows = {"expected": expected.total(), "rows": found.total()}
+    return {**rows, "missing": missing, "doubled": doubled, "strange": strange}
 
 
 def start_together(jobs: Sequence[AnyJob], log: Path, **changed: Any) -> Run:
@@ -232,29 +255,45 @@ class Job(AnyJob):
         folder: A new one.
         rows: How many different ids to send.
         again: Whether ids come again, see `sent`.
-        config: More of `Config`.
+        more: Of `AnyJob`.
     """
 
-    def __init__(self, bootstrap: str, folder: Path, *, rows: int, again: bool = True, **config: Any) -> None:
-        super().__init__(bootstrap, folder, **config)
+    def __init__(self, bootstrap: str, folder: Path, *, rows: int, again: bool = True, **more: Any) -> None:
+        super().__init__(bootstrap, folder, **more)
         self.ids = [f"{number:08d}" for number in range(rows)]
         self._again = again
 
     def __enter__(self) -> Self:
         super().__enter__()
-        self.send([(each.encode(), None) for each in (sent(self.ids) if self._again else self.ids)])
+        if self.config.files:
+            self._write_files()
+        else:
+            self.send([(each.encode(), None) for each in (sent(self.ids) if self._again else self.ids)])
         return self
+
+    def _write_files(self) -> None:
+        """Writes the ids to files, of which two are a batch."""
+        Path(self.config.files).mkdir()
+        rows = self.config.rows_per_batch // 2
+        for first in range(0, len(self.ids), rows):
+            lines = [json.dumps({"id": each}) for each in self.ids[first : first + rows]]
+            Path(self.config.files, f"{first:08d}.json").write_text("\n".join(lines))
 
     def row(self, record: Record) -> Row:
         """Its id."""
         return (record.key or b"").decode(), ""
 
-    def judge(self, *, expected: Iterable[str] | None = None) -> Verdict:
-        return self.count(Counter((each, "") for each in set(self.ids if expected is None else expected)))
+    def judge(self) -> Verdict:
+        """Counts what stands in the topic."""
+        return self.count(Counter((each, "") for each in self.ids))
 
-    def values(self) -> Mapping[str, list[str]]:
-        """What a read_committed reader finds, by key."""
-        found: dict[str, list[str]] = {}
-        for record in self.records():
-            found.setdefault((record.key or b"").decode(), []).append((record.value or b"").decode())
-        return found
+    def judge_others(self) -> dict[str, Verdict]:
+        """Counts what stands in each other target."""
+        open_now, found = self.open(), {kind: target.visible() for kind, target in self.targets.items()}
+        verdicts = {}
+        for kind, target in self.targets.items():
+            standing = Counter(row for row, _ in found[kind].elements())
+            lingering = len(open_now[kind])
+            more = {"early": 0, "watched": standing.total(), "lingering": lingering}
+            verdicts[kind] = Verdict(**compared(standing, Counter(map(target.row, self.ids))), **more)
+        return verdicts

@@ -1,8 +1,8 @@
-"""The query under test: a process of its own that reads Kafka and writes Kafka.
+"""The query under test: a process of its own that reads Kafka, or files, and writes to the targets.
 
-``python -m spark.pipeline CONFIG…``, where CONFIG is the JSON of a `Config`. It visits the test's desk before each
+``python -m spark.pipeline CONFIG…``, where CONFIG is the JSON of a `Config`. It comes to the test's gate before each
 phase of each batch and when it has ended, and ends by itself when all of its source is written. Several queries run in
-one Spark, each with a desk of its own.
+one Spark, each with a gate of its own.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -22,11 +23,12 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
 
     from sparkonce.protocol.state import Phase
+    from sparkonce.spark.views import Sinks
 
 PHASE = "phase"
 ENDED = "ended"
 REFUSED = "refused"
-STARTED = "started"
+KAFKA = "KafkaSink"
 _POLL_S = 0.1
 
 
@@ -37,59 +39,51 @@ class Config:
     Attributes:
         bootstrap: ``bootstrap.servers``.
         sources: The topics read.
+        files: The folder whose files are read instead.
         target: The topic written to.
         checkpoint: The query's folder.
         temporary: For everything that Spark leaves behind when it is killed.
         jars: For ``spark.jars``.
         jvm_flags: Of the driver's JVM.
-        desk: The address of the test's desk.
+        gate: The address of the test's gate.
+        points: Where else than at its phases the query comes to it, see `spark.faults`.
         plan: ``module:function`` of the plan, see `spark.plans`.
+        sinks: Each sink's arguments, by its class's name. With ``"slots"``, its rows come in so many.
+        query: More of the arguments of `ExactlyOnce`.
         output_mode: Spark's.
         master: Spark's master.
         slots: ``spark.sql.shuffle.partitions``, which a stateful query keeps from its first start on.
         rows_per_batch: ``maxOffsetsPerTrigger``.
         keep_batches: How many batches the log keeps.
         tidy_every_batches: How many more come before it is tidied.
-        points: Where else the sink visits the desk, see `spark.faults`.
-        unit: ``module:function`` of what makes all sinks of the query of the config and the Kafka sink.
-        beside: What it needs to know, such as where their servers are.
-        settings: More of librdkafka's settings.
-        sink: More of the sink's arguments.
-        query: More of the arguments of `ExactlyOnce`.
         spark: More of Spark's settings.
         sql: More of Spark's SQL settings, for this query alone.
     """
 
     bootstrap: str
     sources: tuple[str, ...]
+    files: str = ""
     target: str
     checkpoint: str
     temporary: str
     jars: tuple[str, ...]
     jvm_flags: str
-    desk: str
+    gate: str
+    points: tuple[str, ...] = ()
     plan: str = "spark.plans:distinct"
+    sinks: dict[str, dict[str, Any]] = field(default_factory=lambda: {KAFKA: {}})
+    query: dict[str, Any] = field(default_factory=dict)
     output_mode: str = "append"
     master: str = "local[2]"
     slots: int = 4
     rows_per_batch: int = 5000
     keep_batches: int = 100
     tidy_every_batches: int = 2
-    points: tuple[str, ...] = ()
-    unit: str = ""
-    beside: dict[str, Any] = field(default_factory=dict)
-    settings: dict[str, Any] = field(default_factory=dict)
-    sink: dict[str, Any] = field(default_factory=dict)
-    query: dict[str, Any] = field(default_factory=dict)
     spark: dict[str, str] = field(default_factory=dict)
     sql: dict[str, str] = field(default_factory=dict)
 
     def to_json(self) -> str:
         return json.dumps(asdict(self))
-
-    @classmethod
-    def of_json(cls, text: str) -> Config:
-        return cls(**json.loads(text))
 
 
 def tagged(rows: DataFrame, batch: int) -> DataFrame:
@@ -102,10 +96,39 @@ def tagged(rows: DataFrame, batch: int) -> DataFrame:
     return rows.withColumn("value", F.concat(F.lit(f"{batch} ").cast(kind), F.coalesce("value", F.lit("").cast(kind))))
 
 
+def for_tables(rows: DataFrame) -> DataFrame:
+    """What every sink but Kafka's gets: they share the batch's tasks, since their view is the same function."""
+    batch = "cast(split(value, ' ')[0] as bigint) as batch"
+    return rows.selectExpr("key as id", batch, "substr(key, -2) as ending", "1 as amount")
+
+
+def make_sinks(config: Config) -> Sinks:
+    import sparkonce
+    from spark.faults import GatedSink
+
+    views: dict[Any, Callable[[DataFrame], DataFrame] | None] = {}
+    for kind, given in config.sinks.items():
+        more = dict(given)
+        if kind == KAFKA:
+            settings = {"bootstrap.servers": config.bootstrap, **more.get("settings", {})}
+            more = {"topic": config.target, **more, "settings": settings}
+        if "guarantee" in more:
+            more["guarantee"] = sparkonce.Guarantee[more["guarantee"]]
+        slots = more.pop("slots", 0)
+        sink = GatedSink(getattr(sparkonce, kind)(**more), gate=config.gate, points=config.points)
+        fewer = partial(in_fewer_slots, slots=slots)
+        views[sink] = None if kind == KAFKA else fewer if slots else for_tables
+    return views
+
+
+def in_fewer_slots(rows: DataFrame, slots: int) -> DataFrame:
+    return for_tables(rows).coalesce(slots)
+
+
 def main(texts: Sequence[str]) -> int:
     from sparkonce.protocol import coordinator
 
-    configs = [Config.of_json(text) for text in texts]
+    configs = [Config(**json.loads(text)) for text in texts]
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(name)s %(levelname)s %(message)s")
     logging.getLogger("sparkonce").setLevel(logging.DEBUG)
     # What is below is cleaned up each second batch, not each twentieth: a kill is to fall into that too.
@@ -122,70 +145,53 @@ def start(spark: SparkSession, config: Config) -> StreamingQuery:
     Spark gives a Python process that it starts for `transformWithStateInPandas` ten seconds, which is little while
     other queries start, too.
     """
-    from spark.desk import visit
-    from spark.faults import WatchedSink
-    from sparkonce import ExactlyOnce, Guarantee
+    from spark.gate import arrive
+    from sparkonce import ExactlyOnce
     from sparkonce.errors import SparkonceError
 
     begun = threading.Event()
 
     def listen(phase: Phase, batch: int) -> None:
         begun.set()
-        visit(config.desk, PHASE, phase=phase.name, batch=batch)
+        arrive(config.gate, PHASE, phase=phase.name, batch=batch)
 
-    more = dict(config.sink)
-    if "guarantee" in more:
-        more["guarantee"] = Guarantee[more["guarantee"]]
-    sink = WatchedSink(
-        {"bootstrap.servers": config.bootstrap, **config.settings},
-        desk=config.desk,
-        points=config.points,
-        topic=config.target,
-        **more,
+    exactly_once = ExactlyOnce(
+        make_sinks(config), checkpoint=config.checkpoint, listener=listen, display=False, **config.query
     )
-    sinks = named(config.unit)(config, sink) if config.unit else sink
-    exactly_once = ExactlyOnce(sinks, checkpoint=config.checkpoint, listener=listen, display=False, **config.query)
 
     def run_batch(rows: DataFrame, batch: int) -> None:
         try:
             exactly_once(tagged(rows, batch), batch)
         except SparkonceError as error:
             details = {name: repr(value) for name, value in error.details.items()}
-            visit(config.desk, REFUSED, kind=type(error).__name__, message=str(error), batch=batch, details=details)
+            arrive(config.gate, REFUSED, kind=type(error).__name__, message=str(error), batch=batch, details=details)
             raise
 
     own = spark.newSession()
     for name, value in {**sql_settings(config), **config.sql}.items():
         own.conf.set(name, value)
-    rows: DataFrame = named(config.plan)(own, config)
+    module, _, function = config.plan.partition(":")
+    rows: DataFrame = getattr(importlib.import_module(module), function)(own, config)
     writer = rows.writeStream.outputMode(config.output_mode).foreachBatch(run_batch)
     query = writer.option("checkpointLocation", config.checkpoint).trigger(availableNow=True).start()
-    visit(config.desk, STARTED, run=str(query.runId))
     while query.isActive and not begun.wait(_POLL_S):
         pass
     return query
-
-
-def named(text: str) -> Callable[..., Any]:
-    """A function, of which the text says ``module:function``."""
-    module, _, function = text.partition(":")
-    found: Callable[..., Any] = getattr(importlib.import_module(module), function)
-    return found
 
 
 def attend(query: StreamingQuery, config: Config) -> int:
     """Waits until a query has ended, and says how. 1 if it failed."""
     from pyspark.errors import StreamingQueryException
 
-    from spark.desk import visit
+    from spark.gate import arrive
 
+    failed = ""
     try:
         query.awaitTermination()
     except StreamingQueryException as error:
-        visit(config.desk, ENDED, failed=str(error))
-        return 1
-    visit(config.desk, ENDED, failed="")
-    return 0
+        failed = str(error)
+    arrive(config.gate, ENDED, failed=failed)
+    return int(bool(failed))
 
 
 def sql_settings(config: Config) -> dict[str, str]:
@@ -210,10 +216,7 @@ def session(config: Config) -> SparkSession:
         **sql_settings(config),
         **config.spark,
     }
-    builder = SparkSession.builder.master(config.master).appName("sparkonce tests")
-    for name, value in settings.items():
-        builder = builder.config(name, value)
-    spark: SparkSession = builder.getOrCreate()
+    spark = SparkSession.builder.master(config.master).appName("sparkonce tests").config(map=settings).getOrCreate()
     spark.sparkContext.setLogLevel("WARN")
     return spark
 

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import os
 import re
-import subprocess
 import sys
 from pathlib import Path
 
-from spark.processes import TESTS, descendants, eventually, kill
+from spark.processes import eventually, kill, tests_path
+from sparkonce.demo.child import session_of
 from sparkonce.embedded.jars import SCALA, find_java, spark_jars_folder
-from sparkonce.embedded.process import last_lines
+from sparkonce.embedded.process import ChildProcess
 
 HOSTS = ("127.0.0.2", "127.0.0.3")
-_FLAGS = ("-Xmx256m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Xshare:auto")
+_JAVA = ("-Xmx256m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Xshare:auto")
 
 
 class Standalone:
@@ -26,63 +26,37 @@ class Standalone:
     def __init__(self, folder: Path) -> None:
         self.url = ""
         self._folder = folder
-        self._processes: list[subprocess.Popen[bytes]] = []
+        self._processes: list[ChildProcess] = []
 
     def __enter__(self) -> Standalone:
-        log = self._start("master.Master", "--host", "127.0.0.1", "--port", "0", "--webui-port", "0")
-
-        def address() -> str:
-            found = re.search(r"Starting Spark master at (spark://\S+)", log.read_text())
-            return found[1] if found else ""
-
-        self.url = eventually(address, f"the master tells its address in {log}")
-        more = ("--port", "0", "--webui-port", "0", "--cores", "1", "--memory", "1g")
-        logs = [
-            self._start(
-                "worker.Worker", "--host", host, "--work-dir", str(self._folder / f"work-{host}"), *more, self.url
-            )
-            for host in HOSTS
-        ]
-        for each in logs:
-            eventually(lambda log=each: "Successfully registered" in log.read_text(), f"a worker joins: {each}")
+        ports = ("--port", "0", "--webui-port", "0")
+        self.url = self._start(
+            r"Starting Spark master at (spark://\S+)", "master.Master", "--host", "127.0.0.1", *ports
+        )
+        for host in HOSTS:
+            more = ("--host", host, "--work-dir", str(self._folder / f"work-{host}"), "--cores", "1", "--memory", "1g")
+            self._start("(Successfully registered)", "worker.Worker", *more, *ports, self.url)
         return self
 
     def __exit__(self, *_: object) -> None:
         for process in self._processes:
-            for pid in [process.pid, *descendants(process.pid)]:
+            for pid in session_of(process.pid):  # a worker's executors belong to its session
                 kill(pid)
-            process.wait()
+            process.kill()
 
-    def _start(self, name: str, *arguments: str) -> Path:
+    def _start(self, ready: str, name: str, *arguments: str) -> str:
+        """Starts one of Spark's daemons, waits for what it logs when it is ready, and returns that."""
         log = self._folder / f"{name}-{len(self._processes)}.log"
         own = {
             "PYSPARK_PYTHON": sys.executable,
-            "PYTHONPATH": os.pathsep.join(filter(None, [str(TESTS), os.environ.get("PYTHONPATH")])),
             "SPARK_SCALA_VERSION": SCALA,  # else a worker looks for the folders of a build of Spark
             "SPARK_HOME": str(spark_jars_folder().parent),
             "SPARK_LOCAL_DIRS": str(self._folder),
+            **tests_path(),
         }
-        with log.open("ab") as output:
-            self._processes.append(
-                subprocess.Popen(
-                    [
-                        find_java(),
-                        *_FLAGS,
-                        "-cp",
-                        f"{spark_jars_folder()}/*",
-                        f"org.apache.spark.deploy.{name}",
-                        *arguments,
-                    ],
-                    stdin=subprocess.DEVNULL,
-                    stdout=output,
-                    stderr=subprocess.STDOUT,
-                    env={**os.environ, **own},
-                    cwd=self._folder,
-                    start_new_session=True,
-                )
-            )
-        return log
-
-    def said(self) -> str:
-        """The end of each log."""
-        return "\n".join(last_lines(log, 15) for log in sorted(self._folder.glob("*.log")))
+        command = [find_java(), *_JAVA, "-cp", f"{spark_jars_folder()}/*", f"-Dlog={log}"]
+        command += [f"org.apache.spark.deploy.{name}", *arguments]
+        environment = {**os.environ, **own}
+        self._processes.append(ChildProcess(command, mark=str(log), log=log, dies_with_parent=True, env=environment))
+        found: re.Match[str] = eventually(lambda: re.search(ready, log.read_text()), f"{ready} stands in {log}")
+        return found[1]

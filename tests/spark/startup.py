@@ -1,7 +1,7 @@
 """Starts Spark's JVM in half the time: the classes that it always loads, read and verified once, kept in an archive.
 
-Most of what these tests take is starting Spark. The archive (JEP 350) is made by a first run, which costs some ten
-seconds more, and is kept in the cache folder. A JVM that it does not fit goes without.
+The archive (JEP 350) is made by a first run, which costs some ten seconds more, and is kept in the cache folder. A JVM
+that it does not fit goes without.
 """
 
 from __future__ import annotations
@@ -22,52 +22,36 @@ _LIMIT_S = 300.0
 
 
 def jvm_flags() -> str:
-    """For ``spark.driver.extraJavaOptions``."""
-    return f"{JVM_FLAGS} -XX:SharedArchiveFile={_archive()} -Xlog:cds=off -Xlog:cds+dynamic=off"
-
-
-def _archive() -> Path:
+    """Returns what goes into ``spark.driver.extraJavaOptions``."""
     java = subprocess.run([find_java(), "-version"], capture_output=True, check=True).stderr
-    version = importlib.metadata.version("pyspark")
     made_for = hashlib.sha256(java + JVM_FLAGS.encode()).hexdigest()[:12]
-    archive = cache_folder() / "cds" / f"spark-{version}-{made_for}.jsa"
+    archive = cache_folder() / "cds" / f"spark-{importlib.metadata.version('pyspark')}-{made_for}.jsa"
     with file_lock(archive.with_suffix(".lock"), time.monotonic() + _LIMIT_S):
         if not archive.exists():
             _make(archive)
-    return archive
+    return f"{JVM_FLAGS} -XX:SharedArchiveFile={archive} -Xlog:cds=off -Xlog:cds+dynamic=off"
 
 
 def _make(archive: Path) -> None:
     with tempfile.TemporaryDirectory(dir=archive.parent, prefix=".making-") as folder:
         new = Path(folder, archive.name)
-        run = subprocess.run(
-            [sys.executable, __file__, str(new), folder],
-            env={**os.environ, "PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": "127.0.0.1"},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            timeout=_LIMIT_S,
-            check=False,
-        )
-        if new.exists():
-            new.rename(archive)
-        else:
-            raise RuntimeError(f"no archive was made:\n{run.stdout.decode(errors='replace')[-2000:]}")
+        environment = {**os.environ, "PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": "127.0.0.1"}
+        command = [sys.executable, __file__, str(new), folder]
+        run = subprocess.run(command, env=environment, capture_output=True, timeout=_LIMIT_S, check=False)
+        if not new.exists():
+            raise RuntimeError(f"no archive was made:\n{run.stderr.decode(errors='replace')[-2000:]}")
+        new.rename(archive)
 
 
 def _load_classes(archive: str, folder: str) -> None:
-    """What every query under test does, so that its classes are loaded."""
+    """Does what every query under test does, so that its classes are loaded."""
     from pyspark import SparkContext
     from pyspark.sql import DataFrame, SparkSession
 
     flags = f"{JVM_FLAGS} -XX:ArchiveClassesAtExit={archive} -Djava.io.tmpdir={folder}"
-    spark = (
-        SparkSession.builder.master("local[2]")
-        .config("spark.driver.extraJavaOptions", flags)
-        .config("spark.sql.shuffle.partitions", "4")
-        .config("spark.local.dir", folder)
-        .config("spark.ui.enabled", "false")
-        .getOrCreate()
-    )
+    own = {"spark.driver.extraJavaOptions": flags, "spark.local.dir": folder, "spark.ui.enabled": "false"}
+    shuffled = {"spark.sql.shuffle.partitions": "4"}
+    spark = SparkSession.builder.master("local[2]").config(map={**own, **shuffled}).getOrCreate()
 
     def run_batch(rows: DataFrame, _: int) -> None:
         rows.mapInArrow(lambda batches: batches, rows.schema).collect()

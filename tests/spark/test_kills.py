@@ -1,7 +1,8 @@
 """The driver is killed (SIGKILL, with its JVM and its workers) wherever it may be, and its output is counted.
 
-The short form kills once in each phase. The long form, a quarter of an hour, kills at least 60 runs after 100,000 rows
-or more, most of them at random times, and some more at points that only a run's first batch has::
+The short form kills four queries of one process at once, each at a point of its own, and in four rounds at every point
+that there is. The long form, a quarter of an hour, kills at least 60 runs after 100,000 rows or more, most of them at
+random times, and some more at points that only a run's first batch has::
 
     pytest -m slow -s tests/spark/test_kills.py
     SPARKONCE_SEED=7 pytest -m slow -s tests/spark/test_kills.py     # the same schedule again
@@ -14,14 +15,27 @@ import random
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from spark.faults import HALFWAY
-from spark.harness import Job, Verdict
-from spark.kills import FIRST, INSIDE, PHASES, POINTS, Kill, check_points, hold_at, kill_now, leaves_decided
+from phases import PHASES
+from spark.faults import BEGIN, HALFWAY, PREPARED, WRITTEN
+from spark.harness import Job, Verdict, start_together
+from spark.kills import (
+    FIRST,
+    INSIDE,
+    POINTS,
+    Kill,
+    check_points,
+    hold_at,
+    is_new,
+    kill_now,
+    leaves_decided,
+    start_held,
+)
 from spark.pipeline import PHASE
 from spark.processes import Run
 from sparkonce.embedded import Cluster
@@ -29,33 +43,54 @@ from sparkonce.protocol.state import Phase
 
 pytestmark = [pytest.mark.kafka, pytest.mark.spark]
 
+ROUNDS = (
+    # Each query's kills stand in a column: what one of them leaves behind is what the next run finds.
+    (Phase.READING.name, Phase.CLAIMING.name, WRITTEN, PREPARED),
+    (Phase.WRITING.name, Phase.DECIDING.name, Phase.SWEEPING.name, BEGIN),
+    (Phase.FINISHING.name, HALFWAY, Phase.SWEEPING_OWN.name, Phase.TIDYING.name),
+    (Phase.REPLAYING.name, Phase.REPLAYING.name, Phase.RAISING_FLOOR.name, Phase.IDLE.name),
+)
+COMMITTING = (Phase.FINISHING.name, HALFWAY)
+"""Of a batch that an older run has decided all may be committed already: a kill must fall into a new one."""
+
+ROWS, ROWS_PER_BATCH = 4_000, 400
+OFTEN = {"keep_batches": 2, "tidy_every_batches": 1}
+"""The log is tidied, and its floor raised, in the third batch."""
+
+LONG_ROWS, LONG_ROWS_PER_BATCH = 1_000_000, 25_000
+BATCHES_BEFORE = 4
+"""How many a run of the long form decides before it is killed."""
 LONGEST_RANDOM_S = 4.0
 RANDOM = "a random time"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Form:
-    """How much is written.
-
-    Attributes:
-        rows: Different rows of a job, a fifth of which comes twice.
-        rows_per_batch: Of the source.
-        batches_before: Batches that a run decides before it is killed.
-    """
-
-    rows: int
-    rows_per_batch: int
-    batches_before: int
-
-
-SHORT = Form(rows=100_000, rows_per_batch=2_500, batches_before=0)
-LONG = Form(rows=1_000_000, rows_per_batch=25_000, batches_before=4)
-
-
 def test_short_form(kafka: Cluster, tmp_path: Path, say: Callable[[str], None]) -> None:
-    kills, verdicts = carry_out(kafka.bootstrap, tmp_path, SHORT, POINTS, random.Random(1), say)
-    judge(kills, verdicts)
-    assert [kill.point for kill in kills] == list(POINTS)
+    config: dict[str, Any] = {"rows": ROWS, "rows_per_batch": ROWS_PER_BATCH, "slots": 2, "points": INSIDE, **OFTEN}
+    kills: list[Kill] = []
+    with ExitStack() as stack:
+        jobs = [
+            stack.enter_context(Job(kafka.bootstrap, tmp_path / f"job-{number}", **config))
+            for number in range(len(ROUNDS[0]))
+        ]
+        for number, points in enumerate(ROUNDS):
+            kills += strike(dict(zip(jobs, points, strict=True)), tmp_path / f"{number}.log")
+            say(f"killed: {kills[-len(jobs) :]}")
+        # What is left does not have to be done in small steps.
+        start_together(jobs, tmp_path / "last.log", rows_per_batch=ROWS).finish()
+        judge(kills, [job.judge() for job in jobs])
+    assert [kill.point for kill in kills] == [point for points in ROUNDS for point in points]
+    assert [kill for kill in kills if kill.phase != kill.point and kill.point not in INSIDE] == []
+
+
+def strike(points: dict[Job, str], log: Path) -> list[Kill]:
+    """Starts the queries in one process, and kills them when each is held at its point."""
+    before = {job: (len(job.gate.arrivals), job.decided()) for job in points}
+    holds = {job: hold_at(point, job, is_new(job) if point in COMMITTING else None) for job, point in points.items()}
+    run = start_held(holds, list(points.values()), log)
+    assert [points[job] for job, hold in holds.items() if not hold.arrivals] == [], "points that were never reached"
+    kills = [kill_now(point, job, *before[job]) for job, point in points.items()]
+    run.kill()
+    return kills
 
 
 @pytest.mark.slow
@@ -66,7 +101,7 @@ def test_long_form(kafka: Cluster, tmp_path: Path, say: Callable[[str], None]) -
     schedule = [*POINTS * 2, *[RANDOM] * 40]
     chance.shuffle(schedule)
     say(f"\nSPARKONCE_SEED={seed}, {len(schedule)} kills")
-    kills, verdicts = carry_out(kafka.bootstrap, tmp_path, LONG, schedule, chance, say)
+    kills, verdicts = carry_out(kafka.bootstrap, tmp_path, schedule, chance, say)
     judge(kills, verdicts)
     late = [kill for kill in kills if kill.point not in FIRST]
     assert len(late) >= 60
@@ -79,27 +114,25 @@ def judge(kills: Sequence[Kill], verdicts: Sequence[Verdict]) -> None:
 
 
 def carry_out(
-    bootstrap: str,
-    folder: Path,
-    form: Form,
-    schedule: Sequence[str],
-    chance: random.Random,
-    say: Callable[[str], None],
+    bootstrap: str, folder: Path, schedule: Sequence[str], chance: random.Random, say: Callable[[str], None]
 ) -> tuple[list[Kill], list[Verdict]]:
     """Kills at one point after the other, in as many jobs as that takes, and judges each job when it is done."""
     kills: list[Kill] = []
     verdicts: list[Verdict] = []
     left = list(schedule)
+    config: dict[str, Any] = {
+        "rows": LONG_ROWS,
+        "rows_per_batch": LONG_ROWS_PER_BATCH,
+        "keep_batches": 3,
+        "points": INSIDE,
+    }
     while left:
-        name = folder / f"job-{len(verdicts)}"
-        with Job(
-            bootstrap, name, rows=form.rows, rows_per_batch=form.rows_per_batch, keep_batches=3, points=INSIDE
-        ) as job:
+        with Job(bootstrap, folder / f"job-{len(verdicts)}", keep_batches=3, **config) as job:
             while left:
                 # Only a run that finds a decided batch replays one.
                 point = left[0] if left[0] != Phase.REPLAYING.name or leaves_decided(kills) else Phase.FINISHING.name
                 run = job.start()
-                kill = kill_at(point, job, run, form, chance)
+                kill = kill_at(point, job, run, chance)
                 if kill is None:  # all is written: on to the next job
                     run.finish()
                     break
@@ -109,34 +142,27 @@ def carry_out(
                     left.pop(0)
                 say(f"kill {len(kills)}: {kill}")
             else:
-                # What is left does not have to be done in small steps.
-                job.start(rows_per_batch=max(20_000, form.rows_per_batch)).finish()
+                job.start().finish()
             verdicts.append(job.judge())
             say(str(verdicts[-1]))
     say(table(kills, verdicts))
     return kills, verdicts
 
 
-def kill_at(point: str, job: Job, run: Run, form: Form, chance: random.Random) -> Kill | None:
+def kill_at(point: str, job: Job, run: Run, chance: random.Random) -> Kill | None:
     """Waits until the run is there. None if it ends before."""
-    before, decided = len(job.desk.visits), job.decided()
-    due = decided + 1 + form.batches_before
-
-    def is_due(batch: int) -> bool:
-        """Not in a batch that an older run has decided: of that all may be committed already."""
-        return batch >= due
-
-    waits = point in {Phase.FINISHING.name, HALFWAY} or (form.batches_before and point not in FIRST)
+    before, decided = len(job.gate.arrivals), job.decided()
+    due = decided + 1 + BATCHES_BEFORE
     if point == RANDOM:
-        hold = job.desk.hold(PHASE, when=lambda visit: not waits or is_due(visit.told["batch"]))
+        hold = job.gate.hold(PHASE, when=lambda one: one.told["batch"] >= due)
     else:
-        hold = hold_at(point, job, is_due if waits else None)
-    job.desk.wait_for(lambda: bool(hold.caught) or run.has_ended, f"the query is at {point!r}, or ends")
-    hold.give_up()
-    if not hold.caught:
+        hold = hold_at(point, job, None if point in FIRST else lambda batch: batch >= due)
+    job.gate.wait_for(lambda: bool(hold.arrivals) or run.has_ended, f"the query is at {point!r}, or ends")
+    hold.cancel()
+    if not hold.arrivals:
         return None
     if point == RANDOM:
-        hold.caught[0].answer()
+        hold.release()
         # Not to wait for anything: this is the random time.
         time.sleep(chance.uniform(0, LONGEST_RANDOM_S))
         if run.has_ended:

@@ -7,26 +7,29 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from postgres_witness import ask, needs_postgres, running
+from postgres_witness import needs_postgres, running
 from spark.faults import HALFWAY, WRITTEN
-from spark.one_unit import FILES, KAFKA, POSTGRES, TABLE, UnitJob
+from spark.harness import Job, compared
+from spark.kills import hold_at
+from spark.targets import Files, Postgres
 from sparkonce.embedded import Cluster
 
 pytestmark = [pytest.mark.kafka, pytest.mark.spark, pytest.mark.slow, needs_postgres]
 
 ROWS, SLOTS = 2_000_000, 4
-MIDDLE: tuple[tuple[str, dict[str, object], int], ...] = (
-    (WRITTEN, {"sink": KAFKA, "slot": SLOTS - 1}, -1),
-    (HALFWAY, {"sink": POSTGRES}, 0),
+MIDDLE = (
+    (WRITTEN, {"sink": "kafka", "slot": SLOTS - 1}, "KafkaSink", -1),
+    (HALFWAY, {"sink": "postgres"}, "PostgresSink", 0),
 )
 """Two cores take the slots in turn: the last has begun when others are done. And half-way through the commits.
 
-With each, the last batch that is decided then.
+With each, what must hold something then, and the last batch that is decided.
 """
 
 
@@ -36,11 +39,10 @@ def test_a_batch_of_two_million_rows_whose_driver_is_killed_in_its_middle(
 ) -> None:
     with (
         running() as server,
-        UnitJob(
+        Job(
             kafka.bootstrap,
             tmp_path / "job",
-            server.conninfo(),
-            more={"commit": "two_phase"},
+            targets=[Postgres(server, "output", commit="two_phase"), Files(tmp_path / "files", slots=2)],
             rows=ROWS,
             again=False,
             rows_per_batch=ROWS,
@@ -49,25 +51,22 @@ def test_a_batch_of_two_million_rows_whose_driver_is_killed_in_its_middle(
             spark={"spark.driver.memory": "2g"},
         ) as job,
     ):
-        ask(server, f"CREATE TABLE {TABLE} (id text, batch bigint)")
-        for point, told, decided in MIDDLE:
-            hold = job.desk.hold(point, **told)
+        for point, told, kind, decided in MIDDLE:
+            hold = hold_at(point, job, **told)
             run = job.start()
             hold.wait(run.check, limit_s=900)
             before = job.open()
             run.kill()
             assert job.decided() == decided
-            assert before[str(told["sink"])], f"it holds nothing, so the kill proves nothing: {before}"
+            assert before[kind], f"it holds nothing, so the kill proves nothing: {before}"
             say(f"killed at {point} {told}: open {before}, decided {decided}")
         job.start(points=()).finish(limit_s=900)
         decision = job.log().decision(0)
         assert decision is not None
         assert job.decided() == 0, "it was more than one batch"
-        assert sum(handle.rows for handle in decision.handles if handle.sink == KAFKA) == ROWS
-        ids = set(job.ids)
-        for name, rows in job.outputs().items():
-            found = {key for _, key in rows}
-            missing, doubled, strange = len(ids - found), rows.total() - len(found), len(found - ids)
-            say(f"{name}: {rows.total():,} rows; {missing} missing, {doubled} doubled, {strange} that nobody sent")
-            assert (name, missing, doubled, strange) == (name, 0, 0, 0)
-        assert job.open() == {KAFKA: 0, POSTGRES: 0, FILES: 0}
+        assert sum(handle.rows for handle in decision.handles if handle.sink == "kafka") == ROWS
+        for kind, found in job.visible().items():
+            counts = compared(Counter(key for key, _ in found.elements()), Counter(job.ids))
+            say(f"{kind}: {counts}")
+            assert counts == {"expected": ROWS, "rows": ROWS, "missing": 0, "doubled": 0, "strange": 0}
+        assert not any(job.open().values())

@@ -9,9 +9,8 @@ from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, C
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - as everybody writes it
 
-from spark.harness import Job, new_name
+from spark.harness import new_name
 from spark.in_process import MARKS, Stream
-from spark.pipeline import PHASE
 from sparkonce.embedded import Cluster
 from sparkonce.errors import ConfigurationError, PreflightError, PrepareError
 from sparkonce.guarantees import Guarantee
@@ -118,32 +117,3 @@ def test_speculation_beside_an_at_most_once_sink_is_refused(
         spark.conf.unset(SPECULATION)
         spark.conf.unset(REJECTS)
     assert stream.keys() == []
-
-
-def test_a_restart_sweeps_its_own_and_leaves_alone_a_query_whose_prefix_begins_alike(
-    kafka: Cluster, tmp_path: Path
-) -> None:
-    name = new_name("orders")
-    with (
-        Job(kafka.bootstrap, tmp_path / "a", rows=2_000, sink={"transactional_id_prefix": name}) as orders,
-        Job(kafka.bootstrap, tmp_path / "b", rows=2_000, sink={"transactional_id_prefix": f"{name}-eu"}) as orders_eu,
-    ):
-        both = (orders, orders_eu)
-        holds = [job.desk.hold(PHASE, phase="DECIDING", batch=0) for job in both]
-        runs = [job.start() for job in both]
-        for hold, run in zip(holds, runs, strict=True):
-            hold.wait(run.check)
-        for job in both:
-            job.runs[0].kill()
-        mine, others = (set(job.transactions("Ongoing")) for job in both)
-        assert all(each.startswith(f"{name}.") for each in mine)
-        assert all(each.startswith(f"{name}-eu.") for each in others)
-        assert len(mine) == len(others) == 4
-
-        orders.start().finish()
-        assert orders.transactions("Ongoing") == {}
-        assert set(orders_eu.transactions("Ongoing")) == others
-        orders_eu.start().finish()
-        for job in both:
-            verdict = job.judge()
-            assert verdict.is_exactly_once, verdict

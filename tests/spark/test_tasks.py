@@ -5,14 +5,18 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from spark.desk import DIE, FAIL
 from spark.faults import BEGIN, OPENED, PREPARED, WRITTEN
-from spark.harness import Job
-from spark.pipeline import PHASE, REFUSED
+from spark.gate import DIE, FAIL
+from spark.harness import Job, start_together
+from spark.kills import hold_at
+from spark.pipeline import ENDED, REFUSED
 from spark.processes import eventually, kill_executor
 from spark.standalone import Standalone
 from spark.startup import JVM_FLAGS
@@ -21,55 +25,83 @@ from sparkonce.protocol.state import Phase
 
 pytestmark = [pytest.mark.kafka, pytest.mark.spark]
 
-ROWS = 20_000
-FOUR_TRIES = "local[2,4]"
+ROWS, ROWS_PER_BATCH = 2_000, 500
+TRIES = 3
+THREE_TRIES = f"local[4,{TRIES}]"
+TRANSACTIONS = tuple[str, int, int]
+"""Name, producer id and epoch. A worker's id alone comes again, with the next epoch, in a later batch."""
 
 
-def test_tasks_that_die_or_fail_are_tried_again(kafka: Cluster, tmp_path: Path) -> None:
-    points = (OPENED, WRITTEN, PREPARED)
-    with Job(kafka.bootstrap, tmp_path / "job", rows=ROWS, master=FOUR_TRIES, points=points) as job:
-        killed = job.desk.hold(WRITTEN, batch=0, slot=1)
-        dying = job.desk.hold(PREPARED, batch=1, slot=2)
-        failing = job.desk.hold(WRITTEN, batch=2, slot=3)
-        failing_again = job.desk.hold(OPENED, batch=2, slot=3, attempt=1)
-        run = job.start()
+def new_job(kafka: Cluster, folder: Path, **config: Any) -> Job:
+    return Job(kafka.bootstrap, folder, rows=ROWS, rows_per_batch=ROWS_PER_BATCH, **config)
+
+
+@dataclass(frozen=True, slots=True)
+class Tried:
+    """Two queries whose tasks Spark tries three times, after one run of both.
+
+    Attributes:
+        lucky: No task of this one failed so often.
+        unlucky: A task of this one did.
+        left: What was decided of the unlucky one, and what it had open, when it had stopped.
+    """
+
+    lucky: Job
+    unlucky: Job
+    left: tuple[int, dict[str, Any]]
+
+
+@pytest.fixture(scope="module")
+def tried(kafka: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tried]:
+    folder = tmp_path_factory.mktemp("tried")
+    with ExitStack() as stack:
+        lucky = stack.enter_context(new_job(kafka, folder / "lucky", points=(OPENED, WRITTEN, PREPARED)))
+        unlucky = stack.enter_context(new_job(kafka, folder / "unlucky", points=(BEGIN, OPENED, WRITTEN)))
+        killed = lucky.gate.hold(WRITTEN, batch=0, slot=1)
+        dying = lucky.gate.hold(PREPARED, batch=1, slot=2)
+        failing = lucky.gate.hold(WRITTEN, batch=2, slot=3)
+        failing_again = lucky.gate.hold(OPENED, batch=2, slot=3, attempt=1)
+        tries = [unlucky.gate.hold(WRITTEN, batch=1, slot=0, attempt=number) for number in range(TRIES)]
+        late = unlucky.gate.hold(BEGIN, batch=1, slot=1)
+        run = start_together([lucky, unlucky], folder / "run.log", master=THREE_TRIES)
         os.kill(killed.wait(run.check).pid, signal.SIGKILL)  # as the kernel does when memory is short
         dying.wait(run.check).answer(DIE)  # after it has prepared
         failing.wait(run.check).answer(FAIL)
         failing_again.wait(run.check).answer(FAIL)
-        run.finish()
-        verdict = job.judge()
-        assert verdict.is_exactly_once, verdict
-        tries = {(batch, slot): len(job.desk.at(OPENED, batch=batch, slot=slot)) for batch, slot in ((0, 1), (1, 2))}
-        assert tries == {(0, 1): 2, (1, 2): 2}
-        assert [one.told["attempt"] for one in job.desk.at(PREPARED, batch=2, slot=3)] == [2]
 
-
-def test_a_task_that_fails_too_often_stops_the_query_and_leaves_nothing_behind(kafka: Cluster, tmp_path: Path) -> None:
-    points = (BEGIN, OPENED, WRITTEN)
-    with Job(kafka.bootstrap, tmp_path / "job", rows=ROWS, points=points) as job:
-        failing = job.desk.hold(WRITTEN, batch=1, slot=0)
-        late = job.desk.hold(BEGIN, batch=1, slot=1)
-        run = job.start()
-        failing.wait(run.check)
-        late.wait(run.check)
         # Spark does not wait for the other tasks of a job that failed: this one would begin after the sweep.
-        aborting = job.desk.hold(PHASE, phase=Phase.ABORTING.name)
-        failing.caught[0].answer(FAIL)
+        late.wait(run.check)
+        aborting = hold_at(Phase.ABORTING.name, unlucky)
+        for attempt in tries:
+            attempt.wait(run.check).answer(FAIL)
         aborting.wait(run.check)
-        late.caught[0].answer()
-        aborting.caught[0].answer()
-        assert run.wait() == 1
-        refused = job.desk.last(REFUSED)
-        assert refused is not None
-        assert (refused.told["kind"], refused.told["batch"]) == ("PrepareError", 1)
-        assert f"InjectedError: told to fail at: {WRITTEN}" in refused.told["message"]
-        assert job.decided() == 0
-        assert not job.desk.at(OPENED, batch=1, slot=1)
-        assert job.transactions("Ongoing") == {}
-        job.start().finish()
-        verdict = job.judge()
-        assert verdict.is_exactly_once, verdict
+        late.release()
+        aborting.release()
+        assert run.join() == 1
+        yield Tried(lucky, unlucky, (unlucky.decided(), unlucky.transactions("Ongoing")))
+
+
+def test_tasks_that_die_or_fail_are_tried_again(tried: Tried) -> None:
+    job = tried.lucky
+    assert job.gate.at(ENDED, failed="")
+    verdict = job.judge()
+    assert verdict.is_exactly_once, verdict
+    tries = {(batch, slot): len(job.gate.at(OPENED, batch=batch, slot=slot)) for batch, slot in ((0, 1), (1, 2))}
+    assert tries == {(0, 1): 2, (1, 2): 2}
+    assert [one.told["attempt"] for one in job.gate.at(PREPARED, batch=2, slot=3)] == [2]
+
+
+def test_a_task_that_fails_too_often_stops_the_query_and_leaves_nothing_behind(tried: Tried) -> None:
+    job = tried.unlucky
+    refused = job.gate.last(REFUSED)
+    assert refused is not None
+    assert (refused.told["kind"], refused.told["batch"]) == ("PrepareError", 1)
+    assert f"InjectedError: told to fail at: {WRITTEN}" in refused.told["message"]
+    assert tried.left == (0, {})
+    assert not job.gate.at(OPENED, batch=1, slot=1)
+    job.start().finish()
+    verdict = job.judge()
+    assert verdict.is_exactly_once, verdict
 
 
 SMALL = {"spark.executor.memory": "512m", "spark.executor.extraJavaOptions": JVM_FLAGS}
@@ -94,16 +126,14 @@ def test_the_loser_of_a_speculative_execution_leaves_nothing_behind(
     kafka: Cluster, cluster: Standalone, tmp_path: Path
 ) -> None:
     points = (WRITTEN, PREPARED)
-    with Job(
-        kafka.bootstrap, tmp_path / "job", rows=ROWS, master=cluster.url, spark={**SMALL, **EAGER}, points=points
-    ) as job:
-        slow = job.desk.hold(WRITTEN, batch=1, slot=0, attempt=0)
+    with new_job(kafka, tmp_path / "job", master=cluster.url, spark={**SMALL, **EAGER}, points=points) as job:
+        slow = job.gate.hold(WRITTEN, batch=1, slot=0, attempt=0)
         run = job.start()
         slow.wait(run.check)
-        job.desk.wait_for(
-            lambda: bool(job.desk.at(PREPARED, batch=1, slot=0, attempt=1)), "the other copy has won", run.check
+        job.gate.wait_for(
+            lambda: bool(job.gate.at(PREPARED, batch=1, slot=0, attempt=1)), "the other copy has won", run.check
         )
-        slow.caught[0].answer()
+        slow.release()
         run.finish()
         verdict = job.judge()
         assert verdict.is_exactly_once, verdict
@@ -114,25 +144,22 @@ def test_a_worker_that_outlives_its_executor_writes_into_nothing(
 ) -> None:
     points = (WRITTEN, PREPARED)
     never = {"sweep_every_s": 3600.0}
-    with Job(
-        kafka.bootstrap, tmp_path / "job", rows=ROWS, master=cluster.url, spark=SMALL, points=points, query=never
-    ) as job:
-        hold = job.desk.hold(WRITTEN, batch=1, slot=0, attempt=0)
+    with new_job(kafka, tmp_path / "job", master=cluster.url, spark=SMALL, points=points, query=never) as job:
+        hold = job.gate.hold(WRITTEN, batch=1, slot=0, attempt=0)
         run = job.start()
         orphan = hold.wait(run.check).pid
-        job.desk.wait_for(lambda: bool(job.desk.at(PREPARED, batch=1)), "the other executor is at work", run.check)
-        opened = _open(job)
+        job.gate.wait_for(lambda: bool(job.gate.at(PREPARED, batch=1)), "the other executor is at work", run.check)
+        opened = transactions_of(job)
         kill_executor(orphan)
-        job.desk.wait_for(lambda: bool(job.desk.at(PREPARED, batch=3)), "the query has gone on without it", run.check)
+        job.gate.wait_for(lambda: bool(job.gate.at(PREPARED, batch=3)), "the query has gone on without it", run.check)
         # What it left open is aborted by the run itself, without waiting for its turn: Spark ran the stage again.
-        assert not opened & _open(job)
-        hold.caught[0].answer()
+        assert not opened & transactions_of(job)
+        hold.release()
         run.finish()
         eventually(lambda: not Path(f"/proc/{orphan}").exists(), "the orphan has ended")
         verdict = job.judge()
         assert verdict.is_exactly_once, verdict
 
 
-def _open(job: Job) -> set[tuple[str, int, int]]:
-    """The query's open transactions. A worker's id alone comes again, with the next epoch, in a later batch."""
+def transactions_of(job: Job) -> set[TRANSACTIONS]:
     return {(name, one.producer_id, one.producer_epoch) for name, one in job.transactions("Ongoing").items()}

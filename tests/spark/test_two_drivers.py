@@ -2,95 +2,131 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from spark.faults import WRITTEN
-from spark.harness import Job
-from spark.pipeline import ENDED, PHASE, REFUSED
-from spark.processes import eventually
+from spark.harness import Job, start_together
+from spark.kills import hold_at, start_held
+from spark.pipeline import ENDED, REFUSED
+from spark.processes import Run, eventually
 from sparkonce.embedded import Cluster
 
 pytestmark = [pytest.mark.kafka, pytest.mark.spark]
 
-ROWS = 20_000
+ROWS, ROWS_PER_BATCH = 2_000, 500
 BATCH = 1
 
 SUPERSEDED = "SupersededError"
+STALE = "StaleBatchError"
+"""It had not claimed yet: it does so now, as the newest run, and is asked for a batch that is done."""
 BY_SPARK = "oncurrent"
 """Spark's own words, where the newer driver has already written into Spark's logs what the older one wants to write."""
 
+STOPPED_BY = {
+    "CLAIMING": STALE,
+    "WRITING": SUPERSEDED,
+    "DECIDING": SUPERSEDED,
+    "FINISHING": BY_SPARK,
+    "SWEEPING_OWN": BY_SPARK,
+    "IDLE": BY_SPARK,
+}
+"""Where the older driver stood when the newer one took over, and what stops it when it wakes up."""
 
-@pytest.mark.parametrize(
-    ("phase", "stopped_by"),
-    [
-        ("DECIDING", SUPERSEDED),
-        ("FINISHING", BY_SPARK),
-        pytest.param("CLAIMING", SUPERSEDED, marks=pytest.mark.slow),
-        pytest.param("WRITING", SUPERSEDED, marks=pytest.mark.slow),
-        pytest.param("SWEEPING_OWN", BY_SPARK, marks=pytest.mark.slow),
-        pytest.param("IDLE", BY_SPARK, marks=pytest.mark.slow),
-    ],
-)
-def test_a_driver_that_wakes_up_after_another_has_taken_over(
-    kafka: Cluster, tmp_path: Path, phase: str, stopped_by: str
-) -> None:
-    with Job(kafka.bootstrap, tmp_path / "job", rows=ROWS) as job:
-        batch = 0 if phase == "CLAIMING" else BATCH
-        hold = job.desk.hold(PHASE, phase=phase, batch=batch)
-        first = job.start()
-        hold.wait(first.check)
+AT_ONCE = "both-at-work"
+
+
+@dataclass(frozen=True, slots=True)
+class Drivers:
+    """Two processes, each of which has run all jobs."""
+
+    jobs: dict[str, Job]
+    first: Run
+    second: Run
+
+
+@pytest.fixture(scope="module")
+def drivers(kafka: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Drivers]:
+    """The older process stands still with each query at its phase, while the newer one writes all; then it wakes up.
+
+    Of one more query both drivers have read the same log, and from then on do what they like.
+    """
+    folder = tmp_path_factory.mktemp("drivers")
+    with ExitStack() as stack:
+        jobs = {name: stack.enter_context(new_job(kafka, folder / name)) for name in (*STOPPED_BY, AT_ONCE)}
+        paused = {phase: hold_at(phase, jobs[phase], batch=0 if phase == "CLAIMING" else BATCH) for phase in STOPPED_BY}
+        one_batch = hold_at("IDLE", jobs[AT_ONCE], batch=0)
+        holds = {jobs[phase]: hold for phase, hold in paused.items()} | {jobs[AT_ONCE]: one_batch}
+        first = start_held(holds, [], folder / "first.log")
         first.pause()
-        hold.caught[0].answer()  # which it will find when it wakes up
+        for hold in paused.values():
+            hold.release()  # which it will find when it wakes up
 
-        job.start().finish()
-        first.resume()
-        assert first.wait() == 1
-        assert stopped_by in why_it_ended(job, first.pid)
-        verdict = job.judge()
-        assert verdict.is_exactly_once, verdict
-
-
-def test_two_drivers_at_work_at_the_same_time(kafka: Cluster, tmp_path: Path) -> None:
-    with Job(kafka.bootstrap, tmp_path / "job", rows=ROWS, rows_per_batch=1_000) as job:
-        first = job.start()
-        one_batch = job.desk.hold(PHASE, phase="IDLE", batch=0)
-        one_batch.wait(first.check)
-        second = job.start()
-        claiming = job.desk.hold(PHASE, phase="CLAIMING")
+        claiming = hold_at("CLAIMING", jobs[AT_ONCE])
+        second = start_together(list(jobs.values()), folder / "second.log")
+        for phase in STOPPED_BY:
+            await_end(jobs[phase], second)
         claiming.wait(second.check)
-        # Both have read the same log. From now on they do what they like.
-        one_batch.caught[0].answer()
-        claiming.caught[0].answer()
-        assert first.wait() == 1
-        assert SUPERSEDED in why_it_ended(job, first.pid) or BY_SPARK in why_it_ended(job, first.pid)
-        ended = second.wait()
-        if ended:  # Spark may stop either of the two, or both
-            assert BY_SPARK in why_it_ended(job, second.pid) or "FileAlreadyExists" in why_it_ended(job, second.pid)
-            job.start().finish()
-        verdict = job.judge()
-        assert verdict.is_exactly_once, verdict
+        first.resume()
+        for phase in STOPPED_BY:
+            await_end(jobs[phase], first)
+        one_batch.release()
+        claiming.release()
+        assert first.join() == 1
+        second.join()
+        yield Drivers(jobs, first, second)
+
+
+def new_job(kafka: Cluster, folder: Path, **config: Any) -> Job:
+    return Job(kafka.bootstrap, folder, rows=ROWS, rows_per_batch=ROWS_PER_BATCH, **config)
+
+
+def await_end(job: Job, run: Run) -> None:
+    job.gate.wait_for(lambda: bool(job.gate.at(ENDED, pid=run.pid)), "the query has ended", run.check)
+
+
+@pytest.mark.parametrize("phase", STOPPED_BY)
+def test_a_driver_that_wakes_up_after_another_has_taken_over(drivers: Drivers, phase: str) -> None:
+    job = drivers.jobs[phase]
+    assert job.gate.at(ENDED, pid=drivers.second.pid, failed="")
+    assert STOPPED_BY[phase] in why_it_ended(job, drivers.first)
+    verdict = job.judge()
+    assert verdict.is_exactly_once, verdict
+
+
+def test_two_drivers_at_work_at_the_same_time(drivers: Drivers) -> None:
+    job = drivers.jobs[AT_ONCE]
+    first, second = why_it_ended(job, drivers.first), why_it_ended(job, drivers.second)
+    assert SUPERSEDED in first or BY_SPARK in first
+    if not job.gate.at(ENDED, pid=drivers.second.pid, failed=""):  # Spark may stop either of the two, or both
+        assert BY_SPARK in second or "FileAlreadyExists" in second
+        job.start().finish()
+    verdict = job.judge()
+    assert verdict.is_exactly_once, verdict
 
 
 def test_workers_that_outlive_their_driver_write_into_nothing(kafka: Cluster, tmp_path: Path) -> None:
-    with Job(kafka.bootstrap, tmp_path / "job", rows=ROWS, points=(WRITTEN,)) as job:
-        hold = job.desk.hold(WRITTEN, batch=BATCH, times=2)
+    with new_job(kafka, tmp_path / "job", points=(WRITTEN,)) as job:
+        hold = job.gate.hold(WRITTEN, batch=BATCH, times=2)
         first = job.start()
-        job.desk.wait_for(lambda: len(hold.caught) == 2, "two workers are in the middle of their task", first.check)
-        zombies = [one.pid for one in hold.caught]
+        job.gate.wait_for(lambda: len(hold.arrivals) == 2, "two workers are in the middle of their task", first.check)
+        zombies = [one.pid for one in hold.arrivals]
         opened = set(job.transactions("Ongoing"))
         assert len(opened) >= 2
         first.kill(spare=zombies)
 
-        swept = job.desk.hold(PHASE, phase="WRITING", batch=BATCH)
+        swept = hold_at("WRITING", job, batch=BATCH)
         second = job.start(points=())
         swept.wait(second.check)
         assert not opened & set(job.transactions("Ongoing")), "the new driver has swept before it writes"
         # They wake up while the batch is written again, and send the rest of their rows.
-        for one in hold.caught:
-            one.answer()
-        swept.caught[0].answer()
+        hold.release()
+        swept.release()
         second.finish()
         eventually(lambda: not alive(zombies), "the orphans have ended")
         verdict = job.judge()
@@ -101,7 +137,6 @@ def alive(pids: list[int]) -> list[int]:
     return [pid for pid in pids if Path(f"/proc/{pid}").exists()]
 
 
-def why_it_ended(job: Job, pid: int) -> str:
+def why_it_ended(job: Job, run: Run) -> str:
     """All that the run said about it: an error of ours, and what Spark made of it."""
-    said = [one for one in [*job.desk.at(REFUSED), *job.desk.at(ENDED)] if one.pid == pid]
-    return "\n".join(str(one.told) for one in said)
+    return "\n".join(str(one.told) for one in job.gate.at(REFUSED, ENDED, pid=run.pid))

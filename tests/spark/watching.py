@@ -1,4 +1,4 @@
-"""A read_committed reader that looks on all the time, also while everything else is killed."""
+"""A read_committed reader that looks all the time, also while everything else is killed."""
 
 from __future__ import annotations
 
@@ -21,21 +21,19 @@ class Watcher:
         bootstrap: ``bootstrap.servers``.
         topic: The query's target.
         partitions: How many it has.
-        decided: Asks the query's log which batch is the last one decided now; -1 for none.
+        decided: Asks the query's log for the last batch that is decided now; -1 for none.
 
     Attributes:
         seen: The key of each record, by its place.
-        too_early: Records that were there to be read before the log had their batch decided.
-        twice: Places at which different records were seen.
+        early: Records that were there to be read before the log had their batch decided.
+        changed: Places at which different records were seen.
     """
 
     def __init__(self, bootstrap: str, topic: str, partitions: int, decided: Callable[[], int]) -> None:
         self.seen: dict[Place, bytes | None] = {}
-        self.too_early = 0
-        self.twice = 0
-        self._bootstrap = bootstrap
-        self._topic = topic
-        self._partitions = partitions
+        self.early = 0
+        self.changed = 0
+        self._where = bootstrap, topic, partitions
         self._decided = decided
         self._known = -1
         self._changed = threading.Condition()
@@ -56,52 +54,50 @@ class Watcher:
     def catch_up(self, standing: Mapping[Place, bytes | None]) -> None:
         """Waits until everything that stands in the topic has been seen."""
         with self._changed:
-            caught_up = self._changed.wait_for(
-                lambda: self._failed is not None or standing.keys() <= self.seen.keys(), _LIMIT_S
-            )
+            self._changed.wait_for(lambda: self._failed is not None or standing.keys() <= self.seen.keys(), _LIMIT_S)
         if self._failed is not None:
             raise self._failed
-        assert caught_up, f"{len(standing.keys() - self.seen.keys())} records were never seen"
+        assert standing.keys() <= self.seen.keys(), f"{len(standing.keys() - self.seen.keys())} were never seen"
 
     def not_among(self, standing: Mapping[Place, bytes | None]) -> int:
-        """How many records were seen that do not stand there."""
-        return self.twice + sum(place not in standing or standing[place] != key for place, key in self.seen.items())
+        """Counts the records that were seen and do not stand there."""
+        return self.changed + sum(place not in standing or standing[place] != key for place, key in self.seen.items())
 
     def _run(self) -> None:
         from confluent_kafka import Consumer, TopicPartition
 
+        bootstrap, topic, partitions = self._where
         settings = {
-            "bootstrap.servers": self._bootstrap,
+            "bootstrap.servers": bootstrap,
             "group.id": "watcher",  # required, and not used: partitions are assigned by hand
             "enable.auto.commit": False,
             "isolation.level": "read_committed",
             "auto.offset.reset": "earliest",
-            "fetch.wait.max.ms": 50,
+            "fetch.wait.max.ms": 500,
             "reconnect.backoff.max.ms": 500,
             "log_level": 0,
             "error_cb": lambda _: None,
         }
         try:
             with closing(Consumer(settings)) as consumer:
-                consumer.assign([TopicPartition(self._topic, each, 0) for each in range(self._partitions)])
+                consumer.assign([TopicPartition(topic, each, 0) for each in range(partitions)])
                 while not self._stopping.is_set():
-                    self._take(consumer.consume(10_000, timeout=_POLL_S))
+                    found = consumer.consume(10_000, timeout=_POLL_S)
+                    self._take([one for one in found if one.error() is None])  # a broker that is away is no record
         except BaseException as error:  # noqa: BLE001 - raised where it is seen
             with self._changed:
                 self._failed = error
                 self._changed.notify_all()
 
     def _take(self, messages: list[Any]) -> None:
-        found = [message for message in messages if message.error() is None]  # a broker that is away is no record
-        if not found:
-            return
-        if max(_batch(message) for message in found) > self._known:
+        # The log is read after the rows: what is not decided now was not decided when they were seen.
+        if max(map(_batch, messages), default=-1) > self._known:
             self._known = self._decided()
         with self._changed:
-            for message in found:
-                self.too_early += _batch(message) > self._known
+            for message in messages:
+                self.early += _batch(message) > self._known
                 place = (message.partition(), message.offset())
-                self.twice += place in self.seen and self.seen[place] != message.key()
+                self.changed += place in self.seen and self.seen[place] != message.key()
                 self.seen[place] = message.key()
             self._changed.notify_all()
 

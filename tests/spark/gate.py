@@ -1,0 +1,170 @@
+"""Where the processes of a query report that they have come to a point, and go on only when they are told to.
+
+An arrival blocks on a socket until it is answered. So a test knows exactly where a process stands while it kills it or
+takes its broker away, and nothing sleeps to get the order of things right.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+GO, FAIL, DIE = "go", "fail", "die"
+LIMIT_S = 240.0
+_LOST_ITS_TEST = 70
+
+
+def arrive(gate: str, point: str, **told: Any) -> str:
+    """Reports, with what else is worth knowing, that this process is at a point, and waits for the gate's answer."""
+    host, _, port = gate.rpartition(":")
+    try:
+        with socket.create_connection((host, int(port))) as connection, connection.makefile("rw") as lines:
+            lines.write(json.dumps({"point": point, "pid": os.getpid(), **told}) + "\n")
+            lines.flush()
+            answer = lines.readline().strip()
+    except OSError:
+        answer = ""
+    if not answer:  # the test is over: nothing may be done behind its back
+        os._exit(_LOST_ITS_TEST)
+    return answer
+
+
+@dataclass(slots=True, eq=False)
+class Arrival:
+    """One process that has come to a point, with what else it told."""
+
+    point: str
+    pid: int
+    told: dict[str, Any]
+    _connection: socket.socket
+
+    def answer(self, word: str = GO) -> None:
+        """Lets it go on, if it still lives."""
+        with suppress(OSError), self._connection:
+            self._connection.sendall(f"{word}\n".encode())
+
+
+@dataclass(slots=True, eq=False)
+class Hold:
+    """An order to keep the next arrivals of some kind until the test answers them."""
+
+    matches: Callable[[Arrival], bool]
+    words: str
+    left: int
+    gate: Gate
+    arrivals: list[Arrival] = field(default_factory=list)
+
+    def cancel(self) -> None:
+        """Keeps nobody who has not come yet."""
+        self.left = 0
+
+    def wait(self, alive: Callable[[], object] | None = None, *, limit_s: float = LIMIT_S) -> Arrival:
+        """Waits for the first arrival that is kept; `alive` raises if it can never come."""
+        self.gate.wait_for(lambda: bool(self.arrivals), self.words, alive, limit_s=limit_s)
+        return self.arrivals[0]
+
+    def release(self, word: str = GO) -> None:
+        """Answers all that are kept."""
+        for one in self.arrivals:
+            one.answer(word)
+
+
+class Gate:
+    """Takes arrivals from any process on this machine. Use as a context manager.
+
+    Attributes:
+        address: What processes need.
+        arrivals: All so far, in the order in which they came.
+    """
+
+    def __init__(self) -> None:
+        self._server = socket.create_server(("127.0.0.1", 0), backlog=64)
+        self.address = f"127.0.0.1:{self._server.getsockname()[1]}"
+        self.arrivals: list[Arrival] = []
+        self._holds: list[Hold] = []
+        self._changed = threading.Condition()  # reentrant
+
+    def __enter__(self) -> Gate:
+        threading.Thread(target=self._serve, name="gate", daemon=True).start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        # shutdown wakes the thread that accepts; close alone does not.
+        with suppress(OSError):
+            self._server.shutdown(socket.SHUT_RDWR)
+        self._server.close()
+        for one in self.arrivals:
+            one._connection.close()
+
+    def hold(self, point: str, *, times: int = 1, when: Callable[[Arrival], bool] | None = None, **told: Any) -> Hold:
+        """Keeps the next arrivals at a point that tell this, and of which a condition is true."""
+
+        def matches(one: Arrival) -> bool:
+            return one.point == point and told.items() <= one.told.items() and (when is None or when(one))
+
+        hold = Hold(matches, f"an arrival at {point!r} {told or ''}", times, self)
+        with self._changed:
+            self._holds.append(hold)
+        return hold
+
+    def wait_for(
+        self,
+        holds: Callable[[], bool],
+        what: str,
+        alive: Callable[[], object] | None = None,
+        *,
+        limit_s: float = LIMIT_S,
+    ) -> None:
+        """Waits until something holds that arrivals change."""
+        give_up_at = time.monotonic() + limit_s
+        with self._changed:
+            while not holds():
+                assert time.monotonic() < give_up_at, f"not after {limit_s:.0f} s: {what}; last: {self.arrivals[-5:]}"
+                if not self._changed.wait(0.2) and alive is not None:
+                    alive()
+
+    def at(self, *points: str, pid: int = 0, **told: Any) -> list[Arrival]:
+        """The arrivals so far at one of these points, of one process if it is named, that told this."""
+        with self._changed:
+            return [
+                one
+                for one in self.arrivals
+                if one.point in points and pid in {0, one.pid} and told.items() <= one.told.items()
+            ]
+
+    def last(self, *points: str) -> Arrival | None:
+        """The newest arrival at one of these points."""
+        return next(reversed(self.at(*points)), None)
+
+    def _serve(self) -> None:
+        while True:
+            try:
+                connection, _ = self._server.accept()
+            except OSError:
+                return
+            threading.Thread(target=self._take, args=(connection,), daemon=True).start()
+
+    def _take(self, connection: socket.socket) -> None:
+        try:
+            with connection.makefile("r") as lines:
+                told = json.loads(lines.readline())
+        except (OSError, ValueError):  # killed before it could say anything
+            connection.close()
+            return
+        one = Arrival(told.pop("point"), told.pop("pid"), told, connection)
+        with self._changed:
+            self.arrivals.append(one)
+            hold = next((each for each in self._holds if each.left and each.matches(one)), None)
+            if hold is not None:
+                hold.left -= 1
+                hold.arrivals.append(one)
+            self._changed.notify_all()
+        if hold is None:
+            one.answer()
