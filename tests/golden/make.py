@@ -158,7 +158,7 @@ def _spark() -> Iterator[SparkSession]:
         jars=tuple(str(jar) for jar in [*spark_kafka_jars(), *tables]),
         jvm_flags=jvm_flags(),
         temporary=str(WORK),
-        **dict.fromkeys(("bootstrap", "target", "checkpoint", "desk"), ""),
+        **dict.fromkeys(("bootstrap", "target", "checkpoint", "gate"), ""),
     )
     plain = session(config)
     try:

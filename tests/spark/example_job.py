@@ -6,20 +6,18 @@ down about its batches.
 
 from __future__ import annotations
 
-import os
-import sys
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from spark.desk import Visit
 from spark.example_plans import AT_ONCE, REGISTRY
+from spark.gate import Arrival
 from spark.harness import AnyJob, Message, Row
 from spark.kills import hold_at
 from spark.matrix import ROWS_PER_BATCH, Example, StateJob
-from spark.processes import LIMIT_S, TESTS, Run, eventually
+from spark.processes import LIMIT_S, Run, eventually, tests_path
 from spark.watching import Place, Watcher
 from sparkonce.protocol.handles import Handle
 from sparkonce.protocol.ownership import TransactionalId
@@ -125,10 +123,9 @@ class ProgramRun(Run):
     """One start of an example."""
 
     def __init__(self, command: list[str], folder: str, java: str, log: Path) -> None:
-        path = os.pathsep.join(filter(None, [str(TESTS), os.environ.get("PYTHONPATH")]))
         # Each core more is a worker, which takes time to start.
-        environment = {**tryout.spark_environment(Path(folder), cores=1, java=java), "PYTHONPATH": path}
-        self._launch([sys.executable, "-m", "spark.example_child", *command], environment, log)
+        environment = {**tryout.spark_environment(Path(folder), cores=1, java=java), **tests_path()}
+        self._start("spark.example_child", command, Path(folder), environment, log)
 
 
 class FirstSeen(Watcher):
@@ -190,7 +187,7 @@ class ProgramJob(AnyJob):
         self.runs.append(ProgramRun(command, config.temporary, config.jvm_flags, log))
         return self.runs[-1]
 
-    def kill_at(self, point: str, look: Callable[[ProgramJob, Visit], None] = lambda *_: None) -> None:
+    def kill_at(self, point: str, look: Callable[[ProgramJob, Arrival], None] = lambda *_: None) -> None:
         """Starts the example, waits until it is there with rows under way, looks, and kills it."""
         before = self.decided()
 

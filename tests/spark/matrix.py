@@ -250,7 +250,7 @@ def outcome(job: StateJob, twin: StateJob | None) -> Outcome:
 def strike(number: int, jobs: Sequence[StateJob], log: Path) -> None:
     """Starts the queries, and kills them when each is at that one of its points."""
     decided = [job.decided() for job in jobs]
-    before = [len(job.desk.visits) for job in jobs]
+    before = [len(job.gate.arrivals) for job in jobs]
     points = [job.points[number] for job in jobs]
     for job, point in zip(jobs, points, strict=True):
         assert point != Phase.REPLAYING.name or leaves_decided(job.kills), "there is nothing to replay"
@@ -261,14 +261,14 @@ def strike(number: int, jobs: Sequence[StateJob], log: Path) -> None:
     for hold, job, first in zip(holds, jobs, before, strict=True):
 
         def ended(job: StateJob = job, first: int = first) -> str:
-            last = next((one for one in job.desk.visits[first:] if one.point in {REFUSED, ENDED}), None)
+            last = next((one for one in job.gate.arrivals[first:] if one.point in {REFUSED, ENDED}), None)
             return f"{job.example.name} ended and did not come so far: {last.told}" if last is not None else ""
 
-        job.desk.wait_for(
-            lambda hold=hold, ended=ended: bool(hold.caught or ended()), hold.words, run.check, limit_s=3 * LIMIT_S
+        job.gate.wait_for(
+            lambda hold=hold, ended=ended: bool(hold.arrivals or ended()), hold.words, run.check, limit_s=3 * LIMIT_S
         )
-        assert hold.caught, ended()
-        hold.give_up()
+        assert hold.arrivals, ended()
+        hold.cancel()
     for job, point, first, last in zip(jobs, points, before, decided, strict=True):
         kill = kill_now(point, job, first, last)
         assert not job.example.no_data or kill.batch == 0 or job.is_without_data(kill.batch), kill

@@ -16,9 +16,9 @@ from pathlib import Path
 
 import pytest
 
-from spark.desk import Visit
 from spark.example_job import EXAMPLES, Program, ProgramJob, delete_topics
 from spark.faults import HALFWAY
+from spark.gate import Arrival
 from spark.kills import POINTS
 from sparkonce.embedded import Cluster
 from sparkonce.protocol.state import Phase
@@ -133,7 +133,7 @@ def test_every_program_at_every_point(
         judge(job, count)
 
 
-def see_nothing(job: ProgramJob, _: Visit) -> None:
+def see_nothing(job: ProgramJob, _: Arrival) -> None:
     """All of the batch stands in the topic, and a reader sees none of it."""
     target = job.trial.sample.target
     opened = job.transactions("Ongoing")
@@ -142,7 +142,7 @@ def see_nothing(job: ProgramJob, _: Visit) -> None:
     assert len(read_uncommitted(job.bootstrap, target)) > 0 == len(read_committed(job.bootstrap, target))
 
 
-def see_the_log(job: ProgramJob, at: Visit) -> None:
+def see_the_log(job: ProgramJob, at: Arrival) -> None:
     """The example's own output names the batch, and each transaction as the broker knows it."""
     batch = at.told["batch"]
     lines = re.findall(
