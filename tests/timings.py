@@ -77,7 +77,7 @@ class _Recorder:
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         if not self._shares_work:
-            self._write(report.when or "", report.nodeid.rpartition("@")[0] or report.nodeid, report.duration)
+            self._write(report.when or "", without_group(report.nodeid), report.duration)
 
     @pytest.hookimpl(wrapper=True)
     def pytest_fixture_setup(self, fixturedef: Any, request: pytest.FixtureRequest) -> Iterator[None]:
@@ -94,6 +94,11 @@ class _Recorder:
             self._path.write_text("".join(part.read_text() for part in parts))
             for part in parts:
                 part.unlink()
+
+
+def without_group(node: str) -> str:
+    """Returns a test's id without the group that xdist has put behind it."""
+    return node[: node.rfind("@")] if node.rfind("@") > node.rfind("]") else node
 
 
 # --- summed -----------------------------------------------------------------------------------------------------------

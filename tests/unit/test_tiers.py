@@ -92,6 +92,36 @@ def test_every_test_of_a_group_comes_up() -> None:
     assert set(drawn) == set(keys)
 
 
+def test_a_group_runs_in_one_process(tmp_path: Path) -> None:
+    """As tests/conftest.py groups: by file, unless a test names another group."""
+    noting = "import os, pathlib, pytest\n\n@pytest.mark.parametrize('number', range(6))\ndef test_it(number):\n"
+    noting += "    pathlib.Path(__file__).with_suffix(f'.{os.environ[\"PYTEST_XDIST_WORKER\"]}').touch()\n"
+    for name in ("one", "two"):
+        (tmp_path / f"test_{name}.py").write_text(noting)
+    (tmp_path / "conftest.py").write_text((TESTS / "conftest.py").read_text())
+    (tmp_path / "pytest.ini").write_text(f"[pytest]\npythonpath = {TESTS}\nmarkers =\n  killed: killed\n")
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "xdist", "-n", "2", "--dist", "loadgroup"]
+    env = {**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+    said = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=300).stdout
+    assert "12 passed" in said
+    workers = {name: [one.suffix for one in tmp_path.glob(f"test_{name}.gw*")] for name in ("one", "two")}
+    assert {name: len(found) for name, found in workers.items()} == {"one": 1, "two": 1}
+
+
+@pytest.mark.parametrize(
+    ("node", "name"),
+    [
+        ("tests/a.py::test[x@y]@group", "tests/a.py::test[x@y]"),
+        ("tests/a.py::test[x@y]", "tests/a.py::test[x@y]"),
+        ("tests/a.py::test@spark", "tests/a.py::test"),
+    ],
+)
+def test_a_group_is_no_part_of_a_name(node: str, name: str) -> None:
+    from timings import without_group
+
+    assert without_group(node) == name
+
+
 def test_what_each_test_and_fixture_took_is_kept(tmp_path: Path) -> None:
     kept = tmp_path / "kept" / "first.jsonl"
     _, said = collected(tmp_path, "--timings", str(kept), "-n", "2", "--dist", "loadgroup")
