@@ -271,12 +271,13 @@ def test_no_answer_is_waited_for_without_end(bucket: Bucket) -> None:
 
 
 COMPLETE = """
-import pickle, sys
+import pickle, sys, time
 from sparkonce.protocol.outcomes import Outcome
 store, files = pickle.load(sys.stdin.buffer)
 print("ready", flush=True)
 open(sys.argv[1]).read()
-while True:
+give_up_at = time.monotonic() + 60
+while time.monotonic() < give_up_at:
     answers = store.publish(files)
     if all(one.outcome is not Outcome.RETRY for one in answers):
         break

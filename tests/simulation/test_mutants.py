@@ -15,6 +15,7 @@ WITHIN = 20_000
 """Schedules; CI runs more of the same ones."""
 
 
+@pytest.mark.drawn(10)
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
 def test_a_wrong_rule_is_found_made_small_and_found_again(
     mutant: Mutant, say: Callable[[str], None], tmp_path: Path

@@ -1,4 +1,4 @@
-"""Schedules by seed, in CI time: one list for everybody, or another one by ``SPARKONCE_SIMULATION_SEED``."""
+"""Schedules by seed: one list for everybody, or another one by ``SPARKONCE_SIMULATION_SEED``."""
 
 from __future__ import annotations
 
@@ -31,6 +31,7 @@ UNREACHED = {
 }
 
 
+@pytest.mark.drawn(2)
 @pytest.mark.parametrize("piece", range(PIECES))
 def test_no_schedule_doubles_or_loses_a_row(piece: int, say: Callable[[str], None], tmp_path: Path) -> None:
     each = SCHEDULES // PIECES
