@@ -12,7 +12,7 @@ import pyarrow as pa
 from golden.kept import QUERY
 from sparkonce import Applies, Guarantee, WriteAheadSink
 from sparkonce.driver.progress import BatchProgress
-from sparkonce.driver.run import RunDriver
+from sparkonce.driver.run import RunDriver, Timing
 from sparkonce.driver.start import read_log, recorded_facts
 from sparkonce.executor import SinkTask, SlotTask, write_slot
 from sparkonce.log.base import DecisionLog
@@ -29,6 +29,9 @@ from sparkonce.spark.checkpoint import input_offsets, query_id
 SLOTS = 2
 ON_DISK = ("files", "files.days", "files.list", "write-ahead", "orders.eu")
 """Sinks that need no server: today's, on the golden folders themselves."""
+
+SOON_S = 1.0
+"""How long what is not known is asked for: nothing here changes by itself."""
 
 _FINGERPRINT = "_fingerprint"
 
@@ -93,7 +96,14 @@ class Job:
         """A new run of the query, on the checkpoint's own offsets."""
         sinks = self.sinks()
         assert query_id(self.checkpoint) == QUERY
-        driver = RunDriver(run=str(uuid.uuid4()), query=QUERY, sinks=sinks, log=self.log(), moved=True)
+        driver = RunDriver(
+            run=str(uuid.uuid4()),
+            query=QUERY,
+            sinks=sinks,
+            log=self.log(),
+            timing=Timing(commit_deadline_s=SOON_S),
+            moved=True,
+        )
         offsets = input_offsets(self.checkpoint, batch)
         asked = BatchAsked(
             batch=batch,
