@@ -85,6 +85,10 @@ class Config:
     def to_json(self) -> str:
         return json.dumps(asdict(self))
 
+    @classmethod
+    def of_json(cls, text: str) -> Config:
+        return cls(**json.loads(text))
+
 
 def tagged(rows: DataFrame, batch: int) -> DataFrame:
     """Says in each row's value of which batch it is, so that a reader can ask the log whether that is decided."""
@@ -128,7 +132,7 @@ def in_fewer_slots(rows: DataFrame, slots: int) -> DataFrame:
 def main(texts: Sequence[str]) -> int:
     from sparkonce.protocol import coordinator
 
-    configs = [Config(**json.loads(text)) for text in texts]
+    configs = [Config.of_json(text) for text in texts]
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(name)s %(levelname)s %(message)s")
     logging.getLogger("sparkonce").setLevel(logging.DEBUG)
     # What is below is cleaned up each second batch, not each twentieth: a kill is to fall into that too.

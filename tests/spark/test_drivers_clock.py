@@ -15,7 +15,7 @@ from spark.startup import jvm_flags
 from sparkonce.verify.clock import FakeClock, find_faketime
 from sparkonce.verify.query import QueryConfig
 
-pytestmark = pytest.mark.spark
+pytestmark = [pytest.mark.spark, pytest.mark.drawn(2, "drivers, tasks and brokers")]
 
 _DAY_S = 86_400
 

@@ -16,9 +16,9 @@ from spark.kills import hold_at, start_held
 from spark.pipeline import ENDED
 from sparkonce.embedded import Cluster
 
-pytestmark = [pytest.mark.kafka, pytest.mark.spark]
+pytestmark = [pytest.mark.kafka, pytest.mark.spark, pytest.mark.drawn(2, "drivers, tasks and brokers")]
 
-ROWS, ROWS_PER_BATCH = 2_000, 500
+ROWS, ROWS_PER_BATCH = 1_000, 400
 POINTS = ("CLAIMING", "SWEEPING", "WRITING", WRITTEN, "DECIDING", "FINISHING", HALFWAY, "SWEEPING_OWN", "IDLE")
 
 

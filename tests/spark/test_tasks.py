@@ -23,7 +23,7 @@ from spark.startup import JVM_FLAGS
 from sparkonce.embedded import Cluster
 from sparkonce.protocol.state import Phase
 
-pytestmark = [pytest.mark.kafka, pytest.mark.spark]
+pytestmark = [pytest.mark.kafka, pytest.mark.spark, pytest.mark.drawn(2, "drivers, tasks and brokers")]
 
 ROWS, ROWS_PER_BATCH = 2_000, 500
 TRIES = 3

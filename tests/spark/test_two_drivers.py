@@ -17,10 +17,11 @@ from spark.pipeline import ENDED, REFUSED
 from spark.processes import Run, eventually
 from sparkonce.embedded import Cluster
 
-pytestmark = [pytest.mark.kafka, pytest.mark.spark]
+pytestmark = [pytest.mark.kafka, pytest.mark.spark, pytest.mark.drawn(2, "drivers, tasks and brokers")]
 
-ROWS, ROWS_PER_BATCH = 2_000, 500
+ROWS, ROWS_PER_BATCH = 1_200, 400
 BATCH = 1
+PLAN = "spark.plans:stateless"
 
 SUPERSEDED = "SupersededError"
 STALE = "StaleBatchError"
@@ -83,7 +84,7 @@ def drivers(kafka: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterato
 
 
 def new_job(kafka: Cluster, folder: Path, **config: Any) -> Job:
-    return Job(kafka.bootstrap, folder, rows=ROWS, rows_per_batch=ROWS_PER_BATCH, **config)
+    return Job(kafka.bootstrap, folder, rows=ROWS, again=False, rows_per_batch=ROWS_PER_BATCH, plan=PLAN, **config)
 
 
 def await_end(job: Job, run: Run) -> None:
