@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-import spark.desk  # noqa: F401 - the names that `spark.matrix` uses
 from phases import PHASES
 from spark.faults import BEGIN, HALFWAY, PREPARED, WRITTEN
 from spark.gate import Arrival, Hold
