@@ -52,9 +52,8 @@ def copy(version: str, name: str, to: Path) -> Path:
 
 def copy_checkpoint(version: str, name: str, to: Path) -> Path:
     """Only a state's log and what is Spark's own."""
-    made = to / "checkpoint"
-    ignored = shutil.ignore_patterns("sparkonce-write-ahead")
-    shutil.copytree(state(version, name) / "checkpoint", made, ignore=ignored)
+    made = copy(version, name, to) / "checkpoint"
+    shutil.rmtree(made / "sparkonce-write-ahead")
     return made
 
 
