@@ -297,6 +297,27 @@ def test_after_a_failed_batch_each_sink_is_swept_also_where_another_cannot_be(
     assert world.servers["more"].unfinished() == []
 
 
+def test_a_sink_that_was_not_swept_after_its_batch_is_swept_after_the_next(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world.add("more")
+    driver, work = world.start(), world.work(0)
+    silent, listed, away = driver._committer("memory"), _Committer.list_lingering, [True]
+
+    def list_lingering(committer: _Committer, owners: Sequence[Owner]) -> Sequence[Handle]:
+        if committer is silent and away:
+            away.pop()
+            raise errors.UnknownOutcomeError("it does not say", next_step="wait")
+        return listed(committer, owners)
+
+    monkeypatch.setattr(_Committer, "list_lingering", list_lingering)
+    work.loser = True
+    driver.run_batch(asked(0), work)
+    assert (len(world.servers["memory"].unfinished()), world.servers["more"].unfinished()) == (SLOTS, [])
+    world.run(driver, 1)
+    assert world.unfinished() == []
+
+
 def test_what_opens_late_is_swept_in_time(world: World, clock: Clock) -> None:
     """A paused copy may wake up after its batch, when nothing says that there is one."""
     driver = world.start()

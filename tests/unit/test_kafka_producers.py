@@ -34,6 +34,7 @@ class Bench:
 
     def __init__(self, keep_at_most: int = 8) -> None:
         self.threads: list[threading.Thread] = []
+        self.asked: list[int] = []
         self.made: list[FakeLane] = []
         self.failure: Exception | None = None
         self.gate = threading.Event()
@@ -42,6 +43,7 @@ class Bench:
 
     def make(self, number: int) -> FakeLane:
         assert self.gate.wait(WAIT_S)
+        self.asked.append(number)
         if self.failure is not None:
             raise self.failure
         self.made.append(FakeLane(number))
@@ -161,6 +163,23 @@ def test_an_error_reaches_the_task_that_waits_and_the_next_task_tries_again(benc
     bench.pool.withdraw(lease)
     bench.failure = None
     assert bench.take(0).number > 0, "an initialisation that failed may have happened"
+
+
+@pytest.mark.parametrize("in_advance", [False, True])
+def test_a_lane_whose_initialisation_failed_is_never_initialised_again(bench: Bench, *, in_advance: bool) -> None:
+    """The request may still arrive, after a transaction that a later one carried was committed."""
+    if in_advance:
+        bench.carry(0)
+    before = len(bench.asked)
+    bench.failure = PrepareError("no answer")
+    lease = bench.pool.take(0)
+    bench.settle()
+    assert (lease.exception(0) is None) is in_advance
+    (burnt,) = bench.asked[before:]
+    bench.failure = None
+    carried = [bench.carry(batch).number for batch in range(1, 30)]
+    assert bench.asked.count(burnt) == 1
+    assert len(set(carried)) < len(carried), "other lanes are used again"
 
 
 def test_an_error_of_a_replacement_is_logged_and_hurts_no_task(bench: Bench, caplog: pytest.LogCaptureFixture) -> None:

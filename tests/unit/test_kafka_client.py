@@ -1,0 +1,201 @@
+"""Whom the driver's requests go to, and by which request a cluster aborts. The brokers are made up."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine, Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from sparkonce.protocol.handles import Handle, transaction_fields
+from sparkonce.protocol.outcomes import Outcome
+from sparkonce.sinks.kafka import client as client_module
+from sparkonce.sinks.kafka import committer as committer_module
+from sparkonce.sinks.kafka.client import TransactionClient
+from sparkonce.sinks.kafka.committer import KafkaCommitter, fields_of
+from sparkonce.sinks.kafka.outcomes import MOVED, Answer, Description, Transaction
+
+ONE, OTHER = Transaction("one", 7, 3), Transaction("other", 8, 0)
+SOON = 0.0
+INVALID_TXN_STATE = 48
+
+
+class Brokers:
+    """Stands in for the connection: every id has a coordinator, and another broker answers that it is not that one.
+
+    Attributes:
+        coordinators: The broker of each id.
+        refusals: What the next requests about transactions are answered, whoever is asked.
+        looked_up: The ids of each look-up.
+        asked: Whom each other request went to, and its id.
+    """
+
+    def __init__(self) -> None:
+        self.coordinators = {"one": 1, "other": 2}
+        self.refusals: list[Answer] = []
+        self.not_here = 16
+        self.looked_up: list[list[str]] = []
+        self.asked: list[tuple[str, str]] = []
+        self.manager = SimpleNamespace(cluster=SimpleNamespace(add_coordinator=lambda *_: None))
+
+    def call(self, ask: Callable[[], Coroutine[Any, Any, Any]], deadline_s: float) -> Any:
+        try:
+            ask().send(None)
+        except StopIteration as done:
+            return done.value
+        raise AssertionError("nothing here is waited for")
+
+    async def gather(self, requests: Sequence[tuple[Any, str | None]], deadline_s: float) -> list[Any]:
+        return [self._answer(request, node) for request, node in requests]
+
+    def _answer(self, request: Any, node: str | None) -> Any:
+        if node is None:
+            self.looked_up.append(list(request.coordinator_keys))
+            found = [
+                SimpleNamespace(error_code=0, key=key, node_id=self.coordinators[key], host="h", port=1)
+                for key in request.coordinator_keys
+            ]
+            return SimpleNamespace(coordinators=found)
+        describes = hasattr(request, "transactional_ids")
+        name = request.transactional_ids[0] if describes else request.transactional_id
+        broker = node.removeprefix("coordinator-").partition(".")[0]
+        self.asked.append((broker, name))
+        if self.refusals:
+            code = self.refusals.pop(0).code
+        else:
+            code = 0 if self.coordinators[name] == int(broker) else self.not_here
+        answer = SimpleNamespace(
+            error_code=code,
+            transactional_id=name,
+            producer_id=7,
+            producer_epoch=3,
+            transaction_state="Ongoing",
+            transaction_timeout_ms=60_000,
+            transaction_start_time_ms=5,
+        )
+        return SimpleNamespace(transaction_states=[answer]) if describes else answer
+
+
+@pytest.fixture
+def brokers(monkeypatch: pytest.MonkeyPatch) -> Brokers:
+    made = Brokers()
+    monkeypatch.setattr(client_module, "Connection", lambda _: made)
+    return made
+
+
+def commit(client: TransactionClient) -> list[int | None]:
+    return [one.code for one in client.end_transactions([ONE, OTHER], commit=True, deadline_s=SOON)]
+
+
+def fence(client: TransactionClient) -> list[int | None]:
+    return [one.code for one in client.fence({ONE: 60_000, OTHER: 60_000}, deadline_s=SOON)]
+
+
+def describe(client: TransactionClient) -> list[int | None]:
+    views = client.describe_transactions([ONE, OTHER], deadline_s=SOON)
+    return [0 if isinstance(view, Description) else view.code for view in views]
+
+
+REQUESTS = pytest.mark.parametrize("request_", [commit, fence, describe])
+Ask = Callable[[TransactionClient], list[Any]]
+
+
+@REQUESTS
+def test_coordinators_are_looked_up_once_for_all(brokers: Brokers, request_: Ask) -> None:
+    client = TransactionClient({})
+    assert [request_(client) for _ in range(3)] == [[0, 0]] * 3
+    assert brokers.looked_up == [["one", "other"]]
+    assert brokers.asked == [("1", "one"), ("2", "other")] * 3
+
+
+@REQUESTS
+@pytest.mark.parametrize("code", sorted(MOVED))
+def test_a_coordinator_that_has_moved_is_looked_up_again_and_no_other(
+    brokers: Brokers, request_: Ask, code: int
+) -> None:
+    client = TransactionClient({})
+    request_(client)
+    brokers.coordinators["one"], brokers.not_here = 3, code
+    assert request_(client) == [code, 0]
+    assert request_(client) == [0, 0]
+    assert brokers.looked_up == [["one", "other"], ["one"]]
+    assert brokers.asked[-2:] == [("3", "one"), ("2", "other")]
+
+
+def test_another_refusal_says_nothing_of_where_the_coordinator_is(brokers: Brokers) -> None:
+    client = TransactionClient({})
+    brokers.refusals = [Answer(INVALID_TXN_STATE), Answer(INVALID_TXN_STATE)]
+    assert [commit(client), commit(client)] == [[INVALID_TXN_STATE] * 2, [0, 0]]
+    assert len(brokers.looked_up) == 1
+
+
+def test_new_connections_look_up_anew(brokers: Brokers) -> None:
+    client = TransactionClient({})
+    commit(client)
+    brokers.coordinators["one"] = 3
+    brokers.manager = SimpleNamespace(cluster=brokers.manager.cluster)
+    assert commit(client) == [0, 0]
+    assert brokers.looked_up == [["one", "other"]] * 2
+
+
+class Cluster:
+    """Stands in for the client: an open transaction, and which requests were to end it."""
+
+    def __init__(self, level: int | Answer) -> None:
+        self._level = level
+        self.asked: list[str] = []
+
+    def describe_transactions(self, transactions: Sequence[Transaction], *, deadline_s: float) -> list[Description]:
+        return [Description(one, "Ongoing", 60_000, 5) for one in transactions]
+
+    def transaction_version(self, *, deadline_s: float) -> int | Answer:
+        return self._level
+
+    def end_transactions(self, transactions: Sequence[Transaction], *, commit: bool, deadline_s: float) -> list[Answer]:
+        self.asked.append("commit" if commit else "abort")
+        return [Answer(0) for _ in transactions]
+
+    def fence(self, transactions: dict[Transaction, int], *, deadline_s: float) -> list[Answer]:
+        self.asked.append(f"fence at {sorted(set(transactions.values()))} ms")
+        return [Answer(0) for _ in transactions]
+
+
+FENCE = "fence at [60000] ms"
+
+
+@pytest.mark.parametrize(
+    ("level", "asked", "outcome"),
+    [
+        (0, [FENCE], Outcome.ABORTED),
+        (1, [FENCE], Outcome.ABORTED),
+        (2, ["abort"], Outcome.ABORTED),
+        (3, ["abort"], Outcome.ABORTED),
+        (Answer(None, "no route"), [], Outcome.RETRY),
+    ],
+)
+def test_an_abort_compares_the_epoch_wherever_the_cluster_can(
+    monkeypatch: pytest.MonkeyPatch, level: int | Answer, asked: list[str], outcome: Outcome
+) -> None:
+    """EndTxn v5 is exact. Initialising the id anew ends whatever is open under it: for older clusters only."""
+    cluster = Cluster(level)
+    monkeypatch.setattr(committer_module, "TransactionClient", lambda *_: cluster)
+    handle = Handle(sink="kafka", slot=0, rows=1, transaction=transaction_fields(fields_of(ONE)))
+    (finished,) = KafkaCommitter({"bootstrap.servers": "h:1"}, "kafka").abort([handle])
+    assert cluster.asked == asked
+    assert finished.outcome is outcome
+
+
+@pytest.mark.parametrize(("commits", "versions"), [(True, (None, 4)), (False, (5, 5))])
+def test_a_commit_leaves_the_epoch_and_an_abort_raises_it(
+    monkeypatch: pytest.MonkeyPatch, brokers: Brokers, versions: tuple[int | None, int], *, commits: bool
+) -> None:
+    asked: list[dict[str, Any]] = []
+
+    def end_txn(**fields: Any) -> Any:
+        asked.append(fields)
+        return SimpleNamespace(**fields)
+
+    monkeypatch.setattr(client_module, "EndTxnRequest", end_txn)
+    TransactionClient({}).end_transactions([ONE], commit=commits, deadline_s=SOON)
+    assert [(one["committed"], one.get("min_version"), one["max_version"]) for one in asked] == [(commits, *versions)]
