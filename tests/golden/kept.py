@@ -45,16 +45,21 @@ def copy(version: str, name: str, to: Path) -> Path:
     """A state that may be worked on."""
     made = to / name
     shutil.copytree(state(version, name), made)
-    for folder in (made / EMPTY).read_text().split():
-        (made / folder).mkdir(parents=True, exist_ok=True)
+    _make_empty(version, name, made)
     return made
 
 
 def copy_checkpoint(version: str, name: str, to: Path) -> Path:
     """Only a state's log and what is Spark's own."""
-    made = copy(version, name, to) / "checkpoint"
-    shutil.rmtree(made / "sparkonce-write-ahead")
-    return made
+    ignored = shutil.ignore_patterns("sparkonce-write-ahead", "files")
+    shutil.copytree(state(version, name), to / name, ignore=ignored)
+    _make_empty(version, name, to / name)
+    return to / name / "checkpoint"
+
+
+def _make_empty(version: str, name: str, made: Path) -> None:
+    for folder in (state(version, name) / EMPTY).read_text().split():
+        (made / folder).mkdir(parents=True, exist_ok=True)
 
 
 def servers(version: str, name: str) -> Any:

@@ -1,7 +1,10 @@
 """Writes the golden files anew, with the code as it is: what a checkpoint, a sink and a server hold of a real query.
 
-From the repository's root: ``python3 dev.py run env PYTHONPATH=tests python -m golden.make FOLDER``. Needs every server
-that the tests know. Files of a version that was released are never written anew: see `golden.kept`.
+From the repository's root, with every server that the tests know::
+
+    python3 dev.py run env PYTHONPATH=tests:examples python -m golden.make FOLDER
+
+Files of a version that was released are never written anew: see `golden.kept`.
 """
 
 from __future__ import annotations
@@ -15,6 +18,7 @@ import subprocess
 import sys
 import tempfile
 import uuid
+from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import count
@@ -23,7 +27,6 @@ from types import SimpleNamespace
 from unittest.mock import patch
 
 from pyspark.sql import DataFrame, SparkSession
-from spark.table_session import table_session
 
 from golden.kept import EMPTY, plain
 from golden.places import Servers, sinks, started
@@ -32,6 +35,7 @@ from golden.story import QUERY, Losing, Story
 from spark.conftest import DELTA, ICEBERG
 from spark.pipeline import Config, session
 from spark.startup import jvm_flags
+from spark.table_job import table_session
 from sparkonce import read_kafka
 from sparkonce.driver import run as driver
 from sparkonce.embedded.jars import artifact_name, resolve, spark_jars_folder, spark_kafka_jars
@@ -95,8 +99,8 @@ def _tell(servers: Servers, folder: Path) -> None:
     story.kill(KILLED, Phase.FINISHING)
     keep("decided", KILLED, KILLED - 1)
     _lose(servers, story)
-    # An attempt that Iceberg has published, and whose branch nobody removes.
-    with patch.object(_IcebergTable, "_drop_quietly", lambda *_: None):
+    # Attempts that Iceberg has published, and whose branches nobody removes.
+    with patch.object(_IcebergTable, "discard", lambda *_: None):
         story.run(*range(KILLED, BATCHES), store=Losing(LocalLogStore(checkpoint), KILLED + 2))
     keep("finished", BATCHES - 1, BATCHES - 1)
 
@@ -173,14 +177,17 @@ def _spark() -> Iterator[SparkSession]:
 
 @contextmanager
 def _drawn_alike() -> Iterator[None]:
-    """What is drawn is the same each time, as far as threads draw in the same order; and so are host and process."""
-    numbers = count()
+    """What each module draws is the same each time, as far as its threads draw in order; so are host and process."""
+    drawn: defaultdict[str, Iterator[int]] = defaultdict(count)
+
+    def draw(module: str, nbytes: int) -> str:
+        return hashlib.sha256(f"{module} {next(drawn[module])}".encode()).hexdigest()[: 2 * nbytes]
 
     def token_hex(nbytes: int = 32) -> str:
-        return hashlib.sha256(f"golden {next(numbers)}".encode()).hexdigest()[: 2 * nbytes]
+        return draw(sys._getframe(1).f_globals["__name__"], nbytes)
 
     def uuid4() -> uuid.UUID:
-        return uuid.UUID(hex=token_hex(16), version=4)
+        return uuid.UUID(hex=draw(sys._getframe(1).f_globals["__name__"], 16), version=4)
 
     host = SimpleNamespace(gethostname=lambda: "driver.example")
     process = SimpleNamespace(getpid=lambda: 4711)

@@ -47,9 +47,9 @@ def folder_of(made: Path, sink: str) -> WriteAheadFolder:
 
 def test_what_manifests_names_say() -> None:
     found = {name.text: name for name in manifests.list_manifests(LocalStore(files("v1", FINISHED, "files")))}
-    run = Token(7, "e733cfbb")
-    assert found[f"files.{SHORT}.7-e733cfbb.6.manifest"] == ManifestName(
-        text=f"files.{SHORT}.7-e733cfbb.6.manifest", prefix="files", query=SHORT, token=run, first=6, last=6
+    run = Token(7, "1460936b")
+    assert found[f"files.{SHORT}.7-1460936b.6.manifest"] == ManifestName(
+        text=f"files.{SHORT}.7-1460936b.6.manifest", prefix="files", query=SHORT, token=run, first=6, last=6
     )
     merged = f"files.{SHORT}.0-1.merged"
     assert found[merged] == ManifestName(text=merged, prefix="files", query=SHORT, token=None, first=0, last=1)
@@ -63,7 +63,7 @@ def test_what_a_manifest_says() -> None:
         sink="files.days",
         prefix="files.days",
         query=SHORT,
-        token=Token(7, "e733cfbb"),
+        token=Token(7, "1460936b"),
         batch=4,
         files=found.files,
         transactions=found.transactions,

@@ -170,11 +170,11 @@ def test_files_in_a_list_are_read_and_would_be_written_alike(version: str, monke
 def test_what_a_handle_of_each_sink_holds() -> None:
     """Written out: what is in `expected.json` too, and what nobody would notice if it was made anew."""
     found = {sink: dict(handles[1].transaction) for sink, handles in decided("v1").items()}
-    run = f"{SHORT}.5-78cf3d15.3.1"
+    run = f"{SHORT}.5-0c5b77b9.3.1"
     mysql_server = found["mysql.staged"]["server"]
     assert found["kafka"] == {
-        "transactional_id": f"shop.eu.{SHORT}.5-78cf3d15.ccfa462f7420-1",
-        "producer_id": 11,
+        "transactional_id": f"shop.eu.{SHORT}.5-0c5b77b9.fcfd8fbf169d-1",
+        "producer_id": 12,
         "epoch": 0,
     }
     for commit, schema, prefix in (

@@ -42,10 +42,10 @@ EACH_VERSION = pytest.mark.parametrize("version", VERSIONS)
 EACH_STATE = pytest.mark.parametrize("name", STATES)
 LOCATION = "/tmp/sparkonce-golden/checkpoint/sparkonce"  # noqa: S108 - where they were written
 FIRST, SECOND, THIRD, FOURTH = (
-    Token(0, "837eecab"),
-    Token(4, "a77f16f1"),
-    Token(5, "78cf3d15"),
-    Token(7, "e733cfbb"),
+    Token(0, "d398fdc6"),
+    Token(4, "e50e1644"),
+    Token(5, "0c5b77b9"),
+    Token(7, "1460936b"),
 )
 
 
@@ -101,8 +101,8 @@ def test_a_decision_is_read_with_its_handles(tmp_path: Path) -> None:
     (handle,) = [one for one in newest.handles if one.key == ("kafka", 1)]
     assert handle.transaction == (
         ("epoch", 0),
-        ("producer_id", 11),
-        ("transactional_id", "shop.eu.60a1de000000.5-78cf3d15.ccfa462f7420-1"),
+        ("producer_id", 12),
+        ("transactional_id", "shop.eu.60a1de000000.5-0c5b77b9.fcfd8fbf169d-1"),
     )
     assert handle.evidence == (3, 14479540912629219328)
 

@@ -44,7 +44,7 @@ from sparkonce.spark.tables.committer import Label, TableCommitter
 from sparkonce.spark.tables.iceberg import NOTE
 
 EACH_VERSION = pytest.mark.parametrize("version", VERSIONS)
-RUN = Token(5, "78cf3d15")
+RUN = Token(5, "0c5b77b9")
 """Of version 1, the run that decided batch 3."""
 
 
@@ -81,16 +81,16 @@ def transaction_names(version: str, name: str) -> list[tuple[str, str]]:
 
 
 def test_a_transactional_id_of_kafka() -> None:
-    text = f"shop.eu.{SHORT}.5-78cf3d15.ccfa462f7420-1"
+    text = f"shop.eu.{SHORT}.5-0c5b77b9.fcfd8fbf169d-1"
     assert text in servers("v1", DECIDED)["kafka"]
-    found = TransactionalId(prefix="shop.eu", query=SHORT, token=RUN, worker="ccfa462f7420", lane=1)
+    found = TransactionalId(prefix="shop.eu", query=SHORT, token=RUN, worker="fcfd8fbf169d", lane=1)
     assert TransactionalId.parse(text) == found
     assert str(found) == text
 
 
 def test_a_gid_of_postgres() -> None:
     text = servers("v1", DECIDED)["postgres"]["gids"][1]
-    assert text == f"sparkonce.postgres.two_phase.{SHORT}.5-78cf3d15.3.1.{text[-12:]}"
+    assert text == f"sparkonce.postgres.two_phase.{SHORT}.5-0c5b77b9.3.1.{text[-12:]}"
     found = TransactionName(
         prefix="sparkonce.postgres.two_phase", query=SHORT, token=RUN, batch=3, slot=1, copy=text[-12:]
     )
@@ -100,7 +100,7 @@ def test_a_gid_of_postgres() -> None:
 
 def test_a_session_of_postgres() -> None:
     (text,) = servers("v1", DECIDED)["postgres"]["sessions"]
-    assert text == f"so.a6859b00.{SHORT}.5-78cf3d15.{text[-12:]}"
+    assert text == f"so.a6859b00.{SHORT}.5-0c5b77b9.{text[-12:]}"
     found = BackendName(prefix=0xA6859B00, query=SHORT, token=RUN, copy=text[-12:])
     assert BackendName.parse(text) == found
     assert str(found) == text
@@ -126,7 +126,7 @@ def test_a_branch_of_xa() -> None:
     assert found is not None
     assert found == Xid(prefix="sparkonce.mysql.two_phase", query=SHORT, token=RUN, copy=found.copy)
     assert branch[0] == FORMAT_ID == 0x53504F31
-    assert bytes.fromhex(branch[3]) == f"{SHORT}.5-78cf3d15.{found.copy}sparkonce.mysql.two_phase".encode()
+    assert bytes.fromhex(branch[3]) == f"{SHORT}.5-0c5b77b9.{found.copy}sparkonce.mysql.two_phase".encode()
 
 
 def test_a_staging_table_of_mysql() -> None:
@@ -182,7 +182,7 @@ def test_what_delta_and_iceberg_keep() -> None:
     versions = said["delta"]
     assert [(one["appId"], one["version"]) for one in versions] == [
         (f"delta.{SHORT}.{run}.0.0", batch)
-        for batch, run in enumerate([*["0-837eecab"] * 3, "5-78cf3d15", *["7-e733cfbb"] * 3])
+        for batch, run in enumerate([*["0-d398fdc6"] * 3, "5-0c5b77b9", *["7-1460936b"] * 3])
     ]
     notes = said["iceberg"]["properties"]
     assert all(key.startswith(NOTE) for key in notes)
@@ -195,7 +195,7 @@ def test_what_delta_and_iceberg_keep() -> None:
         assert label.to_text() == text, CHANGED.format(version=NEWEST)
     staged = [text for one in said["iceberg"]["summaries"] for text in one.values()]
     assert set(notes.values()) == set(staged)
-    assert len(said["iceberg"]["branches"]) == 2
+    assert len(said["iceberg"]["branches"]) == 4
 
 
 # --- all of them -----------------------------------------------------------------------------------------------------
