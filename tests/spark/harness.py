@@ -117,7 +117,7 @@ class AnyJob:
         self._sent = [0] * sources
 
     def __enter__(self) -> Self:
-        self.checkpoint.parent.mkdir(parents=True)
+        self.folder.mkdir(parents=True, exist_ok=True)
         for topic in (*self.config.sources, self.config.target):
             create_topic(self.bootstrap, topic, PARTITIONS)
         self.gate.__enter__()
