@@ -16,7 +16,6 @@ from __future__ import annotations
 import argparse
 import csv
 import json
-import os
 import sys
 import time
 from collections import Counter, defaultdict
@@ -60,7 +59,7 @@ class _Recorder:
 
     def __init__(self, path: Path, config: pytest.Config) -> None:
         self._path = path
-        worker = os.environ.get("PYTEST_XDIST_WORKER", "")
+        worker = config.workerinput["workerid"] if hasattr(config, "workerinput") else ""
         self._is_worker = bool(worker)
         path.parent.mkdir(parents=True, exist_ok=True)
         if not self._is_worker:
