@@ -10,7 +10,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from integration.kafka_witness import Witness
+from integration.kafka_witness import Witness, eventually
 from small_job import SmallJob
 from sparkonce.embedded import Cluster
 from sparkonce.errors import PreflightError, PrepareError
@@ -64,11 +64,16 @@ class Scene:
         self.create()
 
     def visible(self) -> list[str]:
+        """What a reader finds once the broker has written the markers of what it has answered."""
+        eventually(lambda: self.transactions("PrepareCommit", "PrepareAbort"), lambda ending: not ending)
         return self.witness.committed(self.topic)
 
     def open(self) -> list[str]:
+        return self.transactions("Ongoing")
+
+    def transactions(self, *states: str) -> list[str]:
         prefix = f"sparkonce-{self.job.short_query}."
-        return list(list_transactions(self.witness.bootstrap, states=["Ongoing"], prefix=prefix))
+        return list(list_transactions(self.witness.bootstrap, states=states, prefix=prefix))
 
 
 def batch(number: int) -> list[str]:
