@@ -185,9 +185,14 @@ class Pool:
 
 
 class Worker:
-    """What one operating-system process holds: its pools, and a thread that looks after them."""
+    """What one operating-system process holds: its pools, and a thread that looks after them.
 
-    def __init__(self) -> None:
+    Args:
+        run: Runs a function in the background.
+    """
+
+    def __init__(self, run: Callable[[Callable[[], None]], None] = _in_thread) -> None:
+        self._run = run
         self._lock = threading.Lock()
         self._pools: dict[PoolKey, Pool] = {}
         self._lanes: set[Lane] = set()
@@ -206,10 +211,11 @@ class Worker:
                 for other in older:
                     self._pools.pop(other).drop()
                 drawn = os.urandom(6).hex()
-                self._pools[key] = Pool(lambda number: self._watch(make(drawn, number)), self._discard, keep_at_most)
+                self._pools[key] = Pool(
+                    lambda number: self._watch(make(drawn, number)), self._discard, keep_at_most, self._run
+                )
             if self._keeper is None:
-                self._keeper = threading.Thread(target=self._keep, name="sparkonce-kafka-keeper", daemon=True)
-                self._keeper.start()
+                self._begin_to_keep()
             return self._pools[key]
 
     def stop(self) -> None:
@@ -222,6 +228,10 @@ class Worker:
         if keeper is not None:
             self._discarded.put(None)
             keeper.join(_EXIT_LIMIT_S)
+
+    def _begin_to_keep(self) -> None:
+        self._keeper = threading.Thread(target=self._keep, name="sparkonce-kafka-keeper", daemon=True)
+        self._keeper.start()
 
     def _keep(self) -> None:
         poll_at = time.monotonic() + POLL_EVERY_S
