@@ -23,6 +23,7 @@ class Shrinker:
     def __init__(self, fails: Fails, most_tries: int = MOST_TRIES) -> None:
         self._fails = fails
         self._left = most_tries
+        self._in_vain: set[tuple[Config, tuple[int, ...]]] = set()
 
     def shrink(self, config: Config, decisions: Sequence[int]) -> tuple[Config, list[int]]:
         """A local minimum: no single step makes it smaller and lets it fail still."""
@@ -39,10 +40,15 @@ class Shrinker:
         return config, best
 
     def _try(self, config: Config, decisions: Sequence[int]) -> bool:
-        if self._left <= 0:
+        # To take out one zero or its neighbour comes to the same, and most rounds try what the one before has tried.
+        tried = (config, tuple(decisions))
+        if self._left <= 0 or tried in self._in_vain:
             return False
         self._left -= 1
-        return self._fails(config, decisions)
+        if self._fails(config, decisions):
+            return True
+        self._in_vain.add(tried)
+        return False
 
     def _smaller_world(self, config: Config, decisions: Sequence[int]) -> Config:
         for smaller in _smaller(config):

@@ -49,3 +49,16 @@ def test_it_gives_up_in_time() -> None:
 
     Shrinker(fails, most_tries=7).shrink(LARGE, list(range(1, 100)))
     assert len(tries) == 7
+
+
+def test_nothing_is_tried_in_vain_twice() -> None:
+    tries: list[tuple[object, ...]] = []
+
+    def fails(config: Config, decisions: Sequence[int]) -> bool:
+        tries.append((config, *decisions))
+        return sum(decisions) >= 7 and decisions[-1] == 2
+
+    assert shrink(fails, [1, 0, 0, 0, 0, 5, 0, 0, 2])[1] == [5, 2]
+    in_vain = [one for one in tries if not (sum(one[1:]) >= 7 and one[-1] == 2)]  # type: ignore[arg-type]
+    assert len(in_vain) > 5
+    assert len(set(in_vain)) == len(in_vain)
