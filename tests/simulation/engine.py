@@ -40,8 +40,12 @@ class Broken(BaseException):
     """Something happened that must never be."""
 
 
+UNDER_WAY: list[Simulation] = []
+"""The schedule whose clock and decisions count."""
+
+
 class Party:
-    """A driver or a copy of a task."""
+    """A driver, a copy of a task, or a thread of a worker process."""
 
     __slots__ = ("dead", "greenlet", "name", "on_death", "paused", "ready")
 

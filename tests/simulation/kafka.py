@@ -1,38 +1,41 @@
-"""Kafka's transaction coordinator, one for all ids, and what the product's `KafkaCommitter` may ask it.
+"""Kafka's transaction coordinator, one for all ids, which may move from one of two brokers to the other.
 
 - Initialising an id aborts what is open under it and raises its epoch: by two where something was open.
 - A record under an older epoch is fenced. One under the current epoch, after the end of a transaction, opens a second
   one under the same epoch (version 1, and version 2 after EndTxn v4).
 - EndTxn (commit) leaves the epoch as it is, up to v4. EndTxn (abort), v5, raises it, also where nothing is open.
 - Version 1 has no v5: the product aborts by initialising the id anew, which compares the producer id alone while a
-  transaction is open.
+  transaction is open. Version 2 must not be asked to do so by a driver: EndTxn v5 is exact in its epoch.
 - A timeout aborts and raises the epoch.
 - The markers that let readers go on are written a little later; until then the coordinator asks for patience.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
-from simulation.engine import NoAnswerError, RefusedError, Words
+from simulation import wire
 from simulation.oracle import Violation
+from simulation.producers import ModelWorker, PoolWriter
 from simulation.spark import BATCHES_APART_MS
 from simulation.systems import System, Writer
-from sparkonce.errors import PrepareError
-from sparkonce.protocol.ownership import LanePool, TransactionalId
+from sparkonce.sinks.kafka.client import TransactionClient
 from sparkonce.sinks.kafka.committer import KafkaCommitter
-from sparkonce.sinks.kafka.outcomes import TRANSACTIONAL_ID_NOT_FOUND, Answer, Description, Transaction
+from sparkonce.sinks.kafka.outcomes import TRANSACTIONAL_ID_NOT_FOUND, Answer, Transaction
 
 if TYPE_CHECKING:
     from simulation.engine import Simulation
     from simulation.oracle import Key
     from simulation.spark import Process
-    from sparkonce.protocol.handles import Handle, Scalar
+    from sparkonce.protocol.handles import Handle
     from sparkonce.sinks.base import Owner
 
-UNKNOWN_SERVER_ERROR = -1
+BROKERS = (1, 2)
+PRODUCER_ID = 1
+_SLOW = 0.1
+"""How often an initialisation is not answered in time, in worlds where requests may be late."""
+UNSUPPORTED_VERSION = 35
 INVALID_PRODUCER_EPOCH = 47
 INVALID_TXN_STATE = 48
 INVALID_PRODUCER_ID_MAPPING = 49
@@ -43,13 +46,14 @@ _NONE = Answer(0)
 class Id:
     """A transactional id, as its coordinator knows it."""
 
-    __slots__ = ("batch", "epoch", "name", "parts", "slot", "state")
+    __slots__ = ("batch", "epoch", "name", "parts", "slot", "state", "writer")
 
     def __init__(self, name: str) -> None:
         self.name = name
         self.epoch = 0
         self.state = "Empty"
         self.batch, self.slot, self.parts = -1, -1, 0
+        self.writer: Writer | None = None
 
 
 class Kafka(System):
@@ -58,25 +62,46 @@ class Kafka(System):
     Args:
         simulation: The schedule.
         name: ``kafka-v1`` or ``kafka-v2``.
+
+    Attributes:
+        broker: Which one has the coordinator.
+        is_known: Whether somebody has looked it up since it moved.
+        moves: How often it has moved.
+        late: The ids of initialisations that nobody waits for any longer, and that have not arrived.
+        overdue: Those of which somebody else has initialised the id since.
+        workers: The processes that have written.
     """
 
+    opens_early = True
     commit_bumps = False
 
     def __init__(self, simulation: Simulation, name: str) -> None:
         super().__init__(simulation, name)
         self.version = 2 if name == "kafka-v2" else 1
         self.ids: dict[str, Id] = {}
+        self.broker = BROKERS[0]
+        self.is_known = False
+        self.moves = 0
+        self.late: list[str] = []
+        self.overdue: list[str] = []
+        self.workers: list[ModelWorker] = []
         simulation.events.append(self.write_markers)
+        if "server restarted" in simulation.config.faults:
+            simulation.events.append(self.move)
+        if "paused" in simulation.config.faults:
+            simulation.events.append(self.keep_a_task_waiting)
+        if simulation.config.keep_ready:
+            simulation.events.append(self.grow_old)
 
     def committer(self) -> KafkaCommitter:
         made = KafkaCommitter.__new__(KafkaCommitter)
-        made._client = Client(self)  # type: ignore[assignment]
+        made._client = TransactionClient(self, lanes=1)  # type: ignore[arg-type]
         made._name = self.name
         made._attempt_timeout_s = 10.0
         return made
 
     def writer(self, owner: Owner, process: Process, batch: int, slot: int, copy: int) -> Writer:
-        return _Writer(self, owner, process, batch, slot)
+        return PoolWriter(self, owner, process, batch, slot)
 
     def key(self, handle: Handle) -> Key:
         return (self.name, handle["transactional_id"], handle["epoch"])
@@ -111,6 +136,65 @@ class Kafka(System):
 
         return write
 
+    def is_slow(self) -> bool:
+        """Whether an initialisation is not answered in time: it takes longer than other requests."""
+        simulation = self.simulation
+        if simulation.peace or "request late" not in simulation.config.faults or not simulation.dice.chance(_SLOW):
+            return False
+        simulation.note("slow")
+        return True
+
+    def initialises_late(self, name: str) -> None:
+        """An initialisation that is not answered in time. It matters if somebody else initialises the id later."""
+        self.simulation.say(self.called, "initialises", name, "-> request late")
+        self.late.append(name)
+
+    def overtake(self, name: str) -> None:
+        """A late initialisation may arrive when its id is in use again, at worst just before a commit."""
+        if name in self.overdue and not self.simulation.peace and self.simulation.dice.pick(2):
+            self.overdue.remove(name)
+            self.simulation.say(self.called, "arrives late: initialises", name)
+            self.initialise(name)
+
+    def move(self) -> Callable[[], None] | None:
+        """The coordinator's broker is stopped, and the other one takes over. None if nobody knew where it is."""
+
+        def take_over() -> None:
+            (self.broker,) = set(BROKERS) - {self.broker}
+            self.is_known = False
+            self.moves += 1
+            self.simulation.say(self.called, "the coordinator moves to broker", self.broker)
+            self.simulation.note("moved" if self.moves == 1 else "moved again")
+
+        return take_over if self.is_known else None
+
+    def keep_a_task_waiting(self) -> Callable[[], None] | None:
+        """A task waits in vain for a producer that is being initialised."""
+        waiting = [one for one in self.workers if one.may_lose_patience]
+        if not waiting:
+            return None
+
+        def lose_patience() -> None:
+            worker = waiting[self.simulation.dice.pick(len(waiting))]
+            self.simulation.say("process", worker.process.number, "waits no longer for a producer")
+            self.simulation.note("no patience")
+            worker.waits_for.too_late = True  # type: ignore[union-attr]
+
+        return lose_patience
+
+    def grow_old(self) -> Callable[[], None] | None:
+        """The producers that a process keeps ready are not taken for long."""
+        keeping = [one for one in self.workers if one.process.task is None and one.keeps_some]
+        if not keeping:
+            return None
+
+        def grow() -> None:
+            worker = keeping[self.simulation.dice.pick(len(keeping))]
+            self.simulation.say("process", worker.process.number, "has not taken a producer for long")
+            worker.grow_old()
+
+        return grow
+
     def marks_late(self) -> bool:
         """Whether a commit that is answered now still has to write its markers."""
         simulation = self.simulation
@@ -131,6 +215,9 @@ class Kafka(System):
 
     def initialise(self, name: str) -> int | None:
         """The new epoch; None while markers are being written."""
+        if name in self.late:
+            self.late.remove(name)
+            self.overdue.append(name)
         one = self.ids.get(name)
         if one is None:
             self.ids[name] = Id(name)
@@ -144,20 +231,33 @@ class Kafka(System):
         one.state = "Empty"
         return one.epoch
 
-    def produce(self, name: str, epoch: int, batch: int, slot: int, parts: int) -> str:
-        """``taken``, ``fenced``, or ``reopened`` where the epoch had carried a transaction already."""
+    def produce(self, name: str, epoch: int, batch: int, slot: int, parts: int, writer: Writer | None) -> str:
+        """``taken``, ``fenced``, or that the epoch has ``carried`` a transaction already, or ``carries`` another's."""
         one = self.ids.get(name)
         if one is None or one.epoch != epoch or one.state.startswith("Prepare"):
             return "fenced"
-        answer = "taken" if one.state in ("Empty", "Ongoing") else "reopened"
-        if one.state == "Ongoing" and (one.batch, one.slot) == (batch, slot):
+        if one.state == "Ongoing":
+            if one.writer is not writer:
+                return "carries"
             one.parts += parts
-        else:
-            one.state, one.batch, one.slot, one.parts = "Ongoing", batch, slot, parts
+            return "taken"
+        answer = "taken" if one.state == "Empty" else "carried"
+        one.state, one.batch, one.slot, one.parts, one.writer = "Ongoing", batch, slot, parts, writer
         return answer
 
-    def end(self, asked: Transaction, commit: bool) -> Answer:
-        """EndTxn: v4 to commit, v5 to abort."""
+    def give_up(self, name: str, epoch: int) -> None:
+        """librdkafka's own abort: EndTxn v4, exact in its epoch."""
+        one = self.ids.get(name)
+        if one is not None and one.epoch == epoch and one.state == "Ongoing":
+            self.simulation.oracle.aborted((self.name, name, epoch))
+            one.state = "CompleteAbort"
+
+    def end(self, asked: Transaction, commit: bool, raises_epoch: bool) -> Answer:
+        """EndTxn: v5 raises the epoch, v4 leaves it. The product commits by v4, and aborts by v5."""
+        if raises_epoch and self.version < 2:
+            return Answer(UNSUPPORTED_VERSION)
+        if commit and self.overdue:
+            self.overtake(asked.transactional_id)
         one = self.ids.get(asked.transactional_id)
         if one is None:
             return Answer(INVALID_PRODUCER_ID_MAPPING)
@@ -179,11 +279,13 @@ class Kafka(System):
         if one.state == "Ongoing":
             self.simulation.oracle.aborted((self.name, one.name, one.epoch))
             one.state = "CompleteAbort"
-        one.epoch += 1
+        one.epoch += raises_epoch
         return _NONE
 
     def fence(self, asked: Transaction) -> Answer:
         """InitProducerId with a producer id, by which version 1 aborts."""
+        if self.version >= 2:
+            self.simulation.oracle.broken(Violation.BLUNT_ABORT, asked.transactional_id, asked.epoch)
         one = self.ids.get(asked.transactional_id)
         if one is None:
             return Answer(INVALID_PRODUCER_ID_MAPPING)
@@ -200,140 +302,26 @@ class Kafka(System):
         one.state = "Empty"
         return _NONE
 
-    def describe(self, name: str) -> Description | Answer:
+    def find(self) -> int:
+        """FindCoordinator."""
+        self.is_known = True
+        return self.broker
+
+    def listed(self, states: Sequence[str]) -> list[str]:
+        """ListTransactions."""
+        return [one.name for one in self.ids.values() if one.state in states]
+
+    def describe(self, name: str) -> wire.Reply:
         """DescribeTransactions."""
         one = self.ids.get(name)
         if one is None:
-            return Answer(TRANSACTIONAL_ID_NOT_FOUND)
-        started_ms = one.batch * BATCHES_APART_MS if one.batch >= 0 and one.state != "Empty" else -1
-        return Description(Transaction(name, 1, one.epoch), one.state, 60_000, started_ms)
-
-
-class Client:
-    """`sparkonce.sinks.kafka.client.TransactionClient`, without a wire."""
-
-    def __init__(self, kafka: Kafka) -> None:
-        self._kafka = kafka
-
-    def end_transactions(self, transactions: Sequence[Transaction], *, commit: bool, deadline_s: float) -> list[Any]:
-        what = "commits" if commit else "aborts"
-        return [
-            self._ask((what, one.transactional_id, one.epoch), lambda one=one: self._kafka.end(one, commit))
-            for one in transactions
-        ]
-
-    def fence(self, transactions: Mapping[Transaction, int], *, deadline_s: float) -> list[Any]:
-        return [
-            self._ask(("fences", one.transactional_id, one.epoch), lambda one=one: self._kafka.fence(one))
-            for one in transactions
-        ]
-
-    def describe_transactions(self, transactions: Sequence[Transaction], *, deadline_s: float) -> list[Any]:
-        return [
-            self._ask(("describes", one.transactional_id), lambda one=one: self._kafka.describe(one.transactional_id))
-            for one in transactions
-        ]
-
-    def list_transactions(self, states: Sequence[str], *, deadline_s: float) -> Any:
-        def listed() -> list[str]:
-            return [one.name for one in self._kafka.ids.values() if one.state in states]
-
-        return self._ask(("lists", states[0]), listed)
-
-    def survey(self, states: Sequence[str], wanted: Callable[[str], bool], *, deadline_s: float) -> Any:
-        names = self._ask(
-            ("surveys",),
-            lambda: [one.name for one in self._kafka.ids.values() if one.state in states and wanted(one.name)],
+            return wire.says(TRANSACTIONAL_ID_NOT_FOUND)
+        return wire.Reply(
+            error_code=0,
+            transactional_id=name,
+            producer_id=PRODUCER_ID,
+            producer_epoch=one.epoch,
+            transaction_state=one.state,
+            transaction_timeout_ms=60_000,
+            transaction_start_time_ms=one.batch * BATCHES_APART_MS if one.batch >= 0 and one.state != "Empty" else -1,
         )
-        if isinstance(names, Answer):
-            return names
-        return [view for name in names if isinstance(view := self._kafka.describe(name), Description)]
-
-    def transaction_version(self, *, deadline_s: float) -> int:
-        return self._kafka.version
-
-    def close(self) -> None:
-        pass
-
-    def _ask(self, what: Words, apply: Callable[[], Any]) -> Any:
-        try:
-            return self._kafka.simulation.request((self._kafka.called, *what), apply)
-        except NoAnswerError as error:
-            return Answer(None, str(error))
-        except RefusedError:
-            return Answer(UNKNOWN_SERVER_ERROR)
-
-
-class _Writer(Writer):
-    system: Kafka
-
-    def __init__(self, system: Kafka, owner: Owner, process: Process, batch: int, slot: int) -> None:
-        super().__init__(system)
-        self._kept = process.kept
-        self._pool_of = (system.name, owner.token, owner.generation)
-        self._owner = owner
-        # A process draws this once for each sink and run.
-        worker = self._kept.setdefault((self._pool_of, "worker"), len(self._kept) * 4096 + process.number)
-        self._worker = f"{worker:012x}"
-        self._batch, self._slot = batch, slot
-        self._lane = -1
-        self._name, self._epoch = "", -1
-
-    def begin(self) -> None:
-        ready = self._kept.setdefault((self._pool_of, "ready"), [])
-        lane, self._name, self._epoch = ready.pop() if ready else self._initialise()
-        self._lane = lane
-        if self.system.simulation.config.keep_ready:
-            with suppress(PrepareError):
-                ready.append(self._initialise())
-
-    def _initialise(self) -> tuple[int, str, int]:
-        """A lane, its id, and the new epoch. A lane whose initialisation was not answered is never given back."""
-        pool, lane = self._kept.get(self._pool_of, LanePool()).lend(self._batch)
-        self._kept[self._pool_of] = pool
-        name = str(
-            TransactionalId(
-                prefix=self.system.prefix,
-                query=self._owner.query,
-                token=self._owner.token,
-                worker=self._worker,
-                lane=lane,
-            )
-        )
-        for _ in range(3):
-            epoch = self.ask(("initialises", name), lambda: self.system.initialise(name))
-            if epoch is not None:
-                return lane, name, epoch
-            self.system.simulation.let_others_go_on()
-        raise PrepareError("the id's last transaction is still being ended")
-
-    def write(self, parts: int) -> None:
-        answer = self.ask(
-            ("writes", self._name, self._epoch),
-            lambda: self.system.produce(self._name, self._epoch, self._batch, self._slot, parts),
-        )
-        if answer == "fenced":
-            raise PrepareError("fenced")
-        if answer == "reopened":
-            self.system.simulation.oracle.broken(Violation.SHARED_EPOCH, self._name, self._epoch)
-
-    def prepare(self) -> Mapping[str, Scalar]:
-        return {"transactional_id": self._name, "producer_id": 1, "epoch": self._epoch}
-
-    def abort(self) -> None:
-        if self._lane >= 0:
-            with suppress(PrepareError):
-                self.ask(("gives up", self._name, self._epoch), self._give_up)
-        self.close()
-
-    def _give_up(self) -> None:
-        """librdkafka's own abort: EndTxn v4, exact in its epoch."""
-        one = self.system.ids.get(self._name)
-        if one is not None and one.epoch == self._epoch and one.state == "Ongoing":
-            self.system.simulation.oracle.aborted((self.system.name, one.name, one.epoch))
-            one.state = "CompleteAbort"
-
-    def close(self) -> None:
-        if self._lane >= 0:
-            self._kept[self._pool_of] = self._kept[self._pool_of].give_back(self._lane, self._batch)
-            self._lane = -1

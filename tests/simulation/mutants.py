@@ -16,6 +16,8 @@ from simulation.schedule import SYSTEMS
 from simulation.systems import System
 from sparkonce.driver import replay
 from sparkonce.driver.replay import Key
+from sparkonce.driver.run import RunDriver
+from sparkonce.errors import PrepareError
 from sparkonce.protocol import coordinator
 from sparkonce.protocol import effects as do
 from sparkonce.protocol import events as on
@@ -31,7 +33,8 @@ from sparkonce.sinks.files.committer import FilesCommitter
 from sparkonce.sinks.files.handle import read_handle
 from sparkonce.sinks.files.local import LocalStore
 from sparkonce.sinks.kafka.committer import KafkaCommitter
-from sparkonce.sinks.kafka.outcomes import Answer, Transaction, commit_outcome
+from sparkonce.sinks.kafka.outcomes import Answer, commit_outcome
+from sparkonce.sinks.kafka.producers import Pool
 from sparkonce.sinks.mysql import prepared
 from sparkonce.sinks.mysql.names import Xid
 from sparkonce.sinks.postgres.committer import PostgresCommitter
@@ -130,6 +133,13 @@ def _reuses_lanes_at_once(pool: LanePool, batch: int) -> tuple[LanePool, int]:
     return LanePool((*pool.lanes, HELD)), len(pool.lanes)
 
 
+def _thinks_that_it_has_swept(driver: RunDriver, *asked: Any) -> bool:
+    _TRY_TO_SWEEP(driver, *asked)
+    return True
+
+
+_TRY_TO_SWEEP = RunDriver._try_to_sweep
+
 # --- Kafka ------------------------------------------------------------------------------------------------------------
 
 
@@ -139,16 +149,17 @@ class _CommitBumps(Kafka):
     commit_bumps = True
 
 
-class _AbortsWithV4(Kafka):
-    """Aborts by EndTxn v4: the epoch stays, and the writer can open the transaction again."""
-
-    def end(self, asked: Transaction, commit: bool) -> Answer:
-        one = self.ids.get(asked.transactional_id)
-        epoch = one.epoch if one is not None else 0
-        answer = super().end(asked, commit)
-        if one is not None and not commit:
-            one.epoch = epoch
-        return answer
+def _gives_a_failed_lane_back(pool: Pool, number: int) -> None:
+    try:
+        lane = pool._make(number)
+    except PrepareError as error:
+        pool._starting -= 1
+        pool._lanes = pool._lanes.give_back(number, pool._last_batch)
+        if pool._waiting:
+            pool._waiting.popleft().set_exception(error)
+        return
+    pool._starting -= 1
+    pool._offer(lane)
 
 
 # --- readings of answers ----------------------------------------------------------------------------------------------
@@ -251,6 +262,10 @@ MUTANTS = (
         },
     ),
     Mutant(
+        name="a sink that could not be swept counts as swept",
+        patches=((RunDriver, "_try_to_sweep", _thinks_that_it_has_swept),),
+    ),
+    Mutant(
         name="Kafka: a fence is taken for a loss after superseding, lanes used again at once",
         kinds=_KAFKA,
         patches=(
@@ -278,7 +293,27 @@ MUTANTS = (
     Mutant(
         name="Kafka v2: aborts by EndTxn v4, which leaves the epoch",
         kinds=("kafka-v2",),
-        systems={"kafka-v2": _AbortsWithV4},
+        patches=(("sinks.kafka.client", "_EPOCH_RAISED", {"max_version": 4}),),
+    ),
+    Mutant(
+        name="Kafka v2: aborts as version 1 has to, which compares no epoch",
+        kinds=("kafka-v2",),
+        patches=(("sinks.kafka.committer", "_EPOCH_BUMPED_BY_END", 3),),
+    ),
+    Mutant(
+        name="Kafka: a lane whose initialisation was not answered is given back",
+        kinds=_KAFKA,
+        patches=((Pool, "_start", _gives_a_failed_lane_back),),
+    ),
+    Mutant(
+        name="Kafka: a producer is kept for the next task after its transaction",
+        kinds=_KAFKA,
+        patches=((Pool, "retire", lambda pool, lane, _: pool.give_back(lane)),),
+    ),
+    Mutant(
+        name="Kafka: a coordinator that has moved is not looked up again",
+        kinds=_KAFKA,
+        patches=(("sinks.kafka.client", "MOVED", frozenset()),),
     ),
     Mutant(
         name="Kafka: a sweep takes newer runs' transactions, too",

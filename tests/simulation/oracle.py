@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING
@@ -14,6 +14,8 @@ from sparkonce.protocol.records import Claim, Commit, Record
 
 if TYPE_CHECKING:
     from sparkonce.protocol.handles import Handle
+    from sparkonce.protocol.ownership import Token
+    from sparkonce.sinks.base import Owner
 
 Key = tuple[object, ...]
 """A transaction: its sink, and what the system calls it."""
@@ -37,6 +39,8 @@ class Violation(str, Enum):
     UNDONE = "a transaction that a decision names was aborted by request"
     DECIDED_TWICE = "a batch was decided by two commits"
     SHARED_EPOCH = "a copy wrote on in an epoch whose transaction had ended"
+    BLUNT_ABORT = "an abort that compares no epoch was sent where there is one that does"
+    UNSWEPT = "a run went on, and did not look for what a copy that lost had left"
     LINGERING = "something is left open after a fresh run has swept"
     STRANDED = "a fresh run, left in peace, could not finish"
     WRONG_STOP = "a run stopped for a reason that did not exist"
@@ -44,7 +48,14 @@ class Violation(str, Enum):
 
 
 _NOT_ANSWERED_WELL = frozenset({"request lost", "reply lost", "request late", "refused"})
-_MAY_FAIL = _NOT_ANSWERED_WELL | {"task killed", "expired", "server restarted", "connection ended"}
+_MAY_FAIL = _NOT_ANSWERED_WELL | {
+    "task killed",
+    "expired",
+    "server restarted",
+    "connection ended",
+    "no patience",
+    "slow",
+}
 """What can make a task fail."""
 _MAY_BE_UNKNOWN = _NOT_ANSWERED_WELL | {"put lost", "put refused", "server restarted"}
 """What can leave somebody in doubt."""
@@ -85,6 +96,8 @@ class Oracle:
         self._shown: dict[int, int] = {}
         self._effective: dict[tuple[int, int, str], Key] = {}
         self._claims: list[str] = []
+        self._unswept: dict[Token, set[str]] = {}
+        self._asked: set[tuple[Token, str]] = set()
 
     def broken(self, violation: Violation, *words: object) -> None:
         """Ends the schedule."""
@@ -191,6 +204,27 @@ class Oracle:
         in_part = shown & {sink for _, _, sink in lost} if error.details["same_rows"] else shown
         return lost if is_lost and in_part else frozenset()
 
+    def may_have_lost(self, token: Token) -> None:
+        """A stage of this run is over, and a copy may be left that is not named by it: in any sink of the unit."""
+        self._unswept[token] = set(self._simulation.config.sinks)
+
+    def sweeps(self, sink: str, owners: Sequence[Owner]) -> None:
+        """A sink is asked what of these runs is open."""
+        self._asked.update((owner.token, sink) for owner in owners)
+
+    def swept(self, sink: str, owners: Sequence[Owner]) -> None:
+        """It has said so, and has ended all of it."""
+        for owner in owners:
+            if owner.token in self._unswept:
+                self._unswept[owner.token].discard(sink)
+
+    def batch_over(self, token: Token | None) -> None:
+        """A run goes on to its next batch. What could not be swept after one batch has to be tried after the next."""
+        left = {sink for sink in self._unswept.get(token, ()) if (token, sink) not in self._asked}
+        if left:
+            self.broken(Violation.UNSWEPT, *sorted(left))
+        self._asked = {(other, sink) for other, sink in self._asked if other != token}
+
     def start(self, run: str) -> Start:
         """A run begins."""
         return Start(
@@ -225,6 +259,8 @@ class Oracle:
             # Of two drivers at work on the same transactions, one may stand still for too long, and have no time left.
             waited = self._simulation.clock_s - start.clock_s >= COMMIT_DEADLINE_S
             in_turn = waited and "overlap" in self._simulation.config.faults
+            # A coordinator that has moved costs one request, and the next attempt finds it, unless it moves again.
+            in_turn |= waited and "moved again" in since
             return in_turn or bool(self._simulation.gone_wrong() & _MAY_BE_UNKNOWN)
         if kind is errors.LogError and "could not be " in str(error):
             return bool(since & {"put lost", "put refused"})

@@ -12,7 +12,8 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 from unittest import mock
 
-from simulation import files, mariadb, postgres, s3
+from simulation import files, kafka, mariadb, postgres, producers, s3, wire
+from simulation.engine import UNDER_WAY
 from sparkonce import errors
 from sparkonce.driver import run as driver
 from sparkonce.protocol import codec, coordinator
@@ -26,13 +27,10 @@ if TYPE_CHECKING:
 
 MOST_REMEMBERED = 50_000
 
-_now: list[Simulation] = []
-"""The schedule that is under way."""
-
 
 class _Clock:
     def monotonic(self) -> float:
-        return _now[0].clock_s
+        return UNDER_WAY[0].clock_s
 
     time = monotonic
 
@@ -40,7 +38,7 @@ class _Clock:
         return 0
 
     def sleep(self, seconds: float) -> None:
-        _now[0].sleep(seconds)
+        UNDER_WAY[0].sleep(seconds)
 
 
 class _Later:
@@ -86,7 +84,7 @@ class _Pool:
     def run(self) -> None:
         waiting, self._waiting = self._waiting, []
         while waiting:
-            waiting.pop(_now[0].dice.pick(len(waiting)) if len(waiting) > 1 else 0).run()
+            waiting.pop(UNDER_WAY[0].dice.pick(len(waiting)) if len(waiting) > 1 else 0).run()
 
     def shutdown(self) -> None:
         pass
@@ -95,7 +93,7 @@ class _Pool:
 def _first_line(error: BaseException) -> str:
     """What a run goes on after, whatever it is: so it is seen here whether it may be."""
     if not isinstance(error, errors.SparkonceError):
-        _now[0].oracle.failed(error)
+        UNDER_WAY[0].oracle.failed(error)
     return FIRST_LINE(error)
 
 
@@ -168,7 +166,7 @@ def _copier(kind: type, changed: tuple[str, ...]) -> Callable[[Any, Mapping[str,
 
 
 def _nonce() -> Any:
-    return SimpleNamespace(hex=f"{_now[0].nonce():08x}")
+    return SimpleNamespace(hex=f"{UNDER_WAY[0].nonce():08x}")
 
 
 _CLOCK = _Clock()
@@ -179,6 +177,8 @@ _REPLACED: tuple[tuple[str, str, Any], ...] = (
         (f"{_SINKS}.{name}", "time", _CLOCK)
         for name in (
             "kafka.committer",
+            "kafka.producers",
+            "kafka.writer",
             "postgres.committer",
             "mysql.committer",
             "mysql.prepared",
@@ -205,6 +205,8 @@ _REPLACED: tuple[tuple[str, str, Any], ...] = (
     (f"{_SINKS}.files.committer", "read_handle", lru_cache(MOST_REMEMBERED)(read_handle)),
     *((f"sparkonce.protocol.{name}", "replace", replace) for name in ("coordinator", "view", "ownership")),
     (f"{_SINKS}.postgres.committer", "within", lambda *_: _NOTHING),
+    *((f"{_SINKS}.kafka.{module}", name, value) for module, name, value in (*wire.REPLACED, *producers.REPLACED)),
+    (f"{_SINKS}.kafka.client", "Connection", lambda cluster: wire.Wire(cluster, kafka.BROKERS)),
     *((f"{_SINKS}.postgres.{module}", name, value) for module, name, value in postgres.REPLACED),
     *((f"{_SINKS}.mysql.{module}", name, value) for module, name, value in mariadb.REPLACED),
     *((f"{_SINKS}.files.{module}", name, value) for module, name, value in files.REPLACED),
@@ -256,11 +258,11 @@ def replaced() -> Iterator[None]:
 @contextmanager
 def under_way(simulation: Simulation) -> Iterator[None]:
     """The schedule whose clock and decisions count."""
-    _now[:] = [simulation]
+    UNDER_WAY[:] = [simulation]
     coordinator.KEEP_BATCHES = simulation.config.keep
     coordinator.TIDY_EVERY_BATCHES = 1 if simulation.config.keep < 100 else 20
     try:
         yield
     finally:
         coordinator.KEEP_BATCHES, coordinator.TIDY_EVERY_BATCHES = 100, 20
-        _now.clear()
+        UNDER_WAY.clear()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from simulation.config import COMMIT_DEADLINE_S
@@ -23,18 +23,66 @@ MOST_ATTEMPTS = 3
 
 
 class Process:
-    """A Python worker, which runs one task after another.
+    """A Python worker, which runs one task after another. Who kills one of its threads kills all.
+
+    Args:
+        simulation: The schedule.
+        number: Tells it from all others.
+        idle: Those without a task.
 
     Attributes:
-        number: Tells it from all others.
+        dead: Whether it was killed.
         kept: What sinks keep in it from task to task.
+        task: The copy that it runs.
+        threads: What goes on beside it, also between tasks.
+        behind: What other threads have to do that has not begun.
     """
 
-    __slots__ = ("kept", "number")
+    __slots__ = ("_idle", "_simulation", "behind", "dead", "kept", "number", "task", "threads")
 
-    def __init__(self, number: int) -> None:
+    def __init__(self, simulation: Simulation, number: int, idle: list[Process]) -> None:
+        self._simulation, self._idle = simulation, idle
         self.number = number
+        self.dead = False
         self.kept: dict[Any, Any] = {}
+        self.task: Party | None = None
+        self.threads: list[Party] = []
+        self.behind: list[Callable[[], None]] = []
+
+    def in_thread(self, work: Callable[[], None]) -> None:
+        """Does this beside its task: as a party, or, where its task waits, before anybody else goes on."""
+        simulation = self._simulation
+        if simulation.peace or not simulation.dice.chance(simulation.config.switches):
+            self.behind.append(work)
+            return
+
+        def run() -> None:
+            work()
+            self.threads.remove(party)
+
+        party = simulation.start(f"process {self.number}, thread", run, self.die)
+        self.threads.append(party)
+
+    def catch_up(self, enough: Callable[[], bool] = lambda: False) -> None:
+        """Does what its threads have to do that are no parties."""
+        while self.behind and not enough():
+            self.behind.pop(0)()
+
+    def leave(self) -> None:
+        """Its task is over."""
+        self.task = None
+        self._idle.append(self)
+
+    def die(self) -> None:
+        """All of it ends, once one of its parties was killed."""
+        if self.dead:
+            return
+        self.dead = True
+        if self in self._idle:
+            self._idle.remove(self)
+        for party in (self.task, *self.threads):
+            if party is not None and not party.dead:
+                self._simulation.kill(party)
 
 
 class Cluster:
@@ -51,6 +99,7 @@ class Cluster:
         self.systems = systems
         self.log = log
         self.sinks = {name: system.sink() for name, system in systems.items()}
+        self.early = [name for name, system in systems.items() if system.opens_early]
         self.committed = -1
         self.runs = 0
         self.copies = 0
@@ -96,6 +145,7 @@ class Cluster:
             simulation.say("batch", batch, "is asked for")
             driver.run_batch(_asked(batch), Work(self, number, batch))
             simulation.oracle.done(batch)
+            simulation.oracle.batch_over(driver.state.token)
             simulation.stop_here()
             self.committed = max(self.committed, batch)
             simulation.say("Spark commits batch", batch)
@@ -107,7 +157,7 @@ class Cluster:
         if self.idle:
             return self.idle.pop(0)
         self.processes += 1
-        return Process(self.processes)
+        return Process(self.simulation, self.processes, self.idle)
 
 
 def _run_id(number: int) -> str:
@@ -149,6 +199,9 @@ class Work:
         if stage.failure:
             raise PrepareError(stage.failure)
         handles = [handle for slot in range(len(stage.spread)) for handle in stage.won[slot]]
+        if stage.loser_possible:
+            for owner in sinks.values():
+                simulation.oracle.may_have_lost(owner.token)
         return handles, stage.loser_possible
 
 
@@ -203,7 +256,7 @@ class Stage:
             self.copies.append(copy.run)
         else:
             name = f"run {self.run}, batch {self.batch}, slot {slot}, copy {attempt}"
-            simulation.start(name, copy.run, lambda: self.failed(slot, "its process died"))
+            simulation.start(name, copy.run, copy.die)
 
     def failed(self, slot: int, reason: str) -> None:
         """Spark tries a task again, but not for ever."""
@@ -221,52 +274,67 @@ class Copy:
 
     def __init__(self, stage: Stage, slot: int, number: int) -> None:
         self._stage, self._slot, self._number = stage, slot, number
+        self._process: Process | None = None
+
+    def die(self) -> None:
+        """With its process, if it has one already."""
+        if self._process is not None:
+            self._process.die()
+        self._stage.failed(self._slot, "its process died")
 
     def run(self) -> None:
         stage, slot = self._stage, self._slot
         cluster = stage.cluster
         simulation = cluster.simulation
-        process = cluster.process()
+        process = self._process = cluster.process()
+        process.task = simulation.current
         writers: list[Any] = []
         handles = []
         opened_ms = stage.batch * BATCHES_APART_MS
         version = 0 if simulation.config.deterministic else stage.execution
         rows = stage.spread[slot]
+        asked = stage.sinks if stage.only is None else {name for name, number in stage.only if number == slot}
+        begun = asked if rows else ()
+        early = {
+            name: cluster.systems[name].writer(stage.sinks[name], process, stage.batch, slot, self._number)
+            for name in cluster.early
+            if name in asked and name in stage.sinks
+        }
         try:
             for name, owner in stage.sinks.items():
-                if rows and (stage.only is None or (name, slot) in stage.only):
+                writer = early.pop(name, None)
+                if writer is None and name in begun:
                     writer = cluster.systems[name].writer(owner, process, stage.batch, slot, self._number)
-                    writers.append(writer)
+                writers.append(writer)
+                if name in begun:
                     writer.begin()
                     writer.write(1)
                     writer.write(1)
-                else:
-                    writers.append(None)
             for name, writer in zip(stage.sinks, writers, strict=True):
-                fields = writer.prepare() if writer is not None else {}
+                fields = writer.prepare() if name in begun else {}
                 handles.append(
                     Handle(
                         sink=name,
                         slot=slot,
                         rows=len(rows),
                         fingerprint=sum(version * 10_000 + stage.batch * 100 + row for row in rows),
-                        opened_ms=opened_ms if writer is not None else 0,
+                        opened_ms=opened_ms if name in begun else 0,
                         transaction=transaction_fields(fields),
                     )
                 )
         except PrepareError as error:
-            for writer in writers:
+            for writer in (*writers, *early.values()):
                 if writer is not None:
                     writer.abort()
             simulation.say("fails:", error.message)
-            cluster.idle.append(process)
+            process.leave()
             stage.failed(slot, error.message)
             return
         for writer in writers:
             if writer is not None:
                 writer.close()
         simulation.stop_here()
-        cluster.idle.append(process)
+        process.leave()
         if slot not in stage.won:
             simulation.say("has prepared")
             for handle in handles:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import abc
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from simulation.engine import NoAnswerError, RefusedError, Words, text
 from sparkonce.errors import PrepareError
 from sparkonce.guarantees import Guarantee
+from sparkonce.protocol.outcomes import Finished, Outcome
 from sparkonce.protocol.ownership import TransactionName
 from sparkonce.sinks.base import Facts, SinkCommitter, SinkWriter, TwoPhaseCommitSink, WriterContext
 
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
     from simulation.spark import Process
     from sparkonce.protocol.handles import Handle, Scalar
     from sparkonce.sinks.base import Owner
+
+_NOT_FINAL = (Outcome.RETRY, Outcome.UNKNOWN)
 
 Event = Callable[[], Callable[[], None] | None]
 """What may happen by itself now, if anything can."""
@@ -32,6 +35,8 @@ class System(abc.ABC):
     """
 
     prefix = "p"
+    opens_early = False
+    """Whether a writer asks for something when it is made, before any sink's first rows, and also where none come."""
 
     def __init__(self, simulation: Simulation, name: str) -> None:
         self.simulation = simulation
@@ -123,12 +128,21 @@ class Writer(abc.ABC):
 
     def ask(self, what: Words, apply: Callable[[], Any]) -> Any:
         """A request of a copy: without an answer, or refused, the copy fails."""
-        try:
-            return self.system.simulation.request((self.system.called, *what), apply)
-        except NoAnswerError:
-            raise PrepareError(f"{text(what)}: no answer") from None
-        except RefusedError:
-            raise PrepareError(f"{text(what)}: refused") from None
+        return ask(self.system, what, apply)
+
+
+def ask(system: System, what: Words, apply: Callable[[], Any]) -> Any:
+    """A request of a worker process.
+
+    Raises:
+        PrepareError: without an answer, or if it is refused.
+    """
+    try:
+        return system.simulation.request((system.called, *what), apply)
+    except NoAnswerError:
+        raise PrepareError(f"{text(what)}: no answer") from None
+    except RefusedError:
+        raise PrepareError(f"{text(what)}: refused") from None
 
 
 class _Sink(TwoPhaseCommitSink):
@@ -143,7 +157,37 @@ class _Sink(TwoPhaseCommitSink):
         raise NotImplementedError("copies of tasks ask the system itself")
 
     def committer(self) -> SinkCommitter:
-        return self._system.committer()
+        made = self._system.committer()
+        _Sweeps(self._system, made)
+        return made
+
+
+class _Sweeps:
+    """Tells the oracle which runs a driver's committer is asked to sweep, and when nothing of theirs is left."""
+
+    __slots__ = ("_abort", "_found", "_list", "_oracle", "_owners", "_sink")
+
+    def __init__(self, system: System, committer: SinkCommitter) -> None:
+        self._oracle, self._sink = system.simulation.oracle, system.name
+        self._list, self._abort = committer.list_lingering, committer.abort
+        self._owners: Sequence[Owner] = ()
+        self._found: Sequence[Handle] = ()
+        committer.list_lingering = self.list_lingering  # type: ignore[method-assign]
+        committer.abort = self.abort  # type: ignore[method-assign]
+
+    def list_lingering(self, owners: Sequence[Owner]) -> Sequence[Handle]:
+        self._oracle.sweeps(self._sink, owners)
+        self._owners, self._found = owners, self._list(owners)
+        if not self._found:
+            self._oracle.swept(self._sink, owners)
+        return self._found
+
+    def abort(self, handles: Sequence[Handle]) -> Sequence[Finished]:
+        finished = self._abort(handles)
+        is_over = all(one.outcome not in _NOT_FINAL for one in finished)
+        if handles is self._found and is_over:
+            self._oracle.swept(self._sink, self._owners)
+        return finished
 
 
 def _noted(fault: str, simulation: Simulation, event: Event) -> Event:

@@ -112,16 +112,16 @@ def test_a_commit_is_writing_its_markers_until_they_are_written() -> None:
     one = simulation("kafka-v1")
     kafka = Kafka(one, "kafka-v1")
     asked = Transaction("id", 1, kafka.initialise("id") or 0)
-    kafka.produce("id", 0, 0, 0, 2)
+    kafka.produce("id", 0, 0, 0, 2, None)
     kafka.ids["id"].state = "PrepareCommit"
     for _ in range(3):
-        assert kafka.end(asked, commit=True).code == CONCURRENT_TRANSACTIONS
+        assert kafka.end(asked, commit=True, raises_epoch=False).code == CONCURRENT_TRANSACTIONS
         assert kafka.initialise("id") is None
     write = kafka.write_markers()
     assert write is not None
     write()
     assert kafka.write_markers() is None
-    assert kafka.end(asked, commit=True).code == 0
+    assert kafka.end(asked, commit=True, raises_epoch=False).code == 0
     assert kafka.initialise("id") == 1
 
 
@@ -130,7 +130,7 @@ def test_a_session_ends_with_its_process_and_what_is_prepared_stays() -> None:
     server = Postgres(one, "postgres")
 
     def write(copy: int, prepares: bool) -> None:
-        writer = server.writer(OWNER, Process(copy), 0, 0, copy)
+        writer = server.writer(OWNER, Process(one, copy, []), 0, 0, copy)
         writer.begin()
         writer.write(2)
         if prepares:
@@ -150,7 +150,7 @@ def test_a_session_ends_with_its_process_and_what_is_prepared_stays() -> None:
 def test_a_session_stays_as_long_as_its_writer_lives() -> None:
     one = simulation("postgres")
     server = Postgres(one, "postgres")
-    server.writer(OWNER, Process(1), 0, 0, 1).begin()
+    server.writer(OWNER, Process(one, 1, []), 0, 0, 1).begin()
     assert server.hang_up() is None
 
 
@@ -178,7 +178,7 @@ def test_a_branch_that_is_prepared_outlives_the_connection_of_a_dead_copy() -> N
     server = MariaDB(one, "mariadb")
 
     def write(copy: int, prepares: bool) -> None:
-        writer = server.writer(OWNER, Process(copy), 0, 0, copy)
+        writer = server.writer(OWNER, Process(one, copy, []), 0, 0, copy)
         writer.begin()
         writer.write(2)
         server.branches[writer._name.copy].prepared = prepares  # type: ignore[attr-defined]

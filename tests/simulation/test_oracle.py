@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import suppress
+from dataclasses import replace
 
 import pytest
 
@@ -14,6 +15,7 @@ from sparkonce import errors
 from sparkonce.protocol.handles import Handle
 from sparkonce.protocol.ownership import Token
 from sparkonce.protocol.records import Claim, Commit
+from sparkonce.sinks.base import Owner
 
 SINKS = ("a", "b")
 
@@ -173,3 +175,65 @@ def test_three_healings_are_enough_only_if_each_was_lost() -> None:
         one.named["b", f"healed {number}"] = 1
         one.lost(("b", f"healed {number}"))
     assert stops(one, error) is None
+
+
+RUN = Token(3, "n")
+OWN = Owner(query="q", token=RUN)
+OLDER = Owner(query="q", token=Token(0, "n"))
+
+
+def swept(*sinks: str, owner: Owner = OWN) -> Oracle:
+    """A batch of whose copies one may have lost; these sinks were swept after it."""
+    one = oracle()
+    one.may_have_lost(RUN)
+    for sink in SINKS:
+        one.sweeps(sink, [OLDER, owner])
+    for sink in sinks:
+        one.swept(sink, [OLDER, owner])
+    one.batch_over(RUN)
+    return one
+
+
+def test_a_sink_that_was_not_swept_is_asked_again_after_the_next_batch() -> None:
+    swept("a", "b").batch_over(RUN)
+    one = swept("a")
+    one.sweeps("b", [OWN])
+    one.batch_over(RUN)
+    with pytest.raises(Broken):
+        one.batch_over(RUN)
+    assert one.violation is Violation.UNSWEPT
+
+
+def test_a_sweep_of_older_runs_is_none_of_a_runs_own() -> None:
+    one = oracle()
+    one.may_have_lost(RUN)
+    for sink in SINKS:
+        one.sweeps(sink, [OLDER])
+        one.swept(sink, [OLDER])
+    with pytest.raises(Broken):
+        one.batch_over(RUN)
+    assert one.violation is Violation.UNSWEPT
+
+
+def test_a_run_whose_copies_all_won_need_not_sweep() -> None:
+    one = oracle()
+    one.batch_over(RUN)
+    assert one.violation is None
+
+
+@pytest.mark.parametrize(
+    ("moves", "waited_s", "may"),
+    [("moved again", 2.0, True), ("moved again", 0.5, False), ("moved", 2.0, False), ("", 2.0, False)],
+)
+def test_a_coordinator_that_moves_again_and_again_may_use_up_the_time(
+    moves: str, waited_s: float, *, may: bool
+) -> None:
+    one = oracle()
+    one._simulation.config = replace(one._simulation.config, faults=frozenset({"server restarted"}))
+    start = one.start("run-0")
+    one._simulation.clock_s += waited_s
+    if moves:
+        one._simulation.note(moves)
+    with suppress(Broken):
+        one.stopped(start, errors.UnknownOutcomeError("no answer"))
+    assert (one.violation is None) is may

@@ -65,6 +65,6 @@ def test_the_schedules_go_through_every_transition() -> None:
         return step(state, event)
 
     with mock.patch.object(run, "step", noting):
-        walk(range(3_000))
+        walk(range(1_500))
     assert TRANSITIONS.keys() - gone_through == UNREACHED
     assert outcomes == set(Outcome) - {Outcome.ABORTED}

@@ -1,0 +1,238 @@
+"""Kafka's executor half: the product's own `Worker`, `Pool` and `KafkaWriter`. librdkafka's producer is a model.
+
+A thread in which a producer is initialised is a party that goes on when it is chosen, and a task that waits for one
+stands still. The keeper's thread, which ends what is idle, is an event.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+from unittest import mock
+
+from confluent_kafka import KafkaError, KafkaException
+
+from simulation.engine import UNDER_WAY
+from simulation.oracle import Violation
+from simulation.systems import Writer, ask
+from sparkonce.errors import PrepareError, SparkonceError
+from sparkonce.protocol.ownership import TransactionalId
+from sparkonce.sinks.kafka import producers
+from sparkonce.sinks.kafka.lane import Reports
+from sparkonce.sinks.kafka.producers import KEEP_AT_MOST, Pool, PoolKey, Worker
+from sparkonce.sinks.kafka.writer import KafkaWriter, Limits
+
+if TYPE_CHECKING:
+    from simulation.kafka import Kafka
+    from simulation.spark import Process
+    from sparkonce.protocol.handles import Scalar
+    from sparkonce.sinks.base import Owner
+
+_LIMITS = Limits(queued_rows=1, queued_bytes=1, delivery_s=60.0, initialise_s=65.0)
+
+
+class Lease:
+    """`concurrent.futures.Future`, as far as a pool needs it: who waits for its result lets the others go on.
+
+    Attributes:
+        process: Where it is waited for.
+        too_late: Whether who waits for it waits no longer.
+    """
+
+    __slots__ = ("_done", "_error", "_lane", "process", "too_late")
+
+    def __init__(self) -> None:
+        self.process: Process | None = None
+        self._done = self.too_late = False
+        self._error: BaseException | None = None
+        self._lane: Any = None
+
+    def done(self) -> bool:
+        return self._done
+
+    def set_result(self, lane: Any) -> None:
+        self._lane, self._done = lane, True
+
+    def set_exception(self, error: BaseException) -> None:
+        self._error, self._done = error, True
+
+    def exception(self) -> BaseException | None:
+        return self._error
+
+    def result(self, timeout_s: float | None = None) -> Any:
+        if not self._done:
+            if self.process is not None:
+                self.process.catch_up(self.done)
+            UNDER_WAY[0].wait(lambda: self._done or self.too_late)
+        if not self._done:
+            raise producers.LeaseTimeoutError
+        if self._error is not None:
+            raise self._error
+        return self._lane
+
+
+class _Random:
+    """Instead of the module ``os``."""
+
+    @staticmethod
+    def urandom(size: int) -> bytes:
+        return UNDER_WAY[0].nonce().to_bytes(size, "big")
+
+
+REPLACED: tuple[tuple[str, str, Any], ...] = (("producers", "Future", Lease), ("producers", "os", _Random))
+
+
+class ModelWorker(Worker):
+    """The product's `Worker` of a process.
+
+    Attributes:
+        process: Where.
+        waits_for: What its task waits for.
+    """
+
+    def __init__(self, process: Process) -> None:
+        super().__init__(process.in_thread)
+        self.process = process
+        self.waits_for: Lease | None = None
+
+    def _begin_to_keep(self) -> None:
+        """Whatever is discarded is ended at once."""
+
+    @property
+    def keeps_some(self) -> bool:
+        """Whether producers are ready that no task has taken."""
+        return any(pool._ready for pool in self._pools.values())
+
+    @property
+    def may_lose_patience(self) -> bool:
+        """Whether its task waits for a producer while the thread that makes one stands still."""
+        if self.waits_for is None or self.waits_for.too_late or self.process.dead:
+            return False
+        return any(thread.paused for thread in self.process.threads)
+
+    def grow_old(self) -> None:
+        """No task has taken a producer for long."""
+        with mock.patch.object(producers, "IDLE_LIMIT_S", -1.0):
+            self._look_after()
+
+
+class ModelLane:
+    """A producer, which says what was heard of it by `sparkonce.sinks.kafka.lane.Lane`'s methods."""
+
+    __slots__ = ("_system", "epoch", "number", "producer_id", "transactional_id")
+
+    def __init__(self, system: Kafka, number: int, transactional_id: str) -> None:
+        self._system = system
+        self.number = number
+        self.transactional_id = transactional_id
+        self.producer_id, self.epoch = 1, -1
+
+    polled_s = float("inf")
+    reports = Reports()
+
+    @property
+    def producer(self) -> ModelLane:
+        """Of librdkafka's own methods there are so few that they fit in here."""
+        return self
+
+    def initialise(self) -> None:
+        system, name = self._system, self.transactional_id
+        for _ in range(3):
+            if system.is_slow():
+                system.initialises_late(name)
+                raise PrepareError("the initialisation was not answered in time")
+            epoch = ask(system, ("initialises", name), lambda: system.initialise(name))
+            if epoch is not None:
+                self.epoch = epoch
+                return
+            system.simulation.let_others_go_on()
+        raise PrepareError("the id's last transaction is still being ended")
+
+    def trouble(self) -> str:
+        return ""
+
+    def destroy(self) -> None:
+        pass
+
+    def __len__(self) -> int:
+        return 0
+
+    def begin_transaction(self) -> None:
+        pass
+
+    def abort_transaction(self, timeout_s: float) -> None:
+        what = ("gives up", self.transactional_id, self.epoch)
+        try:
+            ask(self._system, what, lambda: self._system.give_up(self.transactional_id, self.epoch))
+        except PrepareError:
+            raise KafkaException(KafkaError(KafkaError._TIMED_OUT)) from None
+
+
+class PoolWriter(Writer):
+    """The product's `KafkaWriter`, but for rows."""
+
+    system: Kafka
+
+    def __init__(self, system: Kafka, owner: Owner, process: Process, batch: int, slot: int) -> None:
+        super().__init__(system)
+        self._worker = worker_of(process)
+        if self._worker not in system.workers:
+            system.workers.append(self._worker)
+        self._batch, self._slot = batch, slot
+        self._shipped = KafkaWriter(self._pool(owner), batch=batch, topic="t", transactional=True, limits=_LIMITS)
+
+    def _pool(self, owner: Owner) -> Pool:
+        system = self.system
+
+        def make(drawn: str, number: int) -> Any:
+            name = TransactionalId(
+                prefix=system.prefix, query=owner.query, token=owner.token, worker=drawn, lane=number
+            )
+            lane = ModelLane(system, number, str(name))
+            try:
+                lane.initialise()
+            except SparkonceError:
+                raise
+            except Exception as error:
+                system.simulation.oracle.failed(error)
+                raise
+            return lane
+
+        key = PoolKey(sink=system.name, query=owner.query, token=owner.token, generation=owner.generation)
+        return self._worker.pool(key, make, KEEP_AT_MOST if system.simulation.config.keep_ready else 0)
+
+    def begin(self) -> None:
+        lease: Any = self._shipped._lease
+        lease.process, self._worker.waits_for = self._worker.process, lease
+        try:
+            self._shipped.begin()
+        finally:
+            self._worker.waits_for = None
+        self._worker.process.catch_up()
+
+    def write(self, parts: int) -> None:
+        system, lane = self.system, self._shipped._open_lane()
+        name, epoch = lane.transactional_id, lane.epoch
+        what = ("writes", name, epoch)
+        answer = ask(system, what, lambda: system.produce(name, epoch, self._batch, self._slot, parts, self))
+        if answer == "fenced":
+            raise PrepareError("fenced")
+        if answer != "taken":
+            self.system.simulation.oracle.broken(Violation.SHARED_EPOCH, answer, name, epoch)
+
+    def prepare(self) -> Mapping[str, Scalar]:
+        return self._shipped.prepare()
+
+    def abort(self) -> None:
+        self._shipped.abort()
+
+    def close(self) -> None:
+        self._shipped.close()
+
+
+def worker_of(process: Process) -> ModelWorker:
+    """The process's own: one for all sinks and runs."""
+    found: ModelWorker | None = process.kept.get("worker")
+    if found is None:
+        found = process.kept["worker"] = ModelWorker(process)
+    return found
