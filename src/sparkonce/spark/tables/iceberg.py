@@ -86,6 +86,13 @@ class _IcebergTable(Table):
         self._name = name
 
     def identity(self) -> str:
+        """Asks for the table anew.
+
+        To refresh what Spark's catalog keeps would not do: a Hadoop catalog's table that another session has dropped
+        and made again, and that has as many versions, stays the old one then.
+        """
+        found = self._spark3.catalogAndIdentifier(self._spark._jsparkSession, self._name)
+        found.catalog().invalidateTable(found.identifier())
         return str(self._load().uuid())
 
     def schema(self) -> StructType:
@@ -189,11 +196,13 @@ class _IcebergTable(Table):
 
     def _load(self) -> Any:
         """The table as it is now: Spark's catalog keeps what it has loaded."""
-        table = self._spark._jvm.org.apache.iceberg.spark.Spark3Util.loadIcebergTable(
-            self._spark._jsparkSession, self._name
-        )
+        table = self._spark3.loadIcebergTable(self._spark._jsparkSession, self._name)
         table.refresh()
         return table
+
+    @property
+    def _spark3(self) -> Any:
+        return self._spark._jvm.org.apache.iceberg.spark.Spark3Util
 
 
 def _notes(table: Any) -> dict[TransactionName, Label]:
