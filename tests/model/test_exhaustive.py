@@ -24,8 +24,9 @@ from sparkonce.protocol.state import Phase
 from tiers import Proved
 
 HERE = Path(__file__).parent
-PROTOCOL = HERE.parents[1] / "src" / "sparkonce" / "protocol"
-SEARCHED = Proved(HERE / "searched.digest", (*PROTOCOL.glob("*.py"), *HERE.glob("*.py")))
+SOURCE = HERE.parents[1] / "src" / "sparkonce"
+USED = (*(SOURCE / "protocol").glob("*.py"), SOURCE / "log" / "base.py")
+SEARCHED = Proved(HERE / "searched.digest", (*USED, *HERE.glob("*.py")))
 
 TWO_SINKS = ("orders", "orders-eu")
 
