@@ -238,7 +238,7 @@ def servers() -> None:
 
 
 def packages() -> None:
-    """By apt where that is allowed: databases, a browser, a clock that can be set, and Java if it must be had too."""
+    """Installs databases, a browser, a clock that can be set, and Java if it is missing: by apt, where that is allowed."""
     postgres = shutil.which("postgres") or any(Path("/usr/lib/postgresql").glob("*/bin/postgres"))
     found = {
         "postgresql": postgres,
@@ -255,7 +255,7 @@ def packages() -> None:
 
 
 def places_of_faketime() -> list[Path]:
-    """Where sparkonce looks for libfaketime, which is before sparkonce itself can be asked."""
+    """Lists where sparkonce looks for libfaketime; it cannot be asked itself yet."""
     folders = [Path(one) for one in ("/usr/lib", "/usr/lib64", "/usr/local/lib", "/opt/homebrew/lib")]
     library = "faketime/libfaketimeMT.so.1"
     return [*(one / library for one in folders), *(found for one in folders for found in one.glob(f"*/{library}"))]
@@ -330,7 +330,7 @@ def said_by(command: list[str]) -> tuple[int, str]:
 
 
 def ours(command: list[str]) -> dict[str, Any]:
-    """How a command is run in the project's environment."""
+    """Makes the arguments with which a command runs in the project's environment."""
     path = f"{VENV / 'bin'}{os.pathsep}{os.environ.get('PATH', '')}"
     env = {**os.environ, "PATH": path, "VIRTUAL_ENV": str(VENV)}
     return {"args": [shutil.which(command[0], path=path) or command[0], *command[1:]], "cwd": ROOT, "env": env}

@@ -24,7 +24,7 @@ from sparkonce.testing.servers.s3 import S3Server, find_versitygw
 
 KILLS_BROKER = pytest.mark.xdist_group("broker to kill")
 USES_HDFS = pytest.mark.xdist_group("hdfs")
-"""What takes seconds to start is started in one process only."""
+"""Servers that take seconds to start: one of each for all tests of a process."""
 
 _open = ExitStack()
 atexit.register(_open.close)
@@ -39,7 +39,7 @@ def postgres_server() -> PostgresServer:
 
 @cache
 def redis_server() -> RedisServer:
-    """For tests that change none of its settings."""
+    """Starts the one for tests that change none of its settings."""
     if find_program("redis-server") is None:
         pytest.skip("redis-server is not installed")
     return _open.enter_context(RedisServer(_new_folder("redis") / "data"))

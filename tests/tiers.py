@@ -1,4 +1,4 @@
-"""Which tests a run takes: all of them, or of each drawn group only those that a seed draws.
+"""Chooses the tests that a run takes: all of them, or of each drawn group only those that a seed draws.
 
 ``pytest --draw=SEED`` is the first tier, which ``python3 dev.py test`` runs with the commit as the seed. A test without
 the marker ``drawn`` is in every run. Of a group of tests that have it, ``drawn(n)`` or ``drawn(n, "its name")``, n are
@@ -63,7 +63,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @dataclass(frozen=True, slots=True)
 class Proved:
-    """What was found to hold of some files, and holds as long as nothing in them changes.
+    """Remembers that all tests of some files were green, which holds as long as nothing in them changes.
 
     Attributes:
         kept: The file that says for which they were when all tests of this were green. It is committed.

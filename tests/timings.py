@@ -1,4 +1,4 @@
-"""What each test and each fixture took: kept by a run as a file, and summed.
+"""Keeps what each test and each fixture took, as a file for each run, and sums it.
 
 ``pytest --timings=FILE`` writes a line of JSON for each test's set-up, call and tear-down, and for each fixture, in the
 process that had it. ``python3 dev.py test`` keeps them in ``.timings/first.jsonl`` (``all.jsonl``, ``long.jsonl``)::
@@ -118,7 +118,7 @@ class Test:
 
 @dataclass(frozen=True, slots=True)
 class Recorded:
-    """What a run has kept."""
+    """Holds what a run has kept."""
 
     tests: tuple[Test, ...]
     fixtures: Counter[str]

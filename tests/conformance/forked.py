@@ -21,7 +21,7 @@ _OF_EVERY_SINK = ("pandas", "pyarrow.pandas_compat", "pyarrow.parquet", "encodin
 
 
 def commit_in_a_fork(zygote: Zygote, sink: TwoPhaseCommitSink, handles: Sequence[Handle]) -> list[Finished]:
-    """As `sparkonce.testing.elsewhere.commit_elsewhere`, which imports everything anew each time."""
+    """Does what `sparkonce.testing.elsewhere.commit_elsewhere` does, which imports everything anew each time."""
     imported = [name for name in sys.modules if name.startswith(("sparkonce.sinks.", *_CLIENTS))]
     zygote.load([*_OF_EVERY_SINK, *(name for name in imported if "vendored" not in name)])
     _, channel = zygote.fork(partial(_commit, pickle.dumps(sink), [encode_handle(handle) for handle in handles]))

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from crashes.points import (
-    BEFORE,
-    BEGUN,
-    CONCLUDED,
-    HALFWAY,
-    IN_WRITERS,
-    POINTS,
-    PREPARED,
-    WRITTEN,
-)
 from crashes.target import ABORT, COMMIT, PREPARE, Target
 from sparkonce.protocol.state import Phase
+from striking.points import BEGUN, CONCLUDED, HALFWAY, IN_COMMITTER, IN_DRIVER, IN_WRITERS, PREPARED, WRITTEN
+
+POINTS = (*IN_DRIVER, *IN_WRITERS, *IN_COMMITTER)
+
+BEFORE = {
+    Phase.READING.name: HALFWAY,
+    Phase.CLAIMING.name: Phase.DECIDING.name,
+    Phase.SWEEPING.name: PREPARED,
+    Phase.REPLAYING.name: Phase.IDLE.name,
+}
+"""Points that only a run's first batch comes to, with where the run before was killed to make them hard."""
 
 KILL = "kill"
 """SIGKILL of driver and worker."""
@@ -148,10 +149,10 @@ ALWAYS = {
 
 
 def is_chosen(cell: Cell, target: Target) -> bool:
-    """Whether the cell is in the short form."""
+    """Returns whether the cell is in the short form."""
     return cell.point in CHOICES[target.choice].get(cell.fault, ())
 
 
 def is_always_run(cell: Cell, target: Target) -> bool:
-    """Whether the cell is in every run of the tests, also where the others of the short form are drawn."""
+    """Returns whether the cell is in every run of the tests, also where the others of the short form are drawn."""
     return cell.point in ALWAYS[target.choice].get(cell.fault, ())

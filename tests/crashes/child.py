@@ -17,8 +17,6 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from crashes.gated import GatedSink
-from crashes.points import HALFWAY, PREPARED
 from sparkonce.driver.run import RunDriver, Timing
 from sparkonce.errors import SparkonceError
 from sparkonce.executor import SinkTask, SlotTask, write_slot
@@ -29,6 +27,8 @@ from sparkonce.protocol.events import BatchAsked
 from sparkonce.protocol.handles import Handle
 from sparkonce.protocol.state import Phase
 from sparkonce.sinks.base import Owner, TwoPhaseCommitSink
+from striking.gated import GatedSink
+from striking.points import CONCLUDED, HALFWAY, IN_COMMITTER, IN_WRITERS, PREPARED
 
 QUERY = "7f6e5d4c-0000-4000-8000-000000000001"
 SLOTS = 3
@@ -37,7 +37,7 @@ STRUCK_SLOT = SLOTS - 1
 KEPT_BATCHES = 3
 
 GO, DIE, DIE_LATER = "go", "die", "die when prepared"
-DONE, CONCLUDED, ARRIVED, STOPPED, BROKEN = "done", "concluded", "arrived", "stopped", "broken"
+DONE, ARRIVED, STOPPED, BROKEN = "done", "arrived", "stopped", "broken"
 
 Rows = Callable[[int, int], pa.RecordBatch]
 
@@ -109,13 +109,16 @@ def _shorten(waits: Mapping[str, int]) -> None:
 
 
 def _run(order: Order, gate: Gate) -> None:
-    sink = GatedSink(
-        order.sink,
-        arrive=gate.arrive,
-        concluded=lambda batch: gate.tell(CONCLUDED, batch),
-        struck_slot=STRUCK_SLOT,
-        halves=order.point == HALFWAY,
-    )
+    now = order.first
+
+    def arrive(point: str, *, slot: int = STRUCK_SLOT, **_: object) -> None:
+        if point == CONCLUDED:
+            gate.tell(CONCLUDED, now)
+        if slot == STRUCK_SLOT:
+            gate.arrive(point, now)
+
+    points = {*IN_WRITERS, *IN_COMMITTER} - ({HALFWAY} - {order.point})
+    sink = GatedSink(order.sink, arrive, points)
     sink.use_checkpoint(str(order.checkpoint))
     driver = RunDriver(
         run=str(uuid.uuid4()),
@@ -125,10 +128,9 @@ def _run(order: Order, gate: Gate) -> None:
         timing=Timing(commit_deadline_s=order.deadline_s, sweep_every_s=0.0),
         listener=lambda phase, batch: _listen(phase, batch, gate, order),
     )
-    for batch in range(order.first, order.last + 1):
-        sink.batch = batch
-        driver.run_batch(_asked(batch), _Work(sink, order.rows, batch))
-        gate.tell(DONE, batch)
+    for now in range(order.first, order.last + 1):
+        driver.run_batch(_asked(now), _Work(sink, order.rows, now))
+        gate.tell(DONE, now)
     driver.close()
 
 

@@ -10,8 +10,9 @@ import time
 from collections.abc import Callable
 from functools import partial
 
-from crashes.child import ARRIVED, BROKEN, CONCLUDED, DONE, STOPPED, Order, run
+from crashes.child import ARRIVED, BROKEN, DONE, STOPPED, Order, run
 from sparkonce.embedded.process import freeze
+from striking.points import CONCLUDED
 from zygote import LIMIT_S, Zygote
 
 
@@ -39,7 +40,7 @@ class Run:
         self._buffer = b""
 
     def until_arrival(self) -> bool:
-        """Whether it came to the point, or else ended."""
+        """Waits until it comes to the point, or ends. Returns whether it came."""
         self._read(lambda: self.arrived)
         return self.arrived
 
@@ -47,7 +48,7 @@ class Run:
         self._read(lambda: False)
 
     def finish_within(self, seconds: float) -> bool:
-        """Listens for a while. Whether it has ended."""
+        """Listens for a while. Returns whether it has ended."""
         self._read(lambda: False, seconds)
         return self.ended
 

@@ -81,7 +81,7 @@ class Target(abc.ABC):
 
     @property
     def group(self) -> str:
-        """Of the cells that run in one process, one after the other."""
+        """Names the group of cells that run in one process, one after the other."""
         return f"crashes-{self.server_kind or self.name}"
 
     @abc.abstractmethod

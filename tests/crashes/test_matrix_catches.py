@@ -6,12 +6,12 @@ import pytest
 
 from crashes import broken
 from crashes.cells import CUT, HALVED, KILL, LATE, ORPHAN, REPLY_LOST, Cell
-from crashes.points import BEGUN, HALFWAY, PREPARED
 from crashes.started import StartedTargets
 from crashes.target import COMMIT
 from crashes.targets.toy import ToySink, ToyTarget
 from crashes.verdict import DoesNotRecover, Late
 from sparkonce.protocol.state import Phase
+from striking.points import BEGUN, HALFWAY, PREPARED
 
 pytestmark = [pytest.mark.crashes, pytest.mark.timeout(300), pytest.mark.xdist_group("crashes-catches")]
 

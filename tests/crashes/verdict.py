@@ -1,4 +1,4 @@
-"""What came of a cell, counted."""
+"""The verdict on a cell: what came of it, counted."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from enum import Enum
 
 
 class Late(str, Enum):
-    """What became of a request that was delivered late."""
+    """Says what became of a request that was delivered late."""
 
     CHANGED = "changed something"
     WITHOUT_EFFECT = "was answered, without effect"
@@ -16,7 +16,7 @@ class Late(str, Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """What came of a cell.
+    """Counts what came of a cell.
 
     Attributes:
         missing: Decided rows that no reader sees.
@@ -50,7 +50,7 @@ class Verdict:
 
     @property
     def violations(self) -> str:
-        """What must not be; empty if all is well."""
+        """Names what must not be; empty if all is well."""
         counts = {
             "missing": self.missing,
             "doubled": self.doubled,

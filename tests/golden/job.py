@@ -38,7 +38,7 @@ _FINGERPRINT = "_fingerprint"
 
 @dataclass
 class Asked:
-    """What was asked of the stand-ins, and of the function of the write-ahead sinks."""
+    """Notes what was asked of the stand-ins, and of the function of the write-ahead sinks."""
 
     recorded: dict[str, Facts | None] = field(default_factory=dict)
     written: list[tuple[str, int, int]] = field(default_factory=list)

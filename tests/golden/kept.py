@@ -18,7 +18,7 @@ from sparkonce.protocol.view import LogView, Run
 HERE = Path(__file__).parent
 VERSIONS = ("v1",)
 NEWEST = VERSIONS[-1]
-"""What today's code writes."""
+"""The version that today's code writes."""
 
 UNDECIDED, DECIDED, FINISHED = STATES = ("undecided", "decided", "finished")
 EMPTY = "empty-folders"
@@ -63,7 +63,7 @@ def _make_empty(version: str, name: str, made: Path) -> None:
 
 
 def servers(version: str, name: str) -> Any:
-    """What the servers held in a state, see `golden.said`."""
+    """Reads what the servers held in a state, see `golden.said`."""
     return json.loads((state(version, name) / "servers.json").read_text())
 
 

@@ -34,7 +34,6 @@ from golden.said import said_by
 from golden.story import QUERY, Losing, Story
 from spark.conftest import DELTA, ICEBERG
 from spark.pipeline import Config, session
-from spark.startup import jvm_flags
 from spark.table_job import table_session
 from sparkonce import read_kafka
 from sparkonce.driver import run as driver
@@ -52,6 +51,7 @@ from sparkonce.sinks.kafka.producers import this_worker
 from sparkonce.sinks.write_ahead import committer as write_ahead
 from sparkonce.spark.tables.iceberg import _IcebergTable
 from sparkonce.testing.kafka import produce
+from startup import jvm_flags
 
 WORK = Path(tempfile.gettempdir()) / "sparkonce-golden"
 """The checkpoint's place is a part of what is written."""
@@ -77,7 +77,7 @@ def main(folder: Path, *, verified: bool = True) -> None:
 
 
 def _tell(servers: Servers, folder: Path) -> None:
-    """What happens to the query; each state is kept."""
+    """Brings the query from state to state, and keeps each."""
     checkpoint, spark = WORK / "checkpoint", WORK / "spark"
     story = Story(checkpoint, spark, sinks(servers))
 
@@ -177,7 +177,7 @@ def _spark() -> Iterator[SparkSession]:
 
 @contextmanager
 def _drawn_alike() -> Iterator[None]:
-    """What each module draws is the same each time, as far as its threads draw in order; so are host and process."""
+    """Makes what each module draws the same each time, as far as its threads draw in order; so are host and process."""
     drawn: defaultdict[str, Iterator[int]] = defaultdict(count)
 
     def draw(module: str, nbytes: int) -> str:
@@ -220,7 +220,7 @@ def _tidied_soon() -> Iterator[None]:
 
 
 def _verify(folder: Path) -> None:
-    """What a short run has recorded: what is read again by ``--judge`` and ``--replay``."""
+    """Keeps what a short run has recorded, which is read again by ``--judge`` and ``--replay``."""
     made = WORK / "verified"
     asked = ["--system", "files", "--rows", "2000", "--rate", "50", "--faults", "2", "--seed", "7", "--out", str(made)]
     command = [sys.executable, "-c", "from sparkonce.cli.main import app; app()", "verify", *asked]

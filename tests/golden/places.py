@@ -48,7 +48,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Servers:
-    """Where everything is."""
+    """Names the place of everything."""
 
     folder: Path
     spark: SparkSession
@@ -188,7 +188,7 @@ def _apply(rows: pa.RecordBatchReader, _: object) -> None:
 
 
 def numbers(batch: int, slot: int) -> list[int]:
-    """What a slot has: three numbers, but nothing in one."""
+    """Gives a slot's numbers: three, but nothing in one slot."""
     return [] if (batch, slot) == (1, 1) else [100 * batch + 10 * slot + place for place in range(3)]
 
 

@@ -21,7 +21,7 @@ from sparkonce.testing.kafka import list_transactions
 
 
 def said_by(servers: Servers, story: Story) -> dict[str, Any]:
-    """By system."""
+    """Asks each system."""
     return {
         "kafka": {
             name: {"state": one.state, "producer_id": one.producer_id, "epoch": one.producer_epoch}

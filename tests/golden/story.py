@@ -10,6 +10,7 @@ from zlib import crc32
 
 import pyarrow as pa
 
+from forwarding_store import ForwardingStore
 from golden.places import Part, numbers
 from small_job import Killed
 from sparkonce.driver.run import Listener, RunDriver
@@ -130,32 +131,16 @@ def hashed(rows: pa.RecordBatch) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays([*rows.columns, hashes], names=[*rows.schema.names, _FINGERPRINT])
 
 
-class Losing(LogStore):
+class Losing(ForwardingStore):
     """A log whose disk once does not say whether it took a decision of this batch. It did not."""
 
     def __init__(self, inner: LogStore, batch: int) -> None:
-        self._inner, self._batch = inner, batch
-        self._lost = False
+        super().__init__(inner)
+        self._batch, self._lost = batch, False
 
     def put(self, position: int, data: bytes) -> Landed | Taken:
         record = decode_record(data)
         if not self._lost and isinstance(record, Commit) and record.batch == self._batch:
             self._lost = True
             raise PutUnknownError("the reply was lost")
-        return self._inner.put(position, data)
-
-    def get(self, position: int) -> bytes | None:
-        return self._inner.get(position)
-
-    def floor(self) -> bytes | None:
-        return self._inner.floor()
-
-    def raise_floor(self, position: int, data: bytes) -> None:
-        self._inner.raise_floor(position, data)
-
-    def delete_below(self, position: int) -> None:
-        self._inner.delete_below(position)
-
-    @property
-    def location(self) -> str:
-        return self._inner.location
+        return super().put(position, data)

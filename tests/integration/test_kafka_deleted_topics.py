@@ -64,7 +64,7 @@ class Scene:
         self.create()
 
     def visible(self) -> list[str]:
-        """What a reader finds once the broker has written the markers of what it has answered."""
+        """Reads once the broker has written the markers of what it has answered."""
         eventually(lambda: self.transactions("PrepareCommit", "PrepareAbort"), lambda ending: not ending)
         return self.witness.committed(self.topic)
 

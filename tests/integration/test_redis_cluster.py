@@ -2,8 +2,7 @@ from __future__ import annotations
 
 import re
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ import pyarrow as pa
 import pytest
 from redis.crc import key_slot
 
+from eventually import eventually
 from redis_servers import Everywhere, Query, cluster, needs_redis
 from sparkonce.protocol.handles import Handle
 from sparkonce.protocol.outcomes import Finished, Outcome
@@ -46,13 +46,6 @@ def query(cluster: RedisCluster, everywhere: Everywhere) -> Iterator[Query]:
     opened = Query(RedisSink(cluster.url, cluster=True, structure="increment", key_template="n:{number}"))
     yield opened
     opened.close()
-
-
-def eventually(holds: Callable[[], bool], what: str, limit_s: float = 60.0) -> None:
-    give_up_at = time.monotonic() + limit_s
-    while not holds():
-        assert time.monotonic() < give_up_at, f"not after {limit_s:.0f} s: {what}"
-        time.sleep(0.02)
 
 
 def rows(count: int = KEYS * TIMES) -> pa.RecordBatch:

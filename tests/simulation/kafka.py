@@ -137,7 +137,7 @@ class Kafka(System):
         return write
 
     def is_slow(self) -> bool:
-        """Whether an initialisation is not answered in time: it takes longer than other requests."""
+        """Draws whether an initialisation is not answered in time: it takes longer than other requests."""
         simulation = self.simulation
         if simulation.peace or "request late" not in simulation.config.faults or not simulation.dice.chance(_SLOW):
             return False

@@ -100,12 +100,12 @@ class ModelWorker(Worker):
 
     @property
     def keeps_some(self) -> bool:
-        """Whether producers are ready that no task has taken."""
+        """Tells whether producers are ready that no task has taken."""
         return any(pool._ready for pool in self._pools.values())
 
     @property
     def may_lose_patience(self) -> bool:
-        """Whether its task waits for a producer while the thread that makes one stands still."""
+        """Tells whether its task waits for a producer while the thread that makes one stands still."""
         if self.waits_for is None or self.waits_for.too_late or self.process.dead:
             return False
         return any(thread.paused for thread in self.process.threads)
@@ -132,7 +132,7 @@ class ModelLane:
 
     @property
     def producer(self) -> ModelLane:
-        """Of librdkafka's own methods there are so few that they fit in here."""
+        """Gives itself as the sender: librdkafka's own methods are so few that they fit in here."""
         return self
 
     def initialise(self) -> None:

@@ -36,7 +36,7 @@ class System(abc.ABC):
 
     prefix = "p"
     opens_early = False
-    """Whether a writer asks for something when it is made, before any sink's first rows, and also where none come."""
+    """Whether a writer asks for something when it is made: before any sink's first rows, and also where none come."""
 
     def __init__(self, simulation: Simulation, name: str) -> None:
         self.simulation = simulation

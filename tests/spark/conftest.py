@@ -45,7 +45,7 @@ def kafka() -> Iterator[Cluster]:
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     """A session in this process, for tests that kill nothing. The tables' jars cost its start less than a second."""
     from spark.pipeline import Config, session
-    from spark.startup import jvm_flags
+    from startup import jvm_flags
 
     os.environ["PYSPARK_PYTHON"] = sys.executable
     nothing = {each.name: "" for each in fields(Config) if each.default is each.default_factory}

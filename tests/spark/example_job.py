@@ -12,17 +12,17 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from eventually import LIMIT_S, eventually
 from spark.example_plans import AT_ONCE, REGISTRY
-from spark.gate import Arrival
 from spark.harness import AnyJob, Message, Row
 from spark.kills import hold_at
 from spark.matrix import ROWS_PER_BATCH, Example, StateJob
-from spark.processes import LIMIT_S, Run, eventually, tests_path
-from spark.watching import Place, Watcher
+from spark.processes import Run
 from sparkonce.protocol.handles import Handle
 from sparkonce.protocol.ownership import TransactionalId
 from sparkonce.protocol.state import Phase
 from sparkonce.testing.kafka import read_committed
+from striking.gate import Arrival
 from tryout import EnrichmentSample, EtlSample, SumSample
 from tryout import run as tryout
 from tryout.checkpoint import read_batches
@@ -119,33 +119,6 @@ class Program:
     chunk: int
 
 
-class ProgramRun(Run):
-    """One start of an example."""
-
-    def __init__(self, command: list[str], folder: str, java: str, log: Path) -> None:
-        # Each core more is a worker, which takes time to start.
-        environment = {**tryout.spark_environment(Path(folder), cores=1, java=java), **tests_path()}
-        self._start("spark.example_child", command, Path(folder), environment, log)
-
-
-class FirstSeen(Watcher):
-    """Notes for each row which batch was the last one decided when the row was first there to be read."""
-
-    def __init__(self, *arguments: Any) -> None:
-        super().__init__(*arguments)
-        self.rows: dict[Place, tuple[Row, int]] = {}
-
-    def _take(self, messages: list[Any]) -> None:
-        found = [message for message in messages if message.error() is None]
-        known = self._decided() if found else -1
-        with self._changed:
-            for message in found:
-                place = (message.partition(), message.offset())
-                self.seen[place] = message.key()
-                self.rows[place] = ((message.key().decode(), message.value().decode()), known)
-            self._changed.notify_all()
-
-
 class ProgramJob(AnyJob):
     """An example with its sample on the shared broker, in topics that are gone when it is over.
 
@@ -159,12 +132,10 @@ class ProgramJob(AnyJob):
 
     def __init__(self, bootstrap: str, folder: Path, program: Program, registry: str, **config: Any) -> None:
         sample = program.sample()
-        super().__init__(bootstrap, folder, target=sample.target, **config)
+        super().__init__(bootstrap, folder, kafka=None, target=sample.target, **config)
         self.config = replace(self.config, sources=tuple(sample.sources))
-        self.program = program
-        self._registry = registry if sample.registry else None
+        self._program, self._registry = program, registry if sample.registry else None
         self.trial = Trial(sample, bootstrap=bootstrap, checkpoint=self.checkpoint, registry=self._registry)
-        self.watcher = FirstSeen(bootstrap, sample.target, max(sample.sources.values()), self.decided)
         self._messages = self.trial.messages()
 
     def __enter__(self) -> Self:
@@ -179,12 +150,14 @@ class ProgramJob(AnyJob):
 
     def launch(self, chunk: int, point: str = "") -> Run:
         """Starts the example on its checkpoint."""
-        config = replace(self.config, points=(point,) if point not in Phase.__members__ else ())
-        command = [config.to_json(), str(EXAMPLES / self.program.script), *self.program.options]
-        command += ["--bootstrap", self.bootstrap, "--checkpoint", config.checkpoint, "--max-offsets", str(chunk)]
-        command += ["--registry", self._registry] if self._registry else []
-        log = self.folder / f"run-{len(self.runs)}.log"
-        self.runs.append(ProgramRun(command, config.temporary, config.jvm_flags, log))
+        program = [str(EXAMPLES / self._program.script), *self._program.options, "--bootstrap", self.bootstrap]
+        program += ["--checkpoint", self.config.checkpoint, "--max-offsets", str(chunk)]
+        program += ["--registry", self._registry] if self._registry else []
+        points = (point,) if point not in Phase.__members__ else ()
+        config = replace(self.config, points=points, program=tuple(program))
+        # Each core more is a worker, which takes time to start.
+        env = tryout.spark_environment(Path(config.temporary), cores=1, java=config.jvm_flags)
+        self.runs.append(Run([config], self.folder / f"run-{len(self.runs)}.log", env))
         return self.runs[-1]
 
     def kill_at(self, point: str, look: Callable[[ProgramJob, Arrival], None] = lambda *_: None) -> None:
@@ -197,7 +170,7 @@ class ProgramJob(AnyJob):
             return Phase[point] not in WITH_TRANSACTIONS or (batch > before and bool(self.handles()))
 
         hold = hold_at(point, self, has_rows if point in Phase.__members__ else None)
-        run = self.launch(self.program.chunk, point)
+        run = self.launch(self._program.chunk, point)
         look(self, hold.wait(run.check))
         run.kill()
 
@@ -209,36 +182,14 @@ class ProgramJob(AnyJob):
         run.kill()
         return count
 
-    def too_early(self) -> int:
-        """Rows that the reader saw before the batch was decided that must have written them.
-
-        The reader must have seen all that stands in the topic, nothing else, and no row that no batch must write.
-        """
-        self.watcher.catch_up({place: row[0].encode() for place, row in self._standing().items()})
-        seen = dict(self.watcher.rows)  # type: ignore[attr-defined]
-        standing = self._standing()  # once more: a transaction may have become visible meanwhile
-        assert seen
-        assert [row for place, (row, _) in seen.items() if standing.get(place) != row] == []
-        # The last run may have been killed when a batch was decided, some of it seen, and Spark did not know of it.
-        written_by = dict(self.trial.outcome(self.decided()).rows)
-        assert [row for row, _ in seen.values() if row not in written_by] == []
-        return sum(written_by[row] > decided for row, decided in seen.values())
-
-    def _standing(self) -> dict[Place, Row]:
-        """What a read_committed reader finds in the target now."""
-        return {
-            (one.partition, one.offset): ((one.key or b"").decode(), (one.value or b"").decode())
-            for one in self.records()
-        }
-
     def left_open(self) -> list[str]:
-        """Transactions that are still open, of any run but the newest."""
+        """Asks for the transactions that are still open, of any run but the newest."""
         tokens = {name: TransactionalId.parse(name).token for name in self.transactions()}  # type: ignore[union-attr]
         newest = max(tokens.values())
         return [name for name in self.transactions("Ongoing") if tokens.get(name, newest) != newest]
 
     def handles(self) -> tuple[Handle, ...]:
-        """The transactions of the last batch that is decided."""
+        """Reads the transactions of the last batch that is decided."""
         newest = self.log().newest_decision
         return tuple(handle for handle in newest.handles if handle.transaction) if newest is not None else ()
 

@@ -10,10 +10,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from spark.gate import Arrival, Gate
+from eventually import LIMIT_S, eventually
 from spark.pipeline import KAFKA, PHASE, Config
-from spark.processes import LIMIT_S, Run, eventually
-from spark.startup import jvm_flags
+from spark.processes import Run
 from spark.watching import Watcher
 from sparkonce.embedded.jars import spark_kafka_jars
 from sparkonce.log.base import DecisionLog
@@ -21,6 +20,8 @@ from sparkonce.log.local import LocalLogStore
 from sparkonce.protocol.ownership import TransactionalId, short_query
 from sparkonce.protocol.view import LogView
 from sparkonce.testing.kafka import Record, Transaction, create_topic, list_transactions, produce, read_committed
+from startup import jvm_flags
+from striking.gate import Arrival, Gate
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -42,7 +43,7 @@ def new_name(start: str) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """What a job wrote to a target, against what it had to. Everything is counted on the server.
+    """Counts what a job wrote to a target, against what it had to, all on the server.
 
     Attributes:
         watched: How many rows the watcher saw; as many as there are where none was watching.
@@ -174,7 +175,7 @@ class AnyJob:
         return {name: found[name] for name, one in parsed.items() if one is not None and one.query == query}
 
     def records(self) -> list[Record]:
-        """What a read_committed reader finds in the topic, once all that was to end there has ended.
+        """Reads the topic, read_committed, once all that was to end there has ended.
 
         The broker answers a commit before it writes the markers, without which readers see nothing.
         """
@@ -187,7 +188,7 @@ class AnyJob:
         return (record.key or b"").decode(), (record.value or b"").decode(errors="backslashreplace").partition(" ")[2]
 
     def visible(self) -> dict[str, Rows]:
-        """What a reader of each system finds there now."""
+        """Reads each system."""
         found = {kind: target.visible() for kind, target in self.targets.items()}
         if KAFKA in self.config.sinks:
             told = [((one.key or b"").decode(), (one.value or b"").split()[0]) for one in self.records()]
@@ -195,7 +196,7 @@ class AnyJob:
         return found
 
     def open(self) -> dict[str, list[str]]:
-        """What each system holds of the query that is neither committed nor aborted, asked of the system itself."""
+        """Asks each system what it holds of the query that is neither committed nor aborted."""
         query = self.query if (self.checkpoint / "metadata").exists() else "none yet"
         found = {kind: target.open(query) for kind, target in self.targets.items()}
         if KAFKA in self.config.sinks:

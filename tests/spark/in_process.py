@@ -15,7 +15,8 @@ from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
-from spark.harness import eventually, new_name
+from eventually import eventually
+from spark.harness import new_name
 from sparkonce import ExactlyOnce, KafkaSink
 from sparkonce.driver.progress import BatchProgress
 from sparkonce.embedded import Cluster
@@ -61,7 +62,7 @@ def stopped(query: StreamingQuery) -> None:
 
 
 class CrashError(RuntimeError):
-    """What ends a run in the place of a kill."""
+    """Ends a run in the place of a kill."""
 
 
 def call_at(phase: Phase, batch: int, action: Callable[[], object]) -> Callable[[Phase, int], None]:

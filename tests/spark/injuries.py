@@ -12,10 +12,8 @@ which Spark they were green. Where both are the same, some are drawn; where not,
 from __future__ import annotations
 
 import functools
-import hashlib
 import inspect
 import os
-import subprocess
 import sys
 import time
 from collections import Counter
@@ -31,26 +29,25 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from spark.in_process import ended
 from sparkonce.analysis.model import Explanation
+from tiers import Proved
 
 ROOT = Path(__file__).parents[2]
-DIGEST = Path(__file__).with_suffix(".digest")
 DRAWN = 8
-"""Of some sixty injuries."""
 
 ROWS = [f"row-{number:03d}" for number in range(60)]
 
 
-@functools.cache
-def digest() -> str:
-    """Of the analyser, what reads plans and queries for it, the injuries, and the version of Spark."""
-    spark = (ROOT / "src/sparkonce/spark" / f"{name}.py" for name in ("plans", "queries", "dry_run", "explain"))
+def _proved() -> Proved:
+    """Collects the analyser, what reads plans and queries for it, the injuries, and the version of Spark."""
+    source = ROOT / "src" / "sparkonce"
+    spark = (source / "spark" / f"{name}.py" for name in ("plans", "queries", "dry_run", "explain"))
     tests = [Path(__file__), *Path(__file__).parent.glob("test_explain_*.py")]
-    files = sorted([*(ROOT / "src/sparkonce/analysis").rglob("*.py"), *spark, *tests])
-    found = hashlib.sha256(version("pyspark").encode())
-    for file in files:
-        found.update(hashlib.sha256(file.read_bytes()).digest())
-    return found.hexdigest()
+    kept = Path(__file__).with_suffix(".digest")
+    return Proved(kept, (*(source / "analysis").rglob("*.py"), *spark, *tests), version("pyspark"))
 
+
+PROVED = _proved()
+"""The first tier runs some of about sixty injuries, as long as nothing that they depend on has changed."""
 
 Proof = Generator[None, None, None]
 
@@ -69,8 +66,7 @@ def proof(test: Callable[..., Proof]) -> Any:
     asked = inspect.signature(test)
     part = inspect.Parameter("injured", inspect.Parameter.KEYWORD_ONLY)
     proved.__signature__ = asked.replace(parameters=[*asked.parameters.values(), part])  # type: ignore[attr-defined]
-    same = DIGEST.exists() and DIGEST.read_text().strip() == digest()
-    marks = [pytest.mark.drawn(DRAWN, "injuries")] if same else []
+    marks = PROVED.drawn(DRAWN, "injuries")
     parts = [pytest.param(False, id="verdict"), pytest.param(True, id="injury", marks=marks)]
     return pytest.mark.parametrize("injured", parts)(proved)
 
@@ -158,7 +154,7 @@ class Kept:
         return Counter(row[0] for _, rows in self.batches for row in rows)
 
     def runs(self) -> list[list[Any]]:
-        """What the first batch gave, and what it gave when it was replayed."""
+        """Returns what the first batch gave, and what it gave when it was replayed."""
         runs = [rows for number, rows in self.batches if number == 0]
         assert len(runs) == 2, "the batch was not replayed"
         return runs
@@ -174,15 +170,5 @@ def replayed(plan: DataFrame, folder: Path) -> list[list[Any]]:
     return kept.runs()
 
 
-def main() -> int:
-    """Runs all injuries, and notes for what they were green."""
-    before = digest()
-    DIGEST.unlink(missing_ok=True)
-    done = subprocess.run([sys.executable, "-m", "pytest", "-m", "proves", str(DIGEST.parent)], cwd=ROOT, check=False)
-    if done.returncode == 0:
-        DIGEST.write_text(f"{before}\n")
-    return done.returncode
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(PROVED.prove("-m", "proves", str(Path(__file__).parent)))

@@ -14,10 +14,9 @@ from dataclasses import dataclass, field
 from itertools import zip_longest
 from pathlib import Path
 
+from eventually import LIMIT_S
 from spark.harness import PARTITIONS, AnyJob, Message, Row, Verdict, start_together
-from spark.kills import FIRST, INSIDE, WITHIN_TASKS, Kill, check_points, hold_at, kill_now, leaves_decided
-from spark.pipeline import ENDED, REFUSED
-from spark.processes import LIMIT_S
+from spark.kills import INSIDE, Cell, IsDue, Sight, check_points, leaves_decided, strike
 from sparkonce.embedded.jars import spark_avro_jars, spark_kafka_jars
 from sparkonce.protocol.state import Phase
 from sparkonce.spark.checkpoint import input_offsets
@@ -101,7 +100,7 @@ class StateJob(AnyJob):
         )
         self.example = example
         self.points = points
-        self.kills: list[Kill] = []
+        self.kills: list[Sight] = []
         self._pieces = 0
 
     def feed(self) -> None:
@@ -121,10 +120,8 @@ class StateJob(AnyJob):
         for source, messages in enumerate(self.example.sent):
             self.send(messages[first * ROWS_PER_BATCH : self._pieces * ROWS_PER_BATCH], source)
 
-    def is_due(self, point: str) -> Callable[[int], bool] | None:
-        """Whether a batch is one to be killed in: not its run's first, so that the state goes on between two kills."""
-        if point in FIRST:
-            return None
+    def is_due(self) -> IsDue:
+        """Makes batches due that are not their run's first, so that the state goes on between two kills."""
         first = max(self.decided() + 2, WARM)
         return lambda batch: batch >= first and (not self.example.no_data or self.is_without_data(batch))
 
@@ -157,10 +154,17 @@ class StateJob(AnyJob):
         return Counter(map(self.row, self.records()))
 
     def state_files(self) -> frozenset[str]:
-        """By which endings one sees which state store it was that wrote."""
+        """Finds the endings by which one sees which state store it was that wrote."""
         return STATE_FILES & {path.suffix for path in (self.checkpoint / "state").rglob("*.*")}
 
-    def lose_newest_state(self) -> None:
+    def note(self, kill: Sight) -> None:
+        """Keeps what was seen at a kill, and does to the disk what the kill alone does not."""
+        assert not self.example.no_data or kill.batch == 0 or self.is_without_data(kill.batch), kill
+        self.kills.append(kill)
+        if kill.point == Phase.FINISHING.name:
+            self._lose_newest_state()
+
+    def _lose_newest_state(self) -> None:
         """Takes away the state that the last batch has left, as a power cut may do: Spark does not fsync it.
 
         The decision log is fsynced. So of a batch that is decided the state may be gone.
@@ -179,33 +183,30 @@ class Outcome:
     """What became of an example.
 
     Attributes:
-        example: The example.
-        kills: In order.
+        job: Its job, which was killed.
         verdict: On its output.
         differing: In how many rows this differs from that of a run of the same query on the same input that nobody
             disturbed.
         state_files: What the state stores have written, its own and the other run's.
     """
 
-    example: Example
-    kills: tuple[Kill, ...]
+    job: StateJob
     verdict: Verdict
     differing: int
     state_files: tuple[frozenset[str], ...]
 
     def __str__(self) -> str:
-        struck = Counter(kill.point for kill in self.kills)
-        return (
-            f"{self.example.name}: {dict(struck)}; {self.verdict}; {self.differing} rows differ from an undisturbed run"
-        )
+        struck = Counter(kill.point for kill in self.job.kills)
+        differing = f"{self.differing} rows differ from an undisturbed run"
+        return f"{self.job.example.name}: {dict(struck)}; {self.verdict}; {differing}"
 
     def check(self, points: Sequence[str]) -> None:
         """Raises unless it came out right, and was killed at each of these points."""
         assert self.verdict.is_exactly_once, str(self)
         assert self.differing == 0, str(self)
-        if self.example.state_files:
-            assert set(self.state_files) == {self.example.state_files}, f"{self}: another state store"
-        check_points(self.kills, points)
+        if wanted := self.job.example.state_files:
+            assert set(self.state_files) == {wanted}, f"{self}: another state store"
+        check_points(self.job.kills, points)
 
 
 def carry_out(
@@ -216,9 +217,8 @@ def carry_out(
     with ExitStack() as stack:
         jobs = [stack.enter_context(StateJob(bootstrap, folder / each.name, each, points)) for each, points in examples]
         for number in range(max(len(points) for _, points in examples)):
-            due = [job for job in jobs if number < len(job.points)]
-            strike(number, due, folder / f"{number}.log")
-            say(f"kill {number + 1}: " + ", ".join(f"{job.example.name} in {job.kills[-1]}" for job in due))
+            kill(number, [job for job in jobs if number < len(job.points)], folder / f"{number}.log")
+            say(f"kill {number + 1}: " + ", ".join(f"{job.example.name} in {job.kills[-1]}" for job in jobs))
         twins = {}
         for each, _ in examples:
             if each.undisturbed:
@@ -235,45 +235,24 @@ def carry_out(
     return outcomes
 
 
+def kill(number: int, jobs: Sequence[StateJob], log: Path) -> None:
+    """Starts the queries, and kills them when each is at that one of its points."""
+    points = {job: job.points[number] for job in jobs}
+    for job, point in points.items():
+        assert point != Phase.REPLAYING.name or leaves_decided(job.kills), "there is nothing to replay"
+        job.feed()
+    cells: dict[StateJob, Cell] = {job: (point, {}) for job, point in points.items()}
+    due = {job: job.is_due() for job in jobs}
+    for job, sight in strike(cells, log, due, read=False, cores=1, limit_s=3 * LIMIT_S).items():
+        job.note(sight)
+
+
 def outcome(job: StateJob, twin: StateJob | None) -> Outcome:
     killed = job.output()
     whole = killed if twin is None else twin.output()
     return Outcome(
-        example=job.example,
-        kills=tuple(job.kills),
+        job=job,
         verdict=job.count(job.example.expected(job)),
         differing=((killed - whole) + (whole - killed)).total(),
         state_files=tuple(each.state_files() for each in (job, twin) if each is not None),
     )
-
-
-def strike(number: int, jobs: Sequence[StateJob], log: Path) -> None:
-    """Starts the queries, and kills them when each is at that one of its points."""
-    decided = [job.decided() for job in jobs]
-    before = [len(job.gate.arrivals) for job in jobs]
-    points = [job.points[number] for job in jobs]
-    for job, point in zip(jobs, points, strict=True):
-        assert point != Phase.REPLAYING.name or leaves_decided(job.kills), "there is nothing to replay"
-        job.feed()
-    holds = [hold_at(point, job, job.is_due(point)) for job, point in zip(jobs, points, strict=True)]
-    # A query that is held within a task occupies a core. Each core that is not needed is a worker, which takes time.
-    run = start_together(jobs, log, master=f"local[{1 + sum(point in WITHIN_TASKS for point in points)}]")
-    for hold, job, first in zip(holds, jobs, before, strict=True):
-
-        def ended(job: StateJob = job, first: int = first) -> str:
-            last = next((one for one in job.gate.arrivals[first:] if one.point in {REFUSED, ENDED}), None)
-            return f"{job.example.name} ended and did not come so far: {last.told}" if last is not None else ""
-
-        job.gate.wait_for(
-            lambda hold=hold, ended=ended: bool(hold.arrivals or ended()), hold.words, run.check, limit_s=3 * LIMIT_S
-        )
-        assert hold.arrivals, ended()
-        hold.cancel()
-    for job, point, first, last in zip(jobs, points, before, decided, strict=True):
-        kill = kill_now(point, job, first, last)
-        assert not job.example.no_data or kill.batch == 0 or job.is_without_data(kill.batch), kill
-        job.kills.append(kill)
-    run.kill()
-    for job in jobs:
-        if job.kills[-1].point == Phase.FINISHING.name:
-            job.lose_newest_state()

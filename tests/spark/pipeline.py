@@ -16,14 +16,19 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from striking.gate import arrive, come_to
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
 
     from sparkonce.protocol.state import Phase
+    from sparkonce.sinks.base import TwoPhaseCommitSink
     from sparkonce.spark.views import Sinks
+    from striking.gated import GatedSink
 
 PHASE = "phase"
 ENDED = "ended"
@@ -46,7 +51,8 @@ class Config:
         jars: For ``spark.jars``.
         jvm_flags: Of the driver's JVM.
         gate: The address of the test's gate.
-        points: Where else than at its phases the query comes to it, see `spark.faults`.
+        points: Where else than at its phases the query comes to it, see `striking.points`.
+        program: A program and its arguments, which is run in place of a plan, as its user runs it.
         plan: ``module:function`` of the plan, see `spark.plans`.
         sinks: Each sink's arguments, by its class's name. With ``"slots"``, its rows come in so many.
         query: More of the arguments of `ExactlyOnce`.
@@ -70,6 +76,7 @@ class Config:
     jvm_flags: str
     gate: str
     points: tuple[str, ...] = ()
+    program: tuple[str, ...] = ()
     plan: str = "spark.plans:distinct"
     sinks: dict[str, dict[str, Any]] = field(default_factory=lambda: {KAFKA: {}})
     query: dict[str, Any] = field(default_factory=dict)
@@ -101,14 +108,13 @@ def tagged(rows: DataFrame, batch: int) -> DataFrame:
 
 
 def for_tables(rows: DataFrame) -> DataFrame:
-    """What every sink but Kafka's gets: they share the batch's tasks, since their view is the same function."""
+    """Makes what every sink but Kafka's gets: they share the batch's tasks, since their view is the same function."""
     batch = "cast(split(value, ' ')[0] as bigint) as batch"
     return rows.selectExpr("key as id", batch, "substr(key, -2) as ending", "1 as amount")
 
 
 def make_sinks(config: Config) -> Sinks:
     import sparkonce
-    from spark.faults import GatedSink
 
     views: dict[Any, Callable[[DataFrame], DataFrame] | None] = {}
     for kind, given in config.sinks.items():
@@ -119,10 +125,16 @@ def make_sinks(config: Config) -> Sinks:
         if "guarantee" in more:
             more["guarantee"] = sparkonce.Guarantee[more["guarantee"]]
         slots = more.pop("slots", 0)
-        sink = GatedSink(getattr(sparkonce, kind)(**more), gate=config.gate, points=config.points)
+        sink = gated(config, getattr(sparkonce, kind)(**more))
         fewer = partial(in_fewer_slots, slots=slots)
         views[sink] = None if kind == KAFKA else fewer if slots else for_tables
     return views
+
+
+def gated(config: Config, sink: TwoPhaseCommitSink) -> GatedSink:
+    from striking.gated import GatedSink
+
+    return GatedSink(sink, partial(come_to, config.gate), config.points)
 
 
 def in_fewer_slots(rows: DataFrame, slots: int) -> DataFrame:
@@ -137,10 +149,32 @@ def main(texts: Sequence[str]) -> int:
     logging.getLogger("sparkonce").setLevel(logging.DEBUG)
     # What is below is cleaned up each second batch, not each twentieth: a kill is to fall into that too.
     coordinator.KEEP_BATCHES, coordinator.TIDY_EVERY_BATCHES = configs[0].keep_batches, configs[0].tidy_every_batches
+    if configs[0].program:
+        run_program(configs[0])
+        return 0
     spark = session(configs[0])
     queries = [start(spark, config) for config in configs]
     with ThreadPoolExecutor(len(configs)) as pool:
         return max(pool.map(attend, queries, configs))
+
+
+def run_program(config: Config) -> None:
+    """Runs an example as it is: only what it has imported as ``ExactlyOnce`` and ``KafkaSink`` comes to the gate."""
+    import typer
+
+    import sparkonce
+
+    script, *arguments = config.program
+    sys.path.insert(0, str(Path(script).parent))
+    example: Any = importlib.import_module(Path(script).stem)
+    example.ExactlyOnce = partial(sparkonce.ExactlyOnce, listener=partial(listen, config), display=False)
+    example.KafkaSink = lambda *given, **more: gated(config, sparkonce.KafkaSink(*given, **more))
+    sys.argv = [script, *arguments]
+    typer.run(example.main)
+
+
+def listen(config: Config, phase: Phase, batch: int) -> None:
+    arrive(config.gate, PHASE, phase=phase.name, batch=batch)
 
 
 def start(spark: SparkSession, config: Config) -> StreamingQuery:
@@ -149,9 +183,9 @@ def start(spark: SparkSession, config: Config) -> StreamingQuery:
     Spark gives a Python process that it starts for `transformWithStateInPandas` ten seconds, which is little while
     other queries start, too.
     """
-    from spark.gate import arrive
     from sparkonce import ExactlyOnce
     from sparkonce.errors import SparkonceError
+    from striking.gate import arrive
 
     begun = threading.Event()
 
@@ -184,10 +218,10 @@ def start(spark: SparkSession, config: Config) -> StreamingQuery:
 
 
 def attend(query: StreamingQuery, config: Config) -> int:
-    """Waits until a query has ended, and says how. 1 if it failed."""
+    """Waits until a query has ended, and says how. Returns 1 if it failed."""
     from pyspark.errors import StreamingQueryException
 
-    from spark.gate import arrive
+    from striking.gate import arrive
 
     failed = ""
     try:
@@ -199,7 +233,7 @@ def attend(query: StreamingQuery, config: Config) -> int:
 
 
 def sql_settings(config: Config) -> dict[str, str]:
-    """Those that every query has, whatever its own `Config.sql`."""
+    """Returns those that every query has, whatever its own `Config.sql`."""
     return {
         "spark.sql.shuffle.partitions": str(config.slots),
         "spark.sql.streaming.noDataMicroBatches.enabled": "false",

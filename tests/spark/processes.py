@@ -4,28 +4,16 @@ from __future__ import annotations
 
 import os
 import signal
-import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
+from eventually import LIMIT_S, eventually
 from spark.pipeline import Config
 from sparkonce.demo.child import Child, session_of
 from sparkonce.embedded.process import freeze, last_lines
 
 TESTS = Path(__file__).parent.parent
-LIMIT_S = 240.0
-_POLL_S = 0.02
-
-
-def eventually(holds: Callable[[], Any], what: str, *, limit_s: float = LIMIT_S) -> Any:
-    """Asks again until the answer is true, and returns it."""
-    give_up_at = time.monotonic() + limit_s
-    while not (answer := holds()):
-        assert time.monotonic() < give_up_at, f"not after {limit_s:.0f} s: {what}"
-        time.sleep(_POLL_S)
-    return answer
 
 
 def tests_path() -> dict[str, str]:
@@ -34,15 +22,19 @@ def tests_path() -> dict[str, str]:
 
 
 class Run(Child):
-    """One start of a query's driver, or of several queries in one Spark, in a session of its own."""
+    """One start of a query's driver, or of several queries in one Spark, in a session of its own.
 
-    def __init__(self, configs: Sequence[Config], log: Path) -> None:
-        arguments = [config.to_json() for config in configs]
-        self._start("spark.pipeline", arguments, Path(configs[0].temporary), tests_path(), log)
+    Args:
+        configs: Of the queries.
+        log: What it prints.
+        env: More of its environment.
+    """
 
-    def _start(self, module: str, arguments: Sequence[str], temporary: Path, env: Mapping[str, str], log: Path) -> None:
+    def __init__(self, configs: Sequence[Config], log: Path, env: Mapping[str, str] | None = None) -> None:
         self.log = log
-        super().__init__(arguments, log=log, temporary=temporary, module=module, env=env)
+        arguments = [config.to_json() for config in configs]
+        temporary, own = Path(configs[0].temporary), {**(env or {}), **tests_path()}
+        super().__init__(arguments, log=log, temporary=temporary, module="spark.pipeline", env=own)
 
     def check(self) -> None:
         """Raises, with the end of its log, if it has ended."""

@@ -7,7 +7,8 @@ import re
 import sys
 from pathlib import Path
 
-from spark.processes import eventually, kill, tests_path
+from eventually import eventually
+from spark.processes import kill, tests_path
 from sparkonce.demo.child import session_of
 from sparkonce.embedded.jars import SCALA, find_java, spark_jars_folder
 from sparkonce.embedded.process import ChildProcess

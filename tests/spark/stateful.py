@@ -57,7 +57,7 @@ Pairs = Counter[tuple[str, str]]
 
 
 def shuffled(events: Iterable[Event], seed: int = 1) -> list[Event]:
-    """In the order in which they arrive: nothing comes more than a delay, less some slack, behind what is newest.
+    """Puts events into an order of arrival: none comes more than a delay, less some slack, behind the newest.
 
     The slack is for the partitions, which a batch does not leave at exactly the same row.
     """

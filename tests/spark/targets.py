@@ -38,14 +38,14 @@ class Target(abc.ABC):
 
     @abc.abstractmethod
     def visible(self) -> Rows:
-        """What every reader finds there now."""
+        """Reads what every reader finds there now."""
 
     @abc.abstractmethod
     def open(self, query: str) -> list[str]:
-        """What the system holds of the query that is neither committed nor aborted."""
+        """Asks the system what it holds of the query that is neither committed nor aborted."""
 
     def row(self, id: str) -> str:  # noqa: A002 - the column's name
-        """As what a row is known there."""
+        """Returns what a row is known as there."""
         return id
 
 

@@ -46,7 +46,7 @@ pytestmark = [
 COLUMNS = "topic string, partition int, offset long, value binary"
 
 drawn = pytest.mark.drawn(5, "avro columns")
-"""Of some fifteen."""
+"""Drawn of some fifteen tests."""
 
 
 @pytest.fixture(scope="module")
@@ -86,7 +86,7 @@ def framed(schema_id: int, schema: Any, value: Any) -> bytes:
 
 
 def rows(spark: SparkSession, *values: bytes | None) -> DataFrame:
-    """In one task: when one fails, Spark ends the other's Python too, and the next query may still be given that."""
+    """Runs in one task: of two, Spark would end the other's Python too, and the next query may still be given that."""
     records = [("orders", 3, 70 + number, one) for number, one in enumerate(values)]
     return spark.createDataFrame(records, COLUMNS).coalesce(1)
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from spark.startup import jvm_flags
 from sparkonce.embedded import spark_avro_jars
+from startup import jvm_flags
 
 pytestmark = [pytest.mark.spark, pytest.mark.drawn(1, "a Spark or a broker of their own")]
 

@@ -17,7 +17,8 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - as everybody writes it
 from pyspark.sql.streaming.query import StreamingQuery
 
-from spark.harness import eventually, new_name
+from eventually import eventually
+from spark.harness import new_name
 from spark.in_process import LIMIT_S, MARKS
 from sparkonce import ExactlyOnce, KafkaSink, SchemaRegistry, decode_registry_avro, from_registry_avro
 from sparkonce.avro.schemas import wire_header

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 
+from eventually import eventually
 from spark.harness import new_name
 from spark.in_process import MARKS, CrashError, Stream, call_at, crash_at
-from spark.processes import eventually
 from sparkonce.embedded import Cluster
 from sparkonce.errors import CheckpointMismatchError, StaleBatchError, StaleLogError, UnknownOutcomeError
 from sparkonce.protocol.state import Phase
@@ -23,7 +23,7 @@ IDS = [f"{number:05d}" for number in range(1_000)]
 LOG = "sparkonce"
 
 drawn = pytest.mark.drawn(2, "checkpoints")
-"""Of four."""
+"""Drawn of four tests."""
 
 
 @pytest.fixture

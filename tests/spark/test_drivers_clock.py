@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from spark.startup import jvm_flags
 from sparkonce.verify.clock import FakeClock, find_faketime
 from sparkonce.verify.query import QueryConfig
+from startup import jvm_flags
 
 pytestmark = [pytest.mark.spark, pytest.mark.drawn(2, "drivers, tasks and brokers")]
 

@@ -20,7 +20,8 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - as everybody writes it
 from pyspark.sql.types import IntegerType, StringType
 
-from spark.harness import eventually, new_name
+from eventually import eventually
+from spark.harness import new_name
 from spark.in_process import SPARK, CrashError, ended
 from spark.injuries import (
     ROWS,

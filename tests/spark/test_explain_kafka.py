@@ -10,7 +10,8 @@ import pytest
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 
-from spark.harness import eventually, new_name
+from eventually import eventually
+from spark.harness import new_name
 from spark.in_process import LIMIT_S, MARKS
 from spark.injuries import ROWS, Kept, Proof, Verdict, forget, forget_commit, once, proof, run, twice
 from sparkonce import explain

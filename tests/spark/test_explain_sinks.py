@@ -12,7 +12,8 @@ from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - as everybody writes it
 
-from spark.harness import eventually, new_name
+from eventually import eventually
+from spark.harness import new_name
 from spark.in_process import MARKS, CrashError, Stream, call_at, crash_at, ended
 from spark.injuries import Proof, Verdict, proof
 from sparkonce import ExactlyOnce, Guarantee, KafkaSink, explain

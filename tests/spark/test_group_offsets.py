@@ -16,7 +16,8 @@ from kafka.protocol.metadata import CoordinatorType
 from kafka.protocol.producer.transaction import AddOffsetsToTxnRequest, TxnOffsetCommitRequest
 from pyspark.sql import SparkSession
 
-from spark.harness import eventually, new_name
+from eventually import eventually
+from spark.harness import new_name
 from spark.in_process import MARKS, CrashError, Stream, crash_at
 from sparkonce import ExactlyOnce, GroupOffsets, Guarantee, KafkaSink
 from sparkonce.embedded import Cluster
@@ -34,7 +35,7 @@ BATCH = 400
 LIMIT_S = 30.0
 
 drawn = pytest.mark.drawn(4, "group offsets")
-"""Of a dozen. What always runs is that offsets are neither early nor late nor lost, alone and in a transaction."""
+"""Drawn of a dozen tests. Always run: offsets are neither early, late nor lost, also in a transaction."""
 
 
 class Group:

@@ -17,29 +17,17 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
-from phases import PHASES
-from spark.faults import BEGIN, HALFWAY, PREPARED, WRITTEN
 from spark.harness import Job, Verdict, start_together
-from spark.kills import (
-    FIRST,
-    INSIDE,
-    POINTS,
-    Kill,
-    check_points,
-    hold_at,
-    is_new,
-    kill_now,
-    leaves_decided,
-    start_held,
-)
+from spark.kills import INSIDE, POINTS, Sight, check_points, from_batch, hold_at, leaves_decided, look, strike
 from spark.pipeline import PHASE
 from spark.processes import Run
 from sparkonce.embedded import Cluster
 from sparkonce.protocol.state import Phase
+from striking.points import BEGIN, FIRST, HALFWAY, PHASES, PREPARED, WRITTEN
 
 pytestmark = [pytest.mark.kafka, pytest.mark.spark]
 
@@ -50,9 +38,6 @@ ROUNDS = (
     (Phase.FINISHING.name, HALFWAY, Phase.SWEEPING_OWN.name, Phase.TIDYING.name),
     (Phase.REPLAYING.name, Phase.REPLAYING.name, Phase.RAISING_FLOOR.name, Phase.IDLE.name),
 )
-COMMITTING = (Phase.FINISHING.name, HALFWAY)
-"""Of a batch that an older run has decided all may be committed already: a kill must fall into a new one."""
-
 ROWS, ROWS_PER_BATCH = 4_000, 400
 OFTEN = {"keep_batches": 2, "tidy_every_batches": 1}
 """The log is tidied, and its floor raised, in the third batch."""
@@ -66,31 +51,21 @@ RANDOM = "a random time"
 
 def test_short_form(kafka: Cluster, tmp_path: Path, say: Callable[[str], None]) -> None:
     config: dict[str, Any] = {"rows": ROWS, "rows_per_batch": ROWS_PER_BATCH, "slots": 2, "points": INSIDE, **OFTEN}
-    kills: list[Kill] = []
+    sights: list[Sight] = []
     with ExitStack() as stack:
         jobs = [
             stack.enter_context(Job(kafka.bootstrap, tmp_path / f"job-{number}", **config))
             for number in range(len(ROUNDS[0]))
         ]
         for number, points in enumerate(ROUNDS):
-            kills += strike(dict(zip(jobs, points, strict=True)), tmp_path / f"{number}.log")
-            say(f"killed: {kills[-len(jobs) :]}")
+            cells = {job: (point, {}) for job, point in zip(jobs, points, strict=True)}
+            sights += strike(cells, tmp_path / f"{number}.log", read=False).values()
+            say(f"killed: {sights[-len(jobs) :]}")
         # What is left does not have to be done in small steps.
         start_together(jobs, tmp_path / "last.log", rows_per_batch=ROWS).finish()
-        judge(kills, [job.judge() for job in jobs])
-    assert [kill.point for kill in kills] == [point for points in ROUNDS for point in points]
-    assert [kill for kill in kills if kill.phase != kill.point and kill.point not in INSIDE] == []
-
-
-def strike(points: dict[Job, str], log: Path) -> list[Kill]:
-    """Starts the queries in one process, and kills them when each is held at its point."""
-    before = {job: (len(job.gate.arrivals), job.decided()) for job in points}
-    holds = {job: hold_at(point, job, is_new(job) if point in COMMITTING else None) for job, point in points.items()}
-    run = start_held(holds, list(points.values()), log)
-    assert [points[job] for job, hold in holds.items() if not hold.arrivals] == [], "points that were never reached"
-    kills = [kill_now(point, job, *before[job]) for job, point in points.items()]
-    run.kill()
-    return kills
+        judge(sights, [job.judge() for job in jobs])
+    assert [sight.point for sight in sights] == [point for points in ROUNDS for point in points]
+    assert [sight for sight in sights if sight.phase != sight.point and sight.point not in INSIDE] == []
 
 
 @pytest.mark.slow
@@ -102,15 +77,22 @@ def test_long_form(kafka: Cluster, tmp_path: Path, say: Callable[[str], None]) -
     chance.shuffle(schedule)
     say(f"\nSPARKONCE_SEED={seed}, {len(schedule)} kills")
     kills, verdicts = carry_out(kafka.bootstrap, tmp_path, schedule, chance, say)
-    judge(kills, verdicts)
-    late = [kill for kill in kills if kill.point not in FIRST]
+    judge([kill.sight for kill in kills], verdicts)
+    late = [kill for kill in kills if kill.sight.point not in FIRST]
     assert len(late) >= 60
     assert [kill for kill in late if kill.rows < 100_000] == []
 
 
-def judge(kills: Sequence[Kill], verdicts: Sequence[Verdict]) -> None:
+def judge(sights: Sequence[Sight], verdicts: Sequence[Verdict]) -> None:
     assert [str(verdict) for verdict in verdicts if not verdict.is_exactly_once] == []
-    check_points(kills)
+    check_points(sights)
+
+
+class Kill(NamedTuple):
+    """A kill of the long form, and how many rows its run had read for batches that it decided."""
+
+    sight: Sight
+    rows: int
 
 
 def carry_out(
@@ -127,10 +109,11 @@ def carry_out(
         "points": INSIDE,
     }
     while left:
-        with Job(bootstrap, folder / f"job-{len(verdicts)}", keep_batches=3, **config) as job:
+        with Job(bootstrap, folder / f"job-{len(verdicts)}", **config) as job:
             while left:
                 # Only a run that finds a decided batch replays one.
-                point = left[0] if left[0] != Phase.REPLAYING.name or leaves_decided(kills) else Phase.FINISHING.name
+                replays = leaves_decided([kill.sight for kill in kills])
+                point = left[0] if left[0] != Phase.REPLAYING.name or replays else Phase.FINISHING.name
                 run = job.start()
                 kill = kill_at(point, job, run, chance)
                 if kill is None:  # all is written: on to the next job
@@ -151,12 +134,12 @@ def carry_out(
 
 def kill_at(point: str, job: Job, run: Run, chance: random.Random) -> Kill | None:
     """Waits until the run is there. None if it ends before."""
-    before, decided = len(job.gate.arrivals), job.decided()
+    decided = job.decided()
     due = decided + 1 + BATCHES_BEFORE
     if point == RANDOM:
         hold = job.gate.hold(PHASE, when=lambda one: one.told["batch"] >= due)
     else:
-        hold = hold_at(point, job, None if point in FIRST else lambda batch: batch >= due)
+        hold = hold_at(point, job, None if point in FIRST else from_batch(due))
     job.gate.wait_for(lambda: bool(hold.arrivals) or run.has_ended, f"the query is at {point!r}, or ends")
     hold.cancel()
     if not hold.arrivals:
@@ -168,22 +151,23 @@ def kill_at(point: str, job: Job, run: Run, chance: random.Random) -> Kill | Non
         if run.has_ended:
             return None
         run.pause()
-    return kill_now(point, job, before, decided)
+    sight = look(point, job, read=False)
+    return Kill(sight, (sight.decided - decided) * job.config.rows_per_batch)
 
 
 def table(kills: Sequence[Kill], verdicts: Sequence[Verdict]) -> str:
     """Kills by phase and by how they came, and what the jobs came to."""
-    at_random = Counter(kill.phase for kill in kills if kill.point == RANDOM)
-    on_purpose = Counter(kill.phase for kill in kills if kill.point != RANDOM)
+    at_random = Counter(kill.sight.phase for kill in kills if kill.sight.point == RANDOM)
+    on_purpose = Counter(kill.sight.phase for kill in kills if kill.sight.point != RANDOM)
     lines = [
         f"{'phase':<15} {'at its':>7} {'at random':>10}",
         f"{'':<15} {'points':>7} {'times':>10}",
         *(f"{phase.name:<15} {on_purpose[phase.name]:>7} {at_random[phase.name]:>10}" for phase in PHASES),
     ]
     lines.append(f"{'all':<15} {sum(on_purpose.values()):>7} {sum(at_random.values()):>10}")
-    inside = Counter(kill.point for kill in kills if kill.point in INSIDE)
+    inside = Counter(kill.sight.point for kill in kills if kill.sight.point in INSIDE)
     lines += [f"of these, {point}: {inside[point]}" for point in INSIDE]
-    written = sorted(kill.rows for kill in kills if kill.point not in FIRST)
+    written = sorted(kill.rows for kill in kills if kill.sight.point not in FIRST)
     lines.append(f"rows of a run before its kill: {written[0]:,} to {written[-1]:,}")
     lines += [f"job {number}: {verdict}" for number, verdict in enumerate(verdicts)]
     return "\n".join(lines)

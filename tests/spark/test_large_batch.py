@@ -14,11 +14,11 @@ from pathlib import Path
 import pytest
 
 from postgres_witness import needs_postgres, running
-from spark.faults import HALFWAY, WRITTEN
 from spark.harness import Job, compared
 from spark.kills import hold_at
 from spark.targets import Files, Postgres
 from sparkonce.embedded import Cluster
+from striking.points import HALFWAY, WRITTEN
 
 pytestmark = [pytest.mark.kafka, pytest.mark.spark, pytest.mark.slow, needs_postgres]
 

@@ -14,15 +14,15 @@ from pathlib import Path
 
 import pytest
 
-from spark.faults import HALFWAY
+from eventually import eventually
 from spark.harness import Job, start_together
 from spark.kills import hold_at, start_held
 from spark.pipeline import ENDED, REFUSED
-from spark.processes import eventually
 from sparkonce.embedded import Cluster
 from sparkonce.protocol.handles import Handle
 from sparkonce.protocol.view import Decision
 from sparkonce.testing.kafka import Record, describe_transactions, read_committed, read_uncommitted
+from striking.points import HALFWAY
 
 pytestmark = [pytest.mark.kafka, pytest.mark.spark]
 
@@ -84,7 +84,7 @@ def what_is_lost(job: Job, point: str) -> Lost:
     eventually(lambda: not set(states().values()) & {"Ongoing", "PrepareAbort"}, "the broker has aborted the rest")
     assert set(states().values()) <= ABORTED | {"CompleteCommit"}
     lost = {slot for slot, state in states().items() if state in ABORTED}
-    assert len(lost) == (len(handles) - len(handles) // 2 if point == HALFWAY else len(handles)) > 0
+    assert len(lost) == (len(handles) // 2 if point == HALFWAY else len(handles)) > 0
     return Lost(job, decided, handles, lost, read_committed(job.bootstrap, job.config.target))
 
 

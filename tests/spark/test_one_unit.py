@@ -12,20 +12,19 @@ from pathlib import Path
 
 import pytest
 
-from phases import PHASES
 from postgres_witness import needs_postgres, running
-from spark.faults import BEGIN, CONCLUDING, HALFWAY, PREPARED, WRITTEN
 from spark.harness import Job
 from spark.kills import Cell, strike
 from spark.pipeline import KAFKA
 from spark.targets import Files, Postgres
 from sparkonce.embedded import Cluster
 from sparkonce.protocol.state import Phase
+from striking.points import BEFORE_CONCLUDE, BEGIN, HALFWAY, PHASES, PREPARED, WRITTEN
 
 pytestmark = [pytest.mark.kafka, pytest.mark.spark, pytest.mark.slow, needs_postgres]
 
 ROWS_PER_BATCH = 1_000
-WITHIN = (BEGIN, WRITTEN, PREPARED, HALFWAY, CONCLUDING)
+WITHIN = (BEGIN, WRITTEN, PREPARED, HALFWAY, BEFORE_CONCLUDE)
 SINKS = ("kafka", "postgres", "files")
 CELLS: tuple[Cell, ...] = (
     *((phase.name, {}) for phase in PHASES if phase is not Phase.REPLAYING),
@@ -34,7 +33,7 @@ CELLS: tuple[Cell, ...] = (
     *((point, {"sink": sink}) for point in WITHIN for sink in SINKS),
     (HALFWAY, {"sink": "kafka"}),
     (PREPARED, {"sink": "postgres"}),
-    (CONCLUDING, {"sink": "files"}),
+    (BEFORE_CONCLUDE, {"sink": "files"}),
 )
 
 

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from spark.faults import HALFWAY, WRITTEN
-from spark.gate import Hold
 from spark.harness import Job, start_together
 from spark.kills import hold_at, start_held
 from spark.pipeline import ENDED
 from sparkonce.embedded import Cluster
+from striking.gate import Hold
+from striking.points import HALFWAY, WRITTEN
 
 pytestmark = [pytest.mark.kafka, pytest.mark.spark, pytest.mark.drawn(2, "drivers, tasks and brokers")]
 
@@ -69,7 +69,6 @@ def outage(kafka: Cluster, folder: Path, points: Sequence[str], *, seconds: floa
         jobs = {point: stack.enter_context(new_job(kafka, folder / str(n))) for n, point in enumerate(points)}
         holds = {job: hold_at(point, job) for point, job in jobs.items()}
         run = start_held(holds, points, folder / "struck.log")
-        assert [point for point, job in jobs.items() if not holds[job].arrivals] == [], "points that were never reached"
         next_batches = {job: hold_at("IDLE", job) for job in holds}
         kafka.brokers[0].kill()
         for hold in holds.values():

@@ -22,7 +22,7 @@ IDS = [f"{number:05d}" for number in range(1_000)]
 HEADERS = "array<struct<key:string,value:binary>>"
 
 drawn = pytest.mark.drawn(1, "shapes")
-"""Of two."""
+"""Drawn of two tests."""
 
 
 def test_more_and_fewer_slots_after_each_restart(spark: SparkSession, kafka: Cluster, tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import gc
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -19,12 +19,12 @@ from pyspark.sql import DataFrame, SparkSession
 
 from conformance import folder_sink
 from conformance.folder_sink import FolderSink
+from eventually import eventually
 from postgres_witness import ask, needs_postgres, prepared, server_fixture
 from spark.in_process import LIMIT_S, MARKS, travelling
-from spark.processes import eventually
 from sparkonce import ExactlyOnce, FilesSink, Guarantee, PostgresSink
-from sparkonce.sinks.base import Facts, SinkCommitter, SinkWriter, TwoPhaseCommitSink, WriterContext
-from sparkonce.testing.forwarding import ForwardingWriter
+from sparkonce.sinks.base import SinkWriter, TwoPhaseCommitSink, WriterContext
+from sparkonce.testing.forwarding import ForwardingSink, ForwardingWriter
 from sparkonce.testing.servers.postgres import PostgresServer
 from tryout.bulk import make_orders
 
@@ -42,7 +42,7 @@ def _sinks_travel() -> Iterator[None]:
         yield
 
 
-class _HeldSink(TwoPhaseCommitSink):
+class _HeldSink(ForwardingSink):
     """Another sink, in which the first copies of two slots wait until they are told to go on, once they have written.
 
     Args:
@@ -51,20 +51,11 @@ class _HeldSink(TwoPhaseCommitSink):
     """
 
     def __init__(self, real: TwoPhaseCommitSink, folder: Path) -> None:
-        super().__init__(real.name, real.guarantee)
-        self._real, self._folder = real, folder
-
-    def columns(self, schema: pa.Schema) -> Sequence[str]:
-        return self._real.columns(schema)
-
-    def preflight(self, query: str, recorded: Facts | None) -> Facts:
-        return self._real.preflight(query, recorded)
+        super().__init__(real)
+        self._folder = folder
 
     def writer(self, context: WriterContext) -> SinkWriter:
-        return _HeldWriter(self._real.writer(context), self._folder, context)
-
-    def committer(self) -> SinkCommitter:
-        return self._real.committer()
+        return _HeldWriter(super().writer(context), self._folder, context)
 
 
 class _HeldWriter(ForwardingWriter):

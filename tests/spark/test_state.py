@@ -16,13 +16,13 @@ import pytest
 
 from spark import stateful
 from spark.example_job import PLANS, plan_example
-from spark.faults import HALFWAY
 from spark.harness import Message, Row
 from spark.kills import POINTS
 from spark.matrix import ROWS_PER_BATCH, Example, Outcome, StateJob, carry_out
 from sparkonce.embedded import Cluster
 from sparkonce.protocol.state import Phase
 from sparkonce.testing.registry import RegistryServer
+from striking.points import HALFWAY
 
 pytestmark = [pytest.mark.kafka, pytest.mark.spark, pytest.mark.timeout(1800)]
 
@@ -130,7 +130,7 @@ SHORT_FORM = [
 def outcomes(
     request: pytest.FixtureRequest, kafka: Cluster, tmp_path_factory: pytest.TempPathFactory
 ) -> Mapping[Case, Outcome]:
-    """What became of every case of the short form that is to run: one Spark strikes all of them."""
+    """Strikes every case of the short form that is to run, all in one Spark."""
     chosen: dict[Case, tuple[str, ...]] = {}
     for item in request.session.items:
         if isinstance(item, pytest.Function) and "outcomes" in item.fixturenames:

@@ -18,8 +18,8 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from conformance import folder_sink
 from conformance.folder_sink import FolderSink
+from eventually import eventually
 from spark.in_process import LIMIT_S, MARKS, travelling
-from spark.processes import eventually
 from sparkonce import ExactlyOnce
 from sparkonce.protocol.handles import Handle
 from sparkonce.sinks.base import Owner, SinkCommitter, SinkWriter, WriterContext

@@ -22,7 +22,6 @@ from mariadb_witness import Witness, shared_server
 from postgres_witness import running
 from redis_servers import witness
 from s3_bucket import Bucket
-from spark.faults import CONCLUDING, HALFWAY, PREPARED, WRITTEN
 from spark.harness import Job, start_together
 from spark.kills import Cell, Sight, look, strike
 from spark.pipeline import ENDED, KAFKA
@@ -36,11 +35,12 @@ from sparkonce.testing.servers.postgres import PostgresServer, find_postgres
 from sparkonce.testing.servers.process import find_program
 from sparkonce.testing.servers.redis import RedisServer
 from sparkonce.testing.servers.s3 import S3Server, find_versitygw
+from striking.points import BEFORE_CONCLUDE, HALFWAY, PREPARED, WRITTEN
 
 pytestmark = [pytest.mark.kafka, pytest.mark.spark, pytest.mark.timeout(1800)]
 
 SLOTS, ROWS_PER_BATCH, BATCHES = 4, 400, 3
-WITHIN = (WRITTEN, PREPARED, HALFWAY, CONCLUDING)
+WITHIN = (WRITTEN, PREPARED, HALFWAY, BEFORE_CONCLUDE)
 WRITING, DECIDING, REPLAYING = Phase.WRITING.name, Phase.DECIDING.name, Phase.REPLAYING.name
 PREFIX = "orders-of-streams"
 
@@ -111,7 +111,7 @@ ONE_TARGET = {
     **TABLES,
     "redis": Stream(at(DECIDING, HALFWAY), lambda to: [Redis(to.redis, by="ending")], ["redis"], NOT_KAFKA),
     "s3": Stream(at(DECIDING, HALFWAY), lambda to: [S3(to.bucket)], ["s3"], {**NOT_KAFKA, "files": "in"}),
-    "files": Stream(at(PREPARED, CONCLUDING), lambda to: [Files(to.folder / "files")], [], NOT_KAFKA),
+    "files": Stream(at(PREPARED, BEFORE_CONCLUDE), lambda to: [Files(to.folder / "files")], [], NOT_KAFKA),
 }
 
 
@@ -124,7 +124,7 @@ def unit(table: str, *cells: Cell) -> Stream:
 
 UNITS = {
     "unit-replayed": unit("replayed", (HALFWAY, {"sink": "kafka"}), (REPLAYING, {})),
-    "unit-decided": unit("decided", (PREPARED, {"sink": "files"}), (CONCLUDING, {"sink": "postgres"})),
+    "unit-decided": unit("decided", (PREPARED, {"sink": "files"}), (BEFORE_CONCLUDE, {"sink": "postgres"})),
     "unit-halfway": unit("halfway", (DECIDING, {}), (HALFWAY, {"sink": "postgres"})),
 }
 AT_MOST = {"guarantee": "AT_MOST_ONCE"}
@@ -189,12 +189,13 @@ class Struck:
         start_together(list(self.jobs.values()), folder / "last.log").join()
 
     def _strike(self, cells: Mapping[str, Cell | None], log: Path) -> None:
-        found = strike({self.jobs[name]: cell for name, cell in cells.items() if cell is not None}, log)
+        struck = {self.jobs[name]: cell for name, cell in cells.items() if cell is not None}
+        found = strike(struck, log) if struck else {}
         for name, cell in cells.items():
             job = self.jobs[name]
             if cell is None:
                 self.sights[name].append(look("not started", job))
-            elif job in found:
+            else:
                 self.sights[name].append(found[job])
 
     def of(self, name: str) -> tuple[Job, list[Sight]]:
@@ -228,7 +229,7 @@ def roll_back(job: Job) -> int:
     return target.roll_back(job.query)
 
 
-LONG = {name: replace(one, cells=at(PREPARED, DECIDING, CONCLUDING, HALFWAY)) for name, one in ONE_TARGET.items()}
+LONG = {name: replace(one, cells=at(PREPARED, DECIDING, BEFORE_CONCLUDE, HALFWAY)) for name, one in ONE_TARGET.items()}
 
 
 @pytest.fixture(
@@ -274,7 +275,7 @@ def check_sight(sight: Sight) -> None:
     opened, of_batch = len(sight.open[kind]), rows_of(visible, sight.batch)
     assert_nothing_early(sight)
     assert (sight.decided < sight.batch) == (sight.point in {PREPARED, DECIDING})
-    if sight.point == CONCLUDING:
+    if sight.point == BEFORE_CONCLUDE:
         assert (opened, of_batch) == (0, ROWS_PER_BATCH)
     elif sight.point == HALFWAY:
         assert opened > 0
@@ -339,7 +340,7 @@ def test_three_sinks_of_one_query_agree_batch_by_batch(struck: Struck, names: st
         assert_nothing_early(sight)
         assert cell is not None
         assert sight.point == cell[0]
-        if sight.point == CONCLUDING:
+        if sight.point == BEFORE_CONCLUDE:
             shown = {rows_of(visible, sight.batch) for visible in sight.visible.values()}
             assert (shown, any(sight.open.values())) == ({ROWS_PER_BATCH}, False)
         elif sight.point != REPLAYING:

@@ -41,7 +41,7 @@ pytestmark = SPARK
 SCHEMA = "number bigint, word string"
 
 drawn = pytest.mark.drawn(8, "delta")
-"""Of some thirty. What always runs is that each row is written once, whenever drivers die, however many there are."""
+"""Drawn of some thirty tests. Always run: each row is written once, whenever and however often drivers die."""
 
 
 def make_table(spark: SparkSession, path: Path) -> None:

@@ -12,16 +12,17 @@ from typing import Any
 
 import pytest
 
-from spark.faults import BEGIN, OPENED, PREPARED, WRITTEN
-from spark.gate import DIE, FAIL
+from eventually import eventually
 from spark.harness import Job, start_together
 from spark.kills import hold_at
 from spark.pipeline import ENDED, REFUSED
-from spark.processes import eventually, kill_executor
+from spark.processes import kill_executor
 from spark.standalone import Standalone
-from spark.startup import JVM_FLAGS
 from sparkonce.embedded import Cluster
 from sparkonce.protocol.state import Phase
+from startup import JVM_FLAGS
+from striking.gate import DIE, FAIL
+from striking.points import BEGIN, BEGUN, PREPARED, WRITTEN
 
 pytestmark = [pytest.mark.kafka, pytest.mark.spark, pytest.mark.drawn(2, "drivers, tasks and brokers")]
 
@@ -55,12 +56,12 @@ class Tried:
 def tried(kafka: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tried]:
     folder = tmp_path_factory.mktemp("tried")
     with ExitStack() as stack:
-        lucky = stack.enter_context(new_job(kafka, folder / "lucky", points=(OPENED, WRITTEN, PREPARED)))
-        unlucky = stack.enter_context(new_job(kafka, folder / "unlucky", points=(BEGIN, OPENED, WRITTEN)))
+        lucky = stack.enter_context(new_job(kafka, folder / "lucky", points=(BEGUN, WRITTEN, PREPARED)))
+        unlucky = stack.enter_context(new_job(kafka, folder / "unlucky", points=(BEGIN, BEGUN, WRITTEN)))
         killed = lucky.gate.hold(WRITTEN, batch=0, slot=1)
         dying = lucky.gate.hold(PREPARED, batch=1, slot=2)
         failing = lucky.gate.hold(WRITTEN, batch=2, slot=3)
-        failing_again = lucky.gate.hold(OPENED, batch=2, slot=3, attempt=1)
+        failing_again = lucky.gate.hold(BEGUN, batch=2, slot=3, attempt=1)
         tries = [unlucky.gate.hold(WRITTEN, batch=1, slot=0, attempt=number) for number in range(TRIES)]
         late = unlucky.gate.hold(BEGIN, batch=1, slot=1)
         run = start_together([lucky, unlucky], folder / "run.log", master=THREE_TRIES)
@@ -86,7 +87,7 @@ def test_tasks_that_die_or_fail_are_tried_again(tried: Tried) -> None:
     assert job.gate.at(ENDED, failed="")
     verdict = job.judge()
     assert verdict.is_exactly_once, verdict
-    tries = {(batch, slot): len(job.gate.at(OPENED, batch=batch, slot=slot)) for batch, slot in ((0, 1), (1, 2))}
+    tries = {(batch, slot): len(job.gate.at(BEGUN, batch=batch, slot=slot)) for batch, slot in ((0, 1), (1, 2))}
     assert tries == {(0, 1): 2, (1, 2): 2}
     assert [one.told["attempt"] for one in job.gate.at(PREPARED, batch=2, slot=3)] == [2]
 
@@ -98,7 +99,7 @@ def test_a_task_that_fails_too_often_stops_the_query_and_leaves_nothing_behind(t
     assert (refused.told["kind"], refused.told["batch"]) == ("PrepareError", 1)
     assert f"InjectedError: told to fail at: {WRITTEN}" in refused.told["message"]
     assert tried.left == (0, {})
-    assert not job.gate.at(OPENED, batch=1, slot=1)
+    assert not job.gate.at(BEGUN, batch=1, slot=1)
     job.start().finish()
     verdict = job.judge()
     assert verdict.is_exactly_once, verdict

@@ -10,12 +10,13 @@ from typing import Any
 
 import pytest
 
-from spark.faults import WRITTEN
+from eventually import eventually
 from spark.harness import Job, start_together
 from spark.kills import hold_at, start_held
 from spark.pipeline import ENDED, REFUSED
-from spark.processes import Run, eventually
+from spark.processes import Run
 from sparkonce.embedded import Cluster
+from striking.points import WRITTEN
 
 pytestmark = [pytest.mark.kafka, pytest.mark.spark, pytest.mark.drawn(2, "drivers, tasks and brokers")]
 

@@ -7,6 +7,8 @@ from collections.abc import Callable, Mapping
 from contextlib import closing
 from typing import Any
 
+from striking.kafka_reader import KafkaReader
+
 Place = tuple[int, int]
 """Partition and offset."""
 
@@ -64,26 +66,10 @@ class Watcher:
         return self.changed + sum(place not in standing or standing[place] != key for place, key in self.seen.items())
 
     def _run(self) -> None:
-        from confluent_kafka import Consumer, TopicPartition
-
-        bootstrap, topic, partitions = self._where
-        settings = {
-            "bootstrap.servers": bootstrap,
-            "group.id": "watcher",  # required, and not used: partitions are assigned by hand
-            "enable.auto.commit": False,
-            "isolation.level": "read_committed",
-            "auto.offset.reset": "earliest",
-            "fetch.wait.max.ms": 500,
-            "reconnect.backoff.max.ms": 500,
-            "log_level": 0,
-            "error_cb": lambda _: None,
-        }
         try:
-            with closing(Consumer(settings)) as consumer:
-                consumer.assign([TopicPartition(topic, each, 0) for each in range(partitions)])
+            with closing(KafkaReader(*self._where)) as reader:
                 while not self._stopping.is_set():
-                    found = consumer.consume(10_000, timeout=_POLL_S)
-                    self._take([one for one in found if one.error() is None])  # a broker that is away is no record
+                    self._take(reader.read(_POLL_S))
         except BaseException as error:  # noqa: BLE001 - raised where it is seen
             with self._changed:
                 self._failed = error

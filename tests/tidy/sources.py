@@ -42,7 +42,7 @@ def lines(path: Path, found: Iterable[tuple[int, str]]) -> list[str]:
 
 
 def offenders(paths: Iterable[Path], check: Callable[[Path], Found]) -> Iterator[str]:
-    """What a check finds in each of these files."""
+    """Returns what a check finds in each of these files."""
     return (one for path in paths for one in lines(path, check(path)))
 
 

@@ -108,7 +108,7 @@ def everywhere(check: Callable[[ast.Module], Found], paths: list[Path]) -> Itera
 
 
 def all_but(check: Callable[[ast.Module], Found], listed: dict[str, str]) -> Iterator[str]:
-    """What the files that are not on a list do, and the files on it that do not do it any more."""
+    """Finds what files do that are not on a list, and the files on it that do not do it any more."""
     for path in MODULES:
         found = check(tree(path))
         if name(path) not in listed:

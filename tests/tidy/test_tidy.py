@@ -26,7 +26,7 @@ ALIEN = re.compile(r"artifactory|nexus|jfrog|https?://(?!pypi\.org/)[^\s\"']*/si
 
 
 def calls(path: Path, *wanted: str) -> Found:
-    """Where one of these functions is called by its bare name."""
+    """Finds where one of these functions is called by its bare name."""
     return [
         (node.lineno, f"{node.func.id}()")
         for node in nodes(tree(path))

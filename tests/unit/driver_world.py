@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pyarrow as pa
 
+from forwarding_store import ForwardingStore
 from sparkonce.driver.progress import BatchProgress
 from sparkonce.driver.run import Listener, RunDriver, Timing
 from sparkonce.executor import SinkTask, SlotTask, write_slot
@@ -223,11 +224,11 @@ class World:
         return [type(record).__name__ for record in self.records()]
 
 
-class FlakyStore(LogStore):
+class FlakyStore(ForwardingStore):
     """A store whose next puts of some kind of record go wrong: ``full``, ``unknown`` or ``landed``."""
 
     def __init__(self, inner: LogStore, kind: type, *faults: str) -> None:
-        self._inner = inner
+        super().__init__(inner)
         self._kind = kind
         self._faults = list(faults)
 
@@ -237,23 +238,7 @@ class FlakyStore(LogStore):
             raise OSError(errno.ENOSPC, "No space left on device")
         if fault == "unknown":
             raise PutUnknownError("the reply was lost")
-        answer = self._inner.put(position, data)
+        answer = super().put(position, data)
         if fault == "landed":
             raise PutUnknownError("the reply was lost")
         return answer
-
-    def get(self, position: int) -> bytes | None:
-        return self._inner.get(position)
-
-    def floor(self) -> bytes | None:
-        return self._inner.floor()
-
-    def raise_floor(self, position: int, data: bytes) -> None:
-        self._inner.raise_floor(position, data)
-
-    def delete_below(self, position: int) -> None:
-        self._inner.delete_below(position)
-
-    @property
-    def location(self) -> str:
-        return self._inner.location

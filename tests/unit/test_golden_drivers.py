@@ -35,7 +35,7 @@ def elsewhere(job: Job, guarantee: Guarantee) -> set[str]:
 
 
 def lines(folder: Path, batch: int) -> int:
-    """How many rows of a batch are published, with or without folders for partitions."""
+    """Counts the rows of a batch that are published, with or without folders for partitions."""
     return sum(
         len(path.read_text().splitlines())
         for path in folder.rglob(f"part-*.{batch}.*.json")

@@ -85,7 +85,7 @@ def on_mysql(there: Facts, known: Facts) -> Facts:
 
 
 class Redis(Preflight):
-    """Of which only what it holds against the recorded facts is left."""
+    """Leaves of a preflight only what it holds against the recorded facts."""
 
     def _infos(self) -> dict[str, Mapping[str, str]]:
         return {}

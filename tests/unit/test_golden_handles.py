@@ -241,7 +241,7 @@ def test_postgres_is_asked_to_commit_these_prepared_transactions(version: str) -
     ],
 )
 def test_postgres_is_asked_to_move_these_staged_rows(version: str, sink: str, schema: str, moved: str) -> None:
-    """Where they go, and how, is in the marker that the writer has left."""
+    """Finds where the rows go, and how, in the marker that the writer has left."""
     handles = decided(version)[sink]
     markers = {row[0]: row for row in servers(version, DECIDED)["postgres"]["markers"][schema]}
     there = [markers[str(handle["name"])] for handle in handles]
@@ -347,7 +347,7 @@ def test_rows_wait_in_redis_in_the_form_that_todays_scripts_take(version: str) -
 
 @EACH_VERSION
 def test_a_run_that_was_killed_is_known_by_its_token(version: str, tmp_path: Path) -> None:
-    """What it left on servers is found by the token in the log; nothing else says what it wrote."""
+    """Finds what a run left on servers by the token in the log; nothing else says what it wrote."""
     view = read_log(DecisionLog(LocalLogStore(copy(version, UNDECIDED, tmp_path) / "checkpoint")))
     killed = view.runs[-1].token
     left = servers(version, UNDECIDED)

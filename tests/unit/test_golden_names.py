@@ -45,7 +45,7 @@ from sparkonce.spark.tables.iceberg import NOTE
 
 EACH_VERSION = pytest.mark.parametrize("version", VERSIONS)
 RUN = Token(5, "0c5b77b9")
-"""Of version 1, the run that decided batch 3."""
+"""The run that decided batch 3 in version 1."""
 
 
 def log(version: str, name: str, folder: Path) -> LogView:

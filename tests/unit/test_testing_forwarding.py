@@ -4,16 +4,20 @@ import inspect
 
 import pytest
 
-from sparkonce.sinks.base import SinkCommitter, SinkWriter
-from sparkonce.testing.forwarding import ForwardingCommitter, ForwardingWriter
+from sparkonce.sinks.base import SinkCommitter, SinkWriter, TwoPhaseCommitSink
+from sparkonce.testing.forwarding import ForwardingCommitter, ForwardingSink, ForwardingWriter
+
+PAIRS = [(ForwardingSink, TwoPhaseCommitSink), (ForwardingWriter, SinkWriter), (ForwardingCommitter, SinkCommitter)]
 
 
-@pytest.mark.parametrize(("kind", "base"), [(ForwardingWriter, SinkWriter), (ForwardingCommitter, SinkCommitter)])
+@pytest.mark.parametrize(("kind", "base"), PAIRS)
 def test_every_call_is_passed_on(kind: type, base: type) -> None:
     """A call that is added to the base and not here would end in the base's own, which does nothing."""
     asked: list[tuple[str, tuple[object, ...]]] = []
 
     class Real:
+        name, guarantee, promise = "real", "exactly-once", "of the real one"
+
         def __getattr__(self, name: str) -> object:
             return lambda *given: asked.append((name, given)) or name
 
@@ -25,3 +29,5 @@ def test_every_call_is_passed_on(kind: type, base: type) -> None:
         answer = getattr(passing, name)(*given)
         assert asked.pop() == (name, given)
         assert answer == name or inspect.signature(call).return_annotation == "None"
+    for name in (name for name, value in vars(base).items() if isinstance(value, property)):
+        assert getattr(passing, name) == getattr(Real, name)

@@ -1,4 +1,4 @@
-"""What a run of the first tier leaves out, and what a run keeps of the time it took: pytest in a folder of its own."""
+"""The first tier leaves tests out, and every run keeps the time it took: seen in pytest runs of their own."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def test_every_test_of_a_group_comes_up() -> None:
 
 
 def test_a_group_runs_in_one_process(tmp_path: Path) -> None:
-    """As tests/conftest.py groups: by file, unless a test names another group."""
+    """Groups as tests/conftest.py does: by file, unless a test names another group."""
     noting = "import os, pathlib, pytest\n\n@pytest.mark.parametrize('number', range(6))\ndef test_it(number):\n"
     noting += "    pathlib.Path(__file__).with_suffix(f'.{os.environ[\"PYTEST_XDIST_WORKER\"]}').touch()\n"
     for name in ("one", "two"):

@@ -42,7 +42,7 @@ class Mutant:
 
 
 def schedule(mutants: Iterable[Mutant]) -> list[Step]:
-    """What brings all of them to light, each fault once."""
+    """Lists the faults that bring all of them to light, each once."""
     faults = dict.fromkeys(fault for mutant in mutants for fault in mutant.faults)
     return [
         Step(number=number, fault=fault, phase=phase.name, system=system, request=request, batches=1)

@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from spark.startup import jvm_flags
 from sparkonce.verify.checkers import judge
 from sparkonce.verify.conduct import Limits
 from sparkonce.verify.history import History
@@ -17,6 +16,7 @@ from sparkonce.verify.systems.kafka import KafkaSystem
 from sparkonce.verify.systems.postgres import PostgresSystem
 from sparkonce.verify.verdicts import Anomaly, Verdict
 from sparkonce.verify.workload import Workload
+from startup import jvm_flags
 
 TESTS = Path(__file__).parent.parent
 BROKEN = Path(__file__).parent / "broken"
@@ -62,5 +62,5 @@ def broken_by(names: Sequence[str]) -> dict[str, str]:
 
 
 def found(verdicts: Sequence[Verdict]) -> dict[tuple[Anomaly, str], int]:
-    """What was found in which system, or in the whole run, and how often."""
+    """Counts what was found in which system, or in the whole run."""
     return {(verdict.anomaly, verdict.system): verdict.count for verdict in verdicts if verdict.count}

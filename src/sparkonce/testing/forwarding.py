@@ -5,15 +5,61 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from sparkonce.sinks.base import SinkCommitter, SinkWriter
+from sparkonce.sinks.base import SinkCommitter, SinkWriter, TwoPhaseCommitSink
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
+    from sparkonce.guarantees import Guarantee
     from sparkonce.protocol.handles import Handle
     from sparkonce.protocol.outcomes import Finished
     from sparkonce.protocol.traces import Trace
-    from sparkonce.sinks.base import Facts, Owner
+    from sparkonce.sinks.base import Facts, Owner, WriterContext
+
+
+class ForwardingSink(TwoPhaseCommitSink):
+    """Passes every call on to another sink, whose name and guarantee it has.
+
+    Args:
+        real: The other one.
+    """
+
+    def __init__(self, real: TwoPhaseCommitSink) -> None:
+        super().__init__(real.name, real.guarantee)
+        self._real = real
+
+    @property
+    def promise(self) -> Guarantee:
+        """See `TwoPhaseCommitSink.promise`."""
+        return self._real.promise
+
+    def conditions(self) -> Sequence[str]:
+        """See `TwoPhaseCommitSink.conditions`."""
+        return self._real.conditions()
+
+    def use_checkpoint(self, folder: str) -> None:
+        """See `TwoPhaseCommitSink.use_checkpoint`."""
+        self._real.use_checkpoint(folder)
+
+    def columns(self, schema: pa.Schema) -> Sequence[str]:
+        """See `TwoPhaseCommitSink.columns`."""
+        return self._real.columns(schema)
+
+    def preflight(self, query: str, recorded: Facts | None) -> Facts:
+        """See `TwoPhaseCommitSink.preflight`."""
+        return self._real.preflight(query, recorded)
+
+    def transaction_timeout_s(self, facts: Facts) -> float | None:
+        """See `TwoPhaseCommitSink.transaction_timeout_s`."""
+        return self._real.transaction_timeout_s(facts)
+
+    def writer(self, context: WriterContext) -> SinkWriter:
+        """See `TwoPhaseCommitSink.writer`."""
+        return self._real.writer(context)
+
+    def committer(self) -> SinkCommitter:
+        """See `TwoPhaseCommitSink.committer`."""
+        return self._real.committer()
 
 
 class ForwardingWriter(SinkWriter):

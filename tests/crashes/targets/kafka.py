@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
-from confluent_kafka import Consumer, TopicPartition
 
 from crashes.target import Target, new_name
 from sparkonce.embedded import Cluster
@@ -18,9 +17,11 @@ from sparkonce.testing.kafka import create_topic, list_transactions, read_commit
 from sparkonce.testing.matchers import END_TXN, INIT_PRODUCER_ID, PRODUCE, kafka_request
 from sparkonce.testing.proxy import FaultProxy
 from sparkonce.testing.servers.process import HOST
+from striking.kafka_reader import KafkaReader
 
 THROUGH = "PROXY"
 PARTITIONS = 2
+_GLANCE_S = 0.03
 
 
 def rows(start: int, count: int) -> pa.RecordBatch:
@@ -46,7 +47,8 @@ class KafkaTarget(Target):
     can_restart = can_pause = True
     choice = "light"
     rows = staticmethod(rows)
-    _reader: Reader | None = None
+    _reader: KafkaReader | None = None
+    _seen: list[int]
 
     def start(self, folder: Path) -> None:
         self._cluster = Cluster(listeners={THROUGH: "PLAINTEXT"}, folder=folder)
@@ -76,7 +78,7 @@ class KafkaTarget(Target):
         self.topic = new_name()
         create_topic(self._cluster.bootstrap, self.topic, PARTITIONS)
         self._close_reader()
-        self._reader = Reader(self._cluster.bootstrap, self.topic)
+        self._reader, self._seen = KafkaReader(self._cluster.bootstrap, self.topic, PARTITIONS), []
 
     def make_sink(self) -> TwoPhaseCommitSink:
         settings = {"bootstrap.servers": self.proxy.address, "message.timeout.ms": 10_000, "socket.timeout.ms": 2_000}
@@ -86,7 +88,9 @@ class KafkaTarget(Target):
         return [int(record.value or b"-1") for record in read_committed(self._cluster.bootstrap, self.topic)]
 
     def glance(self) -> Sequence[int]:
-        return self._reader.read() if self._reader is not None else ()
+        if self._reader is not None:
+            self._seen += [int(message.value() or b"-1") for message in self._reader.read(_GLANCE_S)]
+        return list(self._seen)
 
     def lingering(self) -> Sequence[str]:
         return list(list_transactions(self._cluster.bootstrap, states=["Ongoing"]))
@@ -108,31 +112,3 @@ class KafkaTarget(Target):
 
     def resume(self) -> None:
         self._broker.resume()
-
-
-class Reader:
-    """Reads on from where it was: what a read_committed reader has been given stays given."""
-
-    def __init__(self, bootstrap: str, topic: str) -> None:
-        settings = {
-            "bootstrap.servers": bootstrap,
-            "group.id": "witness",  # required, and not used: partitions are assigned by hand
-            "enable.auto.commit": False,
-            "isolation.level": "read_committed",
-            "auto.offset.reset": "earliest",
-            "fetch.wait.max.ms": 10,
-            "reconnect.backoff.max.ms": 200,
-            "log_level": 0,
-            "error_cb": lambda _: None,
-        }
-        self._consumer = Consumer(settings)
-        self._consumer.assign([TopicPartition(topic, number, 0) for number in range(PARTITIONS)])
-        self._seen: list[int] = []
-
-    def read(self) -> list[int]:
-        found = [message for message in self._consumer.consume(10_000, timeout=0.03) if message.error() is None]
-        self._seen += [int(message.value()) for message in found]
-        return list(self._seen)
-
-    def close(self) -> None:
-        self._consumer.close()

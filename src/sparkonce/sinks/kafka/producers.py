@@ -185,7 +185,7 @@ class Pool:
 
 
 class Worker:
-    """What one operating-system process holds: its pools, and a thread that looks after them.
+    """Holds what one operating-system process has: its pools, and a thread that looks after them.
 
     Args:
         run: Runs a function in the background.

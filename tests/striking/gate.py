@@ -1,4 +1,4 @@
-"""Where the processes of a query report that they have come to a point, and go on only when they are told to.
+"""A gate: the processes of a query report that they have come to a point, and go on only when they are told to.
 
 An arrival blocks on a socket until it is answered. So a test knows exactly where a process stands while it kills it or
 takes its broker away, and nothing sleeps to get the order of things right.
@@ -34,6 +34,23 @@ def arrive(gate: str, point: str, **told: Any) -> str:
     if not answer:  # the test is over: nothing may be done behind its back
         os._exit(_LOST_ITS_TEST)
     return answer
+
+
+class InjectedError(RuntimeError):
+    """Raised by a task that is told to fail."""
+
+
+def come_to(gate: str, point: str, **told: Any) -> None:
+    """Arrives, from a query of Spark's, also with the number of the task's try, and does what the gate answers."""
+    from pyspark import TaskContext
+
+    if (task := TaskContext.get()) is not None:
+        told["attempt"] = task.attemptNumber()
+    answer = arrive(gate, point, **told)
+    if answer == FAIL:
+        raise InjectedError(f"told to fail at: {point}")
+    if answer == DIE:
+        raise SystemExit(f"told to die at: {point}")
 
 
 @dataclass(slots=True, eq=False)

@@ -1,0 +1,25 @@
+"""Asks again until the answer is good: the way in which tests wait."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+T = TypeVar("T")
+
+LIMIT_S = 240.0
+_POLL_S = 0.02
+
+
+def eventually(ask: Callable[[], T], what: str, *, limit_s: float = LIMIT_S) -> T:
+    """Asks again until the answer is true, and returns it.
+
+    Raises:
+        AssertionError: if it is not in time; what was waited for is said.
+    """
+    give_up_at = time.monotonic() + limit_s
+    while not (answer := ask()):
+        assert time.monotonic() < give_up_at, f"not after {limit_s:.0f} s: {what}"
+        time.sleep(_POLL_S)
+    return answer

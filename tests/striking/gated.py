@@ -1,0 +1,104 @@
+"""A sink with a gate in its way: its writers and its committer say where they are, and wait there if they are told.
+
+In a module of its own: Spark pickles such sinks to its workers by reference.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, Protocol
+
+import pyarrow as pa
+
+from sparkonce.protocol.handles import Handle
+from sparkonce.protocol.outcomes import Finished
+from sparkonce.sinks.base import SinkCommitter, SinkWriter, TwoPhaseCommitSink, WriterContext
+from sparkonce.sinks.kafka.writer import KafkaWriter
+from sparkonce.testing.forwarding import ForwardingCommitter, ForwardingSink, ForwardingWriter
+from striking.points import BEFORE_CONCLUDE, BEGIN, BEGUN, CONCLUDED, HALFWAY, PREPARED, WRITTEN
+
+_FLUSH_S = 30.0
+
+
+class Arrive(Protocol):
+    """Is told of a point, and of what else is worth knowing, before anything more is done."""
+
+    def __call__(self, point: str, **told: Any) -> None: ...
+
+
+class GatedSink(ForwardingSink):
+    """Another sink, whose writers and committer come to a gate on their way.
+
+    Args:
+        real: The sink.
+        arrive: The gate. Pickled with the sink, if that is.
+        points: At which points of `striking.points` it is told.
+    """
+
+    def __init__(self, real: TwoPhaseCommitSink, arrive: Arrive, points: Collection[str]) -> None:
+        super().__init__(real)
+        self._arrive = arrive
+        self.points = frozenset(points)
+
+    def arrive(self, point: str, **told: Any) -> None:
+        if point in self.points:
+            self._arrive(point, sink=self.name, **told)
+
+    def writer(self, context: WriterContext) -> SinkWriter:
+        return _GatedWriter(self._real.writer(context), self, context)
+
+    def committer(self) -> SinkCommitter:
+        return _GatedCommitter(self._real.committer(), self)
+
+
+class _GatedWriter(ForwardingWriter):
+    def __init__(self, real: SinkWriter, sink: GatedSink, context: WriterContext) -> None:
+        super().__init__(real)
+        self._sink = sink
+        self._told = {"slot": context.slot, "batch": context.batch}
+        self._has_written = False
+
+    def begin(self) -> None:
+        self._sink.arrive(BEGIN, **self._told)
+        self._real.begin()
+        self._sink.arrive(BEGUN, **self._told)
+
+    def write(self, rows: pa.RecordBatch) -> None:
+        if self._has_written or WRITTEN not in self._sink.points:
+            self._real.write(rows)
+            return
+        self._has_written = True
+        some = -(-rows.num_rows // 2)
+        self._real.write(rows.slice(0, some))
+        if isinstance(self._real, KafkaWriter):  # the transaction is open there once something has arrived
+            self._real._open_lane().flush(_FLUSH_S)
+        self._sink.arrive(WRITTEN, **self._told)
+        if some < rows.num_rows:
+            self._real.write(rows.slice(some))
+
+    def prepare(self) -> Mapping[str, str | int]:
+        fields = self._real.prepare()
+        self._sink.arrive(PREPARED, **self._told)
+        return fields
+
+
+class _GatedCommitter(ForwardingCommitter):
+    def __init__(self, real: SinkCommitter, sink: GatedSink) -> None:
+        super().__init__(real)
+        self._sink = sink
+
+    def commit(self, handles: Sequence[Handle]) -> Sequence[Finished]:
+        written = [handle for handle in handles if handle.transaction]
+        half = -(-len(written) // 2)
+        if not half or HALFWAY not in self._sink.points:
+            return self._real.commit(handles)
+        first = dict(zip(written[:half], self._real.commit(written[:half]), strict=True))
+        self._sink.arrive(HALFWAY)
+        rest = [handle for handle in handles if handle not in first]
+        answers = {**first, **dict(zip(rest, self._real.commit(rest) if rest else (), strict=True))}
+        return [answers[handle] for handle in handles]
+
+    def conclude(self, batch: int, handles: Sequence[Handle]) -> None:
+        self._sink.arrive(BEFORE_CONCLUDE, batch=batch)
+        self._real.conclude(batch, handles)
+        self._sink.arrive(CONCLUDED, batch=batch)

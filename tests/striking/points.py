@@ -1,0 +1,40 @@
+"""The points at which a run can be held: the driver's phases, and those of a `striking.gated.GatedSink`."""
+
+from __future__ import annotations
+
+from sparkonce.protocol.state import Phase
+
+PHASES = (
+    Phase.READING,
+    Phase.CLAIMING,
+    Phase.SWEEPING,
+    Phase.WRITING,
+    Phase.DECIDING,
+    Phase.FINISHING,
+    Phase.REPLAYING,
+    Phase.SWEEPING_OWN,
+    Phase.RAISING_FLOOR,
+    Phase.TIDYING,
+    Phase.IDLE,
+)
+"""Those that a run without losses and without at-most-once sinks goes through.
+
+A phase is told before anything is done in it: WRITING is before the first task, DECIDING when all is prepared,
+FINISHING when nothing is committed yet, SWEEPING_OWN when all is committed, IDLE before Spark itself writes down that
+the batch is done.
+"""
+
+FIRST = (Phase.READING.name, Phase.CLAIMING.name, Phase.SWEEPING.name, Phase.REPLAYING.name)
+"""Those that only the first batch of a run goes through."""
+
+BEGIN = "a slot begins"
+BEGUN = "a slot has begun"
+WRITTEN = "a slot has written some rows"
+PREPARED = "a slot has prepared"
+HALFWAY = "half-way through the commits"
+BEFORE_CONCLUDE = "before conclude"
+CONCLUDED = "after conclude"
+
+IN_DRIVER = tuple(phase.name for phase in PHASES)
+IN_WRITERS = (BEGUN, WRITTEN, PREPARED)
+IN_COMMITTER = (HALFWAY, BEFORE_CONCLUDE, CONCLUDED)
