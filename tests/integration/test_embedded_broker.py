@@ -2,12 +2,14 @@ import json
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 from confluent_kafka import KafkaError, KafkaException, Producer
 from confluent_kafka.admin import AdminClient, NewTopic
 
-from sparkonce.embedded import Cluster, resolve, spark_kafka_jars
+from sparkonce.embedded import Cluster, class_archive, resolve, spark_kafka_jars
+from sparkonce.embedded.class_archive import archive_of
 from sparkonce.embedded.jars import artifact_name, spark_jars_folder
 from sparkonce.embedded.process import is_running
 from sparkonce.errors import PreflightError
@@ -50,6 +52,7 @@ def transactional(cluster, transactional_id, **settings):
     return producer
 
 
+@DRAWN
 def test_data_survives_a_crash_and_an_orderly_restart_on_the_same_port(one):
     broker, before = one.brokers[0], one.bootstrap
     create_topic(one.bootstrap, "survives", 2)
@@ -265,3 +268,31 @@ def test_a_version_that_does_not_exist_is_a_message_of_the_command(tmp_path):
     assert "4.3.99: not found" in run.stderr
     assert "Next: check the version" in run.stderr
     assert "Traceback" not in run.stderr
+
+
+def test_a_broker_takes_its_classes_from_an_archive(one):
+    kept = archive_of(one.version)
+    assert str(kept) in Path(f"/proc/{one.brokers[0].pid}/maps").read_text()
+
+
+@DRAWN
+@pytest.mark.parametrize("content", [b"", b"not an archive"], ids=["could-not-be-made", "does-not-fit"])
+def test_a_broker_starts_without_an_archive_of_its_classes(content, tmp_path, monkeypatch):
+    kept = tmp_path / "classes.jsa"
+    kept.write_bytes(content)
+    monkeypatch.setattr(class_archive, "archive_of", lambda _: kept)
+    with Cluster() as cluster:
+        assert str(kept) not in Path(f"/proc/{cluster.brokers[0].pid}/maps").read_text()
+    assert kept.read_bytes() == content
+
+
+def test_an_archive_that_cannot_be_made_is_not_tried_again(tmp_path, monkeypatch):
+    monkeypatch.setattr(class_archive, "archive_of", lambda _: tmp_path / "classes.jsa")
+    tries = []
+
+    def fail(flag):
+        tries.append(flag)
+        raise PreflightError("No node starts with this flag.", next_step="try none")
+
+    assert [class_archive.archive_flags("4.1.0", fail) for _ in range(2)] == [(), ()]
+    assert len(tries) == 1

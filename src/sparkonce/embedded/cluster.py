@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sparkonce.embedded.broker import Broker, is_free
+from sparkonce.embedded.class_archive import archive_flags
 from sparkonce.embedded.jars import KAFKA_VERSION, find_java, kafka_jars
 from sparkonce.embedded.properties import CONTROLLER, HOST, PLAINTEXT
 from sparkonce.errors import ConfigurationError, PreflightError
@@ -91,6 +92,7 @@ class Cluster:
         self.dies_with_parent = dies_with_parent
         self._jvm = (f"-Xmx{heap}", *jvm_flags, *_LOGGING)
         self._add_scram = tuple(add_scram)
+        self._classes: tuple[str, ...] = ()
         self._new_cluster_id = _random_id()
         names = [PLAINTEXT, CONTROLLER, *self.listeners]
         free = iter(_free_ports(nodes * len(names)))
@@ -129,6 +131,7 @@ class Cluster:
         """Formats what is new and starts every node, without waiting."""
         if self.dies_with_parent:
             atexit.register(self.close)
+        self._classes = archive_flags(self.version, self._record_classes)
         self._format()
         for broker in self.brokers:
             broker.launch()
@@ -161,7 +164,16 @@ class Cluster:
     def java_command(self, main: str, *arguments: str) -> list[str]:
         """The command that runs one of Kafka's main classes."""
         classpath = ":".join(str(jar) for jar in kafka_jars(self.version))
-        return [find_java(), *self._jvm, "-cp", classpath, main, *arguments]
+        return [find_java(), *self._jvm, *self._classes, "-cp", classpath, main, *arguments]
+
+    def _record_classes(self, flag: str) -> None:
+        """Runs a node that keeps the classes which it has loaded; see `archive_flags`."""
+        with tempfile.TemporaryDirectory(prefix="sparkonce-kafka-") as folder:
+            node = Cluster(version=self.version, folder=Path(folder))
+            node._format()
+            node._classes = (flag,)
+            node.brokers[0].start()
+            node.close()
 
     @property
     def cluster_id(self) -> str:
