@@ -52,6 +52,7 @@ class HdfsSuite(FilesSuite):
         return True
 
 
+@pytest.mark.drawn(10, "hdfs conformance")
 class TestHdfs(HdfsSuite):
     @pytest.fixture(autouse=True)
     def _hdfs(self, hdfs: Hdfs) -> None:

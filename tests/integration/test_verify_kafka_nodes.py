@@ -14,7 +14,11 @@ from sparkonce.verify.faults import Fault
 from sparkonce.verify.systems.kafka import KafkaSystem
 
 # kafka-python leaves the socket of a connect that a dead broker refuses to the garbage collector.
-pytestmark = [pytest.mark.kafka, pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning")]
+pytestmark = [
+    pytest.mark.kafka,
+    pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning"),
+    pytest.mark.drawn(1, "Kafka clusters of their own"),
+]
 
 
 @pytest.fixture(scope="module")

@@ -31,7 +31,7 @@ UNREACHED = {
 }
 
 
-@pytest.mark.drawn(2)
+@pytest.mark.drawn(1)
 @pytest.mark.parametrize("piece", range(PIECES))
 def test_no_schedule_doubles_or_loses_a_row(piece: int, say: Callable[[str], None], tmp_path: Path) -> None:
     each = SCHEDULES // PIECES

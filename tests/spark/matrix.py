@@ -10,7 +10,7 @@ import json
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import zip_longest
 from pathlib import Path
 
@@ -22,6 +22,8 @@ from sparkonce.protocol.state import Phase
 from sparkonce.spark.checkpoint import input_offsets
 
 ROWS_PER_BATCH = 1_000
+LARGER = 4
+"""How many times as large batches are where nothing is killed in them."""
 WARM = 3
 """Batches before the first kill: no window closes in the first ones."""
 
@@ -48,7 +50,7 @@ class Example:
         state_files: Endings, out of `STATE_FILES`, of the files that its state store must have written; none if they
             are not looked at.
         undisturbed: How large the batches are of a run of the same query on the same input that nobody disturbs, which
-            must give the same: so many times as large as those of the run that is killed. 1 if what it gives follows
+            must give the same: so many times as large as those of the runs that are killed. 1 if what it gives follows
             from the batches, 0 for no such run, where it follows from the time.
     """
 
@@ -61,7 +63,7 @@ class Example:
     sql: dict[str, str] = field(default_factory=dict)
     no_data: bool = False
     state_files: frozenset[str] = frozenset()
-    undisturbed: int = 4
+    undisturbed: int = LARGER
 
 
 class StateJob(AnyJob):
@@ -225,6 +227,8 @@ def carry_out(
                 rows = each.undisturbed * ROWS_PER_BATCH
                 twin = StateJob(bootstrap, folder / f"{each.name}-undisturbed", each, rows_per_batch=rows)
                 twins[each.name] = stack.enter_context(twin)
+        for job in jobs:
+            job.config = replace(job.config, rows_per_batch=(job.example.undisturbed or LARGER) * ROWS_PER_BATCH)
         for job in (*jobs, *twins.values()):
             job.feed_all()
         run = start_together([*jobs, *twins.values()], folder / "last.log", master="local[2]")

@@ -34,7 +34,7 @@ IDS = [f"{number:05d}" for number in range(1_000)]
 BATCH = 400
 LIMIT_S = 30.0
 
-drawn = pytest.mark.drawn(4, "group offsets")
+drawn = pytest.mark.drawn(2, "group offsets")
 """Drawn of a dozen tests. Always run: offsets are neither early, late nor lost, also in a transaction."""
 
 

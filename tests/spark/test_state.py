@@ -18,7 +18,7 @@ from spark import stateful
 from spark.example_job import PLANS, plan_example
 from spark.harness import Message, Row
 from spark.kills import POINTS
-from spark.matrix import ROWS_PER_BATCH, Example, Outcome, StateJob, carry_out
+from spark.matrix import LARGER, ROWS_PER_BATCH, Example, Outcome, StateJob, carry_out
 from sparkonce.embedded import Cluster
 from sparkonce.protocol.state import Phase
 from sparkonce.testing.registry import RegistryServer
@@ -99,7 +99,7 @@ def example(plan: str, store: str, kind: str, batches: int) -> Example:
         output_mode="update" if plan == "sliding" else "append",
         sql=STORES[store],
         no_data=kind == NO_DATA,
-        undisturbed=1 if plan in FOLLOW_FROM_BATCHES or (plan in GIVE_WITHOUT_DATA and kind == DATA) else 4,
+        undisturbed=1 if plan in FOLLOW_FROM_BATCHES or (plan in GIVE_WITHOUT_DATA and kind == DATA) else LARGER,
         state_files=frozenset(FILES[store]),
     )
 

@@ -40,7 +40,7 @@ from tryout.bulk import make_orders
 pytestmark = SPARK
 SCHEMA = "number bigint, word string"
 
-drawn = pytest.mark.drawn(8, "delta")
+drawn = pytest.mark.drawn(4, "delta")
 """Drawn of some thirty tests. Always run: each row is written once, whenever and however often drivers die."""
 
 
@@ -74,7 +74,7 @@ def empty_table(tables: SparkSession, tmp_path_factory: pytest.TempPathFactory) 
     return path
 
 
-@pytest.mark.drawn(10, "delta conformance")
+@pytest.mark.drawn(5, "delta conformance")
 class TestDelta(SinkConformance):
     visible_within_s = 0.0
 

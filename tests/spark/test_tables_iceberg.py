@@ -29,7 +29,7 @@ pytestmark = SPARK
 END_OF_TIME_MS = 4102444800000
 ICE = "spark.sql.catalog.ice"
 
-drawn = pytest.mark.drawn(4, "iceberg")
+drawn = pytest.mark.drawn(2, "iceberg")
 """Drawn of a dozen tests. Always run: each row is written once, whenever and however often drivers die."""
 
 
@@ -45,7 +45,7 @@ def numbers_in(spark: SparkSession, table: str) -> list[int]:
     return sorted(row[0] for row in spark.table(table).select("number").collect())
 
 
-@pytest.mark.drawn(10, "iceberg conformance")
+@pytest.mark.drawn(5, "iceberg conformance")
 class TestIceberg(SinkConformance):
     visible_within_s = 0.0
 

@@ -31,7 +31,7 @@ Say = Callable[[str], None]
 ALONE = ("drops-a-handle", "finishes-one-sink")
 """One of the decision log, one of the unit: with those that run together they start Spark seven times."""
 
-DRAWN = pytest.mark.drawn(2, "the verifier")
+DRAWN = pytest.mark.drawn(1, "the verifier")
 
 STEPS = (
     (Fault.SERVER_KILLED, Phase.FINISHING, "kafka", ""),
