@@ -41,8 +41,8 @@ JAVA_PACKAGE = "openjdk-17-jre-headless"
 CACHE = Path(
     os.environ.get("SPARKONCE_CACHE") or Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "sparkonce"
 )
-AT_ONCE = ("-n", "2", "--dist", "loadgroup", "--no-loadscope-reorder")
-"""Two groups of tests at once, see tests/conftest.py: most tests wait for servers that they kill and start again."""
+AT_ONCE = ("-n", "3", "--dist", "loadgroup", "--no-loadscope-reorder")
+"""Three groups of tests at once, see tests/conftest.py: on two cores, since many wait for servers that they kill."""
 EVERY = ("-m", "slow or not slow")
 NOT_SOUND, NOT_AUDITED = 1, 3
 AUDIT_LIMIT_S = 300

@@ -402,6 +402,9 @@ BROKEN: list[tuple[type, str]] = [
     (DoublesOnSecondCommit, "test_a_new_committer_repeats_the_commit"),
     (AbortDeletesWhatIsCommitted, "test_an_abort_after_the_commit_comes_too_late"),
     (AbortSaysAbortedOfWhatIsCommitted, "test_an_abort_after_the_commit_comes_too_late"),
+    (TakesASlotOnce, "test_two_sinks_of_a_query_do_not_disturb_each_other"),
+    (TakesASlotOnce, "test_batches_follow_each_other"),
+    (OneTransactionForAllCopies, "test_aborts_leave_the_other_slots_alone"),
     (PrepareCommits, "test_nothing_is_visible_before_the_commit"),
     (PrepareCommits, "test_an_abort_hides_for_ever"),
     (WritesAreVisible, "test_nothing_is_visible_before_the_commit"),
@@ -512,9 +515,7 @@ def test_an_honest_sink_passes_every_check() -> None:
 
 def test_every_check_that_runs_here_catches_something() -> None:
     runs = {check for check in Honest.checks() if verdict(suite_over(Server), check) == "passed"}
-    classes = {broken for broken, _ in BROKEN}
-    caught = {check for check in runs if any(verdict(suite_over(broken), check) != "passed" for broken in classes)}
-    assert runs - caught == set()
+    assert runs - {check for _, check in BROKEN} == set()
 
 
 def test_a_system_that_remembers_nothing_is_not_asked_more() -> None:

@@ -23,7 +23,7 @@ IDS = [f"{number:05d}" for number in range(1_000)]
 LOG = "sparkonce"
 
 drawn = pytest.mark.drawn(2, "checkpoints")
-"""Drawn of four tests."""
+"""Drawn of five tests."""
 
 
 @pytest.fixture
@@ -76,7 +76,13 @@ def test_a_newer_checkpoint_with_an_older_log_is_refused(stream: Stream, tmp_pat
     assert stream.keys() == IDS
 
 
-@pytest.mark.parametrize("same_run", [False, True], ids=["a newer run had gone on", "the same run had gone on"])
+@pytest.mark.parametrize(
+    "same_run",
+    [
+        pytest.param(False, id="a newer run had gone on"),
+        pytest.param(True, id="the same run had gone on", marks=drawn),
+    ],
+)
 def test_checkpoint_and_log_restored_from_one_old_copy_are_refused(
     stream: Stream, tmp_path: Path, same_run: bool
 ) -> None:

@@ -61,6 +61,7 @@ def test_a_missing_topic_is_told_at_the_start(spark: SparkSession, kafka: Cluste
     assert not (stream.checkpoint / "offsets").exists()
 
 
+@pytest.mark.drawn(1, "refusals")
 def test_another_cluster_than_before_is_told_at_the_start(spark: SparkSession, kafka: Cluster, tmp_path: Path) -> None:
     stream = Stream(spark, kafka, tmp_path, IDS)
     stream.run()
@@ -73,6 +74,7 @@ def test_another_cluster_than_before_is_told_at_the_start(spark: SparkSession, k
     assert sorted((stream.checkpoint / "sparkonce" / "records").iterdir()) == record_files
 
 
+@pytest.mark.drawn(1, "refusals")
 def test_a_topic_of_one_row_that_is_missing_stops_the_query(
     spark: SparkSession, kafka: Cluster, tmp_path: Path
 ) -> None:

@@ -149,6 +149,7 @@ def test_a_crash_leaves_all_of_them_at_the_same_batch(unit: Unit, phase: Phase) 
     unit.check()
 
 
+@pytest.mark.drawn(1, "views")
 def test_what_one_cannot_prepare_none_shows(unit: Unit) -> None:
     unit.run(rows_per_batch=1_000)
     unit.stream.send(["0x", "10"])
@@ -184,6 +185,7 @@ def test_what_one_has_lost_is_written_to_it_alone(unit: Unit) -> None:
     assert Counter(handle.sink for handle in after.handles) == Counter(handle.sink for handle in before.handles)
 
 
+@pytest.mark.drawn(1, "views")
 def test_a_view_that_leaves_slots_unread_keeps_the_state_whole(
     spark: SparkSession, kafka: Cluster, tmp_path: Path
 ) -> None:
