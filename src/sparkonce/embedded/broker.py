@@ -146,11 +146,13 @@ class Broker:
             self._process.signal(signal.SIGTERM)
             self._process.signal(signal.SIGCONT)
 
-    def stop(self, timeout_s: float = 30.0) -> None:
-        """Shuts it down in order, and after so many seconds by force."""
+    def stop(self, timeout_s: float = 30.0) -> bool:
+        """Shuts it down in order, and after so many seconds by force. Returns whether it ended in order."""
         self.ask_to_stop()
-        if self._process is not None and not self._process.wait(timeout_s):
-            self._process.kill()
+        if self._process is None or self._process.wait(timeout_s):
+            return True
+        self._process.kill()
+        return False
 
     def kill(self) -> None:
         """Ends it as a crash does (SIGKILL), paused or not."""

@@ -1,4 +1,7 @@
-"""An archive of Kafka's classes, read and verified once: a node that uses it is up in half the time (JEP 350)."""
+"""An archive of Kafka's classes, read and verified once: a node that uses it is up in little more than half the time.
+
+See JEP 350. The archive only saves time: where it cannot be made or read, a node starts without it.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("sparkonce")
 
-_LIMIT_S = 120.0
+_LIMIT_S = 240.0
 _QUIET = ("-Xlog:cds=off", "-Xlog:cds+dynamic=off")
 """A JVM that an archive does not fit goes without, and need not say so."""
 
@@ -33,30 +36,31 @@ def archive_of(version: str) -> Path:
 def archive_flags(version: str, run: Callable[[str], None]) -> tuple[str, ...]:
     """Returns the flags of a JVM that uses the archive, which is made first if there is none.
 
-    It only saves time: where it cannot be made there are no flags, and that is noted so that nobody tries again.
-
     Args:
         version: Kafka's version.
-        run: Starts a node with a JVM flag that it is given, and ends it in order.
+        run: Starts a node with a JVM flag that it is given, and ends it in order. Raises if it cannot.
 
     Raises:
         ConfigurationError: if Java is missing.
         PreflightError: if Kafka cannot be fetched.
     """
     kept = archive_of(version)
-    with file_lock(kept.with_suffix(".lock"), time.monotonic() + _LIMIT_S):
+    try:
         if not kept.exists():
-            _make(kept, run)
-    return (f"-XX:SharedArchiveFile={kept}", *_QUIET) if kept.stat().st_size else ()
+            with file_lock(kept.with_suffix(".lock"), time.monotonic() + _LIMIT_S):
+                if not kept.exists():
+                    _make(kept, run)
+        is_made = kept.stat().st_size > 0
+    except (OSError, SparkonceError) as error:
+        log.warning("Kafka starts without an archive of its classes, which takes longer: %s", error)
+        return ()
+    return (f"-XX:SharedArchiveFile={kept}", *_QUIET) if is_made else ()
 
 
 def _make(kept: Path, run: Callable[[str], None]) -> None:
+    """Makes it. Where the JVM ends in order and makes none, an empty file notes that it never will."""
     with tempfile.TemporaryDirectory(dir=kept.parent, prefix=".making-") as folder:
         new = Path(folder, kept.name)
-        try:
-            run(f"-XX:ArchiveClassesAtExit={new}")
-        except SparkonceError as error:
-            log.debug("no archive of Kafka's classes: %s", error)
-        if not new.exists():
-            new.touch()
+        run(f"-XX:ArchiveClassesAtExit={new}")
+        new.touch()
         new.rename(kept)

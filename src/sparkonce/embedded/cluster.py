@@ -36,6 +36,7 @@ FAST_START = ("-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", "-Xshare:auto")
 """JVM flags that start a broker in half the time, and make it slower under load."""
 
 _FORMAT_TIMEOUT_S = 120.0
+_ARCHIVE_TIMEOUT_S = 60.0
 
 _LOGGING = (
     "-Dorg.slf4j.simpleLogger.showDateTime=true",
@@ -113,7 +114,7 @@ class Cluster:
     def start(self, timeout_s: float = 60.0) -> Self:
         """Starts every node, and waits until each serves clients and knows the others.
 
-        Fetching Kafka, the first time, is not counted.
+        Fetching Kafka, the first time, and keeping its classes is not counted.
 
         Raises:
             ConfigurationError: if Java is missing, a port is taken, or a property is malformed.
@@ -128,9 +129,10 @@ class Cluster:
         return self
 
     def launch(self) -> None:
-        """Formats what is new and starts every node, without waiting."""
+        """Formats what is new and starts every node, without waiting for them. The first time, fetches Kafka."""
         if self.dies_with_parent:
             atexit.register(self.close)
+        self._check_data()
         self._classes = archive_flags(self.version, self._record_classes)
         self._format()
         for broker in self.brokers:
@@ -169,11 +171,18 @@ class Cluster:
     def _record_classes(self, flag: str) -> None:
         """Runs a node that keeps the classes which it has loaded; see `archive_flags`."""
         with tempfile.TemporaryDirectory(prefix="sparkonce-kafka-") as folder:
-            node = Cluster(version=self.version, folder=Path(folder))
-            node._format()
-            node._classes = (flag,)
-            node.brokers[0].start()
-            node.close()
+            cluster = Cluster(version=self.version, folder=Path(folder))
+            cluster._format()
+            cluster._classes = (flag,)
+            (node,) = cluster.brokers
+            try:
+                node.start()
+            finally:
+                in_order = node.stop(_ARCHIVE_TIMEOUT_S)
+            if not in_order:
+                raise PreflightError(
+                    "A node that was to keep its classes did not end in order.", next_step="start again"
+                )
 
     @property
     def cluster_id(self) -> str:
@@ -185,14 +194,16 @@ class Cluster:
                     return found[1].strip()
         return self._new_cluster_id
 
-    def _format(self) -> None:
-        """Makes the data folders of nodes that have none."""
+    def _check_data(self) -> None:
         standing = len(list(self.folder.glob("node-*/data/meta.properties")))
         if standing not in (0, len(self.brokers)):
             raise ConfigurationError(
                 f"The data in {self.folder} is that of {standing} node(s), and {len(self.brokers)} are asked for.",
                 next_step="start as many nodes as before, take another folder, or delete the data",
             )
+
+    def _format(self) -> None:
+        """Makes the data folders of nodes that have none."""
         new = [broker for broker in self.brokers if not broker.is_formatted]
         with ThreadPoolExecutor(max_workers=len(self.brokers)) as pool:
             for _ in pool.map(self._format_node, new):
