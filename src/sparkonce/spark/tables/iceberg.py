@@ -86,13 +86,6 @@ class _IcebergTable(Table):
         self._name = name
 
     def identity(self) -> str:
-        """Asks for the table anew.
-
-        To refresh what Spark's catalog keeps would not do: a Hadoop catalog's table that another session has dropped
-        and made again, and that has as many versions, stays the old one then.
-        """
-        found = self._spark3.catalogAndIdentifier(self._spark._jsparkSession, self._name)
-        found.catalog().invalidateTable(found.identifier())
         return str(self._load().uuid())
 
     def schema(self) -> StructType:
@@ -195,14 +188,15 @@ class _IcebergTable(Table):
             log.warning("the branch %s of %s is left to a later sweep: %s", branch, self._name, what_it_says(error))
 
     def _load(self) -> Any:
-        """The table as it is now: Spark's catalog keeps what it has loaded."""
-        table = self._spark3.loadIcebergTable(self._spark._jsparkSession, self._name)
-        table.refresh()
-        return table
+        """Loads the table anew.
 
-    @property
-    def _spark3(self) -> Any:
-        return self._spark._jvm.org.apache.iceberg.spark.Spark3Util
+        To refresh what Spark's catalog keeps would not do: a Hadoop catalog's table that another session has dropped
+        and made again, and that has as many versions, stays the old one then.
+        """
+        session, spark3 = self._spark._jsparkSession, self._spark._jvm.org.apache.iceberg.spark.Spark3Util
+        found = spark3.catalogAndIdentifier(session, self._name)
+        found.catalog().invalidateTable(found.identifier())
+        return spark3.loadIcebergTable(session, self._name)
 
 
 def _notes(table: Any) -> dict[TransactionName, Label]:
