@@ -8,7 +8,7 @@ process that had it. ``python3 dev.py test`` keeps them in ``.timings/first.json
     python3 dev.py timings first --mutants   which test catches which mutant, and how long it takes
     python3 dev.py timings first --keep      writes the sums into tests/timings.csv, which is committed
 
-A second here is a second of one worker, of which two work side by side.
+A second here is a second of one worker, of which three work side by side.
 """
 
 from __future__ import annotations

@@ -28,7 +28,7 @@ from sparkonce.protocol.handles import Handle
 from sparkonce.protocol.state import Phase
 from sparkonce.sinks.base import Owner, TwoPhaseCommitSink
 from striking.gated import GatedSink
-from striking.points import CONCLUDED, HALFWAY, IN_COMMITTER, IN_WRITERS, PREPARED
+from striking.points import CONCLUDED, HALFWAY, IN_COMMITTER, IN_WRITERS, PREPARED, WRITTEN
 
 QUERY = "7f6e5d4c-0000-4000-8000-000000000001"
 SLOTS = 3
@@ -111,13 +111,15 @@ def _shorten(waits: Mapping[str, int]) -> None:
 def _run(order: Order, gate: Gate) -> None:
     now = order.first
 
-    def arrive(point: str, *, slot: int = STRUCK_SLOT, **_: object) -> None:
+    def arrive(point: str, *, slot: int = STRUCK_SLOT, batch: int | None = None, **_: object) -> None:
+        at = now if batch is None else batch
         if point == CONCLUDED:
-            gate.tell(CONCLUDED, now)
+            gate.tell(CONCLUDED, at)
         if slot == STRUCK_SLOT:
-            gate.arrive(point, now)
+            gate.arrive(point, at)
 
-    points = {*IN_WRITERS, *IN_COMMITTER} - ({HALFWAY} - {order.point})
+    # Those at which a sink is asked otherwise are on its way only if the run is to be held there.
+    points = {*IN_WRITERS, *IN_COMMITTER} - ({HALFWAY, WRITTEN} - {order.point})
     sink = GatedSink(order.sink, arrive, points)
     sink.use_checkpoint(str(order.checkpoint))
     driver = RunDriver(

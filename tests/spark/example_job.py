@@ -18,6 +18,7 @@ from spark.harness import AnyJob, Message, Row
 from spark.kills import hold_at
 from spark.matrix import ROWS_PER_BATCH, Example, StateJob
 from spark.processes import Run
+from spark.watching import Place, Watcher
 from sparkonce.protocol.handles import Handle
 from sparkonce.protocol.ownership import TransactionalId
 from sparkonce.protocol.state import Phase
@@ -119,6 +120,23 @@ class Program:
     chunk: int
 
 
+class FirstSeen(Watcher):
+    """Notes for each row which batch was the last one decided when the row was first there to be read."""
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self.rows: dict[Place, tuple[Row, int]] = {}
+
+    def _take(self, messages: list[Any]) -> None:
+        known = self._decided() if messages else -1
+        with self._changed:
+            for message in messages:
+                place = (message.partition(), message.offset())
+                self.seen[place] = message.key()
+                self.rows[place] = ((message.key().decode(), message.value().decode()), known)
+            self._changed.notify_all()
+
+
 class ProgramJob(AnyJob):
     """An example with its sample on the shared broker, in topics that are gone when it is over.
 
@@ -132,10 +150,11 @@ class ProgramJob(AnyJob):
 
     def __init__(self, bootstrap: str, folder: Path, program: Program, registry: str, **config: Any) -> None:
         sample = program.sample()
-        super().__init__(bootstrap, folder, kafka=None, target=sample.target, **config)
+        super().__init__(bootstrap, folder, target=sample.target, **config)
         self.config = replace(self.config, sources=tuple(sample.sources))
         self._program, self._registry = program, registry if sample.registry else None
         self.trial = Trial(sample, bootstrap=bootstrap, checkpoint=self.checkpoint, registry=self._registry)
+        self.first_seen = self.watcher = FirstSeen(bootstrap, sample.target, max(sample.sources.values()), self.decided)
         self._messages = self.trial.messages()
 
     def __enter__(self) -> Self:
@@ -181,6 +200,28 @@ class ProgramJob(AnyJob):
         run.check()
         run.kill()
         return count
+
+    def too_early(self) -> int:
+        """Counts rows that the reader saw before the batch was decided that must have written them.
+
+        The reader must have seen all that stands in the topic, nothing else, and no row that no batch must write.
+        """
+        self.watcher.catch_up({place: row[0].encode() for place, row in self._standing().items()})
+        seen = dict(self.first_seen.rows)
+        standing = self._standing()  # once more: a transaction may have become visible meanwhile
+        assert seen
+        assert [row for place, (row, _) in seen.items() if standing.get(place) != row] == []
+        # The last run may have been killed when a batch was decided, some of it seen, and Spark did not know of it.
+        written_by = dict(self.trial.outcome(self.decided()).rows)
+        assert [row for row, _ in seen.values() if row not in written_by] == []
+        return sum(written_by[row] > decided for row, decided in seen.values())
+
+    def _standing(self) -> dict[Place, Row]:
+        """Reads what a read_committed reader finds in the target now."""
+        return {
+            (one.partition, one.offset): ((one.key or b"").decode(), (one.value or b"").decode())
+            for one in self.records()
+        }
 
     def left_open(self) -> list[str]:
         """Asks for the transactions that are still open, of any run but the newest."""

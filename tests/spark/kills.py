@@ -7,11 +7,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from eventually import LIMIT_S
 from spark.harness import AnyJob, start_together
 from spark.pipeline import ENDED, PHASE, REFUSED
 from spark.processes import Run
 from sparkonce.protocol.state import Phase
-from striking.gate import LIMIT_S, Arrival, Hold
+from striking.gate import Arrival, Hold
 from striking.points import BEGIN, FIRST, HALFWAY, IN_DRIVER, PREPARED, WRITTEN
 
 if TYPE_CHECKING:

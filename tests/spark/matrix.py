@@ -219,8 +219,9 @@ def carry_out(
     with ExitStack() as stack:
         jobs = [stack.enter_context(StateJob(bootstrap, folder / each.name, each, points)) for each, points in examples]
         for number in range(max(len(points) for _, points in examples)):
-            kill(number, [job for job in jobs if number < len(job.points)], folder / f"{number}.log")
-            say(f"kill {number + 1}: " + ", ".join(f"{job.example.name} in {job.kills[-1]}" for job in jobs))
+            due = [job for job in jobs if number < len(job.points)]
+            kill(number, due, folder / f"{number}.log")
+            say(f"kill {number + 1}: " + ", ".join(f"{job.example.name} in {job.kills[-1]}" for job in due))
         twins = {}
         for each, _ in examples:
             if each.undisturbed:
@@ -228,7 +229,7 @@ def carry_out(
                 twin = StateJob(bootstrap, folder / f"{each.name}-undisturbed", each, rows_per_batch=rows)
                 twins[each.name] = stack.enter_context(twin)
         for job in jobs:
-            job.config = replace(job.config, rows_per_batch=(job.example.undisturbed or LARGER) * ROWS_PER_BATCH)
+            job.config = replace(job.config, rows_per_batch=(job.example.undisturbed or 1) * ROWS_PER_BATCH)
         for job in (*jobs, *twins.values()):
             job.feed_all()
         run = start_together([*jobs, *twins.values()], folder / "last.log", master="local[2]")

@@ -2,7 +2,7 @@
 
 ``python -m spark.pipeline CONFIG…``, where CONFIG is the JSON of a `Config`. It comes to the test's gate before each
 phase of each batch and when it has ended, and ends by itself when all of its source is written. Several queries run in
-one Spark, each with a gate of its own.
+one Spark, each with a gate of its own. With a `program` it is that, which tells its phases only.
 """
 
 from __future__ import annotations
@@ -145,13 +145,13 @@ def main(texts: Sequence[str]) -> int:
     from sparkonce.protocol import coordinator
 
     configs = [Config.of_json(text) for text in texts]
-    logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(name)s %(levelname)s %(message)s")
-    logging.getLogger("sparkonce").setLevel(logging.DEBUG)
     # What is below is cleaned up each second batch, not each twentieth: a kill is to fall into that too.
     coordinator.KEEP_BATCHES, coordinator.TIDY_EVERY_BATCHES = configs[0].keep_batches, configs[0].tidy_every_batches
     if configs[0].program:
         run_program(configs[0])
         return 0
+    logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(name)s %(levelname)s %(message)s")
+    logging.getLogger("sparkonce").setLevel(logging.DEBUG)
     spark = session(configs[0])
     queries = [start(spark, config) for config in configs]
     with ThreadPoolExecutor(len(configs)) as pool:
@@ -185,16 +185,15 @@ def start(spark: SparkSession, config: Config) -> StreamingQuery:
     """
     from sparkonce import ExactlyOnce
     from sparkonce.errors import SparkonceError
-    from striking.gate import arrive
 
     begun = threading.Event()
 
-    def listen(phase: Phase, batch: int) -> None:
+    def begin(phase: Phase, batch: int) -> None:
         begun.set()
-        arrive(config.gate, PHASE, phase=phase.name, batch=batch)
+        listen(config, phase, batch)
 
     exactly_once = ExactlyOnce(
-        make_sinks(config), checkpoint=config.checkpoint, listener=listen, display=False, **config.query
+        make_sinks(config), checkpoint=config.checkpoint, listener=begin, display=False, **config.query
     )
 
     def run_batch(rows: DataFrame, batch: int) -> None:
@@ -220,8 +219,6 @@ def start(spark: SparkSession, config: Config) -> StreamingQuery:
 def attend(query: StreamingQuery, config: Config) -> int:
     """Waits until a query has ended, and says how. Returns 1 if it failed."""
     from pyspark.errors import StreamingQueryException
-
-    from striking.gate import arrive
 
     failed = ""
     try:

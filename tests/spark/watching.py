@@ -67,7 +67,7 @@ class Watcher:
 
     def _run(self) -> None:
         try:
-            with closing(KafkaReader(*self._where)) as reader:
+            with closing(KafkaReader(*self._where, wait_ms=500)) as reader:
                 while not self._stopping.is_set():
                     self._take(reader.read(_POLL_S))
         except BaseException as error:  # noqa: BLE001 - raised where it is seen

@@ -16,8 +16,9 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
+from eventually import LIMIT_S
+
 GO, FAIL, DIE = "go", "fail", "die"
-LIMIT_S = 240.0
 _LOST_ITS_TEST = 70
 
 

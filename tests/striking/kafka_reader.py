@@ -17,16 +17,17 @@ class KafkaReader:
         bootstrap: ``bootstrap.servers``.
         topic: The topic.
         partitions: How many it has.
+        wait_ms: How long the broker waits for rows before it says that there are none.
     """
 
-    def __init__(self, bootstrap: str, topic: str, partitions: int) -> None:
+    def __init__(self, bootstrap: str, topic: str, partitions: int, *, wait_ms: int) -> None:
         settings = {
             "bootstrap.servers": bootstrap,
             "group.id": "witness",  # required, and not used: partitions are assigned by hand
             "enable.auto.commit": False,
             "isolation.level": "read_committed",
             "auto.offset.reset": "earliest",
-            "fetch.wait.max.ms": 10,
+            "fetch.wait.max.ms": wait_ms,
             "reconnect.backoff.max.ms": 200,
             "log_level": 0,
             "error_cb": lambda _: None,

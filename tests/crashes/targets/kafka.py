@@ -78,7 +78,7 @@ class KafkaTarget(Target):
         self.topic = new_name()
         create_topic(self._cluster.bootstrap, self.topic, PARTITIONS)
         self._close_reader()
-        self._reader, self._seen = KafkaReader(self._cluster.bootstrap, self.topic, PARTITIONS), []
+        self._reader, self._seen = KafkaReader(self._cluster.bootstrap, self.topic, PARTITIONS, wait_ms=10), []
 
     def make_sink(self) -> TwoPhaseCommitSink:
         settings = {"bootstrap.servers": self.proxy.address, "message.timeout.ms": 10_000, "socket.timeout.ms": 2_000}
