@@ -16,6 +16,7 @@ from kafka.admin import KafkaAdminClient
 
 from sparkonce.protocol.handles import Handle, transaction_fields
 from sparkonce.protocol.outcomes import Finished, Outcome
+from sparkonce.testing.kafka import list_transactions
 
 LIMIT_S = 60.0
 
@@ -141,7 +142,9 @@ class Witness:
         eventually(lambda: self.state(*handles), lambda states: states == {state})
 
     def committed(self, topic: str) -> list[str]:
-        """What a read_committed reader sees once nothing in the topic is open."""
+        """Reads what a read_committed reader sees once the broker has written the markers of what it answered."""
+        ending = ("PrepareCommit", "PrepareAbort")
+        eventually(lambda: list_transactions(self.bootstrap, states=ending), lambda found: not found)
         consumer = Consumer(
             {
                 "bootstrap.servers": self.bootstrap,
