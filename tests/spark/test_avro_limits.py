@@ -12,7 +12,7 @@ import pytest
 from sparkonce.embedded import spark_avro_jars
 from startup import jvm_flags
 
-pytestmark = [pytest.mark.spark, pytest.mark.drawn(3, "a Spark of its own")]
+pytestmark = [pytest.mark.spark, pytest.mark.drawn(1, "avro streams")]
 
 JOB = """
 import json, logging, sys

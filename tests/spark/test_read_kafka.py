@@ -142,7 +142,7 @@ def test_two_isolation_levels_are_refused(spark: SparkSession) -> None:
         read_kafka(spark, settings, topics="t")
 
 
-@pytest.mark.drawn(3, "a Spark of its own")
+@pytest.mark.drawn(2, "a Spark of its own")
 def test_a_missing_connector_is_told_with_its_coordinate() -> None:
     """In a process of its own, whose session has no jars."""
     code = (
@@ -169,7 +169,7 @@ def secured(keys: Path) -> Iterator[Cluster]:
         yield cluster
 
 
-@pytest.mark.drawn(3, "a Spark of its own")
+@pytest.mark.drawn(2, "a Spark of its own")
 def test_librdkafkas_settings_lead_through_tls_and_logins(
     spark: SparkSession, secured: Cluster, keys: Path, tmp_path: Path
 ) -> None:
