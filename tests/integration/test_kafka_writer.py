@@ -9,10 +9,11 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from typing import Any
 
 import pyarrow as pa
 import pytest
-from confluent_kafka import Producer
+from confluent_kafka import KafkaException, Producer
 
 from sparkonce.embedded import Cluster
 from sparkonce.errors import PreflightError, PrepareError
@@ -277,6 +278,43 @@ def test_a_transaction_that_someone_fenced_cannot_be_prepared(kafka: Kafka, owne
     del fencer
     with pytest.raises(PrepareError, match=r"(?i)fenced|newer instance|invalid.*epoch"):
         finish(writer, pa.record_batch({"value": ["b"]}))
+    writer.abort()
+
+
+class ToldElsewhere:
+    """A producer of whose fatal error another thread's call was told, at the moment when this one's call ran."""
+
+    def __init__(self, producer: Producer) -> None:
+        self._producer = producer
+
+    def __len__(self) -> int:
+        return 1
+
+    def flush(self, timeout: float) -> None:
+        raise SystemError("<built-in method flush> returned NULL without setting an exception")
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._producer, name)
+
+
+def test_a_fatal_error_that_another_thread_was_told_of_is_named(
+    kafka: Kafka, owner: Owner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(producers_module, "POLL_EVERY_S", WAIT_S)  # or the keeper would be told
+    topic = kafka.create_topic()
+    writer = open_writer(KafkaSink(kafka.settings, topic=topic), owner)
+    writer.begin()
+    lane = writer._lane
+    assert lane is not None
+    fencer = Producer({**kafka.settings, "transactional.id": lane.transactional_id})
+    fencer.init_transactions(WAIT_S)
+    del fencer
+    lane.producer.produce(topic, b"a")
+    with pytest.raises((KafkaException, SystemError)):
+        lane.producer.flush(WAIT_S)
+    lane.producer = ToldElsewhere(lane.producer)
+    with pytest.raises(PrepareError, match="fenced by a newer instance"):
+        writer.prepare()
     writer.abort()
 
 

@@ -169,12 +169,14 @@ class Lane:
     def _serve(self, method: str, timeout_s: float) -> None:
         """Fatal errors come as an exception of whichever call serves callbacks next, in whichever thread.
 
+        A call that runs in another thread meanwhile gets a SystemError without a cause; librdkafka is then asked.
         confluent-kafka may leak that exception, so no frame of its traceback may hold the producer.
         """
         try:
             getattr(self.producer, method)(timeout_s)
         except (KafkaException, SystemError) as error:
-            self.reports.fatal = self.reports.fatal or _fatal_reason(error)
+            asked = self.trouble() if self.transactional_id else ""
+            self.reports.fatal = self.reports.fatal or _fatal_reason(error) or asked or repr(error)
 
     def destroy(self) -> None:
         """Ends the producer without a word to the broker: an open transaction stays open.
@@ -207,10 +209,8 @@ class Lane:
 def _fatal_reason(error: BaseException) -> str:
     """Where a callback had left an exception behind and another one ran, it is the cause of a SystemError.
 
-    Where another thread's call has met the exception first, the SystemError has no cause.
+    Empty where the SystemError has no cause: another thread's call has met the exception first.
     """
     if isinstance(error, KafkaException):
         return str(error.args[0].str())
-    if error.__cause__ is None:
-        return f"a fatal error that another thread was told of ({error})"
-    return _fatal_reason(error.__cause__)
+    return _fatal_reason(error.__cause__) if error.__cause__ else ""
