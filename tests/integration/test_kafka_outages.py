@@ -52,7 +52,7 @@ def test_first_and_second_commits_after_a_crash(cluster: Cluster, witness: Witne
     prepared = witness.prepare_all(topic, ["a", "b", "c", "d"])
     handles = [one.handle for one in prepared]
     assert until_final(committer.commit, handles[:2]) == [Outcome.COMMITTED] * 2
-    # A lone broker that crashes before its markers are written may drop them when it is back (Kafka 4.3.0).
+    # A lone broker that crashes before its markers are written may drop them when it is back (KAFKA-20734).
     witness.await_state("CompleteCommit", *handles[:2])
     witness.close()  # or it would try to connect all the time, and leave the sockets to the garbage collector
     cluster.brokers[0].kill()

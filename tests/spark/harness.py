@@ -10,16 +10,17 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from eventually import LIMIT_S, eventually
+from eventually import LIMIT_S
+from kafka_transactions import await_markers, transactions_of
 from spark.pipeline import KAFKA, PHASE, Config
 from spark.processes import Run
 from spark.watching import Watcher
 from sparkonce.embedded.jars import spark_kafka_jars
 from sparkonce.log.base import DecisionLog
 from sparkonce.log.local import LocalLogStore
-from sparkonce.protocol.ownership import TransactionalId, short_query
+from sparkonce.protocol.ownership import short_query
 from sparkonce.protocol.view import LogView
-from sparkonce.testing.kafka import Record, Transaction, create_topic, list_transactions, produce, read_committed
+from sparkonce.testing.kafka import Record, Transaction, create_topic, produce, read_committed
 from startup import jvm_flags
 from striking.gate import Arrival, Gate
 
@@ -169,18 +170,11 @@ class AnyJob:
 
     def transactions(self, *states: str) -> dict[str, Transaction]:
         """The query's own transactions on the broker, in one of these states, or in any."""
-        query = self.query
-        found = list_transactions(self.bootstrap, states=states)
-        parsed = {name: TransactionalId.parse(name) for name in found}
-        return {name: found[name] for name, one in parsed.items() if one is not None and one.query == query}
+        return transactions_of(self.bootstrap, self.query, *states)
 
     def records(self) -> list[Record]:
-        """Reads the topic, read_committed, once all that was to end there has ended.
-
-        The broker answers a commit before it writes the markers, without which readers see nothing.
-        """
-        ending = ("PrepareCommit", "PrepareAbort")
-        eventually(lambda: not self.transactions(*ending), "every transaction that was to end has ended")
+        """Reads the topic, read_committed, once all that was to end there has ended."""
+        await_markers(self.bootstrap, self.query)
         return read_committed(self.bootstrap, self.config.target, timeout_s=LIMIT_S)
 
     def row(self, record: Record) -> Row:

@@ -15,17 +15,17 @@ from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
-from eventually import eventually
+from kafka_transactions import await_markers, transactions_of
 from spark.harness import new_name
 from sparkonce import ExactlyOnce, KafkaSink
 from sparkonce.driver.progress import BatchProgress
 from sparkonce.embedded import Cluster
 from sparkonce.errors import SparkonceError
-from sparkonce.protocol.ownership import TransactionalId, short_query
+from sparkonce.protocol.ownership import short_query
 from sparkonce.protocol.state import Phase
 from sparkonce.spark.checkpoint import query_id
 from sparkonce.spark.views import Sinks
-from sparkonce.testing.kafka import Transaction, create_topic, list_transactions, produce, read_committed
+from sparkonce.testing.kafka import Transaction, create_topic, produce, read_committed
 
 LIMIT_S = 180.0
 
@@ -168,18 +168,13 @@ class Stream:
         return exactly_once.progress()
 
     def keys(self, topic: str = "") -> list[str]:
-        """What a read_committed reader finds in a topic, sorted, once the broker has written all markers.
-
-        Readers see a committed transaction's rows a little after the commit was answered, and nothing behind them
-        until then.
-        """
-        ending = ("PrepareCommit", "PrepareAbort", "PrepareEpochFence")
-        eventually(lambda: not self.transactions(*ending), "the broker has written its markers")
+        """What a read_committed reader finds in a topic, sorted, once the broker has written all markers."""
+        await_markers(self.bootstrap, self._query())
         return sorted((record.key or b"").decode() for record in read_committed(self.bootstrap, topic or self.target))
 
     def transactions(self, *states: str) -> dict[str, Transaction]:
         """The query's own on the server."""
-        query = short_query(query_id(self.checkpoint) or "")
-        found = list_transactions(self.bootstrap, states=states)
-        parsed = {name: TransactionalId.parse(name) for name in found}
-        return {name: one for name, one in found.items() if (its := parsed[name]) is not None and its.query == query}
+        return transactions_of(self.bootstrap, self._query(), *states)
+
+    def _query(self) -> str:
+        return short_query(query_id(self.checkpoint) or "")

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
+from kafka_transactions import await_markers
 from spark.harness import Job, start_together
 from spark.kills import hold_at, start_held
 from spark.pipeline import ENDED
@@ -37,12 +38,12 @@ def test_a_broker_that_is_restarted_between_prepare_and_commit(kafka: Cluster, t
 
         decided.wait(run.check)
         halfway = hold_at(HALFWAY, job)
-        kafka.brokers[0].kill()
+        kill(kafka, [job])
         kafka.brokers[0].start()
         decided.release()
 
         halfway.wait(run.check)
-        kafka.brokers[0].kill()
+        kill(kafka, [job])
         kafka.brokers[0].start()
         halfway.release()
         run.finish()
@@ -60,6 +61,13 @@ def test_a_broker_that_is_away_for_a_minute_in_each_phase(kafka: Cluster, tmp_pa
     outage(kafka, tmp_path, POINTS, seconds=60)
 
 
+def kill(kafka: Cluster, jobs: Iterable[Job]) -> None:
+    """Kills the broker (SIGKILL) when it has written the markers of what it has answered."""
+    for job in jobs:
+        await_markers(kafka.bootstrap, job.query)
+    kafka.brokers[0].kill()
+
+
 def outage(kafka: Cluster, folder: Path, points: Sequence[str], *, seconds: float) -> None:
     """Takes the broker away while queries are held, each at one of the points.
 
@@ -70,7 +78,7 @@ def outage(kafka: Cluster, folder: Path, points: Sequence[str], *, seconds: floa
         holds = {job: hold_at(point, job) for point, job in jobs.items()}
         run = start_held(holds, points, folder / "struck.log")
         next_batches = {job: hold_at("IDLE", job) for job in holds}
-        kafka.brokers[0].kill()
+        kill(kafka, holds)
         for hold in holds.values():
             hold.release()
         time.sleep(seconds)  # nothing is waited for: this is how long the broker is away

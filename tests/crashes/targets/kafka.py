@@ -9,6 +9,7 @@ import pyarrow as pa
 import pytest
 
 from crashes.target import Target, new_name
+from kafka_transactions import await_markers
 from sparkonce.embedded import Cluster
 from sparkonce.embedded.broker import Broker
 from sparkonce.sinks.base import TwoPhaseCommitSink
@@ -102,6 +103,7 @@ class KafkaTarget(Target):
         return super().state(), producers
 
     def kill(self) -> None:
+        await_markers(self._cluster.bootstrap)
         self._broker.kill()
 
     def revive(self) -> None:

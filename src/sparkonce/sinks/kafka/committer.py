@@ -64,8 +64,8 @@ class KafkaCommitter(SinkCommitter):
         """See `SinkCommitter.commit`. COMMITTED stands for the second commit too: Kafka answers both alike.
 
         It says that the coordinator has the decision in its log. The markers that let readers go on are written
-        afterwards, and Kafka 4.3.0 forgets the marker of a partition that has no leader at that moment (KAFKA-20734):
-        with one replica, a crash of its broker right after a commit can leave rows hidden.
+        afterwards, and Kafka 4.3 and 4.4 forget the marker of a partition that has no leader then (KAFKA-20734): with
+        one replica, a crash of its broker right after a commit can leave rows hidden.
         """
         deadline_s = self._deadline_s()
         open_handles = [handle for handle in handles if handle.transaction]
