@@ -4,7 +4,8 @@
     python3 dev.py demo     the main job on an embedded broker, killed and restarted
     python3 dev.py example  a job, fed and counted: example etl, windowed_sum, enrichment, http_bulk or sqlite_upsert
     python3 dev.py test     what CI runs: every check, and of the tests every rule, every sink, and what the commit draws
-    python3 dev.py test --all, --long      all tests but the long forms; everything, in hours. More options are pytest's
+    python3 dev.py test --all, --long      all but the long forms, in half an hour; everything, in hours. More options are
+                                           pytest's
     python3 dev.py coverage                lines and branches of src/ that the in-process tests of the first tier reach
     python3 dev.py timings                 what the tests of the last run took, see tests/timings.py
     python3 dev.py simulate --schedules 10_000_000 [--seed N] [--jobs 2], or --replay FILE: see docs/simulation.md
@@ -90,8 +91,8 @@ def example(rest: list[str]) -> int:
 def test(rest: list[str]) -> int:
     """The checks that cost seconds first, then the tests of a tier; tests/README.md says what is in each."""
     tier = next((one for one in ("all", "long") if f"--{one}" in rest), "first")
-    rest = [one for one in rest if one != f"--{tier}"]
-    drawn = tier == "first" and not any(one.startswith("--draw") for one in rest)
+    rest = [one for one in rest if one != "--long"]
+    drawn = tier != "long" and not any(one.startswith("--draw") for one in rest)
     if code := checks():
         return code
     timings = ["--timings", str(ROOT / ".timings" / f"{tier}.jsonl")]

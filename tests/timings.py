@@ -6,7 +6,8 @@ process that had it. ``python3 dev.py test`` keeps them in ``.timings/first.json
     python3 dev.py timings                   the last run of the first tier, summed, and what changed
     python3 dev.py timings all               that of ``--all``
     python3 dev.py timings first --mutants   which test catches which mutant, and how long it takes
-    python3 dev.py timings first --keep      writes the sums into tests/timings.csv, which is committed
+    python3 dev.py timings first --keep      writes the sums into tests/timings.csv, which is committed; with --mutants
+                                             these into tests/mutants.csv
 
 A second here is a second of one worker, of which three work side by side.
 """
@@ -29,6 +30,7 @@ import pytest
 HERE = Path(__file__).parent
 RUNS = HERE.parent / ".timings"
 KEPT = HERE / "timings.csv"
+KEPT_MUTANTS = HERE / "mutants.csv"
 TIERS = ("first", "all", "long")
 DEAREST = 10
 
@@ -185,16 +187,29 @@ def _table(head: str, rows: Iterable[tuple[str, float]]) -> list[str]:
     return [f"\n{'seconds':>9}  {head}", *(f"{seconds:9.1f}  {name}" for name, seconds in rows)]
 
 
-def mutants(run: Recorded) -> str:
-    """Returns a row for each mutant of which a test says that it is caught."""
-    lines = ["| broken | mutant | caught by | seconds |", "| --- | --- | --- | --- |"]
+def mutants(run: Recorded) -> list[dict[str, str]]:
+    """Returns a row for each mutant of which a test says that it is caught: what is broken, by which test, seconds."""
+    rows = []
     for what, start in MUTANTS:
         for test in run.tests:
             if f"{test.file}::{test.name}".startswith(start):
                 function, _, parameters = test.name.partition("[")
-                mutant, where = parameters.rstrip("]") or function, f"{test.file} {function}"
-                lines.append(f"| {what} | {mutant} | {where} | {test.seconds:.1f} |")
-    return "\n".join(lines)
+                mutant, where = parameters.rstrip("]") or function, f"{test.file}::{function}"
+                rows.append({"broken": what, "mutant": mutant, "caught by": where, "seconds": f"{test.seconds:.1f}"})
+    return rows
+
+
+def keep_mutants(run: Recorded, path: Path = KEPT_MUTANTS) -> None:
+    """Writes the mutants of a run, beside what they took before there were tiers."""
+    before = {}
+    if path.exists():
+        with path.open(newline="") as lines:
+            before = {(row["broken"], row["mutant"]): row["before"] for row in csv.DictReader(lines)}
+    with path.open("w", newline="") as out:
+        writer = csv.DictWriter(out, ["broken", "mutant", "caught by", "before", "seconds"], lineterminator="\n")
+        writer.writeheader()
+        for row in mutants(run):
+            writer.writerow({**row, "before": before.get((row["broken"], row["mutant"]), "")})
 
 
 def read_kept(path: Path = KEPT) -> dict[str, dict[str, float]]:
@@ -222,16 +237,19 @@ def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="dev.py timings", description="Sums what the tests of a run took.")
     parser.add_argument("run", nargs="?", default="first", help="first, all, long, or a file")
     parser.add_argument("--mutants", action="store_true", help="which test catches which mutant")
-    parser.add_argument("--keep", action="store_true", help=f"write the sums into {KEPT.name}")
+    parser.add_argument("--keep", action="store_true", help=f"write {KEPT.name}, or {KEPT_MUTANTS.name}")
     given = parser.parse_args(arguments)
     path = RUNS / f"{given.run}.jsonl" if given.run in TIERS else Path(given.run)
     if not path.exists():
         print(f"There is no {path}. Run the tests first: python3 dev.py test.")  # noqa: T201
         return 2
     run, tier = Recorded.read(path), path.stem if path.stem in TIERS else "first"
-    print(mutants(run) if given.mutants else summary(run, read_kept(), tier))  # noqa: T201
+    if given.mutants:
+        print("\n".join("  ".join(row.values()) for row in mutants(run)))  # noqa: T201
+    else:
+        print(summary(run, read_kept(), tier))  # noqa: T201
     if given.keep:
-        keep(run, tier)
+        keep_mutants(run) if given.mutants else keep(run, tier)
     return 0
 
 

@@ -246,6 +246,7 @@ def session(config: Config) -> SparkSession:
         "spark.driver.host": "127.0.0.1",
         "spark.driver.bindAddress": "127.0.0.1",
         "spark.local.dir": config.temporary,
+        "spark.python.daemon.module": "preloaded",
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
         **sql_settings(config),

@@ -18,7 +18,8 @@ TESTS = Path(__file__).parent.parent
 
 def tests_path() -> dict[str, str]:
     """The environment in which Python finds the tests' modules."""
-    return {"PYTHONPATH": os.pathsep.join(filter(None, [str(TESTS), os.environ.get("PYTHONPATH")]))}
+    folders = [str(TESTS), str(TESTS / "spark" / "python_daemon"), os.environ.get("PYTHONPATH")]
+    return {"PYTHONPATH": os.pathsep.join(filter(None, folders))}
 
 
 class Run(Child):

@@ -7,9 +7,12 @@ import os
 import re
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
+
+from tiers import AT_MOST_IN_RUNS, IN_ALL, rank
 
 TESTS = Path(__file__).parent.parent
 MARKED = """
@@ -74,6 +77,25 @@ def test_processes_of_xdist_draw_the_same_together(tmp_path: Path) -> None:
     assert "drawn by abc: 3 of 14 tests" in said
 
 
+def test_the_second_tier_draws_from_the_dearest_groups_only(tmp_path: Path) -> None:
+    text = MARKED.replace("drawn(2)", "drawn(2, 'the verifier')")
+    found, said = collected(tmp_path, "-m", "not slow", "--all", "--draw", "abc", text=text)
+    assert len([one for one in found if one.startswith("test_of_many")]) == IN_ALL["the verifier"]
+    assert found >= {"test_one", "test_other", "test_always"}
+    assert "drawn by abc: 3 of 12 tests in 1 groups. The same again: python3 dev.py test --all --draw abc." in said
+
+
+def test_the_dearest_groups_are_groups() -> None:
+    sources = {file.name: file.read_text() for file in TESTS.rglob("test_*.py")}
+    sources["injuries.py"] = (TESTS / "spark" / "injuries.py").read_text()
+    for group in IN_ALL:
+        file, _, function = group.partition("::")
+        named = (
+            f"def {function}(" in sources[file] if function else any(f'"{group}")' in one for one in sources.values())
+        )
+        assert named, f"no test is in the group {group!r}"
+
+
 def test_without_a_seed_all_are_run(tmp_path: Path) -> None:
     assert len(collected(tmp_path)[0]) == 16
 
@@ -85,8 +107,6 @@ def test_a_group_of_which_too_few_are_drawn_is_refused(tmp_path: Path) -> None:
 
 
 def test_every_test_of_a_group_comes_up() -> None:
-    from tiers import AT_MOST_IN_RUNS, rank
-
     keys = [f"test[{number}]" for number in range(AT_MOST_IN_RUNS)]
     drawn = [min(keys, key=lambda key, seed=f"commit {run}": rank(seed, key)) for run in range(100)]
     assert set(drawn) == set(keys)
@@ -154,8 +174,17 @@ def test_they_are_summed_compared_and_kept_by_file(tmp_path: Path, monkeypatch: 
     assert re.search(r"4\.0  broker", said)
     assert "3 s before, 4 now" in said
     assert re.search(r"\+0\.5  model/test_mutants\.py", said)
-    caught = "| protocol | commits early | model/test_mutants.py test_a_broken_rule_is_found | 2.5 |"
-    assert timings.mutants(recorded).splitlines()[2:] == [caught]
+
+
+def test_mutants_are_kept_beside_what_they_took_before(tmp_path: Path) -> None:
+    import timings
+
+    kept, test = tmp_path / "mutants.csv", "model/test_mutants.py::test_a_broken_rule_is_found"
+    found = [timings.Test(*f"{test}[{mutant}]".split("::"), 2.5) for mutant in ("commits early", "new")]
+    kept.write_text(f"broken,mutant,caught by,before,seconds\nprotocol,commits early,{test},9.0,\n")
+    timings.keep_mutants(timings.Recorded(tuple(found), Counter()), kept)
+    rows = [f"protocol,commits early,{test},9.0,2.5", f"protocol,new,{test},,2.5"]
+    assert kept.read_text().splitlines()[1:] == rows
 
 
 def test_what_was_proved_is_drawn_until_something_changes(tmp_path: Path) -> None:
