@@ -1,8 +1,4 @@
-"""Starts Spark's JVM in half the time: the classes that it always loads, read and verified once, kept in an archive.
-
-The archive (JEP 350) is made by a first run, which costs some ten seconds more, and is kept in the cache folder. A JVM
-that it does not fit goes without.
-"""
+"""Starts Spark's JVM in half the time: the classes that it always loads, read and verified once, kept in an archive."""
 
 from __future__ import annotations
 
@@ -12,43 +8,35 @@ import os
 import subprocess
 import sys
 import tempfile
-import time
-from pathlib import Path
 
-from sparkonce.embedded.jars import cache_folder, file_lock, find_java
+from sparkonce.embedded.class_archive import archive_flags
+from sparkonce.embedded.jars import cache_folder, find_java
 
 JVM_FLAGS = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1 -XX:-UsePerfData -Xshare:auto"
 _LIMIT_S = 300.0
 
 
 def jvm_flags() -> str:
-    """Returns what goes into ``spark.driver.extraJavaOptions``."""
+    """Returns what goes into ``spark.driver.extraJavaOptions``. The first call makes the archive, in half a minute."""
     java = subprocess.run([find_java(), "-version"], capture_output=True, check=True).stderr
     made_for = hashlib.sha256(java + JVM_FLAGS.encode()).hexdigest()[:12]
-    archive = cache_folder() / "cds" / f"spark-{importlib.metadata.version('pyspark')}-{made_for}.jsa"
-    with file_lock(archive.with_suffix(".lock"), time.monotonic() + _LIMIT_S):
-        if not archive.exists():
-            _make(archive)
-    return f"{JVM_FLAGS} -XX:SharedArchiveFile={archive} -Xlog:cds=off -Xlog:cds+dynamic=off"
+    kept = cache_folder() / "classes" / f"spark-{importlib.metadata.version('pyspark')}-{made_for}.jsa"
+    return " ".join((JVM_FLAGS, *archive_flags(kept, _record_classes)))
 
 
-def _make(archive: Path) -> None:
-    with tempfile.TemporaryDirectory(dir=archive.parent, prefix=".making-") as folder:
-        new = Path(folder, archive.name)
+def _record_classes(flag: str) -> None:
+    with tempfile.TemporaryDirectory() as folder:
         environment = {**os.environ, "PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": "127.0.0.1"}
-        command = [sys.executable, __file__, str(new), folder]
-        run = subprocess.run(command, env=environment, capture_output=True, timeout=_LIMIT_S, check=False)
-        if not new.exists():
-            raise RuntimeError(f"no archive was made:\n{run.stderr.decode(errors='replace')[-2000:]}")
-        new.rename(archive)
+        command = [sys.executable, __file__, flag, folder]
+        subprocess.run(command, env=environment, timeout=_LIMIT_S, check=True, capture_output=True)
 
 
-def _load_classes(archive: str, folder: str) -> None:
+def _load_classes(flag: str, folder: str) -> None:
     """Does what every query under test does, so that its classes are loaded."""
     from pyspark import SparkContext
     from pyspark.sql import DataFrame, SparkSession
 
-    flags = f"{JVM_FLAGS} -XX:ArchiveClassesAtExit={archive} -Djava.io.tmpdir={folder}"
+    flags = f"{JVM_FLAGS} {flag} -Djava.io.tmpdir={folder}"
     own = {"spark.driver.extraJavaOptions": flags, "spark.local.dir": folder, "spark.ui.enabled": "false"}
     shuffled = {"spark.sql.shuffle.partitions": "4"}
     spark = SparkSession.builder.master("local[2]").config(map={**own, **shuffled}).getOrCreate()

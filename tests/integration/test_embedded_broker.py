@@ -8,8 +8,9 @@ import pytest
 from confluent_kafka import KafkaError, KafkaException, Producer
 from confluent_kafka.admin import AdminClient, NewTopic
 
-from sparkonce.embedded import Cluster, class_archive, resolve, spark_kafka_jars
-from sparkonce.embedded.class_archive import archive_of
+from sparkonce.embedded import Cluster, resolve, spark_kafka_jars
+from sparkonce.embedded import cluster as cluster_module
+from sparkonce.embedded.class_archive import archive_flags, kafka_archive
 from sparkonce.embedded.jars import artifact_name, spark_jars_folder
 from sparkonce.embedded.process import is_running
 from sparkonce.errors import PreflightError
@@ -271,7 +272,7 @@ def test_a_version_that_does_not_exist_is_a_message_of_the_command(tmp_path):
 
 
 def test_a_broker_takes_its_classes_from_an_archive(one):
-    kept = archive_of(one.version)
+    kept = kafka_archive(one.version)
     assert str(kept) in Path(f"/proc/{one.brokers[0].pid}/maps").read_text()
 
 
@@ -280,24 +281,23 @@ def test_a_broker_takes_its_classes_from_an_archive(one):
 def test_a_broker_starts_without_an_archive_of_its_classes(content, tmp_path, monkeypatch):
     kept = tmp_path / "classes.jsa"
     kept.write_bytes(content)
-    monkeypatch.setattr(class_archive, "archive_of", lambda _: kept)
+    monkeypatch.setattr(cluster_module, "kafka_archive", lambda _: kept)
     with Cluster() as cluster:
         assert str(kept) not in Path(f"/proc/{cluster.brokers[0].pid}/maps").read_text()
     assert kept.read_bytes() == content
 
 
-def test_without_an_archive_nothing_stops(tmp_path, monkeypatch, caplog):
-    monkeypatch.setattr(class_archive, "archive_of", lambda _: tmp_path / "classes" / "kafka.jsa")
+def test_without_an_archive_nothing_stops(tmp_path, caplog):
+    kept = tmp_path / "classes" / "kafka.jsa"
 
     def fail(flag):
         raise PreflightError("No node starts with this flag.", next_step="try none")
 
-    assert class_archive.archive_flags("4.1.0", fail) == ()
+    assert archive_flags(kept, fail) == ()
     assert "No node starts with this flag" in caplog.text
     asked = []
     for _ in range(2):  # a JVM that makes none is not asked again
-        assert class_archive.archive_flags("4.1.0", asked.append) == ()
+        assert archive_flags(kept, asked.append) == ()
     assert len(asked) == 1
-    monkeypatch.setattr(class_archive, "archive_of", lambda _: tmp_path / "classes" / "kafka.jsa" / "below-a-file")
-    assert class_archive.archive_flags("4.1.0", asked.append) == ()
+    assert archive_flags(kept / "below-a-file", asked.append) == ()
     assert len(asked) == 1

@@ -1,6 +1,6 @@
 """A real Kafka on this machine, for trying out and for tests: no Docker, no download by hand.
 
-``jars`` fetches Java libraries, ``class_archive`` keeps Kafka's classes, ``properties`` renders the brokers' settings,
+``jars`` fetches Java libraries, ``class_archive`` keeps loaded classes, ``properties`` renders the brokers' settings,
 ``process`` owns one Java process, ``broker`` and ``cluster`` put them together, and ``detached`` keeps a cluster that
 outlives the command which started it.
 """

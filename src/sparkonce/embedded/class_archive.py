@@ -1,6 +1,6 @@
-"""An archive of Kafka's classes, read and verified once: a node that uses it is up in little more than half the time.
+"""An archive of a program's classes, read and verified once: a broker with one is up in little more than half the time.
 
-See JEP 350. The archive only saves time: where it cannot be made or read, a node starts without it.
+See JEP 350. The archive only saves time: where it cannot be made or read, the program starts without it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _QUIET = ("-Xlog:cds=off", "-Xlog:cds+dynamic=off")
 """A JVM that an archive does not fit goes without, and need not say so."""
 
 
-def archive_of(version: str) -> Path:
+def kafka_archive(version: str) -> Path:
     """Returns where the archive for this Kafka and this Java is kept."""
     java = Path(find_java()).resolve()
     stands = java.stat()
@@ -33,18 +33,13 @@ def archive_of(version: str) -> Path:
     return cache_folder() / "classes" / f"kafka-{version}-{hashlib.sha256(made_for.encode()).hexdigest()[:12]}.jsa"
 
 
-def archive_flags(version: str, run: Callable[[str], None]) -> tuple[str, ...]:
+def archive_flags(kept: Path, run: Callable[[str], None]) -> tuple[str, ...]:
     """Returns the flags of a JVM that uses the archive, which is made first if there is none.
 
     Args:
-        version: Kafka's version.
-        run: Starts a node with a JVM flag that it is given, and ends it in order. Raises if it cannot.
-
-    Raises:
-        ConfigurationError: if Java is missing.
-        PreflightError: if Kafka cannot be fetched.
+        kept: The archive.
+        run: Starts the program with a JVM flag that it is given, and ends it in order. Raises if it cannot.
     """
-    kept = archive_of(version)
     try:
         if not kept.exists():
             with file_lock(kept.with_suffix(".lock"), time.monotonic() + _LIMIT_S):
@@ -52,7 +47,7 @@ def archive_flags(version: str, run: Callable[[str], None]) -> tuple[str, ...]:
                     _make(kept, run)
         is_made = kept.stat().st_size > 0
     except (OSError, SparkonceError) as error:
-        log.warning("Kafka starts without an archive of its classes, which takes longer: %s", error)
+        log.warning("%s cannot be made or read: the JVM starts without it, which takes longer: %s", kept, error)
         return ()
     return (f"-XX:SharedArchiveFile={kept}", *_QUIET) if is_made else ()
 

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sparkonce.embedded.broker import Broker, is_free
-from sparkonce.embedded.class_archive import archive_flags
+from sparkonce.embedded.class_archive import archive_flags, kafka_archive
 from sparkonce.embedded.jars import KAFKA_VERSION, find_java, kafka_jars
 from sparkonce.embedded.properties import CONTROLLER, HOST, PLAINTEXT
 from sparkonce.errors import ConfigurationError, PreflightError
@@ -133,7 +133,7 @@ class Cluster:
         if self.dies_with_parent:
             atexit.register(self.close)
         self._check_data()
-        self._classes = archive_flags(self.version, self._record_classes)
+        self._classes = archive_flags(kafka_archive(self.version), self._record_classes)
         self._format()
         for broker in self.brokers:
             broker.launch()
