@@ -193,9 +193,10 @@ def mutants(run: Recorded) -> list[dict[str, str]]:
     for what, start in MUTANTS:
         for test in run.tests:
             if f"{test.file}::{test.name}".startswith(start):
-                function, _, parameters = test.name.partition("[")
-                mutant, where = parameters.rstrip("]") or function, f"{test.file}::{function}"
-                rows.append({"broken": what, "mutant": mutant, "caught by": where, "seconds": f"{test.seconds:.1f}"})
+                function, _, mutant = test.name.removesuffix("]").partition("[")
+                if mutant:
+                    by = f"{test.file}::{function}"
+                    rows.append({"broken": what, "mutant": mutant, "caught by": by, "seconds": f"{test.seconds:.1f}"})
     return rows
 
 
