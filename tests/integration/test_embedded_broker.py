@@ -67,6 +67,14 @@ def test_data_survives_a_crash_and_an_orderly_restart_on_the_same_port(one):
     assert values(read_committed(one.bootstrap, "survives")) == [b"1", b"2", b"3"]
 
 
+def test_a_broker_that_does_not_end_in_order_is_killed(one):
+    broker = one.brokers[0]
+    broker.pause()
+    assert not broker.stop(0.1)
+    assert broker.pid is None
+    broker.start()
+
+
 def test_a_paused_broker_answers_nothing_until_it_is_resumed(one):
     create_topic(one.bootstrap, "paused")
     broker = one.brokers[0]
@@ -274,6 +282,13 @@ def test_a_version_that_does_not_exist_is_a_message_of_the_command(tmp_path):
 def test_a_broker_takes_its_classes_from_an_archive(one):
     kept = kafka_archive(one.version)
     assert str(kept) in Path(f"/proc/{one.brokers[0].pid}/maps").read_text()
+
+
+def test_an_archive_of_classes_is_made_where_there_is_none(tmp_path, monkeypatch):
+    kept = tmp_path / "classes" / "kafka.jsa"
+    monkeypatch.setattr(cluster_module, "kafka_archive", lambda _: kept)
+    with Cluster() as cluster:
+        assert str(kept) in Path(f"/proc/{cluster.brokers[0].pid}/maps").read_text()
 
 
 @DRAWN

@@ -220,14 +220,12 @@ def killed_between_two_slots(place: Any, folder: Path, guarantee: Guarantee) -> 
     return Counter(place.visible())
 
 
-@pytest.mark.drawn(3)
 @WEAKER
 def test_at_least_once_doubles_what_a_killed_run_had_written(place: Any, tmp_path: Path) -> None:
     found = killed_between_two_slots(place, tmp_path, Guarantee.AT_LEAST_ONCE)
     assert found == numbers(0, 1, 2) + numbers(1, slots=[0])
 
 
-@pytest.mark.drawn(3)
 @WEAKER
 def test_at_most_once_misses_what_a_killed_run_had_not_written(place: Any, tmp_path: Path) -> None:
     found = killed_between_two_slots(place, tmp_path, Guarantee.AT_MOST_ONCE)

@@ -159,7 +159,6 @@ def test_sasl_plain(witness: Witness, topic: str, sasl: Callable[..., Settings])
     assert commits(witness, topic, sasl("PLAIN", "plain")) == [Outcome.COMMITTED]
 
 
-@pytest.mark.drawn(1)
 @pytest.mark.parametrize("mechanism", ["SCRAM-SHA-256", "SCRAM-SHA-512"])
 def test_sasl_scram(witness: Witness, topic: str, sasl: Callable[..., Settings], mechanism: str) -> None:
     user = new_name("scram")
@@ -185,7 +184,6 @@ def test_credentials_that_are_refused_once_are_tried_again(
         assert until_final(committer.commit, [prepared.handle]) == [Outcome.COMMITTED]
 
 
-@pytest.mark.drawn(2)
 @pytest.mark.parametrize("form", ["files", "texts", "folder", "unverified"])
 def test_tls(witness: Witness, topic: str, tls: Settings, keys: Path, form: str) -> None:
     if form == "texts":

@@ -255,7 +255,6 @@ def test_bytes_that_are_no_text_are_refused(write: Write) -> None:
         write("place INT, it TEXT", pa.record_batch({"place": pa.array([1], pa.int32()), "it": broken}))
 
 
-@pytest.mark.drawn(3)
 @WAYS
 @pytest.mark.parametrize(
     ("column", "values", "words"),

@@ -100,7 +100,6 @@ def test_what_the_query_itself_has_left_takes_no_room_and_what_fills_up_later_sa
     assert ask(server, "SELECT count(*) FROM t") == [(0,)]
 
 
-@pytest.mark.drawn(5)
 @pytest.mark.parametrize(
     ("statement", "more", "words"),
     [

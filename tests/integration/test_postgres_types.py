@@ -184,7 +184,6 @@ def test_what_is_no_uuid_is_refused(server: PostgresServer) -> None:
         prepare(new_sink(server), pa.record_batch({"x": [None, str(uuid.uuid4()), "nonsense"]}))
 
 
-@pytest.mark.drawn(4)
 @pytest.mark.parametrize(
     ("arrow", "declared", "says"),
     [

@@ -116,7 +116,6 @@ def test_committers_at_the_same_time(query: Query, client: Any) -> None:
         assert sorted(found[slot].name for found in answers) == ["ALREADY_COMMITTED"] * 3 + ["COMMITTED"]
 
 
-@pytest.mark.drawn(3)
 @pytest.mark.parametrize("lost", range(1, 9))
 def test_any_reply_of_a_commit_is_lost(query: Query, client: Any, monkeypatch: pytest.MonkeyPatch, lost: int) -> None:
     """The request was carried out, and the connection breaks before the answer."""

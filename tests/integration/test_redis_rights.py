@@ -120,7 +120,6 @@ def test_every_command_of_the_page_is_tried_here() -> None:
     assert len(COMMANDS) == len(set(COMMANDS)) > 20
 
 
-@pytest.mark.drawn(4)
 @pytest.mark.parametrize("command", WRITING)
 def test_the_rights_in_the_docs_are_enough(new_job: Callable[..., Job], command: str) -> None:
     """Writes, is killed before and after a decision, sweeps, commits."""
@@ -156,7 +155,6 @@ def test_every_command_in_the_docs_is_used(server: RedisServer, client: Any, new
     assert {command.partition("|")[0] for command in COMMANDS} - used <= AT_START
 
 
-@pytest.mark.drawn(5)
 @pytest.mark.parametrize("command", COMMANDS)
 def test_a_command_that_is_missing_at_the_start(client: Any, new_job: Callable[..., Job], command: str) -> None:
     job = new_job({"amount": 1}, structure="increment")

@@ -60,7 +60,6 @@ def test_a_null_value_deletes_in_the_order_of_the_rows(write: Write, client: Any
     assert client.mget("gone", "back", "kept") == [None, b"2", b"3"]
 
 
-@pytest.mark.drawn(4)
 @pytest.mark.parametrize(
     ("values", "texts"),
     [
@@ -151,7 +150,6 @@ def test_increments(write: Write, client: Any) -> None:
     assert (client.hget("h", "x"), client.hget("g", "x"), client.zscore("z", "x")) == (b"2", b"1.1", 7.0)
 
 
-@pytest.mark.drawn(4)
 @pytest.mark.parametrize(
     ("shape", "columns", "says"),
     [

@@ -97,7 +97,6 @@ def test_a_store_that_denies_an_upload_it_has_is_asked_again(bucket: Bucket, bet
     assert publish(store, fields).outcome is Outcome.COMMITTED
 
 
-@pytest.mark.drawn(2)
 @pytest.mark.parametrize(
     "answer",
     [
@@ -144,7 +143,6 @@ def first_of_each_kind(answer: Reply) -> Act:
     return act
 
 
-@pytest.mark.drawn(3)
 @pytest.mark.parametrize("answer", BUSY.values(), ids=BUSY)
 def test_a_store_that_refuses_once_is_asked_again(bucket: Bucket, between: Between, answer: Reply) -> None:
     """boto3 repeats nothing here: each answer is the table's to read."""
@@ -157,7 +155,6 @@ def test_a_store_that_refuses_once_is_asked_again(bucket: Bucket, between: Betwe
     assert bucket.uploads() == []
 
 
-@pytest.mark.drawn(2)
 @pytest.mark.parametrize("published", [True, False], ids=["published", "aborted"])
 @pytest.mark.parametrize("status", [429, 409, 503])
 def test_a_busy_store_does_not_make_a_loss_of_what_was_published(

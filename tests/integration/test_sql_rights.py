@@ -98,7 +98,6 @@ def ids(server: PostgresServer) -> list[int]:
     return [number for (number,) in ask(server, "SELECT id FROM t ORDER BY id")]
 
 
-@pytest.mark.drawn(2)
 @needs_postgres
 @pytest.mark.parametrize("mode", MODES)
 def test_postgresql_with_the_least_rights(server: PostgresServer, tmp_path: Path, mode: str) -> None:
@@ -146,7 +145,6 @@ def test_a_right_of_postgresql_that_goes(
     assert (ids(server), prepared(server), staging_tables(server)) == (wanted(3), [], [])
 
 
-@pytest.mark.drawn(3)
 @needs_postgres
 @pytest.mark.parametrize("mode", ["two_phase", "staged"])
 @pytest.mark.parametrize(
@@ -206,7 +204,6 @@ def ids_of_mariadb(witness: Witness) -> list[int]:
     return [number for (number,) in witness.rows("SELECT id FROM t ORDER BY id")]
 
 
-@pytest.mark.drawn(2)
 @pytest.mark.parametrize("mode", MODES)
 def test_mariadb_with_the_least_rights(witness: Witness, tmp_path: Path, mode: str) -> None:
     make, of_others = least_of_mariadb(witness, mode), witness.xids()
@@ -218,7 +215,6 @@ def test_mariadb_with_the_least_rights(witness: Witness, tmp_path: Path, mode: s
     assert (ids_of_mariadb(witness), witness.stages(), witness.xids()) == (wanted(3), [], of_others)
 
 
-@pytest.mark.drawn(2)
 @pytest.mark.parametrize(
     ("mode", "right", "on", "phase"),
     [

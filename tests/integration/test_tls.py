@@ -177,7 +177,6 @@ def test_postgresql_by(postgres: SecuredPostgres, tmp_path: Path, login: str, co
     assert postgres.ask("SELECT count(*) FROM pg_prepared_xacts") == [(0,)]
 
 
-@pytest.mark.drawn(1)
 @needs_postgres
 @pytest.mark.usefixtures("table")
 @pytest.mark.parametrize(
@@ -199,7 +198,6 @@ def test_what_postgresql_or_its_client_does_not_accept(
     assert postgres.ask("SELECT to_regclass('sparkonce_commits')::text, (SELECT count(*) FROM t)") == [(None, 0)]
 
 
-@pytest.mark.drawn(1)
 @needs_postgres
 @pytest.mark.usefixtures("table")
 @pytest.mark.parametrize(
@@ -227,7 +225,6 @@ def test_a_certificate_of_another_role(postgres: SecuredPostgres) -> None:
     assert postgres.ask("SELECT to_regclass('sparkonce_commits')::text") == [(None,)]
 
 
-@pytest.mark.drawn(1)
 @needs_postgres
 @pytest.mark.parametrize(
     ("certificate", "words"),
@@ -314,7 +311,6 @@ def test_mariadb_by(mariadb: MariaDBServer, keys: Path, tmp_path: Path, login: s
     assert list_mysql_orphans(settings) == []
 
 
-@pytest.mark.drawn(1)
 @pytest.mark.parametrize(
     ("changed", "words"),
     [
@@ -334,7 +330,6 @@ def test_what_mariadb_or_its_client_does_not_accept(
     refused(MySQLSink(settings, table="t"), words)
 
 
-@pytest.mark.drawn(1)
 @pytest.mark.parametrize(
     ("changed", "words"),
     [
@@ -410,7 +405,6 @@ def test_redis(secured_redis: SecuredRedis, tmp_path: Path) -> None:
         assert sorted(int(key) for key in client.scan_iter("[0-9]*")) == WANTED
 
 
-@pytest.mark.drawn(1)
 @needs_redis
 @pytest.mark.parametrize(
     ("changed", "words"),
@@ -429,7 +423,6 @@ def test_what_redis_or_its_client_does_not_accept(
     refused(redis_sink(secured_redis, **more), words)
 
 
-@pytest.mark.drawn(1)
 @needs_redis
 @pytest.mark.parametrize(
     ("changed", "words"),

@@ -95,7 +95,6 @@ def test_a_row_that_is_there_twice_is_read_twice(system: Injectable, query: Quer
     until(lambda: batches_in(system) == with_batches(before, batch, batch), "both are read")
 
 
-@pytest.mark.drawn(2)
 def test_every_fault_comes_and_goes_and_the_system_works_on(system: Injectable, query: Query) -> None:
     before = batches_in(system)
     for fault in system.faults():

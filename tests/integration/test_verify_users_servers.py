@@ -123,7 +123,6 @@ LEFT = {"__consumer_offsets", "__transaction_state", "sparkonce:id"}
 """What a server keeps for itself, and by which Redis is known again."""
 
 
-@pytest.mark.drawn(3)
 def test_it_is_struck_where_it_can_be_and_nothing_is_left_behind(users: Users, tmp_path: Path) -> None:
     before = set(users.names())
     with started(users.make(), tmp_path / "folder") as system, closing(Query(system)) as query:
@@ -143,7 +142,6 @@ def test_it_is_struck_where_it_can_be_and_nothing_is_left_behind(users: Users, t
     system.stop()
 
 
-@pytest.mark.drawn(2)
 def test_what_is_to_be_kept_is_kept(users: Users, tmp_path: Path) -> None:
     before = set(users.names())
     with started(users.make(), tmp_path / "folder") as system, closing(Query(system)) as query:

@@ -79,7 +79,6 @@ def interrupt(monkeypatch: pytest.MonkeyPatch, root: Path, handles: Sequence[Han
             child.main(told)
 
 
-@pytest.mark.drawn(10)
 @pytest.mark.parametrize("per", PERS)
 @pytest.mark.parametrize("point", POINTS)
 @pytest.mark.parametrize("injury", ["rows", "markers", "folder"])

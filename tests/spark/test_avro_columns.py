@@ -470,7 +470,6 @@ def test_encoding_refuses_what_the_registry_refuses(
     assert nulls.select(encode.alias("v")).collect() == [(None,)]
 
 
-@drawn
 def test_plain_files(spark: SparkSession, tmp_path: Path) -> None:
     one, two = tmp_path / "one.avsc", tmp_path / "two.avsc"
     one.write_text(json.dumps(V1))
@@ -527,6 +526,12 @@ def test_columns_that_do_not_say_where_a_record_is_are_named(
     taken: list[dict[str, Any]] = [{"located_by": ()}, {"on_error": "drop"}, {"located_by": ("at.offset", "VALUE")}]
     for more in taken:
         assert decode_registry_avro(bare, subject=subject, registry=registry, **more).count() == 1
+
+
+def test_a_session_that_is_not_there_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(SparkSession, "getActiveSession", classmethod(lambda _: None))
+    with pytest.raises(ConfigurationError, match="no Spark session"):
+        from_avro_file("value", V1)
 
 
 def test_a_missing_module_is_told(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:

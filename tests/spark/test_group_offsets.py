@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from confluent_kafka import Consumer, ConsumerGroupTopicPartitions, KafkaError, TopicPartition
+from confluent_kafka import Consumer, ConsumerGroupTopicPartitions, KafkaError, KafkaException, TopicPartition
 from confluent_kafka.admin import AdminClient
 from kafka.protocol.metadata import CoordinatorType
 from kafka.protocol.producer.transaction import AddOffsetsToTxnRequest, TxnOffsetCommitRequest
@@ -47,7 +47,16 @@ class Group:
         self._admin = AdminClient({"bootstrap.servers": stream.bootstrap})
         # Waits for its coordinator: asked before that, the admin client fails, and has been seen to end the process.
         reader = Consumer({"bootstrap.servers": stream.bootstrap, "group.id": self.name})
-        reader.committed([TopicPartition(stream.source, 0)], LIMIT_S)
+
+        def has_coordinator() -> bool:
+            try:
+                return bool(reader.committed([TopicPartition(stream.source, 0)], LIMIT_S))
+            except KafkaException as error:
+                if error.args[0].code() not in {KafkaError.NOT_COORDINATOR, KafkaError.COORDINATOR_LOAD_IN_PROGRESS}:
+                    raise
+                return False
+
+        eventually(has_coordinator, "the group has a coordinator")
         reader.close()
 
     def offsets(self, **more: object) -> GroupOffsets:
@@ -175,7 +184,6 @@ def test_a_batch_without_rows_has_no_transaction_and_commits_them_alone(stream: 
     assert stream.keys() == IDS[:400]
 
 
-@drawn
 @pytest.mark.parametrize(("sink", "warnings"), [(None, 3), ("kafka", 6)])
 def test_a_group_that_has_members_is_left_alone_with_a_warning(
     stream: Stream, group: Group, caplog: pytest.LogCaptureFixture, sink: str | None, warnings: int

@@ -205,7 +205,6 @@ def test_what_the_table_is_is_remembered(job: DeltaJob, tmp_path: Path) -> None:
         DeltaSink(str(tmp_path / "none"), folder=job.folder / "rows").preflight(QUERY, None)
 
 
-@drawn
 def test_what_never_holds_a_null_fits_where_one_may_be(tables: SparkSession, tmp_path: Path) -> None:
     """As of collect_list, whose elements are never null."""
     path = str(tmp_path / "table")
@@ -225,6 +224,12 @@ def test_what_never_holds_a_null_fits_where_one_may_be(tables: SparkSession, tmp
     wrong = pa.list_(pa.field("element", pa.struct([pa.field("a", pa.string(), nullable=False)]), nullable=False))
     with pytest.raises(SchemaError, match="'xs' is a list"):
         sink.columns(pa.schema([("xs", wrong)]))
+
+
+def test_a_table_that_is_not_there_is_told(job: DeltaJob) -> None:
+    shutil.rmtree(job.path)
+    with pytest.raises(PreflightError, match="create the table first"):
+        job.sink().preflight(QUERY, None)
 
 
 def test_columns_are_held_against_the_table(job: DeltaJob) -> None:
@@ -450,7 +455,6 @@ def test_rows_that_the_table_takes_are_left_as_they_are(
     rows.write.format("delta").mode("append").save(ruled._path)
 
 
-@drawn
 def test_columns_that_the_rows_do_not_have(tables: SparkSession, ruled: DeltaSink) -> None:
     assert ruled.columns(pa.schema([("number", pa.int64()), ("a`b", pa.string())])) == ["number", "a`b"]
     with pytest.raises(SchemaError, match=r"'a`b' of .* must not be null"):
