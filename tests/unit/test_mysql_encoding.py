@@ -1,0 +1,82 @@
+"""What a column of MariaDB or MySQL would change without a word is refused before anything is sent."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import date, datetime
+
+import pyarrow as pa
+import pytest
+
+from sparkonce.errors import PrepareError
+from sparkonce.sinks.mysql import encoding
+from sparkonce.sinks.mysql.encoding import check
+from sparkonce.sinks.mysql.target import Column
+
+COLUMN = Column(
+    name="c",
+    type="int",
+    full_type="int(11)",
+    nullable=True,
+    optional=True,
+    automatic=False,
+    generated=False,
+    fraction_digits=6,
+    collation="",
+)
+OF_MILLISECONDS = replace(COLUMN, type="datetime", full_type="datetime(3)", fraction_digits=3)
+ENUM = replace(COLUMN, type="enum", full_type="enum('a','it''s')")
+
+
+def not_utf8() -> pa.Array:
+    return pa.Array.from_buffers(pa.string(), 1, [None, *pa.array([b"\xff"]).buffers()[1:]])
+
+
+@pytest.mark.parametrize(
+    ("values", "kind", "column", "why"),
+    [
+        (pa.array([1, None]), "integer", replace(COLUMN, nullable=False), "NULL stands in it"),
+        (pa.array([1], pa.timestamp("ns")), "timestamp", COLUMN, "nanoseconds"),
+        (pa.array([-(2**62)], pa.timestamp("us")), "timestamp", COLUMN, "before year 1 or after year 9999"),
+        (
+            pa.array([datetime(2026, 1, 1, 0, 0, 0, 1)]),
+            "timestamp",
+            OF_MILLISECONDS,
+            "3 digits of a second would round",
+        ),
+        (pa.array([2**31 - 1], pa.date32()), "date", COLUMN, "before year 1 or after year 9999"),
+        (pa.array([float("nan")]), "double", COLUMN, "NaN or an infinity"),
+        (pa.array([float("-inf")], pa.float32()), "float", COLUMN, "NaN or an infinity"),
+        (pa.array([2**53 + 1]), "integer", replace(COLUMN, type="double"), "a double would round"),
+        (pa.array([-1]), "integer", replace(COLUMN, type="bit"), "a negative number"),
+        (not_utf8(), "string", COLUMN, "not UTF-8"),
+        (pa.array(["a", "b"]), "string", ENUM, r"none of \['a', \"it's\"\]"),
+    ],
+)
+def test_what_would_be_changed_is_refused(values: pa.Array, kind: str, column: Column, why: str) -> None:
+    with pytest.raises(PrepareError, match=f"'c'.*{why}"):
+        check(values, column, kind)
+
+
+@pytest.mark.parametrize(
+    ("values", "kind", "column"),
+    [
+        (pa.array([None], pa.timestamp("us")), "timestamp", COLUMN),
+        (pa.array([datetime(2026, 1, 1, 0, 0, 0, 1000)]), "timestamp", OF_MILLISECONDS),
+        (pa.array([date(1, 1, 1), date(9999, 12, 31)]), "date", COLUMN),
+        (pa.array([1.5, None]), "double", COLUMN),
+        (pa.array([2**53]), "integer", replace(COLUMN, type="double")),
+        (pa.array([0]), "integer", replace(COLUMN, type="bit")),
+        (pa.array(["a", "it's", None]), "string", ENUM),
+    ],
+)
+def test_what_is_kept_as_it_is_is_taken(values: pa.Array, kind: str, column: Column) -> None:
+    check(values, column, kind)
+
+
+def test_rows_too_large_for_one_piece_are_halved(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(encoding, "LARGEST_PIECE_BYTES", 100)
+    rows = pa.record_batch({"c": ["x" * 60, "b", "c", "y" * 200, "e"]})
+    pieces = list(encoding.in_halves(rows))
+    assert [value for piece in pieces for value in piece["c"].to_pylist()] == rows["c"].to_pylist()
+    assert [piece.num_rows for piece in pieces] == [2, 1, 1, 1]
