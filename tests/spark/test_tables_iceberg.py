@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from threading import Barrier
+from threading import Barrier, Lock
 from typing import Any
 
 import pyarrow as pa
@@ -237,16 +237,20 @@ def test_notes_of_other_queries_stay(job: IcebergJob, monkeypatch: pytest.Monkey
 
 @pytest.mark.parametrize("beside", [False, True], ids=["alone", "beside another writer"])
 def test_two_drivers_at_once_without_locks(job: IcebergJob, monkeypatch: pytest.MonkeyPatch, beside: bool) -> None:
-    """Both have written, and neither has seen the other's snapshot: Iceberg publishes an id once."""
+    """Both have written, and neither has seen the other's snapshot: Iceberg publishes an id once.
+
+    They write in turn: here they share a session, whose catalog keeps one state of the table for both.
+    """
     monkeypatch.setattr("sparkonce.sinks.write_ahead.application._lock", lambda _: True)
     handles = [job.prepare(slot=slot) for slot in range(2)]
-    both = Barrier(2, timeout=60)
+    both, turn = Barrier(2, timeout=60), Lock()
     load, staged = _IcebergTable._load, []
 
     def meet(self: _IcebergTable, branch: str, *more: Any) -> None:
         def load_together(table: _IcebergTable) -> Any:
             loaded = load(table)
             staged.append(branch)
+            turn.release()
             both.wait()
             if beside and staged[0] == branch:
                 job.another_writes(7)
@@ -257,7 +261,12 @@ def test_two_drivers_at_once_without_locks(job: IcebergJob, monkeypatch: pytest.
             together.setattr(self, "_load", lambda: load_together(self))
             publish(self, branch, *more)
 
-    publish = _IcebergTable._publish
+    def append_in_turn(self: _IcebergTable, *given: Any) -> None:
+        assert turn.acquire(timeout=60)
+        append(self, *given)
+
+    append, publish = _IcebergTable.append, _IcebergTable._publish
+    monkeypatch.setattr(_IcebergTable, "append", append_in_turn)
     monkeypatch.setattr(_IcebergTable, "_publish", meet)
     committers = [job.sink().committer() for _ in range(2)]
     with ThreadPoolExecutor(2) as pool:
