@@ -4,8 +4,7 @@
     python3 dev.py demo     the main job on an embedded broker, killed and restarted
     python3 dev.py example  a job, fed and counted: example etl, windowed_sum, enrichment, http_bulk or sqlite_upsert
     python3 dev.py test     what CI runs: every check, and of the tests every rule, every sink, and what the commit draws
-    python3 dev.py test --all, --long      all but the long forms, in half an hour; everything, in hours. More options are
-                                           pytest's
+    python3 dev.py test --all, --long      most tests, in half an hour; everything, in hours. More options are pytest's
     python3 dev.py coverage                lines and branches of src/ that the in-process tests of the first tier reach
     python3 dev.py timings                 what the tests of the last run took, see tests/timings.py
     python3 dev.py simulate --schedules 10_000_000 [--seed N] [--jobs 2], or --replay FILE: see docs/simulation.md

@@ -14,9 +14,9 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, Topi
 from confluent_kafka.admin import AdminClient, NewTopic
 from kafka.admin import KafkaAdminClient
 
+from kafka_transactions import await_markers
 from sparkonce.protocol.handles import Handle, transaction_fields
 from sparkonce.protocol.outcomes import Finished, Outcome
-from sparkonce.testing.kafka import list_transactions
 
 LIMIT_S = 60.0
 
@@ -143,8 +143,7 @@ class Witness:
 
     def committed(self, topic: str) -> list[str]:
         """Reads what a read_committed reader sees once the broker has written the markers of what it answered."""
-        ending = ("PrepareCommit", "PrepareAbort")
-        eventually(lambda: list_transactions(self.bootstrap, states=ending), lambda found: not found)
+        await_markers(self.bootstrap)
         consumer = Consumer(
             {
                 "bootstrap.servers": self.bootstrap,

@@ -168,12 +168,12 @@ class Stream:
         return exactly_once.progress()
 
     def keys(self, topic: str = "") -> list[str]:
-        """What a read_committed reader finds in a topic, sorted, once the broker has written all markers."""
+        """Reads the keys in a topic, read_committed, sorted, once the broker has written all markers."""
         await_markers(self.bootstrap, self._query())
         return sorted((record.key or b"").decode() for record in read_committed(self.bootstrap, topic or self.target))
 
     def transactions(self, *states: str) -> dict[str, Transaction]:
-        """The query's own on the server."""
+        """Lists the query's own on the server."""
         return transactions_of(self.bootstrap, self._query(), *states)
 
     def _query(self) -> str:

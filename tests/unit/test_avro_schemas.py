@@ -69,6 +69,13 @@ def test_a_schema_may_be_nothing_but_names() -> None:
     whole = inline(["com.example.Money", "com.example.Line"], {"a": MONEY, "b": LINE})
     assert [full_name(one) for one in whole] == ["com.example.Money", "com.example.Line"]
     assert inline("com.example.Money", {"a": MONEY}) == MONEY
+    assert full_name("com.example.Money") is None
+
+
+def test_types_without_a_name_and_types_without_fields_are_left_as_they_are() -> None:
+    suit = {"type": "enum", "name": "Suit", "namespace": "com.example", "symbols": ["HEARTS", "SPADES"]}
+    dates = {"type": {"type": "int", "logicalType": "date"}}
+    assert inline([suit, dates], {}) == [suit, dates]
 
 
 def test_a_type_inside_a_reference_can_be_named_too() -> None:

@@ -19,7 +19,7 @@ Schema: TypeAlias = "str | dict[str, Any] | list[Any]"
 
 HEADER_BYTES = 5
 PRIMITIVES = frozenset({"null", "boolean", "int", "long", "float", "double", "bytes", "string"})
-_NAMED = frozenset({"record", "error", "enum", "fixed"})
+_NAMED = ("record", "error", "enum", "fixed")  # no set: a type may be a schema itself, which has no hash
 _ENVELOPE = "__sparkonce_envelope"
 _HEADER = "__sparkonce_header"
 

@@ -175,8 +175,8 @@ class Lane:
         try:
             getattr(self.producer, method)(timeout_s)
         except (KafkaException, SystemError) as error:
-            asked = self.trouble() if self.transactional_id else ""
-            self.reports.fatal = self.reports.fatal or _fatal_reason(error) or asked or repr(error)
+            reason = _fatal_reason(error) or (self.transactional_id and self.trouble()) or repr(error)
+            self.reports.fatal = self.reports.fatal or reason
 
     def destroy(self) -> None:
         """Ends the producer without a word to the broker: an open transaction stays open.
