@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from sparkonce.log.base import Landed, LogStore, Taken
 
 
@@ -14,8 +16,8 @@ class ForwardingStore(LogStore):
     def put(self, position: int, data: bytes) -> Landed | Taken:
         return self._inner.put(position, data)
 
-    def get(self, position: int) -> bytes | None:
-        return self._inner.get(position)
+    def read(self, position: int) -> Sequence[bytes]:
+        return self._inner.read(position)
 
     def floor(self) -> bytes | None:
         return self._inner.floor()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import cache
+from itertools import takewhile
 from typing import NamedTuple
 
 from sparkonce.log.base import DecisionLog, Landed, LogStore, Taken
@@ -86,9 +87,9 @@ class _Store(LogStore):
     def put(self, position: int, data: bytes) -> Landed | Taken:
         raise NotImplementedError
 
-    def get(self, position: int) -> bytes | None:
-        record = self._keys.records[position] if position < len(self._keys.records) else None
-        return None if record is None else _encoded(record)
+    def read(self, position: int) -> list[bytes]:
+        standing = takewhile(lambda record: record is not None, self._keys.records[position:])
+        return [_encoded(record) for record in standing if record is not None]
 
     def floor(self) -> bytes | None:
         return _encoded_floor(self._keys.top)

@@ -54,6 +54,7 @@ class Mutant:
     model: type[Model] = Model
     keep: int | None = None
     tidy_every: int = 1
+    records: int = coordinator.KEEP_RECORDS
 
     @contextmanager
     def build(self) -> Iterator[Model]:
@@ -62,18 +63,33 @@ class Mutant:
             for owner, attribute, value in self.patches:
                 stack.enter_context(mock.patch.object(owner, attribute, value))
             if self.keep is not None:
-                stack.enter_context(cleaning_up(self.keep, self.tidy_every))
+                stack.enter_context(cleaning_up(self.keep, self.tidy_every, self.records))
             yield self.model(self.config, {**coordinator.TRANSITIONS, **self.table}, self.wanted)
 
 
 @contextmanager
-def cleaning_up(keep: int, tidy_every: int = 1) -> Iterator[None]:
-    """Makes the log's clean-up happen after every batch, or every few, and keep few."""
+def cleaning_up(keep: int, tidy_every: int = 1, records: int = coordinator.KEEP_RECORDS) -> Iterator[None]:
+    """Makes the log's clean-up happen after every batch, or every few, or at each claim but the first."""
     with (
+        mock.patch.object(coordinator, "KEEP_RECORDS", records),
         mock.patch.object(coordinator, "KEEP_BATCHES", keep),
         mock.patch.object(coordinator, "TIDY_EVERY_BATCHES", tidy_every),
     ):
         yield
+
+
+_raised_to = LogView.raised_to
+
+
+def _forgets_the_newest(view: LogView, token: Token) -> Floor:
+    return replace(_raised_to(view, token), newest=None)
+
+
+_superseded = coordinator._superseded
+
+
+def _forgets_what_the_floor_carries(state: State, why: str, _carried: Decision | None = None) -> coordinator.Step:
+    return _superseded(state, why)
 
 
 # --- old copies -------------------------------------------------------------------------------------------------------
@@ -345,6 +361,22 @@ MUTANTS = (
         wanted=TWICE,
         model=ForgetsFloor,
         keep=1,
+    ),
+    Mutant(
+        name="a claim's clean-up forgets the newest decision",
+        config=Config(runs=2, cleans_up=True),
+        wanted=TWICE,
+        patches=((LogView, "raised_to", _forgets_the_newest),),
+        keep=100,
+        records=1,
+    ),
+    Mutant(
+        name="a deposed run undoes a decision that a floor has taken in",
+        config=Config(runs=2, cleans_up=True),
+        wanted=frozenset({Violation.UNDONE}),
+        patches=((coordinator, "_superseded", _forgets_what_the_floor_carries),),
+        keep=100,
+        records=1,
     ),
     Mutant(
         name="trap 8: an amendment judged alone",

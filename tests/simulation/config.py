@@ -25,6 +25,7 @@ FAULTS = (
     "refused",
     "put lost",
     "put refused",
+    "put unreadable",
     "expired",
     "server restarted",
     "connection ended",

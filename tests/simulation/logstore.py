@@ -43,7 +43,17 @@ class ModelStore(LogStore):
         if simulation.chance("put refused"):
             simulation.say("puts", position, "-> disk full")
             raise OSError(errno.ENOSPC, "disk full")
-        return self._put(position, data)
+        answer = self._put(position, data)
+        if simulation.chance("put unreadable"):
+            # As NFS does it: the request was sent twice, the second one finds the first, which then cannot be read.
+            simulation.say("puts", position, "-> sent again: taken, and cannot be read")
+            raise self.unreadable()
+        return answer
+
+    @staticmethod
+    def unreadable() -> Exception:
+        """What `LocalLogStore` makes of a record that stands at the position and cannot be read."""
+        return PutUnknownError("it stands already, and could not be read")
 
     def _put(self, position: int, data: bytes) -> Landed | Taken:
         standing = self.records.get(position)
@@ -57,9 +67,13 @@ class ModelStore(LogStore):
             self._simulation.oracle.landed(record)
         return Landed()
 
-    def get(self, position: int) -> bytes | None:
-        self._simulation.stop_here()
-        return self.records.get(position)
+    def read(self, position: int) -> list[bytes]:
+        found: list[bytes] = []
+        while True:
+            self._simulation.stop_here()
+            if (data := self.records.get(position + len(found))) is None:
+                return found
+            found.append(data)
 
     def floor(self) -> bytes | None:
         self._simulation.stop_here()

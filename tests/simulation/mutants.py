@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -12,6 +13,7 @@ from unittest import mock
 from simulation.config import KINDS
 from simulation.engine import Simulation
 from simulation.kafka import CONCURRENT_TRANSACTIONS, Kafka
+from simulation.logstore import ModelStore
 from simulation.schedule import SYSTEMS
 from simulation.systems import System
 from sparkonce.driver import replay
@@ -233,6 +235,10 @@ MUTANTS = (
     ),
     Mutant(
         name="a put without an answer is read as absent", table={(Phase.DECIDING, on.PutUnknown): _absent_is_absent}
+    ),
+    Mutant(
+        name="a record that stands and cannot be read is taken for one that was not written",
+        patches=((ModelStore, "unreadable", staticmethod(lambda: OSError(errno.ESTALE, "stale file handle"))),),
     ),
     Mutant(
         name="a commit before the decision",

@@ -47,6 +47,7 @@ class Violation(str, Enum):
     FAILED = "the product's own code failed"
 
 
+_PUTS_GO_WRONG = frozenset({"put lost", "put refused", "put unreadable"})
 _NOT_ANSWERED_WELL = frozenset({"request lost", "reply lost", "request late", "refused"})
 _MAY_FAIL = _NOT_ANSWERED_WELL | {
     "task killed",
@@ -57,7 +58,7 @@ _MAY_FAIL = _NOT_ANSWERED_WELL | {
     "slow",
 }
 """What can make a task fail."""
-_MAY_BE_UNKNOWN = _NOT_ANSWERED_WELL | {"put lost", "put refused", "server restarted"}
+_MAY_BE_UNKNOWN = _NOT_ANSWERED_WELL | _PUTS_GO_WRONG | {"server restarted"}
 """What can leave somebody in doubt."""
 MOST_HEALINGS = 3
 
@@ -263,5 +264,5 @@ class Oracle:
             in_turn |= waited and "moved again" in since
             return in_turn or bool(self._simulation.gone_wrong() & _MAY_BE_UNKNOWN)
         if kind is errors.LogError and "could not be " in str(error):
-            return bool(since & {"put lost", "put refused"})
+            return bool(since & _PUTS_GO_WRONG)
         return bool(self.lost_for_good(error))

@@ -261,8 +261,9 @@ def under_way(simulation: Simulation) -> Iterator[None]:
     UNDER_WAY[:] = [simulation]
     coordinator.KEEP_BATCHES = simulation.config.keep
     coordinator.TIDY_EVERY_BATCHES = 1 if simulation.config.keep < 100 else 20
+    coordinator.KEEP_RECORDS = 3 if simulation.config.keep < 100 else 1_000
     try:
         yield
     finally:
-        coordinator.KEEP_BATCHES, coordinator.TIDY_EVERY_BATCHES = 100, 20
+        coordinator.KEEP_BATCHES, coordinator.TIDY_EVERY_BATCHES, coordinator.KEEP_RECORDS = 100, 20, 1_000
         UNDER_WAY.clear()

@@ -43,8 +43,8 @@ class Standing(LogStore):
         self._records = records
         self._floor = floor
 
-    def get(self, position: int) -> bytes | None:
-        return self._records[position] if position < len(self._records) else None
+    def read(self, position: int) -> list[bytes]:
+        return self._records[position:]
 
     def floor(self) -> bytes | None:
         return self._floor

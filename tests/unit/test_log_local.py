@@ -15,6 +15,7 @@ import pytest
 
 from sparkonce.errors import ConfigurationError, CorruptRecordError, NewerFormatError
 from sparkonce.log import base as base_module
+from sparkonce.log import local as local_module
 from sparkonce.log.base import DecisionLog, Landed, PutUnknownError, Taken
 from sparkonce.log.local import LocalLogStore, local_checkpoint
 from sparkonce.protocol.codec import decode_floor, encode_floor, encode_record
@@ -59,15 +60,15 @@ def filled(store: LocalLogStore, batches: int) -> DecisionLog:
 def test_what_is_put_is_got(store: LocalLogStore, tmp_path: Path) -> None:
     assert store.put(0, b"zero") == Landed()
     assert store.put(1, b"one") == Landed()
-    assert [store.get(position) for position in range(3)] == [b"zero", b"one", None]
-    assert LocalLogStore(tmp_path).get(0) == b"zero"
+    assert [store.read(position) for position in range(3)] == [[b"zero", b"one"], [b"one"], []]
+    assert LocalLogStore(tmp_path).read(0) == [b"zero", b"one"]
 
 
 def test_a_position_is_taken_once(store: LocalLogStore) -> None:
     store.put(0, b"first")
     assert store.put(0, b"second") == Taken(standing=b"first")
     assert store.put(0, b"first") == Taken(standing=b"first")
-    assert store.get(0) == b"first"
+    assert store.read(0) == [b"first"]
 
 
 def test_threads_race_for_a_position(store: LocalLogStore) -> None:
@@ -121,7 +122,8 @@ def test_processes_race_for_positions(store: LocalLogStore, tmp_path: Path) -> N
         racer.stdin.flush()
     won = {name: json.loads(racer.communicate(timeout=60)[0]) for name, racer in zip("abc", racers, strict=True)}
     assert sorted(position for positions in won.values() for position in positions) == list(range(100))
-    assert {store.get(position) for position in won["a"]} <= {b"a"}
+    stands = store.read(0)
+    assert all(stands[position] == name.encode() for name, positions in won.items() for position in positions)
     assert temporaries(tmp_path) == []
 
 
@@ -175,11 +177,15 @@ def test_a_floor_is_as_durable_as_a_record(store: LocalLogStore, calls: list[str
 
 def test_a_reader_makes_a_record_durable_before_anybody_acts_on_it(store: LocalLogStore, calls: list[str]) -> None:
     store.put(7, b"record")
+    store.put(8, b"record")
     store.raise_floor(3, b"floor")
     calls.clear()
-    store.get(7)
+    store.read(7)
     store.floor()
-    assert calls == ["read 7", "fsync records", "read 3", "fsync floors"]
+    assert calls == ["read 7", "read 8", "read 9", "fsync records", "read 3", "fsync floors"]
+    calls.clear()
+    store.floor()
+    assert calls == [], "it is the one that was made durable before"
 
 
 def test_whoever_comes_second_makes_the_first_durable(store: LocalLogStore, calls: list[str]) -> None:
@@ -225,6 +231,28 @@ def test_a_link_that_may_have_been_made(store: LocalLogStore, monkeypatch: pytes
         store.put(0, b"record")
 
 
+@pytest.mark.parametrize("broken", [(Path, "read_bytes"), (local_module, "sync_folder")], ids=["read", "sync"])
+@pytest.mark.parametrize("code", [errno.EIO, errno.ESTALE, errno.ENOSPC])
+def test_a_record_that_stands_and_cannot_be_read_is_in_doubt(
+    store: LocalLogStore, monkeypatch: pytest.MonkeyPatch, code: int, broken: tuple[object, str]
+) -> None:
+    """It may be this very put's: NFS sends a link again whose reply was lost, and is told that the name is taken."""
+    store.put(0, b"record")
+    monkeypatch.setattr(*broken, failing(code, "it"))
+    with pytest.raises(PutUnknownError, match="stands already"):
+        store.put(0, b"record")
+
+
+@pytest.mark.parametrize("code", [errno.ENOSYS, errno.EPERM, errno.EXDEV, errno.ENOTSUP])
+def test_a_disk_without_links_is_said_to_be_one(
+    store: LocalLogStore, monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    monkeypatch.setattr(os, "link", failing(code, "link"))
+    with pytest.raises(OSError, match="hard links") as caught:
+        store.put(0, b"record")
+    assert caught.value.errno == code
+
+
 def test_a_record_that_does_not_fit_on_the_disk_leaves_nothing(
     store: LocalLogStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -258,7 +286,7 @@ def test_a_temporary_file_that_stays_does_not_call_a_landed_record_in_doubt(
     with monkeypatch.context() as patch:
         patch.setattr(Path, "unlink", failing(errno.EIO, "unlink"))
         assert store.put(0, b"record") == Landed()
-    assert store.get(0) == b"record"
+    assert store.read(0) == [b"record"]
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may do everything")
@@ -270,7 +298,7 @@ def test_no_permission(store: LocalLogStore, tmp_path: Path) -> None:
             store.put(0, b"record")
     finally:
         records.chmod(0o700)
-    assert store.get(0) is None
+    assert store.read(0) == []
 
 
 def test_a_file_where_the_folder_should_be(tmp_path: Path) -> None:
@@ -308,7 +336,7 @@ def test_clean_up_deletes_below_and_nothing_else(store: LocalLogStore, tmp_path:
     for position in (2, 4):
         store.raise_floor(position, str(position).encode())
     store.delete_below(4)
-    assert [position for position in range(7) if store.get(position)] == [4, 5]
+    assert [position for position in range(7) if store.read(position)] == [4, 5]
     assert [path.name for path in (tmp_path / "sparkonce" / "floors").iterdir()] == [f"{4:020d}"]
     store.delete_below(4)
     assert store.floor() == b"4"
@@ -365,18 +393,18 @@ def test_a_reader_that_races_with_clean_up_starts_again(store: LocalLogStore, mo
     """Clean-up frees position 2 while it is about to be read: that is not the log's end."""
     log = filled(store, 6)
     floor = log.read(LogView()).raised(2)
-    get, cleaned = LocalLogStore.get, []
+    read_bytes = Path.read_bytes
 
-    def clean_up_first(self: LocalLogStore, position: int) -> bytes | None:
-        if position == 2 and not cleaned:
-            cleaned.append(position)
+    def clean_up_first(path: Path) -> bytes:
+        if path.parent.name == "records" and int(path.name) == 2:
+            monkeypatch.setattr(Path, "read_bytes", read_bytes)
             log.raise_floor(floor)
-            self.delete_below(floor.position)
-        return get(self, position)
+            store.delete_below(floor.position)
+        return read_bytes(path)
 
-    monkeypatch.setattr(LocalLogStore, "get", clean_up_first)
+    monkeypatch.setattr(Path, "read_bytes", clean_up_first)
     view = DecisionLog(store).read(LogView())
-    assert cleaned == [2]
+    assert Path.read_bytes is read_bytes
     assert (view.end, [decision.batch for decision in view.decisions]) == (7, [4, 5])
 
 
@@ -467,7 +495,7 @@ def test_a_newer_record_is_refused(store: LocalLogStore, tmp_path: Path) -> None
 def test_a_newer_floor_is_refused(store: LocalLogStore) -> None:
     data = encode_floor(Floor(position=1))
     assert decode_floor(data) == Floor(position=1)
-    store.raise_floor(1, data.replace(b"floor 1 ", b"floor 2 ", 1))
+    store.raise_floor(1, data.replace(b"floor 1 ", b"floor 3 ", 1))
     with pytest.raises(NewerFormatError, match="the floor"):
         DecisionLog(store).floor()
 

@@ -147,7 +147,7 @@ class RunDriver:
             transactional=tuple(names[Guarantee.EXACTLY_ONCE]),
             direct=tuple(names[Guarantee.AT_LEAST_ONCE]),
             after=tuple(names[Guarantee.AT_MOST_ONCE]),
-            view=view,
+            view=view.without_handles(),
         )
 
     def run_batch(self, asked: on.BatchAsked, work: BatchWork) -> BatchProgress:
@@ -283,7 +283,7 @@ class RunDriver:
 
     @staticmethod
     def _back_off(contested: int) -> None:
-        wait_s = min(_LONGEST_BACK_OFF_S, 2.0 ** (contested - _CONTESTED)) * random.uniform(0.5, 1.0)  # noqa: S311
+        wait_s = _doubled(1.0, contested - _CONTESTED, _LONGEST_BACK_OFF_S) * random.uniform(0.5, 1.0)  # noqa: S311
         logger.warning(
             "%d runs have claimed this query without committing a batch; waiting %.1f s before the next claim. Two "
             "supervised drivers on one checkpoint depose each other: stop one of them.",
@@ -360,7 +360,7 @@ class RunDriver:
         if effect.attempt == 0:
             self._finish_until = time.monotonic() + self._timing.commit_deadline_s
         else:
-            wait_s = min(_LONGEST_RETRY_S, _FIRST_RETRY_S * 2 ** (effect.attempt - 1))
+            wait_s = _doubled(_FIRST_RETRY_S, effect.attempt - 1, _LONGEST_RETRY_S)
             time.sleep(max(0.0, min(wait_s, self._finish_until - time.monotonic())))
         answers = self._by_sink(effect.handles, lambda committer, handles: committer.commit(handles))
         for handle, answer in answers:
@@ -541,6 +541,11 @@ _LONGEST_BACK_OFF_S = 30.0
 _FIRST_RETRY_S = 0.02
 _LONGEST_RETRY_S = 2.0
 _NOT_FINAL = frozenset({Outcome.RETRY, Outcome.UNKNOWN})
+
+
+def _doubled(first_s: float, times: int, longest_s: float) -> float:
+    """A pause that doubles up to a limit. Attempts may be thousands, and a float cannot be doubled as often."""
+    return min(longest_s, first_s * 2.0 ** min(times, 16))
 
 
 def _close(name: str, committer: SinkCommitter) -> None:

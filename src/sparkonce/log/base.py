@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import abc
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from sparkonce.errors import CorruptRecordError, NewerFormatError
@@ -48,8 +49,8 @@ class LogStore(abc.ABC):
         """
 
     @abc.abstractmethod
-    def get(self, position: int) -> bytes | None:
-        """The bytes that stand at the position, durably; None if it is free."""
+    def read(self, position: int) -> Sequence[bytes]:
+        """Returns what stands at the position and directly after it, up to the first free one, durably."""
 
     @abc.abstractmethod
     def floor(self) -> bytes | None:
@@ -74,6 +75,7 @@ class DecisionLog:
 
     def __init__(self, store: LogStore) -> None:
         self.store = store
+        self._known_floor: tuple[bytes | None, Floor] = (None, Floor())
 
     def read(self, view: LogView) -> LogView:
         """Reads on from a view to the log's end.
@@ -90,7 +92,7 @@ class DecisionLog:
             elif floor.position > view.floor.position:
                 view = view.above(floor)
             try:
-                while (data := self.store.get(view.end)) is not None:
+                for data in self.store.read(view.end):
                     view = view.apply(view.end, self._record(view.end, data))
             except LogViolation:
                 # Below a floor that has risen meanwhile there may be a void record that landed late.
@@ -118,14 +120,15 @@ class DecisionLog:
     def floor(self) -> Floor:
         """The highest floor."""
         data = self.store.floor()
-        if data is None:
-            return Floor()
-        try:
-            return codec.decode_floor(data)
-        except codec.Unreadable as error:
-            raise self._corrupt("the floor", error) from error
-        except codec.TooNew as error:
-            raise self._too_new("the floor", error) from error
+        # Asked for after every put: it may be large, and seldom is a new one.
+        if data is not None and data != self._known_floor[0]:
+            try:
+                self._known_floor = data, codec.decode_floor(data)
+            except codec.Unreadable as error:
+                raise self._corrupt("the floor", error) from error
+            except codec.TooNew as error:
+                raise self._too_new("the floor", error) from error
+        return self._known_floor[1]
 
     def raise_floor(self, floor: Floor) -> None:
         """Makes a floor durable."""

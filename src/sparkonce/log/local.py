@@ -12,6 +12,7 @@ from __future__ import annotations
 import errno
 import os
 import re
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
@@ -23,9 +24,9 @@ from sparkonce.log.base import Landed, LogStore, PutUnknownError, Taken
 FOLDER = "sparkonce"
 _DIGITS = 20
 _NAME = re.compile(f"[0-9]{{{_DIGITS}}}")
-_SURELY_NOT_LINKED = frozenset(
-    {errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM, errno.EROFS, errno.EMLINK, errno.ENOTSUP, errno.ENOENT}
-)
+_NO_LINKS = frozenset({errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EXDEV, errno.EMLINK})
+"""What ``link(2)`` says on a file system without hard links, such as vfat, and many that are made by FUSE."""
+_SURELY_NOT_LINKED = _NO_LINKS | {errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EROFS, errno.ENOENT}
 """Errors of ``link(2)`` after which the name surely does not stand. On NFS others may follow a link that was made."""
 
 
@@ -65,6 +66,7 @@ class LocalLogStore(LogStore):
         self._folder = checkpoint / FOLDER
         self._records = self._folder / "records"
         self._floors = self._folder / "floors"
+        self._read_floor = -1, b""
         if self._records.is_dir() and self._floors.is_dir():
             return
         for folder in (self._folder, self._records, self._floors):
@@ -79,15 +81,16 @@ class LocalLogStore(LogStore):
         """See `LogStore.put`."""
         return self._put(self._records, position, data)
 
-    def get(self, position: int) -> bytes | None:
-        """See `LogStore.get`."""
-        try:
-            data = _path(self._records, position).read_bytes()
-        except FileNotFoundError:
-            return None
+    def read(self, position: int) -> Sequence[bytes]:
+        """See `LogStore.read`."""
+        found: list[bytes] = []
+        with suppress(FileNotFoundError):
+            while True:
+                found.append(_path(self._records, position + len(found)).read_bytes())
         # A record may be visible before its name is durable: nobody may act on one that a power cut could take back.
-        sync_folder(self._records)
-        return data
+        if found:
+            sync_folder(self._records)
+        return found
 
     def floor(self) -> bytes | None:
         """See `LogStore.floor`."""
@@ -95,10 +98,13 @@ class LocalLogStore(LogStore):
             newest = max(self._names(self._floors), default=None)
             if newest is None:
                 return None
-            with suppress(FileNotFoundError):  # deleted since, because there is a higher one
-                data = _path(self._floors, newest).read_bytes()
-                sync_folder(self._floors)
-                return data
+            if newest != self._read_floor[0]:
+                with suppress(FileNotFoundError):  # deleted since, because there is a higher one
+                    data = _path(self._floors, newest).read_bytes()
+                    sync_folder(self._floors)
+                    self._read_floor = newest, data
+            if newest == self._read_floor[0]:
+                return self._read_floor[1]
 
     def raise_floor(self, position: int, data: bytes) -> None:
         """See `LogStore.raise_floor`."""
@@ -119,10 +125,12 @@ class LocalLogStore(LogStore):
             try:
                 os.link(temporary, final)
             except FileExistsError:
-                standing = final.read_bytes()
-                sync_folder(folder)
-                return Taken(standing=standing)
+                return _taken(folder, final)
             except OSError as error:
+                if error.errno in _NO_LINKS:
+                    raise OSError(
+                        error.errno, f"{error.strerror}: the log needs a disk with hard links", str(final)
+                    ) from error
                 if error.errno in _SURELY_NOT_LINKED:
                     raise
                 raise PutUnknownError(f"link to {final}: {error}") from error
@@ -135,6 +143,16 @@ class LocalLogStore(LogStore):
     @staticmethod
     def _names(folder: Path) -> list[int]:
         return [int(entry.name) for entry in os.scandir(folder) if _NAME.fullmatch(entry.name)]
+
+
+def _taken(folder: Path, final: Path) -> Taken:
+    """Says what stands at a name. It may be this very put's: NFS sends a link again whose reply was lost."""
+    try:
+        standing = final.read_bytes()
+        sync_folder(folder)
+    except OSError as error:
+        raise PutUnknownError(f"{final} stands already, and could not be read: {error}") from error
+    return Taken(standing=standing)
 
 
 def _path(folder: Path, position: int) -> Path:

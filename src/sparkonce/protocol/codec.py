@@ -16,9 +16,10 @@ from sparkonce.protocol.handles import Handle, Scalar
 from sparkonce.protocol.ownership import Token
 from sparkonce.protocol.plain import number, read_json, text
 from sparkonce.protocol.records import Amend, Claim, Commit, Record, SinkFacts
-from sparkonce.protocol.view import Floor, Run
+from sparkonce.protocol.view import Decision, Floor, Run
 
-FORMAT_VERSION = 1
+FORMATS = {"record": 1, "floor": 2}
+"""The newest format of each kind. A floor without a decision is written in format 1, which older libraries read."""
 _MAGIC = "sparkonce"
 _VERSION = re.compile(r"[0-9]{1,9}")
 
@@ -61,7 +62,11 @@ def encode_floor(floor: Floor) -> bytes:
         {"token": _token(run.token), "query": run.query, "location": run.location, "sinks": _facts(run.sinks)}
         for run in floor.runs
     ]
-    return _seal("floor", {"position": floor.position, "runs": runs})
+    body: dict[str, Any] = {"position": floor.position, "runs": runs}
+    if floor.newest is None:
+        return _seal("floor", body)
+    newest = {"position": floor.newest.position, **_decision(floor.newest)}
+    return _seal("floor", {**body, "newest": newest}, version=2)
 
 
 def decode_floor(data: bytes) -> Floor:
@@ -82,7 +87,9 @@ def decode_floor(data: bytes) -> Floor:
             )
             for run in body["runs"]
         )
-        return Floor(position=_position(body["position"]), runs=runs)
+        newest = body.get("newest")
+        decision = None if newest is None else _to_newest(newest)
+        return Floor(position=_position(body["position"]), runs=runs, newest=decision)
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise Unreadable(f"the floor has not its shape: {error!r}") from error
 
@@ -97,9 +104,9 @@ def decode_handle(line: str) -> Handle:
     return _to_handle(json.loads(line))
 
 
-def _seal(kind: str, body: dict[str, Any]) -> bytes:
+def _seal(kind: str, body: dict[str, Any], version: int = 1) -> bytes:
     written = json.dumps(body, sort_keys=True, separators=(",", ":")).encode()
-    head = f"{_MAGIC} {kind} {FORMAT_VERSION} {_checksum(kind, str(FORMAT_VERSION), written)}\n"
+    head = f"{_MAGIC} {kind} {version} {_checksum(kind, str(version), written)}\n"
     return head.encode() + written
 
 
@@ -112,8 +119,8 @@ def _open(kind: str, data: bytes) -> dict[str, Any]:
     words = head.decode("ascii", "replace").split(" ")
     if not newline or len(words) != 4 or words[:2] != [_MAGIC, kind] or not _VERSION.fullmatch(words[2]):
         raise Unreadable(f"the file does not begin like a {kind} of {_MAGIC}")
-    if int(words[2]) > FORMAT_VERSION:
-        raise TooNew(f"the {kind} has format {words[2]}, and this library reads formats up to {FORMAT_VERSION}")
+    if int(words[2]) > FORMATS[kind]:
+        raise TooNew(f"the {kind} has format {words[2]}, and this library reads formats up to {FORMATS[kind]}")
     if _checksum(kind, words[2], written) != words[3]:
         raise Unreadable(f"the {kind}'s checksum does not match its bytes")
     try:
@@ -205,7 +212,7 @@ def _to_claim(body: dict[str, Any]) -> Claim:
     )
 
 
-def _decision(record: Commit | Amend) -> dict[str, Any]:
+def _decision(record: Commit | Amend | Decision) -> dict[str, Any]:
     return {
         "token": _token(record.token),
         "query": record.query,
@@ -226,6 +233,18 @@ def _to_decision(kind: type[Commit] | type[Amend]) -> Callable[[dict[str, Any]],
         )
 
     return decode
+
+
+def _to_newest(body: dict[str, Any]) -> Decision:
+    said = _to_decision(Commit)(body)
+    return Decision(
+        position=_position(body["position"]),
+        token=said.token,
+        query=said.query,
+        batch=said.batch,
+        offsets=said.offsets,
+        handles=said.handles,
+    )
 
 
 _KINDS: dict[type, str] = {Claim: "claim", Commit: "commit", Amend: "amend"}

@@ -35,6 +35,8 @@ from sparkonce.protocol.view import Decision, LogView, LogViolation
 
 KEEP_BATCHES = 100
 TIDY_EVERY_BATCHES = 20
+KEEP_RECORDS = 1_000
+"""How many records the log may have when a run claims: a query that fails at every start leaves a claim each time."""
 MOST_HEALINGS = 3
 MOST_DOUBTS = 8
 """How often in a row a put's reply may be lost before the run stops and leaves the question to the next one."""
@@ -104,7 +106,10 @@ def _claim_landed(state: State, event: on.PutLanded) -> Step:
         return replace(state, phase=Phase.READING, view=LogView()), do.ReadLog(view=LogView())
     token = Token(event.position, state.claim.nonce)
     view = state.view.apply(event.position, state.claim)
-    return _judge_batch(replace(state, view=view, token=token, putting=None, doubts=0))
+    state = replace(state, view=view, token=token, putting=None, doubts=0)
+    if view.end - view.floor.position > KEEP_RECORDS:
+        return replace(state, phase=Phase.RAISING_FLOOR), do.RaiseFloor(floor=view.raised_to(token))
+    return _judge_batch(state)
 
 
 def _claim_taken(state: State, event: on.PutTaken) -> Step:
@@ -218,7 +223,7 @@ def _prepare_failed(state: State, event: on.PrepareFailed) -> Step:
 def _decision_landed(state: State, event: on.PutLanded) -> Step:
     record = _putting(state)
     if event.position < event.floor.position:
-        return _superseded(state, "its decision fell below the log's floor")
+        return _superseded(state, "its decision fell below the log's floor", event.floor.newest)
     view = state.view.apply(event.position, record)
     state = replace(state, view=view, putting=None, doubts=0)
     decision = view.newest_decision
@@ -232,7 +237,7 @@ def _decision_taken(state: State, event: on.PutTaken) -> Step:
     """Somebody's record stands there. Only if it is this very one, from an earlier put, is the batch decided."""
     if event.standing == state.putting:
         return _decision_landed(state, on.PutLanded(position=event.position, floor=event.floor))
-    return _superseded(state, f"{_describe(event.standing)} stands at position {event.position}")
+    return _superseded(state, f"{_describe(event.standing)} stands at position {event.position}", event.floor.newest)
 
 
 def _decision_unknown(state: State, event: on.PutUnknown) -> Step:
@@ -243,7 +248,7 @@ def _decision_unknown(state: State, event: on.PutUnknown) -> Step:
 def _resolved_against(state: State, event: on.PutLanded) -> Step:
     """The renewal stands where the decision was put: that put can never land. Decide at the next position."""
     if event.position < event.floor.position:
-        return _superseded(state, "its claim fell below the log's floor")
+        return _superseded(state, "its claim fell below the log's floor", event.floor.newest)
     view = state.view.apply(event.position, _renewal(state))
     state = replace(state, view=view, phase=Phase.DECIDING)
     return state, do.Put(position=view.end, record=_putting(state))
@@ -392,21 +397,28 @@ def _floor_raised(state: State, event: on.FloorRaised) -> Step:
 
 
 def _tidied(state: State, _event: on.Deleted) -> Step:
-    return _done(state)
+    """Goes on where the floor was raised: behind a batch, whose plan has run then, or before the run's first one."""
+    return _done(state) if state.replayed else _judge_batch(state)
 
 
 def _done(state: State) -> Step:
-    return replace(state, phase=Phase.IDLE, batch=None, decided=None), do.Done(batch=_batch(state).number)
+    idle = replace(state, phase=Phase.IDLE, batch=None, decided=None, view=state.view.without_handles())
+    return idle, do.Done(batch=_batch(state).number)
 
 
 # --- stopping -------------------------------------------------------------------------------------------------------
 
 
-def _superseded(state: State, why: str) -> Step:
-    """Aborts this run's own exact handles, if no decision names them, and stops."""
+def _superseded(state: State, why: str, carried: Decision | None = None) -> Step:
+    """Aborts this run's own exact handles, if no decision names them, and stops.
+
+    A decision of this run that has fallen below the floor is void if it landed there after the floor was raised. If it
+    landed before, the floor carries it, or what it named is finished.
+    """
     verdict = do.Stop(reason=StopReason.SUPERSEDED, message=f"a newer run has claimed the query: {why}")
     handles = () if state.putting is None or isinstance(state.putting, Claim) else state.putting.handles
-    return _abort(state, _new(state, handles), verdict)
+    named = frozenset(carried.handles) if carried is not None else frozenset()
+    return _abort(state, tuple(handle for handle in _new(state, handles) if handle not in named), verdict)
 
 
 def _abort(state: State, handles: tuple[Handle, ...], verdict: do.Stop) -> Step:

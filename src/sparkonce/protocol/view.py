@@ -39,10 +39,17 @@ class Decision:
 
 @dataclass(frozen=True, slots=True)
 class Floor:
-    """Everything below ``position`` is void. ``runs`` are those that had claimed by then, newest last."""
+    """Everything below ``position`` is void.
+
+    Attributes:
+        position: The first record that counts.
+        runs: Those that had claimed by then, newest last.
+        newest: The newest decision by then, with its handles, where no decision was kept above.
+    """
 
     position: int = 0
     runs: tuple[Run, ...] = ()
+    newest: Decision | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +60,7 @@ class LogView:
         floor: The durable floor that was read before the records.
         end: The position directly after the last record read.
         runs: All known runs, newest last.
-        decisions: Decided batches at or above the floor, oldest first.
+        decisions: Decided batches at or above the floor, and the one that the floor carries, oldest first.
         claims_in_a_row: Claims since the last decision: drivers that depose each other show here.
     """
 
@@ -66,7 +73,7 @@ class LogView:
     @classmethod
     def at(cls, floor: Floor) -> LogView:
         """The view of a reader that starts at a floor."""
-        return cls(floor=floor, end=floor.position, runs=floor.runs)
+        return cls(floor=floor, end=floor.position, runs=floor.runs, decisions=(floor.newest,) if floor.newest else ())
 
     @property
     def newest_run(self) -> Run | None:
@@ -127,11 +134,23 @@ class LogView:
         return replace(self, end=position + 1, decisions=(*kept, decision), claims_in_a_row=0)
 
     def raised(self, keep_batches: int) -> Floor:
-        """The floor that keeps the last so many decided batches."""
+        """Returns the floor that keeps the last so many decided batches."""
         position = self.decisions[-keep_batches:][0].position
         return Floor(position=position, runs=tuple(run for run in self.runs if run.token.position < position))
 
+    def raised_to(self, token: Token) -> Floor:
+        """Returns the floor at a run's claim: all before it is void but for the newest decision, which it carries."""
+        earlier = tuple(run for run in self.runs if run.token < token)
+        return Floor(position=token.position, runs=earlier, newest=self.newest_decision)
+
     def above(self, floor: Floor) -> LogView:
-        """The view without what lies below a newer floor."""
+        """Returns the view without what lies below a newer floor."""
         kept = tuple(decision for decision in self.decisions if decision.position >= floor.position)
+        if floor.newest is not None and all(decision.batch != floor.newest.batch for decision in kept):
+            kept = (floor.newest, *kept)
         return replace(self, floor=floor, decisions=kept)
+
+    def without_handles(self) -> LogView:
+        """Returns the view with the handles of its newest decision alone: a run never finishes an older one."""
+        older = tuple(replace(decision, handles=()) for decision in self.decisions[:-1])
+        return replace(self, decisions=(*older, *self.decisions[-1:]))

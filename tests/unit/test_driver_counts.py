@@ -1,0 +1,149 @@
+"""What a query that goes on for long, or fails for long, leaves behind and counts up: ten thousand of each."""
+
+from __future__ import annotations
+
+import gc
+import tracemalloc
+from pathlib import Path
+
+import pytest
+
+from sparkonce.driver import run as run_module
+from sparkonce.log.base import Landed, LogStore, Taken
+from sparkonce.protocol import coordinator
+from sparkonce.protocol.codec import encode_record
+from sparkonce.protocol.outcomes import Finished, Outcome
+from sparkonce.protocol.records import Claim
+from sparkonce.protocol.state import Phase
+from unit.driver_world import QUERY, Clock, World, numbers
+
+MANY = 10_000
+
+
+class InMemory(LogStore):
+    """A log without a disk: as correct, and quick."""
+
+    def __init__(self, location: str) -> None:
+        self._location = location
+        self.records: dict[int, bytes] = {}
+        self.floors: dict[int, bytes] = {}
+
+    @property
+    def location(self) -> str:
+        return self._location
+
+    def put(self, position: int, data: bytes) -> Landed | Taken:
+        standing = self.records.setdefault(position, data)
+        return Landed() if standing is data else Taken(standing=standing)
+
+    def read(self, position: int) -> list[bytes]:
+        end = position
+        while end in self.records:
+            end += 1
+        return [self.records[place] for place in range(position, end)]
+
+    def floor(self) -> bytes | None:
+        return self.floors[max(self.floors)] if self.floors else None
+
+    def raise_floor(self, position: int, data: bytes) -> None:
+        self.floors.setdefault(position, data)
+
+    def delete_below(self, position: int) -> None:
+        for place in [place for place in self.records if place < position]:
+            del self.records[place]
+        for place in [place for place in self.floors if place < max(self.floors)]:
+            del self.floors[place]
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr(run_module, "time", clock)
+    return clock
+
+
+@pytest.fixture
+def world(tmp_path: Path, clock: Clock) -> World:
+    world = World(tmp_path)
+    world.store = InMemory(str(tmp_path))
+    return world
+
+
+def claims(world: World, count: int) -> None:
+    """Puts what so many runs leave that claim, and fail before they decide anything."""
+    assert isinstance(world.store, InMemory)
+    end = max(world.store.records, default=-1) + 1
+    for position in range(end, end + count):
+        claim = Claim(nonce=f"{position:08x}", run=f"run {position}", query=QUERY, location=world.store.location)
+        world.store.records[position] = encode_record(claim, at_ms=0)
+
+
+def test_a_query_that_has_failed_for_a_night_starts_again(world: World, clock: Clock) -> None:
+    world.run(world.start(), 0)
+    claims(world, MANY)
+    world.run(world.start(), 1, 2)
+    assert world.visible() == numbers(0, 1, 2)
+    assert sum(clock.slept) <= 30.0
+    assert isinstance(world.store, InMemory)
+    assert sorted(world.store.records) == [MANY + 2, MANY + 3, MANY + 4], "its claim, and two decisions"
+    world.run(world.start(), 2, 3)
+    assert world.visible() == numbers(0, 1, 2, 3)
+
+
+def test_a_log_of_failures_does_not_grow(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(coordinator, "KEEP_RECORDS", 20)
+    world.run(world.start(), 0)
+    assert isinstance(world.store, InMemory)
+    for _ in range(MANY // 10):
+        world.crash(1, Phase.WRITING)
+        assert len(world.store.records) <= 22
+        assert len(world.store.floors) <= 1
+    world.run(world.start(), 1)
+    assert (world.visible(), world.unfinished()) == (numbers(0, 1), [])
+
+
+def test_a_batch_that_was_decided_before_a_night_of_failures_is_finished(world: World) -> None:
+    """The floor carries it, with its handles."""
+    world.run(world.start(), 0)
+    world.crash(1, Phase.FINISHING)
+    claims(world, MANY)
+    world.crash(1, Phase.TIDYING)
+    world.crash(1, Phase.FINISHING)
+    assert world.visible() == numbers(0)
+    assert world.run(world.start(), 1)[0].recovered
+    assert (world.visible(), world.unfinished()) == (numbers(0, 1), [])
+
+
+def test_a_commit_is_asked_for_thousands_of_times(world: World, clock: Clock) -> None:
+    world.server.fail("commit", *[Finished(outcome=Outcome.RETRY)] * MANY)
+    driver = world.start(deadline_s=10.0 * MANY)
+    world.run(driver, 0)
+    assert world.visible() == numbers(0)
+    assert max(clock.slept) <= 2.0
+
+
+@pytest.mark.parametrize("batches", [1_000, pytest.param(MANY, marks=pytest.mark.slow)])
+def test_a_run_of_many_batches_keeps_what_a_short_one_keeps(world: World, batches: int) -> None:
+    """What the log, the driver and the protocol hold is measured, without what the server in memory holds."""
+
+    def held() -> int:
+        gc.collect()
+        ours = [tracemalloc.Filter(True, f"*/sparkonce/{part}/*") for part in ("driver", "log", "protocol")]
+        return sum(one.size for one in tracemalloc.take_snapshot().filter_traces(ours).statistics("filename"))
+
+    driver = world.start()
+    tracemalloc.start()
+    try:
+        world.run(driver, *range(300))
+        before = held()
+        world.run(driver, *range(300, batches))
+        assert held() < 1.2 * before
+    finally:
+        tracemalloc.stop()
+    assert isinstance(world.store, InMemory)
+    assert len(world.store.records) <= coordinator.KEEP_BATCHES + coordinator.TIDY_EVERY_BATCHES
+    assert len(world.store.floors) == 1
+    named = [bool(decision.handles) for decision in driver.state.view.decisions]
+    assert named == [False] * (len(named) - 1) + [True], "no run finishes an older one than the newest"
+    world.run(world.start(), batches)
+    assert len(world.visible()) == len(numbers(*range(batches + 1)))
