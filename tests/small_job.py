@@ -137,7 +137,10 @@ class _Work:
         self._sinks, self._rows, self._batch, self._slots, self._at_once = sinks, rows, batch, slots, at_once
 
     def write(
-        self, sinks: Mapping[str, Owner], only: frozenset[tuple[str, int]] | None
+        self,
+        sinks: Mapping[str, Owner],
+        only: frozenset[tuple[str, int]] | None,
+        computed: Callable[[], None] | None = None,
     ) -> tuple[Sequence[Handle], bool]:
         def write(slot: int) -> Sequence[Handle]:
             rows = self._rows(self._batch, slot)

@@ -189,7 +189,10 @@ class _Work:
         self._batch = batch
 
     def write(
-        self, sinks: Mapping[str, Owner], only: frozenset[tuple[str, int]] | None
+        self,
+        sinks: Mapping[str, Owner],
+        only: frozenset[tuple[str, int]] | None,
+        computed: Callable[[], None] | None = None,
     ) -> tuple[Sequence[Handle], bool]:
         columns = tuple(self._sink.columns(self._rows(0, 1).schema))
         parts = tuple(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -129,7 +129,10 @@ class Work:
         self.into_nothing = 0
 
     def write(
-        self, sinks: Mapping[str, Owner], only: frozenset[tuple[str, int]] | None
+        self,
+        sinks: Mapping[str, Owner],
+        only: frozenset[tuple[str, int]] | None,
+        computed: Callable[[], None] | None = None,
     ) -> tuple[Sequence[Handle], bool]:
         handles: list[Handle] = []
         for name, owner in sinks.items():

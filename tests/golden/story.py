@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from zlib import crc32
 
@@ -109,7 +109,10 @@ class Work:
         self._sinks, self._parts, self._batch = sinks, parts, batch
 
     def write(
-        self, sinks: Mapping[str, Owner], only: frozenset[tuple[str, int]] | None
+        self,
+        sinks: Mapping[str, Owner],
+        only: frozenset[tuple[str, int]] | None,
+        computed: Callable[[], None] | None = None,
     ) -> tuple[Sequence[Handle], bool]:
         handles: list[Handle] = []
         for name, owner in sinks.items():

@@ -182,7 +182,10 @@ class Work:
         self._cluster.simulation.stop_here()
 
     def write(
-        self, sinks: Mapping[str, Owner], only: frozenset[tuple[str, int]] | None
+        self,
+        sinks: Mapping[str, Owner],
+        only: frozenset[tuple[str, int]] | None,
+        computed: Callable[[], None] | None = None,
     ) -> tuple[Sequence[Handle], bool]:
         """Each slot is a task of which Spark may start several copies; it takes the first that is done."""
         simulation = self._cluster.simulation

@@ -101,10 +101,16 @@ def test_rows_of_an_aborted_transaction_are_read_only_if_that_is_asked_for(
     assert numbers(dirty, tmp_path) == [0, 1, 1000]
 
 
-def test_batches_are_bounded(spark: SparkSession, kafka: Cluster, tmp_path: Path) -> None:
+@pytest.mark.parametrize("said", [{"max_offsets_per_trigger": 4}, {}], ids=["said", "default"])
+def test_batches_are_bounded(
+    spark: SparkSession, kafka: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: Mapping[str, Any]
+) -> None:
+    defaults = read_kafka.__kwdefaults__
+    assert defaults["max_offsets_per_trigger"] == 1_000_000
+    monkeypatch.setitem(defaults, "max_offsets_per_trigger", 4)
     topic = filled_topic(kafka.bootstrap)
     sizes: list[int] = []
-    stream = reader(spark, kafka, topics=topic, max_offsets_per_trigger=4)
+    stream = reader(spark, kafka, topics=topic, **said)
     writer = stream.writeStream.foreachBatch(lambda rows, _: sizes.append(rows.count()))
     query = writer.option("checkpointLocation", str(tmp_path)).trigger(availableNow=True).start()
     assert query.awaitTermination(int(LIMIT_S))

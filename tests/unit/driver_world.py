@@ -112,13 +112,21 @@ class Work:
         self.loser = False
         self.before: Callable[[], object] = lambda: None
         self.after: Callable[[], object] = lambda: None
+        self.computing: Callable[[], object] = lambda: None
+        """What happens while rows are computed: before the first transaction is opened, or, as usual, behind it."""
+        self.first: list[bool] = []
+        """Of each write, whether all rows were computed first."""
         self.written: list[tuple[tuple[str, ...], frozenset[tuple[str, int]] | None]] = []
         self.into_nothing = 0
 
     def write(
-        self, sinks: Mapping[str, Owner], only: frozenset[tuple[str, int]] | None
+        self,
+        sinks: Mapping[str, Owner],
+        only: frozenset[tuple[str, int]] | None,
+        computed: Callable[[], None] | None = None,
     ) -> tuple[Sequence[Handle], bool]:
         self.written.append((tuple(sinks), only))
+        self.first.append(computed is not None)
         order = self.orders.pop(0) if len(self.orders) > 1 else (self.orders or [list(range(self.slots))])[0]
         self.before()
         parts = tuple(
@@ -128,10 +136,15 @@ class Work:
         task = SlotTask(batch=self.batch, sinks=parts, only=only)
         handles: list[Handle] = []
         slots = [self._rows(order[slot]) for slot in range(self.slots)]
+        if computed is not None:
+            self.computing()
+            computed()
         for slot, rows in enumerate([list(chain(*slots))] if self.together else slots):
             handles += write_slot(rows, task, slot=slot, copy=f"1.{slot}.0")
             if self.loser:
                 write_slot(rows, task, slot=slot, copy=f"1.{slot + 100}.1")
+            if slot == 0 and computed is None:
+                self.computing()
         self.after()
         return handles, self.loser
 

@@ -4,11 +4,14 @@ import logging
 import shutil
 import threading
 from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from sparkonce import errors
+from sparkonce import executor as executor_module
 from sparkonce.driver import run as run_module
 from sparkonce.executor import write_slot
 from sparkonce.guarantees import Guarantee
@@ -40,6 +43,7 @@ from unit.driver_world import (
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
     monkeypatch.setattr(run_module, "time", clock)
+    monkeypatch.setattr(executor_module, "time", clock)
     return clock
 
 
@@ -524,7 +528,91 @@ def test_a_batch_that_took_longer_than_its_transactions_may_live_is_not_decided(
     with pytest.raises(errors.TransactionTooOldError, match="timeout is 60 s") as caught:
         driver.run_batch(asked(0), work)
     assert "transaction.timeout.ms" in caught.value.next_step
+    assert work.first == [False, True]
     assert (world.visible(), world.unfinished(), world.kinds()) == ([], [], ["Claim"])
+
+
+def test_a_batch_that_outlasts_its_transactions_is_computed_first_and_then_written(
+    world: World, clock: Clock, caplog: pytest.LogCaptureFixture
+) -> None:
+    world.timeouts_s["memory"] = 60.0
+    driver, work = world.start(), world.work(0)
+    work.computing = lambda: clock.pass_by(600.0)
+    driver.run_batch(asked(0), work)
+    assert (work.first, world.visible(), world.unfinished()) == ([False, True], numbers(0), [])
+    assert "took 600 s, and transactions of sink memory live 60 s" in caplog.text
+
+
+def test_a_batch_whose_transactions_were_lost_meanwhile_is_computed_first_too(world: World, clock: Clock) -> None:
+    """The server fences the writers of what it has aborted: the batch fails, and does not end with old handles."""
+    world.timeouts_s["memory"] = 60.0
+    driver, work = world.start(), world.work(0)
+
+    def computing() -> None:
+        clock.pass_by(600.0)
+        if not work.first[-1]:
+            raise errors.PrepareError("transactional producer fenced by newer producer instance")
+
+    work.computing = computing
+    driver.run_batch(asked(0), work)
+    assert (work.first, world.visible(), world.unfinished()) == ([False, True], numbers(0), [])
+
+
+def test_a_batch_that_nothing_shortens_says_what_it_took_and_how_long_its_transactions_live(
+    world: World, clock: Clock
+) -> None:
+    world.timeouts_s["memory"] = 60.0
+    driver, work = world.start(), world.work(0)
+
+    def fail() -> None:
+        clock.pass_by(90.0)
+        raise errors.PrepareError("transactional producer fenced by newer producer instance")
+
+    work.after = fail
+    with pytest.raises(errors.TransactionTooOldError, match=r"took 90 s, and 90 s with all rows computed.* live 60 s"):
+        driver.run_batch(asked(0), work)
+    assert (work.first, world.visible(), world.unfinished()) == ([False, True], [], [])
+
+
+@pytest.mark.parametrize("stopped", [True, False])
+def test_a_batch_that_fails_early_or_is_stopped_is_not_written_again(world: World, clock: Clock, stopped: bool) -> None:
+    world.timeouts_s["memory"] = 60.0
+    driver, work = world.start(), world.work(0)
+
+    def fail() -> None:
+        clock.pass_by(90.0 if stopped else 59.0)
+        raise errors.PrepareError("no", stopped=stopped)
+
+    work.computing = fail
+    with pytest.raises(errors.PrepareError, match="no"):
+        driver.run_batch(asked(0), work)
+    assert work.first == [False]
+
+
+def test_batches_as_long_as_the_last_one_are_computed_first_at_once(world: World, clock: Clock) -> None:
+    world.timeouts_s["memory"] = 60.0
+    driver = world.start()
+    took = []
+    for batch, seconds in enumerate((29.0, 40.0, 40.0, 5.0, 5.0)):
+        work = world.work(batch)
+        work.computing = partial(clock.pass_by, seconds)
+        driver.run_batch(asked(batch), work)
+        took.append(work.first)
+    assert took == [[False], [False], [True], [True], [False]]
+
+
+def test_a_batch_is_expected_to_take_as_long_as_its_rows_do(world: World, clock: Clock) -> None:
+    world.timeouts_s["memory"] = 60.0
+    driver = world.start()
+    work = world.work(0)
+    driver.run_batch(asked(0), work)
+    work = world.work(1)
+    work.computing = lambda: clock.pass_by(10.0)
+    driver.run_batch(asked(1), work)
+    ten_times = replace(asked(2), offsets=('{"t":{"0":11}}',))
+    work = world.work(2)
+    driver.run_batch(ten_times, work)
+    assert work.first == [True]
 
 
 def test_a_batch_that_is_just_in_time_is_decided(world: World, clock: Clock) -> None:

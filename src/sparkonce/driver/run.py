@@ -12,10 +12,12 @@ import uuid
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Protocol
 
 from sparkonce import errors
+from sparkonce.driver.ages import Life, Pace, offsets_between, shortest_life, too_old
 from sparkonce.driver.positions import PositionReporter, Positions
 from sparkonce.driver.progress import BatchProgress, Stopwatch, rows_by_sink
 from sparkonce.driver.replay import as_recorded, found_again, where_lost
@@ -47,13 +49,17 @@ class BatchWork(Protocol):
     """What the engine can do with a batch's plan."""
 
     def write(
-        self, sinks: Mapping[str, Owner], only: frozenset[tuple[str, int]] | None
+        self,
+        sinks: Mapping[str, Owner],
+        only: frozenset[tuple[str, int]] | None,
+        computed: Callable[[], None] | None = None,
     ) -> tuple[Sequence[Handle], bool]:
         """Runs the plan and prepares every slot.
 
         Args:
             sinks: The sinks to write to, by name, each with the run as it is to know it.
             only: See `effects.Write.only`.
+            computed: If given, all rows are computed and kept first; it is called before the first transaction opens.
 
         Returns:
             The handles, and whether a copy may have lost: a task or its whole stage tried again, a speculative task.
@@ -114,6 +120,8 @@ class RunDriver:
         self._at_work = threading.RLock()
         self._positions = Positions(reporters)
         self._sources: tuple[str, ...] = ()
+        self._pace = Pace()
+        self._rows_asked: int | None = None
         self._cause: BaseException | None = None
         self._loser_possible = False
         self._generations: dict[str, int] = {}
@@ -164,6 +172,7 @@ class RunDriver:
         handles: tuple[Handle, ...] = ()
         recovered, healed = False, 0
         self._sources = asked.offsets
+        self._rows_asked = offsets_between(asked.previous_offsets, asked.offsets)
         try:
             self.state, effect = step(self.state, asked)
             while not isinstance(effect, do.Done | do.Stop):
@@ -295,23 +304,65 @@ class RunDriver:
     def _write(self, effect: do.Write, work: BatchWork) -> on.Event:
         if not effect.sinks:
             return on.Prepared(handles=())
+        began, life = time.monotonic(), shortest_life(effect.sinks, self._sinks, self._facts)
+        computed_first = life is not None and self._pace.expected_s(self._rows_asked) * 2 > life.seconds
+        event = self._prepare(effect, work, computed_first=computed_first)
+        took_s = time.monotonic() - began
+        if life is not None and _outlived(event, took_s, life) and not computed_first:
+            event = self._prepare_quickly(effect, work, event, took_s, life)
+        if life is not None:
+            self._pace.note(time.monotonic() - began, self._rows_asked)
+        return event
+
+    def _prepare_quickly(
+        self, effect: do.Write, work: BatchWork, event: on.Event, took_s: float, life: Life
+    ) -> on.Event:
+        """Writes once more a batch that took longer than its transactions live, all rows computed before the first."""
+        logger.warning(
+            "preparing the batch took %.0f s, and transactions of sink %s live %.0f s: what it wrote is undone, and it "
+            "is written again, with all rows computed and kept on the executors' disks first",
+            took_s,
+            life.sink,
+            life.seconds,
+        )
+        self._loser_possible = True
+        if isinstance(event, on.Prepared):
+            self._abort(tuple(handle for handle in event.handles if handle.transaction))
         began = time.monotonic()
+        event = self._prepare(effect, work, computed_first=True)
+        again_s = time.monotonic() - began
+        if isinstance(event, on.PrepareFailed) and again_s >= life.seconds:
+            late = f"it took {took_s:.0f} s, and {again_s:.0f} s with all rows computed first"
+            return replace(event, too_old=f"{late}; transactions of sink {life.sink} live {life.seconds:.0f} s")
+        return event
+
+    def _prepare(self, effect: do.Write, work: BatchWork, *, computed_first: bool) -> on.Event:
+        """Runs the plan once and prepares every slot."""
+        opened = time.monotonic()
+
+        def computed() -> None:
+            nonlocal opened
+            opened = time.monotonic()
+
+        write = partial(work.write, computed=computed if computed_first else None)
         try:
             if effect.only is None:
-                handles, loser_possible = work.write(self._owners(effect.sinks), None)
+                handles, loser_possible = write(self._owners(effect.sinks), None)
             else:
-                handles, loser_possible = self._write_lost(effect.only, effect.sinks, work)
+                handles, loser_possible = self._write_lost(effect.only, effect.sinks, write)
         except Exception as error:  # noqa: BLE001 - whatever the engine raises, the batch is not prepared
             self._cause = error
             reason = error.message if isinstance(error, errors.PrepareError) else _first_line(error)
-            return on.PrepareFailed(reason=reason)
+            stopped = isinstance(error, errors.SparkonceError) and bool(error.details.get("stopped"))
+            return on.PrepareFailed(reason=reason, stopped=stopped)
         self._loser_possible |= loser_possible
         wrong = check_handles(handles, effect.sinks)
         if wrong:
             return on.PrepareFailed(reason=wrong)
         if reason := self._objection(effect.sinks) or self._positions.before_decision(handles, self._sources):
             return on.PrepareFailed(reason=reason)
-        return on.Prepared(handles=tuple(handles), too_old=self._too_old(handles, began))
+        late = too_old(handles, time.monotonic() - opened, time.time(), self._sinks, self._facts)
+        return on.Prepared(handles=tuple(handles), too_old=late)
 
     def _objection(self, written: Sequence[str]) -> str:
         """What a sink has against the decision; empty if none has anything. An error counts as an objection."""
@@ -327,34 +378,23 @@ class RunDriver:
             return _first_line(error)
 
     def _write_lost(
-        self, lost: frozenset[tuple[str, int]], sinks: Sequence[str], work: BatchWork
+        self,
+        lost: frozenset[tuple[str, int]],
+        sinks: Sequence[str],
+        write: Callable[[Mapping[str, Owner], frozenset[tuple[str, int]]], tuple[Sequence[Handle], bool]],
     ) -> tuple[Sequence[Handle], bool]:
         """Writes the lost slots of a decided batch, wherever the replay has their rows."""
         recorded = self.state.decided.handles if self.state.decided is not None else ()
-        handles, loser_possible = work.write(self._owners(sinks), lost)
+        handles, loser_possible = write(self._owners(sinks), lost)
         there = where_lost(lost, recorded, handles)
         if there is not None and there != lost:
             logger.info("the slots of the replay are other ones: writing %s for %s", sorted(there), sorted(lost))
             self._abort(tuple(handle for handle in handles if handle.transaction))
-            handles, again = work.write(self._owners(sinks), there)
+            handles, again = write(self._owners(sinks), there)
             loser_possible |= again
             if where_lost(lost, recorded, handles) not in (there, None):
                 raise errors.PrepareError("the batch's slots came in another order each time it was run")
         return as_recorded(handles, found_again(recorded, handles)), loser_possible
-
-    def _too_old(self, handles: Sequence[Handle], began: float) -> str:
-        """Says so if a transaction may be older than it may live: at most as old as the write, whatever the clocks."""
-        for handle in handles:
-            timeout_s = self._sinks[handle.sink].transaction_timeout_s(self._facts(handle.sink))
-            if timeout_s is None or not handle.transaction:
-                continue
-            age_s = min(time.monotonic() - began, time.time() - handle.opened_ms / 1000)
-            if age_s >= timeout_s:
-                return (
-                    f"the transaction of slot {handle.slot} of sink {handle.sink} is {age_s:.0f} s old, and its "
-                    f"timeout is {timeout_s:.0f} s"
-                )
-        return ""
 
     def _finish(self, effect: do.Finish) -> on.Event:
         if effect.attempt == 0:
@@ -541,6 +581,13 @@ _LONGEST_BACK_OFF_S = 30.0
 _FIRST_RETRY_S = 0.02
 _LONGEST_RETRY_S = 2.0
 _NOT_FINAL = frozenset({Outcome.RETRY, Outcome.UNKNOWN})
+
+
+def _outlived(event: on.Event, took_s: float, life: Life) -> bool:
+    """Whether a batch was not prepared, and it may be because its transactions were lost to their age meanwhile."""
+    if isinstance(event, on.Prepared):
+        return bool(event.too_old)
+    return isinstance(event, on.PrepareFailed) and not event.stopped and took_s >= life.seconds
 
 
 def _doubled(first_s: float, times: int, longest_s: float) -> float:

@@ -22,8 +22,10 @@ _ERRORS: dict[do.StopReason, tuple[type[errors.SparkonceError], str]] = {
     do.StopReason.PREPARE_FAILED: (errors.PrepareError, "remove the cause and start the query again; no row is lost."),
     do.StopReason.TOO_OLD: (
         errors.TransactionTooOldError,
-        "make batches smaller (maxOffsetsPerTrigger), or raise transaction.timeout.ms and the broker's "
-        "transaction.max.timeout.ms.",
+        "let transactions live longer than the batch takes to be written (Kafka: transaction.timeout.ms, and the "
+        "broker's transaction.max.timeout.ms), or give it more cores, and start the query again. Smaller batches "
+        "(maxOffsetsPerTrigger) help from the next batch on: Spark repeats this one with the offsets that it has "
+        "recorded. To take it apart see the documentation, Operations.",
     ),
     do.StopReason.UNKNOWN: (
         errors.UnknownOutcomeError,

@@ -216,8 +216,10 @@ def _decide(state: State, kind: type[Commit] | type[Amend], handles: tuple[Handl
 
 def _prepare_failed(state: State, event: on.PrepareFailed) -> Step:
     """Rule 7. Which slots had prepared is not known here, so the run's whole open remainder is swept."""
-    state = replace(state, verdict=do.Stop(reason=StopReason.PREPARE_FAILED, message=event.reason))
-    return replace(state, phase=Phase.ABORTING), do.Sweep(runs=_own(state), best_effort=True)
+    reason = StopReason.TOO_OLD if event.too_old else StopReason.PREPARE_FAILED
+    message = f"{event.too_old}: {event.reason}" if event.too_old else event.reason
+    state = replace(state, phase=Phase.ABORTING, verdict=do.Stop(reason=reason, message=message))
+    return state, do.Sweep(runs=_own(state), best_effort=True)
 
 
 def _decision_landed(state: State, event: on.PutLanded) -> Step:

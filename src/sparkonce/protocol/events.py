@@ -86,9 +86,17 @@ class Prepared:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PrepareFailed:
-    """At least one slot could not prepare."""
+    """At least one slot could not prepare.
+
+    Attributes:
+        reason: Why.
+        too_old: Not empty if it may be because transactions grew older than the system lets them live: says so.
+        stopped: Whether the query was stopped by the user.
+    """
 
     reason: str
+    too_old: str = ""
+    stopped: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

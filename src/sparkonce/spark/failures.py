@@ -43,7 +43,7 @@ def short_error(error: BaseException) -> PrepareError:
     text = str(error)
     if _INTERRUPTED.search(text) and _TASK_FAILED not in text and not _python_errors(text):
         logger.debug("a batch's job was stopped", exc_info=error)
-        return PrepareError(f"the query was stopped in the middle of a batch ({_STOPPED})")
+        return PrepareError(f"the query was stopped in the middle of a batch ({_STOPPED})", stopped=True)
     logger.error("a batch's job failed", exc_info=error)
     return PrepareError(root_cause(error))
 

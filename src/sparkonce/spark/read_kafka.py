@@ -28,6 +28,10 @@ _OURS: Mapping[str, str] = {
 """Spark's options that have an argument here, in lower case, as Spark compares them."""
 
 
+MAX_OFFSETS_PER_TRIGGER = 1_000_000
+"""By default a batch has no more. At 5,000 rows a second it takes three minutes, of the fifteen a transaction lives."""
+
+
 def read_kafka(
     spark: SparkSession,
     settings: Mapping[str, Any],
@@ -37,7 +41,7 @@ def read_kafka(
     partitions: Mapping[str, Sequence[int]] | None = None,
     starting: Starting = "earliest",
     isolation_level: str = "read_committed",
-    max_offsets_per_trigger: int | None = None,
+    max_offsets_per_trigger: int | None = MAX_OFFSETS_PER_TRIGGER,
     fail_on_data_loss: bool = True,
     headers: bool = False,
     options: Mapping[str, Any] | None = None,
@@ -56,8 +60,9 @@ def read_kafka(
             runs go on from the checkpoint. Partitions that appear later are read from their beginning.
         isolation_level: ``read_committed``, or ``read_uncommitted``, which also reads rows of transactions that are
             aborted: Kafka's own default.
-        max_offsets_per_trigger: At most so many offsets a batch, over all partitions. It bounds a batch's time, which
-            must stay below ``transaction.timeout.ms``, also when a query has much to catch up with.
+        max_offsets_per_trigger: At most so many offsets a batch, over all partitions; None: as many as there are. It
+            bounds a batch's time, also when a query has much to catch up with: transactions live for
+            ``transaction.timeout.ms`` only, and a batch that is planned is repeated as it is.
         fail_on_data_loss: Whether the query stops when offsets that it has not read yet are gone. False reads on
             and loses rows.
         headers: Whether there is a column ``headers``.

@@ -7,10 +7,10 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from functools import partial
-from typing import TypeAlias
+from typing import TypeAlias, TypeVar
 
 import pyarrow as pa
-from pyspark import StatusTracker, TaskContext, inheritable_thread_target
+from pyspark import StatusTracker, StorageLevel, TaskContext, inheritable_thread_target
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - as everybody writes it
 from pyspark.sql.pandas.types import to_arrow_schema
@@ -39,6 +39,9 @@ _NEWEST_JOBS = 200
 _ENDED = frozenset({"SUCCEEDED", "FAILED"})
 _Written: TypeAlias = tuple[Sequence[Handle], bool]
 """What a job wrote, and whether a copy of one of its slots may have lost."""
+_Planned: TypeAlias = tuple[DataFrame, Sequence[SinkTask]]
+"""The rows of a job, and the sinks that it writes them to."""
+_Answer = TypeVar("_Answer")
 _OUTPUT = pa.schema([("handle", pa.string()), ("stage", pa.int32()), ("attempt", pa.int32())])
 
 
@@ -51,7 +54,10 @@ class SparkWork:
         self._shares = shares
 
     def write(
-        self, sinks: Mapping[str, Owner], only: frozenset[tuple[str, int]] | None
+        self,
+        sinks: Mapping[str, Owner],
+        only: frozenset[tuple[str, int]] | None,
+        computed: Callable[[], None] | None = None,
     ) -> tuple[Sequence[Handle], bool]:
         """Runs the plan, with one Spark job for each view, all at once; raises `PrepareError` if a task gives up."""
         asked = [share for share in self._shares if share.sinks.keys() & sinks.keys()]
@@ -60,8 +66,12 @@ class SparkWork:
         self._bound_arrow_batches()
         try:
             with computed_once(self._df, asked) as batch:
-                jobs = [partial(self._write_share, share, share.of(batch), sinks, only) for share in asked]
-                written = self._run(jobs)
+                planned = [self._plan(share, share.of(batch), sinks) for share in asked]
+                if computed is not None:
+                    keep = [partial(rows.localCheckpoint, storageLevel=StorageLevel.DISK_ONLY) for rows, _ in planned]
+                    planned = [(rows, tasks) for rows, (_, tasks) in zip(self._run(keep), planned, strict=True)]
+                    computed()
+                written = self._run([partial(self._write_rows, rows, tasks, only) for rows, tasks in planned])
         except Exception as error:
             if any(sink.guarantee is Guarantee.EXACTLY_ONCE for share in asked for sink in share.sinks.values()):
                 self._let_tasks_end()
@@ -70,7 +80,7 @@ class SparkWork:
             raise short_error(error) from None
         return [handle for handles, _ in written for handle in handles], any(again for _, again in written)
 
-    def _run(self, jobs: Sequence[Callable[[], _Written]]) -> Sequence[_Written]:
+    def _run(self, jobs: Sequence[Callable[[], _Answer]]) -> Sequence[_Answer]:
         """Runs the jobs side by side, and raises the first error once all have ended: no writer is then at work."""
         if len(jobs) == 1:
             return [jobs[0]()]
@@ -119,9 +129,8 @@ class SparkWork:
             # There may be no Spark any more. The job's own error is the one to tell.
             logger.debug("nobody knows which tasks of batch %d still run", self._batch, exc_info=True)
 
-    def _write_share(
-        self, share: Share, df: DataFrame, sinks: Mapping[str, Owner], only: frozenset[tuple[str, int]] | None
-    ) -> _Written:
+    def _plan(self, share: Share, df: DataFrame, sinks: Mapping[str, Owner]) -> _Planned:
+        """What is written of a view, with a fingerprint for each sink, and where."""
         schema = to_arrow_schema(df.schema)
         tasks, selected = [], []
         for number, name in enumerate(name for name in sinks if name in share.sinks):
@@ -133,7 +142,11 @@ class SparkWork:
             selected.append(row_hash(columns).alias(fingerprint))
             tasks.append(SinkTask(sink=sink, owner=sinks[name], columns=columns, fingerprint=fingerprint))
         needed = {column: None for task in tasks for column in task.columns}
-        rows = df.select(*[F.col(quoted(column)) for column in needed], *selected)
+        return df.select(*[F.col(quoted(column)) for column in needed], *selected), tasks
+
+    def _write_rows(
+        self, rows: DataFrame, tasks: Sequence[SinkTask], only: frozenset[tuple[str, int]] | None
+    ) -> _Written:
         if any(task.sink.guarantee is Guarantee.AT_MOST_ONCE for task in tasks):
             # Where shuffle files are lost Spark runs a stage again whose tasks may have written, and they cannot tell:
             # their tries are counted from 0 again. With no shuffle behind it only a task is tried again, which can.

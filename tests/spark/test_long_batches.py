@@ -1,0 +1,92 @@
+"""A batch that takes longer than its transactions live, as a first backlog does, through a real Spark."""
+
+from __future__ import annotations
+
+import logging
+import time
+from pathlib import Path
+
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812 - as everybody writes it
+
+from spark.in_process import MARKS, CrashError, Stream, crash_at
+from sparkonce import KafkaSink, errors
+from sparkonce.embedded import Cluster
+from sparkonce.protocol.state import Phase
+from sparkonce.spark.views import Sinks
+from sparkonce.testing.kafka import create_topic
+
+pytestmark = MARKS
+
+IDS = [f"{number:05d}" for number in range(400)]
+LIVES = {"transaction.timeout.ms": 2_000}
+
+
+def slowly(rows: DataFrame) -> DataFrame:
+    """Four seconds for all rows. They are large, so that Python sends them on a hundred at a time."""
+
+    @F.udf("string")
+    def work(value: str) -> str:
+        time.sleep(0.01)
+        return value.ljust(2_000)
+
+    return rows.select("key", work("value").alias("value"))
+
+
+@pytest.fixture
+def stream(spark: SparkSession, kafka: Cluster, tmp_path: Path) -> Stream:
+    session = spark.newSession()
+    session.conf.set("spark.sql.execution.arrow.maxRecordsPerBatch", "10")
+    return Stream(session, kafka, tmp_path, IDS, partitions=1)
+
+
+def move(stream: Stream, old: str, new: str, *, batch: int) -> None:
+    """Moves what Spark has recorded of a batch's offsets from one folder of the checkpoint to another."""
+    (stream.checkpoint / new).mkdir(exist_ok=True)
+    for name in (f"{batch}", f".{batch}.crc"):
+        (stream.checkpoint / old / name).replace(stream.checkpoint / new / name)
+
+
+def test_it_is_computed_first_and_then_written(stream: Stream, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING, "sparkonce"):
+        (done,) = stream.run(slowly, settings=LIVES)
+    assert "transactions of sink kafka live 2 s: what it wrote is undone" in caplog.text
+    assert done.rows == {"kafka": len(IDS)}
+    assert stream.keys() == IDS
+    assert stream.transactions("Ongoing") == {}
+
+
+@pytest.mark.drawn(1, "long batches")
+def test_of_several_views_all_are_computed_before_the_first_is_written(stream: Stream) -> None:
+    def both(whole: KafkaSink) -> Sinks:
+        even = KafkaSink(whole.settings, topic=stream.source + "-even", name="even")
+        return {whole: None, even: lambda rows: rows.where("cast(key as int) % 2 = 0")}
+
+    create_topic(stream.bootstrap, stream.source + "-even", 1)
+    (done,) = stream.run(slowly, settings=LIVES, sinks=both)
+    assert done.rows == {"kafka": len(IDS), "even": len(IDS) // 2}
+    assert (stream.keys(), stream.keys(stream.source + "-even")) == (IDS, IDS[::2])
+
+
+@pytest.mark.drawn(1, "long batches")
+def test_a_batch_that_is_not_decided_can_be_taken_apart(stream: Stream) -> None:
+    """As docs/operations.md says: its offsets are put away, and Spark plans it anew, smaller."""
+    stream.run()
+    stream.send(IDS)
+    with pytest.raises(CrashError):
+        stream.run(listener=crash_at(Phase.DECIDING, 1))
+    move(stream, "offsets", "put-away", batch=1)
+    assert [done.rows["kafka"] for done in stream.run(rows_per_batch=100)] == [100] * 4
+    assert stream.keys() == sorted(IDS * 2)
+
+
+def test_a_decided_batch_is_not_planned_anew(stream: Stream) -> None:
+    with pytest.raises(CrashError):
+        stream.run(listener=crash_at(Phase.FINISHING, 0))
+    move(stream, "offsets", "put-away", batch=0)
+    with pytest.raises(errors.CheckpointMismatchError, match="batch 0 was decided with input offsets"):
+        stream.run(rows_per_batch=100)
+    move(stream, "put-away", "offsets", batch=0)
+    stream.run()
+    assert stream.keys() == IDS
