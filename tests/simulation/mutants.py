@@ -18,7 +18,7 @@ from simulation.schedule import SYSTEMS
 from simulation.systems import System
 from sparkonce.driver import replay
 from sparkonce.driver.replay import Key
-from sparkonce.driver.run import RunDriver
+from sparkonce.driver.sweeper import Sweeper
 from sparkonce.errors import PrepareError
 from sparkonce.protocol import coordinator
 from sparkonce.protocol import effects as do
@@ -135,12 +135,12 @@ def _reuses_lanes_at_once(pool: LanePool, batch: int) -> tuple[LanePool, int]:
     return LanePool((*pool.lanes, HELD)), len(pool.lanes)
 
 
-def _thinks_that_it_has_swept(driver: RunDriver, *asked: Any) -> bool:
-    _TRY_TO_SWEEP(driver, *asked)
+def _thinks_that_it_has_swept(sweeper: Sweeper, *asked: Any) -> bool:
+    _TRY_TO_SWEEP(sweeper, *asked)
     return True
 
 
-_TRY_TO_SWEEP = RunDriver._try_to_sweep
+_TRY_TO_SWEEP = Sweeper._try
 
 # --- Kafka ------------------------------------------------------------------------------------------------------------
 
@@ -269,7 +269,7 @@ MUTANTS = (
     ),
     Mutant(
         name="a sink that could not be swept counts as swept",
-        patches=((RunDriver, "_try_to_sweep", _thinks_that_it_has_swept),),
+        patches=((Sweeper, "_try", _thinks_that_it_has_swept),),
     ),
     Mutant(
         name="Kafka: a fence is taken for a loss after superseding, lanes used again at once",

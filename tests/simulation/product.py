@@ -16,6 +16,7 @@ from simulation import files, kafka, mariadb, postgres, producers, s3, wire
 from simulation.engine import UNDER_WAY
 from sparkonce import errors
 from sparkonce.driver import run as driver
+from sparkonce.driver import sweeper
 from sparkonce.protocol import codec, coordinator
 from sparkonce.protocol.handles import Handle
 from sparkonce.protocol.ownership import Token, TransactionalId, TransactionName
@@ -172,7 +173,10 @@ def _nonce() -> Any:
 _CLOCK = _Clock()
 _SINKS = "sparkonce.sinks"
 _REPLACED: tuple[tuple[str, str, Any], ...] = (
-    *((f"sparkonce.{name}", "time", _CLOCK) for name in ("driver.run", "driver.start", "driver.progress", "log.base")),
+    *(
+        (f"sparkonce.{name}", "time", _CLOCK)
+        for name in ("driver.run", "driver.start", "driver.sweeper", "driver.progress", "log.base")
+    ),
     *(
         (f"{_SINKS}.{name}", "time", _CLOCK)
         for name in (
@@ -201,6 +205,7 @@ _REPLACED: tuple[tuple[str, str, Any], ...] = (
     ("sparkonce.driver.run", "os", SimpleNamespace(getpid=lambda: 1)),
     ("sparkonce.driver.run", "Stopwatch", _Stopwatch),
     ("sparkonce.driver.run", "_first_line", _first_line),
+    ("sparkonce.driver.sweeper", "_first_line", _first_line),
     ("sparkonce.log.base", "codec", CODEC),
     (f"{_SINKS}.files.committer", "read_handle", lru_cache(MOST_REMEMBERED)(read_handle)),
     *((f"sparkonce.protocol.{name}", "replace", replace) for name in ("coordinator", "view", "ownership")),
@@ -263,7 +268,9 @@ def under_way(simulation: Simulation) -> Iterator[None]:
     coordinator.TIDY_EVERY_BATCHES = 1 if simulation.config.keep < 100 else 20
     coordinator.KEEP_RECORDS = 3 if simulation.config.keep < 100 else 1_000
     try:
-        yield
+        # What could not be swept is asked for again with the next batch: schedules are short.
+        with mock.patch.object(sweeper, "LONGEST_PAUSE_S", 0.0):
+            yield
     finally:
         coordinator.KEEP_BATCHES, coordinator.TIDY_EVERY_BATCHES, coordinator.KEEP_RECORDS = 100, 20, 1_000
         UNDER_WAY.clear()

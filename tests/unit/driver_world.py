@@ -10,8 +10,13 @@ from itertools import chain
 from pathlib import Path
 
 import pyarrow as pa
+import pytest
 
 from forwarding_store import ForwardingStore
+from sparkonce import executor as executor_module
+from sparkonce.driver import run as run_module
+from sparkonce.driver import sweeper as sweeper_module
+from sparkonce.driver.positions import PositionReporter
 from sparkonce.driver.progress import BatchProgress
 from sparkonce.driver.run import Listener, RunDriver, Timing
 from sparkonce.executor import SinkTask, SlotTask, write_slot
@@ -78,6 +83,14 @@ class Clock:
 
     def time_ns(self) -> int:
         return time.time_ns() + int(self._passed * 1e9)
+
+
+def stopped_clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    """Puts a `Clock` in the place of the driver's and the executors'."""
+    clock = Clock()
+    for module in (run_module, sweeper_module, executor_module):
+        monkeypatch.setattr(module, "time", clock)
+    return clock
 
 
 def numbers(*batches: int, slots: Sequence[int] = range(SLOTS)) -> list[int]:
@@ -197,6 +210,8 @@ class World:
         store: LogStore | None = None,
         deadline_s: float = 300.0,
         moved: bool = False,
+        in_background: bool = False,
+        reporters: Sequence[PositionReporter] = (),
     ) -> RunDriver:
         """A new run, as after a restart of the driver."""
         return RunDriver(
@@ -204,9 +219,10 @@ class World:
             query=query,
             sinks=self.sinks(),
             log=DecisionLog(store or self.store),
-            timing=Timing(commit_deadline_s=deadline_s),
+            timing=Timing(commit_deadline_s=deadline_s, sweep_in_background=in_background),
             listener=listener,
             moved=moved,
+            reporters=reporters,
         )
 
     def work(self, batch: int) -> Work:

@@ -8,14 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from sparkonce.driver import run as run_module
 from sparkonce.log.base import Landed, LogStore, Taken
 from sparkonce.protocol import coordinator
 from sparkonce.protocol.codec import encode_record
 from sparkonce.protocol.outcomes import Finished, Outcome
 from sparkonce.protocol.records import Claim
 from sparkonce.protocol.state import Phase
-from unit.driver_world import QUERY, Clock, World, numbers
+from unit.driver_world import QUERY, Clock, World, numbers, stopped_clock
 
 MANY = 10_000
 
@@ -57,9 +56,7 @@ class InMemory(LogStore):
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    clock = Clock()
-    monkeypatch.setattr(run_module, "time", clock)
-    return clock
+    return stopped_clock(monkeypatch)
 
 
 @pytest.fixture

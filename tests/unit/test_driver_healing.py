@@ -5,7 +5,6 @@ from pathlib import Path
 import pytest
 
 from sparkonce import errors
-from sparkonce.driver import run as run_module
 from sparkonce.guarantees import Guarantee
 from sparkonce.protocol.outcomes import Finished, Outcome
 from sparkonce.protocol.records import Amend, Commit
@@ -13,14 +12,12 @@ from sparkonce.protocol.state import Phase
 from sparkonce.sinks.base import SinkWriter, WriterContext
 from sparkonce.sinks.memory import MemoryServer, MemorySink
 from sparkonce.sinks.memory.server import TransactionState, reply_lost
-from unit.driver_world import NEVER, SLOTS, Clock, Crash, Work, World, asked, call_at, numbers
+from unit.driver_world import NEVER, SLOTS, Clock, Crash, Work, World, asked, call_at, numbers, stopped_clock
 
 
 @pytest.fixture(autouse=True)
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    clock = Clock()
-    monkeypatch.setattr(run_module, "time", clock)
-    return clock
+    return stopped_clock(monkeypatch)
 
 
 @pytest.fixture
@@ -100,7 +97,7 @@ def test_what_is_written_a_second_time_has_other_names_if_the_first_may_still_be
 
     decided(world, committed=1)
     monkeypatch.setattr(MemorySink, "writer", noted)
-    world.server.fail("abort", Finished(outcome=Outcome.RETRY))
+    world.server.fail("abort", Finished(outcome=Outcome.RETRY, in_flight=True))
     heal(world, orders=[[2, 0, 1]])
     assert generations == [0, 0, 1, 1]
     assert world.visible() == numbers(0)

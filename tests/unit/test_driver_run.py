@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 
 from sparkonce import errors
-from sparkonce import executor as executor_module
 from sparkonce.driver import run as run_module
 from sparkonce.executor import write_slot
 from sparkonce.guarantees import Guarantee
@@ -36,15 +35,13 @@ from unit.driver_world import (
     call_at,
     crash_at,
     numbers,
+    stopped_clock,
 )
 
 
 @pytest.fixture(autouse=True)
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    clock = Clock()
-    monkeypatch.setattr(run_module, "time", clock)
-    monkeypatch.setattr(executor_module, "time", clock)
-    return clock
+    return stopped_clock(monkeypatch)
 
 
 @pytest.fixture
@@ -301,8 +298,8 @@ def test_after_a_failed_batch_each_sink_is_swept_also_where_another_cannot_be(
     assert world.servers["more"].unfinished() == []
 
 
-def test_a_sink_that_was_not_swept_after_its_batch_is_swept_after_the_next(
-    world: World, monkeypatch: pytest.MonkeyPatch
+def test_a_sink_that_was_not_swept_after_its_batch_is_swept_a_while_later(
+    world: World, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     world.add("more")
     driver, work = world.start(), world.work(0)
@@ -319,6 +316,9 @@ def test_a_sink_that_was_not_swept_after_its_batch_is_swept_after_the_next(
     driver.run_batch(asked(0), work)
     assert (len(world.servers["memory"].unfinished()), world.servers["more"].unfinished()) == (SLOTS, [])
     world.run(driver, 1)
+    assert len(world.servers["memory"].unfinished()) == SLOTS, "a batch does not wait again for what did not answer"
+    clock.pass_by(20.0)
+    world.run(driver, 2)
     assert world.unfinished() == []
 
 
@@ -334,9 +334,9 @@ def test_what_opens_late_is_swept_in_time(world: World, clock: Clock) -> None:
     assert world.unfinished() == []
 
 
-@pytest.mark.parametrize("raised", [True, False])
+@pytest.mark.parametrize("said", ["no answer", "an error", "not now"])
 def test_names_of_transactions_are_left_after_an_abort_that_was_not_answered(
-    world: World, clock: Clock, monkeypatch: pytest.MonkeyPatch, *, raised: bool
+    world: World, clock: Clock, monkeypatch: pytest.MonkeyPatch, said: str
 ) -> None:
     """The request may still arrive, and end what has the name then."""
     abort, unanswered = _Committer.abort, [True]
@@ -344,9 +344,9 @@ def test_names_of_transactions_are_left_after_an_abort_that_was_not_answered(
     def loses_a_reply(committer: _Committer, handles: Sequence[Handle]) -> Sequence[Finished]:
         if unanswered and handles:
             unanswered.pop()
-            if raised:
+            if said == "an error":
                 raise errors.UnknownOutcomeError("no answer", next_step="wait")
-            return [Finished(outcome=Outcome.RETRY) for _ in handles]
+            return [Finished(outcome=Outcome.RETRY, in_flight=said == "no answer") for _ in handles]
         return abort(committer, handles)
 
     generations: list[int] = []
@@ -364,9 +364,10 @@ def test_names_of_transactions_are_left_after_an_abort_that_was_not_answered(
     clock.pass_by(10.0)
     world.run(driver, 1)
     assert not unanswered
-    clock.pass_by(10.0)
+    clock.pass_by(20.0)
     world.run(driver, 2, 3)
-    assert generations == [0] * 2 * SLOTS + [1] * 2 * SLOTS
+    left = 0 if said == "not now" else 1
+    assert generations == [0] * 2 * SLOTS + [left] * 2 * SLOTS
     assert world.unfinished() == []
 
 
@@ -843,6 +844,43 @@ def test_weaker_sinks_alone_need_no_transactions(world: World) -> None:
     (done,) = world.run(world.start(), 0)
     assert done.transactions == 0
     assert world.visible("least") == world.visible("most") == numbers(0)
+
+
+def test_a_slot_that_a_newer_run_has_fenced_is_no_fault_to_be_repaired(world: World) -> None:
+    """A supervisor that took it for one would start this run's driver again, and depose the newer one."""
+    older, work = world.start(), world.work(0)
+
+    def fence() -> None:
+        world.run(world.start(), 0)
+        raise errors.PrepareError("transactional producer fenced by newer producer instance")
+
+    work.after = fence
+    with pytest.raises(errors.SupersededError, match=r"newer run has claimed .* fenced by newer"):
+        older.run_batch(asked(0), work)
+    assert (world.visible(), world.unfinished()) == (numbers(0), [])
+
+
+def test_positions_are_reported_once_where_sinks_are_written_after_the_decision(world: World) -> None:
+    told: list[str] = []
+
+    class Reporter:
+        def check(self, facts: object) -> None:
+            pass
+
+        def before_decision(self, handles: object, sources: object) -> str:
+            told.append("before")
+            return ""
+
+        def after_finish(self, sources: object) -> None:
+            told.append("after")
+
+        def close(self) -> None:
+            pass
+
+    world.add("most", Guarantee.AT_MOST_ONCE)
+    world.run(world.start(reporters=[Reporter()]), 0)
+    assert told == ["before", "after"]
+    assert world.visible("most") == numbers(0)
 
 
 def test_a_crash_while_a_newer_run_waits_leaves_one_of_them(world: World) -> None:

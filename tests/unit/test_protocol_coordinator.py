@@ -385,7 +385,7 @@ def test_at_most_once_sinks_are_written_once_after_the_commit() -> None:
         on.PutLanded(position=2, floor=NONE),
         on.Finished(outcomes=(Outcome.COMMITTED,)),
     )
-    assert effect == do.Write(batch=0, sinks=("mail",))
+    assert effect == do.Deliver(batch=0, sinks=("mail",))
     _, effect = step(state, on.PrepareFailed(reason="no route"))
     assert isinstance(effect, do.Stop)
     assert "will not be written again: no route" in effect.message

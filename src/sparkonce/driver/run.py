@@ -23,6 +23,7 @@ from sparkonce.driver.progress import BatchProgress, Stopwatch, rows_by_sink
 from sparkonce.driver.replay import as_recorded, found_again, where_lost
 from sparkonce.driver.start import look_around, read_log
 from sparkonce.driver.stops import stop_error
+from sparkonce.driver.sweeper import Sweeper
 from sparkonce.executor import check_handles
 from sparkonce.guarantees import Guarantee
 from sparkonce.log.base import DecisionLog, PutUnknownError
@@ -34,7 +35,7 @@ from sparkonce.protocol.outcomes import Finished, Outcome
 from sparkonce.protocol.ownership import short_query
 from sparkonce.protocol.records import Claim, Commit
 from sparkonce.protocol.state import Phase, State
-from sparkonce.protocol.view import Floor, Run
+from sparkonce.protocol.view import Floor, LogViolation, Run
 from sparkonce.sinks.base import Facts, Owner, SinkCommitter, TwoPhaseCommitSink
 
 logger = logging.getLogger("sparkonce")
@@ -77,11 +78,14 @@ class Timing:
         commit_deadline_s: How long a decided batch's transactions are asked for their outcome before the query stops.
             Nothing is lost by stopping: the next run asks again. Also how long a run that starts waits for sinks to say
             what they remember of the query.
-        sweep_every_s: How often the run's own losers are looked for when nothing says that there are any.
+        sweep_every_s: How often the run's own losers are looked for when nothing says that there are any; 0: at the
+            end of each batch.
+        sweep_in_background: Whether a thread looks for them, so that batches do not wait for it.
     """
 
     commit_deadline_s: float = 300.0
     sweep_every_s: float = 10.0
+    sweep_in_background: bool = False
 
 
 class RunDriver:
@@ -123,10 +127,15 @@ class RunDriver:
         self._pace = Pace()
         self._rows_asked: int | None = None
         self._cause: BaseException | None = None
-        self._loser_possible = False
-        self._generations: dict[str, int] = {}
-        self._swept_at = time.monotonic()
         self._finish_until = 0.0
+        self._sweeper = Sweeper(
+            [name for name, sink in self._sinks.items() if sink.guarantee is Guarantee.EXACTLY_ONCE],
+            self._committer,
+            self._owner,
+            self._at_work,
+            every_s=self._timing.sweep_every_s,
+            in_background=self._timing.sweep_in_background,
+        )
         self.progress: deque[BatchProgress] = deque(maxlen=KEPT_PROGRESS)
         names: dict[Guarantee, list[str]] = {guarantee: [] for guarantee in Guarantee}
         for name, sink in self._sinks.items():
@@ -137,7 +146,7 @@ class RunDriver:
             )
             self._positions.check({name: dict(known) for name, known in facts})
         except BaseException:
-            self.close()
+            self._close(sweep=False)
             raise
         claim = Claim(
             nonce=uuid.uuid4().hex[:8],
@@ -217,7 +226,11 @@ class RunDriver:
 
     def close(self) -> None:
         """Frees connections, from any thread. A batch that is under way comes to its end first."""
+        self._close(sweep=self.state.phase is Phase.IDLE)
+
+    def _close(self, *, sweep: bool) -> None:
         with self._at_work:
+            self._sweeper.close(sweep=sweep)
             committers, self._committers = self._committers, {}
             self._positions.close()
             for name, committer in committers.items():
@@ -244,6 +257,8 @@ class RunDriver:
                 return self._put(effect)
             case do.Write():
                 return self._write(effect, work)
+            case do.Deliver(sinks=sinks):
+                return self._deliver(sinks, work)
             case do.Finish():
                 return self._finish(effect)
             case do.Sweep():
@@ -325,7 +340,7 @@ class RunDriver:
             life.sink,
             life.seconds,
         )
-        self._loser_possible = True
+        self._sweeper.expect_losers()
         if isinstance(event, on.Prepared):
             self._abort(tuple(handle for handle in event.handles if handle.transaction))
         began = time.monotonic()
@@ -352,10 +367,11 @@ class RunDriver:
                 handles, loser_possible = self._write_lost(effect.only, effect.sinks, write)
         except Exception as error:  # noqa: BLE001 - whatever the engine raises, the batch is not prepared
             self._cause = error
-            reason = error.message if isinstance(error, errors.PrepareError) else _first_line(error)
+            reason = _reason(error)
             stopped = isinstance(error, errors.SparkonceError) and bool(error.details.get("stopped"))
-            return on.PrepareFailed(reason=reason, stopped=stopped)
-        self._loser_possible |= loser_possible
+            return on.PrepareFailed(reason=reason, stopped=stopped, superseded=self._log_went_on())
+        if loser_possible:
+            self._sweeper.expect_losers()
         wrong = check_handles(handles, effect.sinks)
         if wrong:
             return on.PrepareFailed(reason=wrong)
@@ -363,6 +379,22 @@ class RunDriver:
             return on.PrepareFailed(reason=reason)
         late = too_old(handles, time.monotonic() - opened, time.time(), self._sinks, self._facts)
         return on.Prepared(handles=tuple(handles), too_old=late)
+
+    def _deliver(self, sinks: Sequence[str], work: BatchWork) -> on.Event:
+        try:
+            work.write(self._owners(sinks), None)
+        except Exception as error:  # noqa: BLE001 - whatever the engine raises, the run says that rows may be missing
+            self._cause = error
+            return on.PrepareFailed(reason=_reason(error))
+        return on.Prepared(handles=())
+
+    def _log_went_on(self) -> bool:
+        """Whether a newer run has claimed; False if the log cannot be read now."""
+        try:
+            return self._log.read(self.state.view).end > self.state.view.end
+        except (OSError, LogViolation, errors.LogError) as error:
+            logger.warning("the decision log could not be read: %s", error)
+            return False
 
     def _objection(self, written: Sequence[str]) -> str:
         """What a sink has against the decision; empty if none has anything. An error counts as an objection."""
@@ -443,67 +475,28 @@ class RunDriver:
         )
 
     def _sweep(self, effect: do.Sweep) -> on.Event:
-        due = self._loser_possible or time.monotonic() - self._swept_at >= self._timing.sweep_every_s
-        if effect.optional and not due:
-            return on.Swept()
-        # Its own losers can wait for a later sweep; what older runs left open may hold back every reader.
-        until = time.monotonic() + (0.0 if effect.best_effort else self._timing.commit_deadline_s)
-        sweep = self._try_to_sweep if effect.best_effort else self._sweep_sink
-        swept = [sweep(name, effect.runs, until) for name in self.state.transactional]
-        if effect.best_effort and all(swept):
-            self._loser_possible, self._swept_at = False, time.monotonic()
+        if effect.optional:
+            self._sweeper.batch_done(effect.runs)
+        elif effect.best_effort:
+            self._sweeper.sweep_now(effect.runs)
+        else:
+            # Also what a sink left open that has been EXACTLY_ONCE until now.
+            once = {name for run in effect.runs for name, facts in run.sinks if dict(facts).get("prefix")}
+            names = [name for name in self._sinks if name in once or name in self.state.transactional]
+            self._sweeper.sweep_older(names, effect.runs, time.monotonic() + self._timing.commit_deadline_s)
         return on.Swept()
-
-    def _try_to_sweep(self, name: str, runs: tuple[Run, ...], until: float) -> bool:
-        """The rows are safe either way. What is still open is swept later, or by the next run, or times out."""
-        try:
-            return self._sweep_sink(name, runs, until)
-        except Exception as error:  # noqa: BLE001 - whatever it is, the other sinks' are swept
-            logger.warning("could not sweep what this run left open in %s: %s", name, _first_line(error))
-            self._leave_names(name)
-            return False
-
-    def _sweep_sink(self, name: str, runs: tuple[Run, ...], until: float) -> bool:
-        """Lists and aborts until nothing is open, or the deadline; servers that are away for a while are waited for."""
-        owners = [self._owner(name, run) for run in runs if name in dict(run.sinks)]
-        while owners:
-            try:
-                lingering = self._committer(name).list_lingering(owners)
-                answers = self._committer(name).abort(lingering) if lingering else []
-            except errors.UnknownOutcomeError:
-                if time.monotonic() >= until:
-                    raise
-                lingering, answers = [], [Finished(outcome=Outcome.RETRY)]
-            for handle, answer in zip(lingering, answers, strict=False):
-                fields = " ".join(f"{field}={value}" for field, value in handle.transaction)
-                logger.info("swept %s sink=%s %s: %s", answer.outcome.value, name, fields, answer.reason or "ok")
-            waiting = [answer for answer in answers if answer.outcome in _NOT_FINAL]
-            if not waiting:
-                break
-            if time.monotonic() >= until:
-                raise errors.UnknownOutcomeError(
-                    f"{len(waiting)} transactions that earlier runs left open could not be aborted: "
-                    f"{waiting[0].reason}",
-                    next_step="see whether the server can be reached, then start the query again.",
-                )
-            time.sleep(_LONGEST_RETRY_S / 4)
-        return True
 
     def _abort(self, handles: tuple[Handle, ...]) -> on.Event:
         try:
             for handle, answer in self._by_sink(handles, lambda committer, some: committer.abort(some)):
                 logger.info("aborted sink=%s slot=%d: %s", handle.sink, handle.slot, answer.outcome.value)
-                if answer.outcome in _NOT_FINAL:
-                    self._leave_names(handle.sink)
+                if answer.in_flight:
+                    self._sweeper.leave_names(handle.sink)
         except Exception as error:  # noqa: BLE001 - the run stops with a better reason; the next run sweeps
             logger.warning("could not abort %d transactions of this run: %s", len(handles), _first_line(error))
             for name in {handle.sink for handle in handles}:
-                self._leave_names(name)
+                self._sweeper.leave_names(name)
         return on.Aborted()
-
-    def _leave_names(self, name: str) -> None:
-        """A request to end some of its transactions may still arrive: it must not meet later ones of the same names."""
-        self._generations[name] = self._generations.get(name, 0) + 1
 
     def _conclude(self, batch: int, handles: Sequence[Handle]) -> None:
         """Tells each sink that the whole batch is committed; servers that are away for a while are waited for."""
@@ -572,7 +565,7 @@ class RunDriver:
             query=short_query(self.state.claim.query),
             token=self.state.token,
             facts=self._facts(name),
-            generation=self._generations.get(name, 0),
+            generation=self._sweeper.generation(name),
         )
 
 
@@ -587,7 +580,7 @@ def _outlived(event: on.Event, took_s: float, life: Life) -> bool:
     """Whether a batch was not prepared, and it may be because its transactions were lost to their age meanwhile."""
     if isinstance(event, on.Prepared):
         return bool(event.too_old)
-    return isinstance(event, on.PrepareFailed) and not event.stopped and took_s >= life.seconds
+    return isinstance(event, on.PrepareFailed) and not (event.stopped or event.superseded) and took_s >= life.seconds
 
 
 def _doubled(first_s: float, times: int, longest_s: float) -> float:
@@ -600,6 +593,10 @@ def _close(name: str, committer: SinkCommitter) -> None:
         committer.close()
     except Exception as error:  # the others have connections too, and the run has an end of its own
         logger.warning("sink=%s: its connections could not be closed: %s", name, error, exc_info=True)
+
+
+def _reason(error: BaseException) -> str:
+    return error.message if isinstance(error, errors.PrepareError) else _first_line(error)
 
 
 def _first_line(error: BaseException) -> str:

@@ -215,9 +215,14 @@ def _decide(state: State, kind: type[Commit] | type[Amend], handles: tuple[Handl
 
 
 def _prepare_failed(state: State, event: on.PrepareFailed) -> Step:
-    """Rule 7. Which slots had prepared is not known here, so the run's whole open remainder is swept."""
+    """Rule 7. Which slots had prepared is not known here, so the run's whole open remainder is swept.
+
+    A newer run's sweep makes slots fail, too: a supervisor that takes it for a fault would start this one again.
+    """
     reason = StopReason.TOO_OLD if event.too_old else StopReason.PREPARE_FAILED
     message = f"{event.too_old}: {event.reason}" if event.too_old else event.reason
+    if event.superseded:
+        reason, message = StopReason.SUPERSEDED, f"a newer run has claimed the query, while a slot failed: {message}"
     state = replace(state, phase=Phase.ABORTING, verdict=do.Stop(reason=reason, message=message))
     return state, do.Sweep(runs=_own(state), best_effort=True)
 
@@ -356,8 +361,7 @@ def _replayed(state: State, _event: on.PlanRun) -> Step:
 
 def _deliver(state: State) -> Step:
     if state.after and not state.recovering:
-        effect = do.Write(batch=_batch(state).number, sinks=state.after)
-        return replace(state, phase=Phase.DELIVERING), effect
+        return replace(state, phase=Phase.DELIVERING), do.Deliver(batch=_batch(state).number, sinks=state.after)
     return _sweep_own(state)
 
 

@@ -64,6 +64,14 @@ class Write:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Deliver:
+    """Write a decided batch's rows to these sinks, without transactions: once at most."""
+
+    batch: int
+    sinks: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Finish:
     """Commit the handles, in parallel. ``attempt`` counts from 0, for the back-off."""
 
@@ -132,5 +140,5 @@ class Stop:
 
 
 Effect: TypeAlias = (
-    ReadLog | Put | Sweep | Write | Finish | Abort | RunIntoNothing | RaiseFloor | DeleteBelow | Done | Stop
+    ReadLog | Put | Sweep | Write | Deliver | Finish | Abort | RunIntoNothing | RaiseFloor | DeleteBelow | Done | Stop
 )

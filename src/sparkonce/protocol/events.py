@@ -92,11 +92,13 @@ class PrepareFailed:
         reason: Why.
         too_old: Not empty if it may be because transactions grew older than the system lets them live: says so.
         stopped: Whether the query was stopped by the user.
+        superseded: Whether the log, read afterwards, has gone on.
     """
 
     reason: str
     too_old: str = ""
     stopped: bool = False
+    superseded: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -34,7 +34,9 @@ class Finished:
     Attributes:
         outcome: What finishing gave.
         reason: The server's error code and one sentence, empty when there is nothing to say.
+        in_flight: Whether an abort had no answer, and may still arrive to end whatever has the same name then.
     """
 
     outcome: Outcome
     reason: str = ""
+    in_flight: bool = False

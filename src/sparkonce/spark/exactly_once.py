@@ -78,7 +78,9 @@ class ExactlyOnce:
         self._moved = checkpoint_moved
         self._groups = (group_offsets,) if isinstance(group_offsets, GroupOffsets) else tuple(group_offsets)
         self._check_groups()
-        self._timing = Timing(commit_deadline_s=commit_deadline_s, sweep_every_s=sweep_every_s)
+        self._timing = Timing(
+            commit_deadline_s=commit_deadline_s, sweep_every_s=sweep_every_s, sweep_in_background=True
+        )
         self._listener = listener
         self._display = ProgressDisplay(display)
         # Ownership belongs to a run: a query that is started again with the same object claims again.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from sparkonce.errors import UnknownOutcomeError
@@ -191,7 +192,12 @@ class KafkaCommitter(SinkCommitter):
         elif level >= _EPOCH_BUMPED_BY_END:
             answers = self._client.end_transactions(transactions, commit=False, deadline_s=deadline_s)
         else:
+            # It initialises the id, which ends whatever is open under it, also if it arrives late.
             answers = self._client.fence(timeouts_ms, deadline_s=deadline_s)
+            return {
+                one: replace(abort_outcome(answer), in_flight=answer.code is None)
+                for one, answer in zip(transactions, answers, strict=True)
+            }
         return {one: abort_outcome(answer) for one, answer in zip(transactions, answers, strict=True)}
 
     def _lingering(self, view: Description | Answer) -> Handle | None:

@@ -1,0 +1,117 @@
+"""What losers and older runs left open is aborted in time, and no batch waits for it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+
+from eventually import eventually
+from sparkonce.driver import sweeper as sweeper_module
+from sparkonce.driver.run import RunDriver
+from sparkonce.guarantees import Guarantee
+from sparkonce.protocol.handles import Handle
+from sparkonce.protocol.state import Phase
+from sparkonce.sinks.base import Owner
+from sparkonce.sinks.memory import MemorySink
+from sparkonce.sinks.memory.sink import _Committer
+from unit.driver_world import World, asked, numbers
+
+THREAD = "sparkonce-sweeper"
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> World:
+    return World(tmp_path)
+
+
+@pytest.fixture
+def driver(world: World, monkeypatch: pytest.MonkeyPatch) -> Iterator[RunDriver]:
+    monkeypatch.setattr(sweeper_module, "LOSERS_END_WITHIN_S", 0.2)
+    driver = world.start(in_background=True)
+    yield driver
+    driver.close()
+    eventually(lambda: THREAD not in {thread.name for thread in threading.enumerate()}, "its thread has ended")
+
+
+def begin_late(world: World, driver: RunDriver) -> None:
+    """Opens a transaction, as a copy does that lost and is still at work."""
+    world.server.begin(f"memory.{driver._owner('memory').query}.0-{driver.state.claim.nonce}")
+
+
+def run_with_a_loser(world: World, driver: RunDriver, batch: int) -> None:
+    work = world.work(batch)
+    work.loser = True
+    driver.run_batch(asked(batch), work)
+
+
+def test_what_a_loser_has_open_is_aborted_while_the_query_is_idle(world: World, driver: RunDriver) -> None:
+    run_with_a_loser(world, driver, 0)
+    eventually(lambda: not world.unfinished(), "what lost is aborted")
+    begin_late(world, driver)
+    eventually(lambda: not world.unfinished(), "what it opens after the first look is aborted")
+    assert world.visible() == numbers(0)
+
+
+def test_what_a_loser_has_open_is_aborted_when_the_query_ends(
+    world: World, driver: RunDriver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sweeper_module, "LOSERS_END_WITHIN_S", 3600.0)
+    run_with_a_loser(world, driver, 0)
+    eventually(lambda: not world.unfinished(), "what lost is aborted")
+    begin_late(world, driver)
+    driver.close()
+    assert (world.visible(), world.unfinished()) == (numbers(0), [])
+
+
+def test_no_batch_waits_for_a_sweep_of_its_own(
+    world: World, driver: RunDriver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asking, list_lingering = [], _Committer.list_lingering
+
+    def noted(committer: _Committer, owners: Sequence[Owner]) -> Sequence[Handle]:
+        asking.append(threading.current_thread().name)
+        return list_lingering(committer, owners)
+
+    world.run(driver, 0)
+    monkeypatch.setattr(_Committer, "list_lingering", noted)
+    for batch in range(1, 20):
+        run_with_a_loser(world, driver, batch)
+    eventually(lambda: not world.unfinished(), "what lost is aborted")
+    assert set(asking) == {THREAD}
+
+
+def test_a_sink_that_does_not_answer_is_asked_less_and_less_often(
+    world: World, driver: RunDriver, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    away = True
+    list_lingering = _Committer.list_lingering
+
+    def at_first_not(committer: _Committer, owners: Sequence[Owner]) -> Sequence[Handle]:
+        if away:
+            raise OSError("away")
+        return list_lingering(committer, owners)
+
+    world.run(driver, 0)
+    monkeypatch.setattr(_Committer, "list_lingering", at_first_not)
+    run_with_a_loser(world, driver, 1)
+    eventually(lambda: "could not sweep" in caplog.text, "it was asked once")
+    world.run(driver, *range(2, 50))
+    assert caplog.text.count("could not sweep") == 1
+    assert {driver._owner("memory").generation} == {0}, "nothing was asked to be aborted, so nothing can arrive late"
+    away = False
+    driver.close()
+    assert (world.visible(), world.unfinished()) == (numbers(*range(50)), [])
+
+
+def test_what_a_sink_has_left_open_is_swept_after_its_guarantee_was_lowered(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(MemorySink, "preflight", lambda *_: {"prefix": "memory"})
+    world.crash(0, Phase.DECIDING)
+    assert world.unfinished()
+    world.guarantees["memory"] = Guarantee.AT_LEAST_ONCE
+    world.run(world.start(), 0)
+    assert (world.visible(), world.unfinished()) == (numbers(0), [])
