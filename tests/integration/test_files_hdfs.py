@@ -7,7 +7,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from hdfs_native import Client
+from hdfs_native import Client, WriteOptions
 
 from integration.files_scene import QUERY, Life
 from shared_servers import USES_HDFS, hdfs_server
@@ -77,6 +77,27 @@ def test_something_else_at_the_final_path(place: Place) -> None:
     place.client.delete(place.held(handle))
     assert life.commit(handle) == [Outcome.UNKNOWN], "not lost: nobody knows what the other file is"
     assert bytes(place.client.read(place.final(handle)).read()) == b"somebody's"
+
+
+@pytest.mark.parametrize("partition_by", [(), ("p",)])
+def test_a_damaged_file_is_not_published_but_lost(place: Place, partition_by: tuple[str, ...]) -> None:
+    life = place.life(partition_by=partition_by)
+    handle = life.prepare(ONE)
+    with place.client.create(place.held(handle), WriteOptions(overwrite=True)) as file:
+        file.write(b"damaged")
+    assert life.commit(handle) == [Outcome.LOST]
+    assert place.finals() == []
+    assert [*place.client.list_status(f"{place.folder}/.sparkonce/held")] == []
+
+
+def test_a_damaged_file_beside_a_published_one_is_not_called_lost(place: Place) -> None:
+    life = place.life()
+    handle = life.prepare(ONE)
+    assert life.commit(handle) == [Outcome.COMMITTED]
+    for path in (place.held(handle), place.final(handle)):
+        with place.client.create(path, WriteOptions(overwrite=True)) as file:
+            file.write(b"damaged")
+    assert life.commit(handle) == [Outcome.UNKNOWN]
 
 
 def test_a_folder_that_is_gone_as_a_whole_is_not_a_loss(place: Place) -> None:

@@ -40,19 +40,20 @@ class PublishedAll:
 
 
 class Overtaken:
-    """The folder is not there, so the first rename fails; another driver makes it and publishes at the next look."""
+    """The folder is not there, so the first rename fails; another driver makes it and publishes after the next look."""
 
     def __init__(self) -> None:
-        self.there = {"/out/.sparkonce/held", HELD}
+        self.there = self.then = {"/out/.sparkonce/held", HELD}
 
     def mkdirs(self, path: str, mode: int, parents: bool) -> None:
         pass
 
     def rename(self, path: str, to: str, overwrite: bool) -> None:
+        self.then = {"/out/.sparkonce/held", FINAL}
         raise FileNotFoundError(to)
 
     def get_file_info(self, path: str) -> Any:
-        before, self.there = self.there, {"/out/.sparkonce/held", FINAL}
+        before, self.there = self.there, self.then
         if path not in before:
             raise FileNotFoundError(path)
         return SimpleNamespace(isdir=False, length=3)

@@ -22,7 +22,7 @@ from sparkonce.errors import ConfigurationError, PreflightError, UnknownOutcomeE
 from sparkonce.protocol.outcomes import COMMITTED, Finished, Outcome
 from sparkonce.sinks.files.deadlines import within
 from sparkonce.sinks.files.hdfs_writing import HdfsHeldFile, create, first_line, unwritten
-from sparkonce.sinks.files.outcomes import FOLDER_GONE, FOREIGN, MISSING, of_hdfs_error
+from sparkonce.sinks.files.outcomes import DAMAGED, FOLDER_GONE, FOREIGN, MISSING, of_hdfs_error
 from sparkonce.sinks.files.store import (
     HIDDEN,
     ID,
@@ -182,10 +182,13 @@ class HdfsStore(FileStore):
         return [one for one in found if not isinstance(one, BaseException)]
 
     def _look(self, fields: Fields) -> Standing:
-        if self._length(f"{self._held}/{fields['held']}") is not None:
+        length = self._length(f"{self._held}/{fields['held']}")
+        if length == fields["size"]:
             return Standing.HELD
         final = self._path(str(fields["path"]))
         if self._length(final) is None:
+            if length is not None:
+                return Standing.DAMAGED
             self._client.get_file_info(self._held)  # or else all are missing: `look` says so
             return Standing.GONE
         return Standing.PUBLISHED if self._matches(final, fields) else Standing.UNKNOWN
@@ -207,6 +210,8 @@ class HdfsStore(FileStore):
 
     def _rename(self, fields: Fields) -> Finished:
         held, final = f"{self._held}/{fields['held']}", self._path(str(fields["path"]))
+        if self._length(held) not in (None, fields["size"]):
+            return self._of_damaged(final)
         try:
             self._client.rename(held, final, False)
         except FileExistsError:
@@ -215,6 +220,11 @@ class HdfsStore(FileStore):
             return self._without_held(fields, held, final)
         self._known.add((final, str(fields["checksum"])))
         return Finished(outcome=Outcome.COMMITTED)
+
+    def _of_damaged(self, final: str) -> Finished:
+        if self._length(final) is not None:
+            return Finished(outcome=Outcome.UNKNOWN, reason=f"{final}: {FOREIGN}")
+        return Finished(outcome=Outcome.LOST, reason=f"{final}: {DAMAGED}")
 
     def _without_held(self, fields: Fields, held: str, final: str) -> Finished:
         # Looked for first: what another driver renames after this is asked again, and not taken for lost.

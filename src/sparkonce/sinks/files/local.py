@@ -23,7 +23,7 @@ from sparkonce.errors import PrepareError, UnknownOutcomeError
 from sparkonce.protocol.outcomes import Finished, Outcome
 from sparkonce.sinks.files import local_preflight
 from sparkonce.sinks.files.local_writing import LocalHeldFile
-from sparkonce.sinks.files.outcomes import CACHED, FOLDER_GONE, FOREIGN, MISSING, of_error
+from sparkonce.sinks.files.outcomes import CACHED, DAMAGED, FOLDER_GONE, FOREIGN, MISSING, of_error
 from sparkonce.sinks.files.store import HIDDEN, Fields, FileStore, Held, HeldFile, Standing, check_lengths, name_in
 from sparkonce.sinks.files.streams import preparing
 
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 _HELD = ".held"
 _GONE = ".gone"
 _CHUNK_BYTES = 8 << 20
+_ENDS = {".parquet": b"PAR1", ".arrow": b"ARROW1"}
 _THREADS = 8
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 
@@ -92,15 +93,23 @@ class LocalStore(FileStore):
             return [self._look(one) for one in files]
 
     def _look(self, fields: Fields) -> Standing:
-        if (self._held / str(fields["held"])).exists():
-            return Standing.HELD
         final = self._root / str(fields["path"])
+        with suppress(FileNotFoundError):
+            if _is_whole(self._held / str(fields["held"]), fields):
+                return Standing.HELD
+            return self._look_damaged(fields, final)
         if not os.path.lexists(final):
             found = self._without_both(fields, final)
             if found.outcome is not Outcome.LOST:
                 raise UnknownOutcomeError(found.reason)
             return Standing.GONE
         return Standing.PUBLISHED if _matches(final, fields) else Standing.UNKNOWN
+
+    def _look_damaged(self, fields: Fields, final: Path) -> Standing:
+        found = self._of_damaged(fields, final)
+        if found.outcome is Outcome.RETRY:
+            raise UnknownOutcomeError(found.reason)
+        return _DAMAGED[found.outcome]
 
     def publish(self, files: Sequence[Fields]) -> Sequence[Finished]:
         """See `FileStore.publish`. One fsync for each folder; only then the held names are taken away."""
@@ -161,6 +170,8 @@ class LocalStore(FileStore):
     def _link(self, fields: Fields, final: Path) -> Finished:
         held = self._held / str(fields["held"])
         try:
+            if not _is_whole(held, fields):
+                return self._of_damaged(fields, final)
             os.link(held, final)
         except FileExistsError:
             if _same_file(held, final) or _matches(final, fields):
@@ -176,6 +187,19 @@ class LocalStore(FileStore):
                 return Finished(outcome=Outcome.ALREADY_COMMITTED)
             return Finished(outcome=Outcome.UNKNOWN, reason=f"{final}: {FOREIGN}")
         return Finished(outcome=Outcome.COMMITTED)
+
+    def _of_damaged(self, fields: Fields, final: Path) -> Finished:
+        """What is said of a file that is held back with other bytes than were sealed.
+
+        Its second name, if it has one, leads to the same bytes. Where it surely has none, readers have never seen it.
+        """
+        if os.path.lexists(final):
+            if _matches(final, fields):
+                return Finished(outcome=Outcome.ALREADY_COMMITTED)
+            return Finished(outcome=Outcome.UNKNOWN, reason=f"{final}: {FOREIGN}")
+        if _is_listed(self._root, str(fields["path"])):
+            return Finished(outcome=Outcome.RETRY, reason=f"{final}: {CACHED}")
+        return Finished(outcome=Outcome.LOST, reason=f"{final}: {DAMAGED}")
 
     def _without_both(self, fields: Fields, final: Path) -> Finished:
         """What is said of a file that has neither name. A mount's cache may have said so, so it is listed anew.
@@ -271,6 +295,11 @@ class LocalStore(FileStore):
 
 _DONE = Finished(outcome=Outcome.COMMITTED)
 _PUBLISHED = frozenset({Outcome.COMMITTED, Outcome.ALREADY_COMMITTED})
+_DAMAGED = {
+    Outcome.ALREADY_COMMITTED: Standing.HELD,  # `publish` takes its held name away
+    Outcome.UNKNOWN: Standing.UNKNOWN,
+    Outcome.LOST: Standing.DAMAGED,
+}
 
 
 @contextmanager
@@ -339,6 +368,17 @@ def _is_listed(root: Path, path: str) -> bool:
 def _has(folder: int, name: str) -> bool:
     with os.scandir(folder) as entries:
         return any(one.name == name for one in entries)
+
+
+def _is_whole(held: Path, fields: Fields) -> bool:
+    """Whether a file that is held back has the size, and the last bytes of its format, that it must have.
+
+    It is opened for that, at which NFS asks the server. Its checksum would read everything once more.
+    """
+    end = _ENDS.get(held.with_suffix("").suffix, b"")
+    with held.open("rb", buffering=0) as file:
+        size = os.fstat(file.fileno()).st_size
+        return size == fields["size"] and os.pread(file.fileno(), len(end), size - len(end)) == end
 
 
 def _matches(path: Path, fields: Fields) -> bool:

@@ -37,6 +37,7 @@ FOREIGN = "Something else stands there, which is never overwritten: compare it, 
 FOLDER_GONE = "Somebody deleted its folder, which is made again."
 CACHED = "It was not found, but its folder lists it: the mount's cache was old."
 MISSING = "It is neither held back nor published: somebody deleted it."
+DAMAGED = "It is held back, and is not as it was written: its size or its end is another."
 
 
 def of_error(error: OSError, path: str) -> Finished:
@@ -86,16 +87,16 @@ def before_publish(files: Sequence[Fields], standings: Sequence[Standing]) -> Fi
     Readers see all of a transaction's files or, for ever, none: so where one is gone, no other is published any more.
     """
     found = [(one["path"], standing) for one, standing in zip(files, standings, strict=True)]
-    gone = [path for path, standing in found if standing is Standing.GONE]
+    gone = [f"{path}: {_LOST[standing]}" for path, standing in found if standing in _LOST]
     unknown = [path for path, standing in found if standing is Standing.UNKNOWN]
     published = [path for path, standing in found if standing is Standing.PUBLISHED]
     if unknown:
         return Finished(outcome=Outcome.UNKNOWN, reason=f"{unknown[0]}: {FOREIGN}")
     if gone and published:
-        reason = f"{gone[0]}: {MISSING} {len(published)} of its transaction's {len(files)} files are published."
+        reason = f"{gone[0]} {len(published)} of its transaction's {len(files)} files are published."
         return Finished(outcome=Outcome.UNKNOWN, reason=reason)
     if gone:
-        return Finished(outcome=Outcome.LOST, reason=f"{gone[0]}: {MISSING}")
+        return Finished(outcome=Outcome.LOST, reason=gone[0])
     if len(published) == len(files):
         return Finished(outcome=Outcome.ALREADY_COMMITTED)
     return None
@@ -115,6 +116,7 @@ def of_abort(files: Sequence[Finished]) -> Finished:
     return _weakest(files, _ABORT_ORDER)
 
 
+_LOST: Mapping[Standing, str] = {Standing.GONE: MISSING, Standing.DAMAGED: DAMAGED}
 _COMMIT_ORDER = (Outcome.UNKNOWN, Outcome.RETRY, Outcome.LOST, Outcome.COMMITTED, Outcome.ALREADY_COMMITTED)
 _ABORT_ORDER = (Outcome.UNKNOWN, Outcome.RETRY, Outcome.ALREADY_COMMITTED, Outcome.ABORTED)
 

@@ -93,6 +93,8 @@ class Standing(str, Enum):
     """It stands at its path, with its size and checksum."""
     GONE = "gone"
     """Surely neither: it will never be published."""
+    DAMAGED = "damaged"
+    """It is held back and surely not published, and not as it was sealed: it can never be published whole."""
     UNKNOWN = "unknown"
     """Nobody can say, now or ever; for example something else stands at its path."""
 
