@@ -226,7 +226,8 @@ class TwoPhaseCommitSink(abc.ABC):
     def use_checkpoint(self, folder: str) -> None:  # noqa: B027 - optional
         """Tells where the query's checkpoint is, once, on the driver, before anything else is asked.
 
-        For sinks that keep rows there until the decision, see `sparkonce.sinks.write_ahead`.
+        For sinks that keep rows there until the decision, see `sparkonce.sinks.write_ahead`. Such an object is one
+        query's: it refuses a second folder, and takes the same one again.
         """
 
     def columns(self, schema: pa.Schema) -> Sequence[str]:

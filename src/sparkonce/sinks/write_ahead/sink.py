@@ -90,8 +90,19 @@ class WriteAheadSink(TwoPhaseCommitSink):
         return (CONDITIONS[self.applies],)
 
     def use_checkpoint(self, folder: str) -> None:
-        """Keeps the ledger there, and rows, if no folder was given."""
-        self._in_checkpoint = _local(folder) / FOLDER
+        """Keeps the ledger there, and rows, if no folder was given.
+
+        Raises:
+            ConfigurationError: if this object keeps them in another checkpoint already.
+        """
+        place, bound = _local(folder) / FOLDER, self._in_checkpoint
+        if bound is not None and bound.resolve() != place.resolve():
+            raise ConfigurationError(
+                f"sink {self.name!r} is given to a query with checkpoint={folder!r}, and this object keeps its rows "
+                f"and notes in checkpoint={str(bound.parent)!r}",
+                next_step="make a sink object for each query.",
+            )
+        self._in_checkpoint = place
         if self._folder is None:
             self._folder = self._in_checkpoint
 
