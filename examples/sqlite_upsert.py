@@ -19,7 +19,7 @@ import pyarrow as pa
 import typer
 from pyspark.sql import SparkSession
 
-from sparkonce import Applies, ApplyToken, ExactlyOnce, WriteAheadSink
+from sparkonce import SKIPPED, Applies, ApplyToken, ExactlyOnce, WriteAheadSink
 
 ORDER = "id bigint, customer string, amount bigint"
 TABLES = """
@@ -38,11 +38,13 @@ class Totals:
 
     database: str
 
-    def __call__(self, rows: pa.RecordBatchReader, token: ApplyToken) -> None:
+    def __call__(self, rows: pa.RecordBatchReader, token: ApplyToken) -> object:
         with closing(self._connect()) as connection, connection:
-            if connection.execute("INSERT OR IGNORE INTO applied VALUES (?)", [token.id]).rowcount:
-                for batch in rows:
-                    connection.executemany(ADD, batch.to_pylist())
+            if not connection.execute("INSERT OR IGNORE INTO applied VALUES (?)", [token.id]).rowcount:
+                return SKIPPED
+            for batch in rows:
+                connection.executemany(ADD, batch.to_pylist())
+            return None
 
     def is_applied(self, token: ApplyToken) -> bool:
         with closing(self._connect()) as connection:

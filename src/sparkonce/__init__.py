@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from sparkonce.sinks.mysql.sink import MySQLSink as MySQLSink
     from sparkonce.sinks.postgres.sink import PostgresSink as PostgresSink
     from sparkonce.sinks.redis.sink import RedisSink as RedisSink
+    from sparkonce.sinks.write_ahead.apply import SKIPPED as SKIPPED
     from sparkonce.sinks.write_ahead.apply import Applies as Applies
     from sparkonce.sinks.write_ahead.apply import ApplyToken as ApplyToken
     from sparkonce.sinks.write_ahead.apply import RefusedError as RefusedError
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOMES = {
+    "SKIPPED": "sparkonce.sinks.write_ahead.apply",
     "Applies": "sparkonce.sinks.write_ahead.apply",
     "ApplyToken": "sparkonce.sinks.write_ahead.apply",
     "DeltaSink": "sparkonce.spark.tables.delta",
@@ -72,6 +74,7 @@ _HOMES = {
 }
 
 __all__ = [
+    "SKIPPED",
     "Applies",
     "ApplyToken",
     "DeltaSink",

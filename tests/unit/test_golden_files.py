@@ -183,7 +183,7 @@ def test_rows_that_wait_are_whole_and_can_be_read(version: str, name: str, sink:
                 entry = Entry.of_fields(told[str(one)])
                 assert entry is not None
                 waiting_rows.check(file, entry.size_bytes, entry.checksum)
-            found = waiting_rows.read([file]).read_all()
+            found = waiting_rows.read([file], []).read_all()
         numbers = [300 + 10 * one.slot + place for place in range(3)]
         assert found.schema == pa.schema([("number", pa.int64()), ("word", pa.string())])
         assert found.to_pydict() == {"number": numbers, "word": [f"word {number}" for number in numbers]}

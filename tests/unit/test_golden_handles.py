@@ -310,7 +310,10 @@ def test_hdfs_is_asked_to_rename_these_files(version: str) -> None:
     store = HdfsStore("hdfs://127.0.0.1:1/out")
     store._client = SimpleNamespace(rename=rename, mkdirs=lambda *_: None)
     listed = [files_handle.read_handle(handle) for handle in decided(version)["files.hdfs"]]
-    found = store.publish([one for each in listed for one in each.files or ()])
+    files = [one for each in listed for one in each.files or ()]
+    sizes = {f"/out/.sparkonce/held/{one['held']}": one["size"] for one in files}
+    store._client.get_file_info = lambda path: SimpleNamespace(isdir=False, length=sizes[path])
+    found = store.publish(files)
     assert [one.outcome for one in found] == [Outcome.COMMITTED] * 2
     held = [path for path in servers(version, DECIDED)["hdfs"] if path.endswith(".held")]
     assert sorted(renamed) == held

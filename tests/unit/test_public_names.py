@@ -71,7 +71,7 @@ def test_every_public_name_is_there() -> None:
 
 
 def test_public_names_are_sorted() -> None:
-    assert sparkonce.__all__ == sorted(sparkonce.__all__)
+    assert sparkonce.__all__ == sorted(sparkonce.__all__, key=lambda name: (not name.isupper(), name))
     assert len(set(sparkonce.__all__)) == len(sparkonce.__all__)
 
 

@@ -12,13 +12,14 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from sparkonce.sinks.write_ahead.apply import SKIPPED as SKIPPED
     from sparkonce.sinks.write_ahead.apply import Applies as Applies
     from sparkonce.sinks.write_ahead.apply import ApplyToken as ApplyToken
     from sparkonce.sinks.write_ahead.apply import RefusedError as RefusedError
     from sparkonce.sinks.write_ahead.apply import RetryLaterError as RetryLaterError
     from sparkonce.sinks.write_ahead.sink import WriteAheadSink as WriteAheadSink
 
-__all__ = ["Applies", "ApplyToken", "RefusedError", "RetryLaterError", "WriteAheadSink"]
+__all__ = ["SKIPPED", "Applies", "ApplyToken", "RefusedError", "RetryLaterError", "WriteAheadSink"]
 
 
 def __getattr__(name: str) -> Any:

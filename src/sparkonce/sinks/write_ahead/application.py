@@ -15,10 +15,20 @@ import pyarrow.parquet as pq
 
 from sparkonce.protocol.outcomes import Finished, Outcome
 from sparkonce.protocol.ownership import TransactionName
-from sparkonce.sinks.write_ahead.apply import Applies, Apply, ApplyToken, IsApplied, Per, RefusedError, RetryLaterError
+from sparkonce.sinks.write_ahead.apply import (
+    Applies,
+    Apply,
+    ApplyToken,
+    IsApplied,
+    Per,
+    RefusedError,
+    RetryLaterError,
+    UnreadRowsError,
+    give,
+)
 from sparkonce.sinks.write_ahead.entry import Entry
 from sparkonce.sinks.write_ahead.folder import Stand, WriteAheadFolder
-from sparkonce.sinks.write_ahead.rows import CorruptRowsError, check, read
+from sparkonce.sinks.write_ahead.rows import CorruptRowsError, check
 
 log = logging.getLogger("sparkonce")
 
@@ -73,7 +83,7 @@ class Application:
         how: How the function is called.
 
     Attributes:
-        refused: Names of transactions that it has refused, with what it said.
+        refused: Names of transactions that it has refused, with what it said, or whose rows it has left unread.
     """
 
     def __init__(self, folder: WriteAheadFolder, sink: str, how: How) -> None:
@@ -134,11 +144,16 @@ class Application:
             self._not_before[name] = time.monotonic() + error.after_s
             return Finished(outcome=Outcome.RETRY, reason=f"the function says: {error}")
         except RefusedError as error:
-            self.refused.update({str(entry.name): f"the function refuses the rows: {error}" for entry in unit.entries})
-            return Finished(outcome=Outcome.UNKNOWN, reason=self.refused[name])
+            return self._refuse(unit, f"the function refuses the rows: {error}")
+        except UnreadRowsError as error:
+            return self._refuse(unit, str(error))
         except Exception as error:  # noqa: BLE001 - the function is the user's, and so are its errors
             return Finished(outcome=Outcome.RETRY, reason=f"the function failed: {type(error).__name__}: {error}")
         return self._note(unit, found)
+
+    def _refuse(self, unit: Unit, reason: str) -> Finished:
+        self.refused.update({str(entry.name): reason for entry in unit.entries})
+        return Finished(outcome=Outcome.UNKNOWN, reason=reason)
 
     def _call(self, unit: Unit, token: ApplyToken, opened: Sequence[BinaryIO]) -> Outcome:
         if token.id in self._returned:
@@ -167,7 +182,7 @@ class Application:
 
     def deliver(self, unit: Unit, token: ApplyToken, opened: Sequence[BinaryIO]) -> None:  # noqa: ARG002
         """Brings the rows of checked files into the target."""
-        self._how.apply(read(opened), token)
+        give(self._how.apply, opened, token)
 
     def _note(self, unit: Unit, found: Outcome) -> Finished:
         """Notes it before the rows are deleted. What cannot be noted is asked for again, and not applied again."""

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, BinaryIO, Final, Literal
+
+from sparkonce.sinks.write_ahead.rows import read
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -19,8 +21,8 @@ class Applies(str, Enum):
     """
 
     TRANSACTIONAL = "transactional"
-    """Nothing: it keeps ``token.id`` in the target in the same transaction as the rows, and does nothing when it finds
-    it there. Exactly-once."""
+    """Nothing: it keeps ``token.id`` in the target in the same transaction as the rows, and returns `SKIPPED` when it
+    finds it there. Exactly-once."""
     IDEMPOTENT = "idempotent"
     """The same rows lead to the same state: upserts by key, or an API that knows ``token.id`` as an idempotency key.
     Effectively once, with what `CONDITIONS` says."""
@@ -70,11 +72,21 @@ class ApplyToken:
         return self.slots[0]
 
 
+class Skipped(Enum):
+    """What the user's function returns if it leaves rows unread on purpose."""
+
+    SKIPPED = "skipped"
+
+
+SKIPPED: Final = Skipped.SKIPPED
+"""Returned by the user's function: what it has not read need not be read, for example because the target has it."""
+
 Apply = Callable[["pa.RecordBatchReader", ApplyToken], object]
-"""Brings rows into the target. It has done so when it returns; whatever it returns is not looked at.
+"""Brings rows into the target. It has done so when it returns; of what it returns only `SKIPPED` has a meaning.
 
 The rows come as a ``pyarrow.RecordBatchReader``, once: iterate over it for one record batch at a time, in bounded
-memory, or take all with ``read_all()`` or ``read_pandas()``.
+memory, or take all with ``read_all()`` or ``read_pandas()``. If it returns before it has taken them all, and does not
+return `SKIPPED`, the query stops.
 """
 
 IsApplied = Callable[[ApplyToken], bool]
@@ -100,3 +112,22 @@ class RefusedError(Exception):
     The query stops at once with the reason. The rows are kept; when the cause is removed and the query started again,
     they are given to the function again.
     """
+
+
+class UnreadRowsError(Exception):
+    """The user's function returned before it had taken all of its rows, and did not say why."""
+
+
+def give(apply: Apply, files: Sequence[BinaryIO], token: ApplyToken) -> None:
+    """Calls the user's function with the rows of checked files.
+
+    Raises:
+        UnreadRowsError: if it has left some of them, and did not return `SKIPPED`.
+    """
+    taken: list[int] = []
+    said = apply(read(files, taken), token)
+    if sum(taken) < token.rows and said is not SKIPPED:
+        raise UnreadRowsError(
+            f"the function returned when it had read {sum(taken)} of the {token.rows} rows of {token.id}: read them "
+            "all, or return sparkonce.SKIPPED if the target has the others, or is to do without them"
+        )

@@ -134,8 +134,13 @@ def check(file: BinaryIO, size: int, checksum: str) -> None:
         )
 
 
-def read(files: Sequence[BinaryIO]) -> pa.RecordBatchReader:
-    """The rows of checked files, one after the other, a part of a row group at a time."""
+def read(files: Sequence[BinaryIO], taken: list[int]) -> pa.RecordBatchReader:
+    """The rows of checked files, one after the other, a part of a row group at a time.
+
+    Args:
+        files: The files, open.
+        taken: To this the number of rows of each part is added when it is taken.
+    """
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -144,7 +149,9 @@ def read(files: Sequence[BinaryIO]) -> pa.RecordBatchReader:
 
     def batches() -> Iterator[pa.RecordBatch]:
         for reader in readers:
-            yield from reader.iter_batches(batch_size=READ_ROWS)
+            for batch in reader.iter_batches(batch_size=READ_ROWS):
+                taken.append(batch.num_rows)
+                yield batch
 
     return pa.RecordBatchReader.from_batches(schema, batches())
 

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 from sparkonce.errors import PrepareError
 from sparkonce.protocol.ownership import TransactionName
 from sparkonce.sinks.base import SinkWriter, WriterContext
-from sparkonce.sinks.write_ahead.apply import Apply, ApplyToken
+from sparkonce.sinks.write_ahead.apply import Apply, ApplyToken, give
 from sparkonce.sinks.write_ahead.entry import Entry
 from sparkonce.sinks.write_ahead.folder import Stand, WriteAheadFolder
-from sparkonce.sinks.write_ahead.rows import RowsFile, check, read
+from sparkonce.sinks.write_ahead.rows import RowsFile, check
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -105,7 +105,7 @@ class WriteAheadWriter(SinkWriter):
                 rows=written.rows,
             )
             try:
-                apply(read([reader]), token)
+                give(apply, [reader], token)
             except Exception as error:
                 raise PrepareError(
                     f"slot {token.slot} of batch {token.batch} could not be applied: {type(error).__name__}: {error}"
