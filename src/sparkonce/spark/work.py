@@ -174,7 +174,7 @@ class SparkWork:
     def _bound_arrow_batches(self) -> None:
         """Spark sends 10,000 rows at a time however large they are. Unless the user has said otherwise, send 1 MiB."""
         conf = self._df.sparkSession.conf
-        if _ARROW_BYTES not in conf.getAll:
+        if conf.get(_ARROW_BYTES, None) is None:
             conf.set(_ARROW_BYTES, "1m")
 
     def run_into_nothing(self) -> None:
