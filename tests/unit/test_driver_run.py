@@ -454,14 +454,22 @@ def test_another_query_is_refused(world: World) -> None:
     assert world.records() == before
 
 
-def test_a_copied_checkpoint_is_refused_and_a_moved_one_taken(world: World, tmp_path: Path) -> None:
+def test_a_copied_checkpoint_is_refused_and_a_moved_one_taken(
+    world: World, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     world.run(world.start(), 0)
     there = tmp_path / "there"
     shutil.copytree(tmp_path / "sparkonce", there / "sparkonce")
     with pytest.raises(errors.CheckpointMismatchError, match="checkpoint_moved=True"):
         world.run(world.start(store=LocalLogStore(there)), 1)
-    world.run(world.start(store=LocalLogStore(there), moved=True), 1)
-    assert world.visible() == numbers(0, 1)
+    with caplog.at_level("WARNING", "sparkonce"):
+        world.run(world.start(store=LocalLogStore(there), moved=True), 1)
+        assert caplog.text == ""
+        world.run(world.start(store=LocalLogStore(there)), 2)
+        assert caplog.text == ""
+        world.run(world.start(store=LocalLogStore(there), moved=True), 3)
+    assert f"checkpoint_moved=True, and the decision log has not moved since the last run: {there}" in caplog.text
+    assert world.visible() == numbers(0, 1, 2, 3)
 
 
 def test_a_run_that_is_ahead_refuses_to_go_back(world: World) -> None:

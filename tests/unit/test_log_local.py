@@ -3,6 +3,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import re
 import stat
 import subprocess
 import sys
@@ -516,13 +517,32 @@ def test_a_put_says_what_stands_there(store: LocalLogStore) -> None:
         ("relative/checkpoint", "relative/checkpoint"),
         ("file:/data/checkpoint", "/data/checkpoint"),
         ("file:///data/checkpoint", "/data/checkpoint"),
-        ("file:///data/a%20b", "/data/a b"),
+        ("file:///data/a%20b", "/data/a%20b"),
+        ("file:///data/a b?c#d", "/data/a b?c#d"),
+        ("file://localhost/data/checkpoint", "/data/checkpoint"),
         ("/data/a b", "/data/a b"),
         ("/data/100%25", "/data/100%25"),
     ],
 )
 def test_local_places(given: str, folder: str) -> None:
     assert local_checkpoint(given) == Path(folder)
+
+
+@pytest.mark.parametrize(("given", "meant"), [("a%20b", "a b"), ("a?b", "a"), ("a#b", "a")])
+def test_a_query_that_has_run_where_the_url_led_before_is_not_begun_anew(
+    tmp_path: Path, given: str, meant: str
+) -> None:
+    url = f"file://{tmp_path}/{given}"
+    (tmp_path / meant).mkdir()
+    assert local_checkpoint(url) == tmp_path / given
+    (tmp_path / meant / "metadata").write_text('{"id": "5"}')
+    with pytest.raises(ConfigurationError, match=re.escape(f"'{tmp_path}/{meant}', where a query has run")) as caught:
+        local_checkpoint(url)
+    assert "give the path" in caught.value.next_step
+    assert [local_checkpoint(f"{tmp_path}/{one}") for one in (given, meant)] == [tmp_path / given, tmp_path / meant]
+    (tmp_path / given).mkdir()
+    (tmp_path / given / "metadata").write_text('{"id": "6"}')
+    assert local_checkpoint(url) == tmp_path / given
 
 
 @pytest.mark.parametrize("given", ["s3://bucket/checkpoint", "s3a://bucket/c", "hdfs://node/c", "dbfs:/c", "abfss://c"])

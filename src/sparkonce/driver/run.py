@@ -21,7 +21,7 @@ from sparkonce.driver.ages import Life, Pace, offsets_between, shortest_life, to
 from sparkonce.driver.positions import PositionReporter, Positions
 from sparkonce.driver.progress import BatchProgress, Stopwatch, rows_by_sink
 from sparkonce.driver.replay import as_recorded, found_again, where_lost
-from sparkonce.driver.start import look_around, read_log
+from sparkonce.driver.start import look_around, read_log, warn_if_not_moved
 from sparkonce.driver.stops import stop_error
 from sparkonce.driver.sweeper import Sweeper
 from sparkonce.executor import check_handles
@@ -148,6 +148,8 @@ class RunDriver:
         except BaseException:
             self._close(sweep=False)
             raise
+        if moved:
+            warn_if_not_moved(view, log.store.location)
         claim = Claim(
             nonce=uuid.uuid4().hex[:8],
             run=run,

@@ -104,6 +104,16 @@ def _traces(committer: SinkCommitter, query: str, facts: Facts, give_up_at: floa
         time.sleep(_ASK_AGAIN_S)
 
 
+def warn_if_not_moved(view: LogView, location: str) -> None:
+    """Says that ``checkpoint_moved=True`` has stayed on: it is for the first start in another folder."""
+    if view.newest_run is not None and view.newest_run.location == location:
+        logger.warning(
+            "checkpoint_moved=True, and the decision log has not moved since the last run: %s. As long as the setting "
+            "stays, a copy of this checkpoint is not refused: take it out.",
+            location,
+        )
+
+
 def read_log(log: DecisionLog, view: LogView | None = None) -> LogView:
     """What stands in the log, from where a view ends.
 

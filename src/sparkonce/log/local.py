@@ -22,6 +22,7 @@ from sparkonce.errors import ConfigurationError
 from sparkonce.log.base import Landed, LogStore, PutUnknownError, Taken
 
 FOLDER = "sparkonce"
+_SPARKS = "metadata"
 _DIGITS = 20
 _NAME = re.compile(f"[0-9]{{{_DIGITS}}}")
 _NO_LINKS = frozenset({errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EXDEV, errno.EMLINK})
@@ -31,10 +32,11 @@ _SURELY_NOT_LINKED = _NO_LINKS | {errno.ENOSPC, errno.EDQUOT, errno.EACCES, errn
 
 
 def local_checkpoint(checkpoint: str) -> Path:
-    """The folder of a checkpoint location.
+    """The folder of a checkpoint location, as Spark finds it: in a ``file:`` URL, too, ``%20`` is three characters.
 
     Raises:
-        ConfigurationError: if the location is not on a local or mounted disk.
+        ConfigurationError: if the location is not on a local or mounted disk; or if a query has run in the folder that
+            the URL meant until ``%`` was taken as it stands.
     """
     try:
         location = urlsplit(checkpoint)
@@ -43,7 +45,16 @@ def local_checkpoint(checkpoint: str) -> Path:
             f"checkpoint={checkpoint!r} is no URL: {error}", next_step="give a path or a file: URL."
         ) from None
     if location.scheme == "file":
-        return Path(unquote(location.path))
+        path = checkpoint.partition(":")[2]
+        folder = Path(path if not path.startswith("//") else f"/{path[2:].partition('/')[2]}")
+        before = Path(unquote(location.path))
+        if (before / _SPARKS).exists() and not (folder / _SPARKS).exists():
+            raise ConfigurationError(
+                f"checkpoint={checkpoint!r} is the folder {str(folder)!r}, as it is for Spark. It has meant "
+                f"{str(before)!r}, where a query has run",
+                next_step="give the path of the one that is meant: the second one to go on with that query.",
+            )
+        return folder
     if not location.scheme:
         return Path(checkpoint)
     raise ConfigurationError(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from pyspark.sql import DataFrame
@@ -42,7 +43,8 @@ class ExactlyOnce:
         sinks: One sink, or several that are committed as one unit; their names must differ. A mapping gives each a view
             of its own of the batch: ``{sink: lambda df: df.where(…), other: None}``. The batch is then computed
             once, and kept on the executors while it is written.
-        checkpoint: The query's checkpoint folder: a path or a ``file:`` URL. The decision log is kept in it.
+        checkpoint: The query's checkpoint folder: a path, best an absolute one, or a ``file:`` URL. The decision log is
+            kept in it.
         checkpoint_moved: Say True once if the checkpoint folder was moved (not copied) since the last run. A folder
             at another place is refused otherwise, because two copies would write the same batches twice.
         group_offsets: Consumer groups that are told how far each committed batch has read.
@@ -72,7 +74,7 @@ class ExactlyOnce:
         self._shares = shares(views)
         if commit_deadline_s <= 0:
             raise ConfigurationError(f"commit_deadline_s={commit_deadline_s}: must be more than 0")
-        self.checkpoint = local_checkpoint(str(checkpoint)).absolute()
+        self.checkpoint = _absolute(checkpoint)
         for sink in self._sinks.values():
             sink.use_checkpoint(str(self.checkpoint))
         self._moved = checkpoint_moved
@@ -243,6 +245,18 @@ class ExactlyOnce:
         self._display.enter(phase, batch)
         if self._listener is not None:
             self._listener(phase, batch)
+
+
+def _absolute(checkpoint: str) -> Path:
+    folder = local_checkpoint(str(checkpoint))
+    if not folder.is_absolute():
+        logger.warning(
+            "checkpoint=%r is taken from this process's working folder: %s. A driver that is started in another one "
+            "would begin a new query, and write all rows again: give the absolute path.",
+            str(checkpoint),
+            folder.absolute(),
+        )
+    return folder.absolute()
 
 
 def _running(df: DataFrame) -> tuple[str, str]:
