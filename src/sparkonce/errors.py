@@ -18,7 +18,8 @@
     ├── PrepareError               a slot could not prepare; nothing became visible
     │   └── TransactionTooOldError the batch took longer than its transactions are allowed to live
     ├── UnknownOutcomeError        a request's outcome could not be learned before the deadline; nothing was undone
-    └── TransactionLostError       decided rows are gone and could not be replayed faithfully
+    ├── TransactionLostError       decided rows are gone and could not be replayed faithfully
+    └── FilesGoneError             files that a reader asks for were deleted since
 
 Every error is picklable, says in its message which setting and value it is about, and says in ``next_step`` what
 the operator can do.
@@ -125,3 +126,7 @@ class TransactionLostError(SparkonceError):
     ``details["same_rows"]`` says whether the replay gave the same rows, in slots that do not fit the lost ones: then a
     start with the slots of before heals.
     """
+
+
+class FilesGoneError(SparkonceError):
+    """Files of whole batches were deleted since. ``details["gone"]`` lists them, relative to the sink's path."""

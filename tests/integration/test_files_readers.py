@@ -18,6 +18,7 @@ import pytest
 
 from integration.files_scene import Life
 from sparkonce import read_manifests, whole_batches
+from sparkonce.errors import FilesGoneError
 from sparkonce.protocol.outcomes import Outcome
 from sparkonce.sinks.files import writer as writer_module
 from sparkonce.sinks.files.sink import FilesSink
@@ -163,6 +164,46 @@ def test_readers_see_neither_what_is_held_back_nor_manifests(tmp_path: Path) -> 
         assert sorted(dataset.to_table().to_pylist(), key=str) == [{"x": 1, "p": "a"}, {"x": 2, "p": "b"}]
         assert len(list(folder.rglob(f"*.{kind}"))) == 2, "nor does a walk through all folders"
     assert sorted(pd.read_parquet(tmp_path / "parquet")["x"]) == [1, 2]
+
+
+def test_files_that_somebody_took_away_are_told_of_and_left_out_on_request(tmp_path: Path) -> None:
+    root = tmp_path / "out"
+    life = Life(FilesSink(root, partition_by="day"))
+    for batch in range(3):
+        life.run_batch(pa.table({"x": [10 * batch, 10 * batch + 1], "day": ["1/2", f"{batch + 3}"]}), batch=batch)
+    named = whole_batches(root)
+    assert len(named) == 6
+    gone = [path for path in named if "day=3" in path or path == named[-2]]
+    for path in gone:
+        Path(path).unlink()
+    (root / "day=3").rmdir()
+    with pytest.raises(FilesGoneError, match="2 of the 6 files of whole batches") as caught:
+        whole_batches(root)
+    assert [f"{root}/{path}" for path in caught.value.details["gone"]] == sorted(gone)
+    assert "missing_ok=True" in caught.value.next_step
+    left = whole_batches(root, missing_ok=True)
+    assert left == [path for path in named if path not in gone]
+    assert asked("SELECT count(*) FROM read_parquet(?)", left) == [(4,)]
+    assert sum(one.rows for one in read_manifests(root)) == 6, "they say what was committed"
+
+
+def test_columns_that_change_are_read_as_the_page_says(tmp_path: Path) -> None:
+    life = Life(FilesSink(tmp_path / "out"))
+    life.run_batch(pa.table({"x": [1]}))
+    life.run_batch(pa.table({"x": [3.5], "y": [2]}), batch=1)
+    files = whole_batches(tmp_path / "out")
+    assert sorted(asked("SELECT x FROM read_parquet(?)", files)) == [(1,), (4,)]
+    assert sorted(asked("SELECT x, y FROM read_parquet(?, union_by_name = true)", files)) == [(1.0, None), (3.5, 2)]
+    schema = pa.schema({"x": pa.float64(), "y": pa.int64()})
+    assert sorted(ds.dataset(files, schema=schema).to_table().to_pydict()["x"]) == [1.0, 3.5]
+
+
+def test_a_null_partition_is_read_by_pandas_as_the_page_says(tmp_path: Path) -> None:
+    Life(FilesSink(tmp_path / "out", partition_by="p")).run_batch(pa.table({"x": [1, 2], "p": ["a", None]}))
+    with pytest.raises(pa.ArrowInvalid, match="Cannot yet unify dictionaries with nulls"):
+        pd.read_parquet(tmp_path / "out")
+    found = ds.dataset(tmp_path / "out", partitioning="hive").to_table().to_pandas()
+    assert sorted(zip(found["x"], found["p"].fillna("null"), strict=True)) == [(1, "a"), (2, "null")]
 
 
 # --- partitions and sizes -------------------------------------------------------------------------------------------

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+from sparkonce.errors import FilesGoneError
 from sparkonce.sinks.files import manifests
 from sparkonce.sinks.files.manifests import Manifest
 from sparkonce.sinks.files.places import open_store
+
+_THREADS = 8
 
 
 def read_manifests(path: str | Path, *, store_options: Mapping[str, Any] | None = None) -> list[Manifest]:
@@ -29,7 +33,9 @@ def read_manifests(path: str | Path, *, store_options: Mapping[str, Any] | None 
         store.close()
 
 
-def whole_batches(path: str | Path, *, store_options: Mapping[str, Any] | None = None) -> list[str]:
+def whole_batches(
+    path: str | Path, *, store_options: Mapping[str, Any] | None = None, missing_ok: bool = False
+) -> list[str]:
     """The full paths of the files of whole batches, for example for ``duckdb.read_parquet`` or ``spark.read.parquet``.
 
     A file that is published but not in the list belongs to a batch whose other files are being published.
@@ -37,13 +43,30 @@ def whole_batches(path: str | Path, *, store_options: Mapping[str, Any] | None =
     Args:
         path: The `FilesSink`'s.
         store_options: The `FilesSink`'s.
+        missing_ok: Whether to leave out files that are gone, as where somebody deletes what is old or was read.
 
     Raises:
+        FilesGoneError: if files are gone, and ``missing_ok`` does not allow it.
         UnknownOutcomeError: if the place cannot be asked now.
         CorruptRecordError: if a manifest cannot be read.
     """
     store = open_store(str(path), dict(store_options or {}))
     try:
-        return [f"{store.location}/{file.path}" for one in manifests.read_all(store) for file in one.files]
+        named = [file.path for one in manifests.read_all(store) for file in one.files]
+        folders = sorted({path.rpartition("/")[0] for path in named})
+        with ThreadPoolExecutor(_THREADS) as pool:
+            there = dict(
+                zip(folders, pool.map(lambda folder: frozenset(store.list_names(folder)), folders), strict=True)
+            )
+        found = [path for path in named if path.rpartition("/")[2] in there[path.rpartition("/")[0]]]
+        if len(found) < len(named) and not missing_ok:
+            gone = sorted(set(named) - set(found))
+            raise FilesGoneError(
+                f"{len(gone)} of the {len(named)} files of whole batches in {store.location} are gone; the first is "
+                f"{gone[0]}",
+                next_step="if they were deleted on purpose, give missing_ok=True for those that are left.",
+                gone=gone,
+            )
+        return [f"{store.location}/{path}" for path in found]
     finally:
         store.close()
