@@ -125,6 +125,13 @@ def test_a_prefix_that_cannot_be_used(check: Check, prefix: str) -> None:
         check(prefix=prefix)
 
 
+@pytest.mark.parametrize("prefix", [" ", "  orders"])
+def test_a_prefix_that_librdkafka_changes_is_refused(check: Check, prefix: str) -> None:
+    with pytest.raises(PreflightError, match=f"transactional_id_prefix={prefix!r} begins with a space"):
+        check(prefix=prefix)
+    assert check(prefix="orders ")["prefix"] == "orders "
+
+
 def test_the_longest_prefix(check: Check) -> None:
     assert check(prefix="é" * 90)["prefix"] == "é" * 90
 

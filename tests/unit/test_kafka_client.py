@@ -26,6 +26,7 @@ class Brokers:
 
     Attributes:
         coordinators: The broker of each id.
+        changes_ids: Whether they leave spaces out of the ids that they are asked for.
         refusals: What the next requests about transactions are answered, whoever is asked.
         looked_up: The ids of each look-up.
         asked: Whom each other request went to, and its id.
@@ -35,6 +36,7 @@ class Brokers:
         self.coordinators = {"one": 1, "other": 2}
         self.refusals: list[Answer] = []
         self.not_here = 16
+        self.changes_ids = False
         self.looked_up: list[list[str]] = []
         self.asked: list[tuple[str, str]] = []
         self.manager = SimpleNamespace(cluster=SimpleNamespace(add_coordinator=lambda *_: None))
@@ -67,7 +69,7 @@ class Brokers:
             code = 0 if self.coordinators[name] == int(broker) else self.not_here
         answer = SimpleNamespace(
             error_code=code,
-            transactional_id=name,
+            transactional_id=name.strip() if self.changes_ids else name,
             producer_id=7,
             producer_epoch=3,
             transaction_state="Ongoing",
@@ -128,6 +130,17 @@ def test_another_refusal_says_nothing_of_where_the_coordinator_is(brokers: Broke
     brokers.refusals = [Answer(INVALID_TXN_STATE), Answer(INVALID_TXN_STATE)]
     assert [commit(client), commit(client)] == [[INVALID_TXN_STATE] * 2, [0, 0]]
     assert len(brokers.looked_up) == 1
+
+
+def test_what_a_broker_says_of_another_id_is_no_answer(brokers: Brokers) -> None:
+    brokers.changes_ids = True
+    brokers.coordinators[" one"] = 1
+    spaced = Transaction(" one", 7, 3)
+    mistaken, right = TransactionClient({}).describe_transactions([spaced, OTHER], deadline_s=SOON)
+    assert isinstance(mistaken, Answer)
+    assert mistaken.code is None
+    assert mistaken.reason == "asked for the transactional id ' one', and the broker describes 'one'"
+    assert isinstance(right, Description)
 
 
 def test_new_connections_look_up_anew(brokers: Brokers) -> None:

@@ -87,9 +87,10 @@ class TransactionClient:
         def request(transaction: Transaction) -> Request:
             return DescribeTransactionsRequest(transactional_ids=[transaction.transactional_id])
 
-        return self._ask_coordinators(
+        views = self._ask_coordinators(
             transactions, request, deadline_s, read=lambda response: _description(response.transaction_states[0])
         )
+        return [_of_this_id(view, one) for view, one in zip(views, transactions, strict=True)]
 
     def list_transactions(self, states: Sequence[str], *, deadline_s: float) -> list[str] | Answer:
         """The transactional ids in one of these states, from every broker; an `Answer` if any broker gives none."""
@@ -276,3 +277,11 @@ def _description(state: Any) -> Description | Answer:
         timeout_ms=state.transaction_timeout_ms,
         started_ms=state.transaction_start_time_ms,
     )
+
+
+def _of_this_id(view: Description | Answer, asked: Transaction) -> Description | Answer:
+    """What is said of another id says nothing of the one that was asked for."""
+    if isinstance(view, Answer) or view.transaction.transactional_id == asked.transactional_id:
+        return view
+    said, wanted = view.transaction.transactional_id, asked.transactional_id
+    return Answer(None, f"asked for the transactional id {wanted!r}, and the broker describes {said!r}")

@@ -162,6 +162,13 @@ def _check_prefix(prefix: str) -> str:
             next_step=f"Use 1 to {PREFIX_LIMIT_BYTES} bytes of printable characters.",
             setting="transactional_id_prefix",
         )
+    if prefix != prefix.lstrip():
+        raise PreflightError(
+            f"transactional_id_prefix={prefix!r} begins with a space, which librdkafka leaves out: the brokers would "
+            "know the transactions under other ids than the log does, and nobody could commit them.",
+            next_step=f"Use {prefix.lstrip()!r}, or any other prefix that does not begin with a space.",
+            setting="transactional_id_prefix",
+        )
     return prefix
 
 
