@@ -69,6 +69,7 @@ def test_the_facts_are_the_cluster_the_prefix_and_the_longest_timeout(
     assert facts == {
         "cluster_id": broker.cluster_id,
         "topic": topic,
+        "max_message_bytes": "1048588",
         "prefix": f"sparkonce-{QUERY}",
         "transaction_timeout_ms": str(FIFTEEN_MINUTES_MS),
     }
@@ -84,8 +85,12 @@ def test_what_readers_must_set_is_said_once(
     for _ in range(2):
         sink.preflight(QUERY, None)
     said = [record.getMessage() for record in caplog.records if record.name.startswith("sparkonce")]
-    needed = f"Readers of {topic} must set isolation.level=read_committed; Kafka's default does not."
-    assert said == ([needed] if guarantee is Guarantee.EXACTLY_ONCE else [])
+    if guarantee is not Guarantee.EXACTLY_ONCE:
+        assert said == []
+        return
+    (told,) = said
+    assert told.startswith(f"Readers of {topic} must set isolation.level=read_committed; Kafka's default does not.")
+    assert told.endswith("transaction.timeout.ms=900000 (15 min).")
 
 
 def test_a_prefix_and_a_timeout_of_ones_own(check: Check) -> None:
@@ -161,6 +166,33 @@ def test_a_topic_that_is_not_there(check: Check) -> None:
         check(topic=name, guarantee=Guarantee.AT_LEAST_ONCE)
     with pytest.raises(PreflightError, match="topic='no/topic' is no valid name"):
         check(topic="no/topic")
+
+
+@pytest.mark.parametrize(
+    ("configured", "words"),
+    [
+        ({"retention_ms": "899999"}, "retention.ms=899999, and transaction.timeout.ms=900000 (15 min)"),
+        ({"retention_bytes": "1000000"}, "retention.bytes=1000000"),
+        ({"retention_ms": "900000", "retention_bytes": str(1 << 30)}, ""),
+        ({"retention_ms": "1000", "cleanup_policy": "compact"}, ""),
+    ],
+)
+def test_a_retention_that_open_transactions_may_outlive_is_told(
+    witness: Witness, check: Check, caplog: pytest.LogCaptureFixture, configured: dict[str, str], words: str
+) -> None:
+    topic = witness.create_topic(**configured)
+    check(topic=topic)
+    told = [record.getMessage() for record in caplog.records if topic in record.getMessage()]
+    assert bool(told) is bool(words)
+    assert words in "".join(told)
+
+
+@pytest.mark.parametrize("name", ["retention_ms", "retention_bytes"])
+def test_a_topic_that_keeps_nothing_is_refused(witness: Witness, check: Check, name: str) -> None:
+    topic = witness.create_topic(**{name: "0"})
+    with pytest.raises(PreflightError, match=rf"topic='{topic}' has {name.replace('_', '.')}=0"):
+        check(topic=topic)
+    check(topic=topic, guarantee=Guarantee.AT_LEAST_ONCE)
 
 
 def test_a_topic_that_no_row_could_be_written_to(witness: Witness, check: Check) -> None:

@@ -197,7 +197,8 @@ def test_one_row_too_large_for_the_topic_fails_the_whole_transaction(kafka: Kafk
     writer = open_writer(KafkaSink(kafka.settings, topic=topic), owner)
     writer.begin()
     rows = [pa.record_batch({"value": [value]}) for value in ("fits", "x" * 10_000, "fits too")]
-    with pytest.raises(PrepareError, match=rf"{topic}.*[Tt]oo large"):
+    named = rf"{topic}', partition \d: .*too large, with a key and value of 10000 bytes\. Raise .* max\.message\.bytes"
+    with pytest.raises(PrepareError, match=named):
         finish(writer, *rows)
     writer.abort()
     assert kafka.read(topic) == []
@@ -207,10 +208,26 @@ def test_one_row_too_large_for_the_client_fails_at_once(kafka: Kafka, owner: Own
     topic = kafka.create_topic()
     writer = open_writer(KafkaSink({**kafka.settings, "message.max.bytes": 2_000}, topic=topic), owner)
     writer.begin()
-    with pytest.raises(PrepareError, match=rf"{topic}.*too large"):
+    with pytest.raises(PrepareError, match=rf"{topic}.*too large: it has 10000 bytes, and message.max.bytes is 2000"):
         writer.write(pa.record_batch({"value": ["fits", "x" * 10_000, "fits too"]}))
     writer.abort()
     assert kafka.read(topic) == []
+
+
+@pytest.mark.parametrize(
+    ("limit", "size", "count"),
+    [
+        pytest.param(1_048_588, 1_048_500, 1, id="as large as a topic takes by default"),
+        pytest.param(3_000_000, 2_900_000, 2, id="larger"),
+        pytest.param(100_000, 10_000, 50, id="smaller, so that batches are smaller too"),
+    ],
+)
+def test_rows_may_be_as_large_as_the_topic_takes(kafka: Kafka, owner: Owner, limit: int, size: int, count: int) -> None:
+    topic = kafka.create_topic(max_message_bytes=str(limit))
+    known = replace(owner, facts={**owner.facts, "max_message_bytes": str(limit)})
+    fields = prepare(KafkaSink(kafka.settings, topic=topic), known, pa.record_batch({"value": ["x" * size] * count}))
+    kafka.commit(fields)
+    assert [len(record.value or b"") for record in kafka.read(topic)] == [size] * count
 
 
 def test_a_refusal_that_no_callback_tells_still_fails_prepare(

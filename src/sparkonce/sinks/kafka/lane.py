@@ -49,6 +49,7 @@ class Reports:
         self.fatal = ""
         self.refused = 0
         self.refusals: list[str] = []
+        self._largest = -1
         self.last_error = ""
         self.stats = ""
 
@@ -65,8 +66,21 @@ class Reports:
         if error is None:
             return
         self.refused += 1
-        if len(self.refusals) < _REMEMBERED_ERRORS:
+        if error.code() == KafkaError.MSG_SIZE_TOO_LARGE:
+            self._keep_largest(error, message)
+        elif len(self.refusals) < _REMEMBERED_ERRORS:
             self.refusals.append(f"topic {message.topic()!r}: {error.str()}")
+
+    def _keep_largest(self, error: KafkaError, message: Message) -> None:
+        """Of a batch that a broker found too large every row is refused; its largest is the one to name."""
+        size = len(message.key() or b"") + len(message.value() or b"")
+        if size > self._largest:
+            self._largest = size
+            self.refusals[:0] = [
+                f"topic {message.topic()!r}, partition {message.partition()}: {error.str()}, with a key and value of "
+                f"{size} bytes. Raise the topic's max.message.bytes, the limit of a batch as it is sent, or set "
+                "compression.type"
+            ]
 
 
 class Lane:

@@ -20,9 +20,12 @@ from sparkonce.sinks.kafka.outcomes import NONE, Answer, Transaction, is_patienc
 from sparkonce.sinks.kafka.settings import admin_settings, producer_settings
 from sparkonce.sinks.kafka.topic import (
     SURE_AFTER_S,
+    TOPIC_SETTINGS,
+    check_retention,
     check_topic,
     is_missing,
     metadata_request,
+    told_settings,
     topic_facts,
     warn_if_made_again,
 )
@@ -35,8 +38,12 @@ TIMEOUT_S = 15.0
 FALLBACK_TIMEOUT_MS = 60_000
 """The transaction timeout where the broker's limit may not be read; librdkafka's own default."""
 
+LONGEST_BY_ITSELF_MS = 3_600_000
+"""The longest transaction timeout that is chosen without being asked for: readers may have to wait that long."""
+
 _TIMEOUT = "transaction.timeout.ms"
 _MAX_TIMEOUT = "transaction.max.timeout.ms"
+_LARGEST = "max.message.bytes"
 _NOT_ALLOWED = frozenset({29, 31, 53})
 _NOBODY_HAS_THE_ID = 49
 _TOPIC_RESOURCE = 2
@@ -91,13 +98,13 @@ def preflight(
         topic: Where all rows go; None if each row names its own, which is then not checked.
         guarantee: Below EXACTLY_ONCE nothing about transactions is checked.
         prefix: Begins every transactional id; None for ``sparkonce-<query>``. It may change between runs.
-        timeout_ms: The transaction timeout; None for ``transaction.timeout.ms`` or else the longest the broker allows.
+        timeout_ms: The transaction timeout; None for ``transaction.timeout.ms``, or else the brokers' limit or an hour.
         query: The short form of the query's id.
         recorded: What this returned in the newest run that the log knows.
 
     Returns:
-        ``cluster_id``, of a sink's own topic ``topic`` and ``topic_id``, and, for EXACTLY_ONCE, ``prefix`` and
-        ``transaction_timeout_ms``.
+        ``cluster_id``, of a sink's own topic ``topic``, ``topic_id`` and ``max_message_bytes``, and, for EXACTLY_ONCE,
+        ``prefix`` and ``transaction_timeout_ms``.
 
     Raises:
         ConfigurationError: if librdkafka or the driver's connection does not know a setting or its value.
@@ -113,9 +120,12 @@ def preflight(
         look = _Look(client, time.monotonic() + TIMEOUT_S, str(producer["bootstrap.servers"]))
         metadata = _metadata(look, topic)
         _check_cluster(metadata.cluster_id, look, recorded)
-        if topic is not None:
-            check_topic(topic, metadata, look.ask(_configs_request(_TOPIC_RESOURCE, topic, "min.insync.replicas")))
         facts = {"cluster_id": metadata.cluster_id, **topic_facts(metadata)}
+        told: Mapping[str, str] = {}
+        if topic is not None:
+            told = told_settings(look.ask(_configs_request(_TOPIC_RESOURCE, topic, *TOPIC_SETTINGS)))
+            check_topic(topic, metadata, told)
+            facts |= {"max_message_bytes": told[_LARGEST]} if _LARGEST in told else {}
         warn_if_made_again(facts, recorded)
         if not transactional:
             return facts
@@ -123,6 +133,8 @@ def preflight(
         limit_ms = _timeout_limit_ms(look, metadata.brokers[0].node_id)
         lasting_ms = _check_timeout(chosen_ms, limit_ms)
         check_producer({**producer, "transactional.id": chosen_prefix, _TIMEOUT: lasting_ms})
+        if topic is not None:
+            check_retention(topic, told, lasting_ms)
         _check_permission(look, chosen_prefix, query)
     return {**facts, "prefix": chosen_prefix, "transaction_timeout_ms": str(lasting_ms)}
 
@@ -225,10 +237,10 @@ def _check_timeout(chosen_ms: int | None, limit_ms: int | None) -> int:
     if chosen_ms is not None and chosen_ms > limit_ms:
         raise PreflightError(
             f"{_TIMEOUT}={chosen_ms} is more than the brokers' {_MAX_TIMEOUT}={limit_ms}.",
-            next_step=f"Lower {_TIMEOUT}, leave it out to use the brokers' limit, or raise {_MAX_TIMEOUT} there.",
+            next_step=f"Lower {_TIMEOUT}, leave it out to use what the brokers allow, or raise {_MAX_TIMEOUT} there.",
             setting=_TIMEOUT,
         )
-    return limit_ms if chosen_ms is None else chosen_ms
+    return min(limit_ms, LONGEST_BY_ITSELF_MS) if chosen_ms is None else chosen_ms
 
 
 def _check_permission(look: _Look, prefix: str, query: str) -> None:
@@ -258,5 +270,5 @@ def _check_permission(look: _Look, prefix: str, query: str) -> None:
         )
 
 
-def _configs_request(resource: int, name: str, key: str) -> Any:
-    return DescribeConfigsRequest(resources=[(resource, name, [key])])
+def _configs_request(resource: int, name: str, *keys: str) -> Any:
+    return DescribeConfigsRequest(resources=[(resource, name, list(keys))])

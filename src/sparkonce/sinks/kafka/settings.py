@@ -13,7 +13,11 @@ from sparkonce.errors import ConfigurationError
 from sparkonce.guarantees import Guarantee
 from sparkonce.sinks.kafka.translation import admin_settings, is_true, plain_names
 
-__all__ = ["DEFAULTS", "admin_settings", "producer_settings"]
+__all__ = ["DEFAULTS", "NEVER", "NEVER_MS", "admin_settings", "lasting", "producer_settings", "size_settings"]
+
+NEVER, NEVER_MS = "never", 2**31 - 1
+"""A transaction timeout that never ends, in words and for Kafka, of which it holds from 4.1 on (KIP-939). Older brokers
+end such a transaction after 24 days."""
 
 DEFAULTS: Mapping[str, Any] = {
     # Java's partitioner: the same key goes where other producers of the topic put it.
@@ -27,8 +31,14 @@ DEFAULTS: Mapping[str, Any] = {
     "reconnect.backoff.ms": 1,
     "retry.backoff.ms": 1,
     "allow.auto.create.topics": False,
+    # Kafka's own default for a topic (max.message.bytes); librdkafka's is 1,000,000.
+    "message.max.bytes": 1_048_588,
 }
 """What a writer uses unless the user says otherwise."""
+
+_BATCH_BYTES = 1_000_000
+_LARGEST_MESSAGE_BYTES = 1_000_000_000
+"""librdkafka's default of ``batch.size`` and its limit for ``message.max.bytes``."""
 
 _RESERVED: Mapping[str, str] = {
     "transactional.id": "Each writer makes its own ids: set transactional_id_prefix instead.",
@@ -63,6 +73,34 @@ def producer_settings(user: Mapping[str, Any], guarantee: Guarantee) -> dict[str
     else:
         _check_without_idempotence(settings, guarantee)
     return settings
+
+
+def size_settings(user: Mapping[str, Any], facts: Mapping[str, str]) -> dict[str, int]:
+    """What librdkafka is to know of the topic's ``max.message.bytes``, unless the user says otherwise.
+
+    The topic's limit is one of batches as they are sent. So no batch is made larger; but a single row may be, since it
+    may be small once it is compressed.
+
+    Args:
+        user: The user's settings.
+        facts: What preflight returned.
+    """
+    if "max_message_bytes" not in facts:
+        return {}
+    limit = int(facts["max_message_bytes"])
+    chosen = {
+        "message.max.bytes": min(max(limit, DEFAULTS["message.max.bytes"]), _LARGEST_MESSAGE_BYTES),
+        "batch.size": max(1, min(limit, _BATCH_BYTES)),
+    }
+    return {name: size for name, size in chosen.items() if name not in user}
+
+
+def lasting(timeout_ms: int) -> str:
+    """A transaction timeout in words."""
+    if timeout_ms == NEVER_MS:
+        return "never times out"
+    minutes, rest = divmod(timeout_ms, 60_000)
+    return f"{minutes} min" if not rest else f"{timeout_ms / 1000:g} s"
 
 
 def _check_without_idempotence(settings: dict[str, Any], guarantee: Guarantee) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from sparkonce.guarantees import Guarantee
 from sparkonce.protocol.ownership import TransactionalId
 from sparkonce.sinks.base import Facts, Owner, SinkCommitter, SinkWriter, TwoPhaseCommitSink, WriterContext
-from sparkonce.sinks.kafka.settings import producer_settings
+from sparkonce.sinks.kafka.settings import NEVER, NEVER_MS, lasting, producer_settings, size_settings
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -30,7 +30,7 @@ class KafkaSink(TwoPhaseCommitSink):
 
     Args:
         settings: librdkafka's, for example ``{"bootstrap.servers": "broker:9092"}``. They are used by the workers and,
-            translated, by the driver.
+            translated, by the driver. ``transaction.timeout.ms`` may also be ``"never"``.
         topic: Where all rows go. None: where their column ``topic`` says.
         guarantee: EXACTLY_ONCE writes transactions; the others write at once, and readers see rows immediately.
         transactional_id_prefix: Begins every transactional id, for prefixed ACLs. None: one made from the query's id.
@@ -51,6 +51,8 @@ class KafkaSink(TwoPhaseCommitSink):
     ) -> None:
         super().__init__(name, guarantee)
         self.settings = dict(settings)
+        if self.settings.get(_TIMEOUT_SETTING) == NEVER:
+            self.settings[_TIMEOUT_SETTING] = NEVER_MS
         self.topic = topic
         self.transactional_id_prefix = transactional_id_prefix
         self._said = False
@@ -78,15 +80,31 @@ class KafkaSink(TwoPhaseCommitSink):
         )
         if self.guarantee is Guarantee.EXACTLY_ONCE and not self._said:
             self._said = True
-            topic = self.topic or "the topics"
-            log.info("Readers of %s must set isolation.level=read_committed; Kafka's default does not.", topic)
+            topic, ended_ms = self.topic or "the topics", facts["transaction_timeout_ms"]
+            log.info(
+                "Readers of %s must set isolation.level=read_committed; Kafka's default does not. What a killed run "
+                "leaves open holds them back until the query starts again, or the transaction ends by itself: "
+                "%s=%s (%s).",
+                *(topic, _TIMEOUT_SETTING, ended_ms, lasting(int(ended_ms))),
+            )
         return facts
+
+    def conditions(self) -> Sequence[str]:
+        """See `TwoPhaseCommitSink.conditions`: where transactions never time out, somebody has to end them."""
+        if self.guarantee is not Guarantee.EXACTLY_ONCE or self.settings.get(_TIMEOUT_SETTING) != NEVER_MS:
+            return ()
+        return (
+            f"{_TIMEOUT_SETTING}={NEVER_MS}: from Kafka 4.1 on its transactions never time out, so a query that is "
+            "killed is started again, however late, or its transactions are aborted by hand: read_committed readers "
+            "of its partitions wait until then",
+        )
 
     def transaction_timeout_s(self, facts: Facts) -> float | None:
         """The broker aborts transactions that are open longer."""
         if self.guarantee is not Guarantee.EXACTLY_ONCE:
             return None
-        return int(facts["transaction_timeout_ms"]) / 1000
+        timeout_ms = int(facts["transaction_timeout_ms"])
+        return None if timeout_ms == NEVER_MS else timeout_ms / 1000
 
     def writer(self, context: WriterContext) -> SinkWriter:
         """Asks for a producer at once, so that it is ready when the first rows come."""
@@ -96,6 +114,7 @@ class KafkaSink(TwoPhaseCommitSink):
         owner, worker = context.owner, this_worker()
         transactional = self.guarantee is Guarantee.EXACTLY_ONCE
         settings = producer_settings(self.settings, self.guarantee)
+        settings |= size_settings(self.settings, owner.facts)
         pool = worker.pool(
             PoolKey(sink=self.name, query=owner.query, token=owner.token, generation=owner.generation),
             lambda drawn, number: self._make_lane(settings, owner, drawn, number),

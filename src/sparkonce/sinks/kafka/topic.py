@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from typing import Any
 
 from kafka.protocol.metadata import MetadataRequest
@@ -10,6 +11,7 @@ from kafka.protocol.metadata import MetadataRequest
 from sparkonce.errors import PreflightError
 from sparkonce.sinks.base import Facts
 from sparkonce.sinks.kafka.outcomes import NONE, Answer
+from sparkonce.sinks.kafka.settings import NEVER_MS, lasting
 
 log = logging.getLogger(__name__)
 
@@ -18,6 +20,12 @@ _INVALID = 17
 _NOT_ALLOWED = 29
 _WRITE = 4
 _NAME, _ID = "topic", "topic_id"
+
+_MIN_IN_SYNC, _AGE, _SIZE, _POLICY = "min.insync.replicas", "retention.ms", "retention.bytes", "cleanup.policy"
+TOPIC_SETTINGS = (_MIN_IN_SYNC, _AGE, _SIZE, _POLICY, "max.message.bytes")
+"""What is asked of a topic's configuration."""
+
+_LITTLE_BYTES = 1 << 30
 
 SURE_AFTER_S = 3.0
 """How long brokers have to say the same of a topic: one that has just started, or a new topic, may not be known yet."""
@@ -82,13 +90,19 @@ def _with_id(metadata: Any) -> Any:
     )
 
 
-def check_topic(topic: str, metadata: Any, configs: Any) -> None:
+def told_settings(configs: Any) -> dict[str, str]:
+    """The `TOPIC_SETTINGS`, out of a DescribeConfigsResponse; none without the permission to describe them."""
+    (result,) = configs.results
+    return {found.name: found.value for found in result.configs} if result.error_code == NONE else {}
+
+
+def check_topic(topic: str, metadata: Any, told: Mapping[str, str]) -> None:
     """Checks that the topic is there, may be written to, and can be written to durably.
 
     Args:
         topic: Its name.
         metadata: The response to a MetadataRequest for it, with its authorized operations (KIP-430).
-        configs: The response to a DescribeConfigsRequest for its ``min.insync.replicas``.
+        told: Its `told_settings`.
 
     Raises:
         PreflightError: naming the topic.
@@ -98,7 +112,41 @@ def check_topic(topic: str, metadata: Any, configs: Any) -> None:
     if found.authorized_operations is not None and _WRITE not in found.authorized_operations:
         raise _refused(topic, "may not be written to by this user", "Grant WRITE on it.")
     replicas = min((len(partition.replica_nodes) for partition in found.partitions), default=0)
-    _check_durable(topic, replicas, len(metadata.brokers), _min_in_sync(configs))
+    _check_durable(topic, replicas, len(metadata.brokers), int(told[_MIN_IN_SYNC]) if _MIN_IN_SYNC in told else None)
+
+
+def check_retention(topic: str, told: Mapping[str, str], timeout_ms: int) -> None:
+    """Sees that rows are kept until their transaction has ended: brokers delete those of an open one like any other.
+
+    The commit of a transaction whose rows are deleted succeeds, and readers see nothing of it.
+
+    Args:
+        topic: Its name.
+        told: Its `told_settings`.
+        timeout_ms: The transaction timeout.
+
+    Raises:
+        PreflightError: if the topic keeps nothing.
+    """
+    if "delete" not in told.get(_POLICY, ""):
+        return
+    for name in (_AGE, _SIZE):
+        if told.get(name) == "0":
+            raise _refused(topic, f"has {name}=0: its rows may be gone before they are committed", f"Raise {name}.")
+    age_ms, size = int(told.get(_AGE, -1)), int(told.get(_SIZE, -1))
+    if 0 < age_ms < timeout_ms or (age_ms > 0 and timeout_ms == NEVER_MS):
+        log.warning(
+            "topic=%r has retention.ms=%d, and transaction.timeout.ms=%d (%s): the rows of a transaction that stays "
+            "open for longer than the retention are deleted, and its commit succeeds over nothing. Raise retention.ms, "
+            "or lower transaction.timeout.ms.",
+            *(topic, age_ms, timeout_ms, lasting(timeout_ms)),
+        )
+    if 0 < size < _LITTLE_BYTES:
+        log.warning(
+            "topic=%r has retention.bytes=%d: where a partition is given more than that while a transaction is open, "
+            "the transaction's first rows are deleted, and its commit succeeds all the same. Raise retention.bytes.",
+            *(topic, size),
+        )
 
 
 def _check_readable(topic: str, error_code: int) -> None:
@@ -126,12 +174,6 @@ def _check_durable(topic: str, replicas: int, brokers: int, min_in_sync: int | N
             "has it.",
             topic,
         )
-
-
-def _min_in_sync(configs: Any) -> int | None:
-    """None without the permission to describe the topic's configuration."""
-    (result,) = configs.results
-    return int(result.configs[0].value) if result.error_code == NONE and result.configs else None
 
 
 def _refused(topic: str, what: str, next_step: str) -> PreflightError:

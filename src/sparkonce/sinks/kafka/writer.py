@@ -11,7 +11,7 @@ from itertools import repeat
 from operator import countOf
 from typing import TYPE_CHECKING, Any
 
-from confluent_kafka import KafkaException
+from confluent_kafka import KafkaError, KafkaException
 
 from sparkonce.errors import PrepareError
 from sparkonce.sinks.base import SinkWriter
@@ -37,12 +37,14 @@ class Limits:
     Attributes:
         queued_rows: librdkafka's ``queue.buffering.max.messages``, where 0 means no limit.
         queued_bytes: librdkafka's ``queue.buffering.max.kbytes``, in bytes.
+        row_bytes: librdkafka's ``message.max.bytes``.
         delivery_s: How long rows may take to arrive.
         initialise_s: How long a producer may take to be ready.
     """
 
     queued_rows: int
     queued_bytes: int
+    row_bytes: int
     delivery_s: float
     initialise_s: float
 
@@ -53,6 +55,7 @@ class Limits:
         return cls(
             queued_rows=int(settings.get("queue.buffering.max.messages", 100_000)) or _NO_LIMIT,
             queued_bytes=int(settings.get("queue.buffering.max.kbytes", 1_048_576)) * 1024,
+            row_bytes=int(settings.get("message.max.bytes", 1_000_000)),
             delivery_s=transaction_timeout_s or int(delivery_ms) / 1000,
             initialise_s=initialise_s,
         )
@@ -117,6 +120,8 @@ class KafkaWriter(SinkWriter):
             try:
                 self._accepted += _produce(lane, chunk)
             except KafkaException as error:
+                if error.args[0].code() == KafkaError.MSG_SIZE_TOO_LARGE:
+                    raise _too_large(chunk, self._limits.row_bytes) from None
                 raise lane.explain(error.args[0], f"refused a row for topic {chunk.topic!r}") from None
             except BufferError as error:
                 raise _queue_full(chunk.topic) from error
@@ -261,4 +266,14 @@ def _queue_full(topic: str) -> PrepareError:
     return PrepareError(
         f"librdkafka's queue is full (queue.buffering.max.kbytes) at a row for topic {topic!r}.",
         next_step="Raise queue.buffering.max.kbytes above the size of the largest row.",
+    )
+
+
+def _too_large(chunk: Chunk, limit: int) -> PrepareError:
+    """Librdkafka itself refuses rows above ``message.max.bytes``. Of the row its bytes are nobody's to see."""
+    return PrepareError(
+        f"A row for topic {chunk.topic!r} is too large: it has {chunk.largest_bytes} bytes, and message.max.bytes is "
+        f"{limit}.",
+        next_step="Raise the topic's max.message.bytes, which message.max.bytes follows unless it is set, or keep such "
+        "rows out.",
     )

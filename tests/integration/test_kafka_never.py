@@ -1,0 +1,119 @@
+"""A transaction timeout that never ends, on a broker whose clock is put forward."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from integration.kafka_witness import Witness, until_final
+from sparkonce.embedded import Cluster
+from sparkonce.errors import PreflightError
+from sparkonce.protocol.handles import Handle, transaction_fields
+from sparkonce.protocol.outcomes import Outcome
+from sparkonce.protocol.ownership import Token
+from sparkonce.sinks.base import Facts, Owner, WriterContext
+from sparkonce.sinks.kafka import KafkaSink
+from sparkonce.sinks.kafka.committer import KafkaCommitter
+from sparkonce.sinks.kafka.settings import NEVER_MS
+from sparkonce.verify.clock import FakeClock, find_faketime
+
+pytestmark = pytest.mark.kafka
+
+QUERY = "0123456789ab"
+A_MONTH_S = 30 * 86_400  # more than 2**31 ms, which is how long older brokers wait
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Cluster]:
+    overrides = {
+        "transaction.max.timeout.ms": NEVER_MS,
+        "transaction.abort.timed.out.transaction.cleanup.interval.ms": 100,
+        "log.retention.ms": -1,
+    }
+    with Cluster(overrides=overrides) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def witness(cluster: Cluster) -> Iterator[Witness]:
+    with closing(Witness(cluster.bootstrap)) as opened:
+        yield opened
+
+
+def sink_on(cluster: Cluster, topic: str, timeout: object = None) -> tuple[KafkaSink, Facts]:
+    chosen = {} if timeout is None else {"transaction.timeout.ms": timeout}
+    sink = KafkaSink({"bootstrap.servers": cluster.bootstrap, **chosen}, topic=topic)
+    return sink, sink.preflight(QUERY, None)
+
+
+def prepare(cluster: Cluster, topic: str, timeout: object) -> Handle:
+    sink, facts = sink_on(cluster, topic, timeout)
+    owner = Owner(query=QUERY, token=Token(1, secrets.token_hex(4)), facts=facts)
+    writer = sink.writer(WriterContext(owner=owner, batch=0, slot=0, copy="0"))
+    writer.begin()
+    writer.write(pa.record_batch({"value": [str(timeout)]}))
+    fields = writer.prepare()
+    writer.close()
+    return Handle(sink="kafka", slot=0, rows=1, transaction=transaction_fields(fields))
+
+
+def restart_later(cluster: Cluster, seconds: int, library: Path, folder: Path, patch: pytest.MonkeyPatch) -> None:
+    """Its clock is ahead from then on, and this process's, whose libraries are loaded already, is not."""
+    (node,) = cluster.brokers
+    node.stop()
+    for name, value in FakeClock(library, folder / "clock", seconds).env().items():
+        if name != "FAKETIME_DONT_FAKE_MONOTONIC":  # see `let_java_start`
+            patch.setenv(name, value)
+    node.start()
+
+
+def test_nobody_waits_for_ever_who_has_not_asked_for_it(cluster: Cluster, witness: Witness) -> None:
+    sink, facts = sink_on(cluster, witness.create_topic())
+    assert facts["transaction_timeout_ms"] == "3600000"
+    assert sink.transaction_timeout_s(facts) == 3600.0
+    assert sink.conditions() == ()
+
+
+def test_never_is_said_to_users_and_readers(
+    cluster: Cluster, witness: Witness, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "sparkonce")
+    sink, facts = sink_on(cluster, witness.create_topic(retention_ms="604800000"), "never")
+    assert facts["transaction_timeout_ms"] == str(NEVER_MS)
+    assert sink.transaction_timeout_s(facts) is None
+    assert f"transaction.timeout.ms={NEVER_MS} (never times out)" in caplog.text
+    assert "retention.ms=604800000" in caplog.text
+    (condition,) = sink.conditions()
+    assert "never time out" in condition
+
+
+def test_never_needs_brokers_that_allow_it(broker: Cluster) -> None:
+    sink = KafkaSink({"bootstrap.servers": broker.bootstrap, "transaction.timeout.ms": "never"})
+    with pytest.raises(
+        PreflightError, match=rf"transaction.timeout.ms={NEVER_MS} .* transaction.max.timeout.ms=900000"
+    ):
+        sink.preflight(QUERY, None)
+
+
+@pytest.mark.skipif(find_faketime() is None, reason="libfaketime is not installed")
+def test_a_month_later_it_can_still_be_committed(
+    cluster: Cluster, witness: Witness, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    library = find_faketime()
+    assert library is not None
+    never, hour = witness.create_topic(), witness.create_topic()
+    lasting, bounded = prepare(cluster, never, "never"), prepare(cluster, hour, 3_600_000)
+    witness.await_state("Ongoing", lasting, bounded)
+    witness.close()  # it opens itself again
+    restart_later(cluster, A_MONTH_S, library, tmp_path, monkeypatch)
+    witness.await_state("CompleteAbort", bounded)
+    witness.await_state("Ongoing", lasting)
+    with closing(KafkaCommitter({"bootstrap.servers": cluster.bootstrap}, "kafka")) as committer:
+        assert until_final(committer.commit, [lasting, bounded]) == [Outcome.COMMITTED, Outcome.LOST]
+    assert witness.committed(never) == ["never"]
+    assert witness.committed(hour) == []
