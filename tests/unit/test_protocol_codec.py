@@ -20,6 +20,7 @@ tokens = st.builds(Token, st.integers(0, 2**63 - 1), hexadecimal)
 facts = st.dictionaries(names, st.dictionaries(names, st.text(max_size=12), max_size=3), max_size=3).map(
     lambda found: tuple(sorted((name, tuple(sorted(known.items()))) for name, known in found.items()))
 )
+topics = st.dictionaries(names, names, max_size=3).map(lambda found: tuple(sorted(found.items())))
 handles = st.builds(
     Handle,
     sink=names,
@@ -40,6 +41,7 @@ claims = st.builds(
     process=st.integers(0, 2**31),
     library=st.text(max_size=12),
     sinks=facts,
+    sources=topics,
     renews=st.none() | tokens,
 )
 
@@ -59,7 +61,7 @@ records = claims | decisions(Commit) | decisions(Amend)
 floors = st.builds(
     Floor,
     st.integers(0, 2**63 - 1),
-    st.lists(st.builds(Run, token=tokens, query=names, sinks=facts), max_size=3).map(tuple),
+    st.lists(st.builds(Run, token=tokens, query=names, sinks=facts, sources=topics), max_size=3).map(tuple),
 )
 
 COMMIT = Commit(

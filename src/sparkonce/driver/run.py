@@ -21,7 +21,7 @@ from sparkonce.driver.ages import Life, Pace, offsets_between, shortest_life, to
 from sparkonce.driver.positions import PositionReporter, Positions
 from sparkonce.driver.progress import BatchProgress, Stopwatch, rows_by_sink
 from sparkonce.driver.replay import as_recorded, found_again, where_lost
-from sparkonce.driver.start import look_around, read_log, warn_if_not_moved
+from sparkonce.driver.start import look_around, read_log, recorded_topics, warn_if_not_moved
 from sparkonce.driver.stops import stop_error
 from sparkonce.driver.sweeper import Sweeper
 from sparkonce.executor import check_handles
@@ -101,6 +101,7 @@ class RunDriver:
         library: The library's version, for the claim.
         moved: Whether the log was moved here, not copied.
         reporters: Told how far the query has read.
+        topics: Given the ids that the log knows of the topics that the query reads, says which to keep.
     """
 
     def __init__(
@@ -115,6 +116,7 @@ class RunDriver:
         library: str = "",
         moved: bool = False,
         reporters: Sequence[PositionReporter] = (),
+        topics: Callable[[Mapping[str, str]], Mapping[str, str]] = dict,
     ) -> None:
         self._sinks = dict(sinks)
         self._log = log
@@ -145,6 +147,7 @@ class RunDriver:
                 self._sinks, self._committer, log, short_query(query), self._timing.commit_deadline_s
             )
             self._positions.check({name: dict(known) for name, known in facts})
+            kept = topics(recorded_topics(view))
         except BaseException:
             self._close(sweep=False)
             raise
@@ -159,6 +162,7 @@ class RunDriver:
             library=library,
             location=log.store.location,
             sinks=facts,
+            sources=tuple(sorted(kept.items())),
         )
         self.state = State(
             claim=claim,

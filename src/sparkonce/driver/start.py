@@ -129,6 +129,11 @@ def read_log(log: DecisionLog, view: LogView | None = None) -> LogView:
         ) from violation
 
 
+def recorded_topics(view: LogView) -> dict[str, str]:
+    """The ids that the newest run knew of the topics it read, by their names."""
+    return dict(view.newest_run.sources) if view.newest_run is not None else {}
+
+
 def recorded_facts(view: LogView) -> dict[str, Facts]:
     """What the newest run knew of its sinks, by name."""
     run = view.newest_run

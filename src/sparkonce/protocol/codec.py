@@ -15,7 +15,7 @@ from typing import Any
 from sparkonce.protocol.handles import Handle, Scalar
 from sparkonce.protocol.ownership import Token
 from sparkonce.protocol.plain import number, read_json, text
-from sparkonce.protocol.records import Amend, Claim, Commit, Record, SinkFacts
+from sparkonce.protocol.records import Amend, Claim, Commit, Record, SinkFacts, TopicIds
 from sparkonce.protocol.view import Decision, Floor, Run
 
 FORMATS = {"record": 1, "floor": 2}
@@ -59,7 +59,13 @@ def decided_at_ms(data: bytes) -> int:
 def encode_floor(floor: Floor) -> bytes:
     """The floor as bytes."""
     runs = [
-        {"token": _token(run.token), "query": run.query, "location": run.location, "sinks": _facts(run.sinks)}
+        {
+            "token": _token(run.token),
+            "query": run.query,
+            "location": run.location,
+            "sinks": _facts(run.sinks),
+            **_topics(run.sources),
+        }
         for run in floor.runs
     ]
     body: dict[str, Any] = {"position": floor.position, "runs": runs}
@@ -84,6 +90,7 @@ def decode_floor(data: bytes) -> Floor:
                 query=text(run["query"]),
                 location=text(run["location"]),
                 sinks=_to_facts(run["sinks"]),
+                sources=_to_topics(run),
             )
             for run in body["runs"]
         )
@@ -163,6 +170,15 @@ def _fact(value: Any) -> str:
     return str(value) if isinstance(value, bool | int) else text(value)
 
 
+def _topics(sources: TopicIds) -> dict[str, Any]:
+    return {"sources": dict(sources)} if sources else {}
+
+
+def _to_topics(body: dict[str, Any]) -> TopicIds:
+    """None in what was written before they were kept."""
+    return tuple(sorted((name, text(topic_id)) for name, topic_id in body.get("sources", {}).items()))
+
+
 def _handle(handle: Handle) -> list[Any]:
     fields = dict(handle.transaction)
     return [handle.sink, handle.slot, handle.rows, handle.fingerprint, handle.opened_ms, fields]
@@ -194,6 +210,7 @@ def _claim(claim: Claim) -> dict[str, Any]:
         "library": claim.library,
         "location": claim.location,
         "sinks": _facts(claim.sinks),
+        **_topics(claim.sources),
         "renews": None if claim.renews is None else _token(claim.renews),
     }
 
@@ -208,6 +225,7 @@ def _to_claim(body: dict[str, Any]) -> Claim:
         library=text(body["library"]),
         location=text(body["location"]),
         sinks=_to_facts(body["sinks"]),
+        sources=_to_topics(body),
         renews=None if body["renews"] is None else _to_token(body["renews"]),
     )
 

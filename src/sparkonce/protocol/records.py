@@ -11,6 +11,9 @@ from sparkonce.protocol.ownership import Token
 SinkFacts: TypeAlias = tuple[tuple[str, tuple[tuple[str, str], ...]], ...]
 """For each sink by name, what is remembered of it: pairs, sorted by name."""
 
+TopicIds: TypeAlias = tuple[tuple[str, str], ...]
+"""Pairs of a topic's name and its id, sorted."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Claim:
@@ -25,6 +28,7 @@ class Claim:
         library: The library's version.
         location: Where the log is: a copy of a checkpoint is elsewhere, and would write its batches a second time.
         sinks: What the run's preflight found out about each sink.
+        sources: Of Kafka's topics that the query reads their ids, as far as they could be asked.
         renews: Set when a run claims again to settle a put of its own whose reply was lost; the run keeps this token.
     """
 
@@ -36,6 +40,7 @@ class Claim:
     library: str = ""
     location: str = ""
     sinks: SinkFacts = ()
+    sources: TopicIds = ()
     renews: Token | None = None
 
 

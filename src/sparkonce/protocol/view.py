@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from sparkonce.protocol.handles import Handle
 from sparkonce.protocol.ownership import Token
-from sparkonce.protocol.records import Amend, Claim, Commit, Record, SinkFacts
+from sparkonce.protocol.records import Amend, Claim, Commit, Record, SinkFacts, TopicIds
 
 KEPT_RUNS = 100
 
@@ -17,12 +17,13 @@ class LogViolation(ValueError):  # noqa: N818 - it is what it says
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """A run that has claimed the log: its token, query id, where the log was, and what it knew of each sink."""
+    """A run that has claimed the log: its token, query id, where the log was, what it knew of each sink and topic."""
 
     token: Token
     query: str
     location: str = ""
     sinks: SinkFacts = ()
+    sources: TopicIds = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,7 +104,13 @@ class LogView:
 
     def _claimed(self, position: int, claim: Claim) -> LogView:
         if claim.renews is None:
-            run = Run(token=Token(position, claim.nonce), query=claim.query, location=claim.location, sinks=claim.sinks)
+            run = Run(
+                token=Token(position, claim.nonce),
+                query=claim.query,
+                location=claim.location,
+                sinks=claim.sinks,
+                sources=claim.sources,
+            )
             runs = (*self.runs, run)[-KEPT_RUNS:]
             return replace(self, end=position + 1, runs=runs, claims_in_a_row=self.claims_in_a_row + 1)
         if self.newest_run is None or claim.renews != self.newest_run.token:

@@ -27,6 +27,7 @@ from sparkonce.sinks.kafka.sink import KafkaSink
 from sparkonce.sources.group_offsets import GroupOffsets, GroupReporter
 from sparkonce.spark.checkpoint import check_query, input_offsets, query_id
 from sparkonce.spark.display import ProgressDisplay
+from sparkonce.spark.topics import SourceTopics, running_sources
 from sparkonce.spark.views import Sinks, check_columns, shares, views_of
 from sparkonce.spark.work import SparkWork
 
@@ -87,6 +88,7 @@ class ExactlyOnce:
         self._display = ProgressDisplay(display)
         # Ownership belongs to a run: a query that is started again with the same object claims again.
         self._run: tuple[str, RunDriver] | None = None
+        self._topics: SourceTopics | None = None
 
     @property
     def sinks(self) -> tuple[TwoPhaseCommitSink, ...]:
@@ -135,14 +137,16 @@ class ExactlyOnce:
         Raises:
             SparkonceError: if the query must stop.
         """
-        run = self._driver(df)
         offsets = input_offsets(self.checkpoint, batch)
+        run = self._driver(df, offsets or ())
         if offsets is None:
             raise ConfigurationError(
                 f"checkpoint={str(self.checkpoint)!r} has no offsets/{batch}, and Spark writes them before it runs a "
                 "batch",
                 next_step="give ExactlyOnce the same folder as the query's option checkpointLocation.",
             )
+        if self._topics is not None and run.state.view.decision(batch) is None:
+            self._topics.check_same()
         asked = BatchAsked(batch=batch, offsets=offsets, previous_offsets=input_offsets(self.checkpoint, batch - 1))
         done = run.run_batch(asked, SparkWork(df, batch, self._shares))
         logger.info(
@@ -182,7 +186,7 @@ class ExactlyOnce:
 
         threading.Thread(target=wait, name="sparkonce-end", daemon=True).start()
 
-    def _driver(self, df: DataFrame) -> RunDriver:
+    def _driver(self, df: DataFrame, offsets: Sequence[str]) -> RunDriver:
         run, query = _running(df)
         if self._run is not None and self._run[0] == run:
             return self._run[1]
@@ -190,6 +194,8 @@ class ExactlyOnce:
         self._check_columns(df)
         if self._run is not None:
             self._run[1].close()
+        sources = running_sources(df.sparkSession, query)
+        self._topics = topics = SourceTopics(sources)
         driver = RunDriver(
             run=run,
             query=query,
@@ -199,7 +205,8 @@ class ExactlyOnce:
             listener=self._tell,
             library=sparkonce.__version__,
             moved=self._moved,
-            reporters=[GroupReporter(group) for group in self._groups],
+            reporters=[*([topics] if sources else []), *map(GroupReporter, self._groups)],
+            topics=lambda recorded: topics.kept(recorded, offsets),
         )
         self._run = (run, driver)
         return driver

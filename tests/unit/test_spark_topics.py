@@ -1,0 +1,62 @@
+"""Which of the topics that are read are held to be other ones. What brokers say of them is made up."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+
+import pytest
+
+from sparkonce.errors import PreflightError
+from sparkonce.spark.topics import SourceTopics
+
+OFFSETS = (json.dumps({"a": {"0": 5}, "b": {"0": 7}}),)
+
+
+class Topics(SourceTopics):
+    """Brokers that know these ids."""
+
+    def __init__(self, **ids: str) -> None:
+        super().__init__(())
+        self.ids = ids
+
+    def _ask(self, read: Sequence[str]) -> dict[str, str]:
+        assert read == OFFSETS
+        return dict(self.ids)
+
+    def start(self, recorded: Mapping[str, str]) -> Mapping[str, str]:
+        return self.kept(recorded, OFFSETS)
+
+
+def test_ids_are_kept_from_the_first_run_on() -> None:
+    topics = Topics(a="1", b="2")
+    assert topics.start({}) == {"a": "1", "b": "2"}
+    topics.check_same()
+    assert topics.before_decision((), OFFSETS) == ""
+
+
+def test_a_topic_that_is_another_one_is_refused_in_every_run_and_its_old_id_is_kept() -> None:
+    topics = Topics(a="1", b="3", c="4")
+    assert topics.start({"a": "1", "b": "2"}) == {"a": "1", "b": "2", "c": "4"}
+    with pytest.raises(PreflightError, match=r"topic 'b', .* it has the id 3, and had 2"):
+        topics.check_same()
+
+
+def test_a_topic_that_is_made_again_within_a_run_stops_the_next_decision() -> None:
+    topics = Topics(a="1")
+    topics.start({})
+    topics.ids = {"a": "1", "b": "2"}  # a topic that a pattern matches from now on
+    assert topics.before_decision((), OFFSETS) == ""
+    topics.ids = {"a": "1", "b": "3"}
+    assert "topic 'b'" in topics.before_decision((), OFFSETS)
+
+
+def test_brokers_that_do_not_say_stop_nothing_and_what_was_known_stays_known() -> None:
+    topics = Topics()
+    assert topics.start({"a": "1"}) == {"a": "1"}
+    topics.check_same()
+    assert topics.before_decision((), OFFSETS) == ""
+
+
+def test_a_topic_that_is_read_no_more_is_forgotten() -> None:
+    assert Topics(a="1").start({"a": "1", "gone": "2"}) == {"a": "1"}
