@@ -11,7 +11,7 @@ from sparkonce.errors import PrepareError
 from sparkonce.protocol.ownership import Token
 from sparkonce.sinks.kafka import producers
 from sparkonce.sinks.kafka.lane import Lane, Reports
-from sparkonce.sinks.kafka.producers import Pool, PoolKey, Worker
+from sparkonce.sinks.kafka.producers import LEFT_OVER_TASKS, Pool, PoolKey, Worker
 
 WAIT_S = 30.0
 
@@ -114,6 +114,40 @@ def test_a_producer_carries_one_transaction_and_its_lane_rests_for_a_batch(bench
         assert last_use.get(lane.number, -2) < batch
         last_use[lane.number] = batch
     assert max(last_use) < 7
+
+
+def test_a_producer_that_has_failed_while_it_was_kept_is_not_handed_out(bench: Bench) -> None:
+    bench.carry(0)
+    (kept,) = (lane for lane in bench.made if not lane.ended)
+    kept.reports.fatal = "fenced"
+    assert bench.carry(1) is not kept
+    assert kept.ended
+
+
+def test_fewer_are_kept_once_tasks_leave_some_over(bench: Bench) -> None:
+    bench.gate.clear()
+    for lease in [bench.pool.take(0) for _ in range(4)]:
+        with pytest.raises(PrepareError):
+            bench.pool.wait(lease, 0)
+    bench.gate.set()
+    bench.settle()
+    assert len(bench.made) >= 4
+    for batch in range(1, 9 * LEFT_OVER_TASKS):
+        lane = bench.pool.take(batch).result(0)
+        bench.settle()
+        bench.pool.retire(lane, batch)
+    assert len([lane for lane in bench.made if not lane.ended]) == 1
+
+
+def test_after_a_long_pause_none_is_kept_until_a_task_waits(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    bench.carry(0)
+    monkeypatch.setattr(producers, "IDLE_LIMIT_S", -1.0)
+    bench.pool.expire()
+    assert all(lane.ended for lane in bench.made)
+    lease = bench.pool.take(1)
+    bench.settle()
+    bench.pool.retire(bench.pool.wait(lease, 0), 1)
+    assert all(lane.ended for lane in bench.made)
 
 
 def test_lanes_are_used_again(bench: Bench) -> None:

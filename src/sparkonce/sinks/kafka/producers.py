@@ -26,6 +26,9 @@ from sparkonce.sinks.kafka.lane import Lane
 log = logging.getLogger(__name__)
 
 KEEP_AT_MOST = 8
+LEFT_OVER_TASKS = 64
+"""After so many tasks in a row that each left one ready, one less is kept."""
+
 POLL_EVERY_S = 0.2
 IDLE_LIMIT_S = 900.0
 _EXIT_LIMIT_S = 5.0
@@ -79,6 +82,7 @@ class Pool:
         self._waiting: deque[Future[Lane]] = deque()
         self._starting = 0
         self._target = 0
+        self._left_over = 0
         self._last_batch = 0
         self._last_taken_s = time.monotonic()
         self._dropped = False
@@ -88,10 +92,15 @@ class Pool:
         lease: Future[Lane] = Future()
         with self._lock:
             self._last_batch, self._last_taken_s = batch, time.monotonic()
+            while self._ready and self._ready[0].reports.fatal:
+                self._drop_first()
             if self._ready:
                 lease.set_result(self._ready.popleft())
             else:
                 self._waiting.append(lease)
+            self._left_over = self._left_over + 1 if self._ready else 0
+            if self._left_over == LEFT_OVER_TASKS:
+                self._target, self._left_over = self._target - 1, 0
             self._top_up(batch)
         return lease
 
@@ -135,6 +144,7 @@ class Pool:
         """Ends those kept ready if no task has taken one for long."""
         with self._lock:
             if time.monotonic() - self._last_taken_s > IDLE_LIMIT_S:
+                self._target = 0
                 self._drop_ready()
 
     def drop(self) -> None:
@@ -146,9 +156,12 @@ class Pool:
 
     def _drop_ready(self) -> None:
         while self._ready:
-            lane = self._ready.popleft()
-            self._lanes = self._lanes.give_back(lane.number, self._last_batch)
-            self._discard(lane)
+            self._drop_first()
+
+    def _drop_first(self) -> None:
+        lane = self._ready.popleft()
+        self._lanes = self._lanes.give_back(lane.number, self._last_batch)
+        self._discard(lane)
 
     def _top_up(self, batch: int) -> None:
         missing = len(self._waiting) + self._target - len(self._ready) - self._starting
