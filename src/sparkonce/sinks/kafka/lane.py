@@ -11,6 +11,7 @@ from typing import Any
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
 from sparkonce.errors import PreflightError, PrepareError, SparkonceError
+from sparkonce.sinks.kafka.client_log import client_log
 
 STATISTICS_INTERVAL_MS = 100
 """A new producer's id is in its first statistics after initialisation. More often is not free: every 20 ms took 3 % of
@@ -116,7 +117,7 @@ class Lane:
         identity = {"transactional.id": transactional_id} if transactional_id else {}
         interval = {"statistics.interval.ms": STATISTICS_INTERVAL_MS if transactional_id else 0}
         try:
-            self.producer = Producer({**settings, **identity, **interval, **callbacks})
+            self.producer = Producer({"logger": client_log, **settings, **identity, **interval, **callbacks})
         except KafkaException as error:
             raise PrepareError(f"This worker cannot make a Kafka producer: {error.args[0].str()}.") from None
 

@@ -1,0 +1,43 @@
+"""What librdkafka logs, but less of it: where a broker is away, each producer says so several times a second."""
+
+from __future__ import annotations
+
+import logging
+import re
+import time
+from collections.abc import Callable
+
+PAUSE_S = 1.0
+_ABOUT = re.compile(r"^(?P<what>\S+) \[[^]]*\] \[thrd:(?P<broker>[^]]*)\]")
+"""librdkafka's word for what happened, its name of the producer, and of the broker."""
+
+
+class OncePerBroker(logging.Filter):
+    """Lets through one line a second of a kind and a broker, whichever producer of the process says it.
+
+    Args:
+        now: A clock, in seconds.
+    """
+
+    def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
+        super().__init__()
+        self._now = now
+        self._said: dict[str, tuple[float, int]] = {}
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Whether a line is shown; the next one that is says how many were not."""
+        text = record.getMessage()
+        about = _ABOUT.match(text)
+        kind = " ".join(about.groups()) if about is not None else text
+        said_s, left_out = self._said.get(kind, (-PAUSE_S, 0))
+        if self._now() - said_s < PAUSE_S:
+            self._said[kind] = said_s, left_out + 1
+            return False
+        self._said[kind] = self._now(), 0
+        if left_out:
+            record.msg, record.args = f"{text} ({left_out} like it left out)", ()
+        return True
+
+
+client_log = logging.getLogger("sparkonce.librdkafka")
+client_log.addFilter(OncePerBroker())
