@@ -16,7 +16,7 @@ from sparkonce.protocol import coordinator
 from sparkonce.protocol.state import Phase
 from sparkonce.protocol.traces import Trace
 from sparkonce.sinks.base import Facts, SinkCommitter
-from sparkonce.sinks.memory.sink import _Committer
+from sparkonce.sinks.memory.sink import MemorySink, _Committer
 from unit.driver_world import NEVER, SLOTS, Clock, World, numbers
 
 
@@ -155,3 +155,21 @@ def test_two_copies_that_have_both_written_are_both_refused(world: World) -> Non
     for store in (world.store, copy):
         with pytest.raises(errors.StaleLogError, match="two copies that have both written"):
             world.start(store=store)
+
+
+def test_a_sink_that_is_taken_away_is_named_with_what_it_may_have_left_open(
+    world: World, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(MemorySink, "preflight", lambda sink, *_: {"prefix": f"ids-of-{sink.name}"})
+    world.add("other")
+    world.crash(0, Phase.DECIDING)
+    caplog.clear()
+    del world.servers["other"]
+    driver = world.start()
+    (warning,) = [record.getMessage() for record in caplog.records if "taken away" in record.getMessage()]
+    assert "sink 'other'" in warning
+    assert "'ids-of-other'" in warning
+    world.run(driver, 0)
+    caplog.clear()
+    world.start()
+    assert caplog.records == []

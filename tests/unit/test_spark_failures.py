@@ -57,6 +57,32 @@ def test_the_cause_is_the_error_of_the_task() -> None:
     assert root_cause(RuntimeError("first\nsecond")) == "RuntimeError: first"
 
 
+LOST = (
+    f"{CALLED}org.apache.spark.SparkException: Job aborted due to stage failure: Task 1 in stage 3.0 failed 4 times, "
+    "most recent failure: Lost task 1.3 in stage 3.0 (TID 9) (host executor driver): org.apache.spark.SparkException: "
+)
+
+
+def test_a_worker_that_died_is_named_as_one() -> None:
+    died = f"{LOST}Python worker exited unexpectedly (crashed)\n\tat org.apache.spark.api.python.BasePythonRunner"
+    assert root_cause(RuntimeError(died)).startswith(
+        "A Python worker died (its log, or the system's, says of what): Python worker exited unexpectedly (crashed) "
+        "Job aborted due to stage failure: Task 1 in stage 3.0 failed 4 times"
+    )
+
+
+def test_a_worker_with_another_python_is_named_as_one() -> None:
+    said = "[PYTHON_VERSION_MISMATCH] Python in worker has different version: 3.10 than that in driver: 3.11"
+    other = f"{LOST}Traceback:\npyspark.errors.exceptions.base.PySparkRuntimeError: {said}\n\tat org.apache.spark"
+    assert root_cause(RuntimeError(other)).startswith(f"A Python worker is another Python: {said} Job aborted")
+
+
+def test_what_ended_a_job_is_told_where_no_python_error_was() -> None:
+    gone = f"{LOST}ExecutorLostFailure (executor 3 exited)\nDriver stacktrace:\n\tat org.apache.spark"
+    assert root_cause(RuntimeError(gone)).startswith("RuntimeError: Job aborted due to stage failure: Task 1 in stage")
+    assert "ExecutorLostFailure" in root_cause(RuntimeError(gone))
+
+
 def test_of_a_long_cause_the_beginning_and_the_advice_are_told() -> None:
     long = root_cause(RuntimeError(f"sparkonce.errors.PrepareError: cannot write {'x' * 45_000} Next: start again."))
     assert len(long) == MOST_CHARACTERS

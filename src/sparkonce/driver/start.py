@@ -43,6 +43,7 @@ def look_around(
     """
     view = read_log(log)
     recorded = recorded_facts(view)
+    _warn_of_removed(recorded, sinks, query)
     facts = {name: sink.preflight(query, recorded.get(name)) for name, sink in sorted(sinks.items())}
     _check_facts(facts)
     give_up_at = time.monotonic() + deadline_s
@@ -75,6 +76,19 @@ def look_around(
                 sink=name,
             )
     return view, tuple((name, tuple(sorted(known.items()))) for name, known in facts.items())
+
+
+def _warn_of_removed(recorded: Mapping[str, Facts], sinks: Mapping[str, TwoPhaseCommitSink], query: str) -> None:
+    """Nobody asks a system for what a sink has left open there that the query does not have any more."""
+    for name in sorted(recorded.keys() - sinks.keys()):
+        if prefix := recorded[name].get("prefix"):
+            logger.warning(
+                "sink %r, which this query's last run had, is taken away. If that run did not end cleanly, its "
+                "transactions may be open, whose names begin with %r and hold %r: they hold back readers, or locks, "
+                "until they time out, where they do. Start the query once more with the sink, which ends them, or end "
+                "them on its server (sparkonce postgres orphans, sparkonce mysql orphans, kafka-transactions.sh).",
+                *(name, prefix, query),
+            )
 
 
 def _check_facts(facts: Mapping[str, Facts]) -> None:

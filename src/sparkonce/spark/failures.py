@@ -29,6 +29,11 @@ _INTERRUPTED = re.compile(
 _TASK_FAILED = "Job aborted due to stage failure"
 """Why a job ended on its own, whatever its tasks' traces hold."""
 
+_WORKER = re.compile(r"Python worker exited unexpectedly[^\n]*|\[PYTHON_VERSION_MISMATCH\][^\n]*")
+"""What Spark says of a Python worker that died, or is another Python than the driver's."""
+
+_JOB = re.compile(rf"{_TASK_FAILED}: [^\n]+")
+
 _STOPPED = "py4j.protocol.Py4JJavaError: An error occurred while calling collect: java.lang.InterruptedException"
 """What Spark looks for in a ``foreachBatch`` function's error to tell a stopped query from a failed one
 (``StreamExecution.PROXY_ERROR``)."""
@@ -51,8 +56,9 @@ def short_error(error: BaseException) -> PrepareError:
 def root_cause(error: BaseException) -> str:
     """One line, of a bounded length, that names the error of the task that failed.
 
-    An error of ours wins, then what the plan itself raises, then the last Python error in the text, then the error's
-    own first line. Of a long one the middle is left out: what it begins with, and our advice, are told.
+    An error of ours wins, then what the plan itself raises, then the last Python error in the text, then a worker that
+    died or is another Python, then why the job ended, then the error's own first line. Of a long one the middle is left
+    out: what it begins with, and our advice, are told.
     """
     return _shortened(_cause(error))
 
@@ -66,8 +72,20 @@ def _cause(error: BaseException) -> str:
     if found:
         raised = (ours or found)[-1]
         return f"{raised['kind'].removeprefix('sparkonce.errors.')}: {raised['said']}"
+    job = _job(text)
+    if (worker := _WORKER.search(text)) is not None:
+        what = "died (its log, or the system's, says of what)" if "exited" in worker[0] else "is another Python"
+        return f"A Python worker {what}: {worker[0]}" + (f" {job}" if job else "")
     lines = text.strip().splitlines()
-    return f"{type(error).__name__}: {lines[0] if lines else ''}"
+    return f"{type(error).__name__}: {job or (lines[0] if lines else '')}"
+
+
+def _job(text: str) -> str:
+    """Why a job ended, without words by which Spark would take it for a query that was stopped; empty if none ended."""
+    found = _JOB.search(text)
+    if found is None:
+        return ""
+    return found[0].partition(", most recent failure")[0] if _INTERRUPTED.search(found[0]) else found[0]
 
 
 def _shortened(text: str) -> str:
