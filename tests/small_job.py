@@ -46,6 +46,9 @@ class SmallJob:
         reporters: Told how far the query has read, made anew for each run.
         source: The topic that the batches' offsets are of.
         deadline_s: How long a run asks for what it does not know.
+
+    Attributes:
+        accept_lost: See `RunDriver`.
     """
 
     def __init__(
@@ -69,6 +72,7 @@ class SmallJob:
         self._deadline_s = deadline_s
         self._reporters = reporters
         self._source = source
+        self.accept_lost: Mapping[str, int] = {}
 
     @property
     def short_query(self) -> str:
@@ -87,6 +91,7 @@ class SmallJob:
             timing=Timing(commit_deadline_s=self._deadline_s),
             listener=listener,
             reporters=self._reporters(),
+            accept_lost=self.accept_lost,
         )
         try:
             return [

@@ -11,6 +11,7 @@
     │   ├── CorruptRecordError     a record's checksum or shape is wrong
     │   ├── NewerFormatError       a record was written by a newer library
     │   └── StaleLogError          a server remembers more than the log: an old copy, or one that has run elsewhere
+    ├── StaleServerError           a server does not have batches that were committed there: it went back
     ├── RefusedBatchError          the log says that this batch must not run
     │   ├── StaleBatchError        a later batch is decided: another driver is ahead, or an old checkpoint was restored
     │   └── CheckpointMismatchError  the decided batch had other input: a copied, restored or re-made checkpoint
@@ -89,6 +90,13 @@ class NewerFormatError(LogError):
 
 class StaleLogError(LogError):
     """A server remembers commits that the log does not know: it is an old copy, or one that has gone on elsewhere."""
+
+
+class StaleServerError(SparkonceError):
+    """A server does not have batches that were committed there: it went back to an older state.
+
+    ``details["missing"]`` lists, by sink, the batches that are known to be missing.
+    """
 
 
 class RefusedBatchError(SparkonceError):

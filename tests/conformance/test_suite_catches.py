@@ -382,6 +382,17 @@ class ForgetsOlderBatches(_Committer):
             self._server._transactions.clear()
 
 
+class MissesWhatIsCommitted(_Committer):
+    def missing(self, handles: Sequence[Handle]) -> Sequence[Handle]:
+        return handles
+
+
+class MissesWhatIsPreparedOnly(_Committer):
+    def missing(self, handles: Sequence[Handle]) -> Sequence[Handle]:
+        states = self._server.transactions()
+        return [one for one in handles if states[int(one["number"])] is TransactionState.PREPARED]
+
+
 class FactsChange(Sink):
     def preflight(self, query: str, recorded: Facts | None) -> Facts:
         return {"started": "again" if recorded else "first"}
@@ -462,6 +473,8 @@ BROKEN: list[tuple[type, str]] = [
     (ConcludesOnce, "test_concluding_a_batch_changes_nothing_for_readers"),
     (ForgetsOlderBatches, "test_concluding_later_batches_forgets_nothing_too_early"),
     (FailsOnNothing, "test_nothing_to_do_is_done"),
+    (MissesWhatIsCommitted, "test_what_is_committed_is_not_missing"),
+    (MissesWhatIsPreparedOnly, "test_what_is_not_committed_is_missing"),
     (FactsChange, "test_preflight_remembers"),
     (ChoosesWhatIsNotThere, "test_columns_are_chosen_among_those_there_are"),
     (NegativeTimeout, "test_the_timeout_is_a_time"),

@@ -73,7 +73,7 @@ class Postgres(System):
     def committer(self) -> PostgresCommitter:
         made = PostgresCommitter.__new__(PostgresCommitter)
         made._connections = _Connections(self)  # type: ignore[assignment]
-        made._name, made._limits, made._tidy_from = self.name, LIMITS, 0
+        made._name, made._limits, made._tidy_from, made._newest = self.name, LIMITS, 0, ()
         return made
 
     def writer(self, owner: Owner, process: Process, batch: int, slot: int, copy: int) -> Writer:
@@ -299,6 +299,10 @@ def lock(
     return found
 
 
+def not_committed(connection: Connection, names: Sequence[TransactionName], place: Place) -> list[TransactionName]:
+    return [name for name in names if connection.server.markers.get(name) != "committed"]
+
+
 def list_sessions(connection: Connection) -> list[BackendName]:
     return connection.ask(("lists sessions",), lambda: [BackendName.of(name) for name in connection.server.sessions])
 
@@ -341,6 +345,7 @@ REPLACED: tuple[tuple[str, str, Any], ...] = (
     ("committer", "_list_sessions", list_sessions),
     ("committer", "list_prepared", list_prepared),
     ("committer", "list_staged", list_staged),
+    ("committer", "not_committed", not_committed),
     ("committer", "read_traces", read_traces),
     ("committer", "tidy", lambda *_: None),
 )

@@ -134,7 +134,8 @@ def test_every_sink_is_here(version: str) -> None:
 @pytest.mark.parametrize("sink", CHECKS)
 def test_a_system_that_is_still_the_same_is_taken(version: str, sink: str) -> None:
     known = recorded(version)[sink]
-    assert CHECKS[sink](known, known) == known
+    # A newer version may say more.
+    assert known.items() <= CHECKS[sink](known, known).items()
 
 
 @pytest.mark.parametrize("sink", CHECKS)

@@ -24,6 +24,7 @@ from sparkonce.driver.replay import as_recorded, found_again, where_lost
 from sparkonce.driver.start import look_around, read_log, recorded_topics, warn_if_not_moved
 from sparkonce.driver.stops import stop_error
 from sparkonce.driver.sweeper import Sweeper
+from sparkonce.driver.went_back import check_servers
 from sparkonce.executor import check_handles
 from sparkonce.guarantees import Guarantee
 from sparkonce.log.base import DecisionLog, PutUnknownError
@@ -100,6 +101,7 @@ class RunDriver:
         listener: Told of each phase.
         library: The library's version, for the claim.
         moved: Whether the log was moved here, not copied.
+        accept_lost: Of each sink the newest batch that its server may have lost.
         reporters: Told how far the query has read.
         topics: Given the ids that the log knows of the topics that the query reads, says which to keep.
     """
@@ -115,12 +117,15 @@ class RunDriver:
         listener: Listener | None = None,
         library: str = "",
         moved: bool = False,
+        accept_lost: Mapping[str, int] | None = None,
         reporters: Sequence[PositionReporter] = (),
         topics: Callable[[Mapping[str, str]], Mapping[str, str]] = dict,
     ) -> None:
         self._sinks = dict(sinks)
         self._log = log
         self._timing = timing or Timing()
+        self._accept_lost = dict(accept_lost or {})
+        self._servers_checked = False
         self._listener = listener
         self._committers: dict[str, SinkCommitter] = {}
         self._at_work = threading.RLock()
@@ -170,7 +175,7 @@ class RunDriver:
             transactional=tuple(names[Guarantee.EXACTLY_ONCE]),
             direct=tuple(names[Guarantee.AT_LEAST_ONCE]),
             after=tuple(names[Guarantee.AT_MOST_ONCE]),
-            view=view.without_handles(),
+            view=view,
         )
 
     def run_batch(self, asked: on.BatchAsked, work: BatchWork) -> BatchProgress:
@@ -192,6 +197,7 @@ class RunDriver:
             self.state, effect = step(self.state, asked)
             while not isinstance(effect, do.Done | do.Stop):
                 phase = self.state.phase
+                self._check_servers(asked.batch)
                 self._tell(phase, asked.batch)
                 event = self._perform(effect, work)
                 watch.spent(phase)
@@ -229,6 +235,20 @@ class RunDriver:
         self.progress.append(done)
         self._tell(Phase.IDLE, asked.batch)
         return done
+
+    def _check_servers(self, batch: int) -> None:
+        """Once, after the claim and before anything is finished, swept or written."""
+        if self._servers_checked or self.state.token is None:
+            return
+        self._servers_checked = True
+        check_servers(
+            self.state.view,
+            batch,
+            self.state.transactional,
+            self._committer,
+            self._accept_lost,
+            self._timing.commit_deadline_s,
+        )
 
     def close(self) -> None:
         """Frees connections, from any thread. A batch that is under way comes to its end first."""

@@ -190,6 +190,24 @@ class SinkCommitter(abc.ABC):
         """
         return ()
 
+    def missing(self, handles: Sequence[Handle]) -> Sequence[Handle]:  # noqa: ARG002 - for those that override it
+        """Which of these the system has not committed: it went back to a state from before.
+
+        Optional. Asked at the start of a run of the newest batch with rows in this sink that is surely finished, and of
+        older ones if something of it is missing. Not asked of batches from before the sink's facts changed.
+
+        Args:
+            handles: Of this sink, all with a transaction. Each was committed once, and its batch was concluded.
+
+        Returns:
+            Those that are not committed now, but none that the system may have forgotten by itself. One too many stops
+            a healthy query.
+
+        Raises:
+            UnknownOutcomeError: if the system cannot be asked now.
+        """
+        return ()
+
     def close(self) -> None:  # noqa: B027 - optional
         """Frees connections."""
 

@@ -48,6 +48,8 @@ class ExactlyOnce:
             kept in it.
         checkpoint_moved: Say True once if the checkpoint folder was moved (not copied) since the last run. A folder
             at another place is refused otherwise, because two copies would write the same batches twice.
+        accept_lost_batches: By a sink's name, the newest batch that its server may have lost, as `StaleServerError`
+            says it. Rows of those batches are not written again. It may stay: later batches are looked for as ever.
         group_offsets: Consumer groups that are told how far each committed batch has read.
         commit_deadline_s: See `sparkonce.driver.run.Timing`.
         sweep_every_s: See `sparkonce.driver.run.Timing`.
@@ -64,6 +66,7 @@ class ExactlyOnce:
         *,
         checkpoint: str,
         checkpoint_moved: bool = False,
+        accept_lost_batches: Mapping[str, int] | None = None,
         group_offsets: GroupOffsets | Sequence[GroupOffsets] = (),
         commit_deadline_s: float = 300.0,
         sweep_every_s: float = 10.0,
@@ -79,6 +82,12 @@ class ExactlyOnce:
         for sink in self._sinks.values():
             sink.use_checkpoint(str(self.checkpoint))
         self._moved = checkpoint_moved
+        self._accept_lost = dict(accept_lost_batches or {})
+        if unknown := self._accept_lost.keys() - self._sinks.keys():
+            raise ConfigurationError(
+                f"accept_lost_batches={self._accept_lost!r}: no sink is called {', '.join(sorted(unknown))}",
+                next_step=f"give names of {sorted(self._sinks)}, as StaleServerError did.",
+            )
         self._groups = (group_offsets,) if isinstance(group_offsets, GroupOffsets) else tuple(group_offsets)
         self._check_groups()
         self._timing = Timing(
@@ -205,6 +214,7 @@ class ExactlyOnce:
             listener=self._tell,
             library=sparkonce.__version__,
             moved=self._moved,
+            accept_lost=self._accept_lost,
             reporters=[*([topics] if sources else []), *map(GroupReporter, self._groups)],
             topics=lambda recorded: topics.kept(recorded, offsets),
         )

@@ -119,6 +119,10 @@ class ForwardingCommitter(SinkCommitter):
         """See `SinkCommitter.list_traces`."""
         return self._real.list_traces(query, facts)
 
+    def missing(self, handles: Sequence[Handle]) -> Sequence[Handle]:
+        """See `SinkCommitter.missing`."""
+        return self._real.missing(handles)
+
     def before_decision(self, facts: Facts) -> str:
         """See `SinkCommitter.before_decision`."""
         return self._real.before_decision(facts)

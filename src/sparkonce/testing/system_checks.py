@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from sparkonce.guarantees import Guarantee
 from sparkonce.testing.hooks import SinkHooks
 from sparkonce.testing.scene import ABORTED, COMMITTED, LOST, require, scene, skip
+
+if TYPE_CHECKING:
+    from sparkonce.protocol.handles import Handle
 
 
 class SystemChecks(SinkHooks):
@@ -36,6 +41,31 @@ class SystemChecks(SinkHooks):
             outcomes = on.commit(prepared, committed, by=on.new_committer())
             on.expect_outcomes(outcomes, COMMITTED, COMMITTED, what="commit after the restart, one for the second time")
             on.expect_only(0, 10, when="after the restart")
+
+    def test_what_is_committed_is_not_missing(self) -> None:
+        """Nor what the system has forgotten by itself, a thousand batches later: no healthy query is stopped."""
+        with scene(self) as on:
+            committed: list[Handle] = []
+            for batch in (0, 100, 1000):
+                committed.append(on.prepare(batch, batch=batch))
+                on.commit(committed[-1])
+                on.committer.conclude(batch, committed[-1:])
+                for committer in (on.committer, on.new_committer()):
+                    for handle in committed:
+                        gone = list(committer.missing([handle]))
+                        require(not gone, f"all is committed, and missing says of {handle} that it is not")
+
+    def test_what_is_not_committed_is_missing(self) -> None:
+        """A system that went back to before a commit has the transaction prepared, or not at all."""
+        with scene(self) as on:
+            handle = on.prepare(0)
+            gone = list(on.new_committer().missing([handle]))
+            if not gone:
+                skip("missing gives none")
+            require(gone == [handle], f"{handle} is prepared and not committed, and missing gives {gone}")
+            if self.expire(handle):
+                gone = list(on.new_committer().missing([handle]))
+                require(gone == [handle], f"{handle} is gone, and missing gives {gone}")
 
     # --- the sink itself --------------------------------------------------------------------------------------------
 

@@ -175,6 +175,13 @@ class FilesCommitter(SinkCommitter):
         read = {name.text: name for name in (*names[:TRACED_BATCHES], *newest.values())}
         return [trace for name in read.values() for one in manifests.read(self._store, name) for trace in _traces(one)]
 
+    def missing(self, handles: Sequence[Handle]) -> Sequence[Handle]:
+        """See `SinkCommitter.missing`: what no manifest names. Files themselves may have been taken away by readers."""
+        if not (self._manifest and self._store.keeps_manifests):
+            return ()
+        whole = self._named_by_manifests(handles)
+        return [handle for handle in handles if handle.transaction not in whole]
+
     def close(self) -> None:
         """Frees connections."""
         self._store.close()

@@ -129,7 +129,7 @@ class FilesSink(TwoPhaseCommitSink):
             timeout_s = store.timeout_s()
         finally:
             store.close()
-        facts = {**place, "prefix": self.name}
+        facts = {**place, "prefix": self.name, "manifest": str(self.manifest)}
         if timeout_s is not None:
             facts[_TIMEOUT] = str(timeout_s)
         for name, value in place.items():

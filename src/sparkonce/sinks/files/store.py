@@ -138,7 +138,14 @@ class HeldFile(abc.ABC):
 
 
 class FileStore(abc.ABC):
-    """A folder of a file system, or a prefix of a bucket. Pickled to the workers. Paths are relative, with ``/``."""
+    """A folder of a file system, or a prefix of a bucket. Pickled to the workers. Paths are relative, with ``/``.
+
+    Attributes:
+        keeps_manifests: Whether a manifest that is gone says that the whole place went back. Not in a bucket: its rules
+            may delete what is old.
+    """
+
+    keeps_manifests = True
 
     location: str
 

@@ -27,6 +27,7 @@ from sparkonce.sinks.kafka.outcomes import (
     commit_outcome,
     confirm_forgotten,
     confirm_lost,
+    is_behind,
 )
 from sparkonce.sinks.kafka.settings import admin_settings
 from sparkonce.sinks.kafka.topic import SURE_AFTER_S, metadata_request, why_not_decide
@@ -147,6 +148,19 @@ class KafkaCommitter(SinkCommitter):
             for view in found
             if view.state in COMMITTED_STATES and (token := token_of(view.transaction.transactional_id)) is not None
         ]
+
+    def missing(self, handles: Sequence[Handle]) -> Sequence[Handle]:
+        """See `SinkCommitter.missing`. An id that the cluster does not know may have been idle for long.
+
+        Raises:
+            UnknownOutcomeError: if a coordinator does not answer.
+        """
+        transactions = [transaction_of(handle) for handle in handles]
+        views = self._client.describe_transactions(transactions, deadline_s=self._deadline_s())
+        for view in views:
+            if isinstance(view, Answer) and view.code != TRANSACTIONAL_ID_NOT_FOUND:
+                raise _unlisted(view, "start")
+        return [handle for handle, one, view in zip(handles, transactions, views, strict=True) if is_behind(one, view)]
 
     def before_decision(self, facts: Facts) -> str:
         """See `SinkCommitter.before_decision`. The topic has to be the one that the run has started with."""

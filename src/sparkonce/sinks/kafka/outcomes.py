@@ -221,6 +221,18 @@ def confirm_lost(verdict: Finished, transaction: Transaction, now: Description |
     return Finished(outcome=Outcome.LOST, reason=reason)
 
 
+def is_behind(transaction: Transaction, now: Description | Answer) -> bool:
+    """Whether the coordinator's log ends before the commit of a transaction that was committed.
+
+    Of an id that it does not know nothing is said: it forgets those that were idle for long.
+    """
+    if isinstance(now, Answer):
+        return False
+    return _is_older(now.transaction, transaction) or (
+        now.transaction == transaction and now.state in {"Empty", "Ongoing", *_ABORTED_STATES}
+    )
+
+
 def before_abort(transaction: Transaction, now: Description | Answer) -> Finished | None:
     """What is known before an abort is sent; None if it has to be sent.
 

@@ -20,7 +20,7 @@ from sparkonce.sinks.base import (
     TwoPhaseCommitSink,
     WriterContext,
 )
-from sparkonce.sinks.memory.server import MemoryServer
+from sparkonce.sinks.memory.server import MemoryServer, TransactionState
 
 
 class MemorySink(TwoPhaseCommitSink):
@@ -107,6 +107,10 @@ class _Committer(SinkCommitter):
             for number, owner in self._server.unfinished()
             if owner in wanted
         ]
+
+    def missing(self, handles: Sequence[Handle]) -> Sequence[Handle]:
+        states = self._server.transactions()
+        return [handle for handle in handles if states.get(int(handle["number"])) is not TransactionState.COMMITTED]
 
     def list_traces(self, query: str, facts: Facts) -> Sequence[Trace]:  # noqa: ARG002
         return [

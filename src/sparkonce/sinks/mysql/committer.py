@@ -21,6 +21,7 @@ from sparkonce.sinks.mysql.connection import SERVER_ERRORS, Link, connect, numbe
 from sparkonce.sinks.mysql.flavours import Flavour, flavour_of
 from sparkonce.sinks.mysql.outcomes import LOCKED, is_no_reply, outcome_of
 from sparkonce.sinks.mysql.settings import place
+from sparkonce.sinks.went_back import went_back
 
 log = logging.getLogger(__name__)
 
@@ -61,6 +62,7 @@ class MySQLCommitter(SinkCommitter):
         self._idle: list[tuple[Link, Flavour, str]] = []
         self._closed = False
         self._tidy_from = 0
+        self._newest: tuple[Handle, ...] = ()
 
     # --- SinkCommitter ----------------------------------------------------------------------------------------------
 
@@ -136,6 +138,7 @@ class MySQLCommitter(SinkCommitter):
         known = [marker for handle in handles if (marker := _marker_of(handle))]
         if not known:
             return
+        self._newest = tuple(handle for handle in handles if handle.transaction)
         merged = [marker.name for marker in known if marker.kind == markers.STAGED]
         tidying = batch >= self._tidy_from
         if not merged and not tidying:
@@ -150,6 +153,18 @@ class MySQLCommitter(SinkCommitter):
                 if number_of(error) not in LOCKED:
                     raise
                 log.info("Old markers or staging tables are left for later: %s.", words_of(error))
+
+    def missing(self, handles: Sequence[Handle]) -> Sequence[Handle]:
+        """See `SinkCommitter.missing`.
+
+        Raises:
+            UnknownOutcomeError: if the server does not say.
+        """
+        with self._asking("which markers it has") as (link, _, server):
+            gone = _missing(link, server, handles)
+        if not gone:
+            self._newest = tuple(handles)
+        return gone
 
     def close(self) -> None:
         """Closes the idle connections, and keeps none from now on: a thread nobody waits for may still have one."""
@@ -250,7 +265,10 @@ class MySQLCommitter(SinkCommitter):
         )
         try:
             flavour = flavour_of(str(link.row("SELECT VERSION()")[0]))
-            return link, flavour, markers.identity(link, flavour)
+            server = markers.identity(link, flavour)
+            if gone := _missing(link, server, self._newest):
+                raise went_back(self._name, str(gone[0]["transaction"]))
+            return link, flavour, server
         except BaseException:
             link.end()
             raise
@@ -295,6 +313,17 @@ def _marker_of(handle: Handle) -> markers.Marker | None:
     if name is None or kind not in (markers.TWO_PHASE, markers.STAGED) or not isinstance(begun, int):
         return None
     return _marker(name, str(kind), str(fields.get("server", "")), begun)
+
+
+def _missing(link: Link, server: str, handles: Sequence[Handle]) -> list[Handle]:
+    """Those that are committed nowhere here, and that the server cannot have tidied away."""
+    known = {marker.name: handle for handle in handles if (marker := _marker_of(handle)) and marker.server == server}
+    there = markers.committed(link, known)
+    return [
+        handle
+        for name, handle in known.items()
+        if name not in there and markers.nowhere(link, name, "").outcome is Outcome.LOST
+    ]
 
 
 def _answer(handle: Handle, marker: markers.Marker | None, answers: Mapping[markers.Marker, Finished]) -> Finished:

@@ -16,12 +16,13 @@ from sparkonce.protocol.ownership import TransactionName
 from sparkonce.protocol.traces import Trace
 from sparkonce.sinks.base import Facts, Owner, SinkCommitter
 from sparkonce.sinks.postgres.connection import Connection, Connections, within
-from sparkonce.sinks.postgres.markers import TIDY_EVERY, list_staged, read_traces, tidy
+from sparkonce.sinks.postgres.markers import TIDY_EVERY, list_staged, not_committed, read_traces, tidy
 from sparkonce.sinks.postgres.names import FIELDS, OPEN, STAGED, TWO_PHASE, BackendName, Claimed, Place, handle_of
 from sparkonce.sinks.postgres.outcomes import code_of, finished, words_of
 from sparkonce.sinks.postgres.prepared import list_prepared, try_finish
 from sparkonce.sinks.postgres.settings import Connecting, Limits
 from sparkonce.sinks.postgres.staged import abort_staged, commit_staged
+from sparkonce.sinks.went_back import went_back
 
 _AT_ONCE = 8
 """Connections that commit prepared transactions side by side: each waits for the server's disk."""
@@ -44,10 +45,11 @@ class PostgresCommitter(SinkCommitter):
     """
 
     def __init__(self, to: Connecting, name: str, *, limits: Limits) -> None:
-        self._connections = Connections(to)
+        self._connections = Connections(to, self._look)
         self._name = name
         self._limits = limits
         self._tidy_from = 0
+        self._newest: tuple[Handle, ...] = ()
 
     def commit(self, handles: Sequence[Handle]) -> Sequence[Finished]:
         """See `SinkCommitter.commit`. Staged copies are committed in one transaction, prepared ones one by one."""
@@ -97,6 +99,7 @@ class PostgresCommitter(SinkCommitter):
 
     def conclude(self, batch: int, handles: Sequence[Handle]) -> None:
         """See `SinkCommitter.conclude`: now and then, deletes the markers of batches long gone."""
+        self._newest = tuple(handle for handle in handles if handle.transaction) or self._newest
         if batch < self._tidy_from:
             return
         places = {
@@ -108,6 +111,18 @@ class PostgresCommitter(SinkCommitter):
             with self._asking("to delete old markers") as connection:
                 tidy(connection, schema, prefix, query, batch)
             self._tidy_from = batch + TIDY_EVERY
+
+    def missing(self, handles: Sequence[Handle]) -> Sequence[Handle]:
+        """See `SinkCommitter.missing`.
+
+        Raises:
+            UnknownOutcomeError: if the server does not say.
+        """
+        with self._asking("which markers it has") as connection:
+            gone = _missing(connection, handles)
+        if not gone:
+            self._newest = tuple(handles)
+        return gone
 
     def close(self) -> None:
         """Closes the connections."""
@@ -173,6 +188,15 @@ class PostgresCommitter(SinkCommitter):
         except psycopg.Error as error:
             return finished(error)
 
+    def _look(self, connection: Connection) -> None:
+        """A new connection may lead to a server that took over, or came back, without what was committed last."""
+        if not self._newest:
+            return
+        with within(connection, self._limits.answer_s):
+            gone = _missing(connection, self._newest)
+        if gone:
+            raise went_back(self._name, str(gone[0]["name"]))
+
     # --- writers that are still at it -------------------------------------------------------------------------------
 
     def _stop_writers(self, names: Sequence[BackendName]) -> bool:
@@ -225,6 +249,14 @@ _TERMINATE = """
 SELECT pg_catalog.pg_terminate_backend(pid) FROM pg_catalog.pg_stat_activity
 WHERE application_name = ANY (%s) AND datname = pg_catalog.current_database() AND pid <> pg_catalog.pg_backend_pid()
 """
+
+
+def _missing(connection: Connection, handles: Sequence[Handle]) -> list[Handle]:
+    groups: dict[Place, dict[TransactionName, Handle]] = {}
+    for handle in handles:
+        if (name := TransactionName.parse(str(handle["name"]))) is not None:
+            groups.setdefault(Place.of(dict(handle.transaction)), {})[name] = handle
+    return [group[name] for place, group in groups.items() for name in not_committed(connection, list(group), place)]
 
 
 def _backend_name(handle: Handle) -> BackendName | None:

@@ -12,7 +12,7 @@ import os
 import re
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
 
@@ -85,10 +85,12 @@ class Connections:
 
     Args:
         to: Where.
+        look: Called with each new connection, before it is used for anything else.
     """
 
-    def __init__(self, to: Connecting) -> None:
+    def __init__(self, to: Connecting, look: Callable[[Connection], None] | None = None) -> None:
         self._to = to
+        self._look = look
         self._lock = threading.Lock()
         self._idle: list[Connection] = []
         self._closed = False
@@ -110,10 +112,20 @@ class Connections:
             with self._lock:
                 connection = self._idle.pop() if self._idle else None
             if connection is None:
-                return connect(self._to)
+                return self._connect()
             if _is_alive(connection):
                 return connection
             connection.close()
+
+    def _connect(self) -> Connection:
+        connection = connect(self._to)
+        if self._look is not None:
+            try:
+                self._look(connection)
+            except BaseException:
+                connection.close()
+                raise
+        return connection
 
     def give_back(self, connection: Connection) -> None:
         """Keeps a connection that is in no transaction; closes any other."""

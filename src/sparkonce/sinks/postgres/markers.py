@@ -84,6 +84,25 @@ def look_for(connection: Connection, name: TransactionName, place: Place) -> Loo
     )
 
 
+def not_committed(connection: Connection, names: Sequence[TransactionName], place: Place) -> list[TransactionName]:
+    """Which of these are not committed here, and have not been tidied away either."""
+    rows = connection.execute(
+        sql.SQL("SELECT name FROM {} WHERE name = ANY ({}) AND state = {}").format(
+            commits(place.commits), [str(name) for name in names], COMMITTED_STATE
+        )
+    ).fetchall()
+    there = {text for (text,) in rows}
+    return [
+        name for name in names if str(name) not in there and _is_gone(look_for(connection, name, place), name, place)
+    ]
+
+
+def _is_gone(look: Look, name: TransactionName, place: Place) -> bool:
+    return look.state != COMMITTED_STATE and (
+        look.state is not None or look.is_prepared or nowhere(look, name, place).outcome is Outcome.LOST
+    )
+
+
 def read_system(connection: Connection, schema: str) -> str:
     """The cluster's number, which its copies share; empty if this role may not read it.
 

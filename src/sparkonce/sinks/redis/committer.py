@@ -139,6 +139,30 @@ class RedisCommitter(SinkCommitter):
                 self._tidy(ledger, batch - KEPT_BATCHES)
                 self._tidied[ledger.name] = batch
 
+    def missing(self, handles: Sequence[Handle]) -> Sequence[Handle]:
+        """See `SinkCommitter.missing`. The ledger surely lives for ``ledger_ttl_s``; half of it leaves room for clocks.
+
+        Raises:
+            UnknownOutcomeError: if the server does not say.
+        """
+        since_ms = time.time_ns() // 1_000_000 - self._ledger_ttl_ms // 2
+        asked = [handle for handle in handles if handle.opened_ms > since_ms]
+        known = {name: handle for handle in asked if (name := TransactionName.parse(str(handle[names.TRANSACTION])))}
+        requests = [
+            Request(ledger.hash_slot, ("HMGET", ledger.name, str(name), names.FLOOR_FIELD))
+            for name in known
+            for ledger in [ledger_of(name)]
+        ]
+        missing = []
+        for (name, handle), answer in zip(known.items(), self._nodes.run(requests), strict=True):
+            if isinstance(answer, Refusal):
+                raise UnknownOutcomeError(f"The ledger cannot be read: {read_refusal(answer).reason}")
+            entry, floor = answer
+            forgotten = entry is None and name.batch < int(floor or 0)
+            if not forgotten and (entry is None or Entry.parse(entry.decode()).state != names.COMMITTED):
+                missing.append(handle)
+        return missing
+
     def close(self) -> None:
         """Closes the connections."""
         self._nodes.close()

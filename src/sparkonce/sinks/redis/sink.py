@@ -154,7 +154,8 @@ class RedisSink(TwoPhaseCommitSink):
 
         nodes = Nodes(self.place)
         try:
-            return Preflight(nodes, self.guarantee, self.prefix or self.name, self.wait_replicas).facts(recorded)
+            found = Preflight(nodes, self.guarantee, self.prefix or self.name, self.wait_replicas).facts(recorded)
+            return {**found, "ledger_ttl_s": str(self.ledger_ttl_s)}
         finally:
             nodes.close()
 

@@ -43,6 +43,8 @@ class S3Store(FileStore):
         ConfigurationError: for a location or setting that cannot be used.
     """
 
+    keeps_manifests = False
+
     def __init__(self, location: str, settings: Mapping[str, Any] | None = None, *, page: int = 1_000) -> None:
         self.location = location.rstrip("/")  # readers put "/" and a file's path behind it
         self.bucket, self.prefix = read_location(location)

@@ -1,0 +1,159 @@
+"""Which batches a start asks servers for, and what it says: on the memory sink, whose server can be made to forget."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import pytest
+
+from sparkonce.driver.went_back import check_servers
+from sparkonce.errors import ConfigurationError, StaleServerError, UnknownOutcomeError
+from sparkonce.protocol.handles import Handle
+from sparkonce.protocol.outcomes import Finished, Outcome
+from sparkonce.protocol.ownership import Token
+from sparkonce.protocol.records import Claim, Commit
+from sparkonce.protocol.view import LogView
+from sparkonce.sinks.base import Owner, SinkCommitter
+
+Facts = Mapping[str, str]
+NOW: Facts = {"prefix": "p"}
+
+
+class Server(SinkCommitter):
+    """Has committed these transactions, and can commit those."""
+
+    def __init__(self, committed: Sequence[str] = (), prepared: Sequence[str] = ()) -> None:
+        self.committed, self.prepared = set(committed), set(prepared)
+        self.asked: list[str] = []
+        self.silent = 0
+        self.concluded: list[int] = []
+
+    def missing(self, handles: Sequence[Handle]) -> Sequence[Handle]:
+        if self.silent:
+            self.silent -= 1
+            raise UnknownOutcomeError("not now")
+        self.asked += [str(one["name"]) for one in handles]
+        return [one for one in handles if one["name"] not in self.committed]
+
+    def commit(self, handles: Sequence[Handle]) -> Sequence[Finished]:
+        names = [str(one["name"]) for one in handles]
+        self.committed |= {name for name in names if name in self.prepared}
+        return [Finished(outcome=Outcome.COMMITTED if one in self.prepared else Outcome.LOST) for one in names]
+
+    def conclude(self, batch: int, handles: Sequence[Handle]) -> None:
+        self.concluded.append(batch)
+
+    def abort(self, handles: Sequence[Handle]) -> Sequence[Finished]:
+        raise NotImplementedError
+
+    def list_lingering(self, owners: Sequence[Owner]) -> Sequence[Handle]:
+        raise NotImplementedError
+
+
+class Log:
+    """Runs with what they knew of the sink ``s``, and batches with the sink's transactions."""
+
+    def __init__(self, facts: Facts | None = NOW) -> None:
+        self.view = LogView()
+        self.run(facts)
+
+    def run(self, facts: Facts | None = NOW) -> Log:
+        sinks = () if facts is None else (("s", tuple(sorted(facts.items()))),)
+        self.token = Token(self.view.end, "n")
+        self.view = self.view.apply(self.view.end, Claim(nonce="n", run="r", query="q", sinks=sinks))
+        return self
+
+    def batch(self, number: int, *names: str, sink: str = "s") -> Log:
+        handles = tuple(
+            Handle(sink=sink, slot=slot, transaction=(("name", name),) if name else ())
+            for slot, name in enumerate(names)
+        )
+        record = Commit(token=self.token, query="q", batch=number, offsets=(), handles=handles)
+        self.view = self.view.apply(self.view.end, record)
+        return self
+
+    def check(self, batch: int, server: Server, accepted: Mapping[str, int] | None = None) -> None:
+        check_servers(self.view, batch, ["s"], lambda _: server, accepted or {}, 0.0)
+
+
+def test_the_newest_finished_batch_is_asked_for_and_no_other() -> None:
+    server = Server("abc")
+    Log().batch(0, "a").batch(1, "b", "c").run().check(2, server)
+    assert server.asked == ["b", "c"]
+
+
+def test_the_batch_that_is_asked_for_may_be_unfinished() -> None:
+    server = Server("a")
+    Log().batch(0, "a").batch(1, "b").run().check(1, server)
+    assert server.asked == ["a"]
+
+
+def test_a_first_batch_and_batches_without_rows_ask_nothing() -> None:
+    server = Server()
+    Log().check(0, server)
+    Log().batch(0, "").batch(1).batch(2, "x", sink="gone").run().check(3, server)
+    assert server.asked == []
+
+
+def test_behind_batches_without_rows_stands_the_newest_that_has_some() -> None:
+    with pytest.raises(StaleServerError, match="does not have batch 0 any more"):
+        Log().batch(0, "a").batch(1, "").batch(2).run().check(3, Server())
+
+
+@pytest.mark.parametrize("between", [None, {}, {"prefix": "other"}])
+def test_a_batch_from_before_the_facts_changed_is_not_asked_for(between: Facts | None) -> None:
+    """The sink was away, at a lower guarantee, or had another prefix: and since then it is what it was before."""
+    server = Server()
+    log = Log().batch(0, "a").run(between).batch(1, "").run()
+    log.check(2, server)
+    assert server.asked == []
+    with pytest.raises(StaleServerError, match="batch 2 any more"):
+        log.batch(2, "c").run().check(3, server)
+
+
+def test_a_run_that_the_log_has_forgotten_says_nothing() -> None:
+    server, log = Server(), Log().batch(0, "a").run()
+    log.view = replace(log.view, runs=log.view.runs[1:])
+    log.check(1, server)
+    assert server.asked == []
+
+
+def test_all_batches_that_are_missing_are_named() -> None:
+    log = Log().batch(0, "a").batch(1, "b").batch(2, "c").batch(3, "d").run()
+    with pytest.raises(StaleServerError, match="batches 2 and 3 any more") as caught:
+        log.check(4, Server("ab"))
+    assert caught.value.details["missing"] == {"s": [2, 3]}
+    with pytest.raises(StaleServerError, match="batches 1 to 3 any more") as caught:
+        log.check(4, Server("a"))
+    assert "accept_lost_batches={'s': 3}" in caught.value.next_step
+
+
+def test_what_is_accepted_is_not_asked_for_again() -> None:
+    server, log = Server("a"), Log().batch(0, "a").batch(1, "b").run()
+    log.check(2, server, {"s": 1})
+    assert server.asked == []
+    with pytest.raises(StaleServerError) as caught:
+        log.batch(2, "c").run().check(3, server, {"s": 1})
+    assert caught.value.details["missing"] == {"s": [2]}
+
+
+def test_more_cannot_be_accepted_than_is_finished() -> None:
+    with pytest.raises(ConfigurationError, match="batch 1 is next"):
+        Log().batch(0, "a").run().check(1, Server("a"), {"s": 1})
+
+
+def test_a_commit_that_can_be_made_again_is() -> None:
+    server = Server("a", prepared="b")
+    Log().batch(0, "a", "b").run().check(1, server)
+    assert (server.committed, server.concluded) == ({"a", "b"}, [0])
+
+
+def test_a_server_that_does_not_answer_is_asked_until_the_deadline() -> None:
+    server, log = Server("a"), Log().batch(0, "a").run()
+    server.silent = 1
+    with pytest.raises(UnknownOutcomeError):
+        log.check(1, server)
+    server.silent = 1
+    check_servers(log.view, 1, ["s"], lambda _: server, {}, 60.0)
+    assert server.asked == ["a"]
