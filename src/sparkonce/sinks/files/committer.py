@@ -179,8 +179,15 @@ class FilesCommitter(SinkCommitter):
         """See `SinkCommitter.missing`: what no manifest names. Files themselves may have been taken away by readers."""
         if not (self._manifest and self._store.keeps_manifests):
             return ()
-        whole = self._named_by_manifests(handles)
-        return [handle for handle in handles if handle.transaction not in whole]
+        whole, found = self._named_by_manifests(handles), []
+        merged = [one for one in manifests.list_manifests(self._store) if one.token is None]
+        for handle in handles:
+            name = read_handle(handle).name
+            # Merged ones do not name transactions any more.
+            old = any((one.prefix, one.query) == (name.prefix, name.query) and name.batch <= one.last for one in merged)
+            if handle.transaction not in whole and not old:
+                found.append(handle)
+        return found
 
     def close(self) -> None:
         """Frees connections."""
