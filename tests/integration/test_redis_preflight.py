@@ -48,7 +48,8 @@ def settings(client: Any) -> Iterator[Any]:
 
 def test_what_is_remembered(server: RedisServer, client: Any) -> None:
     facts = preflight(RedisSink(server.url, prefix="p"))
-    assert facts == {"prefix": "p", "server": client.get("sparkonce:id").decode(), "mode": "single"}
+    server_id = client.get("sparkonce:id").decode()
+    assert facts == {"prefix": "p", "server": server_id, "mode": "single", "ledger_ttl_s": "2592000"}
     assert preflight(RedisSink(server.url, prefix="p")) == facts
     assert client.keys() == [b"sparkonce:id"]
 

@@ -15,6 +15,7 @@ from sparkonce.sinks.kafka.outcomes import (
     commit_outcome,
     confirm_forgotten,
     confirm_lost,
+    is_behind,
     is_patience,
 )
 
@@ -155,3 +156,21 @@ def test_what_was_aborted_at_the_last_epoch_is_not_called_forgotten(
 def test_an_abort_is_sent_only_where_it_is_right(view: Description | Answer, outcome: Outcome | None) -> None:
     finished = before_abort(OURS, view)
     assert (finished.outcome if finished else None) is outcome
+
+
+@pytest.mark.parametrize(
+    ("view", "behind"),
+    [
+        *((now(state), False) for state in ("PrepareCommit", "CompleteCommit")),
+        *((now(state), True) for state in ("Empty", "Ongoing", "PrepareAbort", "CompleteAbort", "PrepareEpochFence")),
+        (now("SomethingNew"), False),
+        (now("CompleteCommit", Transaction("id", 7, 2)), True),
+        *((now(state, NEXT), False) for state in ("CompleteCommit", "Empty", "Ongoing", "CompleteAbort")),
+        (now("Empty", Transaction("id", 8, 0)), False),
+        (Answer(TRANSACTIONAL_ID_NOT_FOUND), False),
+    ],
+)
+def test_a_coordinator_is_behind_only_if_its_log_ends_before_the_commit(
+    view: Description | Answer, behind: bool
+) -> None:
+    assert is_behind(OURS, view) is behind

@@ -102,6 +102,9 @@ class FilesSink(TwoPhaseCommitSink):
         scheme = scheme_of(self.path)
         if scheme == "file":
             found.append(f"{self.path} is on a disk that keeps what fsync was called for")
+        if scheme != "s3":
+            tells = "is found at a start" if self.manifest else "is not found (manifest=False)"
+            found.append(f"{self.path} is not put back to an older state, which {tells}")
         if scheme == "hdfs":
             found.append("not all datanodes that hold a block of a new file lose power at once")
         if scheme == "s3":

@@ -87,7 +87,8 @@ class MySQLSink(TwoPhaseCommitSink):
         given = [
             "innodb_flush_log_at_trx_commit stays 1, and what the server says is on disk is on disk",
             "the table sparkonce_commits is neither emptied nor restored without the target table",
-            "after a failover the new primary has all that the old one had committed or prepared",
+            "after a failover the new primary has all that the old one had committed or prepared; one without the "
+            "newest finished batch is found, and stops the query",
             "the target has no triggers that write to tables without transactions",
         ]
         if self.commit == "two_phase":

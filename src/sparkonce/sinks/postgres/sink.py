@@ -107,7 +107,7 @@ class PostgresSink(TwoPhaseCommitSink):
             return ()
         shared = (
             "the server keeps what it has confirmed: fsync is on, and after a failover the new primary has it "
-            "(synchronous_standby_names)",
+            "(synchronous_standby_names); one without the newest finished batch is found, and stops the query",
             f"nobody but sparkonce changes {self.commits_schema}.sparkonce_commits or the tables sparkonce_*",
         )
         if self.commit_by == "staged":

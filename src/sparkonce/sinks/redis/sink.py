@@ -138,8 +138,8 @@ class RedisSink(TwoPhaseCommitSink):
             return (f"keys are a function of the row, so that a second writing ends in the same state; {replay}{more}",)
         return (
             "the server keeps what it has confirmed: appendonly=yes with appendfsync=always, and no fail-over to a "
-            "replica "
-            "that is behind (wait_replicas)",
+            "replica that is behind (wait_replicas); a server without the newest finished batch is found, and stops "
+            "the query",
             "maxmemory-policy=noeviction, with room for a batch twice: staged, and applied",
             f"the query is never away for longer than ledger_ttl_s={self.ledger_ttl_s}, and nobody deletes keys that "
             "begin "
