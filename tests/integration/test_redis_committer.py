@@ -382,3 +382,23 @@ def test_one_step_does_little(query: Query, client: Any) -> None:
     assert max(map(len, chunks)) < 256 * 1024 + 100
     apply_chunks(query, client, handle, 1)
     assert sums(client)[1] == CHUNK_VALUES // 2
+
+
+def test_missing_is_what_the_ledger_ought_to_know_and_does_not(server: RedisServer, client: Any) -> None:
+    query = Query(RedisSink(server.url, key_template="missing:{n}"))
+
+    def at(batch: int) -> Handle:
+        return replace(query.prepare(pa.record_batch({"n": [batch], "value": ["v"]}), batch=batch), opened_ms=now_ms)
+
+    now_ms = time.time_ns() // 1_000_000
+    old, newest, prepared = at(0), at(1000), at(1001)
+    query.commit(old, newest)
+    assert query.committer.missing([old, newest, prepared]) == [prepared]
+    query.committer.conclude(1000, [newest])  # and forgets batch 0
+    assert client.hget(query.ledger, old["transaction"]) is None
+    assert query.committer.missing([old, newest]) == []
+    client.hdel(query.ledger, newest["transaction"])
+    assert query.committer.missing([old, newest]) == [newest]
+    half_s = query.sink.ledger_ttl_s // 2
+    assert query.committer.missing([replace(newest, opened_ms=now_ms - half_s * 1000)]) == []
+    query.close()
