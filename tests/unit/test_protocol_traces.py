@@ -122,6 +122,17 @@ def test_what_was_decided_after_the_copy_shows_above_a_floor_too(strange: Trace,
     assert (not_in_log(view, [committed("y", 0, begun_ms=2 * HOUR_MS), strange]) != "") is refused
 
 
+@pytest.mark.parametrize("behind_h", [3, 24])
+def test_the_executors_clock_may_be_hours_behind_the_servers(behind_h: int) -> None:
+    """The server has the newest commit of each run, and says by its own clock when that was begun."""
+    behind_ms = behind_h * HOUR_MS
+    view = tidied(fold(claim(A), commit(0, ("gone", 0)), commit(1, ("x", 0)), commit(2, ("y", 0))), 2)
+    gone, newest = committed("gone", 0, begun_ms=behind_ms), committed("y", 0, begun_ms=2 * HOUR_MS + behind_ms)
+    assert not_in_log(view, [gone, newest]) == ""
+    later = committed("new", 0, begun_ms=3 * HOUR_MS + behind_ms)
+    assert not_in_log(view, [gone, newest, later]) != ""
+
+
 def test_with_nothing_to_hold_it_against_a_commit_is_let_pass() -> None:
     view = tidied(fold(claim(A), commit(0, ("gone", 0)), commit(1), commit(2)), 2)
     assert not_in_log(view, [committed("gone", 0, begun_ms=9 * HOUR_MS)]) == ""

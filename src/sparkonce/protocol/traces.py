@@ -16,7 +16,7 @@ from sparkonce.protocol.ownership import Token
 from sparkonce.protocol.view import LogView
 
 CLOCKS_DIFFER_MS = 300_000
-"""By how much a server's clock may be ahead of an executor's, in milliseconds: five minutes, as for Kerberos."""
+"""By how much clocks may differ, in milliseconds: five minutes, as for Kerberos."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,7 +54,8 @@ def not_in_log(view: LogView, traces: Sequence[Trace], listed_at: int | None = N
     - A commit that no decision names. Decisions below the floor are forgotten; but what they named was begun before
       everything that is named above it, and is not on a lane that is named above it. Of lanes, only those count that
       were named when the traces were asked for: a trace is the last transaction of its lane, and may be one that is
-      forgotten, if the lane was used again since.
+      forgotten, if the lane was used again since. When what is named was begun, the server says of those of which it
+      has the trace, and the executor's clock of all. The later counts: an executor's clock may be hours behind.
     """
     return _unknown_run(view, traces) or _unknown_commit(view, traces, view.end if listed_at is None else listed_at)
 
@@ -81,7 +82,9 @@ def _unknown_commit(view: LogView, traces: Sequence[Trace], listed_at: int) -> s
         for handle in decision.handles
         for field in handle.transaction
     }
-    last_ms = max((handle.opened_ms for handle in handles), default=None)
+    opened_ms = [handle.opened_ms for handle in handles]
+    begun_ms = [trace.begun_ms for trace in traces if trace.committed in named]
+    last_ms = max((*opened_ms, *begun_ms), default=None)
     known = {run.token for run in view.runs}
 
     def is_strange(trace: Trace) -> bool:
