@@ -180,8 +180,10 @@ _REPLACED: tuple[tuple[str, str, Any], ...] = (
     *(
         (f"{_SINKS}.{name}", "time", _CLOCK)
         for name in (
+            "kafka.client",
             "kafka.committer",
             "kafka.producers",
+            "kafka.waiting",
             "kafka.writer",
             "postgres.committer",
             "mysql.committer",

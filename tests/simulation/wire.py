@@ -43,6 +43,10 @@ class _ApiVersions(SimpleNamespace):
     pass
 
 
+class _Metadata(SimpleNamespace):
+    pass
+
+
 REPLACED: tuple[tuple[str, str, Any], ...] = (
     ("client", "EndTxnRequest", _EndTxn),
     ("client", "InitProducerIdRequest", _InitProducerId),
@@ -50,6 +54,7 @@ REPLACED: tuple[tuple[str, str, Any], ...] = (
     ("client", "ListTransactionsRequest", _List),
     ("client", "FindCoordinatorRequest", _FindCoordinator),
     ("client", "ApiVersionsRequest", _ApiVersions),
+    ("client", "MetadataRequest", _Metadata),
 )
 """kafka-python's classes of requests, which know how to be written to a wire, take ten times as long to make."""
 
@@ -57,15 +62,11 @@ REPLACED: tuple[tuple[str, str, Any], ...] = (
 class _Manager:
     """kafka-python's connections, until one of them fails."""
 
-    def __init__(self, brokers: Sequence[int]) -> None:
+    def __init__(self) -> None:
         self.cluster = self
-        self._brokers = [SimpleNamespace(node_id=broker) for broker in brokers]
 
-    async def refresh_metadata(self) -> None:
+    def update_metadata(self, _: object) -> None:
         pass
-
-    def brokers(self) -> list[SimpleNamespace]:
-        return self._brokers
 
     def add_coordinator(self, *_: object) -> None:
         pass
@@ -82,7 +83,7 @@ class Wire:
     def __init__(self, kafka: Kafka, brokers: Sequence[int]) -> None:
         self._kafka, self._brokers = kafka, brokers
         self._failed = False
-        self.manager = _Manager(brokers)
+        self.manager = _Manager()
 
     def call(self, ask: Callable[[], Coroutine[Any, Any, Any]], deadline_s: float) -> Any:
         """Runs a coroutine, which waits for nothing but `gather`."""
@@ -92,7 +93,7 @@ class Wire:
             return done.value
         finally:
             if self._failed:
-                self._failed, self.manager = False, _Manager(self._brokers)
+                self._failed, self.manager = False, _Manager()
         raise TypeError("it waits for something that never comes")
 
     async def gather(self, requests: Sequence[tuple[Any, Any]], deadline_s: float) -> list[Any]:
@@ -103,6 +104,8 @@ class Wire:
         pass
 
     def _send(self, request: Any, node: Any) -> Any:
+        if type(request) is _Metadata:
+            return Reply(brokers=[SimpleNamespace(node_id=broker) for broker in self._brokers])
         if type(request) is _List and node != self._kafka.broker:
             return _NOTHING_LISTED
         words, apply, refusal = _MEANINGS[type(request)](self._kafka, request, _broker(node))

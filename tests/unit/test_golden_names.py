@@ -264,12 +264,13 @@ def mysql_columns(made: str) -> list[tuple[str, str]]:
 def of_kafka(version: str, view: LogView) -> Sequence[Trace]:
     said = servers(version, FINISHED)["kafka"]
 
-    def survey(states: Sequence[str], wanted: Any, *, deadline_s: float) -> list[Description]:
-        return [
+    def survey(states: Sequence[str], begins: str, **_: float) -> tuple[list[Description], None]:
+        found = [
             Description(Transaction(name, one["producer_id"], one["epoch"]), one["state"], 900_000, 0)
             for name, one in said.items()
-            if one["state"] in states and wanted(name)
+            if one["state"] in states and name.startswith(begins)
         ]
+        return found, None
 
     return kafka_committer(survey=survey).list_traces(SHORT, facts(view, "kafka"))
 
@@ -360,8 +361,10 @@ def test_names_of_other_runs_are_left_alone(version: str, tmp_path: Path) -> Non
         for name, one in said.items()
     ]
     committer = kafka_committer(
-        list_transactions=lambda states, *, deadline_s: [
-            one.transaction.transactional_id for one in described if one.state in states
+        list_transactions=lambda states, begins, *, deadline_s: [
+            one.transaction.transactional_id
+            for one in described
+            if one.state in states  # more than was asked for
         ],
         describe_transactions=lambda own, *, deadline_s: [
             one for one in described if one.transaction.transactional_id in {each.transactional_id for each in own}

@@ -15,6 +15,7 @@ from sparkonce.sinks.kafka import committer as committer_module
 from sparkonce.sinks.kafka.client import TransactionClient
 from sparkonce.sinks.kafka.committer import KafkaCommitter, fields_of
 from sparkonce.sinks.kafka.outcomes import MOVED, Answer, Description, Transaction
+from sparkonce.sinks.kafka.waiting import Waiting
 
 ONE, OTHER = Transaction("one", 7, 3), Transaction("other", 8, 0)
 SOON = 0.0
@@ -157,6 +158,7 @@ class Cluster:
 
     def __init__(self, level: int | Answer) -> None:
         self._level = level
+        self.waiting = Waiting()
         self.asked: list[str] = []
 
     def describe_transactions(self, transactions: Sequence[Transaction], *, deadline_s: float) -> list[Description]:

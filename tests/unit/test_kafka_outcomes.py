@@ -22,7 +22,7 @@ from sparkonce.sinks.kafka.outcomes import (
 OURS = Transaction("id", 7, 3)
 NEXT = Transaction("id", 7, 4)
 LOST = Finished(outcome=Outcome.LOST, reason="PRODUCER_FENCED: gone.")
-PATIENCE = (14, 15, 16, 51)
+PATIENCE = (7, 14, 15, 16, 51)
 
 
 def now(state: str, owner: Transaction = OURS) -> Description:

@@ -13,6 +13,7 @@ from kafka.protocol.consumer.group import OffsetCommitRequest
 from kafka.protocol.metadata import CoordinatorType, FindCoordinatorRequest, MetadataRequest
 from kafka.protocol.producer.transaction import AddOffsetsToTxnRequest, TxnOffsetCommitRequest
 
+from sparkonce.sinks.kafka.client import REMEMBERED
 from sparkonce.sinks.kafka.connection import Connection, Request, Response
 from sparkonce.sinks.kafka.outcomes import MOVED, NONE, Answer, Transaction
 from sparkonce.sources.offsets import Offsets
@@ -148,13 +149,15 @@ class GroupClient:
             if answer.code == NONE:
                 return Reply()
             self._coordinators.pop((kind, key), None)
-            silent = sent and answer.code is None
+            silent = sent and answer.code is None and not answer.never_sent
             late = time.monotonic() + _ASK_AGAIN_S >= deadline_s
             if answer.code not in _AGAIN or late or (once and silent):
                 return Reply(_words(answer), may_arrive=silent)
             time.sleep(_ASK_AGAIN_S)
 
     def _coordinator(self, kind: CoordinatorType, key: str, deadline_s: float) -> int | Answer:
+        if len(self._coordinators) > REMEMBERED:
+            self._coordinators.clear()
         if (kind, key) not in self._coordinators:
             look_up = FindCoordinatorRequest(key_type=kind.value, coordinator_keys=[key], min_version=4, max_version=5)
             response = self._send(look_up, None, deadline_s)

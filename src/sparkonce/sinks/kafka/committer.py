@@ -11,7 +11,7 @@ from typing import Any
 from sparkonce.errors import UnknownOutcomeError
 from sparkonce.protocol.handles import Handle, transaction_fields
 from sparkonce.protocol.outcomes import Finished, Outcome
-from sparkonce.protocol.ownership import Token, TransactionalId
+from sparkonce.protocol.ownership import TransactionalId
 from sparkonce.protocol.traces import Trace
 from sparkonce.sinks.base import Facts, Owner, Runs, SinkCommitter, claimed_by
 from sparkonce.sinks.kafka.client import TransactionClient
@@ -36,6 +36,9 @@ log = logging.getLogger(__name__)
 
 ATTEMPT_TIMEOUT_S = 10.0
 """How long one call waits for brokers before it answers RETRY."""
+
+TRACES_ATTEMPTS = 12
+"""For how many times as long the traces are asked for: there may be many of them."""
 
 _ASK_AGAIN_S = 0.25
 
@@ -85,23 +88,37 @@ class KafkaCommitter(SinkCommitter):
         return _in_order(handles, verdicts)
 
     def abort(self, handles: Sequence[Handle]) -> Sequence[Finished]:
-        """See `SinkCommitter.abort`. The epoch is raised: the writer can neither write on nor commit."""
+        """See `SinkCommitter.abort`. The epoch is raised: the writer can neither write on nor commit.
+
+        What the broker asks to repeat is described again first. What was not answered is not: it may still arrive.
+        """
         deadline_s = self._deadline_s()
         transactions = [transaction_of(handle) for handle in handles if handle.transaction]
-        if not transactions:
-            return _in_order(handles, [])
-        views = self._client.describe_transactions(transactions, deadline_s=deadline_s)
-        verdicts = [before_abort(one, view) for one, view in zip(transactions, views, strict=True)]
-        timeouts_ms = {
-            view.transaction: view.timeout_ms
-            for view, verdict in zip(views, verdicts, strict=True)
-            if verdict is None and isinstance(view, Description)
-        }
-        ended = self._end_and_fence(timeouts_ms, deadline_s)
-        finished = [
-            verdict if verdict is not None else ended[one] for one, verdict in zip(transactions, verdicts, strict=True)
-        ]
-        return _in_order(handles, finished)
+        ended: dict[Transaction, Finished] = {}
+        again = self._client.waiting.until(deadline_s, "abort transactions")
+        waiting = transactions
+        while waiting:
+            views = self._client.describe_transactions(waiting, deadline_s=deadline_s)
+            verdicts = {one: before_abort(one, view) for one, view in zip(waiting, views, strict=True)}
+            ended.update((one, verdict) for one, verdict in verdicts.items() if verdict is not None)
+            timeouts_ms = {
+                view.transaction: view.timeout_ms
+                for view in views
+                if isinstance(view, Description) and verdicts.get(view.transaction, _NOTHING) is None
+            }
+            answers, initialised = self._end_and_fence(timeouts_ms, deadline_s)
+            ended.update(
+                (one, replace(abort_outcome(answer), in_flight=initialised and answer.code is None))
+                for one, answer in answers.items()
+            )
+            waiting = [
+                one
+                for one, answer in answers.items()
+                if answer.code is not None and ended[one].outcome is Outcome.RETRY
+            ]
+            if waiting and not again(answers[waiting[0]]):
+                break
+        return _in_order(handles, [ended[one] for one in transactions])
 
     def list_lingering(self, owners: Sequence[Owner]) -> Sequence[Handle]:
         """See `SinkCommitter.list_lingering`. Runs whose facts hold no prefix wrote no transactions.
@@ -111,7 +128,8 @@ class KafkaCommitter(SinkCommitter):
         """
         deadline_s = self._deadline_s()
         claimed = claimed_by(owners)
-        names = self._client.list_transactions(["Ongoing"], deadline_s=deadline_s) if claimed else []
+        begins = [begin_of(prefix, query) for prefix, query in claimed]
+        names = self._client.list_transactions(["Ongoing"], begins, deadline_s=deadline_s) if claimed else []
         if isinstance(names, Answer):
             raise _unlisted(names)
         own = [Transaction(name, -1, -1) for name in names if _is_claimed(name, claimed)]
@@ -123,31 +141,28 @@ class KafkaCommitter(SinkCommitter):
 
         An id shows its last transaction only. But a worker never takes the id of its newest transaction again (see
         `LanePool`), so the commits of a run's last batch with rows are all there.
+
+        A cluster that answers other questions, and not this one in time, is held to be well: then what it has said so
+        far is all there is, with a warning.
         """
-        deadline_s = self._deadline_s()
         prefix = facts.get("prefix")
         if prefix is None:
             return ()
-
-        def token_of(name: str) -> Token | None:
-            parsed = TransactionalId.parse(name)
-            return parsed.token if parsed is not None and (parsed.prefix, parsed.query) == (prefix, query) else None
-
-        found = self._client.survey(
-            sorted(COMMITTED_STATES), lambda name: token_of(name) is not None, deadline_s=deadline_s
+        views, missing = self._client.survey(
+            sorted(COMMITTED_STATES),
+            begin_of(prefix, query),
+            attempt_s=self._attempt_timeout_s,
+            deadline_s=time.monotonic() + TRACES_ATTEMPTS * self._attempt_timeout_s,
         )
-        if isinstance(found, Answer):
-            raise _unlisted(found, "start")
-        return [
-            Trace(
-                token=token,
-                committed=transaction_fields(fields_of(view.transaction)),
-                lane=("transactional_id", view.transaction.transactional_id),
-                begun_ms=view.started_ms,
+        if missing is not None:
+            if isinstance(self._client.transaction_version(deadline_s=self._deadline_s()), Answer):
+                raise _unlisted(missing, "start")
+            log.warning(
+                "Kafka did not say all that it remembers of this query (%s). The run goes on without knowing whether "
+                "its checkpoint is an old copy: if it was restored, stop the query and see docs/operations.md.",
+                missing,
             )
-            for view in found
-            if view.state in COMMITTED_STATES and (token := token_of(view.transaction.transactional_id)) is not None
-        ]
+        return [trace for view in views if (trace := _trace(view, prefix, query)) is not None]
 
     def missing(self, handles: Sequence[Handle]) -> Sequence[Handle]:
         """See `SinkCommitter.missing`. An id that the cluster does not know may have been idle for long.
@@ -196,23 +211,21 @@ class KafkaCommitter(SinkCommitter):
             confirm = confirm_lost if verdicts[place].outcome is Outcome.LOST else confirm_forgotten
             verdicts[place] = confirm(verdicts[place], transactions[place], view)
 
-    def _end_and_fence(self, timeouts_ms: Mapping[Transaction, int], deadline_s: float) -> dict[Transaction, Finished]:
+    def _end_and_fence(
+        self, timeouts_ms: Mapping[Transaction, int], deadline_s: float
+    ) -> tuple[dict[Transaction, Answer], bool]:
+        """Returns the answers, and whether ids were initialised: that ends what is open, also if it arrives late."""
         if not timeouts_ms:
-            return {}
+            return {}, False
         transactions = list(timeouts_ms)
         level = self._client.transaction_version(deadline_s=deadline_s)
         if isinstance(level, Answer):
-            answers = [level] * len(transactions)
-        elif level >= _EPOCH_BUMPED_BY_END:
+            return dict.fromkeys(transactions, level), False
+        if level >= _EPOCH_BUMPED_BY_END:
             answers = self._client.end_transactions(transactions, commit=False, deadline_s=deadline_s)
         else:
-            # It initialises the id, which ends whatever is open under it, also if it arrives late.
             answers = self._client.fence(timeouts_ms, deadline_s=deadline_s)
-            return {
-                one: replace(abort_outcome(answer), in_flight=answer.code is None)
-                for one, answer in zip(transactions, answers, strict=True)
-            }
-        return {one: abort_outcome(answer) for one, answer in zip(transactions, answers, strict=True)}
+        return dict(zip(transactions, answers, strict=True)), level < _EPOCH_BUMPED_BY_END
 
     def _lingering(self, view: Description | Answer) -> Handle | None:
         if isinstance(view, Answer):
@@ -259,10 +272,27 @@ def _is_claimed(name: str, claimed: Runs) -> bool:
     )
 
 
+def _trace(view: Description, prefix: str, query: str) -> Trace | None:
+    """What an id shows of the query; None if it is another's, or not committed."""
+    parsed = TransactionalId.parse(view.transaction.transactional_id)
+    if parsed is None or (parsed.prefix, parsed.query) != (prefix, query) or view.state not in COMMITTED_STATES:
+        return None
+    return Trace(
+        token=parsed.token,
+        committed=transaction_fields(fields_of(view.transaction)),
+        lane=("transactional_id", view.transaction.transactional_id),
+        begun_ms=view.started_ms,
+    )
+
+
+def begin_of(prefix: str, query: str) -> str:
+    """How the ids of a query begin under a prefix: most ids of other queries need not be parsed."""
+    return f"{prefix}.{query}."
+
+
 def _unlisted(answer: Answer, phase: str = "sweep") -> UnknownOutcomeError:
-    words = f"error code {answer.code} {answer.reason}".rstrip() if answer.code is not None else answer.reason
     return UnknownOutcomeError(
-        f"Kafka did not say which transactions there are: {words}.",
+        f"Kafka did not say which transactions there are: {answer}.",
         next_step="Check the brokers and the permission to describe the transactional ids; nothing was undone.",
         phase=phase,
     )

@@ -1,8 +1,9 @@
 """The driver's connections: kafka-python's network thread behind calls that wait, each with a deadline.
 
-Connections are opened when they are first needed, stay open between batches, and are thrown away as a whole after
-any request that got no answer: the next call starts afresh from ``bootstrap.servers``. That covers brokers that
-restarted under another address, and credentials that were refused once (kafka-python would refuse for ever).
+Connections are opened when they are first needed and stay open between batches. One over which a request got no
+answer is closed. Where nobody answered at all, all of them are thrown away, and the next call starts afresh from
+``bootstrap.servers``. That covers brokers that restarted under another address, and credentials that were refused once
+(kafka-python would refuse for ever).
 """
 
 from __future__ import annotations
@@ -12,7 +13,9 @@ import random
 import threading
 import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
+from copy import copy
 from typing import Any, TypeVar
+from weakref import WeakSet
 
 from kafka.errors import KafkaConnectionError, KafkaError, KafkaTimeoutError
 from kafka.net.inet import KafkaNetSocket
@@ -42,10 +45,30 @@ _OURS = {
     # The list of a large cluster's transactions can be long.
     "receive_message_max_bytes": 100_000_000,
     "proxy_url": "sparkonce://direct",
+    # A broker that was away for minutes is asked soon after it is back.
+    "reconnect_backoff_max_ms": 1000,
 }
 
 _NO_ANSWER = (KafkaError, OSError)
 """What kafka-python raises instead of an answer; OSError for a certificate's file that cannot be read."""
+
+
+_SAY_LESS: WeakSet[threading.Thread] = WeakSet()
+"""The threads in which kafka-python works for a `Connection`."""
+
+
+def _say_less(record: logging.LogRecord) -> bool:
+    """Lets kafka-python say at DEBUG what becomes of our connections: each failure is an `Answer` to who asked.
+
+    A broker that closes an idle connection would be six warnings otherwise.
+    """
+    if record.levelno > logging.DEBUG and threading.current_thread() in _SAY_LESS:
+        record.levelno, record.levelname = logging.DEBUG, logging.getLevelName(logging.DEBUG)
+    return logging.getLogger(record.name).isEnabledFor(record.levelno)
+
+
+for _module in ("net.connection", "net.inet", "net.manager", "net.selector", "net.transport", "cluster"):
+    logging.getLogger(f"kafka.{_module}").addFilter(_say_less)
 
 
 class _Socket(KafkaNetSocket):  # type: ignore[misc]  # kafka-python has no types
@@ -74,7 +97,7 @@ class Connection:
         self._turn = threading.Lock()
         self._net: NetworkSelector | None = None
         self._manager: KafkaConnectionManager | None = None
-        self._failed = False
+        self._failed = self._answered = False
 
     def call(self, ask: Callable[[], Coroutine[Any, Any, T]], deadline_s: float) -> T | Answer:
         """Runs a coroutine on the network thread; an `Answer` without code if there is no connection at all.
@@ -84,20 +107,24 @@ class Connection:
             deadline_s: Until when to wait, by `time.monotonic`.
         """
         with self._turn:
+            self._failed = self._answered = connected = False
             try:
                 self._connect(deadline_s)
+                connected = True
                 result: T = self._wait(self._schedule(ask), deadline_s)
             except _NO_ANSWER as error:
-                return self._no_answer(error)
+                self._failed, self._answered = True, False
+                return _no_answer(error, never_sent=not connected)
             else:
                 return result
             finally:
-                if self._failed:
+                if self._failed and not self._answered:
                     self._discard()
 
     async def gather(self, requests: Sequence[tuple[Request, int | str | None]], deadline_s: float) -> list[Response]:
         """Sends every request to its node (None: to any) before it waits for any response."""
-        waiting = [self._send(request, node_id, deadline_s) for request, node_id in requests]
+        # Copies, for kafka-python notes in a request which version of it a broker was sent.
+        waiting = [self._send(copy(request), node_id, deadline_s) for request, node_id in requests]
         return [one if isinstance(one, Answer) else await self._response(one, deadline_s) for one in waiting]
 
     @property
@@ -122,20 +149,23 @@ class Connection:
             # Not `manager.send`: after a lost connection that begins to bootstrap by itself, and for ever.
             chosen = manager.least_loaded_node() if node_id is None else node_id
             connection = manager.get_connection(chosen, refresh_metadata_on_err=False)
-            return connection.send_request(request, request_timeout_ms=_left_ms(deadline_s))
+            return request, connection, connection.send_request(request, request_timeout_ms=_left_ms(deadline_s))
         except _NO_ANSWER as error:
-            return self._no_answer(error)
+            self._failed = True
+            return _no_answer(error, never_sent=not _is_written(request))
 
-    async def _response(self, future: Any, deadline_s: float) -> Response:
+    async def _response(self, sent: tuple[Request, Any, Any], deadline_s: float) -> Response:
+        request, connection, future = sent
         # The request's own timeout does not run while its connection is still being opened.
         try:
-            return await self.manager.wait_for(future, _left_ms(deadline_s))
+            response = await self.manager.wait_for(future, _left_ms(deadline_s))
         except _NO_ANSWER as error:
-            return self._no_answer(error)
-
-    def _no_answer(self, error: Exception) -> Answer:
-        self._failed = True
-        return Answer(None, f"{type(error).__name__}: {error}")
+            self._failed = True
+            connection.close(error)
+            self.manager._auth_failures.pop(connection.node_id, None)
+            return _no_answer(error, never_sent=not _is_written(request))
+        self._answered = True
+        return response
 
     def _connect(self, deadline_s: float) -> None:
         if self._manager is not None:
@@ -143,6 +173,7 @@ class Connection:
         self._net = NetworkSelector(**self._settings)
         self._manager = KafkaConnectionManager(self._net, **{**_OURS, **self._settings})
         self._net.start()
+        _SAY_LESS.add(self._net._io_thread)
         self._wait(self._manager.call_soon(self._bootstrap, deadline_s), deadline_s)
 
     async def _bootstrap(self, deadline_s: float) -> None:
@@ -194,14 +225,30 @@ class Connection:
         if manager is None or net is None:
             return
         # First the network thread: kafka-python's connections are not to be closed beside it.
+        thread = net._io_thread
         net.stop(timeout_ms=_STOP_WITHIN_S * 1000)
+        if thread.is_alive():
+            log.warning("kafka-python's network thread does not end (it may wait for a DNS server): it is left alone")
+            return
+        _SAY_LESS.add(threading.current_thread())
         try:
             manager.close()
         except Exception as error:  # noqa: BLE001 - what a thread died of; what it had under way got no answer already
             log.warning("kafka-python's network thread had ended: %s: %s", type(error).__name__, error)
             for connection in list(manager._conns.values()):
                 connection.close()
+        finally:
+            _SAY_LESS.discard(threading.current_thread())
         net.close()
+
+
+def _no_answer(error: Exception, *, never_sent: bool) -> Answer:
+    return Answer(None, f"{type(error).__name__}: {error}", never_sent=never_sent)
+
+
+def _is_written(request: Request) -> bool:
+    """Whether it may be on its way: kafka-python gives it a version just before it is written to a connection."""
+    return request.API_VERSION is not None
 
 
 def _left_ms(deadline_s: float) -> float:

@@ -17,6 +17,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from kafka.errors import for_code
+
 from sparkonce.protocol.outcomes import Finished, Outcome
 
 NONE = 0
@@ -59,10 +61,19 @@ class Answer:
     Attributes:
         code: Kafka's error code, 0 for none; None if no reply came.
         reason: Why no reply came, or the broker's own message.
+        never_sent: Whether the request surely never left this machine, so that it cannot arrive later.
     """
 
     code: int | None
     reason: str = ""
+    never_sent: bool = False
+
+    def __str__(self) -> str:
+        if self.code is None:
+            return self.reason
+        name = for_code(self.code).message
+        known = name if name != "UNKNOWN" else f"error code {self.code}"
+        return f"{known}: {self.reason}" if self.reason else known
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +104,7 @@ class _Meaning:
 _GRANT = "Nothing is lost yet: grant the permission before the transaction times out."
 
 _PATIENCE: Mapping[int, _Meaning] = {
+    7: _Meaning("REQUEST_TIMED_OUT", Outcome.RETRY, "The coordinator's log did not take it in time, or took it late."),
     14: _Meaning("COORDINATOR_LOAD_IN_PROGRESS", Outcome.RETRY, "The coordinator is still reading its log."),
     15: _Meaning("COORDINATOR_NOT_AVAILABLE", Outcome.RETRY, "No coordinator now, or its log lacks replicas."),
     16: _Meaning("NOT_COORDINATOR", Outcome.RETRY, "The coordinator has moved to another broker."),
@@ -147,6 +159,11 @@ _ABORT: Mapping[int, _Meaning] = {
 def is_patience(answer: Answer) -> bool:
     """Whether the broker asks to be asked again."""
     return answer.code in _PATIENCE
+
+
+def is_unanswered(answer: Answer) -> bool:
+    """Whether nothing is known yet: no reply, or one that asks to be asked again."""
+    return answer.code is None or is_patience(answer)
 
 
 def commit_outcome(answer: Answer) -> Finished:

@@ -16,7 +16,7 @@ from sparkonce.guarantees import Guarantee
 from sparkonce.protocol.ownership import PREFIX_LIMIT_BYTES, Token, TransactionalId
 from sparkonce.sinks.base import Facts
 from sparkonce.sinks.kafka.client import TransactionClient, versions_request
-from sparkonce.sinks.kafka.outcomes import NONE, Answer, Transaction, is_patience
+from sparkonce.sinks.kafka.outcomes import NONE, Answer, Transaction
 from sparkonce.sinks.kafka.settings import admin_settings, producer_settings
 from sparkonce.sinks.kafka.topic import (
     SURE_AFTER_S,
@@ -219,7 +219,7 @@ def _timeout_limit_ms(look: _Look, broker: int) -> int | None:
         return None
     if result.error_code != NONE or not result.configs:
         raise PreflightError(
-            f"Broker {broker} does not tell {_MAX_TIMEOUT}: error code {result.error_code} {result.error_message}.",
+            f"Broker {broker} does not tell {_MAX_TIMEOUT}: {Answer(result.error_code, result.error_message or '')}.",
             next_step=f"Look into the broker's log, and set {_TIMEOUT}.",
         )
     return int(result.configs[0].value)
@@ -250,13 +250,7 @@ def _check_permission(look: _Look, prefix: str, query: str) -> None:
     """
     name = TransactionalId(prefix=prefix, query=query, token=Token(0, "0" * 8), worker="0" * 12, lane=0)
     probe = Transaction(str(name), 0, 0)
-    while True:
-        answer = look.client.probe(probe, deadline_s=look.deadline_s)
-        asks_again = answer.code is None or is_patience(answer)
-        if not asks_again or time.monotonic() >= look.deadline_s:
-            break
-        # A connection was cut, or the coordinator of a new cluster has to make its own topic first.
-        time.sleep(_ASK_AGAIN_S)
+    answer = look.client.probe(probe, deadline_s=look.deadline_s)
     if answer.code in _NOT_ALLOWED:
         raise PreflightError(
             f"No permission for transactional ids that begin with transactional_id_prefix={prefix!r}.",
@@ -265,7 +259,7 @@ def _check_permission(look: _Look, prefix: str, query: str) -> None:
         )
     if answer.code != _NOBODY_HAS_THE_ID:
         raise PreflightError(
-            f"No working transaction coordinator within {TIMEOUT_S:.0f} s: error code {answer.code} {answer.reason}.",
+            f"No working transaction coordinator within {TIMEOUT_S:.0f} s: {answer}.",
             next_step="Check that __transaction_state can have transaction.state.log.replication.factor replicas.",
         )
 

@@ -1,0 +1,361 @@
+"""What the driver asks Kafka again, whom, and what it keeps of what others said. The brokers are made up."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from sparkonce.errors import PreflightError, UnknownOutcomeError
+from sparkonce.protocol.handles import Handle, transaction_fields
+from sparkonce.protocol.outcomes import Outcome
+from sparkonce.protocol.ownership import Token, TransactionalId
+from sparkonce.sinks.kafka import client as client_module
+from sparkonce.sinks.kafka import committer as committer_module
+from sparkonce.sinks.kafka import preflight
+from sparkonce.sinks.kafka import waiting as waiting_module
+from sparkonce.sinks.kafka.client import TransactionClient
+from sparkonce.sinks.kafka.committer import KafkaCommitter, fields_of
+from sparkonce.sinks.kafka.outcomes import Answer, Description, Transaction
+from unit.driver_world import Clock
+
+ONE, OTHER = Transaction("p.q.one", 7, 3), Transaction("p.q.other", 7, 3)
+SILENT, UNSENT = Answer(None, "reset by peer"), Answer(None, "refused", never_sent=True)
+LOADING, NOT_AVAILABLE, NOT_COORDINATOR, CONCURRENT, TIMED_OUT, FENCED = 14, 15, 16, 51, 7, 90
+QUERY = "0123456789ab"
+Refusal = Answer | int
+
+
+class Brokers:
+    """Stands in for the connection.
+
+    Attributes:
+        holds: The ids that each broker coordinates.
+        refuse: What a broker answers next, in this order, in place of what it knows.
+        asked: What each was asked: ``(broker, kind)``, with the id of requests that have one.
+    """
+
+    def __init__(self) -> None:
+        self.holds = {1: [ONE.transactional_id], 2: [OTHER.transactional_id]}
+        self.refuse: dict[Any, list[Refusal]] = {}
+        self.asked: list[tuple[Any, str]] = []
+        self.patterns: set[str | None] = set()
+        self.leaves_out: set[str] = set()
+        self.manager = SimpleNamespace(
+            cluster=SimpleNamespace(add_coordinator=lambda *_: None, update_metadata=lambda _: None)
+        )
+
+    def call(self, ask: Callable[[], Coroutine[Any, Any, Any]], deadline_s: float) -> Any:
+        try:
+            ask().send(None)
+        except StopIteration as done:
+            return done.value
+        raise AssertionError("nothing here is waited for")
+
+    async def gather(self, requests: Sequence[tuple[Any, Any]], deadline_s: float) -> list[Any]:
+        return [
+            self._answer(type(request).__name__.removesuffix("Request"), request, node) for request, node in requests
+        ]
+
+    def close(self) -> None:
+        pass
+
+    def _answer(self, kind: str, request: Any, node: Any) -> Any:
+        broker = int(node.removeprefix("coordinator-").partition(".")[0]) if isinstance(node, str) else node
+        self.asked.append((broker, kind))
+        left = self.refuse.get(broker, []) or self.refuse.get(kind, [])
+        refusal: Refusal = left.pop(0) if left else 0
+        if isinstance(refusal, Answer):
+            return refusal
+        if kind == "Metadata":
+            return SimpleNamespace(brokers=[SimpleNamespace(node_id=one) for one in self.holds])
+        if kind == "FindCoordinator":
+            found = [
+                SimpleNamespace(error_code=refusal, key=key, node_id=self._holder(key), host="h", port=1)
+                for key in request.coordinator_keys
+                if key not in self.leaves_out
+            ]
+            return SimpleNamespace(coordinators=found)
+        if kind == "ListTransactions":
+            self.patterns.add(request.transactional_id_pattern)
+            states = [SimpleNamespace(transactional_id=name) for name in ([] if refusal else self.holds[broker])]
+            return SimpleNamespace(error_code=refusal, transaction_states=states)
+        if kind == "DescribeTransactions":
+            return SimpleNamespace(transaction_states=[_state(name, refusal) for name in request.transactional_ids])
+        return SimpleNamespace(error_code=refusal)
+
+    def _holder(self, name: str) -> int:
+        return next((broker for broker, names in self.holds.items() if name in names), 1)
+
+    def count(self, kind: str) -> list[Any]:
+        """Whom that was asked of, in order."""
+        return [broker for broker, one in self.asked if one == kind]
+
+
+def _state(name: str, code: int) -> Any:
+    return SimpleNamespace(
+        error_code=code,
+        transactional_id=name,
+        producer_id=7,
+        producer_epoch=3,
+        transaction_state="Ongoing",
+        transaction_timeout_ms=60_000,
+        transaction_start_time_ms=5,
+    )
+
+
+@pytest.fixture
+def brokers(monkeypatch: pytest.MonkeyPatch) -> Brokers:
+    made = Brokers()
+    monkeypatch.setattr(client_module, "Connection", lambda _: made)
+    return made
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    made = Clock()
+    for module in (client_module, committer_module, waiting_module):
+        monkeypatch.setattr(module, "time", made)
+    return made
+
+
+@pytest.fixture
+def client(brokers: Brokers, clock: Clock) -> TransactionClient:
+    return TransactionClient({})
+
+
+@pytest.fixture
+def committer(brokers: Brokers, clock: Clock) -> KafkaCommitter:
+    return KafkaCommitter({"bootstrap.servers": "h:1"}, "kafka")
+
+
+def listed(client: TransactionClient, deadline_s: float = 10.0) -> list[str] | Answer:
+    found = client.list_transactions(["Ongoing"], ["p.q."], deadline_s=deadline_s)
+    return found if isinstance(found, Answer) else sorted(found)
+
+
+BOTH = sorted([ONE.transactional_id, OTHER.transactional_id])
+
+
+@pytest.mark.parametrize("refusal", [LOADING, NOT_AVAILABLE, NOT_COORDINATOR, CONCURRENT, TIMED_OUT, SILENT, UNSENT])
+@pytest.mark.parametrize("kind", ["EndTxn", "DescribeTransactions"])
+def test_only_what_was_refused_is_asked_again(
+    brokers: Brokers, client: TransactionClient, kind: str, refusal: Refusal
+) -> None:
+    brokers.refuse[1] = [refusal] * 3
+    if kind == "EndTxn":
+        answers = client.end_transactions([ONE, OTHER], commit=True, deadline_s=10.0)
+        assert [one.code for one in answers] == [0, 0]
+    else:
+        views = client.describe_transactions([ONE, OTHER], deadline_s=10.0)
+        assert [view.transaction for view in views if isinstance(view, Description)] == [ONE, OTHER]
+    assert brokers.count(kind) == [1, 2, 1, 1, 1]
+
+
+def test_what_stays_refused_is_said_at_the_deadline(brokers: Brokers, client: TransactionClient, clock: Clock) -> None:
+    brokers.refuse[1] = [NOT_AVAILABLE] * 1000
+    one, other = client.end_transactions([ONE, OTHER], commit=True, deadline_s=10.0)
+    assert (one.code, other.code) == (NOT_AVAILABLE, 0)
+    assert clock.monotonic() < 10.0
+
+
+def test_a_final_answer_is_not_asked_again(brokers: Brokers, client: TransactionClient) -> None:
+    brokers.refuse[1] = [FENCED]
+    assert [one.code for one in client.end_transactions([ONE], commit=True, deadline_s=10.0)] == [FENCED]
+    assert brokers.count("EndTxn") == [1]
+
+
+def test_a_look_up_is_asked_again_too(brokers: Brokers, client: TransactionClient) -> None:
+    brokers.refuse["FindCoordinator"] = [NOT_AVAILABLE, SILENT]
+    brokers.leaves_out = {OTHER.transactional_id}
+    one, other = client.end_transactions([ONE, OTHER], commit=True, deadline_s=1.0)
+    assert (one.code, other.code, other.reason) == (0, None, "FindCoordinator said nothing of it")
+    assert other.never_sent
+
+
+@pytest.mark.parametrize("version", [1, 2])
+@pytest.mark.parametrize(
+    ("refusal", "times", "outcome"),
+    [
+        pytest.param(CONCURRENT, 2, Outcome.ABORTED, id="what is refused is asked again"),
+        pytest.param(UNSENT, 2, Outcome.ABORTED, id="what was never sent is sent"),
+        pytest.param(
+            SILENT, 1, Outcome.RETRY, id="what may still arrive is left to the driver, which has to know of it"
+        ),
+    ],
+)
+def test_an_abort_is_sent_again_only_after_an_answer(
+    brokers: Brokers,
+    committer: KafkaCommitter,
+    monkeypatch: pytest.MonkeyPatch,
+    version: int,
+    refusal: Refusal,
+    times: int,
+    outcome: Outcome,
+) -> None:
+    monkeypatch.setattr(TransactionClient, "transaction_version", lambda *_, **__: version)
+    request = "EndTxn" if version == 2 else "InitProducerId"
+    brokers.refuse[request] = [refusal]
+    handle = Handle(sink="kafka", slot=0, rows=1, transaction=transaction_fields(fields_of(ONE)))
+    (finished,) = committer.abort([handle])
+    assert finished.outcome is outcome
+    assert brokers.count(request) == [1] * times
+    if refusal == CONCURRENT:
+        # As long as a transaction is open, version 1 compares only the producer id: the epoch is looked at first.
+        kinds = [kind for _, kind in brokers.asked if kind in (request, "DescribeTransactions")]
+        assert kinds == ["DescribeTransactions", request] * 2
+
+
+def test_a_broker_that_is_loading_is_asked_again_and_no_other(brokers: Brokers, client: TransactionClient) -> None:
+    brokers.refuse[2] = [LOADING, -1, NOT_AVAILABLE]
+    assert listed(client) == BOTH
+    assert brokers.count("ListTransactions") == [1, 2, 2, 2, 2]
+
+
+def test_after_a_silence_those_are_asked_again_who_may_have_taken_over(
+    brokers: Brokers, client: TransactionClient
+) -> None:
+    brokers.refuse[2] = [SILENT, SILENT]
+    assert listed(client) == BOTH
+    assert brokers.count("ListTransactions") == [1, 2, 2, 2, 1]
+
+
+def test_a_broker_that_is_gone_is_not_waited_for_and_what_it_had_is_found_elsewhere(
+    brokers: Brokers, client: TransactionClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    brokers.refuse[2] = [SILENT] * 1000
+    gather = brokers.gather
+
+    async def then_it_leaves(requests: Sequence[tuple[Any, Any]], deadline_s: float) -> list[Any]:
+        found = await gather(requests, deadline_s)
+        if brokers.count("ListTransactions") == [1, 2, 2]:
+            brokers.holds = {1: BOTH}
+        return found
+
+    monkeypatch.setattr(brokers, "gather", then_it_leaves)
+    assert listed(client) == BOTH
+    assert brokers.count("ListTransactions") == [1, 2, 2, 1]
+
+
+def test_a_broker_that_stays_away_is_named_and_costs_no_more_than_the_deadline(
+    brokers: Brokers, client: TransactionClient, clock: Clock
+) -> None:
+    brokers.refuse[2] = [SILENT] * 1000
+    assert listed(client) == SILENT
+    assert clock.monotonic() < 10.0
+    assert brokers.count("ListTransactions").count(1) == 1
+
+
+def test_brokers_are_asked_for_the_ids_that_begin_so_and_older_ones_that_tell_all_are_not_believed(
+    brokers: Brokers, client: TransactionClient
+) -> None:
+    brokers.holds[1] = [ONE.transactional_id, "p.other.x", "p+q.x", "x.p.q.one"]
+    assert listed(client) == BOTH
+    assert brokers.patterns == {r"p\.q\..*"}
+
+
+def survey(client: TransactionClient) -> tuple[list[str], Answer | None]:
+    views, missing = client.survey(["Ongoing"], "p.q.", attempt_s=10.0, deadline_s=100.0)
+    return sorted(view.transaction.transactional_id for view in views), missing
+
+
+@pytest.mark.parametrize("refusal", [LOADING, NOT_COORDINATOR, SILENT])
+def test_a_view_that_was_refused_is_asked_for_again_and_no_other(
+    brokers: Brokers, client: TransactionClient, refusal: Refusal
+) -> None:
+    brokers.refuse[2] = [0, refusal]
+    assert survey(client) == (BOTH, None)
+    assert brokers.count("DescribeTransactions") == [1, 2, 2]
+
+
+def test_a_broker_that_stays_away_leaves_the_views_of_the_others(brokers: Brokers, client: TransactionClient) -> None:
+    brokers.refuse[2] = [SILENT] * 1000
+    assert survey(client) == ([ONE.transactional_id], SILENT)
+
+
+# --- what a start makes of it -----------------------------------------------------------------------------------------
+
+
+def committed_ids(brokers: Brokers, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    names = [
+        str(TransactionalId(prefix="p", query=QUERY, token=Token(1, "0" * 8), worker=f"{one:012x}", lane=0))
+        for one in range(2)
+    ]
+    brokers.holds = {1: names[:1], 2: names[1:]}
+    describe = client_module._description
+
+    def committed(state: Any) -> Description | Answer:
+        view = describe(state)
+        return view if isinstance(view, Answer) else Description(view.transaction, "CompleteCommit", 60_000, 5)
+
+    monkeypatch.setattr(client_module, "_description", committed)
+    return names
+
+
+def test_a_start_goes_on_with_what_there_is_where_the_list_cannot_be_had(
+    brokers: Brokers, committer: KafkaCommitter, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    names = committed_ids(brokers, monkeypatch)
+    monkeypatch.setattr(TransactionClient, "transaction_version", lambda *_, **__: 2)
+    brokers.refuse[2] = [SILENT] * 1000
+    traces = committer.list_traces(QUERY, {"prefix": "p"})
+    assert [dict(trace.committed)["transactional_id"] for trace in traces] == names[:1]
+    assert "reset by peer). The run goes on without knowing whether its checkpoint is an old copy" in caplog.text
+
+
+def test_a_start_waits_for_a_cluster_that_answers_nothing(
+    brokers: Brokers, committer: KafkaCommitter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    committed_ids(brokers, monkeypatch)
+    monkeypatch.setattr(TransactionClient, "transaction_version", lambda *_, **__: SILENT)
+    brokers.refuse[2] = [NOT_AVAILABLE] * 1000
+    with pytest.raises(UnknownOutcomeError, match="COORDINATOR_NOT_AVAILABLE"):
+        committer.list_traces(QUERY, {"prefix": "p"})
+
+
+@pytest.mark.parametrize("refusal", [TIMED_OUT, NOT_AVAILABLE, SILENT])
+def test_the_preflights_probe_is_asked_again(brokers: Brokers, client: TransactionClient, refusal: Refusal) -> None:
+    brokers.refuse["EndTxn"] = [refusal, refusal, preflight._NOBODY_HAS_THE_ID]
+    preflight._check_permission(preflight._Look(client, 10.0, "h:1"), "p", QUERY)
+    assert len(brokers.count("EndTxn")) == 3
+
+
+def test_a_coordinator_that_never_works_is_named_by_its_answer(brokers: Brokers, client: TransactionClient) -> None:
+    brokers.refuse["EndTxn"] = [TIMED_OUT] * 1000
+    with pytest.raises(PreflightError, match=r"coordinator within 15 s: REQUEST_TIMED_OUT\."):
+        preflight._check_permission(preflight._Look(client, 10.0, "h:1"), "p", QUERY)
+
+
+# --- how long it is remembered, and said ------------------------------------------------------------------------------
+
+
+def test_coordinators_are_remembered_of_a_bounded_number_of_ids(
+    brokers: Brokers, client: TransactionClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(client_module, "REMEMBERED", 20)
+    for batch in range(50):
+        some = [Transaction(f"p.q.{batch}-{slot}", 7, 3) for slot in range(3)]
+        assert [one.code for one in client.end_transactions(some, commit=True, deadline_s=1.0)] == [0] * 3
+    assert len(client._coordinators) <= 20 + 3
+    assert len(brokers.count("FindCoordinator")) == 50
+
+
+@pytest.fixture
+def said(caplog: pytest.LogCaptureFixture) -> Iterator[Callable[[], list[str]]]:
+    with caplog.at_level(logging.WARNING, "sparkonce.sinks.kafka.waiting"):
+        yield lambda: [record.getMessage() for record in caplog.records]
+
+
+def test_waiting_is_said_once_and_then_rarely(
+    brokers: Brokers, client: TransactionClient, said: Callable[[], list[str]], clock: Clock
+) -> None:
+    brokers.refuse[1] = [CONCURRENT] * 3
+    client.end_transactions([ONE], commit=True, deadline_s=10.0)
+    assert said() == []
+    brokers.refuse[1] = [NOT_AVAILABLE] * 1000
+    for _ in range(10):
+        client.end_transactions([ONE], commit=True, deadline_s=clock.monotonic() + 10.0)
+    assert said() == ["waiting for Kafka to find out about or end transactions: COORDINATOR_NOT_AVAILABLE"] * 2
