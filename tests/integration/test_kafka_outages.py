@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import logging
+import time
 from collections.abc import Iterator
 from contextlib import closing
 
 import pytest
 
-from integration.kafka_witness import Witness, until_final
+from integration.kafka_witness import Witness, eventually, until_final
 from shared_servers import KILLS_BROKER, broker_to_kill
 from sparkonce.embedded import Cluster
 from sparkonce.protocol.handles import Handle
@@ -15,6 +17,7 @@ from sparkonce.protocol.outcomes import Outcome
 from sparkonce.protocol.ownership import Token, TransactionalId
 from sparkonce.sinks.base import Owner
 from sparkonce.sinks.kafka.committer import KafkaCommitter
+from sparkonce.sinks.kafka.outcomes import INVALID_PRODUCER_ID_MAPPING, Answer, Transaction
 
 pytestmark = [pytest.mark.kafka, KILLS_BROKER]
 
@@ -96,6 +99,43 @@ def test_a_broker_that_hangs_is_no_answer(cluster: Cluster, witness: Witness, cl
             cluster.brokers[0].resume()
         assert until_final(patient.commit, handles) == [Outcome.COMMITTED] * 2
     assert settled(witness, topic, "CompleteCommit", *handles) == ["a", "b"]
+
+
+def test_only_what_has_left_may_arrive_late(cluster: Cluster, committer: KafkaCommitter) -> None:
+    """An abort that was written and not answered may; one whose broker refused the connection may not."""
+    client = committer._client
+    nobodys = Transaction("nobody's", 0, 0)
+
+    def end(within_s: float) -> Answer:
+        return client.end_transactions([nobodys], commit=False, deadline_s=time.monotonic() + within_s)[0]
+
+    eventually(lambda: end(60.0).code, lambda code: code == INVALID_PRODUCER_ID_MAPPING)
+    cluster.brokers[0].pause()
+    try:
+        hung = end(0.5)
+    finally:
+        cluster.brokers[0].resume()
+    assert (hung.code, hung.never_sent) == (None, False)
+    eventually(lambda: end(60.0).code, lambda code: code == INVALID_PRODUCER_ID_MAPPING)
+    cluster.brokers[0].kill()
+    try:
+        refused = end(0.5)
+    finally:
+        cluster.brokers[0].start()
+    assert (refused.code, refused.never_sent) == (None, True)
+    eventually(lambda: end(60.0).code, lambda code: code == INVALID_PRODUCER_ID_MAPPING)
+
+
+def test_a_connection_that_the_broker_closes_is_no_warning(cluster: Cluster, caplog: pytest.LogCaptureFixture) -> None:
+    """It closes those on which nothing was asked for a while. What it costs is said by who asks."""
+    settings = {"bootstrap.servers": cluster.bootstrap}
+    with closing(KafkaCommitter(settings, "kafka")) as committer, caplog.at_level(logging.DEBUG):
+        assert not isinstance(committer._client.transaction_version(deadline_s=time.monotonic() + 60.0), Answer)
+        cluster.brokers[0].restart()
+        eventually(lambda: "socket disconnected" in caplog.text, bool)
+    assert [
+        one.getMessage() for one in caplog.records if one.name.startswith("kafka.") and one.levelno >= logging.WARNING
+    ] == []
 
 
 @pytest.mark.drawn(1, "Kafka clusters of their own")
