@@ -73,7 +73,7 @@ class Postgres(System):
     def committer(self) -> PostgresCommitter:
         made = PostgresCommitter.__new__(PostgresCommitter)
         made._connections = _Connections(self)  # type: ignore[assignment]
-        made._name, made._limits, made._tidy_from, made._newest = self.name, LIMITS, 0, ()
+        made._name, made._limits, made._tidy_from, made._newest, made._target = self.name, LIMITS, 0, (), None
         return made
 
     def writer(self, owner: Owner, process: Process, batch: int, slot: int, copy: int) -> Writer:
@@ -340,7 +340,8 @@ REPLACED: tuple[tuple[str, str, Any], ...] = (
     ("staged", "_lock", lock),
     ("staged", "begin", lambda *_, **__: "BEGIN"),
     ("staged", "_changed", lambda *_: None),
-    ("staged", "_commit", lambda waiting, _: Step(list(waiting), True)),
+    ("staged", "_move", lambda *_: None),
+    ("staged", "_commit", lambda waiting, _: Step(waiting, True)),
     ("staged", "_abort", lambda waiting, _: Step(waiting, False)),
     ("committer", "_list_sessions", list_sessions),
     ("committer", "list_prepared", list_prepared),

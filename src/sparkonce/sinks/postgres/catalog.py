@@ -7,12 +7,16 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import pyarrow as pa
+from psycopg import sql
 
 from sparkonce.errors import SchemaError
 from sparkonce.sinks.postgres.connection import Connection
 from sparkonce.sinks.postgres.encode import Encode
 from sparkonce.sinks.postgres.settings import Target
 from sparkonce.sinks.postgres.types import ServerType, encoder
+
+MEND_PARTITION = "ALTER TABLE … SET LOGGED; take a foreign partition off by ALTER TABLE … DETACH PARTITION."
+"""What to do about `Table.fragile`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,7 +48,7 @@ class Table:
         oid: Its number.
         signature: Changes with its columns and their types.
         kind: ``pg_class.relkind``.
-        persistence: ``pg_class.relpersistence``.
+        fragile: Which tables that its rows go into, itself or partitions, do not keep them over a crash, and why.
         row_security: Whether policies apply to this role.
         columns: In the table's order.
         checks: Its check constraints, each as the columns that it is about and its condition in SQL.
@@ -53,7 +57,7 @@ class Table:
     oid: int
     signature: str
     kind: str
-    persistence: str
+    fragile: str
     row_security: bool
     columns: tuple[Column, ...]
     checks: tuple[tuple[tuple[str, ...], str], ...]
@@ -111,7 +115,7 @@ def read_table(connection: Connection, target: Target) -> Table | None:
     found = connection.execute(_TABLE, (target.schema, target.table)).fetchone()
     if found is None:
         return None
-    oid, kind, persistence, row_security, signature = found
+    oid, kind, row_security, signature, fragile = found
     rows = connection.execute(_COLUMNS, (oid,)).fetchall()
     types = _read_types(connection, {row[2] for row in rows})
     checks = connection.execute(_CHECKS, (oid,)).fetchall()
@@ -119,21 +123,32 @@ def read_table(connection: Connection, target: Target) -> Table | None:
         oid=oid,
         signature=signature,
         kind=kind,
-        persistence=persistence,
+        fragile=fragile,
         row_security=row_security,
         columns=tuple(_column(row, types) for row in rows),
         checks=tuple((tuple(names), condition) for names, condition in checks),
     )
 
 
-def read_signature(connection: Connection, target: Target) -> str:
-    """`Table.signature` as it is now; empty if there is no such table.
+def look_again(connection: Connection, target: Target) -> tuple[str, str]:
+    """`Table.signature` and `Table.fragile` as they are now; both empty if there is no such table.
 
     Raises:
         psycopg.Error: if the server does not say.
     """
     found = connection.execute(_TABLE, (target.schema, target.table)).fetchone()
-    return "" if found is None else str(found[4])
+    return ("", "") if found is None else (str(found[3]), str(found[4]))
+
+
+def what_has_changed(target: Target, schema: str, staged: Sequence[str]) -> sql.Composed:
+    """Asks what of a target does not fit these staging tables any more; no rows if all does.
+
+    After the rows were moved, in the same transaction: its lock keeps the columns as they are, and no partition that
+    comes later has any of the rows.
+    """
+    return _CHANGES.format(
+        schema=target.schema, table=target.table, commits=schema, staged=list(staged), fragile=_FRAGILE
+    )
 
 
 def _problem(field: pa.Field, column: Column | None, target: Target) -> SchemaError | None:
@@ -208,14 +223,39 @@ def unique_keys(connection: Connection, oid: int) -> Sequence[tuple[frozenset[st
     return [(frozenset(names), bool(not_null)) for names, not_null in rows]
 
 
-_TABLE = """
-SELECT c.oid::int8, c.relkind::text, c.relpersistence::text, pg_catalog.row_security_active(c.oid),
+# A foreign server commits its part before this server's marker is durable: after a crash in between, rows came twice.
+_FRAGILE = sql.SQL("""
+SELECT coalesce(pg_catalog.string_agg(
+    pg_catalog.quote_ident(n.nspname) || '.' || pg_catalog.quote_ident(l.relname) || CASE
+        WHEN l.relkind = 'f' THEN ' is a foreign table, which commits apart from this server'
+        ELSE ' is unlogged or temporary: the server empties it after a crash' END, '; ' ORDER BY l.oid), '')
+FROM pg_catalog.pg_class l JOIN pg_catalog.pg_namespace n ON n.oid = l.relnamespace
+WHERE (l.relkind = 'f' OR l.relkind <> 'p' AND l.relpersistence <> 'p')
+  AND l.oid IN (SELECT relid FROM pg_catalog.pg_partition_tree(c.oid) UNION ALL SELECT c.oid)
+""")
+_TABLE = sql.SQL("""
+SELECT c.oid::int8, c.relkind::text, pg_catalog.row_security_active(c.oid),
        c.oid || (SELECT pg_catalog.string_agg(pg_catalog.format(' %%s %%s %%s', attname, atttypid, atttypmod), ','
                         ORDER BY attnum)
-                 FROM pg_catalog.pg_attribute WHERE attrelid = c.oid AND attnum > 0 AND NOT attisdropped)
+                 FROM pg_catalog.pg_attribute WHERE attrelid = c.oid AND attnum > 0 AND NOT attisdropped),
+       ({})
 FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
 WHERE n.nspname = %s AND c.relname = %s
-"""
+""").format(_FRAGILE)
+_CHANGES = sql.SQL("""
+WITH c AS (
+    SELECT c.oid FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
+    WHERE n.nspname = {schema} AND c.relname = {table}
+)
+SELECT DISTINCT pg_catalog.quote_ident(a.attname) || ' was ' || pg_catalog.format_type(a.atttypid, a.atttypmod) ||
+       ' and is ' || pg_catalog.format_type(b.atttypid, b.atttypmod)
+FROM c JOIN pg_catalog.pg_attribute b ON b.attrelid = c.oid AND b.attnum > 0 AND NOT b.attisdropped
+JOIN pg_catalog.pg_attribute a ON a.attname = b.attname AND a.attnum > 0
+JOIN pg_catalog.pg_class s ON s.oid = a.attrelid AND s.relname = ANY ({staged})
+JOIN pg_catalog.pg_namespace n ON n.oid = s.relnamespace AND n.nspname = {commits}
+WHERE (a.atttypid, a.atttypmod) <> (b.atttypid, b.atttypmod)
+UNION ALL SELECT f FROM c, LATERAL ({fragile}) AS fragile (f) WHERE f <> ''
+""")
 _COLUMNS = """
 SELECT a.attname::text, pg_catalog.format_type(a.atttypid, a.atttypmod), a.atttypid::int8, a.atttypmod, a.attnotnull,
        a.attidentity::text, a.attgenerated::text, a.atthasdef,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -15,14 +16,17 @@ from sparkonce.protocol.outcomes import Finished, Outcome
 from sparkonce.protocol.ownership import TransactionName
 from sparkonce.protocol.traces import Trace
 from sparkonce.sinks.base import Facts, Owner, SinkCommitter
+from sparkonce.sinks.postgres.catalog import look_again
 from sparkonce.sinks.postgres.connection import Connection, Connections, within
 from sparkonce.sinks.postgres.markers import TIDY_EVERY, list_staged, not_committed, read_traces, tidy
 from sparkonce.sinks.postgres.names import FIELDS, OPEN, STAGED, TWO_PHASE, BackendName, Claimed, Place, handle_of
 from sparkonce.sinks.postgres.outcomes import code_of, finished, words_of
 from sparkonce.sinks.postgres.prepared import list_prepared, try_finish
-from sparkonce.sinks.postgres.settings import Connecting, Limits
+from sparkonce.sinks.postgres.settings import Connecting, Limits, Target
 from sparkonce.sinks.postgres.staged import abort_staged, commit_staged
 from sparkonce.sinks.went_back import went_back
+
+log = logging.getLogger(__name__)
 
 _AT_ONCE = 8
 """Connections that commit prepared transactions side by side: each waits for the server's disk."""
@@ -42,12 +46,14 @@ class PostgresCommitter(SinkCommitter):
         to: Where the server is.
         name: The sink's name, for the handles that `list_lingering` makes.
         limits: How long what may take.
+        target: Where staged rows will go, to be looked at before each decision; None for others.
     """
 
-    def __init__(self, to: Connecting, name: str, *, limits: Limits) -> None:
+    def __init__(self, to: Connecting, name: str, *, limits: Limits, target: Target | None = None) -> None:
         self._connections = Connections(to, self._look)
         self._name = name
         self._limits = limits
+        self._target = target
         self._tidy_from = 0
         self._newest: tuple[Handle, ...] = ()
 
@@ -85,6 +91,18 @@ class PostgresCommitter(SinkCommitter):
             found += [handle_of(self._name, TWO_PHASE, str(one), place) for one in prepared if claimed.has(one)]
             found += [handle_of(self._name, STAGED, str(one), place) for one in staged if claimed.has(one)]
         return list(dict.fromkeys(found))
+
+    def before_decision(self, facts: Facts) -> str:  # noqa: ARG002 - the table is asked
+        """See `SinkCommitter.before_decision`. Whose rows are in the table already have looked under their lock."""
+        if self._target is None:
+            return ""
+        try:
+            with self._asking("whether the table is as it was") as connection:
+                _, fragile = look_again(connection, self._target)
+        except UnknownOutcomeError as error:
+            log.warning("%s The batch is decided: its commit looks again.", error.message)
+            return ""
+        return fragile and f"rows of table {self._target} may go where they are not safe: {fragile}"
 
     def list_traces(self, query: str, facts: Facts) -> Sequence[Trace]:
         """See `SinkCommitter.list_traces`: what the markers say, of the last 250 batches at least.

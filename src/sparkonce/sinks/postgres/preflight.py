@@ -15,7 +15,14 @@ from sparkonce.errors import PreflightError
 from sparkonce.guarantees import Guarantee
 from sparkonce.protocol.ownership import TransactionName
 from sparkonce.sinks.base import Facts
-from sparkonce.sinks.postgres.catalog import Table, late_refusals, may_on_schema, read_table, unique_keys
+from sparkonce.sinks.postgres.catalog import (
+    MEND_PARTITION,
+    Table,
+    late_refusals,
+    may_on_schema,
+    read_table,
+    unique_keys,
+)
 from sparkonce.sinks.postgres.connection import Connection, connect, warn_of_wire, within
 from sparkonce.sinks.postgres.markers import find_commits, read_system
 from sparkonce.sinks.postgres.names import TWO_PHASE
@@ -249,10 +256,10 @@ def _check_keys(connection: Connection, ask: Ask, table: Table) -> None:
 
 
 def _check_durable(connection: Connection, ask: Ask, table: Table) -> None:
-    if table.persistence != "p":
+    if table.fragile:
         raise PreflightError(
-            f"table {ask.target} is unlogged or temporary: the server empties it after a crash",
-            next_step="ALTER TABLE … SET LOGGED.",
+            f"rows of table {ask.target} may go where they are not safe: {table.fragile}",
+            next_step=MEND_PARTITION,
             setting="table",
         )
     (fsync,) = _row(connection, "SELECT pg_catalog.current_setting('fsync')")

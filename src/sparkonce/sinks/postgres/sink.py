@@ -152,7 +152,9 @@ class PostgresSink(TwoPhaseCommitSink):
         """Finishes transactions from the driver."""
         from sparkonce.sinks.postgres.committer import PostgresCommitter
 
-        return PostgresCommitter(self._to, self.name, limits=self.limits)
+        is_staged = self.guarantee is Guarantee.EXACTLY_ONCE and self.commit_by == "staged"
+        target = self.target if is_staged else None
+        return PostgresCommitter(self._to, self.name, limits=self.limits, target=target)
 
     def _ask(self) -> Any:
         from sparkonce.sinks.postgres.preflight import Ask

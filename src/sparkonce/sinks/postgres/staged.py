@@ -13,6 +13,7 @@ from psycopg import sql
 
 from sparkonce.protocol.outcomes import Finished, Outcome
 from sparkonce.protocol.ownership import TransactionName
+from sparkonce.sinks.postgres.catalog import what_has_changed
 from sparkonce.sinks.postgres.connection import Connection, begin
 from sparkonce.sinks.postgres.markers import look_for, nowhere
 from sparkonce.sinks.postgres.names import Place, staging_table
@@ -51,10 +52,12 @@ def _finish(
         found = _lock(connection, names, place)
         waiting = {name: target for name, (state, target) in found.items() if state != COMMITTED_STATE}
         answers = _before(connection, names, found, place, commit=commit)
-        if rows is not None and waiting and (changed := _changed(connection, waiting, rows, place)):
-            _roll_back(connection)
-            return {**answers, **dict.fromkeys(waiting, changed)}
-        steps = [(_commit(waiting, place) if commit else _abort(list(waiting), place))] if waiting else []
+        if rows is not None and waiting:
+            wrong = _changed(connection, waiting, rows, place) or _move(connection, waiting, place)
+            if wrong is not None:
+                _roll_back(connection)
+                return {**answers, **dict.fromkeys(waiting, wrong)}
+        steps = [(_commit if commit else _abort)(list(waiting), place)] if waiting else []
         # In one message: whatever happens to this driver now, the server goes on to the end.
         connection.execute(sql.SQL("; ").join([*steps, sql.SQL("COMMIT")]))
     except (psycopg.Error, ValueError) as error:
@@ -109,11 +112,13 @@ def _changed(
     Not LOST: whoever has taken rows away may put them back, and what is left is named by a decision.
     """
     tables = {name: sql.Identifier(place.commits, staging_table(name)) for name in waiting}
-    connection.execute(sql.SQL("LOCK TABLE {} IN ACCESS EXCLUSIVE MODE").format(sql.SQL(", ").join(tables.values())))
     counts = sql.SQL(" UNION ALL ").join(
         sql.SQL("SELECT {}, count(*) FROM {}").format(number, table) for number, table in enumerate(tables.values())
     )
-    found: dict[int, int] = dict(connection.execute(counts).fetchall())
+    lock = sql.SQL("LOCK TABLE {} IN ACCESS EXCLUSIVE MODE").format(sql.SQL(", ").join(tables.values()))
+    cursor = connection.execute(sql.SQL("; ").join([lock, counts]))
+    cursor.nextset()
+    found: dict[int, int] = dict(cursor.fetchall())
     for number, (name, table) in enumerate(tables.items()):
         if found[number] != rows[name]:
             return Finished(
@@ -126,20 +131,33 @@ def _changed(
     return None
 
 
-def _commit(waiting: Mapping[TransactionName, str], place: Place) -> sql.Composed:
+def _move(connection: Connection, waiting: Mapping[TransactionName, str], place: Place) -> Finished | None:
+    """Moves the rows into their tables; says what is wrong if these have changed, and the rows would with them."""
     groups: dict[str, list[TransactionName]] = {}
     for name in sorted(waiting, key=lambda one: (one.slot, one.copy)):
         groups.setdefault(waiting[name], []).append(name)
-    steps: list[sql.Composable] = []
     for text, members in groups.items():
         target, columns = Target.from_text(text)
-        steps.append(apply(target, columns, [sql.Identifier(place.commits, staging_table(one)) for one in members]))
-    texts = [str(name) for name in waiting]
-    steps.append(
-        sql.SQL("UPDATE {} SET state = {} WHERE name = ANY ({})").format(commits(place.commits), COMMITTED_STATE, texts)
+        tables = [staging_table(one) for one in members]
+        moving = apply(target, columns, [sql.Identifier(place.commits, table) for table in tables])
+        cursor = connection.execute(sql.SQL("; ").join([moving, what_has_changed(target, place.commits, tables)]))
+        while cursor.nextset():
+            pass
+        if found := [text for (text,) in cursor.fetchall()]:
+            return Finished(
+                outcome=Outcome.UNKNOWN,
+                reason=f"Table {target} has changed since the rows were prepared: {'; '.join(found)}. Nothing of the "
+                "batch is visible. Put it back (a column its type, by ALTER TABLE; a partition by DETACH), and start "
+                "the query again; change it once the query is stopped and its last batch is committed.",
+            )
+    return None
+
+
+def _commit(waiting: Sequence[TransactionName], place: Place) -> sql.Composed:
+    update = sql.SQL("UPDATE {} SET state = {} WHERE name = ANY ({})").format(
+        commits(place.commits), COMMITTED_STATE, [str(name) for name in waiting]
     )
-    steps.append(drop_staging(place.commits, waiting))
-    return sql.SQL("; ").join(steps)
+    return sql.SQL("; ").join([update, drop_staging(place.commits, waiting)])
 
 
 def _abort(waiting: Sequence[TransactionName], place: Place) -> sql.Composed:

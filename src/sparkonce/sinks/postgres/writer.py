@@ -16,7 +16,7 @@ from sparkonce.errors import PrepareError
 from sparkonce.protocol.ownership import TransactionName
 from sparkonce.sinks.base import SinkWriter, WriterContext
 from sparkonce.sinks.postgres import statements
-from sparkonce.sinks.postgres.catalog import Table, read_signature, read_table
+from sparkonce.sinks.postgres.catalog import MEND_PARTITION, Table, look_again, read_table
 from sparkonce.sinks.postgres.connection import Connection, begin, of_process, within
 from sparkonce.sinks.postgres.encode import HEADER, TRAILER, Encode, encode_rows
 from sparkonce.sinks.postgres.names import STAGED, TWO_PHASE, BackendName, Place, fields_of, staging_table
@@ -205,10 +205,15 @@ class PostgresWriter(SinkWriter):
 
         In binary the bytes of a bigint are taken for a double without a word, where a column has changed its type.
         """
-        if read_signature(connection, self._job.target) != self._signature:
+        signature, fragile = look_again(connection, self._job.target)
+        if signature != self._signature:
             raise PrepareError(
                 f"table {self._job.target} was changed while the batch was written",
                 next_step="start the query again if its columns are to change too; the batch is written again.",
+            )
+        if fragile and self._job.commit != DIRECT:
+            raise PrepareError(
+                f"rows of table {self._job.target} may go where they are not safe: {fragile}", next_step=MEND_PARTITION
             )
 
     def _undo(self) -> None:
@@ -248,7 +253,7 @@ _tables_lock = threading.Lock()
 def _table(connection: Connection, job: Job) -> Table:
     """The table as the catalog has it, read once in each process for as long as it stays as it is."""
     key = (job.to, job.target)
-    signature = read_signature(connection, job.target)
+    signature, _ = look_again(connection, job.target)
     if not signature:
         raise PrepareError(f"table {job.target} is not there any more", next_step="put it back.")
     with _tables_lock:
