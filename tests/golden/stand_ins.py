@@ -21,7 +21,8 @@ class Postgres:
         text = statement if isinstance(statement, str) else statement.as_string(None)
         self.executed.append(text)
         rows = next((rows for words, rows in self._answers.items() if words in text), ())
-        return SimpleNamespace(fetchall=lambda: list(rows), fetchone=lambda: next(iter(rows), None))
+        first = next(iter(rows), None)
+        return SimpleNamespace(fetchall=lambda: list(rows), fetchone=lambda: first, nextset=lambda: None)
 
 
 def kafka_committer(**client: Any) -> KafkaCommitter:

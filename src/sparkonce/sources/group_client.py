@@ -17,6 +17,7 @@ from sparkonce.sinks.kafka.client import REMEMBERED
 from sparkonce.sinks.kafka.connection import Connection, Request, Response
 from sparkonce.sinks.kafka.outcomes import MOVED, NONE, Answer, Transaction
 from sparkonce.sources.offsets import Offsets
+from sparkonce.words import one_line
 
 _ASK_AGAIN_S = 0.05
 _AGAIN = frozenset({None, 14, 51, *MOVED})
@@ -165,7 +166,7 @@ class GroupClient:
                 return response
             (found,) = response.coordinators
             if found.error_code != NONE:
-                return Answer(found.error_code, found.error_message or "")
+                return Answer(found.error_code, one_line(found.error_message or ""))
             self._coordinators[kind, key] = found.node_id
         return self._coordinators[kind, key]
 

@@ -9,6 +9,7 @@ from sparkonce.errors import PrepareError
 from sparkonce.sinks.files.deadlines import within
 from sparkonce.sinks.files.store import Fields, HeldFile
 from sparkonce.sinks.files.streams import ChecksumStream
+from sparkonce.words import one_line
 
 if TYPE_CHECKING:
     from hdfs_native import Client, WriteOptions
@@ -123,4 +124,4 @@ def unwritten(path: str, error: BaseException) -> PrepareError:
 
 def first_line(error: BaseException) -> str:
     """An error without the stack that the client appends."""
-    return f"{type(error).__name__}: {str(error).split(chr(10))[0]}"
+    return one_line(f"{type(error).__name__}: {str(error).split(chr(10))[0]}")

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 
 from sparkonce.protocol.outcomes import Finished, Outcome
 from sparkonce.sinks.files.store import Fields, Standing
+from sparkonce.words import one_line
 
 _ERRNO: Mapping[int, tuple[Outcome, str]] = {
     errno.ENOSPC: (Outcome.RETRY, "The disk is full, and a new name needs room in its folder, too: free some."),
@@ -70,7 +71,7 @@ _HDFS: Mapping[str, tuple[Outcome, str]] = {
 
 def of_hdfs_error(error: BaseException, path: str) -> Finished:
     """What an error of HDFS's client says of one file. It names the Java exception that the name node raised."""
-    text = str(error).split("\\n")[0].split("\n")[0]
+    text = one_line(str(error).split("\\n")[0].split("\n")[0])
     if isinstance(error, TimeoutError):
         return Finished(outcome=Outcome.RETRY, reason=f"{path}: {text}")
     if isinstance(error, OSError):

@@ -25,6 +25,7 @@ from sparkonce.sinks.kafka.outcomes import (
     is_unanswered,
 )
 from sparkonce.sinks.kafka.waiting import Waiting
+from sparkonce.words import one_line
 
 LANES = 4
 """Connections to each coordinator. A broker works on one request of a connection at a time: 50 commits on an idle
@@ -374,7 +375,7 @@ def _lane(node_id: int, lane: int) -> str:
 def _answer(response: Response) -> Answer:
     if isinstance(response, Answer):
         return response
-    return Answer(response.error_code, getattr(response, "error_message", None) or "")
+    return Answer(response.error_code, one_line(getattr(response, "error_message", None) or ""))
 
 
 def _description(state: Any) -> Description | Answer:

@@ -23,6 +23,7 @@ from kafka.net.manager import KafkaConnectionManager
 from kafka.net.selector import NetworkSelector
 
 from sparkonce.sinks.kafka.outcomes import Answer
+from sparkonce.words import one_line
 
 log = logging.getLogger(__name__)
 
@@ -243,7 +244,7 @@ class Connection:
 
 
 def _no_answer(error: Exception, *, never_sent: bool) -> Answer:
-    return Answer(None, f"{type(error).__name__}: {error}", never_sent=never_sent)
+    return Answer(None, one_line(f"{type(error).__name__}: {error}"), never_sent=never_sent)
 
 
 def _is_written(request: Request) -> bool:

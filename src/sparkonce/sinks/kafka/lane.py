@@ -12,6 +12,7 @@ from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
 from sparkonce.errors import PreflightError, PrepareError, SparkonceError
 from sparkonce.sinks.kafka.client_log import client_log
+from sparkonce.words import one_line
 
 STATISTICS_INTERVAL_MS = 100
 """A new producer's id is in its first statistics after initialisation. More often is not free: every 20 ms took 3 % of
@@ -60,7 +61,7 @@ class Reports:
 
     def on_error(self, error: KafkaError) -> None:
         """Keeps an error of the client as a whole."""
-        self.last_error = error.str()
+        self.last_error = one_line(error.str())
 
     def on_delivery(self, error: KafkaError | None, message: Message) -> None:
         """Keeps what happened to a row that did not arrive; of the others librdkafka is told not to report."""
@@ -70,7 +71,7 @@ class Reports:
         if error.code() == KafkaError.MSG_SIZE_TOO_LARGE:
             self._keep_largest(error, message)
         elif len(self.refusals) < _REMEMBERED_ERRORS:
-            self.refusals.append(f"topic {message.topic()!r}: {error.str()}")
+            self.refusals.append(f"topic {message.topic()!r}: {one_line(error.str())}")
 
     def _keep_largest(self, error: KafkaError, message: Message) -> None:
         """Of a batch that a broker found too large every row is refused; its largest is the one to name."""
@@ -209,7 +210,7 @@ class Lane:
         try:
             self.producer.begin_transaction()
         except KafkaException as error:
-            reason = str(error.args[0].str())
+            reason = one_line(error.args[0].str())
             return "" if error.args[0].code() == KafkaError._STATE and _OPEN_STATE in reason else reason
         return "no transaction was open"
 
@@ -217,8 +218,9 @@ class Lane:
         """A refusal of librdkafka as one of our errors, with what the client knows beyond it."""
         kind = PreflightError if reason.code() in _NOT_ALLOWED else PrepareError
         known = self.reports.last_error
-        more = f" ({known})" if known and known not in reason.str() else ""
-        return kind(f"Kafka {what}: {reason.str()}{more}.", code=reason.code())
+        said = one_line(reason.str())
+        more = f" ({known})" if known and known not in said else ""
+        return kind(f"Kafka {what}: {said}{more}.", code=reason.code())
 
 
 def _fatal_reason(error: BaseException) -> str:
@@ -227,5 +229,5 @@ def _fatal_reason(error: BaseException) -> str:
     Empty where the SystemError has no cause: another thread's call has met the exception first.
     """
     if isinstance(error, KafkaException):
-        return str(error.args[0].str())
+        return one_line(error.args[0].str())
     return _fatal_reason(error.__cause__) if error.__cause__ else ""

@@ -29,6 +29,7 @@ from sparkonce.sinks.kafka.topic import (
     topic_facts,
     warn_if_made_again,
 )
+from sparkonce.words import one_line
 
 log = logging.getLogger(__name__)
 
@@ -219,7 +220,8 @@ def _timeout_limit_ms(look: _Look, broker: int) -> int | None:
         return None
     if result.error_code != NONE or not result.configs:
         raise PreflightError(
-            f"Broker {broker} does not tell {_MAX_TIMEOUT}: {Answer(result.error_code, result.error_message or '')}.",
+            f"Broker {broker} does not tell {_MAX_TIMEOUT}: "
+            f"{Answer(result.error_code, one_line(result.error_message or ""))}.",
             next_step=f"Look into the broker's log, and set {_TIMEOUT}.",
         )
     return int(result.configs[0].value)

@@ -7,6 +7,8 @@ promised, whatever it asks for, and asking at any other time is an error.
 
 from __future__ import annotations
 
+import logging
+import re
 import struct
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,6 +17,7 @@ from typing import Any
 from sparkonce.errors import ConfigurationError
 from sparkonce.sinks.mysql.settings import connection_settings
 from sparkonce.sinks.tls_files import see_files
+from sparkonce.words import one_line
 
 try:
     import pymysql
@@ -45,6 +48,10 @@ _HELLO = slice(9, 32)
 """The reserved bytes of a client's first packets. MariaDB reads its own capabilities in the last four of them."""
 
 _FIRST_WARNINGS = "SHOW WARNINGS LIMIT 3"
+_VALUE = re.compile(r"\b(entry|value:?) '(?:.*'(?= for )|.*'$)")
+"""In an error or a warning: what a row holds. What names a key or a column stands behind it."""
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +141,9 @@ class Link(Connection):  # type: ignore[misc]  # PyMySQL has no types
 
     def first_warnings(self) -> str:
         """What the last statement warned of."""
-        return "; ".join(f"{level} {number}: {words}" for level, number, words in self.rows(_FIRST_WARNINGS))
+        return "; ".join(
+            f"{level} {number}: {without_values(words)}" for level, number, words in self.rows(_FIRST_WARNINGS)
+        )
 
     def end(self) -> None:
         """Closes the connection; never raises."""
@@ -213,9 +222,18 @@ def number_of(error: BaseException) -> int | None:
 
 
 def words_of(error: BaseException) -> str:
-    """The server's own words, on one line."""
+    """The server's own words, on one line, without the values of rows, which are logged at DEBUG."""
     words = error.args[1] if len(error.args) > 1 else str(error) or type(error).__name__
-    return " ".join(str(words).split()).rstrip(".")
+    return without_values(words).rstrip(".")
+
+
+def without_values(said: object) -> str:
+    """What the server says, as one line, with an ellipsis for a value that it repeats."""
+    words = one_line(said)
+    shown = _VALUE.sub(r"\1 '…'", words)
+    if shown != words:
+        log.debug("The server said: %s", words)
+    return shown
 
 
 def said_by(error: BaseException) -> str:

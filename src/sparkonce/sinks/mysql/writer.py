@@ -140,7 +140,7 @@ class MySQLWriter(SinkWriter):
             self._columns = describe(link, self._how.table)
             self._open(link)
         except SERVER_ERRORS as error:
-            raise self._refused("could not begin", error) from error
+            raise self._refused("could not begin", error) from None
 
     def write(self, rows: pa.RecordBatch) -> None:
         """Makes text of the rows, and sends it once there is enough.
@@ -168,7 +168,7 @@ class MySQLWriter(SinkWriter):
             if self._waiting_bytes >= FLUSH_BYTES:
                 self._load(link)
         except SERVER_ERRORS as error:
-            raise self._refused("did not take rows", error) from error
+            raise self._refused("did not take rows", error) from None
 
     def prepare(self) -> Mapping[str, str | int]:
         """Sends the rest, makes it durable and closes the connection: prepared branches belong to nobody then.
@@ -181,7 +181,7 @@ class MySQLWriter(SinkWriter):
             self._load(link)
             fields = self._finish(link)
         except SERVER_ERRORS as error:
-            raise self._refused("could not prepare", error) from error
+            raise self._refused("could not prepare", error) from None
         link.end()
         return fields
 

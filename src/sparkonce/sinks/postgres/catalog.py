@@ -51,7 +51,7 @@ class Table:
         fragile: Which tables that its rows go into, itself or partitions, do not keep them over a crash, and why.
         row_security: Whether policies apply to this role.
         columns: In the table's order.
-        checks: Its check constraints, each as the columns that it is about and its condition in SQL.
+        checks: Its check constraints, each as its name, the columns that it is about and its condition in SQL.
     """
 
     oid: int
@@ -60,7 +60,7 @@ class Table:
     fragile: str
     row_security: bool
     columns: tuple[Column, ...]
-    checks: tuple[tuple[tuple[str, ...], str], ...]
+    checks: tuple[tuple[str, tuple[str, ...], str], ...]
 
     def select(self, schema: pa.Schema, target: Target) -> tuple[str, ...]:
         """The columns that are written, in the order of the query.
@@ -126,7 +126,7 @@ def read_table(connection: Connection, target: Target) -> Table | None:
         fragile=fragile,
         row_security=row_security,
         columns=tuple(_column(row, types) for row in rows),
-        checks=tuple((tuple(names), condition) for names, condition in checks),
+        checks=tuple((name, tuple(about), condition) for name, about, condition in checks),
     )
 
 
@@ -273,9 +273,12 @@ SELECT oid::int8, typname::text, typtype::text, typbasetype::int8, typtypmod, ty
 FROM pg_catalog.pg_type WHERE oid = ANY (%s)
 """
 _CHECKS = """
-SELECT ARRAY(SELECT attname::text FROM pg_catalog.pg_attribute WHERE attrelid = conrelid AND attnum = ANY (conkey)),
+SELECT conname::text, ARRAY(
+           SELECT attname::text FROM pg_catalog.pg_attribute WHERE attrelid = conrelid AND attnum = ANY (conkey)),
        pg_catalog.pg_get_expr(conbin, conrelid)
-FROM pg_catalog.pg_constraint WHERE conrelid = %s AND contype = 'c' AND conkey IS NOT NULL ORDER BY conname
+FROM pg_catalog.pg_constraint
+WHERE conrelid = %s AND contype = 'c' AND 0 < ALL (conkey)  -- the row as a whole, which is 0, names the table
+ORDER BY conname
 """
 _UNIQUE = """
 SELECT array_agg(a.attname::text), bool_and(a.attnotnull)

@@ -11,6 +11,8 @@ afterwards tells how.
 
 from __future__ import annotations
 
+import logging
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -18,8 +20,17 @@ import psycopg
 
 from sparkonce.errors import PrepareError
 from sparkonce.protocol.outcomes import Finished, Outcome
+from sparkonce.words import one_line
+
+log = logging.getLogger(__name__)
 
 NOT_FOUND = "42704"
+
+_QUOTED = re.compile(r'".*"', re.DOTALL)
+"""In an error of a value: the value."""
+
+_PLACES = ("COPY ", "PL/pgSQL function ")
+"""How the lines of a context begin that name a place and no value: binary COPY shows none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,11 +107,19 @@ def code_of(error: psycopg.Error) -> str:
 
 
 def words_of(error: psycopg.Error) -> str:
-    """The server's own words in one line: message, detail and where, never the statement."""
+    """The server's own words in one line: message and where, never the statement, nor what a row holds.
+
+    Its detail is logged at DEBUG: there it repeats keys, or whole rows.
+    """
     said = error.diag
-    parts = [said.message_primary, said.message_detail, (said.context or "").partition("\n")[0]]
-    told = ". ".join(part.strip().rstrip(".") for part in parts if part) or str(error).strip().partition("\n")[0]
-    return f"{code_of(error)} {told}".strip()
+    if said.message_detail:
+        log.debug("PostgreSQL: %s", one_line(f"{code_of(error)} {said.message_primary}: {said.message_detail}"))
+    primary = said.message_primary or ""
+    if code_of(error).startswith("22"):
+        primary = _QUOTED.sub('"…"', primary)
+    where = [line for line in (said.context or "").splitlines() if line.startswith(_PLACES)]
+    told = ". ".join(part.strip().rstrip(".") for part in (primary, *where[:1]) if part)
+    return one_line(f"{code_of(error)} {told or str(error).strip().partition(chr(10))[0]}")
 
 
 def finished(error: psycopg.Error) -> Finished:
@@ -113,10 +132,18 @@ def finished(error: psycopg.Error) -> Finished:
     return Finished(outcome=meaning.outcome, reason=f"{words_of(error)}. {meaning.sentence}")
 
 
-def prepare_error(error: psycopg.Error, what: str) -> PrepareError:
-    """What an error says of a copy that was being written."""
+def prepare_error(error: psycopg.Error, what: str, staging: str = "", table: str = "") -> PrepareError:
+    """What an error says of a copy that was being written.
+
+    Args:
+        error: The server's.
+        what: Was being written.
+        staging: The copy's staging table, which nobody knows; empty for none.
+        table: The target's name, which stands for it in the message.
+    """
+    words = words_of(error).replace(staging, table) if staging else words_of(error)
     step = _STEPS.get(_key(code_of(error), _STEPS), "see the server's own words; the batch is written again.")
-    return PrepareError(f"{what}: {words_of(error)}", next_step=step, sqlstate=code_of(error))
+    return PrepareError(f"{what}: {words}", next_step=step, sqlstate=code_of(error))
 
 
 def _key(code: str, table: Mapping[str, object]) -> str:

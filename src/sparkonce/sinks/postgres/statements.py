@@ -48,9 +48,9 @@ def create_staging(schema: str, name: TransactionName, table: Table, columns: Se
         declared = sql.SQL(known[column].declared)
         not_null = sql.SQL(" NOT NULL" if known[column].required else "")
         parts.append(sql.SQL("{} {}{}").format(sql.Identifier(column), declared, not_null))
-    for about, condition in table.checks:
+    for check, about, condition in table.checks:
         if set(about) <= set(columns):
-            parts.append(sql.SQL("CHECK ({})").format(sql.SQL(condition)))
+            parts.append(sql.SQL("CONSTRAINT {} CHECK ({})").format(sql.Identifier(check), sql.SQL(condition)))
     return sql.SQL("CREATE TABLE {} ({}) WITH (autovacuum_enabled = false);").format(
         sql.Identifier(schema, staging_table(name)), sql.SQL(", ").join(parts)
     )

@@ -73,7 +73,7 @@ def _encoder(column: str, given: pa.DataType, wanted: ServerType) -> Encode | No
     if pa.types.is_string(given) or pa.types.is_large_string(given):
         if name == "varchar" and wanted.modifier >= 0:
             return partial(_bounded, column=column, most=wanted.modifier - _VARCHAR_HEADER)
-        return _TEXTS.get(name)
+        return partial(_uuids, column=column) if name == "uuid" else _TEXTS.get(name)
     if pa.types.is_binary(given) or pa.types.is_large_binary(given):
         return _bytes if name == "bytea" else None
     if pa.types.is_date32(given):
@@ -134,13 +134,15 @@ def _bounded(values: pa.Array, column: str, most: int) -> list[Part]:
     return _bytes(values)
 
 
-def _uuids(values: pa.Array) -> list[Part]:
-    """Text to 16 bytes; what is no UUID is refused as a whole, by the first one that is wrong."""
+def _uuids(values: pa.Array, column: str) -> list[Part]:
+    """Text to 16 bytes; what is no UUID is refused as a whole."""
     bare = pc.replace_substring_regex(values, r"^\{?([^{}]*)\}?$", r"\1")
     plain = pc.ascii_lower(pc.replace_substring(bare, "-", ""))
     wrong = pc.filter(values, pc.invert(pc.match_substring_regex(plain, "^[0-9a-f]{32}$")))
     if len(wrong):
-        raise PrepareError(f"{wrong[0].as_py()!r} is no UUID", next_step="correct it, or make the column text.")
+        raise PrepareError(
+            f"column {column!r} has a text that is no UUID", next_step="correct it, or make the column text."
+        )
     digits = np.frombuffer(row_bytes(pc.fill_null(plain, "0" * 32).cast(pa.binary()))[0], np.uint8).reshape(-1, 32)
     halves = np.where(digits >= ord("a"), digits - ord("a") + 10, digits - ord("0"))
     whole = (halves[:, ::2] << 4 | halves[:, 1::2]).astype(np.uint8)
@@ -192,7 +194,6 @@ _FLOATS: Mapping[str, tuple[str, pa.DataType]] = {
 _TEXTS: Mapping[str, Callable[[pa.Array], list[Part]]] = {
     **dict.fromkeys(("text", "varchar", "bpchar", "citext", "json", "xml", "enum"), _bytes),
     "jsonb": partial(_bytes, lead=b"\x01"),
-    "uuid": _uuids,
 }
 
 _SPARK_NAMES: Mapping[str, str] = {

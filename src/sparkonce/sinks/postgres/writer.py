@@ -243,7 +243,7 @@ class PostgresWriter(SinkWriter):
             yield
         except psycopg.Error as error:
             what = f"batch {self._batch}, slot {self._slot}, table {self._job.target}"
-            raise prepare_error(error, what) from None
+            raise prepare_error(error, what, staging_table(self._name), self._job.target.table) from None
 
 
 _tables: dict[tuple[Connecting, Target], Table] = {}

@@ -14,6 +14,7 @@ from sparkonce.sinks.redis.names import shown_url
 from sparkonce.sinks.redis.outcomes import Refusal, code_of
 from sparkonce.sinks.redis.scripts import BY_SHA, Script
 from sparkonce.sinks.tls_files import see_files
+from sparkonce.words import one_line
 
 if TYPE_CHECKING:
     from sparkonce.sinks.redis.names import Key
@@ -313,7 +314,7 @@ class Nodes:
                 line.disconnect()
 
     def _refusal(self, error: BaseException) -> Refusal:
-        text = str(error)
+        text = one_line(error)
         known = next((_CODES[kind.__name__] for kind in type(error).__mro__ if kind.__name__ in _CODES), None)
         if known is not None:
             return Refusal(known, text if text.startswith(known) else f"{known} {text}")

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from sparkonce.words import one_line
+
 _FINAL_STATES = ("21", "22", "23", "42", "KD000")
 """How the SQLSTATEs begin that speak of the rows and the table: cardinality, data, constraints, names and rights, and
 Spark's own for data that do not fit the table. https://spark.apache.org/docs/latest/sql-error-conditions-sqlstates.html
@@ -29,7 +31,7 @@ def what_it_says(error: BaseException, lines: int = 1) -> str:
     """As one line; of an error of Java's what Java says, not where."""
     java = getattr(error, "java_exception", None)
     text = str(error) if java is None else str(java.toString())
-    return " ".join(line.strip() for line in text.strip().splitlines()[:lines]) or type(error).__name__
+    return one_line(" ".join(text.strip().splitlines()[:lines])) or type(error).__name__
 
 
 def _told(error: BaseException) -> Iterator[tuple[Any, Any]]:

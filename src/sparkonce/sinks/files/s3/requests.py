@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from sparkonce.sinks.files.s3.outcomes import NOT_SENT, TRANSACTION, UPLOAD, Answer, Present
+from sparkonce.words import one_line
 
 
 def ask(request: Callable[..., Any], **arguments: Any) -> Mapping[str, Any] | Answer:
@@ -18,9 +19,9 @@ def ask(request: Callable[..., Any], **arguments: Any) -> Mapping[str, Any] | An
     except ClientError as error:
         return refusal(error)
     except (ConnectionError, HTTPClientError, ResponseParserError) as error:
-        return Answer(status=None, code=type(error).__name__, reason=str(error))
+        return Answer(status=None, code=type(error).__name__, reason=one_line(error))
     except BotoCoreError as error:  # it was not sent, for want of credentials for example
-        return Answer(status=NOT_SENT, code=type(error).__name__, reason=str(error))
+        return Answer(status=NOT_SENT, code=type(error).__name__, reason=one_line(error))
     return response
 
 
@@ -30,8 +31,8 @@ def refusal(error: Any) -> Answer:
     meta = error.response.get("ResponseMetadata", {})
     return Answer(
         status=int(meta.get("HTTPStatusCode", 0)),
-        code=str(told.get("Code", "")),
-        reason=str(told.get("Message", "")),
+        code=one_line(told.get("Code", "")),
+        reason=one_line(told.get("Message", "")),
         deleted=meta.get("HTTPHeaders", {}).get("x-amz-delete-marker") == "true",
     )
 

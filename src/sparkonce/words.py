@@ -1,0 +1,15 @@
+"""What a server, or a library, says, before it stands in a message or a log."""
+
+from __future__ import annotations
+
+MOST_CHARACTERS = 1000
+
+
+def one_line(said: object) -> str:
+    """Its text in one line, without control characters, cut at a bounded length.
+
+    A server repeats what rows hold: a line's end, or what moves a terminal's cursor, would forge lines of a log.
+    """
+    shown = "".join(one if one.isprintable() else " " for one in str(said))
+    line = " ".join(shown.split())
+    return line if len(line) <= MOST_CHARACTERS else f"{line[: MOST_CHARACTERS - 1]}…"

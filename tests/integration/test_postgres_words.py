@@ -1,0 +1,63 @@
+"""What PostgreSQL says of rows, and what of it gets into messages and logs."""
+
+from __future__ import annotations
+
+import logging
+import re
+
+import pyarrow as pa
+import pytest
+
+from postgres_witness import ask, database_fixture, finish, needs_postgres, new_sink, prepare, server_fixture
+from sparkonce.errors import PrepareError
+from sparkonce.protocol.outcomes import Outcome
+from sparkonce.testing.servers.postgres import PostgresServer
+
+pytestmark = needs_postgres
+
+server = server_fixture()
+_database = database_fixture("CREATE TABLE t (id bigint, text text)")
+
+CARD = "4111-1111-1111-1111"
+FORGED = f"{CARD}\n2026-11-23 sparkonce batch=99 committed\x1b[31m"
+
+
+def rows(*texts: str) -> pa.RecordBatch:
+    return pa.record_batch({"id": pa.array(range(len(texts)), pa.int64()), "text": list(texts)})
+
+
+def told(log: pytest.LogCaptureFixture, level: int) -> str:
+    return "\n".join(record.getMessage() for record in log.records if record.levelno >= level)
+
+
+REFUSING = {
+    "ALTER TABLE t ADD UNIQUE (text)": '23505 duplicate key value violates unique constraint "t_text_key"',
+    "ALTER TABLE t ADD CHECK (text = 'x')": '23514 .* violates check constraint "t_text_check"',
+    "CREATE TYPE mood AS ENUM ('x'); ALTER TABLE t ALTER text TYPE mood USING text::mood": '22P02 .* enum mood: "…"',
+    "ALTER TABLE t ALTER text TYPE jsonb USING text::jsonb": "22P02 invalid input syntax for type json",
+    "ALTER TABLE t ALTER text TYPE varchar(7)": "22001 .*varying\\(7\\)",
+    "ALTER TABLE t ALTER text TYPE uuid USING text::uuid": "column 'text' has a text that is no UUID",
+}
+
+
+@pytest.mark.parametrize("change", REFUSING)
+def test_what_a_row_holds_is_told_at_debug_only_and_forges_no_line(
+    server: PostgresServer, caplog: pytest.LogCaptureFixture, change: str
+) -> None:
+    ask(server, change)
+    caplog.set_level(logging.DEBUG)
+    for commit in ("two_phase", "staged"):
+        given = new_sink(server, commit=commit)
+        try:
+            (found,) = finish(given, prepare(given, rows(FORGED, FORGED)))
+            assert found.outcome is Outcome.UNKNOWN
+            said = found.reason
+        except PrepareError as error:
+            said = str(error)
+        assert re.search(REFUSING[change], said)
+        assert "sparkonce_" not in said
+        assert CARD not in said + told(caplog, logging.INFO)
+        assert said.isprintable()
+    assert "\x1b" not in told(caplog, logging.DEBUG)
+    assert all(record.getMessage().isprintable() for record in caplog.records)
+    assert (CARD in told(caplog, logging.DEBUG)) is ("t ADD" in change)
