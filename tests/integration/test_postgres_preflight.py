@@ -44,6 +44,10 @@ _database = database_fixture(
 )
 
 
+PARTITIONED = "DROP TABLE t; CREATE TABLE t (id bigint, text text) PARTITION BY LIST (id)"
+IGNORING_CASE = "CREATE COLLATION ci (provider = icu, locale = 'und-u-ks-level2', deterministic = false)"
+
+
 def refused(server: PostgresServer, *words: str, **more: Any) -> None:
     with pytest.raises(PreflightError) as raised:
         new_sink(server, **more).preflight(QUERY, None)
@@ -118,6 +122,16 @@ def test_what_the_query_itself_has_left_takes_no_room_and_what_fills_up_later_sa
         ("CREATE UNIQUE INDEX ON t (id) WHERE id > 0", {"mode": "upsert", "key_columns": ["id"]}, ["partial"]),
         ("ALTER TABLE t ADD UNIQUE (id) DEFERRABLE", {"mode": "upsert", "key_columns": ["id"]}, ["deferrable"]),
         ("ALTER TABLE t ADD UNIQUE (id)", {"mode": "upsert", "key_columns": ["id"]}, ["may be null", "NOT NULL"]),
+        (
+            f"{IGNORING_CASE}; ALTER TABLE t ALTER text SET NOT NULL; CREATE UNIQUE INDEX ON t (text COLLATE ci)",
+            {"mode": "upsert", "key_columns": ["text"]},
+            ["another collation", "give index and columns the same"],
+        ),
+        (
+            "ALTER TABLE t ADD PRIMARY KEY (id); CREATE RULE r AS ON UPDATE TO t DO ALSO NOTIFY x",
+            {"mode": "upsert", "key_columns": ["id"]},
+            ["rules ON INSERT or UPDATE of table"],
+        ),
         ("SELECT 1", {"commits_schema": "elsewhere"}, ["commits_schema='elsewhere': there is no such schema"]),
         (
             "GRANT INSERT ON t TO plain; REVOKE CREATE ON SCHEMA public FROM PUBLIC",
@@ -300,11 +314,44 @@ def test_a_handle_of_another_database_is_unknown_and_not_lost(server: PostgresSe
     assert ask(server, "SELECT count(*) FROM t") == [(2,)]
 
 
-def test_what_refuses_rows_too_late_is_said_at_start(server: PostgresServer, caplog: pytest.LogCaptureFixture) -> None:
-    ask(server, "ALTER TABLE t ADD PRIMARY KEY (id)")
+@pytest.mark.parametrize(
+    ("statement", "words"),
+    [
+        ("ALTER TABLE t ADD PRIMARY KEY (id)", "has 1 unique indexes. With"),
+        ("ALTER TABLE t ADD CHECK (t IS NOT NULL)", "has 1 checks of the row as a whole"),
+        ("ALTER TABLE t ENABLE ROW LEVEL SECURITY", "has 1 policies"),
+        (PARTITIONED, "has 1 partitioned tables without a default partition"),
+        ("CREATE RULE r AS ON INSERT TO t DO INSTEAD NOTHING", "has rules ON INSERT. They apply with commit='staged'"),
+        ("SELECT 1", ""),
+        (f"{PARTITIONED}; CREATE TABLE rest PARTITION OF t DEFAULT", ""),
+        ("CREATE RULE r AS ON UPDATE TO t DO ALSO NOTIFY x", ""),
+    ],
+)
+def test_what_refuses_rows_too_late_is_said_at_start(
+    server: PostgresServer, caplog: pytest.LogCaptureFixture, statement: str, words: str
+) -> None:
+    ask(server, statement)
+    ask(server, "GRANT INSERT ON t TO plain")
     with caplog.at_level(logging.WARNING):
-        new_sink(server).preflight(QUERY, None)
-    assert "has 1 unique indexes" in caplog.text
+        new_sink(server, user="plain").preflight(QUERY, None)
+    assert words in caplog.text
+    assert bool(words) is bool(caplog.records)
+
+
+def test_a_check_of_the_row_as_a_whole_does_not_stop_staging(server: PostgresServer) -> None:
+    """Its condition names the table, which a staging table cannot."""
+    ask(server, "ALTER TABLE t ADD CHECK (t IS NOT NULL), ADD CHECK (tableoid > 0)")
+    given = new_sink(server)
+    assert outcomes(finish(given, prepare(given, ROWS))) == [Outcome.COMMITTED]
+
+
+def test_an_upsert_takes_an_index_of_another_collation_that_tells_as_many_apart(server: PostgresServer) -> None:
+    """Both compare bytes where it comes to equality."""
+    ask(server, 'ALTER TABLE t ALTER text SET NOT NULL; CREATE UNIQUE INDEX ON t (text COLLATE "C")')
+    given = new_sink(server, mode="upsert", key_columns=["text"])
+    rows = pa.record_batch({"id": [1, 2], "text": ["A", "a"]})
+    assert outcomes(finish(given, prepare(given, rows))) == [Outcome.COMMITTED]
+    assert ask(server, "SELECT count(*) FROM t") == [(2,)]
 
 
 def test_synchronous_commit_off_is_put_right(server: PostgresServer) -> None:

@@ -194,6 +194,8 @@ def test_what_is_no_uuid_is_refused(server: PostgresServer) -> None:
         (pa.string(), "inet", "inet"),
         (pa.int32(), "text", "int"),
         (pa.decimal128(10, 4), "numeric(10,2)", r"would round it Next: cast it to decimal\(10,2\)"),
+        (pa.int64(), "numeric(5,-2)", "is long, and .* would round it Next: give the column a scale of 0 or more"),
+        (pa.list_(pa.int32()), "numeric(5,-2)[]", "is int, and .* would round it"),
         (pa.timestamp("us", "UTC"), "timestamp", "timestamp_ntz into timestamp"),
         (pa.timestamp("us"), "timestamptz", "timestamp_ntz"),
         (pa.struct([("a", pa.int32())]), "jsonb", "to_json"),

@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow as pa
 from psycopg import sql
 
-from sparkonce.errors import SchemaError
+from sparkonce.errors import PreflightError, SchemaError
 from sparkonce.sinks.postgres.connection import Connection
 from sparkonce.sinks.postgres.encode import Encode
 from sparkonce.sinks.postgres.settings import Target
@@ -50,6 +50,7 @@ class Table:
         kind: ``pg_class.relkind``.
         fragile: Which tables that its rows go into, itself or partitions, do not keep them over a crash, and why.
         row_security: Whether policies apply to this role.
+        rules: ``pg_rewrite.ev_type`` of its rules ON INSERT (3) and ON UPDATE (2).
         columns: In the table's order.
         checks: Its check constraints, each as its name, the columns that it is about and its condition in SQL.
     """
@@ -59,6 +60,7 @@ class Table:
     kind: str
     fragile: str
     row_security: bool
+    rules: str
     columns: tuple[Column, ...]
     checks: tuple[tuple[str, tuple[str, ...], str], ...]
 
@@ -115,7 +117,7 @@ def read_table(connection: Connection, target: Target) -> Table | None:
     found = connection.execute(_TABLE, (target.schema, target.table)).fetchone()
     if found is None:
         return None
-    oid, kind, row_security, signature, fragile = found
+    oid, kind, row_security, signature, fragile, rules = found
     rows = connection.execute(_COLUMNS, (oid,)).fetchall()
     types = _read_types(connection, {row[2] for row in rows})
     checks = connection.execute(_CHECKS, (oid,)).fetchall()
@@ -125,6 +127,7 @@ def read_table(connection: Connection, target: Target) -> Table | None:
         kind=kind,
         fragile=fragile,
         row_security=row_security,
+        rules=rules,
         columns=tuple(_column(row, types) for row in rows),
         checks=tuple((name, tuple(about), condition) for name, about, condition in checks),
     )
@@ -217,10 +220,46 @@ def _read_types(connection: Connection, oids: set[int]) -> dict[int, dict[str, A
     return types
 
 
-def unique_keys(connection: Connection, oid: int) -> Sequence[tuple[frozenset[str], bool]]:
-    """The columns of each unique index that ON CONFLICT can use, and whether all of them are not null."""
+def unique_keys(connection: Connection, oid: int) -> Sequence[tuple[frozenset[str], bool, bool]]:
+    """The columns of each unique index that ON CONFLICT can use.
+
+    With whether all of them are not null, and whether the index and the columns take the same values for equal.
+    """
     rows = connection.execute(_UNIQUE, (oid,)).fetchall()
-    return [(frozenset(names), bool(not_null)) for names, not_null in rows]
+    return [(frozenset(names), bool(not_null), bool(alike)) for names, not_null, alike in rows]
+
+
+def check_keys(connection: Connection, target: Target, table: Table) -> None:
+    """Whether a table can be upserted.
+
+    Raises:
+        PreflightError: if not, by ``key_columns``.
+    """
+    said = f"key_columns={list(target.keys)}"
+    fitting = [found for found in unique_keys(connection, table.oid) if found[0] == frozenset(target.keys)]
+    if not fitting:
+        problem = (
+            f"{said}: table {target} has no unique index on exactly these columns (partial, deferrable and expression "
+            "indexes do not count)"
+        )
+        step = "make a primary key or a unique index on them, or correct key_columns."
+    elif not any(not_null for _, not_null, _ in fitting):
+        problem = f"{said} may be null, and null keys never conflict: a row of theirs would be added with each batch"
+        step = "set them NOT NULL, or make them the primary key."
+    elif not all(alike for _, _, alike in fitting):
+        problem = (
+            f"{said}: a unique index of table {target} on these columns has another collation than they have, and one "
+            "of both takes different texts for equal, such as 'A' and 'a': two rows of a batch would be one key"
+        )
+        step = "give index and columns the same collation."
+    elif table.rules:
+        problem = (
+            f"mode='upsert', and the server takes no ON CONFLICT with the rules ON INSERT or UPDATE of table {target}"
+        )
+        step = "drop the rules, or use mode='append'."
+    else:
+        return
+    raise PreflightError(problem, next_step=step, setting="key_columns")
 
 
 # A foreign server commits its part before this server's marker is durable: after a crash in between, rows came twice.
@@ -238,7 +277,9 @@ SELECT c.oid::int8, c.relkind::text, pg_catalog.row_security_active(c.oid),
        c.oid || (SELECT pg_catalog.string_agg(pg_catalog.format(' %%s %%s %%s', attname, atttypid, atttypmod), ','
                         ORDER BY attnum)
                  FROM pg_catalog.pg_attribute WHERE attrelid = c.oid AND attnum > 0 AND NOT attisdropped),
-       ({})
+       ({}),
+       (SELECT coalesce(string_agg(ev_type::text, ''), '') FROM pg_catalog.pg_rewrite
+        WHERE ev_class = c.oid AND ev_type IN ('2', '3'))
 FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
 WHERE n.nspname = %s AND c.relname = %s
 """).format(_FRAGILE)
@@ -281,9 +322,12 @@ WHERE conrelid = %s AND contype = 'c' AND 0 < ALL (conkey)  -- the row as a whol
 ORDER BY conname
 """
 _UNIQUE = """
-SELECT array_agg(a.attname::text), bool_and(a.attnotnull)
+SELECT array_agg(a.attname::text), bool_and(a.attnotnull),
+       bool_and(k.coll = a.attcollation OR (SELECT bool_and(collisdeterministic) FROM pg_catalog.pg_collation l
+                                                 WHERE l.oid IN (k.coll, a.attcollation)))
 FROM pg_catalog.pg_index i
-JOIN pg_catalog.pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = ANY ((i.indkey::int2[])[0:i.indnkeyatts - 1])
+CROSS JOIN ROWS FROM (unnest(i.indkey::int2[]), unnest(i.indcollation::oid[])) WITH ORDINALITY AS k (num, coll, n)
+JOIN pg_catalog.pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = k.num AND k.n <= i.indnkeyatts
 WHERE i.indrelid = %s AND i.indisunique AND i.indisvalid AND i.indimmediate AND i.indpred IS NULL
   AND i.indexprs IS NULL
 GROUP BY i.indexrelid
@@ -304,13 +348,19 @@ def late_refusals(connection: Connection, target: Target, table: Table) -> list[
     rows = connection.execute(
         "SELECT (SELECT count(*) FROM pg_catalog.pg_index WHERE indrelid = %(t)s AND (indisunique OR indisexclusion)), "
         "(SELECT count(*) FROM pg_catalog.pg_constraint WHERE conrelid = %(t)s AND contype = 'f'), "
-        "(SELECT count(*) FROM pg_catalog.pg_trigger WHERE tgrelid = %(t)s AND NOT tgisinternal)",
+        "(SELECT count(*) FROM pg_catalog.pg_trigger WHERE tgrelid = %(t)s AND NOT tgisinternal), "
+        "(SELECT count(*) FROM pg_catalog.pg_constraint WHERE conrelid = %(t)s AND contype = 'c' AND 0 = ANY (conkey)),"
+        "(SELECT count(*) FROM pg_catalog.pg_partitioned_table WHERE partdefid = 0 AND partstrat <> 'h' "
+        " AND partrelid IN (SELECT relid FROM pg_catalog.pg_partition_tree(%(t)s::regclass)))",
         {"t": table.oid},
     ).fetchall()
-    unique, foreign, triggers = rows[0]
+    unique, foreign, triggers, whole, open_ended = rows[0]
     counts = {
         "unique indexes": unique if target.mode == "append" else max(0, unique - 1),
         "foreign keys": foreign,
         "triggers": triggers,
+        "checks of the row as a whole": whole,
+        "partitioned tables without a default partition": open_ended,
+        "policies (row-level security)": int(table.row_security),
     }
     return [f"{count} {what}" for what, count in counts.items() if count]

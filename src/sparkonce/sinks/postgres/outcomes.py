@@ -42,8 +42,8 @@ class _Meaning:
 _RETRY, _UNKNOWN = Outcome.RETRY, Outcome.UNKNOWN
 _REFUSED_ROWS = (
     "The table refuses rows that are decided: nothing of the batch is visible, and nothing is lost. Change the "
-    "constraint or the trigger, or the rows in the staging tables, of which none may be missing, and start the query "
-    "again."
+    "constraint or the trigger, attach the partition that is missing, or UPDATE the rows in the staging tables, of "
+    "which none may be missing, and start the query again."
 )
 
 FINISHING: Mapping[str, _Meaning] = {
@@ -64,11 +64,20 @@ FINISHING: Mapping[str, _Meaning] = {
     "0A000": _Meaning(_UNKNOWN, "The transaction belongs to another database of this server: see dbname."),
     "28": _Meaning(_UNKNOWN, "The server refuses the credentials; correct them, nothing is lost."),
     "3D000": _Meaning(_UNKNOWN, "The database does not exist on this server."),
-    "42501": _Meaning(_UNKNOWN, "No permission: connect as the role that wrote, or grant what it had."),
+    "42501": _Meaning(
+        _UNKNOWN,
+        "No permission: connect as the role that wrote, or grant what it had. Where a policy refuses rows "
+        "that are decided, correct it, or the rows in the staging tables.",
+    ),
     "42P01": _Meaning(_UNKNOWN, "The table, or the table of markers, was dropped or renamed: put it back."),
     "42703": _Meaning(_UNKNOWN, "A column of the table was dropped or renamed: put it back."),
     "42804": _Meaning(_UNKNOWN, "A column of the table has another type now: put it back."),
     "42P10": _Meaning(_UNKNOWN, "The unique index on key_columns was dropped: put it back."),
+    "21000": _Meaning(
+        _UNKNOWN,
+        "Two rows of the batch are one key to the unique index, and two to its columns: nothing of it is visible, and "
+        "nothing is lost. Make the index anew with the collation of the columns, and start the query again.",
+    ),
     "22": _Meaning(_UNKNOWN, _REFUSED_ROWS),
     "23": _Meaning(_UNKNOWN, _REFUSED_ROWS),
     "P0": _Meaning(_UNKNOWN, _REFUSED_ROWS),

@@ -18,6 +18,7 @@ from sparkonce.sinks.base import Facts
 from sparkonce.sinks.postgres.catalog import (
     MEND_PARTITION,
     Table,
+    check_keys,
     late_refusals,
     may_on_schema,
     read_table,
@@ -84,6 +85,12 @@ def preflight(ask: Ask, query: str, recorded: Facts | None) -> tuple[Facts, Tabl
         if ask.guarantee is not Guarantee.EXACTLY_ONCE:
             return facts, table
         _check_durable(connection, ask, table)
+        if "3" in table.rules:
+            log.warning(
+                "Table %s has rules ON INSERT. They apply with commit='staged', which inserts, and may leave rows out "
+                "or send them elsewhere, unseen; with commit='two_phase', which copies, they do not.",
+                ask.target,
+            )
         if ask.commit == TWO_PHASE:
             _check_two_phase(connection, ask, query, table)
         else:
@@ -232,27 +239,8 @@ def _check_table(connection: Connection, ask: Ask) -> Table:
             setting="table",
         )
     if target.mode == "upsert":
-        _check_keys(connection, ask, table)
+        check_keys(connection, target, table)
     return table
-
-
-def _check_keys(connection: Connection, ask: Ask, table: Table) -> None:
-    keys = frozenset(ask.target.keys)
-    fitting = [not_null for columns, not_null in unique_keys(connection, table.oid) if columns == keys]
-    if not fitting:
-        raise PreflightError(
-            f"key_columns={list(ask.target.keys)}: table {ask.target} has no unique index on exactly these columns "
-            "(partial, deferrable and expression indexes do not count)",
-            next_step="make a primary key or a unique index on them, or correct key_columns.",
-            setting="key_columns",
-        )
-    if not any(fitting):
-        raise PreflightError(
-            f"key_columns={list(ask.target.keys)} may be null, and null keys never conflict: a row of theirs would be "
-            "added with each batch",
-            next_step="set them NOT NULL, or make them the primary key.",
-            setting="key_columns",
-        )
 
 
 def _check_durable(connection: Connection, ask: Ask, table: Table) -> None:
@@ -317,8 +305,7 @@ def _check_staged(connection: Connection, ask: Ask, table: Table) -> None:
             next_step=f"CREATE SCHEMA {quoted(ask.commits_schema)}, or GRANT CREATE, USAGE on it TO the query's role.",
             setting="commits_schema",
         )
-    late = late_refusals(connection, ask.target, table)
-    if late:
+    if late := late_refusals(connection, ask.target, table):
         log.warning(
             "Table %s has %s. With commit='staged' a row that these refuse is refused after its batch is decided: the "
             "query stops until the row or the table is corrected, see docs/postgres.md.",

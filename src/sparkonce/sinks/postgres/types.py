@@ -64,7 +64,7 @@ def _encoder(column: str, given: pa.DataType, wanted: ServerType) -> Encode | No
     if pa.types.is_boolean(given):
         return _booleans if name == "bool" else None
     if pa.types.is_signed_integer(given):
-        return _integer(given, name)
+        return _integer(column, given, wanted)
     if pa.types.is_floating(given):
         fits = name == "float8" or (name == "float4" and given.bit_width == 32)
         return partial(_numbers, dtype=_FLOATS[name][0], arrow=_FLOATS[name][1]) if fits else None
@@ -86,8 +86,14 @@ def _encoder(column: str, given: pa.DataType, wanted: ServerType) -> Encode | No
     return None
 
 
-def _integer(given: pa.DataType, name: str) -> Encode | None:
+def _integer(column: str, given: pa.DataType, wanted: ServerType) -> Encode | None:
+    name = wanted.name
     if name == "numeric":
+        if wanted.modifier >= 0 and _scale(wanted) < 0:
+            raise SchemaError(
+                f"column {column!r} is {_SPARK_NAMES[str(given)]}, and {wanted.shown} would round it",
+                next_step="give the column a scale of 0 or more.",
+            )
         return lambda values: _decimals(values.cast(pa.decimal128(19, 0)))
     if name not in _INTEGERS:
         return None
@@ -98,13 +104,17 @@ def _integer(given: pa.DataType, name: str) -> Encode | None:
 def _keeps_scale(column: str, given: pa.DataType, wanted: ServerType) -> bool:
     if wanted.modifier < 0:
         return True
-    precision, scale = (wanted.modifier - 4) >> 16 & 0xFFFF, ((wanted.modifier - 4) & 0x7FF ^ 1024) - 1024
+    precision, scale = (wanted.modifier - 4) >> 16 & 0xFFFF, _scale(wanted)
     if scale < given.scale:
         raise SchemaError(
             f"column {column!r} is decimal({given.precision},{given.scale}), and {wanted.shown} would round it",
             next_step=f"cast it to decimal({min(precision, 38)},{max(scale, 0)}) in the query, or widen the column.",
         )
     return True
+
+
+def _scale(wanted: ServerType) -> int:
+    return ((wanted.modifier - 4) & 0x7FF ^ 1024) - 1024
 
 
 def _booleans(values: pa.Array) -> list[Part]:
