@@ -36,6 +36,8 @@ class _Meaning:
 
 _GRANT = "Nothing is lost: grant the right, and start the query again."
 _NOT_APPLIED = "The whole merge was rolled back and nothing of it is visible."
+_UPDATE = "UPDATE one in its staging table, of whose rows none may be missing. Then start the query again."
+_REFUSED = f"{_NOT_APPLIED} Put right what refuses the row, or {_UPDATE}"
 
 _ERRORS: Mapping[int, _Meaning] = {
     1020: _Meaning("ER_CHECKREAD", Outcome.RETRY, "The row has changed meanwhile."),
@@ -49,7 +51,8 @@ _ERRORS: Mapping[int, _Meaning] = {
     1062: _Meaning(
         "ER_DUP_ENTRY",
         Outcome.UNKNOWN,
-        f"A row of the batch has a key that the table has already. {_NOT_APPLIED} Remove the row that is in the way.",
+        "A row of the batch has a key that the table, or another row of the batch, has already. "
+        f"{_NOT_APPLIED} Remove the table's row that is in the way; of two rows of the batch, {_UPDATE}",
     ),
     1114: _Meaning("ER_RECORD_FILE_FULL", Outcome.RETRY, "The tablespace is full: make room."),
     1142: _Meaning("ER_TABLEACCESS_DENIED_ERROR", Outcome.UNKNOWN, _GRANT),
@@ -92,10 +95,18 @@ _ERRORS: Mapping[int, _Meaning] = {
     1402: _Meaning("XA_RBROLLBACK", Outcome.RETRY, "The server rolls the branch back."),
     1613: _Meaning("XA_RBTIMEOUT", Outcome.RETRY, "The server rolls the branch back."),
     1614: _Meaning("XA_RBDEADLOCK", Outcome.RETRY, "The server rolls the branch back."),
+    1452: _Meaning("ER_NO_REFERENCED_ROW_2", Outcome.UNKNOWN, f"A foreign key refuses a row. {_REFUSED}"),
+    1644: _Meaning("ER_SIGNAL_EXCEPTION", Outcome.UNKNOWN, f"A trigger refuses a row. {_REFUSED}"),
     1836: _Meaning("ER_READ_ONLY_MODE", Outcome.UNKNOWN, "The server is read-only now."),
     1927: _Meaning("ER_CONNECTION_KILLED", Outcome.RETRY, "Somebody killed the connection."),
     1969: _Meaning("ER_STATEMENT_TIMEOUT", Outcome.RETRY, "max_statement_time was too short."),
     3024: _Meaning("ER_QUERY_TIMEOUT", Outcome.RETRY, "max_execution_time was too short."),
+    3819: _Meaning("ER_CHECK_CONSTRAINT_VIOLATED", Outcome.UNKNOWN, f"A CHECK refuses a row. {_REFUSED}"),
+    4025: _Meaning(
+        "ER_CONSTRAINT_FAILED",
+        Outcome.UNKNOWN,
+        f"A CHECK, or what makes a column JSON, refuses a row. {_REFUSED}",
+    ),
 }
 
 

@@ -21,6 +21,11 @@ _COLUMNS = (
     "CHARACTER_SET_NAME, COLLATION_NAME FROM information_schema.COLUMNS "
     "WHERE TABLE_SCHEMA = DATABASE() AND TABLE_NAME = %s ORDER BY ORDINAL_POSITION"
 )
+_CHECKS = (
+    "SELECT CONSTRAINT_NAME, CHECK_CLAUSE FROM information_schema.CHECK_CONSTRAINTS "
+    "WHERE CONSTRAINT_SCHEMA = DATABASE() AND TABLE_NAME = %s ORDER BY CONSTRAINT_NAME"
+)
+_QUOTED = re.compile(r"`((?:[^`]|``)*)`")
 _ENUM_VALUE = re.compile(r"'((?:[^']|'')*)'")
 
 _INTEGERS = frozenset({"tinyint", "smallint", "mediumint", "int", "bigint"})
@@ -81,6 +86,18 @@ def describe(link: Link, table: str) -> list[Column]:
     rows = link.rows(_COLUMNS, (table,))
     exact = [row for row in rows if row[0] == table]
     return [_column(row) for row in exact or rows]
+
+
+def checks_of(link: Link, table: str, columns: Sequence[str]) -> dict[str, str]:
+    """The conditions of a table's CHECKs that are about these columns alone, by name; a JSON column has one, too.
+
+    Of MariaDB: MySQL's staging tables have columns of its JSON type.
+    """
+    return {
+        str(name): str(condition)
+        for name, condition in link.rows(_CHECKS, (table,))
+        if {one.replace("``", "`") for one in _QUOTED.findall(str(condition))} <= set(columns)
+    }
 
 
 def _column(row: Sequence[object]) -> Column:

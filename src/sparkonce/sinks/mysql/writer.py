@@ -19,12 +19,12 @@ from sparkonce.sinks.mysql import markers
 from sparkonce.sinks.mysql.bulk import bulk_rows, types_of
 from sparkonce.sinks.mysql.connection import SERVER_ERRORS, Link, Loaded, connect, number_of, said_by, words_of
 from sparkonce.sinks.mysql.encoding import column_list, insert_values, load_text
-from sparkonce.sinks.mysql.flavours import flavour_of
+from sparkonce.sinks.mysql.flavours import MARIADB, flavour_of
 from sparkonce.sinks.mysql.names import Stage, Xid, lock_name, plain_literal, quote, stage_table
 from sparkonce.sinks.mysql.outcomes import DUPLICATE_KEY, LOCKED
 from sparkonce.sinks.mysql.prepared import Desk, roll_back
 from sparkonce.sinks.mysql.statements import definition, insert_into, load_into, placeholders, upsert_tail
-from sparkonce.sinks.mysql.target import Column, bind, describe, kind_of
+from sparkonce.sinks.mysql.target import Column, bind, checks_of, describe, kind_of
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -295,7 +295,8 @@ class MySQLWriter(SinkWriter):
                 "rows of the same key are locked by another slot, or by an earlier copy of this one that is prepared: "
                 "use commit='staged', or partition the rows by key. What is left over is swept when the query starts."
             )
-        return PrepareError(f"Table {self._how.table!r} {what}: {said_by(error)}.", next_step=next_step)
+        said = said_by(error).replace(stage_table(self._name.copy), self._how.table)
+        return PrepareError(f"Table {self._how.table!r} {what}: {said}.", next_step=next_step)
 
 
 class TwoPhaseWriter(MySQLWriter):
@@ -341,7 +342,11 @@ class StagedWriter(MySQLWriter):
         """The table is made with the first rows, which say what columns it has."""
 
     def _first_rows(self, link: Link) -> None:
-        columns = ", ".join(definition(column) for column in self._bound)
+        parts = [definition(column) for column in self._bound]
+        if self._flavour is MARIADB:
+            checks = checks_of(link, self._how.table, [column.name for column in self._bound])
+            parts += [f"CONSTRAINT {quote(name)} CHECK ({condition})" for name, condition in checks.items()]
+        columns = ", ".join(parts)
         stage = Stage(name=self._name, begun_ms=int(self._begun_ms), table=self._how.table, keys=self._how.key_columns)
         link.run(
             f"CREATE TABLE {quote(stage_table(self._name.copy))} "

@@ -1,0 +1,81 @@
+"""CHECKs of a table of MariaDB, and what makes a column JSON, before and after the decision."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import closing
+
+import pyarrow as pa
+import pytest
+
+from mariadb_witness import Witness, shared_server
+from sparkonce.errors import PrepareError
+from sparkonce.protocol.handles import Handle, transaction_fields
+from sparkonce.protocol.outcomes import Outcome
+from sparkonce.protocol.ownership import TransactionName
+from sparkonce.sinks.mysql.names import stage_table
+from sparkonce.sinks.mysql.sink import MySQLSink
+from sparkonce.testing.hooks import SinkHooks
+from sparkonce.testing.scene import Scene
+
+
+@pytest.fixture
+def witness() -> Witness:
+    made = Witness(shared_server())
+    made.run(
+        "CREATE TABLE target (id BIGINT PRIMARY KEY, j JSON, `od``d` TEXT CHECK (`od``d` NOT LIKE '5%' AND 1 % 2 = 1), "
+        "later INT DEFAULT 3, CONSTRAINT no_7 CHECK (id <> 7), CONSTRAINT both_of CHECK (id <> later))"
+    )
+    return made
+
+
+@pytest.fixture
+def scene(witness: Witness) -> Iterator[Scene]:
+    with closing(Scene(SinkHooks(), MySQLSink(witness.settings, table="target"))) as made:
+        yield made
+
+
+def prepare(scene: Scene, *ids: int, j: str = "{}", odd: str = "x") -> Handle:
+    writer = scene.new_writer()
+    rows = {"id": pa.array(ids, pa.int64()), "j": [j] * len(ids), "od`d": [odd] * len(ids)}
+    try:
+        writer.begin()
+        writer.write(pa.record_batch(rows))
+        fields = writer.prepare()
+    except BaseException:
+        writer.abort()
+        raise
+    writer.close()
+    return Handle(sink=scene.sink.name, slot=0, rows=len(ids), transaction=transaction_fields(fields))
+
+
+@pytest.mark.parametrize(
+    ("row", "name"),
+    [({"j": "{bad"}, "j"), ({"odd": "5 %"}, "od``d"), ({"ids": (7,)}, "no_7")],
+)
+def test_what_a_check_refuses_is_refused_before_the_decision(
+    scene: Scene, witness: Witness, row: dict[str, object], name: str
+) -> None:
+    ids = row.pop("ids", (1,))
+    with pytest.raises(PrepareError, match=f"4025, CONSTRAINT `{name}` failed for .*`target`"):
+        prepare(scene, *ids, **row)  # type: ignore[misc, arg-type]
+    assert witness.one("SELECT COUNT(*) FROM target") == 0
+
+
+@pytest.mark.parametrize(
+    ("ids", "words"), [((3,), "ER_CONSTRAINT_FAILED (4025)"), ((5, 5), "another row of the batch")]
+)
+def test_what_is_refused_after_the_decision_says_where_and_what_to_do(
+    scene: Scene, witness: Witness, ids: tuple[int, ...], words: str
+) -> None:
+    """A CHECK about a column that is not written, and two rows of one key."""
+    handle = prepare(scene, *ids)
+    name = TransactionName.parse(str(handle["transaction"]))
+    assert name is not None
+    (found,) = scene.committer.commit([handle])
+    assert found.outcome is Outcome.UNKNOWN
+    for part in (words, stage_table(name.copy), "UPDATE one in its staging table"):
+        assert part in found.reason
+    witness.run(f"UPDATE {stage_table(name.copy)} SET id = 8 ORDER BY sparkonce_row LIMIT 1")  # noqa: S608 - the test's
+    assert scene.commit(handle) == [Outcome.COMMITTED]
+    assert sorted(one for (one,) in witness.rows("SELECT id FROM target")) == sorted({8, *ids[1:]})
