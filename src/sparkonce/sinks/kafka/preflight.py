@@ -221,7 +221,7 @@ def _timeout_limit_ms(look: _Look, broker: int) -> int | None:
     if result.error_code != NONE or not result.configs:
         raise PreflightError(
             f"Broker {broker} does not tell {_MAX_TIMEOUT}: "
-            f"{Answer(result.error_code, one_line(result.error_message or ""))}.",
+            f"{Answer(result.error_code, one_line(result.error_message or ''))}.",
             next_step=f"Look into the broker's log, and set {_TIMEOUT}.",
         )
     return int(result.configs[0].value)
