@@ -86,7 +86,7 @@ def test_decided_rows_are_applied_once(version: str, place: Place) -> None:
     place.restore(version, DECIDED)
     facts = expected(version, DECIDED)["newest facts"][place.name]
     sink = place.sink()
-    assert sink.preflight(SHORT, facts) == facts
+    assert sink.preflight(SHORT, facts) == {"ledger_ttl_s": "2592000", **facts}
     for wanted in (Outcome.COMMITTED, Outcome.ALREADY_COMMITTED):
         with closing(sink.committer()) as committer:
             found = committer.commit(handles(version, DECIDED, place.name))

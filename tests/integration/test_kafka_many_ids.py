@@ -24,6 +24,7 @@ pytestmark = [pytest.mark.kafka, KILLS_BROKER]
 QUERY = "0123456789ab"
 _LOG, _PARTITIONS = "__transaction_state", 4
 _COMPLETE_COMMIT = 4
+_ID_NOT_FOUND = 105
 
 
 def remember(cluster: Cluster, prefix: str, count: int) -> None:
@@ -61,10 +62,11 @@ def remember(cluster: Cluster, prefix: str, count: int) -> None:
 
 
 def _partition(name: str) -> int:
+    """Returns where the coordinator looks for an id: Java's hash of it, without its sign."""
     code = 0
     for character in name:
         code = (31 * code + ord(character)) & 0xFFFFFFFF
-    return (code & 0x7FFFFFFF) % _PARTITIONS
+    return abs(code - (1 << 32) if code >> 31 else code) % _PARTITIONS
 
 
 @pytest.fixture(params=[2_000, pytest.param(1_000_000, marks=pytest.mark.slow)])
@@ -86,7 +88,18 @@ def _crowd(cluster: Cluster, others: int, own: str) -> Cluster:
     remember(cluster, new_name("others"), others)
     remember(cluster, own, 1_000)
     cluster.brokers[0].restart()
+    _await_loaded(cluster)
     return cluster
+
+
+def _await_loaded(cluster: Cluster) -> None:
+    """Waits until the broker coordinates each partition of its log again: before, it lists what it has so far."""
+    names = {_partition(name): name for name in map("nobody's-{}".format, range(100))}
+    assert len(names) == _PARTITIONS
+    with closing(KafkaCommitter({"bootstrap.servers": cluster.bootstrap}, "kafka")) as committer:
+        probes = [client.Transaction(name, 0, 0) for name in names.values()]
+        views = committer._client.describe_transactions(probes, deadline_s=committer._deadline_s() + LIMIT_S)
+    assert [view.code for view in views if isinstance(view, client.Answer)] == [_ID_NOT_FOUND] * _PARTITIONS
 
 
 def test_a_start_takes_its_own_of_many_ids(

@@ -169,5 +169,5 @@ def test_records_have_no_field_for_settings() -> None:
     """What a record holds is what these classes name, so a setting cannot get into one by the way."""
     named = {kind.__name__: sorted(kind.__slots__) for kind in (Claim, Commit, Amend)}
     decision = ["batch", "handles", "offsets", "query", "token"]
-    claim = ["host", "library", "location", "nonce", "process", "query", "renews", "run", "sinks"]
+    claim = ["host", "library", "location", "nonce", "process", "query", "renews", "run", "sinks", "sources"]
     assert named == {"Claim": claim, "Commit": decision, "Amend": decision}
