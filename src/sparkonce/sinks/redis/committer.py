@@ -149,15 +149,17 @@ class RedisCommitter(SinkCommitter):
         asked = [handle for handle in handles if handle.opened_ms > since_ms]
         known = {name: handle for handle in asked if (name := TransactionName.parse(str(handle[names.TRANSACTION])))}
         requests = [
-            Request(ledger.hash_slot, ("HMGET", ledger.name, str(name), names.FLOOR_FIELD))
+            Request(ledger.hash_slot, ("HGET", ledger.name, field))
             for name in known
             for ledger in [ledger_of(name)]
+            for field in (str(name), names.FLOOR_FIELD)
         ]
-        missing = []
-        for (name, handle), answer in zip(known.items(), self._nodes.run(requests), strict=True):
+        answers = self._nodes.run(requests)
+        for answer in answers:
             if isinstance(answer, Refusal):
                 raise UnknownOutcomeError(f"The ledger cannot be read: {read_refusal(answer).reason}")
-            entry, floor = answer
+        missing = []
+        for (name, handle), entry, floor in zip(known.items(), answers[::2], answers[1::2], strict=True):
             forgotten = entry is None and name.batch < int(floor or 0)
             if not forgotten and (entry is None or Entry.parse(entry.decode()).state != names.COMMITTED):
                 missing.append(handle)
