@@ -4,6 +4,7 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import closing
+from dataclasses import replace
 
 import pytest
 
@@ -103,6 +104,22 @@ def test_a_commit_after_the_broker_timed_it_out_is_lost(
     assert "CompleteAbort" in lost.reason
     assert outcomes(committer.abort([prepared.handle])) == [Outcome.ABORTED]
     assert witness.committed(topic) == []
+
+
+def test_only_what_is_open_at_exactly_this_epoch_is_begun(
+    witness: Witness, topic: str, committer: KafkaCommitter
+) -> None:
+    """Its time is the broker's: whatever the executor's clock said, and how long ago the id was begun."""
+    before_ms = time.time_ns() // 1_000_000
+    handles = witness.prepare_all(topic, ["open", "aborted", "committed"])
+    opened, aborted, committed = (replace(one.handle, opened_ms=1) for one in handles)
+    committer.abort([aborted])
+    committer.commit([committed])
+    others = [replaced(opened, epoch=int(opened["epoch"]) + 1), replaced(opened, transactional_id=new_name())]
+    begun, *rest = committer.begun_ms([opened, aborted, committed, *others])
+    assert rest == [None] * 4
+    assert begun is not None
+    assert before_ms <= begun <= time.time_ns() // 1_000_000
 
 
 def test_what_the_broker_does_not_know_is_unknown_to_a_commit_and_gone_to_an_abort(

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from sparkonce import errors
+from sparkonce import executor as executor_module
 from sparkonce.driver import run as run_module
 from sparkonce.executor import write_slot
 from sparkonce.guarantees import Guarantee
@@ -602,12 +603,12 @@ def test_batches_as_long_as_the_last_one_are_computed_first_at_once(world: World
     world.timeouts_s["memory"] = 60.0
     driver = world.start()
     took = []
-    for batch, seconds in enumerate((29.0, 40.0, 40.0, 5.0, 5.0)):
+    for batch, seconds in enumerate((20.0, 29.0, 31.0, 31.0, 5.0, 5.0)):
         work = world.work(batch)
         work.computing = partial(clock.pass_by, seconds)
         driver.run_batch(asked(batch), work)
         took.append(work.first)
-    assert took == [[False], [False], [True], [True], [False]]
+    assert took == [[False], [False], [False, True], [True], [True], [False]]
 
 
 def test_a_batch_is_expected_to_take_as_long_as_its_rows_do(world: World, clock: Clock) -> None:
@@ -624,10 +625,50 @@ def test_a_batch_is_expected_to_take_as_long_as_its_rows_do(world: World, clock:
     assert work.first == [True]
 
 
+def test_a_transaction_that_its_server_has_ended_is_not_decided(
+    world: World, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever the clocks say: one of a machine that was suspended stood still meanwhile."""
+    world.timeouts_s["memory"] = 900.0
+    asked_for: list[int] = []
+
+    def begun_ms(_: _Committer, handles: Sequence[Handle]) -> list[int | None]:
+        asked_for.append(len(handles))
+        return [None, *(handle.opened_ms for handle in handles[1:])]
+
+    monkeypatch.setattr(_Committer, "begun_ms", begun_ms)
+    driver, work = world.start(), world.work(0)
+    work.after = lambda: clock.pass_by(449.0)
+    driver.run_batch(asked(0), work)
+    assert asked_for == [], "a batch that is done in half of the time costs no request"
+    work = world.work(1)
+    work.after = lambda: clock.pass_by(451.0)
+    with pytest.raises(errors.TransactionTooOldError, match="slot 0 of sink memory is not open any more"):
+        driver.run_batch(asked(1), work)
+    assert (world.visible(), world.unfinished()) == (numbers(0), [])
+
+
+def test_an_executor_whose_clock_is_ahead_does_not_make_its_transactions_younger(
+    world: World, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world.timeouts_s["memory"] = 900.0
+    shifted = Clock()
+    shifted.pass_by(360.0)
+    begun: list[int] = []
+    monkeypatch.setattr(_Committer, "begun_ms", lambda _, handles: [handle.opened_ms - 360_000 for handle in handles])
+    monkeypatch.setattr(executor_module, "time", shifted)
+    driver, work = world.start(), world.work(0)
+    work.after = lambda: clock.pass_by(880.0) or shifted.pass_by(880.0) or begun.append(1)
+    with pytest.raises(errors.TransactionTooOldError, match="880 s old, its timeout is 900 s, and 90 s are kept"):
+        driver.run_batch(asked(0), work)
+    assert len(begun) == 2
+    assert world.unfinished() == []
+
+
 def test_a_batch_that_is_just_in_time_is_decided(world: World, clock: Clock) -> None:
     world.timeouts_s["memory"] = 60.0
     driver, work = world.start(), world.work(0)
-    work.after = lambda: clock.pass_by(59.0)
+    work.after = lambda: clock.pass_by(29.0)
     driver.run_batch(asked(0), work)
     assert world.visible() == numbers(0)
 

@@ -9,6 +9,9 @@ from dataclasses import dataclass
 from sparkonce.protocol.handles import Handle
 from sparkonce.sinks.base import Facts, TwoPhaseCommitSink
 
+_MARGIN, _MARGIN_S = 0.1, 30.0
+"""What must be left of a transaction's life when its batch is decided: a part of it, and at least so many seconds."""
+
 
 @dataclass(frozen=True, slots=True)
 class Life:
@@ -22,36 +25,49 @@ def shortest_life(
     names: Sequence[str], sinks: Mapping[str, TwoPhaseCommitSink], facts: Callable[[str], Facts]
 ) -> Life | None:
     """Returns the shortest life among these sinks' transactions; None if none of them times out."""
+    return min(lives(names, sinks, facts), key=lambda life: life.seconds, default=None)
+
+
+def lives(names: Sequence[str], sinks: Mapping[str, TwoPhaseCommitSink], facts: Callable[[str], Facts]) -> list[Life]:
+    """Returns how long the transactions of these sinks live, of those whose transactions time out."""
     limits = {name: sinks[name].transaction_timeout_s(facts(name)) for name in names}
-    lives = [Life(name, limit_s) for name, limit_s in limits.items() if limit_s is not None]
-    return min(lives, key=lambda life: life.seconds, default=None)
+    return [Life(name, limit_s) for name, limit_s in limits.items() if limit_s is not None]
 
 
 def too_old(
     handles: Sequence[Handle],
     took_s: float,
     now_s: float,
-    sinks: Mapping[str, TwoPhaseCommitSink],
-    facts: Callable[[str], Facts],
+    life: Life,
+    begun_ms: Callable[[Sequence[Handle]], Sequence[int | None]],
 ) -> str:
-    """Says so if a transaction may be older than it may live; empty if none is.
+    """Says so if a sink's transaction is lost, or may be before it is committed; empty if none is.
+
+    Beyond half of their life the server is asked. By its clock the ages of transactions differ exactly, and none is
+    older than the write; an executor's clock and the driver's are believed where they make one older, not younger.
 
     Args:
-        handles: Of all slots.
-        took_s: How long ago the write began: no transaction is older, whatever an executor's clock says.
+        handles: Of the sink, those with a transaction.
+        took_s: How long ago the write began.
         now_s: The time, in seconds since the epoch.
-        sinks: By name.
-        facts: Of each sink.
+        life: How long its transactions live.
+        begun_ms: See `SinkCommitter.begun_ms`.
     """
-    for handle in handles:
-        limit_s = sinks[handle.sink].transaction_timeout_s(facts(handle.sink)) if handle.transaction else None
-        if limit_s is None:
-            continue
-        age_s = min(took_s, now_s - handle.opened_ms / 1000)
-        if age_s >= limit_s:
+    if not handles or took_s <= life.seconds / 2:
+        return ""
+    needed_s = min(max(_MARGIN * life.seconds, _MARGIN_S), life.seconds / 2)
+    said = begun_ms(handles)
+    first_ms = min((begun for begun in said if begun is not None), default=0)
+    for handle, begun in zip(handles, said, strict=True):
+        which = f"the transaction of slot {handle.slot} of sink {handle.sink}"
+        if begun is None:
+            return f"{which} is not open any more after {took_s:.0f} s; its timeout is {life.seconds:.0f} s"
+        at_most_s = took_s - (begun - first_ms) / 1000
+        age_s = min(at_most_s, max(now_s - begun / 1000, now_s - handle.opened_ms / 1000))
+        if life.seconds - age_s <= needed_s:
             return (
-                f"the transaction of slot {handle.slot} of sink {handle.sink} is {age_s:.0f} s old, and its "
-                f"timeout is {limit_s:.0f} s"
+                f"{which} is {age_s:.0f} s old, its timeout is {life.seconds:.0f} s, and {needed_s:.0f} s are kept for "
+                "the commit"
             )
     return ""
 

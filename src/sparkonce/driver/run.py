@@ -17,7 +17,7 @@ from functools import partial
 from typing import Protocol
 
 from sparkonce import errors
-from sparkonce.driver.ages import Life, Pace, offsets_between, shortest_life, too_old
+from sparkonce.driver.ages import Life, Pace, lives, offsets_between, shortest_life, too_old
 from sparkonce.driver.positions import PositionReporter, Positions
 from sparkonce.driver.progress import BatchProgress, Stopwatch, rows_by_sink
 from sparkonce.driver.replay import as_recorded, found_again, where_lost
@@ -403,8 +403,19 @@ class RunDriver:
             return on.PrepareFailed(reason=wrong)
         if reason := self._objection(effect.sinks) or self._positions.before_decision(handles, self._sources):
             return on.PrepareFailed(reason=reason)
-        late = too_old(handles, time.monotonic() - opened, time.time(), self._sinks, self._facts)
+        try:
+            late = self._too_old(handles, effect.sinks, time.monotonic() - opened)
+        except errors.UnknownOutcomeError as error:
+            self._cause = error
+            return on.PrepareFailed(reason=_first_line(error))
         return on.Prepared(handles=tuple(handles), too_old=late)
+
+    def _too_old(self, handles: Sequence[Handle], names: Sequence[str], took_s: float) -> str:
+        for life in lives(names, self._sinks, self._facts):
+            own = [handle for handle in handles if handle.sink == life.sink and handle.transaction]
+            if late := too_old(own, took_s, time.time(), life, self._committer(life.sink).begun_ms):
+                return late
+        return ""
 
     def _deliver(self, sinks: Sequence[str], work: BatchWork) -> on.Event:
         try:

@@ -158,6 +158,19 @@ class SinkCommitter(abc.ABC):
             UnknownOutcomeError: if the system cannot be reached now. Called again until the deadline.
         """
 
+    def begun_ms(self, handles: Sequence[Handle]) -> Sequence[int | None]:
+        """Says when each of these prepared transactions was begun, for a batch that has taken long.
+
+        Optional: by default it is what their writers said. A server knows better: executors' clocks differ.
+
+        Returns:
+            Milliseconds since the epoch by the server's clock, in the same order; None for one that is not open.
+
+        Raises:
+            UnknownOutcomeError: if the system cannot be asked now: the batch is then not decided.
+        """
+        return [handle.opened_ms for handle in handles]
+
     def before_decision(self, facts: Facts) -> str:  # noqa: ARG002 - for those that override it
         """Told once every slot of a batch is prepared, before it is decided.
 

@@ -177,6 +177,22 @@ class KafkaCommitter(SinkCommitter):
                 raise _unlisted(view, "start")
         return [handle for handle, one, view in zip(handles, transactions, views, strict=True) if is_behind(one, view)]
 
+    def begun_ms(self, handles: Sequence[Handle]) -> Sequence[int | None]:
+        """See `SinkCommitter.begun_ms`. The coordinator must say that it is open at exactly this epoch.
+
+        Raises:
+            UnknownOutcomeError: if a coordinator does not say.
+        """
+        transactions = [transaction_of(handle) for handle in handles]
+        views = self._client.describe_transactions(transactions, deadline_s=self._deadline_s())
+        begun: list[int | None] = []
+        for one, view in zip(transactions, views, strict=True):
+            if isinstance(view, Answer) and view.code != TRANSACTIONAL_ID_NOT_FOUND:
+                raise _unlisted(view, "decision")
+            is_open = isinstance(view, Description) and (view.state, view.transaction) == ("Ongoing", one)
+            begun.append(view.started_ms if isinstance(view, Description) and is_open else None)
+        return begun
+
     def before_decision(self, facts: Facts) -> str:
         """See `SinkCommitter.before_decision`. The topic has to be the one that the run has started with."""
         topic = facts.get("topic")
