@@ -8,15 +8,19 @@ A broker is a plain tuple, so that worlds can be hashed. Each operation returns 
 - Committing is EndTxn v4: the epoch stays, so it can be repeated.
 - Aborting is EndTxn v5: exact in (id, epoch), and it raises the epoch, also where nothing is open any more (KIP-890).
 - A timeout aborts and raises the epoch.
+- Retention deletes rows of an open transaction. A commit then succeeds over what is left, so whoever wants to commit
+  looks first.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 from sparkonce.protocol.outcomes import Outcome
 
 EMPTY, OPEN, COMMITTED, ABORTED = range(4)
+ENDED: Mapping[str, Any] = {"status": ABORTED, "rows": None, "damaged": False}
 
 
 class Rows(NamedTuple):
@@ -37,6 +41,7 @@ class Entry(NamedTuple):
     status: int
     rows: Rows | None
     owner: tuple[int, int]
+    damaged: bool = False
 
 
 class Broker(NamedTuple):
@@ -97,7 +102,8 @@ def commit(broker: Broker, name: str, epoch: int) -> tuple[Broker, Outcome]:
         return broker, Outcome.LOST
     if entry.status == COMMITTED or entry.rows is None:
         return broker, Outcome.COMMITTED
-    visible = tuple(sorted([*broker.visible, entry.rows]))
+    rows = entry.rows._replace(parts=entry.rows.parts - 1) if entry.damaged else entry.rows
+    visible = tuple(sorted([*broker.visible, rows]))
     return broker._with(entry._replace(status=COMMITTED))._replace(visible=visible), Outcome.COMMITTED
 
 
@@ -107,9 +113,23 @@ def abort(broker: Broker, name: str, epoch: int, bump: bool = True) -> Step:
     if entry is None or entry.epoch != epoch:
         return broker, "gone"
     if entry.status != OPEN:
-        return (broker._with(entry._replace(epoch=epoch + 1, status=ABORTED, rows=None)) if bump else broker), "gone"
+        return (broker._with(entry._replace(epoch=epoch + 1, **ENDED)) if bump else broker), "gone"
     after = broker._undoing(entry)
-    return after._with(entry._replace(epoch=epoch + 1 if bump else epoch, status=ABORTED, rows=None)), "aborted"
+    return after._with(entry._replace(epoch=epoch + 1 if bump else epoch, **ENDED)), "aborted"
+
+
+def is_damaged(broker: Broker, name: str, epoch: int) -> bool:
+    """Whether rows of this open transaction are gone."""
+    entry = broker.entry(name)
+    return entry is not None and (entry.epoch, entry.status, entry.damaged) == (epoch, OPEN, True)
+
+
+def damage(broker: Broker, name: str) -> Broker:
+    """What ``retention.ms`` does to the rows of an open transaction."""
+    entry = broker.entry(name)
+    if entry is None or entry.status != OPEN:
+        raise ValueError(f"{name} is not open")
+    return broker._with(entry._replace(damaged=True))
 
 
 def time_out(broker: Broker, name: str) -> Broker:
@@ -117,4 +137,4 @@ def time_out(broker: Broker, name: str) -> Broker:
     entry = broker.entry(name)
     if entry is None or entry.status != OPEN:
         raise ValueError(f"{name} is not open")
-    return broker._with(entry._replace(epoch=entry.epoch + 1, status=ABORTED, rows=None))
+    return broker._with(entry._replace(epoch=entry.epoch + 1, **ENDED))

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from sparkonce.log.base import DecisionLog, Landed, LogStore, Taken
 from sparkonce.protocol import codec
-from sparkonce.protocol.records import Amend, Commit, Record
+from sparkonce.protocol.records import Amend, Commit, Record, Void
 from sparkonce.protocol.view import Floor, LogView
 
 
@@ -28,7 +28,7 @@ class Keys(NamedTuple):
     Attributes:
         records: By position. The position after the last is free.
         top: The highest floor.
-        named: Every (id, epoch) in a decision that was not void when it landed.
+        named: Every (id, epoch) in a decision that was not void when it landed, but those that were made void since.
         decided: The batches that such decisions decided.
         twice: Whether a batch was decided by two commits.
     """
@@ -48,9 +48,13 @@ def put(keys: Keys, position: int, record: Record) -> tuple[Keys, Record | None]
         return keys, standing
     records = (*keys.records[:position], record, *keys.records[position + 1 :])
     keys = keys._replace(records=records)
-    if position < keys.top.position or not isinstance(record, Commit | Amend):
+    if position < keys.top.position or not isinstance(record, Commit | Amend | Void):
         return keys, None
-    named = {(str(handle["id"]), int(handle["epoch"])) for handle in record.handles if handle.transaction}
+    void = record.void if isinstance(record, Void) else ()
+    names = {handle.key: (str(handle["id"]), int(handle["epoch"])) for handle in record.handles if handle.transaction}
+    if void:
+        return keys._replace(named=keys.named - {names[key] for key in void}), None
+    named = set(names.values())
     return keys._replace(
         named=keys.named | named,
         decided=keys.decided | {record.batch},

@@ -22,7 +22,7 @@ from sparkonce.protocol import events as on
 from sparkonce.protocol.effects import StopReason
 from sparkonce.protocol.outcomes import Outcome
 from sparkonce.protocol.ownership import HELD, LanePool, Token, TransactionalId
-from sparkonce.protocol.records import Amend, Commit
+from sparkonce.protocol.records import Amend, Commit, Void
 from sparkonce.protocol.state import Phase, State
 from sparkonce.protocol.traces import Trace
 from sparkonce.protocol.view import Decision, Floor, LogView
@@ -187,6 +187,12 @@ class AbortsWithV4(Model):
     abort_bumps = False
 
 
+class CommitsDamaged(Model):
+    """Commits whatever is open."""
+
+    sees_damage = False
+
+
 # --- the log ----------------------------------------------------------------------------------------------------------
 
 
@@ -292,6 +298,22 @@ def _passes_over(outcome: Outcome, taken_for: Outcome) -> Any:
     return handler
 
 
+def _aborts_before_it_is_void(state: State, event: on.Finished) -> Any:
+    after, effect = coordinator._finished(state, event)
+    if isinstance(after.putting, Void) and isinstance(effect, do.Put):
+        decided = replace(coordinator._decision(state), void=after.putting.void)
+        return coordinator._finish(state, decided, after.pending)
+    return after, effect
+
+
+def _makes_all_void(state: State, event: on.Finished) -> Any:
+    after, effect = coordinator._finished(state, event)
+    if isinstance(after.putting, Void) and isinstance(effect, do.Put):
+        record = replace(after.putting, void=tuple(handle.key for handle in after.putting.handles))
+        return replace(after, putting=record, committed=frozenset()), replace(effect, record=record)
+    return after, effect
+
+
 def _judges_amendment_alone(state: State, event: on.PutLanded) -> Any:
     if not isinstance(state.putting, Amend) or state.healing is None:
         return coordinator._decision_landed(state, event)
@@ -316,6 +338,7 @@ def _writes_decided_again(state: State) -> Any:
 
 
 _TIMEOUTS = frozenset({Fault.TIMEOUT})
+_DAMAGE = frozenset({Fault.DAMAGE})
 
 MUTANTS = (
     Mutant(
@@ -475,6 +498,24 @@ MUTANTS = (
         config=Config(runs=2),
         wanted=frozenset({Violation.SHARED_EPOCH}),
         model=AbortsWithV4,
+    ),
+    Mutant(
+        name="rule 10: what has lost rows is committed",
+        config=Config(runs=1, faults=1, kinds=_DAMAGE),
+        wanted=frozenset({Violation.TORN}),
+        model=CommitsDamaged,
+    ),
+    Mutant(
+        name="rule 10: what has lost rows is aborted before it is void",
+        config=Config(runs=1, faults=1, kinds=_DAMAGE),
+        wanted=UNDONE,
+        table={(Phase.FINISHING, on.Finished): _aborts_before_it_is_void},
+    ),
+    Mutant(
+        name="rule 10: all of the batch is void",
+        config=Config(runs=1, slots=2, faults=1, kinds=_DAMAGE, parts=1),
+        wanted=frozenset({Violation.ILLEGAL_STOP}),
+        table={(Phase.FINISHING, on.Finished): _makes_all_void},
     ),
     Mutant(
         name="healing without comparing",

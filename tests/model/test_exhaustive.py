@@ -39,6 +39,12 @@ SMALL = {
     "2 slots, 1 batch, 1 fault, other rows each time": Config(slots=2, faults=1, parts=1, deterministic=False),
     "1 slot, 2 batches, 3 runs, clean-up at every claim": Config(runs=3, batches=2, parts=1, cleans_up=True),
     "1 slot, 2 batches, 3 runs, clean-up": Config(runs=3, batches=2, parts=1, cleans_up=True),
+    "2 slots, 1 batch, 2 faults, rows are deleted and replies of commits and aborts lost": Config(
+        slots=2, faults=2, parts=1, kinds=frozenset({Fault.DAMAGE, Fault.COMMIT, Fault.ABORT, Fault.TIMEOUT})
+    ),
+    "2 slots, 1 batch, 2 faults, rows are deleted and puts lost or refused": Config(
+        slots=2, faults=2, parts=1, kinds=frozenset({Fault.DAMAGE, Fault.PUT, Fault.REFUSED})
+    ),
     "1 slot, 2 batches, 1 fault, answers nobody can read": Config(
         batches=2, faults=1, kinds=frozenset({Fault.COMMIT, Fault.TIMEOUT})
     ),

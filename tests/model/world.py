@@ -17,6 +17,7 @@ What is left out:
 - Reading the log is one move. That a reader may be overtaken by clean-up is `DecisionLog.read`'s own business.
 - A copy writes to a sink in two parts at most, and prepares with its last one. The first initialisation of an id that
   nobody has heard of belongs to the first write, since nobody can tell them apart.
+- A commit that is under way for longer than a broker keeps rows.
 - Slots without rows, sinks without transactions, and brokers that forget ids. The coordinator's unit tests have them.
 - Refusals for offsets and query ids: all runs have one checkpoint, whose offset log is sound.
 
@@ -69,6 +70,7 @@ class Fault(str, Enum):
     INIT = "an initialisation's reply is lost; it lands later, or never"
     COPY = "Spark starts a second copy of a slot"
     TIMEOUT = "the broker aborts an open transaction"
+    DAMAGE = "the broker deletes rows of an open transaction"
 
 
 class Violation(str, Enum):
@@ -258,6 +260,7 @@ class Model:
         return mine._replace(pool=mine.pool.give_back(held[0], batch))
 
     abort_bumps = True
+    sees_damage = True
     floor_lowers = False
 
     @staticmethod
@@ -281,6 +284,8 @@ class Model:
         found.extend(self._land(world))
         if world[FAULTS] and Fault.TIMEOUT in self.config.kinds:
             found.extend(self._time_out(world))
+        if world[FAULTS] and Fault.DAMAGE in self.config.kinds:
+            found.extend(self._damage(world))
         return found
 
     def _with(self, world: World, **parts: int) -> World:
@@ -535,13 +540,20 @@ class Model:
         for index in open_ones:
             handle = effect.handles[index]
             name, epoch = str(handle["id"]), int(handle["epoch"])
-            label = (f"run {run}", "commits", name, epoch)
-            broker, outcome, wrong = self._commit(world, name, epoch)
+            void = handle.key in effect.void
+            label = (f"run {run}", "aborts what is void" if void else "commits", name, epoch)
+            if void:
+                broker, outcome, wrong = self._abort_void(world, name, epoch)
+            elif self.sees_damage and brokers.is_damaged(self.brokers.values[world[BROKER]], name, epoch):
+                broker, outcome, wrong = world[BROKER], Outcome.DAMAGED, None
+            else:
+                broker, outcome, wrong = self._commit(world, name, epoch)
             yield from self._answered(
                 world, run, driver, _put(known, index, outcome), (*label, outcome.name), wrong, broker=broker
             )
-            if self._faulty(world, run, Fault.COMMIT):
-                flights = self._fly(world, ("commit", name, epoch))
+            kind = Fault.ABORT if void else Fault.COMMIT
+            if outcome is not Outcome.DAMAGED and self._faulty(world, run, kind):
+                flights = self._fly(world, ("abort" if void else "commit", name, epoch))
                 yield from self._answered(
                     world,
                     run,
@@ -552,6 +564,13 @@ class Model:
                     flights=flights,
                     faults=world[FAULTS] - 1,
                 )
+
+    def _abort_void(self, world: World, name: str, epoch: int) -> tuple[int, Outcome, Violation | None]:
+        entry = self.brokers.values[world[BROKER]].entry(name)
+        if entry is not None and (entry.epoch, entry.status) == (epoch, brokers.COMMITTED):
+            return world[BROKER], Outcome.ALREADY_COMMITTED, None
+        broker, wrong = self._abort(world, name, epoch)
+        return broker, Outcome.ABORTED, wrong
 
     def _answered(
         self,
@@ -896,6 +915,17 @@ class Model:
                 ("timeout", world[BROKER], name), lambda name=name: self.brokers.number(brokers.time_out(broker, name))
             )
             yield Move(("timeout", name, epoch), self._with(world, broker=after, faults=world[FAULTS] - 1))
+
+    def _damage(self, world: World) -> Iterator[Move]:
+        broker: Broker = self.brokers.values[world[BROKER]]
+        under_way = {tuple(what) for kind, *what in self.flights.values[world[FLIGHTS]] if kind == "commit"}
+        for name, epoch in broker.lingering():
+            if brokers.is_damaged(broker, name, epoch) or (name, epoch) in under_way:
+                continue
+            after = self._once(
+                ("damage", world[BROKER], name), lambda name=name: self.brokers.number(brokers.damage(broker, name))
+            )
+            yield Move(("rows are deleted of", name, epoch), self._with(world, broker=after, faults=world[FAULTS] - 1))
 
     # --- a crash of everybody -----------------------------------------------------------------------------------------
 

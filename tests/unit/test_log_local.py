@@ -487,8 +487,8 @@ def test_a_damaged_floor_is_refused(store: LocalLogStore, how: str) -> None:
 def test_a_newer_record_is_refused(store: LocalLogStore, tmp_path: Path) -> None:
     log = filled(store, 1)
     path = record_file(tmp_path, 1)
-    path.write_bytes(path.read_bytes().replace(b"record 1 ", b"record 2 ", 1))
-    with pytest.raises(NewerFormatError, match=r"record 1 of the decision log .* format 2") as caught:
+    path.write_bytes(path.read_bytes().replace(b"record 1 ", b"record 3 ", 1))
+    with pytest.raises(NewerFormatError, match=r"record 1 of the decision log .* format 3") as caught:
         log.read(LogView())
     assert "upgrade" in caught.value.next_step
 

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from sparkonce.protocol import codec
 from sparkonce.protocol.handles import Handle, transaction_fields
 from sparkonce.protocol.ownership import Token
-from sparkonce.protocol.records import Amend, Claim, Commit
-from sparkonce.protocol.view import Floor, Run
+from sparkonce.protocol.records import Amend, Claim, Commit, Record, Void
+from sparkonce.protocol.view import Floor, LogView, Run
 
 names = st.text(min_size=1, max_size=12)
 hexadecimal = st.text("0123456789abcdef", min_size=8, max_size=8)
@@ -57,7 +57,17 @@ def decisions(kind: type) -> st.SearchStrategy:
     )
 
 
-records = claims | decisions(Commit) | decisions(Amend)
+voids = st.tuples(decisions(Commit), st.lists(st.tuples(names, st.integers(0, 2**31)), min_size=1, max_size=3)).map(
+    lambda drawn: Void(
+        token=drawn[0].token,
+        query=drawn[0].query,
+        batch=drawn[0].batch,
+        offsets=drawn[0].offsets,
+        handles=drawn[0].handles,
+        void=tuple(drawn[1]),
+    )
+)
+records = claims | decisions(Commit) | decisions(Amend) | voids
 floors = st.builds(
     Floor,
     st.integers(0, 2**63 - 1),
@@ -76,10 +86,21 @@ FLOOR = codec.encode_floor(Floor(4, (Run(token=Token(3, "0a1b2c3d"), query="q", 
 
 
 @given(records, st.integers(0, 2**53))
-def test_a_record_is_read_as_it_was_written(record: Claim | Commit | Amend, at_ms: int) -> None:
+def test_a_record_is_read_as_it_was_written(record: Record, at_ms: int) -> None:
     data = codec.encode_record(record, at_ms=at_ms)
     assert codec.decode_record(data) == record
     assert codec.decided_at_ms(data) == at_ms
+
+
+@given(voids, st.integers(0, 2**53))
+def test_only_what_older_libraries_do_not_know_is_in_a_newer_format(void: Void, at_ms: int) -> None:
+    assert codec.encode_record(void, at_ms=at_ms).startswith(b"sparkonce record 2 ")
+    assert WRITTEN.startswith(b"sparkonce record 1 ")
+    decision = LogView(runs=(Run(token=void.token, query=void.query),)).apply(0, void).newest_decision
+    assert decision is not None
+    assert decision.void == void.void
+    floor = Floor(position=5, newest=decision)
+    assert codec.decode_floor(codec.encode_floor(floor)) == floor
 
 
 @given(floors)

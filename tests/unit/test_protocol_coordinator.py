@@ -13,7 +13,7 @@ from sparkonce.protocol.effects import Effect, StopReason
 from sparkonce.protocol.handles import Handle
 from sparkonce.protocol.outcomes import Outcome
 from sparkonce.protocol.ownership import Token
-from sparkonce.protocol.records import Claim, Commit
+from sparkonce.protocol.records import Claim, Commit, Void
 from sparkonce.protocol.state import BadTransition, Phase, State
 from sparkonce.protocol.view import Floor, LogView
 
@@ -372,6 +372,82 @@ def test_if_all_is_lost_any_rows_will_do() -> None:
     _, effect = step(state, on.Prepared(handles=again))
     assert isinstance(effect, do.Put)
     assert effect.record.handles == again  # type: ignore[union-attr]
+
+
+# --- rows that are gone from what is open -----------------------------------------------------------------------------
+
+
+def damaged_once(*others: Outcome) -> tuple[State, Effect]:
+    """Slot 1's rows are gone."""
+    state = finishing(handle(0), handle(1))
+    return step(state, on.Finished(outcomes=(*others, Outcome.DAMAGED)))
+
+
+def test_what_has_lost_rows_is_made_void_before_it_is_aborted_and_healed() -> None:
+    state, effect = damaged_once(Outcome.COMMITTED)
+    assert isinstance(effect, do.Put)
+    assert effect.record == Void(
+        token=state.token,  # type: ignore[arg-type]
+        query=QUERY,
+        batch=0,
+        offsets=("end 0",),
+        handles=(handle(0), handle(1)),
+        void=(("out", 1),),
+    )
+    state, effect = step(state, on.PutLanded(position=effect.position, floor=NONE))
+    assert effect == do.Finish(batch=0, handles=(handle(1),), attempt=0, void=(("out", 1),))
+    state, effect = step(state, on.Finished(outcomes=(Outcome.RETRY,)))
+    assert effect == do.Finish(batch=0, handles=(handle(1),), attempt=1, void=(("out", 1),))
+    state, effect = step(state, on.Finished(outcomes=(Outcome.ABORTED,), attempt=1))
+    assert isinstance(effect, do.ReadLog)
+    state, effect = step(state, on.LogRead(view=state.view))
+    assert effect == do.Write(batch=0, sinks=("out",), only=frozenset({("out", 1)}))
+    counted = Handle(sink="out", slot=0, rows=3, fingerprint=11)
+    state, effect = step(state, on.Prepared(handles=(counted, handle(1, epoch=5))))
+    assert isinstance(effect, do.Put)
+    _, effect = step(state, on.PutLanded(position=effect.position, floor=NONE))
+    assert effect == do.Finish(batch=0, handles=(handle(1, epoch=5),), attempt=0)
+
+
+def test_others_are_waited_for_before_anything_is_void() -> None:
+    state, effect = damaged_once(Outcome.RETRY)
+    assert effect == do.Finish(batch=0, handles=(handle(0), handle(1)), attempt=1)
+    _, effect = step(state, on.Finished(outcomes=(Outcome.UNKNOWN, Outcome.DAMAGED), deadline_passed="after 300 s"))
+    assert isinstance(effect, do.Stop)
+    assert (effect.reason, dict(effect.details)) == (StopReason.UNKNOWN, {"handles": (("out", 0),)})
+
+
+def test_the_next_run_aborts_what_is_void_and_commits_the_rest() -> None:
+    state, effect = damaged_once(Outcome.COMMITTED)
+    view = state.view.apply(state.view.end, effect.record)  # type: ignore[union-attr]
+    state, _ = begun(asks(0), view)
+    _, effect = step(state, on.PutLanded(position=view.end, floor=NONE))
+    assert effect == do.Finish(batch=0, handles=(handle(0), handle(1)), attempt=0, void=(("out", 1),))
+
+
+def test_a_void_record_in_doubt_aborts_nothing() -> None:
+    state, put = damaged_once(Outcome.COMMITTED)
+    _, effect = step(state, on.PutRefused(position=put.position, reason="full"))  # type: ignore[union-attr]
+    assert isinstance(effect, do.Stop)
+    assert effect.reason is StopReason.UNWRITABLE
+    state, effect = step(state, on.PutUnknown(position=put.position))  # type: ignore[union-attr]
+    assert isinstance(effect, do.Put)
+    assert isinstance(effect.record, Claim)
+    _, effect = step(state, on.PutTaken(position=effect.position, standing=put.record, floor=NONE))  # type: ignore[union-attr]
+    assert effect == do.Finish(batch=0, handles=(handle(1),), attempt=0, void=(("out", 1),))
+    newer = Claim(nonce="cccccccc", run="run-c", query=QUERY)
+    _, effect = step(state, on.PutTaken(position=put.position, standing=newer, floor=NONE))  # type: ignore[union-attr]
+    assert isinstance(effect, do.Stop)
+    assert effect.reason is StopReason.SUPERSEDED
+
+
+def test_a_commit_that_comes_before_the_abort_stops_the_run() -> None:
+    state, put = damaged_once(Outcome.COMMITTED)
+    state, _ = step(state, on.PutLanded(position=put.position, floor=NONE))  # type: ignore[union-attr]
+    _, effect = step(state, on.Finished(outcomes=(Outcome.ALREADY_COMMITTED,)))
+    assert isinstance(effect, do.Stop)
+    assert effect.reason is StopReason.LOST
+    assert dict(effect.details)["lost"] == (("out", 1, 3),)
 
 
 # --- sinks without transactions ---------------------------------------------------------------------------------------

@@ -6,7 +6,7 @@ import pytest
 
 from sparkonce.protocol.handles import Handle
 from sparkonce.protocol.ownership import Token
-from sparkonce.protocol.records import Amend, Claim, Commit, Record
+from sparkonce.protocol.records import Amend, Claim, Commit, Record, Void
 from sparkonce.protocol.view import KEPT_RUNS, Floor, LogView, LogViolation
 
 QUERY = "5f6a2c1e-0000-4000-8000-000000000000"
@@ -135,3 +135,32 @@ def test_the_view_of_a_reader_that_starts_at_a_floor() -> None:
     runs = fold(claim(A)).runs
     view = LogView.at(Floor(7, runs))
     assert (view.end, view.runs, view.decisions) == (7, runs, ())
+
+
+def void(batch: int, token: Token = A) -> Void:
+    handles = (Handle(sink="out", slot=0, rows=1),)
+    return Void(token=token, query=QUERY, batch=batch, offsets=(str(batch),), handles=handles, void=(("out", 0),))
+
+
+def test_what_is_void_is_so_until_it_is_amended() -> None:
+    view = fold(claim(A), commit(0), void(0))
+    assert view.newest_decision is not None
+    assert (view.newest_decision.void, view.newest_decision.handles) == ((("out", 0),), commit(0).handles)
+    assert len(view.decisions) == 1
+    amended = fold(amend(0), view=view).newest_decision
+    assert amended is not None
+    assert (amended.void, amended.handles) == ((), amend(0).handles)
+
+
+def test_only_the_last_decided_batch_can_be_made_void() -> None:
+    with pytest.raises(LogViolation, match="amends batch 0, which is not the last"):
+        fold(claim(A), commit(0), commit(1), void(0))
+    with pytest.raises(LogViolation, match="superseded"):
+        fold(claim(A), commit(0), claim(B), void(0))
+
+
+def test_a_floor_at_a_void_record_keeps_what_it_says() -> None:
+    view = fold(claim(A), commit(0), void(0))
+    floor = view.raised(keep_batches=1)
+    again = LogView.at(floor).apply(floor.position, void(0))
+    assert again.newest_decision == view.newest_decision

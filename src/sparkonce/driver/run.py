@@ -471,10 +471,11 @@ class RunDriver:
         else:
             wait_s = _doubled(_FIRST_RETRY_S, effect.attempt - 1, _LONGEST_RETRY_S)
             time.sleep(max(0.0, min(wait_s, self._finish_until - time.monotonic())))
-        answers = self._by_sink(effect.handles, lambda committer, handles: committer.commit(handles))
+        void = frozenset(effect.void)
+        answers = self._by_sink(effect.handles, lambda committer, handles: _commit_or_abort(committer, handles, void))
         for handle, answer in answers:
             self._report(effect.batch, handle, answer)
-            if answer.outcome is Outcome.LOST:
+            if answer.outcome in (Outcome.LOST, Outcome.DAMAGED):
                 self._check_can_heal(effect.batch, handle)
         late = time.monotonic() >= self._finish_until
         reasons = sorted({answer.reason for _, answer in answers if answer.outcome in _NOT_FINAL})
@@ -498,7 +499,7 @@ class RunDriver:
     def _report(self, batch: int, handle: Handle, answer: Finished) -> None:
         fields = " ".join(f"{name}={value}" for name, value in handle.transaction)
         level = logging.DEBUG if answer.outcome in _NOT_FINAL else logging.INFO
-        level = logging.WARNING if answer.outcome is Outcome.LOST else level
+        level = logging.WARNING if answer.outcome in (Outcome.LOST, Outcome.DAMAGED) else level
         logger.log(
             level,
             "batch=%d sink=%s slot=%d %s rows=%d %s: %s",
@@ -630,6 +631,19 @@ def _close(name: str, committer: SinkCommitter) -> None:
         committer.close()
     except Exception as error:  # the others have connections too, and the run has an end of its own
         logger.warning("sink=%s: its connections could not be closed: %s", name, error, exc_info=True)
+
+
+def _commit_or_abort(
+    committer: SinkCommitter, handles: Sequence[Handle], void: frozenset[tuple[str, int]]
+) -> Sequence[Finished]:
+    """Commits the handles, but aborts those that a record of the log has made void."""
+    aborted = [handle for handle in handles if handle.key in void]
+    committed = [handle for handle in handles if handle.key not in void]
+    answers: dict[Handle, Finished] = {}
+    for some, end in ((aborted, committer.abort), (committed, committer.commit)):
+        if some:
+            answers.update(zip(some, end(some), strict=True))
+    return [answers[handle] for handle in handles]
 
 
 def _reason(error: BaseException) -> str:

@@ -15,11 +15,12 @@ from typing import Any
 from sparkonce.protocol.handles import Handle, Scalar
 from sparkonce.protocol.ownership import Token
 from sparkonce.protocol.plain import number, read_json, text
-from sparkonce.protocol.records import Amend, Claim, Commit, Record, SinkFacts, TopicIds
+from sparkonce.protocol.records import Amend, Claim, Commit, Record, SinkFacts, TopicIds, Void
 from sparkonce.protocol.view import Decision, Floor, Run
 
-FORMATS = {"record": 1, "floor": 2}
-"""The newest format of each kind. A floor without a decision is written in format 1, which older libraries read."""
+FORMATS = {"record": 2, "floor": 2}
+"""The newest format of each kind. Written is the oldest that holds it, which older libraries read: only a `Void` record
+and a floor with a decision need format 2."""
 _MAGIC = "sparkonce"
 _VERSION = re.compile(r"[0-9]{1,9}")
 
@@ -34,7 +35,8 @@ class TooNew(ValueError):  # noqa: N818 - it is what it says
 
 def encode_record(record: Record, *, at_ms: int) -> bytes:
     """A record as bytes. ``at_ms``, milliseconds since the epoch, is for people: the protocol never reads it."""
-    return _seal("record", {"at_ms": at_ms, "kind": _KINDS[type(record)], **_ENCODERS[type(record)](record)})
+    body = {"at_ms": at_ms, "kind": _KINDS[type(record)], **_ENCODERS[type(record)](record)}
+    return _seal("record", body, version=2 if isinstance(record, Void) else 1)
 
 
 def decode_record(data: bytes) -> Record:
@@ -230,13 +232,15 @@ def _to_claim(body: dict[str, Any]) -> Claim:
     )
 
 
-def _decision(record: Commit | Amend | Decision) -> dict[str, Any]:
+def _decision(record: Commit | Amend | Void | Decision) -> dict[str, Any]:
+    void = () if isinstance(record, Commit | Amend) else record.void
     return {
         "token": _token(record.token),
         "query": record.query,
         "batch": record.batch,
         "offsets": list(record.offsets),
         "handles": [_handle(handle) for handle in record.handles],
+        **({"void": [list(key) for key in void]} if void else {}),
     }
 
 
@@ -253,6 +257,22 @@ def _to_decision(kind: type[Commit] | type[Amend]) -> Callable[[dict[str, Any]],
     return decode
 
 
+def _to_void(body: dict[str, Any]) -> Void:
+    said = _to_decision(Commit)(body)
+    return Void(
+        token=said.token,
+        query=said.query,
+        batch=said.batch,
+        offsets=said.offsets,
+        handles=said.handles,
+        void=_to_keys(body["void"]),
+    )
+
+
+def _to_keys(value: Any) -> tuple[tuple[str, int], ...]:
+    return tuple((text(sink), number(slot)) for sink, slot in value)
+
+
 def _to_newest(body: dict[str, Any]) -> Decision:
     said = _to_decision(Commit)(body)
     return Decision(
@@ -262,13 +282,20 @@ def _to_newest(body: dict[str, Any]) -> Decision:
         batch=said.batch,
         offsets=said.offsets,
         handles=said.handles,
+        void=_to_keys(body.get("void", ())),
     )
 
 
-_KINDS: dict[type, str] = {Claim: "claim", Commit: "commit", Amend: "amend"}
-_ENCODERS: dict[type, Callable[[Any], dict[str, Any]]] = {Claim: _claim, Commit: _decision, Amend: _decision}
+_KINDS: dict[type, str] = {Claim: "claim", Commit: "commit", Amend: "amend", Void: "void"}
+_ENCODERS: dict[type, Callable[[Any], dict[str, Any]]] = {
+    Claim: _claim,
+    Commit: _decision,
+    Amend: _decision,
+    Void: _decision,
+}
 _DECODERS: dict[str, Callable[[dict[str, Any]], Record]] = {
     "claim": _to_claim,
     "commit": _to_decision(Commit),
     "amend": _to_decision(Amend),
+    "void": _to_void,
 }

@@ -11,6 +11,8 @@ Every step asks for exactly one thing to be done and waits for exactly one event
                                               └──────────────┬─────────┘                          │
                                                              ▼  the commit point                  │
                           WRITING again (heal) ◄─ JUDGING ◄─ FINISHING ─► DELIVERING ─► TIDYING ◄─┘─► IDLE
+                                                               │  ▲
+                                                       damaged └──┴ DECIDING, that it is void
 
 `step` is the only entrance. It is deterministic and total: an event that no entry expects raises `BadTransition`.
 The numbers in comments are the rules of the protocol, see docs/protocol.md.
@@ -20,6 +22,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any, TypeAlias
 
 from sparkonce.protocol import effects as do
@@ -29,7 +32,7 @@ from sparkonce.protocol.events import Event
 from sparkonce.protocol.handles import FINGERPRINT_MODULUS, Handle, lost_whole
 from sparkonce.protocol.outcomes import COMMITTED, FINAL, Outcome
 from sparkonce.protocol.ownership import Token
-from sparkonce.protocol.records import Amend, Claim, Commit, Record
+from sparkonce.protocol.records import Amend, Claim, Commit, Record, Void
 from sparkonce.protocol.state import BadTransition, Batch, Phase, State
 from sparkonce.protocol.view import Decision, LogView, LogViolation
 
@@ -205,7 +208,7 @@ def _prepared(state: State, event: on.Prepared) -> Step:
     return _decide(state, Amend, _effective(state, state.decided, handles))
 
 
-def _decide(state: State, kind: type[Commit] | type[Amend], handles: tuple[Handle, ...]) -> Step:
+def _decide(state: State, kind: type[Commit] | type[Amend] | partial[Void], handles: tuple[Handle, ...]) -> Step:
     batch = _batch(state)
     record = kind(
         token=_token(state), query=state.claim.query, batch=batch.number, offsets=batch.offsets, handles=handles
@@ -304,28 +307,36 @@ def _finish(state: State, decision: Decision, handles: tuple[Handle, ...]) -> St
     state = replace(state, decided=decision, pending=pending, lost=frozenset(), healing=None)
     if not pending:
         return _all_finished(state)
-    return replace(state, phase=Phase.FINISHING), do.Finish(batch=decision.batch, handles=pending, attempt=0)
+    effect = do.Finish(batch=decision.batch, handles=pending, attempt=0, void=decision.void)
+    return replace(state, phase=Phase.FINISHING), effect
 
 
 def _finished(state: State, event: on.Finished) -> Step:
+    void = _decision(state).void
     by_outcome = {handle.key: outcome for handle, outcome in zip(state.pending, event.outcomes, strict=True)}
-    committed = state.committed | {key for key, outcome in by_outcome.items() if outcome in COMMITTED}
-    lost = state.lost | {key for key, outcome in by_outcome.items() if outcome is Outcome.LOST}
+    committed = {key for key, outcome in by_outcome.items() if outcome in COMMITTED}
+    lost = {key for key, outcome in by_outcome.items() if outcome in (Outcome.LOST, Outcome.ABORTED)}
     pending = tuple(handle for handle in state.pending if by_outcome[handle.key] not in FINAL)
-    state = replace(state, committed=committed, lost=lost, pending=pending)
-    if pending and event.deadline_passed:
-        keys = tuple(handle.key for handle in pending)
+    state = replace(state, committed=state.committed | committed, lost=state.lost | lost, pending=pending)
+    if too_late := tuple(handle for handle in _decision(state).handles if handle.key in committed.intersection(void)):
+        return _committed_in_part(state, too_late)
+    waiting = tuple(handle.key for handle in pending if by_outcome[handle.key] is not Outcome.DAMAGED)
+    if waiting and event.deadline_passed:
         return _stop(
             state,
             StopReason.UNKNOWN,
-            f"batch {_batch(state).number} is decided, but the outcome of {len(keys)} of its transactions could not be "
-            f"learned in time: {event.deadline_passed}",
-            (("handles", keys),),
+            f"batch {_batch(state).number} is decided, but the outcome of {len(waiting)} of its transactions could not "
+            f"be learned in time: {event.deadline_passed}",
+            (("handles", waiting),),
         )
+    if waiting:
+        batch, attempt = _batch(state).number, event.attempt + 1
+        return state, do.Finish(batch=batch, handles=pending, attempt=attempt, void=void)
     if pending:
-        batch = _batch(state).number
-        return state, do.Finish(batch=batch, handles=pending, attempt=event.attempt + 1)
-    if lost:
+        # Rule 10: nobody may be able to commit them any more before they are aborted.
+        keys = tuple(sorted({*void, *(handle.key for handle in pending)}))
+        return _decide(state, partial(Void, void=keys), _decision(state).handles)
+    if state.lost:
         # Rule 5: first see whether this run may judge at all.
         return replace(state, phase=Phase.JUDGING), do.ReadLog(view=state.view)
     return _all_finished(state)
@@ -447,6 +458,18 @@ def _stopped(state: State, _event: on.BatchAsked) -> Step:
     return _stop(state, StopReason.STOPPED, "this run has stopped; only a new run can go on")
 
 
+def _committed_in_part(state: State, handles: tuple[Handle, ...]) -> Step:
+    """A commit that was under way came before the abort, and made visible what is left of the rows."""
+    lost = tuple((handle.sink, handle.slot, handle.rows) for handle in handles)
+    return _stop(
+        state,
+        StopReason.LOST,
+        f"rows of {len(lost)} decided transactions of batch {_batch(state).number} were deleted by their server before "
+        "they were committed, and an earlier request has committed what was left of them",
+        (("lost", lost), ("differing", ()), ("same_rows", False), ("offsets", _decision(state).offsets)),
+    )
+
+
 def _lost_for_good(
     state: State, decision: Decision, replayed: tuple[Handle, ...], differing: frozenset[tuple[str, int]]
 ) -> do.Stop:
@@ -484,7 +507,7 @@ def _token(state: State) -> Token:
     return state.token
 
 
-def _putting(state: State) -> Commit | Amend:
+def _putting(state: State) -> Commit | Amend | Void:
     if state.putting is None or isinstance(state.putting, Claim):
         raise BadTransition("no decision is being put")
     return state.putting

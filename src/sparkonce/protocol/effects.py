@@ -73,11 +73,19 @@ class Deliver:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finish:
-    """Commit the handles, in parallel. ``attempt`` counts from 0, for the back-off."""
+    """Commit the handles, in parallel, and abort those that are void.
+
+    Attributes:
+        batch: Spark's batch id.
+        handles: Which. All are named by the decision.
+        attempt: Counts from 0, for the back-off.
+        void: The (sink, slot) keys of those to abort.
+    """
 
     batch: int
     handles: tuple[Handle, ...]
     attempt: int
+    void: tuple[tuple[str, int], ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

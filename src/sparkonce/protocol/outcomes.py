@@ -19,6 +19,8 @@ class Outcome(str, Enum):
     """Not now: the server asks for patience, or could not be reached. Ask again."""
     LOST = "lost"
     """Surely not applied and never will be: the server aborted it or fenced its producer."""
+    DAMAGED = "damaged"
+    """Still open, and rows of it are gone from the server: a commit would succeed over what is left."""
     UNKNOWN = "unknown"
     """Nobody can say. Destroys nothing: no abort, no delete, no healing."""
 

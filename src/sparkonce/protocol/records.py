@@ -1,4 +1,4 @@
-"""What the log says: a run begins, a batch is decided, a decided batch's lost handles have been replaced."""
+"""What the log says: a run begins, a batch is decided, some of its handles are void, lost ones have been replaced."""
 
 from __future__ import annotations
 
@@ -74,4 +74,23 @@ class Amend:
     handles: tuple[Handle, ...]
 
 
-Record: TypeAlias = Claim | Commit | Amend
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Void:
+    """Some of batch ``batch``'s handles are not to be committed any more: rows of them are gone from their server.
+
+    From here on nobody commits them. They are aborted, and count as lost.
+
+    Attributes:
+        handles: The whole effective set, these included.
+        void: The (sink, slot) keys of these, sorted.
+    """
+
+    token: Token
+    query: str
+    batch: int
+    offsets: tuple[str, ...]
+    handles: tuple[Handle, ...]
+    void: tuple[tuple[str, int], ...]
+
+
+Record: TypeAlias = Claim | Commit | Amend | Void

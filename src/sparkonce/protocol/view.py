@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from sparkonce.protocol.handles import Handle
 from sparkonce.protocol.ownership import Token
-from sparkonce.protocol.records import Amend, Claim, Commit, Record, SinkFacts, TopicIds
+from sparkonce.protocol.records import Amend, Claim, Commit, Record, SinkFacts, TopicIds, Void
 
 KEPT_RUNS = 100
 
@@ -28,7 +28,11 @@ class Run:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decision:
-    """A decided batch with its effective handles, amendments applied."""
+    """A decided batch with its effective handles, amendments applied.
+
+    Attributes:
+        void: The (sink, slot) keys of handles that are to be aborted, and not committed.
+    """
 
     position: int
     token: Token
@@ -36,6 +40,7 @@ class Decision:
     batch: int
     offsets: tuple[str, ...]
     handles: tuple[Handle, ...]
+    void: tuple[tuple[str, int], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,11 +122,11 @@ class LogView:
             raise LogViolation(f"record {position} renews the claim of a run that was superseded")
         return replace(self, end=position + 1)
 
-    def _decided(self, position: int, record: Commit | Amend) -> LogView:
+    def _decided(self, position: int, record: Commit | Amend | Void) -> LogView:
         if self.newest_run is None or record.token != self.newest_run.token:
             raise LogViolation(f"record {position} decides batch {record.batch} for a run that was superseded")
         newest = self.newest_decision
-        if isinstance(record, Amend):
+        if isinstance(record, Amend | Void):
             opens_the_log = newest is None and position == self.floor.position
             if not opens_the_log and (newest is None or newest.batch != record.batch):
                 raise LogViolation(f"record {position} amends batch {record.batch}, which is not the last decided one")
@@ -137,6 +142,7 @@ class LogView:
             batch=record.batch,
             offsets=record.offsets,
             handles=record.handles,
+            void=record.void if isinstance(record, Void) else (),
         )
         return replace(self, end=position + 1, decisions=(*kept, decision), claims_in_a_row=0)
 
