@@ -24,7 +24,7 @@ from redis_servers import needs_redis
 from s3_bucket import Bucket
 from small_job import SmallJob
 from sparkonce.errors import ConfigurationError, SparkonceError
-from sparkonce.protocol.records import Amend, Claim, Commit
+from sparkonce.protocol.records import Amend, Claim, Commit, Void
 from sparkonce.sinks.files.sink import FilesSink
 from sparkonce.sinks.mysql.sink import MySQLSink
 from sparkonce.sinks.postgres.sink import PostgresSink
@@ -167,7 +167,7 @@ def test_write_ahead(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
 
 def test_records_have_no_field_for_settings() -> None:
     """What a record holds is what these classes name, so a setting cannot get into one by the way."""
-    named = {kind.__name__: sorted(kind.__slots__) for kind in (Claim, Commit, Amend)}
+    named = {kind.__name__: sorted(kind.__slots__) for kind in (Claim, Commit, Amend, Void)}
     decision = ["batch", "handles", "offsets", "query", "token"]
     claim = ["host", "library", "location", "nonce", "process", "query", "renews", "run", "sinks", "sources"]
-    assert named == {"Claim": claim, "Commit": decision, "Amend": decision}
+    assert named == {"Claim": claim, "Commit": decision, "Amend": decision, "Void": [*decision, "void"]}

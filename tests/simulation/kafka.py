@@ -7,28 +7,32 @@
 - Version 1 has no v5: the product aborts by initialising the id anew, which compares the producer id alone while a
   transaction is open. Version 2 must not be asked to do so by a driver: EndTxn v5 is exact in its epoch.
 - A timeout aborts and raises the epoch.
+- Retention deletes rows of what is open, but not as long as a commit of it is under way, or between the look and the
+  commit: brokers look for what they may delete every few minutes. A commit succeeds over what is left.
 - The markers that let readers go on are written a little later; until then the coordinator asks for patience.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any
 
 from simulation import wire
+from simulation.engine import NoAnswerError, RefusedError
 from simulation.oracle import Violation
 from simulation.producers import ModelWorker, PoolWriter
 from simulation.spark import BATCHES_APART_MS
 from simulation.systems import System, Writer
 from sparkonce.sinks.kafka.client import TransactionClient
 from sparkonce.sinks.kafka.committer import KafkaCommitter
-from sparkonce.sinks.kafka.outcomes import TRANSACTIONAL_ID_NOT_FOUND, Answer, Transaction
+from sparkonce.sinks.kafka.outcomes import TRANSACTIONAL_ID_NOT_FOUND, Answer, Description, Transaction
 
 if TYPE_CHECKING:
-    from simulation.engine import Simulation
+    from simulation.engine import Party, Simulation
     from simulation.oracle import Key
     from simulation.spark import Process
     from sparkonce.protocol.handles import Handle
+    from sparkonce.protocol.outcomes import Finished
     from sparkonce.sinks.base import Owner
 
 BROKERS = (1, 2)
@@ -41,12 +45,14 @@ INVALID_TXN_STATE = 48
 INVALID_PRODUCER_ID_MAPPING = 49
 CONCURRENT_TRANSACTIONS = 51
 _NONE = Answer(0)
+_TOPIC = wire.Reply(topic="t", partitions=[0])
+"""All write to one partition, of which nothing but whose rows are gone is modelled."""
 
 
 class Id:
     """A transactional id, as its coordinator knows it."""
 
-    __slots__ = ("batch", "epoch", "name", "parts", "slot", "state", "writer")
+    __slots__ = ("batch", "damaged", "epoch", "name", "parts", "slot", "state", "writer")
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -54,6 +60,7 @@ class Id:
         self.state = "Empty"
         self.batch, self.slot, self.parts = -1, -1, 0
         self.writer: Writer | None = None
+        self.damaged = False
 
 
 class Kafka(System):
@@ -92,13 +99,75 @@ class Kafka(System):
             simulation.events.append(self.keep_a_task_waiting)
         if simulation.config.keep_ready:
             simulation.events.append(self.grow_old)
+        self.at_commit: list[tuple[Party | None, Sequence[Handle]]] = []
+        self.deletes_rows = "rows deleted" in simulation.config.faults
+        if self.deletes_rows:
+            simulation.events.append(self.delete_rows)
 
     def committer(self) -> KafkaCommitter:
         made = KafkaCommitter.__new__(KafkaCommitter)
         made._client = TransactionClient(self, lanes=1)  # type: ignore[arg-type]
         made._name = self.name
         made._attempt_timeout_s = 10.0
+        made._has_looked, made._damaged = False, set()
+        made._retention = self  # type: ignore[assignment]
+        if self.deletes_rows:
+            made.commit = self.watched(made.commit)  # type: ignore[method-assign]
+        else:
+            made._held_back = lambda *_: {}  # type: ignore[method-assign]
         return made
+
+    def watched(self, commit: Callable[[Sequence[Handle]], Sequence[Finished]]) -> Any:
+        """Notes what is being committed."""
+
+        def watch(handles: Sequence[Handle]) -> Sequence[Finished]:
+            under_way = (self.simulation.current, handles)
+            self.at_commit.append(under_way)
+            try:
+                return commit(handles)
+            finally:
+                self.at_commit.remove(under_way)
+
+        return watch
+
+    def delete_rows(self) -> Callable[[], None] | None:
+        """Rows of something open are deleted; None if nothing is open that nobody is committing."""
+        busy = {
+            one["transactional_id"]
+            for party, handles in self.at_commit
+            if party is None or not party.dead
+            for one in handles
+        }
+        busy |= {what[2] for what, _ in self.simulation.flights if what[:2] == (self.called, "commits")}
+        whole = [
+            one for one in self.ids.values() if one.state == "Ongoing" and not one.damaged and one.name not in busy
+        ]
+        if not whole:
+            return None
+
+        def delete() -> None:
+            one = whole[self.simulation.dice.pick(len(whole))]
+            self.simulation.say(self.called, "deletes rows of", one.name, one.epoch)
+            self.simulation.note("rows deleted")
+            one.damaged = True
+
+        return delete
+
+    def damaged(self, views: Iterable[Description], deadline_s: float) -> set[Transaction] | Answer:
+        """`RetentionCheck.damaged`: what leaders say of the partitions, as one request."""
+        asked = [view.transaction for view in views]
+        if not asked:
+            return set()
+
+        def look() -> set[Transaction]:
+            known = {one: self.ids[one.transactional_id] for one in asked}
+            return {one for one, found in known.items() if found.damaged and found.epoch == one.epoch}
+
+        try:
+            found: set[Transaction] = self.simulation.request((self.called, "says whether it has all rows"), look)
+        except (NoAnswerError, RefusedError) as error:
+            return Answer(None, str(error))
+        return found
 
     def writer(self, owner: Owner, process: Process, batch: int, slot: int, copy: int) -> Writer:
         return PoolWriter(self, owner, process, batch, slot)
@@ -243,6 +312,7 @@ class Kafka(System):
             return "taken"
         answer = "taken" if one.state == "Empty" else "carried"
         one.state, one.batch, one.slot, one.parts, one.writer = "Ongoing", batch, slot, parts, writer
+        one.damaged = False
         return answer
 
     def give_up(self, name: str, epoch: int) -> None:
@@ -274,7 +344,7 @@ class Kafka(System):
             if self.commit_bumps:
                 one.epoch += 1
             key = (self.name, one.name, asked.epoch)
-            self.simulation.oracle.shown(key, (one.batch, one.slot, self.name, one.parts))
+            self.simulation.oracle.shown(key, (one.batch, one.slot, self.name, one.parts - one.damaged))
             return _NONE
         if one.state == "Ongoing":
             self.simulation.oracle.aborted((self.name, one.name, one.epoch))
@@ -324,4 +394,5 @@ class Kafka(System):
             transaction_state=one.state,
             transaction_timeout_ms=60_000,
             transaction_start_time_ms=one.batch * BATCHES_APART_MS if one.batch >= 0 and one.state != "Empty" else -1,
+            topics=[_TOPIC] if one.state == "Ongoing" else [],
         )

@@ -27,7 +27,7 @@ from sparkonce.protocol.effects import StopReason
 from sparkonce.protocol.handles import Handle
 from sparkonce.protocol.outcomes import Finished, Outcome
 from sparkonce.protocol.ownership import HELD, LanePool
-from sparkonce.protocol.records import Commit
+from sparkonce.protocol.records import Commit, Void
 from sparkonce.protocol.state import Phase, State
 from sparkonce.protocol.view import Floor
 from sparkonce.sinks.files import local
@@ -102,6 +102,22 @@ def _decides_afterwards(state: State, event: on.Finished) -> Any:
     if state.decided is not None:
         return coordinator._finished(state, event)
     return coordinator._decide(state, Commit, state.pending)
+
+
+_damaged = Kafka.damaged
+
+
+def _silence_is_consent(kafka: Kafka, views: Any, deadline_s: float) -> Any:
+    found = _damaged(kafka, views, deadline_s)
+    return set() if isinstance(found, Answer) else found
+
+
+def _aborts_before_it_is_void(state: State, event: on.Finished) -> Any:
+    after, effect = coordinator._finished(state, event)
+    if isinstance(after.putting, Void) and isinstance(effect, do.Put):
+        decided = coordinator.replace(state.decided, void=after.putting.void)
+        return coordinator._finish(state, decided, after.pending)
+    return after, effect
 
 
 def _drops_a_handle(state: State, event: on.Prepared) -> Any:
@@ -325,6 +341,21 @@ MUTANTS = (
         name="Kafka: a sweep takes newer runs' transactions, too",
         kinds=_KAFKA,
         patches=(("sinks.kafka.committer", "_is_claimed", lambda _, __: True),),
+    ),
+    Mutant(
+        name="Kafka: what has lost rows is committed",
+        kinds=_KAFKA,
+        patches=((KafkaCommitter, "_held_back", lambda *_: {}),),
+    ),
+    Mutant(
+        name="Kafka: what has lost rows is aborted before the log says that it is void",
+        kinds=_KAFKA,
+        table={(Phase.FINISHING, on.Finished): _aborts_before_it_is_void},
+    ),
+    Mutant(
+        name="Kafka: a broker that does not say whether it has the rows is taken to have them",
+        kinds=_KAFKA,
+        patches=((Kafka, "damaged", _silence_is_consent),),
     ),
     Mutant(
         name="PostgreSQL: a sweep takes newer runs' transactions, too",

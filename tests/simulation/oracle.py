@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from simulation.config import COMMIT_DEADLINE_S
 from simulation.engine import Broken, Simulation
 from sparkonce import errors
-from sparkonce.protocol.records import Claim, Commit, Record
+from sparkonce.protocol.records import Claim, Commit, Record, Void
 
 if TYPE_CHECKING:
     from sparkonce.protocol.handles import Handle
@@ -90,6 +90,7 @@ class Oracle:
         self.visible: dict[Place, int] = {}
         self.named: dict[Key, int] = {}
         self.undone: set[Key] = set()
+        self.void: set[Key] = set()
         self.decided: set[int] = set()
         self.executions: dict[Key, int] = {}
         self._rows: dict[Key, tuple[int, ...]] = {}
@@ -132,13 +133,19 @@ class Oracle:
     def aborted(self, key: Key) -> None:
         """Somebody's request ended this transaction, which could have been committed."""
         self.undone.add(key)
-        if key in self.named:
+        if key in self.named and key not in self.void:
             self.broken(Violation.UNDONE, key)
 
     def landed(self, record: Record) -> None:
         """A record stands in the log, not below its floor."""
         if isinstance(record, Claim):
             self._claims.append(record.run)
+            return
+        if isinstance(record, Void):
+            for handle in record.handles:
+                if handle.key in record.void:
+                    self.void.add(self._identify[handle.sink](handle))
+            self.gone |= self.void
             return
         if isinstance(record, Commit):
             if record.batch in self.decided:
@@ -149,7 +156,7 @@ class Oracle:
                 key = self._identify[handle.sink](handle)
                 self.named[key] = record.batch
                 self._effective[record.batch, handle.slot, handle.sink] = key
-                if key in self.undone:
+                if key in self.undone - self.void:
                     self.broken(Violation.UNDONE, key)
 
     def done(self, batch: int) -> None:

@@ -104,6 +104,7 @@ def _state(name: str, code: int) -> Any:
         transaction_state="Ongoing",
         transaction_timeout_ms=60_000,
         transaction_start_time_ms=5,
+        topics=[],
     )
 
 

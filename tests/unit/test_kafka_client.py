@@ -76,6 +76,7 @@ class Brokers:
             transaction_state="Ongoing",
             transaction_timeout_ms=60_000,
             transaction_start_time_ms=5,
+            topics=[],
         )
         return SimpleNamespace(transaction_states=[answer]) if describes else answer
 

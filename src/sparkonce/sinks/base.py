@@ -125,7 +125,8 @@ class SinkCommitter(abc.ABC):
         """Commits each handle once, in parallel, and answers in the same order.
 
         One attempt: what the server asks to repeat is RETRY, and so is a server that cannot be reached.
-        What is not known to be applied or not applied is UNKNOWN. Never raises for an answer of the server.
+        What is not known to be applied or not applied is UNKNOWN. DAMAGED is what is open and has lost rows: the driver
+        writes down that it is void, and then calls `abort`. Never raises for an answer of the server.
         """
 
     @abc.abstractmethod

@@ -161,7 +161,7 @@ class TransactionClient:
             for broker, names in chosen.items()
             for start in range(0, len(names), _DESCRIBED_AT_ONCE)
         ]
-        responses = self._connection.call(partial(self._connection.gather, requests, deadline_s), deadline_s)
+        responses = self.request_all(requests, deadline_s=deadline_s)
         missing = None
         for response in [responses] if isinstance(responses, Answer) else responses:
             if isinstance(response, Answer):
@@ -230,8 +230,7 @@ class TransactionClient:
 
     def transaction_version(self, *, deadline_s: float) -> int | Answer:
         """The cluster's finalized feature ``transaction.version``; 0 if it has none (KIP-584, KIP-890)."""
-        request = ApiVersionsRequest(client_software_name="sparkonce", client_software_version="1", min_version=3)
-        response = self.request(request, deadline_s=deadline_s)
+        response = self.request(versions_request(), deadline_s=deadline_s)
         answer = _answer(response)
         if answer.code != NONE:
             return answer
@@ -249,11 +248,14 @@ class TransactionClient:
 
     def request(self, request: Request, *, deadline_s: float, node_id: int | None = None) -> Response:
         """Sends any request to one broker, or to any: the response, or an `Answer` without code."""
+        responses = self.request_all([(request, node_id)], deadline_s=deadline_s)
+        return responses if isinstance(responses, Answer) else responses[0]
 
-        async def ask() -> Response:
-            return (await self._connection.gather([(request, node_id)], deadline_s))[0]
-
-        return self._connection.call(ask, deadline_s)
+    def request_all(
+        self, requests: Sequence[tuple[Request, int | None]], *, deadline_s: float
+    ) -> list[Response] | Answer:
+        """Sends each request to its broker, all before the first response; the responses come in the same order."""
+        return self._connection.call(partial(self._connection.gather, requests, deadline_s), deadline_s)
 
     def close(self) -> None:
         """Closes every connection. A later call opens them again."""
@@ -386,6 +388,7 @@ def _description(state: Any) -> Description | Answer:
         state=state.transaction_state,
         timeout_ms=state.transaction_timeout_ms,
         started_ms=state.transaction_start_time_ms,
+        partitions=tuple((topic.topic, number) for topic in state.topics for number in topic.partitions),
     )
 
 

@@ -86,12 +86,14 @@ class Description:
         timeout_ms: The transaction timeout its producer asked for.
         started_ms: When the open or else the last transaction began, by the broker's clock; -1 if there was none since
             the id was last initialised.
+        partitions: Topic and partition of all that the open transaction has written to.
     """
 
     transaction: Transaction
     state: str
     timeout_ms: int
     started_ms: int
+    partitions: tuple[tuple[str, int], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,6 +181,11 @@ def abort_outcome(answer: Answer) -> Finished:
     return _read(_ABORT, answer)
 
 
+def undescribed(answer: Answer) -> Finished:
+    """What it means for a transaction that its coordinator does not describe it."""
+    return _read({**_PATIENCE, **_REFUSED}, answer)
+
+
 def _read(table: Mapping[int, _Meaning], answer: Answer) -> Finished:
     if answer.code is None:
         return Finished(outcome=Outcome.RETRY, reason=f"No answer: {answer.reason}")
@@ -218,7 +225,7 @@ def confirm_lost(verdict: Finished, transaction: Transaction, now: Description |
     if isinstance(now, Answer):
         if now.code == TRANSACTIONAL_ID_NOT_FOUND:
             return Finished(outcome=Outcome.UNKNOWN, reason=f"{verdict.reason} The broker then forgot the id.")
-        unsure = _read({**_PATIENCE, **_REFUSED}, now)
+        unsure = undescribed(now)
         return Finished(outcome=unsure.outcome, reason=f"{verdict.reason} Not confirmed: {unsure.reason}")
     reason = f"{verdict.reason} {_view(now)}"
     owner = now.transaction
@@ -259,7 +266,7 @@ def before_abort(transaction: Transaction, now: Description | Answer) -> Finishe
     if isinstance(now, Answer):
         if now.code == TRANSACTIONAL_ID_NOT_FOUND:
             return Finished(outcome=Outcome.ABORTED, reason="The broker does not know the id: nothing is open.")
-        return _read({**_PATIENCE, **_REFUSED}, now)
+        return undescribed(now)
     owner = now.transaction
     if owner == transaction:
         if now.state in COMMITTED_STATES:

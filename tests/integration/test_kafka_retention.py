@@ -1,0 +1,209 @@
+"""Rows of open transactions that brokers delete: what was decided of them is written again, not committed as it is."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from confluent_kafka import TopicPartition
+from confluent_kafka.admin import OffsetSpec
+
+from eventually import eventually
+from integration.kafka_witness import LIMIT_S, Witness, new_name
+from small_job import SmallJob
+from sparkonce.embedded import Cluster
+from sparkonce.errors import TransactionLostError
+from sparkonce.log.local import LocalLogStore
+from sparkonce.protocol.codec import decode_record
+from sparkonce.protocol.records import Void
+from sparkonce.protocol.state import Phase
+from sparkonce.sinks.kafka import retention
+from sparkonce.sinks.kafka.client import TransactionClient
+from sparkonce.sinks.kafka.committer import KafkaCommitter, transaction_of
+from sparkonce.sinks.kafka.sink import KafkaSink
+from sparkonce.testing.kafka import read_committed
+
+pytestmark = pytest.mark.kafka
+
+SLOTS = 3
+
+
+@pytest.fixture(scope="module")
+def witness(broker: Cluster) -> Iterator[Witness]:
+    with closing(Witness(broker.bootstrap)) as opened:
+        yield opened
+
+
+class Job:
+    """A job of three slots, each of which writes to a partition of its own."""
+
+    def __init__(self, folder: Path, bootstrap: str, witness: Witness, **config: str) -> None:
+        self.bootstrap, self.witness = bootstrap, witness
+        self.topic = witness.create_topic(SLOTS, **config)
+        self.salt = 0
+        prefix = new_name("job")
+        self.job = SmallJob(
+            folder / "checkpoint",
+            lambda: [KafkaSink({"bootstrap.servers": bootstrap}, topic=self.topic, transactional_id_prefix=prefix)],
+            self._rows,
+            slots=SLOTS,
+        )
+
+    def _rows(self, batch: int, slot: int) -> pa.RecordBatch:
+        values = [f"{batch}-{slot}-{number}-{self.salt}" for number in range(4)]
+        return pa.record_batch({"value": values, "partition": pa.array([slot] * 4, pa.int32())})
+
+    def seen(self) -> Counter[str]:
+        found = read_committed(self.bootstrap, self.topic)
+        return Counter((record.value or b"").decode().rpartition("-")[0] for record in found)
+
+    def expected(self, batches: int, slots: Sequence[int] = range(SLOTS)) -> Counter[str]:
+        return Counter(f"{batch}-{slot}-{number}" for batch in range(batches) for slot in slots for number in range(4))
+
+    def delete_rows(self, *partitions: int, but: int = 0) -> None:
+        """As retention does: all that the partitions hold, but for the last rows."""
+        for partition in partitions:
+            spot = TopicPartition(self.topic, partition, self.offset(partition, OffsetSpec.latest()) - but)
+            for done in self.witness.admin.delete_records([spot]).values():
+                done.result(LIMIT_S)
+
+    def offset(self, partition: int, which: OffsetSpec) -> int:
+        spot = TopicPartition(self.topic, partition)
+        return int(self.witness.admin.list_offsets({spot: which})[spot].result(LIMIT_S).offset)
+
+    def records(self) -> list[Any]:
+        return [decode_record(data) for data in LocalLogStore(self.job.checkpoint).read(0)]
+
+
+@pytest.fixture
+def job(tmp_path: Path, broker: Cluster, witness: Witness) -> Job:
+    return Job(tmp_path, broker.bootstrap, witness)
+
+
+@pytest.mark.parametrize("but", [0, 2], ids=["all rows", "the first rows"])
+def test_what_is_deleted_of_a_decided_batch_is_written_again(
+    job: Job, but: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    job.job.kill(0, Phase.FINISHING)
+    before = job.job.decision(0).handles
+    job.delete_rows(1, but=but)
+    job.job.run(0, 1)
+    assert job.seen() == job.expected(2)
+    (void,) = (one for one in job.records() if isinstance(one, Void))
+    assert void.void == (("kafka", 1),)
+    kept = set(before) & set(job.job.decision(0).handles)
+    assert {handle.slot for handle in kept} == {0, 2}, "what is whole is committed as it was decided"
+    assert "has deleted rows of it" in caplog.text
+    job.witness.await_state("CompleteAbort", next(handle for handle in before if handle.slot == 1))
+
+
+def test_a_run_that_dies_before_the_abort_leaves_it_to_the_next(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who comes later need not see that rows are gone: the log says that these handles are void."""
+    job.job.kill(0, Phase.FINISHING)
+    job.delete_rows(1)
+    with monkeypatch.context() as patched:
+        patched.setattr(KafkaCommitter, "abort", _dies)
+        with pytest.raises(KeyboardInterrupt):
+            job.job.run(0)
+    assert job.seen() == job.expected(1, [0, 2])
+    monkeypatch.setattr(retention.RetentionCheck, "damaged", lambda *_: set())
+    job.job.run(0, 1)
+    assert job.seen() == job.expected(2)
+
+
+def _dies(*_: object) -> Sequence[Any]:
+    raise KeyboardInterrupt
+
+
+def test_rows_that_cannot_be_made_again_stop_the_query(job: Job) -> None:
+    job.job.kill(0, Phase.FINISHING)
+    job.delete_rows(1)
+    job.salt = 1
+    with pytest.raises(TransactionLostError) as raised:
+        job.job.run(0)
+    assert raised.value.details["lost"] == (("kafka", 1, 4),)
+    assert job.seen() == job.expected(1, [0, 2])
+
+
+def test_all_of_a_batch_may_be_other_rows(job: Job) -> None:
+    job.job.kill(0, Phase.FINISHING)
+    job.delete_rows(0, 1, 2)
+    job.salt = 1
+    job.job.run(0)
+    assert job.seen() == job.expected(1)
+
+
+def test_what_was_deleted_before_the_transactions_is_not_missed(job: Job, caplog: pytest.LogCaptureFixture) -> None:
+    """A partition that begins just where the open transaction does, and one with an older one of somebody else's."""
+    job.job.run(0)
+    job.delete_rows(0, 1, 2)
+    job.job.kill(1, Phase.FINISHING)
+    before = job.job.decision(1).handles
+    job.job.run(1)
+    assert job.job.decision(1).handles == before
+    assert job.seen() == job.expected(2) - job.expected(1)
+    assert "deleted rows" not in caplog.text
+
+
+def test_young_transactions_are_looked_at_once_a_run(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    def damaged(check: retention.RetentionCheck, views: Any, deadline_s: float) -> Any:
+        asked.append(len(views))
+        return real(check, views, deadline_s)
+
+    real = retention.RetentionCheck.damaged
+    monkeypatch.setattr(retention.RetentionCheck, "damaged", damaged)
+    job.job.run(0, 1, 2)
+    assert asked == [SLOTS]
+
+
+def test_who_may_not_ask_commits_with_a_warning(
+    job: Job, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(retention, "NONE", -1)  # whatever a broker says of a partition is no answer
+    monkeypatch.setattr(retention, "_TOPIC_AUTHORIZATION_FAILED", 0)
+    with caplog.at_level(logging.WARNING, "sparkonce.sinks.kafka.retention"):
+        job.job.run(0, 1)
+    assert job.seen() == job.expected(2)
+    assert caplog.text.count("Grant READ on the topic") == 1
+
+
+def test_a_broker_that_does_not_say_is_asked_again(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    job.job.kill(0, Phase.FINISHING)
+    job.delete_rows(1)
+    silent = [True, True]
+
+    def request_all(client: TransactionClient, requests: Any, *, deadline_s: float) -> Any:
+        return real(client, requests, deadline_s=0.0 if silent and silent.pop() else deadline_s)
+
+    real = TransactionClient.request_all
+    monkeypatch.setattr(TransactionClient, "request_all", request_all)
+    job.job.run(0)
+    assert silent == []
+    assert job.seen() == job.expected(1)
+
+
+def test_retention_itself(tmp_path: Path) -> None:
+    """Time alone deletes rows of open transactions."""
+    overrides = {"log.retention.check.interval.ms": 200, "log.initial.task.delay.ms": 200}
+    with Cluster(overrides=overrides) as cluster, closing(Witness(cluster.bootstrap)) as witness:
+        short = Job(tmp_path, cluster.bootstrap, witness, retention_ms="1000")
+        short.job.kill(0, Phase.FINISHING)
+        eventually(
+            lambda: all(short.offset(slot, OffsetSpec.earliest()) for slot in range(SLOTS)), "retention deletes rows"
+        )
+        (handle, *_) = short.job.decision(0).handles
+        with closing(KafkaCommitter({"bootstrap.servers": cluster.bootstrap}, "kafka")) as committer:
+            (told,) = committer.commit([handle])
+        assert told.outcome.value == "damaged"
+        witness.await_state("Ongoing", handle)
+        assert transaction_of(handle).epoch == 0
+        short.job.run(0)
+        assert all(one not in short.job.decision(0).handles for one in [handle])
