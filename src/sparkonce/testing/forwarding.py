@@ -123,6 +123,10 @@ class ForwardingCommitter(SinkCommitter):
         """See `SinkCommitter.missing`."""
         return self._real.missing(handles)
 
+    def begun_ms(self, handles: Sequence[Handle]) -> Sequence[int | None]:
+        """See `SinkCommitter.begun_ms`."""
+        return self._real.begun_ms(handles)
+
     def before_decision(self, facts: Facts) -> str:
         """See `SinkCommitter.before_decision`."""
         return self._real.before_decision(facts)
