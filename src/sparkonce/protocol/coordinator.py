@@ -344,7 +344,7 @@ def _finished(state: State, event: on.Finished) -> Step:
 
 def _judge_loss(state: State, event: on.LogRead) -> Step:
     """LOST counts only if the log, read after the verdict, shows this run still at its end (trap 6)."""
-    if event.view.end != state.view.end or event.view.floor.position > state.view.end:
+    if event.view.end != state.view.end:
         return _superseded(state, "the log went on while a loss was judged")
     if state.healings >= MOST_HEALINGS:
         return _stop(
