@@ -254,12 +254,13 @@ class World:
 
 
 class FlakyStore(ForwardingStore):
-    """A store whose next puts of some kind of record go wrong: ``full``, ``unknown`` or ``landed``."""
+    """A store whose next puts of some kind of record go wrong: ``full``, ``unknown``, ``landed`` or ``no floor``."""
 
     def __init__(self, inner: LogStore, kind: type, *faults: str) -> None:
         super().__init__(inner)
         self._kind = kind
         self._faults = list(faults)
+        self._floor_is_read = True
 
     def put(self, position: int, data: bytes) -> Landed | Taken:
         fault = self._faults.pop(0) if self._faults and isinstance(decode_record(data), self._kind) else "none"
@@ -270,4 +271,10 @@ class FlakyStore(ForwardingStore):
         answer = super().put(position, data)
         if fault == "landed":
             raise PutUnknownError("the reply was lost")
+        self._floor_is_read = fault != "no floor"
         return answer
+
+    def floor(self) -> bytes | None:
+        if not self._floor_is_read:
+            raise OSError(errno.ESTALE, "Stale file handle")
+        return super().floor()

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import logging
 import shutil
 import threading
@@ -16,6 +17,7 @@ from sparkonce.driver import run as run_module
 from sparkonce.executor import write_slot
 from sparkonce.guarantees import Guarantee
 from sparkonce.log.local import LocalLogStore
+from sparkonce.protocol import coordinator
 from sparkonce.protocol.handles import Handle
 from sparkonce.protocol.outcomes import Finished, Outcome
 from sparkonce.protocol.records import Claim, Commit
@@ -701,7 +703,10 @@ def test_a_full_disk_at_the_claim_writes_nothing(world: World) -> None:
 
 
 @pytest.mark.parametrize("kind", [Claim, Commit])
-@pytest.mark.parametrize("faults", [["landed"], ["unknown"], ["unknown", "unknown"], ["unknown", "landed"]])
+@pytest.mark.parametrize(
+    "faults",
+    [["landed"], ["unknown"], ["unknown", "unknown"], ["unknown", "landed"], ["no floor"], ["unknown", "no floor"]],
+)
 def test_a_put_whose_reply_is_lost_is_settled(world: World, kind: type, faults: list[str]) -> None:
     driver = world.start(store=FlakyStore(world.store, kind, *faults))
     world.run(driver, 0, 1)
@@ -722,14 +727,34 @@ def test_a_decision_in_doubt_is_not_undone(world: World) -> None:
     assert world.visible() == numbers(0)
 
 
-def test_doubts_that_do_not_end_stop_the_run_and_undo_nothing(world: World) -> None:
-    inner = FlakyStore(world.store, Claim, "none", *["unknown"] * NEVER)
-    driver = world.start(store=FlakyStore(inner, Commit, "unknown"))
-    with pytest.raises(errors.UnknownOutcomeError):
+@pytest.mark.parametrize(("kind", "reason"), [("unknown", "reply was lost"), ("no floor", "Stale file handle")])
+def test_doubts_that_do_not_end_stop_the_run_and_undo_nothing(world: World, kind: str, reason: str) -> None:
+    inner = FlakyStore(world.store, Claim, "none", *[kind] * NEVER)
+    driver = world.start(store=FlakyStore(inner, Commit, kind))
+    with pytest.raises(errors.UnknownOutcomeError, match=reason):
         world.run(driver, 0)
     assert len(world.unfinished()) == SLOTS
     world.run(world.start(), 0)
     assert (world.visible(), world.unfinished()) == (numbers(0), [])
+
+
+@pytest.mark.parametrize(
+    ("call", "message"), [("read", "cannot be read"), ("raise_floor", "tidied away"), ("delete_below", "tidied away")]
+)
+def test_a_log_that_the_disk_does_not_give_or_tidy_is_said_to_be_one(
+    world: World, monkeypatch: pytest.MonkeyPatch, call: str, message: str
+) -> None:
+    def fail(*_: object) -> None:
+        raise OSError(errno.ESTALE, "Stale file handle")
+
+    batches = coordinator.KEEP_BATCHES + coordinator.TIDY_EVERY_BATCHES
+    with monkeypatch.context() as patch:
+        patch.setattr(LocalLogStore, call, fail)
+        with pytest.raises(errors.LogError, match=rf"{message}: .*Stale file handle"):
+            world.run(world.start(), *range(batches))
+    done = 0 if call == "read" else batches
+    world.run(world.start(), *range(max(0, done - 1), batches + 1))
+    assert (world.visible(), world.unfinished()) == (numbers(*range(batches + 1)), [])
 
 
 # --- a newer run ----------------------------------------------------------------------------------------------------

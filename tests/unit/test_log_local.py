@@ -19,6 +19,7 @@ from sparkonce.log import base as base_module
 from sparkonce.log import local as local_module
 from sparkonce.log.base import DecisionLog, Landed, PutUnknownError, Taken
 from sparkonce.log.local import LocalLogStore, local_checkpoint
+from sparkonce.protocol import codec
 from sparkonce.protocol.codec import decode_floor, encode_floor, encode_record
 from sparkonce.protocol.ownership import Token
 from sparkonce.protocol.records import Claim, Commit
@@ -322,6 +323,22 @@ def test_floors_only_rise(store: LocalLogStore) -> None:
     assert store.floor() == b"9"
     store.raise_floor(9, b"again")
     assert store.floor() == b"9"
+
+
+def test_a_floor_is_taken_apart_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is asked for after each put, and holds what a hundred runs knew."""
+    asked, decode = [], codec.decode_floor
+
+    def noted(data: bytes) -> Floor:
+        asked.append(data)
+        return decode(data)
+
+    monkeypatch.setattr(codec, "decode_floor", noted)
+    log = DecisionLog(LocalLogStore(tmp_path))
+    for position in (3, 5):
+        log.raise_floor(Floor(position))
+        assert [log.floor() for _ in range(10)] == [Floor(position)] * 10
+    assert len(asked) == 2
 
 
 def test_a_lower_floor_that_comes_late_changes_nothing(store: LocalLogStore) -> None:

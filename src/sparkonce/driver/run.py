@@ -36,7 +36,7 @@ from sparkonce.protocol.outcomes import Finished, Outcome
 from sparkonce.protocol.ownership import short_query
 from sparkonce.protocol.records import Claim, Commit
 from sparkonce.protocol.state import Phase, State
-from sparkonce.protocol.view import Floor, LogViolation, Run
+from sparkonce.protocol.view import LogViolation, Run
 from sparkonce.sinks.base import Facts, Owner, SinkCommitter, TwoPhaseCommitSink
 
 logger = logging.getLogger("sparkonce")
@@ -295,21 +295,21 @@ class RunDriver:
                 work.run_into_nothing()
                 return on.PlanRun()
             case do.RaiseFloor(floor=floor):
-                self._raise_floor(floor)
+                self._tidy(partial(self._log.raise_floor, floor))
                 return on.FloorRaised(floor=floor)
             case do.DeleteBelow(position=position):
-                self._log.store.delete_below(position)
+                self._tidy(partial(self._log.store.delete_below, position))
                 return on.Deleted()
             case _:
                 raise TypeError(f"no way to perform {effect!r}")
 
-    def _raise_floor(self, floor: Floor) -> None:
+    def _tidy(self, call: Callable[[], None]) -> None:
         """Nothing is deleted under a floor that may not be durable."""
         try:
-            self._log.raise_floor(floor)
+            call()
         except (OSError, PutUnknownError) as error:
             raise errors.LogError(
-                f"the floor of the decision log {self._log.store.location} could not be raised: {error}",
+                f"old records of the decision log {self._log.store.location} could not be tidied away: {error}",
                 next_step="make the checkpoint's disk writable and start the query again; no row is lost.",
             ) from error
 
@@ -324,7 +324,11 @@ class RunDriver:
             self._cause = error
             return on.PutRefused(position=effect.position, reason=str(error))
         # Rule of the log: after every put the floor is read again before anything is done.
-        floor = self._log.floor()
+        try:
+            floor = self._log.floor()
+        except OSError as error:
+            reason = f"the floor could not be read behind it: {error}"
+            return on.PutUnknown(position=effect.position, reason=reason)
         if standing is not None:
             return on.PutTaken(position=effect.position, standing=standing, floor=floor)
         if isinstance(effect.record, Commit):

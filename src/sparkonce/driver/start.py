@@ -132,10 +132,15 @@ def read_log(log: DecisionLog, view: LogView | None = None) -> LogView:
     """What stands in the log, from where a view ends.
 
     Raises:
-        LogError: if it cannot have been written by runs of sparkonce.
+        LogError: if it cannot be read, or cannot have been written by runs of sparkonce.
     """
     try:
         return log.read(view or LogView())
+    except OSError as error:
+        raise errors.LogError(
+            f"the decision log {log.store.location} cannot be read: {error}",
+            next_step="make the checkpoint's disk readable and start the query again; no row is lost.",
+        ) from error
     except LogViolation as violation:
         raise errors.LogError(
             f"the decision log {log.store.location} contradicts itself: {violation}",
