@@ -179,12 +179,14 @@ def test_a_look_up_is_asked_again_too(brokers: Brokers, client: TransactionClien
 
 @pytest.mark.parametrize("version", [1, 2])
 @pytest.mark.parametrize(
-    ("refusal", "times", "outcome"),
+    ("refusals", "times", "outcome"),
     [
-        pytest.param(CONCURRENT, 2, Outcome.ABORTED, id="what is refused is asked again"),
-        pytest.param(UNSENT, 2, Outcome.ABORTED, id="what was never sent is sent"),
+        pytest.param([CONCURRENT], 2, Outcome.ABORTED, id="what is refused is asked again"),
+        pytest.param([UNSENT], 2, Outcome.ABORTED, id="what was never sent is sent"),
+        pytest.param([UNSENT] * 1000, None, Outcome.RETRY, id="until the deadline"),
+        pytest.param([CONCURRENT] * 1000, None, Outcome.RETRY, id="until the deadline, too"),
         pytest.param(
-            SILENT, 1, Outcome.RETRY, id="what may still arrive is left to the driver, which has to know of it"
+            [SILENT], 1, Outcome.RETRY, id="what may still arrive is left to the driver, which has to know of it"
         ),
     ],
 )
@@ -193,18 +195,20 @@ def test_an_abort_is_sent_again_only_after_an_answer(
     committer: KafkaCommitter,
     monkeypatch: pytest.MonkeyPatch,
     version: int,
-    refusal: Refusal,
-    times: int,
+    refusals: list[Refusal],
+    times: int | None,
     outcome: Outcome,
 ) -> None:
     monkeypatch.setattr(TransactionClient, "transaction_version", lambda *_, **__: version)
     request = "EndTxn" if version == 2 else "InitProducerId"
-    brokers.refuse[request] = [refusal]
+    brokers.refuse[request] = list(refusals)
     handle = Handle(sink="kafka", slot=0, rows=1, transaction=transaction_fields(fields_of(ONE)))
     (finished,) = committer.abort([handle])
     assert finished.outcome is outcome
-    assert brokers.count(request) == [1] * times
-    if refusal == CONCURRENT:
+    assert finished.in_flight is (refusals == [SILENT] and version == 1), "EndTxn compares the epoch, however late"
+    if times is not None:
+        assert brokers.count(request) == [1] * times
+    if refusals == [CONCURRENT]:
         # As long as a transaction is open, version 1 compares only the producer id: the epoch is looked at first.
         kinds = [kind for _, kind in brokers.asked if kind in (request, "DescribeTransactions")]
         assert kinds == ["DescribeTransactions", request] * 2

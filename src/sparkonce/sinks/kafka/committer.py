@@ -153,7 +153,7 @@ class KafkaCommitter(SinkCommitter):
             }
             answers, initialised = self._end_and_fence(timeouts_ms, deadline_s)
             ended.update(
-                (one, replace(abort_outcome(answer), in_flight=initialised and answer.code is None))
+                (one, replace(abort_outcome(answer), in_flight=initialised and _may_arrive(answer)))
                 for one, answer in answers.items()
             )
             waiting = [
@@ -331,6 +331,11 @@ def fields_of(transaction: Transaction) -> dict[str, str | int]:
         "producer_id": transaction.producer_id,
         "epoch": transaction.epoch,
     }
+
+
+def _may_arrive(answer: Answer) -> bool:
+    """Whether a request may be carried out later than its answer was waited for."""
+    return answer.code is None and not answer.never_sent
 
 
 def _in_order(handles: Sequence[Handle], finished: Sequence[Finished]) -> list[Finished]:
