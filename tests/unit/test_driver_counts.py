@@ -10,11 +10,13 @@ import pytest
 
 from sparkonce.log.base import Landed, LogStore, Taken
 from sparkonce.protocol import coordinator
-from sparkonce.protocol.codec import encode_record
+from sparkonce.protocol.codec import decode_floor, encode_record
 from sparkonce.protocol.outcomes import Finished, Outcome
+from sparkonce.protocol.ownership import LanePool
 from sparkonce.protocol.records import Claim
 from sparkonce.protocol.state import Phase
-from unit.driver_world import QUERY, Clock, World, numbers, stopped_clock
+from sparkonce.protocol.view import KEPT_RUNS
+from unit.driver_world import QUERY, SLOTS, Clock, World, numbers, stopped_clock
 
 MANY = 10_000
 
@@ -144,3 +146,40 @@ def test_a_run_of_many_batches_keeps_what_a_short_one_keeps(world: World, batche
     assert named == [False] * (len(named) - 1) + [True], "no run finishes an older one than the newest"
     world.run(world.start(), batches)
     assert len(world.visible()) == len(numbers(*range(batches + 1)))
+
+
+@pytest.mark.parametrize("starts", [1_000, pytest.param(MANY, marks=pytest.mark.slow)])
+def test_a_query_that_starts_for_each_batch_finds_as_little_as_at_first(
+    world: World, monkeypatch: pytest.MonkeyPatch, starts: int
+) -> None:
+    """As with ``availableNow`` in a loop. Each batch raises the floor, which carries the runs below it."""
+    monkeypatch.setattr(coordinator, "KEEP_BATCHES", 2)
+    monkeypatch.setattr(coordinator, "TIDY_EVERY_BATCHES", 1)
+    assert isinstance(world.store, InMemory)
+    for batch in range(starts):
+        world.run(world.start(), batch)
+        assert len(world.store.records) <= 6
+        assert len(world.store.floors) <= 1
+        assert world.visible()[-len(numbers(0)) :] == numbers(batch)
+        for number in [*world.server._transactions][:-SLOTS]:  # a server forgets, too
+            del world.server._transactions[number]
+    (floor,) = world.store.floors.values()
+    assert len(decode_floor(floor).runs) <= KEPT_RUNS
+    assert len(floor) < 64 * 1024
+
+
+def test_a_worker_of_many_batches_uses_few_ids_and_of_many_failures_still_some() -> None:
+    """An initialisation that failed costs an id: it is never used again."""
+    pool = LanePool()
+    for batch in range(MANY):
+        pool, lane = pool.lend(batch)
+        pool = pool.give_back(lane, batch)
+    assert len(pool.lanes) <= 4
+    for _ in range(1_000):
+        pool, lane = pool.lend(MANY)
+    numbers = set()
+    for batch in range(MANY, MANY + 100):
+        pool, lane = pool.lend(batch)
+        pool = pool.give_back(lane, batch)
+        numbers.add(lane)
+    assert len(numbers) <= 4
