@@ -66,17 +66,43 @@ def test_what_a_loser_has_open_is_aborted_when_the_query_ends(
     assert (world.visible(), world.unfinished()) == (numbers(0), [])
 
 
-def test_no_batch_waits_for_a_sweep_of_its_own(
-    world: World, driver: RunDriver, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    asking, list_lingering = [], _Committer.list_lingering
+@pytest.fixture
+def asking(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The threads that have asked what is open."""
+    asked, list_lingering = [], _Committer.list_lingering
 
     def noted(committer: _Committer, owners: Sequence[Owner]) -> Sequence[Handle]:
-        asking.append(threading.current_thread().name)
+        asked.append(threading.current_thread().name)
         return list_lingering(committer, owners)
 
-    world.run(driver, 0)
     monkeypatch.setattr(_Committer, "list_lingering", noted)
+    return asked
+
+
+def test_a_query_that_ends_lets_its_losers_end_first(world: World, driver: RunDriver, asking: list[str]) -> None:
+    """With ``availableNow`` nothing comes behind the last batch, and Spark kills a loser's worker seconds later."""
+    run_with_a_loser(world, driver, 0)
+    driver.end()
+    assert asking == [THREAD, THREAD], "at once, and when they have ended; and nothing is left to look for"
+    driver.end()
+
+
+def test_a_query_that_ends_does_not_wait_where_none_can_have_lost_nor_for_a_sink_that_is_away(
+    world: World, driver: RunDriver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sweeper_module, "LOSERS_END_WITHIN_S", 3600.0)
+    world.run(driver, 0)
+    driver.end()
+    away = world.start(in_background=True)
+    world.run(away, 1)
+    monkeypatch.setattr(_Committer, "list_lingering", lambda *_: 1 / 0)
+    run_with_a_loser(world, away, 2)
+    away.end()
+
+
+def test_no_batch_waits_for_a_sweep_of_its_own(world: World, driver: RunDriver, asking: list[str]) -> None:
+    world.run(driver, 0)
+    asking.clear()
     for batch in range(1, 20):
         run_with_a_loser(world, driver, batch)
     eventually(lambda: not world.unfinished(), "what lost is aborted")

@@ -254,6 +254,11 @@ class RunDriver:
         """Frees connections, from any thread. A batch that is under way comes to its end first."""
         self._close(sweep=self.state.phase is Phase.IDLE)
 
+    def end(self) -> None:
+        """Closes as `close` does, but lets copies of the last batch that may have lost end before, some seconds."""
+        self._sweeper.let_losers_end()
+        self.close()
+
     def _close(self, *, sweep: bool) -> None:
         with self._at_work:
             self._sweeper.close(sweep=sweep)

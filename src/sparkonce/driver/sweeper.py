@@ -16,6 +16,7 @@ logger = logging.getLogger("sparkonce")
 
 LOSERS_END_WITHIN_S = 5.0
 """Spark kills a loser's Python worker some 4 s after the batch. Until then it may open a transaction."""
+_SWEEP_TAKES_S = 1.0
 _ASK_AGAIN_S = 0.5
 LONGEST_PAUSE_S = 300.0
 """A sink that does not say what is open is asked less and less often, up to this."""
@@ -113,18 +114,27 @@ class Sweeper:
             if self._thread is None and not self._closed:
                 self._thread = threading.Thread(target=self._keep_sweeping, name="sparkonce-sweeper", daemon=True)
                 self._thread.start()
-            self._changed.notify()
+            self._changed.notify_all()
 
     def sweep_due(self) -> None:
         """Sweeps if the time for it has come. No batch may be at work."""
         if not self._closed and self._due and time.monotonic() >= self._due[0]:
             self.sweep_now(self._runs)
 
+    def let_losers_end(self) -> None:
+        """Waits until the thread has swept behind copies of the last batch that may have lost: some seconds at most."""
+        with self._changed:
+            if self._thread is not None:
+                self._changed.wait_for(self._is_swept, LOSERS_END_WITHIN_S + _SWEEP_TAKES_S)
+
+    def _is_swept(self) -> bool:
+        return self._closed or self._failures > 0 or not self._loser_possible
+
     def close(self, *, sweep: bool) -> None:
         """Ends the thread. Sweeps once more if a copy of the last batch may have lost, unless told not to."""
         with self._changed:
             self._closed = True
-            self._changed.notify()
+            self._changed.notify_all()
         if sweep and self._loser_possible and self._due:
             self.sweep_now(self._runs)
 
@@ -133,6 +143,7 @@ class Sweeper:
             with self._changed:
                 if self._closed:
                     return
+                self._changed.notify_all()
                 self._changed.wait(max(0.0, self._due[0] - time.monotonic()) if self._due else None)
             with self._at_work:
                 self.sweep_due()

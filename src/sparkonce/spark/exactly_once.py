@@ -175,10 +175,11 @@ class ExactlyOnce:
     def close(self) -> None:
         """Closes the connections of a query that has ended; its next start opens new ones.
 
-        A batch that is under way comes to its end first.
+        A batch that is under way comes to its end first. So do copies of the last batch that may have lost, as with
+        ``spark.speculation``, some seconds: what they have open is aborted.
         """
         if self._run is not None:
-            self._run[1].close()
+            self._run[1].end()
 
     def _close_at_end(self, query: StreamingQuery) -> None:
         """Spark tells a function of ``foreachBatch`` of batches only, and frees it when its JVM collects garbage."""
@@ -191,7 +192,7 @@ class ExactlyOnce:
                 logger.debug("run %s ended: %s", run, error)
             known = self._run
             if known is not None and known[0] == run:
-                known[1].close()
+                known[1].end()
 
         threading.Thread(target=wait, name="sparkonce-end", daemon=True).start()
 
