@@ -4,16 +4,19 @@ import logging
 import re
 import time
 from collections.abc import Iterator, Sequence
+from itertools import filterfalse
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pytest
 
-from redis_servers import Query, client, cluster, needs_redis, server, staged, witness
+from redis_servers import Query, client, cluster, needs_redis, own, server, staged, witness
+from small_job import SmallJob
 from sparkonce.errors import ConfigurationError, PreflightError, PrepareError
 from sparkonce.guarantees import Guarantee
 from sparkonce.protocol.outcomes import Outcome
+from sparkonce.protocol.state import Phase
 from sparkonce.sinks.redis import preflight as preflight_module
 from sparkonce.sinks.redis import scripts
 from sparkonce.sinks.redis.nodes import Nodes, Request
@@ -69,6 +72,25 @@ def test_a_server_that_evicts_is_refused(server: RedisServer, settings: Any, pol
     with pytest.raises(PreflightError, match=f"maxmemory-policy={policy}"):
         preflight(RedisSink(server.url))
     preflight(RedisSink(server.url, guarantee=Guarantee.AT_LEAST_ONCE))
+
+
+def test_a_server_that_is_told_to_evict_while_the_query_runs_gets_no_more_batches(
+    server: RedisServer, client: Any, settings: Any, tmp_path: Path
+) -> None:
+    def rows(batch: int, slot: int) -> pa.RecordBatch:
+        return pa.record_batch({"key": [f"{batch}.{slot}"], "value": ["x"]})
+
+    def evict(phase: Phase, batch: int) -> None:
+        if (phase, batch) == (Phase.WRITING, 1):
+            settings("maxmemory-policy", "allkeys-lru")
+
+    job = SmallJob(tmp_path, lambda: [RedisSink(server.url, prefix="p")], rows, slots=1)
+    with pytest.raises(PrepareError, match="has maxmemory-policy=allkeys-lru"):
+        job.run(0, 1, listener=evict)
+    assert set(filterfalse(own, client.scan_iter())) == {b"0.0"}
+    settings("maxmemory-policy", "noeviction")
+    job.run(1)
+    assert set(filterfalse(own, client.scan_iter())) == {b"0.0", b"1.0"}
 
 
 @pytest.mark.parametrize(

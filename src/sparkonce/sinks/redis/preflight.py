@@ -21,6 +21,20 @@ OLDEST = (6, 0)
 _IDENTITY_SLOT = hash_slot(IDENTITY.encode())
 
 
+def read_info(answer: bytes) -> Mapping[str, str]:
+    """What a server says to INFO."""
+    lines = (line.partition(":") for line in answer.decode(errors="replace").splitlines())
+    return {name: value for name, colon, value in lines if colon}
+
+
+def why_not_stage(node: str, info: Mapping[str, str]) -> str:
+    """Why a server does not keep what is staged; empty if it does."""
+    policy = info.get("maxmemory_policy", "noeviction")
+    if policy == "noeviction":
+        return ""
+    return f"{node} has maxmemory-policy={policy}: it may throw staged rows away, and what says that they are applied"
+
+
 class Preflight:
     """One look at a server.
 
@@ -80,8 +94,7 @@ class Preflight:
                     next_step="see whether the server runs, and user and password fit; the user needs +info.",
                     setting="url",
                 )
-            lines = (line.partition(":") for line in answer.decode(errors="replace").splitlines())
-            infos[node] = {name: value for name, colon, value in lines if colon}
+            infos[node] = read_info(answer)
         return infos
 
     def _check_kind(self, node: str, info: Mapping[str, str]) -> None:
@@ -114,11 +127,10 @@ class Preflight:
             )
 
     def _check_eviction(self, node: str, info: Mapping[str, str]) -> None:
-        policy, limit = info.get("maxmemory_policy", "noeviction"), int(info.get("maxmemory", "0"))
-        if policy != "noeviction":
+        limit = int(info.get("maxmemory", "0"))
+        if objection := why_not_stage(node, info):
             raise PreflightError(
-                f"{node} has maxmemory-policy={policy}: it may throw staged rows away, and what says that they are "
-                "applied.",
+                f"{objection}.",
                 next_step="set maxmemory-policy to noeviction, write to another server, or choose "
                 f"guarantee=Guarantee.{Guarantee.AT_LEAST_ONCE.name}.",
                 setting="maxmemory-policy",
