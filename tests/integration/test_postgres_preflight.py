@@ -377,9 +377,19 @@ def test_secrets_are_shown_nowhere(server: PostgresServer, caplog: pytest.LogCap
         PostgresSink(f"postgresql://u:{SECRET}@[", table="t")
     with pytest.raises(ConfigurationError) as misspelt:
         PostgresSink(f"passwort={SECRET} host=x", table="t")
+    with pytest.raises(ConfigurationError, match="a setting that it does not know") as mapped:
+        PostgresSink({"passwrd": SECRET, "host": "x"}, table="t")
     working = PostgresSink(server.conninfo() + f" password={SECRET}", table="t")
     handle = prepare(working, ROWS)
-    told = [str(raised.value), str(unreadable.value), str(misspelt.value), repr(working), repr(given), repr(handle)]
+    told = [
+        str(raised.value),
+        str(unreadable.value),
+        str(misspelt.value),
+        str(mapped.value),
+        repr(working),
+        repr(given),
+        repr(handle),
+    ]
     told += [str(finish(working, handle)), caplog.text, repr(working.preflight(QUERY, None)), repr(vars(working))]
     assert not [text for text in told if SECRET in text]
 

@@ -3,12 +3,13 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from pyspark.sql.types import ArrayType, DayTimeIntervalType, StructField, StructType, YearMonthIntervalType
 
-from sparkonce.errors import PrepareError
+from sparkonce.errors import PrepareError, SchemaError
 from sparkonce.protocol.ownership import Token
 from sparkonce.sinks.base import Owner
 from sparkonce.sinks.memory import MemoryServer, MemorySink
-from sparkonce.spark.views import View, shares
+from sparkonce.spark.views import View, arrow_schema, shares
 from sparkonce.spark.work import SparkWork
 
 
@@ -54,6 +55,18 @@ def grouped(*views: View | None) -> list[list[str]]:
 )
 def test_every_sink_is_in_one_share(views: tuple[View | None, ...], together: list[list[str]]) -> None:
     assert grouped(*views) == together
+
+
+def test_columns_that_pyspark_does_not_bring_are_named() -> None:
+    span = YearMonthIntervalType()
+    good = StructField("good", DayTimeIntervalType())
+    bad = [StructField("since", span), StructField("spans", ArrayType(span))]
+    with pytest.raises(
+        SchemaError, match=r"'since' is interval year to month, 'spans' is array<.*>\. Next: cast"
+    ) as told:
+        arrow_schema(StructType([good, *bad]))
+    assert "good" not in str(told.value)
+    assert arrow_schema(StructType([good])).names == ["good"]
 
 
 def test_a_sink_without_a_share_is_refused() -> None:

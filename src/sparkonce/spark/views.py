@@ -7,11 +7,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TypeAlias
 
+import pyarrow as pa
 from pyspark import StorageLevel
+from pyspark.errors import PySparkTypeError
 from pyspark.sql import DataFrame
 from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.types import StructField, StructType
 
-from sparkonce.errors import ConfigurationError
+from sparkonce.errors import ConfigurationError, SchemaError
 from sparkonce.sinks.base import TwoPhaseCommitSink
 
 View: TypeAlias = Callable[[DataFrame], DataFrame]
@@ -81,6 +84,31 @@ def shares(views: Mapping[TwoPhaseCommitSink, View | None]) -> tuple[Share, ...]
     return tuple(Share(view=view, sinks=together[key]) for key, view in different.items())
 
 
+def arrow_schema(schema: StructType) -> pa.Schema:
+    """The columns as a sink is given them.
+
+    Raises:
+        SchemaError: naming those that PySpark does not bring to Python, such as intervals of years and months.
+    """
+    try:
+        return to_arrow_schema(schema)
+    except PySparkTypeError:
+        strange = [column for column in schema if not _is_brought(column)]
+        told = ", ".join(f"{column.name!r} is {column.dataType.simpleString()}" for column in strange)
+        raise SchemaError(
+            f"PySpark does not bring these columns to Python: {told}.",
+            next_step="cast them to types that it does, such as int or string, or drop them.",
+        ) from None
+
+
+def _is_brought(column: StructField) -> bool:
+    try:
+        to_arrow_schema(StructType([column]))
+    except PySparkTypeError:
+        return False
+    return True
+
+
 def check_columns(df: DataFrame, given: Sequence[Share]) -> None:
     """Sees that each sink takes the columns that it is to be given.
 
@@ -94,7 +122,7 @@ def check_columns(df: DataFrame, given: Sequence[Share]) -> None:
     """
     empty = df.sparkSession.createDataFrame([], df.schema)
     for share in given:
-        schema = to_arrow_schema(share.of(empty).schema)
+        schema = arrow_schema(share.of(empty).schema)
         for sink in share.sinks.values():
             sink.columns(schema)
 

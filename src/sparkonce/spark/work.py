@@ -13,7 +13,6 @@ import pyarrow as pa
 from pyspark import StatusTracker, StorageLevel, TaskContext, inheritable_thread_target
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - as everybody writes it
-from pyspark.sql.pandas.types import to_arrow_schema
 
 from sparkonce.errors import PrepareError, SparkonceError
 from sparkonce.executor import SinkTask, SlotTask, write_slot
@@ -23,7 +22,7 @@ from sparkonce.protocol.handles import Handle
 from sparkonce.sinks.base import Owner
 from sparkonce.spark.failures import short_error
 from sparkonce.spark.tables.sink import TableSink, quoted
-from sparkonce.spark.views import Share, computed_once
+from sparkonce.spark.views import Share, arrow_schema, computed_once
 from sparkonce.spark.worker import lighten_worker
 
 logger = logging.getLogger("sparkonce")
@@ -131,7 +130,7 @@ class SparkWork:
 
     def _plan(self, share: Share, df: DataFrame, sinks: Mapping[str, Owner]) -> _Planned:
         """What is written of a view, with a fingerprint for each sink, and where."""
-        schema = to_arrow_schema(df.schema)
+        schema = arrow_schema(df.schema)
         tasks, selected = [], []
         for number, name in enumerate(name for name in sinks if name in share.sinks):
             sink = share.sinks[name]

@@ -59,7 +59,8 @@ class Connecting:
             if isinstance(conninfo, str):
                 given = psycopg.conninfo.conninfo_to_dict(conninfo)
             else:
-                given = psycopg.conninfo.conninfo_to_dict(**conninfo)
+                # Only as a string is it held against libpq's names.
+                given = psycopg.conninfo.conninfo_to_dict(psycopg.conninfo.make_conninfo(**conninfo))
         except psycopg.ProgrammingError:
             raise ConfigurationError(
                 "conninfo is not a connection string that libpq understands, or has a setting that it does not know",
