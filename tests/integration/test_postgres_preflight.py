@@ -45,6 +45,12 @@ _database = database_fixture(
 
 
 PARTITIONED = "DROP TABLE t; CREATE TABLE t (id bigint, text text) PARTITION BY LIST (id)"
+REST = "CREATE TABLE rest PARTITION OF t DEFAULT"
+LEAVES_OUT = (
+    "CREATE FUNCTION leave_out() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RETURN NULL; END $$; "
+    "CREATE TRIGGER leave_out"
+)
+FOR_EACH = "FOR EACH ROW WHEN (NEW.id = 1) EXECUTE FUNCTION leave_out()"
 IGNORING_CASE = "CREATE COLLATION ci (provider = icu, locale = 'und-u-ks-level2', deterministic = false)"
 
 
@@ -322,8 +328,10 @@ def test_a_handle_of_another_database_is_unknown_and_not_lost(server: PostgresSe
         ("ALTER TABLE t ENABLE ROW LEVEL SECURITY", "has 1 policies"),
         (PARTITIONED, "has 1 partitioned tables without a default partition"),
         ("CREATE RULE r AS ON INSERT TO t DO INSTEAD NOTHING", "has rules ON INSERT. They apply with commit='staged'"),
+        (f"{LEAVES_OUT} BEFORE INSERT ON t {FOR_EACH}", "has 1 trigger(s) BEFORE INSERT FOR EACH ROW."),
+        (f"{PARTITIONED}; {REST}; {LEAVES_OUT} BEFORE INSERT ON rest {FOR_EACH}", "has 1 trigger(s) BEFORE INSERT"),
         ("SELECT 1", ""),
-        (f"{PARTITIONED}; CREATE TABLE rest PARTITION OF t DEFAULT", ""),
+        (f"{PARTITIONED}; {REST}", ""),
         ("CREATE RULE r AS ON UPDATE TO t DO ALSO NOTIFY x", ""),
     ],
 )
@@ -336,6 +344,20 @@ def test_what_refuses_rows_too_late_is_said_at_start(
         new_sink(server, user="plain").preflight(QUERY, None)
     assert words in caplog.text
     assert bool(words) is bool(caplog.records)
+
+
+@pytest.mark.parametrize("commit", ["staged", "two_phase"])
+def test_a_trigger_may_leave_rows_out_in_either_way(
+    server: PostgresServer, caplog: pytest.LogCaptureFixture, commit: str
+) -> None:
+    """That is the table's owner's wish; the warning says that nobody counts them."""
+    ask(server, f"{LEAVES_OUT} BEFORE INSERT ON t {FOR_EACH}")
+    given = new_sink(server, commit=commit)
+    given.preflight(QUERY, None)
+    assert "leave them out, unseen" in caplog.text
+    handle = prepare(given, ROWS)
+    assert (outcomes(finish(given, handle)), handle.rows) == ([Outcome.COMMITTED], 2)
+    assert ask(server, "SELECT id FROM t") == [(2,)]
 
 
 def test_a_check_of_the_row_as_a_whole_does_not_stop_staging(server: PostgresServer) -> None:

@@ -16,7 +16,7 @@ class BatchProgress:
 
     Attributes:
         batch: Spark's batch id.
-        rows: Rows written, by sink.
+        rows: Rows written, by sink. What a table's own triggers or rules leave out of them is not known.
         transactions: Transactions committed.
         recovered: Whether the batch had been decided before this run asked for it.
         healed: Transactions that had been lost and were written again.

@@ -343,6 +343,16 @@ def may_on_schema(connection: Connection, schema: str, right: str) -> bool | Non
     return None if row is None else bool(row[0])
 
 
+def row_triggers(connection: Connection, oid: int) -> int:
+    """How many triggers see each row before it is inserted, and may return another one or none, also of partitions."""
+    (count,) = connection.execute(
+        "SELECT count(DISTINCT tgname) FROM pg_catalog.pg_trigger WHERE tgtype & 7 = 7 AND tgenabled IN ('O', 'A') "
+        "AND tgrelid IN (SELECT relid FROM pg_catalog.pg_partition_tree(%(t)s::regclass) UNION ALL SELECT %(t)s::oid)",
+        {"t": oid},
+    ).fetchall()[0]
+    return int(count)
+
+
 def late_refusals(connection: Connection, target: Target, table: Table) -> list[str]:
     """What of the table may refuse a staged row after its batch is decided, counted, in words."""
     rows = connection.execute(

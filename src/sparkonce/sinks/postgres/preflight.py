@@ -22,6 +22,7 @@ from sparkonce.sinks.postgres.catalog import (
     late_refusals,
     may_on_schema,
     read_table,
+    row_triggers,
     unique_keys,
 )
 from sparkonce.sinks.postgres.connection import Connection, connect, warn_of_wire, within
@@ -90,6 +91,12 @@ def preflight(ask: Ask, query: str, recorded: Facts | None) -> tuple[Facts, Tabl
                 "Table %s has rules ON INSERT. They apply with commit='staged', which inserts, and may leave rows out "
                 "or send them elsewhere, unseen; with commit='two_phase', which copies, they do not.",
                 ask.target,
+            )
+        if count := row_triggers(connection, table.oid):
+            log.warning(
+                "Table %s has %d trigger(s) BEFORE INSERT FOR EACH ROW. They may change rows, or leave them out, "
+                "unseen: progress counts the rows that were given to the table.",
+                *(ask.target, count),
             )
         if ask.commit == TWO_PHASE:
             _check_two_phase(connection, ask, query, table)
