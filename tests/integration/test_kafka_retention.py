@@ -180,11 +180,11 @@ def test_a_broker_that_does_not_say_is_asked_again(job: Job, monkeypatch: pytest
     job.delete_rows(1)
     silent = [True, True]
 
-    def request_all(client: TransactionClient, requests: Any, *, deadline_s: float) -> Any:
+    def gather(client: TransactionClient, requests: Any, *, deadline_s: float) -> Any:
         return real(client, requests, deadline_s=0.0 if silent and silent.pop() else deadline_s)
 
-    real = TransactionClient.request_all
-    monkeypatch.setattr(TransactionClient, "request_all", request_all)
+    real = TransactionClient.gather
+    monkeypatch.setattr(TransactionClient, "gather", gather)
     job.job.run(0)
     assert silent == []
     assert job.seen() == job.expected(1)

@@ -40,8 +40,10 @@ from sparkonce.guarantees import Guarantee
 from sparkonce.protocol.outcomes import Outcome
 from sparkonce.protocol.state import Phase
 from sparkonce.sinks.base import Facts
+from sparkonce.sinks.kafka import lookout as lookout_module
 from sparkonce.sinks.kafka import preflight as preflight_module
 from sparkonce.sinks.kafka.committer import KafkaCommitter
+from sparkonce.sinks.kafka.lookout import KafkaLookout
 from sparkonce.sinks.kafka.preflight import preflight
 from sparkonce.sinks.kafka.settings import producer_settings
 from sparkonce.sinks.kafka.sink import KafkaSink
@@ -380,6 +382,34 @@ def values(batch: int, slot: int) -> pa.RecordBatch:
 
 def expected(batches: int) -> list[str]:
     return sorted(f"{batch}.{slot}.{place}" for batch in range(batches) for slot in range(2) for place in range(2))
+
+
+def test_who_holds_back_readers_is_told_to_those_who_may_read(
+    witness: Witness,
+    cluster: Cluster,
+    keys: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr(lookout_module, "PATIENCE_S", 0.0)
+    caplog.set_level(logging.DEBUG, "sparkonce")
+    rights = Rights(witness, cluster, keys, "lookout")
+    rights.least["read"] = (ResourceType.TOPIC, rights.topic, ResourcePatternType.LITERAL, AclOperation.READ)
+    rights.give("topic", "transactional id")
+    other = witness.prepare(rights.topic)
+
+    def said(word: str) -> list[logging.LogRecord]:
+        return [record for record in caplog.records if word in record.getMessage()]
+
+    with closing(KafkaLookout(rights.settings, rights.topic, "0123456789ab")) as lookout:
+        for _ in range(2):
+            lookout.look(0.0)
+        (told,) = said("READ")
+        assert (told.levelno, said("of another application")) == (logging.DEBUG, [])
+        rights.give("read")
+        eventually(lambda: lookout.look(0.0) or said("of another application"), bool)
+    assert len(said("Transaction whose id this user may not see of another application (producer id ")) == 1
+    other.producer.abort_transaction(LIMIT_S)
 
 
 SLOW = pytest.mark.slow

@@ -211,6 +211,7 @@ class World:
         deadline_s: float = 300.0,
         moved: bool = False,
         in_background: bool = False,
+        look_out_every_s: float = 0.0,
         reporters: Sequence[PositionReporter] = (),
     ) -> RunDriver:
         """A new run, as after a restart of the driver."""
@@ -219,7 +220,9 @@ class World:
             query=query,
             sinks=self.sinks(),
             log=DecisionLog(store or self.store),
-            timing=Timing(commit_deadline_s=deadline_s, sweep_in_background=in_background),
+            timing=Timing(
+                commit_deadline_s=deadline_s, sweep_in_background=in_background, look_out_every_s=look_out_every_s
+            ),
             listener=listener,
             moved=moved,
             reporters=reporters,

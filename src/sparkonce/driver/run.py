@@ -18,6 +18,7 @@ from typing import Protocol
 
 from sparkonce import errors
 from sparkonce.driver.ages import Life, Pace, lives, offsets_between, shortest_life, too_old
+from sparkonce.driver.lookouts import Lookouts
 from sparkonce.driver.positions import PositionReporter, Positions
 from sparkonce.driver.progress import BatchProgress, Stopwatch, rows_by_sink
 from sparkonce.driver.replay import as_recorded, found_again, where_lost
@@ -37,7 +38,7 @@ from sparkonce.protocol.ownership import short_query
 from sparkonce.protocol.records import Claim, Commit
 from sparkonce.protocol.state import Phase, State
 from sparkonce.protocol.view import LogViolation, Run
-from sparkonce.sinks.base import Facts, Owner, SinkCommitter, TwoPhaseCommitSink
+from sparkonce.sinks.base import Facts, Lookout, Owner, SinkCommitter, TwoPhaseCommitSink
 
 logger = logging.getLogger("sparkonce")
 
@@ -82,11 +83,13 @@ class Timing:
         sweep_every_s: How often the run's own losers are looked for when nothing says that there are any; 0: at the
             end of each batch.
         sweep_in_background: Whether a thread looks for them, so that batches do not wait for it.
+        look_out_every_s: How often a thread has sinks look at what others do to their readers; 0: never.
     """
 
     commit_deadline_s: float = 300.0
     sweep_every_s: float = 10.0
     sweep_in_background: bool = False
+    look_out_every_s: float = 0.0
 
 
 class RunDriver:
@@ -143,6 +146,7 @@ class RunDriver:
             every_s=self._timing.sweep_every_s,
             in_background=self._timing.sweep_in_background,
         )
+        self._lookouts = Lookouts(self._make_lookouts, self._timing.look_out_every_s)
         self.progress: deque[BatchProgress] = deque(maxlen=KEPT_PROGRESS)
         names: dict[Guarantee, list[str]] = {guarantee: [] for guarantee in Guarantee}
         for name, sink in self._sinks.items():
@@ -177,6 +181,7 @@ class RunDriver:
             after=tuple(names[Guarantee.AT_MOST_ONCE]),
             view=view,
         )
+        self._lookouts.start()
 
     def run_batch(self, asked: on.BatchAsked, work: BatchWork) -> BatchProgress:
         """Takes a batch from wherever it stands to committed.
@@ -233,6 +238,7 @@ class RunDriver:
             finished_at_ms=time.time_ns() // 1_000_000,
         )
         self.progress.append(done)
+        self._lookouts.batch_s = done.total_seconds
         self._tell(Phase.IDLE, asked.batch)
         return done
 
@@ -260,6 +266,7 @@ class RunDriver:
         self.close()
 
     def _close(self, *, sweep: bool) -> None:
+        self._lookouts.close()
         with self._at_work:
             self._sweeper.close(sweep=sweep)
             committers, self._committers = self._committers, {}
@@ -595,6 +602,11 @@ class RunDriver:
         if name not in self._committers:
             self._committers[name] = self._sinks[name].committer()
         return self._committers[name]
+
+    def _make_lookouts(self) -> list[Lookout]:
+        query = short_query(self.state.claim.query)
+        made = [sink.lookout(query, self._facts(name)) for name, sink in self._sinks.items()]
+        return [one for one in made if one is not None]
 
     def _facts(self, name: str) -> Facts:
         return dict(dict(self.state.claim.sinks)[name])

@@ -226,6 +226,24 @@ class SinkCommitter(abc.ABC):
         """Frees connections."""
 
 
+class Lookout(abc.ABC):
+    """Looks at what others do to the readers of a sink's rows, from a thread of its own, while the query runs."""
+
+    @abc.abstractmethod
+    def look(self, batch_s: float) -> None:
+        """Looks once, and says in the log what somebody has to do something about.
+
+        Must not cost what batches need, such as their connections. Errors are told at DEBUG: nothing depends on it.
+
+        Args:
+            batch_s: How long the query's last batch took, in seconds.
+        """
+
+    @abc.abstractmethod
+    def close(self) -> None:
+        """Frees connections."""
+
+
 class TwoPhaseCommitSink(abc.ABC):
     """A system that takes part in the two-phase commit of a Spark query.
 
@@ -293,6 +311,15 @@ class TwoPhaseCommitSink(abc.ABC):
 
     def transaction_timeout_s(self, facts: Facts) -> float | None:  # noqa: ARG002 - for those that override it
         """How long a transaction may stay open before the system aborts it; None if it never does."""
+        return None
+
+    def lookout(self, query: str, facts: Facts) -> Lookout | None:  # noqa: ARG002 - for those that override it
+        """Makes what looks, now and then, at what others do to the readers of this sink's rows. None: nothing to see.
+
+        Args:
+            query: The short form of the query's id.
+            facts: What `preflight` returned in the run that looks.
+        """
         return None
 
     @abc.abstractmethod

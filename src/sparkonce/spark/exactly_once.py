@@ -33,6 +33,9 @@ from sparkonce.spark.work import SparkWork
 
 logger = logging.getLogger("sparkonce")
 
+LOOK_OUT_EVERY_S = 60.0
+"""How often sinks look at what others do to their readers."""
+
 
 class ExactlyOnce:
     """Commits each batch of a query to its sinks exactly once.
@@ -91,7 +94,10 @@ class ExactlyOnce:
         self._groups = (group_offsets,) if isinstance(group_offsets, GroupOffsets) else tuple(group_offsets)
         self._check_groups()
         self._timing = Timing(
-            commit_deadline_s=commit_deadline_s, sweep_every_s=sweep_every_s, sweep_in_background=True
+            commit_deadline_s=commit_deadline_s,
+            sweep_every_s=sweep_every_s,
+            sweep_in_background=True,
+            look_out_every_s=LOOK_OUT_EVERY_S,
         )
         self._listener = listener
         self._display = ProgressDisplay(display)

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from sparkonce.protocol.handles import Handle
     from sparkonce.protocol.outcomes import Finished
     from sparkonce.protocol.traces import Trace
-    from sparkonce.sinks.base import Facts, Owner, WriterContext
+    from sparkonce.sinks.base import Facts, Lookout, Owner, WriterContext
 
 
 class ForwardingSink(TwoPhaseCommitSink):
@@ -52,6 +52,10 @@ class ForwardingSink(TwoPhaseCommitSink):
     def transaction_timeout_s(self, facts: Facts) -> float | None:
         """See `TwoPhaseCommitSink.transaction_timeout_s`."""
         return self._real.transaction_timeout_s(facts)
+
+    def lookout(self, query: str, facts: Facts) -> Lookout | None:
+        """See `TwoPhaseCommitSink.lookout`."""
+        return self._real.lookout(query, facts)
 
     def writer(self, context: WriterContext) -> SinkWriter:
         """See `TwoPhaseCommitSink.writer`."""

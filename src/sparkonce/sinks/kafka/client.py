@@ -161,9 +161,8 @@ class TransactionClient:
             for broker, names in chosen.items()
             for start in range(0, len(names), _DESCRIBED_AT_ONCE)
         ]
-        responses = self.request_all(requests, deadline_s=deadline_s)
         missing = None
-        for response in [responses] if isinstance(responses, Answer) else responses:
+        for response in self.gather(requests, deadline_s=deadline_s):
             if isinstance(response, Answer):
                 missing = response
                 continue
@@ -248,14 +247,12 @@ class TransactionClient:
 
     def request(self, request: Request, *, deadline_s: float, node_id: int | None = None) -> Response:
         """Sends any request to one broker, or to any: the response, or an `Answer` without code."""
-        responses = self.request_all([(request, node_id)], deadline_s=deadline_s)
-        return responses if isinstance(responses, Answer) else responses[0]
+        return self.gather([(request, node_id)], deadline_s=deadline_s)[0]
 
-    def request_all(
-        self, requests: Sequence[tuple[Request, int | None]], *, deadline_s: float
-    ) -> list[Response] | Answer:
-        """Sends each request to its broker, all before the first response; the responses come in the same order."""
-        return self._connection.call(partial(self._connection.gather, requests, deadline_s), deadline_s)
+    def gather(self, requests: Sequence[tuple[Request, int | None]], *, deadline_s: float) -> list[Response]:
+        """Sends each request to its broker, all at a time; the answers are like those of `request`."""
+        responses = self._connection.call(partial(self._connection.gather, requests, deadline_s), deadline_s)
+        return [responses] * len(requests) if isinstance(responses, Answer) else responses
 
     def close(self) -> None:
         """Closes every connection. A later call opens them again."""

@@ -147,11 +147,9 @@ class RetentionCheck:
         asked: dict[int, dict[str, list[int]]] = {}
         for (name, number), leader in sorted(leaders.items()):
             asked.setdefault(leader, {}).setdefault(name, []).append(number)
-        responses = self.client.request_all(
+        responses = self.client.gather(
             [(request(topics), leader) for leader, topics in asked.items()], deadline_s=deadline_s
         )
-        if isinstance(responses, Answer):
-            return responses
         return next((one for one in responses if isinstance(one, Answer)), responses)
 
     def _read(self, told: Iterable[tuple[Partition, int, Any]]) -> dict[Partition, Any] | Answer:

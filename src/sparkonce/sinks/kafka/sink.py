@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from sparkonce.guarantees import Guarantee
 from sparkonce.protocol.ownership import TransactionalId
-from sparkonce.sinks.base import Facts, Owner, SinkCommitter, SinkWriter, TwoPhaseCommitSink, WriterContext
+from sparkonce.sinks.base import Facts, Lookout, Owner, SinkCommitter, SinkWriter, TwoPhaseCommitSink, WriterContext
 from sparkonce.sinks.kafka.settings import NEVER, NEVER_MS, lasting, producer_settings, size_settings
 
 if TYPE_CHECKING:
@@ -127,6 +127,12 @@ class KafkaSink(TwoPhaseCommitSink):
             transactional=transactional,
             limits=Limits.of(settings, self.transaction_timeout_s(owner.facts), INITIALISE_LIMIT_S + _GRACE_S),
         )
+
+    def lookout(self, query: str, facts: Facts) -> Lookout | None:
+        """Names who else holds back the topic's readers. Rows that name their topic themselves are not looked after."""
+        from sparkonce.sinks.kafka.lookout import KafkaLookout
+
+        return None if self.topic is None or "prefix" not in facts else KafkaLookout(self.settings, self.topic, query)
 
     def committer(self) -> SinkCommitter:
         """Ends transactions from the driver."""

@@ -1,0 +1,254 @@
+"""Looks now and then at whose open transaction holds back the readers of the sink's topic.
+
+Batches end "committed" meanwhile, and readers see none of their rows: only the brokers know why (KIP-664).
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime, timezone
+from typing import Any
+
+from kafka.protocol.admin.transactions import DescribeProducersRequest, ListTransactionsRequest
+from kafka.protocol.consumer.offsets import IsolationLevel, ListOffsetsRequest, OffsetSpec
+
+from sparkonce.protocol.ownership import TransactionalId
+from sparkonce.sinks.base import Lookout
+from sparkonce.sinks.kafka.client import TransactionClient
+from sparkonce.sinks.kafka.outcomes import NONE, Answer, Description, Transaction
+from sparkonce.sinks.kafka.settings import NEVER_MS, admin_settings, lasting
+from sparkonce.sinks.kafka.topic import metadata_request
+
+log = logging.getLogger(__name__)
+
+LIMIT_S = 10.0
+"""How long one look may take."""
+
+PATIENCE_S = 30.0
+"""How long a transaction may be open before it is named; a query whose batches take longer is used to more."""
+
+SAY_EVERY_S = 300.0
+_NAMED_AT_ONCE = 3
+_ASKED_AT_ONCE = 20
+"""Of how many partitions producers are asked for in one look: each may have thousands."""
+
+_NOT_ALLOWED = 29
+_BEING_ENDED = "Prepare"
+
+
+@dataclass(frozen=True, slots=True)
+class _Held:
+    """A transaction that holds back a partition's readers."""
+
+    partition: int
+    offset: int
+    producer_id: int
+    epoch: int
+    view: Description | None = None
+
+    @property
+    def is_over(self) -> bool:
+        """Whether its coordinator has ended it, so that the marker of the partition is missing."""
+        if self.view is None:
+            return False
+        now = self.view.transaction
+        return self.view.state != "Ongoing" or (now.producer_id, now.epoch) != (self.producer_id, self.epoch)
+
+
+class KafkaLookout(Lookout):
+    """Compares where readers of each partition are held with where it ends: two small requests for each broker.
+
+    Only of partitions that stay held producers are asked for. Keeps a connection of its own, so that no commit waits.
+
+    Args:
+        settings: The sink's settings, in librdkafka's names.
+        topic: Where its rows go.
+        query: The short form of the query's id, by which its own transactions are known.
+    """
+
+    def __init__(self, settings: Mapping[str, Any], topic: str, query: str) -> None:
+        self._client = TransactionClient(admin_settings(settings), lanes=1)
+        self._topic = topic
+        self._query = query
+        self._since: dict[int, tuple[int, float]] = {}
+        self._settled: dict[int, int] = {}
+        self._over: dict[int, int] = {}
+        self._say_at = 0.0
+        self._is_first = True
+        self._told = False
+
+    def look(self, batch_s: float) -> None:
+        """See `Lookout.look`."""
+        deadline_s = time.monotonic() + LIMIT_S
+        metadata = self._client.request(metadata_request(self._topic, rights=False), deadline_s=deadline_s)
+        if isinstance(metadata, Answer):
+            # The next look finds the brokers anew.
+            self._client.close()
+            return
+        leaders = {one.partition_index: one.leader_id for topic in metadata.topics for one in topic.partitions}
+        ends = self._offsets(leaders, deadline_s)
+        now_s, patience_s, before = time.monotonic(), max(PATIENCE_S, batch_s), self._since
+        held = {place: stable for place, (stable, end) in ends.items() if stable < end}
+        self._since = {
+            place: before[place] if before.get(place, (-1, 0.0))[0] == offset else (offset, now_s)
+            for place, offset in held.items()
+        }
+        for known in (self._settled, self._over):
+            for place in [place for place, offset in known.items() if held.get(place) != offset]:
+                del known[place]
+        is_first, self._is_first = self._is_first, False
+        stay = [
+            place
+            for place, (_, since_s) in self._since.items()
+            if place not in self._settled and (is_first or now_s - since_s >= patience_s)
+        ]
+        if stay and now_s >= self._say_at:
+            brokers = [broker.node_id for broker in metadata.brokers]
+            holders = self._holders({place: leaders[place] for place in stay[:_ASKED_AT_ONCE]}, deadline_s)
+            self._judge(self._described(holders, brokers, deadline_s), now_s, patience_s)
+
+    def close(self) -> None:
+        """See `Lookout.close`."""
+        self._client.close()
+
+    def _offsets(self, leaders: Mapping[int, int], deadline_s: float) -> dict[int, tuple[int, int]]:
+        """Where read_committed readers of each partition are held, and where it ends."""
+        kind = ListOffsetsRequest.ListOffsetsTopic
+        requests = [
+            (ListOffsetsRequest(isolation_level=level, topics=[topic], min_version=2, max_version=6), leader)
+            for leader, places in _by_leader(leaders).items()
+            for topic in [kind(name=self._topic, partitions=[_latest(place) for place in places])]
+            for level in (IsolationLevel.READ_COMMITTED, IsolationLevel.READ_UNCOMMITTED)
+        ]
+        found: dict[int, list[int]] = {}
+        for response in self._client.gather(requests, deadline_s=deadline_s):
+            for one in _partitions(response):
+                if one.error_code == NONE:
+                    found.setdefault(one.partition_index, []).append(one.offset)
+        return {place: (offsets[0], offsets[1]) for place, offsets in found.items() if len(offsets) == 2}
+
+    def _holders(self, leaders: Mapping[int, int], deadline_s: float) -> list[_Held]:
+        """The producers whose open transactions begin where these partitions' readers are held."""
+        requests = [
+            (DescribeProducersRequest(topics=[(self._topic, places)]), leader)
+            for leader, places in _by_leader(leaders).items()
+        ]
+        found = []
+        for response in self._client.gather(requests, deadline_s=deadline_s):
+            for one in _partitions(response):
+                place, offset = one.partition_index, self._since[one.partition_index][0]
+                if one.error_code == _NOT_ALLOWED and not self._told:
+                    self._told = True
+                    log.debug("topic=%r: whose transaction holds back readers is told with READ alone", self._topic)
+                found += [
+                    _Held(place, offset, producer.producer_id, producer.producer_epoch)
+                    for producer in one.active_producers or ()
+                    if producer.current_txn_start_offset == offset
+                ]
+        return found
+
+    def _described(self, held: Sequence[_Held], brokers: Sequence[int], deadline_s: float) -> list[_Held]:
+        """The same, with what their coordinators say; of those that this user may not see nothing is said."""
+        if not held:
+            return []
+        request = ListTransactionsRequest(producer_id_filters=sorted({one.producer_id for one in held}))
+        responses = self._client.gather([(request, broker) for broker in brokers], deadline_s=deadline_s)
+        names = {
+            state.producer_id: state.transactional_id
+            for response in responses
+            if not isinstance(response, Answer)
+            for state in response.transaction_states
+        }
+        transactions = [Transaction(name, producer_id, 0) for producer_id, name in names.items()]
+        views = self._client.describe_transactions(transactions, deadline_s=deadline_s) if transactions else []
+        known = {
+            one.producer_id: view
+            for one, view in zip(transactions, views, strict=True)
+            if isinstance(view, Description)
+        }
+        return [replace(one, view=known.get(one.producer_id)) for one in held]
+
+    def _judge(self, held: Sequence[_Held], now_s: float, patience_s: float) -> None:
+        named: dict[tuple[int, int], list[_Held]] = {}
+        for one in held:
+            lasted_s = now_s - self._since[one.partition][1]
+            if one.view is not None:
+                started_ms = one.view.started_ms
+                if one.view.state.startswith(_BEING_ENDED):
+                    continue
+                if one.is_over:
+                    # It may have ended since its producer was asked for: the next look tells.
+                    if self._over.get(one.partition) != one.offset:
+                        self._over[one.partition] = one.offset
+                        continue
+                elif self._is_own(one.view.transaction):
+                    self._settled[one.partition] = one.offset
+                    continue
+                elif started_ms > 0:
+                    lasted_s = max(lasted_s, time.time() - started_ms / 1000)
+            if lasted_s >= patience_s:
+                self._settled[one.partition] = one.offset
+                named.setdefault((one.producer_id, one.epoch), []).append(one)
+        if not named:
+            return
+        self._say_at = now_s + SAY_EVERY_S
+        for group in list(named.values())[:_NAMED_AT_ONCE]:
+            self._say(group, now_s)
+        if len(named) > _NAMED_AT_ONCE:
+            log.warning("%d more transactions hold back readers of topic=%r.", len(named) - _NAMED_AT_ONCE, self._topic)
+
+    def _is_own(self, transaction: Transaction) -> bool:
+        parsed = TransactionalId.parse(transaction.transactional_id)
+        return parsed is not None and parsed.query == self._query
+
+    def _say(self, group: Sequence[_Held], now_s: float) -> None:
+        one = min(group, key=lambda each: each.partition)
+        name = "whose id this user may not see" if one.view is None else repr(one.view.transaction.transactional_id)
+        more = f", nor of {len(group) - 1} partitions more" if len(group) > 1 else ""
+        blocked = (
+            f"read_committed readers see nothing of topic={self._topic!r} partition={one.partition} from offset "
+            f"{one.offset} on{more}, this query's rows included"
+        )
+        if one.is_over and one.view is not None:
+            log.warning(
+                "Transaction %s (producer id %d) has ended, as its coordinator says (%s), and still %s: its marker is "
+                "missing there. Next: see docs/kafka.md#readers. kafka-transactions.sh abort ends it, and drops its "
+                "rows of that partition.",
+                *(name, one.producer_id, one.view.state, blocked),
+            )
+            return
+        since = f"for more than {now_s - self._since[one.partition][1]:.0f} s"
+        ends = "by its timeout"
+        if one.view is not None:
+            since = f"since {_utc(one.view.started_ms)}"
+            ends = f"after transaction.timeout.ms={one.view.timeout_ms} ({lasting(one.view.timeout_ms)})"
+            ends = "never, by itself" if one.view.timeout_ms == NEVER_MS else ends
+        log.warning(
+            "Transaction %s of another application (producer id %d) has been open %s: %s. It ends %s. Next: let its "
+            "application end it, or end it with kafka-transactions.sh, see docs/kafka.md#readers.",
+            *(name, one.producer_id, since, blocked, ends),
+        )
+
+
+def _latest(place: int) -> Any:
+    kind = ListOffsetsRequest.ListOffsetsTopic.ListOffsetsPartition
+    return kind(partition_index=place, timestamp=OffsetSpec.LATEST)
+
+
+def _by_leader(leaders: Mapping[int, int]) -> dict[int, list[int]]:
+    found: dict[int, list[int]] = {}
+    for place, leader in leaders.items():
+        if leader >= 0:
+            found.setdefault(leader, []).append(place)
+    return found
+
+
+def _partitions(response: Any) -> Iterable[Any]:
+    return () if isinstance(response, Answer) else [one for topic in response.topics for one in topic.partitions]
+
+
+def _utc(milliseconds: int) -> str:
+    return datetime.fromtimestamp(milliseconds / 1000, timezone.utc).strftime("%Y-%m-%d %H:%M:%S UTC")

@@ -1,0 +1,74 @@
+"""Sinks look at what others do to their readers: at the start, now and then, and never in a batch's way."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from eventually import eventually
+from sparkonce.driver.lookouts import Lookouts
+from sparkonce.sinks.base import Lookout
+from sparkonce.sinks.memory import MemorySink
+from unit.driver_world import World
+
+THREAD = "sparkonce-lookout"
+
+
+class Watched(Lookout):
+    def __init__(self) -> None:
+        self.looked: list[float] = []
+        self.threads: set[str] = set()
+        self.closed = self.fails = False
+
+    def look(self, batch_s: float) -> None:
+        self.looked.append(batch_s)
+        self.threads.add(threading.current_thread().name)
+        if self.fails:
+            raise RuntimeError("no broker")
+
+    def close(self) -> None:
+        self.closed = True
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> World:
+    return World(tmp_path)
+
+
+@pytest.fixture
+def watched(monkeypatch: pytest.MonkeyPatch) -> Iterator[Watched]:
+    made = Watched()
+    monkeypatch.setattr(MemorySink, "lookout", lambda *_: made)
+    yield made
+    eventually(lambda: THREAD not in {thread.name for thread in threading.enumerate()}, "its thread has ended")
+
+
+def test_a_run_looks_at_its_start_and_again_and_not_after_its_end(world: World, watched: Watched) -> None:
+    watched.fails = True  # a look that fails is no reason not to look again
+    driver = world.start(look_out_every_s=0.01)
+    eventually(lambda: len(watched.looked) > 2, "it looks again")
+    world.run(driver, 0)
+    eventually(lambda: watched.looked[-1] == driver.progress[-1].total_seconds, "it knows how long a batch takes")
+    assert not watched.closed
+    driver.close()
+    eventually(lambda: watched.closed, "it is closed")
+    assert watched.threads == {THREAD}
+
+
+def test_a_run_without_it_looks_at_nothing(world: World, watched: Watched) -> None:
+    driver = world.start()
+    world.run(driver, 0)
+    driver.close()
+    assert watched.looked == []
+
+
+def test_a_sink_that_cannot_look_costs_nothing(watched: Watched, caplog: pytest.LogCaptureFixture) -> None:
+    def fails() -> list[Lookout]:
+        raise RuntimeError("no settings")
+
+    caplog.set_level("DEBUG", "sparkonce")
+    Lookouts(fails, 0.01).start()
+    eventually(lambda: "nobody looks" in caplog.text, "it is said")
