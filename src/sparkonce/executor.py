@@ -151,7 +151,8 @@ class _Part:
 def check_handles(handles: Sequence[Handle], sinks: Sequence[str]) -> str:
     """Why these cannot be all handles of a batch, or an empty string: each slot once for each sink, none missing.
 
-    Sinks that take different views of the batch may have different numbers of slots.
+    Sinks that take different views of the batch may have different numbers of slots. The engine compares how many there
+    are with how many tasks it ran.
     """
     slots = {sink: sorted(handle.slot for handle in handles if handle.sink == sink) for sink in sinks}
     if any(found != list(range(len(found))) for found in slots.values()):

@@ -1,4 +1,4 @@
-"""What a query shares with its session: the checkpoint's folder, and the settings."""
+"""What a query shares with its session: the checkpoint's folder, the settings, and what a job says of its slots."""
 
 from __future__ import annotations
 
@@ -8,12 +8,17 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
+from pyspark.sql.classic import dataframe
 
 from conformance import folder_sink
 from conformance.folder_sink import FolderSink
-from spark.in_process import LIMIT_S, MARKS, travelling
+from spark.in_process import LIMIT_S, MARKS, ended, travelling
 from sparkonce import ExactlyOnce
+from sparkonce.protocol.ownership import Token
+from sparkonce.sinks.base import Owner
+from sparkonce.spark.views import shares, views_of
 from sparkonce.spark.work import SparkWork
 
 pytestmark = MARKS
@@ -50,3 +55,57 @@ def test_how_much_spark_sends_at_a_time_is_set_unless_the_user_has_set_it(spark:
     session.conf.set(ARROW_BYTES, "3m")
     work._bound_arrow_batches()
     assert session.conf.get(ARROW_BYTES) == "3m"
+
+
+SLOTS = 3
+
+
+def visible(root: Path) -> list[int]:
+    return sorted(int(line) for file in (root / "committed").iterdir() for line in file.read_text().split())
+
+
+@pytest.mark.parametrize("arrive", [0, SLOTS - 1])
+def test_an_answer_that_is_cut_off_is_no_batch_with_fewer_slots(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arrive: int
+) -> None:
+    """PySpark takes the end of a connection for the end of the rows: the last handles are missing, or all of them."""
+    (tmp_path / "source").mkdir()
+    (tmp_path / "source" / "0.json").write_text("".join(f'{{"number": {number}}}\n' for number in range(30)))
+    rows = spark.readStream.schema("number bigint").json(str(tmp_path / "source")).repartition(SLOTS)
+
+    def run() -> list[int]:
+        once = ExactlyOnce(FolderSink(tmp_path / "sink"), checkpoint=str(tmp_path / "checkpoint"), display=False)
+        try:
+            ended(once.start(rows, trigger={"availableNow": True}))
+        finally:
+            once.close()
+        return visible(tmp_path / "sink")
+
+    load = dataframe._load_from_socket
+    with monkeypatch.context() as patch:
+        patch.setattr(dataframe, "_load_from_socket", lambda *given: list(load(*given))[:arrive])
+        with pytest.raises(StreamingQueryException, match=f"has {SLOTS} slots, and their handles .*folder': {arrive}"):
+            run()
+    assert visible(tmp_path / "sink") == []
+    assert run() == list(range(30))
+
+
+@pytest.mark.parametrize("adaptive", ["true", "false"])
+def test_slots_are_counted_as_they_are_run_whatever_makes_their_number(
+    spark: SparkSession, tmp_path: Path, adaptive: str
+) -> None:
+    session = spark.newSession()
+    session.conf.set("spark.sql.adaptive.enabled", adaptive)
+    session.conf.set("spark.sql.shuffle.partitions", "4")
+    sink = FolderSink(tmp_path)
+    owner = Owner(query="0123456789ab", token=Token(0, "0" * 8), facts=sink.preflight("0123456789ab", None))
+    numbers = session.range(100, numPartitions=5).withColumnRenamed("id", "number")
+    plans = {
+        5: numbers,
+        2: numbers.coalesce(2),
+        1 if adaptive == "true" else 4: numbers.repartition("number"),
+        0: session.createDataFrame(session.sparkContext.emptyRDD(), "number bigint"),
+    }
+    for slots, df in plans.items():
+        handles, _ = SparkWork(df, 0, shares(views_of(sink))).write({sink.name: owner}, None)
+        assert sorted(handle.slot for handle in handles) == list(range(slots))

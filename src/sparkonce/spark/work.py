@@ -151,11 +151,13 @@ class SparkWork:
             # their tries are counted from 0 again. With no shuffle behind it only a task is tried again, which can.
             rows = rows.localCheckpoint()
         task = SlotTask(batch=self._batch, sinks=tuple(tasks), only=only)
-        answers = rows.mapInArrow(_slot_writer(task), "handle string, stage int, attempt int").collect()
+        written = rows.mapInArrow(_slot_writer(task), "handle string, stage int, attempt int")
+        answers = written.collect()
         handles = [decode_handle(answer["handle"]) for answer in answers]
-        counts = {sum(handle.sink == part.sink.name for handle in handles) for part in tasks}
-        if len(counts) > 1:
-            raise PrepareError(f"sinks {[part.sink.name for part in tasks]} returned {sorted(counts)} handles, unequal")
+        slots = _slots_of(written)
+        counts = {part.sink.name: sum(handle.sink == part.sink.name for handle in handles) for part in tasks}
+        if any(count != slots for count in counts.values()):
+            raise PrepareError(f"the batch has {slots} slots, and their handles came back for sinks {counts}")
         speculation = self._df.sparkSession.conf.get("spark.speculation", "false").lower() == "true"
         again = any(answer["attempt"] > 0 for answer in answers)
         return handles, speculation or again or self._was_resubmitted({answer["stage"] for answer in answers})
@@ -182,6 +184,15 @@ class SparkWork:
             self._df.write.format("noop").mode("overwrite").save()
         except Exception as error:  # noqa: BLE001 - whatever Spark raises for a failed job
             raise short_error(error) from None
+
+
+def _slots_of(collected: DataFrame) -> int:
+    """How many tasks the job had that collected this frame: whatever is missing at the end of its rows would not show.
+
+    PySpark takes an answer that is cut off for a shorter one. The plan, and its RDD, are those that the job ran: Spark
+    keeps both, also what adaptive execution has made of it. It takes a few calls, and no job.
+    """
+    return int(collected._jdf.queryExecution().executedPlan().execute().getNumPartitions())
 
 
 def _tasks_have_ended(tracker: StatusTracker, group: str) -> bool:
