@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import subprocess
+from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import pytest
 from confluent_kafka.admin import AdminClient
+from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
 
+from conformance import folder_sink
+from conformance.folder_sink import FolderSink
 from eventually import eventually
-from spark.in_process import MARKS, CrashError, Stream, crash_at
+from spark.in_process import MARKS, CrashError, Stream, crash_at, ended, travelling
+from sparkonce import ExactlyOnce, read_kafka
 from sparkonce.embedded import Cluster
 from sparkonce.errors import PreflightError
 from sparkonce.protocol.state import Phase
-from sparkonce.testing.kafka import create_topic
+from sparkonce.testing.kafka import create_topic, produce
 
 pytestmark = MARKS
 
@@ -44,3 +51,48 @@ def test_what_is_decided_of_the_old_one_is_finished_and_nothing_of_the_new_one_i
         assert "new checkpoint" in told.value.next_step
         assert stream.keys() == OLD
     assert stream.transactions("Ongoing") == {}
+
+
+def test_a_cluster_that_went_back_stops_the_query_until_it_is_told_to_read_on(
+    spark: SparkSession, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Also once the topic has grown past what was read: its first new records would be passed over."""
+    cluster, saved, sent = Cluster(folder=tmp_path / "cluster"), tmp_path / "saved", iter(range(1_000))
+
+    def put(source: Path, target: Path) -> None:
+        cluster.close()
+        subprocess.run(["rm", "-rf", str(target)], check=True)
+        subprocess.run(["cp", "-a", str(source), str(target)], check=True)
+        cluster.start()
+
+    def send(count: int) -> None:
+        produce(cluster.bootstrap, "source", [{"value": str(number)} for number in islice(sent, count)])
+
+    def run(**more: Any) -> list[int]:
+        rows = read_kafka(spark, {"bootstrap.servers": cluster.bootstrap}, topics="source", **more)
+        numbers = rows.selectExpr("cast(cast(value as string) as bigint) number")
+        once = ExactlyOnce(FolderSink(tmp_path / "sink"), checkpoint=str(tmp_path / "checkpoint"), display=False)
+        try:
+            ended(once.start(numbers, trigger={"availableNow": True}))
+        finally:
+            once.close()
+        files = (tmp_path / "sink" / "committed").iterdir()
+        return sorted(int(line) for file in files for line in file.read_text().split())
+
+    with travelling(folder_sink), cluster:
+        create_topic(cluster.bootstrap, "source", 1)
+        send(10)
+        run()
+        put(cluster.folder, saved)
+        send(10)
+        assert run() == list(range(20))
+        put(saved, cluster.folder)
+        with pytest.raises(StreamingQueryException, match="not available in Kafka any more"):
+            run()
+        assert "partition 0 ends at offset 10, and this query has read it up to 20" in caplog.text
+        send(15)
+        with pytest.raises(PreflightError, match="ended at offset 10 when the last batch was planned"):
+            run()
+        assert run(fail_on_data_loss=False) == list(range(35))
+        send(5)
+        assert run() == list(range(40))

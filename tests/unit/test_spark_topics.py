@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 import pytest
 
 from sparkonce.errors import PreflightError
+from sparkonce.sources.offsets import Offsets
 from sparkonce.spark.topics import SourceTopics
 
 OFFSETS = (json.dumps({"a": {"0": 5}, "b": {"0": 7}}),)
@@ -60,3 +61,54 @@ def test_brokers_that_do_not_say_stop_nothing_and_what_was_known_stays_known() -
 
 def test_a_topic_that_is_read_no_more_is_forgotten() -> None:
     assert Topics(a="1").start({"a": "1", "gone": "2"}) == {"a": "1"}
+
+
+class Ends(Topics):
+    """Brokers that say where partition 0 of each topic ends."""
+
+    def __init__(self, ends: Mapping[str, int], **options: str) -> None:
+        super().__init__(**dict.fromkeys(ends, "1"))
+        self._sources = [options]
+        self._told_ends = {(name, 0): end for name, end in ends.items()}
+
+    def _ends_of(self, number: int, read: Offsets) -> dict[tuple[str, int], int]:
+        return {place: end for place, end in self._told_ends.items() if place[0] in read}
+
+
+FURTHER = (json.dumps({"a": {"0": 9}, "b": {"0": 7}}),)
+
+
+@pytest.mark.parametrize(
+    ("ends", "before", "options", "recorded", "said"),
+    [
+        ({"a": 5, "b": 70}, (), {}, {}, ""),
+        ({"a": 4, "b": 7}, (), {}, {}, "topic 'a' partition 0 ends at offset 4, and this query has read it up to 5"),
+        ({"a": 4, "b": 7}, (), {"failondataloss": "false"}, {}, "read on from there, as failOnDataLoss=false says"),
+        ({"a": 4, "b": 7}, (), {"subscribe": "b, c"}, {}, ""),
+        ({"a": 4, "b": 7}, (), {}, {"a": "another"}, ""),
+        (
+            {"a": 12, "b": 7},
+            FURTHER,
+            {"failondataloss": "false"},
+            {},
+            "ends at offset 5, and this query has read it up to 9",
+        ),
+    ],
+)
+def test_a_topic_that_ends_before_what_was_read_is_told(
+    caplog: pytest.LogCaptureFixture,
+    ends: Mapping[str, int],
+    before: Sequence[str],
+    options: Mapping[str, str],
+    recorded: Mapping[str, str],
+    said: str,
+) -> None:
+    Ends(ends, **options).check_ends(recorded, before, OFFSETS)
+    assert said in caplog.text
+    assert bool(said) == bool(caplog.records)
+
+
+@pytest.mark.parametrize("now", [5, 8, 12])
+def test_a_batch_that_ends_before_it_begins_stays_refused_whatever_is_written_since(now: int) -> None:
+    with pytest.raises(PreflightError, match=r"ended at offset 5 when .* had read it up to 9"):
+        Ends({"a": now, "b": 7}).check_ends({}, FURTHER, OFFSETS)

@@ -60,6 +60,15 @@ def input_offsets(checkpoint: Path, batch: int) -> tuple[str, ...] | None:
     return tuple(_canonical(line) for line in rest.splitlines()[1:])
 
 
+def newest_batch(checkpoint: Path) -> tuple[int, bool] | None:
+    """The last batch that Spark has planned, and whether it has noted that it is done; None if there is none."""
+    try:
+        newest = max(int(one.name) for one in (checkpoint / "offsets").iterdir() if one.name.isdigit())
+    except (FileNotFoundError, ValueError):
+        return None
+    return newest, (checkpoint / "commits" / str(newest)).exists()
+
+
 def _canonical(line: str) -> str:
     """The same text for the same offsets; Spark writes ``-`` for a source without any yet."""
     try:

@@ -14,7 +14,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 import sparkonce
 from sparkonce.driver.progress import BatchProgress
 from sparkonce.driver.run import Listener, RunDriver, Timing
-from sparkonce.driver.start import read_log, recorded_facts
+from sparkonce.driver.start import read_log, recorded_facts, recorded_topics
 from sparkonce.errors import ConfigurationError
 from sparkonce.guarantees import Guarantee
 from sparkonce.log.base import DecisionLog
@@ -22,12 +22,13 @@ from sparkonce.log.local import LocalLogStore, local_checkpoint
 from sparkonce.protocol.events import BatchAsked
 from sparkonce.protocol.ownership import short_query
 from sparkonce.protocol.state import Phase
+from sparkonce.protocol.view import LogView
 from sparkonce.sinks.base import TwoPhaseCommitSink
 from sparkonce.sinks.kafka.sink import KafkaSink
 from sparkonce.sources.group_offsets import GroupOffsets, GroupReporter
-from sparkonce.spark.checkpoint import check_query, input_offsets, query_id
+from sparkonce.spark.checkpoint import check_query, input_offsets, newest_batch, query_id
 from sparkonce.spark.display import ProgressDisplay
-from sparkonce.spark.topics import SourceTopics, running_sources
+from sparkonce.spark.topics import SourceTopics, kafka_sources, running_sources
 from sparkonce.spark.views import Sinks, check_columns, shares, views_of
 from sparkonce.spark.work import SparkWork
 
@@ -135,7 +136,7 @@ class ExactlyOnce:
             PreflightError: if a server does not allow the guarantee, or is not the one that the log knows.
         """
         self._check_columns(df)
-        self._preflight()
+        self._preflight(df)
         writer = df.writeStream.outputMode(output_mode).foreachBatch(self)
         writer = writer.options(**dict(options or {})).option("checkpointLocation", str(self.checkpoint))
         if query_name is not None:
@@ -228,10 +229,12 @@ class ExactlyOnce:
         self._run = (run, driver)
         return driver
 
-    def _preflight(self) -> None:
+    def _preflight(self, df: DataFrame) -> None:
         """Asks the servers before Spark starts; the first batch, whose facts are recorded, asks them again."""
         known = query_id(self.checkpoint)
-        recorded = recorded_facts(read_log(DecisionLog(LocalLogStore(self.checkpoint)))) if known is not None else {}
+        view = read_log(DecisionLog(LocalLogStore(self.checkpoint))) if known is not None else LogView()
+        recorded = recorded_facts(view)
+        self._check_source_ends(df, view)
         query = short_query(known or "0" * 12)
         facts = {name: sink.preflight(query, recorded.get(name)) for name, sink in self._sinks.items()}
         for group in self._groups:
@@ -240,6 +243,17 @@ class ExactlyOnce:
                 reporter.check(facts)
             finally:
                 reporter.close()
+
+    def _check_source_ends(self, df: DataFrame, view: LogView) -> None:
+        batch, is_done = newest_batch(self.checkpoint) or (-1, True)
+        if batch < 0 or (not is_done and view.decision(batch) is not None):
+            return  # What is decided is committed first, and needs no input.
+        topics = SourceTopics(kafka_sources(df))
+        try:
+            before = () if is_done else input_offsets(self.checkpoint, batch - 1) or ()
+            topics.check_ends(recorded_topics(view), before, input_offsets(self.checkpoint, batch) or ())
+        finally:
+            topics.close()
 
     def _check_groups(self) -> None:
         for group in self._groups:

@@ -10,19 +10,20 @@ import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 
 from sparkonce.analysis.facts import SourceFacts
 from sparkonce.errors import PreflightError
 from sparkonce.protocol.handles import Handle
 from sparkonce.sinks.base import Facts
-from sparkonce.sources.offsets import kafka_offsets
+from sparkonce.sources.offsets import Offsets, kafka_offsets
 from sparkonce.spark.jvm import jvm
 from sparkonce.spark.plans import source_facts
 
 logger = logging.getLogger("sparkonce")
 
 _LIMIT_MS = 10_000
+_WENT_BACK = "its cluster went back to an older state (a restored copy, a fail-over to a replica that lagged)"
 _NO_ID = "AAAAAAAAAAAAAAAAAAAAAA"
 """Of a topic that an old cluster made."""
 
@@ -36,6 +37,11 @@ def running_sources(spark: SparkSession, query: str) -> tuple[SourceFacts, ...]:
     except Exception as error:  # noqa: BLE001 - Spark's own classes, which may change: the query runs without
         logger.warning("the query's sources cannot be seen, so their topics' ids are not compared: %s", error)
         return ()
+
+
+def kafka_sources(df: DataFrame) -> tuple[SourceFacts, ...]:
+    """The Kafka sources of a query that is to be started."""
+    return tuple(source for source in source_facts(df._jdf.queryExecution().analyzed()) if source.format == "kafka")
 
 
 class SourceTopics:
@@ -63,6 +69,45 @@ class SourceTopics:
         self._known = {name: recorded.get(name, topic_id) for name, topic_id in found.items()} or dict(recorded)
         self._changed = self._difference(found)
         return self._known
+
+    def check_ends(self, recorded: Mapping[str, str], before: Sequence[str], newest: Sequence[str]) -> None:
+        """Tells of a topic that ends before what was read of it: its cluster went back.
+
+        Spark then plans a batch that ends before it begins, and fails. That this batch stays planned is what keeps the
+        query from going on once the topic has grown past the old offsets, so it is not refused before that. Where the
+        source has failOnDataLoss=false Spark reads on from where the topic ends.
+
+        Args:
+            recorded: The ids in the log. A topic that has another one is another topic, see `check_same`.
+            before: The end offsets of the last finished batch, where one more is planned; else empty.
+            newest: Those of the last batch.
+
+        Raises:
+            PreflightError: if that batch is planned, naming topic, partition and offsets.
+        """
+        begins, ends = kafka_offsets(before), kafka_offsets(newest)
+        same = {name for name, topic_id in self._ask(newest).items() if recorded.get(name, topic_id) == topic_id}
+        for number, options in enumerate(self._sources):
+            goes_on = options.get("failondataloss", "").lower() == "false"
+            names = self._read_by(options, sorted(same))
+            for (name, partition), now in self._ends_of(number, {name: ends[name] for name in names}).items():
+                planned = ends[name][partition]
+                read = max(planned, begins.get(name, {}).get(partition, planned))
+                if planned < read and not goes_on:
+                    raise PreflightError(
+                        f"topic {name!r} partition {partition} ended at offset {planned} when the last batch was "
+                        f"planned, and this query had read it up to {read}: {_WENT_BACK}",
+                        next_step="bring the newer state back, and move offsets/N and offsets/.N.crc, N being the "
+                        "highest number, out of the checkpoint. Or, where there is none, start the query once with "
+                        'fail_on_data_loss=False: it then reads on from where the topic ended. See "A server that went '
+                        'back" in docs/operations.md.',
+                    )
+                if min(now, planned) < read:
+                    logger.warning(
+                        "topic %r partition %d ends at offset %d, and this query has read it up to %d: %s. %s.",
+                        *(name, partition, min(now, planned), read, _WENT_BACK),
+                        "It is read on from there, as failOnDataLoss=false says" if goes_on else "Spark stops for that",
+                    )
 
     def check(self, facts: Mapping[str, Facts]) -> None:
         """Nothing of it depends on sinks."""
@@ -108,11 +153,29 @@ class SourceTopics:
         """The ids of the topics of these offsets, each with that of every cluster on which it is read."""
         found: dict[str, set[str]] = {}
         for number, options in enumerate(self._sources):
-            topics = {name.strip() for name in options.get("subscribe", "").split(",")} - {""}
-            names = [name for name in kafka_offsets(read) if not topics or name in topics]
+            names = self._read_by(options, list(kafka_offsets(read)))
             for name, topic_id in self._ask_one(number, names).items():
                 found.setdefault(name, set()).add(topic_id)
         return {name: ",".join(sorted(ids)) for name, ids in found.items()}
+
+    @staticmethod
+    def _read_by(options: Mapping[str, str], names: Sequence[str]) -> list[str]:
+        topics = {name.strip() for name in options.get("subscribe", "").split(",")} - {""}
+        return [name for name in names if not topics or name in topics]
+
+    def _ends_of(self, number: int, read: Offsets) -> dict[tuple[str, int], int]:
+        """Where these partitions end; of those that cannot be asked for nothing is known."""
+        kafka = jvm().org.apache.kafka
+        wanted = jvm().java.util.HashMap()
+        places = [(name, partition) for name, partitions in read.items() for partition in partitions]
+        for name, partition in places:
+            wanted.put(kafka.common.TopicPartition(name, partition), kafka.clients.admin.OffsetSpec.latest())
+        try:
+            answers = self._admin(number).listOffsets(wanted).all().get(_LIMIT_MS, _milliseconds())
+            return {one: int(answers.get(kafka.common.TopicPartition(*one)).offset()) for one in places}
+        except Exception as error:  # noqa: BLE001 - whatever a client says: nothing is known, and nothing concluded
+            logger.warning("where topics %s end cannot be asked for, and is not compared: %s", sorted(read), error)
+            return {}
 
     def _ask_one(self, number: int, names: Sequence[str]) -> dict[str, str]:
         """A topic that is missing has no id; Spark itself stops the query for it."""
@@ -147,9 +210,13 @@ class SourceTopics:
         return self._admins[number]
 
 
+def _milliseconds() -> Any:
+    return jvm().java.util.concurrent.TimeUnit.MILLISECONDS
+
+
 def _id_of(answer: Any) -> str:
     try:
-        topic_id = str(answer.get(_LIMIT_MS, jvm().java.util.concurrent.TimeUnit.MILLISECONDS).topicId().toString())
+        topic_id = str(answer.get(_LIMIT_MS, _milliseconds()).topicId().toString())
     except Exception as error:
         if "UnknownTopicOrPartitionException" in str(error):
             return ""

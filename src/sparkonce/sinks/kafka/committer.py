@@ -32,7 +32,14 @@ from sparkonce.sinks.kafka.outcomes import (
 )
 from sparkonce.sinks.kafka.retention import RetentionCheck
 from sparkonce.sinks.kafka.settings import admin_settings
-from sparkonce.sinks.kafka.topic import SURE_AFTER_S, metadata_request, why_not_decide
+from sparkonce.sinks.kafka.topic import (
+    BROKER_RESOURCE,
+    SURE_AFTER_S,
+    configs_request,
+    metadata_request,
+    told_settings,
+    why_not_decide,
+)
 
 log = logging.getLogger(__name__)
 
@@ -43,6 +50,8 @@ TRACES_ATTEMPTS = 12
 """For how many times as long the traces are asked for: there may be many of them."""
 
 _ASK_AGAIN_S = 0.25
+
+_EXPIRATION = "transactional.id.expiration.ms"
 
 _EPOCH_BUMPED_BY_END = 2
 """The level of ``transaction.version`` from which EndTxn v5 raises the epoch (KIP-890)."""
@@ -210,16 +219,24 @@ class KafkaCommitter(SinkCommitter):
         return [trace for view in views if (trace := _trace(view, prefix, query)) is not None]
 
     def missing(self, handles: Sequence[Handle]) -> Sequence[Handle]:
-        """See `SinkCommitter.missing`. An id that the cluster does not know may have been idle for long.
+        """See `SinkCommitter.missing`. An id that the cluster does not know may have been idle for too long.
+
+        Half of the time that it remembers idle ids is left to clocks. Who may not ask for that time is told nothing.
 
         Raises:
-            UnknownOutcomeError: if a coordinator does not answer.
+            UnknownOutcomeError: if a coordinator does not answer, or a broker does not say how long it remembers.
         """
         transactions = [transaction_of(handle) for handle in handles]
         views = self._client.describe_transactions(transactions, deadline_s=self._deadline_s())
         if (unsaid := next(filter(_is_unsaid, views), None)) is not None:
             raise _unlisted(unsaid, "start")
-        return [handle for handle, one, view in zip(handles, transactions, views, strict=True) if is_behind(one, view)]
+        sure_ms = self._remembered_ms() // 2 if any(isinstance(view, Answer) for view in views) else 0
+        now_ms = time.time_ns() // 1_000_000
+        return [
+            handle
+            for handle, one, view in zip(handles, transactions, views, strict=True)
+            if is_behind(one, view) or (isinstance(view, Answer) and 0 <= now_ms - handle.opened_ms < sure_ms)
+        ]
 
     def begun_ms(self, handles: Sequence[Handle]) -> Sequence[int | None]:
         """See `SinkCommitter.begun_ms`. The coordinator must say that it is open at exactly this epoch.
@@ -297,6 +314,22 @@ class KafkaCommitter(SinkCommitter):
             opened_ms=max(0, view.started_ms),
             transaction=transaction_fields(fields_of(view.transaction)),
         )
+
+    def _remembered_ms(self) -> int:
+        """How long every broker remembers an id that is idle; 0 if this user may not ask."""
+        deadline_s = self._deadline_s()
+        metadata = self._client.request(metadata_request(None, rights=False), deadline_s=deadline_s)
+        if isinstance(metadata, Answer):
+            raise _unlisted(metadata, "start")
+        brokers = [broker.node_id for broker in metadata.brokers]
+        requests = [(configs_request(BROKER_RESOURCE, str(broker), _EXPIRATION), broker) for broker in brokers]
+        times_ms = []
+        for response in self._client.gather(requests, deadline_s=deadline_s):
+            if isinstance(response, Answer):
+                raise _unlisted(response, "start")
+            told = told_settings(response).get(_EXPIRATION)
+            times_ms.append(0 if told is None else int(told))
+        return min(times_ms, default=0)
 
     def _deadline_s(self) -> float:
         return time.monotonic() + self._attempt_timeout_s

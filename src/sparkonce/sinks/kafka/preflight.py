@@ -9,8 +9,6 @@ from contextlib import closing
 from dataclasses import dataclass
 from typing import Any
 
-from kafka.protocol.admin import DescribeConfigsRequest
-
 from sparkonce.errors import ConfigurationError, PreflightError
 from sparkonce.guarantees import Guarantee
 from sparkonce.protocol.ownership import PREFIX_LIMIT_BYTES, Token, TransactionalId
@@ -19,10 +17,13 @@ from sparkonce.sinks.kafka.client import TransactionClient, versions_request
 from sparkonce.sinks.kafka.outcomes import NONE, Answer, Transaction
 from sparkonce.sinks.kafka.settings import admin_settings, producer_settings
 from sparkonce.sinks.kafka.topic import (
+    BROKER_RESOURCE,
     SURE_AFTER_S,
+    TOPIC_RESOURCE,
     TOPIC_SETTINGS,
     check_retention,
     check_topic,
+    configs_request,
     is_missing,
     metadata_request,
     told_settings,
@@ -47,8 +48,6 @@ _MAX_TIMEOUT = "transaction.max.timeout.ms"
 _LARGEST = "max.message.bytes"
 _NOT_ALLOWED = frozenset({29, 31, 53})
 _NOBODY_HAS_THE_ID = 49
-_TOPIC_RESOURCE = 2
-_BROKER_RESOURCE = 4
 _DESCRIBE_TRANSACTIONS_KEY = 65
 _FIRST_PAUSE_S = 0.25
 _ASK_AGAIN_S = 0.1
@@ -91,6 +90,7 @@ def preflight(
     timeout_ms: int | None,
     query: str,
     recorded: Facts | None,
+    former_cluster_id: str | None = None,
 ) -> Facts:
     """Checks settings, cluster, topic, limits and permissions at the start of a run.
 
@@ -102,6 +102,7 @@ def preflight(
         timeout_ms: The transaction timeout; None for ``transaction.timeout.ms``, or else the brokers' limit or an hour.
         query: The short form of the query's id.
         recorded: What this returned in the newest run that the log knows.
+        former_cluster_id: The cluster that earlier runs wrote to, if another one has taken its place.
 
     Returns:
         ``cluster_id``, of a sink's own topic ``topic``, ``topic_id`` and ``max_message_bytes``, and, for EXACTLY_ONCE,
@@ -120,11 +121,11 @@ def preflight(
     with closing(TransactionClient(connection, lanes=1)) as client:
         look = _Look(client, time.monotonic() + TIMEOUT_S, str(producer["bootstrap.servers"]))
         metadata = _metadata(look, topic)
-        _check_cluster(metadata.cluster_id, look, recorded)
+        recorded = _check_cluster(metadata.cluster_id, look, recorded, former_cluster_id)
         facts = {"cluster_id": metadata.cluster_id, **topic_facts(metadata)}
         told: Mapping[str, str] = {}
         if topic is not None:
-            told = told_settings(look.ask(_configs_request(_TOPIC_RESOURCE, topic, *TOPIC_SETTINGS)))
+            told = told_settings(look.ask(configs_request(TOPIC_RESOURCE, topic, *TOPIC_SETTINGS)))
             check_topic(topic, metadata, told)
             facts |= {"max_message_bytes": told[_LARGEST]} if _LARGEST in told else {}
         warn_if_made_again(facts, recorded)
@@ -194,15 +195,26 @@ def _chosen_timeout_ms(settings: Mapping[str, Any], timeout_ms: int | None) -> i
     return timeout_ms if given is None else int(given)
 
 
-def _check_cluster(cluster_id: str, look: _Look, recorded: Facts | None) -> None:
+def _check_cluster(cluster_id: str, look: _Look, recorded: Facts | None, former: str | None = None) -> Facts | None:
+    """What is recorded of this cluster."""
     before = (recorded or {}).get("cluster_id", cluster_id)
-    if before != cluster_id:
-        raise PreflightError(
-            f"bootstrap.servers={look.servers!r} leads to the cluster {cluster_id!r}, but this query wrote to "
-            f"{before!r} until now.",
-            next_step="Name brokers of the old cluster, or start a new query with a new checkpoint.",
-            setting="bootstrap.servers",
+    if before == cluster_id:
+        return recorded
+    if before == former:
+        log.warning(
+            "This query wrote to the cluster %r until now, and goes on in %r, as former_cluster_id says. Nobody can "
+            "tell which of its batches are there, with all of their rows: compare them, see docs/operations.md.",
+            *(before, cluster_id),
         )
+        return None
+    raise PreflightError(
+        f"bootstrap.servers={look.servers!r} leads to the cluster {cluster_id!r}, but this query wrote to "
+        f"{before!r} until now.",
+        next_step="Name brokers of the old cluster, or start a new query with a new checkpoint. If the other cluster "
+        f"has taken its place for good: KafkaSink(..., former_cluster_id={before!r}), after you have compared what is "
+        'there; see "A server that went back" in docs/operations.md.',
+        setting="bootstrap.servers",
+    )
 
 
 def _check_version(look: _Look) -> None:
@@ -215,7 +227,7 @@ def _check_version(look: _Look) -> None:
 
 
 def _timeout_limit_ms(look: _Look, broker: int) -> int | None:
-    result = look.ask(_configs_request(_BROKER_RESOURCE, str(broker), _MAX_TIMEOUT), node_id=broker).results[0]
+    result = look.ask(configs_request(BROKER_RESOURCE, str(broker), _MAX_TIMEOUT), node_id=broker).results[0]
     if result.error_code in _NOT_ALLOWED:
         return None
     if result.error_code != NONE or not result.configs:
@@ -264,7 +276,3 @@ def _check_permission(look: _Look, prefix: str, query: str) -> None:
             f"No working transaction coordinator within {TIMEOUT_S:.0f} s: {answer}.",
             next_step="Check that __transaction_state can have transaction.state.log.replication.factor replicas.",
         )
-
-
-def _configs_request(resource: int, name: str, *keys: str) -> Any:
-    return DescribeConfigsRequest(resources=[(resource, name, list(keys))])

@@ -35,6 +35,7 @@ class KafkaSink(TwoPhaseCommitSink):
         guarantee: EXACTLY_ONCE writes transactions; the others write at once, and readers see rows immediately.
         transactional_id_prefix: Begins every transactional id, for prefixed ACLs. None: one made from the query's id.
         name: Unique within the query, and the same after a restart.
+        former_cluster_id: The id of the cluster that this query wrote to, where another one has taken its place.
 
     Raises:
         ConfigurationError: naming the setting that is unknown, contradicts the guarantee, or is sparkonce's own.
@@ -48,6 +49,7 @@ class KafkaSink(TwoPhaseCommitSink):
         guarantee: Guarantee = Guarantee.EXACTLY_ONCE,
         transactional_id_prefix: str | None = None,
         name: str = "kafka",
+        former_cluster_id: str | None = None,
     ) -> None:
         super().__init__(name, guarantee)
         self.settings = dict(settings)
@@ -55,6 +57,7 @@ class KafkaSink(TwoPhaseCommitSink):
             self.settings[_TIMEOUT_SETTING] = NEVER_MS
         self.topic = topic
         self.transactional_id_prefix = transactional_id_prefix
+        self.former_cluster_id = former_cluster_id
         self._said = False
         producer_settings(self.settings, self.guarantee)
 
@@ -77,6 +80,7 @@ class KafkaSink(TwoPhaseCommitSink):
             timeout_ms=None if timeout_ms is None else int(timeout_ms),
             query=query,
             recorded=recorded,
+            former_cluster_id=self.former_cluster_id,
         )
         if self.guarantee is Guarantee.EXACTLY_ONCE and not self._said:
             self._said = True

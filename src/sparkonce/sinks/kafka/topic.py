@@ -6,6 +6,7 @@ import logging
 from collections.abc import Mapping
 from typing import Any
 
+from kafka.protocol.admin import DescribeConfigsRequest
 from kafka.protocol.metadata import MetadataRequest
 
 from sparkonce.errors import PreflightError
@@ -25,6 +26,8 @@ _MIN_IN_SYNC, _AGE, _SIZE, _POLICY = "min.insync.replicas", "retention.ms", "ret
 TOPIC_SETTINGS = (_MIN_IN_SYNC, _AGE, _SIZE, _POLICY, "max.message.bytes")
 """What is asked of a topic's configuration."""
 
+TOPIC_RESOURCE, BROKER_RESOURCE = 2, 4
+
 _LITTLE_BYTES = 1 << 30
 
 SURE_AFTER_S = 3.0
@@ -35,6 +38,11 @@ def metadata_request(topic: str | None, *, rights: bool = True) -> Any:
     """Asks for the cluster and this topic, which is never created by that, and for what one may do with it."""
     topics = [] if topic is None else [MetadataRequest.MetadataRequestTopic(name=topic)]
     return MetadataRequest(topics=topics, allow_auto_topic_creation=False, include_topic_authorized_operations=rights)
+
+
+def configs_request(resource: int, name: str, *keys: str) -> Any:
+    """Asks for these settings of a topic, or of the broker that it is sent to."""
+    return DescribeConfigsRequest(resources=[(resource, name, list(keys))])
 
 
 def topic_facts(metadata: Any) -> dict[str, str]:
@@ -91,7 +99,7 @@ def _with_id(metadata: Any) -> Any:
 
 
 def told_settings(configs: Any) -> dict[str, str]:
-    """The `TOPIC_SETTINGS`, out of a DescribeConfigsResponse; none without the permission to describe them."""
+    """The settings, out of the response to a `configs_request`; none without the permission to describe them."""
     (result,) = configs.results
     return {found.name: found.value for found in result.configs} if result.error_code == NONE else {}
 

@@ -1,0 +1,129 @@
+"""A Kafka cluster that went back to an older state, or another one in its place: what is missing is said, not lost."""
+
+from __future__ import annotations
+
+import logging
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from integration.kafka_witness import Witness
+from small_job import SmallJob
+from sparkonce.embedded import Cluster
+from sparkonce.errors import PreflightError, StaleServerError
+from sparkonce.sinks.kafka import committer as committer_module
+from sparkonce.sinks.kafka.committer import KafkaCommitter
+from sparkonce.sinks.kafka.sink import KafkaSink
+
+pytestmark = pytest.mark.kafka
+
+TOPIC = "totals"
+
+
+def rows(batch: int, slot: int) -> pa.RecordBatch:
+    return pa.record_batch({"value": [f"{batch}.{slot}"]})
+
+
+def values(*batches: int) -> list[str]:
+    return sorted(f"{batch}.{slot}" for batch in batches for slot in range(2))
+
+
+class Place:
+    """A cluster whose data can be kept and put back, and a query that writes to it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.cluster = Cluster(folder=folder / "cluster")
+        self.sink: dict[str, Any] = {}
+        self.bootstrap = self.cluster.bootstrap
+        self.job = SmallJob(
+            folder / "checkpoint",
+            lambda: [KafkaSink({"bootstrap.servers": self.bootstrap}, topic=TOPIC, **self.sink)],
+            rows,
+            deadline_s=60.0,
+        )
+
+    def save(self) -> None:
+        self._move(self.cluster.folder, self.folder / "saved")
+
+    def put_back(self) -> None:
+        self._move(self.folder / "saved", self.cluster.folder)
+
+    def visible(self) -> list[str]:
+        with closing(Witness(self.bootstrap)) as witness:
+            return witness.committed(TOPIC)
+
+    def _move(self, source: Path, target: Path) -> None:
+        self.cluster.close()
+        subprocess.run(["rm", "-rf", str(target)], check=True)
+        subprocess.run(["cp", "-a", str(source), str(target)], check=True)
+        self.cluster.start()
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Iterator[Place]:
+    made = Place(tmp_path)
+    with made.cluster:
+        with closing(Witness(made.bootstrap)) as witness:
+            witness.create_topic(name=TOPIC)
+        yield made
+
+
+def test_a_cluster_that_was_restored_from_an_older_copy_is_found(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ids that it does not know, of commits that it would still remember: their runs began after the copy was made."""
+    place.job.run(0)
+    place.save()
+    place.job.run(1)
+    place.job.run(2)
+    place.put_back()
+    with pytest.raises(StaleServerError) as caught:
+        place.job.run(3)
+    assert caught.value.details["missing"] == {"kafka": [1, 2]}
+    assert "accept_lost_batches={'kafka': 2}" in caught.value.next_step
+    assert place.visible() == values(0)
+    handles = [one for one in place.job.decision(2).handles if one.transaction]
+    later_ms = max(one.opened_ms for one in handles)
+    with closing(KafkaCommitter({"bootstrap.servers": place.bootstrap}, "kafka")) as committer:
+        half_a_week_s = 7 * 24 * 3600 / 2
+        for passed_s, missing in ((-1.0, []), (half_a_week_s - 60, handles), (half_a_week_s + 60, [])):
+            now = later_ms * 1_000_000 + int(passed_s * 1e9)
+            clock = SimpleNamespace(time_ns=lambda now=now: now, monotonic=time.monotonic)
+            monkeypatch.setattr(committer_module, "time", clock)
+            assert committer.missing(handles) == missing
+    monkeypatch.undo()
+    place.job.accept_lost = {"kafka": 2}
+    place.job.run(3, 4)
+    place.job.run(5)
+    assert place.visible() == values(0, 3, 4, 5)
+
+
+def test_another_cluster_in_its_place_is_taken_when_it_is_named(place: Place, caplog: pytest.LogCaptureFixture) -> None:
+    place.job.run(0, 1)
+    old = place.cluster.cluster_id
+    with Cluster() as other:
+        place.bootstrap = other.bootstrap
+        with closing(Witness(other.bootstrap)) as witness:
+            witness.create_topic(name=TOPIC)
+        for named in ({}, {"former_cluster_id": other.cluster_id}):
+            place.sink = named
+            with pytest.raises(PreflightError) as caught:
+                place.job.run(2)
+            assert f"leads to the cluster {other.cluster_id!r}" in caught.value.message
+            assert f"KafkaSink(..., former_cluster_id={old!r})" in caught.value.next_step
+        place.sink = {"former_cluster_id": old}
+        with caplog.at_level(logging.WARNING, "sparkonce"):
+            place.job.run(2)
+        assert f"This query wrote to the cluster {old!r} until now" in caplog.text
+        assert "deleted and made again" not in caplog.text
+        place.job.run(3)
+        assert place.visible() == values(2, 3)
+        place.bootstrap = place.cluster.bootstrap
+        with pytest.raises(PreflightError):
+            place.job.run(4)
