@@ -14,7 +14,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from simulation import wire
@@ -26,6 +26,7 @@ from simulation.systems import System, Writer
 from sparkonce.sinks.kafka.client import TransactionClient
 from sparkonce.sinks.kafka.committer import KafkaCommitter
 from sparkonce.sinks.kafka.outcomes import TRANSACTIONAL_ID_NOT_FOUND, Answer, Description, Transaction
+from sparkonce.sinks.kafka.retention import RetentionCheck
 
 if TYPE_CHECKING:
     from simulation.engine import Party, Simulation
@@ -61,6 +62,34 @@ class Id:
         self.batch, self.slot, self.parts = -1, -1, 0
         self.writer: Writer | None = None
         self.damaged = False
+
+
+class ModelRetention(RetentionCheck):
+    """The product's, but for what the leaders of the partitions say, which is one request here."""
+
+    def __init__(self, kafka: Kafka, client: TransactionClient) -> None:
+        super().__init__(client)
+        self._kafka = kafka
+
+    def held_back(self, begun_ms: Mapping[Transaction, int], deadline_s: float) -> dict[Transaction, Finished]:
+        return super().held_back(begun_ms, deadline_s) if self._kafka.deletes_rows else {}
+
+    def damaged(self, views: Iterable[Description], deadline_s: float) -> set[Transaction] | Answer:
+        asked = [view.transaction for view in views]
+        if not asked:
+            return set()
+
+        def look() -> set[Transaction]:
+            known = {one: self._kafka.ids[one.transactional_id] for one in asked}
+            return {one for one, found in known.items() if found.damaged and found.epoch == one.epoch}
+
+        try:
+            found: set[Transaction] = self._kafka.simulation.request(
+                (self._kafka.called, "says whether it has all rows"), look
+            )
+        except (NoAnswerError, RefusedError) as error:
+            return Answer(None, str(error))
+        return found
 
 
 class Kafka(System):
@@ -109,12 +138,9 @@ class Kafka(System):
         made._client = TransactionClient(self, lanes=1)  # type: ignore[arg-type]
         made._name = self.name
         made._attempt_timeout_s = 10.0
-        made._has_looked, made._damaged = False, set()
-        made._retention = self  # type: ignore[assignment]
+        made._retention = ModelRetention(self, made._client)
         if self.deletes_rows:
             made.commit = self.watched(made.commit)  # type: ignore[method-assign]
-        else:
-            made._held_back = lambda *_: {}  # type: ignore[method-assign]
         return made
 
     def watched(self, commit: Callable[[Sequence[Handle]], Sequence[Finished]]) -> Any:
@@ -152,22 +178,6 @@ class Kafka(System):
             one.damaged = True
 
         return delete
-
-    def damaged(self, views: Iterable[Description], deadline_s: float) -> set[Transaction] | Answer:
-        """`RetentionCheck.damaged`: what leaders say of the partitions, as one request."""
-        asked = [view.transaction for view in views]
-        if not asked:
-            return set()
-
-        def look() -> set[Transaction]:
-            known = {one: self.ids[one.transactional_id] for one in asked}
-            return {one for one, found in known.items() if found.damaged and found.epoch == one.epoch}
-
-        try:
-            found: set[Transaction] = self.simulation.request((self.called, "says whether it has all rows"), look)
-        except (NoAnswerError, RefusedError) as error:
-            return Answer(None, str(error))
-        return found
 
     def writer(self, owner: Owner, process: Process, batch: int, slot: int, copy: int) -> Writer:
         return PoolWriter(self, owner, process, batch, slot)

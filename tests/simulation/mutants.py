@@ -12,7 +12,7 @@ from unittest import mock
 
 from simulation.config import KINDS
 from simulation.engine import Simulation
-from simulation.kafka import CONCURRENT_TRANSACTIONS, Kafka
+from simulation.kafka import CONCURRENT_TRANSACTIONS, Kafka, ModelRetention
 from simulation.logstore import ModelStore
 from simulation.schedule import SYSTEMS
 from simulation.systems import System
@@ -104,11 +104,11 @@ def _decides_afterwards(state: State, event: on.Finished) -> Any:
     return coordinator._decide(state, Commit, state.pending)
 
 
-_damaged = Kafka.damaged
+_damaged = ModelRetention.damaged
 
 
-def _silence_is_consent(kafka: Kafka, views: Any, deadline_s: float) -> Any:
-    found = _damaged(kafka, views, deadline_s)
+def _silence_is_consent(check: ModelRetention, views: Any, deadline_s: float) -> Any:
+    found = _damaged(check, views, deadline_s)
     return set() if isinstance(found, Answer) else found
 
 
@@ -345,7 +345,7 @@ MUTANTS = (
     Mutant(
         name="Kafka: what has lost rows is committed",
         kinds=_KAFKA,
-        patches=((KafkaCommitter, "_held_back", lambda *_: {}),),
+        patches=((ModelRetention, "held_back", lambda *_: {}),),
     ),
     Mutant(
         name="Kafka: what has lost rows is aborted before the log says that it is void",
@@ -355,7 +355,7 @@ MUTANTS = (
     Mutant(
         name="Kafka: a broker that does not say whether it has the rows is taken to have them",
         kinds=_KAFKA,
-        patches=((Kafka, "damaged", _silence_is_consent),),
+        patches=((ModelRetention, "damaged", _silence_is_consent),),
     ),
     Mutant(
         name="PostgreSQL: a sweep takes newer runs' transactions, too",

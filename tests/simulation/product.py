@@ -183,6 +183,7 @@ _REPLACED: tuple[tuple[str, str, Any], ...] = (
             "kafka.client",
             "kafka.committer",
             "kafka.producers",
+            "kafka.retention",
             "kafka.waiting",
             "kafka.writer",
             "postgres.committer",

@@ -55,7 +55,7 @@ REPLACED: tuple[tuple[str, str, Any], ...] = (
     ("client", "FindCoordinatorRequest", _FindCoordinator),
     ("client", "ApiVersionsRequest", _ApiVersions),
     ("client", "MetadataRequest", _Metadata),
-    ("committer", "_may_be_old", lambda _: True),
+    ("retention", "_may_be_old", lambda _: True),
 )
 """kafka-python's classes of requests, which know how to be written to a wire, take ten times as long to make. And here
 rows may be deleted of young transactions, too."""

@@ -6,7 +6,7 @@ import logging
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, TypeGuard
+from typing import Any
 
 from sparkonce.errors import UnknownOutcomeError
 from sparkonce.protocol.handles import Handle, transaction_fields
@@ -28,7 +28,8 @@ from sparkonce.sinks.kafka.outcomes import (
     confirm_forgotten,
     confirm_lost,
     is_behind,
-    undescribed,
+    is_unsaid,
+    open_ones,
 )
 from sparkonce.sinks.kafka.retention import RetentionCheck
 from sparkonce.sinks.kafka.settings import admin_settings
@@ -56,14 +57,6 @@ _EXPIRATION = "transactional.id.expiration.ms"
 _EPOCH_BUMPED_BY_END = 2
 """The level of ``transaction.version`` from which EndTxn v5 raises the epoch (KIP-890)."""
 
-_YOUNG_MS = 60_000
-"""For how long nobody need ask whether the rows of a transaction are still there: brokers look for what they may delete
-every five minutes (``log.retention.check.interval.ms``)."""
-
-_DAMAGED = Finished(
-    outcome=Outcome.DAMAGED,
-    reason="The topic's retention, or somebody, has deleted rows of it: it is aborted, and written again.",
-)
 _NOTHING = Finished(outcome=Outcome.COMMITTED, reason="The slot had no rows: there is nothing to finish.")
 
 
@@ -84,8 +77,6 @@ class KafkaCommitter(SinkCommitter):
         self._name = name
         self._attempt_timeout_s = attempt_timeout_s
         self._retention = RetentionCheck(self._client)
-        self._has_looked = False
-        self._damaged: set[Transaction] = set()
 
     def commit(self, handles: Sequence[Handle]) -> Sequence[Finished]:
         """See `SinkCommitter.commit`. COMMITTED stands for the second commit too: Kafka answers both alike.
@@ -97,7 +88,8 @@ class KafkaCommitter(SinkCommitter):
         deadline_s = self._deadline_s()
         open_handles = [handle for handle in handles if handle.transaction]
         transactions = [transaction_of(handle) for handle in open_handles]
-        held = self._held_back(open_handles, deadline_s)
+        begun_ms = [handle.opened_ms for handle in open_handles]
+        held = self._retention.held_back(dict(zip(transactions, begun_ms, strict=True)), deadline_s)
         ready = [one for one in transactions if one not in held]
         answers = self._client.end_transactions(ready, commit=True, deadline_s=deadline_s) if ready else []
         verdicts = [commit_outcome(answer) for answer in answers]
@@ -109,37 +101,6 @@ class KafkaCommitter(SinkCommitter):
         self._confirm(doubtful, ready, verdicts, deadline_s)
         found = held | dict(zip(ready, verdicts, strict=True))
         return _in_order(handles, [found[one] for one in transactions])
-
-    def _held_back(self, handles: Sequence[Handle], deadline_s: float) -> dict[Transaction, Finished]:
-        """Returns those that must not be committed now: their rows are gone, or it is not known whether they are.
-
-        Looked at is what has been open for more than a minute by its own clock, all that a run commits first (clocks
-        may be wrong), and what was found damaged before. What is not described as open needs no look: it is committed
-        or lost already.
-        """
-        old = [
-            one
-            for handle in handles
-            for one in [transaction_of(handle)]
-            if not self._has_looked or _may_be_old(handle) or one in self._damaged
-        ]
-        if not old:
-            return {}
-        views = self._client.describe_transactions(old, deadline_s=deadline_s)
-        if (unsaid := next(filter(_is_unsaid, views), None)) is not None:
-            return dict.fromkeys(old, undescribed(unsaid))
-        damaged = self._retention.damaged(_open_ones(old, views), deadline_s)
-        if not isinstance(damaged, Answer) and time.monotonic() >= deadline_s:
-            damaged = Answer(None, "it took too long")
-        if isinstance(damaged, Answer):
-            reason = f"Kafka did not say whether it still has all rows: {damaged}."
-            return dict.fromkeys(old, Finished(outcome=Outcome.RETRY, reason=reason))
-        self._has_looked, self._damaged = True, damaged
-        suspects = list(damaged)
-        # Only of what is still open after rows of it were seen to be gone is it known that no reader has had them.
-        views = self._client.describe_transactions(suspects, deadline_s=deadline_s) if suspects else []
-        held = {one: undescribed(view) for one, view in zip(suspects, views, strict=True) if _is_unsaid(view)}
-        return held | {view.transaction: _DAMAGED for view in _open_ones(suspects, views)}
 
     def abort(self, handles: Sequence[Handle]) -> Sequence[Finished]:
         """See `SinkCommitter.abort`. The epoch is raised: the writer can neither write on nor commit.
@@ -228,7 +189,7 @@ class KafkaCommitter(SinkCommitter):
         """
         transactions = [transaction_of(handle) for handle in handles]
         views = self._client.describe_transactions(transactions, deadline_s=self._deadline_s())
-        if (unsaid := next(filter(_is_unsaid, views), None)) is not None:
+        if (unsaid := next(filter(is_unsaid, views), None)) is not None:
             raise _unlisted(unsaid, "start")
         sure_ms = self._remembered_ms() // 2 if any(isinstance(view, Answer) for view in views) else 0
         now_ms = time.time_ns() // 1_000_000
@@ -246,9 +207,9 @@ class KafkaCommitter(SinkCommitter):
         """
         transactions = [transaction_of(handle) for handle in handles]
         views = self._client.describe_transactions(transactions, deadline_s=self._deadline_s())
-        if (unsaid := next(filter(_is_unsaid, views), None)) is not None:
+        if (unsaid := next(filter(is_unsaid, views), None)) is not None:
             raise _unlisted(unsaid, "decision")
-        begun = {view.transaction: view.started_ms for view in _open_ones(transactions, views)}
+        begun = {view.transaction: view.started_ms for view in open_ones(transactions, views)}
         return [begun.get(one) for one in transactions]
 
     def before_decision(self, facts: Facts) -> str:
@@ -333,23 +294,6 @@ class KafkaCommitter(SinkCommitter):
 
     def _deadline_s(self) -> float:
         return time.monotonic() + self._attempt_timeout_s
-
-
-def _may_be_old(handle: Handle) -> bool:
-    age_ms = time.time_ns() // 1_000_000 - handle.opened_ms
-    return not 0 <= age_ms < _YOUNG_MS
-
-
-def _is_unsaid(view: Description | Answer) -> TypeGuard[Answer]:
-    return isinstance(view, Answer) and view.code != TRANSACTIONAL_ID_NOT_FOUND
-
-
-def _open_ones(asked: Sequence[Transaction], views: Sequence[Description | Answer]) -> list[Description]:
-    return [
-        view
-        for one, view in zip(asked, views, strict=True)
-        if isinstance(view, Description) and (view.state, view.transaction) == ("Ongoing", one)
-    ]
 
 
 def transaction_of(handle: Handle) -> Transaction:

@@ -14,8 +14,9 @@ coordinator's own description of the transaction.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeGuard
 
 from kafka.errors import for_code
 
@@ -179,6 +180,20 @@ def commit_outcome(answer: Answer) -> Finished:
 def abort_outcome(answer: Answer) -> Finished:
     """What an answer to an abort says, for a transaction that `before_abort` let through."""
     return _read(_ABORT, answer)
+
+
+def is_unsaid(view: Description | Answer) -> TypeGuard[Answer]:
+    """Whether the coordinator said neither what became of a transaction nor that it does not know the id."""
+    return isinstance(view, Answer) and view.code != TRANSACTIONAL_ID_NOT_FOUND
+
+
+def open_ones(asked: Sequence[Transaction], views: Sequence[Description | Answer]) -> list[Description]:
+    """Returns the views of those that are open at exactly the epoch that was asked for."""
+    return [
+        view
+        for one, view in zip(asked, views, strict=True)
+        if isinstance(view, Description) and (view.state, view.transaction) == ("Ongoing", one)
+    ]
 
 
 def undescribed(answer: Answer) -> Finished:

@@ -11,6 +11,7 @@ transaction lies below. Only of other partitions is each producer asked for (KIP
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -19,8 +20,17 @@ from kafka.protocol.admin.transactions import DescribeProducersRequest
 from kafka.protocol.consumer.offsets import ListOffsetsRequest
 from kafka.protocol.metadata import MetadataRequest
 
+from sparkonce.protocol.outcomes import Finished, Outcome
 from sparkonce.sinks.kafka.client import TransactionClient
-from sparkonce.sinks.kafka.outcomes import NONE, Answer, Description, Transaction
+from sparkonce.sinks.kafka.outcomes import (
+    NONE,
+    Answer,
+    Description,
+    Transaction,
+    is_unsaid,
+    open_ones,
+    undescribed,
+)
 
 log = logging.getLogger(__name__)
 
@@ -32,8 +42,17 @@ _TOPIC_AUTHORIZATION_FAILED = 29
 _EARLIEST, _LATEST = -2, -1
 _READ_COMMITTED = 1
 
+_YOUNG_MS = 60_000
+"""For how long nobody need ask whether the rows of a transaction are still there: brokers look for what they may delete
+every five minutes (``log.retention.check.interval.ms``)."""
 
-@dataclass(slots=True)
+_DAMAGED = Finished(
+    outcome=Outcome.DAMAGED,
+    reason="The topic's retention, or somebody, has deleted rows of it: it is aborted, and written again.",
+)
+
+
+@dataclass
 class RetentionCheck:
     """Asks the leaders of the partitions that transactions have written to.
 
@@ -43,6 +62,39 @@ class RetentionCheck:
 
     client: TransactionClient
     _told: set[str] = field(default_factory=set)
+    _damaged: set[Transaction] = field(default_factory=set)
+    _has_looked: bool = False
+
+    def held_back(self, begun_ms: Mapping[Transaction, int], deadline_s: float) -> dict[Transaction, Finished]:
+        """Returns those that must not be committed now: their rows are gone, or it is not known whether they are.
+
+        Looked at is what has been open for more than a minute by its own clock, all that a run commits first (clocks
+        may be wrong), and what was found damaged before. What is not described as open needs no look: it is committed
+        or lost already.
+
+        Args:
+            begun_ms: When each was begun, milliseconds since the epoch by its executor's clock.
+            deadline_s: Until when to wait, by `time.monotonic`.
+        """
+        looks = not self._has_looked
+        old = [one for one, began in begun_ms.items() if looks or _may_be_old(began) or one in self._damaged]
+        if not old:
+            return {}
+        views = self.client.describe_transactions(old, deadline_s=deadline_s)
+        if (unsaid := next(filter(is_unsaid, views), None)) is not None:
+            return dict.fromkeys(old, undescribed(unsaid))
+        damaged = self.damaged(open_ones(old, views), deadline_s)
+        if not isinstance(damaged, Answer) and time.monotonic() >= deadline_s:
+            damaged = Answer(None, "it took too long")
+        if isinstance(damaged, Answer):
+            reason = f"Kafka did not say whether it still has all rows: {damaged}."
+            return dict.fromkeys(old, Finished(outcome=Outcome.RETRY, reason=reason))
+        self._has_looked, self._damaged = True, damaged
+        suspects = list(damaged)
+        # Only of what is still open after rows of it were seen to be gone is it known that no reader has had them.
+        views = self.client.describe_transactions(suspects, deadline_s=deadline_s) if suspects else []
+        held = {one: undescribed(view) for one, view in zip(suspects, views, strict=True) if is_unsaid(view)}
+        return held | {view.transaction: _DAMAGED for view in open_ones(suspects, views)}
 
     def damaged(self, views: Iterable[Description], deadline_s: float) -> set[Transaction] | Answer:
         """Returns the open transactions of which rows are gone; an `Answer` if a broker does not say.
@@ -172,3 +224,8 @@ class RetentionCheck:
                 "and Kafka does not let this user ask. They are committed without knowing. Grant READ on the topic.",
                 topic,
             )
+
+
+def _may_be_old(began_ms: int) -> bool:
+    age_ms = time.time_ns() // 1_000_000 - began_ms
+    return not 0 <= age_ms < _YOUNG_MS
