@@ -168,3 +168,6 @@ class _Work:
 
     def run_into_nothing(self) -> None:
         """There is no state that would need it."""
+
+    def is_stopped(self) -> bool:
+        return False

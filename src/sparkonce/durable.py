@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import time
 import uuid
@@ -10,6 +11,15 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 _STALE_TEMPORARY_S = 3600
+
+_PASSING = frozenset(
+    {errno.ENOSPC, errno.EDQUOT, errno.EAGAIN, errno.EBUSY, errno.ESTALE, errno.ETIMEDOUT, errno.EHOSTDOWN}
+)
+
+
+def is_outage(error: OSError) -> bool:
+    """Whether a disk may take later what it does not take now: it is full, or its server does not answer."""
+    return error.errno in _PASSING
 
 
 @contextmanager

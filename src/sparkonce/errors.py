@@ -17,6 +17,7 @@
     │   └── CheckpointMismatchError  the decided batch had other input: a copied, restored or re-made checkpoint
     ├── SupersededError            a newer run has claimed the query; this one must stop
     ├── PrepareError               a slot could not prepare; nothing became visible
+    │   ├── OutageError            a system could not be reached, or had no room, while a batch was written
     │   └── TransactionTooOldError the batch took longer than its transactions are allowed to live
     ├── UnknownOutcomeError        a request's outcome could not be learned before the deadline; nothing was undone
     ├── TransactionLostError       decided rows are gone and could not be replayed faithfully
@@ -117,6 +118,13 @@ class SupersededError(SparkonceError):
 
 class PrepareError(SparkonceError):
     """A slot could not prepare. Every prepared slot is aborted and nothing became visible."""
+
+
+class OutageError(PrepareError):
+    """A system could not be reached, or had no room, while a batch was written: it may take the batch later.
+
+    A writer that raises it has the driver wait and write the batch again, for as long as the patience lasts.
+    """
 
 
 class TransactionTooOldError(PrepareError):

@@ -208,6 +208,9 @@ class _Work:
     def run_into_nothing(self) -> None:
         pass
 
+    def is_stopped(self) -> bool:
+        return False
+
     def _pieces(self, slot: int) -> list[pa.RecordBatch]:
         found = numbers(self._batch).get(slot, [])
         if not found:

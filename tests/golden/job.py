@@ -145,6 +145,9 @@ class Work:
     def run_into_nothing(self) -> None:
         self.into_nothing += 1
 
+    def is_stopped(self) -> bool:
+        return False
+
 
 _COLUMNS = ("number", "half", "day")
 

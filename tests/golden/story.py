@@ -128,6 +128,9 @@ class Work:
     def run_into_nothing(self) -> None:
         """There is no state that would need it."""
 
+    def is_stopped(self) -> bool:
+        return False
+
 
 def hashed(rows: pa.RecordBatch) -> pa.RecordBatch:
     hashes = pa.array([crc32(repr(row).encode()) << 31 for row in rows.to_pylist()], pa.int64())

@@ -175,7 +175,15 @@ _SINKS = "sparkonce.sinks"
 _REPLACED: tuple[tuple[str, str, Any], ...] = (
     *(
         (f"sparkonce.{name}", "time", _CLOCK)
-        for name in ("driver.run", "driver.start", "driver.sweeper", "driver.went_back", "driver.progress", "log.base")
+        for name in (
+            "driver.outage",
+            "driver.run",
+            "driver.start",
+            "driver.sweeper",
+            "driver.went_back",
+            "driver.progress",
+            "log.base",
+        )
     ),
     *(
         (f"{_SINKS}.{name}", "time", _CLOCK)

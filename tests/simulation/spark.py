@@ -181,6 +181,9 @@ class Work:
     def run_into_nothing(self) -> None:
         self._cluster.simulation.stop_here()
 
+    def is_stopped(self) -> bool:
+        return False
+
     def write(
         self,
         sinks: Mapping[str, Owner],

@@ -14,6 +14,7 @@ import pytest
 
 from forwarding_store import ForwardingStore
 from sparkonce import executor as executor_module
+from sparkonce.driver import outage as outage_module
 from sparkonce.driver import run as run_module
 from sparkonce.driver import sweeper as sweeper_module
 from sparkonce.driver.positions import PositionReporter
@@ -88,7 +89,7 @@ class Clock:
 def stopped_clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     """Puts a `Clock` in the place of the driver's and the executors'."""
     clock = Clock()
-    for module in (run_module, sweeper_module, executor_module):
+    for module in (run_module, outage_module, sweeper_module, executor_module):
         monkeypatch.setattr(module, "time", clock)
     return clock
 
@@ -131,6 +132,7 @@ class Work:
         """Of each write, whether all rows were computed first."""
         self.written: list[tuple[tuple[str, ...], frozenset[tuple[str, int]] | None]] = []
         self.into_nothing = 0
+        self.stopped = False
 
     def write(
         self,
@@ -163,6 +165,9 @@ class Work:
 
     def run_into_nothing(self) -> None:
         self.into_nothing += 1
+
+    def is_stopped(self) -> bool:
+        return self.stopped
 
     def _rows(self, slot: int) -> list[pa.RecordBatch]:
         found = [] if slot in self.empty else [number + self.shift for number in numbers(self.batch, slots=[slot])]
@@ -257,7 +262,7 @@ class World:
 
 
 class FlakyStore(ForwardingStore):
-    """A store whose next puts of some kind of record go wrong: ``full``, ``unknown``, ``landed`` or ``no floor``."""
+    """A store whose next puts of some kind of record go wrong: full, read-only, unknown, landed, or no floor behind it."""
 
     def __init__(self, inner: LogStore, kind: type, *faults: str) -> None:
         super().__init__(inner)
@@ -269,6 +274,8 @@ class FlakyStore(ForwardingStore):
         fault = self._faults.pop(0) if self._faults and isinstance(decode_record(data), self._kind) else "none"
         if fault == "full":
             raise OSError(errno.ENOSPC, "No space left on device")
+        if fault == "read-only":
+            raise OSError(errno.EROFS, "Read-only file system")
         if fault == "unknown":
             raise PutUnknownError("the reply was lost")
         answer = super().put(position, data)

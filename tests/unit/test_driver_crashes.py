@@ -132,7 +132,7 @@ def test_a_crash_while_the_log_is_cleaned_up(tmp_path: Path, phase: Phase) -> No
 
 @pytest.mark.parametrize("phase", [Phase.RESOLVING, Phase.ABORTING])
 def test_a_crash_while_a_failure_is_dealt_with(world: World, phase: Phase) -> None:
-    faults = ["landed"] if phase is Phase.RESOLVING else ["full"]
+    faults = ["landed"] if phase is Phase.RESOLVING else ["read-only"]
     with pytest.raises(Crash):
         world.run(world.start(crash_at(phase), store=FlakyStore(world.store, Commit, *faults)), 1)
     check(world)
@@ -177,11 +177,11 @@ def test_the_reply_to_an_amendment_is_lost(world: World, faults: list[str]) -> N
     check(world)
 
 
-def test_the_disk_is_full_at_an_amendment(world: World) -> None:
+def test_the_disk_is_read_only_at_an_amendment(world: World) -> None:
     world.crash(1, Phase.FINISHING)
     expire_all(world.server)
     with pytest.raises(errors.LogError):
-        world.run(world.start(store=FlakyStore(world.store, Amend, "full")), 1)
+        world.run(world.start(store=FlakyStore(world.store, Amend, "read-only")), 1)
     assert world.unfinished() == []
     check(world)
 

@@ -685,9 +685,9 @@ def test_a_wrong_clock_of_a_worker_does_not_make_a_batch_too_old(world: World, m
 # --- the log cannot be written --------------------------------------------------------------------------------------
 
 
-def test_a_full_disk_at_the_decision_undoes_what_was_prepared(world: World) -> None:
-    driver = world.start(store=FlakyStore(world.store, Commit, "full"))
-    with pytest.raises(errors.LogError, match="No space left") as caught:
+def test_a_read_only_disk_at_the_decision_undoes_what_was_prepared(world: World) -> None:
+    driver = world.start(store=FlakyStore(world.store, Commit, "read-only"))
+    with pytest.raises(errors.LogError, match="Read-only") as caught:
         world.run(driver, 0)
     assert isinstance(caught.value.__cause__, OSError)
     assert (world.visible(), world.unfinished()) == ([], [])
@@ -695,10 +695,10 @@ def test_a_full_disk_at_the_decision_undoes_what_was_prepared(world: World) -> N
     assert world.visible() == numbers(0)
 
 
-def test_a_full_disk_at_the_claim_writes_nothing(world: World) -> None:
+def test_a_read_only_disk_at_the_claim_writes_nothing(world: World) -> None:
     work = world.work(0)
-    with pytest.raises(errors.LogError, match="No space left"):
-        world.start(store=FlakyStore(world.store, Claim, "full")).run_batch(asked(0), work)
+    with pytest.raises(errors.LogError, match="Read-only"):
+        world.start(store=FlakyStore(world.store, Claim, "read-only")).run_batch(asked(0), work)
     assert (work.written, world.kinds()) == ([], [])
 
 
@@ -718,7 +718,7 @@ def test_a_put_whose_reply_is_lost_is_settled(world: World, kind: type, faults: 
 
 def test_a_decision_in_doubt_is_not_undone(world: World) -> None:
     """The renewal that would settle it cannot be written: the decision may stand."""
-    inner = FlakyStore(world.store, Claim, "none", "full")
+    inner = FlakyStore(world.store, Claim, "none", "read-only")
     driver = world.start(store=FlakyStore(inner, Commit, "landed"))
     with pytest.raises(errors.UnknownOutcomeError, match="could not be learned"):
         world.run(driver, 0)

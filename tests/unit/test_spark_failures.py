@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from sparkonce.errors import PrepareError
+from sparkonce.errors import OutageError, PrepareError
 from sparkonce.spark.failures import MOST_CHARACTERS, root_cause, short_error
 from sparkonce.spark.work import SparkWork
 
@@ -123,3 +123,29 @@ def test_a_plan_that_is_stopped_while_its_rows_go_nowhere_says_so_too() -> None:
     plan: Any = Plan()
     with pytest.raises(PrepareError, match="the query was stopped"):
         SparkWork(plan, 3, ()).run_into_nothing()
+
+
+@pytest.mark.parametrize(
+    ("raised", "kind"),
+    [
+        ("sparkonce.errors.OutageError", OutageError),
+        ("sparkonce.errors.UnknownOutcomeError", OutageError),
+        ("sparkonce.errors.PrepareError", PrepareError),
+        ("sparkonce.errors.PreflightError", PrepareError),
+        ("some.errors.OutageError", PrepareError),
+    ],
+)
+def test_an_outage_that_a_task_met_is_still_one_behind_sparks_traces(raised: str, kind: type) -> None:
+    text = FAILED.replace("ValueError: bad row", f"{raised}: no answer. Next: start the server.")
+    assert type(short_error(RuntimeError(text))) is kind
+
+
+def test_the_advice_of_a_tasks_error_is_the_next_step() -> None:
+    said = "sparkonce.errors.PrepareError: a NUL. Next: take it out."
+    error = short_error(RuntimeError(FAILED.replace("ValueError: bad row", said)))
+    assert (error.message, error.next_step) == ("PrepareError: a NUL.", "take it out.")
+
+
+def test_a_users_own_words_are_no_advice() -> None:
+    error = short_error(RuntimeError(FAILED.replace("bad row", "bad row. Next: look")))
+    assert (error.message, error.next_step) == ("ValueError: bad row. Next: look", "")

@@ -19,13 +19,15 @@ from typing import Protocol
 from sparkonce import errors
 from sparkonce.driver.ages import Life, Pace, lives, offsets_between, shortest_life, too_old
 from sparkonce.driver.lookouts import Lookouts
+from sparkonce.driver.outage import Outage, doubled, is_outage
 from sparkonce.driver.positions import PositionReporter, Positions
 from sparkonce.driver.progress import BatchProgress, Stopwatch, rows_by_sink
 from sparkonce.driver.replay import as_recorded, found_again, where_lost
 from sparkonce.driver.start import look_around, read_log, recorded_topics, warn_if_not_moved
-from sparkonce.driver.stops import stop_error
+from sparkonce.driver.stops import advice_of, stop_error, taken_away, then_start_again
 from sparkonce.driver.sweeper import Sweeper
 from sparkonce.driver.went_back import check_servers
+from sparkonce.durable import is_outage as is_disk_outage
 from sparkonce.executor import check_handles
 from sparkonce.guarantees import Guarantee
 from sparkonce.log.base import DecisionLog, PutUnknownError
@@ -70,6 +72,9 @@ class BatchWork(Protocol):
 
     def run_into_nothing(self) -> None:
         """Runs the plan and throws its rows away."""
+
+    def is_stopped(self) -> bool:
+        """Whether the query was stopped meanwhile: nothing is waited for then, and the next `write` raises."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,7 +142,11 @@ class RunDriver:
         self._pace = Pace()
         self._rows_asked: int | None = None
         self._cause: BaseException | None = None
+        self._advice = ""
+        self._grown_old: Callable[[], str] = str
         self._finish_until = 0.0
+        self._finish_waits = False
+        self._lost: dict[str, str] = {}
         self._sweeper = Sweeper(
             [name for name, sink in self._sinks.items() if sink.guarantee is Guarantee.EXACTLY_ONCE],
             self._committer,
@@ -217,7 +226,7 @@ class RunDriver:
         if isinstance(effect, do.Stop):
             cause, self._cause = self._cause, None
             self._die()
-            raise stop_error(effect, asked.batch) from cause
+            raise stop_error(effect, asked.batch, self._advice) from cause
         try:
             self._conclude(asked.batch, handles)
         except BaseException:
@@ -292,7 +301,7 @@ class RunDriver:
             case do.ReadLog(view=view):
                 return on.LogRead(view=read_log(self._log, view))
             case do.Put():
-                return self._put(effect)
+                return self._put(effect, work)
             case do.Write():
                 return self._write(effect, work)
             case do.Deliver(sinks=sinks):
@@ -307,34 +316,51 @@ class RunDriver:
                 work.run_into_nothing()
                 return on.PlanRun()
             case do.RaiseFloor(floor=floor):
-                self._tidy(partial(self._log.raise_floor, floor))
+                self._tidy(partial(self._log.raise_floor, floor), work)
                 return on.FloorRaised(floor=floor)
             case do.DeleteBelow(position=position):
-                self._tidy(partial(self._log.store.delete_below, position))
+                self._tidy(partial(self._log.store.delete_below, position), work)
                 return on.Deleted()
             case _:
                 raise TypeError(f"no way to perform {effect!r}")
 
-    def _tidy(self, call: Callable[[], None]) -> None:
+    def _tidy(self, call: Callable[[], None], work: BatchWork) -> None:
         """Nothing is deleted under a floor that may not be durable."""
-        try:
-            call()
-        except (OSError, PutUnknownError) as error:
-            raise errors.LogError(
-                f"old records of the decision log {self._log.store.location} could not be tidied away: {error}",
-                next_step="make the checkpoint's disk writable and start the query again; no row is lost.",
-            ) from error
+        outage = self._outage()
+        while True:
+            try:
+                call()
+            except (OSError, PutUnknownError) as error:
+                text = f"old records of the decision log {self._log.store.location} could not be tidied away: {error}"
+                if _is_full(error) and not work.is_stopped() and outage.pause(text):
+                    continue
+                raise errors.LogError(
+                    text, next_step="make the checkpoint's disk writable and start the query again; no row is lost."
+                ) from error
+            outage.is_over()
+            return
 
-    def _put(self, effect: do.Put) -> on.Event:
+    def _outage(self) -> Outage:
+        return Outage(self._timing.commit_deadline_s)
+
+    def _put(self, effect: do.Put, work: BatchWork) -> on.Event:
         if effect.contested >= _CONTESTED:
             self._back_off(effect.contested)
-        try:
-            standing = self._log.put(effect.position, effect.record)
-        except PutUnknownError as error:
-            return on.PutUnknown(position=effect.position, reason=str(error))
-        except OSError as error:
-            self._cause = error
-            return on.PutRefused(position=effect.position, reason=str(error))
+        self._cause = None
+        outage = self._outage()
+        while True:
+            try:
+                standing = self._log.put(effect.position, effect.record)
+            except PutUnknownError as error:
+                return on.PutUnknown(position=effect.position, reason=str(error))
+            except OSError as error:
+                self._cause = error
+                answer = self._wait_to_put(effect, error, outage, work)
+                if answer is not None:
+                    return answer
+                continue
+            outage.is_over()
+            break
         # Rule of the log: after every put the floor is read again before anything is done.
         try:
             floor = self._log.floor()
@@ -347,9 +373,25 @@ class RunDriver:
             logger.debug("batch %d is decided at position %d", effect.record.batch, effect.position)
         return on.PutLanded(position=effect.position, floor=floor)
 
+    def _wait_to_put(self, effect: do.Put, error: OSError, outage: Outage, work: BatchWork) -> on.Event | None:
+        """Waits for room after a put that surely did not land. None to put it again: the position may still be free."""
+        refused = on.PutRefused(position=effect.position, reason=str(error))
+        what = f"record {effect.position} of the decision log could not be written: {error}"
+        if not _is_full(error) or work.is_stopped() or not outage.pause(what):
+            return refused
+        if self._log_went_on() and (standing := self._log.standing(effect.position)) is not None:
+            return on.PutTaken(position=effect.position, standing=standing, floor=self._log.floor())
+        if isinstance(effect.record, Claim):
+            return None
+        try:
+            late = self._grown_old()
+        except errors.UnknownOutcomeError as unknown:
+            late = _first_line(unknown)
+        return replace(refused, reason=f"{error}; meanwhile {late}") if late else None
+
     @staticmethod
     def _back_off(contested: int) -> None:
-        wait_s = _doubled(1.0, contested - _CONTESTED, _LONGEST_BACK_OFF_S) * random.uniform(0.5, 1.0)  # noqa: S311
+        wait_s = doubled(1.0, contested - _CONTESTED, _LONGEST_BACK_OFF_S) * random.uniform(0.5, 1.0)  # noqa: S311
         logger.warning(
             "%d runs have claimed this query without committing a batch; waiting %.1f s before the next claim. Two "
             "supervised drivers on one checkpoint depose each other: stop one of them.",
@@ -361,6 +403,39 @@ class RunDriver:
     def _write(self, effect: do.Write, work: BatchWork) -> on.Event:
         if not effect.sinks:
             return on.Prepared(handles=())
+        outage = self._outage()
+        while True:
+            event = self._write_once(effect, work)
+            if not isinstance(event, on.PrepareFailed) or not is_outage(self._cause) or _is_final(event):
+                outage.is_over()
+                return event
+            verdict = self._wait_to_write(effect, event, outage, work)
+            if verdict is not None:
+                return verdict
+
+    def _wait_to_write(
+        self, effect: do.Write, event: on.PrepareFailed, outage: Outage, work: BatchWork
+    ) -> on.PrepareFailed | None:
+        """Waits until what a failed write left open is undone: its locks and names would be in the next one's way.
+
+        That also asks whether the servers are back, which costs less than to run the plan.
+        """
+        self._sweeper.expect_losers()
+        own = [run for run in self.state.view.runs if run.token == self.state.token]
+        while not work.is_stopped():
+            if not outage.pause(event.reason):
+                return replace(event, reason=f"{event.reason} ({outage.in_vain()})")
+            if self._log_went_on():
+                return replace(event, superseded=True)
+            try:
+                self._sweeper.sweep_older([name for name in effect.sinks if name in self.state.transactional], own, 0.0)
+            except errors.UnknownOutcomeError as error:
+                logger.debug("what the failed write left open is not undone yet: %s", error.message)
+            else:
+                return None
+        return None
+
+    def _write_once(self, effect: do.Write, work: BatchWork) -> on.Event:
         began, life = time.monotonic(), shortest_life(effect.sinks, self._sinks, self._facts)
         computed_first = life is not None and self._pace.expected_s(self._rows_asked) * 2 > life.seconds
         event = self._prepare(effect, work, computed_first=computed_first)
@@ -389,12 +464,14 @@ class RunDriver:
         event = self._prepare(effect, work, computed_first=True)
         again_s = time.monotonic() - began
         if isinstance(event, on.PrepareFailed) and again_s >= life.seconds:
+            self._advice = ""
             late = f"it took {took_s:.0f} s, and {again_s:.0f} s with all rows computed first"
             return replace(event, too_old=f"{late}; transactions of sink {life.sink} live {life.seconds:.0f} s")
         return event
 
     def _prepare(self, effect: do.Write, work: BatchWork, *, computed_first: bool) -> on.Event:
         """Runs the plan once and prepares every slot."""
+        self._cause, self._advice = None, ""
         opened = time.monotonic()
 
         def computed() -> None:
@@ -408,7 +485,7 @@ class RunDriver:
             else:
                 handles, loser_possible = self._write_lost(effect.only, effect.sinks, write)
         except Exception as error:  # noqa: BLE001 - whatever the engine raises, the batch is not prepared
-            self._cause = error
+            self._cause, self._advice = error, then_start_again(error)
             reason = _reason(error)
             stopped = isinstance(error, errors.SparkonceError) and bool(error.details.get("stopped"))
             return on.PrepareFailed(reason=reason, stopped=stopped, superseded=self._log_went_on())
@@ -419,10 +496,11 @@ class RunDriver:
             return on.PrepareFailed(reason=wrong)
         if reason := self._objection(effect.sinks) or self._positions.before_decision(handles, self._sources):
             return on.PrepareFailed(reason=reason)
+        self._grown_old = lambda: self._too_old(handles, effect.sinks, time.monotonic() - opened)
         try:
-            late = self._too_old(handles, effect.sinks, time.monotonic() - opened)
+            late = self._grown_old()
         except errors.UnknownOutcomeError as error:
-            self._cause = error
+            self._cause, self._advice = error, then_start_again(error)
             return on.PrepareFailed(reason=_first_line(error))
         return on.Prepared(handles=tuple(handles), too_old=late)
 
@@ -438,6 +516,7 @@ class RunDriver:
             work.write(self._owners(sinks), None)
         except Exception as error:  # noqa: BLE001 - whatever the engine raises, the run says that rows may be missing
             self._cause = error
+            self._advice = "remove the cause and start the query again: it goes on behind this batch."
             return on.PrepareFailed(reason=_reason(error))
         return on.Prepared(handles=())
 
@@ -459,7 +538,7 @@ class RunDriver:
         try:
             return next(filter(None, told), "")
         except Exception as error:  # noqa: BLE001 - every transaction is prepared, and has to be aborted first
-            self._cause = error
+            self._cause, self._advice = error, then_start_again(error)
             return _first_line(error)
 
     def _write_lost(
@@ -484,8 +563,9 @@ class RunDriver:
     def _finish(self, effect: do.Finish) -> on.Event:
         if effect.attempt == 0:
             self._finish_until = time.monotonic() + self._timing.commit_deadline_s
+            self._finish_waits, self._lost = False, {}
         else:
-            wait_s = _doubled(_FIRST_RETRY_S, effect.attempt - 1, _LONGEST_RETRY_S)
+            wait_s = doubled(_FIRST_RETRY_S, effect.attempt - 1, _LONGEST_RETRY_S)
             time.sleep(max(0.0, min(wait_s, self._finish_until - time.monotonic())))
         void = frozenset(effect.void)
         answers = self._by_sink(effect.handles, lambda committer, handles: _commit_or_abort(committer, handles, void))
@@ -493,13 +573,34 @@ class RunDriver:
             self._report(effect.batch, handle, answer)
             if answer.outcome in (Outcome.LOST, Outcome.DAMAGED):
                 self._check_can_heal(effect.batch, handle)
+                self._lost.setdefault(handle.sink, answer.reason)
         late = time.monotonic() >= self._finish_until
-        reasons = sorted({answer.reason for _, answer in answers if answer.outcome in _NOT_FINAL})
+        waiting = [answer for _, answer in answers if answer.outcome in _NOT_FINAL]
+        reasons = sorted({answer.reason for answer in waiting})
+        self._advice = advice_of(waiting) if waiting else self._advice_if_lost()
+        self._say_finish_waits(effect.batch, reasons)
         return on.Finished(
             outcomes=tuple(answer.outcome for _, answer in answers),
             attempt=effect.attempt,
             deadline_passed=f"after {self._timing.commit_deadline_s:.0f} s: {'; '.join(reasons)}" if late else "",
         )
+
+    def _advice_if_lost(self) -> str:
+        """Of those that time out the reason to stop itself says what to do: they have to live longer."""
+        times_out = lives([*self._lost], self._sinks, self._facts)
+        return "" if times_out or not self._lost else taken_away(self._lost.values())
+
+    def _say_finish_waits(self, batch: int, reasons: Sequence[str]) -> None:
+        """Once, and not of what is answered soon: many a server asks for a moment's patience."""
+        waited_s = time.monotonic() - (self._finish_until - self._timing.commit_deadline_s)
+        if self._finish_waits and not reasons:
+            logger.warning("batch %d: going on after %.0f s", batch, waited_s)
+        if not self._finish_waits and reasons and waited_s >= _LONGEST_RETRY_S:
+            self._finish_waits = True
+            logger.warning(
+                "batch %d is decided; waiting for at most %.0f s until the rest of it can be committed: %s",
+                *(batch, self._timing.commit_deadline_s, "; ".join(reasons)),
+            )
 
     def _check_can_heal(self, batch: int, handle: Handle) -> None:
         """Only transactions can replace lost ones: without this, an amendment would name the lost one for ever."""
@@ -554,7 +655,7 @@ class RunDriver:
 
     def _conclude(self, batch: int, handles: Sequence[Handle]) -> None:
         """Tells each sink that the whole batch is committed; servers that are away for a while are waited for."""
-        until = time.monotonic() + self._timing.commit_deadline_s
+        outage = self._outage()
         # Also one that has been EXACTLY_ONCE until now: what it had prepared then is committed by two phases.
         told = dict.fromkeys((*self.state.transactional, *(handle.sink for handle in handles if handle.transaction)))
         for name in told:
@@ -563,10 +664,10 @@ class RunDriver:
                 try:
                     self._committer(name).conclude(batch, own)
                     break
-                except errors.UnknownOutcomeError:
-                    if time.monotonic() >= until:
+                except errors.UnknownOutcomeError as error:
+                    if not outage.pause(f"batch {batch} is committed, and sink {name} cannot be told: {error.message}"):
                         raise
-                    time.sleep(_LONGEST_RETRY_S / 4)
+        outage.is_over()
 
     # --- sinks ------------------------------------------------------------------------------------------------------
 
@@ -642,9 +743,13 @@ def _outlived(event: on.Event, took_s: float, life: Life) -> bool:
     return isinstance(event, on.PrepareFailed) and not (event.stopped or event.superseded) and took_s >= life.seconds
 
 
-def _doubled(first_s: float, times: int, longest_s: float) -> float:
-    """A pause that doubles up to a limit. Attempts may be thousands, and a float cannot be doubled as often."""
-    return min(longest_s, first_s * 2.0 ** min(times, 16))
+def _is_final(event: on.PrepareFailed) -> bool:
+    """Whether there is nothing to be waited for, whatever a write has failed by."""
+    return event.stopped or event.superseded or bool(event.too_old)
+
+
+def _is_full(error: BaseException) -> bool:
+    return isinstance(error, OSError) and is_disk_outage(error)
 
 
 def _close(name: str, committer: SinkCommitter) -> None:

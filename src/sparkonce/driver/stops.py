@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from sparkonce import errors
 from sparkonce.protocol import effects as do
+from sparkonce.protocol.outcomes import Finished, Outcome
 
 _ERRORS: dict[do.StopReason, tuple[type[errors.SparkonceError], str]] = {
     do.StopReason.STALE: (
@@ -23,9 +25,9 @@ _ERRORS: dict[do.StopReason, tuple[type[errors.SparkonceError], str]] = {
     do.StopReason.TOO_OLD: (
         errors.TransactionTooOldError,
         "let transactions live longer than the batch takes to be written (Kafka: transaction.timeout.ms, and the "
-        "broker's transaction.max.timeout.ms), or give it more cores, and start the query again. Smaller batches "
-        "(maxOffsetsPerTrigger) help from the next batch on: Spark repeats this one with the offsets that it has "
-        "recorded. To take it apart see the documentation, Operations.",
+        "broker's transaction.max.timeout.ms; Redis: staging_ttl_s; S3: the bucket's lifecycle rules), or give it more "
+        "cores, and start the query again. Smaller batches (maxOffsetsPerTrigger) help from the next batch on: Spark "
+        "repeats this one with the offsets that it has recorded. To take it apart see the documentation, Operations.",
     ),
     do.StopReason.UNKNOWN: (
         errors.UnknownOutcomeError,
@@ -50,9 +52,41 @@ _SPREAD_OTHERWISE = (
 """Where a replay gives the very same rows, only not slot by slot, nothing is gone that could not be written again."""
 
 
-def stop_error(stop: do.Stop, batch: int) -> errors.SparkonceError:
-    """The error for a stop at a batch."""
+_ADVISED = frozenset({do.StopReason.PREPARE_FAILED, do.StopReason.UNKNOWN, do.StopReason.TOO_OLD})
+"""Reasons whose next step depends on what a system has said, if it has said anything."""
+
+
+def then_start_again(error: BaseException) -> str:
+    """What the error of a write that failed says is to be done, if it says so."""
+    step = error.next_step if isinstance(error, errors.SparkonceError) else ""
+    return step and f"{step} Then start the query again; no row is lost."
+
+
+def advice_of(waiting: Sequence[Finished]) -> str:
+    """What to do about answers that leave an outcome open; empty if there were none but silence and pleas to wait."""
+    if steps := dict.fromkeys(answer.next_step for answer in waiting if answer.next_step):
+        return f"{' '.join(steps)} Then start the query again: it asks for the outcome first."
+    if any(answer.outcome is Outcome.UNKNOWN for answer in waiting):
+        return "do what the answer asks for, then start the query again: it asks for the outcome first."
+    return ""
+
+
+def taken_away(reasons: Iterable[str]) -> str:
+    """What to do about transactions that are lost again and again, although none of them ends by itself."""
+    return f"find out what takes them away, then start the query again: {'; '.join(reasons)}"
+
+
+def stop_error(stop: do.Stop, batch: int, advice: str = "") -> errors.SparkonceError:
+    """The error for a stop at a batch.
+
+    Args:
+        stop: The coordinator's.
+        batch: Spark's batch id.
+        advice: What a system has said is to be done; empty if it has not.
+    """
     kind, next_step = _ERRORS[stop.reason]
+    if advice and stop.reason in _ADVISED:
+        next_step = advice
     details: dict[str, Any] = {"batch": batch, **dict(stop.details)}
     if stop.reason is do.StopReason.LOST:
         message = (

@@ -117,6 +117,11 @@ class DecisionLog:
         answer = self.store.put(position, codec.encode_record(record, at_ms=time.time_ns() // 1_000_000))
         return self._record(position, answer.standing) if isinstance(answer, Taken) else None
 
+    def standing(self, position: int) -> Record | None:
+        """What stands at a position, durably; None if nothing does."""
+        found = self.store.read(position)
+        return self._record(position, found[0]) if found else None
+
     def floor(self) -> Floor:
         """The highest floor."""
         data = self.store.floor()

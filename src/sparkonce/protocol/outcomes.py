@@ -36,9 +36,11 @@ class Finished:
     Attributes:
         outcome: What finishing gave.
         reason: The server's error code and one sentence, empty when there is nothing to say.
+        next_step: What the operator can do about it, where asking again will not help.
         in_flight: Whether an abort had no answer, and may still arrive to end whatever has the same name then.
     """
 
     outcome: Outcome
     reason: str = ""
+    next_step: str = ""
     in_flight: bool = False

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import re
 
-from sparkonce.errors import PrepareError
+from sparkonce.errors import OutageError, PrepareError, UnknownOutcomeError
 
 logger = logging.getLogger("sparkonce")
 
@@ -13,6 +13,8 @@ MOST_CHARACTERS = 2000
 """Of an error's text. Spark's own search in it, see `short_error`, needs it short."""
 _MOST_ADVICE = 1000
 _ADVICE = " Next: "
+_OUTAGES = frozenset({f"sparkonce.errors.{kind.__name__}" for kind in (OutageError, UnknownOutcomeError)})
+"""Errors of a task after which the driver may wait and write the batch again."""
 
 _RAISED = re.compile(r"^(?P<kind>[A-Za-z_][\w.]*(?:Error|Exception|Interrupt|Exit)): (?P<said>.+)$", re.MULTILINE)
 _USER_RAISED = re.compile(r"\[USER_RAISED_EXCEPTION\] (?P<said>.+?) SQLSTATE: P0001", re.DOTALL)
@@ -49,8 +51,12 @@ def short_error(error: BaseException) -> PrepareError:
     if _INTERRUPTED.search(text) and _TASK_FAILED not in text and not _python_errors(text):
         logger.debug("a batch's job was stopped", exc_info=error)
         return PrepareError(f"the query was stopped in the middle of a batch ({_STOPPED})", stopped=True)
-    logger.error("a batch's job failed", exc_info=error)
-    return PrepareError(root_cause(error))
+    raised = _ours(text)
+    outage = bool(raised) and raised[-1]["kind"] in _OUTAGES
+    logger.log(logging.DEBUG if outage else logging.ERROR, "a batch's job failed", exc_info=error)
+    told = root_cause(error)
+    message, next_step = told.rsplit(_ADVICE, 1) if raised and _ADVICE in told else (told, "")
+    return (OutageError if outage else PrepareError)(message, next_step=next_step)
 
 
 def root_cause(error: BaseException) -> str:
@@ -66,7 +72,7 @@ def root_cause(error: BaseException) -> str:
 def _cause(error: BaseException) -> str:
     text = str(error)
     found = _python_errors(text)
-    ours = [match for match in found if match["kind"].startswith("sparkonce.")]
+    ours = _ours(text)
     if (raised_by_plan := _USER_RAISED.search(text)) is not None and not ours:
         return " ".join(raised_by_plan["said"].split())
     if found:
@@ -94,6 +100,10 @@ def _shortened(text: str) -> str:
     said, _, advice = text.rpartition(_ADVICE)
     end = f"{_ADVICE}{advice}"[:_MOST_ADVICE] if said else ""
     return f"{text[: MOST_CHARACTERS - len(end) - 1]}…{end}"
+
+
+def _ours(text: str) -> list[re.Match[str]]:
+    return [match for match in _python_errors(text) if match["kind"].startswith("sparkonce.")]
 
 
 def _python_errors(text: str) -> list[re.Match[str]]:

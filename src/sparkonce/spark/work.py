@@ -92,10 +92,14 @@ class SparkWork:
                 self._cancel_if_stopped()
         return [future.result() for future in futures]
 
+    def is_stopped(self) -> bool:
+        """Spark interrupts the thread of a query that is stopped."""
+        return bool(self._df.sparkSession.sparkContext._jvm.java.lang.Thread.currentThread().isInterrupted())
+
     def _cancel_if_stopped(self) -> None:
         """Spark cancels a stopped query's jobs once, and interrupts its thread: a job that began later must end too."""
         context = self._df.sparkSession.sparkContext
-        if context._jvm.java.lang.Thread.currentThread().isInterrupted():
+        if self.is_stopped():
             group = context.getLocalProperty("spark.jobGroup.id")
             context._jsc.sc().cancelJobGroup(group, f"because query {group} was stopped")
 

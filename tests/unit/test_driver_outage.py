@@ -1,0 +1,331 @@
+"""A system that is away, or full, for a while: the run waits, in whatever phase it is."""
+
+from __future__ import annotations
+
+import errno
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from sparkonce import errors
+from sparkonce.guarantees import Guarantee
+from sparkonce.protocol.outcomes import Finished, Outcome
+from sparkonce.protocol.records import Claim, Commit
+from sparkonce.protocol.state import Phase
+from sparkonce.sinks.memory.sink import _Committer
+from unit.driver_world import NEVER, Clock, FlakyStore, Work, World, asked, call_at, numbers, stopped_clock
+
+AWAY = errors.OutageError("the server is away", next_step="start it.")
+
+
+@pytest.fixture(autouse=True)
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    return stopped_clock(monkeypatch)
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> World:
+    return World(tmp_path)
+
+
+def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
+
+
+# --- a batch is written ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("call", ["begin", "write", "prepare"])
+def test_a_server_that_is_away_for_a_minute_is_waited_for(
+    world: World, clock: Clock, call: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    world.server.fail(call, *[AWAY] * 8)
+    world.run(world.start(), 0, 1)
+    assert (world.visible(), world.unfinished()) == (numbers(0, 1), [])
+    assert sum(clock.slept) > 40
+    assert max(clock.slept) <= 10
+    waits, goes_on = warnings(caplog)
+    assert "at most 300 s" in waits
+    assert "the server is away" in waits
+    assert "9 times" in goes_on
+
+
+def test_it_is_waited_for_no_longer_than_the_patience(world: World, clock: Clock) -> None:
+    world.server.fail("begin", *[AWAY] * NEVER)
+    with pytest.raises(errors.PrepareError, match=r"the server is away \(tried \d+ times in 60 s\)") as caught:
+        world.run(world.start(deadline_s=60.0), 0)
+    assert caught.value.next_step == "start it. Then start the query again; no row is lost."
+    assert caught.value.__cause__ is AWAY
+    assert 60 <= clock.monotonic() < 61
+    assert (world.visible(), world.unfinished()) == ([], [])
+
+
+@pytest.mark.parametrize("error", [errors.PrepareError("a NUL"), errors.PreflightError("no right"), OSError("?")])
+def test_what_is_no_outage_is_not_waited_for(world: World, clock: Clock, error: Exception) -> None:
+    world.server.fail("write", error)
+    with pytest.raises(errors.PrepareError):
+        world.run(world.start(), 0)
+    assert clock.slept == []
+
+
+def test_what_a_failed_write_prepared_is_undone_before_the_next_one(world: World) -> None:
+    """Its locks would be in the way, and so would its prepared transactions, of which a server may have few."""
+    world.server.fail("prepare", *[errors.OutageError("away")])
+    open_at_begin: list[int] = []
+    work = world.work(0)
+    work.slots = 1
+    work.before = lambda: open_at_begin.append(len(world.unfinished()))
+    lose_aborts(world, 1)
+    world.start().run_batch(asked(0), work)
+    assert open_at_begin == [0, 0]
+
+
+def lose_aborts(world: World, count: int) -> None:
+    """The next aborts, of writers, do not arrive."""
+    world.server.fail("abort", *[Finished(outcome=Outcome.RETRY, reason="away")] * count)
+
+
+def test_the_plan_is_not_run_while_the_server_cannot_even_be_swept(world: World, clock: Clock) -> None:
+    world.server.fail("prepare", AWAY)
+    lose_aborts(world, 1 + 5)
+    work = world.work(0)
+    world.start().run_batch(asked(0), work)
+    assert len(work.written) == 2
+    assert len(clock.slept) == 6
+    assert (world.visible(), world.unfinished()) == (numbers(0), [])
+
+
+def test_a_run_that_is_superseded_while_it_waits_stops(
+    world: World, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world.server.fail("begin", AWAY)
+    first, work = world.start(), world.work(0)
+
+    def sleep(seconds: float) -> None:
+        monkeypatch.undo()
+        world.run(world.start(), 0)
+
+    monkeypatch.setattr(clock, "sleep", sleep)
+    with pytest.raises(errors.SupersededError):
+        first.run_batch(asked(0), work)
+    assert len(work.written) == 1
+    assert (world.visible(), world.unfinished()) == (numbers(0), [])
+
+
+def test_a_query_that_is_stopped_does_not_wait(world: World, clock: Clock) -> None:
+    world.server.fail("prepare", AWAY)
+    lose_aborts(world, NEVER)
+    work = Stopped(world)
+    with pytest.raises(errors.PrepareError, match="in Spark's words"):
+        world.start().run_batch(asked(0), work)
+    assert clock.slept == []
+
+
+class Stopped(Work):
+    """A plan whose query is stopped once it has failed."""
+
+    def __init__(self, world: World) -> None:
+        super().__init__(world.sinks(), 0)
+
+    def write(self, sinks, only, computed=None):  # type: ignore[no-untyped-def]
+        if self.stopped:
+            raise errors.PrepareError("in Spark's words", stopped=True)
+        self.stopped = True
+        return super().write(sinks, only, computed)
+
+
+def test_a_healing_waits_too(world: World) -> None:
+    world.crash(0, Phase.FINISHING)
+    for number, _ in world.unfinished():
+        world.server.expire(number)
+    world.server.fail("begin", *[AWAY] * 5)
+    world.run(world.start(), 0, 1)
+    assert (world.visible(), world.unfinished()) == (numbers(0, 1), [])
+
+
+def test_what_the_driver_asks_before_the_decision_waits_too(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    world.timeouts_s["memory"] = 900.0
+    answers = iter([errors.UnknownOutcomeError("away")] * 3)
+
+    def before_decision(*_: object) -> str:
+        if (error := next(answers, None)) is not None:
+            raise error
+        return ""
+
+    monkeypatch.setattr(_Committer, "before_decision", before_decision)
+    world.run(world.start(), 0)
+    assert (world.visible(), world.unfinished()) == (numbers(0), [])
+
+
+def test_a_sink_that_is_at_most_once_is_not_written_again(world: World, clock: Clock) -> None:
+    world.add("once", Guarantee.AT_MOST_ONCE).fail("write", AWAY)
+    with pytest.raises(errors.PrepareError, match="will not be written again") as caught:
+        world.run(world.start(), 0)
+    assert "goes on behind this batch" in caught.value.next_step
+    assert clock.slept == []
+
+
+# --- the decision is put --------------------------------------------------------------------------------------------
+
+
+def test_a_full_disk_at_the_decision_is_waited_for(world: World, caplog: pytest.LogCaptureFixture) -> None:
+    world.run(world.start(store=FlakyStore(world.store, Commit, *["full"] * 9)), 0, 1)
+    assert (world.visible(), world.unfinished()) == (numbers(0, 1), [])
+    assert world.kinds() == ["Claim", "Commit", "Commit"]
+    waits, goes_on = warnings(caplog)
+    assert "record 1 of the decision log could not be written" in waits
+    assert "No space left" in waits
+    assert "10 times" in goes_on
+
+
+def test_a_disk_that_stays_full_undoes_what_was_prepared(world: World, clock: Clock) -> None:
+    with pytest.raises(errors.LogError, match="No space left") as caught:
+        world.run(world.start(store=FlakyStore(world.store, Commit, *["full"] * NEVER)), 0)
+    assert isinstance(caught.value.__cause__, OSError)
+    assert 300 <= clock.monotonic() < 301
+    assert (world.visible(), world.unfinished()) == ([], [])
+    world.run(world.start(), 0)
+    assert world.visible() == numbers(0)
+
+
+def test_transactions_that_grow_too_old_while_the_disk_is_full_are_not_decided(world: World, clock: Clock) -> None:
+    world.timeouts_s["memory"] = 120.0
+    with pytest.raises(errors.LogError, match=r"No space left.*meanwhile the transaction of slot 0 .* is 9[0-9] s old"):
+        world.run(world.start(store=FlakyStore(world.store, Commit, *["full"] * NEVER)), 0)
+    assert sum(clock.slept) < 120
+    assert (world.visible(), world.unfinished()) == ([], [])
+
+
+def test_a_run_that_is_superseded_while_the_disk_is_full_says_so(world: World, clock: Clock) -> None:
+    newer = call_at(Phase.DECIDING, lambda: world.run(world.start(), 0))
+    with pytest.raises(errors.SupersededError):
+        world.run(world.start(newer, store=FlakyStore(world.store, Commit, *["full"] * NEVER)), 0)
+    assert sum(clock.slept) < 1
+    assert (world.visible(), world.unfinished()) == (numbers(0), [])
+
+
+def test_a_decision_in_doubt_is_waited_for_and_found(world: World) -> None:
+    inner = FlakyStore(world.store, Claim, "none", "full", "full")
+    world.run(world.start(store=FlakyStore(inner, Commit, "landed")), 0, 1)
+    assert (world.visible(), world.unfinished()) == (numbers(0, 1), [])
+
+
+def test_a_query_that_is_stopped_does_not_wait_for_its_disk(world: World, clock: Clock) -> None:
+    work = world.work(0)
+    work.stopped = True
+    with pytest.raises(errors.LogError, match="No space left"):
+        world.start(store=FlakyStore(world.store, Commit, "full")).run_batch(asked(0), work)
+    assert clock.slept == []
+
+
+class FullAtFloors(FlakyStore):
+    def __init__(self, world: World, times: int) -> None:
+        super().__init__(world.store, Commit)
+        self.times = times
+
+    def raise_floor(self, position: int, data: bytes) -> None:
+        if self.times:
+            self.times -= 1
+            raise OSError(errno.EDQUOT, "Disk quota exceeded")
+        super().raise_floor(position, data)
+
+
+@pytest.mark.parametrize("times", [3, NEVER])
+def test_a_quota_that_is_used_up_when_the_log_is_tidied(
+    world: World, clock: Clock, times: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sparkonce.protocol.coordinator.KEEP_BATCHES", 1)
+    monkeypatch.setattr("sparkonce.protocol.coordinator.TIDY_EVERY_BATCHES", 1)
+    driver = world.start(store=FullAtFloors(world, times))
+    if times == NEVER:
+        with pytest.raises(errors.LogError, match="Disk quota exceeded"):
+            world.run(driver, 0, 1)
+    else:
+        world.run(driver, 0, 1, 2)
+        assert world.visible() == numbers(0, 1, 2)
+    assert clock.slept
+
+
+# --- it is finished -------------------------------------------------------------------------------------------------
+
+
+def test_a_finish_that_waits_says_so_once(world: World, caplog: pytest.LogCaptureFixture) -> None:
+    world.server.fail("commit", *[Finished(outcome=Outcome.RETRY, reason="no answer")] * 90)
+    world.run(world.start(), 0)
+    waits, goes_on = warnings(caplog)
+    assert "batch 0 is decided; waiting for at most 300 s" in waits
+    assert waits.endswith("no answer")
+    assert "batch 0: going on after" in goes_on
+
+
+def test_a_moments_patience_is_no_warning(world: World, caplog: pytest.LogCaptureFixture) -> None:
+    world.server.fail("commit", *[Finished(outcome=Outcome.RETRY, reason="not yet")] * 9)
+    world.run(world.start(), 0)
+    assert warnings(caplog) == []
+
+
+def conclude_later(monkeypatch: pytest.MonkeyPatch, times: int) -> None:
+    answers = iter([errors.UnknownOutcomeError("no answer")] * times)
+
+    def conclude(*_: object) -> None:
+        if (error := next(answers, None)) is not None:
+            raise error
+
+    monkeypatch.setattr(_Committer, "conclude", conclude)
+
+
+def test_a_conclusion_waits(
+    world: World, clock: Clock, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    conclude_later(monkeypatch, 8)
+    world.run(world.start(), 0)
+    assert sum(clock.slept) > 40
+    assert len(warnings(caplog)) == 2
+
+
+# --- what a stop says -----------------------------------------------------------------------------------------------
+
+
+def test_the_cause_of_a_failed_write_keeps_its_advice(world: World) -> None:
+    world.server.fail("write", errors.PrepareError("a NUL", next_step="take it out with regexp_replace."))
+    with pytest.raises(errors.PrepareError) as caught:
+        world.run(world.start(), 0)
+    assert caught.value.next_step.startswith("take it out with regexp_replace. Then start the query again")
+
+
+@pytest.mark.parametrize(
+    ("answer", "said"),
+    [
+        (Finished(outcome=Outcome.UNKNOWN, reason="refused", next_step="UPDATE the row."), "UPDATE the row. Then"),
+        (Finished(outcome=Outcome.UNKNOWN, reason="the user has no right: grant it"), "do what the answer asks for"),
+        (Finished(outcome=Outcome.RETRY, reason="no answer"), "see whether the servers can be reached"),
+    ],
+)
+def test_an_outcome_that_stays_open_says_what_the_answer_asks_for(world: World, answer: Finished, said: str) -> None:
+    world.server.fail("commit", *[answer] * NEVER)
+    with pytest.raises(errors.UnknownOutcomeError) as caught:
+        world.run(world.start(), 0)
+    assert caught.value.next_step.startswith(said)
+
+
+@pytest.mark.parametrize("life_s", [None, 900.0])
+def test_what_is_lost_each_time_is_blamed_on_timeouts_only_where_there_are_some(
+    world: World, monkeypatch: pytest.MonkeyPatch, life_s: float | None
+) -> None:
+    if life_s is not None:
+        world.timeouts_s["memory"] = life_s
+
+    def commit(_: _Committer, handles: Sequence[object]) -> Sequence[Finished]:
+        return [Finished(outcome=Outcome.LOST, reason="somebody deleted it")] * len(handles)
+
+    monkeypatch.setattr(_Committer, "commit", commit)
+    with pytest.raises(errors.TransactionTooOldError, match="lost each time") as caught:
+        world.run(world.start(), 0)
+    if life_s is None:
+        assert caught.value.next_step.startswith("find out what takes them away")
+        assert "somebody deleted it" in caught.value.next_step
+        assert "transaction.timeout.ms" not in caught.value.next_step
+    else:
+        assert "transaction.timeout.ms" in caught.value.next_step
