@@ -5,8 +5,10 @@ from __future__ import annotations
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, BinaryIO, cast
 
-from sparkonce.errors import PrepareError
+from sparkonce.errors import OutageError, PrepareError
+from sparkonce.protocol.outcomes import Outcome
 from sparkonce.sinks.files.deadlines import within
+from sparkonce.sinks.files.outcomes import of_hdfs_error
 from sparkonce.sinks.files.store import Fields, HeldFile
 from sparkonce.sinks.files.streams import ChecksumStream
 from sparkonce.words import one_line
@@ -15,6 +17,8 @@ if TYPE_CHECKING:
     from hdfs_native import Client, WriteOptions
 
 _BUFFER_BYTES = 1 << 20
+_OF_ONE_FILE = (FileNotFoundError, FileExistsError, PermissionError)
+"""Errors that come again however long one waits."""
 
 
 def create(client: Client, path: str, options: WriteOptions) -> Any:
@@ -115,7 +119,8 @@ class _Buffered:
 
 def unwritten(path: str, error: BaseException) -> PrepareError:
     """What a failed write is raised as: nothing of the batch became visible."""
-    return PrepareError(
+    later = of_hdfs_error(error, path).outcome is Outcome.RETRY and not isinstance(error, _OF_ONE_FILE)
+    return (OutageError if later else PrepareError)(
         f"{path} could not be written: {first_line(error)}",
         next_step="See whether the cluster runs and has room; nothing of the batch became visible.",
         path=path,

@@ -55,6 +55,7 @@ _HDFS: Mapping[str, tuple[Outcome, str]] = {
     ),
     "NSQuotaExceededException": (Outcome.RETRY, "The folder's quota of names is used up: raise it."),
     "DSQuotaExceededException": (Outcome.RETRY, "The folder's quota of bytes is used up: raise it."),
+    "could only be written to": (Outcome.RETRY, "No data node takes a block: they are away, or full."),
     "SafeModeException": (Outcome.RETRY, "The name node is in safe mode."),
     "StandbyException": (Outcome.RETRY, "Another name node is the active one now."),
     "RetriableException": (Outcome.RETRY, "The name node asks for patience."),

@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from sparkonce.errors import PrepareError
+from sparkonce.durable import is_outage
+from sparkonce.errors import OutageError, PrepareError
 
 
 class ChecksumStream:
@@ -73,7 +74,7 @@ def preparing(path: object) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise PrepareError(
+        raise (OutageError if is_outage(error) else PrepareError)(
             f"{path} could not be written: {error.strerror or error}.",
             next_step="Free some space, or see what happened to the file; nothing of the batch became visible.",
             path=str(path),

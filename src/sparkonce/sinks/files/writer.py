@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 import pyarrow as pa
 
-from sparkonce.errors import PrepareError
+from sparkonce.errors import OutageError, PrepareError
 from sparkonce.protocol.outcomes import Outcome
 from sparkonce.protocol.ownership import TransactionName
 from sparkonce.sinks.base import SinkWriter, WriterContext
@@ -136,7 +136,7 @@ class FilesWriter(SinkWriter):
             self._close(folder)
         files = [{**sealed.result(), "rows": rows} for rows, sealed in self._sealed]
         if doubt := self._store.doubt(self._folder):
-            raise PrepareError(
+            raise (OutageError if doubt.outcome is Outcome.RETRY else PrepareError)(
                 f"What was written may not be where the driver looks for it: {doubt.reason}",
                 next_step="Let every host see the same folder at the sink's path; nothing of the batch became visible.",
             )
@@ -153,7 +153,8 @@ class FilesWriter(SinkWriter):
         published = (Outcome.COMMITTED, Outcome.ALREADY_COMMITTED)
         for answer in self._store.publish(files):
             if answer.outcome not in published:
-                raise PrepareError(f"A file could not be published: {answer.reason}")
+                kind = OutageError if answer.outcome is Outcome.RETRY else PrepareError
+                raise kind(f"A file could not be published: {answer.reason}")
 
     def abort(self) -> None:
         """Deletes the files. Those that cannot be reached are left to the driver's sweep."""

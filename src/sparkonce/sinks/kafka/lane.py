@@ -10,7 +10,7 @@ from typing import Any
 
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
-from sparkonce.errors import PreflightError, PrepareError, SparkonceError
+from sparkonce.errors import OutageError, PreflightError, PrepareError, SparkonceError
 from sparkonce.sinks.kafka.client_log import client_log
 from sparkonce.words import one_line
 
@@ -32,6 +32,26 @@ _NOT_ALLOWED = {
     KafkaError.SASL_AUTHENTICATION_FAILED,
     KafkaError._AUTHENTICATION,
 }
+_AWAY = {
+    KafkaError._MSG_TIMED_OUT,
+    KafkaError._TIMED_OUT,
+    KafkaError._TIMED_OUT_QUEUE,
+    KafkaError._TRANSPORT,
+    KafkaError._ALL_BROKERS_DOWN,
+    KafkaError._RESOLVE,
+    KafkaError.REQUEST_TIMED_OUT,
+    KafkaError.NETWORK_EXCEPTION,
+    KafkaError.BROKER_NOT_AVAILABLE,
+    KafkaError.LEADER_NOT_AVAILABLE,
+    KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
+    KafkaError.COORDINATOR_NOT_AVAILABLE,
+    KafkaError.NOT_COORDINATOR,
+    KafkaError.NOT_ENOUGH_REPLICAS,
+    KafkaError.NOT_ENOUGH_REPLICAS_AFTER_APPEND,
+    KafkaError.KAFKA_STORAGE_ERROR,
+    KafkaError.THROTTLING_QUOTA_EXCEEDED,
+}
+"""The brokers cannot be reached, or take nothing for now. The last but one is what a full disk gives."""
 
 
 class Reports:
@@ -44,6 +64,8 @@ class Reports:
         refused: How many rows did not arrive.
         refusals: Of the first of them the topic and the broker's reason.
         last_error: The newest error of the client as a whole, such as a lost connection; empty if there was none.
+        away: Whether rows did not arrive, or the transaction was broken off, because brokers were away.
+        barred: Whether the newest error of the client says that it is not let in.
         stats: The newest statistics, as JSON. Parsed only where they are needed.
     """
 
@@ -53,6 +75,7 @@ class Reports:
         self.refusals: list[str] = []
         self._largest = -1
         self.last_error = ""
+        self.away = self.barred = False
         self.stats = ""
 
     def on_stats(self, text: str) -> None:
@@ -61,13 +84,14 @@ class Reports:
 
     def on_error(self, error: KafkaError) -> None:
         """Keeps an error of the client as a whole."""
-        self.last_error = one_line(error.str())
+        self.last_error, self.barred = one_line(error.str()), error.code() in _NOT_ALLOWED
 
     def on_delivery(self, error: KafkaError | None, message: Message) -> None:
         """Keeps what happened to a row that did not arrive; of the others librdkafka is told not to report."""
         if error is None:
             return
         self.refused += 1
+        self.away |= error.code() in _AWAY
         if error.code() == KafkaError.MSG_SIZE_TOO_LARGE:
             self._keep_largest(error, message)
         elif len(self.refusals) < _REMEMBERED_ERRORS:
@@ -211,12 +235,15 @@ class Lane:
             self.producer.begin_transaction()
         except KafkaException as error:
             reason = one_line(error.args[0].str())
+            self.reports.away |= error.args[0].code() in _AWAY
             return "" if error.args[0].code() == KafkaError._STATE and _OPEN_STATE in reason else reason
         return "no transaction was open"
 
     def explain(self, reason: KafkaError, what: str) -> SparkonceError:
         """A refusal of librdkafka as one of our errors, with what the client knows beyond it."""
-        kind = PreflightError if reason.code() in _NOT_ALLOWED else PrepareError
+        kind: type[SparkonceError] = PreflightError if reason.code() in _NOT_ALLOWED else PrepareError
+        if reason.code() in _AWAY and not self.reports.barred:
+            kind = OutageError
         known = self.reports.last_error
         said = one_line(reason.str())
         more = f" ({known})" if known and known not in said else ""

@@ -19,7 +19,7 @@ from concurrent.futures import TimeoutError as LeaseTimeoutError
 from dataclasses import dataclass
 from functools import partial
 
-from sparkonce.errors import PrepareError
+from sparkonce.errors import OutageError
 from sparkonce.protocol.ownership import LanePool, Token
 from sparkonce.sinks.kafka.lane import Lane
 
@@ -119,7 +119,7 @@ class Pool:
             return lease.result(timeout_s)
         except LeaseTimeoutError:
             self.withdraw(lease)
-            raise PrepareError(f"No Kafka producer was ready within {timeout_s:g} s.") from None
+            raise OutageError(f"No Kafka producer was ready within {timeout_s:g} s.") from None
 
     def give_back(self, lane: Lane) -> None:
         """Returns a producer on which nothing was opened, or which is not transactional."""

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from confluent_kafka import KafkaError, KafkaException
 
-from sparkonce.errors import PrepareError
+from sparkonce.errors import OutageError, PrepareError
 from sparkonce.sinks.base import SinkWriter
 from sparkonce.sinks.kafka.lane import Lane
 from sparkonce.sinks.kafka.rows import CHOSEN_PARTITION, CHUNK_BYTES, CHUNK_ROWS, NOW_MS, Chunk, to_chunks
@@ -146,7 +146,7 @@ class KafkaWriter(SinkWriter):
         if not self._transactional:
             return {}
         if trouble := lane.trouble():
-            raise PrepareError(f"Kafka broke the transaction off: {trouble}.")
+            raise _broken(lane)(f"Kafka broke the transaction off: {trouble}.")
         return {"transactional_id": lane.transactional_id, "producer_id": lane.producer_id, "epoch": lane.epoch}
 
     def abort(self) -> None:
@@ -212,7 +212,7 @@ class KafkaWriter(SinkWriter):
             lane.flush(_FLUSH_SLICE_S)
             self._raise_refusal(lane)
             if len(lane.producer) and self._transactional and (trouble := lane.trouble()):
-                raise PrepareError(f"Kafka broke the transaction off: {trouble}.")
+                raise _broken(lane)(f"Kafka broke the transaction off: {trouble}.")
         self._raise_refusal(lane)
 
     def _raise_refusal(self, lane: Lane) -> None:
@@ -222,7 +222,7 @@ class KafkaWriter(SinkWriter):
             return
         trouble = lane.trouble() if self._transactional else lane.reports.last_error
         first = lane.reports.refusals[0]
-        raise PrepareError(f"Kafka did not take a row for {first}" + (f" ({trouble})." if trouble else "."))
+        raise _broken(lane)(f"Kafka did not take a row for {first}" + (f" ({trouble})." if trouble else "."))
 
     def _too_slow(self, lane: Lane) -> PrepareError:
         last = f" Last error: {lane.reports.last_error}." if lane.reports.last_error else ""
@@ -260,6 +260,10 @@ def _produce(lane: Lane, chunk: Chunk) -> int:
     else:
         taken = map(produce, repeat(chunk.topic, chunk.rows), *places)
     return countOf(taken, None)
+
+
+def _broken(lane: Lane) -> type[PrepareError]:
+    return OutageError if lane.reports.away else PrepareError
 
 
 def _queue_full(topic: str) -> PrepareError:

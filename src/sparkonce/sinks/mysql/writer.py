@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from sparkonce.errors import PrepareError
+from sparkonce.errors import OutageError, PrepareError
 from sparkonce.protocol.outcomes import Outcome
 from sparkonce.protocol.ownership import TransactionName
 from sparkonce.sinks.base import SinkWriter, WriterContext
@@ -21,7 +21,7 @@ from sparkonce.sinks.mysql.connection import SERVER_ERRORS, Link, Loaded, connec
 from sparkonce.sinks.mysql.encoding import column_list, insert_values, load_text
 from sparkonce.sinks.mysql.flavours import MARIADB, flavour_of
 from sparkonce.sinks.mysql.names import Stage, Xid, lock_name, plain_literal, quote, stage_table
-from sparkonce.sinks.mysql.outcomes import DUPLICATE_KEY, LOCKED
+from sparkonce.sinks.mysql.outcomes import DUPLICATE_KEY, LOCKED, is_outage
 from sparkonce.sinks.mysql.prepared import Desk, roll_back
 from sparkonce.sinks.mysql.statements import definition, insert_into, load_into, placeholders, upsert_tail
 from sparkonce.sinks.mysql.target import Column, bind, checks_of, describe, kind_of
@@ -286,7 +286,7 @@ class MySQLWriter(SinkWriter):
         return self._link
 
     def _refused(self, what: str, error: BaseException) -> PrepareError:
-        number = number_of(error)
+        number, outage = number_of(error), False
         next_step = "correct what it names; none of the rows is visible."
         if number == DUPLICATE_KEY:
             next_step = "remove the duplicates, or use mode='upsert'; none of the rows is visible."
@@ -295,8 +295,12 @@ class MySQLWriter(SinkWriter):
                 "rows of the same key are locked by another slot, or by an earlier copy of this one that is prepared: "
                 "use commit='staged', or partition the rows by key. What is left over is swept when the query starts."
             )
+        elif outage := isinstance(error, ConnectionError | TimeoutError) or is_outage(number, words_of(error)):
+            next_step = "see whether the server is up, can be reached and has room; none of the rows is visible."
         said = said_by(error).replace(stage_table(self._name.copy), self._how.table)
-        return PrepareError(f"Table {self._how.table!r} {what}: {said}.", next_step=next_step)
+        return (OutageError if outage else PrepareError)(
+            f"Table {self._how.table!r} {what}: {said}.", next_step=next_step
+        )
 
 
 class TwoPhaseWriter(MySQLWriter):

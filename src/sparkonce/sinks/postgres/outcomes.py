@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 import psycopg
 
-from sparkonce.errors import PrepareError
+from sparkonce.errors import OutageError, PrepareError
 from sparkonce.protocol.outcomes import Finished, Outcome
 from sparkonce.words import one_line
 
@@ -29,6 +29,9 @@ NOT_FOUND = "42704"
 _QUOTED = re.compile(r'".*"', re.DOTALL)
 """In an error of a value: the value."""
 
+_LOGIN = re.compile(r"authentication failed|does not exist|pg_hba\.conf|permission denied|not permitted|no password")
+"""What a server says to whoever it never lets in, or libpq of a file that is missing."""
+
 _PLACES = ("COPY ", "PL/pgSQL function ")
 """How the lines of a context begin that name a place and no value: binary COPY shows none."""
 
@@ -37,50 +40,68 @@ _PLACES = ("COPY ", "PL/pgSQL function ")
 class _Meaning:
     outcome: Outcome
     sentence: str
+    next_step: str = ""
+    outage: bool = False
+    """Whether a copy that is being written may be written later: the server is away, or has no room."""
 
 
 _RETRY, _UNKNOWN = Outcome.RETRY, Outcome.UNKNOWN
-_REFUSED_ROWS = (
-    "The table refuses rows that are decided: nothing of the batch is visible, and nothing is lost. Change the "
-    "constraint or the trigger, attach the partition that is missing, or UPDATE the rows in the staging tables, of "
-    "which none may be missing, and start the query again."
+_REFUSED_ROWS = _Meaning(
+    _UNKNOWN,
+    "The table refuses rows that are decided: nothing of the batch is visible, and nothing is lost.",
+    "change the constraint or the trigger, attach the partition that is missing, or UPDATE the rows in the staging "
+    "tables, of which none may be missing.",
 )
 
 FINISHING: Mapping[str, _Meaning] = {
-    "": _Meaning(_RETRY, "No answer: the connection could not be made, or was lost."),
-    "08": _Meaning(_RETRY, "The connection failed."),
-    "25006": _Meaning(_RETRY, "The server is a standby now: connect to the primary (target_session_attrs=read-write)."),
+    "": _Meaning(_RETRY, "No answer: the connection could not be made, or was lost.", outage=True),
+    "08": _Meaning(_RETRY, "The connection failed.", outage=True),
+    "25006": _Meaning(
+        _RETRY,
+        "The server is a standby now.",
+        "connect to the primary (target_session_attrs=read-write).",
+        outage=True,
+    ),
     "25P03": _Meaning(_RETRY, "This driver stood still with locks held, and the server ended its session."),
     "25P04": _Meaning(_RETRY, "This driver stood still with locks held, and the server ended its session."),
     "40001": _Meaning(_RETRY, "Another transaction was in the way."),
     "40P01": _Meaning(_RETRY, "Another transaction was in the way."),
     "53": _Meaning(_RETRY, "The server lacks memory, disk or connections; nothing is lost."),
+    "53100": _Meaning(_RETRY, "The server's disk is full; nothing is lost.", "free space there.", outage=True),
     "53200": _Meaning(_RETRY, "The server lacks memory; raise max_locks_per_transaction if it says so."),
+    "53300": _Meaning(
+        _RETRY,
+        "The server has as many connections as it takes; nothing is lost.",
+        "raise max_connections above the slots of all queries together.",
+        outage=True,
+    ),
     "55000": _Meaning(_RETRY, "Somebody else is finishing the same transaction."),
     "55P03": _Meaning(_RETRY, "Somebody holds a lock on the table or the marker for longer than lock_timeout_s."),
     "57014": _Meaning(_RETRY, "It took longer than commit_timeout_s."),
-    "57P": _Meaning(_RETRY, "The server is stopping or starting."),
-    "57P04": _Meaning(_UNKNOWN, "The database was dropped."),
-    "0A000": _Meaning(_UNKNOWN, "The transaction belongs to another database of this server: see dbname."),
-    "28": _Meaning(_UNKNOWN, "The server refuses the credentials; correct them, nothing is lost."),
-    "3D000": _Meaning(_UNKNOWN, "The database does not exist on this server."),
+    "57P": _Meaning(_RETRY, "The server is stopping or starting.", outage=True),
+    "57P04": _Meaning(_UNKNOWN, "The database was dropped.", "restore it."),
+    "0A000": _Meaning(_UNKNOWN, "The transaction belongs to another database of this server.", "correct dbname."),
+    "28": _Meaning(_UNKNOWN, "The server refuses the credentials; nothing is lost.", "correct them."),
+    "3D000": _Meaning(_UNKNOWN, "The database does not exist on this server.", "correct dbname, or restore it."),
     "42501": _Meaning(
         _UNKNOWN,
-        "No permission: connect as the role that wrote, or grant what it had. Where a policy refuses rows "
-        "that are decided, correct it, or the rows in the staging tables.",
+        "No permission.",
+        "connect as the role that wrote, or grant what it had. Where a policy refuses rows that are decided, correct "
+        "it, or the rows in the staging tables.",
     ),
-    "42P01": _Meaning(_UNKNOWN, "The table, or the table of markers, was dropped or renamed: put it back."),
-    "42703": _Meaning(_UNKNOWN, "A column of the table was dropped or renamed: put it back."),
-    "42804": _Meaning(_UNKNOWN, "A column of the table has another type now: put it back."),
-    "42P10": _Meaning(_UNKNOWN, "The unique index on key_columns was dropped: put it back."),
+    "42P01": _Meaning(_UNKNOWN, "The table, or the table of markers, was dropped or renamed.", "put it back."),
+    "42703": _Meaning(_UNKNOWN, "A column of the table was dropped or renamed.", "put it back."),
+    "42804": _Meaning(_UNKNOWN, "A column of the table has another type now.", "put it back."),
+    "42P10": _Meaning(_UNKNOWN, "The unique index on key_columns was dropped.", "put it back."),
     "21000": _Meaning(
         _UNKNOWN,
         "Two rows of the batch are one key to the unique index, and two to its columns: nothing of it is visible, and "
-        "nothing is lost. Make the index anew with the collation of the columns, and start the query again.",
+        "nothing is lost.",
+        "make the index anew with the collation of the columns.",
     ),
-    "22": _Meaning(_UNKNOWN, _REFUSED_ROWS),
-    "23": _Meaning(_UNKNOWN, _REFUSED_ROWS),
-    "P0": _Meaning(_UNKNOWN, _REFUSED_ROWS),
+    "22": _REFUSED_ROWS,
+    "23": _REFUSED_ROWS,
+    "P0": _REFUSED_ROWS,
 }
 
 _STEPS: Mapping[str, str] = {
@@ -94,6 +115,7 @@ _STEPS: Mapping[str, str] = {
     "binary to a bytea column.",
     "22P03": "the table's columns may have changed while the query ran: start it again.",
     "23": "correct such rows in the query, or the constraint.",
+    "25006": "connect to the primary (target_session_attrs=read-write).",
     "25P03": "raise slot_timeout_s, or make batches smaller.",
     "42501": "grant what docs/postgres.md lists under rights.",
     "53100": "free space on the server's disk.",
@@ -138,7 +160,21 @@ def finished(error: psycopg.Error) -> Finished:
         return Finished(
             outcome=Outcome.UNKNOWN, reason=f"{words_of(error)}. No answer that this request is known to get."
         )
-    return Finished(outcome=meaning.outcome, reason=f"{words_of(error)}. {meaning.sentence}")
+    return Finished(
+        outcome=meaning.outcome, reason=f"{words_of(error)}. {meaning.sentence}", next_step=meaning.next_step
+    )
+
+
+def is_outage(error: psycopg.Error) -> bool:
+    """Whether the server could not be reached, or had no room: a copy may be written later.
+
+    Of a connection that it refuses libpq tells the words alone.
+    """
+    code = code_of(error)
+    if not code and not isinstance(error, psycopg.OperationalError | psycopg.InterfaceError):
+        return False
+    meaning = FINISHING.get(_key(code, FINISHING))
+    return meaning is not None and meaning.outage and not (code == "" and _LOGIN.search(str(error)))
 
 
 def prepare_error(error: psycopg.Error, what: str, staging: str = "", table: str = "") -> PrepareError:
@@ -152,7 +188,8 @@ def prepare_error(error: psycopg.Error, what: str, staging: str = "", table: str
     """
     words = words_of(error).replace(staging, table) if staging else words_of(error)
     step = _STEPS.get(_key(code_of(error), _STEPS), "see the server's own words; the batch is written again.")
-    return PrepareError(f"{what}: {words}", next_step=step, sqlstate=code_of(error))
+    kind = OutageError if is_outage(error) else PrepareError
+    return kind(f"{what}: {words}", next_step=step, sqlstate=code_of(error))
 
 
 def _key(code: str, table: Mapping[str, object]) -> str:

@@ -41,11 +41,20 @@ class Refusal:
         """Whether asking again may help."""
         return _meaning(self).outcome is Outcome.RETRY
 
+    @property
+    def is_outage(self) -> bool:
+        """Whether the server could not be reached, or takes nothing for now: a copy may be written later.
+
+        A file of the TLS settings that cannot be read is none, although there is no answer either.
+        """
+        return _meaning(self).outage and not self.text.startswith(("FileNotFoundError", "PermissionError"))
+
 
 @dataclass(frozen=True, slots=True)
 class _Meaning:
     outcome: Outcome
     sentence: str
+    outage: bool = False
 
 
 _RESUMES = "What was applied before it is written down; once it is corrected the commit goes on behind that."
@@ -53,19 +62,23 @@ _GRANT = "Nothing is lost: grant what docs/redis.md lists under rights."
 _MOVING = "The hash slot is being moved to another node."
 
 _ERRORS: Mapping[str, _Meaning] = {
-    "": _Meaning(Outcome.RETRY, "No answer."),
-    "MOVED": _Meaning(Outcome.RETRY, "The hash slot has moved to another node."),
-    "ASK": _Meaning(Outcome.RETRY, _MOVING),
-    "TRYAGAIN": _Meaning(Outcome.RETRY, _MOVING),
-    "CLUSTERDOWN": _Meaning(Outcome.RETRY, "Some of the cluster's hash slots have no node."),
-    "LOADING": _Meaning(Outcome.RETRY, "The server is still reading its data."),
-    "MASTERDOWN": _Meaning(Outcome.RETRY, "The replica has lost its master."),
-    "READONLY": _Meaning(Outcome.RETRY, "This is a replica now; the master is being looked for."),
-    "BUSY": _Meaning(Outcome.RETRY, "A script of somebody's has been running for long."),
+    "": _Meaning(Outcome.RETRY, "No answer.", outage=True),
+    "MOVED": _Meaning(Outcome.RETRY, "The hash slot has moved to another node.", outage=True),
+    "ASK": _Meaning(Outcome.RETRY, _MOVING, outage=True),
+    "TRYAGAIN": _Meaning(Outcome.RETRY, _MOVING, outage=True),
+    "CLUSTERDOWN": _Meaning(Outcome.RETRY, "Some of the cluster's hash slots have no node.", outage=True),
+    "LOADING": _Meaning(Outcome.RETRY, "The server is still reading its data.", outage=True),
+    "MASTERDOWN": _Meaning(Outcome.RETRY, "The replica has lost its master.", outage=True),
+    "READONLY": _Meaning(Outcome.RETRY, "This is a replica now; the master is being looked for.", outage=True),
+    "BUSY": _Meaning(Outcome.RETRY, "A script of somebody's has been running for long.", outage=True),
     "NOSCRIPT": _Meaning(Outcome.RETRY, "The server has forgotten the script; it is loaded again."),
-    "NOREPLICAS": _Meaning(Outcome.RETRY, "The server takes no writes with so few replicas (min-replicas-to-write)."),
+    "NOREPLICAS": _Meaning(
+        Outcome.RETRY, "The server takes no writes with so few replicas (min-replicas-to-write).", outage=True
+    ),
     "MISCONF": _Meaning(
-        Outcome.RETRY, "The server takes no writes until it can save to its disk again; its own log says why it cannot."
+        Outcome.RETRY,
+        "The server takes no writes until it can save to its disk again; its own log says why it cannot.",
+        outage=True,
     ),
     "OOM": _Meaning(Outcome.RETRY, "maxmemory is reached. Make room, or raise maxmemory: it goes on where it was."),
     "NOAUTH": _Meaning(Outcome.UNKNOWN, "The server wants a password."),
@@ -76,7 +89,7 @@ _ERRORS: Mapping[str, _Meaning] = {
 }
 _PHRASES: tuple[tuple[str, _Meaning], ...] = (
     # Inside a script, a key that has left for the slot's next node.
-    ("access a non local key in a cluster node", _Meaning(Outcome.RETRY, _MOVING)),
+    ("access a non local key in a cluster node", _Meaning(Outcome.RETRY, _MOVING, outage=True)),
     # Redis 7.0 says this of commands and keys inside a script, without NOPERM before it.
     ("The user executing the script can't", _Meaning(Outcome.UNKNOWN, _GRANT)),
     (
@@ -99,7 +112,10 @@ _PHRASES: tuple[tuple[str, _Meaning], ...] = (
         "would produce NaN or Infinity",
         _Meaning(Outcome.UNKNOWN, f"The sum is not a number any more. Set the key to a smaller one. {_RESUMES}"),
     ),
-    ("max number of clients reached", _Meaning(Outcome.RETRY, "The server has as many clients as maxclients allows.")),
+    (
+        "max number of clients reached",
+        _Meaning(Outcome.RETRY, "The server has as many clients as maxclients allows.", outage=True),
+    ),
 )
 
 _APART = "Restore the server from a newer backup, or see docs/redis.md for going on without what it lost."

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from sparkonce.errors import PrepareError, SparkonceError
+from sparkonce.errors import OutageError, PrepareError, SparkonceError
 from sparkonce.protocol.ownership import TransactionName
 from sparkonce.sinks.base import SinkWriter, WriterContext
 from sparkonce.sinks.redis import scripts
@@ -209,7 +209,7 @@ class StagingWriter(SinkWriter):
     def _wait_for_replicas(self, hash_slots: Sequence[int]) -> None:
         reached = await_replicas(self._nodes, hash_slots, self._wait_replicas)
         if reached < self._wait_replicas:
-            raise PrepareError(
+            raise OutageError(
                 f"{reached} replicas have what was staged, and wait_replicas={self._wait_replicas}",
                 next_step="bring the replicas up, or lower wait_replicas.",
             )
@@ -242,7 +242,7 @@ class DirectWriter(SinkWriter):
         self._apply(self._groups.take())
         reached = await_replicas(self._nodes, [*self._touched], self._wait_replicas)
         if reached < self._wait_replicas:
-            raise PrepareError(
+            raise OutageError(
                 f"{reached} replicas have the rows, and wait_replicas={self._wait_replicas}",
                 next_step="bring the replicas up, or lower wait_replicas.",
             )
@@ -286,9 +286,8 @@ def await_replicas(nodes: Nodes, hash_slots: Sequence[int], count: int) -> int:
 
 
 def _refused(refusal: Refusal, doing: str) -> PrepareError:
-    return PrepareError(
-        read_refusal(refusal, f"{doing}:").reason, next_step="see docs/redis.md on what each error means."
-    )
+    kind = OutageError if refusal.is_outage else PrepareError
+    return kind(read_refusal(refusal, f"{doing}:").reason, next_step="see docs/redis.md on what each error means.")
 
 
 def _text(value: Any) -> str:

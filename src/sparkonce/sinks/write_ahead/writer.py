@@ -8,7 +8,8 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
-from sparkonce.errors import PrepareError
+from sparkonce.durable import is_outage
+from sparkonce.errors import OutageError, PrepareError
 from sparkonce.protocol.ownership import TransactionName
 from sparkonce.sinks.base import SinkWriter, WriterContext
 from sparkonce.sinks.write_ahead.apply import Apply, ApplyToken, give
@@ -121,7 +122,7 @@ class WriteAheadWriter(SinkWriter):
         try:
             yield
         except OSError as error:
-            raise PrepareError(
+            raise (OutageError if is_outage(error) else PrepareError)(
                 f"the rows could not be kept in {self._folder.root}: {error}",
                 next_step="see that the disk is there, on this executor too, and has room for a batch's rows.",
             ) from error

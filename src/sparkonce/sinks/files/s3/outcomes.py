@@ -97,6 +97,7 @@ _TABLE: Mapping[str, _Meaning] = {
     "TooManyRequests": _SLOWER,
     "TooManyRequestsException": _SLOWER,
     "TransactionInProgressException": _SLOWER,
+    "InsufficientStorage": _Meaning(Outcome.RETRY, "The store has no room: make some."),
     "ServiceUnavailable": _Meaning(Outcome.RETRY, "The store is overloaded or away."),
     "InternalError": _Meaning(Outcome.RETRY, "The store failed; it may have applied the request."),
     "RequestTimeout": _Meaning(Outcome.RETRY, "The store gave up waiting for the request."),
@@ -139,6 +140,7 @@ _BY_STATUS: Mapping[int, str] = {
     502: "ServiceUnavailable",
     503: "ServiceUnavailable",
     504: "ServiceUnavailable",
+    507: "InsufficientStorage",
     509: "BandwidthLimitExceeded",
 }
 _KMS = "The key of the encryption cannot be used: see sse_kms_key_id, and its policy."

@@ -15,7 +15,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import wait as wait_for
 from typing import TYPE_CHECKING, Any, BinaryIO, cast
 
-from sparkonce.errors import PrepareError
+from sparkonce.errors import OutageError, PrepareError
 from sparkonce.protocol.outcomes import Outcome
 from sparkonce.sinks.files.s3.outcomes import TRANSACTION, UPLOAD, Answer, name_text, read
 from sparkonce.sinks.files.s3.requests import ask
@@ -132,7 +132,8 @@ class Uploader:
 
 
 def _not_whole(key: str, finished: Finished) -> PrepareError:
-    return PrepareError(f"The file {key} could not be uploaded. {finished.reason}", outcome=finished.outcome.value)
+    kind = OutageError if finished.outcome is Outcome.RETRY else PrepareError
+    return kind(f"The file {key} could not be uploaded. {finished.reason}", outcome=finished.outcome.value)
 
 
 class S3HeldFile(HeldFile):
