@@ -74,8 +74,9 @@ def test_what_is_refused_after_the_decision_says_where_and_what_to_do(
     assert name is not None
     (found,) = scene.committer.commit([handle])
     assert found.outcome is Outcome.UNKNOWN
-    for part in (words, stage_table(name.copy), "UPDATE one in its staging table"):
+    for part in (words, stage_table(name.copy)):
         assert part in found.reason
+    assert "UPDATE one in its staging table" in found.next_step
     witness.run(f"UPDATE {stage_table(name.copy)} SET id = 8 ORDER BY sparkonce_row LIMIT 1")  # noqa: S608 - the test's
     assert scene.commit(handle) == [Outcome.COMMITTED]
     assert sorted(one for (one,) in witness.rows("SELECT id FROM target")) == sorted({8, *ids[1:]})

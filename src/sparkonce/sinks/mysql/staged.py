@@ -6,6 +6,7 @@ import contextlib
 import hashlib
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 
 from sparkonce.protocol.outcomes import Finished, Outcome
 from sparkonce.protocol.ownership import TransactionName
@@ -111,7 +112,7 @@ def _move(link: Link, stage: Stage, rows: int) -> Finished | None:
         if number_of(error) in LOCKED or not link.open:
             raise
         found = outcome_of(number_of(error), words_of(error))
-        return Finished(outcome=found.outcome, reason=f"The merge of {source} into {table!r} failed: {found.reason}")
+        return replace(found, reason=f"The merge of {source} into {table!r} failed: {found.reason}")
     if moved.warnings:
         return _changed(source, table, link.first_warnings())
     # An upsert's count is not that of its rows. Counted afterwards, a row that was deleted in between is missed too.
