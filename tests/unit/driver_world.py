@@ -262,7 +262,7 @@ class World:
 
 
 class FlakyStore(ForwardingStore):
-    """A store whose next puts of some kind of record go wrong: full, read-only, unknown, landed, or no floor behind it."""
+    """A store whose next puts of some kind go wrong: full, read-only, unknown, landed, or no floor behind it."""
 
     def __init__(self, inner: LogStore, kind: type, *faults: str) -> None:
         super().__init__(inner)
