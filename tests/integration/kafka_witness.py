@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 from kafka.admin import KafkaAdminClient
+from kafka.errors import RetriableError
 
 from kafka_transactions import await_markers
 from sparkonce.protocol.handles import Handle, transaction_fields
@@ -132,10 +133,13 @@ class Witness:
             return list(pool.map(lambda value: self.prepare(topic, value), values))
 
     def state(self, *handles: Handle) -> set[str]:
-        """The states that these transactions are in."""
+        """The states that these transactions are in; what a broker answers that has just started, if it does not say."""
         if self._transactions is None:
             self._transactions = KafkaAdminClient(bootstrap_servers=self.bootstrap)
-        found = self._transactions.describe_transactions([str(handle["transactional_id"]) for handle in handles])
+        try:
+            found = self._transactions.describe_transactions([str(handle["transactional_id"]) for handle in handles])
+        except RetriableError as error:
+            return {type(error).__name__}
         return {str(one.state.value) for one in found.values()}
 
     def await_state(self, state: str, *handles: Handle) -> None:

@@ -72,6 +72,7 @@ def test_the_facts_are_the_cluster_the_prefix_and_the_longest_timeout(
         "max_message_bytes": "1048588",
         "prefix": f"sparkonce-{QUERY}",
         "transaction_timeout_ms": str(FIFTEEN_MINUTES_MS),
+        "longest_timeout_ms": str(FIFTEEN_MINUTES_MS),
     }
 
 

@@ -55,6 +55,8 @@ def test_it_is_computed_first_and_then_written(stream: Stream, caplog: pytest.Lo
     assert done.rows == {"kafka": len(IDS)}
     assert stream.keys() == IDS
     assert stream.transactions("Ongoing") == {}
+    timeouts = {one.timeout_ms for one in stream.transactions("CompleteCommit").values()}
+    assert timeouts == {900_000}, "they live as long as the broker allows"
 
 
 @pytest.mark.drawn(1, "long batches")

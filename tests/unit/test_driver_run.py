@@ -601,6 +601,25 @@ def test_a_batch_that_fails_early_or_is_stopped_is_not_written_again(world: Worl
     assert work.first == [False]
 
 
+def test_the_second_time_transactions_live_as_long_as_their_system_allows(
+    world: World, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(MemorySink, "transaction_timeout_s", lambda _, facts: float(facts.get("lives_s", 60.0)))
+    monkeypatch.setattr(MemorySink, "longest_lived", lambda _, facts: {**facts, "lives_s": "600"})
+    driver, work, names = world.start(), world.work(0), []
+
+    def write() -> None:
+        names.append(driver._owner("memory").generation)
+        clock.pass_by(100.0)
+
+    work.after = write
+    driver.run_batch(asked(0), work)
+    assert (work.first, world.visible()) == ([False, True], numbers(0))
+    assert names == [0, 1], "an id keeps the timeout with which a worker has begun it"
+    driver.run_batch(asked(1), world.work(1))
+    assert driver._owner("memory").facts["lives_s"] == "600"
+
+
 def test_batches_as_long_as_the_last_one_are_computed_first_at_once(world: World, clock: Clock) -> None:
     world.timeouts_s["memory"] = 60.0
     driver = world.start()

@@ -141,6 +141,7 @@ class RunDriver:
         self._sources: tuple[str, ...] = ()
         self._pace = Pace()
         self._rows_asked: int | None = None
+        self._live_long = False
         self._cause: BaseException | None = None
         self._advice = ""
         self._grown_old: Callable[[], str] = str
@@ -452,7 +453,8 @@ class RunDriver:
         """Writes once more a batch that took longer than its transactions live, all rows computed before the first."""
         logger.warning(
             "preparing the batch took %.0f s, and transactions of sink %s live %.0f s: what it wrote is undone, and it "
-            "is written again, with all rows computed and kept on the executors' disks first",
+            "is written again, with all rows computed and kept on the executors' disks first, and with transactions "
+            "that live as long as each system allows, from now on",
             took_s,
             life.sink,
             life.seconds,
@@ -460,6 +462,8 @@ class RunDriver:
         self._sweeper.expect_losers()
         if isinstance(event, on.Prepared):
             self._abort(tuple(handle for handle in event.handles if handle.transaction))
+        self._live_longest(effect.sinks)
+        life = shortest_life(effect.sinks, self._sinks, self._facts) or life
         began = time.monotonic()
         event = self._prepare(effect, work, computed_first=True)
         again_s = time.monotonic() - began
@@ -468,6 +472,14 @@ class RunDriver:
             late = f"it took {took_s:.0f} s, and {again_s:.0f} s with all rows computed first"
             return replace(event, too_old=f"{late}; transactions of sink {life.sink} live {life.seconds:.0f} s")
         return event
+
+    def _live_longest(self, names: Sequence[str]) -> None:
+        """Workers' transactional ids have a timeout each: they begin with new ones where it changes."""
+        before = {name: self._facts(name) for name in names}
+        self._live_long = True
+        for name in names:
+            if self._facts(name) != before[name]:
+                self._sweeper.leave_names(name)
 
     def _prepare(self, effect: do.Write, work: BatchWork, *, computed_first: bool) -> on.Event:
         """Runs the plan once and prepares every slot."""
@@ -710,7 +722,8 @@ class RunDriver:
         return [one for one in made if one is not None]
 
     def _facts(self, name: str) -> Facts:
-        return dict(dict(self.state.claim.sinks)[name])
+        facts = dict(dict(self.state.claim.sinks)[name])
+        return self._sinks[name].longest_lived(facts) if self._live_long else facts
 
     def _owners(self, names: Sequence[str]) -> Mapping[str, Owner]:
         return {name: self._owner(name) for name in names}

@@ -313,6 +313,13 @@ class TwoPhaseCommitSink(abc.ABC):
         """How long a transaction may stay open before the system aborts it; None if it never does."""
         return None
 
+    def longest_lived(self, facts: Facts) -> Facts:
+        """Returns facts by which transactions may stay open as long as the system allows, for a batch that needs it.
+
+        Optional: by default they are as they were.
+        """
+        return facts
+
     def lookout(self, query: str, facts: Facts) -> Lookout | None:  # noqa: ARG002 - for those that override it
         """Makes what looks, now and then, at what others do to the readers of this sink's rows. None: nothing to see.
 

@@ -53,6 +53,10 @@ class ForwardingSink(TwoPhaseCommitSink):
         """See `TwoPhaseCommitSink.transaction_timeout_s`."""
         return self._real.transaction_timeout_s(facts)
 
+    def longest_lived(self, facts: Facts) -> Facts:
+        """See `TwoPhaseCommitSink.longest_lived`."""
+        return self._real.longest_lived(facts)
+
     def lookout(self, query: str, facts: Facts) -> Lookout | None:
         """See `TwoPhaseCommitSink.lookout`."""
         return self._real.lookout(query, facts)

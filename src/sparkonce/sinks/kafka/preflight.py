@@ -106,7 +106,7 @@ def preflight(
 
     Returns:
         ``cluster_id``, of a sink's own topic ``topic``, ``topic_id`` and ``max_message_bytes``, and, for EXACTLY_ONCE,
-        ``prefix`` and ``transaction_timeout_ms``.
+        ``prefix``, ``transaction_timeout_ms`` and, where brokers tell it, ``longest_timeout_ms``.
 
     Raises:
         ConfigurationError: if librdkafka or the driver's connection does not know a setting or its value.
@@ -138,6 +138,8 @@ def preflight(
         if topic is not None:
             check_retention(topic, told, lasting_ms)
         _check_permission(look, chosen_prefix, query)
+    if limit_ms is not None:
+        facts["longest_timeout_ms"] = str(min(limit_ms, LONGEST_BY_ITSELF_MS))
     return {**facts, "prefix": chosen_prefix, "transaction_timeout_ms": str(lasting_ms)}
 
 

@@ -110,6 +110,13 @@ class KafkaSink(TwoPhaseCommitSink):
         timeout_ms = int(facts["transaction_timeout_ms"])
         return None if timeout_ms == NEVER_MS else timeout_ms / 1000
 
+    def longest_lived(self, facts: Facts) -> Facts:
+        """See `TwoPhaseCommitSink.longest_lived`: what the brokers allow, at most an hour."""
+        if "longest_timeout_ms" not in facts:
+            return facts
+        timeout_ms = max(int(facts["transaction_timeout_ms"]), int(facts["longest_timeout_ms"]))
+        return {**facts, "transaction_timeout_ms": str(timeout_ms)}
+
     def writer(self, context: WriterContext) -> SinkWriter:
         """Asks for a producer at once, so that it is ready when the first rows come."""
         from sparkonce.sinks.kafka.producers import KEEP_AT_MOST, PoolKey, this_worker
