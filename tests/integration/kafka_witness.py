@@ -133,7 +133,7 @@ class Witness:
             return list(pool.map(lambda value: self.prepare(topic, value), values))
 
     def state(self, *handles: Handle) -> set[str]:
-        """The states that these transactions are in; what a broker answers that has just started, if it does not say."""
+        """The states that these transactions are in; a broker that has just started may not say yet, and why."""
         if self._transactions is None:
             self._transactions = KafkaAdminClient(bootstrap_servers=self.bootstrap)
         try:
