@@ -11,13 +11,14 @@ import pytest
 from eventually import eventually
 from sparkonce.driver import sweeper as sweeper_module
 from sparkonce.driver.run import RunDriver
+from sparkonce.driver.sweeper import Sweeper
 from sparkonce.guarantees import Guarantee
 from sparkonce.protocol.handles import Handle
 from sparkonce.protocol.state import Phase
 from sparkonce.sinks.base import Owner
 from sparkonce.sinks.memory import MemorySink
 from sparkonce.sinks.memory.sink import _Committer
-from unit.driver_world import World, asked, numbers
+from unit.driver_world import World, asked, numbers, stopped_clock
 
 THREAD = "sparkonce-sweeper"
 
@@ -98,6 +99,40 @@ def test_a_query_that_ends_does_not_wait_where_none_can_have_lost_nor_for_a_sink
     monkeypatch.setattr(_Committer, "list_lingering", lambda *_: 1 / 0)
     run_with_a_loser(world, away, 2)
     away.end()
+
+
+def test_a_loser_is_looked_for_twice_and_not_after_each_batch_from_then_on(
+    world: World, asking: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = stopped_clock(monkeypatch)
+    driver = world.start()
+    run_with_a_loser(world, driver, 0)
+    for batch in range(1, 10):
+        clock.pass_by(1.0)
+        world.run(driver, batch)
+    assert len(asking) == 2, "behind it, and when it has ended"
+    clock.pass_by(10.0)
+    world.run(driver, 10)
+    assert len(asking) == 3, "as often as without losers"
+
+
+def test_a_loser_of_a_batch_behind_which_a_sink_was_away_is_looked_for_twice_too(
+    world: World, asking: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = stopped_clock(monkeypatch)
+    driver = world.start()
+    with monkeypatch.context() as patch:
+        patch.setattr(_Committer, "list_lingering", lambda *_: 1 / 0)
+        patch.setattr(Sweeper, "sweep_older", lambda *_: None)
+        run_with_a_loser(world, driver, 0)
+        run_with_a_loser(world, driver, 1)
+    clock.pass_by(20.0)
+    world.run(driver, 2)
+    assert (len(asking), world.unfinished()) == (1, [])
+    begin_late(world, driver)
+    clock.pass_by(5.0)
+    world.run(driver, 3)
+    assert (len(asking), world.unfinished()) == (2, [])
 
 
 def test_no_batch_waits_for_a_sweep_of_its_own(world: World, driver: RunDriver, asking: list[str]) -> None:

@@ -59,7 +59,7 @@ class Sweeper:
         self._closed = False
         self._runs: tuple[Run, ...] = ()
         self._due: list[float] = []
-        self._loser_possible = False
+        self._expected = self._loser_possible = False
         self._failures = 0
         self._swept_at = time.monotonic()
         self._generations: dict[str, int] = {}
@@ -74,7 +74,7 @@ class Sweeper:
 
     def expect_losers(self) -> None:
         """Notes that a copy of the batch at work may lose."""
-        self._loser_possible = True
+        self._expected = self._loser_possible = True
 
     def sweep_older(self, names: Sequence[str], runs: Sequence[Run], until: float) -> None:
         """Aborts all that these runs left open, and waits for servers that are away: it may hold back every reader.
@@ -93,6 +93,9 @@ class Sweeper:
         if all(done):
             self._failures = 0
             self._due = [at for at in self._due if at > now]
+            if self._expected:
+                self._expected = False
+                self._due.append(now + LOSERS_END_WITHIN_S)
             self._loser_possible = bool(self._due)
             return
         self._failures += 1
@@ -103,7 +106,8 @@ class Sweeper:
         self._runs = tuple(runs)
         now = time.monotonic()
         if not self._failures:
-            if self._loser_possible:
+            if self._expected:
+                self._expected = False
                 self._due = [min([now, *self._due]), now + LOSERS_END_WITHIN_S]
             elif not self._due:
                 self._due = [max(now, self._swept_at + self._every_s)]
