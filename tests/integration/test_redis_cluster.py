@@ -75,6 +75,14 @@ def test_rows_are_spread_over_all_nodes_and_applied_once(query: Query, everywher
     assert is_applied(everywhere, 2 * TIMES)
 
 
+def test_a_transaction_of_which_a_list_is_gone_is_not_begun(query: Query, everywhere: Everywhere) -> None:
+    whole, cut = (query.prepare(rows(), slot=slot) for slot in range(2))
+    name = str(cut["transaction"]).encode()
+    owner, key = next((one, key) for one in everywhere.clients for key in one.scan_iter() if key.endswith(b":" + name))
+    assert owner.delete(key) == 1
+    assert [one is None for one in query.committer.begun_ms([cut, whole])] == [True, False]
+
+
 def test_rows_that_are_sent_before_the_end_are_part_of_it(
     query: Query, everywhere: Everywhere, monkeypatch: pytest.MonkeyPatch
 ) -> None:

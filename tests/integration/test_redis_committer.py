@@ -12,7 +12,7 @@ import pyarrow as pa
 import pytest
 
 from redis_servers import Query, client, needs_redis, server, staged
-from sparkonce.errors import PrepareError
+from sparkonce.errors import PrepareError, UnknownOutcomeError
 from sparkonce.protocol.handles import Handle
 from sparkonce.protocol.outcomes import Outcome
 from sparkonce.sinks.base import SinkCommitter
@@ -20,6 +20,7 @@ from sparkonce.sinks.redis import committer as committing
 from sparkonce.sinks.redis import scripts
 from sparkonce.sinks.redis.encoding import CHUNK_VALUES
 from sparkonce.sinks.redis.nodes import Nodes
+from sparkonce.sinks.redis.outcomes import Refusal
 from sparkonce.sinks.redis.sink import RedisSink
 from sparkonce.testing.elsewhere import commit_elsewhere
 from sparkonce.testing.servers.redis import RedisServer
@@ -52,6 +53,10 @@ def query(server: RedisServer, client: Any) -> Iterator[Query]:
     opened.close()
 
 
+def _is_of(one: Handle, *others: Handle) -> bool:
+    return one["transaction"] in {other["transaction"] for other in others}
+
+
 def apply_chunks(query: Query, client: Any, handle: Handle, count: int) -> None:
     """What a committer does that dies after so many chunks."""
     committer = query.sink.committer()
@@ -73,6 +78,37 @@ def test_a_commit_that_stopped_between_chunks_is_finished_by_another_process(que
         assert answer.outcome is expected
     assert sums(client) == [EACH] * KEYS
     assert client.exists(staged(handle)) == 0
+
+
+def test_only_what_is_staged_whole_is_begun_and_since_when_the_server_says(query: Query, client: Any) -> None:
+    """Whatever the executor's clock said."""
+    before_ms = time.time_ns() // 1_000_000
+    staying, aborted, committed, expired = (query.prepare(rows(10), slot=slot) for slot in range(4))
+    unprepared = query.open(rows(10), slot=4)
+    (opened,) = (
+        one
+        for one in query.committer.list_lingering([query.owner])
+        if not _is_of(one, staying, expired, aborted, committed)
+    )
+    query.committer.abort([aborted])
+    assert query.commit(committed) == [Outcome.COMMITTED]
+    client.delete(staged(expired))
+    asked = [replace(one, opened_ms=1) for one in (aborted, staying, committed, expired, opened)]
+    begun = query.committer.begun_ms(asked)
+    assert [one is None for one in begun] == [True, False, True, True, True]
+    assert before_ms - 1 <= (begun[1] or 0) <= time.time_ns() // 1_000_000
+    unprepared.abort()
+    assert query.commit(staying) == [Outcome.COMMITTED]
+
+
+def test_a_server_that_does_not_say_how_old_something_is_leaves_it_unknown(
+    query: Query, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    handle = query.prepare(rows(10))
+    refused = Refusal("NOPERM", "this user may not")
+    monkeypatch.setattr(Nodes, "run", lambda _, requests: [refused for _ in requests])
+    with pytest.raises(UnknownOutcomeError, match="does not say what is staged"):
+        query.committer.begun_ms([handle])
 
 
 def test_a_writer_that_was_swept_before_its_first_rows_stages_nothing(query: Query, client: Any) -> None:

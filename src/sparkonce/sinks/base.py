@@ -165,7 +165,8 @@ class SinkCommitter(abc.ABC):
         Optional: by default it is what their writers said. A server knows better: executors' clocks differ.
 
         Returns:
-            Milliseconds since the epoch by the server's clock, in the same order; None for one that is not open.
+            Milliseconds since the epoch by the server's clock, or counted back from now by what it says, in the same
+            order; None for one that is not open.
 
         Raises:
             UnknownOutcomeError: if the system cannot be asked now: the batch is then not decided.

@@ -13,6 +13,7 @@ from sparkonce.protocol.ownership import TransactionName
 from sparkonce.protocol.traces import Trace
 from sparkonce.sinks.base import Facts, Owner, SinkCommitter, claimed_by
 from sparkonce.sinks.redis import names, scripts
+from sparkonce.sinks.redis.ages import begun_ms
 from sparkonce.sinks.redis.applying import Applying
 from sparkonce.sinks.redis.hash_slots import HASH_SLOTS, pack_slots, unpack_slots
 from sparkonce.sinks.redis.names import Entry, Key, fields_of, ledger_key, ledger_of, single_key, slot_key
@@ -172,6 +173,10 @@ class RedisCommitter(SinkCommitter):
             if not forgotten and (entry is None or Entry.parse(entry.decode()).state != names.COMMITTED):
                 missing.append(handle)
         return missing
+
+    def begun_ms(self, handles: Sequence[Handle]) -> Sequence[int | None]:
+        """See `SinkCommitter.begun_ms`, and `sparkonce.sinks.redis.ages`."""
+        return begun_ms(self._nodes, handles, self._ledger_ttl_ms)
 
     def close(self) -> None:
         """Closes the connections."""
@@ -361,8 +366,7 @@ class RedisCommitter(SinkCommitter):
     def _entries(self, ledger: Key) -> Iterator[tuple[TransactionName, Entry]]:
         cursor, seen = b"0", set()
         while True:
-            request = Request(ledger.hash_slot, ("HSCAN", ledger.name, cursor, "COUNT", _SCAN_COUNT))
-            answer = self._nodes.ask(request)
+            answer = self._nodes.ask(Request(ledger.hash_slot, ("HSCAN", ledger.name, cursor, "COUNT", _SCAN_COUNT)))
             if isinstance(answer, Refusal):
                 raise UnknownOutcomeError(
                     f"the ledger {ledger.name} cannot be read: {read_refusal(answer).reason}",
