@@ -107,7 +107,7 @@ def test_a_server_that_does_not_say_how_old_something_is_leaves_it_unknown(
     handle = query.prepare(rows(10))
     refused = Refusal("NOPERM", "this user may not")
     monkeypatch.setattr(Nodes, "run", lambda _, requests: [refused for _ in requests])
-    with pytest.raises(UnknownOutcomeError, match="does not say what is staged"):
+    with pytest.raises(UnknownOutcomeError, match="does not say what it has"):
         query.committer.begun_ms([handle])
 
 

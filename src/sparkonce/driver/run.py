@@ -227,6 +227,8 @@ class RunDriver:
         if isinstance(effect, do.Stop):
             cause, self._cause = self._cause, None
             self._die()
+            if isinstance(cause, errors.StaleServerError):
+                raise cause
             raise stop_error(effect, asked.batch, self._advice) from cause
         try:
             self._conclude(asked.batch, handles)
@@ -513,7 +515,7 @@ class RunDriver:
             late = self._grown_old()
         except errors.UnknownOutcomeError as error:
             self._cause, self._advice = error, then_start_again(error)
-            return on.PrepareFailed(reason=_first_line(error))
+            return on.PrepareFailed(reason=_reason(error))
         return on.Prepared(handles=tuple(handles), too_old=late)
 
     def _too_old(self, handles: Sequence[Handle], names: Sequence[str], took_s: float) -> str:
@@ -551,7 +553,7 @@ class RunDriver:
             return next(filter(None, told), "")
         except Exception as error:  # noqa: BLE001 - every transaction is prepared, and has to be aborted first
             self._cause, self._advice = error, then_start_again(error)
-            return _first_line(error)
+            return _reason(error)
 
     def _write_lost(
         self,
@@ -786,7 +788,7 @@ def _commit_or_abort(
 
 
 def _reason(error: BaseException) -> str:
-    return error.message if isinstance(error, errors.PrepareError) else _first_line(error)
+    return error.message if isinstance(error, errors.SparkonceError) else _first_line(error)
 
 
 def _first_line(error: BaseException) -> str:

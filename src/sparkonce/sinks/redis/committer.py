@@ -12,8 +12,7 @@ from sparkonce.protocol.outcomes import COMMITTED, Finished, Outcome
 from sparkonce.protocol.ownership import TransactionName
 from sparkonce.protocol.traces import Trace
 from sparkonce.sinks.base import Facts, Owner, SinkCommitter, claimed_by
-from sparkonce.sinks.redis import names, scripts
-from sparkonce.sinks.redis.ages import begun_ms
+from sparkonce.sinks.redis import looks, names, scripts
 from sparkonce.sinks.redis.applying import Applying
 from sparkonce.sinks.redis.hash_slots import HASH_SLOTS, pack_slots, unpack_slots
 from sparkonce.sinks.redis.names import Entry, Key, fields_of, ledger_key, ledger_of, single_key, slot_key
@@ -149,34 +148,12 @@ class RedisCommitter(SinkCommitter):
                 self._tidied[ledger.name] = batch
 
     def missing(self, handles: Sequence[Handle]) -> Sequence[Handle]:
-        """See `SinkCommitter.missing`. The ledger surely lives for ``ledger_ttl_s``; half of it leaves room for clocks.
-
-        Raises:
-            UnknownOutcomeError: if the server does not say.
-        """
-        since_ms = time.time_ns() // 1_000_000 - self._ledger_ttl_ms // 2
-        asked = [handle for handle in handles if handle.opened_ms > since_ms]
-        known = {name: handle for handle in asked if (name := TransactionName.parse(str(handle[names.TRANSACTION])))}
-        requests = [
-            Request(ledger.hash_slot, ("HGET", ledger.name, field))
-            for name in known
-            for ledger in [ledger_of(name)]
-            for field in (str(name), names.FLOOR_FIELD)
-        ]
-        answers = self._nodes.run(requests)
-        for answer in answers:
-            if isinstance(answer, Refusal):
-                raise UnknownOutcomeError(f"The ledger cannot be read: {read_refusal(answer).reason}")
-        missing = []
-        for (name, handle), entry, floor in zip(known.items(), answers[::2], answers[1::2], strict=True):
-            forgotten = entry is None and name.batch < int(floor or 0)
-            if not forgotten and (entry is None or Entry.parse(entry.decode()).state != names.COMMITTED):
-                missing.append(handle)
-        return missing
+        """See `SinkCommitter.missing`, and `sparkonce.sinks.redis.looks`."""
+        return looks.missing(self._nodes, handles, self._ledger_ttl_ms)
 
     def begun_ms(self, handles: Sequence[Handle]) -> Sequence[int | None]:
-        """See `SinkCommitter.begun_ms`, and `sparkonce.sinks.redis.ages`."""
-        return begun_ms(self._nodes, handles, self._ledger_ttl_ms)
+        """See `SinkCommitter.begun_ms`, and `sparkonce.sinks.redis.looks`."""
+        return looks.begun_ms(self._nodes, handles, self._ledger_ttl_ms)
 
     def close(self) -> None:
         """Closes the connections."""

@@ -1,4 +1,4 @@
-"""How old staged transactions are.
+"""What the driver asks of transactions, and changes nothing by: how old they are, and whether they are committed still.
 
 Staged rows live for ``staging_ttl_s`` from their prepare on. How long ago that is, is told by the server, and counted
 back from this process's clock: no two clocks are compared.
@@ -14,7 +14,7 @@ from sparkonce.protocol.handles import Handle
 from sparkonce.protocol.ownership import TransactionName
 from sparkonce.sinks.redis import names, scripts
 from sparkonce.sinks.redis.hash_slots import unpack_slots
-from sparkonce.sinks.redis.names import ledger_of, single_key, slot_key
+from sparkonce.sinks.redis.names import Entry, ledger_of, single_key, slot_key
 from sparkonce.sinks.redis.nodes import Answer, Nodes, Request, run_script
 from sparkonce.sinks.redis.outcomes import Refusal, read_refusal
 
@@ -53,6 +53,32 @@ def begun_ms(nodes: Nodes, handles: Sequence[Handle], ledger_ttl_ms: int) -> lis
     return [since_ms.get(str(handle[names.TRANSACTION])) for handle in handles]
 
 
+def missing(nodes: Nodes, handles: Sequence[Handle], ledger_ttl_ms: int) -> list[Handle]:
+    """See `sparkonce.sinks.base.SinkCommitter.missing`.
+
+    The ledger surely lives for so long; half of it leaves room for clocks.
+
+    Raises:
+        UnknownOutcomeError: if a server does not say.
+    """
+    since_ms = time.time_ns() // 1_000_000 - ledger_ttl_ms // 2
+    asked = [handle for handle in handles if handle.opened_ms > since_ms]
+    known = {name: handle for handle in asked if (name := TransactionName.parse(str(handle[names.TRANSACTION])))}
+    requests = [
+        Request(ledger.hash_slot, ("HGET", ledger.name, field))
+        for name in known
+        for ledger in [ledger_of(name)]
+        for field in (str(name), names.FLOOR_FIELD)
+    ]
+    answers = _run(nodes, requests)
+    found = []
+    for (name, handle), entry, floor in zip(known.items(), answers[::2], answers[1::2], strict=True):
+        forgotten = entry is None and name.batch < int(floor or 0)
+        if not forgotten and (entry is None or Entry.parse(entry.decode()).state != names.COMMITTED):
+            found.append(handle)
+    return found
+
+
 def _look(nodes: Nodes, name: TransactionName, ledger_ttl_ms: int) -> Request:
     keys = [ledger_of(name)] if nodes.place.cluster else [ledger_of(name), single_key(name)]
     return run_script(scripts.DECIDE, keys, str(name), name.batch, 0, scripts.END, "look", ledger_ttl_ms)
@@ -62,5 +88,5 @@ def _run(nodes: Nodes, requests: Sequence[Request]) -> Sequence[Answer]:
     answers = nodes.run(requests)
     for answer in answers:
         if isinstance(answer, Refusal):
-            raise UnknownOutcomeError(f"Redis does not say what is staged: {read_refusal(answer).reason}")
+            raise UnknownOutcomeError(f"Redis does not say what it has: {read_refusal(answer).reason}")
     return answers
