@@ -13,6 +13,10 @@ if TYPE_CHECKING:
     from sparkonce.protocol.records import Record
 
 
+_REFUSALS = ((errno.ENOSPC, "disk full"), (errno.EROFS, "disk read-only"))
+"""A run waits for room, and stops where nothing can be written for good."""
+
+
 class ModelStore(LogStore):
     """All drivers share it.
 
@@ -41,8 +45,9 @@ class ModelStore(LogStore):
                 simulation.flights.append((("put", position), lambda: self._put(position, data)))
             raise PutUnknownError("no reply")
         if simulation.chance("put refused"):
-            simulation.say("puts", position, "-> disk full")
-            raise OSError(errno.ENOSPC, "disk full")
+            number, words = _REFUSALS[simulation.dice.pick(len(_REFUSALS))]
+            simulation.say("puts", position, "->", words)
+            raise OSError(number, words)
         answer = self._put(position, data)
         if simulation.chance("put unreadable"):
             # As NFS does it: the request was sent twice, the second one finds the first, which then cannot be read.

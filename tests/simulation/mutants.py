@@ -17,7 +17,9 @@ from simulation.logstore import ModelStore
 from simulation.schedule import SYSTEMS
 from simulation.systems import System
 from sparkonce.driver import replay
+from sparkonce.driver.outage import Outage
 from sparkonce.driver.replay import Key
+from sparkonce.driver.run import RunDriver
 from sparkonce.driver.sweeper import Sweeper
 from sparkonce.errors import PrepareError
 from sparkonce.protocol import coordinator
@@ -158,6 +160,18 @@ def _thinks_that_it_has_swept(sweeper: Sweeper, *asked: Any) -> bool:
 
 _TRY_TO_SWEEP = Sweeper._try
 
+
+def _only_waits(_: Any, effect: do.Write, event: on.PrepareFailed, outage: Outage, work: Any) -> Any:
+    return None if outage.pause(event.reason) else event
+
+
+def _puts_over_a_claim(driver: RunDriver, effect: do.Put, error: OSError, outage: Outage, work: Any) -> Any:
+    answer = _WAIT_TO_PUT(driver, effect, error, outage, work)
+    return on.PutLanded(position=effect.position, floor=Floor()) if isinstance(answer, on.PutTaken) else answer
+
+
+_WAIT_TO_PUT = RunDriver._wait_to_put
+
 # --- Kafka ------------------------------------------------------------------------------------------------------------
 
 
@@ -286,6 +300,14 @@ MUTANTS = (
     Mutant(
         name="a sink that could not be swept counts as swept",
         patches=((Sweeper, "_try", _thinks_that_it_has_swept),),
+    ),
+    Mutant(
+        name="a write that failed is done again, and what it left open is not looked for",
+        patches=((RunDriver, "_wait_to_write", _only_waits),),
+    ),
+    Mutant(
+        name="a put that has waited for room is taken for done where another run's stands",
+        patches=((RunDriver, "_wait_to_put", _puts_over_a_claim),),
     ),
     Mutant(
         name="Kafka: a fence is taken for a loss after superseding, lanes used again at once",

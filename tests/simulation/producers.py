@@ -15,7 +15,7 @@ from confluent_kafka import KafkaError, KafkaException
 from simulation.engine import UNDER_WAY
 from simulation.oracle import Violation
 from simulation.systems import Writer, ask
-from sparkonce.errors import PrepareError, SparkonceError
+from sparkonce.errors import OutageError, PrepareError, SparkonceError
 from sparkonce.protocol.ownership import TransactionalId
 from sparkonce.sinks.kafka import producers
 from sparkonce.sinks.kafka.lane import Reports
@@ -140,7 +140,7 @@ class ModelLane:
         for _ in range(3):
             if system.is_slow():
                 system.initialises_late(name)
-                raise PrepareError("the initialisation was not answered in time")
+                raise OutageError("the initialisation was not answered in time")
             epoch = ask(system, ("initialises", name), lambda: system.initialise(name))
             if epoch is not None:
                 self.epoch = epoch

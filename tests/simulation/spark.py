@@ -202,12 +202,12 @@ class Work:
                 copy()
         else:
             simulation.wait(lambda: stage.is_over)
-        if stage.failure:
-            raise PrepareError(stage.failure)
-        handles = [handle for slot in range(len(stage.spread)) for handle in stage.won[slot]]
-        if stage.loser_possible:
+        if stage.loser_possible or stage.failure is not None:
             for owner in sinks.values():
                 simulation.oracle.may_have_lost(owner.token)
+        if stage.failure is not None:
+            raise stage.failure
+        handles = [handle for slot in range(len(stage.spread)) for handle in stage.won[slot]]
         return handles, stage.loser_possible
 
 
@@ -228,7 +228,7 @@ class Stage:
         self.execution = cluster.executions
         self.spread = self._spread()
         self.won: dict[int, list[Handle]] = {}
-        self.failure = ""
+        self.failure: PrepareError | None = None
         self.loser_possible = False
         self.started: dict[int, int] = {}
         self.copies: list[Any] = []
@@ -248,7 +248,7 @@ class Stage:
 
     @property
     def is_over(self) -> bool:
-        return bool(self.failure) or len(self.won) == len(self.spread)
+        return self.failure is not None or len(self.won) == len(self.spread)
 
     def start(self, slot: int) -> None:
         """Another copy of a slot."""
@@ -264,13 +264,13 @@ class Stage:
             name = f"run {self.run}, batch {self.batch}, slot {slot}, copy {attempt}"
             simulation.start(name, copy.run, copy.die)
 
-    def failed(self, slot: int, reason: str) -> None:
+    def failed(self, slot: int, error: PrepareError) -> None:
         """Spark tries a task again, but not for ever."""
         if self.is_over or slot in self.won:
             return
         self.loser_possible = True
         if self.started[slot] >= MOST_ATTEMPTS or self.cluster.simulation.peace:
-            self.failure = reason
+            self.failure = error
         else:
             self.start(slot)
 
@@ -286,7 +286,7 @@ class Copy:
         """With its process, if it has one already."""
         if self._process is not None:
             self._process.die()
-        self._stage.failed(self._slot, "its process died")
+        self._stage.failed(self._slot, PrepareError("its process died"))
 
     def run(self) -> None:
         stage, slot = self._stage, self._slot
@@ -334,7 +334,7 @@ class Copy:
                     writer.abort()
             simulation.say("fails:", error.message)
             process.leave()
-            stage.failed(slot, error.message)
+            stage.failed(slot, error)
             return
         for writer in writers:
             if writer is not None:

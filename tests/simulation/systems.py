@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from simulation.engine import NoAnswerError, RefusedError, Words, text
-from sparkonce.errors import PrepareError
+from sparkonce.errors import OutageError, PrepareError
 from sparkonce.guarantees import Guarantee
 from sparkonce.protocol.outcomes import Finished, Outcome
 from sparkonce.protocol.ownership import TransactionName
@@ -140,7 +140,7 @@ def ask(system: System, what: Words, apply: Callable[[], Any]) -> Any:
     try:
         return system.simulation.request((system.called, *what), apply)
     except NoAnswerError:
-        raise PrepareError(f"{text(what)}: no answer") from None
+        raise OutageError(f"{text(what)}: no answer") from None
     except RefusedError:
         raise PrepareError(f"{text(what)}: refused") from None
 
