@@ -18,7 +18,7 @@ from sparkonce.sinks.redis.hash_slots import HASH_SLOTS, pack_slots, unpack_slot
 from sparkonce.sinks.redis.names import Entry, Key, fields_of, ledger_key, ledger_of, single_key, slot_key
 from sparkonce.sinks.redis.nodes import Answer, Nodes, Request, run_script
 from sparkonce.sinks.redis.outcomes import Refusal, read_ledger, read_refusal
-from sparkonce.sinks.redis.preflight import read_info, why_not_stage
+from sparkonce.sinks.redis.preflight import why_not_decide
 from sparkonce.sinks.redis.writer import await_replicas
 
 KEPT_BATCHES = 200
@@ -134,10 +134,7 @@ class RedisCommitter(SinkCommitter):
 
     def before_decision(self, facts: Facts) -> str:  # noqa: ARG002 - the servers are asked
         """See `SinkCommitter.before_decision`. A server may have been told to evict since the run began."""
-        told = self._nodes.everywhere("INFO", "memory")
-        # Of one that does not answer, the commit will tell.
-        infos = {node: read_info(answer) for node, answer in told.items() if isinstance(answer, bytes)}
-        return next(filter(None, (why_not_stage(node, info) for node, info in infos.items())), "")
+        return why_not_decide(self._nodes)
 
     def conclude(self, batch: int, handles: Sequence[Handle]) -> None:
         """See `SinkCommitter.conclude`. Tidies the ledger now and then."""

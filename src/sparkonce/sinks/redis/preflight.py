@@ -35,6 +35,13 @@ def why_not_stage(node: str, info: Mapping[str, str]) -> str:
     return f"{node} has maxmemory-policy={policy}: it may throw staged rows away, and what says that they are applied"
 
 
+def why_not_decide(nodes: Nodes) -> str:
+    """Why a server does not keep what is staged any more; empty if all do. Of one that is silent the commit tells."""
+    told = nodes.everywhere("INFO", "memory")
+    infos = {node: read_info(answer) for node, answer in told.items() if isinstance(answer, bytes)}
+    return next(filter(None, (why_not_stage(node, info) for node, info in infos.items())), "")
+
+
 class Preflight:
     """One look at a server.
 
