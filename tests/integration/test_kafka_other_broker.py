@@ -22,6 +22,7 @@ import pyarrow as pa
 import pytest
 
 from small_job import SmallJob
+from sparkonce.driver import run as driver
 from sparkonce.embedded.jars import cache_folder
 from sparkonce.errors import SparkonceError
 from sparkonce.protocol.state import Phase
@@ -90,7 +91,11 @@ def rows(batch: int, slot: int) -> pa.RecordBatch:
 @pytest.mark.parametrize(
     ("level", "brokers", "rate"), [("4.4", 3, 0.15), ("4.4", 1, 0.3), ("3.7", 3, 0.15), ("3.0", 1, 0.3)]
 )
-def test_each_row_is_there_once_whatever_is_refused(level: str, brokers: int, rate: float, tmp_path: Path) -> None:
+def test_each_row_is_there_once_whatever_is_refused(
+    level: str, brokers: int, rate: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # There is no second driver that the next claim would depose: many starts in a row wait minutes otherwise.
+    monkeypatch.setattr(driver, "_LONGEST_BACK_OFF_S", 0.0)
     seed = random.SystemRandom().randrange(2**31)
     log.warning("seed %d", seed)
     dice = random.Random(seed)
@@ -104,6 +109,9 @@ def test_each_row_is_there_once_whatever_is_refused(level: str, brokers: int, ra
             deadline_s=60.0,
         )
         for batch in range(BATCHES):
+            if batch:
+                # Its ids are Empty after a commit, which is what a Kafka shows that went back to before it.
+                job.accept_lost = {"kafka": batch - 1}
             if dice.randrange(2):
                 kill(job, batch, dice.choice(KILLED_AT))
             run(job, batch)
