@@ -232,7 +232,7 @@ def java() -> None:
 def servers() -> None:
     """The environment, and what tests start by themselves, at once: one waits for a network while another compiles."""
     with ThreadPoolExecutor(3) as pool:
-        steps = [pool.submit(step) for step in (environment, packages, s3_server)]
+        steps = [pool.submit(step) for step in (environment, packages, go_programs)]
     for step in steps:
         step.result()
 
@@ -261,8 +261,10 @@ def places_of_faketime() -> list[Path]:
     return [*(one / library for one in folders), *(found for one in folders for found in one.glob(f"*/{library}"))]
 
 
-def s3_server() -> None:
-    """The server that the tests of S3 start, by Go where there is one."""
+def go_programs() -> None:
+    """Servers that tests start, by Go where there is one. A second broker is built by its test, from what is kept here."""
+    if shutil.which("go") and not any((CACHE / "bin").glob("kfake-*")):
+        subprocess.run(["go", "build", "-o", os.devnull, "."], cwd=ROOT / "tests" / "kfake")
     gateway = CACHE / "bin" / "versitygw"
     if gateway.exists() or not shutil.which("go"):
         return
