@@ -133,6 +133,19 @@ def test_the_executors_clock_may_be_hours_behind_the_servers(behind_h: int) -> N
     assert not_in_log(view, [gone, newest, later]) != ""
 
 
+@pytest.mark.parametrize("behind_h", [0, 24])
+def test_a_batch_that_a_floor_carries_and_that_is_not_committed_has_the_executors_clock_alone(behind_h: int) -> None:
+    """After a night of starts that fail the floor names one decided batch, which the server has not committed."""
+    behind_ms = behind_h * HOUR_MS
+    failed = fold(claim(A), commit(0, ("gone", 0)), commit(1, ("x", 0)), claim(Token(3, "bbbbbbbb")))
+    view = failed.above(failed.raised_to(Token(3, "bbbbbbbb")))
+    gone = committed("gone", 0, begun_ms=behind_ms)
+    assert not_in_log(view, [gone]) == ""
+    later = committed("new", 0, begun_ms=3 * HOUR_MS + behind_ms)
+    assert not_in_log(view, [gone, committed("x", 0, begun_ms=HOUR_MS + behind_ms), later]) != ""
+    assert not_in_log(view, [committed("x", 1, begun_ms=2 * HOUR_MS)]) != "", "its lane, used again"
+
+
 def test_with_nothing_to_hold_it_against_a_commit_is_let_pass() -> None:
     view = tidied(fold(claim(A), commit(0, ("gone", 0)), commit(1), commit(2)), 2)
     assert not_in_log(view, [committed("gone", 0, begun_ms=9 * HOUR_MS)]) == ""

@@ -55,7 +55,8 @@ def not_in_log(view: LogView, traces: Sequence[Trace], listed_at: int | None = N
       everything that is named above it, and is not on a lane that is named above it. Of lanes, only those count that
       were named when the traces were asked for: a trace is the last transaction of its lane, and may be one that is
       forgotten, if the lane was used again since. When what is named was begun, the server says of those of which it
-      has the trace, and the executor's clock of all. The later counts: an executor's clock may be hours behind.
+      has the trace, and the executor's clock of all. The later counts: an executor's clock may be hours behind. Where
+      all that is named is one batch that a floor carries, and the server has no trace of it, nobody knows.
     """
     return _unknown_run(view, traces) or _unknown_commit(view, traces, view.end if listed_at is None else listed_at)
 
@@ -84,7 +85,9 @@ def _unknown_commit(view: LogView, traces: Sequence[Trace], listed_at: int) -> s
     }
     opened_ms = [handle.opened_ms for handle in handles]
     begun_ms = [trace.begun_ms for trace in traces if trace.committed in named]
-    last_ms = max((*opened_ms, *begun_ms), default=None)
+    # The floor of a run that found too many claims names one batch alone, and that may not be committed yet.
+    executors_alone = not begun_ms and view.decisions == (view.floor.newest,)
+    last_ms = None if executors_alone else max((*opened_ms, *begun_ms), default=None)
     known = {run.token for run in view.runs}
 
     def is_strange(trace: Trace) -> bool:
