@@ -228,7 +228,7 @@ class RunDriver:
             cause, self._cause = self._cause, None
             self._die()
             if isinstance(cause, errors.StaleServerError):
-                raise cause
+                raise cause  # a sink found it before the decision: it says what to do, and what was open is aborted
             raise stop_error(effect, asked.batch, self._advice) from cause
         try:
             self._conclude(asked.batch, handles)
