@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from uuid import uuid4
 
 import pyarrow as pa
 import pyarrow.dataset as ds
@@ -74,7 +75,7 @@ READS: dict[str, Callable[[pa.RecordBatchReader, Path], object]] = {
     "read_all": lambda rows, _: rows.read_all(),
     "read_pandas": lambda rows, _: rows.read_pandas(),
     "for": lambda rows, _: [batch.num_rows for batch in rows],
-    "C++": lambda rows, folder: ds.write_dataset(rows, folder / "written", format="parquet"),
+    "C++": lambda rows, folder: ds.write_dataset(rows, folder / uuid4().hex, format="parquet"),
 }
 
 
