@@ -133,6 +133,7 @@ def once_at(phase: Phase, batch: int, action: Callable[[], object]) -> Callable[
     return listen
 
 
+@pytest.mark.drawn(2)
 def test_a_start_finds_what_is_missing_and_goes_on_when_it_is_told_to(place: Any, tmp_path: Path) -> None:
     job, saved, name = job_into(place, tmp_path), tmp_path / "saved", place.make().name
     job.run(0)
@@ -157,6 +158,7 @@ def test_a_start_finds_what_is_missing_and_goes_on_when_it_is_told_to(place: Any
     assert Counter(place.visible()) == numbers(0, 3, 4, 5)
 
 
+@pytest.mark.drawn(2)
 def test_a_commit_alone_that_is_missing_is_made_again(
     place: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -171,6 +173,7 @@ def test_a_commit_alone_that_is_missing_is_made_again(
     assert Counter(place.visible()) == numbers(0, 1, 2)
 
 
+@pytest.mark.drawn(2)
 @pytest.mark.parametrize("place", SERVERS[:4], indirect=True, ids=lambda kind: kind.__name__)
 def test_a_server_that_goes_back_under_a_run_stops_it(place: Any, tmp_path: Path) -> None:
     job, saved, name = job_into(place, tmp_path), tmp_path / "saved", place.make().name
@@ -187,6 +190,7 @@ def test_a_server_that_goes_back_under_a_run_stops_it(place: Any, tmp_path: Path
     assert Counter(place.visible()) == numbers(0, 3, 4)
 
 
+@pytest.mark.drawn(2)
 def test_what_changed_with_the_sink_itself_stops_nothing(place: Any, tmp_path: Path) -> None:
     """A lower guarantee and back, and log and server restored together."""
     job, saved = job_into(place, tmp_path), tmp_path / "saved"
