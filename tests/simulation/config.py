@@ -10,6 +10,8 @@ KINDS = ("kafka-v1", "kafka-v2", "postgres", "postgres-staged", "mariadb", "file
 """Kafka with `transaction.version` 1 and 2; PostgreSQL by two phases and staged; XA; a local folder; Amazon's S3, and
 a gateway that answers as versitygw does."""
 
+_HOURS_S = 7_200
+
 COMMIT_DEADLINE_S = 1.5
 """For how long a run asks again, by the clock of the simulation."""
 
@@ -51,6 +53,9 @@ class Config:
         deterministic: Whether a second execution of a batch gives the same rows.
         keep_ready: Whether workers initialise a transactional id for the next task while one runs.
         spreads: Whether executions of a batch may have its rows in other slots.
+        sweeps_beside: Whether a run sweeps its losers by a thread of its own, as `ExactlyOnce` has it.
+        ahead_s: By how much executors' clocks are ahead of the servers' and the driver's; behind if less than 0.
+        long_batches: Whether a batch may take as long as transactions live, of sinks whose transactions time out.
     """
 
     sinks: tuple[str, ...]
@@ -66,6 +71,9 @@ class Config:
     deterministic: bool = True
     keep_ready: bool = False
     spreads: bool = False
+    sweeps_beside: bool = False
+    ahead_s: int = 0
+    long_batches: bool = False
 
     def to_json(self) -> dict[str, Any]:
         """As plain values."""
@@ -101,6 +109,9 @@ def draw(seed: int, kinds: tuple[str, ...] = KINDS) -> Config:
         deterministic=dice.random() < 0.8,
         keep_ready=dice.random() < 0.5,
         spreads=dice.random() < 0.25,
+        ahead_s=dice.choice((0, 0, -_HOURS_S, _HOURS_S)),
+        long_batches=dice.random() < 0.25,
+        sweeps_beside=dice.random() < 0.5,
     )
     # Drawn last: the world of a seed is what it was before there was this fault, which costs requests at each commit.
     return replace(drawn, faults=drawn.faults | {FAULTS[-1]}) if dice.random() < 0.25 else drawn

@@ -24,6 +24,11 @@ Answer = TypeVar("Answer")
 Words = tuple[object, ...]
 """What is asked, made a text only where somebody wants to know."""
 
+BATCHES_APART_MS = 3_600_000
+"""By servers' clocks, beside what goes by in a schedule."""
+
+_STARTED_AT_S = 1_000_000.0
+
 MOST_TURNS = 600
 """After so many the schedule is over, and the fresh run comes."""
 
@@ -70,7 +75,8 @@ class Simulation:
         self.config = config
         self.dice = dice
         self.told = told
-        self.clock_s = 1_000_000.0
+        self.clock_s = _STARTED_AT_S
+        self.newest_batch = 0
         self.peace = False
         self.over = False
         self.requests = 0
@@ -175,6 +181,10 @@ class Simulation:
         self._nonces += 1
         return self._nonces
 
+    def time_ms(self, batch: int) -> int:
+        """What it is by servers' clocks, for who is at work on this batch."""
+        return batch * BATCHES_APART_MS + int((self.clock_s - _STARTED_AT_S) * 1000)
+
     def hush(self) -> None:
         """No faults and no events from now on."""
         self._rate, self.events = 0.0, []
@@ -195,6 +205,8 @@ class Simulation:
 
     def kill(self, party: Party) -> None:
         """It never goes on, and notices nothing of it."""
+        if party not in self.parties:
+            return
         party.dead = True
         self.parties.remove(party)
         self.graveyard.append(party)

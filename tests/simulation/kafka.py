@@ -21,7 +21,6 @@ from simulation import wire
 from simulation.engine import NoAnswerError, RefusedError
 from simulation.oracle import Violation
 from simulation.producers import ModelWorker, PoolWriter
-from simulation.spark import BATCHES_APART_MS
 from simulation.systems import System, Writer
 from sparkonce.sinks.kafka.client import TransactionClient
 from sparkonce.sinks.kafka.committer import KafkaCommitter
@@ -53,13 +52,13 @@ _TOPIC = wire.Reply(topic="t", partitions=[0])
 class Id:
     """A transactional id, as its coordinator knows it."""
 
-    __slots__ = ("batch", "damaged", "epoch", "name", "parts", "slot", "state", "writer")
+    __slots__ = ("batch", "begun_ms", "damaged", "epoch", "name", "parts", "slot", "state", "writer")
 
     def __init__(self, name: str) -> None:
         self.name = name
         self.epoch = 0
         self.state = "Empty"
-        self.batch, self.slot, self.parts = -1, -1, 0
+        self.batch, self.slot, self.parts, self.begun_ms = -1, -1, 0, -1
         self.writer: Writer | None = None
         self.damaged = False
 
@@ -108,6 +107,7 @@ class Kafka(System):
         workers: The processes that have written.
     """
 
+    life_s = 600.0
     opens_early = True
     commit_bumps = False
 
@@ -193,14 +193,21 @@ class Kafka(System):
         if not open_ones:
             return None
 
-        def time_out() -> None:
-            one = open_ones[self.simulation.dice.pick(len(open_ones))]
-            self.simulation.say(self.called, "times out", one.name, one.epoch)
-            self.simulation.oracle.lost((self.name, one.name, one.epoch))
-            one.epoch += 1
-            one.state = "CompleteAbort"
+        return lambda: self.time_out(open_ones[self.simulation.dice.pick(len(open_ones))])
 
-        return time_out
+    def time_out(self, one: Id) -> None:
+        """Its transaction is aborted for its age."""
+        self.simulation.say(self.called, "times out", one.name, one.epoch)
+        self.simulation.oracle.lost((self.name, one.name, one.epoch))
+        one.epoch += 1
+        one.state = "CompleteAbort"
+
+    def age(self) -> None:
+        """What is open for too long may be timed out: that is looked at now and then."""
+        for one in self.ids.values():
+            too_old = self.simulation.time_ms(one.batch) - one.begun_ms >= self.life_s * 1000
+            if one.state == "Ongoing" and too_old and self.simulation.dice.pick(2):
+                self.time_out(one)
 
     def write_markers(self) -> Callable[[], None] | None:
         """The last marker of a commit is written; None if none is waited for."""
@@ -323,6 +330,7 @@ class Kafka(System):
         answer = "taken" if one.state == "Empty" else "carried"
         one.state, one.batch, one.slot, one.parts, one.writer = "Ongoing", batch, slot, parts, writer
         one.damaged = False
+        one.begun_ms = self.simulation.time_ms(batch)
         return answer
 
     def give_up(self, name: str, epoch: int) -> None:
@@ -403,6 +411,6 @@ class Kafka(System):
             producer_epoch=one.epoch,
             transaction_state=one.state,
             transaction_timeout_ms=60_000,
-            transaction_start_time_ms=one.batch * BATCHES_APART_MS if one.batch >= 0 and one.state != "Empty" else -1,
+            transaction_start_time_ms=one.begun_ms if one.state != "Empty" else -1,
             topics=[_TOPIC] if one.state == "Ongoing" else [],
         )

@@ -10,6 +10,7 @@ from importlib import import_module
 from typing import Any
 from unittest import mock
 
+from simulation import product
 from simulation.config import KINDS
 from simulation.engine import Simulation
 from simulation.kafka import CONCURRENT_TRANSACTIONS, Kafka, ModelRetention
@@ -22,7 +23,7 @@ from sparkonce.driver.replay import Key
 from sparkonce.driver.run import RunDriver
 from sparkonce.driver.sweeper import Sweeper
 from sparkonce.errors import PrepareError
-from sparkonce.protocol import coordinator
+from sparkonce.protocol import coordinator, traces
 from sparkonce.protocol import effects as do
 from sparkonce.protocol import events as on
 from sparkonce.protocol.effects import StopReason
@@ -31,7 +32,9 @@ from sparkonce.protocol.outcomes import Finished, Outcome
 from sparkonce.protocol.ownership import HELD, LanePool
 from sparkonce.protocol.records import Commit, Void
 from sparkonce.protocol.state import Phase, State
-from sparkonce.protocol.view import Floor
+from sparkonce.protocol.traces import Trace
+from sparkonce.protocol.view import Floor, LogView
+from sparkonce.sinks.base import SinkCommitter
 from sparkonce.sinks.files import local
 from sparkonce.sinks.files.committer import FilesCommitter
 from sparkonce.sinks.files.handle import read_handle
@@ -172,6 +175,21 @@ def _puts_over_a_claim(driver: RunDriver, effect: do.Put, error: OSError, outage
 
 _WAIT_TO_PUT = RunDriver._wait_to_put
 
+
+def _closes_without_a_last_sweep(sweeper: Sweeper, *, sweep: bool) -> None:
+    _CLOSE(sweeper, sweep=False)
+
+
+_CLOSE = Sweeper.close
+
+
+def _begun_by_executors_clocks(view: LogView, found: Sequence[Trace], listed_at: int) -> str:
+    named = {handle.transaction for decision in view.decisions for handle in decision.handles}
+    return _UNKNOWN_COMMIT(view, [trace for trace in found if trace.committed not in named], listed_at)
+
+
+_UNKNOWN_COMMIT = traces._unknown_commit
+
 # --- Kafka ------------------------------------------------------------------------------------------------------------
 
 
@@ -308,6 +326,23 @@ MUTANTS = (
     Mutant(
         name="a put that has waited for room is taken for done where another run's stands",
         patches=((RunDriver, "_wait_to_put", _puts_over_a_claim),),
+    ),
+    Mutant(
+        name="Kafka: executors' clocks alone say how old transactions are before a decision",
+        kinds=_KAFKA,
+        patches=((KafkaCommitter, "begun_ms", SinkCommitter.begun_ms),),
+    ),
+    Mutant(
+        name="the thread that sweeps does not wait until no batch is at work",
+        patches=((product.Lock, "__enter__", lambda _: None), (product.Lock, "__exit__", lambda *_: None)),
+    ),
+    Mutant(
+        name="what the thread has not swept yet is left when a run ends in order",
+        patches=((Sweeper, "close", _closes_without_a_last_sweep),),
+    ),
+    Mutant(
+        name="executors' clocks alone say when what a log still names was begun",
+        patches=((traces, "_unknown_commit", _begun_by_executors_clocks),),
     ),
     Mutant(
         name="Kafka: a fence is taken for a loss after superseding, lanes used again at once",

@@ -37,6 +37,7 @@ class Violation(str, Enum):
     MIXED = "rows of different executions of a batch are visible"
     UNDECIDED = "rows are visible that no decision names"
     UNDONE = "a transaction that a decision names was aborted by request"
+    OUTLIVED = "a batch was decided that its server had given up while it was written, for longer than half of its life"
     DECIDED_TWICE = "a batch was decided by two commits"
     SHARED_EPOCH = "a copy wrote on in an epoch whose transaction had ended"
     BLUNT_ABORT = "an abort that compares no epoch was sent where there is one that does"
@@ -56,6 +57,7 @@ _MAY_FAIL = _NOT_ANSWERED_WELL | {
     "connection ended",
     "no patience",
     "slow",
+    "long batch",
 }
 """What can make a task fail."""
 _MAY_BE_UNKNOWN = _NOT_ANSWERED_WELL | _PUTS_GO_WRONG | {"server restarted"}
@@ -95,6 +97,7 @@ class Oracle:
         self.executions: dict[Key, int] = {}
         self._rows: dict[Key, tuple[int, ...]] = {}
         self.gone: set[Key] = set()
+        self._outlived: set[Key] = set()
         self._shown: dict[int, int] = {}
         self._effective: dict[tuple[int, int, str], Key] = {}
         self._claims: list[str] = []
@@ -155,6 +158,8 @@ class Oracle:
             if handle.transaction:
                 key = self._identify[handle.sink](handle)
                 self.named[key] = record.batch
+                if key in self._outlived:
+                    self.broken(Violation.OUTLIVED, key)
                 self._effective[record.batch, handle.slot, handle.sink] = key
                 if key in self.undone - self.void:
                     self.broken(Violation.UNDONE, key)
@@ -170,6 +175,11 @@ class Oracle:
     def lost(self, key: Key) -> None:
         """The system itself has given up a transaction."""
         self.gone.add(key)
+
+    def has_taken_long(self, handles: Sequence[Handle]) -> None:
+        """A batch is written, and took so long that its run has to ask whether its transactions are still there."""
+        keys = (self._identify[handle.sink](handle) for handle in handles if handle.transaction)
+        self._outlived.update(key for key in keys if key in self.gone)
 
     def vanished(self, path: str) -> None:
         """A published file is not there any more, or is another one."""
@@ -215,6 +225,7 @@ class Oracle:
     def may_have_lost(self, token: Token) -> None:
         """A stage of this run is over, and a copy may be left that is not named by it: in any sink of the unit."""
         self._unswept[token] = set(self._simulation.config.sinks)
+        self._forget_asked(token)
 
     def sweeps(self, sink: str, owners: Sequence[Owner]) -> None:
         """A sink is asked what of these runs is open."""
@@ -226,11 +237,14 @@ class Oracle:
             if owner.token in self._unswept:
                 self._unswept[owner.token].discard(sink)
 
-    def batch_over(self, token: Token | None) -> None:
-        """A run goes on to its next batch. What could not be swept after one batch has to be tried after the next."""
+    def has_swept(self, token: Token | None) -> None:
+        """A run goes on to its next batch, or, where a thread sweeps, ends. What could not be swept has to be tried."""
         left = {sink for sink in self._unswept.get(token, ()) if (token, sink) not in self._asked}
         if left:
             self.broken(Violation.UNSWEPT, *sorted(left))
+        self._forget_asked(token)
+
+    def _forget_asked(self, token: Token | None) -> None:
         self._asked = {(other, sink) for other, sink in self._asked if other != token}
 
     def start(self, run: str) -> Start:
@@ -260,6 +274,11 @@ class Oracle:
         if kind is errors.PrepareError:
             moved = "spread" in since and "in another order each time" in str(error)
             return deposed or moved or bool(since & _MAY_FAIL)
+        if kind is errors.TransactionTooOldError and "long batch" in since:
+            # It was written once more, with its rows computed first. That went wrong, or another run took as long then.
+            others = any(run != start.run for run in self._claims)
+            if others or since & (_MAY_FAIL - {"long batch"}):
+                return True
         if kind is errors.TransactionTooOldError:
             lost = [key for key in self.gone if self.named.get(key) == error.details["batch"]]  # type: ignore[attr-defined]
             return len(lost) > MOST_HEALINGS
@@ -268,7 +287,7 @@ class Oracle:
             waited = self._simulation.clock_s - start.clock_s >= COMMIT_DEADLINE_S
             in_turn = waited and "overlap" in self._simulation.config.faults
             # A coordinator that has moved costs one request, and the next attempt finds it, unless it moves again.
-            in_turn |= waited and "moved again" in since
+            in_turn |= waited and bool({"moved again", "long batch"} & since)
             return in_turn or bool(self._simulation.gone_wrong() & _MAY_BE_UNKNOWN)
         if kind is errors.LogError and "could not be " in str(error):
             return bool(since & _PUTS_GO_WRONG)

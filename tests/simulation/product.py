@@ -14,6 +14,7 @@ from unittest import mock
 
 from simulation import files, kafka, mariadb, postgres, producers, s3, wire
 from simulation.engine import UNDER_WAY
+from simulation.spark import SOON_S
 from sparkonce import errors
 from sparkonce.driver import run as driver
 from sparkonce.driver import sweeper
@@ -24,7 +25,7 @@ from sparkonce.protocol.records import Record
 from sparkonce.sinks.files.handle import read_handle
 
 if TYPE_CHECKING:
-    from simulation.engine import Simulation
+    from simulation.engine import Party, Simulation
 
 MOST_REMEMBERED = 50_000
 
@@ -33,13 +34,73 @@ class _Clock:
     def monotonic(self) -> float:
         return UNDER_WAY[0].clock_s
 
-    time = monotonic
+    def time(self) -> float:
+        return UNDER_WAY[0].time_ms(UNDER_WAY[0].newest_batch) / 1000
 
     def time_ns(self) -> int:
         return 0
 
     def sleep(self, seconds: float) -> None:
         UNDER_WAY[0].sleep(seconds)
+
+
+class Lock:
+    """`threading.RLock`, between a driver and its sweeper."""
+
+    def __init__(self) -> None:
+        self._owner: Party | None = None
+        self._depth = 0
+
+    def __enter__(self) -> None:
+        simulation = UNDER_WAY[0]
+        if self._depth and self._owner is not simulation.current and not simulation.over:
+            simulation.wait(lambda: not self._depth)
+        self._owner = simulation.current
+        self._depth += 1
+
+    def __exit__(self, *_: object) -> None:
+        self._depth -= 1
+
+
+class _Condition:
+    """`threading.Condition`: one waits, and goes on when it is notified, or whenever it is chosen if it may give up."""
+
+    def __init__(self) -> None:
+        self._notified = False
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def notify_all(self) -> None:
+        self._notified = True
+
+    def wait(self, timeout_s: float | None) -> None:
+        simulation = UNDER_WAY[0]
+        self._notified = False
+        if timeout_s is None:
+            simulation.wait(lambda: self._notified)
+            return
+        simulation.let_others_go_on()
+        if not self._notified:
+            simulation.clock_s += timeout_s
+
+
+class _Thread:
+    """`threading.Thread` of a driver, which ends with it. A run that is left in peace sweeps when it is closed."""
+
+    def __init__(self, target: Callable[[], None], name: str, daemon: bool) -> None:
+        self._target = target
+
+    def start(self) -> None:
+        simulation = UNDER_WAY[0]
+        driver = simulation.current
+        if driver is None:
+            return
+        thread = simulation.start(f"{driver.name}, sweeper", self._target, lambda: simulation.kill(driver))
+        driver.on_death = lambda: simulation.kill(thread)
 
 
 class _Later:
@@ -210,6 +271,8 @@ _REPLACED: tuple[tuple[str, str, Any], ...] = (
             f"{_SINKS}.files.s3.store",
         )
     ),
+    ("sparkonce.driver.run", "threading", SimpleNamespace(RLock=Lock)),
+    ("sparkonce.driver.sweeper", "threading", SimpleNamespace(Condition=_Condition, Thread=_Thread)),
     ("sparkonce.driver.run", "uuid", SimpleNamespace(uuid4=_nonce)),
     ("sparkonce.driver.run", "random", SimpleNamespace(uniform=lambda low, high: high)),
     ("sparkonce.driver.run", "socket", SimpleNamespace(gethostname=lambda: "h")),
@@ -279,8 +342,12 @@ def under_way(simulation: Simulation) -> Iterator[None]:
     coordinator.TIDY_EVERY_BATCHES = 1 if simulation.config.keep < 100 else 20
     coordinator.KEEP_RECORDS = 3 if simulation.config.keep < 100 else 1_000
     try:
-        # What could not be swept is asked for again with the next batch: schedules are short.
-        with mock.patch.object(sweeper, "LONGEST_PAUSE_S", 0.0):
+        # What could not be swept is asked for again with the next batch: schedules are short. Nothing else sweeps then,
+        # but for a thread, which does it a second time.
+        with (
+            mock.patch.object(sweeper, "LONGEST_PAUSE_S", 0.0),
+            mock.patch.object(sweeper, "LOSERS_END_WITHIN_S", SOON_S if simulation.config.sweeps_beside else 0.0),
+        ):
             yield
     finally:
         coordinator.KEEP_BATCHES, coordinator.TIDY_EVERY_BATCHES, coordinator.KEEP_RECORDS = 100, 20, 1_000

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from simulation.config import COMMIT_DEADLINE_S
+from simulation.engine import BATCHES_APART_MS as BATCHES_APART_MS
 from sparkonce.driver.run import RunDriver, Timing
 from sparkonce.errors import PrepareError, SparkonceError
 from sparkonce.log.base import DecisionLog
@@ -18,8 +19,13 @@ if TYPE_CHECKING:
     from simulation.systems import System
 
 QUERY = "5f6a2c1e-0000-4000-8000-000000000000"
-BATCHES_APART_MS = 3_600_000
 MOST_ATTEMPTS = 3
+SOON_S = 0.05
+"""When a run sweeps, where a thread does it: no deadline passes meanwhile."""
+_LONG = 0.2
+"""How often a batch is a long one, in worlds that have them."""
+_LONG_TIMES = (0.7, 1.1)
+"""How long it takes then, in lives of a transaction: long enough for its run to ask whether they are still open."""
 
 
 class Process:
@@ -138,19 +144,26 @@ class Cluster:
             query=QUERY,
             sinks=self.sinks,
             log=self.log,
-            timing=Timing(commit_deadline_s=COMMIT_DEADLINE_S, sweep_every_s=simulation.config.sweep_every_s),
+            timing=Timing(
+                commit_deadline_s=COMMIT_DEADLINE_S,
+                sweep_every_s=SOON_S if simulation.config.sweeps_beside else simulation.config.sweep_every_s,
+                sweep_in_background=simulation.config.sweeps_beside,
+            ),
         )
         batch = self.committed + 1
         while batch < batches:
             simulation.say("batch", batch, "is asked for")
+            simulation.newest_batch = max(simulation.newest_batch, batch)
             driver.run_batch(_asked(batch), Work(self, number, batch))
             simulation.oracle.done(batch)
-            simulation.oracle.batch_over(driver.state.token)
+            if not simulation.config.sweeps_beside:
+                simulation.oracle.has_swept(driver.state.token)
             simulation.stop_here()
             self.committed = max(self.committed, batch)
             simulation.say("Spark commits batch", batch)
             batch += 1
         driver.close()
+        simulation.oracle.has_swept(driver.state.token)
 
     def process(self) -> Process:
         """One that is idle, or a new one."""
@@ -192,6 +205,10 @@ class Work:
     ) -> tuple[Sequence[Handle], bool]:
         """Each slot is a task of which Spark may start several copies; it takes the first that is done."""
         simulation = self._cluster.simulation
+        takes_s = self._takes_s()
+        if computed is not None:
+            self._let_go_by(takes_s)
+            computed()
         stage = Stage(self._cluster, f"{self._run}", self._batch, sinks, only)
         for slot in range(len(stage.spread)):
             stage.start(slot)
@@ -202,13 +219,35 @@ class Work:
                 copy()
         else:
             simulation.wait(lambda: stage.is_over)
+        if computed is None:
+            self._let_go_by(takes_s)
         if stage.loser_possible or stage.failure is not None:
             for owner in sinks.values():
                 simulation.oracle.may_have_lost(owner.token)
         if stage.failure is not None:
             raise stage.failure
         handles = [handle for slot in range(len(stage.spread)) for handle in stage.won[slot]]
+        if computed is None and takes_s:
+            aged = [handle for handle in handles if self._cluster.systems[handle.sink].life_s is not None]
+            simulation.oracle.has_taken_long(aged)
         return handles, stage.loser_possible
+
+    def _takes_s(self) -> float:
+        simulation = self._cluster.simulation
+        lives = [system.life_s for system in self._cluster.systems.values() if system.life_s is not None]
+        if simulation.peace or not simulation.config.long_batches or not lives or not simulation.dice.chance(_LONG):
+            return 0.0
+        simulation.note("long batch")
+        return min(lives) * _LONG_TIMES[simulation.dice.pick(len(_LONG_TIMES))]
+
+    def _let_go_by(self, seconds: float) -> None:
+        if not seconds:
+            return
+        simulation = self._cluster.simulation
+        simulation.say("batch", self._batch, "takes", seconds)
+        simulation.clock_s += seconds
+        for system in self._cluster.systems.values():
+            system.age()
 
 
 class Stage:
@@ -296,7 +335,7 @@ class Copy:
         process.task = simulation.current
         writers: list[Any] = []
         handles = []
-        opened_ms = stage.batch * BATCHES_APART_MS
+        opened_ms = simulation.time_ms(stage.batch) + simulation.config.ahead_s * 1000
         version = 0 if simulation.config.deterministic else stage.execution
         rows = stage.spread[slot]
         asked = stage.sinks if stage.only is None else {name for name, number in stage.only if number == slot}

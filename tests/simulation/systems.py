@@ -35,6 +35,8 @@ class System(abc.ABC):
     """
 
     prefix = "p"
+    life_s: float | None = None
+    """How long transactions live, in worlds with `Config.long_batches`."""
     opens_early = False
     """Whether a writer asks for something when it is made: before any sink's first rows, and also where none come."""
 
@@ -78,6 +80,9 @@ class System(abc.ABC):
     def expire(self) -> Callable[[], None] | None:
         """The server itself gives something up; None if it never does, or has nothing to."""
         return None
+
+    def age(self) -> None:  # noqa: B027 - optional
+        """Much time has gone by."""
 
     def restart(self) -> Callable[[], None] | None:
         """The server is killed and started again; None if nothing of what it holds depends on that."""
@@ -152,6 +157,9 @@ class _Sink(TwoPhaseCommitSink):
 
     def preflight(self, query: str, recorded: Facts | None) -> Facts:
         return self._system.facts
+
+    def transaction_timeout_s(self, facts: Facts) -> float | None:
+        return self._system.life_s if self._system.simulation.config.long_batches else None
 
     def writer(self, context: WriterContext) -> SinkWriter:
         raise NotImplementedError("copies of tasks ask the system itself")

@@ -190,17 +190,17 @@ def swept(*sinks: str, owner: Owner = OWN) -> Oracle:
         one.sweeps(sink, [OLDER, owner])
     for sink in sinks:
         one.swept(sink, [OLDER, owner])
-    one.batch_over(RUN)
+    one.has_swept(RUN)
     return one
 
 
 def test_a_sink_that_was_not_swept_is_asked_again_after_the_next_batch() -> None:
-    swept("a", "b").batch_over(RUN)
+    swept("a", "b").has_swept(RUN)
     one = swept("a")
     one.sweeps("b", [OWN])
-    one.batch_over(RUN)
+    one.has_swept(RUN)
     with pytest.raises(Broken):
-        one.batch_over(RUN)
+        one.has_swept(RUN)
     assert one.violation is Violation.UNSWEPT
 
 
@@ -211,13 +211,13 @@ def test_a_sweep_of_older_runs_is_none_of_a_runs_own() -> None:
         one.sweeps(sink, [OLDER])
         one.swept(sink, [OLDER])
     with pytest.raises(Broken):
-        one.batch_over(RUN)
+        one.has_swept(RUN)
     assert one.violation is Violation.UNSWEPT
 
 
 def test_a_run_whose_copies_all_won_need_not_sweep() -> None:
     one = oracle()
-    one.batch_over(RUN)
+    one.has_swept(RUN)
     assert one.violation is None
 
 
@@ -237,3 +237,32 @@ def test_a_coordinator_that_moves_again_and_again_may_use_up_the_time(
     with suppress(Broken):
         one.stopped(start, errors.UnknownOutcomeError("no answer"))
     assert (one.violation is None) is may
+
+
+@pytest.mark.parametrize(("lost_in_time", "found"), [(True, Violation.OUTLIVED), (False, None)])
+def test_a_batch_that_took_long_is_not_decided_with_what_was_given_up_by_then(
+    lost_in_time: bool, found: Violation | None
+) -> None:
+    one = oracle()
+    handle = Handle(sink="a", slot=0, rows=1, transaction=(("name", 2),))
+    if lost_in_time:
+        one.lost(("a", 2))
+    one.has_taken_long([handle])
+    one.lost(("a", 2))
+    with suppress(Broken):
+        one.landed(Commit(token=Token(0, "n"), query="q", batch=2, offsets=(), handles=(handle,)))
+    assert one.violation is found
+
+
+def test_transactions_are_too_old_only_where_the_second_try_may_have_taken_long() -> None:
+    error = errors.TransactionTooOldError("too old", batch=2)
+    one = oracle()
+    assert stops(one, error) is Violation.WRONG_STOP
+    one = oracle()
+    one.landed(claim("run-0"))
+    one._simulation.note("long batch")
+    assert stops(one, error) is Violation.WRONG_STOP, "its rows are computed first then"
+    one = oracle()
+    one.landed(claim("run-1"))
+    one._simulation.note("long batch")
+    assert stops(one, error) is None, "the time of another run's batch goes by for it, too"
