@@ -1,0 +1,203 @@
+"""A query of thousands of small batches that says what it holds: ``python -m spark.soak_job CONFIG``, a `Soak` as JSON.
+
+Whatever Spark itself keeps of batches, jobs and tasks that are over is set to little, so that what grows is ours.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import logging
+import os
+import sys
+import threading
+import tracemalloc
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from sparkonce import ExactlyOnce, FilesSink, KafkaSink, PostgresSink
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from sparkonce.protocol.state import Phase
+    from sparkonce.sinks.base import SinkWriter, WriterContext
+
+ROWS, SLOTS = 4, 2
+"""Of each batch."""
+
+_LITTLE = {
+    "spark.sql.streaming.minBatchesToRetain": "2",
+    "spark.sql.streaming.numRecentProgressUpdates": "2",
+    "spark.sql.ui.retainedExecutions": "5",
+    "spark.ui.retainedJobs": "20",
+    "spark.ui.retainedStages": "20",
+    "spark.ui.retainedTasks": "100",
+    "spark.ui.retainedDeadExecutors": "1",
+    # The usual one starts a dozen processes (stat, chmod) for the files of a batch, a quarter of what it costs.
+    "spark.sql.streaming.checkpointFileManagerClass": (
+        "org.apache.spark.sql.execution.streaming.FileSystemBasedCheckpointFileManager"
+    ),
+}
+_STILL_FREED = 0.99
+_A_TABLE = 1 << 20
+"""A block as large is Python's table of interned names, which moves now and then, and is counted where it moves."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Soak:
+    """One start of the query.
+
+    Attributes:
+        spark: A `spark.pipeline.Config` for the session.
+        topic: Written to, and so are the table ``soaked`` and the folder.
+        conninfo: PostgreSQL's.
+        files: The folder.
+        measure: After which batches it measures itself. It ends with the last.
+        mutant: What is broken of sparkonce.
+    """
+
+    spark: Mapping[str, Any]
+    topic: str
+    conninfo: str
+    files: str
+    measure: Sequence[int]
+    mutant: str = ""
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self))
+
+
+def main(text: str) -> None:
+    from spark.pipeline import Config, session
+    from sparkonce.protocol.state import Phase
+
+    logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(name)s %(levelname)s %(message)s")
+    soak = Soak(**json.loads(text))
+    config = Config.of_json(json.dumps({**soak.spark, "spark": _LITTLE}))
+    spark = session(config)
+    kafka = MUTANTS[soak.mutant]() if soak.mutant else KafkaSink
+    records_read = count_records_read()
+    last = threading.Event()
+
+    def listen(phase: Phase, batch: int) -> None:
+        if phase is Phase.IDLE and batch in soak.measure:
+            tell(batch=batch, records_read=records_read(), **measured(spark, Path(config.checkpoint)))
+            if batch == soak.measure[-1]:
+                last.set()
+
+    source = spark.readStream.format("rate-micro-batch").option("rowsPerBatch", ROWS).option("numPartitions", SLOTS)
+    rows = source.load().selectExpr("cast(value as string) as key", "cast(value as string) as value")
+    sinks = (
+        kafka({"bootstrap.servers": config.bootstrap}, topic=soak.topic),
+        PostgresSink(soak.conninfo, table="soaked"),
+        FilesSink(soak.files),
+    )
+    once = ExactlyOnce(dict.fromkeys(sinks), checkpoint=config.checkpoint, listener=listen, display=False)
+    tracemalloc.start()
+    query = once.start(rows)
+    while query.isActive and not last.wait(0.1):
+        pass
+    query.stop()
+    if error := query.exception():
+        raise error
+
+
+def tell(**what: Any) -> None:
+    print(json.dumps({"event": "measured", **what}), flush=True)  # noqa: T201 - it is read by `sparkonce.demo.child`
+
+
+# --- what it holds ----------------------------------------------------------------------------------------------------
+
+
+def count_records_read() -> Callable[[], int]:
+    """Returns what says how many records of the decision log have been read since."""
+    from sparkonce.log.local import LocalLogStore
+
+    whole, found = LocalLogStore.read, [0]
+
+    def read(store: LocalLogStore, position: int) -> Sequence[bytes]:
+        records = whole(store, position)
+        found[0] += len(records)
+        return records
+
+    LocalLogStore.read = read  # type: ignore[method-assign]
+    return lambda: found[0]
+
+
+def measured(spark: SparkSession, checkpoint: Path) -> dict[str, int]:
+    """What driver, JVM and workers hold, after their collectors have been there, and what stands on the disk."""
+    from sparkonce.demo.child import session_of
+
+    gc.collect()
+    found = {
+        "python_bytes": sum(one.size for one in tracemalloc.take_snapshot().traces if one.size < _A_TABLE),
+        "python_objects": len(gc.get_objects()),
+        "heap_bytes": heap(spark.sparkContext._jvm),
+    }
+    for pid in session_of(os.getpid()):
+        words = Path(f"/proc/{pid}/cmdline").read_bytes().partition(b"\0")[0]
+        role = "driver" if pid == os.getpid() else "jvm" if words.endswith(b"java") else "workers"
+        status = dict(line.split(":\t") for line in Path(f"/proc/{pid}/status").read_text().splitlines())
+        for name, value in (
+            ("processes", 1),
+            ("rss_bytes", int(status["VmRSS"].split()[0]) * 1024),
+            ("threads", int(status["Threads"])),
+            ("handles", sum(1 for _ in Path(f"/proc/{pid}/fd").iterdir())),
+        ):
+            found[f"{role}_{name}"] = found.get(f"{role}_{name}", 0) + value
+    for name, folder in (("log", checkpoint / "sparkonce"), ("checkpoint", checkpoint)):
+        files = [path for path in folder.rglob("*") if path.is_file()]
+        found |= {f"{name}_files": len(files), f"{name}_bytes": sum(path.stat().st_size for path in files)}
+    return found
+
+
+def heap(jvm: Any) -> int:
+    """What is alive in the JVM. With a collection Spark frees what hangs on what was collected, so it takes several."""
+    runtime = jvm.java.lang.Runtime.getRuntime()
+    held, before = 0, 0
+    while not held or held < before * _STILL_FREED:
+        before = held
+        for _ in range(2):
+            jvm.java.lang.System.gc()
+        held = runtime.totalMemory() - runtime.freeMemory()
+    return held
+
+
+# --- broken on purpose ------------------------------------------------------------------------------------------------
+
+
+class NewIds(KafkaSink):
+    """Takes a new transactional id for each transaction, in the workers."""
+
+    def writer(self, context: WriterContext) -> SinkWriter:
+        from sparkonce.protocol.ownership import HELD, LanePool
+
+        LanePool.lend = lambda pool, _: (LanePool((*pool.lanes, HELD)), len(pool.lanes))  # type: ignore[method-assign]
+        return super().writer(context)
+
+
+def _keeps_all_decisions() -> type[KafkaSink]:
+    from sparkonce.protocol import coordinator
+    from sparkonce.protocol.view import LogView
+
+    coordinator.KEEP_BATCHES = 1_000_000
+    LogView.without_handles = lambda view: view  # type: ignore[method-assign]
+    return KafkaSink
+
+
+def _takes_new_ids() -> type[KafkaSink]:
+    from spark import soak_job  # under this name workers find it, too
+
+    return soak_job.NewIds
+
+
+MUTANTS: dict[str, Callable[[], type[KafkaSink]]] = {
+    "the driver keeps all decisions, with their handles": _keeps_all_decisions,
+    "no transactional id is used again, so that all coordinators are remembered": _takes_new_ids,
+}
+
+if __name__ == "__main__":
+    main(sys.argv[1])

@@ -1,0 +1,174 @@
+"""Ten thousand batches of one query: at the end it holds what it held after the first thousand.
+
+::
+
+    pytest -m slow -s tests/spark/test_soak.py
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+
+import pyarrow.dataset as ds
+import pytest
+
+from eventually import eventually
+from postgres_witness import ask, needs_postgres, prepared, running, staging_tables
+from spark.harness import AnyJob
+from spark.processes import tests_path
+from spark.soak_job import MUTANTS, ROWS, SLOTS, Soak
+from sparkonce import read_manifests
+from sparkonce.demo.child import Child
+from sparkonce.embedded import Cluster
+from sparkonce.embedded.process import last_lines
+from sparkonce.protocol.coordinator import KEEP_BATCHES, TIDY_EVERY_BATCHES
+from sparkonce.testing.servers.postgres import PostgresServer
+
+pytestmark = [pytest.mark.kafka, pytest.mark.spark, pytest.mark.slow, needs_postgres]
+
+MANY, WARM = 10_000, 1_000
+MIB = 1 << 20
+LIMIT_S = 4 * 3600.0
+
+MAY_GROW = {
+    "python_bytes": MIB,
+    "python_objects": 2_000,
+    "driver_rss_bytes": 20 * MIB,
+    "heap_bytes": 20 * MIB,
+    "workers_rss_bytes": 60 * MIB,
+    "workers_processes": 1,
+    **{f"{role}_{name}": 20 for role in ("driver", "jvm", "workers") for name in ("threads", "handles")},
+    "log_files": TIDY_EVERY_BATCHES,
+    "log_bytes": 64 << 10,
+    "checkpoint_files": TIDY_EVERY_BATCHES + 10,
+    "checkpoint_bytes": 128 << 10,
+    "transactional_ids": 20,
+    "markers": 2 * SLOTS * TIDY_EVERY_BATCHES,
+    "staging_tables": 2 * SLOTS,
+    "held_files": 2 * SLOTS,
+    "sessions": 4,
+}
+"""By how much, from the first figures to the last: less than any batch leaves behind, times the batches in between."""
+LEFT_BY_A_START = 3 * (KEEP_BATCHES + TIDY_EVERY_BATCHES)
+"""Records of the log that a start may read: it reads all of them before Spark starts, and as its first batch comes."""
+
+Figures = Mapping[str, int]
+
+
+class Soaked(AnyJob):
+    """A query with little to do, that goes on."""
+
+    def __init__(self, kafka: Cluster, server: PostgresServer, folder: Path, mutant: str = "") -> None:
+        super().__init__(kafka.bootstrap, folder, sources=0)
+        self._server = server
+        self._files = folder / "files"
+        self._mutant = mutant
+        ask(server, "DROP TABLE IF EXISTS soaked; CREATE TABLE soaked (key text, value text)")
+
+    def run(self, measure: Sequence[int]) -> Iterator[Figures]:
+        """Starts it, and gives what it and its servers hold after each of these batches."""
+        log = self.folder / "soak.log"
+        soak = Soak(
+            spark=asdict(self.config),
+            topic=self.config.target,
+            conninfo=self._server.conninfo(),
+            files=str(self._files),
+            measure=measure,
+            mutant=self._mutant,
+        )
+        child = Child(
+            [soak.to_json()],
+            log=log,
+            temporary=Path(self.config.temporary),
+            module="spark.soak_job",
+            env=tests_path(),
+        )
+        try:
+            for batch in measure:
+                (told,) = eventually(lambda: child.events() or self._check(child, log), f"{batch}", limit_s=LIMIT_S)
+                assert told["batch"] == batch
+                yield {name: told[name] for name in told if name != "event"} | self._held_by_servers()
+            child.wait(LIMIT_S)
+            assert child.exit_code() == 0, last_lines(log, 40)
+        finally:
+            child.kill()
+
+    @staticmethod
+    def _check(child: Child, log: Path) -> None:
+        assert child.exit_code() in (None, 0), last_lines(log, 40)
+
+    def _held_by_servers(self) -> Figures:
+        counts = {
+            "markers": "SELECT count(*) FROM sparkonce_commits",
+            "sessions": "SELECT count(*) FROM pg_stat_activity WHERE backend_type = 'client backend'",
+        }
+        return {
+            "transactional_ids": len(self.transactions()),
+            "staging_tables": len(staging_tables(self._server)),
+            "held_files": sum(path.is_file() for path in (self._files / ".sparkonce").rglob("*")),
+            "manifests": sum(1 for _ in (self._files / "_manifest").iterdir()),
+            **{name: int(ask(self._server, query)[0][0]) for name, query in counts.items()},
+        }
+
+    def check_rows(self) -> None:
+        """Asks each reader for every row of every decided batch, once."""
+        expected = Counter(str(number) for number in range((self.decided() + 1) * ROWS))
+        assert Counter((record.key or b"").decode() for record in self.records()) == expected
+        assert Counter(key for (key,) in ask(self._server, "SELECT key FROM soaked")) == expected
+        paths = [self._files / file.path for one in read_manifests(self._files) for file in one.files]
+        assert Counter(ds.dataset(paths, format="parquet").to_table()["key"].to_pylist()) == expected
+        assert not prepared(self._server)
+        assert not self.transactions("Ongoing")
+
+
+@contextmanager
+def soaking(kafka: Cluster, folder: Path, mutant: str = "") -> Iterator[Soaked]:
+    with running() as server, Soaked(kafka, server, folder, mutant) as job:
+        yield job
+
+
+def grown(first: Figures, last: Figures) -> list[str]:
+    """What has grown by more than it may."""
+    return [name for name, more in MAY_GROW.items() if last[name] - first[name] > more]
+
+
+def told(say: Callable[[str], None], found: Sequence[Figures]) -> None:
+    for name in found[0]:
+        say(f"{name:20}" + "".join(f"{one[name]:>12,}" for one in found))
+
+
+@pytest.mark.timeout(LIMIT_S)
+def test_after_ten_thousand_batches_a_query_holds_what_it_held_after_one(
+    kafka: Cluster, tmp_path: Path, say: Callable[[str], None]
+) -> None:
+    found = []
+    with soaking(kafka, tmp_path / "job") as job:
+        for figures in job.run(range(WARM, MANY + 1, WARM)):
+            say(str(figures))
+            found.append(figures)
+        told(say, [found[0], found[len(found) // 2], found[-1]])
+        (again,) = job.run([job.decided() + 2])
+        say(f"a start then reads {again['records_read']} records")
+        job.check_rows()
+    assert grown(found[0], found[-1]) == []
+    assert 0 < again["records_read"] <= LEFT_BY_A_START
+
+
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize(
+    ("mutant", "wanted"),
+    [("", set()), *zip(MUTANTS, ({"python_bytes", "log_files", "log_bytes"}, {"transactional_ids"}), strict=True)],
+)
+def test_what_grows_is_seen(
+    kafka: Cluster, tmp_path: Path, say: Callable[[str], None], mutant: str, wanted: set[str]
+) -> None:
+    with soaking(kafka, tmp_path / "job", mutant) as job:
+        found = list(job.run((300, 800)))
+        told(say, found)
+    more = grown(*found)
+    assert wanted <= set(more)
+    assert bool(wanted) == bool(more)
