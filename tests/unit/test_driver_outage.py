@@ -70,6 +70,15 @@ def test_what_is_no_outage_is_not_waited_for(world: World, clock: Clock, error: 
     assert clock.slept == []
 
 
+def test_an_outage_that_turns_into_a_refusal_is_not_said_to_be_over(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    world.server.fail("write", AWAY, errors.PrepareError("a NUL"))
+    with pytest.raises(errors.PrepareError, match="a NUL"):
+        world.run(world.start(), 0)
+    assert len(warnings(caplog)) == 1
+
+
 def test_what_a_failed_write_prepared_is_undone_before_the_next_one(world: World) -> None:
     """Its locks would be in the way, and so would its prepared transactions, of which a server may have few."""
     world.server.fail("prepare", *[errors.OutageError("away")])

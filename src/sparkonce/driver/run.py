@@ -410,7 +410,8 @@ class RunDriver:
         while True:
             event = self._write_once(effect, work)
             if not isinstance(event, on.PrepareFailed) or not is_outage(self._cause) or _is_final(event):
-                outage.is_over()
+                if isinstance(event, on.Prepared):
+                    outage.is_over()
                 return event
             verdict = self._wait_to_write(effect, event, outage, work)
             if verdict is not None:
