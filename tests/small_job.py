@@ -88,7 +88,7 @@ class SmallJob:
             query=self.query,
             sinks=sinks,
             log=self._log(),
-            timing=Timing(commit_deadline_s=self._deadline_s),
+            timing=Timing(outage_patience_s=self._deadline_s),
             listener=listener,
             reporters=self._reporters(),
             accept_lost=self.accept_lost,

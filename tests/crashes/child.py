@@ -127,7 +127,7 @@ def _run(order: Order, gate: Gate) -> None:
         query=QUERY,
         sinks={sink.name: sink},
         log=DecisionLog(LocalLogStore(order.checkpoint)),
-        timing=Timing(commit_deadline_s=order.deadline_s, sweep_every_s=0.0),
+        timing=Timing(outage_patience_s=order.deadline_s, sweep_every_s=0.0),
         listener=lambda phase, batch: _listen(phase, batch, gate, order),
     )
     for now in range(order.first, order.last + 1):

@@ -101,7 +101,7 @@ class Job:
             query=QUERY,
             sinks=sinks,
             log=self.log(),
-            timing=Timing(commit_deadline_s=SOON_S),
+            timing=Timing(outage_patience_s=SOON_S),
             moved=True,
         )
         offsets = input_offsets(self.checkpoint, batch)

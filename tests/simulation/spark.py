@@ -145,7 +145,7 @@ class Cluster:
             sinks=self.sinks,
             log=self.log,
             timing=Timing(
-                commit_deadline_s=COMMIT_DEADLINE_S,
+                outage_patience_s=COMMIT_DEADLINE_S,
                 sweep_every_s=SOON_S if simulation.config.sweeps_beside else simulation.config.sweep_every_s,
                 sweep_in_background=simulation.config.sweeps_beside,
             ),

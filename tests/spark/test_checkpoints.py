@@ -170,7 +170,7 @@ def test_an_operator_notes_a_batch_as_done_of_which_nobody_knows(spark: SparkSes
             stream.run(without_duplicates, listener=crash_at(Phase.SWEEPING_OWN, 1))
         eventually(lambda: not stream.transactions(), "the broker has forgotten the query's ids")
         with pytest.raises(UnknownOutcomeError, match="INVALID_PRODUCER_ID_MAPPING"):
-            stream.run(without_duplicates, commit_deadline_s=1.0)
+            stream.run(without_duplicates, outage_patience_s=1.0)
         assert stream.keys() == IDS[:800]
 
         commits = stream.checkpoint / "commits"

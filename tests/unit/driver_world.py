@@ -226,7 +226,7 @@ class World:
             sinks=self.sinks(),
             log=DecisionLog(store or self.store),
             timing=Timing(
-                commit_deadline_s=deadline_s, sweep_in_background=in_background, look_out_every_s=look_out_every_s
+                outage_patience_s=deadline_s, sweep_in_background=in_background, look_out_every_s=look_out_every_s
             ),
             listener=listener,
             moved=moved,

@@ -54,7 +54,9 @@ def test_a_server_that_is_away_for_a_minute_is_waited_for(
 
 def test_it_is_waited_for_no_longer_than_the_patience(world: World, clock: Clock) -> None:
     world.server.fail("begin", *[AWAY] * NEVER)
-    with pytest.raises(errors.PrepareError, match=r"the server is away \(tried \d+ times in 60 s\)") as caught:
+    with pytest.raises(
+        errors.PrepareError, match=r"the server is away \(tried \d+ times in 60 s, outage_patience_s=60\)"
+    ) as caught:
         world.run(world.start(deadline_s=60.0), 0)
     assert caught.value.next_step == "start it. Then start the query again; no row is lost."
     assert caught.value.__cause__ is AWAY

@@ -47,9 +47,9 @@ class Outage:
             logger.warning("going on after %.0f s, in which it was tried %d times", *self._passed())
 
     def in_vain(self) -> str:
-        """For how long it was waited."""
+        """For how long it was waited, and why no longer."""
         waited_s, tries = self._passed()
-        return f"tried {tries} times in {waited_s:.0f} s"
+        return f"tried {tries} times in {waited_s:.0f} s, outage_patience_s={self._patience_s:g}"
 
     def _passed(self) -> tuple[float, int]:
         return time.monotonic() - self._began_s, self._pauses + 1

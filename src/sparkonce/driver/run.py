@@ -82,16 +82,16 @@ class Timing:
     """How long to wait for what.
 
     Attributes:
-        commit_deadline_s: How long a decided batch's transactions are asked for their outcome before the query stops.
-            Nothing is lost by stopping: the next run asks again. Also how long a run that starts waits for sinks to say
-            what they remember of the query.
+        outage_patience_s: How long a system that cannot be reached, or has no room, is waited for before the query
+            stops, in each phase of a batch: while it is written, decided and committed. Nothing is lost by stopping:
+            the next run goes on. Also how long a run that starts waits for sinks to say what they remember.
         sweep_every_s: How often the run's own losers are looked for when nothing says that there are any; 0: at the
             end of each batch.
         sweep_in_background: Whether a thread looks for them, so that batches do not wait for it.
         look_out_every_s: How often a thread has sinks look at what others do to their readers; 0: never.
     """
 
-    commit_deadline_s: float = 300.0
+    outage_patience_s: float = 300.0
     sweep_every_s: float = 10.0
     sweep_in_background: bool = False
     look_out_every_s: float = 0.0
@@ -163,7 +163,7 @@ class RunDriver:
             names[sink.guarantee].append(name)
         try:
             view, facts = look_around(
-                self._sinks, self._committer, log, short_query(query), self._timing.commit_deadline_s
+                self._sinks, self._committer, log, short_query(query), self._timing.outage_patience_s
             )
             self._positions.check({name: dict(known) for name, known in facts})
             kept = topics(recorded_topics(view))
@@ -265,7 +265,7 @@ class RunDriver:
             self.state.transactional,
             self._committer,
             self._accept_lost,
-            self._timing.commit_deadline_s,
+            self._timing.outage_patience_s,
         )
 
     def close(self) -> None:
@@ -344,7 +344,7 @@ class RunDriver:
             return
 
     def _outage(self) -> Outage:
-        return Outage(self._timing.commit_deadline_s)
+        return Outage(self._timing.outage_patience_s)
 
     def _put(self, effect: do.Put, work: BatchWork) -> on.Event:
         if effect.contested >= _CONTESTED:
@@ -577,7 +577,7 @@ class RunDriver:
 
     def _finish(self, effect: do.Finish) -> on.Event:
         if effect.attempt == 0:
-            self._finish_until = time.monotonic() + self._timing.commit_deadline_s
+            self._finish_until = time.monotonic() + self._timing.outage_patience_s
             self._finish_waits, self._lost = False, {}
         else:
             wait_s = doubled(_FIRST_RETRY_S, effect.attempt - 1, _LONGEST_RETRY_S)
@@ -597,7 +597,7 @@ class RunDriver:
         return on.Finished(
             outcomes=tuple(answer.outcome for _, answer in answers),
             attempt=effect.attempt,
-            deadline_passed=f"after {self._timing.commit_deadline_s:.0f} s: {'; '.join(reasons)}" if late else "",
+            deadline_passed=f"after {self._timing.outage_patience_s:.0f} s: {'; '.join(reasons)}" if late else "",
         )
 
     def _advice_if_lost(self) -> str:
@@ -607,14 +607,14 @@ class RunDriver:
 
     def _say_finish_waits(self, batch: int, reasons: Sequence[str]) -> None:
         """Once, and not of what is answered soon: many a server asks for a moment's patience."""
-        waited_s = time.monotonic() - (self._finish_until - self._timing.commit_deadline_s)
+        waited_s = time.monotonic() - (self._finish_until - self._timing.outage_patience_s)
         if self._finish_waits and not reasons:
             logger.warning("batch %d: going on after %.0f s", batch, waited_s)
         if not self._finish_waits and reasons and waited_s >= _LONGEST_RETRY_S:
             self._finish_waits = True
             logger.warning(
                 "batch %d is decided; waiting for at most %.0f s until the rest of it can be committed: %s",
-                *(batch, self._timing.commit_deadline_s, "; ".join(reasons)),
+                *(batch, self._timing.outage_patience_s, "; ".join(reasons)),
             )
 
     def _check_can_heal(self, batch: int, handle: Handle) -> None:
@@ -653,7 +653,7 @@ class RunDriver:
             # Also what a sink left open that has been EXACTLY_ONCE until now.
             once = {name for run in effect.runs for name, facts in run.sinks if dict(facts).get("prefix")}
             names = [name for name in self._sinks if name in once or name in self.state.transactional]
-            self._sweeper.sweep_older(names, effect.runs, time.monotonic() + self._timing.commit_deadline_s)
+            self._sweeper.sweep_older(names, effect.runs, time.monotonic() + self._timing.outage_patience_s)
         return on.Swept()
 
     def _abort(self, handles: tuple[Handle, ...]) -> on.Event:

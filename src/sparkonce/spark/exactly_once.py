@@ -55,7 +55,7 @@ class ExactlyOnce:
         accept_lost_batches: By a sink's name, the newest batch that its server may have lost, as `StaleServerError`
             says it. Rows of those batches are not written again. It may stay: later batches are looked for as ever.
         group_offsets: Consumer groups that are told how far each committed batch has read.
-        commit_deadline_s: See `sparkonce.driver.run.Timing`.
+        outage_patience_s: See `sparkonce.driver.run.Timing`.
         sweep_every_s: See `sparkonce.driver.run.Timing`.
         listener: Called with each phase that a batch enters and the batch, before anything is done in it.
         display: Whether to show progress on the terminal; by default if standard error is one.
@@ -72,7 +72,7 @@ class ExactlyOnce:
         checkpoint_moved: bool = False,
         accept_lost_batches: Mapping[str, int] | None = None,
         group_offsets: GroupOffsets | Sequence[GroupOffsets] = (),
-        commit_deadline_s: float = 300.0,
+        outage_patience_s: float = 300.0,
         sweep_every_s: float = 10.0,
         listener: Listener | None = None,
         display: bool | None = None,
@@ -80,8 +80,8 @@ class ExactlyOnce:
         views = views_of(sinks)
         self._sinks = {sink.name: sink for sink in views}
         self._shares = shares(views)
-        if commit_deadline_s <= 0:
-            raise ConfigurationError(f"commit_deadline_s={commit_deadline_s}: must be more than 0")
+        if outage_patience_s <= 0:
+            raise ConfigurationError(f"outage_patience_s={outage_patience_s}: must be more than 0")
         self.checkpoint = _absolute(checkpoint)
         for sink in self._sinks.values():
             sink.use_checkpoint(str(self.checkpoint))
@@ -95,7 +95,7 @@ class ExactlyOnce:
         self._groups = (group_offsets,) if isinstance(group_offsets, GroupOffsets) else tuple(group_offsets)
         self._check_groups()
         self._timing = Timing(
-            commit_deadline_s=commit_deadline_s,
+            outage_patience_s=outage_patience_s,
             sweep_every_s=sweep_every_s,
             sweep_in_background=True,
             look_out_every_s=LOOK_OUT_EVERY_S,

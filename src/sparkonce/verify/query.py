@@ -61,7 +61,7 @@ class QueryConfig:
         hold: Name of the phase to be held at from the beginning, if any.
         java_flags: Of the driver's JVM.
         plain_to: Instead of all sinks, a folder that Spark itself writes Parquet to.
-        commit_deadline_s: See `sparkonce.ExactlyOnce`.
+        outage_patience_s: See `sparkonce.ExactlyOnce`.
     """
 
     source: Mapping[str, Any]
@@ -78,7 +78,7 @@ class QueryConfig:
     hold: str = ""
     java_flags: str = FAST_START
     plain_to: str = ""
-    commit_deadline_s: float = 60.0
+    outage_patience_s: float = 60.0
 
     def to_json(self) -> str:
         """One line."""
@@ -238,7 +238,7 @@ def _batches(config: QueryConfig, gate: Gate, stopping: threading.Event) -> Call
         checkpoint=config.checkpoint,
         listener=listen,
         display=False,
-        commit_deadline_s=config.commit_deadline_s,
+        outage_patience_s=config.outage_patience_s,
         sweep_every_s=2.0,
     )
 

@@ -40,7 +40,7 @@ class WriteAheadSink(TwoPhaseCommitSink):
             are committed together, which the driver does. Cannot be changed once the query has started.
         parallel: How many calls run at once. With 1 they come in the order of slots, one after the other.
         wait_s: How long a commit waits for its calls before the driver asks again, in seconds. A call that takes longer
-            goes on; the query stops if it has not returned by the driver's ``commit_deadline_s``.
+            goes on; the query stops if it has not returned by the driver's ``outage_patience_s``.
         folder: Where rows wait; None: ``sparkonce-write-ahead`` in the query's checkpoint. A path of a disk that the
             driver and all executors see under it. What a commit begins with is noted in the checkpoint in any case.
         guarantee: How the sink is run. Below EXACTLY_ONCE the function is called in the workers as soon as a slot's
