@@ -37,7 +37,7 @@ SMALL = {
     "1 slot, 4 batches, clean-up that keeps two": Config(batches=4, parts=1, cleans_up=True),
     "1 slot, 1 batch, 2 faults, in two parts": Config(faults=2),
     "2 slots, 1 batch, 1 fault, other rows each time": Config(slots=2, faults=1, parts=1, deterministic=False),
-    "1 slot, 2 batches, 3 runs, clean-up at every claim": Config(runs=3, batches=2, parts=1, cleans_up=True),
+    "1 slot, 2 batches, 1 fault, clean-up at every claim": Config(batches=2, faults=1, cleans_up=True),
     "1 slot, 2 batches, 3 runs, clean-up": Config(runs=3, batches=2, parts=1, cleans_up=True),
     "2 slots, 1 batch, 2 faults, rows are deleted and replies of commits and aborts lost": Config(
         slots=2, faults=2, parts=1, kinds=frozenset({Fault.DAMAGE, Fault.COMMIT, Fault.ABORT, Fault.TIMEOUT})
@@ -59,7 +59,7 @@ LARGER = {
         batches=4, faults=1, parts=1, keep_ready=True, cleans_up=True
     ),
     "1 slot, 3 batches, 1 fault, clean-up": Config(batches=3, faults=1, cleans_up=True),
-    "1 slot, 2 batches, 1 fault, clean-up at every claim": Config(batches=2, faults=1, cleans_up=True),
+    "1 slot, 2 batches, 3 runs, clean-up at every claim": Config(runs=3, batches=2, parts=1, cleans_up=True),
     "1 slot, 1 batch, 2 sinks, 2 faults": Config(faults=2, parts=1, sinks=TWO_SINKS),
     "2 slots, 1 batch, 1 fault, in two parts": Config(slots=2, faults=1),
     "1 slot, 1 batch, 3 runs, 1 fault": Config(runs=3, faults=1, parts=1),
