@@ -24,8 +24,8 @@ from sparkonce.protocol.codec import decode_record
 from sparkonce.protocol.records import Void
 from sparkonce.protocol.state import Phase
 from sparkonce.sinks.kafka import retention
-from sparkonce.sinks.kafka.client import TransactionClient
 from sparkonce.sinks.kafka.committer import KafkaCommitter, transaction_of
+from sparkonce.sinks.kafka.outcomes import Answer
 from sparkonce.sinks.kafka.sink import KafkaSink
 from sparkonce.testing.kafka import read_committed
 
@@ -112,7 +112,7 @@ def test_a_run_that_dies_before_the_abort_leaves_it_to_the_next(job: Job, monkey
         with pytest.raises(KeyboardInterrupt):
             job.job.run(0)
     assert job.seen() == job.expected(1, [0, 2])
-    monkeypatch.setattr(retention.RetentionCheck, "damaged", lambda *_: set())
+    monkeypatch.setattr(retention.RetentionCheck, "look", lambda *_: (set(), {}))
     job.job.run(0, 1)
     assert job.seen() == job.expected(2)
 
@@ -154,12 +154,12 @@ def test_what_was_deleted_before_the_transactions_is_not_missed(job: Job, caplog
 def test_young_transactions_are_looked_at_once_a_run(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
 
-    def damaged(check: retention.RetentionCheck, views: Any, deadline_s: float) -> Any:
+    def look(check: retention.RetentionCheck, views: Any, deadline_s: float) -> Any:
         asked.append(len(views))
         return real(check, views, deadline_s)
 
-    real = retention.RetentionCheck.damaged
-    monkeypatch.setattr(retention.RetentionCheck, "damaged", damaged)
+    real = retention.RetentionCheck.look
+    monkeypatch.setattr(retention.RetentionCheck, "look", look)
     job.job.run(0, 1, 2)
     assert asked == [SLOTS]
 
@@ -178,13 +178,17 @@ def test_who_may_not_ask_commits_with_a_warning(
 def test_a_broker_that_does_not_say_is_asked_again(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     job.job.kill(0, Phase.FINISHING)
     job.delete_rows(1)
+    monkeypatch.setattr(retention, "_YOUNG_MS", 0)
     silent = [True, True]
 
-    def gather(client: TransactionClient, requests: Any, *, deadline_s: float) -> Any:
-        return real(client, requests, deadline_s=0.0 if silent and silent.pop() else deadline_s)
+    def look(check: retention.RetentionCheck, views: Any, deadline_s: float) -> Any:
+        if not silent:
+            return real(check, views, deadline_s)
+        silent.pop()
+        return set(), {(job.topic, slot): Answer(None, "silence") for slot in range(SLOTS)}
 
-    real = TransactionClient.gather
-    monkeypatch.setattr(TransactionClient, "gather", gather)
+    real = retention.RetentionCheck.look
+    monkeypatch.setattr(retention.RetentionCheck, "look", look)
     job.job.run(0)
     assert silent == []
     assert job.seen() == job.expected(1)

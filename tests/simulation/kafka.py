@@ -14,7 +14,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from simulation import wire
@@ -73,13 +73,14 @@ class ModelRetention(RetentionCheck):
     def held_back(self, begun_ms: Mapping[Transaction, int], deadline_s: float) -> dict[Transaction, Finished]:
         return super().held_back(begun_ms, deadline_s) if self._kafka.deletes_rows else {}
 
-    def damaged(self, views: Iterable[Description], deadline_s: float) -> set[Transaction] | Answer:
-        asked = [view.transaction for view in views]
-        if not asked:
-            return set()
+    def look(
+        self, views: Sequence[Description], deadline_s: float
+    ) -> tuple[set[Transaction], Mapping[tuple[str, int], Answer]]:
+        if not views:
+            return set(), {}
 
         def look() -> set[Transaction]:
-            known = {one: self._kafka.ids[one.transactional_id] for one in asked}
+            known = {view.transaction: self._kafka.ids[view.transaction.transactional_id] for view in views}
             return {one for one, found in known.items() if found.damaged and found.epoch == one.epoch}
 
         try:
@@ -87,8 +88,8 @@ class ModelRetention(RetentionCheck):
                 (self._kafka.called, "says whether it has all rows"), look
             )
         except (NoAnswerError, RefusedError) as error:
-            return Answer(None, str(error))
-        return found
+            return set(), {(_TOPIC.topic, 0): Answer(None, str(error))}
+        return found, {}
 
 
 class Kafka(System):

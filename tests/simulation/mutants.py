@@ -109,12 +109,11 @@ def _decides_afterwards(state: State, event: on.Finished) -> Any:
     return coordinator._decide(state, Commit, state.pending)
 
 
-_damaged = ModelRetention.damaged
+_look = ModelRetention.look
 
 
 def _silence_is_consent(check: ModelRetention, views: Any, deadline_s: float) -> Any:
-    found = _damaged(check, views, deadline_s)
-    return set() if isinstance(found, Answer) else found
+    return _look(check, views, deadline_s)[0], {}
 
 
 def _aborts_before_it_is_void(state: State, event: on.Finished) -> Any:
@@ -412,7 +411,7 @@ MUTANTS = (
     Mutant(
         name="Kafka: a broker that does not say whether it has the rows is taken to have them",
         kinds=_KAFKA,
-        patches=((ModelRetention, "damaged", _silence_is_consent),),
+        patches=((ModelRetention, "look", _silence_is_consent),),
     ),
     Mutant(
         name="PostgreSQL: a sweep takes newer runs' transactions, too",

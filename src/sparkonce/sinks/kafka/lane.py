@@ -209,12 +209,13 @@ class Lane:
     def _serve(self, method: str, timeout_s: float) -> None:
         """Fatal errors come as an exception of whichever call serves callbacks next, in whichever thread.
 
-        A call that runs in another thread meanwhile gets a SystemError without a cause; librdkafka is then asked.
-        confluent-kafka may leak that exception, so no frame of its traceback may hold the producer.
+        A call that runs in another thread meanwhile gets a SystemError without a cause; librdkafka is then asked. Or it
+        gets the bare KafkaError, which is no exception: neither Exception nor BaseException catches it, and it would
+        end the worker. confluent-kafka may leak that exception, so no frame of its traceback may hold the producer.
         """
         try:
             getattr(self.producer, method)(timeout_s)
-        except (KafkaException, SystemError) as error:
+        except (KafkaException, KafkaError, SystemError) as error:
             reason = _fatal_reason(error) or (self.transactional_id and self.trouble()) or repr(error)
             self.reports.fatal = self.reports.fatal or reason
 
@@ -250,11 +251,13 @@ class Lane:
         return kind(f"Kafka {what}: {said}{more}.", code=reason.code())
 
 
-def _fatal_reason(error: BaseException) -> str:
+def _fatal_reason(error: BaseException | KafkaError) -> str:
     """Where a callback had left an exception behind and another one ran, it is the cause of a SystemError.
 
     Empty where the SystemError has no cause: another thread's call has met the exception first.
     """
+    if isinstance(error, KafkaError):
+        return one_line(error.str())
     if isinstance(error, KafkaException):
         return one_line(error.args[0].str())
     return _fatal_reason(error.__cause__) if error.__cause__ else ""

@@ -12,8 +12,9 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from kafka.protocol.admin.transactions import DescribeProducersRequest
@@ -68,36 +69,41 @@ class RetentionCheck:
     def held_back(self, begun_ms: Mapping[Transaction, int], deadline_s: float) -> dict[Transaction, Finished]:
         """Returns those that must not be committed now: their rows are gone, or it is not known whether they are.
 
-        Looked at is what has been open for more than a minute by its own clock, all that a run commits first (clocks
-        may be wrong), and what was found damaged before. What is not described as open needs no look: it is committed
-        or lost already.
+        Looked at is what has been open for more than a minute by its executor's clock, what was found damaged before,
+        and all that a run commits first, for clocks may be wrong: but what is young is not held back by a leader that
+        does not say. What is not described as open needs no look: it is committed or lost already.
 
         Args:
             begun_ms: When each was begun, milliseconds since the epoch by its executor's clock.
             deadline_s: Until when to wait, by `time.monotonic`.
         """
-        looks = not self._has_looked
-        old = [one for one, began in begun_ms.items() if looks or _may_be_old(began) or one in self._damaged]
-        if not old:
+        old = {one for one, began in begun_ms.items() if _may_be_old(began) or one in self._damaged}
+        looked_at = [one for one in begun_ms if one in old or not self._has_looked]
+        if not looked_at:
             return {}
-        views = self.client.describe_transactions(old, deadline_s=deadline_s)
-        if (unsaid := next(filter(is_unsaid, views), None)) is not None:
-            return dict.fromkeys(old, undescribed(unsaid))
-        damaged = self.damaged(open_ones(old, views), deadline_s)
-        if not isinstance(damaged, Answer) and time.monotonic() >= deadline_s:
-            damaged = Answer(None, "it took too long")
-        if isinstance(damaged, Answer):
-            reason = f"Kafka did not say whether it still has all rows: {damaged}."
-            return dict.fromkeys(old, Finished(outcome=Outcome.RETRY, reason=reason))
-        self._has_looked, self._damaged = True, damaged
+        views = self.client.describe_transactions(looked_at, deadline_s=deadline_s)
+        held = {one: undescribed(view) for one, view in zip(looked_at, views, strict=True) if is_unsaid(view)}
+        is_open = open_ones(looked_at, views)
+        damaged, unsaid = self.look(is_open, deadline_s)
+        if time.monotonic() >= deadline_s:
+            unsaid = {place: Answer(None, "it took too long") for view in is_open for place in view.partitions}
+        for view in is_open:
+            answer = next((unsaid[place] for place in view.partitions if place in unsaid), None)
+            if answer is not None and view.transaction in old:
+                reason = f"Kafka did not say whether it still has all rows: {answer}."
+                held[view.transaction] = Finished(outcome=Outcome.RETRY, reason=reason)
+        self._has_looked |= not unsaid
+        self._damaged = damaged
         suspects = list(damaged)
         # Only of what is still open after rows of it were seen to be gone is it known that no reader has had them.
         views = self.client.describe_transactions(suspects, deadline_s=deadline_s) if suspects else []
-        held = {one: undescribed(view) for one, view in zip(suspects, views, strict=True) if is_unsaid(view)}
+        held |= {one: undescribed(view) for one, view in zip(suspects, views, strict=True) if is_unsaid(view)}
         return held | {view.transaction: _DAMAGED for view in open_ones(suspects, views)}
 
-    def damaged(self, views: Iterable[Description], deadline_s: float) -> set[Transaction] | Answer:
-        """Returns the open transactions of which rows are gone; an `Answer` if a broker does not say.
+    def look(
+        self, views: Sequence[Description], deadline_s: float
+    ) -> tuple[set[Transaction], Mapping[Partition, Answer]]:
+        """Returns the open transactions of which rows are gone, and why of some partitions nothing is known.
 
         What may not be asked counts as whole, with a warning. So does a topic that is gone as such.
 
@@ -105,116 +111,77 @@ class RetentionCheck:
             views: Of open transactions.
             deadline_s: Until when to wait, by `time.monotonic`.
         """
-        written = {view.transaction: view.partitions for view in views}
-        if not written:
-            return set()
-        leaders = self._leaders({one for partitions in written.values() for one in partitions}, deadline_s)
-        if isinstance(leaders, Answer):
-            return leaders
-        starts = self._offsets(leaders, _EARLIEST, 0, deadline_s)
-        stable = self._offsets(leaders, _LATEST, _READ_COMMITTED, deadline_s)
-        if isinstance(starts, Answer):
-            return starts
-        if isinstance(stable, Answer):
-            return stable
-        doubtful = {
-            one: leaders[one] for one in starts.keys() & stable.keys() if starts[one] and starts[one] >= stable[one]
+        unsaid: dict[Partition, Answer] = {}
+        leaders = self._leaders({place for view in views for place in view.partitions}, unsaid, deadline_s)
+        # In this order: what is deleted in between makes a partition doubtful.
+        stable = self._ask(leaders, partial(_offsets, when=_LATEST, isolation=_READ_COMMITTED), unsaid, deadline_s)
+        starts = self._ask(leaders, partial(_offsets, when=_EARLIEST, isolation=0), unsaid, deadline_s)
+        offsets = {place: (starts[place].offset, stable[place].offset) for place in starts.keys() & stable.keys()}
+        doubtful = {place: leaders[place] for place, (start, end) in offsets.items() if start and start >= end}
+        producers = self._ask(doubtful, _producers, unsaid, deadline_s)
+        begins = {
+            place: {
+                (one.producer_id, one.producer_epoch): one.current_txn_start_offset for one in told.active_producers
+            }
+            for place, told in producers.items()
         }
-        begins = self._begins(doubtful, deadline_s) if doubtful else {}
-        if isinstance(begins, Answer):
-            return begins
-        return {
-            transaction
-            for transaction, partitions in written.items()
-            for one in begins.keys() & set(partitions)
-            if begins[one].get((transaction.producer_id, transaction.epoch), -1) < starts[one]
+        damaged = {
+            view.transaction
+            for view in views
+            for place in begins.keys() & set(view.partitions)
+            if begins[place].get((view.transaction.producer_id, view.transaction.epoch), -1) < offsets[place][0]
         }
+        return damaged, unsaid
 
-    def _leaders(self, partitions: set[Partition], deadline_s: float) -> dict[Partition, int] | Answer:
-        topics = [MetadataRequest.MetadataRequestTopic(name=name) for name in sorted({name for name, _ in partitions})]
+    def _leaders(
+        self, places: set[Partition], unsaid: dict[Partition, Answer], deadline_s: float
+    ) -> dict[Partition, int]:
+        if not places:
+            return {}
+        topics = [MetadataRequest.MetadataRequestTopic(name=name) for name in sorted({name for name, _ in places})]
         request = MetadataRequest(topics=topics, allow_auto_topic_creation=False, min_version=4, max_version=9)
         metadata = self.client.request(request, deadline_s=deadline_s)
         if isinstance(metadata, Answer):
-            return metadata
-        return self._read(
-            ((topic.name, found.partition_index), topic.error_code or found.error_code, found.leader_id)
+            unsaid.update(dict.fromkeys(places, metadata))
+            return {}
+        told = [
+            (place, topic.error_code or found.error_code, found.leader_id)
             for topic in metadata.topics
             for found in topic.partitions
-            if (topic.name, found.partition_index) in partitions
-        )
+            if (place := (topic.name, found.partition_index)) in places
+        ]
+        return {place: leader for place, code, leader in told if self._is_told(place, code, unsaid)}
 
-    def _offsets(
-        self, leaders: Mapping[Partition, int], when: int, isolation: int, deadline_s: float
-    ) -> dict[Partition, int] | Answer:
-        """Returns where each partition starts, or its last stable offset."""
-
-        def request(topics: Mapping[str, list[int]]) -> Any:
-            topic = ListOffsetsRequest.ListOffsetsTopic
-            partition = topic.ListOffsetsPartition
-            asked = [
-                topic(name=name, partitions=[partition(partition_index=one, timestamp=when) for one in numbers])
-                for name, numbers in topics.items()
-            ]
-            return ListOffsetsRequest(
-                replica_id=-1, isolation_level=isolation, topics=asked, min_version=2, max_version=7
-            )
-
-        responses = self._ask_leaders(leaders, request, deadline_s)
-        if isinstance(responses, Answer):
-            return responses
-        return self._read(
-            ((topic.name, found.partition_index), found.error_code, found.offset)
-            for response in responses
-            for topic in response.topics
-            for found in topic.partitions
-        )
-
-    def _begins(
-        self, leaders: Mapping[Partition, int], deadline_s: float
-    ) -> dict[Partition, dict[tuple[int, int], int]] | Answer:
-        """Returns where the open transactions of each partition begin, by producer id and epoch."""
-
-        def request(topics: Mapping[str, list[int]]) -> Any:
-            topic = DescribeProducersRequest.TopicRequest
-            return DescribeProducersRequest(
-                topics=[topic(name=name, partition_indexes=numbers) for name, numbers in topics.items()]
-            )
-
-        responses = self._ask_leaders(leaders, request, deadline_s)
-        if isinstance(responses, Answer):
-            return responses
-        return self._read(
-            (
-                (topic.name, found.partition_index),
-                found.error_code,
-                {(one.producer_id, one.producer_epoch): one.current_txn_start_offset for one in found.active_producers},
-            )
-            for response in responses
-            for topic in response.topics
-            for found in topic.partitions
-        )
-
-    def _ask_leaders(self, leaders: Mapping[Partition, int], request: Any, deadline_s: float) -> list[Any] | Answer:
-        """Sends each leader one request for all of its partitions."""
+    def _ask(
+        self,
+        leaders: Mapping[Partition, int],
+        request: Callable[[Mapping[str, list[int]]], Any],
+        unsaid: dict[Partition, Answer],
+        deadline_s: float,
+    ) -> dict[Partition, Any]:
+        """Sends each leader one request for all of its partitions, and returns what is said of each."""
         asked: dict[int, dict[str, list[int]]] = {}
         for (name, number), leader in sorted(leaders.items()):
             asked.setdefault(leader, {}).setdefault(name, []).append(number)
-        responses = self.client.gather(
-            [(request(topics), leader) for leader, topics in asked.items()], deadline_s=deadline_s
-        )
-        return next((one for one in responses if isinstance(one, Answer)), responses)
-
-    def _read(self, told: Iterable[tuple[Partition, int, Any]]) -> dict[Partition, Any] | Answer:
-        """Returns what was said of each partition, without those that are gone or may not be asked for."""
+        requests = [(request(topics), leader) for leader, topics in asked.items()]
         found: dict[Partition, Any] = {}
-        for partition, code, value in told:
-            if code == NONE:
-                found[partition] = value
-            elif code == _TOPIC_AUTHORIZATION_FAILED:
-                self._warn(partition[0])
-            elif code != _UNKNOWN_TOPIC_OR_PARTITION:
-                return Answer(code, f"partition {partition[1]} of topic {partition[0]!r}")
+        for topics, response in zip(
+            asked.values(), self.client.gather(requests, deadline_s=deadline_s) if requests else [], strict=True
+        ):
+            if isinstance(response, Answer):
+                unsaid.update({(name, number): response for name, numbers in topics.items() for number in numbers})
+                continue
+            told = {(topic.name, one.partition_index): one for topic in response.topics for one in topic.partitions}
+            found |= {place: one for place, one in told.items() if self._is_told(place, one.error_code, unsaid)}
         return found
+
+    def _is_told(self, place: Partition, code: int, unsaid: dict[Partition, Answer]) -> bool:
+        """Whether a partition's answer can be read. Of what is gone, or may not be asked for, none is waited for."""
+        if code == _TOPIC_AUTHORIZATION_FAILED:
+            self._warn(place[0])
+        elif code not in (NONE, _UNKNOWN_TOPIC_OR_PARTITION):
+            unsaid[place] = Answer(code, f"partition {place[1]} of topic {place[0]!r}")
+        return code == NONE
 
     def _warn(self, topic: str) -> None:
         if topic not in self._told:
@@ -226,6 +193,27 @@ class RetentionCheck:
             )
 
 
+def _offsets(topics: Mapping[str, list[int]], *, when: int, isolation: int) -> Any:
+    """Asks where partitions start, or for their last stable offsets."""
+    topic = ListOffsetsRequest.ListOffsetsTopic
+    asked = [
+        topic(
+            name=name,
+            partitions=[topic.ListOffsetsPartition(partition_index=number, timestamp=when) for number in numbers],
+        )
+        for name, numbers in topics.items()
+    ]
+    return ListOffsetsRequest(replica_id=-1, isolation_level=isolation, topics=asked, min_version=2, max_version=7)
+
+
+def _producers(topics: Mapping[str, list[int]]) -> Any:
+    """Asks where the open transactions of partitions begin."""
+    topic = DescribeProducersRequest.TopicRequest
+    return DescribeProducersRequest(
+        topics=[topic(name=name, partition_indexes=numbers) for name, numbers in topics.items()]
+    )
+
+
 def _may_be_old(began_ms: int) -> bool:
-    age_ms = time.time_ns() // 1_000_000 - began_ms
-    return not 0 <= age_ms < _YOUNG_MS
+    """A clock that is ahead by less than a minute counts as right: else each batch would be looked at."""
+    return abs(time.time_ns() // 1_000_000 - began_ms) >= _YOUNG_MS

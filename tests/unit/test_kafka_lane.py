@@ -1,0 +1,43 @@
+"""What a producer's errors come as."""
+
+from __future__ import annotations
+
+import ctypes
+from types import SimpleNamespace
+
+import pytest
+from confluent_kafka import KafkaError, KafkaException
+
+from sparkonce.sinks.kafka.lane import Lane
+
+FENCED = KafkaError(KafkaError._FENCED, "an old epoch", fatal=True)
+
+
+def raise_bare_error() -> None:
+    """Raises a KafkaError as such, which Python's own ``raise`` refuses."""
+    restore = ctypes.pythonapi.PyErr_Restore
+    restore.argtypes, restore.restype = [ctypes.py_object, ctypes.py_object, ctypes.c_void_p], None
+    for kept in (KafkaError, FENCED):
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(kept))
+    restore(KafkaError, FENCED, None)
+
+
+def raise_exception() -> None:
+    raise KafkaException(FENCED)
+
+
+def raise_without_a_cause() -> None:
+    raise SystemError("returned NULL without setting an exception")
+
+
+@pytest.mark.parametrize("failing", [raise_bare_error, raise_exception, raise_without_a_cause])
+def test_a_fatal_error_is_kept_however_it_comes(failing: object) -> None:
+    """confluent-kafka 2.16.1: the bare one was seen where a producer was fenced while two threads served it."""
+    lane = SimpleNamespace(
+        producer=SimpleNamespace(flush=lambda _: failing()),  # type: ignore[operator]
+        reports=SimpleNamespace(fatal=""),
+        transactional_id="id",
+        trouble=lambda: "an old epoch",
+    )
+    Lane._serve(lane, "flush", 0.0)  # type: ignore[arg-type]
+    assert lane.reports.fatal == "an old epoch"

@@ -1,0 +1,129 @@
+"""Which transactions are looked at before their commit, and what is made of leaders that say nothing."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from kafka.protocol.admin.transactions import DescribeProducersRequest
+from kafka.protocol.metadata import MetadataRequest
+
+from sparkonce.protocol.outcomes import Outcome
+from sparkonce.sinks.kafka.outcomes import Answer, Description, Transaction
+from sparkonce.sinks.kafka.retention import RetentionCheck
+
+NOT_LEADER, NOT_ALLOWED, GONE = 6, 29, 3
+MINUTE_MS = 60_000
+
+
+class Cluster:
+    """A topic "t" of which each transaction has written to the partition of its number.
+
+    Attributes:
+        starts: Where partitions start.
+        stable: Their last stable offsets.
+        begins: Where transactions begin, by number.
+        codes: Errors by partition, as answers to all but metadata.
+        silent: Leaders that do not answer.
+        described: The transactions that were described, one list a request.
+    """
+
+    def __init__(self, *numbers: int) -> None:
+        self.transactions = [Transaction(f"id-{number}", number, 0) for number in numbers]
+        self.starts, self.stable = dict.fromkeys(numbers, 0), dict.fromkeys(numbers, 5)
+        self.begins = dict.fromkeys(numbers, 5)
+        self.codes: dict[int, int] = {}
+        self.silent: set[int] = set()
+        self.described: list[list[int]] = []
+
+    def describe_transactions(self, asked: Sequence[Transaction], *, deadline_s: float) -> list[Description | Answer]:
+        self.described.append([one.producer_id for one in asked])
+        return [Description(one, "Ongoing", 60_000, 0, (("t", one.producer_id),)) for one in asked]
+
+    def request(self, request: Any, *, deadline_s: float) -> Any:
+        assert isinstance(request, MetadataRequest)
+        found = [SimpleNamespace(partition_index=one, error_code=0, leader_id=one) for one in self.starts]
+        return SimpleNamespace(topics=[SimpleNamespace(name="t", error_code=0, partitions=found)])
+
+    def gather(self, requests: Sequence[tuple[Any, int]], *, deadline_s: float) -> list[Any]:
+        return [Answer(None, "silence") if to in self.silent else self._told(request, to) for request, to in requests]
+
+    def _told(self, request: Any, partition: int) -> Any:
+        told = SimpleNamespace(partition_index=partition, error_code=self.codes.get(partition, 0))
+        if isinstance(request, DescribeProducersRequest):
+            begin = self.begins[partition]
+            producer = SimpleNamespace(producer_id=partition, producer_epoch=0, current_txn_start_offset=begin)
+            told.active_producers = [producer]
+        else:
+            told.offset = (self.stable if request.isolation_level else self.starts)[partition]
+        return SimpleNamespace(topics=[SimpleNamespace(name="t", partitions=[told])])
+
+    def held(self, check: RetentionCheck, **ages_ms: int) -> Mapping[int, Outcome]:
+        now_ms = time.time_ns() // 1_000_000
+        begun = {one: now_ms - ages_ms.get(f"of_{one.producer_id}", 10 * MINUTE_MS) for one in self.transactions}
+        found = check.held_back(begun, time.monotonic() + 60.0)
+        return {one.producer_id: finished.outcome for one, finished in found.items()}
+
+
+def check_on(cluster: Cluster) -> RetentionCheck:
+    return RetentionCheck(cluster)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("start", "stable", "begin", "is_damaged"),
+    [
+        (0, 0, 0, False),
+        (4, 5, 5, False),
+        (5, 5, 5, False),
+        (6, 6, 5, True),
+        (6, 6, -1, True),
+    ],
+    ids=["nothing was deleted", "older rows alone", "up to its first row", "its first row", "all of it"],
+)
+def test_what_begins_before_its_partition_has_lost_rows(start: int, stable: int, begin: int, is_damaged: bool) -> None:
+    cluster = Cluster(1)
+    cluster.starts[1], cluster.stable[1], cluster.begins[1] = start, stable, begin
+    assert cluster.held(check_on(cluster)) == ({1: Outcome.DAMAGED} if is_damaged else {})
+
+
+@pytest.mark.parametrize("code", [NOT_LEADER, None])
+def test_only_what_has_written_to_a_partition_that_says_nothing_is_held_back(code: int | None) -> None:
+    cluster = Cluster(1, 2, 3)
+    cluster.codes, cluster.silent = ({2: code}, set()) if code else ({}, {2})
+    cluster.starts[3] = cluster.stable[3] = 9
+    check = check_on(cluster)
+    assert cluster.held(check) == {2: Outcome.RETRY, 3: Outcome.DAMAGED}
+    cluster.codes, cluster.silent = {}, set()
+    assert cluster.held(check) == {3: Outcome.DAMAGED}
+
+
+@pytest.mark.parametrize("code", [NOT_ALLOWED, GONE])
+def test_what_may_not_be_asked_and_what_is_gone_holds_nothing_back(code: int) -> None:
+    cluster = Cluster(1)
+    cluster.codes[1] = code
+    assert cluster.held(check_on(cluster)) == {}
+
+
+def test_a_young_one_is_looked_at_once_a_run_and_not_held_back_by_silence() -> None:
+    cluster = Cluster(1, 2)
+    cluster.silent = {1, 2}
+    check = check_on(cluster)
+    assert cluster.held(check, of_1=1_000) == {2: Outcome.RETRY}
+    cluster.silent = set()
+    assert cluster.held(check, of_1=1_000, of_2=1_000) == {}
+    cluster.described.clear()
+    assert cluster.held(check, of_1=1_000, of_2=-1_000) == {}
+    assert cluster.described == []
+    cluster.held(check, of_1=1_000, of_2=-2 * MINUTE_MS)
+    assert cluster.described == [[2]], "a clock that is far ahead hides how old it is"
+
+
+def test_what_was_damaged_is_looked_at_again_however_young() -> None:
+    cluster = Cluster(1)
+    cluster.starts[1] = cluster.stable[1] = 9
+    check = check_on(cluster)
+    for _ in range(2):
+        assert cluster.held(check, of_1=1_000) == {1: Outcome.DAMAGED}
