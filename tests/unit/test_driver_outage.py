@@ -72,6 +72,19 @@ def test_what_is_no_outage_is_not_waited_for(world: World, clock: Clock, error: 
     assert clock.slept == []
 
 
+def test_an_outage_as_long_as_transactions_live_is_not_taken_for_their_age(world: World, clock: Clock) -> None:
+    """librdkafka keeps rows for as long as the transaction may last, and says then that nobody took them."""
+    world.timeouts_s["memory"] = 60.0
+    world.server.fail("prepare", AWAY, AWAY)
+    work = world.work(0)
+    work.before = lambda: clock.pass_by(61.0) if len(work.first) < 3 else None
+    driver = world.start()
+    driver.run_batch(asked(0), work)
+    assert (work.first, world.visible()) == ([False, False, False], numbers(0))
+    assert clock.slept != []
+    assert not driver._live_long
+
+
 def test_an_outage_that_turns_into_a_refusal_is_not_said_to_be_over(
     world: World, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -513,7 +513,7 @@ def test_a_newer_record_is_refused(store: LocalLogStore, tmp_path: Path) -> None
 def test_a_newer_floor_is_refused(store: LocalLogStore) -> None:
     data = encode_floor(Floor(position=1))
     assert decode_floor(data) == Floor(position=1)
-    store.raise_floor(1, data.replace(b"floor 1 ", b"floor 3 ", 1))
+    store.raise_floor(1, data.replace(b"floor 1 ", b"floor 4 ", 1))
     with pytest.raises(NewerFormatError, match="the floor"):
         DecisionLog(store).floor()
 

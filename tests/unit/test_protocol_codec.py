@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -100,7 +101,11 @@ def test_only_what_older_libraries_do_not_know_is_in_a_newer_format(void: Void, 
     assert decision is not None
     assert decision.void == void.void
     floor = Floor(position=5, newest=decision)
-    assert codec.decode_floor(codec.encode_floor(floor)) == floor
+    data = codec.encode_floor(floor)
+    assert data.startswith(b"sparkonce floor 3 ")
+    assert codec.decode_floor(data) == floor
+    without = replace(floor, newest=replace(decision, void=()))
+    assert codec.encode_floor(without).startswith(b"sparkonce floor 2 ")
 
 
 @given(floors)

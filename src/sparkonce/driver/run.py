@@ -37,7 +37,7 @@ from sparkonce.protocol.coordinator import step
 from sparkonce.protocol.handles import Handle
 from sparkonce.protocol.outcomes import Finished, Outcome
 from sparkonce.protocol.ownership import short_query
-from sparkonce.protocol.records import Claim, Commit
+from sparkonce.protocol.records import Claim, Commit, Void
 from sparkonce.protocol.state import Phase, State
 from sparkonce.protocol.view import LogViolation, Run
 from sparkonce.sinks.base import Facts, Lookout, Owner, SinkCommitter, TwoPhaseCommitSink
@@ -147,7 +147,7 @@ class RunDriver:
         self._grown_old: Callable[[], str] = str
         self._finish_until = 0.0
         self._finish_waits = False
-        self._lost: dict[str, str] = {}
+        self._lost: dict[str, Finished] = {}
         self._sweeper = Sweeper(
             [name for name, sink in self._sinks.items() if sink.guarantee is Guarantee.EXACTLY_ONCE],
             self._committer,
@@ -206,7 +206,7 @@ class RunDriver:
         watch = Stopwatch()
         handles: tuple[Handle, ...] = ()
         recovered, healed = False, 0
-        self._sources = asked.offsets
+        self._sources, self._lost = asked.offsets, {}
         self._rows_asked = offsets_between(asked.previous_offsets, asked.offsets)
         try:
             self.state, effect = step(self.state, asked)
@@ -363,6 +363,7 @@ class RunDriver:
                     return answer
                 continue
             outage.is_over()
+            self._cause = None
             break
         # Rule of the log: after every put the floor is read again before anything is done.
         try:
@@ -384,7 +385,7 @@ class RunDriver:
             return refused
         if self._log_went_on() and (standing := self._log.standing(effect.position)) is not None:
             return on.PutTaken(position=effect.position, standing=standing, floor=self._log.floor())
-        if isinstance(effect.record, Claim):
+        if isinstance(effect.record, Claim | Void):
             return None
         try:
             late = self._grown_old()
@@ -444,7 +445,7 @@ class RunDriver:
         computed_first = life is not None and self._pace.expected_s(self._rows_asked) * 2 > life.seconds
         event = self._prepare(effect, work, computed_first=computed_first)
         took_s = time.monotonic() - began
-        if life is not None and _outlived(event, took_s, life) and not computed_first:
+        if life is not None and not computed_first and self._outlived(event, took_s, life):
             event = self._prepare_quickly(effect, work, event, took_s, life)
         if life is not None:
             self._pace.note(time.monotonic() - began, self._rows_asked)
@@ -470,11 +471,20 @@ class RunDriver:
         began = time.monotonic()
         event = self._prepare(effect, work, computed_first=True)
         again_s = time.monotonic() - began
-        if isinstance(event, on.PrepareFailed) and again_s >= life.seconds:
+        if isinstance(event, on.PrepareFailed) and self._outlived(event, again_s, life):
             self._advice = ""
             late = f"it took {took_s:.0f} s, and {again_s:.0f} s with all rows computed first"
             return replace(event, too_old=f"{late}; transactions of sink {life.sink} live {life.seconds:.0f} s")
         return event
+
+    def _outlived(self, event: on.Event, took_s: float, life: Life) -> bool:
+        """Whether a batch was not prepared, and it may be because its transactions were lost to their age meanwhile."""
+        if isinstance(event, on.Prepared):
+            return bool(event.too_old)
+        if not isinstance(event, on.PrepareFailed) or event.stopped or event.superseded:
+            return False
+        # What waits for brokers that are away lasts as long as a transaction, too.
+        return took_s >= life.seconds and not is_outage(self._cause)
 
     def _live_longest(self, names: Sequence[str]) -> None:
         """Workers' transactional ids have a timeout each: they begin with new ones where it changes."""
@@ -578,7 +588,7 @@ class RunDriver:
     def _finish(self, effect: do.Finish) -> on.Event:
         if effect.attempt == 0:
             self._finish_until = time.monotonic() + self._timing.outage_patience_s
-            self._finish_waits, self._lost = False, {}
+            self._finish_waits = False
         else:
             wait_s = doubled(_FIRST_RETRY_S, effect.attempt - 1, _LONGEST_RETRY_S)
             time.sleep(max(0.0, min(wait_s, self._finish_until - time.monotonic())))
@@ -586,9 +596,11 @@ class RunDriver:
         answers = self._by_sink(effect.handles, lambda committer, handles: _commit_or_abort(committer, handles, void))
         for handle, answer in answers:
             self._report(effect.batch, handle, answer)
-            if answer.outcome in (Outcome.LOST, Outcome.DAMAGED):
+            if answer.outcome in _TO_BE_HEALED:
                 self._check_can_heal(effect.batch, handle)
-                self._lost.setdefault(handle.sink, answer.reason)
+                self._lost.setdefault(handle.sink, answer)
+            if answer.in_flight:
+                self._sweeper.leave_names(handle.sink)
         late = time.monotonic() >= self._finish_until
         waiting = [answer for _, answer in answers if answer.outcome in _NOT_FINAL]
         reasons = sorted({answer.reason for answer in waiting})
@@ -602,8 +614,9 @@ class RunDriver:
 
     def _advice_if_lost(self) -> str:
         """Of those that time out the reason to stop itself says what to do: they have to live longer."""
-        times_out = lives([*self._lost], self._sinks, self._facts)
-        return "" if times_out or not self._lost else taken_away(self._lost.values())
+        times_out = {life.sink for life in lives([*self._lost], self._sinks, self._facts)}
+        taken = [one for name, one in self._lost.items() if name not in times_out or one.outcome is Outcome.DAMAGED]
+        return taken_away(one.next_step or one.reason for one in taken) if taken else ""
 
     def _say_finish_waits(self, batch: int, reasons: Sequence[str]) -> None:
         """Once, and not of what is answered soon: many a server asks for a moment's patience."""
@@ -749,14 +762,8 @@ _CONTESTED = 4
 _LONGEST_BACK_OFF_S = 30.0
 _FIRST_RETRY_S = 0.02
 _LONGEST_RETRY_S = 2.0
+_TO_BE_HEALED = frozenset({Outcome.LOST, Outcome.DAMAGED, Outcome.ABORTED})
 _NOT_FINAL = frozenset({Outcome.RETRY, Outcome.UNKNOWN})
-
-
-def _outlived(event: on.Event, took_s: float, life: Life) -> bool:
-    """Whether a batch was not prepared, and it may be because its transactions were lost to their age meanwhile."""
-    if isinstance(event, on.Prepared):
-        return bool(event.too_old)
-    return isinstance(event, on.PrepareFailed) and not (event.stopped or event.superseded) and took_s >= life.seconds
 
 
 def _is_final(event: on.PrepareFailed) -> bool:

@@ -52,6 +52,11 @@ _SPREAD_OTHERWISE = (
 """Where a replay gives the very same rows, only not slot by slot, nothing is gone that could not be written again."""
 
 
+_DELETED = (
+    "nothing writes them again: compare the sink with the slots listed, write by hand what is missing, and start from "
+    "a new checkpoint. Have the server keep rows for longer than transactions stay open."
+)
+
 _ADVISED = frozenset({do.StopReason.PREPARE_FAILED, do.StopReason.UNKNOWN, do.StopReason.TOO_OLD})
 """Reasons whose next step depends on what a system has said, if it has said anything."""
 
@@ -92,5 +97,6 @@ def stop_error(stop: do.Stop, batch: int, advice: str = "") -> errors.SparkonceE
         message = (
             f"{stop.message}. Lost: {details['lost']}; differing: {details['differing']}; input: {details['offsets']}"
         )
-        return kind(message, next_step=_SPREAD_OTHERWISE if details["same_rows"] else next_step, **details)
+        next_step = _SPREAD_OTHERWISE if details["same_rows"] else _DELETED if details.get("deleted") else next_step
+        return kind(message, next_step=next_step, **details)
     return kind(stop.message, next_step=next_step, **details)

@@ -18,9 +18,9 @@ from sparkonce.protocol.plain import number, read_json, text
 from sparkonce.protocol.records import Amend, Claim, Commit, Record, SinkFacts, TopicIds, Void
 from sparkonce.protocol.view import Decision, Floor, Run
 
-FORMATS = {"record": 2, "floor": 2}
-"""The newest format of each kind. Written is the oldest that holds it, which older libraries read: only a `Void` record
-and a floor with a decision need format 2."""
+FORMATS = {"record": 2, "floor": 3}
+"""The newest format of each kind. Written is the oldest that holds it, which older libraries read: a `Void` record is
+in format 2, a floor with a decision in format 2, or 3 if some of that decision is void."""
 _MAGIC = "sparkonce"
 _VERSION = re.compile(r"[0-9]{1,9}")
 
@@ -74,7 +74,7 @@ def encode_floor(floor: Floor) -> bytes:
     if floor.newest is None:
         return _seal("floor", body)
     newest = {"position": floor.newest.position, **_decision(floor.newest)}
-    return _seal("floor", {**body, "newest": newest}, version=2)
+    return _seal("floor", {**body, "newest": newest}, version=3 if floor.newest.void else 2)
 
 
 def decode_floor(data: bytes) -> Floor:

@@ -276,7 +276,8 @@ def _claim_refused(state: State, event: on.PutRefused) -> Step:
 
 def _decision_refused(state: State, event: on.PutRefused) -> Step:
     """Nothing is decided, and no earlier put of this decision is in doubt: what was prepared can be undone."""
-    message = f"the decision of batch {_batch(state).number} could not be written: {event.reason}"
+    what = "that handles are void" if isinstance(state.putting, Void) else "the decision"
+    message = f"{what} of batch {_batch(state).number} could not be written: {event.reason}"
     verdict = do.Stop(reason=StopReason.UNWRITABLE, message=message)
     return _abort(state, _new(state, _putting(state).handles), verdict)
 
@@ -346,6 +347,8 @@ def _judge_loss(state: State, event: on.LogRead) -> Step:
     """LOST counts only if the log, read after the verdict, shows this run still at its end (trap 6)."""
     if event.view.end != state.view.end:
         return _superseded(state, "the log went on while a loss was judged")
+    if strange := sorted({sink for sink, _ in state.lost} - set(state.transactional)):
+        return _stop(state, StopReason.UNKNOWN, f"sinks {strange} have lost transactions, and cannot write them again")
     if state.healings >= MOST_HEALINGS:
         return _stop(
             state,
@@ -466,7 +469,13 @@ def _committed_in_part(state: State, handles: tuple[Handle, ...]) -> Step:
         StopReason.LOST,
         f"rows of {len(lost)} decided transactions of batch {_batch(state).number} were deleted by their server before "
         "they were committed, and an earlier request has committed what was left of them",
-        (("lost", lost), ("differing", ()), ("same_rows", False), ("offsets", _decision(state).offsets)),
+        (
+            ("lost", lost),
+            ("differing", ()),
+            ("same_rows", False),
+            ("deleted", True),
+            ("offsets", _decision(state).offsets),
+        ),
     )
 
 

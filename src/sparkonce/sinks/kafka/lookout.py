@@ -36,6 +36,7 @@ _ASKED_AT_ONCE = 20
 """Of how many partitions producers are asked for in one look: each may have thousands."""
 
 _NOT_ALLOWED = 29
+_ID_NOT_ALLOWED = 53
 _BEING_ENDED = "Prepare"
 
 
@@ -156,20 +157,20 @@ class KafkaLookout(Lookout):
             return []
         request = ListTransactionsRequest(producer_id_filters=sorted({one.producer_id for one in held}))
         responses = self._client.gather([(request, broker) for broker in brokers], deadline_s=deadline_s)
-        names = {
-            state.producer_id: state.transactional_id
-            for response in responses
-            if not isinstance(response, Answer)
-            for state in response.transaction_states
-        }
+        if any(isinstance(response, Answer) or response.error_code != NONE for response in responses):
+            # Whose it is may be what the silent one knows: it may be this query's own.
+            return []
+        names = {state.producer_id: state.transactional_id for one in responses for state in one.transaction_states}
         transactions = [Transaction(name, producer_id, 0) for producer_id, name in names.items()]
         views = self._client.describe_transactions(transactions, deadline_s=deadline_s) if transactions else []
-        known = {
-            one.producer_id: view
-            for one, view in zip(transactions, views, strict=True)
-            if isinstance(view, Description)
-        }
-        return [replace(one, view=known.get(one.producer_id)) for one in held]
+        known: dict[int, Description] = {}
+        unsaid: set[int] = set()
+        for one, view in zip(transactions, views, strict=True):
+            if isinstance(view, Description):
+                known[one.producer_id] = view
+            elif view.code != _ID_NOT_ALLOWED or self._is_own(one):
+                unsaid.add(one.producer_id)
+        return [replace(one, view=known.get(one.producer_id)) for one in held if one.producer_id not in unsaid]
 
     def _judge(self, held: Sequence[_Held], now_s: float, patience_s: float) -> None:
         named: dict[tuple[int, int], list[_Held]] = {}

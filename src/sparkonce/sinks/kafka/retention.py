@@ -50,6 +50,7 @@ every five minutes (``log.retention.check.interval.ms``)."""
 _DAMAGED = Finished(
     outcome=Outcome.DAMAGED,
     reason="The topic's retention, or somebody, has deleted rows of it: it is aborted, and written again.",
+    next_step="Raise retention.ms and retention.bytes of the topic, or give rows a timestamp that is not as old.",
 )
 
 

@@ -224,9 +224,9 @@ class KafkaWriter(SinkWriter):
         first = lane.reports.refusals[0]
         raise _broken(lane)(f"Kafka did not take a row for {first}" + (f" ({trouble})." if trouble else "."))
 
-    def _too_slow(self, lane: Lane) -> PrepareError:
+    def _too_slow(self, lane: Lane) -> OutageError:
         last = f" Last error: {lane.reports.last_error}." if lane.reports.last_error else ""
-        return PrepareError(
+        return OutageError(
             f"{len(lane.producer)} rows had not arrived at Kafka after {self._limits.delivery_s:g} s.{last}",
             next_step="See whether the brokers are up and the topic's partitions have leaders.",
         )

@@ -1,0 +1,129 @@
+"""Decided transactions of which rows are gone: made void, aborted, written again; or said why not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from sparkonce import errors
+from sparkonce.guarantees import Guarantee
+from sparkonce.protocol.handles import Handle
+from sparkonce.protocol.outcomes import Finished, Outcome
+from sparkonce.protocol.records import Commit, Void
+from sparkonce.protocol.state import Phase
+from sparkonce.sinks.memory.server import TransactionState
+from sparkonce.sinks.memory.sink import _Committer
+from unit.driver_world import NEVER, Clock, Crash, FlakyStore, World, asked, numbers, stopped_clock
+
+DAMAGED = Finished(outcome=Outcome.DAMAGED, reason="rows are gone", next_step="Keep rows for longer.")
+
+
+@pytest.fixture(autouse=True)
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    return stopped_clock(monkeypatch)
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> World:
+    return World(tmp_path)
+
+
+def crash_when_void() -> Callable[[Phase, int], None]:
+    """The driver dies when it is about to abort what a record has made void."""
+    finishing = iter((False, True))
+
+    def listen(phase: Phase, _: int) -> None:
+        if phase is Phase.FINISHING and next(finishing):
+            raise Crash(phase)
+
+    return listen
+
+
+def test_it_is_written_again(world: World) -> None:
+    world.server.fail("commit", DAMAGED)
+    world.run(world.start(), 0, 1)
+    assert world.visible() == numbers(0, 1)
+    assert world.kinds() == ["Claim", "Commit", "Void", "Amend", "Commit"]
+    assert world.unfinished() == []
+
+
+def test_what_is_damaged_later_is_void_beside_what_was_before(world: World) -> None:
+    """Slot 0 of a recovered batch is void already when rows of slot 1 are found to be gone."""
+    world.server.fail("commit", DAMAGED)
+    with pytest.raises(Crash):
+        world.run(world.start(crash_when_void()), 0)
+    world.server.fail("abort", Finished(outcome=Outcome.RETRY, reason="not now"))
+    world.run(world.start(), 0, 1)
+    assert world.visible() == numbers(0, 1)
+
+
+@pytest.mark.parametrize("others", [(), ("b",)])
+def test_it_is_not_passed_over_where_its_sink_writes_without_transactions_now(
+    world: World, others: tuple[str, ...]
+) -> None:
+    for name in others:
+        world.add(name)
+    world.server.fail("commit", DAMAGED)
+    with pytest.raises(Crash):
+        world.run(world.start(crash_when_void()), 0)
+    world.guarantees["memory"] = Guarantee.AT_LEAST_ONCE
+    with pytest.raises(errors.ConfigurationError, match="batch 0 was decided when sink 'memory' was exactly-once"):
+        world.run(world.start(), 0)
+    world.guarantees["memory"] = Guarantee.EXACTLY_ONCE
+    world.run(world.start(), 0, 1)
+    assert world.visible() == numbers(0, 1)
+
+
+def test_an_abort_of_it_that_may_still_arrive_makes_workers_begin_with_new_names(world: World) -> None:
+    world.server.fail("commit", DAMAGED)
+    world.server.fail("abort", Finished(outcome=Outcome.RETRY, reason="no answer", in_flight=True))
+    driver = world.start()
+    world.run(driver, 0)
+    assert driver._owner("memory").generation == 1
+    assert world.visible() == numbers(0)
+
+
+def test_a_full_disk_is_waited_for_whatever_has_become_of_the_batchs_other_transactions(
+    world: World, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def begun_ms(_: _Committer, handles: list[Handle]) -> list[int | None]:
+        states = world.server.transactions()
+        is_open = (TransactionState.OPEN, TransactionState.PREPARED)
+        return [one.opened_ms if states[int(one["number"])] in is_open else None for one in handles]
+
+    monkeypatch.setattr(_Committer, "begun_ms", begun_ms)
+    world.timeouts_s["memory"] = 100.0
+    world.server.fail("commit", DAMAGED)
+    driver = world.start(store=FlakyStore(world.store, Void, "full"))
+    work = world.work(0)
+    work.after = partial(clock.pass_by, 60.0)
+    driver.run_batch(asked(0), work)
+    assert world.visible() == numbers(0)
+
+
+def test_a_disk_that_has_room_again_is_no_cause_of_what_comes_later(world: World) -> None:
+    world.server.fail("commit", *[Finished(outcome=Outcome.UNKNOWN, reason="?")] * NEVER)
+    with pytest.raises(errors.UnknownOutcomeError) as raised:
+        world.run(world.start(store=FlakyStore(world.store, Commit, "full")), 0)
+    assert raised.value.__cause__ is None
+
+
+@pytest.mark.parametrize("timeout_s", [None, 60.0])
+def test_rows_that_go_again_and_again_are_no_matter_of_timeouts(world: World, timeout_s: float | None) -> None:
+    if timeout_s is not None:
+        world.timeouts_s["memory"] = timeout_s
+    world.server.fail("commit", *[DAMAGED] * NEVER)
+    with pytest.raises(errors.TransactionTooOldError) as raised:
+        world.run(world.start(), 0)
+    assert raised.value.next_step.endswith("then start the query again: Keep rows for longer.")
+
+
+def test_what_was_committed_before_the_abort_is_said_to_be_beyond_repair(world: World) -> None:
+    world.server.fail("commit", DAMAGED)
+    world.server.fail("abort", Finished(outcome=Outcome.ALREADY_COMMITTED))
+    with pytest.raises(errors.TransactionLostError, match="an earlier request has committed what was left") as raised:
+        world.run(world.start(), 0)
+    assert "nothing writes them again" in raised.value.next_step
