@@ -90,8 +90,8 @@ class Prepared:
         try:
             self.write(value, partition)
             self.producer.flush(LIMIT_S)
-        except (KafkaException, SystemError) as error:
-            # confluent-kafka's flush raises SystemError when the producer is fenced while it waits.
+        except (KafkaException, KafkaError, SystemError) as error:
+            # confluent-kafka's flush raises one of the others, too, when the producer is fenced while it waits.
             self.failed.append(error)
 
 
