@@ -85,7 +85,7 @@ def test_a_topic_of_one_row_that_is_missing_stops_the_query(
         return rows.withColumn("topic", F.when(F.col("key") == LARGE, missing).otherwise(stream.target))
 
     with pytest.raises(PrepareError, match=missing) as told:
-        stream.run(one_row_elsewhere, sink={"topic": None}, settings={"message.timeout.ms": 5_000})
+        stream.run(one_row_elsewhere, sink={"topic": None}, settings={"topic.metadata.propagation.max.ms": 500})
     assert told.value.details["batch"] == 1
     assert stream.keys() == IDS[:400]
     assert stream.transactions("Ongoing") == {}

@@ -447,7 +447,7 @@ class RunDriver:
         took_s = time.monotonic() - began
         if life is not None and not computed_first and self._outlived(event, took_s, life):
             event = self._prepare_quickly(effect, work, event, took_s, life)
-        if life is not None:
+        if life is not None and isinstance(event, on.Prepared):
             self._pace.note(time.monotonic() - began, self._rows_asked)
         return event
 
