@@ -83,8 +83,9 @@ def _passes_over_lost() -> None:
 
 
 def _takes_silence_for_loss() -> None:
-    """In the Kafka committer: what it got no answer to is LOST."""
+    """In the Kafka committer: what it got no answer to is LOST. A commit is asked for once."""
     from sparkonce.protocol.outcomes import FINAL, Finished, Outcome
+    from sparkonce.sinks.kafka import client
     from sparkonce.sinks.kafka.committer import KafkaCommitter
 
     real = KafkaCommitter.commit
@@ -94,6 +95,7 @@ def _takes_silence_for_loss() -> None:
         return [one if one.outcome in FINAL else lost for one in real(self, handles)]
 
     KafkaCommitter.commit = commit  # type: ignore[method-assign]
+    client.is_unanswered = lambda _: False
 
 
 def _writes_again() -> None:
