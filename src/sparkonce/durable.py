@@ -18,7 +18,7 @@ _PASSING = frozenset(
 
 
 def is_outage(error: OSError) -> bool:
-    """Whether a disk may take later what it does not take now: it is full, or its server does not answer."""
+    """Tells if a disk may take later what it does not take now: it is full, or its server does not answer."""
     return error.errno in _PASSING
 
 

@@ -14,7 +14,7 @@ LONGEST_PAUSE_S = 10.0
 
 
 class Outage:
-    """What one step of a run waits for, if it has to wait.
+    """Waits for what one step of a run cannot do now.
 
     Args:
         patience_s: How long, from the first pause on.
@@ -56,7 +56,7 @@ class Outage:
 
 
 def is_outage(error: BaseException | None) -> bool:
-    """Whether a write failed because a system could not be reached, or had no room."""
+    """Tells if a write failed because a system could not be reached, or had no room."""
     return isinstance(error, errors.OutageError | errors.UnknownOutcomeError)
 
 

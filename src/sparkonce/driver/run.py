@@ -74,7 +74,7 @@ class BatchWork(Protocol):
         """Runs the plan and throws its rows away."""
 
     def is_stopped(self) -> bool:
-        """Whether the query was stopped meanwhile: nothing is waited for then, and the next `write` raises."""
+        """Tells if the query was stopped meanwhile: nothing is waited for then, and the next `write` raises."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -478,7 +478,7 @@ class RunDriver:
         return event
 
     def _outlived(self, event: on.Event, took_s: float, life: Life) -> bool:
-        """Whether a batch was not prepared, and it may be because its transactions were lost to their age meanwhile."""
+        """Tells if a batch was not prepared, perhaps because its transactions were lost to their age meanwhile."""
         if isinstance(event, on.Prepared):
             return bool(event.too_old)
         if not isinstance(event, on.PrepareFailed) or event.stopped or event.superseded:
@@ -613,7 +613,7 @@ class RunDriver:
         )
 
     def _advice_if_lost(self) -> str:
-        """Of those that time out the reason to stop itself says what to do: they have to live longer."""
+        """Says what to do about lost transactions; empty if all they need is to live longer."""
         times_out = {life.sink for life in lives([*self._lost], self._sinks, self._facts)}
         taken = [one for name, one in self._lost.items() if name not in times_out or one.outcome is Outcome.DAMAGED]
         return taken_away(one.next_step or one.reason for one in taken) if taken else ""
@@ -767,7 +767,7 @@ _NOT_FINAL = frozenset({Outcome.RETRY, Outcome.UNKNOWN})
 
 
 def _is_final(event: on.PrepareFailed) -> bool:
-    """Whether there is nothing to be waited for, whatever a write has failed by."""
+    """Tells if there is nothing to be waited for, whatever a write has failed by."""
     return event.stopped or event.superseded or bool(event.too_old)
 
 

@@ -62,13 +62,13 @@ _ADVISED = frozenset({do.StopReason.PREPARE_FAILED, do.StopReason.UNKNOWN, do.St
 
 
 def then_start_again(error: BaseException) -> str:
-    """What the error of a write that failed says is to be done, if it says so."""
+    """Returns what the error of a failed write says is to be done; empty if it says nothing."""
     step = error.next_step if isinstance(error, errors.SparkonceError) else ""
     return step and f"{step} Then start the query again; no row is lost."
 
 
 def advice_of(waiting: Sequence[Finished]) -> str:
-    """What to do about answers that leave an outcome open; empty if there were none but silence and pleas to wait."""
+    """Says what to do about answers that leave an outcome open; empty if all were silence and pleas to wait."""
     if steps := dict.fromkeys(answer.next_step for answer in waiting if answer.next_step):
         return f"{' '.join(steps)} Then start the query again: it asks for the outcome first."
     if any(answer.outcome is Outcome.UNKNOWN for answer in waiting):
@@ -77,7 +77,7 @@ def advice_of(waiting: Sequence[Finished]) -> str:
 
 
 def taken_away(reasons: Iterable[str]) -> str:
-    """What to do about transactions that are lost again and again, although none of them ends by itself."""
+    """Says what to do about transactions that are lost again and again, although none of them ends by itself."""
     return f"find out what takes them away, then start the query again: {'; '.join(reasons)}"
 
 

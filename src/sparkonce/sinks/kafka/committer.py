@@ -277,7 +277,7 @@ class KafkaCommitter(SinkCommitter):
         )
 
     def _remembered_ms(self) -> int:
-        """How long every broker remembers an id that is idle; 0 if this user may not ask."""
+        """Returns how long every broker remembers an id that is idle; 0 if this user may not ask."""
         deadline_s = self._deadline_s()
         metadata = self._client.request(metadata_request(None, rights=False), deadline_s=deadline_s)
         if isinstance(metadata, Answer):
