@@ -173,3 +173,24 @@ def test_a_sink_that_is_taken_away_is_named_with_what_it_may_have_left_open(
     caplog.clear()
     world.start()
     assert caplog.records == []
+
+
+@pytest.mark.parametrize("answer", [["aaaaaaaaaaaa"], ["a" * 12, "b" * 12], [], errors.UnknownOutcomeError("away")])
+def test_another_query_that_wrote_to_the_same_place_is_told_once_to_a_new_one(
+    world: World, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, answer: list[str] | Exception
+) -> None:
+    """What nobody can say stops nothing."""
+
+    def others(*_: object) -> list[str]:
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    monkeypatch.setattr(_Committer, "other_queries", others)
+    for batch in (0, 1):
+        world.run(world.start(), batch)
+    told = [record.getMessage() for record in caplog.records if "This query is new" in record.getMessage()]
+    assert len(told) == (isinstance(answer, list) and bool(answer))
+    if told:
+        assert ("query aaaaaaaaaaaa" if len(answer) == 1 else "2 other queries") in told[0]
+    assert world.visible() == numbers(0, 1)

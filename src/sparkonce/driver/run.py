@@ -456,9 +456,11 @@ class RunDriver:
     ) -> on.Event:
         """Writes once more a batch that took longer than its transactions live, all rows computed before the first."""
         logger.warning(
-            "preparing the batch took %.0f s, and transactions of sink %s live %.0f s: what it wrote is undone, and it "
+            "Preparing the batch took %.0f s, and transactions of sink %s live %.0f s: what it wrote is undone, and it "
             "is written again, with all rows computed and kept on the executors' disks first, and with transactions "
-            "that live as long as each system allows, from now on",
+            "that live as long as each system allows, from now on. Next: to have later batches smaller, bound them by "
+            "max_offsets_per_trigger (Spark's maxOffsetsPerTrigger), or raise transaction.timeout.ms where the sink "
+            "has it.",
             took_s,
             life.sink,
             life.seconds,

@@ -75,7 +75,26 @@ def look_around(
                 "transactional_id_prefix).",
                 sink=name,
             )
+    if view.newest_run is None:
+        for name, known in facts.items():
+            _warn_of_others(name, committer, query, known)
     return view, tuple((name, tuple(sorted(known.items()))) for name, known in facts.items())
+
+
+def _warn_of_others(name: str, committer: Callable[[str], SinkCommitter], query: str, facts: Facts) -> None:
+    """Tells of a checkpoint that was deleted, or that the query was not given: all is written a second time."""
+    try:
+        others = committer(name).other_queries(query, facts)
+    except errors.UnknownOutcomeError as error:
+        logger.debug("sink %s: which other queries have written there is not known: %s", name, error)
+        return
+    if others:
+        logger.warning(
+            "This query is new, and where sink %r writes there are finished batches of %s already. If that was the "
+            "same job with another checkpoint, its rows are written a second time. Next: start it with its old "
+            "checkpoint; if it is another job, nothing.",
+            *(name, f"query {others[0]}" if len(others) == 1 else f"{len(others)} other queries"),
+        )
 
 
 def _warn_of_removed(recorded: Mapping[str, Facts], sinks: Mapping[str, TwoPhaseCommitSink], query: str) -> None:

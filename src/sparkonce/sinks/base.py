@@ -205,6 +205,23 @@ class SinkCommitter(abc.ABC):
         """
         return ()
 
+    def other_queries(self, query: str, facts: Facts) -> Sequence[str]:  # noqa: ARG002
+        """Which other queries have committed rows to the same place under the same prefix, for a query that is new.
+
+        Optional: a system that does not know gives none. It may well be what the user wants, and is only told.
+
+        Args:
+            query: The short form of the new query's id.
+            facts: What `TwoPhaseCommitSink.preflight` returned.
+
+        Returns:
+            The short forms of their ids.
+
+        Raises:
+            UnknownOutcomeError: if the system cannot be asked now.
+        """
+        return ()
+
     def missing(self, handles: Sequence[Handle]) -> Sequence[Handle]:  # noqa: ARG002 - for those that override it
         """Which of these the system has not committed: it went back to a state from before.
 

@@ -28,8 +28,10 @@ from sparkonce.sinks.kafka.sink import KafkaSink
 from sparkonce.sources.group_offsets import GroupOffsets, GroupReporter
 from sparkonce.spark.checkpoint import check_query, input_offsets, newest_batch, query_id
 from sparkonce.spark.display import ProgressDisplay
-from sparkonce.spark.topics import SourceTopics, kafka_sources, running_sources
-from sparkonce.spark.views import Sinks, check_columns, shares, views_of
+from sparkonce.spark.first_batch import analyzed, check_partition_column, warn_of_rows, warn_of_slots
+from sparkonce.spark.source_checks import KafkaSource, ask_sources
+from sparkonce.spark.topics import SourceTopics, kafka_sources, running_plan
+from sparkonce.spark.views import Sinks, Taken, check_columns, shares, views_of
 from sparkonce.spark.work import SparkWork
 
 logger = logging.getLogger("sparkonce")
@@ -105,6 +107,7 @@ class ExactlyOnce:
         # Ownership belongs to a run: a query that is started again with the same object claims again.
         self._run: tuple[str, RunDriver] | None = None
         self._topics: SourceTopics | None = None
+        self._started = False
 
     @property
     def sinks(self) -> tuple[TwoPhaseCommitSink, ...]:
@@ -135,14 +138,14 @@ class ExactlyOnce:
             CheckpointMismatchError: if the checkpoint is not one of Spark's.
             PreflightError: if a server does not allow the guarantee, or is not the one that the log knows.
         """
-        self._check_columns(df)
-        self._preflight(df)
+        self._preflight(df, self._check_columns(df))
         writer = df.writeStream.outputMode(output_mode).foreachBatch(self)
         writer = writer.options(**dict(options or {})).option("checkpointLocation", str(self.checkpoint))
         if query_name is not None:
             writer = writer.queryName(query_name)
         if trigger is not None:
             writer = writer.trigger(**dict(trigger))
+        self._started = True
         query = writer.start()
         self._close_at_end(query)
         return query
@@ -208,10 +211,13 @@ class ExactlyOnce:
         if self._run is not None and self._run[0] == run:
             return self._run[1]
         check_query(self.checkpoint, query)
-        self._check_columns(df)
+        taken = self._check_columns(df)
         if self._run is not None:
             self._run[1].close()
-        sources = running_sources(df.sparkSession, query)
+        plan = running_plan(df.sparkSession, query)
+        sources = kafka_sources(plan) if plan is not None else ()
+        if plan is not None and not self._started and newest_batch(self.checkpoint) == (0, False):
+            warn_of_slots(df.sparkSession, plan, (), taken, self.sinks)
         self._topics = topics = SourceTopics(sources)
         driver = RunDriver(
             run=run,
@@ -229,14 +235,15 @@ class ExactlyOnce:
         self._run = (run, driver)
         return driver
 
-    def _preflight(self, df: DataFrame) -> None:
+    def _preflight(self, df: DataFrame, taken: Sequence[Taken]) -> None:
         """Asks the servers before Spark starts; the first batch, whose facts are recorded, asks them again."""
         known = query_id(self.checkpoint)
         view = read_log(DecisionLog(LocalLogStore(self.checkpoint))) if known is not None else LogView()
         recorded = recorded_facts(view)
-        self._check_source_ends(df, view)
+        sources = self._check_sources(df, view, taken)
         query = short_query(known or "0" * 12)
         facts = {name: sink.preflight(query, recorded.get(name)) for name, sink in self._sinks.items()}
+        warn_of_rows(sources, self.sinks, facts)
         for group in self._groups:
             reporter = GroupReporter(group)
             try:
@@ -244,16 +251,25 @@ class ExactlyOnce:
             finally:
                 reporter.close()
 
-    def _check_source_ends(self, df: DataFrame, view: LogView) -> None:
+    def _check_sources(self, df: DataFrame, view: LogView, taken: Sequence[Taken]) -> Sequence[KafkaSource]:
         batch, is_done = newest_batch(self.checkpoint) or (-1, True)
-        if batch < 0 or (not is_done and view.decision(batch) is not None):
-            return  # What is decided is committed first, and needs no input.
-        topics = SourceTopics(kafka_sources(df))
+        if not is_done and view.decision(batch) is not None:
+            return ()  # What is decided is committed first, and needs no input.
+        is_first = batch < 0
+        plan = analyzed(df)
+        found = kafka_sources(plan)
+        sources = ask_sources(df.sparkSession, found, is_first=is_first)
+        check_partition_column(df, sources, taken)
+        if is_first:
+            warn_of_slots(df.sparkSession, plan, sources, taken, self.sinks)
+            return sources
+        topics = SourceTopics(found)
         try:
             before = () if is_done else input_offsets(self.checkpoint, batch - 1) or ()
             topics.check_ends(recorded_topics(view), before, input_offsets(self.checkpoint, batch) or ())
         finally:
             topics.close()
+        return sources
 
     def _check_groups(self) -> None:
         for group in self._groups:
@@ -267,9 +283,9 @@ class ExactlyOnce:
                 next_step="name one, or leave in_transaction_of out: offsets are then committed after each batch.",
             )
 
-    def _check_columns(self, df: DataFrame) -> None:
+    def _check_columns(self, df: DataFrame) -> Sequence[Taken]:
         """Columns, types and settings, before anything is claimed."""
-        check_columns(df, self._shares)
+        taken = check_columns(df, self._shares)
         speculation = str(df.sparkSession.conf.get("spark.speculation", "false")).lower() == "true"
         once = [sink.name for sink in self._sinks.values() if sink.guarantee is Guarantee.AT_MOST_ONCE]
         if speculation and once:
@@ -278,6 +294,7 @@ class ExactlyOnce:
                 "would write their rows a second time",
                 next_step="turn spark.speculation off, or choose another guarantee.",
             )
+        return taken
 
     def _tell(self, phase: Phase, batch: int) -> None:
         self._display.enter(phase, batch)

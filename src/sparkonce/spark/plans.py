@@ -49,7 +49,7 @@ _HARMLESS = {"InputFileName", "InputFileBlockStart", "InputFileBlockLength"}
 _STATEFUL = {"Aggregate", "Deduplicate", "DeduplicateWithinWatermark", "GlobalLimit", "FlatMapGroupsWithState"}
 _STATEFUL |= {"FlatMapGroupsInPandasWithState", "TransformWithState", "TransformWithStateInPandas"}
 _STATEFUL |= {"TransformWithStateInPySpark"}
-_SHUFFLES = {"Aggregate", "Deduplicate", "Join", "RepartitionByExpression"} | _STATEFUL
+SHUFFLES = {"Aggregate", "Deduplicate", "Join", "RepartitionByExpression"} | _STATEFUL
 _PACKAGES = (
     ("org.apache.iceberg.", "iceberg"),
     ("org.apache.spark.sql.delta.", "delta"),
@@ -57,7 +57,7 @@ _PACKAGES = (
     ("org.apache.spark.sql.kafka010.", "kafka"),
 )
 _FILES = ("org.apache.spark.sql.execution.datasources.", "org.apache.spark.sql.avro.", "org.apache.spark.sql.v2.avro.")
-_MADE_IN_PLACE = {"LocalRelation", "LogicalRDD", "OneRowRelation", "Range"}
+MADE_IN_PLACE = {"LocalRelation", "LogicalRDD", "OneRowRelation", "Range"}
 
 
 def plan_facts(plan: Any, stable: bool | Iterable[str] = False) -> PlanFacts:
@@ -67,11 +67,11 @@ def plan_facts(plan: Any, stable: bool | Iterable[str] = False) -> PlanFacts:
         plan: Spark's ``LogicalPlan``.
         stable: Python functions that the user calls deterministic, by name; True for all.
     """
-    nodes = list(_nodes(plan))
-    kinds = [class_name(node) for node in nodes]
+    operators = list(nodes(plan))
+    kinds = [class_name(node) for node in operators]
     found = list(_expressions(json.loads(plan.toJSON())))
     classes = [one["class"] for one in found]
-    functions = _functions(found, nodes, stable)
+    functions = _functions(found, operators, stable)
     random = _named(classes, _RANDOM)
     layout, clock = _named(classes, _LAYOUT), _named(classes, _CLOCK)
     undeclared = any(function.deterministic is False for function in functions)
@@ -79,16 +79,16 @@ def plan_facts(plan: Any, stable: bool | Iterable[str] = False) -> PlanFacts:
     return PlanFacts(
         random=(*random, *_unstable_scala(found)),
         layout=layout,
-        order=(*_named(classes, _ORDER), *_order(nodes)),
+        order=(*_named(classes, _ORDER), *_order(operators)),
         clock=clock,
         batch_clock=_named(classes, _BATCH_CLOCK),
-        static=tuple(_static(node) for node in nodes if _is_static(node)),
+        static=tuple(_static(node) for node in operators if _is_static(node)),
         functions=functions,
         unnamed=not known and not _unstable_scala(found) and not plan.deterministic(),
-        shuffles=bool(_SHUFFLES & set(kinds)),
-        merges=any(kind == "Repartition" and not node.shuffle() for node, kind in zip(nodes, kinds, strict=True)),
+        shuffles=bool(SHUFFLES & set(kinds)),
+        merges=any(kind == "Repartition" and not node.shuffle() for node, kind in zip(operators, kinds, strict=True)),
         stateful=tuple(
-            dict.fromkeys(kind for node, kind in zip(nodes, kinds, strict=True) if _is_stateful(node, kind))
+            dict.fromkeys(kind for node, kind in zip(operators, kinds, strict=True) if _is_stateful(node, kind))
         ),
         watermarks=kinds.count("EventTimeWatermark"),
     )
@@ -96,11 +96,12 @@ def plan_facts(plan: Any, stable: bool | Iterable[str] = False) -> PlanFacts:
 
 def source_facts(plan: Any) -> tuple[SourceFacts, ...]:
     """The streaming sources of an analyzed plan, in its order."""
-    leaves = [node for node in _nodes(plan) if _is_leaf(node) and node.isStreaming()]
-    return tuple(_source(leaf) for leaf in leaves)
+    leaves = [node for node in nodes(plan) if is_leaf(node) and node.isStreaming()]
+    return tuple(source_of(leaf) for leaf in leaves)
 
 
-def _source(leaf: Any) -> SourceFacts:
+def source_of(leaf: Any) -> SourceFacts:
+    """The source of a streaming leaf of an analyzed plan."""
     kind = class_name(leaf)
     if kind == "StreamingRelationV2":
         options = lower_names(dict(leaf.extraOptions().asCaseSensitiveMap()))
@@ -126,11 +127,11 @@ def format_of(name: str) -> str:
     return known or next((form for form in FILES if name.startswith(_FILES) and short.startswith(form)), "")
 
 
-def _nodes(plan: Any) -> Iterator[Any]:
+def nodes(plan: Any) -> Iterator[Any]:
     """The plan's operators, with those of its subqueries."""
     yield plan
     for each in (*items(plan.children()), *items(plan.subqueries())):
-        yield from _nodes(each)
+        yield from nodes(each)
 
 
 def _expressions(tree: Any) -> Iterator[dict[str, Any]]:
@@ -171,10 +172,10 @@ def _is_stateful(node: Any, kind: str) -> bool:
 
 
 def _is_static(node: Any) -> bool:
-    return _is_leaf(node) and not node.isStreaming() and class_name(node) not in _MADE_IN_PLACE
+    return is_leaf(node) and not node.isStreaming() and class_name(node) not in MADE_IN_PLACE
 
 
-def _is_leaf(node: Any) -> bool:
+def is_leaf(node: Any) -> bool:
     """Whether rows come from it. A reference to a CTE has no children, but the plan holds its definition too."""
     return bool(node.children().isEmpty()) and class_name(node) != "CTERelationRef"
 

@@ -10,7 +10,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import SparkSession
 
 from sparkonce.analysis.facts import SourceFacts
 from sparkonce.errors import PreflightError
@@ -18,6 +18,7 @@ from sparkonce.protocol.handles import Handle
 from sparkonce.sinks.base import Facts
 from sparkonce.sources.offsets import Offsets, kafka_offsets
 from sparkonce.spark.jvm import jvm
+from sparkonce.spark.kafka_admin import admin_client, answer, close, java_list
 from sparkonce.spark.plans import source_facts
 
 logger = logging.getLogger("sparkonce")
@@ -28,20 +29,19 @@ _NO_ID = "AAAAAAAAAAAAAAAAAAAAAA"
 """Of a topic that an old cluster made."""
 
 
-def running_sources(spark: SparkSession, query: str) -> tuple[SourceFacts, ...]:
-    """The Kafka sources of a query that runs; none if Spark does not tell."""
+def running_plan(spark: SparkSession, query: str) -> Any:
+    """The analyzed plan of a query that runs; None if Spark does not tell."""
     try:
         active = spark._jsparkSession.sharedState().activeStreamingQueries()
-        execution = active.get(jvm().java.util.UUID.fromString(query))
-        return tuple(source for source in source_facts(execution.analyzedPlan()) if source.format == "kafka")
+        return active.get(jvm().java.util.UUID.fromString(query)).analyzedPlan()
     except Exception as error:  # noqa: BLE001 - Spark's own classes, which may change: the query runs without
-        logger.warning("the query's sources cannot be seen, so their topics' ids are not compared: %s", error)
-        return ()
+        logger.warning("The query's sources cannot be seen, so their topics' ids are not compared: %s", error)
+        return None
 
 
-def kafka_sources(df: DataFrame) -> tuple[SourceFacts, ...]:
-    """The Kafka sources of a query that is to be started."""
-    return tuple(source for source in source_facts(df._jdf.queryExecution().analyzed()) if source.format == "kafka")
+def kafka_sources(plan: Any) -> tuple[SourceFacts, ...]:
+    """The Kafka sources of an analyzed plan."""
+    return tuple(source for source in source_facts(plan) if source.format == "kafka")
 
 
 class SourceTopics:
@@ -147,7 +147,7 @@ class SourceTopics:
         """Ends the clients."""
         admins, self._admins = self._admins, {}
         for admin in admins.values():
-            admin.close(jvm().java.time.Duration.ZERO)
+            close(admin)
 
     def _ask(self, read: Sequence[str]) -> dict[str, str]:
         """The ids of the topics of these offsets, each with that of every cluster on which it is read."""
@@ -171,7 +171,7 @@ class SourceTopics:
         for name, partition in places:
             wanted.put(kafka.common.TopicPartition(name, partition), kafka.clients.admin.OffsetSpec.latest())
         try:
-            answers = self._admin(number).listOffsets(wanted).all().get(_LIMIT_MS, _milliseconds())
+            answers = answer(self._admin(number).listOffsets(wanted).all(), _LIMIT_MS)
             return {one: int(answers.get(kafka.common.TopicPartition(*one)).offset()) for one in places}
         except Exception as error:  # noqa: BLE001 - whatever a client says: nothing is known, and nothing concluded
             logger.warning("where topics %s end cannot be asked for, and is not compared: %s", sorted(read), error)
@@ -182,10 +182,7 @@ class SourceTopics:
         if not names:
             return {}
         try:
-            wanted = jvm().java.util.ArrayList()
-            for name in names:
-                wanted.add(name)
-            answers = self._admin(number).describeTopics(wanted).topicNameValues()
+            answers = self._admin(number).describeTopics(java_list(names)).topicNameValues()
             ids = {name: _id_of(answers.get(name)) for name in names}
         except Exception as error:  # noqa: BLE001 - whatever a client says: nothing is known, and nothing concluded
             if not self._told:
@@ -195,28 +192,14 @@ class SourceTopics:
         return {name: topic_id for name, topic_id in ids.items() if topic_id}
 
     def _admin(self, number: int) -> Any:
-        """Java's client, with the settings of the source's own consumers."""
         if number not in self._admins:
-            admin = jvm().org.apache.kafka.clients.admin
-            known = set(admin.AdminClientConfig.configNames())
-            settings = jvm().java.util.HashMap()
-            for option, value in self._sources[number].items():
-                name = option.removeprefix("kafka.")
-                if name != option and name in known:
-                    settings.put(name, value)
-            settings.put("default.api.timeout.ms", str(_LIMIT_MS))
-            settings.put("request.timeout.ms", str(_LIMIT_MS // 2))
-            self._admins[number] = admin.AdminClient.create(settings)
+            self._admins[number] = admin_client(self._sources[number], _LIMIT_MS)
         return self._admins[number]
 
 
-def _milliseconds() -> Any:
-    return jvm().java.util.concurrent.TimeUnit.MILLISECONDS
-
-
-def _id_of(answer: Any) -> str:
+def _id_of(described: Any) -> str:
     try:
-        topic_id = str(answer.get(_LIMIT_MS, _milliseconds()).topicId().toString())
+        topic_id = str(answer(described, _LIMIT_MS).topicId().toString())
     except Exception as error:
         if "UnknownTopicOrPartitionException" in str(error):
             return ""

@@ -109,22 +109,42 @@ def _is_brought(column: StructField) -> bool:
     return True
 
 
-def check_columns(df: DataFrame, given: Sequence[Share]) -> None:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Taken:
+    """What sinks take of an empty batch.
+
+    Attributes:
+        share: Whose it is.
+        batch: The batch.
+        frame: What they take of it.
+    """
+
+    share: Share
+    batch: DataFrame
+    frame: DataFrame
+
+
+def check_columns(df: DataFrame, given: Sequence[Share]) -> list[Taken]:
     """Sees that each sink takes the columns that it is to be given.
 
     Args:
         df: The query's, or one of its batches; only its columns are looked at.
         given: What each sink takes.
 
+    Returns:
+        What each takes of a batch without rows.
+
     Raises:
         SchemaError: naming the column that a sink does not take.
         ConfigurationError: if a view does not give a DataFrame.
     """
     empty = df.sparkSession.createDataFrame([], df.schema)
-    for share in given:
-        schema = arrow_schema(share.of(empty).schema)
-        for sink in share.sinks.values():
+    taken = [Taken(share=share, batch=empty, frame=share.of(empty)) for share in given]
+    for one in taken:
+        schema = arrow_schema(one.frame.schema)
+        for sink in one.share.sinks.values():
             sink.columns(schema)
+    return taken
 
 
 @contextmanager

@@ -15,6 +15,7 @@ from sparkonce.protocol.ownership import TransactionalId
 from sparkonce.protocol.traces import Trace
 from sparkonce.sinks.base import Facts, Owner, Runs, SinkCommitter, claimed_by
 from sparkonce.sinks.kafka.client import TransactionClient
+from sparkonce.sinks.kafka.others import other_queries
 from sparkonce.sinks.kafka.outcomes import (
     COMMITTED_STATES,
     INVALID_PRODUCER_ID_MAPPING,
@@ -178,6 +179,10 @@ class KafkaCommitter(SinkCommitter):
                 missing,
             )
         return [trace for view in views if (trace := _trace(view, prefix, query)) is not None]
+
+    def other_queries(self, query: str, facts: Facts) -> Sequence[str]:
+        """See `SinkCommitter.other_queries`, and `sparkonce.sinks.kafka.others`."""
+        return other_queries(self._client, query, facts, self._deadline_s())
 
     def missing(self, handles: Sequence[Handle]) -> Sequence[Handle]:
         """See `SinkCommitter.missing`. An id that the cluster does not know may have been idle for too long.

@@ -121,7 +121,7 @@ class KafkaLookout(Lookout):
         requests = [
             (ListOffsetsRequest(isolation_level=level, topics=[topic], min_version=2, max_version=6), leader)
             for leader, places in _by_leader(leaders).items()
-            for topic in [kind(name=self._topic, partitions=[_latest(place) for place in places])]
+            for topic in [kind(name=self._topic, partitions=[latest_of(place) for place in places])]
             for level in (IsolationLevel.READ_COMMITTED, IsolationLevel.READ_UNCOMMITTED)
         ]
         found: dict[int, list[int]] = {}
@@ -234,7 +234,8 @@ class KafkaLookout(Lookout):
         )
 
 
-def _latest(place: int) -> Any:
+def latest_of(place: int) -> Any:
+    """Asks where a partition ends, in a `ListOffsetsRequest`."""
     kind = ListOffsetsRequest.ListOffsetsTopic.ListOffsetsPartition
     return kind(partition_index=place, timestamp=OffsetSpec.LATEST)
 

@@ -153,6 +153,14 @@ def _metadata(look: _Look, topic: str | None) -> Any:
         time.sleep(_ASK_AGAIN_S)
 
 
+def partitions_of(settings: Mapping[str, Any], topic: str) -> int | None:
+    """How many partitions a topic has; None if nobody could say."""
+    with closing(TransactionClient(admin_settings(settings), lanes=1)) as client:
+        metadata = client.request(metadata_request(topic, rights=False), deadline_s=time.monotonic() + TIMEOUT_S)
+    found = [] if isinstance(metadata, Answer) else [one for one in metadata.topics if one.error_code == NONE]
+    return len(found[0].partitions) if found else None
+
+
 def check_producer(settings: Mapping[str, Any]) -> None:
     """Lets librdkafka itself judge names, values and contradictions; nothing is sent.
 

@@ -93,6 +93,12 @@ class KafkaSink(TwoPhaseCommitSink):
             )
         return facts
 
+    def partitions(self) -> int | None:
+        """How many partitions the sink's topic has; None where rows name their topic, or nobody could say."""
+        from sparkonce.sinks.kafka.preflight import partitions_of
+
+        return None if self.topic is None else partitions_of(self.settings, self.topic)
+
     def conditions(self) -> Sequence[str]:
         """See `TwoPhaseCommitSink.conditions`: where transactions never time out, somebody has to end them."""
         if self.guarantee is not Guarantee.EXACTLY_ONCE or self.settings.get(_TIMEOUT_SETTING) != NEVER_MS:

@@ -254,16 +254,23 @@ class TableCommitter(WriteAheadCommitter):
 
     def list_traces(self, query: str, facts: Facts) -> Sequence[Trace]:  # noqa: ARG002 - names say whose they are
         """What the table's versions say."""
+        return [
+            Trace(token=entry.name.token, committed=label.first, begun_ms=entry.begun_ms)
+            for label, entry in self._entries().items()
+            if (entry.name.prefix, entry.name.query) == (self._prefix, query)
+        ]
+
+    def other_queries(self, query: str, facts: Facts) -> Sequence[str]:  # noqa: ARG002 - names say whose they are
+        """See `SinkCommitter.other_queries`: those of the table's versions."""
+        found = {entry.name.query for entry in self._entries().values() if entry.name.prefix == self._prefix}
+        return sorted(found - {query})
+
+    def _entries(self) -> Mapping[Label, Entry]:
         try:
             labels = self._table.labels()
         except Exception as error:  # whatever Spark raises
             raise self._unreadable_table(error) from error
-        entries: Mapping[Label, Entry] = {one: entry for one in labels if (entry := one.entry) is not None}
-        return [
-            Trace(token=entry.name.token, committed=label.first, begun_ms=entry.begun_ms)
-            for label, entry in entries.items()
-            if (entry.name.prefix, entry.name.query) == (self._prefix, query)
-        ]
+        return {one: entry for one in labels if (entry := one.entry) is not None}
 
     def _unreadable_table(self, error: Exception) -> UnknownOutcomeError:
         return UnknownOutcomeError(

@@ -1,0 +1,81 @@
+"""How many slots a query's batches will have, as its plan tells, and whether that is more than is good for it."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+from pyspark.sql import SparkSession
+
+from sparkonce.spark.jvm import class_name, items
+from sparkonce.spark.plans import SHUFFLES, is_leaf
+
+logger = logging.getLogger("sparkonce")
+
+SHUFFLE_PARTITIONS = "spark.sql.shuffle.partitions"
+
+_SLOTS_A_CORE = 4
+_ALWAYS_FINE = 16
+_GOOD_A_CORE = 2
+_DYNAMIC = "spark.dynamicAllocation.enabled"
+
+
+def slots_of(plan: Any, shuffled: int, of_leaf: Callable[[Any], int | None]) -> int | None:
+    """How many tasks the last stage of a plan has.
+
+    Args:
+        plan: Spark's ``LogicalPlan``, analyzed.
+        shuffled: ``spark.sql.shuffle.partitions``.
+        of_leaf: Says how many partitions a leaf has that is streamed, None if nobody knows.
+
+    Returns:
+        The number, or None where the plan alone does not tell.
+    """
+    kind = class_name(plan)
+    if kind == "Repartition":
+        return int(plan.numPartitions())
+    if kind in ("RepartitionByExpression", "RebalancePartitions"):
+        given = plan.optNumPartitions()
+        return int(given.get()) if given.isDefined() else shuffled
+    if kind == "GlobalLimit" or (kind == "Aggregate" and plan.groupingExpressions().isEmpty()):
+        return 1
+    streamed = [child for child in items(plan.children()) if child.isStreaming()] or list(items(plan.children()))
+    if kind in SHUFFLES and (kind != "Join" or len(streamed) > 1):
+        return shuffled
+    if is_leaf(plan):
+        return of_leaf(plan)
+    below = [slots_of(child, shuffled, of_leaf) for child in streamed]
+    if kind == "Union":
+        known = [number for number in below if number is not None]
+        return sum(known) if len(known) == len(below) else None
+    return below[0] if below else None
+
+
+def warn_of_many(spark: SparkSession, slots: int, sinks: int) -> None:
+    """Tells when a batch has far more slots than there are cores: each is a task and a transaction, with few rows.
+
+    Args:
+        spark: The session.
+        slots: Of a batch.
+        sinks: How many of the query's sinks write transactions.
+    """
+    cores = int(spark.sparkContext.defaultParallelism)
+    if spark.conf.get(_DYNAMIC, "false").lower() == "true" or slots <= max(_SLOTS_A_CORE * cores, _ALWAYS_FINE):
+        return
+    shuffled = slots == int(spark.conf.get(SHUFFLE_PARTITIONS, "200"))
+    good = _GOOD_A_CORE * cores
+    setting = f"{SHUFFLE_PARTITIONS}={good}"
+    logger.warning(
+        "Each batch of this query has %d slots%s, and this Spark has %d cores: that is %d tasks, and up to %d "
+        "transactions, however few the rows are. Next: %s.",
+        slots,
+        f" ({SHUFFLE_PARTITIONS}={slots})" if shuffled else "",
+        cores,
+        slots,
+        slots * max(sinks, 1),
+        f"set {setting}, or another number that fits the rows, before the query's first batch: its checkpoint keeps "
+        "the number"
+        if shuffled
+        else f"give the sink fewer of them, for example by repartition({good}, …)",
+    )

@@ -1,0 +1,226 @@
+"""Asks the brokers of a query's Kafka sources before Spark does, which waits for them without a word."""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from pyspark.sql import SparkSession
+
+from sparkonce.analysis.facts import SourceFacts
+from sparkonce.errors import PreflightError
+from sparkonce.spark.jvm import jvm
+from sparkonce.spark.kafka_admin import admin_client, answer, close, java_list, reason
+
+logger = logging.getLogger("sparkonce")
+
+LIMIT_S = 15.0
+"""How long a source's brokers have to answer, as a sink's have."""
+
+_CALL_MS = 14_000
+_SURE_AFTER_S = 3.0
+"""How long a new topic may be unknown to some broker."""
+_ASK_AGAIN_S = 0.2
+
+_UNREACHABLE = frozenset({"TimeoutException", "ConfigException", "DisconnectException"})
+_NOT_LET_IN = frozenset({"AuthenticationException", "SaslAuthenticationException", "SslAuthenticationException"})
+_DELEGATED = "spark.kafka.clusters."
+"""Settings of delegation tokens, by which Spark itself logs in and this look cannot."""
+
+_EARLIEST, _LATEST = -2, -1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KafkaSource:
+    """A Kafka source, as its brokers know it.
+
+    Attributes:
+        options: Of Spark's source, with names in lower case.
+        partitions: How many each topic has that it reads; empty if nobody could say.
+        rows: How many rows its first batch has; None if that was not asked, or nobody could say.
+    """
+
+    options: Mapping[str, str] = field(repr=False)
+    partitions: Mapping[str, int]
+    rows: int | None = None
+
+
+def ask_sources(spark: SparkSession, sources: Sequence[SourceFacts], *, is_first: bool) -> list[KafkaSource]:
+    """Sees that the brokers of each source answer, and know its topics.
+
+    Args:
+        spark: The session.
+        sources: The query's Kafka sources.
+        is_first: Whether the query has no batch yet, so that its sources say where it begins.
+
+    Raises:
+        PreflightError: naming the brokers that do not answer, or the topic that is missing or may not be read.
+    """
+    delegated = any(name.startswith(_DELEGATED) for name, _ in spark.sparkContext.getConf().getAll())
+    return [_Asked(dict(source.options or {}), delegated=delegated).look(is_first=is_first) for source in sources]
+
+
+class _Asked:
+    def __init__(self, options: Mapping[str, str], *, delegated: bool) -> None:
+        self._options = options
+        self._servers = options.get("kafka.bootstrap.servers", "")
+        self._delegated = delegated
+
+    def look(self, *, is_first: bool) -> KafkaSource:
+        partitions: dict[str, int] = {}
+        rows = None
+        admin = None
+        try:
+            admin = admin_client(self._options, _CALL_MS)
+            partitions = self._partitions(admin)
+            rows = self._rows(admin, partitions) if is_first else None
+        except PreflightError:
+            raise
+        except Exception as error:  # noqa: BLE001 - whatever a client says: where nothing is known, Spark goes on
+            kind, said = reason(error)
+            if not self._delegated and kind in _UNREACHABLE | _NOT_LET_IN:
+                raise self._unreachable(kind, said) from None
+            logger.warning("The Kafka source's bootstrap.servers=%r cannot be asked: %s: %s", self._servers, kind, said)
+        finally:
+            if admin is not None:
+                close(admin)
+        return KafkaSource(options=self._options, partitions=partitions, rows=rows)
+
+    def _partitions(self, admin: Any) -> dict[str, int]:
+        if "subscribepattern" in self._options:
+            return self._matching(admin)
+        if "assign" in self._options:
+            return self._assigned(admin)
+        names = [name.strip() for name in self._options.get("subscribe", "").split(",") if name.strip()]
+        return {name: len(numbers) for name, numbers in self._described(admin, names).items()}
+
+    def _described(self, admin: Any, names: Sequence[str]) -> dict[str, list[int]]:
+        """The partitions of topics. One that was made a moment ago is not known to every broker yet."""
+        give_up_at = time.monotonic() + _SURE_AFTER_S
+        found: dict[str, list[int]] = {}
+        while len(found) < len(set(names)):
+            futures = admin.describeTopics(java_list(names)).topicNameValues()
+            for name in names:
+                try:
+                    described = answer(futures.get(name), _CALL_MS)
+                except Exception as error:  # noqa: BLE001 - whatever a client says
+                    kind, said = reason(error)
+                    is_late = time.monotonic() >= give_up_at
+                    if kind == "UnknownTopicOrPartitionException" and not is_late:
+                        continue
+                    raise self._refused(name, kind, said) or error from None
+                found[name] = [int(one.partition()) for one in described.partitions()]
+            if len(found) < len(set(names)):
+                time.sleep(_ASK_AGAIN_S)
+        return found
+
+    def _matching(self, admin: Any) -> dict[str, int]:
+        pattern = jvm().java.util.regex.Pattern.compile(self._options["subscribepattern"])
+        names = [str(name) for name in answer(admin.listTopics().names(), _CALL_MS) if pattern.matcher(name).matches()]
+        if not names:
+            logger.warning(
+                "No topic on bootstrap.servers=%r matches pattern=%r: the query waits for one. Next: correct the "
+                "pattern, or create a topic that it matches.",
+                *(self._servers, self._options["subscribepattern"]),
+            )
+        return {name: len(numbers) for name, numbers in self._described(admin, names).items()}
+
+    def _assigned(self, admin: Any) -> dict[str, int]:
+        wanted = json.loads(self._options["assign"])
+        found = self._described(admin, list(wanted))
+        for name, numbers in wanted.items():
+            if missing := sorted(set(map(int, numbers)) - set(found[name])):
+                raise PreflightError(
+                    f"Topic {name!r}, which this query reads, has no partition {missing[0]}: it has "
+                    f"{len(found[name])}.",
+                    next_step="name partitions that there are, from 0 on.",
+                    setting="partitions",
+                )
+        return {name: len(numbers) for name, numbers in wanted.items()}
+
+    def _rows(self, admin: Any, partitions: Mapping[str, int]) -> int:
+        """How many rows lie between where the source starts and where its topics end, at most a batch's."""
+        places = self._places(partitions)
+        starts = {place: self._start(*place) for place in places}
+        if all(start == _LATEST for start in starts.values()):
+            return 0
+        spec = jvm().org.apache.kafka.clients.admin.OffsetSpec
+        unknown = {place: start for place, start in starts.items() if not isinstance(start, int) or start < 0}
+        begins = {place: start for place, start in starts.items() if isinstance(start, int)}
+        begins |= _offsets(admin, {place: _spec(spec, start) for place, start in unknown.items()})
+        ends = _offsets(admin, {place: spec.latest() for place in places})
+        rows = sum(max(0, ends[place] - begin) for place, begin in begins.items() if begin >= 0)
+        limit = self._options.get("maxoffsetspertrigger")
+        return rows if limit is None else min(rows, int(limit))
+
+    def _places(self, partitions: Mapping[str, int]) -> list[tuple[str, int]]:
+        if "assign" in self._options:
+            wanted = json.loads(self._options["assign"])
+            return [(name, int(number)) for name, numbers in wanted.items() for number in numbers]
+        return [(name, number) for name, count in partitions.items() for number in range(count)]
+
+    def _start(self, topic: str, partition: int) -> int | str:
+        """Where Spark starts to read: an offset, -2 and -1 for earliest and latest, or a text: milliseconds."""
+        if (when := self._options.get("startingtimestamp")) is not None:
+            return when
+        if (times := self._options.get("startingoffsetsbytimestamp")) is not None:
+            return str(json.loads(times).get(topic, {}).get(str(partition), "0"))
+        given = self._options.get("startingoffsets", "latest").strip()
+        if given.lower() in ("earliest", "latest"):
+            return _EARLIEST if given.lower() == "earliest" else _LATEST
+        return int(json.loads(given).get(topic, {}).get(str(partition), _EARLIEST))
+
+    def _refused(self, topic: str, kind: str, said: str) -> PreflightError | None:
+        """The error for what a broker says of a topic; None for an answer that says nothing of it."""
+        where = f"bootstrap.servers={self._servers!r}"
+        if kind == "UnknownTopicOrPartitionException":
+            return PreflightError(
+                f"Topic {topic!r}, which this query reads, does not exist on {where}.",
+                next_step="create it, or correct its name; nothing here creates topics.",
+                setting="topics",
+            )
+        if kind == "InvalidTopicException":
+            return PreflightError(
+                f"topics={topic!r} is no valid name of a topic: {said}", next_step="correct it.", setting="topics"
+            )
+        if kind == "TopicAuthorizationException" and not self._delegated:
+            return PreflightError(
+                f"Topic {topic!r}, which this query reads, may not be seen by this user on {where}.",
+                next_step="grant READ and DESCRIBE on it, or check its name.",
+                setting="topics",
+            )
+        return None
+
+    def _unreachable(self, kind: str, said: str) -> PreflightError:
+        where = f"The Kafka source's bootstrap.servers={self._servers!r}"
+        if kind in _NOT_LET_IN:
+            return PreflightError(
+                f"{where} did not let this user in: {said}",
+                next_step="check security.protocol, sasl.mechanism and the credentials among the source's settings.",
+                setting="bootstrap.servers",
+            )
+        return PreflightError(
+            f"{where} did not answer within {LIMIT_S:.0f} s: {said}",
+            next_step="check the addresses, that the brokers run, and security.protocol.",
+            setting="bootstrap.servers",
+        )
+
+
+def _spec(spec: Any, start: int | str) -> Any:
+    if isinstance(start, str):
+        return spec.forTimestamp(int(start))
+    return spec.earliest() if start == _EARLIEST else spec.latest()
+
+
+def _offsets(admin: Any, specs: Mapping[tuple[str, int], Any]) -> dict[tuple[str, int], int]:
+    """Where each partition is at what is asked for; -1 where no record is that young."""
+    place_of = jvm().org.apache.kafka.common.TopicPartition
+    wanted = jvm().java.util.HashMap()
+    for place, spec in specs.items():
+        wanted.put(place_of(*place), spec)
+    found = answer(admin.listOffsets(wanted).all(), _CALL_MS)
+    return {place: int(found.get(place_of(*place)).offset()) for place in specs}

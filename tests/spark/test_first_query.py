@@ -1,0 +1,247 @@
+"""What is asked and said before a query's first batch: of its source, its slots, its size, its columns, and others."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812 - as everybody writes it
+
+from spark.harness import new_name
+from spark.in_process import MARKS, CrashError, Stream, crash_at, ended
+from sparkonce import ExactlyOnce, FilesSink, KafkaSink, read_kafka
+from sparkonce.embedded import Cluster
+from sparkonce.errors import PreflightError
+from sparkonce.protocol.state import Phase
+from sparkonce.sinks.base import Facts
+from sparkonce.spark import exactly_once, first_batch, source_checks
+from sparkonce.testing.kafka import create_topic
+from sparkonce.testing.servers.process import free_port
+
+pytestmark = MARKS
+
+IDS = [f"{number:03d}" for number in range(40)]
+
+
+@pytest.fixture
+def stream(spark: SparkSession, kafka: Cluster, tmp_path: Path) -> Stream:
+    return Stream(spark, kafka, tmp_path, IDS)
+
+
+@pytest.fixture
+def said(caplog: pytest.LogCaptureFixture) -> Callable[[], str]:
+    """What was warned of until now."""
+    caplog.set_level(logging.WARNING, "sparkonce")
+    return lambda: "\n".join(record.getMessage() for record in caplog.records)
+
+
+def sink_of(stream: Stream, **more: Any) -> KafkaSink:
+    return KafkaSink({"bootstrap.servers": stream.bootstrap}, **{"topic": stream.target, **more})
+
+
+def run(stream: Stream, df: DataFrame, checkpoint: str = "", **more: Any) -> None:
+    """Into the target; more is the sink's."""
+    folder = str(stream.checkpoint) + checkpoint
+    once = ExactlyOnce(sink_of(stream, **more), checkpoint=folder, display=False)
+    ended(once.start(df, trigger={"availableNow": True}))
+
+
+def source(stream: Stream, servers: str = "", **which: Any) -> DataFrame:
+    return read_kafka(stream.spark, {"bootstrap.servers": servers or stream.bootstrap}, **which)
+
+
+class Stop(KafkaSink):
+    """Refuses to start, after all that is said of the plan and the source."""
+
+    def preflight(self, query: str, recorded: Facts | None) -> Facts:
+        raise PreflightError("far enough")
+
+
+def not_run(stream: Stream, df: DataFrame, **sinks: Any) -> None:
+    stop = Stop({"bootstrap.servers": stream.bootstrap}, topic=stream.target)
+    given = {stop: sinks.get("view")}
+    with pytest.raises(PreflightError, match="far enough"):
+        ExactlyOnce(given, checkpoint=str(stream.checkpoint), display=False).start(df, output_mode="update")
+
+
+@pytest.mark.parametrize(
+    ("servers", "words"),
+    [("127.0.0.1:{port}", "did not answer within 15 s"), ("no.such.host.invalid:9092", "No resolvable bootstrap")],
+)
+def test_a_source_whose_brokers_are_not_there_is_refused_by_name(
+    stream: Stream, servers: str, words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(source_checks, "_CALL_MS", 2_000)
+    servers = servers.format(port=free_port())
+    with pytest.raises(PreflightError, match=rf"(?s)Kafka source's bootstrap.servers='{servers}'.*{words}") as told:
+        run(stream, source(stream, servers, topics=stream.source))
+    assert "check the addresses" in told.value.next_step
+    assert not (stream.checkpoint / "offsets").exists()
+
+
+@pytest.mark.parametrize(
+    ("which", "words"),
+    [
+        ({"topics": "{source},{missing}"}, "Topic '{missing}', which this query reads, does not exist"),
+        ({"partitions": {"{source}": [0, 4]}}, "'{source}', which this query reads, has no partition 4: it has 4"),
+        ({"partitions": {"{missing}": [0]}}, "Topic '{missing}', which this query reads, does not exist"),
+    ],
+)
+def test_a_topic_that_is_missing_is_refused_by_name(stream: Stream, which: dict[str, Any], words: str) -> None:
+    names = {"source": stream.source, "missing": new_name("missing")}
+
+    def named(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {key.format(**names): one for key, one in value.items()}
+        return value.format(**names)
+
+    with pytest.raises(PreflightError, match=re.escape(words.format(**names))):
+        run(stream, source(stream, **{key: named(value) for key, value in which.items()}))
+    assert not (stream.checkpoint / "offsets").exists()
+
+
+def test_a_pattern_that_matches_no_topic_is_told(stream: Stream, said: Callable[[], str]) -> None:
+    not_run(stream, source(stream, pattern=f"{stream.source}-nothing.*").drop("partition"))
+    assert f"matches pattern='{stream.source}-nothing.*'" in said()
+
+
+def test_what_is_decided_is_finished_without_asking_the_source(stream: Stream, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(CrashError):
+        stream.run(listener=crash_at(Phase.FINISHING, 0))
+    with monkeypatch.context() as patch:
+        patch.setattr(exactly_once, "ask_sources", lambda *_, **__: pytest.fail("the source was asked"))
+        stream.run()
+    assert stream.keys() == IDS
+
+
+@pytest.mark.parametrize("more", [0, 2])
+def test_a_partition_that_the_source_brings_along_is_refused_or_told(
+    spark: SparkSession, kafka: Cluster, tmp_path: Path, said: Callable[[], str], more: int
+) -> None:
+    """Rows would go where they came from, whatever their key; and where there is no such partition, nowhere."""
+    stream = Stream(spark, kafka, tmp_path, IDS)
+    wide = new_name("wide")
+    create_topic(kafka.bootstrap, wide, stream.partitions + more)
+    rows = source(stream, topics=wide)
+    words = "the column 'partition' of the Kafka source, and are written by it"
+    if more:
+        with pytest.raises(PreflightError, match=rf"{words}: the source's topic has 6 partitions, .* has 4\.") as told:
+            run(stream, rows)
+        assert "df.drop('partition')" in told.value.next_step
+    else:
+        run(stream, rows)
+        assert words in said()
+
+
+@pytest.mark.parametrize(
+    ("plan", "view"),
+    [
+        (lambda df: df.drop("partition"), None),
+        (lambda df: df.withColumn("partition", F.col("partition").cast("int")), None),
+        (lambda df: df, lambda df: df.select("key", "value")),
+    ],
+    ids=["dropped", "cast", "not in the view"],
+)
+def test_a_partition_that_is_meant_or_dropped_is_not_told(
+    stream: Stream, said: Callable[[], str], plan: Any, view: Any
+) -> None:
+    not_run(stream, plan(source(stream, topics=stream.source)), view=view)
+    assert "'partition'" not in said()
+
+
+def test_a_view_that_keeps_the_sources_partition_is_told(stream: Stream, said: Callable[[], str]) -> None:
+    not_run(stream, source(stream, topics=stream.source), view=lambda df: df.where("offset > 1"))
+    assert "column 'partition' of the Kafka source" in said()
+
+
+def counted(df: DataFrame) -> DataFrame:
+    return df.groupBy("key").count().selectExpr("key", "cast(count as string) value")
+
+
+@pytest.mark.parametrize(
+    ("plan", "view", "slots"),
+    [
+        (counted, None, 200),
+        (lambda df: counted(df).repartition(20), None, 20),
+        (lambda df: counted(df).where("value > 1").coalesce(3), None, None),
+        (lambda df: df.select("key", "value"), None, None),
+        (lambda df: df.select("key", "value").repartition(30), None, 30),
+        (lambda df: df.select("key", "value").union(df.select("key", "value")), None, None),
+        (lambda df: df.select("key", "value"), counted, 200),
+        (counted, lambda df: df.coalesce(2), None),
+    ],
+    ids=["grouped", "spread", "merged", "copied", "copied and spread", "twice", "view", "merged by the view"],
+)
+def test_more_slots_than_the_cores_are_worth_are_told(
+    stream: Stream, said: Callable[[], str], plan: Any, view: Any, slots: int | None
+) -> None:
+    before = stream.spark.conf.get("spark.sql.shuffle.partitions")
+    stream.spark.conf.set("spark.sql.shuffle.partitions", "200")
+    try:
+        not_run(stream, plan(source(stream, topics=stream.source)), view=view)
+    finally:
+        stream.spark.conf.set("spark.sql.shuffle.partitions", str(before))
+    assert ("slots" in said()) == (slots is not None), said()
+    if slots is not None:
+        assert f"has {slots} slots" in said()
+        assert f"up to {slots} transactions" in said()
+        assert ("spark.sql.shuffle.partitions=200" in said()) == (slots == 200)
+
+
+def test_slots_are_told_to_who_has_a_stream_writer_of_his_own(stream: Stream, said: Callable[[], str]) -> None:
+    once = ExactlyOnce(sink_of(stream), checkpoint=str(stream.checkpoint), display=False)
+    rows = source(stream, topics=stream.source).select("key", "value").repartition(18)
+    writer = rows.writeStream.foreachBatch(once).option("checkpointLocation", str(stream.checkpoint))
+    for _ in range(2):
+        ended(writer.trigger(availableNow=True).start())
+        once.close()
+    assert said().count("has 18 slots") == 1
+
+
+@pytest.mark.parametrize("starting", ["earliest", "latest", {0: 10, 1: 10, 2: "latest", 3: "latest"}])
+def test_a_first_batch_that_would_outlast_its_transactions_is_told(
+    stream: Stream, said: Callable[[], str], monkeypatch: pytest.MonkeyPatch, starting: Any
+) -> None:
+    """Of 80 rows at 0.05 a second; the brokers let a transaction live for 900 s."""
+    monkeypatch.setattr(first_batch, "SLOW_ROWS_PER_S", 0.05)
+    begin = starting if isinstance(starting, str) else {stream.source: starting}
+
+    def start(**more: Any) -> str:
+        rows = source(stream, topics=stream.source, starting=begin, **more).drop("partition")
+        run(stream, rows, checkpoint=str(len(more)))
+        return said()
+
+    stream.send(IDS)
+    assert "The first batch has" not in start(max_offsets_per_trigger=40)
+    told = start(max_offsets_per_trigger=None, headers=False)
+    assert ("The first batch has 80 rows." in told) == (starting == "earliest")
+
+
+@pytest.mark.parametrize("prefix", [None, "chosen"])
+def test_a_prefix_or_folder_with_finished_batches_of_another_query_is_told(
+    stream: Stream, tmp_path: Path, said: Callable[[], str], prefix: str | None
+) -> None:
+    """The checkpoint is lost: everything is written a second time."""
+    chosen = prefix and new_name(prefix)
+    rows = source(stream, topics=stream.source).drop("partition")
+    other = new_name("other")
+    create_topic(stream.bootstrap, other, 1)
+
+    def start(checkpoint: str, topic: str = stream.target) -> None:
+        kafka = sink_of(stream, topic=topic, transactional_id_prefix=chosen)
+        given = [kafka, FilesSink(str(tmp_path / topic))]
+        once = ExactlyOnce(given, checkpoint=str(tmp_path / checkpoint), display=False)
+        ended(once.start(rows.selectExpr("key", "value"), trigger={"availableNow": True}))
+
+    start("one")
+    start("one")
+    start("elsewhere", other)
+    assert "This query is new" not in said()
+    start("two")
+    assert said().count("This query is new, and where sink 'kafka' writes there are finished batches of query") == 1
+    assert said().count("This query is new, and where sink 'files' writes there are finished batches of query") == 1
