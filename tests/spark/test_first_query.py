@@ -198,6 +198,7 @@ def test_slots_are_told_to_who_has_a_stream_writer_of_his_own(stream: Stream, sa
     rows = source(stream, topics=stream.source).select("key", "value").repartition(18)
     writer = rows.writeStream.foreachBatch(once).option("checkpointLocation", str(stream.checkpoint))
     for _ in range(2):
+        stream.send(IDS)
         ended(writer.trigger(availableNow=True).start())
         once.close()
     assert said().count("has 18 slots") == 1
