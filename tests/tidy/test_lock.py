@@ -53,7 +53,7 @@ def asked_for() -> dict[str, list[Requirement]]:
     extras = PROJECT["project"]["optional-dependencies"]
     return {
         "the project": [Requirement(one) for one in PROJECT["project"]["dependencies"]],
-        **{extra: [Requirement(one) for one in wanted] for extra, wanted in extras.items()},
+        **{extra: [Requirement(one) for one in wanted] for extra, wanted in extras.items() if extra != "all"},
         "dev": [Requirement(one) for one in PROJECT["dependency-groups"]["dev"]],
     }
 
@@ -77,6 +77,13 @@ def test_the_lock_fits_what_the_project_asks_for() -> None:
         or not all(one.specifier.contains(version) for version in known[canonicalize_name(one.name)])
     ]
     assert stale == []
+
+
+def test_all_extras_are_in_all() -> None:
+    extras = PROJECT["project"]["optional-dependencies"]
+    (everything,) = extras["all"]
+    assert Requirement(everything).name == OURS
+    assert Requirement(everything).extras == extras.keys() - {"all"}
 
 
 def test_nothing_is_in_the_lock_that_nobody_asked_for() -> None:
@@ -126,7 +133,10 @@ def test_the_product_imports_only_what_it_declares() -> None:
 
 
 FREE = re.compile(r"\b(MIT|MIT-0|Apache|BSD|0BSD|ISC|ISCL|PSF|MPL|Mozilla|Zlib|CC0|LGPL|Dual License)\b", re.I)
-UNSAID = {"hdfs-native": "Apache-2.0, in its repository; its package does not say"}
+UNSAID = {
+    "hdfs-native": "Apache-2.0, in its repository; its package does not say",
+    "docutils": "public domain, BSD; GPL is a mode for Emacs, which is not in the wheel. Twine alone brings it",
+}
 
 
 def test_licenses_let_the_product_be_apache() -> None:
