@@ -12,13 +12,13 @@ import pytest
 
 from sparkonce.embedded import Cluster
 from sparkonce.embedded.jars import artifact_name, resolve, spark_avro_jars, spark_jars_folder, spark_kafka_jars
+from sparkonce.sources.packages import spark_packages
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from spark.injuries import Verdict
 
-DELTA, ICEBERG = "io.delta:delta-spark_2.13:4.0.0", "org.apache.iceberg:iceberg-spark-runtime-4.0_2.13:1.10.0"
 HERE = Path(__file__).parent
 
 
@@ -50,7 +50,11 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     os.environ["PYSPARK_PYTHON"] = sys.executable
     nothing = {each.name: "" for each in fields(Config) if each.default is each.default_factory}
     in_spark = sorted({artifact_name(jar.name) for jar in spark_jars_folder().glob("*.jar")})
-    tables = [jar for library in (DELTA, ICEBERG) for jar in resolve([library], exclude=in_spark)]
+    tables = [
+        jar
+        for library in spark_packages(delta=True, iceberg=True).split(",")[2:]
+        for jar in resolve([library], exclude=in_spark)
+    ]
     files = "org.apache.spark.sql.execution.streaming.FileSystemBasedCheckpointFileManager"
     given = {
         "jars": tuple(str(jar) for jar in [*spark_kafka_jars(), *spark_avro_jars(), *tables]),

@@ -536,13 +536,14 @@ def test_a_session_that_is_not_there_is_told(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_a_missing_module_is_told(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
     nothing = JavaPackage("", None)
-    bare = SimpleNamespace(_jvm=SimpleNamespace(org=nothing), version="4.0.0")
+    bare = SimpleNamespace(_jvm=SimpleNamespace(org=nothing), version="4.0.0", conf={})
     nothing_there = SimpleNamespace(apache=SimpleNamespace(spark=SimpleNamespace(sql=SimpleNamespace(
         avro=SimpleNamespace(AvroDataToCatalyst=nothing)))))  # fmt: skip
     bare._jvm.org = nothing_there
     monkeypatch.setattr(SparkSession, "getActiveSession", lambda: bare)
     with pytest.raises(
-        ConfigurationError, match=r"does not have spark-avro.*packages=org\.apache\.spark:spark-avro_2\.13:4\.0\.0"
+        ConfigurationError,
+        match=r"does not have spark-avro(.|\n)*--packages org\.apache\.spark:spark-avro_2\.13:4\.0\.0",
     ):
         to_avro_file("r", V1)
 

@@ -552,3 +552,16 @@ def test_a_metastore_that_is_away_for_a_while(job: DeltaJob, monkeypatch: pytest
     assert answer.outcome is Outcome.RETRY, answer.reason
     assert "Connection refused" in answer.reason
     assert job.commit(handle) == [Outcome.COMMITTED]
+
+
+def test_a_session_without_the_jar_is_told_how_to_get_it(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A notebook's builder in a session that runs: Spark keeps the setting, and fetches nothing."""
+    asked = "io.delta:delta-absent_2.13:4.0.0"
+    monkeypatch.setattr(DeltaSink, "needs", ("delta-absent", "io.delta.tables.Absent"))
+    SparkSession.builder.config("spark.jars.packages", asked).getOrCreate()
+    try:
+        with pytest.raises(ConfigurationError, match="does not have delta-absent") as told:
+            DeltaSink("/nowhere").preflight(QUERY, None)
+    finally:
+        spark._jsparkSession.sessionState().conf().unsetConf("spark.jars.packages")
+    assert told.value.message.startswith(f"spark.jars.packages={asked} is set and had no effect")

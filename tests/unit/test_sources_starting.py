@@ -8,7 +8,7 @@ import pytest
 
 from sparkonce.errors import ConfigurationError
 from sparkonce.sources.offsets import kafka_offsets
-from sparkonce.sources.packages import missing_module, spark_packages
+from sparkonce.sources.packages import ICEBERG_MODULE, KAFKA_MODULE, missing_module, spark_packages
 from sparkonce.sources.starting import starting_options
 
 NOON = datetime(2026, 1, 31, 12, 0, 0, 5000, tzinfo=timezone.utc)
@@ -98,4 +98,44 @@ def test_a_version_that_is_no_release_has_no_packages(version: str) -> None:
 
 def test_a_missing_module_is_told_with_its_coordinate() -> None:
     told = str(missing_module("spark-avro", "4.0.1"))
-    assert "spark.jars.packages=org.apache.spark:spark-avro_2.13:4.0.1" in told
+    for line in (
+        'python job.py: SparkSession.builder.config("spark.jars.packages", "org.apache.spark:spark-avro_2.13:4.0.1")',
+        "spark-submit, pyspark: spark-submit --packages org.apache.spark:spark-avro_2.13:4.0.1 job.py",
+        "notebook: restart the kernel",
+        "PYSPARK_SUBMIT_ARGS='--packages org.apache.spark:spark-avro_2.13:4.0.1 pyspark-shell'",
+        '%%configure -f {"conf": {"spark.jars.packages": "org.apache.spark:spark-avro_2.13:4.0.1"}}',
+        "Spark Connect: start-connect-server.sh --packages org.apache.spark:spark-avro_2.13:4.0.1",
+        "spark-defaults.conf: spark.jars.packages org.apache.spark:spark-avro_2.13:4.0.1",
+    ):
+        assert f" {line}" in told
+    assert told.startswith("This Spark session (version 4.0.1) does not have spark-avro")
+
+
+KAFKA_4 = "org.apache.spark:spark-sql-kafka-0-10_2.13:4.0.0"
+
+
+@pytest.mark.parametrize(
+    ("submitted", "why"), [(True, "spark-submit starts it before the script"), (False, "by a session before this one")]
+)
+def test_packages_that_came_too_late_are_said_first(submitted: bool, why: str) -> None:
+    told = missing_module(KAFKA_MODULE, "4.0.0", asked=f"a:b:1,{KAFKA_4}", submitted=submitted).message
+    assert told.startswith(f"spark.jars.packages=a:b:1,{KAFKA_4} is set and had no effect")
+    assert why in told
+
+
+def test_packages_that_were_fetched_or_are_others_did_not_come_too_late() -> None:
+    fetched = missing_module(KAFKA_MODULE, "4.0.0", asked=KAFKA_4, jars=f"/ivy/{KAFKA_MODULE}_2.13-4.0.0.jar")
+    others = missing_module(KAFKA_MODULE, "4.0.0", asked="a:b:1")
+    assert "no effect" not in f"{fetched} {others}"
+    assert f"--packages a:b:1,{KAFKA_4} job.py" in others.next_step, "those that are asked for already stay"
+
+
+def test_tables_are_named_in_the_version_that_fits() -> None:
+    delta, iceberg = (
+        "io.delta:delta-spark_2.13:4.0.0",
+        "org.apache.iceberg:iceberg-spark-runtime-4.0_2.13:1.10.0",
+    )
+    assert spark_packages("4.0.3", avro=False, delta=True, iceberg=True).split(",")[1:] == [delta, iceberg]
+    with pytest.raises(ConfigurationError, match=r"Which iceberg-spark-runtime fits Spark 4\.9\.1 is not known"):
+        spark_packages("4.9.1", iceberg=True)
+    assert "iceberg-spark-runtime-4.9_2.13:<the version for Spark 4.9>" in str(missing_module(ICEBERG_MODULE, "4.9.1"))

@@ -1,4 +1,4 @@
-"""The Maven coordinates of Spark's own modules that PySpark does not ship."""
+"""The Maven coordinates of what PySpark does not ship, Spark's modules and table formats, and how a session gets it."""
 
 from __future__ import annotations
 
@@ -9,25 +9,36 @@ from sparkonce.errors import ConfigurationError
 
 KAFKA_MODULE = "spark-sql-kafka-0-10"
 AVRO_MODULE = "spark-avro"
+DELTA_MODULE = "delta-spark"
+ICEBERG_MODULE = "iceberg-spark-runtime"
 
 SCALA = "2.13"  # the only one of Spark 4
 _RELEASED = re.compile(r"(\d+\.\d+\.\d+)(?:$|[-+])")
 
+_TABLES = {
+    DELTA_MODULE: {"4.0": f"io.delta:delta-spark_{SCALA}:4.0.0"},
+    ICEBERG_MODULE: {"4.0": f"org.apache.iceberg:iceberg-spark-runtime-4.0_{SCALA}:1.10.0"},
+}
+"""By Spark's version: those that the sinks are tested with. Delta and Iceberg have versions of their own."""
 
-def spark_packages(version: str | None = None, *, avro: bool = True) -> str:
-    """What to give ``spark.jars.packages`` so that Spark reads Kafka and decodes Avro.
 
-    Both must have exactly Spark's own version (Spark's "Structured Streaming + Kafka Integration Guide", Deploying).
+def spark_packages(version: str | None = None, *, avro: bool = True, delta: bool = False, iceberg: bool = False) -> str:
+    """What to give ``spark.jars.packages`` so that Spark reads Kafka and decodes Avro, and writes Delta or Iceberg.
+
+    Spark's own must have exactly Spark's version (Spark's "Structured Streaming + Kafka Integration Guide", Deploying).
 
     Args:
         version: Spark's version, such as ``spark.version`` of a session; by default that of the installed PySpark.
         avro: Whether to name the Avro module too.
+        delta: Whether to name Delta Lake's, in the version that `DeltaSink` is tested with.
+        iceberg: The same for `IcebergSink`.
 
     Returns:
         Coordinates with a comma between them.
 
     Raises:
-        ConfigurationError: if the version is not one of a release, for which there are no published modules.
+        ConfigurationError: if the version is not one of a release, for which there are no published modules; or if it
+            is not known which Delta or Iceberg fits it.
     """
     asked = importlib.metadata.version("pyspark") if version is None else version
     found = _RELEASED.match(asked)
@@ -36,22 +47,71 @@ def spark_packages(version: str | None = None, *, avro: bool = True) -> str:
             f"version={asked!r} is no release of Spark, and the Kafka connector is published for releases only.",
             next_step="build the connector together with that Spark and name its jar in spark.jars, or name a release.",
         )
-    modules = [KAFKA_MODULE, *([AVRO_MODULE] if avro else [])]
-    return ",".join(f"org.apache.spark:{module}_{SCALA}:{found[1]}" for module in modules)
+    tables = {DELTA_MODULE: delta, ICEBERG_MODULE: iceberg}
+    for module in (one for one, wanted in tables.items() if wanted):
+        if found[1].rpartition(".")[0] not in _TABLES[module]:
+            raise ConfigurationError(
+                f"Which {module} fits Spark {found[1]} is not known here, only for {', '.join(_TABLES[module])}.",
+                next_step="see which one its project names for that Spark, and add its coordinate with a comma.",
+            )
+    wanted = {KAFKA_MODULE: True, AVRO_MODULE: avro, **tables}
+    return ",".join(_coordinate(module, found[1]) for module, one in wanted.items() if one)
 
 
-def missing_module(module: str, version: str) -> ConfigurationError:
-    """Says how to get a module that a session does not have.
+def _coordinate(module: str, version: str) -> str:
+    """The one of a module; with words where its version would stand, if that is not known."""
+    short = ".".join(version.split(".")[:2])
+    if module == DELTA_MODULE:
+        return _TABLES[module].get(short, f"io.delta:delta-spark_{SCALA}:<the version for Spark {short}>")
+    if module == ICEBERG_MODULE:
+        runtime = f"org.apache.iceberg:iceberg-spark-runtime-{short}_{SCALA}"
+        return _TABLES[module].get(short, f"{runtime}:<the version for Spark {short}>")
+    return f"org.apache.spark:{module}_{SCALA}:{version}"
+
+
+def missing_module(
+    module: str, version: str, *, asked: str = "", jars: str = "", submitted: bool = False
+) -> ConfigurationError:
+    """Says how to get a module that a session does not have, for each way to start Spark.
 
     Args:
-        module: `KAFKA_MODULE` or `AVRO_MODULE`.
+        module: One of those above.
         version: Of the running Spark.
+        asked: The session's ``spark.jars.packages``.
+        jars: The session's ``spark.jars``, in which Spark names what it has fetched.
+        submitted: Whether spark-submit started this process.
     """
     found = _RELEASED.match(version)
-    coordinate = f"org.apache.spark:{module}_{SCALA}:{found[1] if found else version}"
+    coordinate = _coordinate(module, found[1] if found else version)
+    packages = ",".join(dict.fromkeys([*filter(None, asked.split(",")), coordinate]))
+    why = ""
+    if module in asked and module not in jars:
+        first = (
+            "spark-submit starts it before the script runs"
+            if submitted
+            else "by a session before this one, of this script, the notebook or the shell"
+        )
+        why = (
+            f"spark.jars.packages={asked} is set and had no effect: packages are fetched when Spark's JVM starts, and "
+            f"it was running already ({first}). "
+        )
+    by_submit = "spark-submit, pyspark"
+    setting = f'"spark.jars.packages", "{packages}"'
+    ways = {
+        "python job.py": f"SparkSession.builder.config({setting}).getOrCreate(), before anything else uses Spark",
+        by_submit: f"spark-submit --packages {packages} job.py",
+        "notebook": "restart the kernel, and run the line of `python job.py` first",
+        "notebook that brings `spark`": f"PYSPARK_SUBMIT_ARGS='--packages {packages} pyspark-shell' in the kernel's "
+        'environment, then restart it; by Livy (sparkmagic) a first cell: %%configure -f {"conf": '
+        f"{{{setting.replace(', ', ': ')}}}}}",
+        "Spark Connect": f"start-connect-server.sh --packages {packages}, on the server",
+        "spark-defaults.conf": f"spark.jars.packages {packages}",
+    }
+    told = sorted(ways.items(), key=lambda one: submitted and one[0] != by_submit)
     return ConfigurationError(
-        f"this Spark session (version {version}) does not have {module}, whose jar PySpark does not ship.",
-        next_step=f"start the session with spark.jars.packages={coordinate} (sparkonce.spark_packages() gives it), or "
-        "with the jars in spark.jars; a session that is already running cannot be given jars.",
+        f"{why}This Spark session (version {version}) does not have {module}, whose jar PySpark does not ship.",
+        next_step="name the package where Spark is started, and start it again:\n"
+        + "\n".join(f"  {way}: {line}" for way, line in told)
+        + "\n  without a network: the jars, with all that they need, in spark.jars instead",
         setting="spark.jars.packages",
     )

@@ -11,8 +11,9 @@ from pyspark.sql import DataFrame, SparkSession
 
 from sparkonce.errors import ConfigurationError
 from sparkonce.sources.consumer import consumer_settings
-from sparkonce.sources.packages import KAFKA_MODULE, missing_module
+from sparkonce.sources.packages import KAFKA_MODULE
 from sparkonce.sources.starting import Starting, starting_options
+from sparkonce.spark.modules import missing
 
 _OURS: Mapping[str, str] = {
     "subscribe": "topics",
@@ -108,7 +109,7 @@ def read_kafka(
         return reader.load()
     except AnalysisException as error:
         if "Failed to find data source: kafka" in str(error):
-            raise missing_module(KAFKA_MODULE, spark.version) from None
+            raise missing(spark, KAFKA_MODULE) from None
         raise
 
 

@@ -6,14 +6,14 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from py4j.java_gateway import JavaClass
 from pyspark.sql import Column, SparkSession
 from pyspark.sql.avro import functions as avro
 
 from sparkonce.avro.schemas import is_recursive
 from sparkonce.errors import ConfigurationError
-from sparkonce.sources.packages import AVRO_MODULE, missing_module
+from sparkonce.sources.packages import AVRO_MODULE
 from sparkonce.spark.avro.limits import warn_without_limits
+from sparkonce.spark.modules import require_class
 
 _OURS = ("mode", "avroSchema", "avroSchemaUrl")
 """Options of ``from_avro`` that are set here."""
@@ -81,11 +81,8 @@ def require_module() -> Any:
         raise ConfigurationError(
             "There is no Spark session here", next_step="make one first: a classic one, not Spark Connect."
         )
-    jvm = session._jvm
-    # What is no class is a package to py4j.
-    if not isinstance(jvm.org.apache.spark.sql.avro.AvroDataToCatalyst, JavaClass):
-        raise missing_module(AVRO_MODULE, session.version)
-    return jvm
+    require_class(session, AVRO_MODULE, "org.apache.spark.sql.avro.AvroDataToCatalyst")
+    return session._jvm
 
 
 def _first_line(error: Exception) -> str:

@@ -7,6 +7,7 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from sparkonce.sources.packages import DELTA_MODULE
 from sparkonce.spark.jvm import class_name, items
 from sparkonce.spark.tables.committer import Label, Rules, Table
 from sparkonce.spark.tables.sink import SEEN_BY_ALL, TableSink, not_null, quoted, read_rows
@@ -49,6 +50,11 @@ class DeltaSink(TableSink):
         super().__init__(f"path={path!r}" if table is None else f"table={table!r}", folder=folder, name=name)
         self._path = path
         self._table = table
+
+    @property
+    def needs(self) -> tuple[str, str]:
+        """See `TableSink.needs`."""
+        return DELTA_MODULE, "io.delta.tables.DeltaTable"
 
     def table(self, spark: SparkSession) -> Table:
         """See `TableSink.table`."""

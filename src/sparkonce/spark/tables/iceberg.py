@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from sparkonce.errors import PreflightError
 from sparkonce.protocol.ownership import TransactionName
 from sparkonce.sinks.base import Facts
+from sparkonce.sources.packages import ICEBERG_MODULE
 from sparkonce.spark.tables.answers import what_it_says
 from sparkonce.spark.tables.committer import Label, Rules, Table
 from sparkonce.spark.tables.sink import SEEN_BY_ALL, TableSink, driver_session, not_null, quoted, read_rows
@@ -48,6 +49,11 @@ class IcebergSink(TableSink):
     def __init__(self, table: str, *, folder: str | Path | None = None, name: str = "iceberg") -> None:
         super().__init__(f"table={table!r}", folder=folder, name=name)
         self._table = table
+
+    @property
+    def needs(self) -> tuple[str, str]:
+        """See `TableSink.needs`."""
+        return ICEBERG_MODULE, "org.apache.iceberg.spark.Spark3Util"
 
     def table(self, spark: SparkSession) -> Table:
         """See `TableSink.table`."""

@@ -14,6 +14,7 @@ from sparkonce.errors import ConfigurationError, PreflightError, SchemaError
 from sparkonce.sinks.base import Facts, SinkCommitter
 from sparkonce.sinks.write_ahead.apply import Applies
 from sparkonce.sinks.write_ahead.sink import WriteAheadSink
+from sparkonce.spark.modules import require_class
 from sparkonce.spark.tables.answers import what_it_says
 
 if TYPE_CHECKING:
@@ -53,6 +54,11 @@ class TableSink(WriteAheadSink, abc.ABC):
         super().__init__(_never, applies=Applies.TRANSACTIONAL, per="batch", folder=folder, name=name)
         self.where = where
         self._identity: str | None = None
+
+    @property
+    @abc.abstractmethod
+    def needs(self) -> tuple[str, str]:
+        """The module whose jar the session needs, and a class of it."""
 
     @abc.abstractmethod
     def table(self, spark: SparkSession) -> Table:
@@ -147,13 +153,15 @@ class TableSink(WriteAheadSink, abc.ABC):
             )
 
     def _ask(self, question: Callable[[Table], _Answer]) -> _Answer:
-        table = self.table(driver_session(self.name))
+        spark = driver_session(self.name)
+        require_class(spark, *self.needs)
+        table = self.table(spark)
         try:
             return question(table)
         except Exception as error:
             raise PreflightError(
                 f"{self.where} of sink {self.name!r} cannot be read: {what_it_says(error)}",
-                next_step="create the table first, and see that the driver's session has its package and catalog.",
+                next_step="create the table first, and see that the driver's session has its catalog.",
             ) from error
 
     def committer(self) -> SinkCommitter:
@@ -187,7 +195,7 @@ def driver_session(sink: str) -> SparkSession:
     if spark is None:
         raise ConfigurationError(
             f"sink {sink!r} writes with the driver's Spark session, and there is none in this process",
-            next_step="start one, with the table's package and catalog, before the sink is used.",
+            next_step="start one, with the table's jar and catalog, before the sink is used.",
         )
     return spark
 

@@ -1,0 +1,35 @@
+"""Modules of Spark that are jars beside it: whether a session has them."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+from py4j.java_gateway import JavaClass
+
+from sparkonce.errors import ConfigurationError
+from sparkonce.sources.packages import missing_module
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+def require_class(session: SparkSession, module: str, name: str) -> None:
+    """Sees that the session has a module, by one of its classes.
+
+    Raises:
+        ConfigurationError: saying how to get the module.
+    """
+    found = session._jvm
+    for part in name.split("."):
+        found = getattr(found, part)
+    if not isinstance(found, JavaClass):  # what is no class is a package to py4j
+        raise missing(session, module)
+
+
+def missing(session: SparkSession, module: str) -> ConfigurationError:
+    """The error of a session that does not have the module."""
+    asked, jars = (str(session.conf.get(name, "")) for name in ("spark.jars.packages", "spark.jars"))
+    # Spark-submit gives Python the port of the JVM that it has started.
+    submitted = "PYSPARK_GATEWAY_PORT" in os.environ
+    return missing_module(module, session.version, asked=asked, jars=jars, submitted=submitted)
