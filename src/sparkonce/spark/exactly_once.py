@@ -57,8 +57,10 @@ class ExactlyOnce:
         accept_lost_batches: By a sink's name, the newest batch that its server may have lost, as `StaleServerError`
             says it. Rows of those batches are not written again. It may stay: later batches are looked for as ever.
         group_offsets: Consumer groups that are told how far each committed batch has read.
-        outage_patience_s: See `sparkonce.driver.run.Timing`.
-        sweep_every_s: See `sparkonce.driver.run.Timing`.
+        outage_patience_s: How many seconds a system that cannot be reached, or has no room, is waited for in each phase
+            of a batch before the query stops. Nothing is lost by stopping: the next start goes on.
+        sweep_every_s: How many seconds pass before a thread looks again for what copies of this run have left open,
+            when nothing says that there is any.
         listener: Called with each phase that a batch enters and the batch, before anything is done in it.
         display: Whether to show progress on the terminal; by default if standard error is one.
 
