@@ -1,0 +1,188 @@
+"""What README and docs show can be typed in: names are there, arguments fit, commands have these options."""
+
+from __future__ import annotations
+
+import ast
+import os
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import sparkonce
+from tidy.snippets import GIVEN, LINES_BEFORE, PAGES, Block, blocks, given_names, program, python_blocks
+from tidy.sources import ROOT, nobody
+
+BLOCKS = [block for page in PAGES for block in python_blocks(page)]
+_EXTRA = re.compile(r"sparkonce\[([\w,]+)\]")
+_INLINE = re.compile(r"(?<!`)`(sparkonce [^`…]+)`")
+
+
+def type_check(wanted: list[Block], folder: Path) -> list[str]:
+    """What mypy says of these blocks, with the lines of their pages. One process for all."""
+    (folder / "given.py").write_text(GIVEN)
+    lines = {}
+    for page in sorted({block.page for block in wanted}):
+        earlier: list[Block] = []
+        for block in (one for one in wanted if one.page == page):
+            (folder / f"{block.module}.py").write_text(program(block, earlier, given_names()))
+            lines[block.module] = block
+            earlier.append(block)
+    files = [str(path) for path in sorted(folder.glob("*.py"))]
+    command = [sys.executable, "-m", "mypy", "--no-error-summary", "--no-pretty", *files]
+    # The same places as in the check of src/, so that what is known of it is known here.
+    done = subprocess.run(command, cwd=ROOT, env={**os.environ, "MYPYPATH": "src"}, capture_output=True, text=True)
+    assert done.returncode in (0, 1), done.stdout + done.stderr
+    said = []
+    for module, line, what in re.findall(r"(\w+)\.py:(\d+): error: (.*)", done.stdout):
+        block = lines[module]
+        said.append(f"{block.page.relative_to(ROOT)}:{block.line + int(line) - LINES_BEFORE - 1}: {what}")
+    assert bool(said) == bool(done.returncode), done.stdout
+    return said
+
+
+def unknown_names(block: Block) -> Iterator[str]:
+    """Names that are imported, or asked of the package, and are not there: mypy takes any of a module that is lazy."""
+    for node in ast.walk(block.tree):
+        if isinstance(node, ast.Import):
+            asked = [(alias.name, "") for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            asked = [(str(node.module), alias.name) for alias in node.names]
+        elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "sparkonce":
+            asked = [("sparkonce", node.attr)]
+        else:
+            continue
+        yield from (f"{block.where}: {module} {name}" for module, name in asked if not _is_there(module, name))
+
+
+def _is_there(module: str, name: str) -> bool:
+    try:
+        found = import_module(module)
+        return not name or hasattr(found, name) or import_module(f"{module}.{name}") is not None
+    except ImportError:
+        return False
+
+
+def test_names_and_arguments_are_the_real_ones(tmp_path: Path) -> None:
+    assert len(BLOCKS) > 30
+    nobody(type_check(BLOCKS, tmp_path), "import what is used, and call it as it is defined")
+
+
+def test_what_is_imported_is_there() -> None:
+    nobody((one for block in BLOCKS for one in unknown_names(block)), "name what is there")
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("sparkonce.KafkaSink({}, topik='t')", 'Unexpected keyword argument "topik"'),
+        ("from sparkonce import FilesSink\nFilesSink()", 'Missing positional argument "path"'),
+        ("from sparkonce import ExactlyOnce\nExactlyOnce(sink)", 'Missing named argument "checkpoint"'),
+        ("from sparkonce import GroupOffsets\nGroupOffsets(7, {})", 'has incompatible type "int"; expected "str"'),
+        ("KafkaSink({}, topic='t')", 'Name "KafkaSink" is not defined'),
+    ],
+)
+def test_a_wrong_block_is_found(text: str, says: str, tmp_path: Path) -> None:
+    imports = "import sparkonce\n" if text.startswith("sparkonce.") else ""
+    wrong = Block(ROOT / "README.md", 1, "python", f"{imports}{text}\n")
+    assert says in "\n".join(type_check([wrong], tmp_path))
+
+
+def test_a_name_that_is_not_there_is_found() -> None:
+    text = "import sparkonce\nfrom sparkonce import KafkaSinc\nfrom pyspark.sql import Frame\nsparkonce.explane(1)\n"
+    assert len(list(unknown_names(Block(ROOT / "README.md", 1, "python", text)))) == 3
+
+
+# --- command lines --------------------------------------------------------------------------------------------------
+
+
+def command_lines() -> Iterator[tuple[str, str]]:
+    """Every line that begins with ``sparkonce``, put together where it goes on, and those inside a sentence."""
+    for page in PAGES:
+        for block in blocks(page):
+            if block.language in ("", "bash", "console", "sh"):
+                for line in re.sub(r"\\\n\s*", "", block.text).splitlines():
+                    if line.startswith(("sparkonce ", "$ sparkonce ")):
+                        yield block.where, line.removeprefix("$ ")
+        for found in _INLINE.finditer(page.read_text()):
+            yield f"{page.relative_to(ROOT)}", found[1]
+
+
+def refused(line: str) -> str:
+    """What the command itself says of a line, without running it; nothing if it would be taken."""
+    import typer
+    from typer.main import get_command
+
+    from sparkonce.cli.main import app
+
+    words = [word for word in shlex.split(line, comments=True) if word != "…"][1:]
+    command: Any = get_command(app)
+    context = command.make_context("sparkonce", list(words), resilient_parsing=True)
+    try:
+        while hasattr(command, "resolve_command"):
+            if not words:
+                return ""
+            if words[0].startswith("-"):
+                command.make_context("sparkonce", list(words))
+                return ""
+            name, command, words = command.resolve_command(context, words)
+            if command is None:
+                return f"no command of sparkonce: {line}"
+            context = command.make_context(name, list(words), parent=context, resilient_parsing=True)
+        if words:  # a name alone is the name of the command
+            command.make_context(context.info_name, list(words), parent=context.parent)
+    except (typer.Exit, SystemExit):
+        return ""
+    except Exception as error:  # noqa: BLE001 - typer's errors are those of the click that it brings along, or not
+        return f"{type(error).__name__}: {getattr(error, 'message', error)}"
+    return ""
+
+
+def test_every_command_line_is_one_that_the_command_takes() -> None:
+    lines = sorted(set(command_lines()))
+    assert len(lines) > 15
+    nobody((f"{where}: {line}: {said}" for where, line in lines if (said := refused(line))), "see sparkonce --help")
+
+
+@pytest.mark.parametrize(
+    "line", ["sparkonce verifi", "sparkonce verify --fault-s 3", "sparkonce verify --faults many", "sparkonce kafka op"]
+)
+def test_a_wrong_command_line_is_found(line: str) -> None:
+    assert refused(line)
+
+
+def test_extras_that_are_named_are_there() -> None:
+    from importlib.metadata import metadata
+
+    known = set(metadata("sparkonce").get_all("Provides-Extra") or [])
+    named = {extra for page in PAGES for found in _EXTRA.findall(page.read_text()) for extra in found.split(",")}
+    assert named
+    assert named <= known, sparkonce.__version__
+
+
+# --- tables ---------------------------------------------------------------------------------------------------------
+
+
+def uneven_rows(page: Path) -> Iterator[str]:
+    """Rows with another number of cells than their table's head: a bar in code ends a cell, on GitHub too."""
+    cells = 0
+    fenced = False
+    for number, line in enumerate(page.read_text().splitlines(), 1):
+        fenced ^= line.lstrip().startswith("```")
+        if fenced or not line.startswith("|"):
+            cells = 0
+            continue
+        found = len(re.findall(r"(?<!\\)\|", line))
+        cells = cells or found
+        if found != cells:
+            yield f"{page.relative_to(ROOT)}:{number}: {found - 1} cells under {cells - 1}"
+
+
+def test_rows_of_tables_have_the_cells_of_their_heads() -> None:
+    nobody((one for page in PAGES for one in uneven_rows(page)), r"write \| for a bar inside a cell")
