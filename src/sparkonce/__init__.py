@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from sparkonce.spark.avro.columns import from_registry_avro as from_registry_avro
     from sparkonce.spark.avro.columns import to_avro_file as to_avro_file
     from sparkonce.spark.avro.columns import to_registry_avro as to_registry_avro
+    from sparkonce.spark.ending import await_end as await_end
     from sparkonce.spark.exactly_once import ExactlyOnce as ExactlyOnce
     from sparkonce.spark.explain import explain as explain
     from sparkonce.spark.read_kafka import read_kafka as read_kafka
@@ -61,6 +62,7 @@ _HOMES = {
     "SubjectStrategy": "sparkonce.avro.strategies",
     "TwoPhaseCommitSink": "sparkonce.sinks.base",
     "WriteAheadSink": "sparkonce.sinks.write_ahead.sink",
+    "await_end": "sparkonce.spark.ending",
     "decode_registry_avro": "sparkonce.spark.avro.columns",
     "explain": "sparkonce.spark.explain",
     "from_avro_file": "sparkonce.spark.avro.columns",
@@ -94,6 +96,7 @@ __all__ = [
     "TwoPhaseCommitSink",
     "WriteAheadSink",
     "__version__",
+    "await_end",
     "decode_registry_avro",
     "explain",
     "from_avro_file",

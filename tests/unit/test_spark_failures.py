@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from sparkonce.errors import OutageError, PrepareError
-from sparkonce.spark.failures import MOST_CHARACTERS, root_cause, short_error
+from sparkonce.spark.failures import MOST_CHARACTERS, message_and_next, root_cause, short_error
 from sparkonce.spark.work import SparkWork
 
 CALLED = "py4j.protocol.Py4JJavaError: An error occurred while calling o66.collectToPython.\n: "
@@ -52,9 +52,77 @@ def test_a_job_that_fails_is_a_failure_with_its_trace_in_the_log(text: str, capl
 
 
 def test_the_cause_is_the_error_of_the_task() -> None:
-    assert root_cause(RuntimeError(FAILED)) == "ValueError: bad row"
+    assert root_cause(RuntimeError(FAILED)) == "ValueError: bad row (job.py, line 3)"
     assert root_cause(RuntimeError(f"{FAILED}\nsparkonce.errors.PrepareError: no")) == "PrepareError: no"
     assert root_cause(RuntimeError("first\nsecond")) == "RuntimeError: first"
+
+
+PACKAGES = "/env/lib/python3.11/site-packages"
+UDF = f"""{CALLED}org.apache.spark.SparkException: Job aborted due to stage failure: Task 0 in stage 1.0 failed 1 times
+Traceback (most recent call last):
+  File "{PACKAGES}/pyspark.zip/pyspark/worker.py", line 1227, in main
+    process()
+  File "{PACKAGES}/sparkonce/executor.py", line 84, in write_slot
+    for batch in rows:
+  File "/jobs/job.py", line 23, in total
+    return prices.apply(lambda price: of[price])
+           ^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^
+  File "{PACKAGES}/pandas/core/series.py", line 5575, in apply
+    ).apply()
+  File "pandas/_libs/lib.pyx", line 3390, in pandas._libs.lib.map_infer
+  File "/jobs/prices.py", line 7, in <lambda>
+    return of[price]
+           ~~^^^^^^^
+  File "/usr/lib/python3.11/collections/__init__.py", line 1015, in __getitem__
+    raise KeyError(key)
+%s
+	at org.apache.spark.api.python.BasePythonRunner
+"""
+OWN = "(/jobs/prices.py, line 7: return of[price])"
+
+
+@pytest.mark.parametrize(
+    ("last", "told"),
+    [
+        ("KeyError: 'nope'", f"KeyError: 'nope' {OWN}"),
+        ("AssertionError", f"AssertionError: {OWN}"),
+        ("__main__.Odd: so", f"Odd: so {OWN}"),
+    ],
+)
+def test_an_error_of_the_users_own_is_told_with_its_line(last: str, told: str) -> None:
+    assert root_cause(RuntimeError(UDF % last)) == told
+    assert short_error(RuntimeError(UDF % last)).message == told
+
+
+def test_where_no_line_is_the_users_the_last_of_a_library_is_named() -> None:
+    text = UDF.replace("/jobs/", f"{PACKAGES}/shop/") % "KeyError: 'nope'"
+    assert root_cause(RuntimeError(text)) == f"KeyError: 'nope' ({PACKAGES}/shop/prices.py, line 7: return of[price])"
+    assert root_cause(RuntimeError(UDF.replace("/jobs/", "/usr/lib/python3.11/") % "KeyError: 'nope'")).startswith(
+        f"KeyError: 'nope' ({PACKAGES}/pandas/core/series.py, line 5575"
+    )
+
+
+def test_an_error_in_a_view_is_told_with_its_line() -> None:
+    with pytest.raises(ZeroDivisionError) as raised:
+        1 / 0  # noqa: B018 - raising is the test
+    assert short_error(raised.value).message == (
+        f"ZeroDivisionError: division by zero ({__file__}, line {raised.tb.tb_lineno}: 1 / 0  # noqa: B018 - raising "
+        "is the test)"
+    )
+
+
+def test_what_a_user_is_told_of_a_query_that_failed() -> None:
+    ours = (
+        "[STREAM_FAILED] Query [id = 1, runId = 2] terminated with exception: An exception was raised by the Python "
+        'Proxy. Return Message: Traceback (most recent call last):\n  File "run.py", line 1, in run\n'
+        "sparkonce.errors.PrepareError: no room. Next: make room.\n SQLSTATE: 39000 SQLSTATE: XXKST\n=== Streaming "
+        "Query ===\nIdentifier: totals"
+    )
+    assert message_and_next(RuntimeError(ours)) == ("PrepareError: no room.", "make room.")
+    theirs = "[STREAM_FAILED] Query [id = 1, runId = 2] terminated with exception: Gone. SQLSTATE: XXKST\n=== Query"
+    message, next_step = message_and_next(RuntimeError(theirs))
+    assert message == "RuntimeError: Gone."
+    assert "start the query again" in next_step
 
 
 LOST = (
@@ -65,10 +133,13 @@ LOST = (
 
 def test_a_worker_that_died_is_named_as_one() -> None:
     died = f"{LOST}Python worker exited unexpectedly (crashed)\n\tat org.apache.spark.api.python.BasePythonRunner"
-    assert root_cause(RuntimeError(died)).startswith(
-        "A Python worker died (its log, or the system's, says of what): Python worker exited unexpectedly (crashed) "
-        "Job aborted due to stage failure: Task 1 in stage 3.0 failed 4 times"
+    error = short_error(RuntimeError(died))
+    assert error.message == (
+        "A Python worker died, killed for want of memory or crashed in native code on host executor driver: Task 1 in "
+        "stage 3.0 failed 4 times. Python worker exited unexpectedly (crashed)."
     )
+    for word in ("dmesg", "spark.python.worker.faulthandler.enabled", "spark.executor.memoryOverhead"):
+        assert word in error.next_step
 
 
 def test_a_worker_with_another_python_is_named_as_one() -> None:
@@ -103,7 +174,7 @@ def test_what_a_plan_raises_is_told_whole() -> None:
         f"\tat org.apache.spark.sql.errors\nDriver stacktrace:\nCaused by: {raised}\n\t... 1 more"
     )
     assert root_cause(RuntimeError(text)) == said
-    assert short_error(RuntimeError(text)).message == said
+    assert str(short_error(RuntimeError(text))) == said
     assert root_cause(RuntimeError(f"{text}\nsparkonce.errors.PrepareError: no")) == "PrepareError: no"
 
 
@@ -143,9 +214,9 @@ def test_an_outage_that_a_task_met_is_still_one_behind_sparks_traces(raised: str
 def test_the_advice_of_a_tasks_error_is_the_next_step() -> None:
     said = "sparkonce.errors.PrepareError: a NUL. Next: take it out."
     error = short_error(RuntimeError(FAILED.replace("ValueError: bad row", said)))
-    assert (error.message, error.next_step) == ("PrepareError: a NUL.", "take it out.")
+    assert (error.message, error.next_step) == ("a NUL.", "take it out.")
 
 
 def test_a_users_own_words_are_no_advice() -> None:
     error = short_error(RuntimeError(FAILED.replace("bad row", "bad row. Next: look")))
-    assert (error.message, error.next_step) == ("ValueError: bad row. Next: look", "")
+    assert (error.message, error.next_step) == ("ValueError: bad row. Next: look (job.py, line 3)", "")

@@ -37,6 +37,15 @@ class BatchProgress:
         """Wall time from Spark's call to its return."""
         return sum(self.seconds.values())
 
+    def line(self) -> str:
+        """What a log says of it."""
+        rows = [f"{sink}:{rows}" for sink, rows in self.rows.items()]
+        marks = f"{' recovered' if self.recovered else ''}{f' healed={self.healed}' if self.healed else ''}"
+        return (
+            f"batch={self.batch} committed rows={','.join(rows) if len(rows) > 1 else sum(self.rows.values())} "
+            f"transactions={self.transactions}{marks} in {self.total_seconds:.3f} s"
+        )
+
 
 @dataclass(slots=True)
 class Stopwatch:

@@ -1,46 +1,215 @@
-"""One line on the terminal that says what the query is doing."""
+"""What a user sees of a query: a line on the terminal that is always up to date, or else one line a batch."""
 
 from __future__ import annotations
 
+import atexit
+import logging
+import sys
+import threading
 import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from typing import Any
 
 from rich.console import Console
-from rich.status import Status
+from rich.control import Control
+from rich.live import Live
+from rich.segment import ControlType
+from rich.text import Text
 
 from sparkonce.driver.progress import BatchProgress
 from sparkonce.protocol.state import Phase
 
+logger = logging.getLogger("sparkonce")
+
+_REFRESHED_PER_S = 2
+_EACH_SHOWN_S = 3.0
+"""How long each of several queries has the line."""
+
 
 class ProgressDisplay:
-    """A status line on standard error: batch, phase, rows and rate.
+    """What is shown of one query, from its start to its end.
 
     Args:
-        wanted: True or False; None shows it if standard error is a terminal.
+        wanted: True or False. None shows lines of batches only while nobody has set up logging, which has them too.
+        screen: Where; by default what all queries of this process share.
     """
 
-    def __init__(self, wanted: bool | None) -> None:
-        self._console = Console(stderr=True)
-        self._wanted = self._console.is_terminal if wanted is None else wanted
-        self._status: Status | None = None
-        self._rows = 0
-        self._batches = 0
-        self._began = time.monotonic()
+    def __init__(self, wanted: bool | None, screen: Screen | None = None) -> None:
+        self._wanted = wanted
+        self._screen = screen or _shared
+        self._name = ""
+        self._state = ""
+        self._batch: int | None = None
+        self._committed = self._recovered = self._healed = 0
+        self._committed_s = 0.0
+        self._source = ""
+
+    @contextmanager
+    def starting(self, name: str | None) -> Iterator[None]:
+        """Shows that the query starts, as long as it does not fail to."""
+        self._name, self._batch, self._source = name or "", None, ""
+        self._committed = self._recovered = self._healed = 0
+        self._state = "starting: asking the servers"
+        if self.is_live:
+            self._screen.add(self)
+        try:
+            yield
+        except BaseException:
+            self.end()
+            raise
+
+    def say(self, sentence: str) -> None:
+        """Writes what stays to be read."""
+        if self.is_live:
+            if not (logger.hasHandlers() and logger.isEnabledFor(logging.INFO)):
+                self._screen.write(f"{self._name}: {sentence}" if self._name else sentence)
+        else:
+            self._write(sentence)
+
+    def end(self) -> None:
+        """Takes the line away."""
+        self._screen.remove(self)
+
+    @property
+    def is_live(self) -> bool:
+        """Whether there is a line that is kept up to date."""
+        return self._wanted is not False and self._screen.is_terminal
 
     def enter(self, phase: Phase, batch: int) -> None:
-        """Shows the phase, or nothing more once the batch is done."""
-        if not self._wanted:
-            return
-        if self._status is None:
-            self._status = self._console.status("")
-            self._status.start()
-        rate = self._rows / max(time.monotonic() - self._began, 1e-9)
-        waiting = "waiting for the next batch" if phase is Phase.IDLE else phase.value
-        self._status.update(
-            f"batch [bold]{batch}[/]  {waiting}  ·  {self._batches} committed, {self._rows:,} rows, {rate:,.0f} rows/s"
-        )
+        """Shows what is done with a batch."""
+        self._batch, self._state = (None, "waiting") if phase is Phase.IDLE else (batch, phase.value)
+        if self.is_live:
+            self._screen.add(self)
 
-    def show(self, done: BatchProgress) -> None:
-        """Counts a committed batch."""
-        self._batches += 1
-        self._rows += sum(done.rows.values())
-        self.enter(Phase.IDLE, done.batch)
+    def show(self, done: BatchProgress, line: str) -> None:
+        """Counts a committed batch, and writes its line where no other is kept up to date."""
+        self._committed += 1
+        self._recovered += done.recovered
+        self._healed += done.healed
+        self._committed_s = time.monotonic()
+        if not self.is_live:
+            self._write(line)
+
+    def spark_says(self, status: str, progress: Mapping[str, Any] | None) -> None:
+        """Takes what Spark says of the query: what it does between batches, and of the last one its source's rows."""
+        if self._batch is None:
+            self._state = status[:1].lower() + status[1:]
+        if progress is None or not progress.get("numInputRows"):
+            return
+        lags = [
+            int(source["metrics"]["maxOffsetsBehindLatest"])
+            for source in progress.get("sources", ())
+            if "maxOffsetsBehindLatest" in (source.get("metrics") or {})
+        ]
+        rate = progress.get("processedRowsPerSecond") or 0.0
+        self._source = f"{progress['numInputRows']:,} rows read, {rate:,.0f} rows/s"
+        if lags:
+            self._source += f", {max(lags):,} behind"
+
+    def line(self) -> Text:
+        """What is to be seen now."""
+        batch = self._state if self._batch is None else f"batch {self._batch}: {self._state}"
+        parts = [f"{self._name} {batch}".strip(), self._source]
+        if self._committed:
+            parts.append(f"{self._committed:,} committed, the last {_ago(time.monotonic() - self._committed_s)} ago")
+        parts.append(f"{self._recovered} recovered" if self._recovered else "")
+        parts.append(f"{self._healed} healed" if self._healed else "")
+        return Text("  ·  ".join(filter(None, parts)), no_wrap=True, overflow="ellipsis")
+
+    def _write(self, line: str) -> None:
+        """Writes what the logger would, unless it is set up, or will be: then it is the logger's to show."""
+        if self._wanted or (self._wanted is None and not logger.hasHandlers()):
+            at = time.strftime("%Y-%m-%d %H:%M:%S")
+            with suppress(OSError, ValueError):  # closed, or a pipe that nobody reads: the query goes on
+                sys.stderr.write(f"{at} INFO sparkonce: {line}\n")
+
+
+class Screen:
+    """The terminal's last line, which the displays of all queries take in turns.
+
+    Args:
+        console: By default standard error.
+    """
+
+    def __init__(self, console: Console | None = None) -> None:
+        self._console = console
+        self._lock = threading.RLock()
+        self._displays: list[ProgressDisplay] = []
+        self._live: _Line | None = None
+
+    @property
+    def is_terminal(self) -> bool:
+        """Whether a line on it can be written again."""
+        return self._the_console().is_terminal
+
+    def add(self, display: ProgressDisplay) -> None:
+        """Shows a query, from now on."""
+        with self._lock:
+            if display not in self._displays:
+                self._displays.append(display)
+            if self._live is None:
+                self._live = _Line(
+                    console=self._the_console(),
+                    get_renderable=self._now,
+                    refresh_per_second=_REFRESHED_PER_S,
+                    transient=True,
+                    redirect_stdout=sys.stdout.isatty(),  # or what a job prints into a file goes to the terminal
+                )
+                self._live.start()
+
+    def remove(self, display: ProgressDisplay) -> None:
+        """Shows a query no longer; the line goes with the last one."""
+        with self._lock:
+            if display in self._displays:
+                self._displays.remove(display)
+            if not self._displays:
+                self.end()
+
+    def end(self) -> None:
+        """Gives the terminal back."""
+        with self._lock:
+            self._displays.clear()
+            live, self._live = self._live, None
+        if live is not None:
+            live.stop()
+
+    def write(self, sentence: str) -> None:
+        """Writes a sentence above the line."""
+        self._the_console().print(Text(f"sparkonce: {sentence}"))
+
+    def refresh(self) -> None:
+        """Draws at once."""
+        if self._live is not None:
+            self._live.refresh()
+
+    def _the_console(self) -> Console:
+        if self._console is None:
+            self._console = Console(stderr=True)
+        return self._console
+
+    def _now(self) -> Text:
+        shown = list(self._displays)
+        return shown[int(time.monotonic() / _EACH_SHOWN_S) % len(shown)].line() if shown else Text()
+
+
+class _Line(Live):
+    """Leaves the cursor where the line begins: Spark's JVM writes there, and its words are not glued to ours."""
+
+    def refresh(self) -> None:
+        with self._lock, self.console:
+            super().refresh()
+            self.console.control(Control(ControlType.CARRIAGE_RETURN))
+
+
+def end_displays() -> None:
+    """Gives the terminal back to who is about to write on it."""
+    _shared.end()
+
+
+def _ago(seconds: float) -> str:
+    return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min"
+
+
+_shared = Screen()
+atexit.register(end_displays)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import threading
 from collections.abc import Mapping, Sequence
@@ -15,7 +16,7 @@ import sparkonce
 from sparkonce.driver.progress import BatchProgress
 from sparkonce.driver.run import Listener, RunDriver, Timing
 from sparkonce.driver.start import read_log, recorded_facts, recorded_topics
-from sparkonce.errors import ConfigurationError
+from sparkonce.errors import ConfigurationError, SparkonceError
 from sparkonce.guarantees import Guarantee
 from sparkonce.log.base import DecisionLog
 from sparkonce.log.local import LocalLogStore, local_checkpoint
@@ -38,6 +39,11 @@ logger = logging.getLogger("sparkonce")
 
 LOOK_OUT_EVERY_S = 60.0
 """How often sinks look at what others do to their readers."""
+_SHOWN_EVERY_S = 1.0
+_CLOSED_WITHIN_S = 30.0
+
+_ends: dict[str, threading.Thread] = {}
+"""By the id of each run that has not been closed since it ended, who waits for that."""
 
 
 class ExactlyOnce:
@@ -62,7 +68,9 @@ class ExactlyOnce:
         sweep_every_s: How many seconds pass before a thread looks again for what copies of this run have left open,
             when nothing says that there is any.
         listener: Called with each phase that a batch enters and the batch, before anything is done in it.
-        display: Whether to show progress on the terminal; by default if standard error is one.
+        display: Whether to show progress on standard error: a line that is kept up to date if it is a terminal, else a
+            line a batch. By default lines of batches are left to the logger ``sparkonce`` once somebody has set up
+            logging.
 
     Raises:
         ConfigurationError: if a setting is wrong.
@@ -140,6 +148,17 @@ class ExactlyOnce:
             CheckpointMismatchError: if the checkpoint is not one of Spark's.
             PreflightError: if a server does not allow the guarantee, or is not the one that the log knows.
         """
+        with self._display.starting(query_name):
+            return self._start(df, output_mode, trigger, query_name, options)
+
+    def _start(
+        self,
+        df: DataFrame,
+        output_mode: str,
+        trigger: Mapping[str, Any] | None,
+        query_name: str | None,
+        options: Mapping[str, str] | None,
+    ) -> StreamingQuery:
         self._preflight(df, self._check_columns(df))
         writer = df.writeStream.outputMode(output_mode).foreachBatch(self)
         writer = writer.options(**dict(options or {})).option("checkpointLocation", str(self.checkpoint))
@@ -169,16 +188,14 @@ class ExactlyOnce:
         if self._topics is not None and run.state.view.decision(batch) is None:
             self._topics.check_same()
         asked = BatchAsked(batch=batch, offsets=offsets, previous_offsets=input_offsets(self.checkpoint, batch - 1))
-        done = run.run_batch(asked, SparkWork(df, batch, self._shares))
-        logger.info(
-            "batch=%d committed rows=%s transactions=%d%s in %.3f s",
-            done.batch,
-            sum(done.rows.values()),
-            done.transactions,
-            " recovered" if done.recovered else "",
-            done.total_seconds,
-        )
-        self._display.show(done)
+        try:
+            done = run.run_batch(asked, SparkWork(df, batch, self._shares))
+        except SparkonceError as error:
+            # Its causes are in the log. Spark shows all that it is given, twice, and the sentence would be lost in it.
+            logger.debug("batch %d stopped the query", batch, exc_info=error)
+            raise error.with_traceback(None) from None
+        logger.info("%s", line := done.line())
+        self._display.show(done, line)
 
     def progress(self) -> list[BatchProgress]:
         """The last batches of the newest run, oldest first: rows, transactions, seconds of each phase."""
@@ -199,14 +216,27 @@ class ExactlyOnce:
 
         def wait() -> None:
             try:
-                query.awaitTermination()
+                while not self._has_ended(query):
+                    newest = query._jsq.lastProgress()
+                    self._display.spark_says(query.status["message"], newest and json.loads(newest.json()))
             except Exception as error:  # noqa: BLE001 - the query's, which Spark tells its user; or the JVM is gone
                 logger.debug("run %s ended: %s", run, error)
+            self._display.end()
             known = self._run
-            if known is not None and known[0] == run:
-                known[1].end()
+            try:
+                if known is not None and known[0] == run:
+                    known[1].end()
+            finally:
+                _ends.pop(run, None)
 
-        threading.Thread(target=wait, name="sparkonce-end", daemon=True).start()
+        _ends[run] = threading.Thread(target=wait, name="sparkonce-end", daemon=True)
+        _ends[run].start()
+
+    def _has_ended(self, query: StreamingQuery) -> bool:
+        """Waits for the query's end, but no longer than what is shown of it stays true."""
+        return (
+            bool(query.awaitTermination(_SHOWN_EVERY_S)) if self._display.is_live else query.awaitTermination() is None
+        )
 
     def _driver(self, df: DataFrame, offsets: Sequence[str]) -> RunDriver:
         run, query = _running(df)
@@ -243,6 +273,7 @@ class ExactlyOnce:
         view = read_log(DecisionLog(LocalLogStore(self.checkpoint))) if known is not None else LogView()
         recorded = recorded_facts(view)
         sources = self._check_sources(df, view, taken)
+        self._say_where(view)
         query = short_query(known or "0" * 12)
         facts = {name: sink.preflight(query, recorded.get(name)) for name, sink in self._sinks.items()}
         warn_of_rows(sources, self.sinks, facts)
@@ -252,6 +283,20 @@ class ExactlyOnce:
                 reporter.check(facts)
             finally:
                 reporter.close()
+
+    def _say_where(self, view: LogView) -> None:
+        """Where a query goes on that has run before."""
+        batch, is_done = newest_batch(self.checkpoint) or (-1, True)
+        if batch < 0:
+            return
+        if is_done:
+            where = f"going on behind batch {batch}"
+        elif view.decision(batch) is not None:
+            where = f"batch {batch} was decided and may not be finished: it is committed first"
+        else:
+            where = f"batch {batch} was not decided: what it has open is aborted, and it is written again"
+        logger.info("%s", where)
+        self._display.say(where)
 
     def _check_sources(self, df: DataFrame, view: LogView, taken: Sequence[Taken]) -> Sequence[KafkaSource]:
         batch, is_done = newest_batch(self.checkpoint) or (-1, True)
@@ -302,6 +347,12 @@ class ExactlyOnce:
         self._display.enter(phase, batch)
         if self._listener is not None:
             self._listener(phase, batch)
+
+
+def wait_until_closed(run: str) -> None:
+    """Waits until the connections of a run that has ended are closed, some seconds; at once if it is none of ours."""
+    if (end := _ends.get(run)) is not None:
+        end.join(_CLOSED_WITHIN_S)
 
 
 def _absolute(checkpoint: str) -> Path:

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import logging
 import re
+import traceback
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
 
 from sparkonce.errors import OutageError, PrepareError, UnknownOutcomeError
 
@@ -13,7 +17,8 @@ MOST_CHARACTERS = 2000
 """Of an error's text. Spark's own search in it, see `short_error`, needs it short."""
 _MOST_ADVICE = 1000
 _ADVICE = " Next: "
-_OUTAGES = frozenset({f"sparkonce.errors.{kind.__name__}" for kind in (OutageError, UnknownOutcomeError)})
+_OURS = "sparkonce.errors."
+_OUTAGES = frozenset({kind.__name__ for kind in (OutageError, UnknownOutcomeError)})
 """Errors of a task after which the driver may wait and write the batch again."""
 
 _RAISED = re.compile(r"^(?P<kind>[A-Za-z_][\w.]*(?:Error|Exception|Interrupt|Exit)): (?P<said>.+)$", re.MULTILINE)
@@ -31,14 +36,61 @@ _INTERRUPTED = re.compile(
 _TASK_FAILED = "Job aborted due to stage failure"
 """Why a job ended on its own, whatever its tasks' traces hold."""
 
-_WORKER = re.compile(r"Python worker exited unexpectedly[^\n]*|\[PYTHON_VERSION_MISMATCH\][^\n]*")
-"""What Spark says of a Python worker that died, or is another Python than the driver's."""
+_OTHER_PYTHON = re.compile(r"\[PYTHON_VERSION_MISMATCH\][^\n]*")
+_WORKER = re.compile(r"Python worker exited unexpectedly[^\n.]*")
+_WHERE_LOST = re.compile(r"(Task \d+ in stage [\d.]+ failed \d+ times).*?\(TID \d+\) \(([^()]+)\)")
+"""What Spark says of a Python worker that is another Python than the driver's, or died, and where."""
+
+_WORKER_DIED = (
+    "look on that machine for a process killed for its memory (dmesg, the container's events), and in the executor's "
+    "stderr for a crash in native code, of which spark.python.worker.faulthandler.enabled=true says the line. Give "
+    "workers more memory (spark.executor.memoryOverhead), or batches fewer rows (maxOffsetsPerTrigger)."
+)
 
 _JOB = re.compile(rf"{_TASK_FAILED}: [^\n]+")
+
+_STREAM_FAILED = re.compile(r"^\[STREAM_FAILED\] Query \[[^]]*\] terminated with exception: ")
+_SQLSTATES = re.compile(r"(?: SQLSTATE: \w{5})+$")
 
 _STOPPED = "py4j.protocol.Py4JJavaError: An error occurred while calling collect: java.lang.InterruptedException"
 """What Spark looks for in a ``foreachBatch`` function's error to tell a stopped query from a failed one
 (``StreamExecution.PROXY_ERROR``)."""
+
+_TRACEBACK = re.compile(
+    r"^Traceback \(most recent call last\):\n(?P<frames>(?:[ \t][^\n]*\n)+)"
+    r"(?P<kind>[A-Za-z_][\w.]*)(?:: (?P<said>[^\n]*))?$",
+    re.MULTILINE,
+)
+_FRAME = re.compile(
+    r'^ +File "(?P<file>[^"\n]+)", line (?P<line>\d+)[^\n]*(?:\n    (?! *File ")(?P<source>[^\n]+))?', re.MULTILINE
+)
+_MACHINERY = re.compile(
+    r"(?:(?:site|dist)-packages|python|src|[^/\\]+\.(?:zip|whl|egg))[/\\](?:pyspark|sparkonce|py4j)[/\\]"
+    r"|[/\\]lib(?:64)?[/\\]python[\d.]+[/\\](?!(?:site|dist)-packages)|\.p[yx][xi]$|^<"
+)
+"""Files of PySpark, of ours and of the standard library, and those that nobody can look into."""
+_PACKAGES = re.compile(r"[/\\](?:site|dist)-packages[/\\]")
+_MOST_OF_A_SENTENCE, _MOST_OF_A_LINE = 1200, 120
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Cause:
+    """What went wrong.
+
+    Attributes:
+        kind: The class of the error, empty if it does not matter.
+        said: One line.
+        next_step: What to do; empty if nobody has said so.
+        ours: Whether sparkonce raised it.
+    """
+
+    said: str
+    kind: str = ""
+    next_step: str = ""
+    ours: bool = False
+
+    def __str__(self) -> str:
+        return f"{self.kind}: {self.said}" if self.kind and self.said else self.kind or self.said
 
 
 def short_error(error: BaseException) -> PrepareError:
@@ -51,39 +103,89 @@ def short_error(error: BaseException) -> PrepareError:
     if _INTERRUPTED.search(text) and _TASK_FAILED not in text and not _python_errors(text):
         logger.debug("a batch's job was stopped", exc_info=error)
         return PrepareError(f"the query was stopped in the middle of a batch ({_STOPPED})", stopped=True)
-    raised = _ours(text)
-    outage = bool(raised) and raised[-1]["kind"] in _OUTAGES
-    logger.log(logging.DEBUG if outage else logging.ERROR, "a batch's job failed", exc_info=error)
-    told = root_cause(error)
-    message, next_step = told.rsplit(_ADVICE, 1) if raised and _ADVICE in told else (told, "")
+    cause = _cause(error)
+    outage = cause.ours and cause.kind in _OUTAGES
+    logger.log(logging.DEBUG if outage else logging.ERROR, "a batch's job failed: %s", cause, exc_info=error)
+    message, next_step = _bounded(cause.said if cause.ours else str(cause), cause.next_step)
     return (OutageError if outage else PrepareError)(message, next_step=next_step)
+
+
+def message_and_next(error: BaseException) -> tuple[str, str]:
+    """What a user is told of a query that has failed, and what to do about it."""
+    cause = _cause(error)
+    advice = cause.next_step or "remove the cause and start the query again: it goes on with the same batch."
+    return _bounded(str(cause), advice)
 
 
 def root_cause(error: BaseException) -> str:
     """One line, of a bounded length, that names the error of the task that failed.
 
-    An error of ours wins, then what the plan itself raises, then the last Python error in the text, then a worker that
-    died or is another Python, then why the job ended, then the error's own first line. Of a long one the middle is left
-    out: what it begins with, and our advice, are told.
+    An error of ours wins, then what the plan itself raises, then the last Python error in the text, with the line of
+    the user's that it came from, then a worker that died or is another Python, then why the job ended, then the error's
+    own first line. Of a long one the middle is left out: what it begins with, and our advice, are told.
     """
-    return _shortened(_cause(error))
+    cause = _cause(error)
+    message, next_step = _bounded(str(cause), cause.next_step)
+    return f"{message}{_ADVICE}{next_step}" if next_step else message
 
 
-def _cause(error: BaseException) -> str:
+def _cause(error: BaseException) -> _Cause:
     text = str(error)
-    found = _python_errors(text)
-    ours = _ours(text)
-    if (raised_by_plan := _USER_RAISED.search(text)) is not None and not ours:
-        return " ".join(raised_by_plan["said"].split())
-    if found:
-        raised = (ours or found)[-1]
-        return f"{raised['kind'].removeprefix('sparkonce.errors.')}: {raised['said']}"
+    if ours := [match for match in _python_errors(text) if match["kind"].startswith(_OURS)]:
+        said, next_step = _split(ours[-1]["said"])
+        return _Cause(kind=ours[-1]["kind"].removeprefix(_OURS), said=said, next_step=next_step, ours=True)
+    if (raised_by_plan := _USER_RAISED.search(text)) is not None:
+        said, next_step = _split(" ".join(raised_by_plan["said"].split()))
+        return _Cause(said=said, next_step=next_step)
     job = _job(text)
+    if (other := _OTHER_PYTHON.search(text)) is not None:
+        return _Cause(said=f"A Python worker is another Python: {other[0]} {job}".rstrip())
+    if traced := [match for match in _TRACEBACK.finditer(text) if not match["kind"].startswith(_SPARK)]:
+        return _raised(traced[-1]["kind"], traced[-1]["said"] or "", _FRAME.finditer(traced[-1]["frames"]))
+    if found := _python_errors(text):
+        return _raised(found[-1]["kind"], found[-1]["said"], ())
     if (worker := _WORKER.search(text)) is not None:
-        what = "died (its log, or the system's, says of what)" if "exited" in worker[0] else "is another Python"
-        return f"A Python worker {what}: {worker[0]}" + (f" {job}" if job else "")
-    lines = text.strip().splitlines()
-    return f"{type(error).__name__}: {job or (lines[0] if lines else '')}"
+        return _dead_worker(worker[0], text)
+    if job:
+        return _Cause(kind=type(error).__name__, said=job)
+    lines = text.strip().splitlines() or [""]
+    said, wrapped = _STREAM_FAILED.subn("", lines[0])
+    stack = () if wrapped else traceback.extract_tb(error.__traceback__)
+    frames = [{"file": one.filename, "line": one.lineno, "source": one.line} for one in stack]
+    return _raised(type(error).__name__, _SQLSTATES.sub("", said), frames)
+
+
+def _split(text: str) -> tuple[str, str]:
+    """A message and the advice at its end; empty if there is none."""
+    said, advice, next_step = text.rpartition(_ADVICE)
+    return (said, next_step) if advice else (text, "")
+
+
+def _raised(kind: str, said: str, frames: Iterable[Any]) -> _Cause:
+    """A Python error, with the line of the user's own that it came from.
+
+    Args:
+        kind: Its class.
+        said: Its first line.
+        frames: Of its traceback, outermost first: file, line, source.
+    """
+    own = [frame for frame in frames if not _MACHINERY.search(frame["file"])]
+    own = [frame for frame in own if not _PACKAGES.search(frame["file"])] or own
+    kind = kind.removeprefix("__main__.")
+    if not own:
+        return _Cause(kind=kind, said=said)
+    source = (own[-1]["source"] or "").strip()[:_MOST_OF_A_LINE]
+    place = f"({own[-1]['file']}, line {own[-1]['line']}{source and f': {source}'})"
+    return _Cause(kind=kind, said=f"{said[:_MOST_OF_A_SENTENCE]} {place}".lstrip())
+
+
+def _dead_worker(said: str, text: str) -> _Cause:
+    where = _WHERE_LOST.search(text)
+    task = f" on {where[2]}: {where[1]}" if where else ""
+    return _Cause(
+        said=f"A Python worker died, killed for want of memory or crashed in native code{task}. {said}.",
+        next_step=_WORKER_DIED,
+    )
 
 
 def _job(text: str) -> str:
@@ -94,16 +196,11 @@ def _job(text: str) -> str:
     return found[0].partition(", most recent failure")[0] if _INTERRUPTED.search(found[0]) else found[0]
 
 
-def _shortened(text: str) -> str:
-    if len(text) <= MOST_CHARACTERS:
-        return text
-    said, _, advice = text.rpartition(_ADVICE)
-    end = f"{_ADVICE}{advice}"[:_MOST_ADVICE] if said else ""
-    return f"{text[: MOST_CHARACTERS - len(end) - 1]}…{end}"
-
-
-def _ours(text: str) -> list[re.Match[str]]:
-    return [match for match in _python_errors(text) if match["kind"].startswith("sparkonce.")]
+def _bounded(message: str, next_step: str) -> tuple[str, str]:
+    """Both, cut so that together they have no more than `MOST_CHARACTERS`."""
+    next_step = next_step[:_MOST_ADVICE]
+    room = MOST_CHARACTERS - (len(f"{_ADVICE}{next_step}") if next_step else 0)
+    return message if len(message) <= room else f"{message[: room - 1]}…", next_step
 
 
 def _python_errors(text: str) -> list[re.Match[str]]:
