@@ -29,7 +29,11 @@ the operator can do.
 
 from __future__ import annotations
 
+import re
 from typing import Any
+
+_WORD = re.compile(r"(?!pip |sparkonce |librdkafka )[a-z]+(?:[ ,]|$)")
+"""A sentence's first word that is neither a command nor a name."""
 
 
 class SparkonceError(Exception):
@@ -41,6 +45,9 @@ class SparkonceError(Exception):
         details: Plain values that a program may want: batch, phase, handle, outcome.
     """
 
+    _OF_A_START = False
+    """Whether the message stands alone. What stops a batch is told behind the batch's number, and other words."""
+
     def __init__(self, message: str, *, next_step: str = "", **details: Any) -> None:
         super().__init__(message)
         self.message = message
@@ -48,10 +55,23 @@ class SparkonceError(Exception):
         self.details = details
 
     def __str__(self) -> str:
-        return f"{self.message} Next: {self.next_step}" if self.next_step else self.message
+        told = _capital(self.message, self.details.get("setting")) if self._OF_A_START else self.message
+        return f"{_stopped(told)} Next: {_stopped(_capital(self.next_step))}" if self.next_step else _stopped(told)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return (_rebuild, (type(self), self.message, self.next_step, self.details))
+
+
+def _capital(text: str, setting: object = None) -> str:
+    """With a capital letter, unless it begins with the setting's name."""
+    is_name = re.split("[ ,]", text, maxsplit=1)[0] == setting
+    return text[0].upper() + text[1:] if _WORD.match(text) and not is_name else text
+
+
+def _stopped(text: str) -> str:
+    """With a full stop, where there is none."""
+    text = text.rstrip()
+    return text if text.endswith((".", "!", "?", "…", ":")) or not text else f"{text}."
 
 
 def _rebuild(kind: type[SparkonceError], message: str, next_step: str, details: dict[str, Any]) -> SparkonceError:
@@ -61,6 +81,8 @@ def _rebuild(kind: type[SparkonceError], message: str, next_step: str, details: 
 class ConfigurationError(SparkonceError):
     """A setting is missing, unknown, or contradicts another."""
 
+    _OF_A_START = True
+
 
 class SchemaError(ConfigurationError):
     """A column is missing or has a type that the sink does not take."""
@@ -68,6 +90,8 @@ class SchemaError(ConfigurationError):
 
 class PreflightError(SparkonceError):
     """A server's setting, limit or permission does not allow the guarantee asked for."""
+
+    _OF_A_START = True
 
 
 class RegistryError(SparkonceError):

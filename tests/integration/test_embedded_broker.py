@@ -275,7 +275,7 @@ def test_a_version_that_does_not_exist_is_a_message_of_the_command(tmp_path):
     )
     assert run.returncode == 1
     assert "4.3.99: not found" in run.stderr
-    assert "Next: check the version" in run.stderr
+    assert "Next: Check the version" in run.stderr
     assert "Traceback" not in run.stderr
 
 

@@ -108,7 +108,7 @@ def test_a_table_of_markers_that_is_gone_is_not_made_again(witness: Witness) -> 
     """An empty one would make lost of all that is committed."""
     facts = check(witness)
     witness.run("RENAME TABLE sparkonce_commits TO away")
-    with pytest.raises(PreflightError, match=r"sparkonce_commits is gone.* Next: put it back"):
+    with pytest.raises(PreflightError, match=r"sparkonce_commits is gone.* Next: Put it back"):
         check(witness, recorded=facts)
     witness.run("RENAME TABLE away TO sparkonce_commits")
     assert check(witness, recorded=facts) == facts
@@ -186,7 +186,7 @@ def test_without_local_infile_rows_arrive_all_the_same(witness: Witness, monkeyp
     [
         (
             "10.4.34-MariaDB",
-            "MariaDB 10.4.34-MariaDB.* 10.5 or newer.*MDEV-742.* Next: update the server to MariaDB 10.5",
+            "MariaDB 10.4.34-MariaDB.* 10.5 or newer.*MDEV-742.* Next: Update the server to MariaDB 10.5",
         ),
         ("5.5.5-10.4.34-MariaDB-log", "10.5 or newer"),
         ("10.5.0-MariaDB", ""),
@@ -215,7 +215,7 @@ def test_a_user_who_may_not_list_prepared_transactions_is_refused(
 ) -> None:
     facts = check(witness, commit=commit)
     monkeypatch.setattr("sparkonce.sinks.mysql.preflight.flavour_of", lambda _: MAY_NOT_RECOVER)
-    with pytest.raises(PreflightError, match=r"XA RECOVER.* error 1401.* Next: grant XA_RECOVER_ADMIN to the user"):
+    with pytest.raises(PreflightError, match=r"XA RECOVER.* error 1401.* Next: Grant XA_RECOVER_ADMIN to the user"):
         check(witness, recorded=facts, commit=commit)
     check(witness, guarantee=Guarantee.AT_LEAST_ONCE)
 

@@ -117,7 +117,7 @@ def test_what_the_query_itself_has_left_takes_no_room_and_what_fills_up_later_sa
         ("SELECT 1", {"table": "T"}, ["no table", "exactly as the catalog has it"]),
         ("ALTER TABLE t RENAME TO r; CREATE VIEW t AS SELECT * FROM r", {}, ["is a view"]),
         ("ALTER TABLE t SET UNLOGGED", {}, ["unlogged"]),
-        ("SELECT 1", {"user": "plain"}, [r"no permission on table.*INSERT missing.*GRANT INSERT"]),
+        ("SELECT 1", {"user": "plain"}, [r"No permission on table.*INSERT missing.*GRANT INSERT"]),
         (
             "GRANT INSERT ON t TO plain",
             {"user": "plain", "mode": "upsert", "key_columns": ["id"]},
@@ -222,7 +222,7 @@ def test_a_server_that_is_too_old_is_refused(server: PostgresServer, monkeypatch
     monkeypatch.setattr(preflight, "OLDEST", int(version) + 10_000)
     older = int(version) // 10_000 + 1
     for commit in ("staged", "two_phase"):
-        words = (f"server_version_num={version}: PostgreSQL {older} is the oldest", "update the server")
+        words = (f"server_version_num={version}: PostgreSQL {older} is the oldest", "Update the server")
         refused(server, *words, commit=commit)
     assert ask(server, "SELECT to_regclass('sparkonce_commits')") == [(None,)], "made before the refusal"
 
@@ -243,7 +243,7 @@ def test_another_schema_of_markers_than_before_is_refused_and_nothing_is_lost(
     run = owner(new_sink(server, commit=commit))
     decided, left = (prepare(new_sink(server, commit=commit), ROWS, run=run, batch=batch) for batch in (0, 1))
     for more in ({"commits_schema": "b"}, {"schema": "b"}):
-        with pytest.raises(PreflightError, match=r"in schema 'public'.* Next: set commits_schema='public'"):
+        with pytest.raises(PreflightError, match=r"in schema 'public'.* Next: Set commits_schema='public'"):
             new_sink(server, commit=commit, **more).preflight(QUERY, run.facts)
     assert ask(server, "SELECT to_regclass('b.sparkonce_commits')") == [(None,)]
     moved = new_sink(server, commit=commit, schema="b", commits_schema="public")
@@ -260,7 +260,7 @@ def test_a_table_of_markers_that_is_gone_is_not_made_again(server: PostgresServe
     """An empty one would make lost of all that is committed."""
     facts = new_sink(server).preflight(QUERY, None)
     ask(server, "ALTER TABLE sparkonce_commits RENAME TO away")
-    with pytest.raises(PreflightError, match=r'"public"."sparkonce_commits" is gone.* Next: put it back'):
+    with pytest.raises(PreflightError, match=r'"public"."sparkonce_commits" is gone.* Next: Put it back'):
         new_sink(server).preflight(QUERY, facts)
     ask(server, "ALTER TABLE away RENAME TO sparkonce_commits")
     assert new_sink(server).preflight(QUERY, facts) == facts

@@ -148,7 +148,7 @@ def test_a_cluster_and_a_server_are_told_apart(server: RedisServer, cluster: Red
 def test_a_user_who_may_not_touch_the_sinks_keys_is_refused(server: RedisServer, client: Any) -> None:
     """The commands are tried in test_redis_rights.py."""
     client.execute_command("ACL SETUSER worker reset on >secret ~other:* +@all")
-    with pytest.raises(PreflightError, match=r"scripts do not run.*NOPERM.*grant") as raised:
+    with pytest.raises(PreflightError, match=r"Scripts do not run.*NOPERM.*Grant") as raised:
         preflight(RedisSink(f"redis://worker:secret@{server.address}/0"))
     assert "secret" not in str(raised.value)
 

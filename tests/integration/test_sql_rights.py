@@ -151,7 +151,7 @@ def test_a_right_of_postgresql_that_goes(
     ("right", "on", "words"),
     [
         *(
-            (right, "markers.sparkonce_commits", f'no permission on the table of markers "markers".*: {right} missing')
+            (right, "markers.sparkonce_commits", f'No permission on the table of markers "markers".*: {right} missing')
             for right in ("SELECT", "INSERT", "UPDATE", "DELETE")
         ),
         ("USAGE", "SCHEMA markers", "commits_schema='markers': no permission on the schema: USAGE missing"),

@@ -329,7 +329,7 @@ def test_what_python_cannot_resolve_as_java_does_stops_the_query(
     writer = record(("u", ["float", "double"]), ("x", "int"))
     server.set_compatibility("NONE", subject)
     df = rows(spark, framed(server.register(subject, writer), writer, {"u": 0.5, "x": 1}))
-    with pytest.raises(PySparkException, match="start the query again"):
+    with pytest.raises(PySparkException, match="tart the query again"):
         df.select(before).collect()
     assert decoded(df, subject, registry, reader=1) == [{"u": 0.5}]
 

@@ -46,7 +46,7 @@ def test_what_is_decided_of_the_old_one_is_finished_and_nothing_of_the_new_one_i
         stream.run(listener=crash_at(Phase.FINISHING, 1))
     make_again(stream)
     for _ in range(2):
-        with pytest.raises(PreflightError, match=f"topic '{stream.source}'.* was deleted and made again") as told:
+        with pytest.raises(PreflightError, match=f"Topic '{stream.source}'.* was deleted and made again") as told:
             stream.run()
         assert "new checkpoint" in told.value.next_step
         assert stream.keys() == OLD

@@ -209,7 +209,7 @@ def test_what_the_table_is_is_remembered(job: DeltaJob, tmp_path: Path) -> None:
     other = DeltaSink(str(tmp_path / "other"), folder=job.folder / "rows")
     with pytest.raises(PreflightError, match="has written to the table"):
         other.preflight(QUERY, job.facts)
-    with pytest.raises(PreflightError, match="create the table first"):
+    with pytest.raises(PreflightError, match="Create the table first"):
         DeltaSink(str(tmp_path / "none"), folder=job.folder / "rows").preflight(QUERY, None)
 
 
@@ -236,7 +236,7 @@ def test_what_never_holds_a_null_fits_where_one_may_be(tables: SparkSession, tmp
 
 def test_a_table_that_is_not_there_is_told(job: DeltaJob) -> None:
     shutil.rmtree(job.path)
-    with pytest.raises(PreflightError, match="create the table first"):
+    with pytest.raises(PreflightError, match="Create the table first"):
         job.sink().preflight(QUERY, None)
 
 
@@ -379,7 +379,7 @@ def test_a_table_that_goes_while_it_is_written_to(job: DeltaJob, monkeypatch: py
 
 
 @drawn
-@pytest.mark.parametrize(("made_anew", "says"), [(True, "has written to the table"), (False, "create the table first")])
+@pytest.mark.parametrize(("made_anew", "says"), [(True, "has written to the table"), (False, "reate the table first")])
 def test_a_batch_is_not_decided_for_a_table_that_is_gone(job: DeltaJob, made_anew: bool, says: str) -> None:
     make_orders(job.folder / "orders", files=4)
 

@@ -355,7 +355,7 @@ def test_what_the_table_is_is_remembered(job: IcebergJob) -> None:
     other = IcebergSink(make_table(job.spark), folder=job.folder / "rows")
     with pytest.raises(PreflightError, match="has written to the table"):
         other.preflight(QUERY, job.facts)
-    with pytest.raises(PreflightError, match="create the table first"):
+    with pytest.raises(PreflightError, match="Create the table first"):
         IcebergSink("ice.db.none", folder=job.folder / "rows").preflight(QUERY, None)
 
 

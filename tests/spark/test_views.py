@@ -233,7 +233,7 @@ def test_a_query_that_is_stopped_before_its_jobs_begin_does_not_run_them_to_thei
 
 def test_a_view_must_be_a_function_that_gives_a_frame(tmp_path: Path) -> None:
     sink = FolderSink(tmp_path)
-    with pytest.raises(ConfigurationError, match="the view of sink 'folder' is 'number > 3'"):
+    with pytest.raises(ConfigurationError, match="The view of sink 'folder' is 'number > 3'"):
         ExactlyOnce({sink: "number > 3"}, checkpoint=str(tmp_path))  # type: ignore[dict-item]
     with pytest.raises(ConfigurationError, match=r"sinks=\['folder', 'folder'\]"):
         ExactlyOnce({sink: None, FolderSink(tmp_path): None}, checkpoint=str(tmp_path))
@@ -246,7 +246,7 @@ def test_views_are_looked_at_before_the_query_starts(spark: SparkSession, tmp_pa
     def start(view: Callable[[DataFrame], object]) -> None:
         ExactlyOnce({sink: view}, checkpoint=str(tmp_path / "c"), display=False).start(rows)  # type: ignore[dict-item]
 
-    with pytest.raises(ConfigurationError, match=r"the view of sink \['kafka'\] returned a int"):
+    with pytest.raises(ConfigurationError, match=r"The view of sink \['kafka'\] returned a int"):
         start(lambda df: df.count())
     with pytest.raises(SchemaError, match="timestamp"):
         start(lambda df: df.select("timestamp"))

@@ -102,7 +102,7 @@ def test_a_schema_of_the_plans_subject_stops_the_query_as_java_may_read_it(
     several = record(x=["long", "string"])
     schema_id = server.register("others-value", several)
     assert server.register("orders-value", several) == schema_id
-    with pytest.raises(ConfigurationError, match=rf"id {schema_id} was registered under .*start the query again"):
+    with pytest.raises(ConfigurationError, match=rf"id {schema_id} was registered under .*Start the query again"):
         answers(asked, wire_header(schema_id) + b"\0\2")
 
 

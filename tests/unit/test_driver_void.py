@@ -70,7 +70,7 @@ def test_it_is_not_passed_over_where_its_sink_writes_without_transactions_now(
     with pytest.raises(Crash):
         world.run(world.start(crash_when_void()), 0)
     world.guarantees["memory"] = Guarantee.AT_LEAST_ONCE
-    with pytest.raises(errors.ConfigurationError, match="batch 0 was decided when sink 'memory' was exactly-once"):
+    with pytest.raises(errors.ConfigurationError, match="Batch 0 was decided when sink 'memory' was exactly-once"):
         world.run(world.start(), 0)
     world.guarantees["memory"] = Guarantee.EXACTLY_ONCE
     world.run(world.start(), 0, 1)

@@ -27,11 +27,11 @@ def test_errors_cross_processes(kind: type[SparkonceError]) -> None:
     copy = pickle.loads(pickle.dumps(error))  # noqa: S301 - pickled on the same line
     assert type(copy) is kind
     assert (copy.message, copy.next_step, copy.details) == (error.message, error.next_step, error.details)
-    assert str(copy) == str(error) == "a=1 is wrong. Next: set a=2"
+    assert str(copy) == str(error) == "a=1 is wrong. Next: Set a=2."
 
 
 def test_an_error_without_a_next_step_says_what_happened() -> None:
-    assert str(SparkonceError("a=1 is wrong")) == "a=1 is wrong"
+    assert str(SparkonceError("a=1 is wrong")) == "a=1 is wrong."
 
 
 def test_the_tree_in_the_docstring_is_the_tree() -> None:
@@ -75,3 +75,18 @@ def test_a_loss_names_what_is_lost() -> None:
     assert type(error) is TransactionLostError
     assert "('memory', 1, 2)" in error.message
     assert details == {name: error.details[name] for name in details}
+
+
+@pytest.mark.parametrize(
+    ("said", "step", "told"),
+    [
+        ("no sink is called 'a'", "give one of ['b']", "No sink is called 'a'. Next: Give one of ['b']."),
+        ("topic holds a space", "pip install x", "topic holds a space. Next: pip install x."),
+        ("a_b=1: must be 2", "a.b is", "a_b=1: must be 2. Next: a.b is."),
+        ("Why?\n", "", "Why?"),
+        ("", "", ""),
+    ],
+)
+def test_what_is_told_is_sentences(said: str, step: str, told: str) -> None:
+    assert str(errors.ConfigurationError(said, next_step=step, setting="topic")) == told
+    assert str(errors.PrepareError("slot 1 failed", next_step="look")) == "slot 1 failed. Next: Look."

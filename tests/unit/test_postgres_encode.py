@@ -109,5 +109,5 @@ def test_rows_of_no_columns_but_fixed_ones_need_no_join() -> None:
 
 
 def test_types_that_nobody_has_heard_of_are_refused() -> None:
-    with pytest.raises(SchemaError, match="column 'x' is uint8, and in the table int4"):
+    with pytest.raises(SchemaError, match="Column 'x' is uint8, and in the table int4"):
         encoder("x", pa.uint8(), ServerType(shown="int4", name="int4"))

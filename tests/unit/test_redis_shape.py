@@ -103,12 +103,12 @@ def test_a_hash_takes_all_columns_that_are_nothing_else() -> None:
     ids=str,
 )
 def test_columns_that_do_not_fit_are_named(settings: dict[str, Any], column: str) -> None:
-    with pytest.raises(SchemaError, match=f"column '{column}'"):
+    with pytest.raises(SchemaError, match=f"Column '{column}'"):
         RedisSink(**settings).columns(SCHEMA)
 
 
 def test_a_hash_without_fields() -> None:
-    with pytest.raises(SchemaError, match="a hash needs fields"):
+    with pytest.raises(SchemaError, match="A hash needs fields"):
         RedisSink(structure="hash").columns(pa.schema([("key", pa.string())]))
 
 

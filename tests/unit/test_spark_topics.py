@@ -39,7 +39,7 @@ def test_ids_are_kept_from_the_first_run_on() -> None:
 def test_a_topic_that_is_another_one_is_refused_in_every_run_and_its_old_id_is_kept() -> None:
     topics = Topics(a="1", b="3", c="4")
     assert topics.start({"a": "1", "b": "2"}) == {"a": "1", "b": "2", "c": "4"}
-    with pytest.raises(PreflightError, match=r"topic 'b', .* it has the id 3, and had 2"):
+    with pytest.raises(PreflightError, match=r"Topic 'b', .* it has the id 3, and had 2"):
         topics.check_same()
 
 

@@ -62,7 +62,7 @@ def test_columns_that_pyspark_does_not_bring_are_named() -> None:
     good = StructField("good", DayTimeIntervalType())
     bad = [StructField("since", span), StructField("spans", ArrayType(span))]
     with pytest.raises(
-        SchemaError, match=r"'since' is interval year to month, 'spans' is array<.*>\. Next: cast"
+        SchemaError, match=r"'since' is interval year to month, 'spans' is array<.*>\. Next: Cast"
     ) as told:
         arrow_schema(StructType([good, *bad]))
     assert "good" not in str(told.value)

@@ -94,7 +94,7 @@ def test_what_cannot_be_told_is_no_violation(error: Exception, tmp_path: Path, m
     monkeypatch.setattr("sparkonce.verify.run.run", failing(error, after=None))
     done = CliRunner().invoke(app, ["verify", "--out", str(tmp_path / "run")])
     assert done.exit_code == 2
-    assert "no server" in done.output
+    assert "no server" in done.output.lower()
     assert ("Traceback" in done.output) == isinstance(error, ValueError)
 
 
@@ -107,7 +107,7 @@ def test_what_was_recorded_until_it_failed_is_judged(
     monkeypatch.setattr("sparkonce.verify.run.run", failing(error, after=run))
     done = CliRunner().invoke(app, ["verify", "--out", str(tmp_path / "run")])
     assert done.exit_code == 1
-    assert "no server. What was recorded until then is judged" in done.output
+    assert "o server. What was recorded until then is judged" in done.output
     assert NOT_EXACTLY in done.output
 
 

@@ -79,7 +79,7 @@ def test_what_cannot_be_ended_hides_nothing(tmp_path: Path) -> None:
     said: list[str] = []
     kafka = Fake("kafka", stop=OSError("the topic is still there"))
     postgres = Fake("postgres", start=PreflightError("no server"), stop=RuntimeError("no schema"))
-    with pytest.raises(PreflightError, match="no server"):
+    with pytest.raises(PreflightError, match="No server"):
         run(asked(tmp_path / "run", kafka, postgres), said.append)
     assert (kafka.called, postgres.called) == (["start", "stop"], ["start", "stop"])
     assert said[-2:] == [

@@ -119,7 +119,7 @@ def test_some_outages_are_longer_than_a_start_waits_or_a_commit_is_tried() -> No
 
 
 def test_nothing_to_choose_from() -> None:
-    with pytest.raises(ConfigurationError, match="no fault can be injected"):
+    with pytest.raises(ConfigurationError, match="No fault can be injected"):
         draw(1, 1, [])
 
 
@@ -166,7 +166,7 @@ GOOD = {"number": 1, "fault": "reply-lost", "phase": "FINISHING", "system": "kaf
 )
 def test_a_step_that_is_not_what_it_must_be(changed: dict[str, Any]) -> None:
     assert Step.of_json(GOOD).request == "commit"
-    with pytest.raises(ConfigurationError, match="a step of the schedule cannot be read") as caught:
+    with pytest.raises(ConfigurationError, match="A step of the schedule cannot be read") as caught:
         Step.of_json({**GOOD, **changed})
     assert caught.value.next_step
 
@@ -179,7 +179,7 @@ def test_a_step_without_a_field(missing: str) -> None:
 
 @pytest.mark.parametrize("fields", [None, [], "driver-killed", 7])
 def test_what_is_no_step_at_all(fields: Any) -> None:
-    with pytest.raises(ConfigurationError, match="a step of the schedule cannot be read"):
+    with pytest.raises(ConfigurationError, match="A step of the schedule cannot be read"):
         Step.of_json(fields)
 
 

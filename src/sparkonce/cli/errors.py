@@ -7,6 +7,7 @@ from sparkonce.errors import SparkonceError
 
 def tell(error: SparkonceError) -> None:
     """A message and a next step on standard error, in place of a traceback."""
-    typer.secho(error.message.rstrip(), fg="red", err=True)
-    if error.next_step:
-        typer.secho(f"Next: {error.next_step}", err=True)
+    told, _, step = str(error).rpartition(" Next: ")
+    typer.secho(told or step, fg="red", err=True)
+    if told:
+        typer.secho(f"Next: {step}", err=True)

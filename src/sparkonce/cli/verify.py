@@ -125,7 +125,7 @@ def verify(
                 raise
             if not isinstance(error, SparkonceError):
                 console.print_exception()
-            say(f"{error}. What was recorded until then is judged")
+            say(f"{str(error).rstrip('.')}. What was recorded until then is judged")
         _tell(options.folder, console, as_json)
 
 
