@@ -538,7 +538,7 @@ def test_another_folder_at_the_same_path_is_refused(tmp_path: Path) -> None:
     facts = sink.preflight(QUERY, None)
     (tmp_path / "out").rename(tmp_path / "moved")
     assert FilesSink(tmp_path / "moved").preflight(QUERY, facts) == facts, "a folder may be moved"
-    with pytest.raises(PreflightError, match="until now this query wrote to one"):
+    with pytest.raises(PreflightError, match=r"this query wrote to until now: that one was deleted"):
         sink.preflight(QUERY, facts)
 
 
@@ -552,7 +552,7 @@ def test_the_id_can_be_put_back(tmp_path: Path) -> None:
     with pytest.raises(PrepareError, match=f"deleted that file: write {name} into it"):
         life.prepare(TWO, slot=1)
     assert life.commit(handle) == [Outcome.COMMITTED], "what is held here is of here"
-    with pytest.raises(PreflightError, match=f"until now .*folder='{name}'"):
+    with pytest.raises(PreflightError, match=f"until now: .*folder='{name}'"):
         sink.preflight(QUERY, life.owner.facts)
     (root / ".sparkonce" / "id").write_text(f"{name}\n")
     assert sink.preflight(QUERY, life.owner.facts) == life.owner.facts

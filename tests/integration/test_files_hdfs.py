@@ -206,7 +206,7 @@ def test_another_cluster_is_refused(place: Place) -> None:
     facts = FilesSink(place.url).preflight(QUERY, None)
     assert FilesSink(place.url).preflight(QUERY, facts) == facts
     other = Place(place.server)
-    with pytest.raises(PreflightError, match="until now this query wrote to one"):
+    with pytest.raises(PreflightError, match="this query wrote to until now"):
         FilesSink(other.url).preflight(QUERY, facts)
 
 

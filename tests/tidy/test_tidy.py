@@ -93,6 +93,22 @@ def test_the_protocol_is_pure() -> None:
     nobody(offenders(paths, found), "let an event bring it, or an effect ask for it")
 
 
+def test_what_a_start_refuses_says_what_to_do_next() -> None:
+    """What stops a batch may have nothing to say but what happened."""
+    kinds = {"ConfigurationError", "SchemaError", "PreflightError"}
+
+    def silent(path: Path) -> Found:
+        made = [node for node in nodes(tree(path)) if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)]
+        return [
+            (node.lineno, node.func.id)
+            for node in made
+            if isinstance(node.func, ast.Name) and node.func.id in kinds
+            if "next_step" not in {keyword.arg for keyword in node.keywords}
+        ]
+
+    nobody(offenders(outside("testing"), silent), "say it as next_step=")
+
+
 def test_nothing_is_left_for_later() -> None:
     later = re.compile(r"\b(?:TODO|FIXME|XXX|HACK)\b")
     nobody(offenders(MODULES, lambda path: words(path, later)), "do it, or leave it")

@@ -463,7 +463,7 @@ def test_a_copied_checkpoint_is_refused_and_a_moved_one_taken(
     world.run(world.start(), 0)
     there = tmp_path / "there"
     shutil.copytree(tmp_path / "sparkonce", there / "sparkonce")
-    with pytest.raises(errors.CheckpointMismatchError, match="checkpoint_moved=True"):
+    with pytest.raises(errors.CheckpointMismatchError, match=r"twice\. Next: If .*checkpoint_moved=True.*last used\.$"):
         world.run(world.start(store=LocalLogStore(there)), 1)
     with caplog.at_level("WARNING", "sparkonce"):
         world.run(world.start(store=LocalLogStore(there), moved=True), 1)

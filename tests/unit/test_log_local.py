@@ -566,7 +566,16 @@ def test_a_query_that_has_run_where_the_url_led_before_is_not_begun_anew(
 def test_places_that_are_not_local_are_refused(given: str) -> None:
     with pytest.raises(ConfigurationError, match=f"checkpoint='{given}'.*local or mounted disk") as caught:
         local_checkpoint(given)
-    assert "file: URL" in caught.value.next_step
+    assert "PersistentVolumeClaim" in caught.value.next_step
+    assert ("/dbfs/c is the same folder" in caught.value.next_step) == given.startswith("dbfs")
+
+
+@pytest.mark.parametrize(
+    ("given", "told"), [("", "names no folder"), ("~/c", "nobody expands it"), (None, "no folder")]
+)
+def test_what_names_no_folder_is_refused(given: str, told: str) -> None:
+    with pytest.raises(ConfigurationError, match=f"checkpoint={given!r} .*{told}"):
+        local_checkpoint(given)
 
 
 def test_a_place_that_is_no_url_is_refused() -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from sparkonce.errors import CheckpointMismatchError, ConfigurationError
-from sparkonce.spark.checkpoint import check_query, input_offsets, query_id
+from sparkonce.spark.checkpoint import Location, check_query, input_offsets, query_id
 
 QUERY = "7f6e5d4c-0000-4000-8000-000000000001"
 SETTINGS = '{"batchWatermarkMs":0,"batchTimestampMs":1795237934862,"conf":{"spark.sql.shuffle.partitions":"4"}}'
@@ -85,6 +85,14 @@ def test_the_running_query_has_another_checkpoint(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="holds query another") as caught:
         check_query(tmp_path, QUERY)
     assert "checkpointLocation" in caught.value.next_step
+
+
+def test_where_the_running_query_has_its_checkpoint_is_told(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match=f"checkpointLocation is '/other', .*checkpoint='{tmp_path}'"):
+        check_query(tmp_path, QUERY, lambda: Location("/other", is_temporary=False))
+    with pytest.raises(ConfigurationError, match="has no option checkpointLocation") as caught:
+        check_query(tmp_path, QUERY, lambda: Location("/tmp/temporary-5", is_temporary=True))  # noqa: S108
+    assert f'.option("checkpointLocation", "{tmp_path}")' in caught.value.next_step
 
 
 @pytest.mark.parametrize("data", [b"[]", b"5", b"[" * 100_000, b"\xff\xfe", b"{}", b"null"])

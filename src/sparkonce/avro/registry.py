@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 from urllib.parse import quote, unquote
 
+from sparkonce.arguments import mapping, missing_package
 from sparkonce.avro.schemas import Schema, inline, parse
 from sparkonce.errors import ConfigurationError, RegistryError
 
@@ -63,7 +64,7 @@ class SchemaRegistry:
     """
 
     def __init__(self, settings: Mapping[str, Any]) -> None:
-        self._settings = {**DEFAULTS, **settings}
+        self._settings = {**DEFAULTS, **mapping("settings", settings, example="{'url': 'https://registry:8081'}")}
         self._key = _key(self._settings)
         if not isinstance(self._settings.get("url"), str):
             raise ConfigurationError(
@@ -240,15 +241,14 @@ class SchemaRegistry:
         try:
             from confluent_kafka.schema_registry import SchemaRegistryClient
         except ImportError as error:
-            raise ConfigurationError(
-                f"The schema registry's client is not installed: {error}", next_step="pip install 'sparkonce[avro]'"
-            ) from error
+            raise missing_package("SchemaRegistry", f"{error.name}", "avro") from error
         try:
             return SchemaRegistryClient(dict(self._settings))
         except (ValueError, TypeError, OSError) as error:
             named = ", ".join(sorted(self._settings))
             raise ConfigurationError(
-                f"SchemaRegistry does not take these settings ({named}): {self._without_secrets(str(error))}"
+                f"SchemaRegistry does not take these settings ({named}): {self._without_secrets(str(error))}",
+                next_step="correct or remove the setting it names.",
             ) from None
 
 

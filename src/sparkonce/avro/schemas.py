@@ -44,7 +44,9 @@ def parse(text: str, where: str) -> Schema:
     except ValueError as error:
         raise ConfigurationError(f"{where} is not JSON: {error}", next_step="give an Avro schema as JSON.") from None
     if not isinstance(found, str | dict | list):
-        raise ConfigurationError(f"{where} is {text[:40]!r}, which is no Avro schema")
+        raise ConfigurationError(
+            f"{where} is {text[:40]!r}, which is no Avro schema", next_step="give an Avro schema as JSON."
+        )
     return found
 
 
@@ -57,7 +59,10 @@ def read_avsc(path: str | Path) -> str:
     try:
         text = Path(path).read_text()
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigurationError(f"The schema file {str(path)!r} cannot be read: {error}") from None
+        raise ConfigurationError(
+            f"The schema file {str(path)!r} cannot be read: {error}",
+            next_step="give the path of a readable .avsc file.",
+        ) from None
     parse(text, f"The schema file {str(path)!r}")
     return text
 

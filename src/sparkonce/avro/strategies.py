@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from enum import Enum
 
+from sparkonce.arguments import member, one_of
 from sparkonce.errors import ConfigurationError
 
 
@@ -33,15 +34,12 @@ def subject_name(strategy: SubjectStrategy | str, *, topic: str | None, field: s
     Raises:
         ConfigurationError: if something that the strategy needs is missing.
     """
-    try:
-        chosen = SubjectStrategy(strategy)
-    except ValueError:
-        known = ", ".join(one.value for one in SubjectStrategy)
-        raise ConfigurationError(f"strategy={strategy!r} is not known", next_step=f"say one of {known}.") from None
-    if field not in ("value", "key"):
-        raise ConfigurationError(f"field={field!r}", next_step="say value or key.")
+    chosen = member("strategy", strategy, SubjectStrategy)
+    one_of("field", field, ("value", "key"))
     if chosen is not SubjectStrategy.RECORD_NAME and not topic:
-        raise ConfigurationError(f"strategy={chosen.value} needs topic, and topic={topic!r}")
+        raise ConfigurationError(
+            f"strategy={chosen.value} needs topic, and topic={topic!r}", next_step="give the topic's name."
+        )
     if chosen is SubjectStrategy.TOPIC_NAME:
         return f"{topic}-{field}"
     if not record:

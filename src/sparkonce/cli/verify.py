@@ -206,7 +206,11 @@ def _settings(path: Path | None) -> dict[str, Any]:
     try:
         found = json.loads(path.read_text())
     except (OSError, ValueError) as error:
-        raise ConfigurationError(f"--kafka-config {path} cannot be read as JSON: {error}") from error
+        raise ConfigurationError(
+            f"--kafka-config {path} cannot be read as JSON: {error}", next_step="correct the file."
+        ) from error
     if not isinstance(found, dict):
-        raise ConfigurationError(f"--kafka-config {path} must hold an object with librdkafka's settings")
+        raise ConfigurationError(
+            f"--kafka-config {path} must hold an object with librdkafka's settings", next_step="correct the file."
+        )
     return found

@@ -57,6 +57,14 @@ _DELETED = (
     "a new checkpoint. Have the server keep rows for longer than transactions stay open."
 )
 
+_IF_MOVED = ". If it was moved"
+"""Where the coordinator's message about a log at another place goes on to what can be done."""
+
+_MOVED = (
+    "if the checkpoint was moved, and nothing runs on the old one any more, say so once: "
+    "ExactlyOnce(…, checkpoint_moved=True). If this is a copy, start on the one that was last used."
+)
+
 _ADVISED = frozenset({do.StopReason.PREPARE_FAILED, do.StopReason.UNKNOWN, do.StopReason.TOO_OLD})
 """Reasons whose next step depends on what a system has said, if it has said anything."""
 
@@ -92,6 +100,9 @@ def stop_error(stop: do.Stop, batch: int, advice: str = "") -> errors.SparkonceE
     kind, next_step = _ERRORS[stop.reason]
     if advice and stop.reason in _ADVISED:
         next_step = advice
+    told, was_moved, _ = stop.message.partition(_IF_MOVED)
+    if was_moved:
+        return kind(told, next_step=_MOVED, batch=batch)
     details: dict[str, Any] = {"batch": batch, **dict(stop.details)}
     if stop.reason is do.StopReason.LOST:
         message = (

@@ -31,13 +31,21 @@ _SURELY_NOT_LINKED = _NO_LINKS | {errno.ENOSPC, errno.EDQUOT, errno.EACCES, errn
 """Errors of ``link(2)`` after which the name surely does not stand. On NFS others may follow a link that was made."""
 
 
-def local_checkpoint(checkpoint: str) -> Path:
+def local_checkpoint(given: str | os.PathLike[str]) -> Path:
     """The folder of a checkpoint location, as Spark finds it: in a ``file:`` URL, too, ``%20`` is three characters.
 
     Raises:
         ConfigurationError: if the location is not on a local or mounted disk; or if a query has run in the folder that
             the URL meant until ``%`` was taken as it stands.
     """
+    checkpoint = str(given) if isinstance(given, str | os.PathLike) else ""
+    if not checkpoint or checkpoint.startswith("~"):
+        raise ConfigurationError(
+            f"checkpoint={given!r} "
+            + ("would be a folder that is called '~': nobody expands it." if checkpoint else "names no folder."),
+            next_step="give an absolute path, such as '/data/checkpoints/totals'.",
+            setting="checkpoint",
+        )
     try:
         location = urlsplit(checkpoint)
     except ValueError as error:
@@ -57,9 +65,17 @@ def local_checkpoint(checkpoint: str) -> Path:
         return folder
     if not location.scheme:
         return Path(checkpoint)
+    at_databricks = (
+        f"On Databricks /dbfs{location.path} is the same folder, on a mount that has no hard links at most places: the "
+        "start tries it, and refuses it then. "
+    )
     raise ConfigurationError(
-        f"checkpoint={checkpoint!r}: the decision log needs a local or mounted disk, and {location.scheme}:// is none",
-        next_step="give a path or a file: URL.",
+        f"checkpoint={checkpoint!r}: the decision log needs a local or mounted disk, and {location.scheme}: is none.",
+        next_step=(at_databricks if location.scheme == "dbfs" else "")
+        + "Give the path of a disk that the driver's host mounts, and the next one's too: a PersistentVolumeClaim on "
+        "Kubernetes, EFS, FSx or an EBS volume on AWS, Filestore, Azure Files by NFS, any NFS 4. See "
+        "docs/operations.md#which-disks-carry-a-checkpoint.",
+        setting="checkpoint",
     )
 
 

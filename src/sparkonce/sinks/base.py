@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from sparkonce.arguments import member, nonempty
 from sparkonce.errors import SchemaError
 from sparkonce.guarantees import Guarantee
 
@@ -273,8 +274,8 @@ class TwoPhaseCommitSink(abc.ABC):
     """
 
     def __init__(self, name: str, guarantee: Guarantee = Guarantee.EXACTLY_ONCE) -> None:
-        self.name = name
-        self.guarantee = Guarantee(guarantee)
+        self.name = nonempty("name", name, example="a name, such as 'orders'")
+        self.guarantee = member("guarantee", guarantee, Guarantee)
 
     @property
     def promise(self) -> Guarantee:

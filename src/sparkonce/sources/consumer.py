@@ -12,7 +12,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from sparkonce.arguments import mapping
 from sparkonce.errors import ConfigurationError
+from sparkonce.sinks.kafka.translation import check_servers
 from sparkonce.sources.consumer_names import JAVA, REFUSED, RENAMED
 
 _HOST_NAMES = "ssl.endpoint.identification.algorithm"
@@ -47,7 +49,7 @@ def consumer_settings(user: Mapping[str, Any]) -> dict[str, str]:
         ConfigurationError: naming the setting that is unknown, given twice, or cannot be used with Spark's source.
     """
     plain: dict[str, Any] = {}
-    for given, value in user.items():
+    for given, value in mapping("settings", user, example="{'bootstrap.servers': 'broker:9092'}").items():
         name = given.removeprefix("kafka.")
         name = RENAMED.get(name, name)
         if name not in JAVA and name not in _TOGETHER:
@@ -56,8 +58,7 @@ def consumer_settings(user: Mapping[str, Any]) -> dict[str, str]:
         if name in plain:
             raise ConfigurationError(f"{name} is given twice, under two names.", next_step=f"Keep {name} only.")
         plain[name] = value
-    if not str(plain.get("bootstrap.servers", "")).strip():
-        raise ConfigurationError("bootstrap.servers is missing.", next_step="Name at least one broker as host:port.")
+    check_servers(plain)
     java = {name: _text(value) for name, value in plain.items() if name in JAVA}
     if java.get(_HOST_NAMES, "").lower() == "none":
         java[_HOST_NAMES] = ""  # Java's word for it

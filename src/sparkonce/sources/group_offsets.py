@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from sparkonce.arguments import number, texts
 from sparkonce.errors import ConfigurationError
 from sparkonce.protocol.handles import Handle
 from sparkonce.sinks.base import Facts
@@ -54,16 +55,13 @@ class GroupOffsets:
     def __post_init__(self) -> None:
         from sparkonce.sinks.kafka.settings import admin_settings
 
-        if not self.group.strip():
-            raise ConfigurationError(f"group={self.group!r} is no group id.", setting="group")
-        if isinstance(self.topics, str):
+        if not isinstance(self.group, str) or not self.group.strip():
             raise ConfigurationError(
-                f"topics={self.topics!r} is one text.", next_step="give a list of topics.", setting="topics"
+                f"group={self.group!r} is no group id.", next_step="Give a text, such as 'orders-job'.", setting="group"
             )
-        if self.deadline_s <= 0:
-            raise ConfigurationError(f"deadline_s={self.deadline_s} must be more than 0.", setting="deadline_s")
-        if "bootstrap.servers" not in self.settings:
-            raise ConfigurationError("bootstrap.servers is missing.", next_step="Name a broker as host:port.")
+        if self.topics is not None:
+            texts("topics", self.topics, example="a list of topics: ['orders']")
+        number("deadline_s", self.deadline_s, above=0)
         admin_settings(self.settings)
 
 

@@ -40,7 +40,7 @@ def spark_packages(version: str | None = None, *, avro: bool = True, delta: bool
         ConfigurationError: if the version is not one of a release, for which there are no published modules; or if it
             is not known which Delta or Iceberg fits it.
     """
-    asked = importlib.metadata.version("pyspark") if version is None else version
+    asked = importlib.metadata.version("pyspark") if version is None else str(version)
     found = _RELEASED.match(asked)
     if found is None:
         raise ConfigurationError(

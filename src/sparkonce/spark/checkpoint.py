@@ -7,9 +7,18 @@ watermark, timestamp and settings, then one JSON line for each source.
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
 
 from sparkonce.errors import CheckpointMismatchError, ConfigurationError
+
+
+class Location(NamedTuple):
+    """Where Spark keeps a query's checkpoint, and whether in a folder that it deletes when the query ends."""
+
+    folder: str
+    is_temporary: bool
 
 
 def query_id(checkpoint: Path) -> str | None:
@@ -25,14 +34,34 @@ def query_id(checkpoint: Path) -> str | None:
         ) from error
 
 
-def check_query(checkpoint: Path, running: str) -> None:
+def check_query(checkpoint: Path, running: str, location: Callable[[], Location | None] = lambda: None) -> None:
     """Sees that the running query has this checkpoint.
 
+    Args:
+        checkpoint: What `ExactlyOnce` was given.
+        running: The query's id.
+        location: Says where the query's checkpoint is; None if that is not known.
+
     Raises:
-        ConfigurationError: if its checkpointLocation is another one.
+        ConfigurationError: if its checkpointLocation is another one, or missing.
     """
     found = query_id(checkpoint)
     if found != running:
+        where = location()
+        if where is not None and where.is_temporary:
+            raise ConfigurationError(
+                f"The query has no option checkpointLocation, so that it would begin anew at each start, and "
+                f"ExactlyOnce has checkpoint={str(checkpoint)!r}.",
+                next_step=f'add .option("checkpointLocation", "{checkpoint}") to the query.',
+                setting="checkpointLocation",
+            )
+        if where is not None:
+            raise ConfigurationError(
+                f"The query's checkpointLocation is {where.folder!r}, and ExactlyOnce has "
+                f"checkpoint={str(checkpoint)!r}.",
+                next_step="give both the same folder.",
+                setting="checkpointLocation",
+            )
         raise ConfigurationError(
             f"checkpoint={str(checkpoint)!r} holds {'no query' if found is None else f'query {found}'}, and the "
             f"running query is {running}",

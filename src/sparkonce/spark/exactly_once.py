@@ -13,6 +13,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql.streaming.query import StreamingQuery
 
 import sparkonce
+from sparkonce.arguments import flag, function, number, shown
 from sparkonce.driver.progress import BatchProgress
 from sparkonce.driver.run import Listener, RunDriver, Timing
 from sparkonce.driver.start import read_log, recorded_facts, recorded_topics
@@ -30,6 +31,7 @@ from sparkonce.sources.group_offsets import GroupOffsets, GroupReporter
 from sparkonce.spark.checkpoint import check_query, input_offsets, newest_batch, query_id
 from sparkonce.spark.display import ProgressDisplay
 from sparkonce.spark.first_batch import analyzed, check_partition_column, warn_of_rows, warn_of_slots
+from sparkonce.spark.given import accepted, check_folder, check_frame, location_of, new_writer
 from sparkonce.spark.source_checks import KafkaSource, ask_sources
 from sparkonce.spark.topics import SourceTopics, kafka_sources, running_plan
 from sparkonce.spark.views import Sinks, Taken, check_columns, shares, views_of
@@ -92,32 +94,33 @@ class ExactlyOnce:
         views = views_of(sinks)
         self._sinks = {sink.name: sink for sink in views}
         self._shares = shares(views)
-        if outage_patience_s <= 0:
-            raise ConfigurationError(f"outage_patience_s={outage_patience_s}: must be more than 0")
         self.checkpoint = _absolute(checkpoint)
         for sink in self._sinks.values():
             sink.use_checkpoint(str(self.checkpoint))
-        self._moved = checkpoint_moved
-        self._accept_lost = dict(accept_lost_batches or {})
+        self._moved = flag("checkpoint_moved", checkpoint_moved)
+        self._accept_lost = accepted(accept_lost_batches)
         if unknown := self._accept_lost.keys() - self._sinks.keys():
             raise ConfigurationError(
                 f"accept_lost_batches={self._accept_lost!r}: no sink is called {', '.join(sorted(unknown))}",
                 next_step=f"give names of {sorted(self._sinks)}, as StaleServerError did.",
             )
-        self._groups = (group_offsets,) if isinstance(group_offsets, GroupOffsets) else tuple(group_offsets)
+        self._groups = _groups(group_offsets)
         self._check_groups()
         self._timing = Timing(
-            outage_patience_s=outage_patience_s,
-            sweep_every_s=sweep_every_s,
+            outage_patience_s=number("outage_patience_s", outage_patience_s, above=0),
+            sweep_every_s=number("sweep_every_s", sweep_every_s, least=0),
             sweep_in_background=True,
             look_out_every_s=LOOK_OUT_EVERY_S,
         )
-        self._listener = listener
-        self._display = ProgressDisplay(display)
+        self._listener = (
+            None if listener is None else function("listener", listener, example="a function of (phase, batch)")
+        )
+        self._display = ProgressDisplay(None if display is None else flag("display", display))
         # Ownership belongs to a run: a query that is started again with the same object claims again.
         self._run: tuple[str, RunDriver] | None = None
         self._topics: SourceTopics | None = None
         self._started = False
+        self._query: StreamingQuery | None = None
 
     @property
     def sinks(self) -> tuple[TwoPhaseCommitSink, ...]:
@@ -143,6 +146,8 @@ class ExactlyOnce:
             options: More options of the stream writer.
 
         Raises:
+            ConfigurationError: if an argument is wrong, the checkpoint cannot be written to, or this object's query
+                runs already.
             SchemaError: if a sink does not take the columns.
             LogError: if the checkpoint's decision log cannot be read.
             CheckpointMismatchError: if the checkpoint is not one of Spark's.
@@ -159,15 +164,21 @@ class ExactlyOnce:
         query_name: str | None,
         options: Mapping[str, str] | None,
     ) -> StreamingQuery:
+        check_frame(df)
+        self._check_not_running()
+        writer = new_writer(
+            df,
+            checkpoint=self.checkpoint,
+            output_mode=output_mode,
+            trigger=trigger,
+            query_name=query_name,
+            options=options,
+        )
+        check_folder(self.checkpoint)
         self._preflight(df, self._check_columns(df))
-        writer = df.writeStream.outputMode(output_mode).foreachBatch(self)
-        writer = writer.options(**dict(options or {})).option("checkpointLocation", str(self.checkpoint))
-        if query_name is not None:
-            writer = writer.queryName(query_name)
-        if trigger is not None:
-            writer = writer.trigger(**dict(trigger))
         self._started = True
-        query = writer.start()
+        query = writer.foreachBatch(self).start()
+        self._query = query
         self._close_at_end(query)
         return query
 
@@ -242,7 +253,7 @@ class ExactlyOnce:
         run, query = _running(df)
         if self._run is not None and self._run[0] == run:
             return self._run[1]
-        check_query(self.checkpoint, query)
+        check_query(self.checkpoint, query, lambda: location_of(df.sparkSession, query))
         taken = self._check_columns(df)
         if self._run is not None:
             self._run[1].close()
@@ -318,6 +329,15 @@ class ExactlyOnce:
             topics.close()
         return sources
 
+    def _check_not_running(self) -> None:
+        """Spark would stop the first query without a word."""
+        if self._query is not None and self._query.isActive:
+            raise ConfigurationError(
+                f"This ExactlyOnce runs already, as query {self._query.id}: one object, and one checkpoint, serve one "
+                "query.",
+                next_step="stop that one first, or make another ExactlyOnce with a checkpoint of its own.",
+            )
+
     def _check_groups(self) -> None:
         for group in self._groups:
             name = group.in_transaction_of
@@ -356,7 +376,7 @@ def wait_until_closed(run: str) -> None:
 
 
 def _absolute(checkpoint: str) -> Path:
-    folder = local_checkpoint(str(checkpoint))
+    folder = local_checkpoint(checkpoint)
     if not folder.is_absolute():
         logger.warning(
             "checkpoint=%r is taken from this process's working folder: %s. A driver that is started in another one "
@@ -365,6 +385,18 @@ def _absolute(checkpoint: str) -> Path:
             folder.absolute(),
         )
     return folder.absolute()
+
+
+def _groups(given: GroupOffsets | Sequence[GroupOffsets]) -> tuple[GroupOffsets, ...]:
+    groups = tuple(given) if isinstance(given, list | tuple) else (given,)
+    for group in groups:
+        if not isinstance(group, GroupOffsets):
+            raise ConfigurationError(
+                f"group_offsets={shown(group)} is not a GroupOffsets.",
+                next_step="give GroupOffsets('group', {'bootstrap.servers': 'broker:9092'}), or a list of them.",
+                setting="group_offsets",
+            )
+    return groups
 
 
 def _running(df: DataFrame) -> tuple[str, str]:

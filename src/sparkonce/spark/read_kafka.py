@@ -9,10 +9,12 @@ from typing import Any
 from pyspark.errors import AnalysisException, IllegalArgumentException
 from pyspark.sql import DataFrame, SparkSession
 
+from sparkonce.arguments import flag, mapping, nonempty, one_of, texts, whole_number
 from sparkonce.errors import ConfigurationError
 from sparkonce.sources.consumer import consumer_settings
 from sparkonce.sources.packages import KAFKA_MODULE
 from sparkonce.sources.starting import Starting, starting_options
+from sparkonce.spark.given import check_session
 from sparkonce.spark.modules import missing
 
 _OURS: Mapping[str, str] = {
@@ -76,12 +78,8 @@ def read_kafka(
     Raises:
         ConfigurationError: naming the setting or argument; or if the session does not have the connector.
     """
-    reader = spark.readStream.format("kafka")
-    if isolation_level not in ("read_committed", "read_uncommitted"):
-        raise ConfigurationError(
-            f"isolation_level={isolation_level!r} is neither 'read_committed' nor 'read_uncommitted'.",
-            setting="isolation_level",
-        )
+    check_session(spark)
+    one_of("isolation_level", isolation_level, ("read_committed", "read_uncommitted"))
     consumer = consumer_settings(settings)
     if consumer.setdefault("isolation.level", isolation_level) != isolation_level:
         raise ConfigurationError(
@@ -90,20 +88,17 @@ def read_kafka(
             next_step="say it once, as the argument isolation_level.",
             setting="isolation.level",
         )
+    reader = spark.readStream.format("kafka")
     if max_offsets_per_trigger is not None:
-        if isinstance(max_offsets_per_trigger, bool) or max_offsets_per_trigger <= 0:
-            raise ConfigurationError(
-                f"max_offsets_per_trigger={max_offsets_per_trigger!r} is not a number above 0.",
-                setting="max_offsets_per_trigger",
-            )
-        reader = reader.option("maxOffsetsPerTrigger", max_offsets_per_trigger)
+        most = whole_number("max_offsets_per_trigger", max_offsets_per_trigger, least=1)
+        reader = reader.option("maxOffsetsPerTrigger", most)
     reader = (
-        reader.options(**_more(options or {}))
+        reader.options(**_more(mapping("options", options or {}, example="{'minPartitions': 8}")))
         .options(**_which(spark, topics, pattern, partitions))
         .options(**starting_options(starting))
         .options(**{f"kafka.{name}": value for name, value in consumer.items()})
-        .option("failOnDataLoss", fail_on_data_loss)
-        .option("includeHeaders", headers)
+        .option("failOnDataLoss", flag("fail_on_data_loss", fail_on_data_loss))
+        .option("includeHeaders", flag("headers", headers))
     )
     try:
         return reader.load()
@@ -128,11 +123,22 @@ def _which(
             setting="topics",
         )
     if topics:
-        return {"subscribe": topics if isinstance(topics, str) else ",".join(topics)}
+        names = (topics,) if isinstance(topics, str) else texts("topics", topics, example="'orders', or ['orders']")
+        return {"subscribe": ",".join(names)}
     if pattern:
+        nonempty("pattern", pattern, example="a regular expression: 'orders-.*'")
         _check_pattern(spark, pattern)
         return {"subscribePattern": pattern}
-    return {"assign": json.dumps({topic: list(numbers) for topic, numbers in (partitions or {}).items()})}
+    example = "{'orders': [0, 1]}"
+    assigned = mapping("partitions", partitions, example=example)
+    try:
+        return {"assign": json.dumps({topic: list(map(int, numbers)) for topic, numbers in assigned.items()})}
+    except (TypeError, ValueError):
+        raise ConfigurationError(
+            f"partitions={partitions!r} does not name partitions by number.",
+            next_step=f"give {example}.",
+            setting="partitions",
+        ) from None
 
 
 def _check_pattern(spark: SparkSession, pattern: str) -> None:
@@ -141,7 +147,9 @@ def _check_pattern(spark: SparkSession, pattern: str) -> None:
     except IllegalArgumentException as error:
         reason = str(error).splitlines()[0]
         raise ConfigurationError(
-            f"pattern={pattern!r} is no regular expression of Java's: {reason}.", setting="pattern"
+            f"pattern={pattern!r} is no regular expression of Java's: {reason}.",
+            next_step="correct it.",
+            setting="pattern",
         ) from None
 
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import pyarrow as pa
 from pyspark import StorageLevel
@@ -14,6 +14,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructField, StructType
 
+from sparkonce.arguments import shown
 from sparkonce.errors import ConfigurationError, SchemaError
 from sparkonce.sinks.base import TwoPhaseCommitSink
 
@@ -58,7 +59,16 @@ def views_of(sinks: Sinks) -> dict[TwoPhaseCommitSink, View | None]:
     Raises:
         ConfigurationError: if there are none, two have the same name, or a view is not a function.
     """
-    listed = [sinks] if isinstance(sinks, TwoPhaseCommitSink) else list(sinks)
+    several = isinstance(sinks, Iterable) and not isinstance(sinks, str)
+    listed: list[Any] = list(sinks) if several else [sinks]  # type: ignore[arg-type]
+    for sink in listed:
+        if not isinstance(sink, TwoPhaseCommitSink):
+            raise ConfigurationError(
+                f"sinks={shown(sink)} is not a sink.",
+                next_step="give a sink, such as KafkaSink({'bootstrap.servers': 'broker:9092'}, topic='totals'), a "
+                "list of sinks, or {sink: view}.",
+                setting="sinks",
+            )
     names = [sink.name for sink in listed]
     if not names or len(set(names)) != len(names):
         raise ConfigurationError(

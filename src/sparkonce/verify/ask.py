@@ -114,7 +114,9 @@ def _replayed(asked: Asked) -> Mapping[str, Any]:
 def _began(history: History) -> Mapping[str, Any]:
     event = history.first(Kind.BEGAN)
     if event is None:
-        raise ConfigurationError("the history to be replayed does not say what was asked for")
+        raise ConfigurationError(
+            "the history to be replayed does not say what was asked for", next_step="give the folder of a whole run."
+        )
     return event.fields
 
 

@@ -93,7 +93,10 @@ def run(options: Options, say: Say) -> History:
         VerifyFailedError: if the verification cannot be carried through.
     """
     if not Path("/proc/self/stat").exists():
-        raise ConfigurationError("sparkonce verify needs Linux: it finds the processes that it kills in /proc")
+        raise ConfigurationError(
+            "sparkonce verify needs Linux: it finds the processes that it kills in /proc",
+            next_step="run it on Linux, or in a container.",
+        )
     versions = _versions()
     with end_on_signals(), ExitStack() as stack:
         recorder = Recorder(options.folder)

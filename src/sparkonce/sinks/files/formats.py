@@ -9,6 +9,7 @@ from typing import Any, BinaryIO
 
 import pyarrow as pa
 
+from sparkonce.arguments import one_of
 from sparkonce.errors import ConfigurationError
 from sparkonce.sinks.files.cells import csv_header, csv_lines, json_lines, text_lines
 
@@ -81,11 +82,7 @@ def choose(format: str, compression: str | None, options: Mapping[str, Any]) -> 
     Raises:
         ConfigurationError: naming the setting and its value.
     """
-    known = FORMATS.get(format)
-    if known is None:
-        raise ConfigurationError(
-            f"format={format!r} is not known.", next_step=f"Use one of {', '.join(FORMATS)}.", setting="format"
-        )
+    known = FORMATS[one_of("format", format, tuple(FORMATS))]
     codec = known.codecs[0] if compression is None else compression
     if codec not in known.codecs:
         raise ConfigurationError(

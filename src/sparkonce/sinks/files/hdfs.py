@@ -18,6 +18,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import unquote, urlsplit
 
+from sparkonce.arguments import missing_package
 from sparkonce.errors import ConfigurationError, PreflightError, UnknownOutcomeError
 from sparkonce.protocol.outcomes import COMMITTED, Finished, Outcome
 from sparkonce.sinks.files.deadlines import within
@@ -79,9 +80,7 @@ class HdfsStore(FileStore):
         try:
             from hdfs_native import Client, WriteOptions
         except ImportError as error:
-            raise ConfigurationError(
-                f"path={url!r} needs the package hdfs-native.", next_step="pip install 'sparkonce[hdfs]'"
-            ) from error
+            raise missing_package(f"path={url!r}", "hdfs-native", "hdfs") from error
         parts = urlsplit(url)
         self._root = "/" + unquote(parts.path).strip("/")
         self.location = f"hdfs://{parts.netloc}{self._root}".rstrip("/")

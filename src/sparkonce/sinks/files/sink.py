@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from sparkonce.arguments import flag, mapping, need_package, texts, whole_number
 from sparkonce.errors import ConfigurationError, PreflightError
 from sparkonce.guarantees import Guarantee
 from sparkonce.protocol.ownership import NAME_PREFIX_LIMIT_BYTES
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
 
 _NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]*")
 _TIMEOUT = "timeout_s"
+_CLIENTS = {"s3": ("boto3", "boto3", "s3"), "hdfs": ("hdfs-native", "hdfs_native", "hdfs")}
+"""Of a place: the package that is needed, its module, and our extra that brings it."""
 
 
 class FilesSink(TwoPhaseCommitSink):
@@ -60,15 +63,21 @@ class FilesSink(TwoPhaseCommitSink):
         from sparkonce.sinks.files.formats import choose
 
         super().__init__(name, guarantee)
+        if not isinstance(path, str | Path):
+            raise ConfigurationError(
+                f"path={path!r} is not a text.", next_step="Give a path, hdfs://host:port/path or s3://bucket/prefix."
+            )
         self.path = str(path)
-        self.partition_by = (partition_by,) if isinstance(partition_by, str) else tuple(partition_by)
-        self.max_file_bytes = max_file_bytes
-        self.manifest = manifest
-        self.store_options = dict(store_options or {})
-        self.encoding = choose(format, compression, dict(options or {}))
+        columns = (partition_by,) if isinstance(partition_by, str) else partition_by
+        self.partition_by = texts("partition_by", columns, example="columns' names: ['day']")
+        self.max_file_bytes = whole_number("max_file_bytes", max_file_bytes, least=1)
+        self.manifest = flag("manifest", manifest)
+        self.store_options = mapping("store_options", store_options or {}, example="{'region_name': 'eu-west-1'}")
+        self.encoding = choose(format, compression, mapping("options", options or {}, example="{'header': True}"))
         self._found: tuple[str, ...] = ()
         self._texts = self.partition_by
-        scheme_of(self.path)
+        if (scheme := scheme_of(self.path)) in _CLIENTS:
+            need_package(f"path={self.path!r}", *_CLIENTS[scheme])
         self._check()
 
     def _check(self) -> None:
@@ -77,10 +86,6 @@ class FilesSink(TwoPhaseCommitSink):
                 f"name={self.name!r} cannot be a part of a file's name.",
                 next_step=f"Use letters, digits, '-', '_' and '.', at most {NAME_PREFIX_LIMIT_BYTES} of them.",
                 setting="name",
-            )
-        if self.max_file_bytes < 1:
-            raise ConfigurationError(
-                f"max_file_bytes={self.max_file_bytes} must be at least 1.", next_step="Correct it, or leave it out."
             )
         for column in self.partition_by:
             if column[:1] in ("", "_", "."):
@@ -137,6 +142,15 @@ class FilesSink(TwoPhaseCommitSink):
             facts[_TIMEOUT] = str(timeout_s)
         for name, value in place.items():
             before = (recorded or {}).get(name, value)
+            if before != value and name == "folder" and scheme_of(self.path) != "s3":  # whose folder is its prefix
+                raise PreflightError(
+                    f"path={self.path!r} is not the folder that this query wrote to until now: that one was deleted, "
+                    f"or this one was made anew, or another disk is mounted. Its .sparkonce/id says folder={value!r}, "
+                    f"and said folder={before!r}.",
+                    next_step="Bring the old folder back (it may have been moved: name its new place), or start a new "
+                    "query with a new checkpoint.",
+                    setting="path",
+                )
             if before != value:
                 raise PreflightError(
                     f"path={self.path!r} has {name}={value!r}, but until now this query wrote to one with "

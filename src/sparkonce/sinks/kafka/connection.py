@@ -244,7 +244,10 @@ class Connection:
 
 
 def _no_answer(error: Exception, *, never_sent: bool) -> Answer:
-    return Answer(None, one_line(f"{type(error).__name__}: {error}"), never_sent=never_sent)
+    # kafka-python's errors name themselves, and one is wrapped in another; that there is no connection is said anyway.
+    name = type(error).__name__
+    told = f"{name}: {str(error).removeprefix(f'{name}: ')}".replace(f"{KafkaConnectionError.__name__}: ", "")
+    return Answer(None, one_line(told), never_sent=never_sent)
 
 
 def _is_written(request: Request) -> bool:

@@ -60,9 +60,11 @@ class _Look:
     client: TransactionClient
     deadline_s: float
     servers: str
+    protocol: str = "PLAINTEXT"
 
     def ask(self, request: Any, node_id: int | None = None) -> Any:
         reasons: dict[str, None] = {}
+        began_s = time.monotonic()
         pause_s = _FIRST_PAUSE_S
         while True:
             response = self.client.request(request, deadline_s=self.deadline_s, node_id=node_id)
@@ -74,11 +76,23 @@ class _Look:
             # A handful of times at most: some servers lock users out who keep giving a wrong password.
             time.sleep(pause_s)
             pause_s *= 2
+        told = "; ".join(reasons)
         raise PreflightError(
-            f"bootstrap.servers={self.servers!r} did not answer within {TIMEOUT_S:.0f} s: {'; '.join(reasons)}.",
-            next_step="Check the addresses, that the brokers run, security.protocol and the credentials.",
+            f"bootstrap.servers={self.servers!r} did not answer in {time.monotonic() - began_s:.0f} s: {told}.",
+            next_step=_hint(told, self.protocol)
+            or "Check the addresses, that the brokers run, security.protocol and the credentials.",
             setting="bootstrap.servers",
         )
+
+
+def _hint(told: str, protocol: str) -> str:
+    """What the two ends seem to disagree about; empty if nothing points to it."""
+    given = f"security.protocol={protocol!r} is given"
+    if protocol.endswith("SSL") and ("EOF occurred" in told or "WRONG_VERSION_NUMBER" in told):
+        return f"See whether this port speaks TLS, for {given}: a plaintext port ends such a connection like this."
+    if "SaslState" in told:
+        return f"See whether this port asks for SASL, for {given}: one that does not answers like this."
+    return ""
 
 
 def preflight(
@@ -119,7 +133,8 @@ def preflight(
     chosen_prefix = _check_prefix(prefix if prefix is not None else f"sparkonce-{query}")
     chosen_ms = _chosen_timeout_ms(settings, timeout_ms)
     with closing(TransactionClient(connection, lanes=1)) as client:
-        look = _Look(client, time.monotonic() + TIMEOUT_S, str(producer["bootstrap.servers"]))
+        protocol = str(producer.get("security.protocol", "PLAINTEXT")).upper()
+        look = _Look(client, time.monotonic() + TIMEOUT_S, str(producer["bootstrap.servers"]), protocol)
         metadata = _metadata(look, topic)
         recorded = _check_cluster(metadata.cluster_id, look, recorded, former_cluster_id)
         facts = {"cluster_id": metadata.cluster_id, **topic_facts(metadata)}

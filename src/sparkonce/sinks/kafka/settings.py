@@ -60,8 +60,6 @@ def producer_settings(user: Mapping[str, Any], guarantee: Guarantee) -> dict[str
         ConfigurationError: naming the setting and its value, if it contradicts the guarantee or belongs to the sink.
     """
     plain = plain_names(user)
-    if "bootstrap.servers" not in plain:
-        raise ConfigurationError("bootstrap.servers is missing.", next_step="Name at least one broker as host:port.")
     for name, why in _RESERVED.items():
         if name in plain:
             raise _refused(name, plain[name], why)

@@ -6,6 +6,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from sparkonce.arguments import mapping, nonempty, whole_number
 from sparkonce.guarantees import Guarantee
 from sparkonce.protocol.ownership import TransactionalId
 from sparkonce.sinks.base import Facts, Lookout, Owner, SinkCommitter, SinkWriter, TwoPhaseCommitSink, WriterContext
@@ -52,10 +53,13 @@ class KafkaSink(TwoPhaseCommitSink):
         former_cluster_id: str | None = None,
     ) -> None:
         super().__init__(name, guarantee)
-        self.settings = dict(settings)
-        if self.settings.get(_TIMEOUT_SETTING) == NEVER:
+        self.settings = mapping("settings", settings, example="{'bootstrap.servers': 'broker:9092'}")
+        timeout_ms = self.settings.get(_TIMEOUT_SETTING)
+        if timeout_ms == NEVER:
             self.settings[_TIMEOUT_SETTING] = NEVER_MS
-        self.topic = topic
+        elif timeout_ms is not None and not str(timeout_ms).isdecimal():
+            whole_number(_TIMEOUT_SETTING, timeout_ms, least=1)
+        self.topic = topic if topic is None else nonempty("topic", topic, example="the name of one topic")
         self.transactional_id_prefix = transactional_id_prefix
         self.former_cluster_id = former_cluster_id
         self._said = False

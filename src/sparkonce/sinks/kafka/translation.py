@@ -7,14 +7,17 @@ refused too: a driver that silently connects in another way than its writers is 
 
 from __future__ import annotations
 
+import difflib
 import ssl
 import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from sparkonce.arguments import mapping
 from sparkonce.errors import ConfigurationError
 
+_SERVERS = "bootstrap.servers"
 _ALIASES: Mapping[str, str] = {
     "metadata.broker.list": "bootstrap.servers",
     "request.required.acks": "acks",
@@ -34,17 +37,57 @@ def plain_names(user: Mapping[str, Any]) -> dict[str, Any]:
     """The settings with librdkafka's aliases put under one name each.
 
     Raises:
-        ConfigurationError: if one setting is given under both of its names.
+        ConfigurationError: if one setting is given under both of its names, or as Spark's own sink takes it; or if no
+            broker is named.
     """
     plain: dict[str, Any] = {}
-    for given, value in user.items():
+    for given, value in mapping("settings", user, example=f"{{{_SERVERS!r}: 'broker:9092'}}").items():
+        if given.startswith("kafka."):
+            raise ConfigurationError(
+                f"{given} is a name of Spark's options, and here librdkafka's are given.",
+                next_step=f"Leave the prefix out: {given.removeprefix('kafka.')!r}.",
+                setting=given,
+            )
         name = _ALIASES.get(given, given)
         if name in plain:
             raise ConfigurationError(
                 f"{name} is given twice, under two names.", next_step=f"Keep {name}, leave out its other name."
             )
         plain[name] = value
+    check_servers(plain)
     return plain
+
+
+def check_servers(plain: Mapping[str, Any]) -> None:
+    """Sees that the settings name a broker.
+
+    Raises:
+        ConfigurationError: saying which settings there are, of which one may be misspelt.
+    """
+    servers = plain.get(_SERVERS)
+    if isinstance(servers, str) and servers.strip():
+        return
+    if servers is not None:
+        raise ConfigurationError(
+            f"{_SERVERS}={servers!r} is not a text that names a broker.",
+            next_step="Give 'host:port', and more of them with commas in between.",
+            setting=_SERVERS,
+        )
+    meant = difflib.get_close_matches(_SERVERS, plain, n=1)
+    raise ConfigurationError(
+        f"{_SERVERS} is missing; there is {', '.join(map(repr, plain)) or 'no setting'}.",
+        next_step=f"Write {_SERVERS} for {meant[0]}." if meant else "Name at least one broker as host:port.",
+        setting=_SERVERS,
+    )
+
+
+def _whole(name: str, value: Any) -> int:
+    try:
+        return int(value)
+    except (TypeError, ValueError):
+        raise ConfigurationError(
+            f"{name}={value!r} is not a whole number.", next_step="Give a whole number.", setting=name
+        ) from None
 
 
 _TRANSLATED: Mapping[str, tuple[str, Callable[[Any], Any]]] = {
@@ -104,9 +147,9 @@ def admin_settings(user: Mapping[str, Any]) -> dict[str, Any]:
     settings: dict[str, Any] = {"client_id": "sparkonce"}
     for name, (ours, convert) in _TRANSLATED.items():
         if name in plain:
-            settings[ours] = convert(plain[name])
-    if int(plain.get("connections.max.idle.ms", 0)) > 0:
-        settings["connections_max_idle_ms"] = int(plain["connections.max.idle.ms"])
+            settings[ours] = _whole(name, plain[name]) if convert is int else convert(plain[name])
+    if (idle_ms := _whole("connections.max.idle.ms", plain.get("connections.max.idle.ms", 0))) > 0:
+        settings["connections_max_idle_ms"] = idle_ms
     protocol = settings.get("security_protocol", "PLAINTEXT")
     if protocol.endswith("SSL"):
         settings["ssl_context"] = _tls_context(plain)

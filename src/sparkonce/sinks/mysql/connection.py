@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sparkonce.errors import ConfigurationError
+from sparkonce.arguments import missing_package
 from sparkonce.sinks.mysql.settings import connection_settings
 from sparkonce.sinks.tls_files import see_files
 from sparkonce.words import one_line
@@ -24,9 +24,7 @@ try:
     from pymysql.connections import Connection
     from pymysql.constants import CLIENT, COMMAND
 except ImportError as error:
-    raise ConfigurationError(
-        "MySQLSink needs PyMySQL, and it is not installed.", next_step="pip install 'sparkonce[mysql]'"
-    ) from error
+    raise missing_package("MySQLSink", "PyMySQL", "mysql") from error
 
 MySQLError = pymysql.err.MySQLError
 SERVER_ERRORS = (MySQLError, OSError)

@@ -6,6 +6,7 @@ import shlex
 from collections.abc import Mapping
 from typing import Any
 
+from sparkonce.arguments import mapping
 from sparkonce.errors import ConfigurationError
 
 _TAKEN = frozenset(
@@ -54,7 +55,7 @@ def connection_settings(user: Mapping[str, Any]) -> dict[str, Any]:
     Raises:
         ConfigurationError: naming the setting that is missing, unknown or the sink's own.
     """
-    for name in user:
+    for name in mapping("settings", user, example="{'host': 'db', 'user': 'etl', 'password': …, 'database': 'shop'}"):
         if name in _OURS:
             raise ConfigurationError(
                 f"{name!r} cannot be set for this sink. {_OURS[name]}", next_step="leave it out.", setting=name
@@ -88,9 +89,11 @@ def parse_settings(text: str) -> dict[str, Any]:
                 f"Word {number} of the settings has no '='.", next_step="write name=value, with spaces in between."
             )
         if name in _NUMBERS and not value.isdecimal():
-            raise ConfigurationError(f"{name}={value!r} is no number.", setting=name)
+            raise ConfigurationError(f"{name}={value!r} is no number.", next_step="give a whole number.", setting=name)
         if name in _SWITCHES and value not in {"true", "false"}:
-            raise ConfigurationError(f"{name}={value!r} is neither true nor false.", setting=name)
+            raise ConfigurationError(
+                f"{name}={value!r} is neither true nor false.", next_step="give true or false.", setting=name
+            )
         found[name] = int(value) if name in _NUMBERS else value == "true" if name in _SWITCHES else value
     return found
 

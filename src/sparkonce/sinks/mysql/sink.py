@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from sparkonce.arguments import need_package, nonempty, number, one_of, texts
 from sparkonce.errors import ConfigurationError
 from sparkonce.guarantees import Guarantee
 from sparkonce.sinks.base import Facts, SinkCommitter, SinkWriter, TwoPhaseCommitSink, WriterContext
@@ -55,14 +56,16 @@ class MySQLSink(TwoPhaseCommitSink):
         lock_timeout_s: float = 10.0,
     ) -> None:
         super().__init__(name, guarantee)
+        need_package("MySQLSink", "PyMySQL", "pymysql", "mysql")
         self.settings = connection_settings(settings)
-        self.table = table
-        self.mode = _one_of("mode", mode, _MODES)
-        self.key_columns = (key_columns,) if isinstance(key_columns, str) else tuple(key_columns)
-        self.commit = _one_of("commit", commit, _COMMITS)
+        self.table = nonempty("table", table, example="the name of the target table")
+        self.mode = one_of("mode", mode, _MODES)
+        columns = (key_columns,) if isinstance(key_columns, str) else key_columns
+        self.key_columns = texts("key_columns", columns, example="a list of columns' names: ['id']")
+        self.commit = one_of("commit", commit, _COMMITS)
         self.prefix = f"{prefix}.{name}"
-        self.commit_timeout_s = _at_least_a_second("commit_timeout_s", commit_timeout_s)
-        self.lock_timeout_s = _at_least_a_second("lock_timeout_s", lock_timeout_s)
+        self.commit_timeout_s = number("commit_timeout_s", commit_timeout_s, least=1)
+        self.lock_timeout_s = number("lock_timeout_s", lock_timeout_s, least=1)
         self._schema: pa.Schema | None = None
         if (self.mode == "upsert") != bool(self.key_columns):
             raise ConfigurationError(
@@ -70,8 +73,6 @@ class MySQLSink(TwoPhaseCommitSink):
                 next_step="name the columns of a unique key for mode='upsert', or leave them out.",
                 setting="key_columns",
             )
-        if not table:
-            raise ConfigurationError("table is empty.", next_step="name the target table.", setting="table")
         _check_prefix(self.prefix)
 
     def __repr__(self) -> str:
@@ -152,20 +153,6 @@ class MySQLSink(TwoPhaseCommitSink):
         from sparkonce.sinks.mysql.committer import MySQLCommitter
 
         return MySQLCommitter(self.settings, self.name, commit_timeout_s=self.commit_timeout_s)
-
-
-def _one_of(setting: str, value: str, allowed: Sequence[str]) -> str:
-    if value not in allowed:
-        raise ConfigurationError(
-            f"{setting}={value!r} is not known.", next_step=f"use one of {', '.join(allowed)}.", setting=setting
-        )
-    return value
-
-
-def _at_least_a_second(setting: str, value: float) -> float:
-    if value < 1:
-        raise ConfigurationError(f"{setting}={value!r} is too short.", next_step="give 1 or more.", setting=setting)
-    return float(value)
 
 
 def _check_prefix(prefix: str) -> None:

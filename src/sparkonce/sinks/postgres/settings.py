@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from sparkonce.arguments import mapping, missing_package, number, one_of
 from sparkonce.errors import ConfigurationError
 from sparkonce.protocol.ownership import NAME_PREFIX_LIMIT_BYTES
 from sparkonce.protocol.plain import read_json
@@ -55,6 +56,8 @@ class Connecting:
                 repeated: it may hold a password.
         """
         psycopg = import_psycopg()
+        if not isinstance(conninfo, str):
+            mapping("conninfo", conninfo, example="'host=… dbname=… user=…', or a mapping of libpq's settings")
         try:
             if isinstance(conninfo, str):
                 given = psycopg.conninfo.conninfo_to_dict(conninfo)
@@ -65,6 +68,7 @@ class Connecting:
             raise ConfigurationError(
                 "conninfo is not a connection string that libpq understands, or has a setting that it does not know",
                 next_step="give 'host=… dbname=… user=…', a postgresql:// URI, or a mapping of libpq's settings.",
+                setting="conninfo",
             ) from None
         encoding = str(given.get("client_encoding", "UTF8")).upper().replace("-", "")
         if encoding != "UTF8":
@@ -101,8 +105,8 @@ class Target:
 
     def check(self) -> None:
         """Raises `ConfigurationError` if the settings contradict each other."""
-        _one_of("mode", self.mode, MODES)
-        _one_of("on_conflict", self.on_conflict, CONFLICTS)
+        one_of("mode", self.mode, MODES)
+        one_of("on_conflict", self.on_conflict, CONFLICTS)
         for setting, name in (("schema", self.schema), ("table", self.table)):
             check_identifier(setting, name)
         if self.mode == "upsert" and not self.keys:
@@ -171,8 +175,7 @@ class Limits:
         """Raises `ConfigurationError` for a limit that is none."""
         named = {"slot_timeout_s": self.slot_s, "commit_timeout_s": self.commit_s, "lock_timeout_s": self.lock_s}
         for name, value in named.items():
-            if not 0.1 <= value <= 86_400:
-                raise ConfigurationError(f"{name}={value!r} is not between 0.1 s and a day")
+            number(name, value, least=0.1, most=86_400)
 
 
 def quoted(name: str) -> str:
@@ -215,13 +218,5 @@ def import_psycopg() -> Any:
         import psycopg
         import psycopg.conninfo
     except ImportError as error:
-        raise ConfigurationError(
-            f"PostgresSink needs psycopg, which cannot be imported: {error}",
-            next_step="pip install 'sparkonce[postgres]', on the driver and on the workers.",
-        ) from error
+        raise missing_package("PostgresSink", f"psycopg ({error})", "postgres") from error
     return psycopg
-
-
-def _one_of(setting: str, value: str, known: tuple[str, ...]) -> None:
-    if value not in known:
-        raise ConfigurationError(f"{setting}={value!r} is not one of {', '.join(map(repr, known))}")

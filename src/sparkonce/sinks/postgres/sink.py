@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from sparkonce.arguments import nonempty, one_of, texts
 from sparkonce.errors import ConfigurationError
 from sparkonce.guarantees import Guarantee
 from sparkonce.sinks.base import Facts, SinkCommitter, SinkWriter, TwoPhaseCommitSink, WriterContext
@@ -63,21 +64,18 @@ class PostgresSink(TwoPhaseCommitSink):
         lock_timeout_s: float = 10.0,
     ) -> None:
         super().__init__(name, guarantee)
-        if isinstance(key_columns, str):
-            raise ConfigurationError(
-                f"key_columns={key_columns!r} is one string", next_step=f"give a list: [{key_columns!r}]."
-            )
+        for setting, given in (("table", table), ("schema", schema), ("prefix", prefix)):
+            nonempty(setting, given, example="a name")
         self.target = Target(
             schema=schema,
             table=table,
             mode=mode,
-            keys=tuple(key_columns),
+            keys=texts("key_columns", key_columns, example="a list of columns' names: ['id']"),
             on_conflict=on_conflict,
             order_by=order_by or "",
         )
         self.target.check()
-        if commit not in COMMITS:
-            raise ConfigurationError(f"commit={commit!r} is not one of {', '.join(map(repr, COMMITS))}")
+        one_of("commit", commit, COMMITS)
         if mode == "upsert" and commit == "two_phase":
             raise ConfigurationError(
                 "commit='two_phase' with mode='upsert': two slots, or two tries of one, that hold the same key would "

@@ -8,6 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from sparkonce.arguments import missing_package
 from sparkonce.errors import ConfigurationError
 from sparkonce.sinks.redis.hash_slots import HASH_SLOTS
 from sparkonce.sinks.redis.names import shown_url
@@ -332,8 +333,5 @@ def import_redis() -> Any:
     try:
         import redis
     except ImportError as error:
-        raise ConfigurationError(
-            "RedisSink needs the package redis, which is not installed.",
-            next_step="pip install 'sparkonce[redis]', on the driver and on the workers.",
-        ) from error
+        raise missing_package("RedisSink", "redis", "redis") from error
     return redis

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from sparkonce.arguments import flag, mapping, need_package, number, texts, whole_number
 from sparkonce.errors import ConfigurationError
 from sparkonce.guarantees import Guarantee
 from sparkonce.sinks.base import Facts, SinkCommitter, SinkWriter, TwoPhaseCommitSink, WriterContext
@@ -99,28 +100,29 @@ class RedisSink(TwoPhaseCommitSink):
         name: str = "redis",
     ) -> None:
         super().__init__(name, guarantee)
-        self.url = url
+        need_package("RedisSink", "redis", "redis", "redis")
+        self.url = _checked_url(url)
         self.shape = Shape(
             structure=structure,
             key=key,
             key_template=key_template,
             value=value,
             field=field,
-            fields=None if fields is None else tuple(fields),
+            fields=None if fields is None else texts("fields", fields, example="a list of columns' names: ['name']"),
             member=member,
             score=score,
             amount=amount,
             ttl=ttl,
             ttl_s=ttl_s,
         )
-        self.cluster = cluster
-        self.sentinels = tuple((str(host), int(port)) for host, port in sentinels)
+        self.cluster = flag("cluster", cluster)
+        self.sentinels = _addresses(sentinels)
         self.service = service
-        self.options = dict(options or {})
-        self.timeout_s = timeout_s
-        self.wait_replicas = wait_replicas
-        self.staging_ttl_s = staging_ttl_s
-        self.ledger_ttl_s = ledger_ttl_s
+        self.options = mapping("options", options or {}, example="{'ssl_ca_certs': '/etc/ssl/ca.pem'}")
+        self.timeout_s = number("timeout_s", timeout_s, above=0)
+        self.wait_replicas = whole_number("wait_replicas", wait_replicas, least=0)
+        self.staging_ttl_s = whole_number("staging_ttl_s", staging_ttl_s, least=1)
+        self.ledger_ttl_s = whole_number("ledger_ttl_s", ledger_ttl_s, least=1)
         self.prefix = prefix
         self._check()
 
@@ -219,13 +221,28 @@ class RedisSink(TwoPhaseCommitSink):
                 f"sentinels={self.sentinels!r} and service={self.service!r} belong together.",
                 next_step="give the Sentinels' addresses and the master's name there, or neither.",
             )
-        if not 0 < self.staging_ttl_s <= self.ledger_ttl_s:
+        if self.staging_ttl_s > self.ledger_ttl_s:
             raise ConfigurationError(
                 f"staging_ttl_s={self.staging_ttl_s!r} and ledger_ttl_s={self.ledger_ttl_s!r} do not fit.",
-                next_step="give seconds above 0, and let the ledger live at least as long as what is staged.",
+                next_step="let the ledger live at least as long as what is staged.",
             )
-        if self.wait_replicas < 0 or self.timeout_s <= 0:
-            raise ConfigurationError(
-                f"wait_replicas={self.wait_replicas!r}, timeout_s={self.timeout_s!r}: one is below its least value.",
-                next_step="give 0 or more replicas, and a timeout above 0.",
-            )
+
+
+def _checked_url(url: Any) -> str:
+    """A URL that is not one is not shown: it may hold a password."""
+    if isinstance(url, str) and url.startswith(("redis://", "rediss://", "unix://")):
+        return url
+    raise ConfigurationError(
+        "url is not one of Redis'.", next_step="Give redis://host:6379/0, rediss://… or unix://….", setting="url"
+    )
+
+
+def _addresses(sentinels: Any) -> tuple[tuple[str, int], ...]:
+    try:
+        return tuple((str(host), int(port)) for host, port in sentinels)
+    except (TypeError, ValueError):
+        raise ConfigurationError(
+            f"sentinels={sentinels!r} is not a list of addresses.",
+            next_step="Give [('host', 26379)].",
+            setting="sentinels",
+        ) from None

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, unquote, urlsplit
 
+from sparkonce.arguments import function, member, number, one_of, whole_number
 from sparkonce.errors import ConfigurationError, PreflightError, SchemaError
 from sparkonce.guarantees import Guarantee
 from sparkonce.protocol.ownership import NAME_PREFIX_LIMIT_BYTES
@@ -65,12 +66,14 @@ class WriteAheadSink(TwoPhaseCommitSink):
         name: str = "write-ahead",
     ) -> None:
         super().__init__(name, guarantee)
-        self.apply = apply
-        self.applies = Applies(applies)
+        self.apply = function("apply", apply, example="a function of a slot's rows and their token")
+        self.applies = member("applies", applies, Applies)
+        if is_applied is not None:
+            function("is_applied", is_applied, example="a function of a token, or None")
         self.is_applied = is_applied
-        self.per = per
-        self.parallel = parallel
-        self.wait_s = wait_s
+        self.per = one_of("per", per, ("slot", "batch"))
+        self.parallel = whole_number("parallel", parallel, least=1)
+        self.wait_s = number("wait_s", wait_s, above=0)
         self._prefix = _file_name(name)
         self._folder = None if folder is None else _local(str(folder))
         self._in_checkpoint: Path | None = None
@@ -195,12 +198,6 @@ class WriteAheadSink(TwoPhaseCommitSink):
                 next_step="give a shorter name; characters that are not letters or digits of ASCII take three bytes "
                 "or more.",
             )
-        if self.per not in ("slot", "batch"):
-            raise ConfigurationError(f"per={self.per!r}: must be 'slot' or 'batch'")
-        if self.parallel < 1:
-            raise ConfigurationError(f"parallel={self.parallel}: must be 1 or more")
-        if self.wait_s <= 0:
-            raise ConfigurationError(f"wait_s={self.wait_s}: must be more than 0")
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ from pyspark.sql import functions as F  # noqa: N812 - as everybody writes it
 from pyspark.sql.avro.functions import from_avro, to_avro
 from pyspark.sql.types import DataType
 
+from sparkonce.arguments import shown, texts
 from sparkonce.avro.registry import SchemaRegistry
 from sparkonce.avro.schemas import full_name, parse, schema_text, wire_header, writer_envelope
 from sparkonce.avro.strategies import SubjectStrategy, subject_name
@@ -70,9 +71,11 @@ def from_registry_avro(
             next_step="use decode_registry_avro(df, on_error='drop', …).",
         )
     _check(on_error=(on_error, (FAIL, DEAD_LETTER)), later_ids=(later_ids, (None, STOP, ASK)))
+    _check_registry(registry)
+    subjects = texts("subject", [subject] if isinstance(subject, str) else subject, example="'orders-value', or a list")
     decoding = Decoding(
         F.col(column) if isinstance(column, str) else column,
-        subjects=[subject] if isinstance(subject, str) else list(subject),
+        subjects=list(subjects),
         registry=registry,
         reader=reader,
         later_ids=later_ids or (STOP if on_error == FAIL else ASK),
@@ -112,7 +115,8 @@ def decode_registry_avro(
     found = dict(df.dtypes).get(column)
     if found != "binary":
         raise SchemaError(
-            f"column={column!r} is {found or 'missing'}, and must be binary: the columns are {', '.join(df.columns)}"
+            f"column={column!r} is {found or 'missing'}, and must be binary: the columns are {', '.join(df.columns)}",
+            next_step="name the column that holds the records.",
         )
     _check_located(df, on_error, settings)
     if on_error == FAIL:
@@ -161,6 +165,7 @@ def to_registry_avro(
         RegistryError: if the schema is not compatible with the subject's earlier ones, is not there though it must be,
             or the registry gives no answer.
     """
+    _check_registry(registry)
     module.require_module()
     text = None
     if isinstance(schema, DataType):
@@ -240,6 +245,15 @@ def _has_column(df: DataFrame, name: str) -> bool:
         return bool(df.select(F.col(name)).columns)
     except AnalysisException:
         return False
+
+
+def _check_registry(registry: object) -> None:
+    if not isinstance(registry, SchemaRegistry):
+        raise ConfigurationError(
+            f"registry={shown(registry)} is not a SchemaRegistry.",
+            next_step="give SchemaRegistry({'url': 'https://registry:8081'}).",
+            setting="registry",
+        )
 
 
 def _check(**settings: tuple[str | None, tuple[str | None, ...]]) -> None:

@@ -60,7 +60,9 @@ def check_readable(schema: str, where: str, options: Mapping[str, str]) -> None:
         if _DEPTH not in options:
             jvm.org.apache.spark.sql.avro.SchemaConverters.toSqlType(parsed)
     except Exception as error:
-        raise ConfigurationError(f"{where} has no type in Spark: {_first_line(error)}") from error
+        raise ConfigurationError(
+            f"{where} has no type in Spark: {_first_line(error)}", next_step="change what it names in the schema."
+        ) from error
 
 
 def avro_type(struct: Any, name: str, namespace: str) -> str:

@@ -7,6 +7,7 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from sparkonce.arguments import nonempty
 from sparkonce.sources.packages import DELTA_MODULE
 from sparkonce.spark.jvm import class_name, items
 from sparkonce.spark.tables.committer import Label, Rules, Table
@@ -34,7 +35,7 @@ class DeltaSink(TableSink):
 
     def __init__(
         self,
-        path: str | None = None,
+        path: str | Path | None = None,
         *,
         table: str | None = None,
         folder: str | Path | None = None,
@@ -47,6 +48,11 @@ class DeltaSink(TableSink):
                 f"path={path!r}, table={table!r}: one of them is needed, and not both",
                 next_step="give the table's location as path=, or its name as table=.",
             )
+        path = str(path) if isinstance(path, Path) else path
+        if table is None:
+            nonempty("path", path, example="the table's location")
+        else:
+            nonempty("table", table, example="its name: catalog.schema.table")
         super().__init__(f"path={path!r}" if table is None else f"table={table!r}", folder=folder, name=name)
         self._path = path
         self._table = table

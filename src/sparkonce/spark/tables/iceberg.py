@@ -8,6 +8,7 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from sparkonce.arguments import nonempty
 from sparkonce.errors import PreflightError
 from sparkonce.protocol.ownership import TransactionName
 from sparkonce.sinks.base import Facts
@@ -47,8 +48,8 @@ class IcebergSink(TableSink):
     """
 
     def __init__(self, table: str, *, folder: str | Path | None = None, name: str = "iceberg") -> None:
+        self._table = nonempty("table", table, example="its name: catalog.namespace.table")
         super().__init__(f"table={table!r}", folder=folder, name=name)
-        self._table = table
 
     @property
     def needs(self) -> tuple[str, str]:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, fields
 from functools import lru_cache
 from typing import Any
 
+from sparkonce.arguments import missing_package
 from sparkonce.errors import ConfigurationError
 
 MIB = 1024 * 1024
@@ -169,7 +170,7 @@ def _client(settings: S3Settings, attempts: int, _pid: int) -> Any:  # a forked 
         from botocore.config import Config
         from botocore.exceptions import BotoCoreError
     except ImportError as error:
-        raise ConfigurationError("The S3 store needs boto3.", next_step="pip install 'sparkonce[s3]'") from error
+        raise missing_package("The S3 store", "boto3", "s3") from error
     config = Config(
         connect_timeout=settings.connect_timeout_s,
         read_timeout=settings.read_timeout_s,

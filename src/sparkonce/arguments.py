@@ -1,0 +1,143 @@
+"""Checks of what a user gives: each refusal names the setting, its value, what it should be, and what to do next."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from enum import Enum
+from importlib.util import find_spec
+from numbers import Integral, Real
+from typing import Any, TypeVar
+
+from sparkonce.errors import ConfigurationError
+
+E = TypeVar("E", bound=Enum)
+F = TypeVar("F", bound=Callable[..., Any])
+Word = TypeVar("Word", bound=str)
+
+_SHOWN = re.compile(r"[\w.,:/ -]{0,80}")
+"""Texts that are shown where settings were to be given: none with what stands around a password."""
+
+
+def mapping(setting: str, value: object, *, example: str) -> dict[str, Any]:
+    """Settings by name.
+
+    Args:
+        setting: What it is called.
+        value: What was given. Shown only where it cannot hold a secret.
+        example: What it could be.
+    """
+    if isinstance(value, Mapping) and all(isinstance(name, str) for name in value):
+        return dict(value)
+    wrong = value
+    if isinstance(value, Mapping):
+        wrong = next(name for name in value if not isinstance(name, str))
+        raise ConfigurationError(
+            f"{setting} has the name {wrong!r}, which is no text.", next_step=f"Give {example}.", setting=setting
+        )
+    raise ConfigurationError(
+        f"{setting}={shown(value)} is not a mapping of names to values.", next_step=f"Give {example}.", setting=setting
+    )
+
+
+def shown(value: object) -> str:
+    """A value where settings were to be given: itself if it is short and plain, else its type."""
+    return repr(value) if isinstance(value, str) and _SHOWN.fullmatch(value) else f"<{type(value).__name__}>"
+
+
+def one_of(setting: str, value: Word, allowed: Sequence[Word]) -> Word:
+    """One of a few words."""
+    if isinstance(value, str) and value in allowed:
+        return value
+    told = ", ".join(map(repr, allowed))
+    raise ConfigurationError(f"{setting}={value!r} is not known.", next_step=f"Give one of {told}.", setting=setting)
+
+
+def member(setting: str, value: Any, kind: type[E]) -> E:
+    """One of an enumeration, or its value."""
+    try:
+        return kind(value)
+    except ValueError:
+        told = ", ".join(f"{kind.__name__}.{one.name} ({one.value!r})" for one in kind)
+        raise ConfigurationError(
+            f"{setting}={value!r} is not known.", next_step=f"Give one of {told}.", setting=setting
+        ) from None
+
+
+def number(
+    setting: str, value: Any, *, above: float | None = None, least: float | None = None, most: float | None = None
+) -> float:
+    """A number that is not a text, a boolean or NaN."""
+    fits = type(value) is not bool and isinstance(value, Real) and not math.isnan(value)
+    return float(_fitting(setting, value, fits, "a number", above, least, most))
+
+
+def whole_number(setting: str, value: Any, *, least: int, most: int | None = None) -> int:
+    """A whole number that is not a text or a boolean."""
+    fits = type(value) is not bool and isinstance(value, Integral)
+    return int(_fitting(setting, value, fits, "a whole number", None, least, most))
+
+
+def _fitting(
+    setting: str, value: Any, fits: bool, kind: str, above: float | None, least: float | None, most: float | None
+) -> Any:
+    wanted = kind
+    if above is not None:
+        wanted += f" above {above:g}"
+        fits = fits and value > above
+    if least is not None:
+        wanted += f" from {least:g} to {most:g}" if most is not None else f" of {least:g} or more"
+        fits = fits and value >= least and (most is None or value <= most)
+    if not fits:
+        raise ConfigurationError(f"{setting}={value!r} is not {wanted}.", next_step=f"Give {wanted}.", setting=setting)
+    return value
+
+
+def flag(setting: str, value: Any) -> bool:
+    """True or False: any text would count as true."""
+    if isinstance(value, bool):
+        return value
+    raise ConfigurationError(
+        f"{setting}={value!r} is neither True nor False.", next_step="Give True or False.", setting=setting
+    )
+
+
+def nonempty(setting: str, value: Any, *, example: str) -> str:
+    """A text that is not empty."""
+    if isinstance(value, str) and value:
+        return value
+    told = "is empty" if value == "" else "is not a text"
+    raise ConfigurationError(f"{setting}={value!r} {told}.", next_step=f"Give {example}.", setting=setting)
+
+
+def texts(setting: str, value: Any, *, example: str) -> tuple[str, ...]:
+    """Several texts. One text alone would be taken for its letters."""
+    if isinstance(value, Iterable) and not isinstance(value, str | bytes | Mapping):
+        found = tuple(value)
+        if all(isinstance(one, str) for one in found):
+            return found
+    raise ConfigurationError(
+        f"{setting}={value!r} is not a list of texts.", next_step=f"Give {example}.", setting=setting
+    )
+
+
+def function(setting: str, value: F, *, example: str) -> F:
+    """Something that can be called."""
+    if callable(value):
+        return value
+    raise ConfigurationError(f"{setting}={value!r} is not a function.", next_step=f"Give {example}.", setting=setting)
+
+
+def need_package(who: str, package: str, module: str, extra: str) -> None:
+    """Sees that a client library is there, without importing it."""
+    if find_spec(module) is None:
+        raise missing_package(who, package, extra)
+
+
+def missing_package(who: str, package: str, extra: str) -> ConfigurationError:
+    """Says how to install what one of our extras brings."""
+    return ConfigurationError(
+        f"{who} needs the package {package}, which is not installed.",
+        next_step=f"pip install 'sparkonce[{extra}]', on the driver and on the workers.",
+    )

@@ -1,0 +1,169 @@
+"""What a query is given: its session, frame, trigger, options and checkpoint. Seen before any server is asked."""
+
+from __future__ import annotations
+
+import inspect
+import os
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming.readwriter import DataStreamWriter
+
+from sparkonce.arguments import mapping, nonempty, one_of, shown, whole_number
+from sparkonce.errors import ConfigurationError
+from sparkonce.log.local import local_checkpoint
+from sparkonce.spark.checkpoint import Location
+from sparkonce.spark.jvm import field, jvm
+
+_LOCATION = "checkpointLocation"
+_MODES = ("append", "update", "complete")
+_TRIGGERS = "{'processingTime': '1 second'}, {'availableNow': True} or {'once': True}"
+
+
+def check_classic(what: str, thing: object) -> None:
+    """Refuses Spark Connect's classes, known by their module, which may not be there to be imported.
+
+    Raises:
+        ConfigurationError: naming what was given.
+    """
+    if type(thing).__module__.startswith("pyspark.sql.connect"):
+        raise ConfigurationError(
+            f"{what} is of Spark Connect ({type(thing).__module__}), and sparkonce works in the process of Spark's "
+            "driver only.",
+            next_step="Start a classic session: without .remote(…), spark.remote and SPARK_REMOTE, where the driver "
+            "runs, for example by spark-submit.",
+            setting=what,
+        )
+
+
+def check_session(spark: object) -> None:
+    """Sees that it is a classic session.
+
+    Raises:
+        ConfigurationError: if it is not.
+    """
+    check_classic("spark", spark)
+    if not isinstance(spark, SparkSession):
+        raise ConfigurationError(
+            f"spark={shown(spark)} is not a SparkSession.",
+            next_step="Give SparkSession.builder.getOrCreate().",
+            setting="spark",
+        )
+
+
+def check_frame(df: object) -> None:
+    """Sees that it is a streaming DataFrame of a classic session.
+
+    Raises:
+        ConfigurationError: if it is not.
+    """
+    check_classic("df", df)
+    if not isinstance(df, DataFrame) or not df.isStreaming:
+        told = "does not stream" if isinstance(df, DataFrame) else "is not a DataFrame"
+        raise ConfigurationError(
+            f"df={shown(df)} {told}.",
+            next_step="Give a streaming DataFrame: of read_kafka(…) or spark.readStream.",
+            setting="df",
+        )
+
+
+def new_writer(
+    df: DataFrame,
+    *,
+    checkpoint: Path,
+    output_mode: Any,
+    trigger: object,
+    query_name: object,
+    options: object,
+) -> DataStreamWriter:
+    """The stream writer, set up but for its sink.
+
+    Raises:
+        ConfigurationError: naming the argument that is wrong.
+    """
+    mode = one_of("output_mode", output_mode.lower() if isinstance(output_mode, str) else output_mode, _MODES)
+    writer = df.writeStream.outputMode(mode)
+    writer = writer.options(**_options(options, checkpoint)).option(_LOCATION, str(checkpoint))
+    if query_name is not None:
+        writer = writer.queryName(nonempty("query_name", query_name, example="a name, or leave it out"))
+    if trigger is not None:
+        writer = writer.trigger(**_trigger(trigger))
+    return writer
+
+
+def _trigger(given: object) -> dict[str, Any]:
+    known = tuple(inspect.signature(DataStreamWriter.trigger).parameters)[1:]
+    trigger = mapping("trigger", given, example=_TRIGGERS)
+    for name in trigger:
+        one_of("trigger", name, known)
+    named = [name for name, value in trigger.items() if value is not None]
+    if len(named) != 1:
+        raise ConfigurationError(
+            f"trigger={trigger!r} has {len(named) or 'no'} kinds, and a query has one.",
+            next_step=f"Give one of {_TRIGGERS}.",
+            setting="trigger",
+        )
+    if named == ["continuous"]:
+        raise ConfigurationError(
+            f"trigger={trigger!r}: continuous processing has no batches, which are what is committed.",
+            next_step=f"Give one of {_TRIGGERS}.",
+            setting="trigger",
+        )
+    return trigger
+
+
+def _options(given: object, checkpoint: Path) -> dict[str, Any]:
+    options = {} if given is None else mapping("options", given, example="{'name': 'value'}, of the stream writer")
+    for name, value in options.items():
+        if name.lower() == _LOCATION.lower() and local_checkpoint(str(value)).absolute() != checkpoint:
+            raise ConfigurationError(
+                f"options[{name!r}]={value!r} is another folder than checkpoint={str(checkpoint)!r}.",
+                next_step="Leave the option out: start() gives the query ExactlyOnce's checkpoint.",
+                setting=name,
+            )
+    return {name: value for name, value in options.items() if name.lower() != _LOCATION.lower()}
+
+
+def accepted(given: object) -> dict[str, int]:
+    """Batches that may be lost, by sink.
+
+    Raises:
+        ConfigurationError: if it is not a mapping of names to numbers.
+    """
+    batches = {} if given is None else mapping("accept_lost_batches", given, example="{'kafka': 41}")
+    return {name: whole_number(f"accept_lost_batches[{name!r}]", batch, least=0) for name, batch in batches.items()}
+
+
+def check_folder(checkpoint: Path) -> None:
+    """Sees that the checkpoint can be written to, and has what its log needs, without leaving anything there.
+
+    Raises:
+        ConfigurationError: if not, with what the system says.
+    """
+    there = next(one for one in (checkpoint, *checkpoint.parents) if one.exists())
+    try:
+        with TemporaryDirectory(prefix=".sparkonce-", dir=there) as tried:
+            one = Path(tried, "one")
+            one.touch()
+            os.link(one, Path(tried, "two"))
+    except OSError as error:
+        told = f"; {str(there)!r} is what there is of it" if there != checkpoint else ""
+        raise ConfigurationError(
+            f"checkpoint={str(checkpoint)!r} cannot be written to, or has no hard links: {error.strerror}{told}.",
+            next_step="Give a folder that the user of this process may write to, on a local or mounted disk with hard "
+            "links: see docs/operations.md#which-disks-carry-a-checkpoint.",
+            setting="checkpoint",
+        ) from error
+
+
+def location_of(spark: SparkSession, query: str) -> Location | None:
+    """Where a query that runs has its checkpoint; None if Spark does not tell."""
+    try:
+        execution = (
+            spark._jsparkSession.sharedState().activeStreamingQueries().get(jvm().java.util.UUID.fromString(query))
+        )
+        return Location(str(execution.resolvedCheckpointRoot()), bool(field(execution, "deleteCheckpointOnStop")))
+    except Exception:  # noqa: BLE001 - Spark's own classes, which may change: the message says less then
+        return None
