@@ -59,13 +59,13 @@ class Stop(KafkaSink):
     """Refuses to start, after all that is said of the plan and the source."""
 
     def preflight(self, query: str, recorded: Facts | None) -> Facts:
-        raise PreflightError("far enough")
+        raise PreflightError("Far enough.")
 
 
 def not_run(stream: Stream, df: DataFrame, **sinks: Any) -> None:
     stop = Stop({"bootstrap.servers": stream.bootstrap}, topic=stream.target)
     given = {stop: sinks.get("view")}
-    with pytest.raises(PreflightError, match="far enough"):
+    with pytest.raises(PreflightError, match="Far enough"):
         ExactlyOnce(given, checkpoint=str(stream.checkpoint), display=False).start(df, output_mode="update")
 
 

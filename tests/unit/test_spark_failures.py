@@ -174,7 +174,7 @@ def test_what_a_plan_raises_is_told_whole() -> None:
         f"\tat org.apache.spark.sql.errors\nDriver stacktrace:\nCaused by: {raised}\n\t... 1 more"
     )
     assert root_cause(RuntimeError(text)) == said
-    assert str(short_error(RuntimeError(text))) == said
+    assert str(short_error(RuntimeError(text))) == said.replace("Next: start", "Next: Start")
     assert root_cause(RuntimeError(f"{text}\nsparkonce.errors.PrepareError: no")) == "PrepareError: no"
 
 
