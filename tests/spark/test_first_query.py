@@ -19,7 +19,7 @@ from sparkonce.embedded import Cluster
 from sparkonce.errors import PreflightError
 from sparkonce.protocol.state import Phase
 from sparkonce.sinks.base import Facts
-from sparkonce.spark import exactly_once, first_batch, source_checks
+from sparkonce.spark import first_batch, source_checks, start_checks
 from sparkonce.testing.kafka import create_topic
 from sparkonce.testing.servers.process import free_port
 
@@ -114,7 +114,7 @@ def test_what_is_decided_is_finished_without_asking_the_source(stream: Stream, m
     with pytest.raises(CrashError):
         stream.run(listener=crash_at(Phase.FINISHING, 0))
     with monkeypatch.context() as patch:
-        patch.setattr(exactly_once, "ask_sources", lambda *_, **__: pytest.fail("the source was asked"))
+        patch.setattr(start_checks, "ask_sources", lambda *_, **__: pytest.fail("the source was asked"))
         stream.run()
     assert stream.keys() == IDS
 

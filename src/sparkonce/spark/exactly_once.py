@@ -6,6 +6,7 @@ import json
 import logging
 import threading
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ import sparkonce
 from sparkonce.arguments import flag, function, number, shown
 from sparkonce.driver.progress import BatchProgress
 from sparkonce.driver.run import Listener, RunDriver, Timing
-from sparkonce.driver.start import read_log, recorded_facts, recorded_topics
+from sparkonce.driver.start import read_log, recorded_facts
 from sparkonce.errors import ConfigurationError, SparkonceError
 from sparkonce.guarantees import Guarantee
 from sparkonce.log.base import DecisionLog
@@ -30,9 +31,9 @@ from sparkonce.sinks.kafka.sink import KafkaSink
 from sparkonce.sources.group_offsets import GroupOffsets, GroupReporter
 from sparkonce.spark.checkpoint import check_query, input_offsets, newest_batch, query_id
 from sparkonce.spark.display import ProgressDisplay
-from sparkonce.spark.first_batch import analyzed, check_partition_column, warn_of_rows, warn_of_slots
+from sparkonce.spark.first_batch import warn_of_rows, warn_of_slots
 from sparkonce.spark.given import accepted, check_folder, check_frame, location_of, new_writer
-from sparkonce.spark.source_checks import KafkaSource, ask_sources
+from sparkonce.spark.start_checks import Stand, check_sources
 from sparkonce.spark.topics import SourceTopics, kafka_sources, running_plan
 from sparkonce.spark.views import Sinks, Taken, check_columns, shares, views_of
 from sparkonce.spark.work import SparkWork
@@ -280,54 +281,20 @@ class ExactlyOnce:
 
     def _preflight(self, df: DataFrame, taken: Sequence[Taken]) -> None:
         """Asks the servers before Spark starts; the first batch, whose facts are recorded, asks them again."""
-        known = query_id(self.checkpoint)
-        view = read_log(DecisionLog(LocalLogStore(self.checkpoint))) if known is not None else LogView()
+        query = query_id(self.checkpoint)
+        view = read_log(DecisionLog(LocalLogStore(self.checkpoint))) if query is not None else LogView()
+        stand = Stand.of(self.checkpoint, view)
+        sources = check_sources(df, taken, stand, self.sinks)
+        if where := stand.told():
+            logger.info("%s", where)
+            self._display.say(where)
         recorded = recorded_facts(view)
-        sources = self._check_sources(df, view, taken)
-        self._say_where(view)
-        query = short_query(known or "0" * 12)
-        facts = {name: sink.preflight(query, recorded.get(name)) for name, sink in self._sinks.items()}
+        short = short_query(query or "0" * 12)
+        facts = {name: sink.preflight(short, recorded.get(name)) for name, sink in self._sinks.items()}
         warn_of_rows(sources, self.sinks, facts)
         for group in self._groups:
-            reporter = GroupReporter(group)
-            try:
+            with closing(GroupReporter(group)) as reporter:
                 reporter.check(facts)
-            finally:
-                reporter.close()
-
-    def _say_where(self, view: LogView) -> None:
-        """Where a query goes on that has run before."""
-        batch, is_done = newest_batch(self.checkpoint) or (-1, True)
-        if batch < 0:
-            return
-        if is_done:
-            where = f"going on behind batch {batch}"
-        elif view.decision(batch) is not None:
-            where = f"batch {batch} was decided and may not be finished: it is committed first"
-        else:
-            where = f"batch {batch} was not decided: what it has open is aborted, and it is written again"
-        logger.info("%s", where)
-        self._display.say(where)
-
-    def _check_sources(self, df: DataFrame, view: LogView, taken: Sequence[Taken]) -> Sequence[KafkaSource]:
-        batch, is_done = newest_batch(self.checkpoint) or (-1, True)
-        if not is_done and view.decision(batch) is not None:
-            return ()  # What is decided is committed first, and needs no input.
-        is_first = batch < 0
-        plan = analyzed(df)
-        found = kafka_sources(plan)
-        sources = ask_sources(df.sparkSession, found, is_first=is_first)
-        check_partition_column(df, sources, taken)
-        if is_first:
-            warn_of_slots(df.sparkSession, plan, sources, taken, self.sinks)
-            return sources
-        topics = SourceTopics(found)
-        try:
-            before = () if is_done else input_offsets(self.checkpoint, batch - 1) or ()
-            topics.check_ends(recorded_topics(view), before, input_offsets(self.checkpoint, batch) or ())
-        finally:
-            topics.close()
-        return sources
 
     def _check_not_running(self) -> None:
         """Spark would stop the first query without a word."""

@@ -1,0 +1,90 @@
+"""Where a query stands that is to be started, and what its sources say, before Spark starts it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+
+from pyspark.sql import DataFrame
+
+from sparkonce.driver.start import recorded_topics
+from sparkonce.protocol.view import LogView
+from sparkonce.sinks.base import TwoPhaseCommitSink
+from sparkonce.spark.checkpoint import input_offsets, newest_batch
+from sparkonce.spark.first_batch import analyzed, check_partition_column, warn_of_slots
+from sparkonce.spark.source_checks import KafkaSource, ask_sources
+from sparkonce.spark.topics import SourceTopics, kafka_sources
+from sparkonce.spark.views import Taken
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stand:
+    """Where a query stands.
+
+    Attributes:
+        checkpoint: Its folder.
+        view: What its decision log says.
+        batch: The newest batch that Spark has planned; -1 if there is none.
+        is_done: Whether Spark has noted that this batch is done, or there is none.
+    """
+
+    checkpoint: Path
+    view: LogView
+    batch: int
+    is_done: bool
+
+    @classmethod
+    def of(cls, checkpoint: Path, view: LogView) -> Stand:
+        """Looks at the checkpoint."""
+        batch, is_done = newest_batch(checkpoint) or (-1, True)
+        return cls(checkpoint=checkpoint, view=view, batch=batch, is_done=is_done)
+
+    @property
+    def is_owed(self) -> bool:
+        """Whether the newest batch was decided and may not be finished: it is committed first, and needs no input."""
+        return not self.is_done and self.view.decision(self.batch) is not None
+
+    def told(self) -> str:
+        """Where a query goes on that has run before, for people; empty for a new one."""
+        if self.batch < 0:
+            return ""
+        if self.is_done:
+            return f"going on behind batch {self.batch}"
+        if self.is_owed:
+            return f"batch {self.batch} was decided and may not be finished: it is committed first"
+        return f"batch {self.batch} was not decided: what it has open is aborted, and it is written again"
+
+
+def check_sources(
+    df: DataFrame, taken: Sequence[Taken], stand: Stand, sinks: Sequence[TwoPhaseCommitSink]
+) -> Sequence[KafkaSource]:
+    """Asks the query's Kafka sources, and tells what its first batch will cost.
+
+    Args:
+        df: The query's.
+        taken: What each sink takes.
+        stand: Where the query stands.
+        sinks: Its sinks.
+
+    Returns:
+        The sources, as their brokers know them; none where they are not needed yet.
+
+    Raises:
+        PreflightError: naming the brokers, the topic or the column.
+    """
+    if stand.is_owed:
+        return ()
+    is_first = stand.batch < 0
+    plan = analyzed(df)
+    found = kafka_sources(plan)
+    sources = ask_sources(df.sparkSession, found, is_first=is_first)
+    check_partition_column(df, sources, taken)
+    if is_first:
+        warn_of_slots(df.sparkSession, plan, sources, taken, sinks)
+        return sources
+    with closing(SourceTopics(found)) as topics:
+        before = () if stand.is_done else input_offsets(stand.checkpoint, stand.batch - 1) or ()
+        topics.check_ends(recorded_topics(stand.view), before, input_offsets(stand.checkpoint, stand.batch) or ())
+    return sources
