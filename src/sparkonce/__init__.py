@@ -8,6 +8,8 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from sparkonce import errors as errors
+
 if TYPE_CHECKING:
     from sparkonce.avro.registry import SchemaRegistry as SchemaRegistry
     from sparkonce.avro.strategies import SubjectStrategy as SubjectStrategy

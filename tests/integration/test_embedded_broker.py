@@ -232,40 +232,40 @@ def test_spark_is_given_the_connector_and_nothing_that_it_has():
 def test_a_broker_outlives_its_command_and_is_found_again(tmp_path):
     folder = tmp_path / "broker"
 
-    def kafka(*arguments):
-        command = [sys.executable, "-c", "from sparkonce.cli.main import app; app()", "kafka", *arguments]
+    def broker(*arguments):
+        command = [sys.executable, "-m", "sparkonce", "broker", *arguments]
         run = subprocess.run(
             [*command, "--dir", str(folder), "--json"], capture_output=True, text=True, timeout=300, check=False
         )
         return run.returncode, json.loads(run.stdout or "null"), run.stderr
 
     try:
-        code, first, _ = kafka(
+        code, first, _ = broker(
             "up", "--topic", "orders:3", "--set", "transaction.max.timeout.ms=20000", "--heap", "512m"
         )
         assert (code, first["started"], first["state"]) == (0, True, "running")
         produce(first["bootstrap"], "orders", [{"value": b"kept", "partition": 2}])
 
-        code, again, _ = kafka("up", "--topic", "more")
+        code, again, _ = broker("up", "--topic", "more")
         assert (code, again["started"], again["bootstrap"]) == (0, False, first["bootstrap"])
         assert read_committed(first["bootstrap"], "more") == []
-        assert kafka("status")[:2] == (0, {key: first[key] for key in first if key != "started"})
+        assert broker("status")[:2] == (0, {key: first[key] for key in first if key != "started"})
 
         pid = first["nodes"][0]["pid"]
-        assert kafka("down")[1]["ended"] == [pid]
+        assert broker("down")[1]["ended"] == [pid]
         assert not is_running(pid, str(folder))
-        assert kafka("status")[0] == 1
+        assert broker("status")[0] == 1
 
-        code, second, _ = kafka("up", "--heap", "512m")
+        code, second, _ = broker("up", "--heap", "512m")
         assert values(read_committed(second["bootstrap"], "orders")) == [b"kept"]
     finally:
-        code, ended, errors = kafka("down", "--delete")
+        code, ended, errors = broker("down", "--delete")
     assert (code, len(ended["ended"]), errors) == (0, 1, "")
     assert not folder.exists()
 
 
 def test_a_version_that_does_not_exist_is_a_message_of_the_command(tmp_path):
-    command = [sys.executable, "-c", "from sparkonce.cli.main import app; app()", "kafka", "up"]
+    command = [sys.executable, "-m", "sparkonce", "kafka", "up"]  # the name it had first
     run = subprocess.run(
         [*command, "--dir", str(tmp_path / "broker"), "--version", "4.3.99"],
         capture_output=True,

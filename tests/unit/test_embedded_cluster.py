@@ -111,7 +111,7 @@ def test_a_cluster_of_which_a_part_is_gone_is_not_called_running(tmp_path, stran
     result = kafka("up", "--dir", tmp_path)
     assert result.exit_code == 1
     assert "not running: [2]" in result.stderr
-    assert "sparkonce kafka down" in result.stderr
+    assert "sparkonce broker down" in result.stderr
 
 
 def test_delete_takes_only_what_is_ours(tmp_path):

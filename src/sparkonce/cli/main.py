@@ -3,12 +3,13 @@
 Modules here import what is heavy inside their commands, so that help is quick.
 """
 
-from typing import Any
+from typing import Annotated, Any
 
 import typer
 from typer.core import TyperGroup
 
-from sparkonce.cli import demo, explain, kafka, mysql, postgres, verify
+from sparkonce import __version__
+from sparkonce.cli import broker, demo, explain, mysql, new, postgres, verify
 from sparkonce.cli.errors import tell
 from sparkonce.errors import SparkonceError
 
@@ -31,14 +32,26 @@ app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_show_locals=False,
 )
-app.add_typer(kafka.app, name="kafka")
+app.add_typer(broker.app, name="broker")
+app.add_typer(broker.app, name="kafka", hidden=True)  # as it was called first
 app.add_typer(postgres.app, name="postgres")
 app.add_typer(mysql.app, name="mysql")
+app.command()(new.new)
 app.command()(demo.demo)
 app.command()(explain.explain)
 app.command()(verify.verify)
 
 
+def _tell_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"sparkonce {__version__}")
+        raise typer.Exit
+
+
 @app.callback()
-def _main() -> None:
+def _main(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_tell_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
     """End-to-end exactly-once for Spark Structured Streaming."""

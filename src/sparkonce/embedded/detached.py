@@ -121,7 +121,7 @@ def up(
         if found is not None and found.state == "partly running":
             dead = [node.node_id for node in found.nodes if not node.running]
             raise ConfigurationError(
-                f"Of the cluster in {folder} these nodes are not running: {dead}.", next_step="sparkonce kafka down"
+                f"Of the cluster in {folder} these nodes are not running: {dead}.", next_step="sparkonce broker down"
             )
         cluster = Cluster(
             nodes=nodes,

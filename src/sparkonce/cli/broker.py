@@ -1,9 +1,10 @@
-"""``sparkonce kafka``: a real Kafka on this machine, for trying out.
+"""``sparkonce broker``: a real Kafka on this machine, for trying out.
 
 Typer reads the annotations when the command runs, so their types are imported here for real.
 """
 
 import json
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -65,6 +66,12 @@ def up(
         unused = "; its settings are as they were" if overrides else ""
         typer.echo(f"It is running already{unused}.")
     _show(found)
+    place = f" --dir {shlex.quote(str(folder))}" if folder else ""
+    typer.echo(
+        f"Next: a topic      sparkonce broker up{place} --topic orders:2\n"
+        f"      a first job  sparkonce new first-job && cd first-job && BROKER={found.bootstrap} python job.py\n"
+        f"      its end      sparkonce broker down{place}"
+    )
 
 
 @app.command()

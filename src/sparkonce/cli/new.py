@@ -1,0 +1,58 @@
+"""``sparkonce new``: a first project, which is the README's quick start.
+
+Typer reads the annotations when the command runs, so their types are imported here for real.
+"""
+
+import shlex
+from importlib.resources import files
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from sparkonce import __version__
+from sparkonce.errors import ConfigurationError
+
+_GIT_IGNORES = (".venv/", "__pycache__/", "checkpoint/", "spark-warehouse/")
+_README = """# {name}
+
+Counts orders by customer, exactly once: `job.py`.
+
+```
+python3 -m venv .venv && . .venv/bin/activate
+pip install -r requirements.txt
+sparkonce broker up --port 9092
+python job.py
+```
+
+Run it again, or kill it in the middle: the totals stay right. A Kafka of your own: `BROKER=host:9092 python job.py`.
+
+By spark-submit, which has to be told of Kafka's connector itself:
+
+```
+spark-submit --packages "$(python -c 'import sparkonce; print(sparkonce.spark_packages())')" job.py
+```
+
+`checkpoint/` is the job's memory. Without it the job counts all orders anew.
+"""
+
+
+def new(folder: Annotated[Path, typer.Argument(help="The project's folder, made if missing.")]) -> None:
+    """Writes a first project: a job that reads Kafka and writes Kafka exactly once, and what it needs."""
+    written = {
+        "job.py": files("sparkonce.cli").joinpath("project", "job.py").read_text(encoding="utf-8"),
+        "README.md": _README.format(name=folder.absolute().name),
+        "requirements.txt": f"sparkonce>={__version__}\n",
+        ".gitignore": "".join(f"{one}\n" for one in _GIT_IGNORES),
+    }
+    there = [name for name in written if (folder / name).exists()]
+    if there:
+        raise ConfigurationError(f"{folder} has {', '.join(there)} already.", next_step="name another folder.")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, text in written.items():
+            (folder / name).write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise ConfigurationError(f"{folder} cannot be written: {error}.", next_step="name another folder.") from error
+    typer.echo(f"Wrote {', '.join(written)} to {folder}.")
+    typer.echo(f"Next: cd {shlex.quote(str(folder))}, sparkonce broker up --port 9092, and python job.py")

@@ -1,0 +1,62 @@
+"""Counts orders by customer, exactly once. Run it again, or kill it in the middle: the totals stay right."""
+
+# %% Kafka: its address, and two topics. What is there already stays as it is.
+import json
+import os
+from pathlib import Path
+
+from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaException, Producer, TopicPartition
+from confluent_kafka.admin import AdminClient, NewTopic
+from pyspark.sql import SparkSession
+from pyspark.sql import functions as F
+
+from sparkonce import ExactlyOnce, KafkaSink, read_kafka, spark_packages
+
+BROKER = {"bootstrap.servers": os.environ.get("BROKER", "127.0.0.1:9092")}
+admin = AdminClient(BROKER)
+for topic in {"orders", "totals"} - admin.list_topics(timeout=15).topics.keys():
+    admin.create_topics([NewTopic(topic, num_partitions=2)])[topic].result()
+
+# %% A thousand orders more.
+producer = Producer(BROKER)
+for number in range(1000):
+    order = {"customer": ("ada", "grace", "linus")[number % 3], "cents": 100 + number}
+    producer.produce("orders", json.dumps(order))
+producer.flush()
+
+# %% The job: whatever has come since the last run, added to the totals.
+spark = (
+    SparkSession.builder.config("spark.jars.packages", spark_packages())  # if Spark starts here
+    .config("spark.sql.shuffle.partitions", 2)  # as many transactions a batch; Spark's default is 200
+    .getOrCreate()
+)
+spark.sparkContext.setLogLevel("ERROR")
+text = F.col("value").cast("string")
+orders = read_kafka(spark, BROKER, topics="orders").select(F.from_json(text, "customer string, cents long").alias("o"))
+totals = orders.groupBy("o.customer").agg(F.count("*").alias("orders"), F.sum("o.cents").alias("cents"))
+rows = totals.select(F.col("customer").alias("key"), F.to_json(F.struct("*")).alias("value"))
+
+once = ExactlyOnce(KafkaSink(BROKER, topic="totals"), checkpoint=str(Path("checkpoint").absolute()))
+query = once.start(rows, output_mode="update", trigger={"availableNow": True})  # or {"processingTime": "1 second"}
+query.awaitTermination()
+
+# %% What a reader sees that asks for what is committed. Kafka's own default is read_uncommitted.
+reader = Consumer({**BROKER, "group.id": "look", "isolation.level": "read_committed", "enable.partition.eof": True})
+partitions = {topic: admin.list_topics(topic, timeout=15).topics[topic].partitions for topic in ("orders", "totals")}
+reader.assign([TopicPartition("totals", number, OFFSET_BEGINNING) for number in partitions["totals"]])
+seen, ends = {}, 0
+while ends < len(partitions["totals"]):
+    record = reader.poll(15)
+    if record is None:
+        raise TimeoutError(f"{BROKER} gave nothing for 15 s.")
+    if record.error() is None:
+        seen[record.key().decode()] = json.loads(record.value())
+    elif record.error().code() == KafkaError._PARTITION_EOF:
+        ends += 1
+    else:
+        raise KafkaException(record.error())
+sent = sum(reader.get_watermark_offsets(TopicPartition("orders", number))[1] for number in partitions["orders"])
+reader.close()
+for customer, total in sorted(seen.items()):
+    print(f"{customer:6} {total['orders']:6,} orders, {total['cents']:9,} cents")
+print(f"{'all':6} {sum(total['orders'] for total in seen.values()):6,} orders, of {sent:,} that were sent")
