@@ -1,0 +1,188 @@
+"""The blocks of Python in README and docs, run: on a broker and a database where a page's queries are started, else as
+far as they come without, with queries that are not started. `tidy/test_snippets` asks of all whether names are there.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from unittest.mock import MagicMock
+
+import psycopg
+import pytest
+from pyspark.sql import SparkSession
+
+from eventually import eventually
+from postgres_witness import needs_postgres
+from shared_servers import postgres_server
+from spark.harness import new_name
+from spark.in_process import MARKS
+from sparkonce import ExactlyOnce, KafkaSink, read_kafka
+from sparkonce.embedded import Cluster
+from sparkonce.testing.kafka import create_topic, produce, read_committed
+from sparkonce.testing.registry import RegistryServer
+from tidy.snippets import PAGES, Block, python_blocks
+from tidy.sources import ROOT
+
+pytestmark = MARKS
+
+STARTED = ("README.md", "docs/from-spark.md", "docs/files.md", "docs/quickstart.md")
+"""Pages whose queries are started; the quick start's, and what the README has of it, by a test of its own."""
+
+MADE = [page for page in PAGES if python_blocks(page) and page.relative_to(ROOT).as_posix() not in STARTED]
+SLOTS, NO_DATA = "spark.sql.shuffle.partitions", "spark.sql.streaming.noDataMicroBatches.enabled"
+"""The README sets the one, and the session of the tests has not Spark's default of the other."""
+
+MINUTE_MS = 60_000
+NOON_MS = 1_767_268_800_000
+
+
+class Reader:
+    """Somebody who types a page in: with addresses, folders and topics of their own.
+
+    Attributes:
+        names: What the blocks have made so far.
+    """
+
+    def __init__(self, spark: SparkSession, bootstrap: str, folder: Path) -> None:
+        self.spark = spark
+        self.topics = {"orders": new_name("orders"), "counts": new_name("counts")}
+        self.names: dict[str, Any] = {"spark": spark}
+        self.instead = {
+            "broker:9092": bootstrap,
+            '"/data': f'"{folder}',
+            '"totals.avsc"': f'"{folder}/totals.avsc"',
+            "query.awaitTermination()": "query.processAllAvailable()",
+            **{f'"{name}"': f'"{own}"' for name, own in self.topics.items()},
+        }
+
+    def type_in(self, block: Block) -> None:
+        text = block.text
+        for theirs, own in self.instead.items():
+            text = text.replace(theirs, own)
+        exec(compile("\n" * (block.line - 1) + text, str(block.page), "exec"), self.names)  # noqa: S102 - our own docs
+
+
+@pytest.fixture
+def reader(spark: SparkSession, kafka: Cluster, tmp_path: Path) -> Iterator[Reader]:
+    before = {name: spark.conf.get(name) for name in (SLOTS, NO_DATA)}
+    spark.conf.set(NO_DATA, "true")
+    made = Reader(spark, kafka.bootstrap, tmp_path)
+    for topic in made.topics.values():
+        create_topic(kafka.bootstrap, topic, 2)
+    try:
+        yield made
+    finally:
+        for query in spark.streams.active:
+            query.stop()
+        for name, value in before.items():
+            spark.conf.set(name, value)
+
+
+def send(kafka: Cluster, topic: str, count: int, at_ms: int = NOON_MS) -> None:
+    """Rows of four keys, a second apart."""
+    rows = ({"key": f"k{n % 4}", "value": f"{at_ms} {n}", "timestamp": at_ms + n * 1000} for n in range(count))
+    produce(kafka.bootstrap, topic, rows)
+
+
+@needs_postgres
+def test_the_readme(reader: Reader, kafka: Cluster, tmp_path: Path) -> None:
+    job, own_writer, several = python_blocks(ROOT / "README.md")[-3:]
+    orders, counts = reader.topics["orders"], reader.topics["counts"]
+    send(kafka, orders, 40)
+    send(kafka, orders, 1, NOON_MS + 10 * MINUTE_MS)  # closes the windows of the others
+    reader.type_in(job)
+    assert int(reader.spark.conf.get(SLOTS)) == 4
+    # Spark closes the windows with the batch after the one that has moved the watermark.
+    sums = eventually(lambda: _keys(kafka, counts), "the windows of the first 40 rows")
+    assert sums == {b"k0": 4, b"k1": 4, b"k2": 4, b"k3": 4}  # four windows of 10 s
+    reader.names["query"].stop()
+
+    send(kafka, orders, 1, NOON_MS + 20 * MINUTE_MS)
+    reader.type_in(own_writer)
+    eventually(lambda: _keys(kafka, counts).total() == 17, "the window of the row that had closed the others")
+    reader.names["query"].stop()
+    reader.names["once"].close()
+
+    server, table = postgres_server(), new_name("newest").replace("-", "_")
+    conninfo = f"host=127.0.0.1 port={server.port} user=postgres dbname=postgres"
+    reader.instead |= {"host=db dbname=shop": conninfo, '"newest"': f'"{table}"'}
+    with psycopg.connect(conninfo, autocommit=True) as database:
+        database.execute(f"CREATE TABLE {table} (key bytea PRIMARY KEY, value bytea, timestamp timestamptz)")
+        reader.type_in(several)
+        reader.names["query"].processAllAvailable()
+        reader.names["query"].stop()
+        found = {bytes(key): bytes(value) for key, value, _ in database.execute(f"TABLE {table}")}
+        database.execute(f"DROP TABLE {table}")
+    assert found[b"k0"] == f"{NOON_MS + 20 * MINUTE_MS} 0".encode()
+    assert found.keys() == sums.keys()
+    assert reader.spark.read.parquet(str(tmp_path / "orders")).count() == 42
+
+
+def _keys(kafka: Cluster, topic: str) -> Counter[bytes | None]:
+    return Counter(one.key for one in read_committed(kafka.bootstrap, topic))
+
+
+def test_a_query_of_sparks_own_sink_is_taken_over_by_the_lines_that_the_page_changes(
+    reader: Reader, kafka: Cluster
+) -> None:
+    before, after, several = python_blocks(ROOT / "docs" / "from-spark.md")
+    orders, counts = reader.topics["orders"], reader.topics["counts"]
+    read = read_kafka(reader.spark, {"bootstrap.servers": kafka.bootstrap}, topics=orders)
+    reader.names["counts"] = read.select("key", "value")
+    for block in (before, after):
+        send(kafka, orders, 20)
+        reader.type_in(block)
+        reader.names["query"].processAllAvailable()
+        reader.names["query"].stop()
+    rows = Counter((one.key, one.value) for one in read_committed(kafka.bootstrap, counts))
+    assert len(rows) == 20
+    assert set(rows.values()) == {2}
+    assert [int(line) for line in _batches(reader, "sparkonce/records")] == [0, 1]  # its claim and batch 1
+
+    create_topic(kafka.bootstrap, "alerts")
+    reader.names["orders"] = read
+    reader.type_in(several)
+    reader.names["query"].processAllAvailable()
+
+
+def _batches(reader: Reader, folder: str) -> list[str]:
+    path = Path(reader.instead['"/data'][1:]) / "checkpoints" / "counts" / folder
+    return sorted(one.name for one in path.iterdir())
+
+
+def test_what_the_files_page_writes_is_read_as_it_says(
+    reader: Reader, kafka: Cluster, capsys: pytest.CaptureFixture[str]
+) -> None:
+    settings = {"bootstrap.servers": kafka.bootstrap}
+    read = read_kafka(reader.spark, settings, topics=reader.topics["orders"])
+    reader.names["orders"] = read.selectExpr("value", "CAST(timestamp AS DATE) AS day")
+    send(kafka, reader.topics["orders"], 20)
+    write, look = python_blocks(ROOT / "docs" / "files.md")
+    reader.type_in(write)
+    reader.names["query"].processAllAvailable()
+    reader.type_in(look)
+    assert " 0 20 [(" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("page", MADE, ids=lambda page: page.stem)
+def test_a_page_comes_as_far_as_it_can(
+    page: Path, reader: Reader, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Sinks, sources and columns are made for real, and so refuse what they do not take; no query is started."""
+    monkeypatch.setattr(ExactlyOnce, "start", lambda _self, frame, **_: MagicMock(frame=frame))
+    settings = {"bootstrap.servers": reader.instead["broker:9092"]}
+    rows = read_kafka(reader.spark, settings, topics=reader.topics["orders"])
+    frames = dict.fromkeys(("counts", "df", "orders", "records", "rows", "totals"), rows)
+    reader.names |= frames
+    reader.names |= {name: MagicMock() for name in ("MyServer", "MySink", "ask", "create_empty_table", "post", "query")}
+    reader.names |= {"password": "secret", "sink": KafkaSink(settings, topic="totals"), "target": MagicMock()}
+    with RegistryServer() as registry:
+        order = {"type": "record", "name": "Order", "fields": [{"name": "id", "type": "long"}]}
+        registry.register("orders-value", order)
+        (tmp_path / "totals.avsc").write_text(str(order).replace("'", '"'))
+        reader.instead["https://registry:8081"] = registry.url
+        for block in python_blocks(page):
+            reader.type_in(block)
