@@ -1,0 +1,97 @@
+"""The site of the docs: it is built without a warning, and its pages show what was written."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+from tidy.sources import ROOT
+
+HTML = set(
+    re.findall(
+        r"\w+",
+        "a abbr article aside b blockquote body br button code dd del details div dl dt em figure footer form h1 h2 h3 h4 "
+        "h5 h6 head header hr html i img input label li link main meta nav noscript ol p path pre script section small "
+        "span strong style sub summary sup svg table tbody td template th thead title tr u ul",
+    )
+)
+"""Elements that a page may have. ``array<struct<…>>`` without back quotes makes one of another name, which is not
+shown."""
+
+
+class Seen(HTMLParser):
+    """What stands in a page: the names of its elements, the ids of its headings, and the addresses that it loads."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.elements: set[str] = set()
+        self.headings: list[str] = []
+        self.loads: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.elements.add(tag)
+        given = dict(attrs)
+        if tag in {"h1", "h2", "h3", "h4", "h5"}:
+            self.headings.append(given.get("id") or "")
+        if tag in {"script", "img", "link"} and given.get("rel") != "canonical":
+            self.loads += [address for address in (given.get("src"), given.get("href")) if address]
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("site")
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(folder)]
+    env = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
+    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return folder
+
+
+def pages(site: Path) -> Iterator[tuple[str, Seen]]:
+    for path in sorted(site.rglob("*.html")):
+        if "reports" not in path.parts:
+            seen = Seen()
+            seen.feed(path.read_text())
+            yield path.relative_to(site).as_posix(), seen
+
+
+def test_every_page_is_in_the_menu(site: Path) -> None:
+    """By its address in the front page, which has the whole menu."""
+    front = (site / "index.html").read_text()
+    made = {path.parent.name for path in site.rglob("index.html")} - {site.name}
+    assert len(made) > 25
+    assert {page for page in made if f'href="{page}/"' not in front} == set()
+
+
+def test_nothing_that_was_written_is_taken_for_an_element(site: Path) -> None:
+    strange = {name: seen.elements - HTML for name, seen in pages(site)}
+    assert {name: found for name, found in strange.items() if found} == {}
+
+
+def test_pages_load_nothing_from_elsewhere(site: Path) -> None:
+    """So that they are whole behind a firewall, and tell nobody who reads them."""
+    foreign = {name: [one for one in seen.loads if "//" in one] for name, seen in pages(site)}
+    assert {name: found for name, found in foreign.items() if found} == {}
+
+
+def test_the_api_names_what_users_call_and_no_more(site: Path) -> None:
+    headings = dict(pages(site))["api/index.html"].headings
+    names = {one.rpartition(".")[2] for one in headings}
+    assert {
+        "ExactlyOnce",
+        "start",
+        "KafkaSink",
+        "read_kafka",
+        "PreflightError",
+        "TwoPhaseCommitSink",
+        "prepare",
+    } <= names
+    assert not {one for one in names if one.startswith("_")}
+    assert not {one for one in headings if one.endswith(("KafkaSink.writer", "PostgresSink.committer"))}
