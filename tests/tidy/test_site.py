@@ -17,9 +17,9 @@ from tidy.sources import ROOT
 HTML = set(
     re.findall(
         r"\w+",
-        "a abbr article aside b blockquote body br button code dd del details div dl dt em figure footer form h1 h2 h3 h4 "
-        "h5 h6 head header hr html i img input label li link main meta nav noscript ol p path pre script section small "
-        "span strong style sub summary sup svg table tbody td template th thead title tr u ul",
+        "a abbr article aside b blockquote body br button code dd del details div dl dt em figure footer form h1 h2 h3 "
+        "h4 h5 h6 head header hr html i img input label li link main meta nav noscript ol p path pre script section "
+        "small span strong style sub summary sup svg table tbody td template th thead title tr u ul",
     )
 )
 """Elements that a page may have. ``array<struct<…>>`` without back quotes makes one of another name, which is not
