@@ -197,9 +197,23 @@ def test_one_row_too_large_for_the_topic_fails_the_whole_transaction(kafka: Kafk
     writer = open_writer(KafkaSink(kafka.settings, topic=topic), owner)
     writer.begin()
     rows = [pa.record_batch({"value": [value]}) for value in ("fits", "x" * 10_000, "fits too")]
-    named = rf"{topic}', partition \d: .*too large, with a key and value of 10000 bytes\. Raise .* max\.message\.bytes"
+    named = rf"{topic}', partition \d: .*too large, with a key and value of 10000 bytes.* Next: .*max\.message\.bytes"
     with pytest.raises(PrepareError, match=named):
         finish(writer, *rows)
+    writer.abort()
+    assert kafka.read(topic) == []
+
+
+def test_a_partition_that_the_topic_does_not_have_is_told_with_the_column_that_asks_for_it(
+    kafka: Kafka, owner: Owner
+) -> None:
+    topic = kafka.create_topic(partitions=2)
+    writer = open_writer(KafkaSink(kafka.settings, topic=topic), owner)
+    writer.begin()
+    rows = pa.record_batch({"value": ["there", "nowhere"], "partition": pa.array([1, 3], pa.int32())})
+    with pytest.raises(PrepareError, match=rf"{topic}', whose column 'partition' is 3: .*Unknown partition") as told:
+        finish(writer, rows)
+    assert "Drop the column 'partition'" in told.value.next_step
     writer.abort()
     assert kafka.read(topic) == []
 

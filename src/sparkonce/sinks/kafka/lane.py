@@ -53,6 +53,15 @@ _AWAY = {
 }
 """The brokers cannot be reached, or take nothing for now. The last but one is what a full disk gives."""
 
+_TOO_LARGE = (
+    "Raise the topic's max.message.bytes, the limit of a batch as it is sent, set compression.type, or keep such rows "
+    "out."
+)
+_UNKNOWN_PARTITION = (
+    "Drop the column 'partition', which rows of a Kafka source bring along, and the key says where a row goes; or give "
+    "the topic more partitions."
+)
+
 
 class Reports:
     """What librdkafka's callbacks told, served from `poll` and `flush`.
@@ -63,6 +72,7 @@ class Reports:
         fatal: Why the producer can do nothing more, for example because it was fenced; empty if it can.
         refused: How many rows did not arrive.
         refusals: Of the first of them the topic and the broker's reason.
+        advice: What to do about the first refusal; empty if it needs none of its own.
         last_error: The newest error of the client as a whole, such as a lost connection; empty if there was none.
         away: Whether rows did not arrive, or the transaction was broken off, because brokers were away.
         barred: Whether the newest error of the client says that it is not let in.
@@ -73,6 +83,7 @@ class Reports:
         self.fatal = ""
         self.refused = 0
         self.refusals: list[str] = []
+        self.advice = ""
         self._largest = -1
         self.last_error = ""
         self.away = self.barred = False
@@ -94,8 +105,13 @@ class Reports:
         self.away |= error.code() in _AWAY
         if error.code() == KafkaError.MSG_SIZE_TOO_LARGE:
             self._keep_largest(error, message)
-        elif len(self.refusals) < _REMEMBERED_ERRORS:
-            self.refusals.append(f"topic {message.topic()!r}: {one_line(error.str())}")
+            return
+        where = f"topic {message.topic()!r}"
+        if error.code() == KafkaError._UNKNOWN_PARTITION:
+            where += f", whose column 'partition' is {message.partition()}"
+            self.advice = self.advice or _UNKNOWN_PARTITION
+        if len(self.refusals) < _REMEMBERED_ERRORS:
+            self.refusals.append(f"{where}: {one_line(error.str())}")
 
     def _keep_largest(self, error: KafkaError, message: Message) -> None:
         """Of a batch that a broker found too large every row is refused; its largest is the one to name."""
@@ -104,9 +120,9 @@ class Reports:
             self._largest = size
             self.refusals[:0] = [
                 f"topic {message.topic()!r}, partition {message.partition()}: {error.str()}, with a key and value of "
-                f"{size} bytes. Raise the topic's max.message.bytes, the limit of a batch as it is sent, or set "
-                "compression.type"
+                f"{size} bytes"
             ]
+            self.advice = _TOO_LARGE
 
 
 class Lane:

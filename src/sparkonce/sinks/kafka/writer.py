@@ -222,7 +222,10 @@ class KafkaWriter(SinkWriter):
             return
         trouble = lane.trouble() if self._transactional else lane.reports.last_error
         first = lane.reports.refusals[0]
-        raise _broken(lane)(f"Kafka did not take a row for {first}" + (f" ({trouble})." if trouble else "."))
+        raise _broken(lane)(
+            f"Kafka did not take a row for {first}" + (f" ({trouble})." if trouble else "."),
+            next_step=lane.reports.advice,
+        )
 
     def _too_slow(self, lane: Lane) -> OutageError:
         last = f" Last error: {lane.reports.last_error}." if lane.reports.last_error else ""
