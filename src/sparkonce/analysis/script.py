@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 _HARMLESS = {"awaitAnyTermination", "awaitTermination", "close", "debug", "error", "exit", "info", "print", "stop"}
-_HARMLESS |= {"shutdown", "warning"}
+_HARMLESS |= {"await_end", "shutdown", "warning"}
 """Names of calls that start no query; any other may."""
 
 

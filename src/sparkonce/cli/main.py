@@ -9,7 +9,7 @@ import typer
 from typer.core import TyperGroup
 
 from sparkonce import __version__
-from sparkonce.cli import broker, demo, explain, mysql, new, postgres, verify
+from sparkonce.cli import broker, demo, explain, mysql, new, postgres, run, verify
 from sparkonce.cli.errors import tell
 from sparkonce.errors import SparkonceError
 
@@ -39,6 +39,7 @@ app.add_typer(mysql.app, name="mysql")
 app.command()(new.new)
 app.command()(demo.demo)
 app.command()(explain.explain)
+app.command(context_settings={"allow_interspersed_args": False, "ignore_unknown_options": True})(run.run)
 app.command()(verify.verify)
 
 

@@ -8,7 +8,6 @@ or asks one anything: then it is left, so that nothing of what it does afterward
 from __future__ import annotations
 
 import os
-import runpy
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -24,8 +23,10 @@ from pyspark.util import default_api_mode
 
 from sparkonce.analysis.script import may_follow
 from sparkonce.errors import ConfigurationError, SparkonceError
+from sparkonce.spark import ending
 from sparkonce.spark.exactly_once import ExactlyOnce
 from sparkonce.spark.jvm import class_name, field
+from sparkonce.spark.script import run_script, script
 
 Explainer = Callable[[DataStreamWriter, str | None], None]
 
@@ -76,11 +77,9 @@ def dry_run(file: Path, arguments: Sequence[str], explain: Explainer) -> bool:
         SparkonceError: of ours, whatever it raises itself.
     """
     _refuse_connect({})
-    argv, path = sys.argv, list(sys.path)
-    sys.argv, sys.path[:0] = [str(file), *arguments], [str(file.absolute().parent)]
     try:
-        with redirect_stdout(sys.stderr), _intercepted(explain):
-            runpy.run_path(str(file), run_name="__main__")
+        with script(file, arguments) as name, redirect_stdout(sys.stderr), _intercepted(explain):
+            run_script(name)
     except _Left as left:
         return not may_follow(_calls(left, file))
     except SparkonceError:
@@ -93,8 +92,6 @@ def dry_run(file: Path, arguments: Sequence[str], explain: Explainer) -> bool:
             f"{file} fails before it waits for its queries: {type(error).__name__}: {said}",
             next_step="run it once by itself; its own arguments come after --, and jars by PYSPARK_SUBMIT_ARGS.",
         ) from error
-    finally:
-        sys.argv, sys.path[:] = argv, path
     return True
 
 
@@ -179,6 +176,10 @@ def _intercepted(explain: Explainer) -> Iterator[None]:
     def remote(_: SparkSession.Builder, url: str) -> None:
         _refuse_connect({"spark.remote": url})
 
+    def await_end(*queries: Any, **_: Any) -> None:
+        for query in queries:
+            query.awaitTermination()
+
     def nothing(*_: Any) -> None:
         """Asks no servers, makes no folder, and waits for no query."""
 
@@ -188,6 +189,7 @@ def _intercepted(explain: Explainer) -> Iterator[None]:
         patch.multiple(StreamingQueryManager, awaitAnyTermination=wait, active=property(active), get=get),
         patch.multiple(SparkSession.Builder, getOrCreate=get_or_create, remote=remote),
         patch.dict(sys.modules, {_CONNECT: None}),  # an import of it fails
+        patch.object(ending, "await_end", await_end),
         patch.multiple(ExactlyOnce, _preflight=nothing, _close_at_end=nothing),
     ):
         yield

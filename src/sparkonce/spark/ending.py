@@ -73,7 +73,7 @@ def wait(queries: Sequence[StreamingQuery]) -> list[QueryFailedError]:
     Returns:
         What is to be told of those that have failed.
     """
-    known = {query: (_name(query), str(query.runId)) for query in queries}  # nobody answers once the JVM is gone
+    known = {query: (_name(query), _run(query)) for query in queries}  # nobody answers once the JVM is gone
     ended: SimpleQueue[tuple[StreamingQuery, BaseException | None]] = SimpleQueue()
 
     def wait_for(query: StreamingQuery) -> None:
@@ -118,7 +118,7 @@ def told(failed: Sequence[QueryFailedError], by_signal: int | None, *, traceback
 
 
 def _failure(name: str, cause: BaseException) -> QueryFailedError:
-    if gone := _spark_is_gone():
+    if gone := spark_is_gone():
         message = f"Spark was stopped under the query {name}: its JVM, or somebody, ended the context."
         next_step = (
             "start it again: it finishes what is decided of its last batch, or undoes it, and no row is lost. If a "
@@ -132,7 +132,8 @@ def _failure(name: str, cause: BaseException) -> QueryFailedError:
     return error
 
 
-def _spark_is_gone() -> bool:
+def spark_is_gone() -> bool:
+    """Whether Spark's context has been stopped, or its JVM does not answer any more."""
     context = SparkContext._active_spark_context
     try:
         return context is not None and bool(context._jsc.sc().isStopped())
@@ -223,6 +224,12 @@ def stop(queries: Iterable[StreamingQuery]) -> None:
     for query in queries:
         with suppress(Exception):
             query.stop()
+
+
+def _run(query: StreamingQuery) -> str:
+    with suppress(Exception):
+        return str(query.runId)
+    return ""
 
 
 def _name(query: StreamingQuery) -> str:

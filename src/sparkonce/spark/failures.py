@@ -105,7 +105,8 @@ def short_error(error: BaseException) -> PrepareError:
         return PrepareError(f"the query was stopped in the middle of a batch ({_STOPPED})", stopped=True)
     cause = _cause(error)
     outage = cause.ours and cause.kind in _OUTAGES
-    logger.log(logging.DEBUG if outage else logging.ERROR, "a batch's job failed: %s", cause, exc_info=error)
+    trace = error if outage or logger.hasHandlers() else None  # where nobody has set up logging, Spark's own has it
+    logger.log(logging.DEBUG if outage else logging.ERROR, "a batch's job failed: %s", cause, exc_info=trace)
     message, next_step = _bounded(cause.said if cause.ours else str(cause), cause.next_step)
     return (OutageError if outage else PrepareError)(message, next_step=next_step)
 
