@@ -1,0 +1,131 @@
+from __future__ import annotations
+
+import signal
+import sys
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from sparkonce import await_end
+from sparkonce.errors import ConfigurationError
+from sparkonce.spark import ending
+from sparkonce.spark.ending import QueryFailedError
+from unit.queries import TOLD, Failed, FakeQuery, send
+
+HANDLERS = (signal.SIGINT, signal.SIGTERM)
+
+
+@pytest.fixture(autouse=True)
+def _handlers_are_put_back() -> Iterator[None]:
+    before = [signal.getsignal(number) for number in HANDLERS]
+    yield
+    assert [signal.getsignal(number) for number in HANDLERS] == before
+
+
+def test_it_returns_when_all_queries_have_ended_by_themselves(capsys: pytest.CaptureFixture[str]) -> None:
+    queries = [FakeQuery(), FakeQuery()]
+    for query in queries:
+        query.end()
+    await_end(*queries)  # type: ignore[arg-type]
+    assert [query.stops for query in queries] == [0, 0]
+    assert capsys.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize("number", HANDLERS)
+def test_a_signal_stops_all_queries_in_order(number: int, capsys: pytest.CaptureFixture[str]) -> None:
+    queries = [FakeQuery("totals"), FakeQuery("")]
+    send(number)
+    await_end(*queries)  # type: ignore[arg-type]
+    assert all(query.stops for query in queries)
+    said = capsys.readouterr().err
+    assert said.startswith(f"{signal.Signals(number).name}: stopping 'totals', {queries[1].id[:8]}")
+    assert said.count("\n") == 1
+
+
+def test_a_second_signal_ends_the_process_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    codes = []
+
+    def end(code: int) -> None:
+        codes.append(code)
+        query.end()
+
+    class Slow(FakeQuery):
+        """Takes its time to stop."""
+
+        def stop(self) -> None:
+            self.stops += 1
+
+    query = Slow()
+    monkeypatch.setattr(ending.os, "_exit", end)
+    send(signal.SIGTERM)
+    send(signal.SIGINT, lambda: query.stops > 0)
+    await_end(query)  # type: ignore[arg-type]
+    assert codes == [130]
+
+
+def test_a_failure_is_told_in_two_lines_and_ends_the_process_with_1(capsys: pytest.CaptureFixture[str]) -> None:
+    other = FakeQuery("other")
+    with pytest.raises(SystemExit) as ended:
+        await_end(other, FakeQuery(error=Failed()))  # type: ignore[arg-type]
+    assert ended.value.code == 1
+    assert capsys.readouterr() == ("", TOLD)
+    assert other.stops
+
+
+def test_its_traces_are_told_to_who_asks_for_them(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        await_end(FakeQuery(error=Failed()), traceback=True)  # type: ignore[arg-type]
+    said = capsys.readouterr().err
+    assert "=== Streaming Query ===" in said
+    assert said.endswith(TOLD)
+
+
+def test_in_another_thread_a_failure_is_raised(capsys: pytest.CaptureFixture[str]) -> None:
+    raised: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            await_end(FakeQuery(error=Failed()))  # type: ignore[arg-type]
+        except BaseException as error:  # noqa: BLE001 - whatever comes out is looked at
+            raised.append(error)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join(60)
+    assert [type(error) for error in raised] == [QueryFailedError]
+    assert capsys.readouterr() == ("", "")
+
+
+def test_a_notebook_shows_message_and_next_step_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "ps1", ">>> ", raising=False)
+    with pytest.raises(QueryFailedError) as raised:
+        await_end(FakeQuery(error=Failed()))  # type: ignore[arg-type]
+    assert "\n".join([*raised.value._render_traceback_(), ""]) == TOLD
+    assert raised.value.__suppress_context__
+
+
+@pytest.mark.parametrize(("signalled", "code"), [(True, 143), (False, 1)])
+def test_where_spark_itself_has_ended_the_query_is_not_blamed(
+    signalled: bool, code: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Gone(FakeQuery):
+        """Its JVM goes with the signal, and takes it along."""
+
+        def stop(self) -> None:
+            self._error = ConnectionRefusedError("nobody there")
+            super().stop()
+
+    query = Gone(error=None if signalled else ConnectionRefusedError("nobody there"))
+    monkeypatch.setattr(ending, "spark_is_gone", lambda: True)
+    if signalled:
+        send(signal.SIGTERM)
+    with pytest.raises(SystemExit) as ended:
+        await_end(query)  # type: ignore[arg-type]
+    assert ended.value.code == code
+    assert "Spark was stopped under the query 'totals'" in capsys.readouterr().err
+
+
+def test_no_query_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match="was given no query"):
+        await_end()
