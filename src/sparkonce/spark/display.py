@@ -31,7 +31,8 @@ class ProgressDisplay:
     """What is shown of one query, from its start to its end.
 
     Args:
-        wanted: True or False. None shows lines of batches only while nobody has set up logging, which has them too.
+        wanted: True or False. A line of a batch that the logger shows is never written beside it; with None none is
+            once somebody has set up logging, at whatever level.
         screen: Where; by default what all queries of this process share.
     """
 
@@ -62,7 +63,7 @@ class ProgressDisplay:
     def say(self, sentence: str) -> None:
         """Writes what stays to be read."""
         if self.is_live:
-            if not (logger.hasHandlers() and logger.isEnabledFor(logging.INFO)):
+            if not _logged():
                 self._screen.write(f"{self._name}: {sentence}" if self._name else sentence)
         else:
             self._write(sentence)
@@ -118,8 +119,8 @@ class ProgressDisplay:
         return Text("  ·  ".join(filter(None, parts)), no_wrap=True, overflow="ellipsis")
 
     def _write(self, line: str) -> None:
-        """Writes what the logger would, unless it is set up, or will be: then it is the logger's to show."""
-        if self._wanted or (self._wanted is None and not logger.hasHandlers()):
+        """Writes what the logger has as well, where that is not seen; its handlers and level are its user's to set."""
+        if not _logged() if self._wanted else self._wanted is None and not logger.hasHandlers():
             at = time.strftime("%Y-%m-%d %H:%M:%S")
             with suppress(OSError, ValueError):  # closed, or a pipe that nobody reads: the query goes on
                 sys.stderr.write(f"{at} INFO sparkonce: {line}\n")
@@ -205,6 +206,10 @@ class _Line(Live):
 def end_displays() -> None:
     """Gives the terminal back to who is about to write on it."""
     _shared.end()
+
+
+def _logged() -> bool:
+    return logger.hasHandlers() and logger.isEnabledFor(logging.INFO)
 
 
 def _ago(seconds: float) -> str:

@@ -1,0 +1,226 @@
+from __future__ import annotations
+
+import io
+import logging
+import re
+import sys
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from sparkonce.driver.progress import BatchProgress
+from sparkonce.protocol.state import Phase
+from sparkonce.spark import display as module
+from sparkonce.spark.display import ProgressDisplay, Screen
+
+CONTROL = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
+
+
+def batch(number: int = 7, rows: dict[str, int] | None = None, **more: Any) -> BatchProgress:
+    marks = {"recovered": False, "healed": 0, **more}
+    of = {"kafka": 20} if rows is None else rows
+    return BatchProgress(batch=number, rows=of, transactions=4, seconds={"writing": 0.25}, finished_at_ms=0, **marks)
+
+
+def kafka_progress(rows: int, *behind: str) -> dict[str, Any]:
+    """As Spark tells it, of which all metrics are texts."""
+    sources = [{"metrics": {"maxOffsetsBehindLatest": each}} for each in behind]
+    return {"numInputRows": rows, "processedRowsPerSecond": 380.6, "sources": [{"metrics": None}, *sources]}
+
+
+class Terminal:
+    """A terminal, and the clock beside it."""
+
+    def __init__(self) -> None:
+        self.file = io.StringIO()
+        self.screen = Screen(Console(file=self.file, force_terminal=True, width=120))
+        self.now_s = 1_000.0
+
+    @property
+    def text(self) -> str:
+        return CONTROL.sub("", self.file.getvalue())
+
+
+@pytest.fixture
+def terminal(monkeypatch: pytest.MonkeyPatch) -> Iterator[Terminal]:
+    made = Terminal()
+    clock = SimpleNamespace(monotonic=lambda: made.now_s, strftime=lambda _: "2026-11-24 12:00:00")
+    monkeypatch.setattr(module, "time", clock)
+    yield made
+    made.screen.end()
+
+
+@pytest.fixture
+def shown(terminal: Terminal) -> ProgressDisplay:
+    display = ProgressDisplay(None, terminal.screen)
+    with display.starting("totals"):
+        pass
+    return display
+
+
+def test_a_start_is_seen_at_once(shown: ProgressDisplay) -> None:
+    assert shown.line().plain == "totals starting: asking the servers"
+    shown.spark_says("Getting offsets from KafkaV2[Subscribe[orders]]", None)
+    assert shown.line().plain == "totals getting offsets from KafkaV2[Subscribe[orders]]"
+
+
+def test_a_batch_and_what_its_source_gave_are_seen(shown: ProgressDisplay, terminal: Terminal) -> None:
+    shown.enter(Phase.WRITING, 7)
+    assert shown.line().plain == "totals batch 7: preparing every slot"
+    shown.show(batch(7, {"kafka": 305, "files": 305}, recovered=True, healed=2), "")
+    shown.enter(Phase.IDLE, 7)
+    shown.spark_says("Waiting for data to arrive", kafka_progress(305, "40", "3"))
+    terminal.now_s += 3
+    assert shown.line().plain == (
+        "totals waiting for data to arrive  ·  305 rows read, 381 rows/s, 40 behind  ·  1 committed, the last 3 s ago"
+        "  ·  1 recovered  ·  2 healed"
+    )
+
+
+def test_while_it_is_idle_the_age_of_the_last_commit_grows(shown: ProgressDisplay, terminal: Terminal) -> None:
+    shown.show(batch(), "")
+    shown.spark_says("Waiting for data to arrive", kafka_progress(305))
+    shown.spark_says("Waiting for data to arrive", kafka_progress(0))
+    terminal.now_s += 600
+    assert shown.line().plain.endswith("305 rows read, 381 rows/s  ·  1 committed, the last 10 min ago")
+
+
+def test_sparks_words_are_not_those_of_a_batch(shown: ProgressDisplay) -> None:
+    shown.enter(Phase.FINISHING, 7)
+    shown.spark_says("Processing new data", None)
+    assert shown.line().plain == "totals batch 7: finishing"
+
+
+def test_the_line_goes_when_the_query_ends(shown: ProgressDisplay, terminal: Terminal) -> None:
+    assert isinstance(terminal.screen._live, module._Line)
+    terminal.screen.refresh()
+    shown.end()
+    assert terminal.screen._live is None
+    assert terminal.file.getvalue().endswith("\x1b[?25h\r\x1b[1A\x1b[2K"), "the cursor is back, the line is erased"
+    before = terminal.file.getvalue()
+    terminal.screen.refresh()
+    assert terminal.file.getvalue() == before
+
+
+def test_what_the_jvm_writes_begins_where_the_line_does(shown: ProgressDisplay, terminal: Terminal) -> None:
+    terminal.screen.refresh()
+    before = terminal.file.getvalue()
+    assert CONTROL.sub("", before).endswith("totals starting: asking the servers\r")
+    terminal.file.write("26/11/24 WARN of Spark's\n")
+    terminal.screen.refresh()
+    after = terminal.file.getvalue()[len(before) :]
+    assert "\x1b[1A" not in after, "nothing above the line is erased"
+    assert CONTROL.sub("", after).replace("\r", "") == "26/11/24 WARN of Spark's\ntotals starting: asking the servers"
+
+
+def test_a_start_that_fails_leaves_no_line(terminal: Terminal) -> None:
+    display = ProgressDisplay(None, terminal.screen)
+    with pytest.raises(ZeroDivisionError), display.starting("totals"):
+        1 / 0  # noqa: B018 - failing is the test
+    assert terminal.screen._live is None
+
+
+def test_several_queries_take_turns(shown: ProgressDisplay, terminal: Terminal) -> None:
+    other = ProgressDisplay(None, terminal.screen)
+    with other.starting("other"):
+        pass
+    seen = set()
+    for _ in range(4):
+        seen.add(terminal.screen._now().plain.partition(" ")[0])
+        terminal.now_s += 3
+    assert seen == {"totals", "other"}
+    shown.end()
+    assert terminal.screen._now().plain.startswith("other")
+
+
+@pytest.mark.parametrize("of_a_terminal", [True, False])
+def test_what_a_job_prints_into_a_file_stays_there(
+    of_a_terminal: bool, terminal: Terminal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rich takes standard output as well, for what is printed beside its line, and writes it to standard error."""
+    printed = io.StringIO()
+    monkeypatch.setattr(printed, "isatty", lambda: of_a_terminal)
+    monkeypatch.setattr(sys, "stdout", printed)
+    with ProgressDisplay(None, terminal.screen).starting("totals"):
+        sys.stdout.write("a row\n")
+        sys.stdout.flush()
+    terminal.screen.end()
+    assert sys.stdout is printed
+    assert (printed.getvalue() == "a row\n", "a row\n" in terminal.text) == (not of_a_terminal, of_a_terminal)
+
+
+class Pipe:
+    """Standard error that is no terminal, and logging as one program has set it up."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *, is_set_up: bool, level: int = logging.INFO) -> None:
+        self.screen = Screen(Console(file=io.StringIO(), force_terminal=False))
+        logger = SimpleNamespace(hasHandlers=lambda: is_set_up, isEnabledFor=lambda asked: asked >= level)
+        monkeypatch.setattr(module, "logger", logger)
+
+
+@pytest.mark.usefixtures("terminal")
+@pytest.mark.parametrize(
+    ("wanted", "is_set_up", "level", "is_written"),
+    [
+        (None, False, logging.WARNING, True),
+        (None, True, logging.WARNING, False),
+        (True, True, logging.WARNING, True),
+        (True, True, logging.INFO, False),
+        (False, False, logging.WARNING, False),
+    ],
+)
+def test_without_a_terminal_each_batch_has_a_line_that_is_written_once(
+    wanted: bool | None,
+    is_set_up: bool,
+    level: int,
+    is_written: bool,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    display = ProgressDisplay(wanted, Pipe(monkeypatch, is_set_up=is_set_up, level=level).screen)
+    with display.starting("totals"):
+        display.say("going on behind batch 6")
+    display.enter(Phase.WRITING, 7)
+    display.show(batch(), batch().line())
+    display.spark_says("Waiting for data to arrive", None)
+    display.end()
+    at = "2026-11-24 12:00:00 INFO sparkonce: "
+    lines = f"{at}going on behind batch 6\n{at}batch=7 committed rows=20 transactions=4 in 0.250 s\n"
+    assert capsys.readouterr() == ("", lines if is_written else "")
+
+
+def test_the_logger_is_left_as_it_is() -> None:
+    logger = logging.getLogger("sparkonce")
+    before = (list(logger.handlers), logger.level, logger.propagate)
+    ProgressDisplay(None).show(batch(), batch().line())
+    assert (list(logger.handlers), logger.level, logger.propagate) == before
+
+
+def test_on_a_terminal_a_sentence_stays_above_the_line(shown: ProgressDisplay, terminal: Terminal) -> None:
+    shown.say("going on behind batch 6")
+    assert "sparkonce: totals: going on behind batch 6\n" in terminal.text
+
+
+def test_a_line_that_nobody_can_read_stops_nothing(monkeypatch: pytest.MonkeyPatch, terminal: Terminal) -> None:
+    closed = io.StringIO()
+    closed.close()
+    monkeypatch.setattr(sys, "stderr", closed)
+    ProgressDisplay(True, Pipe(monkeypatch, is_set_up=False).screen).show(batch(), "line")
+
+
+@pytest.mark.parametrize(
+    ("done", "line"),
+    [
+        (batch(3, {"kafka": 5, "files": 0}), "batch=3 committed rows=kafka:5,files:0 transactions=4 in 0.250 s"),
+        (
+            batch(3, recovered=True, healed=2),
+            "batch=3 committed rows=20 transactions=4 recovered healed=2 in 0.250 s",
+        ),
+        (batch(3, {}), "batch=3 committed rows=0 transactions=4 in 0.250 s"),
+    ],
+)
+def test_the_line_of_a_batch(done: BatchProgress, line: str) -> None:
+    assert done.line() == line
