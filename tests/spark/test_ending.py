@@ -1,0 +1,160 @@
+"""How a query ends, and what is seen of it: in this process, and as a job of its own that gets a signal."""
+
+from __future__ import annotations
+
+import gc
+import io
+import json
+import logging
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812 - as everybody writes it
+from rich.console import Console
+
+from conformance import folder_sink
+from conformance.folder_sink import FolderSink
+from eventually import eventually
+from spark.in_process import LIMIT_S, MARKS, CrashError, Stream, crash_at, travelling
+from sparkonce import ExactlyOnce, KafkaSink, await_end
+from sparkonce.embedded import Cluster
+from sparkonce.errors import PrepareError
+from sparkonce.protocol.state import Phase
+from sparkonce.spark.display import ProgressDisplay, Screen
+from startup import jvm_flags
+
+IDS = [f"{number:05d}" for number in range(1_000)]
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _this_module_travels() -> Iterator[None]:
+    with travelling(folder_sink, sys.modules[__name__]):
+        yield
+
+
+def refuse(value: str) -> str:
+    raise ValueError(f"not {value}")
+
+
+def refused(rows: DataFrame) -> DataFrame:
+    return rows.withColumn("value", F.udf(refuse)("value"))
+
+
+def dying(rows: DataFrame) -> DataFrame:
+    return rows.withColumn("value", F.udf(lambda _: os.kill(os.getpid(), signal.SIGKILL))("value"))
+
+
+class TestInThisProcess:
+    pytestmark = MARKS
+
+    def test_an_error_of_the_users_own_is_all_that_is_told(
+        self, spark: SparkSession, kafka: Cluster, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        stream = Stream(spark, kafka, tmp_path, IDS)
+        line = refuse.__code__.co_firstlineno + 1
+        sink = KafkaSink({"bootstrap.servers": kafka.bootstrap}, topic=stream.target)
+        query = ExactlyOnce(sink, checkpoint=str(tmp_path / "cp")).start(
+            refused(stream.records(400)), query_name="sums"
+        )
+        with pytest.raises(SystemExit) as ended:
+            await_end(query)
+        assert ended.value.code == 1
+        message, next_step = capsys.readouterr().err.splitlines()
+        assert message.startswith("The query 'sums' has failed. PrepareError: ValueError: not 0")
+        assert message.endswith(f' ({__file__}, line {line}: raise ValueError(f"not {{value}}"))')
+        assert next_step.startswith("Next: remove the cause and start the query again")
+        gc.collect()
+
+    def test_a_worker_that_died_is_told_as_one(self, spark: SparkSession, kafka: Cluster, tmp_path: Path) -> None:
+        stream = Stream(spark, kafka, tmp_path, IDS)
+        with pytest.raises(PrepareError, match=r"^A Python worker died, .* on \S+ executor driver: Task \d") as told:
+            stream.run(dying)
+        assert "dmesg" in told.value.next_step
+        assert "PythonRunner" not in str(told.value)
+
+    def test_where_a_query_goes_on_is_said(
+        self, spark: SparkSession, kafka: Cluster, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        caplog.set_level(logging.INFO)
+        stream = Stream(spark, kafka, tmp_path, IDS)
+        for phase in (Phase.DECIDING, Phase.FINISHING):
+            with pytest.raises(CrashError):
+                stream.run(listener=crash_at(phase, 1))
+        assert "batch 1 was not decided: what it has open is aborted, and it is written again" in caplog.messages
+        stream.run()
+        assert "batch 1 was decided and may not be finished: it is committed first" in caplog.messages
+        assert [line for line in caplog.messages if line.startswith("batch=1 committed") and " recovered in " in line]
+        stream.run()
+        assert "going on behind batch 2" in caplog.messages
+
+    def test_what_spark_says_of_a_kafka_source_is_seen(
+        self, spark: SparkSession, kafka: Cluster, tmp_path: Path
+    ) -> None:
+        stream = Stream(spark, kafka, tmp_path, IDS)
+        file = io.StringIO()
+        screen = Screen(Console(file=file, force_terminal=True, width=120))
+        kept = FolderSink(tmp_path / "sink")
+        once = ExactlyOnce(kept, checkpoint=str(tmp_path / "cp"))
+        once._display = ProgressDisplay(None, screen)
+        query = once.start(stream.records(400).selectExpr("cast(value as bigint) as number"), query_name="totals")
+        try:
+            eventually(lambda: len(once.progress()) == 3, "all batches are committed")
+            eventually(lambda: "waiting for data to arrive" in once._display.line().plain, "Spark says that it is idle")
+            assert "200 rows read" in once._display.line().plain
+            assert ", 0 behind  ·  3 committed, the last" in once._display.line().plain
+            first = ProgressDisplay(None, screen)
+            first.spark_says("", json.loads(query._jsq.recentProgress()[0].json()))
+            assert "400 rows read" in first.line().plain
+            assert ", 150 behind" in first.line().plain
+        finally:
+            query.stop()
+        eventually(lambda: screen._live is None, "the line is taken away")
+        gc.collect()
+
+
+JOB = """
+import sys
+from pyspark.sql import SparkSession
+from sparkonce import ExactlyOnce, FilesSink
+
+folder, flags = sys.argv[1:]
+settings = {"spark.ui.enabled": "false", "spark.driver.extraJavaOptions": flags, "spark.local.dir": folder}
+spark = SparkSession.builder.master("local[2]").config(map=settings).getOrCreate()
+rows = spark.readStream.format("rate-micro-batch").option("rowsPerBatch", 4).load()
+sink = FilesSink(f"{folder}/out", format="json")
+query = ExactlyOnce(sink, checkpoint=f"{folder}/checkpoint").start(rows, trigger={"processingTime": "100 milliseconds"})
+"""
+
+
+@pytest.mark.spark
+@pytest.mark.drawn(2, "a Spark of its own")
+def test_a_job_that_gets_a_signal_ends_in_order(tmp_path: Path) -> None:
+    """Ctrl-C reaches all that the terminal runs; PySpark's own handler would fail the batch in hand."""
+    job, said = tmp_path / "job.py", tmp_path / "said"
+    job.write_text(JOB)
+    program = "from sparkonce.cli.main import app; app()"
+    with said.open("w") as file:
+        run = subprocess.Popen(
+            [sys.executable, "-c", program, "run", str(job), str(tmp_path), jvm_flags()],
+            env={**os.environ, "PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": "127.0.0.1"},
+            stdout=file,
+            stderr=file,
+            start_new_session=True,
+        )
+    try:
+        eventually(lambda: "batch=1 committed" in said.read_text() or run.poll() is not None, "two batches are there")
+        os.killpg(run.pid, signal.SIGINT)
+        assert run.wait(LIMIT_S) == 0, said.read_text()
+    finally:
+        if run.poll() is None:
+            os.killpg(run.pid, signal.SIGKILL)
+    lines = said.read_text().splitlines()
+    assert any(line.startswith("SIGINT: stopping ") for line in lines)
+    assert not [line for line in lines if "Traceback" in line or "Exception" in line]
+    assert [line for line in lines if " INFO sparkonce: batch=0 committed rows=4 transactions=2 in " in line]
