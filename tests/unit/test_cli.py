@@ -41,7 +41,7 @@ def test_a_project_is_written_and_nothing_is_written_over(tmp_path: Path) -> Non
     again = CliRunner().invoke(app, ["new", str(folder)])
     assert again.exit_code == 1
     assert "job.py" in again.stderr
-    assert "Next: name another folder." in again.stderr
+    assert "Next: Name another folder." in again.stderr
     assert (folder / "job.py").read_text() == "mine"
 
 
