@@ -27,7 +27,10 @@ NO_INDEX = re.compile("Failed to fetch|error sending request|dns error|NewConnec
 README = (ROOT / "README.md").read_text()
 SECTION = README.partition("\n## Quick start\n")[2].partition("\n## ")[0]
 LINES, _, SUBMIT, JOB = re.findall(r"^```\w*\n(.*?)^```$", SECTION, re.MULTILINE | re.DOTALL)
-INSTALLS = ("python3 -m venv .venv && . .venv/bin/activate\n", "pip install sparkonce\n")
+INSTALLS = (
+    "python3 -m venv .venv && . .venv/bin/activate\n",
+    f"pip install sparkonce pyspark=={importlib.metadata.version('pyspark')}\n",
+)
 
 
 @dataclass
@@ -187,6 +190,11 @@ def test_the_packages_are_sound(installed: Installed) -> None:
     assert len(links) > 20
     assert [one for pair in links for one in pair if one and not one.startswith(("https://", "#"))] == []
     assert f"]({address}/blob/main/docs/protocol.md)" in page
+
+
+def test_the_page_with_the_screen_has_the_same_lines() -> None:
+    page = (ROOT / "docs" / "quickstart.md").read_text()
+    assert "".join(f"{line}\n" for line in re.findall(r"^\$ (.+)$", page, re.MULTILINE)) == LINES
 
 
 def test_the_readme_has_the_file_that_new_writes(tried: Tried) -> None:

@@ -4,6 +4,7 @@ Typer reads the annotations when the command runs, so their types are imported h
 """
 
 import shlex
+from importlib.metadata import version
 from importlib.resources import files
 from pathlib import Path
 from typing import Annotated
@@ -42,7 +43,7 @@ def new(folder: Annotated[Path, typer.Argument(help="The project's folder, made 
     written = {
         "job.py": files("sparkonce.cli").joinpath("project", "job.py").read_text(encoding="utf-8"),
         "README.md": _README.format(name=folder.absolute().name),
-        "requirements.txt": f"sparkonce>={__version__}\n",
+        "requirements.txt": f"sparkonce>={__version__}\npyspark=={version('pyspark')}\n",
         ".gitignore": "".join(f"{one}\n" for one in _GIT_IGNORES),
     }
     there = [name for name in written if (folder / name).exists()]
