@@ -43,7 +43,9 @@ def mapping(setting: str, value: object, *, example: str) -> dict[str, Any]:
 
 def shown(value: object) -> str:
     """A value where settings were to be given: itself if it is short and plain, else its type."""
-    return repr(value) if isinstance(value, str) and _SHOWN.fullmatch(value) else f"<{type(value).__name__}>"
+    if isinstance(value, str) and _SHOWN.fullmatch(value):
+        return repr(value)
+    return f"<class {value.__name__}>" if isinstance(value, type) else f"<{type(value).__name__}>"
 
 
 def one_of(setting: str, value: Word, allowed: Sequence[Word]) -> Word:

@@ -68,7 +68,8 @@ class SchemaRegistry:
         self._key = _key(self._settings)
         if not isinstance(self._settings.get("url"), str):
             raise ConfigurationError(
-                "SchemaRegistry has no url", next_step="give it {'url': 'https://registry:8081'} at least."
+                f"SchemaRegistry has no url among its settings ({', '.join(sorted(self._settings))})",
+                next_step="give {'url': 'https://registry:8081'} at least.",
             )
         self._client()
 

@@ -66,14 +66,14 @@ def local_checkpoint(given: str | os.PathLike[str]) -> Path:
     if not location.scheme:
         return Path(checkpoint)
     at_databricks = (
-        f"On Databricks /dbfs{location.path} is the same folder, on a mount that has no hard links at most places: the "
-        "start tries it, and refuses it then. "
+        f"On Databricks /dbfs{location.path} is the same folder, by a mount that may have no hard links; the start "
+        "tries, and refuses it then. "
     )
     raise ConfigurationError(
         f"checkpoint={checkpoint!r}: the decision log needs a local or mounted disk, and {location.scheme}: is none.",
         next_step=(at_databricks if location.scheme == "dbfs" else "")
-        + "Give the path of a disk that the driver's host mounts, and the next one's too: a PersistentVolumeClaim on "
-        "Kubernetes, EFS, FSx or an EBS volume on AWS, Filestore, Azure Files by NFS, any NFS 4. See "
+        + "Give the path of a disk that is mounted by every host on which the driver may run: a PersistentVolumeClaim "
+        "on Kubernetes, EFS or FSx on AWS, Filestore on Google Cloud, Azure Files by NFS, any NFS 4. See "
         "docs/operations.md#which-disks-carry-a-checkpoint.",
         setting="checkpoint",
     )

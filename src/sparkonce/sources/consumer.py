@@ -8,6 +8,7 @@ than it was told to is worse than one that does not start.
 from __future__ import annotations
 
 import base64
+import difflib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -53,7 +54,8 @@ def consumer_settings(user: Mapping[str, Any]) -> dict[str, str]:
         name = given.removeprefix("kafka.")
         name = RENAMED.get(name, name)
         if name not in JAVA and name not in _TOGETHER:
-            why = REFUSED.get(name, _UNKNOWN)
+            meant = difflib.get_close_matches(name, (*JAVA, *_TOGETHER), n=1, cutoff=0.9)
+            why = REFUSED.get(name) or (f"Write {meant[0]}." if meant else _UNKNOWN)
             raise ConfigurationError(f"{given} cannot be used with Spark's Kafka source.", next_step=why, setting=given)
         if name in plain:
             raise ConfigurationError(f"{name} is given twice, under two names.", next_step=f"Keep {name} only.")

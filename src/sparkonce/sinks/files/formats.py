@@ -98,8 +98,8 @@ def choose(format: str, compression: str | None, options: Mapping[str, Any]) -> 
 def _check_option(format: str, name: str, value: Any, known: Mapping[str, Any]) -> None:  # noqa: A002
     if name not in known:
         raise ConfigurationError(
-            f"options has {name!r}, which format={format!r} does not know.",
-            next_step=f"Known are: {', '.join(known) or 'none'}.",
+            f"options[{name!r}] is given, which format={format!r} does not know.",
+            next_step=f"Use one of {', '.join(known)}." if known else "Leave it out: it has no options.",
             setting=name,
         )
     if type(value) is not type(known[name]):

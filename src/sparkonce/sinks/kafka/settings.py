@@ -103,7 +103,9 @@ def lasting(timeout_ms: int) -> str:
 
 def _check_without_idempotence(settings: dict[str, Any], guarantee: Guarantee) -> None:
     if guarantee is Guarantee.EXACTLY_ONCE:
-        raise _refused("enable.idempotence", settings["enable.idempotence"], f"{guarantee.value} needs True.")
+        raise _refused(
+            "enable.idempotence", settings["enable.idempotence"], f"Use True, which {guarantee.value} needs."
+        )
     if guarantee is Guarantee.AT_LEAST_ONCE:
         _check_acks(settings, f"{guarantee.value} needs every replica's word")
     elif int(settings.get("retries", -1)) != 0:

@@ -122,6 +122,8 @@ class KafkaWriter(SinkWriter):
             except KafkaException as error:
                 if error.args[0].code() == KafkaError.MSG_SIZE_TOO_LARGE:
                     raise _too_large(chunk, self._limits.row_bytes) from None
+                if error.args[0].code() == KafkaError._UNKNOWN_PARTITION:
+                    raise _no_such_partition(chunk.topic) from None
                 raise lane.explain(error.args[0], f"refused a row for topic {chunk.topic!r}") from None
             except BufferError as error:
                 raise _queue_full(chunk.topic) from error
@@ -220,6 +222,8 @@ class KafkaWriter(SinkWriter):
             raise PrepareError(f"Kafka's producer can go on no more: {lane.reports.fatal}.")
         if not lane.reports.refused:
             return
+        if lane.reports.without_partition:
+            raise _no_such_partition(lane.reports.without_partition)
         trouble = lane.trouble() if self._transactional else lane.reports.last_error
         first = lane.reports.refusals[0]
         raise _broken(lane)(
@@ -273,6 +277,14 @@ def _queue_full(topic: str) -> PrepareError:
     return PrepareError(
         f"librdkafka's queue is full (queue.buffering.max.kbytes) at a row for topic {topic!r}.",
         next_step="Raise queue.buffering.max.kbytes above the size of the largest row.",
+    )
+
+
+def _no_such_partition(topic: str) -> PrepareError:
+    """The number of which is not known here: librdkafka does not say it."""
+    return PrepareError(
+        f"A row's column 'partition' names a partition that topic {topic!r} does not have (Unknown partition).",
+        next_step="Leave the column out, which a Kafka source brings along, or give the topic as many partitions.",
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from sparkonce.arguments import nonempty, one_of, texts
+from sparkonce.arguments import need_package, nonempty, one_of, texts
 from sparkonce.errors import ConfigurationError
 from sparkonce.guarantees import Guarantee
 from sparkonce.sinks.base import Facts, SinkCommitter, SinkWriter, TwoPhaseCommitSink, WriterContext
@@ -64,6 +64,7 @@ class PostgresSink(TwoPhaseCommitSink):
         lock_timeout_s: float = 10.0,
     ) -> None:
         super().__init__(name, guarantee)
+        need_package("PostgresSink", "psycopg", "psycopg", "postgres")
         for setting, given in (("table", table), ("schema", schema), ("prefix", prefix)):
             nonempty(setting, given, example="a name")
         self.target = Target(

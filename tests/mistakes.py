@@ -1,0 +1,115 @@
+"""Mistakes that users make, and what each says: run for real by the tests, which keep docs/mistakes.md true.
+
+``RENEW_MISTAKES=1 python3 dev.py run pytest tests/unit/test_mistakes.py tests/spark/test_mistakes.py`` writes the page
+anew.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from sparkonce.errors import ConfigurationError, PrepareError, SparkonceError
+
+PAGE = Path(__file__).parents[1] / "docs" / "mistakes.md"
+NOTHING = "Nothing: it starts, and is not refused."
+
+
+@dataclass(frozen=True, slots=True)
+class Mistake:
+    """A line of a user's program.
+
+    Attributes:
+        code: Python, an expression; or words, where ``run`` says what is done.
+        words: A part of what is said, which must be there; `NOTHING` where nothing is said.
+        kind: The error's class. One that is not ours is Python's or Spark's own, and says all that is needed.
+        run: Names what is done in the test's own words, where an expression cannot.
+    """
+
+    code: str
+    words: str
+    kind: type[Exception] = ConfigurationError
+    run: str = ""
+
+
+def said(mistake: Mistake, names: Mapping[str, Any], do: Callable[[], str] | None = None) -> str:
+    """Makes the mistake, and returns what it says, behind the error's class.
+
+    Args:
+        mistake: Which.
+        names: What its code may use.
+        do: Does it in the code's place, and returns what was said.
+    """
+    try:
+        if do is not None:
+            return do()
+        eval(mistake.code, dict(names))  # noqa: S307 - from the tables of these tests
+    except Exception as error:  # noqa: BLE001 - what is raised is what is asked for
+        told = str(error).strip()
+        return f"{type(error).__name__}: {told if isinstance(error, SparkonceError) else told.splitlines()[0]}"
+    return NOTHING
+
+
+def wrong(mistake: Mistake, told: str) -> str:
+    """Returns what is not as it should be; empty for nothing."""
+    ours = issubclass(mistake.kind, SparkonceError)
+    if mistake.words not in told:
+        return f"{mistake.words!r} is missing"
+    if told == NOTHING:
+        return ""
+    if not told.startswith(f"{mistake.kind.__name__}: "):
+        return f"not {mistake.kind.__name__}"
+    if ours and mistake.kind is not PrepareError and not re.search(r"[.!?…] Next: \S.*[.!?…]$", told, re.DOTALL):
+        return "no next step"
+    return "a traceback" if "Traceback" in told or "Py4J" in told else ""
+
+
+def plain(told: str, folder: Path) -> str:
+    """Leaves out what differs from run to run."""
+    told = told.replace(str(folder), "/data")
+    told = re.sub(r"127\.0\.0\.1:\d{4,5}", "broker:9092", told)
+    told = re.sub(r"\b[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}\b", "<id>", told)
+    told = re.sub(r"\b[0-9a-f]{32}\b", "<id>", told)
+    told = re.sub(r"\b(in|after|within) \d+(\.\d+)? s\b", r"\1 some s", told)
+    told = re.sub(r"Handshake failed: .*?\(_ssl\.c:\d+\)", "Handshake failed: …", told)
+    told = re.sub(r" at 0x[0-9a-f]+", "", told)
+    told = re.sub(r"(missing|target|source|c)-[0-9a-f]{8}\b", r"\1", told)
+    return " ".join(told.split())
+
+
+def keep(section: str, rows: Sequence[tuple[Mistake, str]], folder: Path) -> None:
+    """Compares a section of the page with what was said; or writes it, where the page is to be renewed.
+
+    Args:
+        section: Its name.
+        rows: Each mistake and what it said.
+        folder: Of this test: its paths become ``/data``.
+    """
+    failed = [f"{one.code}: {why}: {told}" for one, told in rows if (why := wrong(one, told))]
+    assert not failed, "\n".join(failed)
+    begin, end = f"<!-- {section}: made by the tests -->\n", f"<!-- {section}: end -->"
+    page = PAGE.read_text()
+    assert page.count(begin) == page.count(end) == 1, section
+    cells = "".join(f"| {_code(one)} | {_cell(plain(told, folder))} |\n" for one, told in rows)
+    made = f"{begin}\n| mistake | what it says |\n| --- | --- |\n{cells}\n{end}"
+    before, kept = page.index(begin), page.index(end) + len(end)
+    if os.environ.get("RENEW_MISTAKES"):
+        PAGE.write_text(page[:before] + made + page[kept:])
+        return
+    renew = f"RENEW_MISTAKES=1 python3 dev.py run pytest {Path(__file__).parent.name}/*/test_mistakes.py"
+    differing = sorted(set(page[before:kept].splitlines()) ^ set(made.splitlines()))
+    assert page[before:kept] == made, "\n".join(["docs/mistakes.md is not what is said now", *differing, renew])
+
+
+def _code(mistake: Mistake) -> str:
+    return mistake.code if mistake.run else f"`` {mistake.code.replace('|', chr(92) + '|')} ``"
+
+
+def _cell(text: str) -> str:
+    for mark, escaped in (("\\", "\\\\"), ("|", "\\|"), ("<", "&lt;"), ("*", "\\*"), ("_", "\\_"), ("`", "\\`")):
+        text = text.replace(mark, escaped)
+    return text.replace("[", "\\[")

@@ -1,0 +1,251 @@
+"""What is refused when a query is started, before its first batch; and what stops a batch. One session, one broker."""
+
+from __future__ import annotations
+
+import gc
+import re
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from pyspark.errors import AnalysisException, StreamingQueryException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812 - as everybody writes it
+from pyspark.sql.streaming.query import StreamingQuery
+
+import sparkonce
+from mistakes import NOTHING, Mistake, keep, said
+from spark.harness import new_name
+from spark.in_process import MARKS, ended, stopped
+from sparkonce.embedded import Cluster
+from sparkonce.errors import CheckpointMismatchError, PreflightError, PrepareError, SchemaError
+from sparkonce.testing.kafka import create_topic, produce
+
+# kafka-python leaves what could not shake hands to the garbage collector.
+pytestmark = [*MARKS, pytest.mark.filterwarnings("ignore:unclosed <ssl.SSLSocket:ResourceWarning")]
+
+START = [
+    Mistake("once.start(rows, trigger='1 second')", "trigger='1 second' is not a mapping"),
+    Mistake("once.start(rows, trigger={'processing_time': '1 second'})", "trigger='processing_time' is not known"),
+    Mistake("once.start(rows, trigger={'availableNow': True, 'once': True})", "has 2 kinds"),
+    Mistake("once.start(rows, trigger={})", "has no kinds"),
+    Mistake("once.start(rows, trigger={'continuous': '1 second'})", "continuous processing has no batches"),
+    Mistake("once.start(rows, output_mode='apend')", "output_mode='apend' is not known"),
+    Mistake("once.start(rows, output_mode='complete')", "STREAMING_OUTPUT_MODE", AnalysisException),
+    Mistake("once.start(rows, query_name=7)", "query_name=7 is not a text"),
+    Mistake("once.start(rows, options={'CheckpointLocation': '/other'})", "is another folder than checkpoint="),
+    Mistake("once.start(rows, options='checkpointLocation')", "options='checkpointLocation' is not a mapping"),
+    Mistake("once.start()", "missing 1 required positional argument: 'df'", TypeError),
+    Mistake("once.start('orders')", "df='orders' is not a DataFrame"),
+    Mistake("once.start(spark.range(5))", "df=<DataFrame> does not stream"),
+    Mistake("once.start(connect_rows)", "is of Spark Connect (pyspark.sql.connect.dataframe)"),
+    Mistake("read_kafka(connect_spark, settings, topics='t')", "is of Spark Connect (pyspark.sql.connect.session)"),
+    Mistake("once(spark.range(5), 0)", "ExactlyOnce was called outside a streaming query"),
+    Mistake("ExactlyOnce(sink, checkpoint='/dev/null/cp').start(rows)", "cannot be written to, or has no hard links"),
+    Mistake("ExactlyOnce(sink, checkpoint='/proc/cp').start(rows)", "cannot be written to, or has no hard links"),
+    Mistake("running.start(rows)", "This ExactlyOnce runs already, as query <id>".replace("<id>", "")),
+    Mistake("read_kafka(spark, 'broker:9092', topics='t')", "settings='broker:9092' is not a mapping"),
+    Mistake("read_kafka(spark, {'bootstrap.server': 'broker:9092'}, topics='t')", "Write bootstrap.servers"),
+    Mistake("read_kafka(spark, settings)", "exactly one of topics, pattern and partitions"),
+    Mistake("read_kafka(spark, settings, topics=7)", "topics=7 is not a list of texts"),
+    Mistake("read_kafka(spark, settings, pattern='(')", "is no regular expression of Java's"),
+    Mistake("read_kafka(spark, settings, partitions={'t': 'all'})", "does not name partitions by number"),
+    Mistake("read_kafka(spark, settings, topics='t', starting='begin')", "starting='begin' is no position"),
+    Mistake("read_kafka(spark, settings, topics='t', isolation_level='committed')", "isolation_level='committed'"),
+    Mistake("read_kafka(spark, settings, topics='t', max_offsets_per_trigger='1000')", "is not a whole number of 1"),
+    Mistake("read_kafka(spark, settings, topics='t', fail_on_data_loss='false')", "is neither True nor False"),
+    Mistake("read_kafka(spark, settings, topics='t', options={'startingOffsets': 'latest'})", "an argument of its own"),
+    Mistake("to(KafkaSink(settings, topic='missing')).start(rows)", "'missing' does not exist", PreflightError),
+    Mistake("to(KafkaSink(settings)).start(rows)", "a column 'topic'"),
+    Mistake("to(sink).start(rows.select('key'))", "olumn 'value'", SchemaError),
+    Mistake("to(sink).start(rows.selectExpr('length(value) as value'))", "olumn 'value'", SchemaError),
+    Mistake("to(KafkaSink({**settings, 'linger.mss': 5}, topic=topic)).start(rows)", "linger.mss"),
+    Mistake(
+        "to(KafkaSink({**settings, 'transaction.timeout.ms': 3600000}, topic=topic)).start(rows)",
+        "transaction.max.timeout.ms=900000",
+        PreflightError,
+    ),
+    Mistake(
+        "to(KafkaSink({'bootstrap.servers': '127.0.0.1:1'}, topic='t')).start(rows)", "ECONNREFUSED", PreflightError
+    ),
+    Mistake(
+        "to(KafkaSink({**settings, 'security.protocol': 'SSL'}, topic=topic)).start(rows)", "speaks TLS", PreflightError
+    ),
+    Mistake("to(FilesSink(out, partition_by='day')).start(rows)", "day", SchemaError),
+    Mistake("to(FilesSink('/proc/out')).start(rows)", "cannot be written to", PreflightError),
+    Mistake("to(DeltaSink(out)).start(rows)", "Delta", PreflightError),
+    Mistake("to({sink: lambda df: None}).start(rows)", "returned a NoneType"),
+    Mistake("to({sink: lambda df: df.select('amount')}).start(rows)", "amount", AnalysisException),
+]
+
+AFTER_START = [
+    Mistake("to(sink).start(read_kafka(spark, nowhere, topics='t'))", NOTHING),
+    Mistake("to(sink).start(read_kafka(spark, settings, topics='missing'))", NOTHING),
+    Mistake("to(sink).start(read_kafka(spark, settings, topics=four_partitions))", NOTHING),
+    Mistake("to(sink).start(rows.dropDuplicates(['key']))  # 200 shuffle partitions", NOTHING),
+    Mistake("the checkpoint is deleted, and the topic and prefix are kept", NOTHING, run="deleted"),
+]
+"""What cannot be seen in the arguments: the servers, the plan and the folders would have to be asked."""
+
+RUNNING = [
+    Mistake("a query whose `foreachBatch(once)` has no option `checkpointLocation`", "has no option", run="none"),
+    Mistake("a query whose `foreachBatch(once)` has another `checkpointLocation`", "s checkpointLocation", run="other"),
+    Mistake("a function of the user's raises", "ValueError: boom", PrepareError, run="udf"),
+    Mistake("a row is larger than the topic takes", "oo large", PrepareError, run="large"),
+    Mistake("the rows' `partition` is none of the topic's", "Unknown partition", PrepareError, run="partition"),
+    Mistake("the checkpoint was moved", "checkpoint_moved=True", CheckpointMismatchError, run="moved"),
+]
+
+
+SHORT = {"default.api.timeout.ms": 2_000, "request.timeout.ms": 1_000}
+"""So that a source which has no broker can be stopped soon."""
+
+
+class Place:
+    """What the code of the mistakes may use."""
+
+    def __init__(self, spark: SparkSession, kafka: Cluster, folder: Path) -> None:
+        self.spark = spark
+        self.kafka = kafka
+        self.folder = folder
+        self.topic, self.source = new_name("target"), new_name("source")
+        create_topic(kafka.bootstrap, self.topic, 2)
+        create_topic(kafka.bootstrap, self.source, 4)
+        sent = [{"key": b"k", "value": b"v", "partition": number} for number in range(4)]
+        produce(kafka.bootstrap, self.source, sent, timeout_s=60)
+        self.settings = {"bootstrap.servers": kafka.bootstrap}
+        self.queries: list[StreamingQuery] = []
+
+    @property
+    def sink(self) -> sparkonce.KafkaSink:
+        return sparkonce.KafkaSink(self.settings, topic=self.topic)
+
+    @property
+    def rows(self) -> DataFrame:
+        records = self.spark.readStream.format("rate").load()
+        return records.selectExpr("cast(value as string) as key", "cast(value as string) as value")
+
+    @property
+    def records(self) -> DataFrame:
+        return sparkonce.read_kafka(self.spark, self.settings, topics=self.source)
+
+    def to(self, sinks: Any) -> sparkonce.ExactlyOnce:
+        made = sparkonce.ExactlyOnce(sinks, checkpoint=str(self.folder / new_name("c")), display=False)
+        start = made.start
+
+        def kept(df: Any, **more: Any) -> StreamingQuery:
+            self.queries.append(start(df, **more))
+            return self.queries[-1]
+
+        if isinstance(sinks, sparkonce.TwoPhaseCommitSink | dict):
+            made.start = kept  # type: ignore[method-assign,assignment]
+        return made
+
+    def run(self, plan: Callable[[DataFrame], DataFrame], once: sparkonce.ExactlyOnce | None = None) -> str:
+        made = once or sparkonce.ExactlyOnce(self.sink, checkpoint=str(self.folder / new_name("c")), display=False)
+        return why(lambda: made.start(plan(self.records), trigger={"availableNow": True}))
+
+    def by_hand(self, location: Path | None) -> str:
+        once = sparkonce.ExactlyOnce(self.sink, checkpoint=str(self.folder / "once"), display=False)
+        writer = self.records.select("value").writeStream.foreachBatch(once).trigger(availableNow=True)
+        options = {} if location is None else {"checkpointLocation": str(location)}
+        return why(lambda: writer.options(**options).start())
+
+    def none(self) -> str:
+        return self.by_hand(None)
+
+    def other(self) -> str:
+        return self.by_hand(self.folder / "other")
+
+    def udf(self) -> str:
+        @F.udf("string")
+        def boom(value: bytes) -> str:
+            raise ValueError("boom")
+
+        return self.run(lambda rows: rows.select(boom("value").alias("value")))
+
+    def large(self) -> str:
+        return self.run(lambda rows: rows.selectExpr("repeat('x', 2000000) as value"))
+
+    def partition(self) -> str:
+        return self.run(lambda rows: rows.select("value", "partition"))
+
+    def moved(self) -> str:
+        before, after = self.folder / "before", self.folder / "after"
+        values: Callable[[DataFrame], DataFrame] = lambda rows: rows.select("value")  # noqa: E731
+        assert self.run(values, sparkonce.ExactlyOnce(self.sink, checkpoint=str(before), display=False)) == NOTHING
+        before.rename(after)
+        produce(self.kafka.bootstrap, self.source, [{"key": b"k", "value": b"v", "partition": 0}], timeout_s=60)
+        return self.run(values, sparkonce.ExactlyOnce(self.sink, checkpoint=str(after), display=False))
+
+    def deleted(self) -> str:
+        folder, values = self.folder / "deleted", self.records.select("value")
+        for _ in range(2):
+            once = sparkonce.ExactlyOnce(
+                sparkonce.KafkaSink(self.settings, topic=self.topic, transactional_id_prefix="kept"),
+                checkpoint=str(folder),
+                display=False,
+            )
+            told = why(lambda once=once: once.start(values, trigger={"availableNow": True}))  # type: ignore[misc]
+            shutil.rmtree(folder)
+        return told
+
+
+def why(start: Callable[[], StreamingQuery]) -> str:
+    """The sentence of ours that is in the error which Spark shows."""
+    try:
+        ended(start())
+    except StreamingQueryException as error:
+        found = re.findall(r"^(?:sparkonce\.errors\.)?(\w+Error: .*)$", str(error), re.MULTILINE)
+        return str(found[-1]) if found else str(error)
+    return NOTHING
+
+
+@pytest.fixture(scope="module")
+def place(spark: SparkSession, kafka: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
+    made = Place(spark, kafka, tmp_path_factory.mktemp("mistakes"))
+    yield made
+    for query in made.queries:
+        stopped(query)
+
+
+@pytest.fixture
+def names(place: Place) -> dict[str, Any]:
+    def of_connect(module: str) -> Any:
+        return type("DataFrame", (), {"__module__": f"pyspark.sql.connect.{module}"})()
+
+    running = place.to(place.sink)
+    running._query = SimpleNamespace(isActive=True, id="5")  # type: ignore[assignment]
+    return {
+        **{name: getattr(sparkonce, name) for name in sparkonce.__all__},
+        **{name: getattr(place, name) for name in ("spark", "settings", "sink", "rows", "topic", "to")},
+        "once": sparkonce.ExactlyOnce(place.sink, checkpoint=str(place.folder / "c")),
+        "running": running,
+        "nowhere": {"bootstrap.servers": "127.0.0.1:1", **SHORT},
+        "out": str(place.folder / "out"),
+        "four_partitions": place.source,
+        "connect_rows": of_connect("dataframe"),
+        "connect_spark": of_connect("session"),
+    }
+
+
+def test_what_a_start_refuses(place: Place, names: dict[str, Any]) -> None:
+    keep("start", [(one, said(one, names)) for one in START], place.folder)
+    assert not list(place.folder.rglob("offsets")), "no query had started"
+    gc.collect()  # the sockets are not to surface in somebody else's test
+
+
+def test_what_is_seen_at_a_start_by_asking(place: Place, names: dict[str, Any]) -> None:
+    rows = []
+    for one in AFTER_START:
+        rows.append((one, said(one, names, getattr(place, one.run) if one.run else None)))
+        while place.queries:
+            stopped(place.queries.pop())
+    keep("after the start", rows, place.folder)
+
+
+def test_what_stops_a_batch(place: Place, names: dict[str, Any]) -> None:
+    keep("running", [(one, said(one, names, getattr(place, one.run))) for one in RUNNING], place.folder)

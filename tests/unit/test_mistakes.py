@@ -1,0 +1,117 @@
+"""What is refused while a sink, a source or a query is made, before any server or Spark is asked."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+import sparkonce
+from mistakes import Mistake, keep, said
+
+SETTINGS = {"bootstrap.servers": "broker:9092"}
+
+MADE = [
+    Mistake("KafkaSink('broker:9092', topic='t')", "settings='broker:9092' is not a mapping"),
+    Mistake("KafkaSink({}, topic='t')", "bootstrap.servers is missing; there is no setting"),
+    Mistake("KafkaSink({'bootstrap.server': 'broker:9092'}, topic='t')", "there is 'bootstrap.server'"),
+    Mistake("KafkaSink({'bootstrap.servers': ['broker:9092']}, topic='t')", "is not a text that names a broker"),
+    Mistake("KafkaSink({'kafka.bootstrap.servers': 'broker:9092'}, topic='t')", "Leave the prefix out"),
+    Mistake("KafkaSink({**settings, 'acks': '1'}, topic='t')", "acks='1' cannot be used"),
+    Mistake("KafkaSink({**settings, 'transactional.id': 'mine'}, topic='t')", "transactional_id_prefix"),
+    Mistake("KafkaSink({**settings, 'enable.idempotence': False}, topic='t')", "enable.idempotence=False"),
+    Mistake("KafkaSink({**settings, 'transaction.timeout.ms': '15 min'}, topic='t')", "is not a whole number"),
+    Mistake("KafkaSink(settings, topic=['t'])", "topic=['t'] is not a text"),
+    Mistake("KafkaSink(settings, topic='')", "topic='' is empty"),
+    Mistake("KafkaSink(settings, topic='t', guarantee='exactly_once')", "Guarantee.EXACTLY_ONCE ('exactly-once')"),
+    Mistake("KafkaSink(settings, topic='t', guarantee='EXACTLY_ONCE')", "Guarantee.EXACTLY_ONCE ('exactly-once')"),
+    Mistake("KafkaSink(settings, topic='t', name='')", "name='' is empty"),
+    Mistake("KafkaSink(settings, topic='t', prefix='p')", "unexpected keyword argument 'prefix'", TypeError),
+    Mistake("KafkaSink(topic='t')", "missing 1 required positional argument: 'settings'", TypeError),
+    Mistake("FilesSink('')", "path='' names no place for files"),
+    Mistake("FilesSink(None)", "path=None is not a text"),
+    Mistake("FilesSink('gs://bucket/orders')", "names no place for files"),
+    Mistake("FilesSink('/out', format='orc')", "format='orc' is not known"),
+    Mistake("FilesSink('/out', compression='brotly')", "compression='brotly' is not known"),
+    Mistake("FilesSink('/out', partition_by={'day': 'string'})", "partition_by={'day': 'string'} is not a list"),
+    Mistake("FilesSink('/out', max_file_bytes='1 GB')", "max_file_bytes='1 GB' is not a whole number of 1 or more"),
+    Mistake("FilesSink('/out', options='header')", "options='header' is not a mapping"),
+    Mistake("FilesSink('/out', format='csv', options={'sep': ';'})", "options['sep'] is given"),
+    Mistake("FilesSink('/out', manifest='no')", "manifest='no' is neither True nor False"),
+    Mistake("PostgresSink(5432, table='t')", "conninfo=<int> is not a mapping"),
+    Mistake("PostgresSink('host=db datbase=shop', table='t')", "conninfo is not a connection string"),
+    Mistake("PostgresSink('dbname=shop', table='t', mode='update')", "mode='update' is not known"),
+    Mistake("PostgresSink('dbname=shop', table='t', mode='upsert')", "mode='upsert' without key_columns"),
+    Mistake("PostgresSink('dbname=shop', table='t', mode='upsert', key_columns='id')", "key_columns='id' is not"),
+    Mistake("PostgresSink('dbname=shop', table='t', lock_timeout_s='10s')", "lock_timeout_s='10s' is not a number"),
+    Mistake("MySQLSink('host=db database=shop', table='t')", "settings=<str> is not a mapping"),
+    Mistake("MySQLSink({'host': 'db'}, table='t')", "database is missing"),
+    Mistake("MySQLSink({'hots': 'db', 'database': 'shop'}, table='t')", "'hots' is no setting of this sink"),
+    Mistake("RedisSink('cache:6379')", "url is not one of Redis'"),
+    Mistake("RedisSink(structure='json')", "structure='json' is not known"),
+    Mistake("RedisSink(timeout_s=float('nan'))", "timeout_s=nan is not a number above 0"),
+    Mistake("WriteAheadSink('print', applies=Applies.IDEMPOTENT)", "apply='print' is not a function"),
+    Mistake("WriteAheadSink(print, applies='once')", "applies='once' is not known"),
+    Mistake("WriteAheadSink(print, applies=Applies.IDEMPOTENT, parallel=True)", "parallel=True is not a whole number"),
+    Mistake("WriteAheadSink(print, applies=Applies.IDEMPOTENT, folder='s3://bucket/rows')", "local or mounted disk"),
+    Mistake("DeltaSink()", "one of them is needed"),
+    Mistake("IcebergSink(None)", "table=None is not a text"),
+    Mistake("GroupOffsets('', settings)", "group='' is no group id"),
+    Mistake("GroupOffsets('g', 'broker:9092')", "settings='broker:9092' is not a mapping"),
+    Mistake("GroupOffsets('g', settings, topics='orders')", "topics='orders' is not a list"),
+    Mistake("GroupOffsets('g', settings, deadline_s='5')", "deadline_s='5' is not a number above 0"),
+    Mistake("SchemaRegistry('http://registry:8081')", "settings='http://registry:8081' is not a mapping"),
+    Mistake("SchemaRegistry({'uri': 'http://registry:8081'})", "has no url"),
+    Mistake("spark_packages(4)", "version='4' is no release"),
+    Mistake("from_registry_avro('value', subject='orders-value', registry='http://registry:8081')", "SchemaRegistry("),
+    Mistake("read_kafka('local[2]', settings, topics='orders')", "spark=<str> is not a SparkSession"),
+    Mistake("ExactlyOnce('kafka', checkpoint='/cp')", "sinks='kafka' is not a sink"),
+    Mistake("ExactlyOnce([], checkpoint='/cp')", "at least one sink is needed"),
+    Mistake("ExactlyOnce([sink, 'files'], checkpoint='/cp')", "sinks='files' is not a sink"),
+    Mistake("ExactlyOnce(KafkaSink, checkpoint='/cp')", "is not a sink"),
+    Mistake("ExactlyOnce([KafkaSink(settings), KafkaSink(settings)], checkpoint='/cp')", "their names must differ"),
+    Mistake("ExactlyOnce({sink: 'amount > 0'}, checkpoint='/cp')", "it must be a function of a DataFrame, or None"),
+    Mistake("ExactlyOnce(sink)", "missing 1 required keyword-only argument: 'checkpoint'", TypeError),
+    Mistake("ExactlyOnce(sink, checkpoint='')", "checkpoint='' names no folder"),
+    Mistake("ExactlyOnce(sink, checkpoint=None)", "checkpoint=None names no folder"),
+    Mistake("ExactlyOnce(sink, checkpoint='~/cp')", "nobody expands it"),
+    Mistake("ExactlyOnce(sink, checkpoint='s3a://bucket/cp')", "PersistentVolumeClaim"),
+    Mistake("ExactlyOnce(sink, checkpoint='hdfs://node/cp')", "hdfs: is none"),
+    Mistake("ExactlyOnce(sink, checkpoint='dbfs:/cp')", "/dbfs/cp is the same folder"),
+    Mistake("ExactlyOnce(sink, checkpoint='/cp', checkpoint_moved='no')", "checkpoint_moved='no' is neither"),
+    Mistake("ExactlyOnce(sink, checkpoint='/cp', group_offsets='g')", "group_offsets='g' is not a GroupOffsets"),
+    Mistake("ExactlyOnce(sink, checkpoint='/cp', outage_patience_s='300')", "outage_patience_s='300' is not a number"),
+    Mistake("ExactlyOnce(sink, checkpoint='/cp', outage_patience_s=0)", "outage_patience_s=0 is not a number above 0"),
+    Mistake("ExactlyOnce(sink, checkpoint='/cp', outage_patience_s=float('nan'))", "outage_patience_s=nan"),
+    Mistake("ExactlyOnce(sink, checkpoint='/cp', outage_patience_s=True)", "outage_patience_s=True"),
+    Mistake("ExactlyOnce(sink, checkpoint='/cp', accept_lost_batches=41)", "accept_lost_batches=<int> is not"),
+    Mistake("ExactlyOnce(sink, checkpoint='/cp', listener='print')", "listener='print' is not a function"),
+    Mistake("[ExactlyOnce(kept, checkpoint=cp) for cp in ('/cp/a', '/cp/b')]", "Make a sink object for each query"),
+]
+
+MISSING = {
+    "boto3": "FilesSink('s3://bucket/orders')",
+    "hdfs_native": "FilesSink('hdfs://node:8020/orders')",
+    "psycopg": "PostgresSink('dbname=shop', table='t')",
+    "pymysql": "MySQLSink({'database': 'shop'}, table='t')",
+    "redis": "RedisSink()",
+}
+"""What needs which module."""
+
+
+def test_what_each_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    names = {
+        **{name: getattr(sparkonce, name) for name in sparkonce.__all__},
+        "settings": SETTINGS,
+        "sink": sparkonce.KafkaSink(SETTINGS, topic="totals"),
+        "kept": sparkonce.WriteAheadSink(print, applies=sparkonce.Applies.NEITHER),
+    }
+    keep("made", [(one, said(one, names)) for one in MADE], tmp_path)
+    rows = []
+    for module, code in MISSING.items():
+        with monkeypatch.context() as without:
+            without.setitem(sys.modules, module, None)
+            one = Mistake(code, "pip install 'sparkonce[")
+            rows.append((one, said(one, names)))
+    keep("packages", rows, tmp_path)
