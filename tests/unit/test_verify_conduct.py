@@ -96,7 +96,7 @@ def test_a_driver_that_takes_long_to_start_is_still_held(conduct: Conduct, monke
     monkeypatch.setattr("sparkonce.verify.conduct._ARMED_S", 0.0)
     events = [
         {"event": "held", "phase": "READING", "batch": 0}
-    ]  # alone: its phase would end the wait before it is read
+    ]  # its phase alone would end the wait
     conductor = conduct(TELLS.format(before="", events=events, after="sys.stdin.read()"))
     step = Step(number=1, fault=Fault.DRIVER_KILLED, phase="READING", batches=0)
     assert conductor.aim(step).held == "READING"
