@@ -137,6 +137,7 @@ def test_a_query_of_sparks_own_sink_is_taken_over_by_the_lines_that_the_page_cha
         reader.type_in(block)
         reader.names["query"].processAllAvailable()
         reader.names["query"].stop()
+    reader.names["once"].close()
     rows = Counter((one.key, one.value) for one in read_committed(kafka.bootstrap, counts))
     assert len(rows) == 20
     assert set(rows.values()) == {2}
