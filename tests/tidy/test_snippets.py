@@ -44,7 +44,7 @@ def type_check(wanted: list[Block], folder: Path) -> list[str]:
         block = lines[module]
         said.append(f"{block.page.relative_to(ROOT)}:{block.line + int(line) - LINES_BEFORE - 1}: {what}")
     assert bool(said) == bool(done.returncode), done.stdout
-    return said
+    return sorted(said)
 
 
 def unknown_names(block: Block) -> Iterator[str]:
@@ -69,6 +69,7 @@ def _is_there(module: str, name: str) -> bool:
         return False
 
 
+@pytest.mark.xdist_group("mypy")  # which keeps what it knows in one file
 def test_names_and_arguments_are_the_real_ones(tmp_path: Path) -> None:
     assert len(BLOCKS) > 30
     nobody(type_check(BLOCKS, tmp_path), "import what is used, and call it as it is defined")
@@ -78,20 +79,21 @@ def test_what_is_imported_is_there() -> None:
     nobody((one for block in BLOCKS for one in unknown_names(block)), "name what is there")
 
 
-@pytest.mark.parametrize(
-    ("text", "says"),
-    [
-        ("sparkonce.KafkaSink({}, topik='t')", 'Unexpected keyword argument "topik"'),
-        ("from sparkonce import FilesSink\nFilesSink()", 'Missing positional argument "path"'),
-        ("from sparkonce import ExactlyOnce\nExactlyOnce(sink)", 'Missing named argument "checkpoint"'),
-        ("from sparkonce import GroupOffsets\nGroupOffsets(7, {})", 'has incompatible type "int"; expected "str"'),
-        ("KafkaSink({}, topic='t')", 'Name "KafkaSink" is not defined'),
-    ],
-)
-def test_a_wrong_block_is_found(text: str, says: str, tmp_path: Path) -> None:
-    imports = "import sparkonce\n" if text.startswith("sparkonce.") else ""
-    wrong = Block(ROOT / "README.md", 1, "python", f"{imports}{text}\n")
-    assert says in "\n".join(type_check([wrong], tmp_path))
+@pytest.mark.xdist_group("mypy")
+def test_wrong_blocks_are_found(tmp_path: Path) -> None:
+    wrong = {
+        "import sparkonce\nsparkonce.KafkaSink({}, topik='t')": 'Unexpected keyword argument "topik"',
+        "from sparkonce import FilesSink\nFilesSink()": 'Missing positional argument "path"',
+        "from sparkonce import ExactlyOnce\nExactlyOnce(sink)": 'Missing named argument "checkpoint"',
+        "from sparkonce import GroupOffsets\nGroupOffsets(7, {})": 'has incompatible type "int"; expected "str"',
+        "\nPostgresSink('host=db', table='t')": 'Name "PostgresSink" is not defined',
+    }
+    asked = [Block(ROOT / f"{number}.md", 1, "python", f"{text}\n") for number, text in enumerate(wrong)]
+    said = type_check(asked, tmp_path)
+    assert len(said) == len(wrong)
+    for number, (line, what) in enumerate(zip(said, wrong.values(), strict=True)):
+        assert line.startswith(f"{number}.md:2: ")
+        assert what in line
 
 
 def test_a_name_that_is_not_there_is_found() -> None:
