@@ -110,8 +110,9 @@ def command_lines() -> Iterator[tuple[str, str]]:
         for block in blocks(page):
             if block.language in ("", "bash", "console", "sh"):
                 for line in re.sub(r"\\\n\s*", "", block.text).splitlines():
-                    if line.startswith(("sparkonce ", "$ sparkonce ")):
-                        yield block.where, line.removeprefix("$ ")
+                    for command in re.split(r" && | \| |; ", line.partition("  #")[0]):
+                        if command.startswith(("sparkonce ", "$ sparkonce ")):
+                            yield block.where, command.removeprefix("$ ")
         for found in _INLINE.finditer(page.read_text()):
             yield f"{page.relative_to(ROOT)}", found[1]
 
@@ -141,6 +142,8 @@ def refused(line: str) -> str:
             command.make_context(context.info_name, list(words), parent=context.parent)
     except (typer.Exit, SystemExit):
         return ""
+    except typer.BadParameter as error:
+        return "" if error.message.endswith("does not exist.") else error.message  # a file of the reader's
     except Exception as error:  # noqa: BLE001 - typer's errors are those of the click that it brings along, or not
         said = f"{type(error).__name__}: {getattr(error, 'message', error)}"
         return "" if re.search(r"[Ff]ile '\S+' does not exist", said) else said  # the user's own
