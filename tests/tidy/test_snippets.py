@@ -124,7 +124,7 @@ def refused(line: str) -> str:
 
     from sparkonce.cli.main import app
 
-    words = [word for word in shlex.split(line.partition(" && ")[0], comments=True) if word != "…"][1:]
+    words = [word for word in shlex.split(line, comments=True) if word != "…"][1:]
     command: Any = get_command(app)
     context = command.make_context("sparkonce", list(words), resilient_parsing=True)
     try:
@@ -145,8 +145,7 @@ def refused(line: str) -> str:
     except typer.BadParameter as error:
         return "" if error.message.endswith("does not exist.") else error.message  # a file of the reader's
     except Exception as error:  # noqa: BLE001 - typer's errors are those of the click that it brings along, or not
-        said = f"{type(error).__name__}: {getattr(error, 'message', error)}"
-        return "" if re.search(r"[Ff]ile '\S+' does not exist", said) else said  # the user's own
+        return f"{type(error).__name__}: {getattr(error, 'message', error)}"
     return ""
 
 
