@@ -94,9 +94,7 @@ def test_what_has_come_has_come_however_many_fell(conduct: Conduct) -> None:
 
 def test_a_driver_that_takes_long_to_start_is_still_held(conduct: Conduct, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sparkonce.verify.conduct._ARMED_S", 0.0)
-    events = [
-        {"event": "held", "phase": "READING", "batch": 0}
-    ]  # its phase alone would end the wait
+    events = [{"event": "held", "phase": "READING", "batch": 0}]  # its phase alone would end the wait
     conductor = conduct(TELLS.format(before="", events=events, after="sys.stdin.read()"))
     step = Step(number=1, fault=Fault.DRIVER_KILLED, phase="READING", batches=0)
     assert conductor.aim(step).held == "READING"
