@@ -95,7 +95,7 @@ QUERIES = """
     import sys
     from pathlib import Path
     from pyspark.sql import SparkSession
-    from sparkonce import ExactlyOnce, KafkaSink
+    from sparkonce import ExactlyOnce, KafkaSink, await_end
 
     spark = SparkSession.builder.getOrCreate()
     lines = spark.readStream.format("text").load(sys.argv[1])
@@ -104,7 +104,7 @@ QUERIES = """
     query = lines.writeStream.start(
         sys.argv[3], format="parquet", queryName="files", checkpointLocation=sys.argv[2] + "-files"
     )
-    query.awaitTermination()
+    await_end(query)
     Path(sys.argv[2]).mkdir()
 """
 

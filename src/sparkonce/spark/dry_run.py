@@ -11,7 +11,7 @@ import os
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, redirect_stdout
+from contextlib import contextmanager, nullcontext, redirect_stdout
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -24,6 +24,7 @@ from pyspark.util import default_api_mode
 from sparkonce.analysis.script import may_follow
 from sparkonce.errors import ConfigurationError, SparkonceError
 from sparkonce.spark import ending
+from sparkonce.spark.display import ProgressDisplay
 from sparkonce.spark.exactly_once import ExactlyOnce
 from sparkonce.spark.jvm import class_name, field
 from sparkonce.spark.script import run_script, script
@@ -190,6 +191,7 @@ def _intercepted(explain: Explainer) -> Iterator[None]:
         patch.multiple(SparkSession.Builder, getOrCreate=get_or_create, remote=remote),
         patch.dict(sys.modules, {_CONNECT: None}),  # an import of it fails
         patch.object(ending, "await_end", await_end),
+        patch.object(ProgressDisplay, "starting", lambda *_: nullcontext()),
         patch.multiple(ExactlyOnce, _preflight=nothing, _close_at_end=nothing),
     ):
         yield

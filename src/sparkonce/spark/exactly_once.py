@@ -219,6 +219,7 @@ class ExactlyOnce:
         A batch that is under way comes to its end first. So do copies of the last batch that may have lost, as with
         ``spark.speculation``, some seconds: what they have open is aborted.
         """
+        self._display.end()
         if self._run is not None:
             self._run[1].end()
 
