@@ -21,7 +21,8 @@
     │   └── TransactionTooOldError the batch took longer than its transactions are allowed to live
     ├── UnknownOutcomeError        a request's outcome could not be learned before the deadline; nothing was undone
     ├── TransactionLostError       decided rows are gone and could not be replayed faithfully
-    └── FilesGoneError             files that a reader asks for were deleted since
+    ├── FilesGoneError             files that a reader asks for were deleted since
+    └── QueryFailedError           a query has failed: what `await_end` raises where it does not end the process
 
 Every error is picklable, says in its message which setting and value it is about, and says in ``next_step`` what
 the operator can do.
@@ -170,3 +171,17 @@ class TransactionLostError(SparkonceError):
 
 class FilesGoneError(SparkonceError):
     """Files of whole batches were deleted since. ``details["gone"]`` lists them, relative to the sink's path."""
+
+
+class QueryFailedError(SparkonceError):
+    """A query has failed, by any error: its message and next step, without Spark's traces.
+
+    Attributes:
+        spark_is_gone: Whether it failed because Spark itself has ended.
+    """
+
+    spark_is_gone = False
+
+    def _render_traceback_(self) -> list[str]:
+        """What a notebook shows of it, in place of a traceback."""
+        return [self.message, f"Next: {self.next_step}"]

@@ -8,9 +8,8 @@ from collections.abc import Iterator
 import pytest
 
 from sparkonce import await_end
-from sparkonce.errors import ConfigurationError
+from sparkonce.errors import ConfigurationError, QueryFailedError
 from sparkonce.spark import ending
-from sparkonce.spark.ending import QueryFailedError
 from unit.queries import TOLD, Failed, FakeQuery, send
 
 HANDLERS = (signal.SIGINT, signal.SIGTERM)
@@ -62,6 +61,22 @@ def test_a_second_signal_ends_the_process_at_once(monkeypatch: pytest.MonkeyPatc
     send(signal.SIGINT, lambda: query.stops > 0)
     await_end(query)  # type: ignore[arg-type]
     assert codes == [130]
+
+
+def test_a_second_interrupt_takes_no_notebook_away_from_its_user(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Slow(FakeQuery):
+        """Takes its time to stop."""
+
+        def stop(self) -> None:
+            self.stops += 1
+
+    query = Slow()
+    monkeypatch.setattr(sys, "ps1", ">>> ", raising=False)
+    send(signal.SIGINT)
+    send(signal.SIGINT, lambda: query.stops > 0)
+    with pytest.raises(KeyboardInterrupt):
+        await_end(query)  # type: ignore[arg-type]
+    query.end()
 
 
 def test_a_failure_is_told_in_two_lines_and_ends_the_process_with_1(capsys: pytest.CaptureFixture[str]) -> None:

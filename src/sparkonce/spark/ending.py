@@ -15,26 +15,12 @@ from typing import Any, NoReturn
 from pyspark import SparkContext
 from pyspark.sql.streaming.query import StreamingQuery
 
-from sparkonce.errors import ConfigurationError, SparkonceError
+from sparkonce.errors import ConfigurationError, QueryFailedError, SparkonceError
 from sparkonce.spark.display import end_displays
 from sparkonce.spark.exactly_once import wait_until_closed
 from sparkonce.spark.failures import message_and_next
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
-
-
-class QueryFailedError(SparkonceError):
-    """A query failed: its error's message and next step, without Spark's traces.
-
-    Attributes:
-        spark_is_gone: Whether it failed because Spark itself has ended.
-    """
-
-    spark_is_gone = False
-
-    def _render_traceback_(self) -> list[str]:
-        """What a notebook shows of it, in place of a traceback."""
-        return [self.message, f"Next: {self.next_step}"]
 
 
 def await_end(*queries: StreamingQuery, traceback: bool = False) -> None:
@@ -47,7 +33,7 @@ def await_end(*queries: StreamingQuery, traceback: bool = False) -> None:
 
     Returns when all have ended by themselves or were stopped. If one has failed, its message and ``Next: …`` are
     written to standard error, and the process ends with 1. In a notebook, an interactive Python, and any thread but the
-    main one, which sees no signals, the same message is raised instead.
+    main one, which sees no signals, the same message is raised instead, and a second signal ends the wait alone.
 
     Args:
         queries: As `ExactlyOnce.start` or ``writeStream.start`` returned them.
@@ -186,6 +172,8 @@ class Stopping:
             signal.signal(number, signal.SIG_DFL if before is None else before)
 
     def _on_signal(self, number: int, _frame: object) -> None:
+        if self.signal is not None and is_interactive():
+            raise KeyboardInterrupt
         if self.signal is not None:
             # Not SystemExit: a call of Spark's would catch it, and threads of a batch would be waited for.
             with suppress(Exception):
