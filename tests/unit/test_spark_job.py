@@ -7,13 +7,16 @@ from typing import Any
 
 import pytest
 from pyspark.sql.streaming.readwriter import DataStreamWriter
+from typer.testing import CliRunner
 
+from sparkonce.cli.main import app
 from sparkonce.spark.job import run_job
 from unit.queries import TOLD, Failed, FakeQuery, send
 
 BEGIN = """
 import sys
 from pyspark.sql.streaming.readwriter import DataStreamWriter
+from typer.testing import CliRunner
 from sparkonce.errors import PreflightError
 query = DataStreamWriter.start(None)
 """
@@ -128,3 +131,10 @@ def test_any_other_error_is_told_as_python_does(
 
 def test_an_interrupt_before_the_first_query_ends_it_as_it_would_any_script(tmp_path: Path) -> None:
     assert run(tmp_path, "raise KeyboardInterrupt") == 130
+
+
+def test_what_stands_behind_the_file_is_the_files_own(tmp_path: Path) -> None:
+    (tmp_path / "job.py").write_text("import sys\nsys.exit(7 if sys.argv[1:] == ['--traceback', '--help', 'x'] else 1)")
+    arguments = ["run", "--traceback", str(tmp_path / "job.py"), "--traceback", "--help", "x"]
+    assert CliRunner().invoke(app, arguments).exit_code == 7
+    assert CliRunner().invoke(app, ["run", str(tmp_path / "nowhere.py")]).exit_code == 2
