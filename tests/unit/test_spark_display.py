@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import io
 import logging
+import os
 import re
 import sys
 from collections.abc import Iterator
@@ -224,3 +225,13 @@ def test_a_line_that_nobody_can_read_stops_nothing(monkeypatch: pytest.MonkeyPat
 )
 def test_the_line_of_a_batch(done: BatchProgress, line: str) -> None:
     assert done.line() == line
+
+
+def test_a_process_that_ends_at_once_leaves_a_terminal_with_its_cursor(monkeypatch: pytest.MonkeyPatch) -> None:
+    ours, its = os.openpty()
+    monkeypatch.setattr(module, "_STDERR", its)
+    module.leave_terminal()
+    assert os.read(ours, 100) == b"\r\x1b[2K\x1b[?25h"
+    for end in (ours, its):
+        os.close(end)
+    module.leave_terminal()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import logging
+import os
 import sys
 import threading
 import time
@@ -22,6 +23,7 @@ from sparkonce.protocol.state import Phase
 
 logger = logging.getLogger("sparkonce")
 
+_STDERR = 2
 _REFRESHED_PER_S = 2
 _EACH_SHOWN_S = 3.0
 """How long each of several queries has the line."""
@@ -210,6 +212,13 @@ def end_displays() -> None:
 
 def _logged() -> bool:
     return logger.hasHandlers() and logger.isEnabledFor(logging.INFO)
+
+
+def leave_terminal() -> None:
+    """Shows the cursor again for a process that ends at once, and so asks nobody who may hold a lock."""
+    with suppress(OSError):
+        if os.isatty(_STDERR):
+            os.write(_STDERR, b"\r\x1b[2K\x1b[?25h")
 
 
 def _ago(seconds: float) -> str:

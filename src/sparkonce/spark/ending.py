@@ -16,7 +16,7 @@ from pyspark import SparkContext
 from pyspark.sql.streaming.query import StreamingQuery
 
 from sparkonce.errors import ConfigurationError, QueryFailedError, SparkonceError
-from sparkonce.spark.display import end_displays
+from sparkonce.spark.display import end_displays, leave_terminal
 from sparkonce.spark.exactly_once import wait_until_closed
 from sparkonce.spark.failures import message_and_next
 
@@ -176,6 +176,7 @@ class Stopping:
             raise KeyboardInterrupt
         if self.signal is not None:
             # Not SystemExit: a call of Spark's would catch it, and threads of a batch would be waited for.
+            leave_terminal()
             with suppress(Exception):
                 sys.stdout.flush()
             os._exit(128 + number)
