@@ -235,3 +235,18 @@ def test_a_process_that_ends_at_once_leaves_a_terminal_with_its_cursor(monkeypat
     for end in (ours, its):
         os.close(end)
     module.leave_terminal()
+
+
+@pytest.mark.parametrize(("variable", "value"), [("FORCE_COLOR", "1"), ("TTY_COMPATIBLE", "1"), ("TERM", "dumb")])
+def test_where_no_line_can_be_written_again_there_is_none(
+    variable: str, value: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = io.StringIO()
+    monkeypatch.setattr(sys, "stderr", file)
+    monkeypatch.setenv(variable, value)
+    if variable == "TERM":
+        monkeypatch.setattr(file, "isatty", lambda: True)
+    display = ProgressDisplay(None, Screen())
+    with display.starting("totals"):
+        assert not display.is_live
+    assert file.getvalue() == ""

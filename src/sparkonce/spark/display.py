@@ -144,7 +144,8 @@ class Screen:
     @property
     def is_terminal(self) -> bool:
         """Whether a line on it can be written again."""
-        return self._the_console().is_terminal
+        console = self._the_console()
+        return console.is_terminal and not console.is_dumb_terminal
 
     def add(self, display: ProgressDisplay) -> None:
         """Shows a query, from now on."""
@@ -188,7 +189,8 @@ class Screen:
 
     def _the_console(self) -> Console:
         if self._console is None:
-            self._console = Console(stderr=True)
+            # Not by FORCE_COLOR, which says nothing of whether a line can be written again.
+            self._console = Console(stderr=True, force_terminal=sys.stderr is not None and sys.stderr.isatty())
         return self._console
 
     def _now(self) -> Text:

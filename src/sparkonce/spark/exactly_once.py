@@ -203,7 +203,7 @@ class ExactlyOnce:
         try:
             done = run.run_batch(asked, SparkWork(df, batch, self._shares))
         except SparkonceError as error:
-            # Its causes are in the log. Spark shows all that it is given, twice, and the sentence would be lost in it.
+            # Spark shows all that it is given, twice, and the sentence would be lost in it.
             logger.debug("batch %d stopped the query", batch, exc_info=error)
             raise error.with_traceback(None) from None
         logger.info("%s", line := done.line())
