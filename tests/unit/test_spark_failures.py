@@ -94,6 +94,13 @@ def test_an_error_of_the_users_own_is_told_with_its_line(last: str, told: str) -
     assert short_error(RuntimeError(UDF % last)).message == told
 
 
+def test_a_library_that_raises_is_not_to_blame() -> None:
+    inner = UDF[UDF.index('  File "/jobs/prices.py"') : UDF.index("%s")]
+    text = UDF.replace(inner, "") % "KeyError: 'nope'"
+    own = "(/jobs/job.py, line 23: return prices.apply(lambda price: of[price]))"
+    assert root_cause(RuntimeError(text)) == f"KeyError: 'nope' {own}"
+
+
 def test_where_no_line_is_the_users_the_last_of_a_library_is_named() -> None:
     text = UDF.replace("/jobs/", f"{PACKAGES}/shop/") % "KeyError: 'nope'"
     assert root_cause(RuntimeError(text)) == f"KeyError: 'nope' ({PACKAGES}/shop/prices.py, line 7: return of[price])"
