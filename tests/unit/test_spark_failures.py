@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from sparkonce.errors import OutageError, PrepareError
-from sparkonce.spark.failures import MOST_CHARACTERS, message_and_next, root_cause, short_error
+from sparkonce.spark.failures import MOST_CHARACTERS, message_and_next, short_error
 from sparkonce.spark.work import SparkWork
 
 CALLED = "py4j.protocol.Py4JJavaError: An error occurred while calling o66.collectToPython.\n: "
@@ -29,6 +29,10 @@ FAILED = (
     'Traceback (most recent call last):\n  File "job.py", line 3\nValueError: bad row\n\tat java.lang.Thread.run\n'
     "Caused by: java.lang.InterruptedException: sleep"
 )
+
+
+def root_cause(error: Exception) -> str:
+    return message_and_next(error)[0]
 
 
 @pytest.mark.parametrize("text", [STOPPED, INTERRUPTED, IO_STOPPED])
@@ -161,15 +165,23 @@ def test_what_ended_a_job_is_told_where_no_python_error_was() -> None:
     assert "ExecutorLostFailure" in root_cause(RuntimeError(gone))
 
 
-def test_of_a_long_cause_the_beginning_and_the_advice_are_told() -> None:
-    long = root_cause(RuntimeError(f"sparkonce.errors.PrepareError: cannot write {'x' * 45_000} Next: start again."))
-    assert len(long) == MOST_CHARACTERS
-    assert long.startswith("PrepareError: cannot write xxx")
-    assert long.endswith("x… Next: start again.")
-    for text in (f"ValueError: {'x' * 45_000}", f"ValueError: short Next: {'x' * 45_000}"):
-        assert len(root_cause(RuntimeError(text))) <= MOST_CHARACTERS
-    raised = f"[USER_RAISED_EXCEPTION] cannot {'x' * 45_000} Next: start again. SQLSTATE: P0001"
-    assert root_cause(RuntimeError(raised)).endswith("x… Next: start again.")
+@pytest.mark.parametrize(
+    ("text", "beginning", "next_step"),
+    [
+        ("sparkonce.errors.PrepareError: cannot {} Next: start again.", "PrepareError: cannot xxx", "start again."),
+        ("[USER_RAISED_EXCEPTION] cannot {} Next: start again. SQLSTATE: P0001", "cannot xxx", "start again."),
+        ("ValueError: {}", "ValueError: xxx", ""),
+        ("ValueError: short Next: {}", "ValueError: short Next: xxx", ""),
+    ],
+)
+def test_of_a_long_cause_the_beginning_and_the_advice_are_told(text: str, beginning: str, next_step: str) -> None:
+    error = RuntimeError(text.format("x" * 45_000))
+    message, advice = message_and_next(error)
+    assert message.startswith(beginning)
+    assert message.endswith("x…")
+    assert len(f"{message} Next: {advice}") == MOST_CHARACTERS
+    assert advice == next_step or not next_step
+    assert len(str(short_error(error))) <= MOST_CHARACTERS
 
 
 def test_what_a_plan_raises_is_told_whole() -> None:
@@ -180,7 +192,7 @@ def test_what_a_plan_raises_is_told_whole() -> None:
         f"times, most recent failure: Lost task 0.0 in stage 1.0 (TID 1) (host executor driver): {raised}\n"
         f"\tat org.apache.spark.sql.errors\nDriver stacktrace:\nCaused by: {raised}\n\t... 1 more"
     )
-    assert root_cause(RuntimeError(text)) == said
+    assert " Next: ".join(message_and_next(RuntimeError(text))) == said
     assert str(short_error(RuntimeError(text))) == said.replace("Next: start", "Next: Start")
     assert root_cause(RuntimeError(f"{text}\nsparkonce.errors.PrepareError: no")) == "PrepareError: no"
 

@@ -112,22 +112,15 @@ def short_error(error: BaseException) -> PrepareError:
 
 
 def message_and_next(error: BaseException) -> tuple[str, str]:
-    """What a user is told of a query that has failed, and what to do about it."""
-    cause = _cause(error)
-    advice = cause.next_step or "remove the cause and start the query again: it goes on with the same batch."
-    return _bounded(str(cause), advice)
-
-
-def root_cause(error: BaseException) -> str:
-    """One line, of a bounded length, that names the error of the task that failed.
+    """What a user is told of a query that has failed, and what to do about it: one line each, of a bounded length.
 
     An error of ours wins, then what the plan itself raises, then the last Python error in the text, with the line of
     the user's that it came from, then a worker that died or is another Python, then why the job ended, then the error's
-    own first line. Of a long one the middle is left out: what it begins with, and our advice, are told.
+    own first line. A long one is cut.
     """
     cause = _cause(error)
-    message, next_step = _bounded(str(cause), cause.next_step)
-    return f"{message}{_ADVICE}{next_step}" if next_step else message
+    advice = cause.next_step or "remove the cause and start the query again: it goes on with the same batch."
+    return _bounded(str(cause), advice)
 
 
 def _cause(error: BaseException) -> _Cause:
