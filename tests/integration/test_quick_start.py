@@ -230,3 +230,10 @@ assert there.conf.get("spark.sql.shuffle.partitions") == "2"
 def test_its_cells_run_in_a_session_that_is_there_as_in_a_notebook(installed: Installed, tried: Tried) -> None:
     """No kernel: its cells are given one after the other to an interpreter whose Spark runs already."""
     all_are_counted(installed.run([str(installed.python), "-c", IN_CELLS, "job.py"], tried.folder).stdout)
+
+
+def test_without_a_broker_it_says_so_in_two_lines(installed: Installed, tmp_path: Path) -> None:
+    (tmp_path / "job.py").write_text(JOB)
+    done = installed.run(["env", "BROKER=127.0.0.1:1", str(installed.python), "job.py"], tmp_path, may_fail=True)
+    assert done.returncode == 1
+    assert re.fullmatch("No Kafka answers at .*127.0.0.1:1.*\nNext: sparkonce broker up.*\n", done.stderr)

@@ -34,6 +34,7 @@ from sparkonce.sinks.base import Owner, WriterContext
 from sparkonce.sinks.write_ahead.folder import WriteAheadFolder
 from sparkonce.spark.tables.answers import is_final
 from sparkonce.spark.tables.delta import DeltaSink, _DeltaTable
+from sparkonce.spark.tables.sink import driver_session
 from sparkonce.testing.conformance import SinkConformance
 from tryout.bulk import make_orders
 
@@ -554,14 +555,18 @@ def test_a_metastore_that_is_away_for_a_while(job: DeltaJob, monkeypatch: pytest
     assert job.commit(handle) == [Outcome.COMMITTED]
 
 
-def test_a_session_without_the_jar_is_told_how_to_get_it(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A notebook's builder in a session that runs: Spark keeps the setting, and fetches nothing."""
+def test_a_session_without_the_jar_is_told_how_to_get_it(
+    tables: SparkSession,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What a notebook's builder does to a session that runs: Spark keeps the setting, and fetches nothing."""
     asked = "io.delta:delta-absent_2.13:4.0.0"
     monkeypatch.setattr(DeltaSink, "needs", ("delta-absent", "io.delta.tables.Absent"))
-    SparkSession.builder.config("spark.jars.packages", asked).getOrCreate()
+    kept = driver_session("delta")._jsparkSession.sessionState().conf()
+    kept.setConfString("spark.jars.packages", asked)
     try:
         with pytest.raises(ConfigurationError, match="does not have delta-absent") as told:
             DeltaSink("/nowhere").preflight(QUERY, None)
     finally:
-        spark._jsparkSession.sessionState().conf().unsetConf("spark.jars.packages")
+        kept.unsetConf("spark.jars.packages")
     assert told.value.message.startswith(f"spark.jars.packages={asked} is set and had no effect")

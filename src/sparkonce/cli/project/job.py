@@ -13,8 +13,14 @@ from pyspark.sql import functions as F
 from sparkonce import ExactlyOnce, KafkaSink, read_kafka, spark_packages
 
 BROKER = {"bootstrap.servers": os.environ.get("BROKER", "127.0.0.1:9092")}
-admin = AdminClient(BROKER)
-for topic in {"orders", "totals"} - admin.list_topics(timeout=15).topics.keys():
+admin = AdminClient({**BROKER, "log_level": 2})  # of a broker that is not there it would tell 20 times a second
+try:
+    there = admin.list_topics(timeout=5).topics
+except KafkaException as error:
+    raise SystemExit(
+        f"No Kafka answers at {BROKER}: {error.args[0].str()}\nNext: sparkonce broker up --port 9092"
+    ) from None
+for topic in {"orders", "totals"} - there.keys():
     admin.create_topics([NewTopic(topic, num_partitions=2)])[topic].result()
 
 # %% A thousand orders more.
