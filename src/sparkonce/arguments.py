@@ -119,9 +119,8 @@ def texts(setting: str, value: Any, *, example: str) -> tuple[str, ...]:
         found = tuple(value)
         if all(isinstance(one, str) for one in found):
             return found
-    raise ConfigurationError(
-        f"{setting}={value!r} is not a list of texts.", next_step=f"Give {example}.", setting=setting
-    )
+    told, step = ("one text", f"a list: {[value]!r}") if isinstance(value, str) else ("not a list of texts", example)
+    raise ConfigurationError(f"{setting}={value!r} is {told}.", next_step=f"Give {step}.", setting=setting)
 
 
 def function(setting: str, value: F, *, example: str) -> F:

@@ -311,7 +311,7 @@ def test_statement_based_replication_is_refused(tmp_path: Path) -> None:
         ({"key_columns": ["number"]}, "key_columns"),
         ({"commit": "never"}, "commit='never'"),
         ({"prefix": "p" * 60}, "64 printable bytes"),
-        ({"table": ""}, "table is empty"),
+        ({"table": ""}, "table='' is empty"),
         ({"lock_timeout_s": 0}, "lock_timeout_s"),
     ],
 )

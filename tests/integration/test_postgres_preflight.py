@@ -131,7 +131,7 @@ def test_what_the_query_itself_has_left_takes_no_room_and_what_fills_up_later_sa
         (
             f"{IGNORING_CASE}; ALTER TABLE t ALTER text SET NOT NULL; CREATE UNIQUE INDEX ON t (text COLLATE ci)",
             {"mode": "upsert", "key_columns": ["text"]},
-            ["another collation", "give index and columns the same"],
+            ["another collation", "Give index and columns the same"],
         ),
         (
             "ALTER TABLE t ADD PRIMARY KEY (id); CREATE RULE r AS ON UPDATE TO t DO ALSO NOTIFY x",
@@ -422,7 +422,7 @@ def test_secrets_are_shown_nowhere(server: PostgresServer, caplog: pytest.LogCap
         ({"mode": "replace"}, "mode='replace'"),
         ({"commit": "xa"}, "commit='xa'"),
         ({"mode": "upsert"}, "without key_columns"),
-        ({"mode": "upsert", "key_columns": "id"}, "is one string"),
+        ({"mode": "upsert", "key_columns": "id"}, "is one text"),
         ({"mode": "upsert", "key_columns": ["id"], "commit": "two_phase"}, "would wait for each other"),
         ({"key_columns": ["id"]}, "are for mode='upsert'"),
         ({"mode": "upsert", "key_columns": ["id"], "on_conflict": "nothing", "order_by": "x"}, "order_by='x'"),

@@ -7,7 +7,6 @@ import re
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -46,7 +45,6 @@ START = [
     Mistake("once(spark.range(5), 0)", "ExactlyOnce was called outside a streaming query"),
     Mistake("ExactlyOnce(sink, checkpoint='/dev/null/cp').start(rows)", "cannot be written to, or has no hard links"),
     Mistake("ExactlyOnce(sink, checkpoint='/proc/cp').start(rows)", "cannot be written to, or has no hard links"),
-    Mistake("running.start(rows)", "This ExactlyOnce runs already, as query <id>".replace("<id>", "")),
     Mistake("read_kafka(spark, 'broker:9092', topics='t')", "settings='broker:9092' is not a mapping"),
     Mistake("read_kafka(spark, {'bootstrap.server': 'broker:9092'}, topics='t')", "Write bootstrap.servers"),
     Mistake("read_kafka(spark, settings)", "exactly one of topics, pattern and partitions"),
@@ -82,6 +80,8 @@ START = [
 ]
 
 AFTER_START = [
+    Mistake("the same `ExactlyOnce` is started a second time", "runs already, as query", run="twice"),
+    Mistake("a files sink's folder is deleted, and the checkpoint kept", "was deleted", PreflightError, run="output"),
     Mistake("to(sink).start(read_kafka(spark, nowhere, topics='t'))", NOTHING),
     Mistake("to(sink).start(read_kafka(spark, settings, topics='missing'))", NOTHING),
     Mistake("to(sink).start(read_kafka(spark, settings, topics=four_partitions))", NOTHING),
@@ -181,6 +181,19 @@ class Place:
         produce(self.kafka.bootstrap, self.source, [{"key": b"k", "value": b"v", "partition": 0}], timeout_s=60)
         return self.run(values, sparkonce.ExactlyOnce(self.sink, checkpoint=str(after), display=False))
 
+    def twice(self) -> str:
+        once = self.to(self.sink)
+        once.start(self.rows)
+        return str(once.start(self.rows))
+
+    def output(self) -> str:
+        folder, checkpoint = self.folder / "files", str(self.folder / "of-files")
+        for _ in range(2):
+            once = sparkonce.ExactlyOnce(sparkonce.FilesSink(folder), checkpoint=checkpoint, display=False)
+            ended(once.start(self.records.select("value"), trigger={"availableNow": True}))
+            shutil.rmtree(folder)
+        return NOTHING
+
     def deleted(self) -> str:
         folder, values = self.folder / "deleted", self.records.select("value")
         for _ in range(2):
@@ -217,13 +230,10 @@ def names(place: Place) -> dict[str, Any]:
     def of_connect(module: str) -> Any:
         return type("DataFrame", (), {"__module__": f"pyspark.sql.connect.{module}"})()
 
-    running = place.to(place.sink)
-    running._query = SimpleNamespace(isActive=True, id="5")  # type: ignore[assignment]
     return {
         **{name: getattr(sparkonce, name) for name in sparkonce.__all__},
         **{name: getattr(place, name) for name in ("spark", "settings", "sink", "rows", "topic", "to")},
         "once": sparkonce.ExactlyOnce(place.sink, checkpoint=str(place.folder / "c")),
-        "running": running,
         "nowhere": {"bootstrap.servers": "127.0.0.1:1", **SHORT},
         "out": str(place.folder / "out"),
         "four_partitions": place.source,

@@ -185,7 +185,7 @@ def quoted(name: str) -> str:
 
 def check_identifier(setting: str, name: str) -> None:
     """Raises `ConfigurationError` for a name that PostgreSQL would cut off or refuse."""
-    if not name or "\0" in name or len(name.encode()) > _IDENTIFIER_LIMIT_BYTES:
+    if not isinstance(name, str) or not name or "\0" in name or len(name.encode()) > _IDENTIFIER_LIMIT_BYTES:
         raise ConfigurationError(
             f"{setting}={name!r} is no name in PostgreSQL: 1 to {_IDENTIFIER_LIMIT_BYTES} bytes, none of them NUL",
             next_step="give schema and table apart, each exactly as the catalog has it, without quotes.",

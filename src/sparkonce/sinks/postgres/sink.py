@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from sparkonce.arguments import need_package, nonempty, one_of, texts
+from sparkonce.arguments import need_package, one_of, texts
 from sparkonce.errors import ConfigurationError
 from sparkonce.guarantees import Guarantee
 from sparkonce.sinks.base import Facts, SinkCommitter, SinkWriter, TwoPhaseCommitSink, WriterContext
@@ -65,8 +65,6 @@ class PostgresSink(TwoPhaseCommitSink):
     ) -> None:
         super().__init__(name, guarantee)
         need_package("PostgresSink", "psycopg", "psycopg", "postgres")
-        for setting, given in (("table", table), ("schema", schema), ("prefix", prefix)):
-            nonempty(setting, given, example="a name")
         self.target = Target(
             schema=schema,
             table=table,
