@@ -50,7 +50,7 @@ def said(mistake: Mistake, names: Mapping[str, Any], do: Callable[[], str] | Non
         eval(mistake.code, dict(names))  # noqa: S307 - from the tables of these tests
     except Exception as error:  # noqa: BLE001 - what is raised is what is asked for
         told = str(error).strip()
-        return f"{type(error).__name__}: {told if isinstance(error, SparkonceError) else told.splitlines()[0]}"
+        return f"{type(error).__name__}: {told if isinstance(error, SparkonceError) else told.partition(chr(10))[0]}"
     return NOTHING
 
 

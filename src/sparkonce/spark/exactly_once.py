@@ -32,7 +32,7 @@ from sparkonce.sources.group_offsets import GroupOffsets, GroupReporter
 from sparkonce.spark.checkpoint import check_query, input_offsets, newest_batch, query_id
 from sparkonce.spark.display import ProgressDisplay
 from sparkonce.spark.first_batch import warn_of_rows, warn_of_slots
-from sparkonce.spark.given import accepted, check_folder, check_frame, location_of, new_writer
+from sparkonce.spark.given import accepted, check_classic, check_folder, check_frame, location_of, new_writer
 from sparkonce.spark.start_checks import Stand, check_sources
 from sparkonce.spark.topics import SourceTopics, kafka_sources, running_plan
 from sparkonce.spark.views import Sinks, Taken, check_columns, shares, views_of
@@ -369,6 +369,7 @@ def _groups(given: GroupOffsets | Sequence[GroupOffsets]) -> tuple[GroupOffsets,
 
 def _running(df: DataFrame) -> tuple[str, str]:
     """The run's and the query's id: inside ``foreachBatch`` Spark keeps them as local properties of the thread."""
+    check_classic("df", df)
     context = df.sparkSession.sparkContext
     run, query = context.getLocalProperty("spark.jobGroup.id"), context.getLocalProperty("sql.streaming.queryId")
     if not run or not query:

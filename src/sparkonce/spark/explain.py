@@ -18,6 +18,7 @@ from sparkonce.analysis.model import Explanation
 from sparkonce.analysis.readers import parse_reader
 from sparkonce.analysis.servers import ask_about_sink, ask_about_source
 from sparkonce.analysis.verdict import judge
+from sparkonce.arguments import mapping
 from sparkonce.errors import ConfigurationError
 from sparkonce.spark.queries import of_frame, of_query, of_writer, sinks_given
 
@@ -62,6 +63,9 @@ def explain(
         ConfigurationError: if an argument is missing or not understood.
     """
     known = parse_reader(reader)
+    options = None if options is None else mapping("options", options, example="{'path': '/out'}")
+    trigger = None if trigger is None else mapping("trigger", trigger, example="{'processingTime': '1 second'}")
+    settings = None if isinstance(ask, bool) else mapping("ask", ask, example="True, or librdkafka's settings")
     away = parse_duration(downtime, "downtime") if isinstance(downtime, str) else downtime
     stable = deterministic if isinstance(deterministic, bool) else tuple(deterministic)
     if isinstance(query, StreamingQuery):
@@ -85,7 +89,7 @@ def explain(
         facts, ours = sinks_given(sink, options)
         pipeline = replace(pipeline, sinks=facts)
     pipeline = replace(pipeline, reader=known, downtime=away)
-    return judge(pipeline if ask is False else _asked(pipeline, ours, None if ask is True else ask))
+    return judge(pipeline if ask is False else _asked(pipeline, ours, settings))
 
 
 def _asked(pipeline: Pipeline, ours: Sequence[Any], settings: Mapping[str, Any] | None) -> Pipeline:

@@ -15,6 +15,17 @@ _SCHEME = re.compile(r"(?P<scheme>[A-Za-z][A-Za-z0-9+.-]+):.*", re.DOTALL)
 _KNOWN = "Use a local path, a file: URL, hdfs://host:port/path or s3://bucket/prefix."
 
 
+def as_text(path: str | Path) -> str:
+    """A path or URL as text.
+
+    Raises:
+        ConfigurationError: if it is neither.
+    """
+    if not isinstance(path, str | Path):
+        raise ConfigurationError(f"path={path!r} is not a text.", next_step=_KNOWN, setting="path")
+    return str(path)
+
+
 def scheme_of(path: str) -> str:
     """``file``, ``hdfs`` or ``s3``.
 

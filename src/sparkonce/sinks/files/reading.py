@@ -7,10 +7,11 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+from sparkonce.arguments import mapping
 from sparkonce.errors import FilesGoneError
 from sparkonce.sinks.files import manifests
 from sparkonce.sinks.files.manifests import Manifest
-from sparkonce.sinks.files.places import open_store
+from sparkonce.sinks.files.places import as_text, open_store
 
 _THREADS = 8
 
@@ -26,7 +27,7 @@ def read_manifests(path: str | Path, *, store_options: Mapping[str, Any] | None 
         UnknownOutcomeError: if the place cannot be asked now.
         CorruptRecordError: if a manifest cannot be read.
     """
-    store = open_store(str(path), dict(store_options or {}))
+    store = open_store(as_text(path), mapping("store_options", store_options or {}, example="what FilesSink is given"))
     try:
         return manifests.read_all(store)
     finally:
@@ -50,7 +51,7 @@ def whole_batches(
         UnknownOutcomeError: if the place cannot be asked now.
         CorruptRecordError: if a manifest cannot be read.
     """
-    store = open_store(str(path), dict(store_options or {}))
+    store = open_store(as_text(path), mapping("store_options", store_options or {}, example="what FilesSink is given"))
     try:
         named = [file.path for one in manifests.read_all(store) for file in one.files]
         folders = sorted({path.rpartition("/")[0] for path in named})

@@ -12,7 +12,7 @@ from sparkonce.errors import ConfigurationError, PreflightError
 from sparkonce.guarantees import Guarantee
 from sparkonce.protocol.ownership import NAME_PREFIX_LIMIT_BYTES
 from sparkonce.sinks.base import Facts, SinkCommitter, SinkWriter, TwoPhaseCommitSink, WriterContext
-from sparkonce.sinks.files.places import open_store, scheme_of
+from sparkonce.sinks.files.places import as_text, open_store, scheme_of
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -63,11 +63,7 @@ class FilesSink(TwoPhaseCommitSink):
         from sparkonce.sinks.files.formats import choose
 
         super().__init__(name, guarantee)
-        if not isinstance(path, str | Path):
-            raise ConfigurationError(
-                f"path={path!r} is not a text.", next_step="Give a path, hdfs://host:port/path or s3://bucket/prefix."
-            )
-        self.path = str(path)
+        self.path = as_text(path)
         columns = (partition_by,) if isinstance(partition_by, str) else partition_by
         self.partition_by = texts("partition_by", columns, example="columns' names: ['day']")
         self.max_file_bytes = whole_number("max_file_bytes", max_file_bytes, least=1)

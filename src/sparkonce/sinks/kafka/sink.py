@@ -60,6 +60,8 @@ class KafkaSink(TwoPhaseCommitSink):
         elif timeout_ms is not None and not str(timeout_ms).isdecimal():
             whole_number(_TIMEOUT_SETTING, timeout_ms, least=1)
         self.topic = topic if topic is None else nonempty("topic", topic, example="the name of one topic")
+        if transactional_id_prefix:  # an empty one is refused by its bytes, at the start
+            nonempty("transactional_id_prefix", transactional_id_prefix, example="a text, or leave it out")
         self.transactional_id_prefix = transactional_id_prefix
         self.former_cluster_id = former_cluster_id
         self._said = False

@@ -234,6 +234,11 @@ def _file_name(name: str) -> str:
 
 
 def _local(folder: str) -> Path:
+    if not folder or folder.startswith("~"):
+        raise ConfigurationError(
+            f"folder={folder!r} names no folder: nobody expands it.",
+            next_step="give an absolute path, or leave it out.",
+        )
     try:
         location = urlsplit(folder)
     except ValueError as error:

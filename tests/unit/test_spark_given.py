@@ -1,0 +1,41 @@
+"""What a query is given, as far as no Spark is needed; the rest is in spark/test_mistakes.py."""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+
+import pytest
+
+from sparkonce.errors import ConfigurationError
+from sparkonce.spark.given import check_classic, check_folder
+
+
+def test_a_checkpoints_folder_is_tried_and_left_as_it_was(tmp_path: Path) -> None:
+    check_folder(tmp_path / "not" / "there")
+    check_folder(tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_disk_without_hard_links_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_links(*_: object) -> None:
+        raise OSError(errno.EPERM, os.strerror(errno.EPERM))
+
+    monkeypatch.setattr(os, "link", no_links)
+    with pytest.raises(ConfigurationError, match=f"'{tmp_path}/c' .*no hard links: Operation not .*; '{tmp_path}' is"):
+        check_folder(tmp_path / "c")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_below_a_file_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigurationError, match="Not a directory"):
+        check_folder(tmp_path / "file" / "c")
+
+
+def test_connect_is_known_by_its_module() -> None:
+    frame = type("DataFrame", (), {"__module__": "pyspark.sql.connect.dataframe"})()
+    with pytest.raises(ConfigurationError, match=r"df is of Spark Connect .*Next: Start a classic session"):
+        check_classic("df", frame)
+    check_classic("df", object())
