@@ -6,8 +6,10 @@ anew.
 
 from __future__ import annotations
 
+import logging
 import os
 import re
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,7 +28,8 @@ class Mistake:
     Attributes:
         code: Python, an expression; or words, where ``run`` says what is done.
         words: A part of what is said, which must be there; `NOTHING` where nothing is said.
-        kind: The error's class. One that is not ours is Python's or Spark's own, and says all that is needed.
+        kind: The error's class. One that is not ours is Python's or Spark's own, and says all that is needed;
+            `Warning` is for what is let through, with a warning in the log.
         run: Names what is done in the test's own words, where an expression cannot.
     """
 
@@ -36,22 +39,40 @@ class Mistake:
     run: str = ""
 
 
+class _Warned(logging.Handler):
+    """What this thread warns of: a query's own threads say what they say at any time."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self.told: list[str] = []
+        self._of = threading.get_ident()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if record.thread == self._of:
+            self.told.append(record.getMessage())
+
+
 def said(mistake: Mistake, names: Mapping[str, Any], do: Callable[[], str] | None = None) -> str:
-    """Makes the mistake, and returns what it says, behind the error's class.
+    """Makes the mistake, and returns what it says, behind the error's class; ``Warning`` for what is only logged.
 
     Args:
         mistake: Which.
         names: What its code may use.
         do: Does it in the code's place, and returns what was said.
     """
+    warned = _Warned()
+    logger = logging.getLogger("sparkonce")
+    logger.addHandler(warned)
     try:
-        if do is not None:
-            return do()
-        eval(mistake.code, dict(names))  # noqa: S307 - from the tables of these tests
+        told = do() if do is not None else NOTHING
+        if do is None:
+            eval(mistake.code, dict(names))  # noqa: S307 - from the tables of these tests
     except Exception as error:  # noqa: BLE001 - what is raised is what is asked for
         told = str(error).strip()
         return f"{type(error).__name__}: {told if isinstance(error, SparkonceError) else told.partition(chr(10))[0]}"
-    return NOTHING
+    finally:
+        logger.removeHandler(warned)
+    return f"{Warning.__name__}: {' '.join(warned.told)}" if told == NOTHING and warned.told else told
 
 
 def wrong(mistake: Mistake, told: str) -> str:

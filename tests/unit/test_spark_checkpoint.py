@@ -90,6 +90,8 @@ def test_the_running_query_has_another_checkpoint(tmp_path: Path) -> None:
 def test_where_the_running_query_has_its_checkpoint_is_told(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match=f"checkpointLocation is '/other', .*checkpoint='{tmp_path}'"):
         check_query(tmp_path, QUERY, lambda: Location("/other", is_temporary=False))
+    with pytest.raises(ConfigurationError, match="holds no query"):
+        check_query(tmp_path, QUERY, lambda: Location(str(tmp_path), is_temporary=False))
     with pytest.raises(ConfigurationError, match="has no option checkpointLocation") as caught:
         check_query(tmp_path, QUERY, lambda: Location("/tmp/temporary-5", is_temporary=True))  # noqa: S108
     assert f'.option("checkpointLocation", "{tmp_path}")' in caught.value.next_step

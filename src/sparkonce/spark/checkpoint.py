@@ -55,7 +55,7 @@ def check_query(checkpoint: Path, running: str, location: Callable[[], Location 
                 next_step=f'add .option("checkpointLocation", "{checkpoint}") to the query.',
                 setting="checkpointLocation",
             )
-        if where is not None:
+        if where is not None and where.folder != str(checkpoint):
             raise ConfigurationError(
                 f"The query's checkpointLocation is {where.folder!r}, and ExactlyOnce has "
                 f"checkpoint={str(checkpoint)!r}.",

@@ -164,6 +164,8 @@ def location_of(spark: SparkSession, query: str) -> Location | None:
         execution = (
             spark._jsparkSession.sharedState().activeStreamingQueries().get(jvm().java.util.UUID.fromString(query))
         )
-        return Location(str(execution.resolvedCheckpointRoot()), bool(field(execution, "deleteCheckpointOnStop")))
+        root = str(execution.resolvedCheckpointRoot())
+        folder = str(local_checkpoint(root)) if root.startswith("file:") else root
+        return Location(folder, bool(field(execution, "deleteCheckpointOnStop")))
     except Exception:  # noqa: BLE001 - Spark's own classes, which may change: the message says less then
         return None
