@@ -10,7 +10,7 @@ from confluent_kafka.admin import AdminClient, NewTopic
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
-from sparkonce import ExactlyOnce, KafkaSink, read_kafka, spark_packages
+from sparkonce import ExactlyOnce, KafkaSink, await_end, read_kafka, spark_packages
 
 BROKER = {"bootstrap.servers": os.environ.get("BROKER", "127.0.0.1:9092")}
 admin = AdminClient({**BROKER, "log_level": 2})  # of a broker that is not there it would tell 20 times a second
@@ -44,7 +44,7 @@ rows = totals.select(F.col("customer").alias("key"), F.to_json(F.struct("*")).al
 
 once = ExactlyOnce(KafkaSink(BROKER, topic="totals"), checkpoint=str(Path("checkpoint").absolute()))
 query = once.start(rows, output_mode="update", trigger={"availableNow": True})  # or {"processingTime": "1 second"}
-query.awaitTermination()
+await_end(query)  # Ctrl-C and SIGTERM stop it in order
 
 # %% What a reader sees that asks for what is committed. Kafka's own default is read_uncommitted.
 reader = Consumer({**BROKER, "group.id": "look", "isolation.level": "read_committed", "enable.partition.eof": True})
