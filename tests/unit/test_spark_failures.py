@@ -159,6 +159,15 @@ def test_a_worker_with_another_python_is_named_as_one() -> None:
     assert root_cause(RuntimeError(other)).startswith(f"A Python worker is another Python: {said} Job aborted")
 
 
+def test_a_module_that_workers_do_not_have_is_told_with_where_they_come_from() -> None:
+    """As where the environment of a job that was started by its Python's path is not active."""
+    told = "ModuleNotFoundError: No module named 'sparkonce'"
+    absent = f'{LOST}Traceback (most recent call last):\n  File "x"\n{told}\n\tat org.apache.spark'
+    error = short_error(RuntimeError(absent))
+    assert error.message == told
+    assert "PYSPARK_PYTHON" in error.next_step
+
+
 def test_what_ended_a_job_is_told_where_no_python_error_was() -> None:
     gone = f"{LOST}ExecutorLostFailure (executor 3 exited)\nDriver stacktrace:\n\tat org.apache.spark"
     assert root_cause(RuntimeError(gone)).startswith("RuntimeError: Job aborted due to stage failure: Task 1 in stage")

@@ -47,6 +47,11 @@ _WORKER_DIED = (
     "workers more memory (spark.executor.memoryOverhead), or batches fewer rows (maxOffsetsPerTrigger)."
 )
 
+_NO_MODULE = (
+    "see which Python Spark's workers are: PYSPARK_PYTHON, else the first python3 on their PATH. On one machine "
+    "activate the job's environment, or set PYSPARK_PYTHON to its Python; on a cluster install the module everywhere."
+)
+
 _JOB = re.compile(rf"{_TASK_FAILED}: [^\n]+")
 
 _STREAM_FAILED = re.compile(r"^\[STREAM_FAILED\] Query \[[^]]*\] terminated with exception: ")
@@ -166,11 +171,12 @@ def _raised(kind: str, said: str, frames: Iterable[Any]) -> _Cause:
     own = [frame for frame in frames if not _MACHINERY.search(frame["file"])]
     own = [frame for frame in own if not _PACKAGES.search(frame["file"])] or own
     kind = kind.removeprefix("__main__.")
+    next_step = _NO_MODULE if kind == "ModuleNotFoundError" else ""
     if not own:
-        return _Cause(kind=kind, said=said)
+        return _Cause(kind=kind, said=said, next_step=next_step)
     source = (own[-1]["source"] or "").strip()[:_MOST_OF_A_LINE]
     place = f"({own[-1]['file']}, line {own[-1]['line']}{source and f': {source}'})"
-    return _Cause(kind=kind, said=f"{said[:_MOST_OF_A_SENTENCE]} {place}".lstrip())
+    return _Cause(kind=kind, said=f"{said[:_MOST_OF_A_SENTENCE]} {place}".lstrip(), next_step=next_step)
 
 
 def _dead_worker(said: str, text: str) -> _Cause:
