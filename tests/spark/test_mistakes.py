@@ -80,7 +80,7 @@ START = [
     Mistake("to(FilesSink('/proc/out')).start(rows)", "cannot be written to", PreflightError),
     Mistake("to(DeltaSink(out)).start(rows)", "Delta", PreflightError),
     Mistake("to({sink: lambda df: None}).start(rows)", "returned a NoneType"),
-    Mistake("to({sink: lambda df: df.select('amount')}).start(rows)", "amount", AnalysisException),
+    Mistake("to({sink: lambda df: df.select('amount')}).start(rows)", "The view of sink ['kafka'] does not fit"),
 ]
 
 AFTER_START = [

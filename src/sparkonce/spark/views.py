@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 
 import pyarrow as pa
 from pyspark import StorageLevel
-from pyspark.errors import PySparkTypeError
+from pyspark.errors import AnalysisException, PySparkTypeError
 from pyspark.sql import DataFrame
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructField, StructType
@@ -40,11 +40,18 @@ class Share:
         """What these sinks take of a batch.
 
         Raises:
-            ConfigurationError: if the view gives anything but a DataFrame.
+            ConfigurationError: if the view gives anything but a DataFrame, or does not fit the rows.
         """
         if self.view is None:
             return batch
-        made = self.view(batch)
+        try:
+            made = self.view(batch)
+        except AnalysisException as error:
+            told = str(error).splitlines()[0].rstrip(";")
+            raise ConfigurationError(
+                f"the view of sink {sorted(self.sinks)} does not fit the rows: {told}",
+                next_step=f"correct it: the rows' columns are {', '.join(batch.columns)}.",
+            ) from error
         if not isinstance(made, DataFrame):
             raise ConfigurationError(
                 f"the view of sink {sorted(self.sinks)} returned a {type(made).__name__}, and must return a DataFrame",
