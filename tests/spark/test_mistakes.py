@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import gc
+import logging
 import re
 import shutil
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +23,7 @@ from spark.harness import new_name
 from spark.in_process import MARKS, ended, stopped
 from sparkonce.embedded import Cluster
 from sparkonce.errors import CheckpointMismatchError, PreflightError, PrepareError, SchemaError
+from sparkonce.spark import source_checks
 from sparkonce.testing.kafka import create_topic, produce
 
 # kafka-python leaves what could not shake hands to the garbage collector.
@@ -86,11 +89,13 @@ START = [
 AFTER_START = [
     Mistake("the same `ExactlyOnce` is started a second time", "runs already, as query", run="twice"),
     Mistake("a files sink's folder is deleted, and the checkpoint kept", "was deleted", PreflightError, run="output"),
-    Mistake("to(sink).start(read_kafka(spark, nowhere, topics='t'))", NOTHING),
-    Mistake("to(sink).start(read_kafka(spark, settings, topics='missing'))", NOTHING),
-    Mistake("to(sink).start(read_kafka(spark, settings, topics=four_partitions))", NOTHING),
-    Mistake("to(sink).start(rows.dropDuplicates(['key']))  # 200 shuffle partitions", NOTHING),
-    Mistake("the checkpoint is deleted, and the topic and prefix are kept", NOTHING, run="deleted"),
+    Mistake("to(sink).start(read_kafka(spark, nowhere, topics='t'))", "did not answer within 15 s", PreflightError),
+    Mistake("to(sink).start(read_kafka(spark, settings, topics='missing'))", "does not exist", PreflightError),
+    Mistake("to(sink).start(read_kafka(spark, settings, topics=four_partitions))", "has 4 partitions", PreflightError),
+    Mistake(
+        "to(sink).start(rows.dropDuplicates(['key']))  # 200 shuffle partitions", "200 slots", Warning, run="slots"
+    ),
+    Mistake("the checkpoint is deleted, and topic and prefix are kept", "This query is new", Warning, run="deleted"),
 ]
 """What cannot be seen in the arguments: the servers, the plan and the folders would have to be asked."""
 
@@ -102,10 +107,6 @@ RUNNING = [
     Mistake("the rows' `partition` is none of the topic's", "Unknown partition", PrepareError, run="partition"),
     Mistake("the checkpoint was moved", "checkpoint_moved=True", CheckpointMismatchError, run="moved"),
 ]
-
-
-SHORT = {"default.api.timeout.ms": 2_000, "request.timeout.ms": 1_000}
-"""So that a source which has no broker can be stopped soon."""
 
 
 class Place:
@@ -175,7 +176,7 @@ class Place:
         return self.run(lambda rows: rows.selectExpr("repeat('x', 2000000) as value"))
 
     def partition(self) -> str:
-        return self.run(lambda rows: rows.select("value", "partition"))
+        return self.run(lambda rows: rows.selectExpr("value", "cast(partition as int) partition"))
 
     def moved(self) -> str:
         before, after = self.folder / "before", self.folder / "after"
@@ -198,17 +199,39 @@ class Place:
             shutil.rmtree(folder)
         return NOTHING
 
+    def slots(self) -> str:
+        before = self.spark.conf.get("spark.sql.shuffle.partitions")
+        self.spark.conf.set("spark.sql.shuffle.partitions", "200")
+        try:
+            with warnings() as told:
+                self.to(self.sink).start(self.rows.dropDuplicates(["key"]))
+        finally:
+            self.spark.conf.set("spark.sql.shuffle.partitions", str(before))
+        return told()
+
     def deleted(self) -> str:
         folder, values = self.folder / "deleted", self.records.select("value")
         for _ in range(2):
-            once = sparkonce.ExactlyOnce(
-                sparkonce.KafkaSink(self.settings, topic=self.topic, transactional_id_prefix="kept"),
-                checkpoint=str(folder),
-                display=False,
-            )
-            told = why(lambda once=once: once.start(values, trigger={"availableNow": True}))  # type: ignore[misc]
+            sink = sparkonce.KafkaSink(self.settings, topic=self.topic, transactional_id_prefix="kept")
+            once = sparkonce.ExactlyOnce(sink, checkpoint=str(folder), display=False)
+            with warnings() as told:
+                ended(once.start(values, trigger={"availableNow": True}))
             shutil.rmtree(folder)
-        return told
+        return told()
+
+
+@contextmanager
+def warnings() -> Iterator[Callable[[], str]]:
+    """What is warned of meanwhile, in whatever thread."""
+    told: list[str] = []
+    handler = logging.Handler(logging.WARNING)
+    handler.emit = lambda record: told.append(record.getMessage())  # type: ignore[method-assign]
+    logger = logging.getLogger("sparkonce")
+    logger.addHandler(handler)
+    try:
+        yield lambda: f"Warning: {told[-1]}" if told else NOTHING
+    finally:
+        logger.removeHandler(handler)
 
 
 def why(start: Callable[[], StreamingQuery]) -> str:
@@ -238,7 +261,7 @@ def names(place: Place) -> dict[str, Any]:
         **{name: getattr(sparkonce, name) for name in sparkonce.__all__},
         **{name: getattr(place, name) for name in ("spark", "settings", "sink", "rows", "topic", "to")},
         "once": sparkonce.ExactlyOnce(place.sink, checkpoint=str(place.folder / "c")),
-        "nowhere": {"bootstrap.servers": "127.0.0.1:1", **SHORT},
+        "nowhere": {"bootstrap.servers": "127.0.0.1:1"},
         "out": str(place.folder / "out"),
         "four_partitions": place.source,
         "connect_rows": of_connect("dataframe"),
@@ -252,7 +275,10 @@ def test_what_a_start_refuses(place: Place, names: dict[str, Any]) -> None:
     gc.collect()  # the sockets are not to surface in somebody else's test
 
 
-def test_what_is_seen_at_a_start_by_asking(place: Place, names: dict[str, Any]) -> None:
+def test_what_is_seen_at_a_start_by_asking(
+    place: Place, names: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(source_checks, "_CALL_MS", 2_000)
     rows = []
     for one in AFTER_START:
         rows.append((one, said(one, names, getattr(place, one.run) if one.run else None)))
