@@ -117,5 +117,5 @@ class RaisesWhatTheClientRaises(ToySink):
 class RefusesToStartAgain(ToySink):
     def preflight(self, query: str, recorded: Facts | None) -> Facts:
         if recorded is not None:
-            raise PreflightError("once is enough")
+            raise PreflightError("Once is enough.")
         return {}

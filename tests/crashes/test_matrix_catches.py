@@ -78,5 +78,5 @@ def test_a_request_that_never_came_is_no_pass(started: StartedTargets) -> None:
 
 
 def test_a_query_that_does_not_recover_is_caught(started: StartedTargets) -> None:
-    with pytest.raises(DoesNotRecover, match="once is enough"):
+    with pytest.raises(DoesNotRecover, match="Once is enough"):
         started.strike(ToyTarget(broken.RefusesToStartAgain), Cell(PREPARED, KILL))
