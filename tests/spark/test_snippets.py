@@ -54,7 +54,7 @@ class Reader:
             "broker:9092": bootstrap,
             '"/data': f'"{folder}',
             '"totals.avsc"': f'"{folder}/totals.avsc"',
-            "query.awaitTermination()": "query.processAllAvailable()",
+            "await_end(query)": "query.processAllAvailable()",
             **{f'"{name}"': f'"{own}"' for name, own in self.topics.items()},
         }
 
