@@ -22,8 +22,8 @@ from mistakes import NOTHING, Mistake, keep, said
 from spark.harness import new_name
 from spark.in_process import MARKS, ended, stopped
 from sparkonce.embedded import Cluster
-from sparkonce.errors import CheckpointMismatchError, PreflightError, PrepareError, SchemaError
-from sparkonce.spark import source_checks
+from sparkonce.errors import CheckpointMismatchError, PreflightError, PrepareError, SchemaError, StaleLogError
+from sparkonce.spark import first_batch, source_checks
 from sparkonce.testing.kafka import create_topic, produce
 
 # kafka-python leaves what could not shake hands to the garbage collector.
@@ -95,6 +95,14 @@ AFTER_START = [
     Mistake(
         "to(sink).start(rows.dropDuplicates(['key']))  # 200 shuffle partitions", "200 slots", Warning, run="slots"
     ),
+    Mistake("to(sink).start(counted, output_mode='complete')", "writes the whole result again", Warning),
+    Mistake(
+        "`max_offsets_per_trigger=None` on a topic with a backlog, here a small one",
+        "rows. At",
+        Warning,
+        run="much",
+    ),
+    Mistake("the folder `sparkonce` in the checkpoint is deleted", "remembers more", StaleLogError, run="log"),
     Mistake("the checkpoint is deleted, and topic and prefix are kept", "This query is new", Warning, run="deleted"),
 ]
 """What cannot be seen in the arguments: the servers, the plan and the folders would have to be asked."""
@@ -209,6 +217,26 @@ class Place:
             self.spark.conf.set("spark.sql.shuffle.partitions", str(before))
         return told()
 
+    def much(self) -> str:
+        rows = sparkonce.read_kafka(self.spark, self.settings, topics=self.source, max_offsets_per_trigger=None)
+        with pytest.MonkeyPatch.context() as patch, warnings() as told:
+            patch.setattr(first_batch, "SLOW_ROWS_PER_S", 1)
+            sink = sparkonce.KafkaSink({**self.settings, "transaction.timeout.ms": 1000}, topic=self.topic)
+            self.to(sink).start(rows.select("value"))
+        return told()
+
+    def log(self) -> str:
+        folder = self.folder / "log"
+        for _ in range(2):
+            told = self.run(
+                lambda rows: rows.select("value"),
+                sparkonce.ExactlyOnce(self.sink, checkpoint=str(folder), display=False),
+            )
+            if (folder / "sparkonce").exists():
+                shutil.rmtree(folder / "sparkonce")
+            produce(self.kafka.bootstrap, self.source, [{"key": b"k", "value": b"v", "partition": 0}], timeout_s=60)
+        return told
+
     def deleted(self) -> str:
         folder, values = self.folder / "deleted", self.records.select("value")
         for _ in range(2):
@@ -263,6 +291,7 @@ def names(place: Place) -> dict[str, Any]:
         "once": sparkonce.ExactlyOnce(place.sink, checkpoint=str(place.folder / "c")),
         "nowhere": {"bootstrap.servers": "127.0.0.1:1"},
         "out": str(place.folder / "out"),
+        "counted": place.rows.groupBy("key").count().selectExpr("key", "cast(count as string) as value"),
         "four_partitions": place.source,
         "connect_rows": of_connect("dataframe"),
         "connect_spark": of_connect("session"),

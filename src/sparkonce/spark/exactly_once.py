@@ -31,7 +31,7 @@ from sparkonce.sinks.kafka.sink import KafkaSink
 from sparkonce.sources.group_offsets import GroupOffsets, GroupReporter
 from sparkonce.spark.checkpoint import check_query, input_offsets, newest_batch, query_id
 from sparkonce.spark.display import ProgressDisplay
-from sparkonce.spark.first_batch import warn_of_rows, warn_of_slots
+from sparkonce.spark.first_batch import warn_of_mode, warn_of_rows, warn_of_slots
 from sparkonce.spark.given import accepted, check_classic, check_folder, check_frame, location_of, new_writer
 from sparkonce.spark.start_checks import Stand, check_sources
 from sparkonce.spark.topics import SourceTopics, kafka_sources, running_plan
@@ -176,7 +176,7 @@ class ExactlyOnce:
             options=options,
         )
         check_folder(self.checkpoint)
-        self._preflight(df, self._check_columns(df))
+        self._preflight(df, self._check_columns(df), output_mode)
         self._started = True
         query = writer.foreachBatch(self).start()
         self._query = query
@@ -280,11 +280,13 @@ class ExactlyOnce:
         self._run = (run, driver)
         return driver
 
-    def _preflight(self, df: DataFrame, taken: Sequence[Taken]) -> None:
+    def _preflight(self, df: DataFrame, taken: Sequence[Taken], output_mode: str) -> None:
         """Asks the servers before Spark starts; the first batch, whose facts are recorded, asks them again."""
         query = query_id(self.checkpoint)
         view = read_log(DecisionLog(LocalLogStore(self.checkpoint))) if query is not None else LogView()
         stand = Stand.of(self.checkpoint, view)
+        if stand.batch < 0:
+            warn_of_mode(output_mode)
         sources = check_sources(df, taken, stand, self.sinks)
         if where := stand.told():
             logger.info("%s", where)

@@ -84,6 +84,15 @@ def _id(attribute: Any) -> int:
     return int(attribute.exprId().id())
 
 
+def warn_of_mode(output_mode: str) -> None:
+    """Tells of the mode in which each batch has the whole result."""
+    if output_mode.lower() == "complete":
+        logger.warning(
+            "output_mode='complete': each batch writes the whole result again, as new rows where the sink appends. "
+            "Next: output_mode='update', if only what has changed is to be written."
+        )
+
+
 def warn_of_slots(
     spark: SparkSession,
     plan: Any,

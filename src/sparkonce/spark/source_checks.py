@@ -21,7 +21,10 @@ logger = logging.getLogger("sparkonce")
 LIMIT_S = 15.0
 """How long a source's brokers have to answer, as a sink's have."""
 
-_CALL_MS = 14_000
+_CALL_MS = 13_000
+_GRACE_MS = 1_000
+"""More, in which Kafka's client can say itself that a call took too long, and for what it waited."""
+
 _SURE_AFTER_S = 3.0
 """How long a new topic may be unknown to some broker."""
 _ASK_AGAIN_S = 0.2
@@ -106,7 +109,7 @@ class _Asked:
             futures = admin.describeTopics(java_list(names)).topicNameValues()
             for name in names:
                 try:
-                    described = answer(futures.get(name), _CALL_MS)
+                    described = _answer(futures.get(name))
                 except Exception as error:  # noqa: BLE001 - whatever a client says
                     kind, said = reason(error)
                     is_late = time.monotonic() >= give_up_at
@@ -120,7 +123,7 @@ class _Asked:
 
     def _matching(self, admin: Any) -> dict[str, int]:
         pattern = jvm().java.util.regex.Pattern.compile(self._options["subscribepattern"])
-        names = [str(name) for name in answer(admin.listTopics().names(), _CALL_MS) if pattern.matcher(name).matches()]
+        names = [str(name) for name in _answer(admin.listTopics().names()) if pattern.matcher(name).matches()]
         if not names:
             logger.warning(
                 "No topic on bootstrap.servers=%r matches pattern=%r: the query waits for one. Next: correct the "
@@ -204,10 +207,14 @@ class _Asked:
                 setting="bootstrap.servers",
             )
         return PreflightError(
-            f"{where} did not answer within {LIMIT_S:.0f} s: {said}",
+            f"{where} did not answer within {LIMIT_S:.0f} s: {said or kind}",
             next_step="check the addresses, that the brokers run, and security.protocol.",
             setting="bootstrap.servers",
         )
+
+
+def _answer(future: Any) -> Any:
+    return answer(future, _CALL_MS + _GRACE_MS)
 
 
 def _spec(spec: Any, start: int | str) -> Any:
@@ -222,5 +229,5 @@ def _offsets(admin: Any, specs: Mapping[tuple[str, int], Any]) -> dict[tuple[str
     wanted = jvm().java.util.HashMap()
     for place, spec in specs.items():
         wanted.put(place_of(*place), spec)
-    found = answer(admin.listOffsets(wanted).all(), _CALL_MS)
+    found = _answer(admin.listOffsets(wanted).all())
     return {place: int(found.get(place_of(*place)).offset()) for place in specs}
