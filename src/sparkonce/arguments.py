@@ -88,6 +88,9 @@ def _fitting(
     if above is not None:
         wanted += f" above {above:g}"
         fits = fits and value > above
+    if least is None and most is not None:
+        wanted += f"{' and' if above is not None else ''} of {most:g} at most"
+        fits = fits and value <= most
     if least is not None:
         wanted += f" from {least:g} to {most:g}" if most is not None else f" of {least:g} or more"
         fits = fits and value >= least and (most is None or value <= most)

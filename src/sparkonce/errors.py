@@ -56,8 +56,12 @@ class SparkonceError(Exception):
         self.details = details
 
     def __str__(self) -> str:
+        return " ".join(self.lines())
+
+    def lines(self) -> list[str]:
+        """What people read: the message, and where there is one the next step."""
         told = _capital(self.message, self.details.get("setting")) if self._OF_A_START else self.message
-        return f"{_stopped(told)} Next: {_stopped(_capital(self.next_step))}" if self.next_step else _stopped(told)
+        return [_stopped(told), *([f"Next: {_stopped(_capital(self.next_step))}"] if self.next_step else [])]
 
     def __reduce__(self) -> tuple[Any, ...]:
         return (_rebuild, (type(self), self.message, self.next_step, self.details))
@@ -184,4 +188,4 @@ class QueryFailedError(SparkonceError):
 
     def _render_traceback_(self) -> list[str]:
         """What a notebook shows of it, in place of a traceback."""
-        return [self.message, f"Next: {self.next_step}"]
+        return self.lines()

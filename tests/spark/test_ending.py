@@ -7,6 +7,7 @@ import io
 import json
 import logging
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -67,7 +68,7 @@ class TestInThisProcess:
         assert ended.value.code == 1
         message, next_step = capsys.readouterr().err.splitlines()
         assert message.startswith("The query 'sums' has failed. PrepareError: ValueError: not 0")
-        assert message.endswith(f' ({__file__}, line {line}: raise ValueError(f"not {{value}}"))')
+        assert message.endswith(f' ({__file__}, line {line}: raise ValueError(f"not {{value}}")).')
         assert next_step.startswith("Next: remove the cause and start the query again")
         gc.collect()
 
@@ -105,8 +106,8 @@ class TestInThisProcess:
         query = once.start(stream.records(400).selectExpr("cast(value as bigint) as number"), query_name="totals")
         try:
             eventually(lambda: len(once.progress()) == 3, "all batches are committed")
-            eventually(lambda: "waiting for data to arrive" in once._display.line().plain, "Spark says that it is idle")
-            assert "200 rows read" in once._display.line().plain
+            idle = re.compile("waiting for data to arrive.*200 rows read")
+            eventually(lambda: idle.search(once._display.line().plain), "Spark says that it is idle")
             assert ", 0 behind  ·  3 committed, the last" in once._display.line().plain
             first = ProgressDisplay(None, screen)
             first.spark_says("", json.loads(query._jsq.recentProgress()[0].json()))

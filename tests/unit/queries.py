@@ -18,7 +18,7 @@ TRACES = (
     'Return Message: Traceback (most recent call last):\n  File "run.py", line 1, in run\n'
     "sparkonce.errors.PrepareError: no room. Next: make room.\n SQLSTATE: 39000\n=== Streaming Query ==="
 )
-TOLD = "The query 'totals' has failed. PrepareError: no room.\nNext: make room.\n"
+TOLD = "The query 'totals' has failed. PrepareError: no room.\nNext: Make room.\n"
 
 
 class Failed(StreamingQueryException):  # type: ignore[misc]

@@ -6,7 +6,7 @@ import pytest
 
 from sparkonce.protocol.handles import Handle
 from sparkonce.protocol.ownership import Token
-from sparkonce.protocol.records import Claim, Commit, Record
+from sparkonce.protocol.records import Amend, Claim, Commit, Record, Void
 from sparkonce.protocol.traces import CLOCKS_DIFFER_MS, Trace, not_in_log
 from sparkonce.protocol.view import KEPT_RUNS, LogView
 
@@ -144,6 +144,18 @@ def test_a_batch_that_a_floor_carries_and_that_is_not_committed_has_the_executor
     later = committed("new", 0, begun_ms=3 * HOUR_MS + behind_ms)
     assert not_in_log(view, [gone, committed("x", 0, begun_ms=HOUR_MS + behind_ms), later]) != ""
     assert not_in_log(view, [committed("x", 1, begun_ms=2 * HOUR_MS)]) != "", "its lane, used again"
+
+
+@pytest.mark.parametrize("again", [Amend, Void])
+def test_so_it_does_once_it_is_amended_or_void(again: type[Amend] | type[Void]) -> None:
+    """The run that did so may end before the server has committed anything of it."""
+    newer = Token(3, "bbbbbbbb")
+    failed = fold(claim(A), commit(0, ("gone", 0)), commit(1, ("x", 0)), claim(newer))
+    view = failed.above(failed.raised_to(newer))
+    made = {name: getattr(commit(1, ("x", 0)), name) for name in ("query", "batch", "offsets", "handles")}
+    more = {"void": (("out", 0),)} if again is Void else {}
+    view = view.apply(view.end, again(token=newer, **made, **more))
+    assert not_in_log(view, [committed("gone", 0, begun_ms=24 * HOUR_MS)]) == ""
 
 
 def test_with_nothing_to_hold_it_against_a_commit_is_let_pass() -> None:

@@ -56,11 +56,36 @@ def test_a_second_signal_ends_the_process_at_once(monkeypatch: pytest.MonkeyPatc
             self.stops += 1
 
     query = Slow()
+    monkeypatch.setattr(ending, "_SENT_TWICE_S", 0.0)
     monkeypatch.setattr(ending.os, "_exit", end)
     send(signal.SIGTERM)
     send(signal.SIGINT, lambda: query.stops > 0)
     await_end(query)  # type: ignore[arg-type]
     assert codes == [130]
+
+
+def test_a_signal_that_comes_twice_at_once_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A terminal sends it to all, and a program that has started this one passes it on."""
+    query = FakeQuery()
+    monkeypatch.setattr(ending, "_SENT_TWICE_S", 3600.0)
+    monkeypatch.setattr(ending.os, "_exit", lambda _: pytest.fail("it ended at once"))
+    with ending.stopped_by_signals(lambda: [query]) as stopping:  # type: ignore[list-item]
+        for _ in range(2):
+            stopping._on_signal(signal.SIGINT, None)
+        assert query.awaitTermination(60)
+    assert query.stops == 1
+
+
+def test_a_child_that_is_forked_meanwhile_ends_by_a_signal(monkeypatch: pytest.MonkeyPatch) -> None:
+    query, killed = FakeQuery(), []
+    here = ending.os.getpid()
+    with ending.stopped_by_signals(lambda: [query]) as stopping:  # type: ignore[list-item]
+        monkeypatch.setattr(ending.os, "getpid", lambda: here + 1)
+        monkeypatch.setattr(ending.os, "kill", lambda pid, number: killed.append((pid, number)))
+        stopping._on_signal(signal.SIGTERM, None)
+        assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    assert killed == [(here + 1, signal.SIGTERM)]
+    assert not query.stops
 
 
 def test_a_second_interrupt_takes_no_notebook_away_from_its_user(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -71,6 +96,7 @@ def test_a_second_interrupt_takes_no_notebook_away_from_its_user(monkeypatch: py
             self.stops += 1
 
     query = Slow()
+    monkeypatch.setattr(ending, "_SENT_TWICE_S", 0.0)
     monkeypatch.setattr(sys, "ps1", ">>> ", raising=False)
     send(signal.SIGINT)
     send(signal.SIGINT, lambda: query.stops > 0)
@@ -139,6 +165,14 @@ def test_where_spark_itself_has_ended_the_query_is_not_blamed(
         await_end(query)  # type: ignore[arg-type]
     assert ended.value.code == code
     assert "Spark was stopped under the query 'totals'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("given", [60, None, [FakeQuery()], "totals"])
+def test_what_is_no_query_is_refused_and_stops_none(given: object) -> None:
+    query = FakeQuery()
+    with pytest.raises(ConfigurationError, match="that is no query"):
+        await_end(query, given)  # type: ignore[arg-type]
+    assert not query.stops
 
 
 def test_no_query_is_refused() -> None:

@@ -78,12 +78,15 @@ def test_signals_that_somebody_has_taken_since_are_taken_again_with_each_query(
     tmp_path: Path, started: list[FakeQuery]
 ) -> None:
     started += [FakeQuery(), FakeQuery()]
-    theirs = "import signal\nsignal.signal(signal.SIGINT, signal.default_int_handler)\nDataStreamWriter.start(None)"
+    theirs = "import signal\nsignal.signal(signal.SIGINT, signal.SIG_IGN)\nDataStreamWriter.start(None)"
     before = signal.getsignal(signal.SIGINT)
     eventually_sent = "import os, threading\nthreading.Timer(0, os.kill, (os.getpid(), signal.SIGINT)).start()"
-    assert run(tmp_path, f"{BEGIN}{theirs}\n{eventually_sent}") == 0
-    assert all(query.stops for query in started)
-    assert signal.getsignal(signal.SIGINT) == before
+    try:
+        assert run(tmp_path, f"{BEGIN}{theirs}\n{eventually_sent}") == 0
+        assert all(query.stops for query in started)
+        assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN, "theirs is put back"
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 @pytest.mark.parametrize("waits", ["", "query.awaitTermination()"])
@@ -109,7 +112,7 @@ def test_an_error_of_ours_is_told_in_two_lines(
     started += [FakeQuery(), FakeQuery()]
     refused = f"{BEGIN}raise PreflightError('No such topic.', next_step='make it.')"
     assert run(tmp_path, refused) == 1
-    assert capsys.readouterr().err == "No such topic.\nNext: make it.\n"
+    assert capsys.readouterr().err == "No such topic.\nNext: Make it.\n"
     assert started[0].stops
     (tmp_path / "again").mkdir()
     started[1].end()

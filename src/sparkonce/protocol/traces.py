@@ -85,8 +85,10 @@ def _unknown_commit(view: LogView, traces: Sequence[Trace], listed_at: int) -> s
     }
     opened_ms = [handle.opened_ms for handle in handles]
     begun_ms = [trace.begun_ms for trace in traces if trace.committed in named]
-    # The floor of a run that found too many claims names one batch alone, and that may not be committed yet.
-    executors_alone = not begun_ms and view.decisions == (view.floor.newest,)
+    # The floor of a run that found too many claims names one batch alone, and that may not be committed yet, also not
+    # once it is amended or void.
+    carried = view.floor.newest
+    executors_alone = not begun_ms and carried is not None and [one.batch for one in view.decisions] == [carried.batch]
     last_ms = None if executors_alone else max((*opened_ms, *begun_ms), default=None)
     known = {run.token for run in view.runs}
 

@@ -46,12 +46,12 @@ class ProgressDisplay:
         self._batch: int | None = None
         self._committed = self._recovered = self._healed = 0
         self._committed_s = 0.0
-        self._source = ""
+        self._read = self._source = ""
 
     @contextmanager
     def starting(self, name: str | None) -> Iterator[None]:
         """Shows that the query starts, as long as it does not fail to."""
-        self._name, self._batch, self._source = name or "", None, ""
+        self._name, self._batch, self._read, self._source = name or "", None, "", ""
         self._committed = self._recovered = self._healed = 0
         self._state = "starting: asking the servers"
         if self.is_live:
@@ -98,15 +98,19 @@ class ProgressDisplay:
         """Takes what Spark says of the query: what it does between batches, and of the last one its source's rows."""
         if self._batch is None:
             self._state = status[:1].lower() + status[1:]
-        if progress is None or not progress.get("numInputRows"):
+        if progress is None:
+            return
+        if progress.get("numInputRows"):
+            self._read = f"{progress['numInputRows']:,} rows read"
+        if not self._read:
             return
         lags = [
             int(source["metrics"]["maxOffsetsBehindLatest"])
             for source in progress.get("sources", ())
             if "maxOffsetsBehindLatest" in (source.get("metrics") or {})
         ]
-        rate = progress.get("processedRowsPerSecond") or 0.0
-        self._source = f"{progress['numInputRows']:,} rows read, {rate:,.0f} rows/s"
+        rate = (progress.get("processedRowsPerSecond") or 0.0) if progress.get("numInputRows") else 0.0
+        self._source = f"{self._read}, {rate:,.0f} rows/s"
         if lags:
             self._source += f", {max(lags):,} behind"
 

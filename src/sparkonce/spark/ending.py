@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 import threading
+import time
 import traceback as traces
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -20,6 +21,7 @@ from sparkonce.spark.display import end_displays, leave_terminal
 from sparkonce.spark.exactly_once import wait_until_closed
 from sparkonce.spark.failures import message_and_next
 
+_SENT_TWICE_S = 0.5
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
@@ -40,13 +42,19 @@ def await_end(*queries: StreamingQuery, traceback: bool = False) -> None:
         traceback: Whether the whole error, with Spark's traces, is written as well.
 
     Raises:
-        ConfigurationError: if no query is given.
+        ConfigurationError: if no query is given, or what is none.
         SystemExit: if a query has failed, in the main thread of a script. With 1, or, if Spark's JVM ended by the same
             signal, with 128 and its number.
         QueryFailedError: if a query has failed, elsewhere.
     """
     if not queries:
         raise ConfigurationError("await_end() was given no query.", next_step="give it what start() returned.")
+    for query in queries:
+        if not hasattr(query, "awaitTermination"):
+            raise ConfigurationError(
+                f"await_end({query!r}): that is no query; await_end waits for queries, without a limit.",
+                next_step="give it what start() returned, one after the other: await_end(first, second).",
+            )
     with stopped_by_signals(lambda: queries) as stopping:
         failed = wait(queries)
     if failed:
@@ -129,7 +137,7 @@ def spark_is_gone() -> bool:
 
 def tell(error: SparkonceError) -> None:
     """Writes message and next step to standard error."""
-    sys.stderr.write(f"{error.message.rstrip()}\n" + (f"Next: {error.next_step}\n" if error.next_step else ""))
+    sys.stderr.write("".join(f"{line}\n" for line in error.lines()))
 
 
 def is_interactive() -> bool:
@@ -152,7 +160,9 @@ class Stopping:
         self._queries = queries
         self._asked: SimpleQueue[int | None] = SimpleQueue()
         self._before: dict[int, Any] = {}
+        self._process = os.getpid()
         self.signal: int | None = None
+        self._signalled_s = 0.0
         self._thread = threading.Thread(target=self._wait_for_signal, name="sparkonce-stop", daemon=True)
         self._thread.start()
 
@@ -172,6 +182,12 @@ class Stopping:
             signal.signal(number, signal.SIG_DFL if before is None else before)
 
     def _on_signal(self, number: int, _frame: object) -> None:
+        if os.getpid() != self._process:  # a child that was forked has the handler, and nobody who would stop anything
+            signal.signal(number, signal.SIG_DFL)
+            os.kill(os.getpid(), number)
+            return
+        if self.signal is not None and time.monotonic() - self._signalled_s < _SENT_TWICE_S:
+            return  # by the terminal, and by a program that has started this one
         if self.signal is not None and is_interactive():
             raise KeyboardInterrupt
         if self.signal is not None:
@@ -180,7 +196,7 @@ class Stopping:
             with suppress(Exception):
                 sys.stdout.flush()
             os._exit(128 + number)
-        self.signal = number
+        self.signal, self._signalled_s = number, time.monotonic()
         self._asked.put(number)
 
     def _wait_for_signal(self) -> None:

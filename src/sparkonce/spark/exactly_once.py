@@ -31,6 +31,7 @@ from sparkonce.sinks.kafka.sink import KafkaSink
 from sparkonce.sources.group_offsets import GroupOffsets, GroupReporter
 from sparkonce.spark.checkpoint import check_query, input_offsets, newest_batch, query_id
 from sparkonce.spark.display import ProgressDisplay
+from sparkonce.spark.failures import as_told
 from sparkonce.spark.first_batch import warn_of_mode, warn_of_rows, warn_of_slots
 from sparkonce.spark.given import accepted, check_classic, check_folder, check_frame, location_of, new_writer
 from sparkonce.spark.start_checks import Stand, check_sources
@@ -154,6 +155,7 @@ class ExactlyOnce:
             CheckpointMismatchError: if the checkpoint is not one of Spark's.
             PreflightError: if a server does not allow the guarantee, or is not the one that the log knows.
         """
+        self._check_not_running()
         with self._display.starting(query_name):
             return self._start(df, output_mode, trigger, query_name, options)
 
@@ -166,7 +168,6 @@ class ExactlyOnce:
         options: Mapping[str, str] | None,
     ) -> StreamingQuery:
         check_frame(df)
-        self._check_not_running()
         writer = new_writer(
             df,
             checkpoint=self.checkpoint,
@@ -176,7 +177,7 @@ class ExactlyOnce:
             options=options,
         )
         check_folder(self.checkpoint)
-        self._preflight(df, self._check_columns(df), output_mode)
+        self._preflight(df, self._check_columns(df), output_mode, is_limited=not (trigger or {}).get("once"))
         self._started = True
         query = writer.foreachBatch(self).start()
         self._query = query
@@ -203,9 +204,8 @@ class ExactlyOnce:
         try:
             done = run.run_batch(asked, SparkWork(df, batch, self._shares))
         except SparkonceError as error:
-            # Spark shows all that it is given, twice, and the sentence would be lost in it.
             logger.debug("batch %d stopped the query", batch, exc_info=error)
-            raise error.with_traceback(None) from None
+            raise as_told(error) from None
         logger.info("%s", line := done.line())
         self._display.show(done, line)
 
@@ -230,8 +230,7 @@ class ExactlyOnce:
         def wait() -> None:
             try:
                 while not self._has_ended(query):
-                    newest = query._jsq.lastProgress()
-                    self._display.spark_says(query.status["message"], newest and json.loads(newest.json()))
+                    self._show_status(query)
             except Exception as error:  # noqa: BLE001 - the query's, which Spark tells its user; or the JVM is gone
                 logger.debug("run %s ended: %s", run, error)
             self._display.end()
@@ -244,6 +243,15 @@ class ExactlyOnce:
 
         _ends[run] = threading.Thread(target=wait, name="sparkonce-end", daemon=True)
         _ends[run].start()
+
+    def _show_status(self, query: StreamingQuery) -> None:
+        """Shows what Spark says of the query: its status first, so that the progress is not that of before it."""
+        try:
+            status = query.status["message"]
+            newest = query._jsq.lastProgress()
+            self._display.spark_says(status, newest and json.loads(newest.json()))
+        except Exception as error:  # noqa: BLE001 - whatever Spark says: what is shown does not end the query
+            logger.debug("what Spark says of run %s cannot be shown: %s", query.runId, error)
 
     def _has_ended(self, query: StreamingQuery) -> bool:
         """Waits for the query's end, but no longer than what is shown of it stays true."""
@@ -280,14 +288,14 @@ class ExactlyOnce:
         self._run = (run, driver)
         return driver
 
-    def _preflight(self, df: DataFrame, taken: Sequence[Taken], output_mode: str) -> None:
+    def _preflight(self, df: DataFrame, taken: Sequence[Taken], output_mode: str, *, is_limited: bool) -> None:
         """Asks the servers before Spark starts; the first batch, whose facts are recorded, asks them again."""
         query = query_id(self.checkpoint)
         view = read_log(DecisionLog(LocalLogStore(self.checkpoint))) if query is not None else LogView()
         stand = Stand.of(self.checkpoint, view)
         if stand.batch < 0:
             warn_of_mode(output_mode)
-        sources = check_sources(df, taken, stand, self.sinks)
+        sources = check_sources(df, taken, stand, self.sinks, is_limited=is_limited)
         if where := stand.told():
             logger.info("%s", where)
             self._display.say(where)

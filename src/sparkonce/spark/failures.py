@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from sparkonce.errors import OutageError, PrepareError, UnknownOutcomeError
+from sparkonce.errors import OutageError, PrepareError, SparkonceError, UnknownOutcomeError
 
 logger = logging.getLogger("sparkonce")
 
@@ -75,6 +75,7 @@ _MACHINERY = re.compile(
 )
 """Files of PySpark, of ours and of the standard library, and those that nobody can look into."""
 _PACKAGES = re.compile(r"[/\\](?:site|dist)-packages[/\\]")
+_LONGEST_CHAIN = 10
 _MOST_OF_A_SENTENCE, _MOST_OF_A_LINE = 1200, 120
 
 
@@ -96,6 +97,21 @@ class _Cause:
 
     def __str__(self) -> str:
         return f"{self.kind}: {self.said}" if self.kind and self.said else self.kind or self.said
+
+
+def as_told(error: SparkonceError) -> SparkonceError:
+    """The error without what led to it, which Spark would show whole, twice.
+
+    Where that was a stop of the query, the error says so in the words that Spark expects.
+    """
+    chain, cause = [str(error)], error.__cause__ or error.__context__
+    while cause is not None and len(chain) < _LONGEST_CHAIN:
+        chain.append(str(cause))
+        cause = cause.__cause__ or cause.__context__
+    if _STOPPED not in chain[0] and any(_INTERRUPTED.search(text) for text in chain[1:]):
+        error.message = f"{error.message} The query was stopped meanwhile ({_STOPPED})."
+    error.__cause__ = error.__context__ = None
+    return error.with_traceback(None)
 
 
 def short_error(error: BaseException) -> PrepareError:

@@ -26,7 +26,9 @@ SLOW_ROWS_PER_S = 5_000
 _COLUMN = "partition"
 
 
-def check_partition_column(df: DataFrame, sources: Sequence[KafkaSource], taken: Sequence[Taken]) -> None:
+def check_partition_column(
+    df: DataFrame, sources: Sequence[KafkaSource], taken: Sequence[Taken], *, is_first: bool
+) -> None:
     """Sees whether rows bring the source's column ``partition`` to a Kafka sink, which writes by it.
 
     A column that the query makes itself, also by a cast, is meant.
@@ -35,44 +37,47 @@ def check_partition_column(df: DataFrame, sources: Sequence[KafkaSource], taken:
         df: The query's.
         sources: Its Kafka sources.
         taken: What each sink takes.
+        is_first: Whether the query has no batch yet: one that has run is not refused.
 
     Raises:
         PreflightError: if a source's topic has more partitions than the sink's.
     """
-    brought = _brought(df)
-    most = max((number for source in sources for number in source.partitions.values()), default=0)
+    brought, options = _brought(df)
+    most = max((source.highest for source in sources if source.options == options), default=0)
     for one in taken:
         if brought is None or _expression(one.frame, _COLUMN) not in (brought, _expression(one.batch, _COLUMN)):
             continue
         for sink in one.share.sinks.values():
             if isinstance(sink, KafkaSink):
-                _judge(sink, most)
+                _judge(sink, most, is_first=is_first)
 
 
-def _judge(sink: KafkaSink, most: int) -> None:
+def _judge(sink: KafkaSink, most: int, *, is_first: bool) -> None:
     there = sink.partitions()
     what = f"The rows for sink {sink.name!r} have the column 'partition' of the Kafka source, and are written by it"
-    how = "drop the column, so that the key decides: df.drop('partition')"
-    if there is not None and most > there:
+    how = "drop the column, so that the key decides: df.drop('partition'). If it is meant, cast it: "
+    how += "df.withColumn('partition', col('partition').cast('int'))"
+    if is_first and there is not None and most > there:
         raise PreflightError(
             f"{what}: the source's topic has {most} partitions, and topic={sink.topic!r} has {there}.",
-            next_step=f"{how}. Or give topic={sink.topic!r} as many.",
+            next_step=f"{how}.",
             sink=sink.name,
         )
-    logger.warning("%s, not by their keys. Next: %s; or cast it, if that is what you mean.", what, how)
+    logger.warning("%s, not by their keys. Next: %s.", what, how)
 
 
-def _brought(df: DataFrame) -> int | None:
-    """The column ``partition``, if it is the one that a Kafka source gave."""
+def _brought(df: DataFrame) -> tuple[int | None, Mapping[str, str] | None]:
+    """The column ``partition``, if it is the one that a Kafka source gave, and that source's options."""
     column = _expression(df, _COLUMN)
     given = {
-        _id(attribute)
+        _id(attribute): source_of(node)
         for node in nodes(analyzed(df))
         if class_name(node) == "StreamingRelationV2"
         for attribute in items(node.output())
         if attribute.name() == _COLUMN
     }
-    return column if column in given else None
+    source = given.get(column) if column is not None else None
+    return (column, source.options) if source is not None and source.format == "kafka" else (None, None)
 
 
 def _expression(df: DataFrame, name: str) -> int | None:
@@ -109,6 +114,16 @@ def warn_of_slots(
         taken: What each sink takes.
         sinks: The query's.
     """
+    try:
+        slots = _slots(spark, plan, sources, taken)
+        if slots is not None:
+            warn_of_many(spark, slots, sum(sink.guarantee is Guarantee.EXACTLY_ONCE for sink in sinks))
+    except Exception as error:  # noqa: BLE001 - Spark's own classes and settings, which may change: nothing is told
+        logger.debug("how many slots a batch will have is not known: %s", error)
+
+
+def _slots(spark: SparkSession, plan: Any, sources: Sequence[KafkaSource], taken: Sequence[Taken]) -> int | None:
+    """How many the sink has that has most; None if the plan does not tell."""
     shuffled = int(spark.conf.get(SHUFFLE_PARTITIONS, "200") or 200)
 
     def of_source(leaf: Any) -> int | None:
@@ -121,9 +136,7 @@ def warn_of_slots(
         return batch if class_name(leaf) in MADE_IN_PLACE else None
 
     numbers = [batch if one.share.view is None else slots_of(analyzed(one.frame), shuffled, of_batch) for one in taken]
-    known = [number for number in numbers if number is not None]
-    if known:
-        warn_of_many(spark, max(known), sum(sink.guarantee is Guarantee.EXACTLY_ONCE for sink in sinks))
+    return max((number for number in numbers if number is not None), default=None)
 
 
 def _read_by(source: KafkaSource) -> int | None:

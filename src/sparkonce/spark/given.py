@@ -142,8 +142,9 @@ def check_folder(checkpoint: Path) -> None:
     Raises:
         ConfigurationError: if not, with what the system says.
     """
-    there = next(one for one in (checkpoint, *checkpoint.parents) if one.exists())
+    there = checkpoint
     try:
+        there = next(one for one in (checkpoint, *checkpoint.parents) if one.exists())
         with TemporaryDirectory(prefix=".sparkonce-", dir=there) as tried:
             one = Path(tried, "one")
             one.touch()

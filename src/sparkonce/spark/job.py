@@ -57,6 +57,9 @@ def run_job(file: Path, arguments: Sequence[str], *, traceback: bool = False) ->
                 _end_of(error, name, list(newest.values()), stopping.signal, traceback=traceback)
             except KeyboardInterrupt:
                 raise SystemExit(130) from None
+            except SystemExit as end:
+                if end.code:
+                    raise  # the file's own failure
             if failed := wait([query for query in newest.values() if _goes_on_or_failed(query)]):
                 told(failed, stopping.signal, traceback=traceback)
     finally:

@@ -26,16 +26,18 @@ def admin_client(options: Mapping[str, str], limit_ms: int) -> Any:
     Raises:
         Py4JJavaError: if the settings are not usable, or no name in ``bootstrap.servers`` can be resolved.
     """
-    admin = jvm().org.apache.kafka.clients.admin
-    known = set(admin.AdminClientConfig.configNames())
+    clients = jvm().org.apache.kafka.clients
+    known = set(clients.admin.AdminClientConfig.configNames())
+    # What is neither's is a setting of a plugin: of a login callback, an engine for TLS, a provider of secrets.
+    consumers_only = set(clients.consumer.ConsumerConfig.configNames()) - known
     settings = jvm().java.util.HashMap()
     for option, value in options.items():
         name = option.removeprefix(_NAME)
-        if name != option and name in known:
+        if name != option and name not in consumers_only:
             settings.put(name, value)
     settings.put("default.api.timeout.ms", str(limit_ms))
     settings.put("request.timeout.ms", str(limit_ms // 2))
-    return admin.AdminClient.create(settings)
+    return clients.admin.AdminClient.create(settings)
 
 
 def close(admin: Any) -> None:

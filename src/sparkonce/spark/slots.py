@@ -33,8 +33,11 @@ def slots_of(plan: Any, shuffled: int, of_leaf: Callable[[Any], int | None]) -> 
         The number, or None where the plan alone does not tell.
     """
     kind = class_name(plan)
+    if kind == "WithCTE":  # the definitions come first
+        return slots_of(plan.plan(), shuffled, of_leaf)
     if kind == "Repartition":
-        return int(plan.numPartitions())
+        below_it = None if plan.shuffle() else slots_of(plan.child(), shuffled, of_leaf)
+        return min(int(plan.numPartitions()), below_it or int(plan.numPartitions()))
     if kind in ("RepartitionByExpression", "RebalancePartitions"):
         given = plan.optNumPartitions()
         return int(given.get()) if given.isDefined() else shuffled

@@ -19,17 +19,19 @@ from sparkonce.spark.kafka_admin import admin_client, answer, close, java_list, 
 logger = logging.getLogger("sparkonce")
 
 LIMIT_S = 15.0
-"""How long a source's brokers have to answer, as a sink's have."""
+"""How long the brokers of all sources have to answer, as a sink's have."""
 
-_CALL_MS = 13_000
-_GRACE_MS = 1_000
-"""More, in which Kafka's client can say itself that a call took too long, and for what it waited."""
+_LEFT_S = 2.0
+"""Of that time, for Kafka's client to say itself that a call took too long, and for what it waited."""
+
+_COUNTED_AT_MOST = 500
+"""Rows are counted in so many partitions: each costs a dozen calls of the JVM."""
 
 _SURE_AFTER_S = 3.0
 """How long a new topic may be unknown to some broker."""
 _ASK_AGAIN_S = 0.2
 
-_UNREACHABLE = frozenset({"TimeoutException", "ConfigException", "DisconnectException"})
+_UNREACHABLE = frozenset({"TimeoutException", "DisconnectException"})
 _NOT_LET_IN = frozenset({"AuthenticationException", "SaslAuthenticationException", "SslAuthenticationException"})
 _DELEGATED = "spark.kafka.clusters."
 """Settings of delegation tokens, by which Spark itself logs in and this look cannot."""
@@ -44,54 +46,73 @@ class KafkaSource:
     Attributes:
         options: Of Spark's source, with names in lower case.
         partitions: How many each topic has that it reads; empty if nobody could say.
+        highest: One more than the highest number of a partition that it reads; 0 if nobody could say.
         rows: How many rows its first batch has; None if that was not asked, or nobody could say.
     """
 
     options: Mapping[str, str] = field(repr=False)
     partitions: Mapping[str, int]
+    highest: int = 0
     rows: int | None = None
 
 
-def ask_sources(spark: SparkSession, sources: Sequence[SourceFacts], *, is_first: bool) -> list[KafkaSource]:
+def ask_sources(
+    spark: SparkSession, sources: Sequence[SourceFacts], *, is_first: bool, is_limited: bool = True
+) -> list[KafkaSource]:
     """Sees that the brokers of each source answer, and know its topics.
 
     Args:
         spark: The session.
         sources: The query's Kafka sources.
         is_first: Whether the query has no batch yet, so that its sources say where it begins.
+        is_limited: Whether ``maxOffsetsPerTrigger`` holds, which the trigger ``once`` passes over.
+
+    Returns:
+        One for each source that differs from the others.
 
     Raises:
         PreflightError: naming the brokers that do not answer, or the topic that is missing or may not be read.
     """
     delegated = any(name.startswith(_DELEGATED) for name, _ in spark.sparkContext.getConf().getAll())
-    return [_Asked(dict(source.options or {}), delegated=delegated).look(is_first=is_first) for source in sources]
+    give_up_at = time.monotonic() + LIMIT_S
+    different = {frozenset((source.options or {}).items()): dict(source.options or {}) for source in sources}
+    asked = [_Asked(options, give_up_at, delegated=delegated) for options in different.values()]
+    return [one.look(is_first=is_first, is_limited=is_limited) for one in asked]
 
 
 class _Asked:
-    def __init__(self, options: Mapping[str, str], *, delegated: bool) -> None:
+    def __init__(self, options: Mapping[str, str], give_up_at: float, *, delegated: bool) -> None:
         self._options = options
         self._servers = options.get("kafka.bootstrap.servers", "")
+        self._give_up_at = give_up_at
         self._delegated = delegated
 
-    def look(self, *, is_first: bool) -> KafkaSource:
+    def look(self, *, is_first: bool, is_limited: bool) -> KafkaSource:
         partitions: dict[str, int] = {}
         rows = None
         admin = None
         try:
-            admin = admin_client(self._options, _CALL_MS)
+            admin = admin_client(self._options, int(1000 * max(1.0, self._left_s() - _LEFT_S)))
             partitions = self._partitions(admin)
-            rows = self._rows(admin, partitions) if is_first else None
+            rows = self._counted(admin, partitions, is_limited=is_limited) if is_first else None
         except PreflightError:
             raise
         except Exception as error:  # noqa: BLE001 - whatever a client says: where nothing is known, Spark goes on
             kind, said = reason(error)
-            if not self._delegated and kind in _UNREACHABLE | _NOT_LET_IN:
-                raise self._unreachable(kind, said) from None
+            if not self._delegated and (refused := self._unreachable(kind, said)) is not None:
+                raise refused from None
             logger.warning("The Kafka source's bootstrap.servers=%r cannot be asked: %s: %s", self._servers, kind, said)
         finally:
             if admin is not None:
                 close(admin)
-        return KafkaSource(options=self._options, partitions=partitions, rows=rows)
+        highest = 1 + max((number for _, number in self._places(partitions)), default=-1)
+        return KafkaSource(options=self._options, partitions=partitions, highest=highest, rows=rows)
+
+    def _left_s(self) -> float:
+        return max(0.0, self._give_up_at - time.monotonic())
+
+    def _answer(self, future: Any) -> Any:
+        return answer(future, int(1000 * max(0.1, self._left_s())))
 
     def _partitions(self, admin: Any) -> dict[str, int]:
         if "subscribepattern" in self._options:
@@ -99,66 +120,75 @@ class _Asked:
         if "assign" in self._options:
             return self._assigned(admin)
         names = [name.strip() for name in self._options.get("subscribe", "").split(",") if name.strip()]
-        return {name: len(numbers) for name, numbers in self._described(admin, names).items()}
+        return self._described(admin, names)
 
-    def _described(self, admin: Any, names: Sequence[str]) -> dict[str, list[int]]:
-        """The partitions of topics. One that was made a moment ago is not known to every broker yet."""
+    def _described(self, admin: Any, names: Sequence[str]) -> dict[str, int]:
+        """How many partitions topics have. One that was made a moment ago is not known to every broker yet."""
         give_up_at = time.monotonic() + _SURE_AFTER_S
-        found: dict[str, list[int]] = {}
+        found: dict[str, int] = {}
         while len(found) < len(set(names)):
             futures = admin.describeTopics(java_list(names)).topicNameValues()
             for name in names:
                 try:
-                    described = _answer(futures.get(name))
+                    described = self._answer(futures.get(name))
                 except Exception as error:  # noqa: BLE001 - whatever a client says
                     kind, said = reason(error)
                     is_late = time.monotonic() >= give_up_at
                     if kind == "UnknownTopicOrPartitionException" and not is_late:
                         continue
                     raise self._refused(name, kind, said) or error from None
-                found[name] = [int(one.partition()) for one in described.partitions()]
+                found[name] = int(described.partitions().size())
             if len(found) < len(set(names)):
                 time.sleep(_ASK_AGAIN_S)
         return found
 
     def _matching(self, admin: Any) -> dict[str, int]:
         pattern = jvm().java.util.regex.Pattern.compile(self._options["subscribepattern"])
-        names = [str(name) for name in _answer(admin.listTopics().names()) if pattern.matcher(name).matches()]
+        names = [str(name) for name in self._answer(admin.listTopics().names()) if pattern.matcher(name).matches()]
         if not names:
             logger.warning(
                 "No topic on bootstrap.servers=%r matches pattern=%r: the query waits for one. Next: correct the "
                 "pattern, or create a topic that it matches.",
                 *(self._servers, self._options["subscribepattern"]),
             )
-        return {name: len(numbers) for name, numbers in self._described(admin, names).items()}
+        return self._described(admin, names)
 
     def _assigned(self, admin: Any) -> dict[str, int]:
         wanted = json.loads(self._options["assign"])
         found = self._described(admin, list(wanted))
         for name, numbers in wanted.items():
-            if missing := sorted(set(map(int, numbers)) - set(found[name])):
+            if missing := sorted(set(map(int, numbers)) - set(range(found[name]))):
                 raise PreflightError(
-                    f"Topic {name!r}, which this query reads, has no partition {missing[0]}: it has "
-                    f"{len(found[name])}.",
+                    f"Topic {name!r}, which this query reads, has no partition {missing[0]}: it has {found[name]}.",
                     next_step="name partitions that there are, from 0 on.",
                     setting="partitions",
                 )
         return {name: len(numbers) for name, numbers in wanted.items()}
 
-    def _rows(self, admin: Any, partitions: Mapping[str, int]) -> int:
-        """How many rows lie between where the source starts and where its topics end, at most a batch's."""
+    def _counted(self, admin: Any, partitions: Mapping[str, int], *, is_limited: bool) -> int | None:
+        """How many rows the first batch has; nothing but a warning depends on it."""
         places = self._places(partitions)
+        if len(places) > _COUNTED_AT_MOST:
+            return None
+        try:
+            rows = self._rows(admin, places)
+        except Exception as error:  # noqa: BLE001 - whatever a client says, for example of a partition without a leader
+            logger.warning("How many rows the first batch has is not known: %s: %s", *reason(error))
+            return None
+        limit = self._options.get("maxoffsetspertrigger") if is_limited else None
+        return rows if limit is None else min(rows, int(limit))
+
+    def _rows(self, admin: Any, places: Sequence[tuple[str, int]]) -> int:
+        """How many rows lie between where the source starts and where its topics end."""
         starts = {place: self._start(*place) for place in places}
         if all(start == _LATEST for start in starts.values()):
             return 0
         spec = jvm().org.apache.kafka.clients.admin.OffsetSpec
         unknown = {place: start for place, start in starts.items() if not isinstance(start, int) or start < 0}
         begins = {place: start for place, start in starts.items() if isinstance(start, int)}
-        begins |= _offsets(admin, {place: _spec(spec, start) for place, start in unknown.items()})
-        ends = _offsets(admin, {place: spec.latest() for place in places})
-        rows = sum(max(0, ends[place] - begin) for place, begin in begins.items() if begin >= 0)
-        limit = self._options.get("maxoffsetspertrigger")
-        return rows if limit is None else min(rows, int(limit))
+        begins |= self._offsets(admin, {place: _spec(spec, start) for place, start in unknown.items()})
+        ends = self._offsets(admin, {place: spec.latest() for place in places})
+        return sum(max(0, ends[place] - begin) for place, begin in begins.items() if begin >= 0)
 
     def _places(self, partitions: Mapping[str, int]) -> list[tuple[str, int]]:
         if "assign" in self._options:
@@ -198,7 +228,17 @@ class _Asked:
             )
         return None
 
-    def _unreachable(self, kind: str, said: str) -> PreflightError:
+    def _offsets(self, admin: Any, specs: Mapping[tuple[str, int], Any]) -> dict[tuple[str, int], int]:
+        """Where each partition is at what is asked for; -1 where no record is that young."""
+        place_of = jvm().org.apache.kafka.common.TopicPartition
+        wanted = jvm().java.util.HashMap()
+        for place, spec in specs.items():
+            wanted.put(place_of(*place), spec)
+        found = self._answer(admin.listOffsets(wanted).all())
+        return {place: int(found.get(place_of(*place)).offset()) for place in specs}
+
+    def _unreachable(self, kind: str, said: str) -> PreflightError | None:
+        """The error for a client that got no answer, or was not let in; None where it may be this look's own fault."""
         where = f"The Kafka source's bootstrap.servers={self._servers!r}"
         if kind in _NOT_LET_IN:
             return PreflightError(
@@ -206,6 +246,8 @@ class _Asked:
                 next_step="check security.protocol, sasl.mechanism and the credentials among the source's settings.",
                 setting="bootstrap.servers",
             )
+        if kind not in _UNREACHABLE and not (kind == "ConfigException" and "bootstrap" in said):
+            return None
         return PreflightError(
             f"{where} did not answer within {LIMIT_S:.0f} s: {said or kind}",
             next_step="check the addresses, that the brokers run, and security.protocol.",
@@ -213,21 +255,7 @@ class _Asked:
         )
 
 
-def _answer(future: Any) -> Any:
-    return answer(future, _CALL_MS + _GRACE_MS)
-
-
 def _spec(spec: Any, start: int | str) -> Any:
     if isinstance(start, str):
         return spec.forTimestamp(int(start))
     return spec.earliest() if start == _EARLIEST else spec.latest()
-
-
-def _offsets(admin: Any, specs: Mapping[tuple[str, int], Any]) -> dict[tuple[str, int], int]:
-    """Where each partition is at what is asked for; -1 where no record is that young."""
-    place_of = jvm().org.apache.kafka.common.TopicPartition
-    wanted = jvm().java.util.HashMap()
-    for place, spec in specs.items():
-        wanted.put(place_of(*place), spec)
-    found = _answer(admin.listOffsets(wanted).all())
-    return {place: int(found.get(place_of(*place)).offset()) for place in specs}

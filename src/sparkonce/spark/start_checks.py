@@ -58,7 +58,12 @@ class Stand:
 
 
 def check_sources(
-    df: DataFrame, taken: Sequence[Taken], stand: Stand, sinks: Sequence[TwoPhaseCommitSink]
+    df: DataFrame,
+    taken: Sequence[Taken],
+    stand: Stand,
+    sinks: Sequence[TwoPhaseCommitSink],
+    *,
+    is_limited: bool = True,
 ) -> Sequence[KafkaSource]:
     """Asks the query's Kafka sources, and tells what its first batch will cost.
 
@@ -67,6 +72,7 @@ def check_sources(
         taken: What each sink takes.
         stand: Where the query stands.
         sinks: Its sinks.
+        is_limited: See `ask_sources`.
 
     Returns:
         The sources, as their brokers know them; none where they are not needed yet.
@@ -79,8 +85,8 @@ def check_sources(
     is_first = stand.batch < 0
     plan = analyzed(df)
     found = kafka_sources(plan)
-    sources = ask_sources(df.sparkSession, found, is_first=is_first)
-    check_partition_column(df, sources, taken)
+    sources = ask_sources(df.sparkSession, found, is_first=is_first, is_limited=is_limited)
+    check_partition_column(df, sources, taken, is_first=is_first)
     if is_first:
         warn_of_slots(df.sparkSession, plan, sources, taken, sinks)
         return sources

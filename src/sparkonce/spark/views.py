@@ -49,8 +49,10 @@ class Share:
         except AnalysisException as error:
             told = str(error).splitlines()[0].rstrip(";")
             raise ConfigurationError(
-                f"the view of sink {sorted(self.sinks)} does not fit the rows: {told}",
-                next_step=f"correct it: the rows' columns are {', '.join(batch.columns)}.",
+                f"the view of sink {sorted(self.sinks)} cannot be made: {told}",
+                next_step=f"correct it: the rows' columns are {', '.join(batch.columns)}."
+                if "UNRESOLVED_COLUMN" in told
+                else "correct it.",
             ) from error
         if not isinstance(made, DataFrame):
             raise ConfigurationError(

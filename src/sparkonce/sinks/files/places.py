@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -15,13 +16,13 @@ _SCHEME = re.compile(r"(?P<scheme>[A-Za-z][A-Za-z0-9+.-]+):.*", re.DOTALL)
 _KNOWN = "Use a local path, a file: URL, hdfs://host:port/path or s3://bucket/prefix."
 
 
-def as_text(path: str | Path) -> str:
+def as_text(path: str | os.PathLike[str]) -> str:
     """A path or URL as text.
 
     Raises:
         ConfigurationError: if it is neither.
     """
-    if not isinstance(path, str | Path):
+    if not isinstance(path, str | os.PathLike):
         raise ConfigurationError(f"path={path!r} is not a text.", next_step=_KNOWN, setting="path")
     return str(path)
 

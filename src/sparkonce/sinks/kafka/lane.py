@@ -76,7 +76,6 @@ class Reports:
         last_error: The newest error of the client as a whole, such as a lost connection; empty if there was none.
         away: Whether rows did not arrive, or the transaction was broken off, because brokers were away.
         barred: Whether the newest error of the client says that it is not let in.
-        without_partition: A topic for which a row named a partition that it does not have; empty if none did.
         stats: The newest statistics, as JSON. Parsed only where they are needed.
     """
 
@@ -88,7 +87,6 @@ class Reports:
         self._largest = -1
         self.last_error = ""
         self.away = self.barred = False
-        self.without_partition = ""
         self.stats = ""
 
     def on_stats(self, text: str) -> None:
@@ -105,8 +103,6 @@ class Reports:
             return
         self.refused += 1
         self.away |= error.code() in _AWAY
-        if error.code() == KafkaError._UNKNOWN_PARTITION:
-            self.without_partition = str(message.topic())
         if error.code() == KafkaError.MSG_SIZE_TOO_LARGE:
             self._keep_largest(error, message)
             return

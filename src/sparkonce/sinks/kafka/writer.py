@@ -222,8 +222,6 @@ class KafkaWriter(SinkWriter):
             raise PrepareError(f"Kafka's producer can go on no more: {lane.reports.fatal}.")
         if not lane.reports.refused:
             return
-        if lane.reports.without_partition:
-            raise _no_such_partition(lane.reports.without_partition)
         trouble = lane.trouble() if self._transactional else lane.reports.last_error
         first = lane.reports.refusals[0]
         raise _broken(lane)(
