@@ -20,7 +20,7 @@ from sparkonce.errors import PreflightError
 from sparkonce.protocol.state import Phase
 from sparkonce.sinks.base import Facts
 from sparkonce.spark import first_batch, source_checks, start_checks
-from sparkonce.testing.kafka import create_topic
+from sparkonce.testing.kafka import create_topic, produce
 from sparkonce.testing.servers.process import free_port
 
 pytestmark = MARKS
@@ -155,9 +155,35 @@ def test_a_partition_that_is_meant_or_dropped_is_not_told(
     assert "'partition'" not in said()
 
 
+def test_only_the_source_that_gave_the_partition_counts(stream: Stream, said: Callable[[], str]) -> None:
+    wide = new_name("wide")
+    create_topic(stream.bootstrap, wide, stream.partitions + 2)
+    keys = source(stream, topics=wide).select(F.col("key").alias("other"))
+    not_run(stream, source(stream, topics=stream.source).join(keys, F.expr("key = other")))
+    assert "column 'partition' of the Kafka source" in said()
+    with pytest.raises(PreflightError, match="the source's topic has 6 partitions"):
+        run(stream, source(stream, partitions={wide: [4, 5]}))
+
+
+def test_a_query_that_has_run_is_not_refused_for_its_partition(stream: Stream, said: Callable[[], str]) -> None:
+    wide = new_name("wide")
+    create_topic(stream.bootstrap, wide, stream.partitions + 2)
+    run(stream, source(stream, topics=wide).drop("partition"))
+    produce(stream.bootstrap, wide, [{"key": "a", "value": "a", "partition": 0}])
+    run(stream, source(stream, topics=wide).drop("partition"))
+    run(stream, source(stream, topics=wide))
+    assert "column 'partition' of the Kafka source" in said()
+
+
 def test_a_view_that_keeps_the_sources_partition_is_told(stream: Stream, said: Callable[[], str]) -> None:
     not_run(stream, source(stream, topics=stream.source), view=lambda df: df.where("offset > 1"))
     assert "column 'partition' of the Kafka source" in said()
+
+
+def in_sql(df: DataFrame) -> DataFrame:
+    df.createOrReplaceTempView("records")
+    select = "WITH some AS (SELECT key, value FROM records) SELECT /*+ REPARTITION(20) */ * FROM some"
+    return df.sparkSession.sql(select)
 
 
 def counted(df: DataFrame) -> DataFrame:
@@ -173,10 +199,12 @@ def counted(df: DataFrame) -> DataFrame:
         (lambda df: df.select("key", "value"), None, None),
         (lambda df: df.select("key", "value").repartition(30), None, 30),
         (lambda df: df.select("key", "value").union(df.select("key", "value")), None, None),
+        (lambda df: df.select("key", "value").coalesce(30), None, None),
+        (lambda df: in_sql(df), None, 20),
         (lambda df: df.select("key", "value"), counted, 200),
         (counted, lambda df: df.coalesce(2), None),
     ],
-    ids=["grouped", "spread", "merged", "copied", "copied and spread", "twice", "view", "merged by the view"],
+    ids=["grouped", "spread", "merged", "copied", "copied and spread", "twice", "kept", "sql", "view", "in the view"],
 )
 def test_more_slots_than_the_cores_are_worth_are_told(
     stream: Stream, said: Callable[[], str], plan: Any, view: Any, slots: int | None
@@ -220,6 +248,11 @@ def test_a_first_batch_that_would_outlast_its_transactions_is_told(
 
     stream.send(IDS)
     assert "The first batch has" not in start(max_offsets_per_trigger=40)
+    if starting == "earliest":
+        once = ExactlyOnce(sink_of(stream), checkpoint=f"{stream.checkpoint}-once", display=False)
+        rows = source(stream, topics=stream.source, max_offsets_per_trigger=40).drop("partition")
+        ended(once.start(rows, trigger={"once": True}))
+        assert "The first batch has 80 rows." in said(), "Spark passes over the limit"
     told = start(max_offsets_per_trigger=None, headers=False)
     assert ("The first batch has 80 rows." in told) == (starting == "earliest")
 

@@ -34,6 +34,15 @@ def test_a_folder_below_a_file_is_refused(tmp_path: Path) -> None:
         check_folder(tmp_path / "file" / "c")
 
 
+def test_a_folder_that_may_not_be_looked_into_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def shut(*_: object) -> bool:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+
+    monkeypatch.setattr(Path, "exists", shut)
+    with pytest.raises(ConfigurationError, match=r"cannot be written to, .*Permission denied"):
+        check_folder(tmp_path / "c")
+
+
 def test_connect_is_known_by_its_module() -> None:
     frame = type("DataFrame", (), {"__module__": "pyspark.sql.connect.dataframe"})()
     with pytest.raises(ConfigurationError, match=r"df is of Spark Connect .*Next: Start a classic session"):

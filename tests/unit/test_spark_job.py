@@ -98,6 +98,13 @@ def test_a_query_that_failed_is_told_whoever_waited_for_it(
     assert capsys.readouterr().err == TOLD
 
 
+def test_a_file_that_exits_well_is_waited_for(tmp_path: Path, started: list[FakeQuery]) -> None:
+    started.append(FakeQuery())
+    send(signal.SIGTERM)
+    assert run(tmp_path, f"{BEGIN}sys.exit(0)") == 0
+    assert started[0].stops
+
+
 def test_a_query_that_the_file_has_started_again_is_not_told(tmp_path: Path, started: list[FakeQuery]) -> None:
     started += [FakeQuery(error=Failed()), FakeQuery()]
     started[1].id = started[0].id

@@ -57,7 +57,7 @@ _TOO_LARGE = (
     "Raise the topic's max.message.bytes, the limit of a batch as it is sent, set compression.type, or keep such rows "
     "out."
 )
-_UNKNOWN_PARTITION = (
+UNKNOWN_PARTITION = (
     "Drop the column 'partition', which rows of a Kafka source bring along, and the key says where a row goes; or give "
     "the topic more partitions."
 )
@@ -109,7 +109,7 @@ class Reports:
         where = f"topic {message.topic()!r}"
         if error.code() == KafkaError._UNKNOWN_PARTITION:
             where += f", whose column 'partition' is {message.partition()}"
-            self.advice = self.advice or _UNKNOWN_PARTITION
+            self.advice = self.advice or UNKNOWN_PARTITION
         if len(self.refusals) < _REMEMBERED_ERRORS:
             self.refusals.append(f"{where}: {one_line(error.str())}")
 

@@ -15,7 +15,7 @@ from confluent_kafka import KafkaError, KafkaException
 
 from sparkonce.errors import OutageError, PrepareError
 from sparkonce.sinks.base import SinkWriter
-from sparkonce.sinks.kafka.lane import Lane
+from sparkonce.sinks.kafka.lane import UNKNOWN_PARTITION, Lane
 from sparkonce.sinks.kafka.rows import CHOSEN_PARTITION, CHUNK_BYTES, CHUNK_ROWS, NOW_MS, Chunk, to_chunks
 
 if TYPE_CHECKING:
@@ -123,7 +123,7 @@ class KafkaWriter(SinkWriter):
                 if error.args[0].code() == KafkaError.MSG_SIZE_TOO_LARGE:
                     raise _too_large(chunk, self._limits.row_bytes) from None
                 if error.args[0].code() == KafkaError._UNKNOWN_PARTITION:
-                    raise _no_such_partition(chunk.topic) from None
+                    raise _no_such_partition(chunk) from None
                 raise lane.explain(error.args[0], f"refused a row for topic {chunk.topic!r}") from None
             except BufferError as error:
                 raise _queue_full(chunk.topic) from error
@@ -278,11 +278,12 @@ def _queue_full(topic: str) -> PrepareError:
     )
 
 
-def _no_such_partition(topic: str) -> PrepareError:
-    """The number of which is not known here: librdkafka does not say it."""
+def _no_such_partition(chunk: Chunk) -> PrepareError:
+    """The highest number is one that the topic does not have, if any is."""
     return PrepareError(
-        f"A row's column 'partition' names a partition that topic {topic!r} does not have (Unknown partition).",
-        next_step="Leave the column out, which a Kafka source brings along, or give the topic as many partitions.",
+        f"Kafka did not take a row for topic {chunk.topic!r}, whose column 'partition' is "
+        f"{max(chunk.columns['partition'])}: Local: Unknown partition.",
+        next_step=UNKNOWN_PARTITION,
     )
 
 
