@@ -40,10 +40,11 @@ def world(tmp_path: Path) -> World:
 
 @pytest.fixture
 def watched(monkeypatch: pytest.MonkeyPatch) -> Iterator[Watched]:
-    made = Watched()
+    made, before = Watched(), set(threading.enumerate())
     monkeypatch.setattr(MemorySink, "lookout", lambda *_: made)
     yield made
-    eventually(lambda: THREAD not in {thread.name for thread in threading.enumerate()}, "its thread has ended")
+    began = set(threading.enumerate()) - before
+    eventually(lambda: not any(thread.name == THREAD and thread.is_alive() for thread in began), "its thread has ended")
 
 
 def test_a_run_looks_at_its_start_and_again_and_not_after_its_end(world: World, watched: Watched) -> None:
