@@ -320,4 +320,5 @@ def test_a_function_around_ours(stream: Stream, verdict: Verdict) -> Proof:
     with pytest.raises(StreamingQueryException, match="CrashError"):
         ended(writer.start())
     ended(writer.start())
+    exactly_once.close()
     assert stream.keys() == IDS
