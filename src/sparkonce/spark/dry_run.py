@@ -181,7 +181,7 @@ def _intercepted(explain: Explainer) -> Iterator[None]:
         for query in queries:
             query.awaitTermination()
 
-    def nothing(*_: Any) -> None:
+    def nothing(*_: Any, **__: Any) -> None:
         """Asks no servers, makes no folder, and waits for no query."""
 
     with (
