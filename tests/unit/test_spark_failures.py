@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from sparkonce.errors import OutageError, PrepareError
-from sparkonce.spark.failures import MOST_CHARACTERS, message_and_next, short_error
+from sparkonce.errors import OutageError, PrepareError, UnknownOutcomeError
+from sparkonce.spark.failures import MOST_CHARACTERS, as_told, message_and_next, short_error
 from sparkonce.spark.work import SparkWork
 
 CALLED = "py4j.protocol.Py4JJavaError: An error occurred while calling o66.collectToPython.\n: "
@@ -248,3 +248,14 @@ def test_the_advice_of_a_tasks_error_is_the_next_step() -> None:
 def test_a_users_own_words_are_no_advice() -> None:
     error = short_error(RuntimeError(FAILED.replace("bad row", "bad row. Next: look")))
     assert (error.message, error.next_step) == ("ValueError: bad row. Next: look (job.py, line 3)", "")
+
+
+@pytest.mark.parametrize("text", ["An error occurred.\n: java.lang.InterruptedException\n\tat", "no broker"])
+def test_what_led_to_an_error_is_left_out_but_for_a_stop(text: str) -> None:
+    """Spark takes a stopped query for a failed one unless it is told so in its own words."""
+    error = UnknownOutcomeError("Not listed.", next_step="start again.")
+    error.__cause__ = RuntimeError(text)
+    told = as_told(error)
+    assert told.__cause__ is told.__context__ is None
+    assert ("java.lang.InterruptedException" in str(told)) == ("Interrupted" in text)
+    assert str(as_told(told)) == str(told)

@@ -3,12 +3,20 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from pyspark.sql.types import ArrayType, DayTimeIntervalType, StructField, StructType, YearMonthIntervalType
+from pyspark.sql.types import (
+    ArrayType,
+    DayTimeIntervalType,
+    StructField,
+    StructType,
+    TimestampType,
+    YearMonthIntervalType,
+)
 
 from sparkonce.errors import PrepareError, SchemaError
 from sparkonce.protocol.ownership import Token
 from sparkonce.sinks.base import Owner
 from sparkonce.sinks.memory import MemoryServer, MemorySink
+from sparkonce.spark import views
 from sparkonce.spark.views import View, arrow_schema, shares
 from sparkonce.spark.work import SparkWork
 
@@ -67,6 +75,21 @@ def test_columns_that_pyspark_does_not_bring_are_named() -> None:
         arrow_schema(StructType([good, *bad]))
     assert "good" not in str(told.value)
     assert arrow_schema(StructType([good])).names == ["good"]
+
+
+def test_a_pyspark_that_wants_to_be_told_the_time_zone_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """From 4.2 on it asserts that it was, for every timestamp. Before, it takes no such argument."""
+    real = views.to_arrow_schema
+    schema = StructType([StructField("at", TimestampType())])
+    before = arrow_schema(schema)
+
+    def newer(fields: StructType, *, timezone: str | None = None) -> Any:
+        assert timezone == "UTC"
+        return real(fields)
+
+    monkeypatch.setattr(views, "to_arrow_schema", newer)
+    assert arrow_schema(schema) == before
+    assert str(before.field("at").type) == "timestamp[us, tz=UTC]"
 
 
 def test_a_sink_without_a_share_is_refused() -> None:

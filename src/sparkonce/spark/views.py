@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from inspect import signature
 from typing import Any, TypeAlias
 
 import pyarrow as pa
@@ -110,7 +111,7 @@ def arrow_schema(schema: StructType) -> pa.Schema:
         SchemaError: naming those that PySpark does not bring to Python, such as intervals of years and months.
     """
     try:
-        return to_arrow_schema(schema)
+        return to_arrow(schema)
     except PySparkTypeError:
         strange = [column for column in schema if not _is_brought(column)]
         told = ", ".join(f"{column.name!r} is {column.dataType.simpleString()}" for column in strange)
@@ -120,9 +121,15 @@ def arrow_schema(schema: StructType) -> pa.Schema:
         ) from None
 
 
+def to_arrow(schema: StructType) -> pa.Schema:
+    """Calls PySpark's function, which from 4.2 on wants to be told the time zone of timestamps; before it was UTC."""
+    zone = {"timezone": "UTC"} if "timezone" in signature(to_arrow_schema).parameters else {}
+    return to_arrow_schema(schema, **zone)
+
+
 def _is_brought(column: StructField) -> bool:
     try:
-        to_arrow_schema(StructType([column]))
+        to_arrow(StructType([column]))
     except PySparkTypeError:
         return False
     return True

@@ -75,13 +75,13 @@ class TableSink(WriteAheadSink, abc.ABC):
             SchemaError: naming the one that does not.
             PreflightError: if the table cannot be read.
         """
-        from pyspark.sql.pandas.types import to_arrow_schema
+        from sparkonce.spark.views import to_arrow
 
         names = super().columns(schema)
         if _active_session() is None:  # a worker, where they were checked before
             return names
         fields = self._ask(lambda table: table.schema())
-        there = {column.name.lower(): column for column in to_arrow_schema(fields)}
+        there = {column.name.lower(): column for column in to_arrow(fields)}
         for column in schema:
             if column.name.lower() not in there:
                 raise SchemaError(
