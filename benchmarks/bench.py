@@ -18,7 +18,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from session import PARTITIONS, session, stderr_into
 from sparkonce import ExactlyOnce, Guarantee, KafkaSink
-from sparkonce.embedded import Cluster, spark_kafka_jars
+from sparkonce.rig.kafka import Cluster, spark_kafka_jars
 from sparkonce.testing.kafka import create_topic
 
 POLL_S = 0.1

@@ -18,7 +18,7 @@ import pytest
 from small_job import SmallJob
 from sparkonce.errors import SparkonceError
 from sparkonce.protocol.state import Phase
-from sparkonce.sinks.base import TwoPhaseCommitSink
+from sparkonce.sink import TwoPhaseCommitSink
 
 CANARY = "c4n4ry-Xq9"
 Make = Callable[..., TwoPhaseCommitSink]

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from sparkonce.embedded import Cluster
+from sparkonce.rig.kafka import Cluster
 from sparkonce.sinks.kafka.producers import this_worker
 
 pytest_plugins = ("tiers", "timings")

@@ -17,10 +17,10 @@ import pyarrow as pa
 import pymysql
 import pytest
 
+from sparkonce.rig.servers.mariadb import MISSING, MariaDBServer
 from sparkonce.sinks.mysql.flavours import MARIADB, MYSQL
 from sparkonce.sinks.mysql.names import quote
 from sparkonce.testing.hooks import SinkHooks
-from sparkonce.testing.servers.mariadb import MISSING, MariaDBServer
 
 WITHIN_S = 20.0
 NOT_BULK = property(lambda _: False, lambda _self, _: None)

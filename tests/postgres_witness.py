@@ -15,10 +15,10 @@ from shared_servers import postgres_server
 from sparkonce.protocol.handles import Handle, transaction_fields
 from sparkonce.protocol.outcomes import Finished, Outcome
 from sparkonce.protocol.ownership import Token
-from sparkonce.sinks.base import Facts, Owner, SinkWriter, WriterContext
+from sparkonce.rig.servers.postgres import PostgresServer, find_postgres
+from sparkonce.sink import Facts, Owner, SinkWriter, WriterContext
 from sparkonce.sinks.postgres.connection import close_all
 from sparkonce.sinks.postgres.sink import PostgresSink
-from sparkonce.testing.servers.postgres import PostgresServer, find_postgres
 
 needs_postgres = pytest.mark.skipif(
     find_postgres() is None, reason="PostgreSQL is not installed (apt install postgresql)"

@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 from botocore.config import Config
 
 from sparkonce.protocol.ownership import Token, TransactionName
-from sparkonce.testing.servers.s3 import ACCESS_KEY, SECRET_KEY, S3Server
+from sparkonce.rig.servers.s3 import ACCESS_KEY, SECRET_KEY, S3Server
 
 
 class Bucket:

@@ -14,13 +14,13 @@ from pathlib import Path
 
 import pytest
 
-from sparkonce.embedded import Cluster
 from sparkonce.errors import SparkonceError
-from sparkonce.testing.servers.hdfs import Hdfs
-from sparkonce.testing.servers.postgres import PostgresServer, find_postgres
-from sparkonce.testing.servers.process import find_program
-from sparkonce.testing.servers.redis import RedisCluster, RedisServer
-from sparkonce.testing.servers.s3 import S3Server, find_versitygw
+from sparkonce.rig.kafka import Cluster
+from sparkonce.rig.servers.hdfs import Hdfs
+from sparkonce.rig.servers.postgres import PostgresServer, find_postgres
+from sparkonce.rig.servers.process import find_program
+from sparkonce.rig.servers.redis import RedisCluster, RedisServer
+from sparkonce.rig.servers.s3 import S3Server, find_versitygw
 
 KILLS_BROKER = pytest.mark.xdist_group("broker to kill")
 USES_HDFS = pytest.mark.xdist_group("hdfs")

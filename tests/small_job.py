@@ -23,7 +23,7 @@ from sparkonce.protocol.handles import Handle
 from sparkonce.protocol.ownership import short_query
 from sparkonce.protocol.state import Phase
 from sparkonce.protocol.view import Decision, LogView
-from sparkonce.sinks.base import Owner, TwoPhaseCommitSink
+from sparkonce.sink import Owner, TwoPhaseCommitSink
 
 _FINGERPRINT = "_fingerprint"
 Rows = Callable[[int, int], pa.RecordBatch]

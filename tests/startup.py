@@ -9,8 +9,8 @@ import subprocess
 import sys
 import tempfile
 
-from sparkonce.embedded.class_archive import archive_flags
-from sparkonce.embedded.jars import cache_folder, find_java
+from sparkonce.rig.kafka.class_archive import archive_flags
+from sparkonce.rig.kafka.jars import cache_folder, find_java
 
 JVM_FLAGS = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1 -XX:-UsePerfData -Xshare:auto"
 _LIMIT_S = 300.0

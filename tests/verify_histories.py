@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from sparkonce.lab.faults import ENDS_THE_DRIVER, OF_THE_QUERY, Fault
+from sparkonce.lab.history import OBSERVED, Event, History, Kind
+from sparkonce.lab.schedule import EVERY_BATCH, FIRST_BATCH, Choice, Step, draw
+from sparkonce.lab.verdicts import Anomaly, Verdict
+from sparkonce.lab.workload import Workload
 from sparkonce.protocol.state import Phase
-from sparkonce.verify.faults import ENDS_THE_DRIVER, OF_THE_QUERY, Fault
-from sparkonce.verify.history import OBSERVED, Event, History, Kind
-from sparkonce.verify.schedule import EVERY_BATCH, FIRST_BATCH, Choice, Step, draw
-from sparkonce.verify.verdicts import Anomaly, Verdict
-from sparkonce.verify.workload import Workload
 
 VERSIONS = {
     "sparkonce": "0.1.0",

@@ -11,7 +11,7 @@ from sparkonce.protocol.handles import Handle, transaction_fields
 from sparkonce.protocol.outcomes import Finished, Outcome
 from sparkonce.protocol.ownership import TransactionName
 from sparkonce.protocol.traces import Trace
-from sparkonce.sinks.base import SinkCommitter, SinkWriter, TwoPhaseCommitSink
+from sparkonce.sink import SinkCommitter, SinkWriter, TwoPhaseCommitSink
 
 
 class SqliteSink(TwoPhaseCommitSink):

@@ -16,7 +16,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from sparkonce.embedded import Cluster, spark_avro_jars, spark_kafka_jars
+from sparkonce.rig.kafka import Cluster, spark_avro_jars, spark_kafka_jars
 from sparkonce.testing.registry import RegistryServer
 from tryout.checkpoint import RETAIN
 from tryout.sample import Sample

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from sparkonce.avro.registry import SchemaRegistry as SchemaRegistry
     from sparkonce.avro.strategies import SubjectStrategy as SubjectStrategy
     from sparkonce.guarantees import Guarantee as Guarantee
-    from sparkonce.sinks.base import TwoPhaseCommitSink as TwoPhaseCommitSink
+    from sparkonce.sink import TwoPhaseCommitSink as TwoPhaseCommitSink
     from sparkonce.sinks.files.reading import read_manifests as read_manifests
     from sparkonce.sinks.files.reading import whole_batches as whole_batches
     from sparkonce.sinks.files.sink import FilesSink as FilesSink
@@ -62,7 +62,7 @@ _HOMES = {
     "MySQLSink": "sparkonce.sinks.mysql.sink",
     "SchemaRegistry": "sparkonce.avro.registry",
     "SubjectStrategy": "sparkonce.avro.strategies",
-    "TwoPhaseCommitSink": "sparkonce.sinks.base",
+    "TwoPhaseCommitSink": "sparkonce.sink",
     "WriteAheadSink": "sparkonce.sinks.write_ahead.sink",
     "await_end": "sparkonce.spark.ending",
     "decode_registry_avro": "sparkonce.spark.avro.columns",

@@ -14,7 +14,7 @@ from sparkonce.errors import PrepareError
 from sparkonce.guarantees import Guarantee
 from sparkonce.protocol.handles import FINGERPRINT_MODULUS, Handle, transaction_fields
 from sparkonce.protocol.plain import is_scalar
-from sparkonce.sinks.base import Owner, SinkWriter, TwoPhaseCommitSink, WriterContext
+from sparkonce.sink import Owner, SinkWriter, TwoPhaseCommitSink, WriterContext
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

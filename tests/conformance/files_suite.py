@@ -8,7 +8,7 @@ import pyarrow.dataset as ds
 
 from sparkonce.guarantees import Guarantee
 from sparkonce.protocol.handles import Handle
-from sparkonce.sinks.base import Facts
+from sparkonce.sink import Facts
 from sparkonce.sinks.files.handle import read_handle
 from sparkonce.sinks.files.sink import FilesSink
 from sparkonce.testing.conformance import SinkConformance

@@ -18,7 +18,7 @@ from sparkonce.protocol.handles import Handle, transaction_fields
 from sparkonce.protocol.outcomes import Finished, Outcome
 from sparkonce.protocol.ownership import Token
 from sparkonce.protocol.traces import Trace
-from sparkonce.sinks.base import Facts, Owner, SinkCommitter, SinkWriter, TwoPhaseCommitSink, WriterContext
+from sparkonce.sink import Facts, Owner, SinkCommitter, SinkWriter, TwoPhaseCommitSink, WriterContext
 
 STATES = ("open", "prepared", "committed", "aborted")
 

@@ -11,9 +11,9 @@ from hdfs_native import Client
 from conformance.files_suite import FilesSuite
 from shared_servers import USES_HDFS, hdfs_server
 from sparkonce.protocol.handles import Handle
+from sparkonce.rig.servers.hdfs import Hdfs
 from sparkonce.sinks.files.handle import read_handle
 from sparkonce.sinks.files.sink import FilesSink
-from sparkonce.testing.servers.hdfs import Hdfs
 
 pytestmark = USES_HDFS
 

@@ -8,9 +8,9 @@ from conformance.files_suite import FilesSuite
 from integration.s3_scene import s3
 from s3_bucket import Bucket
 from sparkonce.protocol.handles import Handle
+from sparkonce.rig.servers.s3 import S3Server
 from sparkonce.sinks.files.handle import read_handle
 from sparkonce.sinks.files.sink import FilesSink
-from sparkonce.testing.servers.s3 import S3Server
 
 __all__ = ["s3"]
 

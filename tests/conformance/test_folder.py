@@ -10,7 +10,7 @@ import pytest
 from conformance.folder_sink import FolderSink
 from sparkonce.guarantees import Guarantee
 from sparkonce.protocol.handles import Handle
-from sparkonce.sinks.base import Facts
+from sparkonce.sink import Facts
 from sparkonce.testing.conformance import SinkConformance
 from sparkonce.testing.elsewhere import commit_elsewhere
 

@@ -8,10 +8,10 @@ import pytest
 from confluent_kafka import Producer
 
 from shared_servers import KILLS_BROKER, broker_to_kill
-from sparkonce.embedded import Cluster
 from sparkonce.guarantees import Guarantee
 from sparkonce.protocol.handles import Handle
-from sparkonce.sinks.base import Facts
+from sparkonce.rig.kafka import Cluster
+from sparkonce.sink import Facts
 from sparkonce.sinks.kafka.sink import KafkaSink
 from sparkonce.testing.conformance import SinkConformance
 from sparkonce.testing.kafka import create_topic, read_committed

@@ -11,11 +11,11 @@ from mariadb_witness import Witness, shared_server
 from sparkonce.guarantees import Guarantee
 from sparkonce.protocol.handles import Handle
 from sparkonce.protocol.ownership import TransactionName
-from sparkonce.sinks.base import Facts
+from sparkonce.rig.servers.mariadb import MariaDBServer
+from sparkonce.sink import Facts
 from sparkonce.sinks.mysql.names import Xid, stage_table
 from sparkonce.sinks.mysql.sink import MySQLSink
 from sparkonce.testing.conformance import SinkConformance
-from sparkonce.testing.servers.mariadb import MariaDBServer
 
 
 class MySQLSuite(SinkConformance):

@@ -14,7 +14,7 @@ from own_sink.test_sqlite_sink import TestSqliteSink as Suite
 from sparkonce.protocol.handles import Handle, transaction_fields
 from sparkonce.protocol.outcomes import Outcome
 from sparkonce.protocol.ownership import Token
-from sparkonce.sinks.base import Owner, WriterContext
+from sparkonce.sink import Owner, WriterContext
 
 ROOT = Path(__file__).parents[2]
 EXAMPLE = ROOT / "examples" / "own_sink"

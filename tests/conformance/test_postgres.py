@@ -11,10 +11,10 @@ from psycopg import sql
 from postgres_witness import ask, fresh_database, needs_postgres, server_fixture
 from sparkonce.guarantees import Guarantee
 from sparkonce.protocol.handles import Handle
-from sparkonce.sinks.base import Facts
+from sparkonce.rig.servers.postgres import PostgresServer
+from sparkonce.sink import Facts
 from sparkonce.sinks.postgres.sink import PostgresSink
 from sparkonce.testing.conformance import SinkConformance
-from sparkonce.testing.servers.postgres import PostgresServer
 
 pytestmark = needs_postgres
 

@@ -10,12 +10,12 @@ from redis_servers import Everywhere, cluster, needs_redis, server
 from sparkonce.guarantees import Guarantee
 from sparkonce.protocol.handles import Handle
 from sparkonce.protocol.ownership import TransactionName
-from sparkonce.sinks.base import Facts
+from sparkonce.rig.servers.redis import RedisCluster, RedisServer
+from sparkonce.sink import Facts
 from sparkonce.sinks.redis import names
 from sparkonce.sinks.redis.hash_slots import unpack_slots
 from sparkonce.sinks.redis.sink import RedisSink
 from sparkonce.testing.conformance import SinkConformance
-from sparkonce.testing.servers.redis import RedisCluster, RedisServer
 
 __all__ = ["cluster", "server"]
 

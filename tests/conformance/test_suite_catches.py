@@ -13,7 +13,7 @@ from sparkonce.protocol.handles import Handle, transaction_fields
 from sparkonce.protocol.outcomes import Finished, Outcome
 from sparkonce.protocol.ownership import Token
 from sparkonce.protocol.traces import Trace
-from sparkonce.sinks.base import Facts, Owner, SinkCommitter, SinkWriter, WriterContext
+from sparkonce.sink import Facts, Owner, SinkCommitter, SinkWriter, WriterContext
 from sparkonce.sinks.memory import MemoryServer, MemorySink
 from sparkonce.sinks.memory.server import TransactionState
 from sparkonce.sinks.memory.sink import _Committer, _owner, _token, _Writer

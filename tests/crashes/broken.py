@@ -8,7 +8,7 @@ from crashes.targets.toy import ToyCommitter, ToySink, ToyWriter
 from sparkonce.errors import PreflightError
 from sparkonce.protocol.handles import Handle
 from sparkonce.protocol.outcomes import Finished, Outcome
-from sparkonce.sinks.base import Facts, Owner, SinkCommitter, SinkWriter, WriterContext
+from sparkonce.sink import Facts, Owner, SinkCommitter, SinkWriter, WriterContext
 
 
 class _ShowingWriter(ToyWriter):

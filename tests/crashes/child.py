@@ -26,7 +26,7 @@ from sparkonce.protocol import coordinator
 from sparkonce.protocol.events import BatchAsked
 from sparkonce.protocol.handles import Handle
 from sparkonce.protocol.state import Phase
-from sparkonce.sinks.base import Owner, TwoPhaseCommitSink
+from sparkonce.sink import Owner, TwoPhaseCommitSink
 from striking.gated import GatedSink
 from striking.points import CONCLUDED, HALFWAY, IN_COMMITTER, IN_WRITERS, PREPARED, WRITTEN
 

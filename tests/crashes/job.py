@@ -30,8 +30,8 @@ from crashes.runs import Run
 from crashes.target import ABORT, Target
 from crashes.verdict import DoesNotRecover, Late, Verdict
 from crashes.watcher import Watcher, decided
-from sparkonce.testing.disk import SmallDisk
-from sparkonce.testing.proxy import RequestFault, Trap
+from sparkonce.rig.disk import SmallDisk
+from sparkonce.rig.proxy import RequestFault, Trap
 from zygote import Zygote
 
 WARM_BATCHES = 5

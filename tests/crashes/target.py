@@ -10,10 +10,10 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from sparkonce.sinks.base import TwoPhaseCommitSink
-from sparkonce.testing.disk import SmallDisk, cannot_mount
-from sparkonce.testing.proxy import FaultProxy, Request
-from sparkonce.testing.servers.process import HOST, Server
+from sparkonce.rig.disk import SmallDisk, cannot_mount
+from sparkonce.rig.proxy import FaultProxy, Request
+from sparkonce.rig.servers.process import HOST, Server
+from sparkonce.sink import TwoPhaseCommitSink
 
 PREPARE, COMMIT, ABORT = "prepare", "commit", "abort"
 
@@ -152,7 +152,7 @@ class Target(abc.ABC):
 
 
 class ServerTarget(Target):
-    """A target with a server of `sparkonce.testing.servers` behind the proxy."""
+    """A target with a server of `sparkonce.rig.servers` behind the proxy."""
 
     can_restart = True
     can_pause = True

@@ -25,7 +25,7 @@ from crashes.targets.postgres import POSTGRES
 from crashes.targets.redis import RedisClusterTarget, RedisTarget
 from crashes.targets.toy import ToyTarget
 from crashes.targets.write_ahead import WRITE_AHEAD
-from sparkonce.testing.disk import cannot_mount
+from sparkonce.rig.disk import cannot_mount
 
 pytestmark = [pytest.mark.crashes, pytest.mark.timeout(300)]
 

@@ -21,7 +21,7 @@ from sparkonce.protocol.events import BatchAsked
 from sparkonce.protocol.handles import Handle
 from sparkonce.protocol.outcomes import Finished, Outcome
 from sparkonce.protocol.view import LogView
-from sparkonce.sinks.base import Facts, Owner, SinkCommitter, SinkWriter, TwoPhaseCommitSink, WriterContext
+from sparkonce.sink import Facts, Owner, SinkCommitter, SinkWriter, TwoPhaseCommitSink, WriterContext
 from sparkonce.sinks.files.sink import FilesSink
 from sparkonce.sinks.write_ahead.apply import ApplyToken
 from sparkonce.spark.checkpoint import input_offsets, query_id

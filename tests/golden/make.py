@@ -37,11 +37,11 @@ from spark.pipeline import Config, session
 from spark.table_job import table_session
 from sparkonce import read_kafka
 from sparkonce.driver import run as driver
-from sparkonce.embedded.jars import artifact_name, resolve, spark_jars_folder, spark_kafka_jars
 from sparkonce.log.local import LocalLogStore
 from sparkonce.protocol import coordinator
 from sparkonce.protocol.state import Phase
 from sparkonce.protocol.view import LogView
+from sparkonce.rig.kafka.jars import artifact_name, resolve, spark_jars_folder, spark_kafka_jars
 from sparkonce.sinks.files import committer as files
 from sparkonce.sinks.files import handle as files_handle
 from sparkonce.sinks.files import manifests

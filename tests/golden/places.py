@@ -16,8 +16,12 @@ from postgres_witness import fresh_database
 from redis_servers import Everywhere
 from s3_bucket import Bucket
 from sparkonce import Applies, Guarantee, PostgresSink, WriteAheadSink
-from sparkonce.embedded import Cluster
-from sparkonce.sinks.base import TwoPhaseCommitSink
+from sparkonce.rig.kafka import Cluster
+from sparkonce.rig.servers.hdfs import Hdfs
+from sparkonce.rig.servers.postgres import PostgresServer
+from sparkonce.rig.servers.redis import RedisCluster, RedisServer
+from sparkonce.rig.servers.s3 import S3Server
+from sparkonce.sink import TwoPhaseCommitSink
 from sparkonce.sinks.files.sink import FilesSink
 from sparkonce.sinks.kafka.sink import KafkaSink
 from sparkonce.sinks.mysql.sink import MySQLSink
@@ -25,10 +29,6 @@ from sparkonce.sinks.redis.sink import RedisSink
 from sparkonce.spark.tables.delta import DeltaSink
 from sparkonce.spark.tables.iceberg import IcebergSink
 from sparkonce.testing.kafka import create_topic
-from sparkonce.testing.servers.hdfs import Hdfs
-from sparkonce.testing.servers.postgres import PostgresServer
-from sparkonce.testing.servers.redis import RedisCluster, RedisServer
-from sparkonce.testing.servers.s3 import S3Server
 
 S3_PORT = 29_000
 """It is a part of the S3 sink's facts."""

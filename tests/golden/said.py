@@ -16,7 +16,7 @@ from golden.story import Story
 from postgres_witness import ask, prepared
 from redis_servers import Everywhere
 from sparkonce.protocol.view import LogView
-from sparkonce.sinks.base import Owner, WriterContext
+from sparkonce.sink import Owner, WriterContext
 from sparkonce.testing.kafka import list_transactions
 
 

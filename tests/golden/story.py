@@ -24,7 +24,7 @@ from sparkonce.protocol.ownership import short_query
 from sparkonce.protocol.records import Commit
 from sparkonce.protocol.state import Phase
 from sparkonce.protocol.view import Decision, LogView
-from sparkonce.sinks.base import Owner, TwoPhaseCommitSink
+from sparkonce.sink import Owner, TwoPhaseCommitSink
 from sparkonce.spark.checkpoint import input_offsets
 
 QUERY = "60a1de00-0000-4000-8000-000000000001"

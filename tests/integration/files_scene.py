@@ -9,7 +9,7 @@ import pyarrow as pa
 from sparkonce.protocol.handles import Handle, transaction_fields
 from sparkonce.protocol.outcomes import Outcome
 from sparkonce.protocol.ownership import Token
-from sparkonce.sinks.base import Owner, WriterContext
+from sparkonce.sink import Owner, WriterContext
 from sparkonce.sinks.files.committer import FilesCommitter
 from sparkonce.sinks.files.sink import FilesSink
 from sparkonce.sinks.files.writer import FilesWriter

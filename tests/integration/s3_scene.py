@@ -13,9 +13,9 @@ import pytest
 from s3_between import Between
 from s3_bucket import Bucket, new_name
 from shared_servers import s3_server
+from sparkonce.rig.servers.s3 import S3Server
 from sparkonce.sinks.files.s3 import S3Store
 from sparkonce.sinks.files.store import Fields, FileStore, file_path
-from sparkonce.testing.servers.s3 import S3Server
 
 
 @pytest.fixture(scope="module")

@@ -8,12 +8,12 @@ import pytest
 from confluent_kafka import KafkaError, KafkaException, Producer
 from confluent_kafka.admin import AdminClient, NewTopic
 
-from sparkonce.embedded import Cluster, resolve, spark_kafka_jars
-from sparkonce.embedded import cluster as cluster_module
-from sparkonce.embedded.class_archive import archive_flags, kafka_archive
-from sparkonce.embedded.jars import artifact_name, spark_jars_folder
-from sparkonce.embedded.process import is_running
 from sparkonce.errors import PreflightError
+from sparkonce.rig.kafka import Cluster, resolve, spark_kafka_jars
+from sparkonce.rig.kafka import cluster as cluster_module
+from sparkonce.rig.kafka.class_archive import archive_flags, kafka_archive
+from sparkonce.rig.kafka.jars import artifact_name, spark_jars_folder
+from sparkonce.rig.kafka.process import is_running
 from sparkonce.testing.kafka import (
     create_topic,
     describe_transactions,

@@ -15,10 +15,10 @@ import pytest
 
 from small_job import SmallJob
 from sparkonce.durable import temporary_file
-from sparkonce.embedded import Cluster
 from sparkonce.errors import UnknownOutcomeError
 from sparkonce.protocol.state import Phase
-from sparkonce.sinks.base import TwoPhaseCommitSink
+from sparkonce.rig.kafka import Cluster
+from sparkonce.sink import TwoPhaseCommitSink
 from sparkonce.sinks.files.sink import FilesSink
 from sparkonce.sinks.write_ahead.rows import RowsFile
 from sparkonce.sinks.write_ahead.sink import WriteAheadSink

@@ -24,8 +24,10 @@ from sparkonce.protocol.handles import Handle
 from sparkonce.protocol.outcomes import Finished, Outcome
 from sparkonce.protocol.ownership import Token
 from sparkonce.sinks.files import committer as committer_module
-from sparkonce.sinks.files import local, local_preflight, manifests
+from sparkonce.sinks.files import manifests
 from sparkonce.sinks.files.handle import read_handle
+from sparkonce.sinks.files.local import preflight as local_preflight
+from sparkonce.sinks.files.local import store as local
 from sparkonce.sinks.files.sink import FilesSink
 from sparkonce.sinks.files.streams import ChecksumStream
 

@@ -15,9 +15,9 @@ from sparkonce import read_manifests, whole_batches
 from sparkonce.errors import PreflightError, PrepareError, UnknownOutcomeError
 from sparkonce.protocol.handles import Handle
 from sparkonce.protocol.outcomes import Outcome
+from sparkonce.rig.servers.hdfs import Hdfs
 from sparkonce.sinks.files.handle import read_handle
 from sparkonce.sinks.files.sink import FilesSink
-from sparkonce.testing.servers.hdfs import Hdfs
 
 pytestmark = USES_HDFS
 
@@ -197,7 +197,7 @@ def test_what_killed_starts_left_is_deleted_once_nobody_can_be_at_it(
 
     sink.preflight(QUERY, None)
     assert files() == {*left, f"{hidden}/put-aside", f"{hidden}/id"}, "another query may be starting"
-    monkeypatch.setattr("sparkonce.sinks.files.hdfs.STALE_S", -60.0)
+    monkeypatch.setattr("sparkonce.sinks.files.hdfs.store.STALE_S", -60.0)
     sink.preflight(QUERY, None)
     assert files() == {f"{hidden}/put-aside", f"{hidden}/id"}
 

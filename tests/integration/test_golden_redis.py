@@ -18,10 +18,10 @@ from redis_servers import Everywhere, cluster, needs_redis, server
 from sparkonce.protocol.handles import Handle, transaction_fields
 from sparkonce.protocol.outcomes import Outcome
 from sparkonce.protocol.ownership import Token
-from sparkonce.sinks.base import Owner
+from sparkonce.rig.servers.redis import RedisCluster, RedisServer
+from sparkonce.sink import Owner
 from sparkonce.sinks.redis.hash_slots import hash_slot
 from sparkonce.sinks.redis.sink import RedisSink
-from sparkonce.testing.servers.redis import RedisCluster, RedisServer
 
 __all__ = ["cluster", "server"]
 

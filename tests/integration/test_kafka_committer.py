@@ -9,12 +9,12 @@ from dataclasses import replace
 import pytest
 
 from integration.kafka_witness import Witness, new_name, until_final
-from sparkonce.embedded import Cluster
 from sparkonce.errors import UnknownOutcomeError
 from sparkonce.protocol.handles import Handle, transaction_fields
 from sparkonce.protocol.outcomes import Finished, Outcome
 from sparkonce.protocol.ownership import Token, TransactionalId
-from sparkonce.sinks.base import Owner
+from sparkonce.rig.kafka import Cluster
+from sparkonce.sink import Owner
 from sparkonce.sinks.kafka.committer import KafkaCommitter
 
 pytestmark = pytest.mark.kafka

@@ -18,11 +18,11 @@ from kafka.protocol.producer.transaction import InitProducerIdRequest, InitProdu
 
 from integration.kafka_witness import Prepared, Witness, eventually, new_name, until_final
 from small_job import SmallJob
-from sparkonce.embedded import Cluster
 from sparkonce.protocol.outcomes import Outcome
 from sparkonce.protocol.ownership import TransactionalId
 from sparkonce.protocol.state import Phase
-from sparkonce.sinks.base import Owner
+from sparkonce.rig.kafka import Cluster
+from sparkonce.sink import Owner
 from sparkonce.sinks.kafka.client import TransactionClient
 from sparkonce.sinks.kafka.committer import KafkaCommitter, transaction_of
 from sparkonce.sinks.kafka.lane import Lane

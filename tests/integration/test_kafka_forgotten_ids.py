@@ -11,9 +11,9 @@ import pytest
 
 from integration.kafka_witness import Witness, eventually
 from small_job import SmallJob
-from sparkonce.embedded import Cluster
 from sparkonce.errors import UnknownOutcomeError
 from sparkonce.protocol.state import Phase
+from sparkonce.rig.kafka import Cluster
 from sparkonce.sinks.kafka.sink import KafkaSink
 from sparkonce.testing.kafka import list_transactions
 

@@ -14,8 +14,8 @@ from confluent_kafka import Producer
 
 from integration.kafka_witness import LIMIT_S, new_name
 from shared_servers import KILLS_BROKER, broker_to_kill
-from sparkonce.embedded import Cluster
 from sparkonce.protocol.ownership import Token, TransactionalId
+from sparkonce.rig.kafka import Cluster
 from sparkonce.sinks.kafka import client
 from sparkonce.sinks.kafka.committer import KafkaCommitter
 

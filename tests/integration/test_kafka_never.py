@@ -11,16 +11,16 @@ import pyarrow as pa
 import pytest
 
 from integration.kafka_witness import Witness, until_final
-from sparkonce.embedded import Cluster
 from sparkonce.errors import PreflightError
+from sparkonce.lab.clock import FakeClock, find_faketime
 from sparkonce.protocol.handles import Handle, transaction_fields
 from sparkonce.protocol.outcomes import Outcome
 from sparkonce.protocol.ownership import Token
-from sparkonce.sinks.base import Facts, Owner, WriterContext
+from sparkonce.rig.kafka import Cluster
+from sparkonce.sink import Facts, Owner, WriterContext
 from sparkonce.sinks.kafka import KafkaSink
 from sparkonce.sinks.kafka.committer import KafkaCommitter
 from sparkonce.sinks.kafka.settings import NEVER_MS
-from sparkonce.verify.clock import FakeClock, find_faketime
 
 pytestmark = pytest.mark.kafka
 

@@ -14,8 +14,8 @@ from confluent_kafka import Producer
 from integration.kafka_witness import LIMIT_S, Witness
 from kafka_transactions import await_markers
 from small_job import SmallJob
-from sparkonce.embedded import Cluster
 from sparkonce.protocol.state import Phase
+from sparkonce.rig.kafka import Cluster
 from sparkonce.sinks.kafka.sink import KafkaSink
 from sparkonce.testing.kafka import read_committed
 

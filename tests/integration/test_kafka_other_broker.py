@@ -23,9 +23,9 @@ import pytest
 
 from small_job import SmallJob
 from sparkonce.driver import run as driver
-from sparkonce.embedded.jars import cache_folder
 from sparkonce.errors import SparkonceError
 from sparkonce.protocol.state import Phase
+from sparkonce.rig.kafka.jars import cache_folder
 from sparkonce.sinks.kafka.sink import KafkaSink
 from sparkonce.testing.kafka import list_transactions, read_committed
 

@@ -11,11 +11,11 @@ import pytest
 
 from integration.kafka_witness import Witness, eventually, until_final
 from shared_servers import KILLS_BROKER, broker_to_kill
-from sparkonce.embedded import Cluster
 from sparkonce.protocol.handles import Handle
 from sparkonce.protocol.outcomes import Outcome
 from sparkonce.protocol.ownership import Token, TransactionalId
-from sparkonce.sinks.base import Owner
+from sparkonce.rig.kafka import Cluster
+from sparkonce.sink import Owner
 from sparkonce.sinks.kafka.committer import KafkaCommitter
 from sparkonce.sinks.kafka.outcomes import INVALID_PRODUCER_ID_MAPPING, Answer, Transaction
 

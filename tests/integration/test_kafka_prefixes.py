@@ -12,10 +12,10 @@ import pytest
 
 from integration.kafka_witness import Witness, new_name
 from small_job import SmallJob
-from sparkonce.embedded import Cluster
 from sparkonce.errors import StaleLogError
 from sparkonce.protocol.ownership import PREFIX_LIMIT_BYTES
 from sparkonce.protocol.state import Phase
+from sparkonce.rig.kafka import Cluster
 from sparkonce.sinks.kafka.sink import KafkaSink
 from sparkonce.testing.kafka import list_transactions
 

@@ -10,10 +10,10 @@ import pytest
 from confluent_kafka import TopicCollection
 
 from integration.kafka_witness import LIMIT_S, Witness, new_name
-from sparkonce.embedded import Cluster
 from sparkonce.errors import ConfigurationError, PreflightError
 from sparkonce.guarantees import Guarantee
-from sparkonce.sinks.base import Facts
+from sparkonce.rig.kafka import Cluster
+from sparkonce.sink import Facts
 from sparkonce.sinks.kafka import KafkaSink
 from sparkonce.sinks.kafka import preflight as preflight_module
 from sparkonce.sinks.kafka.preflight import preflight

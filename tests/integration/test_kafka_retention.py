@@ -17,12 +17,12 @@ from confluent_kafka.admin import OffsetSpec
 from eventually import eventually
 from integration.kafka_witness import LIMIT_S, Witness, new_name
 from small_job import SmallJob
-from sparkonce.embedded import Cluster
 from sparkonce.errors import TransactionLostError
 from sparkonce.log.local import LocalLogStore
 from sparkonce.protocol.codec import decode_record
 from sparkonce.protocol.records import Void
 from sparkonce.protocol.state import Phase
+from sparkonce.rig.kafka import Cluster
 from sparkonce.sinks.kafka import retention
 from sparkonce.sinks.kafka.committer import KafkaCommitter, transaction_of
 from sparkonce.sinks.kafka.outcomes import Answer

@@ -34,12 +34,12 @@ from canary import check as look_everywhere
 from integration.kafka_witness import LIMIT_S, Witness, eventually, new_name, until_final
 from secured import ELSEWHERE, PASSWORD, SERVER, make_certificate, make_keys, secured_cluster
 from small_job import SmallJob
-from sparkonce.embedded import Cluster
 from sparkonce.errors import ConfigurationError, PreflightError, SparkonceError
 from sparkonce.guarantees import Guarantee
 from sparkonce.protocol.outcomes import Outcome
 from sparkonce.protocol.state import Phase
-from sparkonce.sinks.base import Facts
+from sparkonce.rig.kafka import Cluster
+from sparkonce.sink import Facts
 from sparkonce.sinks.kafka import lookout as lookout_module
 from sparkonce.sinks.kafka import preflight as preflight_module
 from sparkonce.sinks.kafka.committer import KafkaCommitter

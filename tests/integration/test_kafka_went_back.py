@@ -16,8 +16,8 @@ import pytest
 
 from integration.kafka_witness import Witness
 from small_job import SmallJob
-from sparkonce.embedded import Cluster
 from sparkonce.errors import PreflightError, StaleServerError
+from sparkonce.rig.kafka import Cluster
 from sparkonce.sinks.kafka import committer as committer_module
 from sparkonce.sinks.kafka.committer import KafkaCommitter
 from sparkonce.sinks.kafka.sink import KafkaSink

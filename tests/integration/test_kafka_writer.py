@@ -15,13 +15,13 @@ import pyarrow as pa
 import pytest
 from confluent_kafka import KafkaError, KafkaException, Producer
 
-from sparkonce.embedded import Cluster
 from sparkonce.errors import PreflightError, PrepareError
 from sparkonce.guarantees import Guarantee
 from sparkonce.protocol.handles import Handle, transaction_fields
 from sparkonce.protocol.outcomes import Outcome
 from sparkonce.protocol.ownership import Token, TransactionalId
-from sparkonce.sinks.base import Owner, WriterContext
+from sparkonce.rig.kafka import Cluster
+from sparkonce.sink import Owner, WriterContext
 from sparkonce.sinks.kafka import lane as lane_module
 from sparkonce.sinks.kafka import producers as producers_module
 from sparkonce.sinks.kafka import sink as sink_module

@@ -11,11 +11,11 @@ import pytest
 
 from integration.kafka_witness import Witness
 from small_job import Killed, SmallJob
-from sparkonce.embedded import Cluster
 from sparkonce.protocol.handles import Handle
 from sparkonce.protocol.outcomes import Finished
 from sparkonce.protocol.state import Phase
-from sparkonce.sinks.base import SinkCommitter
+from sparkonce.rig.kafka import Cluster
+from sparkonce.sink import SinkCommitter
 from sparkonce.sinks.kafka.sink import KafkaSink
 from sparkonce.testing.forwarding import ForwardingCommitter
 from sparkonce.testing.kafka import list_transactions

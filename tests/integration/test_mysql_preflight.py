@@ -15,14 +15,14 @@ import pytest
 from mariadb_witness import MAY_NOT_RECOVER, NOT_BULK, Witness, need_mariadb, shared_server
 from sparkonce.errors import ConfigurationError, PreflightError
 from sparkonce.guarantees import Guarantee
-from sparkonce.sinks.base import Facts
+from sparkonce.rig.servers.mariadb import MariaDBServer
+from sparkonce.sink import Facts
 from sparkonce.sinks.mysql import preflight
 from sparkonce.sinks.mysql.connection import Link
 from sparkonce.sinks.mysql.flavours import MARIADB, MYSQL
 from sparkonce.sinks.mysql.preflight import Wanted
 from sparkonce.sinks.mysql.sink import MySQLSink
 from sparkonce.sinks.mysql.writer import WriterSettings
-from sparkonce.testing.servers.mariadb import MariaDBServer
 
 QUERY = "0123456789ab"
 SECRET = "s3cr3t-w0rd"  # noqa: S105 - of a user that the test makes

@@ -14,7 +14,7 @@ import pytest
 from mariadb_witness import NOT_BULK, Witness, shared_server
 from sparkonce.errors import PreflightError, PrepareError
 from sparkonce.guarantees import Guarantee
-from sparkonce.sinks.base import SinkWriter
+from sparkonce.sink import SinkWriter
 from sparkonce.sinks.mysql.connection import Link
 from sparkonce.sinks.mysql.sink import MySQLSink
 from sparkonce.testing.hooks import SinkHooks

@@ -24,7 +24,8 @@ from small_job import SmallJob
 from sparkonce.errors import ConfigurationError, PreflightError
 from sparkonce.guarantees import Guarantee
 from sparkonce.protocol.state import Phase
-from sparkonce.sinks.base import TwoPhaseCommitSink
+from sparkonce.rig.servers.postgres import PostgresServer
+from sparkonce.sink import TwoPhaseCommitSink
 from sparkonce.sinks.files.partitions import values_of
 from sparkonce.sinks.files.sink import FilesSink
 from sparkonce.sinks.mysql.names import quote
@@ -32,7 +33,6 @@ from sparkonce.sinks.mysql.orphans import list_orphans as list_mysql_orphans
 from sparkonce.sinks.mysql.sink import MySQLSink
 from sparkonce.sinks.postgres.orphans import list_orphans
 from sparkonce.sinks.postgres.sink import PostgresSink
-from sparkonce.testing.servers.postgres import PostgresServer
 
 __all__ = ["bucket", "s3"]
 

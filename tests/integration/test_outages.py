@@ -22,9 +22,9 @@ from shared_servers import KILLS_BROKER, broker_to_kill
 from small_job import SmallJob
 from sparkonce.errors import LogError, PrepareError
 from sparkonce.protocol.state import Phase
+from sparkonce.rig.disk import SmallDisk, cannot_mount
+from sparkonce.rig.servers.s3 import S3Server, find_versitygw
 from sparkonce.sinks.kafka.sink import KafkaSink
-from sparkonce.testing.disk import SmallDisk, cannot_mount
-from sparkonce.testing.servers.s3 import S3Server, find_versitygw
 
 SLOTS, ROWS = 2, 10
 needs_disk = pytest.mark.skipif(bool(cannot_mount()), reason=cannot_mount())

@@ -27,7 +27,7 @@ from postgres_witness import (
 from sparkonce.errors import PreflightError, PrepareError
 from sparkonce.guarantees import Guarantee
 from sparkonce.protocol.outcomes import Outcome
-from sparkonce.testing.servers.postgres import PostgresServer
+from sparkonce.rig.servers.postgres import PostgresServer
 
 pytestmark = needs_postgres
 

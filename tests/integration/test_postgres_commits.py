@@ -32,13 +32,13 @@ from sparkonce.guarantees import Guarantee
 from sparkonce.protocol.handles import Handle
 from sparkonce.protocol.outcomes import Finished, Outcome
 from sparkonce.protocol.ownership import Token
+from sparkonce.rig.servers.postgres import PostgresServer
 from sparkonce.sinks.postgres import committer as committer_module
 from sparkonce.sinks.postgres import staged as staged_module
 from sparkonce.sinks.postgres.connection import Connections
 from sparkonce.sinks.postgres.markers import KEPT_BATCHES
 from sparkonce.sinks.postgres.settings import Connecting, Limits
 from sparkonce.sinks.postgres.sink import PostgresSink
-from sparkonce.testing.servers.postgres import PostgresServer
 
 pytestmark = needs_postgres
 

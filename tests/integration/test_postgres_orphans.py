@@ -28,8 +28,8 @@ from postgres_witness import (
 from small_job import SmallJob
 from sparkonce.cli.main import app
 from sparkonce.protocol.state import Phase
+from sparkonce.rig.servers.postgres import PostgresServer
 from sparkonce.sinks.postgres.orphans import list_orphans
-from sparkonce.testing.servers.postgres import PostgresServer
 
 pytestmark = needs_postgres
 

@@ -28,9 +28,9 @@ from sparkonce.errors import ConfigurationError, PreflightError, PrepareError
 from sparkonce.guarantees import Guarantee
 from sparkonce.protocol.outcomes import Outcome
 from sparkonce.protocol.ownership import Token
+from sparkonce.rig.servers.postgres import PostgresServer
 from sparkonce.sinks.postgres import preflight
 from sparkonce.sinks.postgres.sink import PostgresSink
-from sparkonce.testing.servers.postgres import PostgresServer
 
 pytestmark = needs_postgres
 

@@ -14,7 +14,7 @@ from psycopg import sql
 
 from postgres_witness import ask, database_fixture, finish, needs_postgres, new_sink, prepare, server_fixture
 from sparkonce.errors import PrepareError, SchemaError
-from sparkonce.testing.servers.postgres import PostgresServer
+from sparkonce.rig.servers.postgres import PostgresServer
 
 pytestmark = needs_postgres
 

@@ -11,7 +11,7 @@ import pytest
 from postgres_witness import ask, database_fixture, finish, needs_postgres, new_sink, prepare, server_fixture
 from sparkonce.errors import PrepareError
 from sparkonce.protocol.outcomes import Outcome
-from sparkonce.testing.servers.postgres import PostgresServer
+from sparkonce.rig.servers.postgres import PostgresServer
 
 pytestmark = needs_postgres
 

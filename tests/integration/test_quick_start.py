@@ -16,8 +16,8 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from sparkonce.embedded.jars import cache_folder
-from sparkonce.testing.servers.process import free_port
+from sparkonce.rig.kafka.jars import cache_folder
+from sparkonce.rig.servers.process import free_port
 from tidy.sources import ROOT
 
 pytestmark = [pytest.mark.kafka, pytest.mark.spark]

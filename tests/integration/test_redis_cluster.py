@@ -16,14 +16,14 @@ from redis_servers import Everywhere, Query, cluster, needs_redis
 from sparkonce.protocol.handles import Handle
 from sparkonce.protocol.outcomes import Finished, Outcome
 from sparkonce.protocol.ownership import TransactionName
-from sparkonce.sinks.base import SinkCommitter
+from sparkonce.rig.servers.redis import RedisCluster, RedisServer
+from sparkonce.sink import SinkCommitter
 from sparkonce.sinks.redis import names
 from sparkonce.sinks.redis import writer as writing
 from sparkonce.sinks.redis.committer import RedisCommitter
 from sparkonce.sinks.redis.hash_slots import HASH_SLOTS, unpack_slots
 from sparkonce.sinks.redis.names import Entry
 from sparkonce.sinks.redis.sink import RedisSink
-from sparkonce.testing.servers.redis import RedisCluster, RedisServer
 
 __all__ = ["cluster"]
 

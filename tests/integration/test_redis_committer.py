@@ -15,7 +15,8 @@ from redis_servers import Query, client, needs_redis, server, staged
 from sparkonce.errors import PrepareError, UnknownOutcomeError
 from sparkonce.protocol.handles import Handle
 from sparkonce.protocol.outcomes import Outcome
-from sparkonce.sinks.base import SinkCommitter
+from sparkonce.rig.servers.redis import RedisServer
+from sparkonce.sink import SinkCommitter
 from sparkonce.sinks.redis import committer as committing
 from sparkonce.sinks.redis import scripts
 from sparkonce.sinks.redis.encoding import CHUNK_VALUES
@@ -23,7 +24,6 @@ from sparkonce.sinks.redis.nodes import Nodes
 from sparkonce.sinks.redis.outcomes import Refusal
 from sparkonce.sinks.redis.sink import RedisSink
 from sparkonce.testing.elsewhere import commit_elsewhere
-from sparkonce.testing.servers.redis import RedisServer
 
 __all__ = ["client", "server"]
 

@@ -12,8 +12,8 @@ from redis_servers import client, needs_redis, server
 from small_job import SmallJob
 from sparkonce.guarantees import Guarantee
 from sparkonce.protocol.state import Phase
+from sparkonce.rig.servers.redis import RedisServer
 from sparkonce.sinks.redis.sink import RedisSink
-from sparkonce.testing.servers.redis import RedisServer
 
 __all__ = ["client", "server"]
 

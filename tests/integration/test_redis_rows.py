@@ -11,8 +11,8 @@ import pytest
 from redis_servers import Query, client, needs_redis, own, server
 from sparkonce.errors import PrepareError
 from sparkonce.guarantees import Guarantee
+from sparkonce.rig.servers.redis import RedisServer
 from sparkonce.sinks.redis.sink import RedisSink
-from sparkonce.testing.servers.redis import RedisServer
 
 __all__ = ["client", "server"]
 

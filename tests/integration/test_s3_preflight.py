@@ -20,9 +20,9 @@ from s3_bucket import Bucket
 from secured import make_keys
 from sparkonce.errors import PreflightError, PrepareError
 from sparkonce.protocol.outcomes import Outcome
+from sparkonce.rig.servers.process import free_port
+from sparkonce.rig.servers.s3 import S3Server
 from sparkonce.sinks.files.s3 import S3Store, preflight
-from sparkonce.testing.servers.process import free_port
-from sparkonce.testing.servers.s3 import S3Server
 
 __all__ = ["between", "bucket", "s3"]
 

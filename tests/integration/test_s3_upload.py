@@ -22,10 +22,10 @@ from s3_bucket import Bucket, new_name
 from sparkonce.errors import ConfigurationError, PrepareError, UnknownOutcomeError
 from sparkonce.protocol.outcomes import Outcome
 from sparkonce.protocol.ownership import TransactionName
+from sparkonce.rig.servers.s3 import ACCESS_KEY, SECRET_KEY
 from sparkonce.sinks.files.s3 import S3Store, upload
 from sparkonce.sinks.files.s3.settings import MIB
 from sparkonce.sinks.files.store import HeldFile, file_path
-from sparkonce.testing.servers.s3 import ACCESS_KEY, SECRET_KEY
 
 __all__ = ["between", "bucket", "s3"]
 

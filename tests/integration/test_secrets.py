@@ -25,13 +25,13 @@ from s3_bucket import Bucket
 from small_job import SmallJob
 from sparkonce.errors import ConfigurationError, SparkonceError
 from sparkonce.protocol.records import Amend, Claim, Commit, Void
+from sparkonce.rig.servers.postgres import PostgresServer
+from sparkonce.rig.servers.redis import RedisServer
 from sparkonce.sinks.files.sink import FilesSink
 from sparkonce.sinks.mysql.sink import MySQLSink
 from sparkonce.sinks.postgres.sink import PostgresSink
 from sparkonce.sinks.redis.sink import RedisSink
 from sparkonce.sinks.write_ahead.sink import WriteAheadSink
-from sparkonce.testing.servers.postgres import PostgresServer
-from sparkonce.testing.servers.redis import RedisServer
 
 __all__ = ["bucket", "s3"]
 

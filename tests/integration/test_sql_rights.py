@@ -18,12 +18,12 @@ from postgres_witness import ask, close_all, fresh_database, needs_postgres, pre
 from small_job import SmallJob
 from sparkonce.errors import PreflightError, SparkonceError
 from sparkonce.protocol.state import Phase
-from sparkonce.sinks.base import TwoPhaseCommitSink
+from sparkonce.rig.servers.postgres import PostgresServer
+from sparkonce.sink import TwoPhaseCommitSink
 from sparkonce.sinks.mysql.orphans import list_orphans as list_mysql_orphans
 from sparkonce.sinks.mysql.sink import MySQLSink
 from sparkonce.sinks.postgres.orphans import list_orphans
 from sparkonce.sinks.postgres.sink import PostgresSink
-from sparkonce.testing.servers.postgres import PostgresServer
 
 SLOW = pytest.mark.slow
 MODES: dict[str, dict[str, Any]] = {

@@ -22,16 +22,16 @@ from small_job import SmallJob
 from sparkonce.errors import PreflightError, PrepareError
 from sparkonce.protocol.ownership import Token
 from sparkonce.protocol.state import Phase
-from sparkonce.sinks.base import Owner, TwoPhaseCommitSink, WriterContext
+from sparkonce.rig.servers.mariadb import MariaDBServer
+from sparkonce.rig.servers.postgres import PostgresServer
+from sparkonce.rig.servers.redis import RedisServer
+from sparkonce.sink import Owner, TwoPhaseCommitSink, WriterContext
 from sparkonce.sinks.mysql.orphans import list_orphans as list_mysql_orphans
 from sparkonce.sinks.mysql.sink import MySQLSink
 from sparkonce.sinks.postgres.connection import close_all
 from sparkonce.sinks.postgres.orphans import list_orphans
 from sparkonce.sinks.postgres.sink import PostgresSink
 from sparkonce.sinks.redis.sink import RedisSink
-from sparkonce.testing.servers.mariadb import MariaDBServer
-from sparkonce.testing.servers.postgres import PostgresServer
-from sparkonce.testing.servers.redis import RedisServer
 
 WANTED = [100 * batch + 10 * slot for batch in range(3) for slot in range(2)]
 QUERY = "0123456789ab"

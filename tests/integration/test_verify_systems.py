@@ -7,18 +7,18 @@ import pytest
 
 from integration.verify_query import PER_BATCH, Query, batches_in, rows_of, started, until, with_batches
 from sparkonce.errors import ConfigurationError, SparkonceError
-from sparkonce.testing.servers.mariadb import MariaDBServer
-from sparkonce.testing.servers.postgres import find_postgres
-from sparkonce.testing.servers.process import find_program
-from sparkonce.testing.servers.s3 import find_versitygw
-from sparkonce.verify.faults import OF_REQUESTS, Fault
-from sparkonce.verify.systems.files import FilesSystem
-from sparkonce.verify.systems.injections import Injectable
-from sparkonce.verify.systems.kafka import KafkaSystem
-from sparkonce.verify.systems.mysql import MySQLSystem
-from sparkonce.verify.systems.postgres import PostgresSystem
-from sparkonce.verify.systems.redis import RedisSystem
-from sparkonce.verify.systems.s3 import S3System
+from sparkonce.lab.faults import OF_REQUESTS, Fault
+from sparkonce.lab.systems.files import FilesSystem
+from sparkonce.lab.systems.injections import Injectable
+from sparkonce.lab.systems.kafka import KafkaSystem
+from sparkonce.lab.systems.mysql import MySQLSystem
+from sparkonce.lab.systems.postgres import PostgresSystem
+from sparkonce.lab.systems.redis import RedisSystem
+from sparkonce.lab.systems.s3 import S3System
+from sparkonce.rig.servers.mariadb import MariaDBServer
+from sparkonce.rig.servers.postgres import find_postgres
+from sparkonce.rig.servers.process import find_program
+from sparkonce.rig.servers.s3 import find_versitygw
 
 MADE: Mapping[str, Callable[[], Injectable]] = {
     "kafka": KafkaSystem,

@@ -18,13 +18,13 @@ from mariadb_witness import shared_server
 from postgres_witness import empty_server
 from s3_bucket import Bucket
 from shared_servers import redis_server, s3_server
-from sparkonce.embedded import Cluster
 from sparkonce.errors import PreflightError
-from sparkonce.verify.faults import OF_REQUESTS, Fault
-from sparkonce.verify.systems.injections import Injectable
-from sparkonce.verify.systems.kafka import KafkaSystem
-from sparkonce.verify.systems.names import parse
-from sparkonce.verify.systems.s3 import S3System
+from sparkonce.lab.faults import OF_REQUESTS, Fault
+from sparkonce.lab.systems.injections import Injectable
+from sparkonce.lab.systems.kafka import KafkaSystem
+from sparkonce.lab.systems.names import parse
+from sparkonce.lab.systems.s3 import S3System
+from sparkonce.rig.kafka import Cluster
 
 OF_CONNECTIONS = {
     Fault.CUT,

@@ -23,11 +23,11 @@ from small_job import SmallJob
 from sparkonce.errors import ConfigurationError, StaleServerError
 from sparkonce.guarantees import Guarantee
 from sparkonce.protocol.state import Phase
+from sparkonce.rig.servers.mariadb import MariaDBServer
+from sparkonce.rig.servers.postgres import PostgresServer, find_postgres
+from sparkonce.rig.servers.process import Server, find_program
+from sparkonce.rig.servers.redis import RedisServer
 from sparkonce.sinks.postgres.connection import close_all
-from sparkonce.testing.servers.mariadb import MariaDBServer
-from sparkonce.testing.servers.postgres import PostgresServer, find_postgres
-from sparkonce.testing.servers.process import Server, find_program
-from sparkonce.testing.servers.redis import RedisServer
 
 SLOTS, ROWS = 2, 10
 

@@ -31,7 +31,7 @@ from sparkonce.errors import ConfigurationError, PreflightError, PrepareError, S
 from sparkonce.protocol.handles import Handle, transaction_fields
 from sparkonce.protocol.outcomes import COMMITTED, Outcome
 from sparkonce.protocol.ownership import TransactionName
-from sparkonce.sinks.base import WriterContext
+from sparkonce.sink import WriterContext
 from sparkonce.sinks.write_ahead import committer as committer_module
 from sparkonce.sinks.write_ahead import folder as folder_module
 from sparkonce.sinks.write_ahead.committer import WriteAheadCommitter

@@ -18,7 +18,7 @@ from sparkonce.protocol.codec import encode_handle
 from sparkonce.protocol.handles import Handle, transaction_fields
 from sparkonce.protocol.outcomes import Outcome
 from sparkonce.protocol.ownership import Token
-from sparkonce.sinks.base import Owner, SinkWriter, WriterContext
+from sparkonce.sink import Owner, SinkWriter, WriterContext
 from sparkonce.sinks.write_ahead.folder import Stand
 
 QUERY = "7f6e5d4c0000"

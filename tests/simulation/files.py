@@ -17,7 +17,7 @@ from simulation.systems import System, Writer
 from sparkonce.errors import PrepareError
 from sparkonce.sinks.files.committer import FilesCommitter
 from sparkonce.sinks.files.handle import fields_of
-from sparkonce.sinks.files.local import LocalStore
+from sparkonce.sinks.files.local.store import LocalStore
 from sparkonce.sinks.files.store import Fields, file_path, name_in
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from simulation.oracle import Key
     from simulation.spark import Process
     from sparkonce.protocol.handles import Handle, Scalar
-    from sparkonce.sinks.base import Owner
+    from sparkonce.sink import Owner
 
 ROOT = "/t"
 HIDDEN = "/t/.sparkonce"
@@ -261,7 +261,7 @@ REPLACED: tuple[tuple[str, str, Any], ...] = (
 
 
 class _Writer(Writer):
-    """`sparkonce.sinks.files.local_writing`: a new file under its held name, whose seal sees that it is still there."""
+    """`sparkonce.sinks.files.local.writing`: a new file under its held name, whose seal sees that it is still there."""
 
     system: Files
 

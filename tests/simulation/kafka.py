@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from simulation.spark import Process
     from sparkonce.protocol.handles import Handle
     from sparkonce.protocol.outcomes import Finished
-    from sparkonce.sinks.base import Owner
+    from sparkonce.sink import Owner
 
 BROKERS = (1, 2)
 PRODUCER_ID = 1

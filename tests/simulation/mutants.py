@@ -34,11 +34,11 @@ from sparkonce.protocol.records import Commit, Void
 from sparkonce.protocol.state import Phase, State
 from sparkonce.protocol.traces import Trace
 from sparkonce.protocol.view import Floor, LogView
-from sparkonce.sinks.base import SinkCommitter
-from sparkonce.sinks.files import local
+from sparkonce.sink import SinkCommitter
 from sparkonce.sinks.files.committer import FilesCommitter
 from sparkonce.sinks.files.handle import read_handle
-from sparkonce.sinks.files.local import LocalStore
+from sparkonce.sinks.files.local import store as local_store
+from sparkonce.sinks.files.local.store import LocalStore
 from sparkonce.sinks.kafka.committer import KafkaCommitter
 from sparkonce.sinks.kafka.outcomes import Answer, commit_outcome
 from sparkonce.sinks.kafka.producers import Pool
@@ -236,7 +236,7 @@ def _nosuchupload_is_lost(code: str, standing: Any, fields: Any) -> Finished:
 
 def _links_and_looks_no_further(self: Any, fields: Any, final: Any) -> Finished:
     try:
-        local.os.link(self._held / str(fields["held"]), final)
+        local_store.os.link(self._held / str(fields["held"]), final)
     except FileExistsError:
         return Finished(outcome=Outcome.ALREADY_COMMITTED)
     except FileNotFoundError:

@@ -15,7 +15,7 @@ from sparkonce.protocol.records import Claim, Commit, Record, Void
 if TYPE_CHECKING:
     from sparkonce.protocol.handles import Handle
     from sparkonce.protocol.ownership import Token
-    from sparkonce.sinks.base import Owner
+    from sparkonce.sink import Owner
 
 Key = tuple[object, ...]
 """A transaction: its sink, and what the system calls it."""

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from simulation.oracle import Key
     from simulation.spark import Process
     from sparkonce.protocol.handles import Handle, Scalar
-    from sparkonce.sinks.base import Owner
+    from sparkonce.sink import Owner
 
 PLACE = Place(system="1", database="d", commits="public")
 LIMITS = Limits()

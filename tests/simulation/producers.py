@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from simulation.kafka import Kafka
     from simulation.spark import Process
     from sparkonce.protocol.handles import Scalar
-    from sparkonce.sinks.base import Owner
+    from sparkonce.sink import Owner
 
 _LIMITS = Limits(queued_rows=1, queued_bytes=1, row_bytes=1, delivery_s=60.0, initialise_s=65.0)
 

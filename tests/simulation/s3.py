@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from simulation.oracle import Key
     from simulation.spark import Process
     from sparkonce.protocol.handles import Handle, Scalar
-    from sparkonce.sinks.base import Owner
+    from sparkonce.sink import Owner
 
 BUCKET, PREFIX = "b", "t/"
 

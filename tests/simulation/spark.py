@@ -12,7 +12,7 @@ from sparkonce.errors import PrepareError, SparkonceError
 from sparkonce.log.base import DecisionLog
 from sparkonce.protocol import events as on
 from sparkonce.protocol.handles import Handle, transaction_fields
-from sparkonce.sinks.base import Owner
+from sparkonce.sink import Owner
 
 if TYPE_CHECKING:
     from simulation.engine import Party, Simulation

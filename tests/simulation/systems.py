@@ -11,14 +11,14 @@ from sparkonce.errors import OutageError, PrepareError
 from sparkonce.guarantees import Guarantee
 from sparkonce.protocol.outcomes import Finished, Outcome
 from sparkonce.protocol.ownership import TransactionName
-from sparkonce.sinks.base import Facts, SinkCommitter, SinkWriter, TwoPhaseCommitSink, WriterContext
+from sparkonce.sink import Facts, SinkCommitter, SinkWriter, TwoPhaseCommitSink, WriterContext
 
 if TYPE_CHECKING:
     from simulation.engine import Simulation
     from simulation.oracle import Key
     from simulation.spark import Process
     from sparkonce.protocol.handles import Handle, Scalar
-    from sparkonce.sinks.base import Owner
+    from sparkonce.sink import Owner
 
 _NOT_FINAL = (Outcome.RETRY, Outcome.UNKNOWN)
 

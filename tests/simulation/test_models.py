@@ -21,7 +21,7 @@ from simulation.s3 import PREFIX, S3, Upload
 from simulation.spark import Process
 from sparkonce import errors
 from sparkonce.protocol.ownership import Token
-from sparkonce.sinks.base import Owner
+from sparkonce.sink import Owner
 from sparkonce.sinks.files.store import file_path
 from sparkonce.sinks.kafka.outcomes import Transaction
 

@@ -15,7 +15,7 @@ from sparkonce import errors
 from sparkonce.protocol.handles import Handle
 from sparkonce.protocol.ownership import Token
 from sparkonce.protocol.records import Claim, Commit
-from sparkonce.sinks.base import Owner
+from sparkonce.sink import Owner
 
 SINKS = ("a", "b")
 

@@ -20,7 +20,7 @@ from sparkonce.errors import PrepareError
 from sparkonce.protocol.handles import Handle, transaction_fields
 from sparkonce.protocol.outcomes import Outcome
 from sparkonce.protocol.ownership import Token
-from sparkonce.sinks.base import Owner
+from sparkonce.sink import Owner
 from sparkonce.sinks.kafka.committer import transaction_of
 from sparkonce.sinks.kafka.outcomes import Transaction
 

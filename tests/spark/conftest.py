@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from sparkonce.embedded import Cluster
-from sparkonce.embedded.jars import artifact_name, resolve, spark_avro_jars, spark_jars_folder, spark_kafka_jars
+from sparkonce.rig.kafka import Cluster
+from sparkonce.rig.kafka.jars import artifact_name, resolve, spark_avro_jars, spark_jars_folder, spark_kafka_jars
 from sparkonce.sources.packages import spark_packages
 
 if TYPE_CHECKING:

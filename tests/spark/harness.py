@@ -15,11 +15,11 @@ from kafka_transactions import await_markers, transactions_of
 from spark.pipeline import KAFKA, PHASE, Config
 from spark.processes import Run
 from spark.watching import Watcher
-from sparkonce.embedded.jars import spark_kafka_jars
 from sparkonce.log.base import DecisionLog
 from sparkonce.log.local import LocalLogStore
 from sparkonce.protocol.ownership import short_query
 from sparkonce.protocol.view import LogView
+from sparkonce.rig.kafka.jars import spark_kafka_jars
 from sparkonce.testing.kafka import Record, Transaction, create_topic, produce, read_committed
 from startup import jvm_flags
 from striking.gate import Arrival, Gate

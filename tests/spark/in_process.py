@@ -19,10 +19,10 @@ from kafka_transactions import await_markers, transactions_of
 from spark.harness import new_name
 from sparkonce import ExactlyOnce, KafkaSink
 from sparkonce.driver.progress import BatchProgress
-from sparkonce.embedded import Cluster
 from sparkonce.errors import SparkonceError
 from sparkonce.protocol.ownership import short_query
 from sparkonce.protocol.state import Phase
+from sparkonce.rig.kafka import Cluster
 from sparkonce.spark.checkpoint import query_id
 from sparkonce.spark.views import Sinks
 from sparkonce.testing.kafka import Transaction, create_topic, produce, read_committed

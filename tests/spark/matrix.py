@@ -17,8 +17,8 @@ from pathlib import Path
 from eventually import LIMIT_S
 from spark.harness import PARTITIONS, AnyJob, Message, Row, Verdict, start_together
 from spark.kills import INSIDE, Cell, IsDue, Sight, check_points, leaves_decided, strike
-from sparkonce.embedded.jars import spark_avro_jars, spark_kafka_jars
 from sparkonce.protocol.state import Phase
+from sparkonce.rig.kafka.jars import spark_avro_jars, spark_kafka_jars
 from sparkonce.spark.checkpoint import input_offsets
 
 ROWS_PER_BATCH = 1_000

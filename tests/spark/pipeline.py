@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
 
     from sparkonce.protocol.state import Phase
-    from sparkonce.sinks.base import TwoPhaseCommitSink
+    from sparkonce.sink import TwoPhaseCommitSink
     from sparkonce.spark.views import Sinks
     from striking.gated import GatedSink
 

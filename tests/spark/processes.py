@@ -10,8 +10,8 @@ from pathlib import Path
 
 from eventually import LIMIT_S, eventually
 from spark.pipeline import Config
-from sparkonce.demo.child import Child, session_of
-from sparkonce.embedded.process import freeze, last_lines
+from sparkonce.lab.demo.child import Child, session_of
+from sparkonce.rig.kafka.process import freeze, last_lines
 
 TESTS = Path(__file__).parent.parent
 

@@ -9,9 +9,9 @@ from pathlib import Path
 
 from eventually import eventually
 from spark.processes import kill, tests_path
-from sparkonce.demo.child import session_of
-from sparkonce.embedded.jars import SCALA, find_java, spark_jars_folder
-from sparkonce.embedded.process import ChildProcess
+from sparkonce.lab.demo.child import session_of
+from sparkonce.rig.kafka.jars import SCALA, find_java, spark_jars_folder
+from sparkonce.rig.kafka.process import ChildProcess
 
 HOSTS = ("127.0.0.2", "127.0.0.3")
 _JAVA = ("-Xmx256m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Xshare:auto")

@@ -18,7 +18,7 @@ from sparkonce.protocol.handles import Handle, transaction_fields
 from sparkonce.protocol.outcomes import Outcome
 from sparkonce.protocol.ownership import Token
 from sparkonce.protocol.state import Phase
-from sparkonce.sinks.base import Owner, SinkCommitter, WriterContext
+from sparkonce.sink import Owner, SinkCommitter, WriterContext
 from sparkonce.sinks.write_ahead.folder import WriteAheadFolder
 from sparkonce.spark.tables.sink import TableSink
 from tryout.bulk import make_orders

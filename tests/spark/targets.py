@@ -14,10 +14,10 @@ from mariadb_witness import Witness
 from postgres_witness import ask, prepared, staging_tables
 from redis_servers import own, witness
 from s3_bucket import Bucket
+from sparkonce.rig.servers.postgres import PostgresServer
+from sparkonce.rig.servers.redis import RedisServer
 from sparkonce.sinks.mysql.names import FORMAT_ID
 from sparkonce.sinks.redis.names import IDENTITY, ledger_key
-from sparkonce.testing.servers.postgres import PostgresServer
-from sparkonce.testing.servers.redis import RedisServer
 
 Rows = Counter[tuple[str, int]]
 """How often each row, known by its id, stands somewhere under the number of a batch."""

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from sparkonce.embedded import spark_avro_jars
+from sparkonce.rig.kafka import spark_avro_jars
 from startup import jvm_flags
 
 pytestmark = [pytest.mark.spark, pytest.mark.drawn(1, "avro streams")]

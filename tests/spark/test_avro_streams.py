@@ -22,7 +22,7 @@ from spark.harness import new_name
 from spark.in_process import LIMIT_S, MARKS
 from sparkonce import ExactlyOnce, KafkaSink, SchemaRegistry, decode_registry_avro, from_registry_avro
 from sparkonce.avro.schemas import wire_header
-from sparkonce.embedded import Cluster
+from sparkonce.rig.kafka import Cluster
 from sparkonce.testing.kafka import create_topic, produce, read_committed
 from sparkonce.testing.registry import RegistryServer
 

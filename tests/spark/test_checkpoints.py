@@ -11,9 +11,9 @@ from pyspark.sql import DataFrame, SparkSession
 from eventually import eventually
 from spark.harness import new_name
 from spark.in_process import MARKS, CrashError, Stream, call_at, crash_at
-from sparkonce.embedded import Cluster
 from sparkonce.errors import CheckpointMismatchError, StaleBatchError, StaleLogError, UnknownOutcomeError
 from sparkonce.protocol.state import Phase
+from sparkonce.rig.kafka import Cluster
 
 pytestmark = MARKS
 

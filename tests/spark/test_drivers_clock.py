@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from sparkonce.verify.clock import FakeClock, find_faketime
-from sparkonce.verify.query import QueryConfig
+from sparkonce.lab.clock import FakeClock, find_faketime
+from sparkonce.lab.query import QueryConfig
 from startup import jvm_flags
 
 pytestmark = [pytest.mark.spark, pytest.mark.drawn(2, "a Spark of its own")]
@@ -21,8 +21,8 @@ _DAY_S = 86_400
 
 _PROGRAM = """
 import json, sys, time
-from sparkonce.verify.clock import adapt_python
-from sparkonce.verify.query import QueryConfig, session
+from sparkonce.lab.clock import adapt_python
+from sparkonce.lab.query import QueryConfig, session
 
 def of_worker(batches):
     import pyarrow as pa

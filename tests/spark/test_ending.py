@@ -24,9 +24,9 @@ from conformance.folder_sink import FolderSink
 from eventually import eventually
 from spark.in_process import LIMIT_S, MARKS, CrashError, Stream, crash_at, travelling
 from sparkonce import ExactlyOnce, KafkaSink, await_end
-from sparkonce.embedded import Cluster
 from sparkonce.errors import PrepareError
 from sparkonce.protocol.state import Phase
+from sparkonce.rig.kafka import Cluster
 from sparkonce.spark.display import ProgressDisplay, Screen
 from startup import jvm_flags
 

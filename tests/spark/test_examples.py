@@ -18,8 +18,8 @@ import pytest
 
 from spark.example_job import EXAMPLES, Program, ProgramJob, delete_topics
 from spark.kills import POINTS
-from sparkonce.embedded import Cluster
 from sparkonce.protocol.state import Phase
+from sparkonce.rig.kafka import Cluster
 from sparkonce.testing.kafka import read_committed, read_uncommitted
 from sparkonce.testing.registry import RegistryServer
 from striking.gate import Arrival

@@ -17,7 +17,7 @@ from spark.in_process import MARKS, Stream
 from spark.injuries import ROWS, Kept, read_lines, run, write_lines
 from sparkonce import Guarantee
 from sparkonce.cli.main import app
-from sparkonce.embedded import Cluster
+from sparkonce.rig.kafka import Cluster
 
 pytestmark = MARKS
 

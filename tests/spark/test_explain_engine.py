@@ -39,7 +39,7 @@ from spark.injuries import (
 )
 from sparkonce import ExactlyOnce, KafkaSink, explain
 from sparkonce.analysis.model import Role
-from sparkonce.embedded import Cluster
+from sparkonce.rig.kafka import Cluster
 from sparkonce.testing.kafka import create_topic, read_committed
 
 pytestmark = SPARK

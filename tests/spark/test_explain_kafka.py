@@ -16,7 +16,7 @@ from spark.in_process import LIMIT_S, MARKS
 from spark.injuries import ROWS, Kept, Proof, Verdict, forget, forget_commit, once, proof, run, twice
 from sparkonce import explain
 from sparkonce.analysis.model import Explanation, Role
-from sparkonce.embedded import Cluster
+from sparkonce.rig.kafka import Cluster
 from sparkonce.testing.kafka import create_topic, end_offsets, produce, read_committed
 
 pytestmark = MARKS

@@ -18,9 +18,9 @@ from spark.in_process import MARKS, CrashError, Stream, call_at, crash_at, ended
 from spark.injuries import Proof, Verdict, proof
 from sparkonce import ExactlyOnce, Guarantee, KafkaSink, explain
 from sparkonce.analysis.model import Explanation
-from sparkonce.embedded import Cluster
 from sparkonce.errors import PreflightError, TransactionTooOldError
 from sparkonce.protocol.state import Phase
+from sparkonce.rig.kafka import Cluster
 from sparkonce.testing.kafka import create_topic, read_uncommitted
 
 pytestmark = MARKS

@@ -15,13 +15,13 @@ from pyspark.sql import functions as F  # noqa: N812 - as everybody writes it
 from spark.harness import new_name
 from spark.in_process import MARKS, CrashError, Stream, crash_at, ended
 from sparkonce import ExactlyOnce, FilesSink, KafkaSink, read_kafka
-from sparkonce.embedded import Cluster
 from sparkonce.errors import PreflightError
 from sparkonce.protocol.state import Phase
-from sparkonce.sinks.base import Facts
+from sparkonce.rig.kafka import Cluster
+from sparkonce.rig.servers.process import free_port
+from sparkonce.sink import Facts
 from sparkonce.spark import first_batch, source_checks, start_checks
 from sparkonce.testing.kafka import create_topic, produce
-from sparkonce.testing.servers.process import free_port
 
 pytestmark = MARKS
 

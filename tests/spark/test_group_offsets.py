@@ -20,10 +20,10 @@ from eventually import eventually
 from spark.harness import new_name
 from spark.in_process import MARKS, CrashError, Stream, crash_at
 from sparkonce import ExactlyOnce, GroupOffsets, Guarantee, KafkaSink
-from sparkonce.embedded import Cluster
-from sparkonce.embedded.jars import KAFKA_VERSION, find_java, kafka_jars, resolve
 from sparkonce.errors import ConfigurationError, PrepareError
 from sparkonce.protocol.state import Phase
+from sparkonce.rig.kafka import Cluster
+from sparkonce.rig.kafka.jars import KAFKA_VERSION, find_java, kafka_jars, resolve
 from sparkonce.sinks.kafka.outcomes import Answer
 from sparkonce.sources.group_client import GroupClient
 from sparkonce.testing.kafka import describe_transactions

@@ -25,8 +25,8 @@ from spark.harness import Job, Verdict, start_together
 from spark.kills import INSIDE, POINTS, Sight, check_points, from_batch, hold_at, leaves_decided, look, strike
 from spark.pipeline import PHASE
 from spark.processes import Run
-from sparkonce.embedded import Cluster
 from sparkonce.protocol.state import Phase
+from sparkonce.rig.kafka import Cluster
 from striking.points import BEGIN, FIRST, HALFWAY, PHASES, PREPARED, WRITTEN
 
 pytestmark = [pytest.mark.kafka, pytest.mark.spark]

@@ -17,7 +17,7 @@ from postgres_witness import needs_postgres, running
 from spark.harness import Job, compared
 from spark.kills import hold_at
 from spark.targets import Files, Postgres
-from sparkonce.embedded import Cluster
+from sparkonce.rig.kafka import Cluster
 from striking.points import HALFWAY, WRITTEN
 
 pytestmark = [pytest.mark.kafka, pytest.mark.spark, pytest.mark.slow, needs_postgres]

@@ -18,9 +18,9 @@ from eventually import eventually
 from spark.harness import Job, start_together
 from spark.kills import hold_at, start_held
 from spark.pipeline import ENDED, REFUSED
-from sparkonce.embedded import Cluster
 from sparkonce.protocol.handles import Handle
 from sparkonce.protocol.view import Decision
+from sparkonce.rig.kafka import Cluster
 from sparkonce.testing.kafka import Record, describe_transactions, read_committed, read_uncommitted
 from striking.points import HALFWAY
 

@@ -21,8 +21,8 @@ import sparkonce
 from mistakes import NOTHING, Mistake, keep, said
 from spark.harness import new_name
 from spark.in_process import MARKS, ended, stopped
-from sparkonce.embedded import Cluster
 from sparkonce.errors import CheckpointMismatchError, PreflightError, PrepareError, SchemaError, StaleLogError
+from sparkonce.rig.kafka import Cluster
 from sparkonce.spark import first_batch, source_checks
 from sparkonce.testing.kafka import create_topic, produce
 

@@ -17,8 +17,8 @@ from spark.harness import Job
 from spark.kills import Cell, strike
 from spark.pipeline import KAFKA
 from spark.targets import Files, Postgres
-from sparkonce.embedded import Cluster
 from sparkonce.protocol.state import Phase
+from sparkonce.rig.kafka import Cluster
 from striking.points import BEFORE_CONCLUDE, BEGIN, HALFWAY, PHASES, PREPARED, WRITTEN
 
 pytestmark = [pytest.mark.kafka, pytest.mark.spark, pytest.mark.slow, needs_postgres]

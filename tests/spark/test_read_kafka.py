@@ -20,8 +20,8 @@ from secured import PASSWORD, make_keys, secured_cluster
 from spark.harness import new_name
 from spark.in_process import MARKS
 from sparkonce import read_kafka
-from sparkonce.embedded import Cluster
 from sparkonce.errors import ConfigurationError
+from sparkonce.rig.kafka import Cluster
 from sparkonce.testing.kafka import create_topic, produce
 
 pytestmark = MARKS

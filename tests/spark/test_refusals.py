@@ -11,9 +11,9 @@ from pyspark.sql import functions as F  # noqa: N812 - as everybody writes it
 
 from spark.harness import new_name
 from spark.in_process import MARKS, Stream
-from sparkonce.embedded import Cluster
 from sparkonce.errors import ConfigurationError, PreflightError, PrepareError
 from sparkonce.guarantees import Guarantee
+from sparkonce.rig.kafka import Cluster
 from sparkonce.testing.kafka import create_topic, read_committed
 
 pytestmark = MARKS

@@ -17,7 +17,7 @@ from conformance.folder_sink import FolderSink
 from spark.in_process import LIMIT_S, MARKS, ended, travelling
 from sparkonce import ExactlyOnce
 from sparkonce.protocol.ownership import Token
-from sparkonce.sinks.base import Owner
+from sparkonce.sink import Owner
 from sparkonce.spark.views import shares, views_of
 from sparkonce.spark.work import SparkWork
 

@@ -11,8 +11,8 @@ from pyspark.sql import functions as F  # noqa: N812 - as everybody writes it
 
 from spark.harness import new_name
 from spark.in_process import MARKS, CrashError, Stream, crash_at
-from sparkonce.embedded import Cluster
 from sparkonce.protocol.state import Phase
+from sparkonce.rig.kafka import Cluster
 from sparkonce.spark.work import row_hash
 from sparkonce.testing.kafka import create_topic, read_committed
 

@@ -20,7 +20,7 @@ from shared_servers import postgres_server
 from spark.harness import new_name
 from spark.in_process import MARKS
 from sparkonce import ExactlyOnce, KafkaSink, read_kafka
-from sparkonce.embedded import Cluster
+from sparkonce.rig.kafka import Cluster
 from sparkonce.testing.kafka import create_topic, produce, read_committed
 from sparkonce.testing.registry import RegistryServer
 from tidy.snippets import PAGES, Block, python_blocks

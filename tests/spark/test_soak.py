@@ -22,11 +22,11 @@ from spark.harness import AnyJob
 from spark.processes import tests_path
 from spark.soak_job import MUTANTS, ROWS, SLOTS, Soak
 from sparkonce import read_manifests
-from sparkonce.demo.child import Child
-from sparkonce.embedded import Cluster
-from sparkonce.embedded.process import last_lines
+from sparkonce.lab.demo.child import Child
 from sparkonce.protocol.coordinator import KEEP_BATCHES, TIDY_EVERY_BATCHES
-from sparkonce.testing.servers.postgres import PostgresServer
+from sparkonce.rig.kafka import Cluster
+from sparkonce.rig.kafka.process import last_lines
+from sparkonce.rig.servers.postgres import PostgresServer
 
 pytestmark = [pytest.mark.kafka, pytest.mark.spark, pytest.mark.slow, needs_postgres]
 

@@ -17,9 +17,9 @@ from conformance.folder_sink import FolderSink
 from eventually import eventually
 from spark.in_process import MARKS, CrashError, Stream, crash_at, ended, travelling
 from sparkonce import ExactlyOnce, read_kafka
-from sparkonce.embedded import Cluster
 from sparkonce.errors import PreflightError
 from sparkonce.protocol.state import Phase
+from sparkonce.rig.kafka import Cluster
 from sparkonce.testing.kafka import create_topic, produce
 
 pytestmark = MARKS

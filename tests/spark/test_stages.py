@@ -23,9 +23,9 @@ from eventually import eventually
 from postgres_witness import ask, needs_postgres, prepared, server_fixture
 from spark.in_process import LIMIT_S, MARKS, travelling
 from sparkonce import ExactlyOnce, FilesSink, Guarantee, PostgresSink
-from sparkonce.sinks.base import SinkWriter, TwoPhaseCommitSink, WriterContext
+from sparkonce.rig.servers.postgres import PostgresServer
+from sparkonce.sink import SinkWriter, TwoPhaseCommitSink, WriterContext
 from sparkonce.testing.forwarding import ForwardingSink, ForwardingWriter
-from sparkonce.testing.servers.postgres import PostgresServer
 from tryout.bulk import make_orders
 
 pytestmark = MARKS

@@ -19,8 +19,8 @@ from spark.example_job import PLANS, plan_example
 from spark.harness import Message, Row
 from spark.kills import POINTS
 from spark.matrix import LARGER, ROWS_PER_BATCH, Example, Outcome, StateJob, carry_out
-from sparkonce.embedded import Cluster
 from sparkonce.protocol.state import Phase
+from sparkonce.rig.kafka import Cluster
 from sparkonce.testing.registry import RegistryServer
 from striking.points import HALFWAY
 

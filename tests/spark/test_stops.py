@@ -22,7 +22,7 @@ from eventually import eventually
 from spark.in_process import LIMIT_S, MARKS, travelling
 from sparkonce import ExactlyOnce
 from sparkonce.protocol.handles import Handle
-from sparkonce.sinks.base import Owner, SinkCommitter, SinkWriter, WriterContext
+from sparkonce.sink import Owner, SinkCommitter, SinkWriter, WriterContext
 from sparkonce.testing.forwarding import ForwardingCommitter, ForwardingWriter
 
 pytestmark = MARKS

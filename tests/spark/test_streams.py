@@ -27,14 +27,14 @@ from spark.kills import Cell, Sight, look, strike
 from spark.pipeline import ENDED, KAFKA
 from spark.targets import S3, Files, MySQL, Postgres, Redis, Rows, Target
 from sparkonce import read_manifests, whole_batches
-from sparkonce.embedded import Cluster
 from sparkonce.protocol.state import Phase
+from sparkonce.rig.kafka import Cluster
+from sparkonce.rig.servers.mariadb import MariaDBServer
+from sparkonce.rig.servers.postgres import PostgresServer, find_postgres
+from sparkonce.rig.servers.process import find_program
+from sparkonce.rig.servers.redis import RedisServer
+from sparkonce.rig.servers.s3 import S3Server, find_versitygw
 from sparkonce.sinks.redis.names import COMMITS_FIELD, Entry
-from sparkonce.testing.servers.mariadb import MariaDBServer
-from sparkonce.testing.servers.postgres import PostgresServer, find_postgres
-from sparkonce.testing.servers.process import find_program
-from sparkonce.testing.servers.redis import RedisServer
-from sparkonce.testing.servers.s3 import S3Server, find_versitygw
 from striking.points import BEFORE_CONCLUDE, HALFWAY, PREPARED, WRITTEN
 
 pytestmark = [pytest.mark.kafka, pytest.mark.spark, pytest.mark.timeout(1800)]

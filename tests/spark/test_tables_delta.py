@@ -30,7 +30,7 @@ from sparkonce.protocol.outcomes import COMMITTED, Outcome
 from sparkonce.protocol.ownership import Token
 from sparkonce.protocol.state import Phase
 from sparkonce.protocol.view import LogView
-from sparkonce.sinks.base import Owner, WriterContext
+from sparkonce.sink import Owner, WriterContext
 from sparkonce.sinks.write_ahead.folder import WriteAheadFolder
 from sparkonce.spark.tables.answers import is_final
 from sparkonce.spark.tables.delta import DeltaSink, _DeltaTable

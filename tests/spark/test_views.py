@@ -19,12 +19,12 @@ from conformance.folder_sink import FolderSink
 from spark.harness import new_name
 from spark.in_process import LIMIT_S, MARKS, CrashError, Stream, crash_at, travelling
 from sparkonce import ExactlyOnce, KafkaSink
-from sparkonce.embedded import Cluster
 from sparkonce.errors import ConfigurationError, PrepareError, SchemaError
 from sparkonce.log.base import DecisionLog
 from sparkonce.log.local import LocalLogStore
 from sparkonce.protocol.state import Phase
 from sparkonce.protocol.view import LogView
+from sparkonce.rig.kafka import Cluster
 from sparkonce.spark.views import Share, Sinks, computed_once
 from sparkonce.testing.kafka import create_topic
 

@@ -19,8 +19,8 @@ from http_bulk import BulkApi
 from spark.in_process import MARKS, CrashError, crash_at
 from sparkonce import Applies, ApplyToken, ExactlyOnce, RefusedError, RetryLaterError, WriteAheadSink
 from sparkonce.protocol.state import Phase
+from sparkonce.rig.servers.process import HOST
 from sparkonce.sinks.write_ahead.folder import WriteAheadFolder
-from sparkonce.testing.servers.process import HOST
 from tryout.bulk import make_orders
 
 pytestmark = [mark for mark in MARKS if mark.name != "kafka"]

@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from sparkonce.protocol.handles import Handle
 from sparkonce.protocol.outcomes import Finished
-from sparkonce.sinks.base import SinkCommitter, SinkWriter, TwoPhaseCommitSink, WriterContext
+from sparkonce.sink import SinkCommitter, SinkWriter, TwoPhaseCommitSink, WriterContext
 from sparkonce.sinks.kafka.writer import KafkaWriter
 from sparkonce.testing.forwarding import ForwardingCommitter, ForwardingSink, ForwardingWriter
 from striking.points import BEFORE_CONCLUDE, BEGIN, BEGUN, CONCLUDED, HALFWAY, PREPARED, WRITTEN

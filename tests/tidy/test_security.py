@@ -179,7 +179,7 @@ QUOTES = {"quote", "quoted", "plain_literal", "placeholders", "insert_into", "in
 
 NULLS = "', '.join(['NULL'] * len(names))"
 NAMED_AS_IS = {
-    "demo/act.py": {"number": "begins a sentence that is no statement"},
+    "lab/demo/act.py": {"number": "begins a sentence that is no statement"},
     "sinks/mysql/encoding.py": {"', '.join(made)": "of names that the caller has quoted"},
     "sinks/mysql/markers.py": {
         "of_batch": "one of two texts of that function",
@@ -206,14 +206,14 @@ NAMED_AS_IS = {
         "target": "in such a sentence, and quoted",
         "name": "in such a sentence, and quoted",
     },
-    "verify/systems/mysql.py": {
+    "lab/systems/mysql.py": {
         "self.database": "drawn there, of hexadecimal digits",
         "columns": "of COLUMNS, which is written down",
         "data[:gtrid].hex()": "hexadecimal digits",
         "data[gtrid:].hex()": "hexadecimal digits",
         "format_id": "a number that the server gave",
     },
-    "verify/systems/postgres.py": {
+    "lab/systems/postgres.py": {
         "self.schema": "drawn there, of hexadecimal digits",
         "columns": "of COLUMNS, which is written down",
     },

@@ -29,7 +29,7 @@ from sparkonce.protocol.events import BatchAsked
 from sparkonce.protocol.handles import Handle
 from sparkonce.protocol.records import Record
 from sparkonce.protocol.state import Phase
-from sparkonce.sinks.base import Owner, TwoPhaseCommitSink
+from sparkonce.sink import Owner, TwoPhaseCommitSink
 from sparkonce.sinks.memory import MemoryServer, MemorySink
 
 QUERY = "7f6e5d4c-0000-4000-8000-000000000001"

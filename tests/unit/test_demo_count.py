@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
-from sparkonce.demo.count import Cell, Total, compare, expected_totals
-from sparkonce.demo.crash import CrashPoint
-from sparkonce.demo.orders import CLOSING, Order
-from sparkonce.demo.proof import SparkCheckpoint, Standing
+from sparkonce.lab.demo.count import Cell, Total, compare, expected_totals
+from sparkonce.lab.demo.crash import CrashPoint
+from sparkonce.lab.demo.orders import CLOSING, Order
+from sparkonce.lab.demo.proof import SparkCheckpoint, Standing
 
 RIGHT = {Cell(1000, "a"): Total(30, 2), Cell(1000, "b"): Total(5, 1), Cell(2000, "a"): Total(7, 1)}
 

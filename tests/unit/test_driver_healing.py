@@ -9,7 +9,7 @@ from sparkonce.guarantees import Guarantee
 from sparkonce.protocol.outcomes import Finished, Outcome
 from sparkonce.protocol.records import Amend, Commit
 from sparkonce.protocol.state import Phase
-from sparkonce.sinks.base import SinkWriter, WriterContext
+from sparkonce.sink import SinkWriter, WriterContext
 from sparkonce.sinks.memory import MemoryServer, MemorySink
 from sparkonce.sinks.memory.server import TransactionState, reply_lost
 from unit.driver_world import NEVER, SLOTS, Clock, Crash, Work, World, asked, call_at, numbers, stopped_clock

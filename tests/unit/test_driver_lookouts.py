@@ -10,7 +10,7 @@ import pytest
 
 from eventually import eventually
 from sparkonce.driver.lookouts import Lookouts
-from sparkonce.sinks.base import Lookout
+from sparkonce.sink import Lookout
 from sparkonce.sinks.memory import MemorySink
 from unit.driver_world import World
 

@@ -22,7 +22,7 @@ from sparkonce.protocol.handles import Handle
 from sparkonce.protocol.outcomes import Finished, Outcome
 from sparkonce.protocol.records import Claim, Commit
 from sparkonce.protocol.state import Phase
-from sparkonce.sinks.base import Facts, Owner, SinkWriter, WriterContext
+from sparkonce.sink import Facts, Owner, SinkWriter, WriterContext
 from sparkonce.sinks.memory import MemorySink
 from sparkonce.sinks.memory.server import MemoryServer, TransactionState, reply_lost
 from sparkonce.sinks.memory.sink import _Committer

@@ -15,7 +15,7 @@ from sparkonce.log.local import LocalLogStore
 from sparkonce.protocol import coordinator
 from sparkonce.protocol.state import Phase
 from sparkonce.protocol.traces import Trace
-from sparkonce.sinks.base import Facts, SinkCommitter
+from sparkonce.sink import Facts, SinkCommitter
 from sparkonce.sinks.memory.sink import MemorySink, _Committer
 from unit.driver_world import NEVER, SLOTS, Clock, World, numbers
 

@@ -15,7 +15,7 @@ from sparkonce.driver.sweeper import Sweeper
 from sparkonce.guarantees import Guarantee
 from sparkonce.protocol.handles import Handle
 from sparkonce.protocol.state import Phase
-from sparkonce.sinks.base import Owner
+from sparkonce.sink import Owner
 from sparkonce.sinks.memory import MemorySink
 from sparkonce.sinks.memory.sink import _Committer
 from unit.driver_world import World, asked, numbers, stopped_clock

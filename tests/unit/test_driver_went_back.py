@@ -14,7 +14,7 @@ from sparkonce.protocol.outcomes import Finished, Outcome
 from sparkonce.protocol.ownership import Token
 from sparkonce.protocol.records import Claim, Commit
 from sparkonce.protocol.view import LogView
-from sparkonce.sinks.base import Owner, SinkCommitter
+from sparkonce.sink import Owner, SinkCommitter
 
 Facts = Mapping[str, str]
 NOW: Facts = {"prefix": "p"}

@@ -7,10 +7,10 @@ import pytest
 from typer.testing import CliRunner
 
 from sparkonce.cli.main import app
-from sparkonce.embedded import Cluster, detached
-from sparkonce.embedded.broker import is_free
-from sparkonce.embedded.process import is_running
 from sparkonce.errors import ConfigurationError
+from sparkonce.rig.kafka import Cluster, detached
+from sparkonce.rig.kafka.broker import is_free
+from sparkonce.rig.kafka.process import is_running
 
 
 def kafka(*arguments):

@@ -4,8 +4,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from sparkonce.embedded import jars
 from sparkonce.errors import ConfigurationError, PreflightError
+from sparkonce.rig.kafka import jars
 
 COORDINATE = "org.example:thing:1.0"
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from sparkonce.embedded.process import ChildProcess, end_process, freeze, is_running, last_lines
+from sparkonce.rig.kafka.process import ChildProcess, end_process, freeze, is_running, last_lines
 
 SLEEP = "import sys, time; print('up', flush=True); time.sleep(600)"
 IGNORE_SIGTERM = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); " + SLEEP
@@ -79,7 +79,7 @@ def test_nothing_of_a_frozen_process_runs(start):
 
 def test_what_does_not_stop_is_named(start, monkeypatch):
     process = start()
-    monkeypatch.setattr("sparkonce.embedded.process.os.kill", lambda *_: None)
+    monkeypatch.setattr("sparkonce.rig.kafka.process.os.kill", lambda *_: None)
     with pytest.raises(TimeoutError, match=str(process.pid)):
         freeze(lambda: [process.pid], 0.01)
     monkeypatch.undo()
@@ -102,7 +102,7 @@ def end_and_reap(process, timeout_s):
         [
             sys.executable,
             "-c",
-            "import sys; from sparkonce.embedded.process import end_process;"
+            "import sys; from sparkonce.rig.kafka.process import end_process;"
             "end_process(int(sys.argv[1]), sys.argv[2], float(sys.argv[3]))",
             *(str(process.pid), process.mark, str(timeout_s)),
         ]
@@ -136,7 +136,7 @@ def test_it_dies_with_a_parent_that_is_killed(tmp_path):
             sys.executable,
             "-c",
             "import os, pathlib, signal, sys\n"
-            "from sparkonce.embedded.process import ChildProcess\n"
+            "from sparkonce.rig.kafka.process import ChildProcess\n"
             f"command = [sys.executable, '-c', {SLEEP!r}, {mark!r}]\n"
             f"child = ChildProcess(command, mark={mark!r}, log=pathlib.Path({mark!r}), dies_with_parent=True)\n"
             "print(child.pid, flush=True)\n"

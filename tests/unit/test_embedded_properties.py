@@ -2,8 +2,8 @@ from pathlib import Path
 
 import pytest
 
-from sparkonce.embedded.properties import render, server_properties
 from sparkonce.errors import ConfigurationError
+from sparkonce.rig.kafka.properties import render, server_properties
 
 ONE = {1: {"PLAINTEXT": 9092, "CONTROLLER": 9093}}
 THREE = {node: {"PLAINTEXT": 9090 + node, "CONTROLLER": 9190 + node, "SASL": 9290 + node} for node in (1, 2, 3)}

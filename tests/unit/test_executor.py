@@ -11,7 +11,7 @@ from sparkonce.executor import SinkTask, SlotTask, check_handles, write_slot
 from sparkonce.guarantees import Guarantee
 from sparkonce.protocol.handles import FINGERPRINT_MODULUS, Handle
 from sparkonce.protocol.ownership import Token
-from sparkonce.sinks.base import Owner, SinkCommitter, SinkWriter, TwoPhaseCommitSink, WriterContext
+from sparkonce.sink import Owner, SinkCommitter, SinkWriter, TwoPhaseCommitSink, WriterContext
 
 OWNER = Owner(query="0123456789ab", token=Token(0, "00000000"), facts={"prefix": "p"})
 

@@ -20,7 +20,7 @@ from golden.kept import DECIDED, SHORT, VERSIONS, copy, state
 from golden.stand_ins import Postgres
 from sparkonce import Applies, Guarantee, PostgresSink, WriteAheadSink
 from sparkonce.errors import ConfigurationError, PreflightError
-from sparkonce.sinks.base import Facts, Owner, claimed_by
+from sparkonce.sink import Facts, Owner, claimed_by
 from sparkonce.sinks.files import sink as files_sink
 from sparkonce.sinks.files.sink import FilesSink
 from sparkonce.sinks.kafka import preflight as kafka

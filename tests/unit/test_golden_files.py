@@ -16,7 +16,7 @@ from golden.kept import CHANGED, DECIDED, FINISHED, KILLED, NEWEST, SHORT, STATE
 from sparkonce.errors import CorruptRecordError
 from sparkonce.protocol.ownership import Token, TransactionName
 from sparkonce.sinks.files import manifests
-from sparkonce.sinks.files.local import LocalStore
+from sparkonce.sinks.files.local.store import LocalStore
 from sparkonce.sinks.files.manifests import CommittedFile, Manifest, ManifestName
 from sparkonce.sinks.files.reading import read_manifests, whole_batches
 from sparkonce.sinks.files.store import ID, file_path, name_in

@@ -27,7 +27,7 @@ from sparkonce.protocol.outcomes import Outcome
 from sparkonce.protocol.ownership import Token, TransactionName
 from sparkonce.protocol.records import Claim
 from sparkonce.sinks.files import handle as files_handle
-from sparkonce.sinks.files.hdfs import HdfsStore
+from sparkonce.sinks.files.hdfs.store import HdfsStore
 from sparkonce.sinks.files.s3.finish import Finisher
 from sparkonce.sinks.kafka.committer import fields_of as kafka_fields
 from sparkonce.sinks.kafka.committer import transaction_of

@@ -26,10 +26,10 @@ from golden.kept import (
     state,
 )
 from sparkonce.analysis.checkpoint import checkpoint_facts
-from sparkonce.demo.proof import SparkCheckpoint
 from sparkonce.driver.start import recorded_facts
 from sparkonce.errors import NewerFormatError
 from sparkonce.guarantees import Guarantee
+from sparkonce.lab.demo.proof import SparkCheckpoint
 from sparkonce.log.base import DecisionLog
 from sparkonce.log.local import LocalLogStore
 from sparkonce.protocol import codec

@@ -24,7 +24,7 @@ from sparkonce.log.local import LocalLogStore
 from sparkonce.protocol.ownership import Token, TransactionalId, TransactionName
 from sparkonce.protocol.traces import Trace, not_in_log
 from sparkonce.protocol.view import LogView
-from sparkonce.sinks.base import Owner
+from sparkonce.sink import Owner
 from sparkonce.sinks.files.committer import FilesCommitter
 from sparkonce.sinks.files.s3.outcomes import TRANSACTION, UPLOAD, name_text
 from sparkonce.sinks.files.store import file_path, name_in

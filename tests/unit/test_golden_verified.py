@@ -10,12 +10,12 @@ import pytest
 
 from golden.kept import CHANGED, NEWEST, VERSIONS, state
 from sparkonce.errors import ConfigurationError
-from sparkonce.verify.ask import Asked, options_of
-from sparkonce.verify.checkers import judge
-from sparkonce.verify.faults import Fault
-from sparkonce.verify.history import EVENTS, OBSERVED, ROWS, Event, Kind, Recorder, load
-from sparkonce.verify.report import summary, write
-from sparkonce.verify.verdicts import Anomaly
+from sparkonce.lab.ask import Asked, options_of
+from sparkonce.lab.checkers import judge
+from sparkonce.lab.faults import Fault
+from sparkonce.lab.history import EVENTS, OBSERVED, ROWS, Event, Kind, Recorder, load
+from sparkonce.lab.report import summary, write
+from sparkonce.lab.verdicts import Anomaly
 
 VERIFIED = "verified"
 EACH_VERSION = pytest.mark.parametrize("version", VERSIONS)

@@ -34,7 +34,7 @@ LIGHT = [
     "sparkonce.log.local",
     "sparkonce.analysis.checkpoint",
     "sparkonce.analysis.verdict",
-    "sparkonce.sinks.base",
+    "sparkonce.sink",
     "sparkonce.sinks.kafka",
     "sparkonce.sinks.mysql",
     "sparkonce.testing.conformance",

@@ -12,7 +12,7 @@ from confluent_kafka import KafkaError
 from pymysql.err import InterfaceError, InternalError, OperationalError
 
 from sparkonce.errors import OutageError, PrepareError
-from sparkonce.sinks.files.hdfs_writing import unwritten
+from sparkonce.sinks.files.hdfs.writing import unwritten
 from sparkonce.sinks.files.s3.outcomes import Answer, read
 from sparkonce.sinks.files.s3.upload import _not_whole
 from sparkonce.sinks.files.streams import preparing

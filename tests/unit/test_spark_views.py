@@ -14,7 +14,7 @@ from pyspark.sql.types import (
 
 from sparkonce.errors import PrepareError, SchemaError
 from sparkonce.protocol.ownership import Token
-from sparkonce.sinks.base import Owner
+from sparkonce.sink import Owner
 from sparkonce.sinks.memory import MemoryServer, MemorySink
 from sparkonce.spark import views
 from sparkonce.spark.views import View, arrow_schema, shares

@@ -4,7 +4,7 @@ import inspect
 
 import pytest
 
-from sparkonce.sinks.base import SinkCommitter, SinkWriter, TwoPhaseCommitSink
+from sparkonce.sink import SinkCommitter, SinkWriter, TwoPhaseCommitSink
 from sparkonce.testing.forwarding import ForwardingCommitter, ForwardingSink, ForwardingWriter
 
 PAIRS = [(ForwardingSink, TwoPhaseCommitSink), (ForwardingWriter, SinkWriter), (ForwardingCommitter, SinkCommitter)]

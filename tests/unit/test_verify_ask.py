@@ -9,19 +9,19 @@ from typing import Any
 import pytest
 
 from sparkonce.errors import ConfigurationError
+from sparkonce.lab.ask import Asked, options_of
+from sparkonce.lab.conduct import Limits
+from sparkonce.lab.faults import OF_REQUESTS, OF_THE_QUERY, Fault
+from sparkonce.lab.history import Kind, Recorder
+from sparkonce.lab.possible import check_steps, hindrances, words_of
+from sparkonce.lab.run import Options
+from sparkonce.lab.schedule import Step
+from sparkonce.lab.strike import choices
+from sparkonce.lab.systems.files import FilesSystem
+from sparkonce.lab.systems.kafka import KafkaSystem
+from sparkonce.lab.systems.postgres import PostgresSystem
+from sparkonce.lab.workload import Workload
 from sparkonce.protocol.state import Phase
-from sparkonce.verify.ask import Asked, options_of
-from sparkonce.verify.conduct import Limits
-from sparkonce.verify.faults import OF_REQUESTS, OF_THE_QUERY, Fault
-from sparkonce.verify.history import Kind, Recorder
-from sparkonce.verify.possible import check_steps, hindrances, words_of
-from sparkonce.verify.run import Options
-from sparkonce.verify.schedule import Step
-from sparkonce.verify.strike import choices
-from sparkonce.verify.systems.files import FilesSystem
-from sparkonce.verify.systems.kafka import KafkaSystem
-from sparkonce.verify.systems.postgres import PostgresSystem
-from sparkonce.verify.workload import Workload
 
 BOOTSTRAP = "bootstrap.servers"
 STEP = Step(number=1, fault=Fault.DRIVER_KILLED, phase=Phase.WRITING.name)
@@ -190,8 +190,8 @@ def struck(system: Any, *faults: Fault, requests: tuple[str, ...] = ()) -> Any:
 
 
 def test_each_fault_that_cannot_be_injected_has_its_reason(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sparkonce.verify.possible.cannot_mount", lambda: "no mount program")
-    monkeypatch.setattr("sparkonce.verify.possible.find_faketime", lambda: None)
+    monkeypatch.setattr("sparkonce.lab.possible.cannot_mount", lambda: "no mount program")
+    monkeypatch.setattr("sparkonce.lab.possible.find_faketime", lambda: None)
     kafka = struck(KafkaSystem(), Fault.SERVER_KILLED, Fault.SERVER_PAUSED, *OF_CONNECTIONS, requests=("end",))
     files = struck(FilesSystem())
     found = hindrances([kafka, files], kafka, disk=False)

@@ -8,11 +8,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sparkonce import errors
-from sparkonce.verify.checkers.growth import most_log_files
-from sparkonce.verify.checkers.stops import EXPLAINED_BY
-from sparkonce.verify.faults import Fault
-from sparkonce.verify.history import OBSERVED, History, Kind
-from sparkonce.verify.verdicts import NEEDS_THE_END, Anomaly, Verdict, passed
+from sparkonce.lab.checkers.growth import most_log_files
+from sparkonce.lab.checkers.stops import EXPLAINED_BY
+from sparkonce.lab.faults import Fault
+from sparkonce.lab.history import OBSERVED, History, Kind
+from sparkonce.lab.verdicts import NEEDS_THE_END, Anomaly, Verdict, passed
 from unit.verify_world import SYSTEMS, Row, Run, batch, good_run, noted, resources
 
 KAFKA, POSTGRES = SYSTEMS

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from sparkonce.verify.clock import FakeClock, find_faketime
+from sparkonce.lab.clock import FakeClock, find_faketime
 
 _PROGRAM = """
 import sys, threading, time
-from sparkonce.verify.clock import adapt_python
+from sparkonce.lab.clock import adapt_python
 
 adapt_python()
 wall, steady = time.time(), time.monotonic()

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from sparkonce.verify.conduct import Conductor, Limits, StuckError
-from sparkonce.verify.faults import Fault
-from sparkonce.verify.history import Event, Kind, Recorder, load
-from sparkonce.verify.query import QueryConfig
-from sparkonce.verify.schedule import Step
+from sparkonce.lab.conduct import Conductor, Limits, StuckError
+from sparkonce.lab.faults import Fault
+from sparkonce.lab.history import Event, Kind, Recorder, load
+from sparkonce.lab.query import QueryConfig
+from sparkonce.lab.schedule import Step
 
 FALLS = "raise SystemExit(1)\n"
 FALLS_AFTER_A_BATCH = """\
@@ -93,7 +93,7 @@ def test_what_has_come_has_come_however_many_fell(conduct: Conduct) -> None:
 
 
 def test_a_driver_that_takes_long_to_start_is_still_held(conduct: Conduct, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sparkonce.verify.conduct._ARMED_S", 0.0)
+    monkeypatch.setattr("sparkonce.lab.conduct._ARMED_S", 0.0)
     events = [{"event": "held", "phase": "READING", "batch": 0}]  # its phase alone would end the wait
     conductor = conduct(TELLS.format(before="", events=events, after="sys.stdin.read()"))
     step = Step(number=1, fault=Fault.DRIVER_KILLED, phase="READING", batches=0)
@@ -103,7 +103,7 @@ def test_a_driver_that_takes_long_to_start_is_still_held(conduct: Conduct, monke
 def test_a_fault_that_comes_after_a_phase_waits_for_a_slow_start_too(
     conduct: Conduct, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sparkonce.verify.conduct._ARMED_S", 0.0)
+    monkeypatch.setattr("sparkonce.lab.conduct._ARMED_S", 0.0)
     events = [{"event": "phase", "phase": "READING", "batch": 0}]
     conductor = conduct(TELLS.format(before="", events=events, after="sys.stdin.read()"))
     step = Step(number=1, fault=Fault.DRIVER_KILLED, phase="READING", batches=0, delay_ms=1)

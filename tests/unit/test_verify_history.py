@@ -8,9 +8,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from sparkonce.errors import ConfigurationError
-from sparkonce.verify.checkers import judge
-from sparkonce.verify.history import EVENTS, OBSERVED, ROWS, Event, Kind, Recorder, load
-from sparkonce.verify.verdicts import Anomaly, passed
+from sparkonce.lab.checkers import judge
+from sparkonce.lab.history import EVENTS, OBSERVED, ROWS, Event, Kind, Recorder, load
+from sparkonce.lab.verdicts import Anomaly, passed
 from unit.verify_world import SYSTEMS, good_run
 
 

@@ -16,18 +16,18 @@ import pyarrow as pa
 import pytest
 
 import verify_histories as made
+from sparkonce.lab.checkers import judge
+from sparkonce.lab.faults import Fault
+from sparkonce.lab.history import ROWS, Event, History, Kind
+from sparkonce.lab.report import render, summary, write
+from sparkonce.lab.report.figures import spread
+from sparkonce.lab.report.judgement import EXIT_CODES, WORDS
+from sparkonce.lab.report.markup import Html, el, join
+from sparkonce.lab.report.text import clock, duration, listed, number, times
+from sparkonce.lab.report.words import FAMILIES, PHASES, STAGE_OF
+from sparkonce.lab.schedule import Step
+from sparkonce.lab.verdicts import Anomaly, Verdict
 from sparkonce.protocol.state import Phase
-from sparkonce.verify.checkers import judge
-from sparkonce.verify.faults import Fault
-from sparkonce.verify.history import ROWS, Event, History, Kind
-from sparkonce.verify.report import render, summary, write
-from sparkonce.verify.report.figures import spread
-from sparkonce.verify.report.judgement import EXIT_CODES, WORDS
-from sparkonce.verify.report.markup import Html, el, join
-from sparkonce.verify.report.text import clock, duration, listed, number, times
-from sparkonce.verify.report.words import FAMILIES, PHASES, STAGE_OF
-from sparkonce.verify.schedule import Step
-from sparkonce.verify.verdicts import Anomaly, Verdict
 
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
 VOID = {"meta", "br", "hr", "wbr"}

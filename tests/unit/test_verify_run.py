@@ -10,14 +10,14 @@ from typing import Any
 
 import pytest
 
-from sparkonce.embedded.process import end_on_signals
 from sparkonce.errors import PreflightError
-from sparkonce.verify import run as module
-from sparkonce.verify.checkpoint import checkpoint_disk, keep_logs
-from sparkonce.verify.history import OBSERVED, Kind, Recorder, load
-from sparkonce.verify.reading import noting, read_systems
-from sparkonce.verify.run import Options, run
-from sparkonce.verify.workload import Workload
+from sparkonce.lab import run as module
+from sparkonce.lab.checkpoint import checkpoint_disk, keep_logs
+from sparkonce.lab.history import OBSERVED, Kind, Recorder, load
+from sparkonce.lab.reading import noting, read_systems
+from sparkonce.lab.run import Options, run
+from sparkonce.lab.workload import Workload
+from sparkonce.rig.kafka.process import end_on_signals
 from unit.verify_world import good_run
 
 

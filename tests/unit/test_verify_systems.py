@@ -13,15 +13,15 @@ import pyarrow.parquet as pq
 import pytest
 
 from sparkonce.errors import ConfigurationError
+from sparkonce.lab.history import OBSERVED
+from sparkonce.lab.systems.kafka import KafkaSystem
+from sparkonce.lab.systems.mysql import MySQLSystem
+from sparkonce.lab.systems.names import SYSTEMS, parse
+from sparkonce.lab.systems.observed import newest_in, of_csv, of_parquet, of_texts
+from sparkonce.lab.systems.places import holds_credentials, without_credentials
+from sparkonce.lab.systems.postgres import PostgresSystem
+from sparkonce.lab.systems.redis import times_applied
 from sparkonce.testing.kafka import Transaction
-from sparkonce.verify.history import OBSERVED
-from sparkonce.verify.systems.kafka import KafkaSystem
-from sparkonce.verify.systems.mysql import MySQLSystem
-from sparkonce.verify.systems.names import SYSTEMS, parse
-from sparkonce.verify.systems.observed import newest_in, of_csv, of_parquet, of_texts
-from sparkonce.verify.systems.places import holds_credentials, without_credentials
-from sparkonce.verify.systems.postgres import PostgresSystem
-from sparkonce.verify.systems.redis import times_applied
 
 STRANGE = ("strange", -1, -1, -1, -1, -1)
 

@@ -10,12 +10,12 @@ from unittest import mock
 
 import pytest
 
+from sparkonce.lab.history import Event, Kind, Recorder, load
+from sparkonce.lab.watch import Readers, note_violation
 from sparkonce.log.base import DecisionLog
 from sparkonce.log.local import LocalLogStore
 from sparkonce.protocol.ownership import Token
 from sparkonce.protocol.records import Claim, Commit
-from sparkonce.verify.history import Event, Kind, Recorder, load
-from sparkonce.verify.watch import Readers, note_violation
 
 OLD, NEW = Token(0, "00000000"), Token(1, "11111111")
 

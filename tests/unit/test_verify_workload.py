@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sparkonce.verify.history import ROWS
-from sparkonce.verify.workload import CHUNK_ROWS, CLOSING_KEY, Workload
+from sparkonce.lab.history import ROWS
+from sparkonce.lab.workload import CHUNK_ROWS, CLOSING_KEY, Workload
 
 WORKLOADS = st.builds(
     Workload,

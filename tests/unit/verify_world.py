@@ -8,10 +8,10 @@ from typing import Any
 
 import pyarrow as pa
 
-from sparkonce.verify.checkers import judge
-from sparkonce.verify.history import OBSERVED, ROWS, Event, History, Kind
-from sparkonce.verify.verdicts import Anomaly, Verdict
-from sparkonce.verify.workload import Workload
+from sparkonce.lab.checkers import judge
+from sparkonce.lab.history import OBSERVED, ROWS, Event, History, Kind
+from sparkonce.lab.verdicts import Anomaly, Verdict
+from sparkonce.lab.workload import Workload
 
 SYSTEMS = ("kafka", "postgres")
 BATCHES = (0, 1, 3)

@@ -9,10 +9,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from sparkonce.lab.faults import Fault
+from sparkonce.lab.schedule import Step
+from sparkonce.lab.verdicts import Anomaly
 from sparkonce.protocol.state import Phase
-from sparkonce.verify.faults import Fault
-from sparkonce.verify.schedule import Step
-from sparkonce.verify.verdicts import Anomaly
 
 if TYPE_CHECKING:
     import pyarrow as pa

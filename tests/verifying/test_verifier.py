@@ -10,17 +10,17 @@ from typing import Any
 import pytest
 
 from postgres_witness import needs_postgres
+from sparkonce.lab.clock import find_faketime
+from sparkonce.lab.faults import Fault
+from sparkonce.lab.history import Kind
+from sparkonce.lab.report import write
+from sparkonce.lab.schedule import Step
+from sparkonce.lab.systems.files import FilesSystem
+from sparkonce.lab.systems.kafka import KafkaSystem
+from sparkonce.lab.systems.postgres import PostgresSystem
+from sparkonce.lab.verdicts import Anomaly, passed
 from sparkonce.protocol.state import Phase
-from sparkonce.testing.disk import cannot_mount
-from sparkonce.verify.clock import find_faketime
-from sparkonce.verify.faults import Fault
-from sparkonce.verify.history import Kind
-from sparkonce.verify.report import write
-from sparkonce.verify.schedule import Step
-from sparkonce.verify.systems.files import FilesSystem
-from sparkonce.verify.systems.kafka import KafkaSystem
-from sparkonce.verify.systems.postgres import PostgresSystem
-from sparkonce.verify.verdicts import Anomaly, passed
+from sparkonce.rig.disk import cannot_mount
 from verifying.mutants import MUTANTS, TOGETHER, schedule
 from verifying.trial import LIMITS, PARTITIONS, broken_by, found, trial
 

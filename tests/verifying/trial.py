@@ -7,15 +7,15 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from sparkonce.verify.checkers import judge
-from sparkonce.verify.conduct import Limits
-from sparkonce.verify.history import History
-from sparkonce.verify.run import Options, run
-from sparkonce.verify.systems.files import FilesSystem
-from sparkonce.verify.systems.kafka import KafkaSystem
-from sparkonce.verify.systems.postgres import PostgresSystem
-from sparkonce.verify.verdicts import Anomaly, Verdict
-from sparkonce.verify.workload import Workload
+from sparkonce.lab.checkers import judge
+from sparkonce.lab.conduct import Limits
+from sparkonce.lab.history import History
+from sparkonce.lab.run import Options, run
+from sparkonce.lab.systems.files import FilesSystem
+from sparkonce.lab.systems.kafka import KafkaSystem
+from sparkonce.lab.systems.postgres import PostgresSystem
+from sparkonce.lab.verdicts import Anomaly, Verdict
+from sparkonce.lab.workload import Workload
 from startup import jvm_flags
 
 TESTS = Path(__file__).parent.parent

@@ -12,7 +12,7 @@ from sparkonce.analysis.functions import suspects
 from sparkonce.analysis.sinks import OURS
 from sparkonce.errors import ConfigurationError
 from sparkonce.guarantees import Guarantee
-from sparkonce.sinks.base import TwoPhaseCommitSink
+from sparkonce.sink import TwoPhaseCommitSink
 from sparkonce.sinks.kafka.sink import KafkaSink
 
 _TIMEOUT = "transaction.timeout.ms"

@@ -13,7 +13,7 @@ import typer
 from sparkonce.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from sparkonce.embedded.detached import Recorded
+    from sparkonce.rig.kafka.detached import Recorded
 
 app = typer.Typer(help="A real Kafka on this machine, for trying out.", no_args_is_help=True)
 
@@ -44,7 +44,7 @@ def up(
     """
     from rich.console import Console
 
-    from sparkonce.embedded import detached
+    from sparkonce.rig.kafka import detached
 
     overrides = dict(_setting(text) for text in settings or ())
     wanted = [_topic(text) for text in topics or ()]
@@ -81,7 +81,7 @@ def down(
     as_json: AsJson = False,
 ) -> None:
     """Ends the brokers that ``up`` started in this folder. Data stays, unless told otherwise."""
-    from sparkonce.embedded import detached
+    from sparkonce.rig.kafka import detached
 
     place = folder or detached.default_folder()
     before = detached.status(place)
@@ -98,7 +98,7 @@ def down(
 @app.command()
 def status(folder: Folder = None, as_json: AsJson = False) -> None:
     """Says what runs in this folder. Exits with 1 unless every broker does."""
-    from sparkonce.embedded import detached
+    from sparkonce.rig.kafka import detached
 
     place = folder or detached.default_folder()
     found = detached.status(place)

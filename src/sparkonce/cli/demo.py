@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 if TYPE_CHECKING:
-    from sparkonce.demo.result import Result, Variant
+    from sparkonce.lab.demo.result import Result, Variant
 
 
 def demo(
@@ -28,8 +28,8 @@ def demo(
     """
     from rich.console import Console
 
-    from sparkonce.demo.run import Options, run
-    from sparkonce.demo.show import Teller
+    from sparkonce.lab.demo.run import Options, run
+    from sparkonce.lab.demo.show import Teller
 
     console = Console(stderr=as_json)
     teller = Teller(console)
@@ -46,7 +46,7 @@ def demo(
 
 
 def _show(console: Any, result: "Result", keep: Path | None) -> None:
-    from sparkonce.demo.show import table
+    from sparkonce.lab.demo.show import table
 
     console.print()
     console.print(table([variant for variant in (result.with_sparkonce, result.without) if variant is not None]))

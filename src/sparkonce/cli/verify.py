@@ -14,7 +14,7 @@ from sparkonce.cli.errors import tell
 from sparkonce.errors import SparkonceError
 
 if TYPE_CHECKING:
-    from sparkonce.verify.verdicts import Verdict
+    from sparkonce.lab.verdicts import Verdict
 
 _STYLES = {0: "bold green", 1: "bold red", 2: "bold yellow"}
 """Of what is said, by exit code."""
@@ -95,8 +95,8 @@ def verify(
         with _could_not_tell(console):
             _tell(judge, console, as_json)
         return
-    from sparkonce.verify.ask import Asked, options_of
-    from sparkonce.verify.run import run
+    from sparkonce.lab.ask import Asked, options_of
+    from sparkonce.lab.run import run
 
     def ask() -> Asked:
         return Asked(
@@ -130,7 +130,7 @@ def verify(
 
 
 def _has_begun(folder: Path) -> bool:
-    from sparkonce.verify.history import EVENTS, Kind, load
+    from sparkonce.lab.history import EVENTS, Kind, load
 
     return (folder / EVENTS).exists() and load(folder).first(Kind.BEGAN) is not None
 
@@ -154,10 +154,10 @@ def _could_not_tell(console: Any) -> Iterator[None]:
 
 
 def _tell(folder: Path, console: Any, as_json: bool) -> None:
-    from sparkonce.verify.checkers import judge
-    from sparkonce.verify.history import load
-    from sparkonce.verify.report import summary, write
-    from sparkonce.verify.report.judgement import EXIT_CODES
+    from sparkonce.lab.checkers import judge
+    from sparkonce.lab.history import load
+    from sparkonce.lab.report import summary, write
+    from sparkonce.lab.report.judgement import EXIT_CODES
 
     history = load(folder)
     verdicts = judge(history)
@@ -190,7 +190,7 @@ def _list_faults() -> None:
     from rich.console import Console
     from rich.table import Table
 
-    from sparkonce.verify.faults import Fault
+    from sparkonce.lab.faults import Fault
 
     shown = Table("fault", "what happens", "strikes")
     for one in Fault:

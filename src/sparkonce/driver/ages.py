@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from sparkonce.protocol.handles import Handle
-from sparkonce.sinks.base import Facts, TwoPhaseCommitSink
+from sparkonce.sink import Facts, TwoPhaseCommitSink
 
 _MARGIN, _MARGIN_S = 0.1, 30.0
 """What must be left of a transaction's life when its batch is decided: a part of it, and at least so many seconds."""

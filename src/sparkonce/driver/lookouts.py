@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing
 
-from sparkonce.sinks.base import Lookout
+from sparkonce.sink import Lookout
 
 logger = logging.getLogger("sparkonce")
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 from sparkonce.protocol.handles import Handle
-from sparkonce.sinks.base import Facts
+from sparkonce.sink import Facts
 
 logger = logging.getLogger("sparkonce")
 

@@ -40,7 +40,7 @@ from sparkonce.protocol.ownership import short_query
 from sparkonce.protocol.records import Claim, Commit, Void
 from sparkonce.protocol.state import Phase, State
 from sparkonce.protocol.view import LogViolation, Run
-from sparkonce.sinks.base import Facts, Lookout, Owner, SinkCommitter, TwoPhaseCommitSink
+from sparkonce.sink import Facts, Lookout, Owner, SinkCommitter, TwoPhaseCommitSink
 
 logger = logging.getLogger("sparkonce")
 

@@ -12,7 +12,7 @@ from sparkonce.log.base import DecisionLog
 from sparkonce.protocol.records import SinkFacts
 from sparkonce.protocol.traces import Trace, not_in_log
 from sparkonce.protocol.view import LogView, LogViolation
-from sparkonce.sinks.base import Facts, SinkCommitter, TwoPhaseCommitSink
+from sparkonce.sink import Facts, SinkCommitter, TwoPhaseCommitSink
 
 logger = logging.getLogger("sparkonce")
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from sparkonce import errors
 from sparkonce.protocol.outcomes import FINAL, Finished, Outcome
 from sparkonce.protocol.view import Run
-from sparkonce.sinks.base import Owner, SinkCommitter
+from sparkonce.sink import Owner, SinkCommitter
 
 logger = logging.getLogger("sparkonce")
 
@@ -65,7 +65,7 @@ class Sweeper:
         self._generations: dict[str, int] = {}
 
     def generation(self, name: str) -> int:
-        """See `sparkonce.sinks.base.Owner`."""
+        """See `sparkonce.sink.Owner`."""
         return self._generations.get(name, 0)
 
     def leave_names(self, name: str) -> None:

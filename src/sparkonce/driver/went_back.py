@@ -14,7 +14,7 @@ from sparkonce import errors
 from sparkonce.protocol.handles import Handle
 from sparkonce.protocol.outcomes import COMMITTED, Outcome
 from sparkonce.protocol.view import Decision, LogView
-from sparkonce.sinks.base import SinkCommitter
+from sparkonce.sink import SinkCommitter
 
 logger = logging.getLogger("sparkonce")
 

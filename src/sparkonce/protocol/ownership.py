@@ -150,7 +150,7 @@ class LanePool:
 
     A lane whose initialisation was not answered is never given back. That very request may still arrive, even after
     the lane's next transaction has been committed, and the fence would then read as a loss. For the same reason a
-    worker begins with a new pool after an abort of the driver's was not answered (`sparkonce.sinks.base.Owner`).
+    worker begins with a new pool after an abort of the driver's was not answered (`sparkonce.sink.Owner`).
 
     Attributes:
         lanes: For each lane the last batch that used it, or `HELD`.

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from sparkonce.arguments import number, texts
 from sparkonce.errors import ConfigurationError
 from sparkonce.protocol.handles import Handle
-from sparkonce.sinks.base import Facts
+from sparkonce.sink import Facts
 from sparkonce.sources.offsets import kafka_offsets
 
 if TYPE_CHECKING:

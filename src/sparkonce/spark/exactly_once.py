@@ -26,7 +26,7 @@ from sparkonce.protocol.events import BatchAsked
 from sparkonce.protocol.ownership import short_query
 from sparkonce.protocol.state import Phase
 from sparkonce.protocol.view import LogView
-from sparkonce.sinks.base import TwoPhaseCommitSink
+from sparkonce.sink import TwoPhaseCommitSink
 from sparkonce.sinks.kafka.sink import KafkaSink
 from sparkonce.sources.group_offsets import GroupOffsets, GroupReporter
 from sparkonce.spark.checkpoint import check_query, input_offsets, newest_batch, query_id

@@ -10,7 +10,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from sparkonce.errors import PreflightError
 from sparkonce.guarantees import Guarantee
-from sparkonce.sinks.base import Facts, TwoPhaseCommitSink
+from sparkonce.sink import Facts, TwoPhaseCommitSink
 from sparkonce.sinks.kafka.sink import KafkaSink
 from sparkonce.spark.jvm import class_name, items
 from sparkonce.spark.plans import MADE_IN_PLACE, nodes, source_of

@@ -18,7 +18,7 @@ from sparkonce.analysis.functions import used_by
 from sparkonce.analysis.given import function_facts, lower_names, sink_facts
 from sparkonce.analysis.readers import IGNORE_METADATA
 from sparkonce.errors import ConfigurationError
-from sparkonce.sinks.base import TwoPhaseCommitSink
+from sparkonce.sink import TwoPhaseCommitSink
 from sparkonce.spark.exactly_once import ExactlyOnce
 from sparkonce.spark.jvm import class_name, field, jvm, scala_map
 from sparkonce.spark.plans import format_of, plan_facts, source_facts

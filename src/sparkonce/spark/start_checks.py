@@ -11,7 +11,7 @@ from pyspark.sql import DataFrame
 
 from sparkonce.driver.start import recorded_topics
 from sparkonce.protocol.view import LogView
-from sparkonce.sinks.base import TwoPhaseCommitSink
+from sparkonce.sink import TwoPhaseCommitSink
 from sparkonce.spark.checkpoint import input_offsets, newest_batch
 from sparkonce.spark.first_batch import analyzed, check_partition_column, warn_of_slots
 from sparkonce.spark.source_checks import KafkaSource, ask_sources

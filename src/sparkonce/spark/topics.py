@@ -15,7 +15,7 @@ from pyspark.sql import SparkSession
 from sparkonce.analysis.facts import SourceFacts
 from sparkonce.errors import PreflightError
 from sparkonce.protocol.handles import Handle
-from sparkonce.sinks.base import Facts
+from sparkonce.sink import Facts
 from sparkonce.sources.offsets import Offsets, kafka_offsets
 from sparkonce.spark.jvm import jvm
 from sparkonce.spark.kafka_admin import admin_client, answer, close, java_list

@@ -17,7 +17,7 @@ from pyspark.sql.types import StructField, StructType
 
 from sparkonce.arguments import shown
 from sparkonce.errors import ConfigurationError, SchemaError
-from sparkonce.sinks.base import TwoPhaseCommitSink
+from sparkonce.sink import TwoPhaseCommitSink
 
 View: TypeAlias = Callable[[DataFrame], DataFrame]
 """Makes what a sink is to take out of a batch. Called once at start with an empty one, and once a batch."""

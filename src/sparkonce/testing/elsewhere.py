@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from sparkonce.protocol.codec import decode_handle, encode_handle
 from sparkonce.protocol.handles import Handle
 from sparkonce.protocol.outcomes import Finished, Outcome
-from sparkonce.sinks.base import TwoPhaseCommitSink
+from sparkonce.sink import TwoPhaseCommitSink
 
 LIMIT_S = 120.0
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from sparkonce.sinks.base import SinkCommitter, SinkWriter, TwoPhaseCommitSink
+from sparkonce.sink import SinkCommitter, SinkWriter, TwoPhaseCommitSink
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from sparkonce.protocol.handles import Handle
     from sparkonce.protocol.outcomes import Finished
     from sparkonce.protocol.traces import Trace
-    from sparkonce.sinks.base import Facts, Lookout, Owner, WriterContext
+    from sparkonce.sink import Facts, Lookout, Owner, WriterContext
 
 
 class ForwardingSink(TwoPhaseCommitSink):

@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from sparkonce.protocol.handles import Handle
-    from sparkonce.sinks.base import Facts, TwoPhaseCommitSink
+    from sparkonce.sink import Facts, TwoPhaseCommitSink
 
 
 class SinkHooks:

@@ -6,7 +6,7 @@ import re
 import struct
 from collections.abc import Callable
 
-from sparkonce.testing.proxy import Matcher
+from sparkonce.rig.proxy import Matcher
 
 PRODUCE, INIT_PRODUCER_ID, ADD_PARTITIONS, END_TXN = 0, 22, 24, 26
 """Kafka's API keys, see https://kafka.apache.org/protocol#protocol_api_keys"""

@@ -15,7 +15,7 @@ from sparkonce.protocol.codec import decode_handle, encode_handle
 from sparkonce.protocol.handles import Handle, transaction_fields
 from sparkonce.protocol.outcomes import Finished, Outcome
 from sparkonce.protocol.ownership import Token
-from sparkonce.sinks.base import Facts, Owner, SinkCommitter, SinkWriter, TwoPhaseCommitSink, WriterContext
+from sparkonce.sink import Facts, Owner, SinkCommitter, SinkWriter, TwoPhaseCommitSink, WriterContext
 from sparkonce.testing.elsewhere import commit_elsewhere
 
 if TYPE_CHECKING:

@@ -15,14 +15,14 @@ from botocore.config import Config
 
 from crashes.target import OnSmallDisk, ServerOnSmallDisk, new_name
 from sparkonce.errors import SparkonceError
-from sparkonce.sinks.base import TwoPhaseCommitSink
-from sparkonce.sinks.files.deadlines import within
+from sparkonce.rig.disk import SmallDisk
+from sparkonce.rig.servers.hdfs import Hdfs
+from sparkonce.rig.servers.process import HOST
+from sparkonce.rig.servers.s3 import ACCESS_KEY, SECRET_KEY, S3Server, find_versitygw
+from sparkonce.sink import TwoPhaseCommitSink
+from sparkonce.sinks.files.hdfs.deadlines import within
 from sparkonce.sinks.files.sink import FilesSink
-from sparkonce.testing.disk import SmallDisk
 from sparkonce.testing.matchers import after
-from sparkonce.testing.servers.hdfs import Hdfs
-from sparkonce.testing.servers.process import HOST
-from sparkonce.testing.servers.s3 import ACCESS_KEY, SECRET_KEY, S3Server, find_versitygw
 
 _MEGABYTES = 16
 _S3_MEGABYTES = 64
@@ -42,7 +42,7 @@ def _numbers(content: bytes) -> list[int]:
 
 class FilesTarget(OnSmallDisk):
     name = "files"
-    preload = ("sparkonce.sinks.files.writer", "sparkonce.sinks.files.committer", "sparkonce.sinks.files.local")
+    preload = ("sparkonce.sinks.files.writer", "sparkonce.sinks.files.committer", "sparkonce.sinks.files.local.store")
     shows_within_s = gone_within_s = 0.0
     rows = staticmethod(rows)
 
@@ -140,7 +140,7 @@ class HdfsTarget(ServerOnSmallDisk):
 
     name = "files-hdfs"
     choice = "few"
-    preload = ("sparkonce.sinks.files.writer", "sparkonce.sinks.files.committer", "sparkonce.sinks.files.hdfs")
+    preload = ("sparkonce.sinks.files.writer", "sparkonce.sinks.files.committer", "sparkonce.sinks.files.hdfs.store")
     shows_within_s = 0.5
     rows = staticmethod(rows)
     server: Hdfs

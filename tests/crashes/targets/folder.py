@@ -7,7 +7,7 @@ from pathlib import Path
 
 from conformance.folder_sink import FolderSink
 from crashes.target import Target, new_name
-from sparkonce.sinks.base import TwoPhaseCommitSink
+from sparkonce.sink import TwoPhaseCommitSink
 
 
 class FolderTarget(Target):

@@ -10,14 +10,14 @@ import pytest
 
 from crashes.target import Target, new_name
 from kafka_transactions import await_markers
-from sparkonce.embedded import Cluster
-from sparkonce.embedded.broker import Broker
-from sparkonce.sinks.base import TwoPhaseCommitSink
+from sparkonce.rig.kafka import Cluster
+from sparkonce.rig.kafka.broker import Broker
+from sparkonce.rig.proxy import FaultProxy
+from sparkonce.rig.servers.process import HOST
+from sparkonce.sink import TwoPhaseCommitSink
 from sparkonce.sinks.kafka.sink import KafkaSink
 from sparkonce.testing.kafka import create_topic, list_transactions, read_committed
 from sparkonce.testing.matchers import END_TXN, INIT_PRODUCER_ID, PRODUCE, kafka_request
-from sparkonce.testing.proxy import FaultProxy
-from sparkonce.testing.servers.process import HOST
 from striking.kafka_reader import KafkaReader
 
 THROUGH = "PROXY"

@@ -12,12 +12,12 @@ import pytest
 
 from crashes.cells import DISK_FULL
 from crashes.target import ServerOnSmallDisk, keyed_rows, new_name, plain_rows
-from sparkonce.sinks.base import TwoPhaseCommitSink
+from sparkonce.rig.disk import SmallDisk
+from sparkonce.rig.proxy import Request
+from sparkonce.rig.servers.mariadb import MISSING, MariaDBServer
+from sparkonce.sink import TwoPhaseCommitSink
 from sparkonce.sinks.mysql.sink import MySQLSink
-from sparkonce.testing.disk import SmallDisk
 from sparkonce.testing.matchers import after
-from sparkonce.testing.proxy import Request
-from sparkonce.testing.servers.mariadb import MISSING, MariaDBServer
 
 _MEGABYTES = 96
 _LONG = "x" * 60_000

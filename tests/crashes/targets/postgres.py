@@ -9,13 +9,13 @@ import psycopg
 from psycopg import sql
 
 from crashes.target import ServerOnSmallDisk, keyed_rows, new_name
-from sparkonce.sinks.base import TwoPhaseCommitSink
+from sparkonce.rig.disk import SmallDisk
+from sparkonce.rig.proxy import Request
+from sparkonce.rig.servers.postgres import PostgresServer, find_postgres
+from sparkonce.rig.servers.process import HOST
+from sparkonce.sink import TwoPhaseCommitSink
 from sparkonce.sinks.postgres.sink import PostgresSink
-from sparkonce.testing.disk import SmallDisk
 from sparkonce.testing.matchers import after
-from sparkonce.testing.proxy import Request
-from sparkonce.testing.servers.postgres import PostgresServer, find_postgres
-from sparkonce.testing.servers.process import HOST
 
 _MEGABYTES = 160
 _SETTINGS = {"max_prepared_transactions": "100", "max_wal_size": "32MB", "min_wal_size": "32MB"}

@@ -10,13 +10,13 @@ import pyarrow as pa
 import redis
 
 from crashes.target import ServerOnSmallDisk, Target
-from sparkonce.sinks.base import TwoPhaseCommitSink
+from sparkonce.rig.disk import SmallDisk
+from sparkonce.rig.proxy import FaultProxy, Request
+from sparkonce.rig.servers.process import HOST, find_program
+from sparkonce.rig.servers.redis import RedisCluster, RedisServer
+from sparkonce.sink import TwoPhaseCommitSink
 from sparkonce.sinks.redis import scripts
 from sparkonce.sinks.redis.sink import RedisSink
-from sparkonce.testing.disk import SmallDisk
-from sparkonce.testing.proxy import FaultProxy, Request
-from sparkonce.testing.servers.process import HOST, find_program
-from sparkonce.testing.servers.redis import RedisCluster, RedisServer
 
 _MEGABYTES = 32
 

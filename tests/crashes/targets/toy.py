@@ -17,8 +17,8 @@ from sparkonce.errors import PrepareError, UnknownOutcomeError
 from sparkonce.protocol.handles import Handle, transaction_fields
 from sparkonce.protocol.outcomes import Finished, Outcome
 from sparkonce.protocol.ownership import TransactionName
-from sparkonce.sinks.base import Owner, SinkCommitter, SinkWriter, TwoPhaseCommitSink, WriterContext
-from sparkonce.testing.servers.process import HOST, Server
+from sparkonce.rig.servers.process import HOST, Server
+from sparkonce.sink import Owner, SinkCommitter, SinkWriter, TwoPhaseCommitSink, WriterContext
 
 DEADLINE_S = 1.0
 OUTCOMES = {

@@ -8,7 +8,7 @@ from pathlib import Path
 from conformance.write_ahead_targets import SqliteTarget
 from crashes.target import Target, new_name
 from sparkonce import Applies, WriteAheadSink
-from sparkonce.sinks.base import TwoPhaseCommitSink
+from sparkonce.sink import TwoPhaseCommitSink
 
 
 class WriteAheadTarget(Target):

@@ -11,7 +11,7 @@ from sparkonce.protocol.handles import Handle, transaction_fields
 from sparkonce.protocol.outcomes import Finished, Outcome
 from sparkonce.protocol.ownership import TransactionName
 from sparkonce.protocol.traces import Trace
-from sparkonce.sinks.base import Facts, Owner, SinkCommitter, claimed_by
+from sparkonce.sink import Facts, Owner, SinkCommitter, claimed_by
 from sparkonce.sinks.files import manifests
 from sparkonce.sinks.files.handle import LISTS, Listed, read_handle, read_list
 from sparkonce.sinks.files.manifests import Manifest

@@ -11,7 +11,7 @@ from sparkonce.arguments import flag, mapping, need_package, texts, whole_number
 from sparkonce.errors import ConfigurationError, PreflightError
 from sparkonce.guarantees import Guarantee
 from sparkonce.protocol.ownership import NAME_PREFIX_LIMIT_BYTES
-from sparkonce.sinks.base import Facts, SinkCommitter, SinkWriter, TwoPhaseCommitSink, WriterContext
+from sparkonce.sink import Facts, SinkCommitter, SinkWriter, TwoPhaseCommitSink, WriterContext
 from sparkonce.sinks.files.places import as_text, open_store, scheme_of
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ import pyarrow as pa
 from sparkonce.errors import OutageError, PrepareError
 from sparkonce.protocol.outcomes import Outcome
 from sparkonce.protocol.ownership import TransactionName
-from sparkonce.sinks.base import SinkWriter, WriterContext
+from sparkonce.sink import SinkWriter, WriterContext
 from sparkonce.sinks.files.formats import Encoder, Encoding
 from sparkonce.sinks.files.handle import fields_of
 from sparkonce.sinks.files.partitions import split

@@ -13,7 +13,7 @@ from sparkonce.protocol.handles import Handle, transaction_fields
 from sparkonce.protocol.outcomes import Finished, Outcome
 from sparkonce.protocol.ownership import TransactionalId
 from sparkonce.protocol.traces import Trace
-from sparkonce.sinks.base import Facts, Owner, Runs, SinkCommitter, claimed_by
+from sparkonce.sink import Facts, Owner, Runs, SinkCommitter, claimed_by
 from sparkonce.sinks.kafka.client import TransactionClient
 from sparkonce.sinks.kafka.others import other_queries
 from sparkonce.sinks.kafka.outcomes import (

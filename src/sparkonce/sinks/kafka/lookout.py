@@ -16,7 +16,7 @@ from kafka.protocol.admin.transactions import DescribeProducersRequest, ListTran
 from kafka.protocol.consumer.offsets import IsolationLevel, ListOffsetsRequest, OffsetSpec
 
 from sparkonce.protocol.ownership import TransactionalId
-from sparkonce.sinks.base import Lookout
+from sparkonce.sink import Lookout
 from sparkonce.sinks.kafka.client import TransactionClient
 from sparkonce.sinks.kafka.outcomes import NONE, Answer, Description, Transaction
 from sparkonce.sinks.kafka.settings import NEVER_MS, admin_settings, lasting

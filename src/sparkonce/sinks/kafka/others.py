@@ -8,7 +8,7 @@ from kafka.protocol.admin.transactions import DescribeProducersRequest, ListTran
 from kafka.protocol.consumer.offsets import ListOffsetsRequest
 
 from sparkonce.protocol.ownership import TransactionalId
-from sparkonce.sinks.base import Facts
+from sparkonce.sink import Facts
 from sparkonce.sinks.kafka.client import TransactionClient
 from sparkonce.sinks.kafka.lookout import latest_of
 from sparkonce.sinks.kafka.outcomes import COMMITTED_STATES, NONE, Answer

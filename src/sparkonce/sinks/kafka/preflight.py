@@ -12,7 +12,7 @@ from typing import Any
 from sparkonce.errors import ConfigurationError, PreflightError
 from sparkonce.guarantees import Guarantee
 from sparkonce.protocol.ownership import PREFIX_LIMIT_BYTES, Token, TransactionalId
-from sparkonce.sinks.base import Facts
+from sparkonce.sink import Facts
 from sparkonce.sinks.kafka.client import TransactionClient, versions_request
 from sparkonce.sinks.kafka.outcomes import NONE, Answer, Transaction
 from sparkonce.sinks.kafka.settings import admin_settings, producer_settings

@@ -42,7 +42,7 @@ class PoolKey:
         sink: The sink's name.
         query: The short form of the query's id.
         token: The run's token.
-        generation: See `sparkonce.sinks.base.Owner`.
+        generation: See `sparkonce.sink.Owner`.
     """
 
     sink: str

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from sparkonce.arguments import mapping, nonempty, whole_number
 from sparkonce.guarantees import Guarantee
 from sparkonce.protocol.ownership import TransactionalId
-from sparkonce.sinks.base import Facts, Lookout, Owner, SinkCommitter, SinkWriter, TwoPhaseCommitSink, WriterContext
+from sparkonce.sink import Facts, Lookout, Owner, SinkCommitter, SinkWriter, TwoPhaseCommitSink, WriterContext
 from sparkonce.sinks.kafka.settings import NEVER, NEVER_MS, lasting, producer_settings, size_settings
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from kafka.protocol.admin import DescribeConfigsRequest
 from kafka.protocol.metadata import MetadataRequest
 
 from sparkonce.errors import PreflightError
-from sparkonce.sinks.base import Facts
+from sparkonce.sink import Facts
 from sparkonce.sinks.kafka.outcomes import NONE, Answer
 from sparkonce.sinks.kafka.settings import NEVER_MS, lasting
 

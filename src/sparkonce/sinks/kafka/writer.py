@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from confluent_kafka import KafkaError, KafkaException
 
 from sparkonce.errors import OutageError, PrepareError
-from sparkonce.sinks.base import SinkWriter
+from sparkonce.sink import SinkWriter
 from sparkonce.sinks.kafka.lane import UNKNOWN_PARTITION, Lane
 from sparkonce.sinks.kafka.rows import CHOSEN_PARTITION, CHUNK_BYTES, CHUNK_ROWS, NOW_MS, Chunk, to_chunks
 

@@ -12,7 +12,7 @@ from sparkonce.protocol.handles import Handle, transaction_fields
 from sparkonce.protocol.outcomes import Finished
 from sparkonce.protocol.ownership import Token
 from sparkonce.protocol.traces import Trace
-from sparkonce.sinks.base import (
+from sparkonce.sink import (
     Facts,
     Owner,
     SinkCommitter,

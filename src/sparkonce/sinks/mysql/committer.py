@@ -15,7 +15,7 @@ from sparkonce.protocol.handles import Handle, transaction_fields
 from sparkonce.protocol.outcomes import Finished, Outcome
 from sparkonce.protocol.ownership import TransactionName
 from sparkonce.protocol.traces import Trace
-from sparkonce.sinks.base import Facts, Owner, SinkCommitter, claimed_by
+from sparkonce.sink import Facts, Owner, SinkCommitter, claimed_by
 from sparkonce.sinks.mysql import markers, prepared, staged
 from sparkonce.sinks.mysql.connection import SERVER_ERRORS, Link, connect, number_of, words_of
 from sparkonce.sinks.mysql.flavours import Flavour, flavour_of

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from sparkonce.errors import PreflightError
-from sparkonce.sinks.base import Facts
+from sparkonce.sink import Facts
 from sparkonce.sinks.mysql import markers
 from sparkonce.sinks.mysql.connection import SERVER_ERRORS, Link, connect, said_by
 from sparkonce.sinks.mysql.flavours import MARIADB, Flavour, flavour_of, numbers_of

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from sparkonce.arguments import need_package, nonempty, number, one_of, texts
 from sparkonce.errors import ConfigurationError
 from sparkonce.guarantees import Guarantee
-from sparkonce.sinks.base import Facts, SinkCommitter, SinkWriter, TwoPhaseCommitSink, WriterContext
+from sparkonce.sink import Facts, SinkCommitter, SinkWriter, TwoPhaseCommitSink, WriterContext
 from sparkonce.sinks.mysql.names import PREFIX_LIMIT_BYTES
 from sparkonce.sinks.mysql.settings import connection_settings, place
 

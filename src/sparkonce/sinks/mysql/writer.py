@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from sparkonce.errors import OutageError, PrepareError
 from sparkonce.protocol.outcomes import Outcome
 from sparkonce.protocol.ownership import TransactionName
-from sparkonce.sinks.base import SinkWriter, WriterContext
+from sparkonce.sink import SinkWriter, WriterContext
 from sparkonce.sinks.mysql import markers
 from sparkonce.sinks.mysql.bulk import bulk_rows, types_of
 from sparkonce.sinks.mysql.connection import SERVER_ERRORS, Link, Loaded, connect, number_of, said_by, words_of

@@ -15,7 +15,7 @@ from sparkonce.protocol.handles import Handle
 from sparkonce.protocol.outcomes import Finished, Outcome
 from sparkonce.protocol.ownership import TransactionName
 from sparkonce.protocol.traces import Trace
-from sparkonce.sinks.base import Facts, Owner, SinkCommitter
+from sparkonce.sink import Facts, Owner, SinkCommitter
 from sparkonce.sinks.postgres.catalog import look_again
 from sparkonce.sinks.postgres.connection import Connection, Connections, within
 from sparkonce.sinks.postgres.markers import TIDY_EVERY, list_staged, not_committed, read_traces, tidy

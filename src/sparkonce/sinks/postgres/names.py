@@ -9,7 +9,7 @@ from zlib import crc32
 
 from sparkonce.protocol.handles import Handle, Scalar, transaction_fields
 from sparkonce.protocol.ownership import Token, TransactionName
-from sparkonce.sinks.base import Facts, Owner, claimed_by
+from sparkonce.sink import Facts, Owner, claimed_by
 
 TWO_PHASE = "two_phase"
 STAGED = "staged"

@@ -14,7 +14,7 @@ import psycopg
 from sparkonce.errors import PreflightError
 from sparkonce.guarantees import Guarantee
 from sparkonce.protocol.ownership import TransactionName
-from sparkonce.sinks.base import Facts
+from sparkonce.sink import Facts
 from sparkonce.sinks.postgres.catalog import (
     MEND_PARTITION,
     Table,

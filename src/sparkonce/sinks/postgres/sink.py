@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from sparkonce.arguments import need_package, one_of, texts
 from sparkonce.errors import ConfigurationError
 from sparkonce.guarantees import Guarantee
-from sparkonce.sinks.base import Facts, SinkCommitter, SinkWriter, TwoPhaseCommitSink, WriterContext
+from sparkonce.sink import Facts, SinkCommitter, SinkWriter, TwoPhaseCommitSink, WriterContext
 from sparkonce.sinks.postgres.settings import COMMITS, Connecting, Limits, Target, check_identifier, whole_prefix
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from psycopg import sql
 
 from sparkonce.errors import PrepareError
 from sparkonce.protocol.ownership import TransactionName
-from sparkonce.sinks.base import SinkWriter, WriterContext
+from sparkonce.sink import SinkWriter, WriterContext
 from sparkonce.sinks.postgres import statements
 from sparkonce.sinks.postgres.catalog import MEND_PARTITION, Table, look_again, read_table
 from sparkonce.sinks.postgres.connection import Connection, begin, of_process, within

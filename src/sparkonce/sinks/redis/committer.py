@@ -11,7 +11,7 @@ from sparkonce.protocol.handles import Handle
 from sparkonce.protocol.outcomes import COMMITTED, Finished, Outcome
 from sparkonce.protocol.ownership import TransactionName
 from sparkonce.protocol.traces import Trace
-from sparkonce.sinks.base import Facts, Owner, SinkCommitter, claimed_by
+from sparkonce.sink import Facts, Owner, SinkCommitter, claimed_by
 from sparkonce.sinks.redis import looks, names, scripts
 from sparkonce.sinks.redis.applying import Applying
 from sparkonce.sinks.redis.hash_slots import HASH_SLOTS, pack_slots, unpack_slots

@@ -20,7 +20,7 @@ from sparkonce.sinks.redis.outcomes import Refusal, read_refusal
 
 
 def begun_ms(nodes: Nodes, handles: Sequence[Handle], ledger_ttl_ms: int) -> list[int | None]:
-    """See `sparkonce.sinks.base.SinkCommitter.begun_ms`. Asks with what a commit needs, too, and changes no row.
+    """See `sparkonce.sink.SinkCommitter.begun_ms`. Asks with what a commit needs, too, and changes no row.
 
     Args:
         nodes: The servers.
@@ -54,7 +54,7 @@ def begun_ms(nodes: Nodes, handles: Sequence[Handle], ledger_ttl_ms: int) -> lis
 
 
 def missing(nodes: Nodes, handles: Sequence[Handle], ledger_ttl_ms: int) -> list[Handle]:
-    """See `sparkonce.sinks.base.SinkCommitter.missing`.
+    """See `sparkonce.sink.SinkCommitter.missing`.
 
     The ledger surely lives for so long; half of it leaves room for clocks.
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 
 from sparkonce.errors import PreflightError
 from sparkonce.guarantees import Guarantee
-from sparkonce.sinks.base import Facts
+from sparkonce.sink import Facts
 from sparkonce.sinks.redis import scripts
 from sparkonce.sinks.redis.hash_slots import hash_slot
 from sparkonce.sinks.redis.names import IDENTITY, Key, check_prefix, shown_url

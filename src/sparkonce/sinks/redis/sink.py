@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from sparkonce.arguments import flag, mapping, need_package, number, texts, whole_number
 from sparkonce.errors import ConfigurationError
 from sparkonce.guarantees import Guarantee
-from sparkonce.sinks.base import Facts, SinkCommitter, SinkWriter, TwoPhaseCommitSink, WriterContext
+from sparkonce.sink import Facts, SinkCommitter, SinkWriter, TwoPhaseCommitSink, WriterContext
 from sparkonce.sinks.redis.shape import Shape
 
 if TYPE_CHECKING:

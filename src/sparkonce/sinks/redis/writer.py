@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from sparkonce.errors import OutageError, PrepareError, SparkonceError
 from sparkonce.protocol.ownership import TransactionName
-from sparkonce.sinks.base import SinkWriter, WriterContext
+from sparkonce.sink import SinkWriter, WriterContext
 from sparkonce.sinks.redis import scripts
 from sparkonce.sinks.redis.encoding import encode
 from sparkonce.sinks.redis.hash_slots import hash_slots, pack_slots, tags

@@ -11,7 +11,7 @@ from sparkonce.protocol.handles import Handle, transaction_fields
 from sparkonce.protocol.outcomes import Finished, Outcome
 from sparkonce.protocol.ownership import Token, TransactionName
 from sparkonce.protocol.traces import Trace
-from sparkonce.sinks.base import Facts, Owner, SinkCommitter
+from sparkonce.sink import Facts, Owner, SinkCommitter
 from sparkonce.sinks.write_ahead.application import Application, How, Unit
 from sparkonce.sinks.write_ahead.calls import Calls
 from sparkonce.sinks.write_ahead.entry import Entry

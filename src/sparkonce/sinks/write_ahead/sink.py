@@ -13,7 +13,7 @@ from sparkonce.arguments import function, member, number, one_of, whole_number
 from sparkonce.errors import ConfigurationError, PreflightError, SchemaError
 from sparkonce.guarantees import Guarantee
 from sparkonce.protocol.ownership import NAME_PREFIX_LIMIT_BYTES
-from sparkonce.sinks.base import Facts, SinkCommitter, SinkWriter, TwoPhaseCommitSink, WriterContext
+from sparkonce.sink import Facts, SinkCommitter, SinkWriter, TwoPhaseCommitSink, WriterContext
 from sparkonce.sinks.write_ahead.apply import CONDITIONS, Applies, Apply, IsApplied, Per
 
 if TYPE_CHECKING:

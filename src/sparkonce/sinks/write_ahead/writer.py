@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from sparkonce.durable import is_outage
 from sparkonce.errors import OutageError, PrepareError
 from sparkonce.protocol.ownership import TransactionName
-from sparkonce.sinks.base import SinkWriter, WriterContext
+from sparkonce.sink import SinkWriter, WriterContext
 from sparkonce.sinks.write_ahead.apply import Apply, ApplyToken, give
 from sparkonce.sinks.write_ahead.entry import Entry
 from sparkonce.sinks.write_ahead.folder import Stand, WriteAheadFolder

@@ -15,7 +15,7 @@ from sparkonce.protocol.handles import Handle, Scalar, transaction_fields
 from sparkonce.protocol.outcomes import Finished, Outcome
 from sparkonce.protocol.ownership import TransactionName
 from sparkonce.protocol.traces import Trace
-from sparkonce.sinks.base import Facts, Owner
+from sparkonce.sink import Facts, Owner
 from sparkonce.sinks.write_ahead.application import Application, How, Unit
 from sparkonce.sinks.write_ahead.apply import Applies, ApplyToken, RefusedError
 from sparkonce.sinks.write_ahead.committer import WriteAheadCommitter

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from sparkonce.arguments import nonempty
 from sparkonce.errors import PreflightError
 from sparkonce.protocol.ownership import TransactionName
-from sparkonce.sinks.base import Facts
+from sparkonce.sink import Facts
 from sparkonce.sources.packages import ICEBERG_MODULE
 from sparkonce.spark.tables.answers import what_it_says
 from sparkonce.spark.tables.committer import Label, Rules, Table

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, TypeVar
 import pyarrow as pa
 
 from sparkonce.errors import ConfigurationError, PreflightError, SchemaError
-from sparkonce.sinks.base import Facts, SinkCommitter
+from sparkonce.sink import Facts, SinkCommitter
 from sparkonce.sinks.write_ahead.apply import Applies
 from sparkonce.sinks.write_ahead.sink import WriteAheadSink
 from sparkonce.spark.modules import require_class

@@ -1,0 +1,113 @@
+"""Compares rows with rows: every one as often as it must be, and nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from sparkonce.lab.checkers.tables import KEYS, places, words
+from sparkonce.lab.verdicts import MOST_EXAMPLES, Anomaly, Verdict
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Difference:
+    """What distinguishes two multisets: tables of `KEYS` and ``times``.
+
+    Attributes:
+        missing: How many times too few.
+        doubled: How many times too many, of what must be there.
+        strange: How many times what must not be there at all.
+    """
+
+    missing: pa.Table
+    doubled: pa.Table
+    strange: pa.Table
+
+    @property
+    def count(self) -> int:
+        """All of them."""
+        return total(self.missing) + total(self.doubled) + total(self.strange)
+
+
+def difference(wanted: pa.Table, found: pa.Table) -> Difference:
+    """Compares two plain tables on `KEYS`."""
+    both = pa.concat_tables([_marked(wanted, wanted=1, found=0), _marked(found, wanted=0, found=1)])
+    groups = both.group_by(KEYS).aggregate([("wanted", "sum"), ("found", "sum")])
+    uneven = groups.filter(pc.not_equal(groups["wanted_sum"], groups["found_sum"]))
+    more = pc.subtract(uneven["found_sum"], uneven["wanted_sum"])
+    uneven = uneven.select(KEYS).append_column("wanted", uneven["wanted_sum"]).append_column("times", more)
+    known, excess = pc.greater(uneven["wanted"], 0), pc.greater(uneven["times"], 0)
+    missing = uneven.filter(pc.invert(excess))
+    missing = missing.set_column(missing.column_names.index("times"), "times", pc.negate(missing["times"]))
+    return Difference(
+        missing=missing.select([*KEYS, "times"]),
+        doubled=uneven.filter(pc.and_(known, excess)).select([*KEYS, "times"]),
+        strange=uneven.filter(pc.invert(known)).select([*KEYS, "times"]),
+    )
+
+
+def total(times: pa.Table) -> int:
+    """How many rows a table of a `Difference` stands for."""
+    return int(pc.sum(times["times"]).as_py() or 0)
+
+
+def check_rows(system: str, expected: pa.Table, found: pa.Table, unlike: Difference) -> Iterator[Verdict]:
+    """MISSING, DOUBLED and STRANGE. Each occurrence beyond the first is a double; of a strange row each is strange.
+
+    A sum with a wrong amount is strange, and the right one is missing.
+    """
+    for anomaly, times, looked_at in (
+        (Anomaly.MISSING, unlike.missing, len(expected)),
+        (Anomaly.DOUBLED, unlike.doubled, len(found)),
+        (Anomaly.STRANGE, unlike.strange, len(found)),
+    ):
+        yield Verdict(
+            anomaly=anomaly,
+            system=system,
+            looked_at=looked_at,
+            count=total(times),
+            examples=_examples(times, found),
+        )
+
+
+def check_undisturbed(system: str, undisturbed: pa.Table, found: pa.Table, unlike: Difference) -> Iterator[Verdict]:
+    """STATE_DIFFERS: a system against what a query that nobody disturbed has made."""
+    yield Verdict(
+        anomaly=Anomaly.STATE_DIFFERS,
+        system=system,
+        looked_at=len(undisturbed),
+        count=unlike.count,
+        examples=told(unlike, found),
+    )
+
+
+def told(unlike: Difference, found: pa.Table) -> tuple[str, ...]:
+    """Examples of all that differs."""
+    lines = [
+        f"{name}: {line}"
+        for name, times in (("missing", unlike.missing), ("doubled", unlike.doubled), ("strange", unlike.strange))
+        for line in _examples(times, found)
+    ]
+    return tuple(lines[:MOST_EXAMPLES])
+
+
+def _examples(times: pa.Table, found: pa.Table) -> tuple[str, ...]:
+    """The first rows by kind, key and number, and where they stand."""
+    if not len(times):
+        return ()
+    first = pc.select_k_unstable(times, k=MOST_EXAMPLES, sort_keys=[(name, "ascending") for name in KEYS])
+    lines = []
+    for row in times.take(first).to_pylist():
+        where = places(found, row)
+        lines.append(words(row) + (f" [{where}]" if where else ""))
+    return tuple(lines)
+
+
+def _marked(table: pa.Table, **marks: int) -> pa.Table:
+    plain = table.select(KEYS)
+    for name, value in marks.items():
+        plain = plain.append_column(name, pa.repeat(pa.scalar(value, pa.int8()), len(plain)))
+    return plain

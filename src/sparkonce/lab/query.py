@@ -1,0 +1,340 @@
+"""The query under verification: rows from Kafka, passed on one by one and summed by key and window, to every system.
+
+A process of its own (``python -m sparkonce.lab.query``). It tells what it does in lines of JSON on standard output,
+takes its `QueryConfig` and then commands in lines of JSON on standard input, and stops when that is closed, so it
+cannot outlive the process that started it. (Not as arguments: everybody can read those, and there may be passwords
+among the settings.) The commands: ``{"hold": "DECIDING"}`` stops it where that phase begins the next time, ``{"go":
+true}`` lets it go on.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from sparkonce.lab.clock import adapt_python, let_java_start, only_the_drivers
+from sparkonce.lab.demo.proof import SparkCheckpoint
+from sparkonce.protocol.state import Phase
+from sparkonce.rig.kafka.jars import spark_jars_folder
+from sparkonce.sources.packages import SCALA
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.streaming.query import StreamingQuery
+
+    from sparkonce.sink import TwoPhaseCommitSink
+
+_POLL_S = 0.1
+_STOP_S = 120.0
+_HOLD_S = 300.0
+_PROGRESS_S = 10.0
+WATERMARK_DELAY = "2 seconds"
+LOCAL = "local[2,4]"
+"""A task that fails is tried again, up to four times, as on a cluster. In ``local[2]`` it would not be."""
+FAST_START = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1 -XX:-UsePerfData"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QueryConfig:
+    """One start of the query: plain values.
+
+    Attributes:
+        source: librdkafka's settings of how to connect to the source.
+        topic: The source.
+        sinks: Of each system by name: what its `System.build` makes the sink of.
+        checkpoint: The query's folder.
+        temporary: For what Spark leaves behind when it is killed.
+        jars: For ``spark.jars``.
+        window_ms: Width of the windows.
+        trigger: ``processingTime``, or empty for ``availableNow``.
+        master: Spark's master.
+        slots: How many slots each system's sink has; 0 for as many as the plan has.
+        shuffle_partitions: Spark's; a stateful query keeps it from its first start on.
+        hold: Name of the phase to be held at from the beginning, if any.
+        java_flags: Of the driver's JVM.
+        plain_to: Instead of all sinks, a folder that Spark itself writes Parquet to.
+        outage_patience_s: See `sparkonce.ExactlyOnce`.
+    """
+
+    source: Mapping[str, Any]
+    topic: str
+    sinks: Mapping[str, Mapping[str, Any]]
+    checkpoint: str
+    temporary: str
+    jars: tuple[str, ...]
+    window_ms: int
+    trigger: str = "500 milliseconds"
+    master: str = LOCAL
+    slots: int = 0
+    shuffle_partitions: int = 3
+    hold: str = ""
+    java_flags: str = FAST_START
+    plain_to: str = ""
+    outage_patience_s: float = 60.0
+
+    def to_json(self) -> str:
+        """One line."""
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def of_json(cls, text: str) -> QueryConfig:
+        """The inverse of `to_json`."""
+        return cls(**json.loads(text))
+
+
+def plan(spark: SparkSession, config: QueryConfig) -> DataFrame:
+    """Each row as it is, and the sum of each key's amounts in each window once the watermark has passed it."""
+    from pyspark.sql import functions as F  # noqa: N812 - as everybody writes it
+
+    from sparkonce import read_kafka
+
+    records = read_kafka(spark, config.source, topics=config.topic)
+    fields = F.split(F.col("value").cast("string"), ",")
+    parsed = records.select(
+        F.col("key").cast("string").cast("bigint").alias("key"),
+        fields[0].cast("bigint").alias("number"),
+        fields[1].cast("bigint").alias("amount"),
+        F.timestamp_millis(fields[2].cast("bigint")).alias("at"),
+    )
+    rows = parsed.where("key >= 0").select(
+        F.lit("row").alias("kind"), "key", "number", "amount", F.lit(1).cast("bigint").alias("rows")
+    )
+    sums = (
+        parsed.withWatermark("at", WATERMARK_DELAY)
+        .groupBy(F.window("at", f"{config.window_ms} milliseconds"), "key")
+        .agg(F.sum("amount").alias("amount"), F.count("*").alias("rows"))
+        .select(F.lit("sum").alias("kind"), "key", F.unix_millis("window.start").alias("number"), "amount", "rows")
+    )
+    return rows.union(sums)
+
+
+def for_kafka(batch: DataFrame) -> DataFrame:
+    """Key and value of each row's record."""
+    from pyspark.sql import functions as F  # noqa: N812 - as everybody writes it
+
+    value = F.concat_ws(",", *[F.col(name).cast("string") for name in batch.columns])
+    return batch.select(F.col("key").cast("string").alias("key"), value.alias("value"))
+
+
+def sinks_of(config: QueryConfig) -> dict[TwoPhaseCommitSink, Callable[[DataFrame], DataFrame]]:
+    """Every system's sink, with the view that gives it its slots. All but Kafka's share one, and so a Spark job."""
+
+    def view(kafka: bool) -> Callable[[DataFrame], DataFrame]:
+        def of(batch: DataFrame) -> DataFrame:
+            shown = for_kafka(batch) if kafka else batch
+            # Not by coalesce: it goes by which executor has what at the moment, and a batch that is lost in part is
+            # written again only if its rows come in the slots of before.
+            return shown.repartition(config.slots, "key") if config.slots else shown
+
+        return of
+
+    from sparkonce.lab.systems.names import SYSTEMS
+
+    records, rows = view(True), view(False)
+    found = {}
+    for name, settings in config.sinks.items():
+        sink = SYSTEMS[name].build(settings)
+        found[sink] = records if name == "kafka" else rows
+    return found
+
+
+class Gate:
+    """Holds the query where a phase begins, for as long as it is told to."""
+
+    def __init__(self, phase: str) -> None:
+        self._phase = phase
+        self._go = threading.Event()
+
+    def hold(self, phase: str) -> None:
+        """The next time that this phase begins."""
+        self._go.clear()
+        self._phase = phase
+
+    def go(self) -> None:
+        """Lets it go on, and holds no more."""
+        self._phase = ""
+        self._go.set()
+
+    def pass_by(self, phase: Phase, batch: int) -> None:
+        """Called where a phase begins."""
+        if phase.name == self._phase:
+            tell("held", phase=phase.name, batch=batch)
+            self._go.wait(_HOLD_S)
+
+
+def main() -> int:
+    """Runs the query until standard input is closed. Returns 0 unless the query failed."""
+    adapt_python()
+    lines = _lines()
+    config = QueryConfig.of_json(next(lines))
+    gate, stopping = Gate(config.hold), threading.Event()
+    threading.Thread(target=_listen, args=(lines, gate, stopping), daemon=True).start()
+    _tell_log()
+    spark = session(config)
+    query = start(spark, config, gate, stopping)
+    tell("started", run=str(query.runId))
+    while query.isActive and not stopping.wait(_POLL_S):
+        pass
+    error = query.exception()
+    if error is not None:
+        tell("failed", error=type(error).__name__, message=str(error)[:2000])
+        return 1
+    _tell_state(query, config.checkpoint)
+    query.stop()
+    spark.stop()
+    tell("stopped")
+    return 0
+
+
+def _tell_state(query: StreamingQuery, checkpoint: str) -> None:
+    """How many rows of state there are after the newest batch. Spark tells of a batch a moment after it is done."""
+    newest = SparkCheckpoint(Path(checkpoint)).finished()
+    give_up_at = time.monotonic() + _PROGRESS_S
+    while time.monotonic() < give_up_at:
+        progress = query.lastProgress
+        if progress is not None and progress["batchId"] >= newest:
+            tell("state", rows=sum(each["numRowsTotal"] for each in progress["stateOperators"]))
+            return
+        time.sleep(_POLL_S)
+
+
+def start(spark: SparkSession, config: QueryConfig, gate: Gate, stopping: threading.Event) -> StreamingQuery:
+    """Starts the query. Errors are told unless it is ``stopping``: then its batch is broken off on purpose."""
+    writer = plan(spark, config).writeStream.outputMode("append").option("checkpointLocation", config.checkpoint)
+    trigger: dict[str, Any] = {"processingTime": config.trigger} if config.trigger else {"availableNow": True}
+    if config.plain_to:
+        return writer.format("parquet").option("path", config.plain_to).trigger(**trigger).start()
+    return writer.foreachBatch(_batches(config, gate, stopping)).trigger(**trigger).start()
+
+
+def _batches(config: QueryConfig, gate: Gate, stopping: threading.Event) -> Callable[[DataFrame, int], None]:
+    from sparkonce import ExactlyOnce
+
+    def listen(phase: Phase, batch: int) -> None:
+        if phase is Phase.IDLE:
+            done = exactly_once.progress()[-1]
+            tell(
+                "batch",
+                batch=batch,
+                rows=done.rows,
+                transactions=done.transactions,
+                recovered=done.recovered,
+                healed=done.healed,
+                seconds=done.seconds,
+            )
+        tell("phase", phase=phase.name, batch=batch)
+        gate.pass_by(phase, batch)
+
+    exactly_once = ExactlyOnce(
+        sinks_of(config),
+        checkpoint=config.checkpoint,
+        listener=listen,
+        display=False,
+        outage_patience_s=config.outage_patience_s,
+        sweep_every_s=2.0,
+    )
+
+    def run_batch(rows: DataFrame, batch: int) -> None:
+        from pyspark.sql import functions as F  # noqa: N812 - as everybody writes it
+
+        try:
+            exactly_once(rows.withColumn("batch", F.lit(batch).cast("bigint")), batch)
+        except Exception as error:
+            # By its own name, whosever it is: Spark wraps it in one of its own.
+            if not stopping.is_set():
+                tell("stop", error=type(error).__name__, message=str(error)[:2000])
+            raise
+
+    return run_batch
+
+
+def session(config: QueryConfig) -> SparkSession:
+    """Spark, on loopback, with its temporary files in a folder of ours."""
+    from pyspark.sql import SparkSession
+
+    if config.master.startswith("local-cluster"):
+        # An executor is started by what belongs to an installation of Spark, and else looks for a build's folders.
+        os.environ.update(SPARK_HOME=str(spark_jars_folder().parent), SPARK_SCALA_VERSION=SCALA)
+    let_java_start()
+    java = f"-Djava.io.tmpdir={config.temporary} {config.java_flags}"
+    spark = (
+        SparkSession.builder.master(config.master)
+        .appName("sparkonce verify")
+        .config("spark.jars", ",".join(config.jars))
+        .config("spark.driver.extraJavaOptions", java)
+        .config("spark.driver.host", "127.0.0.1")
+        .config("spark.driver.bindAddress", "127.0.0.1")
+        .config("spark.executor.extraJavaOptions", f"-Djava.io.tmpdir={config.temporary} {FAST_START}")
+        .config("spark.local.dir", config.temporary)
+        .config("spark.sql.shuffle.partitions", str(config.shuffle_partitions))
+        .config(map=dict(only_the_drivers()))
+        .config("spark.ui.enabled", "false")
+        # A full collection often, and little kept for a page that is off (by default 100,000 tasks, which takes hours):
+        # what memory the JVM has after an hour is then what the query needs.
+        .config("spark.cleaner.periodicGC.interval", "2min")
+        .config("spark.ui.retainedJobs", "100")
+        .config("spark.ui.retainedStages", "100")
+        .config("spark.ui.retainedTasks", "1000")
+        .config("spark.sql.ui.retainedExecutions", "100")
+        .config("spark.ui.showConsoleProgress", "false")
+        .getOrCreate()
+    )
+    spark.sparkContext.setLogLevel("WARN")
+    return spark
+
+
+def tell(event: str, **fields: Any) -> None:
+    """Writes one line for the process that listens."""
+    # One write for a line: the JVM has the same standard output.
+    os.write(1, (json.dumps({"event": event, **fields}) + "\n").encode())
+
+
+def _lines() -> Iterator[str]:
+    """Of standard input. Not by sys.stdin: at the interpreter's end a reading thread would still hold its lock."""
+    rest = b""
+    while piece := os.read(0, 65_536):
+        *lines, rest = (rest + piece).split(b"\n")
+        yield from (line.decode() for line in lines)
+
+
+def _listen(lines: Iterator[str], gate: Gate, stopping: threading.Event) -> None:
+    for line in lines:
+        _obey(json.loads(line), gate)
+    # Where a server is gone too, stopping in order may take for ever, and nobody waits for it any more.
+    end = threading.Timer(_STOP_S, os._exit, (1,))
+    end.daemon = True
+    end.start()
+    gate.go()
+    stopping.set()
+
+
+def _obey(command: Mapping[str, Any], gate: Gate) -> None:
+    if "hold" in command:
+        gate.hold(command["hold"])
+    if "go" in command:
+        gate.go()
+
+
+class _TellingHandler(logging.Handler):
+    def emit(self, record: logging.LogRecord) -> None:
+        tell("log", level=record.levelname, message=record.getMessage()[:1000])
+
+
+def _tell_log() -> None:
+    logging.basicConfig(level=logging.WARNING, stream=sys.stderr, format="%(asctime)s %(name)s %(message)s")
+    ours = logging.getLogger("sparkonce")
+    ours.setLevel(logging.INFO)
+    telling = _TellingHandler(level=logging.WARNING)
+    ours.addHandler(telling)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,117 @@
+"""What the verifier must be able to do with a system that the query writes to."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from sparkonce.lab.faults import Fault
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from sparkonce.sink import TwoPhaseCommitSink
+
+
+class System(ABC):
+    """A system. `start` starts a server of our own, or connects to the one that the user has named.
+
+    Attributes:
+        name: As on the command line: ``kafka``, ``postgres``, … It is the sink's name, too.
+    """
+
+    name: str
+
+    @abstractmethod
+    def start(self, folder: Path) -> None:
+        """Starts it and makes the place for the rows: a topic, a table, a folder, with a name that nobody has.
+
+        Args:
+            folder: A new one, for data, logs and the like.
+
+        Raises:
+            PreflightError: if it cannot be had.
+            ConfigurationError: if what the user has named cannot be used.
+        """
+
+    @abstractmethod
+    def stop(self) -> None:
+        """Ends what was started here; on the user's own server it removes the place for the rows, unless `keep_place`.
+
+        May be called again, and after a `start` that failed.
+        """
+
+    keep_place = False
+    """Set where the rows must stay to be looked at."""
+
+    @abstractmethod
+    def sink_settings(self) -> Mapping[str, Any]:
+        """What `build` makes the sink of, in the query's process.
+
+        Plain values for JSON, with the address at which faults of connections can be injected.
+        """
+
+    @staticmethod
+    @abstractmethod
+    def build(settings: Mapping[str, Any]) -> TwoPhaseCommitSink:
+        """The sink. It is given the columns of `sparkonce.lab.history.OBSERVED` up to ``batch``."""
+
+    @abstractmethod
+    def read(self) -> pa.Table:
+        """Every row that a reader of committed rows sees now: `sparkonce.lab.history.OBSERVED`.
+
+        By a connection of its own, which no fault strikes.
+        """
+
+    @abstractmethod
+    def newest(self) -> int:
+        """The newest batch of which such a reader sees a row now, -1 if there is none.
+
+        Called several times a second by one thread. Raises any `Exception` while the system does not answer, and
+        must then give up within seconds.
+        """
+
+    @abstractmethod
+    def left_open(self) -> Sequence[str]:
+        """What it holds of this query that is neither committed nor aborted, by name.
+
+        Asked of the system, not of our code. Raises any `Exception` while it does not answer.
+        """
+
+    @abstractmethod
+    def faults(self) -> Mapping[Fault, Sequence[str]]:
+        """The faults that can be injected here; for faults of one request with the names of the requests."""
+
+    @abstractmethod
+    def inject(self, fault: Fault, *, request: str = "", within_s: float = 30.0) -> bool:
+        """Makes it happen. What lasts goes on until `lift`.
+
+        For a fault of one request this sets the trap; `sprung` says whether the request has come. Such a fault is
+        always to be lifted: a trap that has not sprung is taken away, and a request that is held is delivered.
+
+        Args:
+            fault: One of `faults`.
+            request: Which request.
+            within_s: Limit, for what has to be waited for.
+
+        Returns:
+            Whether there is something to lift.
+
+        Raises:
+            ConfigurationError: if the fault, or the request, is none of `faults`.
+            TimeoutError: if it could not be made to happen within the limit. There is nothing to lift then.
+        """
+
+    @abstractmethod
+    def lift(self, fault: Fault) -> None:
+        """Ends what lasts: the server is started again, connections heal, a held request is delivered.
+
+        Raises:
+            PreflightError: if a server does not come back.
+        """
+
+    def sprung(self) -> bool:
+        """Whether the trap of a fault of one request has sprung; True for all other faults."""
+        return True

@@ -1,0 +1,152 @@
+"""How faults are made to happen, and ended: of a proxy's connections, of a server, of a disk."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+from sparkonce.errors import ConfigurationError
+from sparkonce.lab.faults import OF_REQUESTS, Fault
+from sparkonce.lab.systems.base import System
+from sparkonce.rig.proxy import FaultProxy, RequestFault, Trap
+
+if TYPE_CHECKING:
+    from sparkonce.rig.disk import SmallDisk
+    from sparkonce.rig.servers.process import Server
+
+SLOW_MS = 50
+"""How long each piece of each connection is kept back."""
+
+_TRAPS = {Fault.REPLY_LOST: RequestFault.REPLY_LOST, Fault.REQUEST_LATE: RequestFault.HELD}
+
+
+@dataclass(frozen=True, slots=True)
+class Injection:
+    """A fault that can be made to happen.
+
+    Attributes:
+        begin: Makes it happen, within so many seconds.
+        end: Ends it; None if it does not last.
+    """
+
+    begin: Callable[[float], None]
+    end: Callable[[], object] | None = None
+
+
+Injections = Mapping[Fault, Injection]
+
+
+class Stoppable(Protocol):
+    """A server."""
+
+    def kill(self) -> None:
+        """By SIGKILL."""
+
+    def start(self) -> object:
+        """With its data, and waits until it answers."""
+
+    def pause(self) -> None:
+        """By SIGSTOP."""
+
+    def resume(self) -> None:
+        """By SIGCONT."""
+
+
+def of_connections(proxy: FaultProxy) -> Injections:
+    """What a proxy does to all connections."""
+    return {
+        Fault.CUT: Injection(lambda _: proxy.cut()),
+        Fault.SLOWED: Injection(lambda _: proxy.slow(SLOW_MS), proxy.heal),
+        Fault.BLACK_HOLE: Injection(lambda _: proxy.swallow(), proxy.heal),
+        Fault.REQUESTS_SWALLOWED: Injection(lambda _: proxy.swallow(replies=False), proxy.heal),
+        Fault.REPLIES_SWALLOWED: Injection(lambda _: proxy.swallow(requests=False), proxy.heal),
+    }
+
+
+def of_server(server: Stoppable) -> Injections:
+    """What becomes of a server of our own."""
+    return {
+        Fault.SERVER_KILLED: Injection(lambda _: server.kill(), server.start),
+        Fault.SERVER_PAUSED: Injection(lambda _: server.pause(), server.resume),
+    }
+
+
+def of_disk(disk: SmallDisk, server: Server | None = None) -> Injections:
+    """What becomes of a disk that can be filled; nothing of another one.
+
+    Args:
+        disk: The disk.
+        server: Is started again if it has ended because it could not write.
+    """
+    if not disk.is_small:
+        return {}
+
+    def end() -> None:
+        disk.free()
+        if server is not None and not server.is_up():
+            server.restart()
+
+    return {Fault.TARGET_DISK_FULL: Injection(lambda _: disk.fill(), end)}
+
+
+class Injectable(System):
+    """A system whose faults are in a table. Its `start` sets the attributes here.
+
+    Attributes:
+        injections: What can be made to happen.
+        proxy: Where requests can be struck; None if they cannot.
+        requests: The names of the requests that can be, which the proxy knows.
+    """
+
+    injections: Injections
+    proxy: FaultProxy | None = None
+    requests: Sequence[str] = ()
+    _trap: Trap | None = None
+
+    def faults(self) -> Mapping[Fault, Sequence[str]]:
+        """See `System.faults`."""
+        of_requests = {fault: tuple(self.requests) for fault in _TRAPS} if self.requests and self.proxy else {}
+        return {**dict.fromkeys(self.injections, ()), **of_requests}
+
+    def inject(self, fault: Fault, *, request: str = "", within_s: float = 30.0) -> bool:
+        """See `System.inject`."""
+        self._check(fault, request)
+        self._trap = None
+        if fault in OF_REQUESTS and self.proxy is not None:
+            self._trap = self.proxy.trap(request, _TRAPS[fault])
+            return True
+        injection = self.injections[fault]
+        injection.begin(within_s)
+        return injection.end is not None
+
+    def lift(self, fault: Fault) -> None:
+        """See `System.lift`."""
+        if fault in OF_REQUESTS:
+            self._deliver()
+        elif (end := self.injections[fault].end) is not None:
+            end()
+
+    def sprung(self) -> bool:
+        """See `System.sprung`."""
+        return self._trap is None or self._trap.sprung.is_set()
+
+    def _deliver(self) -> None:
+        trap, self._trap = self._trap, None
+        if trap is not None:
+            with suppress(TimeoutError):  # it was delivered, and nobody waits for its answer
+                trap.deliver()
+        if self.proxy is not None:
+            self.proxy.clear()
+
+    def _check(self, fault: Fault, request: str) -> None:
+        can = self.faults()
+        if fault not in can or (fault in OF_REQUESTS and request not in can[fault]):
+            known = ", ".join(one.value for one in can) or "none"
+            asked = f"{fault.value} of {request!r}" if request else fault.value
+            raise ConfigurationError(
+                f"{asked} cannot be injected into {self.name}: its faults are {known}"
+                + (f", its requests {', '.join(self.requests)}" if self.requests else ""),
+                next_step="name another fault.",
+            )

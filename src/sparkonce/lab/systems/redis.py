@@ -1,0 +1,222 @@
+"""Keys in Redis."""
+
+from __future__ import annotations
+
+import re
+import secrets
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit, urlunsplit
+
+from sparkonce.errors import ConfigurationError, PreflightError
+from sparkonce.lab.systems.injections import Injectable, of_connections, of_disk, of_server
+from sparkonce.lab.systems.places import without_credentials
+from sparkonce.rig.disk import SmallDisk, affordable
+from sparkonce.rig.proxy import FaultProxy, Request
+from sparkonce.rig.servers.process import HOST
+from sparkonce.rig.servers.redis import RedisServer
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from sparkonce.sink import TwoPhaseCommitSink
+    from sparkonce.sinks.redis.scripts import Script
+
+MEGABYTES = 3072
+
+_CONNECTS_WITHIN_S = 3.0
+_ANSWERS_WITHIN_S = 5.0
+_SCAN = 5_000
+_LOOKS = 20
+"""How often `newest` goes on with its search in one call."""
+
+
+class RedisSystem(Injectable):
+    """A server of our own, on a disk that can be filled where mounting is allowed; or the user's, through a proxy.
+
+    Each row is a key, ``<place>:<kind>,<key>,<number>,<amount>,<rows>,<batch>``, which is incremented by the row's
+    ``rows``: a row that is written twice has twice that number. On the user's server the keys are deleted in the end.
+    The proxy can stand before ``redis://`` only.
+
+    Args:
+        url: The user's, ``redis://[user:password@]host[:port][/database]``; None for a server of our own.
+        megabytes: The size of our own disk, which is in memory and takes as much of it as is written.
+
+    Raises:
+        ConfigurationError: if the url is another one.
+    """
+
+    name = "redis"
+
+    def __init__(self, url: str | None = None, megabytes: int = MEGABYTES) -> None:
+        if url is not None and not _is_readable(url):
+            raise ConfigurationError(
+                f"--system redis={without_credentials(url)} is no url of Redis that can be used",
+                next_step="name it redis://host:port, with a number for the port.",
+            )
+        self._users = url
+        self._megabytes = megabytes
+        self._server: RedisServer | None = None
+        self._disk: SmallDisk | None = None
+        self._direct = ""
+        self._client: Any = None
+        self._cursor = 0
+        self._newest = -1
+        self._made = False
+        self.injections = {}
+        self.place = f"sparkonce-verify-{secrets.token_hex(5)}"
+
+    def start(self, folder: Path) -> None:
+        """See `System.start`."""
+        import redis
+
+        from sparkonce.sinks.redis import scripts
+
+        if self._users is None:
+            self._disk = SmallDisk(folder, affordable(self._megabytes))
+            self._server = server = RedisServer(folder)
+            server.start()
+            self._direct = server.url
+            self.injections = {**of_server(server), **of_disk(self._disk, server)}
+        else:
+            self._direct = self._users
+        limits: dict[str, Any] = {"socket_connect_timeout": _CONNECTS_WITHIN_S, "socket_timeout": _ANSWERS_WITHIN_S}
+        self._client = redis.Redis.from_url(self._direct, protocol=2, **limits)
+        try:
+            self._client.ping()
+        except redis.RedisError as error:
+            raise PreflightError(
+                f"{self._named} does not answer: {error}", next_step="check the url and the credentials."
+            ) from None
+        self._made = True
+        place = urlsplit(self._direct)
+        requests = {
+            "prepare": _any_of(scripts.PREPARE),
+            "commit": _any_of(scripts.DECIDE, scripts.APPLY),
+            "abort": _any_of(scripts.ABORT),
+        }
+        self.proxy = FaultProxy((place.hostname or "localhost", place.port or 6379), requests)
+        self.proxy.start()
+        self.requests = tuple(requests)
+        self.injections = {**of_connections(self.proxy), **self.injections}
+
+    @property
+    def _named(self) -> str:
+        return f"--system redis={without_credentials(self._users)}" if self._users else "Redis"
+
+    def stop(self) -> None:
+        """See `System.stop`."""
+        client, self._client = self._client, None
+        if client is not None:
+            try:
+                if self._server is None and self._made and not self.keep_place:
+                    self._delete(client)
+            finally:
+                self._made = False
+                client.close()
+        if self.proxy is not None:
+            self.proxy.close()
+            self.proxy = None
+        if self._server is not None:
+            self._server.stop()
+            self._server = None
+        if self._disk is not None:
+            self._disk.close()
+            self._disk = None
+
+    def _delete(self, client: Any) -> None:
+        import redis
+
+        patterns = (f"{self.place}:*", f"sparkonce:{{{self.place}.*")
+        try:
+            for keys in self._found(client, *patterns):
+                client.unlink(*keys)
+        except redis.RedisError as error:
+            raise PreflightError(
+                f"the keys {' and '.join(patterns)} cannot be deleted: {error}", next_step="delete them by hand."
+            ) from None
+
+    def sink_settings(self) -> Mapping[str, Any]:
+        """See `System.sink_settings`. With the user's password, if there is one."""
+        place = urlsplit(self._direct)
+        login = f"{place.netloc.rpartition('@')[0]}@" if "@" in place.netloc else ""
+        port = self.proxy.port if self.proxy is not None else 0
+        return {"url": urlunsplit(place._replace(netloc=f"{login}{HOST}:{port}")), "place": self.place}
+
+    @staticmethod
+    def build(settings: Mapping[str, Any]) -> TwoPhaseCommitSink:
+        """See `System.build`."""
+        from sparkonce.sinks.redis.sink import RedisSink
+
+        return RedisSink(
+            settings["url"],
+            structure="increment",
+            key_template=f"{settings['place']}:{{kind}},{{key}},{{number}},{{amount}},{{rows}},{{batch}}",
+            amount="rows",
+            timeout_s=3.0,
+            prefix=settings["place"],
+            name=RedisSystem.name,
+        )
+
+    def read(self) -> pa.Table:
+        """See `System.read`."""
+        import pyarrow as pa
+
+        from sparkonce.lab.systems.observed import of_texts
+
+        found = [of_texts([])]
+        seen: set[bytes] = set()
+        skip = len(self.place) + 1
+        for some in self._found(self._client, f"{self.place}:*"):
+            keys = [key for key in dict.fromkeys(some) if key not in seen]  # a scan may give a key twice
+            seen.update(keys)
+            if keys:
+                counts = zip(keys, self._client.mget(keys), strict=True)
+                found.append(of_texts([text for key, count in counts for text in times_applied(key[skip:], count)]))
+        return pa.concat_tables(found)
+
+    def newest(self) -> int:
+        """See `System.newest`. Each call looks at some of the keys, and the next one at the next: it may be late."""
+        for _ in range(_LOOKS):
+            self._cursor, keys = self._client.scan(self._cursor, match=f"{self.place}:*", count=_SCAN)
+            batches = (key.rpartition(b",")[2] for key in keys)
+            self._newest = max([self._newest, *(int(batch) for batch in batches if batch.isdigit())])
+            if self._cursor == 0:
+                break
+        return self._newest
+
+    def left_open(self) -> Sequence[str]:
+        """See `System.left_open`: staged rows. The ledger is a hash, and stays."""
+        staged = self._found(self._client, f"sparkonce:*{self.place}*", type_="list")
+        return sorted(key.decode() for keys in staged for key in keys)
+
+    @staticmethod
+    def _found(client: Any, *patterns: str, type_: str | None = None) -> Iterator[list[bytes]]:
+        for pattern in patterns:
+            cursor = None
+            while cursor != 0:
+                cursor, keys = client.scan(cursor or 0, match=pattern, count=_SCAN, _type=type_)
+                if keys:
+                    yield keys
+
+
+def _is_readable(url: str) -> bool:
+    try:
+        place = urlsplit(url)
+        return place.scheme == "redis" and (place.port or 1) > 0
+    except ValueError:
+        return False
+
+
+def times_applied(text: bytes, count: bytes | None) -> list[bytes | None]:
+    """A row as often as it was applied; a strange one for a number that cannot have come about so."""
+    rows = text.split(b",")[4:5]
+    if count is None or not rows or not rows[0].isdigit() or not count.isdigit():
+        return [None]
+    times, rest = divmod(int(count), int(rows[0])) if int(rows[0]) else (0, 1)
+    return [text] * times if times and not rest else [None]
+
+
+def _any_of(*several: Script) -> Request:
+    return re.compile(b"|".join(script.sha.encode() for script in several))

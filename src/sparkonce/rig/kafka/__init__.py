@@ -1,0 +1,12 @@
+"""A real Kafka on this machine, for trying out and for tests: no Docker, no download by hand.
+
+``jars`` fetches Java libraries, ``class_archive`` keeps loaded classes, ``properties`` renders the brokers' settings,
+``process`` owns one Java process, ``broker`` and ``cluster`` put them together, and ``detached`` keeps a cluster that
+outlives the command which started it.
+"""
+
+from sparkonce.rig.kafka.broker import Broker
+from sparkonce.rig.kafka.cluster import FAST_START, Cluster
+from sparkonce.rig.kafka.jars import KAFKA_VERSION, resolve, spark_avro_jars, spark_kafka_jars
+
+__all__ = ["FAST_START", "KAFKA_VERSION", "Broker", "Cluster", "resolve", "spark_avro_jars", "spark_kafka_jars"]

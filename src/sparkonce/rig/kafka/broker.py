@@ -1,0 +1,194 @@
+"""One embedded Kafka node: a child process on loopback ports that can be stopped, killed, paused and started again."""
+
+from __future__ import annotations
+
+import signal
+import socket
+import time
+from typing import TYPE_CHECKING
+
+from sparkonce.errors import ConfigurationError, PreflightError
+from sparkonce.rig.kafka.process import POLL_S, ChildProcess, last_lines
+from sparkonce.rig.kafka.properties import HOST, PLAINTEXT, render, server_properties
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+    from sparkonce.rig.kafka.cluster import Cluster
+
+
+class Broker:
+    """One node of a `Cluster`, broker and controller at once. It keeps its ports and data when it starts again.
+
+    Attributes:
+        node_id: From 0.
+        ports: The port of each listener, by name.
+        folder: Holds ``server.properties``, ``server.log`` and ``data``.
+        overrides: Broker properties of this node alone, applied when it starts the next time.
+    """
+
+    def __init__(self, cluster: Cluster, node_id: int, ports: Mapping[str, int]) -> None:
+        self.node_id = node_id
+        self.ports = dict(ports)
+        self.folder = cluster.folder / f"node-{node_id}"
+        self.overrides: dict[str, str | int] = {}
+        self._cluster = cluster
+        self._process: ChildProcess | None = None
+
+    @property
+    def address(self) -> str:
+        """``host:port`` of the plain listener."""
+        return f"{HOST}:{self.ports[PLAINTEXT]}"
+
+    @property
+    def pid(self) -> int | None:
+        """The process id, or None when it does not run."""
+        return self._process.pid if self._process is not None and self._process.exit_code is None else None
+
+    @property
+    def properties_file(self) -> Path:
+        """The rendered settings. Its path is in the process's command line and identifies it."""
+        return self.folder / "server.properties"
+
+    @property
+    def meta_file(self) -> Path:
+        """What Kafka writes when it formats the data folder."""
+        return self.folder / "data" / "meta.properties"
+
+    @property
+    def is_formatted(self) -> bool:
+        """Whether there is a data folder to start with."""
+        return self.meta_file.exists()
+
+    @property
+    def log(self) -> Path:
+        """Everything that the broker prints."""
+        return self.folder / "server.log"
+
+    def start(self, timeout_s: float = 60.0) -> None:
+        """Starts it, and waits until it serves clients.
+
+        Raises:
+            ConfigurationError: if one of its ports is taken.
+            PreflightError: if it ends or is not ready in time; the message has the end of its log.
+        """
+        self.launch()
+        self.wait_ready({self.node_id}, time.monotonic() + timeout_s)
+
+    def launch(self) -> None:
+        """Starts it without waiting. Does nothing if it runs already."""
+        if self.pid is not None:
+            return
+        for listener, port in self.ports.items():
+            if not is_free(port):
+                raise ConfigurationError(
+                    f"Port {port} for the listener {listener} of node {self.node_id} is taken.",
+                    next_step="end what listens there, or choose another port (0: any)",
+                )
+        self.write_properties()
+        self._process = ChildProcess(
+            self._cluster.java_command("kafka.Kafka", str(self.properties_file)),
+            mark=str(self.properties_file),
+            log=self.log,
+            dies_with_parent=self._cluster.dies_with_parent,
+        )
+
+    def write_properties(self) -> None:
+        """Renders the settings to `properties_file`."""
+        settings = server_properties(
+            self.node_id,
+            {broker.node_id: broker.ports for broker in self._cluster.brokers},
+            folder=self.folder,
+            listeners=self._cluster.listeners,
+            overrides={name: _text(value) for name, value in {**self._cluster.overrides, **self.overrides}.items()},
+        )
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self.properties_file.touch(mode=0o600)  # listeners may have passwords
+        self.properties_file.chmod(0o600)
+        self.properties_file.write_text(render(settings))
+
+    def wait_ready(self, nodes: set[int], give_up_at: float) -> None:
+        """Waits until this broker answers a client and knows these nodes as alive.
+
+        Args:
+            nodes: Node ids.
+            give_up_at: On the clock of ``time.monotonic``, in seconds.
+
+        Raises:
+            PreflightError: if it ends or is not ready by then; the message has the end of its log.
+        """
+        while not nodes <= self._known_nodes():
+            ended = self._process is None or self._process.exit_code is not None
+            if ended or time.monotonic() > give_up_at:
+                what = "ended while it started" if ended else "was not ready in time"
+                raise PreflightError(
+                    f"Kafka node {self.node_id} {what}. The end of {self.log}:\n{self.log_tail()}\n",
+                    next_step="read the log; if it names a property, correct that override",
+                )
+            time.sleep(POLL_S)
+
+    def _known_nodes(self) -> set[int]:
+        from confluent_kafka import KafkaException
+        from confluent_kafka.admin import AdminClient
+
+        try:
+            socket.create_connection((HOST, self.ports[PLAINTEXT]), timeout=1).close()
+            # A new client each time knows no other broker that could answer instead.
+            client = AdminClient({"bootstrap.servers": self.address, "log_level": 0})
+            return set(client.list_topics(timeout=2).brokers)
+        except (OSError, KafkaException):
+            return set()
+
+    def ask_to_stop(self) -> None:
+        """Begins an orderly shutdown (SIGTERM), also of a paused node, and does not wait for it."""
+        if self._process is not None:
+            self._process.signal(signal.SIGTERM)
+            self._process.signal(signal.SIGCONT)
+
+    def stop(self, timeout_s: float = 30.0) -> bool:
+        """Shuts it down in order, and after so many seconds by force. Returns whether it ended in order."""
+        self.ask_to_stop()
+        if self._process is None or self._process.wait(timeout_s):
+            return True
+        self._process.kill()
+        return False
+
+    def kill(self) -> None:
+        """Ends it as a crash does (SIGKILL), paused or not."""
+        if self._process is not None:
+            self._process.kill()
+
+    def pause(self) -> None:
+        """Stops its clock (SIGSTOP): connections stay open and nothing answers."""
+        if self._process is not None:
+            self._process.signal(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        """Goes on after `pause`."""
+        if self._process is not None:
+            self._process.signal(signal.SIGCONT)
+
+    def restart(self, timeout_s: float = 60.0) -> None:
+        """Stops it in order and starts it again. Raises what `start` raises."""
+        self.stop()
+        self.start(timeout_s)
+
+    def log_tail(self, lines: int = 30) -> str:
+        """The last lines of its log."""
+        return last_lines(self.log, lines)
+
+
+def is_free(port: int) -> bool:
+    """Whether a server can listen on this loopback port now."""
+    with socket.socket() as candidate:
+        candidate.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as Kafka's own sockets do
+        try:
+            candidate.bind((HOST, port))
+        except OSError:
+            return False
+    return True
+
+
+def _text(value: str | int) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)

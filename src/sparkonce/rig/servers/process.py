@@ -1,0 +1,149 @@
+"""What all servers for tests have in common: they start, die, come back with their data, and end with us."""
+
+from __future__ import annotations
+
+import abc
+import os
+import shutil
+import signal
+import socket
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from sparkonce.errors import PreflightError
+from sparkonce.rig.kafka.process import POLL_S, ChildProcess, last_lines
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from typing_extensions import Self
+
+HOST = "127.0.0.1"
+UP_WITHIN_S = 60.0
+DOWN_WITHIN_S = 30.0
+
+
+class Server(abc.ABC):
+    """A server that keeps its port and its data when it is started again. Use as a context manager.
+
+    Args:
+        folder: For its data and its log. Its path must be in `command`: that is how the process is known.
+        port: By default a free one.
+    """
+
+    user: str | None = None
+    stop_signal = signal.SIGTERM
+
+    def __init__(self, folder: Path, port: int | None = None) -> None:
+        self.folder = folder
+        self.port = free_port() if port is None else port
+        self._process: ChildProcess | None = None
+
+    @abc.abstractmethod
+    def initialise(self) -> None:
+        """Makes its data. Called before each start; must leave alone what is there."""
+
+    @abc.abstractmethod
+    def command(self) -> Sequence[str]:
+        """The program and its arguments."""
+
+    @abc.abstractmethod
+    def is_up(self) -> bool:
+        """Whether it answers."""
+
+    def env(self) -> Mapping[str, str] | None:
+        """Its environment; None for ours."""
+        return None
+
+    @property
+    def address(self) -> str:
+        """``host:port``."""
+        return f"{HOST}:{self.port}"
+
+    @property
+    def pid(self) -> int | None:
+        """The process id, or None when it does not run."""
+        return self._process.pid if self._process is not None and self._process.exit_code is None else None
+
+    @property
+    def log(self) -> Path:
+        """What it prints."""
+        return self.folder.with_name(f"{self.folder.name}.log")
+
+    def start(self) -> None:
+        """Starts it, and waits until it answers.
+
+        Raises:
+            PreflightError: with the end of its log, if it does not.
+        """
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self.initialise()
+        self._process = ChildProcess(
+            list(self.command()),
+            mark=str(self.folder),
+            log=self.log,
+            dies_with_parent=True,
+            user=self.user,
+            env=self.env(),
+        )
+        give_up_at = time.monotonic() + UP_WITHIN_S
+        while not self.is_up():
+            ended = self._process.exit_code
+            if ended is not None or time.monotonic() >= give_up_at:
+                self.kill()
+                raise PreflightError(
+                    f"{self.command()[0]} did not come up on port {self.port} within {UP_WITHIN_S:g} s (exit code "
+                    f"{ended}); its log ends with:\n{last_lines(self.log, 20)}"
+                )
+            time.sleep(POLL_S)
+
+    def kill(self) -> None:
+        """Ends it by SIGKILL, as a power cut would; its data stay."""
+        if self._process is not None:
+            self._process.kill()
+
+    def pause(self) -> None:
+        """Lets it run no more, with its connections open."""
+        if self._process is not None:
+            self._process.signal(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        """Lets a paused one run on."""
+        if self._process is not None:
+            self._process.signal(signal.SIGCONT)
+
+    def restart(self) -> None:
+        """Kills it and starts it again with its data."""
+        self.kill()
+        self.start()
+
+    def stop(self) -> None:
+        """Ends it in order, or by force if it does not end."""
+        if self._process is None:
+            return
+        self._process.signal(signal.SIGCONT)
+        self._process.signal(self.stop_signal)
+        if not self._process.wait(DOWN_WITHIN_S):
+            self._process.kill()
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+
+def free_port() -> int:
+    """A port that nobody listens on now."""
+    with socket.socket() as listener:
+        listener.bind((HOST, 0))
+        return int(listener.getsockname()[1])
+
+
+def find_program(name: str, *more: Path) -> Path | None:
+    """Where a server's program is: on PATH, where only root's path looks, or in one of these folders."""
+    folders = [*os.environ.get("PATH", "").split(os.pathsep), "/usr/sbin", "/usr/local/sbin", *map(str, more)]
+    found = shutil.which(name, path=os.pathsep.join(folders))
+    return Path(found) if found else None

@@ -1,0 +1,1 @@
+"""Files on a local disk: ``store`` publishes them, ``writing`` stages one, ``preflight`` checks the folder."""

@@ -1,9 +1,0 @@
-"""What `sparkonce.verify` raises of its own."""
-
-from __future__ import annotations
-
-from sparkonce.errors import SparkonceError
-
-
-class VerifyFailedError(SparkonceError):
-    """The verification could not be carried through. It says nothing about the guarantee."""
