@@ -27,7 +27,7 @@ from rich.console import Console
 from rich.table import Table
 
 from session import CORES, session
-from sparkonce import SchemaRegistry, decode_registry_avro, from_registry_avro, to_registry_avro
+from sparkonce.avro import SchemaRegistry, decode_registry_avro, from_registry_avro, to_registry_avro
 from sparkonce.rig.kafka import spark_avro_jars
 from sparkonce.testing.registry import RegistryServer
 

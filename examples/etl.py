@@ -22,7 +22,8 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - as everybody writes it
 
 from late_rows import LateRows
-from sparkonce import ExactlyOnce, GroupOffsets, KafkaSink, SchemaRegistry, from_registry_avro, read_kafka
+from sparkonce import ExactlyOnce, GroupOffsets, KafkaSink, read_kafka
+from sparkonce.avro import SchemaRegistry, from_registry_avro
 
 SOURCE = "flink-identify"
 TARGET = "suibianfade"

@@ -19,7 +19,8 @@ import pyarrow as pa
 import typer
 from pyspark.sql import SparkSession
 
-from sparkonce import Applies, ApplyToken, ExactlyOnce, RefusedError, RetryLaterError, WriteAheadSink
+from sparkonce import ExactlyOnce, WriteAheadSink
+from sparkonce.write_ahead import Applies, ApplyToken, RefusedError, RetryLaterError
 
 ORDER = "id bigint, customer string, amount bigint"
 TIMEOUT_S = 10.0

@@ -19,7 +19,8 @@ import pyarrow as pa
 import typer
 from pyspark.sql import SparkSession
 
-from sparkonce import SKIPPED, Applies, ApplyToken, ExactlyOnce, WriteAheadSink
+from sparkonce import ExactlyOnce, WriteAheadSink
+from sparkonce.write_ahead import SKIPPED, Applies, ApplyToken
 
 ORDER = "id bigint, customer string, amount bigint"
 TABLES = """

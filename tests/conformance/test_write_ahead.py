@@ -8,9 +8,10 @@ import pyarrow as pa
 import pytest
 
 from conformance.write_ahead_targets import AppendingTarget, KeyedTarget, SqliteTarget, Target
-from sparkonce import Applies, Guarantee, WriteAheadSink
+from sparkonce import Guarantee, WriteAheadSink
 from sparkonce.protocol.handles import Handle
 from sparkonce.testing.conformance import SinkConformance
+from sparkonce.write_ahead import Applies
 
 
 class WriteAheadSuite(SinkConformance):

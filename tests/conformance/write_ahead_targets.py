@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from sparkonce import ApplyToken
+from sparkonce.write_ahead import ApplyToken
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pyarrow as pa
 
 from golden.kept import QUERY
-from sparkonce import Applies, Guarantee, WriteAheadSink
+from sparkonce import Guarantee, WriteAheadSink
 from sparkonce.driver.progress import BatchProgress
 from sparkonce.driver.run import RunDriver, Timing
 from sparkonce.driver.start import read_log, recorded_facts
@@ -25,6 +25,7 @@ from sparkonce.sink import Facts, Owner, SinkCommitter, SinkWriter, TwoPhaseComm
 from sparkonce.sinks.files.sink import FilesSink
 from sparkonce.sinks.write_ahead.apply import ApplyToken
 from sparkonce.spark.checkpoint import input_offsets, query_id
+from sparkonce.write_ahead import Applies
 
 SLOTS = 2
 ON_DISK = ("files", "files.days", "files.list", "write-ahead", "orders.eu")

@@ -15,7 +15,7 @@ from mariadb_witness import Witness, shared_server
 from postgres_witness import fresh_database
 from redis_servers import Everywhere
 from s3_bucket import Bucket
-from sparkonce import Applies, Guarantee, PostgresSink, WriteAheadSink
+from sparkonce import Guarantee, PostgresSink, WriteAheadSink
 from sparkonce.rig.kafka import Cluster
 from sparkonce.rig.servers.hdfs import Hdfs
 from sparkonce.rig.servers.postgres import PostgresServer
@@ -29,6 +29,7 @@ from sparkonce.sinks.redis.sink import RedisSink
 from sparkonce.spark.tables.delta import DeltaSink
 from sparkonce.spark.tables.iceberg import IcebergSink
 from sparkonce.testing.kafka import create_topic
+from sparkonce.write_ahead import Applies
 
 S3_PORT = 29_000
 """It is a part of the S3 sink's facts."""

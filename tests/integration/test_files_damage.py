@@ -13,7 +13,8 @@ import pytest
 
 from integration.files_scene import Life
 from small_job import SmallJob
-from sparkonce import FilesSink, read_manifests
+from sparkonce import FilesSink
+from sparkonce.files import read_manifests
 from sparkonce.protocol.outcomes import Outcome
 from sparkonce.protocol.state import Phase
 

@@ -17,8 +17,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from integration.files_scene import QUERY, Life
-from sparkonce import read_manifests
 from sparkonce.errors import CorruptRecordError, PreflightError, PrepareError, UnknownOutcomeError
+from sparkonce.files import read_manifests
 from sparkonce.guarantees import Guarantee
 from sparkonce.protocol.handles import Handle
 from sparkonce.protocol.outcomes import Finished, Outcome

@@ -11,8 +11,8 @@ from hdfs_native import Client, WriteOptions
 
 from integration.files_scene import QUERY, Life
 from shared_servers import USES_HDFS, hdfs_server
-from sparkonce import read_manifests, whole_batches
 from sparkonce.errors import PreflightError, PrepareError, UnknownOutcomeError
+from sparkonce.files import read_manifests, whole_batches
 from sparkonce.protocol.handles import Handle
 from sparkonce.protocol.outcomes import Outcome
 from sparkonce.rig.servers.hdfs import Hdfs

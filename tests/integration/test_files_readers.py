@@ -17,8 +17,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from integration.files_scene import Life
-from sparkonce import read_manifests, whole_batches
 from sparkonce.errors import FilesGoneError
+from sparkonce.files import read_manifests, whole_batches
 from sparkonce.protocol.outcomes import Outcome
 from sparkonce.sinks.files import writer as writer_module
 from sparkonce.sinks.files.sink import FilesSink

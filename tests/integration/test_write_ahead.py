@@ -26,7 +26,7 @@ from integration.write_ahead_scene import (
     path_of,
     prepare,
 )
-from sparkonce import Applies, ApplyToken, Guarantee, RefusedError, RetryLaterError, WriteAheadSink
+from sparkonce import Guarantee, WriteAheadSink
 from sparkonce.errors import ConfigurationError, PreflightError, PrepareError, SchemaError, UnknownOutcomeError
 from sparkonce.protocol.handles import Handle, transaction_fields
 from sparkonce.protocol.outcomes import COMMITTED, Outcome
@@ -37,6 +37,7 @@ from sparkonce.sinks.write_ahead import folder as folder_module
 from sparkonce.sinks.write_ahead.committer import WriteAheadCommitter
 from sparkonce.sinks.write_ahead.folder import Stand, WriteAheadFolder
 from sparkonce.sinks.write_ahead.ledger import Ledger
+from sparkonce.write_ahead import Applies, ApplyToken, RefusedError, RetryLaterError
 
 TRANSACTIONAL, IDEMPOTENT, NEITHER = Applies.TRANSACTIONAL, Applies.IDEMPOTENT, Applies.NEITHER
 

@@ -13,13 +13,14 @@ import pytest
 from integration import write_ahead_child as child
 from integration.write_ahead_child import METHODS, POINTS, sink_of, target_of
 from integration.write_ahead_scene import QUERY, commit, files, numbers, order, owner, path_of, prepare
-from sparkonce import Applies, ApplyToken, WriteAheadSink
+from sparkonce import WriteAheadSink
 from sparkonce.errors import PreflightError, UnknownOutcomeError
 from sparkonce.protocol.handles import Handle
 from sparkonce.protocol.outcomes import COMMITTED, Outcome
 from sparkonce.sinks.write_ahead import committer as committer_module
 from sparkonce.sinks.write_ahead.folder import Stand, WriteAheadFolder
 from sparkonce.sinks.write_ahead.ledger import Ledger
+from sparkonce.write_ahead import Applies, ApplyToken
 from unit.driver_world import World
 
 NEITHER = Applies.NEITHER

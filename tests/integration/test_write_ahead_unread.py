@@ -13,11 +13,12 @@ import pytest
 from integration.write_ahead_child import sink_of, target_of
 from integration.write_ahead_scene import commit, files, numbers, open_writer, prepare
 from small_job import SmallJob
-from sparkonce import SKIPPED, Applies, ApplyToken, Guarantee, WriteAheadSink
+from sparkonce import Guarantee, WriteAheadSink
 from sparkonce.errors import PrepareError, UnknownOutcomeError
 from sparkonce.protocol.outcomes import Outcome
 from sparkonce.protocol.state import Phase
 from sparkonce.sinks.write_ahead import rows as rows_module
+from sparkonce.write_ahead import SKIPPED, Applies, ApplyToken
 
 NEITHER = Applies.NEITHER
 Function = Callable[[pa.RecordBatchReader, ApplyToken], object]

@@ -15,10 +15,11 @@ from typing import Any
 import pyarrow as pa
 
 from conformance.write_ahead_targets import AppendingTarget, KeyedTarget, SqliteTarget, Target
-from sparkonce import Applies, ApplyToken, WriteAheadSink
+from sparkonce import WriteAheadSink
 from sparkonce.protocol.codec import decode_handle
 from sparkonce.sinks.write_ahead.folder import WriteAheadFolder
 from sparkonce.sinks.write_ahead.ledger import Ledger
+from sparkonce.write_ahead import Applies, ApplyToken
 
 KILLED = 9
 TARGETS: dict[Applies, type[Target]] = {

@@ -13,13 +13,14 @@ from typing import Any
 import pyarrow as pa
 
 from integration.write_ahead_child import KILLED
-from sparkonce import Applies, WriteAheadSink
+from sparkonce import WriteAheadSink
 from sparkonce.protocol.codec import encode_handle
 from sparkonce.protocol.handles import Handle, transaction_fields
 from sparkonce.protocol.outcomes import Outcome
 from sparkonce.protocol.ownership import Token
 from sparkonce.sink import Owner, SinkWriter, WriterContext
 from sparkonce.sinks.write_ahead.folder import Stand
+from sparkonce.write_ahead import Applies
 
 QUERY = "7f6e5d4c0000"
 LIMIT_S = 60.0

@@ -25,7 +25,7 @@ from pyspark.sql import functions as F  # noqa: N812 - as everybody writes it
 from pyspark.sql.avro.functions import from_avro
 
 from spark.harness import new_name
-from sparkonce import (
+from sparkonce.avro import (
     SchemaRegistry,
     decode_registry_avro,
     from_avro_file,

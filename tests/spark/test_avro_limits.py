@@ -17,9 +17,9 @@ pytestmark = [pytest.mark.spark, pytest.mark.drawn(1, "avro streams")]
 JOB = """
 import json, logging, sys
 from pyspark.sql import SparkSession
-from sparkonce import SchemaRegistry, decode_registry_avro
+from sparkonce.avro import SchemaRegistry, decode_registry_avro
 from sparkonce.avro.schemas import wire_header
-from sparkonce.spark.avro import limits
+from sparkonce.avro import limits
 from sparkonce.testing.registry import RegistryServer
 
 jars, flags, folder = sys.argv[1:]

@@ -20,7 +20,8 @@ from pyspark.sql.streaming.query import StreamingQuery
 from eventually import eventually
 from spark.harness import new_name
 from spark.in_process import LIMIT_S, MARKS
-from sparkonce import ExactlyOnce, KafkaSink, SchemaRegistry, decode_registry_avro, from_registry_avro
+from sparkonce import ExactlyOnce, KafkaSink
+from sparkonce.avro import SchemaRegistry, decode_registry_avro, from_registry_avro
 from sparkonce.avro.schemas import wire_header
 from sparkonce.rig.kafka import Cluster
 from sparkonce.testing.kafka import create_topic, produce, read_committed

@@ -15,7 +15,7 @@ import enrichment
 import etl
 import windowed_sum
 from spark.in_process import MARKS
-from sparkonce import SchemaRegistry, to_registry_avro
+from sparkonce.avro import SchemaRegistry, to_registry_avro
 from sparkonce.testing.registry import RegistryServer
 
 pytestmark = MARKS

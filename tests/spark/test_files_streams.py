@@ -5,7 +5,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from sparkonce import ExactlyOnce, FilesSink, read_manifests, whole_batches
+from sparkonce import ExactlyOnce, FilesSink
+from sparkonce.files import read_manifests, whole_batches
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

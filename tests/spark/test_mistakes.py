@@ -153,7 +153,7 @@ class Place:
             self.queries.append(start(df, **more))
             return self.queries[-1]
 
-        if isinstance(sinks, sparkonce.TwoPhaseCommitSink | dict):
+        if isinstance(sinks, sparkonce.sink.TwoPhaseCommitSink | dict):
             made.start = kept  # type: ignore[method-assign,assignment]
         return made
 

@@ -21,7 +21,7 @@ from postgres_witness import ask, needs_postgres, prepared, running, staging_tab
 from spark.harness import AnyJob
 from spark.processes import tests_path
 from spark.soak_job import MUTANTS, ROWS, SLOTS, Soak
-from sparkonce import read_manifests
+from sparkonce.files import read_manifests
 from sparkonce.lab.demo.child import Child
 from sparkonce.protocol.coordinator import KEEP_BATCHES, TIDY_EVERY_BATCHES
 from sparkonce.rig.kafka import Cluster

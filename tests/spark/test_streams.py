@@ -26,7 +26,7 @@ from spark.harness import Job, start_together
 from spark.kills import Cell, Sight, look, strike
 from spark.pipeline import ENDED, KAFKA
 from spark.targets import S3, Files, MySQL, Postgres, Redis, Rows, Target
-from sparkonce import read_manifests, whole_batches
+from sparkonce.files import read_manifests, whole_batches
 from sparkonce.protocol.state import Phase
 from sparkonce.rig.kafka import Cluster
 from sparkonce.rig.servers.mariadb import MariaDBServer

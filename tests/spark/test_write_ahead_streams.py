@@ -17,10 +17,11 @@ from pyspark.sql import SparkSession
 from conformance.write_ahead_targets import AppendingTarget, SqliteTarget, Target
 from http_bulk import BulkApi
 from spark.in_process import MARKS, CrashError, crash_at
-from sparkonce import Applies, ApplyToken, ExactlyOnce, RefusedError, RetryLaterError, WriteAheadSink
+from sparkonce import ExactlyOnce, WriteAheadSink
 from sparkonce.protocol.state import Phase
 from sparkonce.rig.servers.process import HOST
 from sparkonce.sinks.write_ahead.folder import WriteAheadFolder
+from sparkonce.write_ahead import Applies, ApplyToken, RefusedError, RetryLaterError
 from tryout.bulk import make_orders
 
 pytestmark = [mark for mark in MARKS if mark.name != "kafka"]

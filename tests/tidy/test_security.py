@@ -27,7 +27,7 @@ MAY_RUN = {
 
 EVALUATES = {"eval", "exec", "compile", "__import__", "execfile"}
 IMPORTS_BY_NAME = {
-    "__init__.py": "the names that the package itself lists",
+    "lazy.py": "the names that a package itself lists",
     "sinks/write_ahead/__init__.py": "the names that the package itself lists",
 }
 SHELLS = {

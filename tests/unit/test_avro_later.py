@@ -9,11 +9,11 @@ from typing import Any
 import pandas as pd
 import pytest
 
+from sparkonce.avro import later
+from sparkonce.avro.later import DECODABLE, TOLD, Asked, _Answers
 from sparkonce.avro.registry import SchemaRegistry
 from sparkonce.avro.schemas import wire_header
 from sparkonce.errors import ConfigurationError, RegistryError
-from sparkonce.spark.avro import later
-from sparkonce.spark.avro.later import DECODABLE, TOLD, Asked, _Answers
 from sparkonce.testing.registry import RegistryServer
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from sparkonce.spark.avro.limits import DRIVER, EXECUTOR, PROPERTIES, java_options, warn_without_limits
+from sparkonce.avro.limits import DRIVER, EXECUTOR, PROPERTIES, java_options, warn_without_limits
 
 
 def told(caplog: pytest.LogCaptureFixture, application: str, master: str, *, driver: bool, executors: str) -> list[str]:

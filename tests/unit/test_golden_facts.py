@@ -18,7 +18,7 @@ import pytest
 from golden.job import Job
 from golden.kept import DECIDED, SHORT, VERSIONS, copy, state
 from golden.stand_ins import Postgres
-from sparkonce import Applies, Guarantee, PostgresSink, WriteAheadSink
+from sparkonce import Guarantee, PostgresSink, WriteAheadSink
 from sparkonce.errors import ConfigurationError, PreflightError
 from sparkonce.sink import Facts, Owner, claimed_by
 from sparkonce.sinks.files import sink as files_sink
@@ -36,6 +36,7 @@ from sparkonce.sources.group_offsets import GroupOffsets, GroupReporter
 from sparkonce.spark.tables.delta import DeltaSink
 from sparkonce.spark.tables.iceberg import IcebergSink
 from sparkonce.spark.tables.sink import TableSink
+from sparkonce.write_ahead import Applies
 
 pytestmark = pytest.mark.parametrize("version", VERSIONS)
 

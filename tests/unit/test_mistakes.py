@@ -8,8 +8,12 @@ from pathlib import Path
 import pytest
 
 import sparkonce
+import sparkonce.avro
+import sparkonce.files
+import sparkonce.write_ahead
 from mistakes import Mistake, keep, said
 
+PUBLIC = [sparkonce, sparkonce.avro, sparkonce.files, sparkonce.write_ahead]
 SETTINGS = {"bootstrap.servers": "broker:9092"}
 
 MADE = [
@@ -106,10 +110,10 @@ MISSING = {
 
 def test_what_each_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     names = {
-        **{name: getattr(sparkonce, name) for name in sparkonce.__all__},
+        **{name: getattr(module, name) for module in PUBLIC for name in module.__all__},
         "settings": SETTINGS,
         "sink": sparkonce.KafkaSink(SETTINGS, topic="totals"),
-        "kept": sparkonce.WriteAheadSink(print, applies=sparkonce.Applies.NEITHER),
+        "kept": sparkonce.WriteAheadSink(print, applies=sparkonce.write_ahead.Applies.NEITHER),
     }
     keep("made", [(one, said(one, names)) for one in MADE], tmp_path)
     rows = []

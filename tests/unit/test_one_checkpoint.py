@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from sparkonce import Applies, DeltaSink, ExactlyOnce, IcebergSink, WriteAheadSink
+from sparkonce import DeltaSink, ExactlyOnce, IcebergSink, WriteAheadSink
 from sparkonce.errors import ConfigurationError
 from sparkonce.testing.forwarding import ForwardingSink
+from sparkonce.write_ahead import Applies
 
 SINKS: dict[str, Callable[[], WriteAheadSink]] = {
     "write-ahead": lambda: WriteAheadSink(print, applies=Applies.NEITHER),

@@ -1,13 +1,19 @@
 from __future__ import annotations
 
+import ast
 import json
 import subprocess
 import sys
 from importlib import import_module
+from pathlib import Path
+from types import ModuleType
 
 import pytest
 
 import sparkonce
+import sparkonce.avro
+import sparkonce.files
+import sparkonce.write_ahead
 
 HEAVY = ["pyspark", "pyarrow", "confluent_kafka", "kafka", "pymysql", "numpy", "pandas", "fastavro", "typer", "rich"]
 """Clients and engines: each is imported where it is used."""
@@ -25,8 +31,11 @@ def test_the_heavy_packages_are_found_when_they_are_there() -> None:
     assert imported("import numpy") == ["numpy"]
 
 
+PUBLIC = [sparkonce, sparkonce.avro, sparkonce.files, sparkonce.write_ahead]
+
 LIGHT = [
     "sparkonce",
+    "sparkonce.avro",
     "sparkonce.errors",
     "sparkonce.guarantees",
     "sparkonce.protocol.coordinator",
@@ -63,21 +72,26 @@ def test_a_sink_can_be_set_up_without_spark() -> None:
     assert "pyspark" not in imported(f"import sparkonce; sparkonce.KafkaSink({settings}, topic='t')")
 
 
-def test_every_public_name_is_there() -> None:
-    listed = dir(sparkonce)
-    absent = [one for one in sparkonce.__all__ if getattr(sparkonce, one, None) is None or one not in listed]
+@pytest.mark.parametrize("module", PUBLIC, ids=lambda module: module.__name__)
+def test_every_public_name_is_there(module: ModuleType) -> None:
+    absent = [one for one in module.__all__ if getattr(module, one, None) is None or one not in dir(module)]
     assert absent == []
-    assert sparkonce.__all__
+    assert module.__all__
 
 
-def test_public_names_are_sorted() -> None:
-    assert sparkonce.__all__ == sorted(sparkonce.__all__, key=lambda name: (not name.isupper(), name))
-    assert len(set(sparkonce.__all__)) == len(sparkonce.__all__)
+@pytest.mark.parametrize("module", [sparkonce, sparkonce.avro], ids=lambda module: module.__name__)
+def test_public_names_come_from_where_they_live(module: ModuleType) -> None:
+    for name, home in module.HOMES.items():
+        assert getattr(import_module(home), name) is getattr(module, name)
 
 
-def test_public_names_come_from_where_they_live() -> None:
-    for name, home in sparkonce._HOMES.items():
-        assert getattr(import_module(home), name) is getattr(sparkonce, name)
+@pytest.mark.parametrize("module", [sparkonce, sparkonce.avro], ids=lambda module: module.__name__)
+def test_type_checkers_and_the_table_see_the_same_names(module: ModuleType) -> None:
+    assert module.__file__ is not None
+    tree = ast.parse(Path(module.__file__).read_text())
+    (typed,) = [node for node in tree.body if isinstance(node, ast.If)]
+    imports = [node for node in typed.body if isinstance(node, ast.ImportFrom)]
+    assert {name.name: node.module for node in imports for name in node.names} == module.HOMES
 
 
 def test_what_is_not_public_is_not_there() -> None:

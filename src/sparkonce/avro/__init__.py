@@ -1,1 +1,37 @@
-"""Avro schemas and the Schema Registry that keeps them. Knows nothing of Spark."""
+"""Avro columns, and the Schema Registry that keeps their schemas.
+
+What users call is defined in ``columns``: bytes to rows and back, by a registry's schema (``registry``, with
+``strategies`` for subjects' names) or by that of a schema file. ``schemas`` reads schemas as values and ``transcode``
+turns one schema's bytes into another's. ``decode`` plans what a column needs, ``later`` asks for schemas that are
+registered while the query runs, ``module`` finds Spark's own Avro module, and ``limits`` its limits.
+Importing this package loads neither Spark nor a client library.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from sparkonce.lazy import lazy as _lazy
+
+if TYPE_CHECKING:
+    from sparkonce.avro.columns import decode_registry_avro as decode_registry_avro
+    from sparkonce.avro.columns import from_avro_file as from_avro_file
+    from sparkonce.avro.columns import from_registry_avro as from_registry_avro
+    from sparkonce.avro.columns import to_avro_file as to_avro_file
+    from sparkonce.avro.columns import to_registry_avro as to_registry_avro
+    from sparkonce.avro.registry import SchemaRegistry as SchemaRegistry
+    from sparkonce.avro.strategies import SubjectStrategy as SubjectStrategy
+
+HOMES = {
+    "SchemaRegistry": "sparkonce.avro.registry",
+    "SubjectStrategy": "sparkonce.avro.strategies",
+    "decode_registry_avro": "sparkonce.avro.columns",
+    "from_avro_file": "sparkonce.avro.columns",
+    "from_registry_avro": "sparkonce.avro.columns",
+    "to_avro_file": "sparkonce.avro.columns",
+    "to_registry_avro": "sparkonce.avro.columns",
+}
+"""Each public name, and the module that defines it."""
+
+__all__ = sorted(HOMES)
+__getattr__, __dir__ = _lazy(__name__, HOMES)

@@ -8,10 +8,10 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from sparkonce import __version__
 from sparkonce.cli import broker, demo, explain, mysql, new, postgres, run, verify
 from sparkonce.cli.errors import tell
 from sparkonce.errors import SparkonceError
+from sparkonce.version import __version__
 
 
 class _Commands(TyperGroup):

@@ -11,8 +11,8 @@ from typing import Annotated
 
 import typer
 
-from sparkonce import __version__
 from sparkonce.errors import ConfigurationError
+from sparkonce.version import __version__
 
 _GIT_IGNORES = (".venv/", "__pycache__/", "checkpoint/", "spark-warehouse/")
 _README = """# {name}

@@ -13,7 +13,6 @@ from typing import Any
 from pyspark.sql import DataFrame
 from pyspark.sql.streaming.query import StreamingQuery
 
-import sparkonce
 from sparkonce.arguments import flag, function, number, shown
 from sparkonce.driver.progress import BatchProgress
 from sparkonce.driver.run import Listener, RunDriver, Timing
@@ -38,6 +37,7 @@ from sparkonce.spark.start_checks import Stand, check_sources
 from sparkonce.spark.topics import SourceTopics, kafka_sources, running_plan
 from sparkonce.spark.views import Sinks, Taken, check_columns, shares, views_of
 from sparkonce.spark.work import SparkWork
+from sparkonce.version import __version__
 
 logger = logging.getLogger("sparkonce")
 
@@ -279,7 +279,7 @@ class ExactlyOnce:
             log=DecisionLog(LocalLogStore(self.checkpoint)),
             timing=self._timing,
             listener=self._tell,
-            library=sparkonce.__version__,
+            library=__version__,
             moved=self._moved,
             accept_lost=self._accept_lost,
             reporters=[*([topics] if sources else []), *map(GroupReporter, self._groups)],

@@ -7,8 +7,9 @@ from pathlib import Path
 
 from conformance.write_ahead_targets import SqliteTarget
 from crashes.target import Target, new_name
-from sparkonce import Applies, WriteAheadSink
+from sparkonce import WriteAheadSink
 from sparkonce.sink import TwoPhaseCommitSink
+from sparkonce.write_ahead import Applies
 
 
 class WriteAheadTarget(Target):

@@ -111,7 +111,9 @@ class FilesSink(TwoPhaseCommitSink):
         if scheme == "s3":
             found += self._found or open_store(self.path, self.store_options).conditions()
         found.append("nobody deletes anything under .sparkonce in the sink's path while the query lives")
-        whole = "take the files that sparkonce.whole_batches names" if self.manifest else "wait for the batch's end"
+        whole = (
+            "take the files that sparkonce.files.whole_batches names" if self.manifest else "wait for the batch's end"
+        )
         found.append(f"readers that must not see some files of a batch and not yet the others {whole}")
         return found
 

@@ -129,5 +129,5 @@ def give(apply: Apply, files: Sequence[BinaryIO], token: ApplyToken) -> None:
     if sum(taken) < token.rows and said is not SKIPPED:
         raise UnreadRowsError(
             f"the function returned when it had read {sum(taken)} of the {token.rows} rows of {token.id}: read them "
-            "all, or return sparkonce.SKIPPED if the target has the others, or is to do without them"
+            "all, or return sparkonce.write_ahead.SKIPPED if the target has the others, or is to do without them"
         )

@@ -9,10 +9,10 @@ from typing import Any
 from pyspark.sql import Column, SparkSession
 from pyspark.sql.avro import functions as avro
 
+from sparkonce.avro.limits import warn_without_limits
 from sparkonce.avro.schemas import is_recursive
 from sparkonce.errors import ConfigurationError
 from sparkonce.sources.packages import AVRO_MODULE
-from sparkonce.spark.avro.limits import warn_without_limits
 from sparkonce.spark.modules import require_class
 
 _OURS = ("mode", "avroSchema", "avroSchemaUrl")

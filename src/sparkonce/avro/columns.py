@@ -14,12 +14,12 @@ from pyspark.sql.avro.functions import from_avro, to_avro
 from pyspark.sql.types import DataType
 
 from sparkonce.arguments import shown, texts
+from sparkonce.avro import module
+from sparkonce.avro.decode import ASK, STOP, Decoding
 from sparkonce.avro.registry import SchemaRegistry
 from sparkonce.avro.schemas import full_name, parse, schema_text, wire_header, writer_envelope
 from sparkonce.avro.strategies import SubjectStrategy, subject_name
 from sparkonce.errors import ConfigurationError, SchemaError
-from sparkonce.spark.avro import module
-from sparkonce.spark.avro.decode import ASK, STOP, Decoding
 
 FAIL, DROP, DEAD_LETTER = "fail", "drop", "dead-letter"
 LOCATED_BY = ("topic", "partition", "offset")

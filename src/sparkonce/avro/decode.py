@@ -18,12 +18,12 @@ from typing import Any
 from pyspark.sql import Column
 from pyspark.sql import functions as F  # noqa: N812 - as everybody writes it
 
+from sparkonce.avro import module
+from sparkonce.avro.later import DECODABLE, TOLD, Asked, ask_registry
 from sparkonce.avro.registry import RegisteredSchema, SchemaRegistry
 from sparkonce.avro.schemas import HEADER_BYTES, may_be_null, parse, reader_envelope, schema_text, wire_header
 from sparkonce.avro.schemas import writer_envelope as envelope
 from sparkonce.errors import ConfigurationError
-from sparkonce.spark.avro import module
-from sparkonce.spark.avro.later import DECODABLE, TOLD, Asked, ask_registry
 
 STOP, ASK = "stop", "ask"
 """What to do with an id that the plan does not know."""
@@ -36,13 +36,13 @@ class Decoding:
         value: Binary, or null for a tombstone.
         subjects: Whose versions are known to the plan.
         registry: The registry.
-        reader: See `sparkonce.from_registry_avro`.
-        later_ids: See `sparkonce.from_registry_avro`.
-        located_by: See `sparkonce.from_registry_avro`.
-        options: See `sparkonce.from_registry_avro`.
+        reader: See `sparkonce.avro.from_registry_avro`.
+        later_ids: See `sparkonce.avro.from_registry_avro`.
+        located_by: See `sparkonce.avro.from_registry_avro`.
+        options: See `sparkonce.avro.from_registry_avro`.
 
     Raises:
-        ConfigurationError, RegistryError: see `sparkonce.from_registry_avro`.
+        ConfigurationError, RegistryError: see `sparkonce.avro.from_registry_avro`.
     """
 
     def __init__(
