@@ -11,6 +11,7 @@ import pyarrow as pa
 
 from golden.kept import QUERY
 from sparkonce import Guarantee, WriteAheadSink
+from sparkonce.checkpoint import SparkCheckpoint
 from sparkonce.driver.progress import BatchProgress
 from sparkonce.driver.run import RunDriver, Timing
 from sparkonce.driver.start import read_log, recorded_facts
@@ -24,7 +25,6 @@ from sparkonce.protocol.view import LogView
 from sparkonce.sink import Facts, Owner, SinkCommitter, SinkWriter, TwoPhaseCommitSink, WriterContext
 from sparkonce.sinks.files.sink import FilesSink
 from sparkonce.sinks.write_ahead.apply import ApplyToken
-from sparkonce.spark.checkpoint import input_offsets, query_id
 from sparkonce.write_ahead import Applies
 
 SLOTS = 2
@@ -96,7 +96,7 @@ class Job:
     def run(self, batch: int) -> BatchProgress:
         """A new run of the query, on the checkpoint's own offsets."""
         sinks = self.sinks()
-        assert query_id(self.checkpoint) == QUERY
+        assert SparkCheckpoint(self.checkpoint).query_id() == QUERY
         driver = RunDriver(
             run=str(uuid.uuid4()),
             query=QUERY,
@@ -105,11 +105,11 @@ class Job:
             timing=Timing(outage_patience_s=SOON_S),
             moved=True,
         )
-        offsets = input_offsets(self.checkpoint, batch)
+        offsets = SparkCheckpoint(self.checkpoint).input_offsets(batch)
         asked = BatchAsked(
             batch=batch,
             offsets=('{"orders":{"0":99,"1":99}}',) if offsets is None else offsets,
-            previous_offsets=input_offsets(self.checkpoint, batch - 1),
+            previous_offsets=SparkCheckpoint(self.checkpoint).input_offsets(batch - 1),
         )
         self.work = Work(sinks, batch)
         try:

@@ -13,6 +13,7 @@ import pyarrow as pa
 from forwarding_store import ForwardingStore
 from golden.places import Part, numbers
 from small_job import Killed
+from sparkonce.checkpoint import SparkCheckpoint
 from sparkonce.driver.run import Listener, RunDriver
 from sparkonce.executor import SinkTask, SlotTask, write_slot
 from sparkonce.log.base import DecisionLog, Landed, LogStore, PutUnknownError, Taken
@@ -25,7 +26,6 @@ from sparkonce.protocol.records import Commit
 from sparkonce.protocol.state import Phase
 from sparkonce.protocol.view import Decision, LogView
 from sparkonce.sink import Owner, TwoPhaseCommitSink
-from sparkonce.spark.checkpoint import input_offsets
 
 QUERY = "60a1de00-0000-4000-8000-000000000001"
 SLOTS = 2
@@ -96,9 +96,9 @@ class Story:
         raise AssertionError(f"batch {batch} did not come to {phase}")
 
     def _asked(self, batch: int) -> BatchAsked:
-        offsets = input_offsets(self._spark, batch)
+        offsets = SparkCheckpoint(self._spark).input_offsets(batch)
         assert offsets is not None
-        previous = input_offsets(self._spark, batch - 1) if batch else None
+        previous = SparkCheckpoint(self._spark).input_offsets(batch - 1) if batch else None
         return BatchAsked(batch=batch, offsets=offsets, previous_offsets=previous)
 
 

@@ -18,12 +18,12 @@ from pyspark.sql.streaming.query import StreamingQuery
 from kafka_transactions import await_markers, transactions_of
 from spark.harness import new_name
 from sparkonce import ExactlyOnce, KafkaSink
+from sparkonce.checkpoint import SparkCheckpoint
 from sparkonce.driver.progress import BatchProgress
 from sparkonce.errors import SparkonceError
 from sparkonce.protocol.ownership import short_query
 from sparkonce.protocol.state import Phase
 from sparkonce.rig.kafka import Cluster
-from sparkonce.spark.checkpoint import query_id
 from sparkonce.spark.views import Sinks
 from sparkonce.testing.kafka import Transaction, create_topic, produce, read_committed
 
@@ -177,4 +177,4 @@ class Stream:
         return transactions_of(self.bootstrap, self._query(), *states)
 
     def _query(self) -> str:
-        return short_query(query_id(self.checkpoint) or "")
+        return short_query(SparkCheckpoint(self.checkpoint).query_id() or "")

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from sparkonce.analysis.checkpoint import _sink, checkpoint_facts, explain_checkpoint, is_checkpoint
+from sparkonce.analysis.checkpoint import _sink, checkpoint_facts, explain_checkpoint
 from sparkonce.analysis.facts import SourceFacts
+from sparkonce.checkpoint import SparkCheckpoint
 from sparkonce.errors import ConfigurationError
 from sparkonce.guarantees import Guarantee
 from sparkonce.protocol.handles import Handle
@@ -125,7 +126,7 @@ def test_a_sink_is_what_the_newest_run_says(
 
 
 def test_what_is_no_checkpoint(tmp_path: Path) -> None:
-    assert not is_checkpoint(tmp_path)
+    assert not SparkCheckpoint(tmp_path).exists()
     with pytest.raises(ConfigurationError, match="is no checkpoint"):
         checkpoint_facts(tmp_path)
     (tmp_path / "offsets").mkdir()

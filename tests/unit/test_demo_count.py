@@ -1,14 +1,13 @@
 from __future__ import annotations
 
 import json
-from typing import Any
 
 import pytest
 
 from sparkonce.lab.demo.count import Cell, Total, compare, expected_totals
 from sparkonce.lab.demo.crash import CrashPoint
 from sparkonce.lab.demo.orders import CLOSING, Order
-from sparkonce.lab.demo.proof import SparkCheckpoint, Standing
+from sparkonce.lab.demo.proof import Standing
 
 RIGHT = {Cell(1000, "a"): Total(30, 2), Cell(1000, "b"): Total(5, 1), Cell(2000, "a"): Total(7, 1)}
 
@@ -73,16 +72,3 @@ def test_a_standing_proves_one_point_or_none(
 ) -> None:
     found = Standing(batch=7, decided=decided, ended=ended, open=still_open)
     assert [point for point in CrashPoint if found.proves(point)] == ([proved] if proved else [])
-
-
-def test_sparks_checkpoint_is_read_as_it_stands(tmp_path: Any) -> None:
-    checkpoint = SparkCheckpoint(tmp_path)
-    assert (checkpoint.begun(), checkpoint.finished(), checkpoint.finished_watermark_ms()) == (-1, -1, 0)
-    for log, batches in {"offsets": (9, 10), "commits": (9,)}.items():
-        (tmp_path / log).mkdir()
-        for batch in batches:
-            (tmp_path / log / str(batch)).write_text(f'v1\n{{"batchWatermarkMs":{batch * 100}}}\n{{}}')
-    (tmp_path / "offsets" / ".10.crc").write_text("")
-    assert (checkpoint.begun(), checkpoint.finished(), checkpoint.finished_watermark_ms()) == (10, 9, 900)
-    assert checkpoint.is_unrecorded(10)
-    assert not checkpoint.is_unrecorded(9)

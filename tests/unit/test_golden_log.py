@@ -26,17 +26,17 @@ from golden.kept import (
     state,
 )
 from sparkonce.analysis.checkpoint import checkpoint_facts
+from sparkonce.checkpoint import SparkCheckpoint
 from sparkonce.driver.start import recorded_facts
 from sparkonce.errors import NewerFormatError
 from sparkonce.guarantees import Guarantee
-from sparkonce.lab.demo.proof import SparkCheckpoint
 from sparkonce.log.base import DecisionLog
 from sparkonce.log.local import LocalLogStore
 from sparkonce.protocol import codec
 from sparkonce.protocol.ownership import Token
 from sparkonce.protocol.records import Amend, Claim, Commit, Record
 from sparkonce.protocol.view import LogView
-from sparkonce.spark.checkpoint import check_query, input_offsets, query_id
+from sparkonce.spark.checkpoint import check_query
 
 EACH_VERSION = pytest.mark.parametrize("version", VERSIONS)
 EACH_STATE = pytest.mark.parametrize("name", STATES)
@@ -196,12 +196,12 @@ def test_sparks_files_say_what_a_query_has_read(
     version: str, name: str, begun: int, finished: int, tmp_path: Path
 ) -> None:
     checkpoint = copy_checkpoint(version, name, tmp_path)
-    assert query_id(checkpoint) == QUERY
     check_query(checkpoint, QUERY)
     spark = SparkCheckpoint(checkpoint)
+    assert spark.query_id() == QUERY
     assert (spark.begun(), spark.finished()) == (begun, finished)
     assert spark.is_unrecorded(KILLED) == (finished < KILLED)
-    found = [input_offsets(checkpoint, batch) for batch in range(begun + 2)]
+    found = [spark.input_offsets(batch) for batch in range(begun + 2)]
     assert found == [*((f'{{"orders":{{"0":{end},"1":{end}}}}}',) for end in range(1, begun + 2)), None]
 
 
@@ -211,7 +211,7 @@ def test_decided_offsets_are_the_ones_in_sparks_files(version: str, name: str, t
     """Compared at each start: another form of the same offsets would be taken for another checkpoint."""
     folder = copy_checkpoint(version, name, tmp_path)
     for decision in log_of(folder).read(LogView()).decisions:
-        assert input_offsets(folder, decision.batch) == decision.offsets
+        assert SparkCheckpoint(folder).input_offsets(decision.batch) == decision.offsets
 
 
 @EACH_VERSION

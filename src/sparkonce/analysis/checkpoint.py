@@ -23,17 +23,13 @@ from sparkonce.analysis.readers import parse_reader
 from sparkonce.analysis.servers import ask_about_source
 from sparkonce.analysis.sinks import OURS
 from sparkonce.analysis.verdict import judge
+from sparkonce.checkpoint import SparkCheckpoint
 from sparkonce.driver.start import read_log
 from sparkonce.errors import ConfigurationError
 from sparkonce.guarantees import Guarantee
 from sparkonce.log.base import DecisionLog
 from sparkonce.log.local import FOLDER, LocalLogStore
 from sparkonce.protocol.view import LogView
-
-
-def is_checkpoint(folder: Path) -> bool:
-    """Whether a folder is a query's checkpoint."""
-    return (folder / "metadata").is_file() and (folder / "offsets").is_dir()
 
 
 def checkpoint_facts(folder: Path) -> Pipeline:
@@ -43,22 +39,23 @@ def checkpoint_facts(folder: Path) -> Pipeline:
         ConfigurationError: if the folder is no checkpoint, or no batch was ever begun on it.
         LogError: if its decision log cannot be read.
     """
-    if not is_checkpoint(folder):
+    checkpoint = SparkCheckpoint(folder)
+    if not checkpoint.exists():
         raise ConfigurationError(
             f"{str(folder)!r} is no checkpoint: it has no metadata and no offsets.",
             next_step="give the folder of the option checkpointLocation, on a local or mounted disk.",
         )
-    batches = sorted(int(entry.name) for entry in (folder / "offsets").iterdir() if entry.name.isdigit())
-    if not batches:
+    newest = checkpoint.begun()
+    if newest < 0:
         raise ConfigurationError(
             f"{str(folder)!r} has no batch yet, so it does not say what the query reads.",
             next_step="explain the query file, or wait until its first batch has begun.",
         )
-    newest = folder / "offsets" / str(batches[-1])
-    offsets = newest.read_text(errors="replace").splitlines()[2:]
+    offsets = checkpoint.source_lines(newest)
     if not offsets:
         raise ConfigurationError(
-            f"{str(newest)!r} is empty or was cut off, so it does not say what the query reads.",
+            f"{str(folder / 'offsets' / str(newest))!r} is empty or was cut off, so it does not say what the query "
+            "reads.",
             next_step="explain the query file; Spark itself will not start on this checkpoint without that file.",
         )
     return Pipeline(

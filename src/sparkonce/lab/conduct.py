@@ -9,9 +9,9 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from sparkonce.checkpoint import SparkCheckpoint
 from sparkonce.lab.child import Driver, fields_of
 from sparkonce.lab.clock import FakeClock, find_faketime
-from sparkonce.lab.demo.proof import SparkCheckpoint
 from sparkonce.lab.errors import VerifyFailedError
 from sparkonce.lab.faults import ENDS_THE_DRIVER, Fault
 from sparkonce.lab.history import Kind, Recorder

@@ -20,8 +20,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from sparkonce.checkpoint import SparkCheckpoint
 from sparkonce.lab.clock import adapt_python, let_java_start, only_the_drivers
-from sparkonce.lab.demo.proof import SparkCheckpoint
 from sparkonce.protocol.state import Phase
 from sparkonce.rig.kafka.jars import spark_jars_folder
 from sparkonce.sources.packages import SCALA

@@ -17,7 +17,7 @@ def kafka_offsets(sources: Sequence[str], topics: Collection[str] | None = None)
     only one of them has read is still to be read.
 
     Args:
-        sources: See `sparkonce.spark.checkpoint.input_offsets`.
+        sources: See `sparkonce.checkpoint.SparkCheckpoint.input_offsets`.
         topics: Only these; None for all.
     """
     found: dict[str, dict[int, int]] = {}

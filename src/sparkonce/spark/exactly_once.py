@@ -14,6 +14,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql.streaming.query import StreamingQuery
 
 from sparkonce.arguments import flag, function, number, shown
+from sparkonce.checkpoint import SparkCheckpoint
 from sparkonce.driver.progress import BatchProgress
 from sparkonce.driver.run import Listener, RunDriver, Timing
 from sparkonce.driver.start import read_log, recorded_facts
@@ -28,7 +29,7 @@ from sparkonce.protocol.view import LogView
 from sparkonce.sink import TwoPhaseCommitSink
 from sparkonce.sinks.kafka.sink import KafkaSink
 from sparkonce.sources.group_offsets import GroupOffsets, GroupReporter
-from sparkonce.spark.checkpoint import check_query, input_offsets, newest_batch, query_id
+from sparkonce.spark.checkpoint import check_query
 from sparkonce.spark.display import ProgressDisplay
 from sparkonce.spark.failures import as_told
 from sparkonce.spark.first_batch import warn_of_mode, warn_of_rows, warn_of_slots
@@ -190,7 +191,8 @@ class ExactlyOnce:
         Raises:
             SparkonceError: if the query must stop.
         """
-        offsets = input_offsets(self.checkpoint, batch)
+        kept = SparkCheckpoint(self.checkpoint)
+        offsets = kept.input_offsets(batch)
         run = self._driver(df, offsets or ())
         if offsets is None:
             raise ConfigurationError(
@@ -200,7 +202,7 @@ class ExactlyOnce:
             )
         if self._topics is not None and run.state.view.decision(batch) is None:
             self._topics.check_same()
-        asked = BatchAsked(batch=batch, offsets=offsets, previous_offsets=input_offsets(self.checkpoint, batch - 1))
+        asked = BatchAsked(batch=batch, offsets=offsets, previous_offsets=kept.input_offsets(batch - 1))
         try:
             done = run.run_batch(asked, SparkWork(df, batch, self._shares))
         except SparkonceError as error:
@@ -269,7 +271,7 @@ class ExactlyOnce:
             self._run[1].close()
         plan = running_plan(df.sparkSession, query)
         sources = kafka_sources(plan) if plan is not None else ()
-        if plan is not None and not self._started and newest_batch(self.checkpoint) == (0, False):
+        if plan is not None and not self._started and SparkCheckpoint(self.checkpoint).is_unrecorded(0):
             warn_of_slots(df.sparkSession, plan, (), taken, self.sinks)
         self._topics = topics = SourceTopics(sources)
         driver = RunDriver(
@@ -290,7 +292,7 @@ class ExactlyOnce:
 
     def _preflight(self, df: DataFrame, taken: Sequence[Taken], output_mode: str, *, is_limited: bool) -> None:
         """Asks the servers before Spark starts; the first batch, whose facts are recorded, asks them again."""
-        query = query_id(self.checkpoint)
+        query = SparkCheckpoint(self.checkpoint).query_id()
         view = read_log(DecisionLog(LocalLogStore(self.checkpoint))) if query is not None else LogView()
         stand = Stand.of(self.checkpoint, view)
         if stand.batch < 0:

@@ -9,10 +9,10 @@ from pathlib import Path
 
 from pyspark.sql import DataFrame
 
+from sparkonce.checkpoint import SparkCheckpoint
 from sparkonce.driver.start import recorded_topics
 from sparkonce.protocol.view import LogView
 from sparkonce.sink import TwoPhaseCommitSink
-from sparkonce.spark.checkpoint import input_offsets, newest_batch
 from sparkonce.spark.first_batch import analyzed, check_partition_column, warn_of_slots
 from sparkonce.spark.source_checks import KafkaSource, ask_sources
 from sparkonce.spark.topics import SourceTopics, kafka_sources
@@ -24,22 +24,23 @@ class Stand:
     """Where a query stands.
 
     Attributes:
-        checkpoint: Its folder.
+        checkpoint: Spark's, as it was when the query was started.
         view: What its decision log says.
         batch: The newest batch that Spark has planned; -1 if there is none.
         is_done: Whether Spark has noted that this batch is done, or there is none.
     """
 
-    checkpoint: Path
+    checkpoint: SparkCheckpoint
     view: LogView
     batch: int
     is_done: bool
 
     @classmethod
     def of(cls, checkpoint: Path, view: LogView) -> Stand:
-        """Looks at the checkpoint."""
-        batch, is_done = newest_batch(checkpoint) or (-1, True)
-        return cls(checkpoint=checkpoint, view=view, batch=batch, is_done=is_done)
+        """Reads the checkpoint in this folder."""
+        kept = SparkCheckpoint(checkpoint)
+        batch = kept.begun()
+        return cls(checkpoint=kept, view=view, batch=batch, is_done=batch < 0 or kept.is_finished(batch))
 
     @property
     def is_owed(self) -> bool:
@@ -91,6 +92,6 @@ def check_sources(
         warn_of_slots(df.sparkSession, plan, sources, taken, sinks)
         return sources
     with closing(SourceTopics(found)) as topics:
-        before = () if stand.is_done else input_offsets(stand.checkpoint, stand.batch - 1) or ()
-        topics.check_ends(recorded_topics(stand.view), before, input_offsets(stand.checkpoint, stand.batch) or ())
+        before = () if stand.is_done else stand.checkpoint.input_offsets(stand.batch - 1) or ()
+        topics.check_ends(recorded_topics(stand.view), before, stand.checkpoint.input_offsets(stand.batch) or ())
     return sources

@@ -11,12 +11,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from sparkonce.checkpoint import SparkCheckpoint
 from sparkonce.lab.demo.child import POLL_S, Child, Event
 from sparkonce.lab.demo.count import compare, expected_totals
 from sparkonce.lab.demo.crash import WHOLE_BATCHES, CrashPoint
 from sparkonce.lab.demo.errors import DemoFailedError
 from sparkonce.lab.demo.orders import PARTITIONS, WINDOW_MS, Orders
-from sparkonce.lab.demo.proof import SparkCheckpoint, standing
+from sparkonce.lab.demo.proof import standing
 from sparkonce.lab.demo.reader import LiveReader
 from sparkonce.lab.demo.result import Kill, Variant
 from sparkonce.lab.demo.show import Teller

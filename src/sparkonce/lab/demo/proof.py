@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -55,39 +53,3 @@ def standing(bootstrap: str, checkpoint: Path, batch: int) -> Standing:
     states = [found.state for found in describe_transactions(bootstrap, ids).values()]
     still_open = states.count("Ongoing")
     return Standing(batch=batch, decided=True, ended=len(states) - still_open, open=still_open)
-
-
-class SparkCheckpoint:
-    """What Spark itself has recorded: ``offsets/N`` before batch N runs, ``commits/N`` after it.
-
-    Args:
-        folder: The query's checkpoint.
-    """
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-
-    def begun(self) -> int:
-        """The newest batch that has begun, -1 if none has."""
-        return self._newest("offsets")
-
-    def finished(self) -> int:
-        """The newest batch that Spark has recorded as done, -1 if none is."""
-        return self._newest("commits")
-
-    def is_unrecorded(self, batch: int) -> bool:
-        """Whether a batch has begun and is not recorded as done."""
-        return (self._folder / "offsets" / str(batch)).exists() and not (self._folder / "commits" / str(batch)).exists()
-
-    def finished_watermark_ms(self) -> int:
-        """The watermark of the newest batch recorded as done, in milliseconds since the epoch: all before it is out."""
-        with suppress(FileNotFoundError, IndexError, KeyError, ValueError):
-            lines = (self._folder / "offsets" / str(self.finished())).read_text().splitlines()
-            return int(json.loads(lines[1])["batchWatermarkMs"])
-        return 0
-
-    def _newest(self, log: str) -> int:
-        folder = self._folder / log
-        if not folder.is_dir():
-            return -1
-        return max((int(entry.name) for entry in folder.iterdir() if entry.name.isdigit()), default=-1)
