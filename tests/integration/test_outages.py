@@ -161,8 +161,8 @@ def test_a_server_that_is_away_while_slots_are_prepared(place: Any, tmp_path: Pa
         query.job.run(0, 1, 2)
     assert Counter(place.visible()) == numbers(0, 1, 2)
     assert list(place.left_open()) == []
-    assert sum("waiting for at most 60 s" in line for line in lines) == 1
-    assert sum("going on after" in line for line in lines) == 1
+    assert sum("Waiting for at most 60 s" in line for line in lines) == 1
+    assert sum("Going on after" in line for line in lines) == 1
 
 
 @pytest.mark.drawn(2)
@@ -214,7 +214,7 @@ def test_postgresql_has_no_connection_left(tmp_path: Path) -> None:
             taken.extend(take_all(lambda: psycopg.connect(place.server.conninfo()), psycopg.OperationalError))
 
         query.before = connect_again
-        with once_logged("waiting for at most", lambda: [one.close() for one in taken]) as lines:
+        with once_logged("Waiting for at most", lambda: [one.close() for one in taken]) as lines:
             query.job.run(0, 1, 2)
         assert "too many clients" in "".join(lines)
         assert Counter(place.visible()) == numbers(0, 1, 2)
@@ -227,7 +227,7 @@ def test_mariadb_has_no_connection_left(tmp_path: Path) -> None:
         place.witness.run("SET GLOBAL max_connections = 12")
         query = Query(place, tmp_path)
         query.before = lambda: taken.extend(take_all(place.witness.connect, pymysql.err.OperationalError))
-        with once_logged("waiting for at most", lambda: [one.close() for one in taken]) as lines:
+        with once_logged("Waiting for at most", lambda: [one.close() for one in taken]) as lines:
             query.job.run(0, 1, 2)
         assert "1040" in "".join(lines)
         assert Counter(place.visible()) == numbers(0, 1, 2)
@@ -254,7 +254,7 @@ def test_a_full_disk_under_the_rows(kind: type[Any], tmp_path: Path) -> None:
         place.settle(disk.folder)
         query = Query(place, disk.folder if kind is WriteAhead else tmp_path)
         query.before = disk.fill
-        with once_logged("waiting for at most 60 s", disk.free) as lines:
+        with once_logged("Waiting for at most 60 s", disk.free) as lines:
             query.job.run(0, 1, 2)
         assert "record" not in lines[0], "it was the rows that had no room"
         assert Counter(place.visible()) == numbers(0, 1, 2)

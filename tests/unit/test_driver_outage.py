@@ -6,10 +6,12 @@ import errno
 import logging
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from sparkonce import errors
+from sparkonce.driver.outage import Outage
 from sparkonce.guarantees import Guarantee
 from sparkonce.protocol.outcomes import Finished, Outcome
 from sparkonce.protocol.records import Claim, Commit
@@ -32,6 +34,70 @@ def world(tmp_path: Path) -> World:
 
 def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
+
+
+# --- the loop -------------------------------------------------------------------------------------------------------
+
+
+class Call:
+    """Fails as often as it is told to, and then answers with the number of its try."""
+
+    def __init__(self, *failures: Exception) -> None:
+        self.failures = list(failures)
+        self.tries = 0
+
+    def __call__(self) -> int:
+        self.tries += 1
+        if self.failures:
+            raise self.failures.pop(0)
+        return self.tries
+
+
+def test_a_call_is_repeated_until_it_succeeds(clock: Clock, caplog: pytest.LogCaptureFixture) -> None:
+    assert Outage(60.0).retry(Call(AWAY, errors.UnknownOutcomeError("silence"), AWAY), "the batch waits") == 4
+    assert clock.slept == [0.5, 1.0, 2.0]
+    waits, goes_on = warnings(caplog)
+    assert waits == "Waiting for at most 60 s: the batch waits: the server is away"
+    assert goes_on.startswith("Going on after 4 s, in which it was tried 4 times")
+
+
+def test_a_call_that_succeeds_at_once_says_nothing(clock: Clock, caplog: pytest.LogCaptureFixture) -> None:
+    assert Outage(60.0).retry(Call()) == 1
+    assert (clock.slept, warnings(caplog)) == ([], [])
+
+
+def test_what_does_not_pass_by_itself_is_raised_at_once(clock: Clock) -> None:
+    with pytest.raises(errors.PrepareError, match="a NUL"):
+        Outage(60.0).retry(Call(errors.PrepareError("a NUL")))
+    assert clock.slept == []
+
+
+def test_several_calls_share_one_patience(clock: Clock) -> None:
+    outage, away = Outage(10.0), Call(*[AWAY] * NEVER)
+    outage.retry(Call(AWAY, AWAY, AWAY))
+    with pytest.raises(errors.OutageError, match="the server is away"):
+        outage.retry(away)
+    assert 10 <= clock.monotonic() < 11
+    assert away.tries == 5
+
+
+@pytest.mark.parametrize("ends", [{"patience_s": 0.0}, {"patience_s": 60.0, "is_stopped": lambda: True}])
+def test_without_patience_or_once_stopped_a_call_is_made_once(
+    clock: Clock, caplog: pytest.LogCaptureFixture, ends: dict[str, Any]
+) -> None:
+    call = Call(AWAY)
+    with pytest.raises(errors.OutageError):
+        Outage(**ends).retry(call)
+    assert (call.tries, clock.slept, warnings(caplog)) == (1, [], [])
+
+
+def test_a_short_wait_may_stay_unsaid(clock: Clock, caplog: pytest.LogCaptureFixture) -> None:
+    outage = Outage(60.0, first_pause_s=0.1, longest_pause_s=1.0, silent_s=2.0)
+    outage.retry(Call(AWAY, AWAY, AWAY))
+    assert warnings(caplog) == []
+    outage.retry(Call(*[AWAY] * 9))
+    assert max(clock.slept) == 1.0
+    assert len(warnings(caplog)) == 2
 
 
 # --- a batch is written ---------------------------------------------------------------------------------------------

@@ -690,14 +690,9 @@ class RunDriver:
         told = dict.fromkeys((*self.state.transactional, *(handle.sink for handle in handles if handle.transaction)))
         for name in told:
             own = [handle for handle in handles if handle.sink == name]
-            while own:
-                try:
-                    self._committer(name).conclude(batch, own)
-                    break
-                except errors.UnknownOutcomeError as error:
-                    if not outage.pause(f"batch {batch} is committed, and sink {name} cannot be told: {error.message}"):
-                        raise
-        outage.is_over()
+            if own:
+                doing = f"batch {batch} is committed, and sink {name} cannot be told"
+                outage.retry(partial(self._committer(name).conclude, batch, own), doing)
 
     # --- sinks ------------------------------------------------------------------------------------------------------
 
