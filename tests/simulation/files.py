@@ -251,11 +251,11 @@ def sync_folder(folder: FakePath) -> None:
 
 
 REPLACED: tuple[tuple[str, str, Any], ...] = (
-    ("local", "os", OS),
-    ("local", "_is_whole", is_whole),
-    ("local", "_matches", matches),
-    ("local", "_is_listed", is_listed),
-    ("local", "sync_folder", sync_folder),
+    ("local.store", "os", OS),
+    ("local.store", "_is_whole", is_whole),
+    ("local.store", "_matches", matches),
+    ("local.store", "_is_listed", is_listed),
+    ("local.store", "sync_folder", sync_folder),
 )
 """System calls of the product, by module."""
 

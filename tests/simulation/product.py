@@ -267,7 +267,7 @@ _REPLACED: tuple[tuple[str, str, Any], ...] = (
             "sparkonce.driver.run",
             f"{_SINKS}.postgres.committer",
             f"{_SINKS}.mysql.committer",
-            f"{_SINKS}.files.local",
+            f"{_SINKS}.files.local.store",
             f"{_SINKS}.files.s3.store",
         )
     ),
