@@ -1,13 +1,20 @@
-"""What a fresh run finds when it holds its log against the broker: is the log the newest there is, or an old copy?
+"""Holds copies of the log against the broker, as a fresh run does: is the log the newest there is, or an old copy?
 
 The log's own records, cut off anywhere above its floor, are copies that could have been taken of it and be restored.
-Left out: copies from before the last clean-up, batches without rows, brokers that forget, clocks that are wrong, and
-what other drivers do between the listing and the reading of the log.
+The broker is asked twice: as a database, which knows each transaction's batch, and as Kafka, which knows its lane.
+
+What is shown: the newest log is never refused, whatever else happened; and a copy that would write visible rows again
+always is where the server knows batches. Where it knows lanes, the same holds of a log that was never cleaned up; of
+one that was, only of copies behind which a lane that they name has committed again.
+
+Left out: copies from before the last clean-up, batches without rows, brokers that forget, and what other drivers do
+between the listing and the reading of the log.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 
 from model import log as logs
 from model.broker import COMMITTED, Broker
@@ -18,53 +25,64 @@ from sparkonce.protocol.ownership import TransactionalId
 from sparkonce.protocol.traces import Trace
 from sparkonce.protocol.view import LogView
 
-BATCHES_APART_MS = 3_600_000
-"""All clocks are right, and batches so far apart that it does not matter how right."""
-
-_NAMED_BATCHES = 2
+Left = Mapping[str, list[Trace]]
+"""What a server remembers, by sink."""
 
 
 def is_taken_for_old(keys: Keys, broker: Broker) -> bool:
-    """Whether a run that starts now is refused, although it has the newest log."""
+    """Tells if a run that starts now is refused, although it has the newest log."""
     return _refused(logs.read(keys, LogView()), _left(broker))
 
 
 def is_taken_for_new(keys: Keys, broker: Broker) -> bool:
-    """Whether a run with some older copy is let go on, and would write rows that are visible already.
-
-    Of a log that was cleaned up, only copies count that name two batches: the product's name a hundred.
-    """
+    """Tells if a run with some older copy is let go on, and would write rows that are visible already."""
     left = _left(broker)
-    return any(_would_double(view, broker) and not _refused(view, left) for view in _copies(keys))
+    by_batch, by_lane = _without(left, "lane"), _without(left, "batch")
+    return any(
+        not _refused(view, by_batch)
+        or ((view.floor.position == 0 or _is_used_again(view, left)) and not _refused(view, by_lane))
+        for view in _copies(keys)
+        if _would_double(view, broker)
+    )
 
 
 def _copies(keys: Keys) -> Iterator[LogView]:
     floor = keys.top.position
     for end in range(floor + 1 if floor else 0, len(keys.records)):
-        view = logs.read(keys._replace(records=keys.records[:end]), LogView())
-        if floor == 0 or len(view.decisions) >= _NAMED_BATCHES:
-            yield view
+        yield logs.read(keys._replace(records=keys.records[:end]), LogView())
 
 
 def _would_double(view: LogView, broker: Broker) -> bool:
+    return any(rows.batch > _newest(view) for rows in broker.visible)
+
+
+def _newest(view: LogView) -> int:
+    return view.newest_decision.batch if view.newest_decision is not None else -1
+
+
+def _is_used_again(view: LogView, left: Left) -> bool:
+    """Tells if a lane that the copy names has committed a batch that it does not know."""
+    named = {str(handle["id"]) for one in view.decisions for handle in one.handles if handle.transaction}
     decided = view.newest_decision.batch if view.newest_decision is not None else -1
-    return any(rows.batch > decided for rows in broker.visible)
+    return any(
+        dict(one.committed)["id"] in named and (one.batch or 0) > decided for some in left.values() for one in some
+    )
 
 
-def _refused(view: LogView, left: Mapping[str, list[Trace]]) -> bool:
+def _refused(view: LogView, left: Left) -> bool:
     return any(traces.not_in_log(view, some) for some in left.values())
 
 
-def _left(broker: Broker) -> Mapping[str, list[Trace]]:
-    """What the broker remembers, by sink."""
+def _without(left: Left, field: str) -> Left:
+    return {sink: [replace(trace, **{field: None}) for trace in some] for sink, some in left.items()}
+
+
+def _left(broker: Broker) -> Left:
     sinks: dict[str, list[Trace]] = {}
     for entry in broker.entries:
         found = TransactionalId.parse(entry.name)
-        if found is None:
-            continue
-        if entry.status == COMMITTED and entry.rows is not None:
+        if found is not None and entry.status == COMMITTED and entry.rows is not None:
             fields = transaction_fields({"id": entry.name, "epoch": entry.epoch})
-            begun_ms = entry.rows.batch * BATCHES_APART_MS
-            trace = Trace(token=found.token, committed=fields, lane=("id", entry.name), begun_ms=begun_ms)
+            trace = Trace(token=found.token, committed=fields, batch=entry.rows.batch, lane=("id", entry.name))
             sinks.setdefault(found.prefix, []).append(trace)
     return sinks

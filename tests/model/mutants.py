@@ -13,7 +13,6 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 from unittest import mock
 
-from model import copies
 from model.log import Keys
 from model.world import DRIVERS, SHORT_QUERY, Config, Driver, Fault, Lanes, Model, Task, Violation, World
 from sparkonce.protocol import coordinator, traces, view
@@ -113,8 +112,12 @@ def _knows_no_lanes(view: LogView, left: Sequence[Trace]) -> str:
     return _not_in_log(view, [replace(trace, lane=None) for trace in left])
 
 
+def _knows_no_batches(view: LogView, left: Sequence[Trace]) -> str:
+    return _not_in_log(view, [replace(trace, batch=None) for trace in left])
+
+
 def _knows_no_order(view: LogView, left: Sequence[Trace]) -> str:
-    return _not_in_log(view, [replace(trace, begun_ms=0) for trace in left])
+    return _not_in_log(view, [replace(trace, batch=None if trace.batch is None else 99) for trace in left])
 
 
 # --- ids and lanes ----------------------------------------------------------------------------------------------------
@@ -546,17 +549,24 @@ MUTANTS = (
         name="old copies: lanes are not looked at",
         config=Config(runs=1, batches=8, parts=1, cleans_up=True),
         wanted=frozenset({Violation.TAKEN_FOR_NEW}),
-        patches=((traces, "not_in_log", _knows_no_lanes), (copies, "BATCHES_APART_MS", 1)),
+        patches=((traces, "not_in_log", _knows_no_lanes),),
         keep=2,
         tidy_every=3,
     ),
     Mutant(
-        name="old copies: the order of commits is not looked at",
+        name="old copies: batches are not looked at",
         config=Config(runs=1, batches=7, parts=1, cleans_up=True, faults=1, kinds=frozenset({Fault.COPY})),
         wanted=frozenset({Violation.TAKEN_FOR_NEW}),
-        patches=((traces, "not_in_log", _knows_no_order),),
+        patches=((traces, "not_in_log", _knows_no_batches),),
         keep=2,
         tidy_every=3,
+    ),
+    Mutant(
+        name="old copies: each batch is taken for one behind the newest",
+        config=Config(runs=1, batches=3, parts=1, cleans_up=True),
+        wanted=frozenset({Violation.TAKEN_FOR_OLD}),
+        patches=((traces, "not_in_log", _knows_no_order),),
+        keep=1,
     ),
 )
 

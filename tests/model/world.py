@@ -846,7 +846,6 @@ class Model:
                     sink=sink,
                     slot=task.slot,
                     rows=1,
-                    opened_ms=task.batch * copies.BATCHES_APART_MS,
                     fingerprint=task.version,
                     transaction=transaction_fields({"id": held[sink][1], "epoch": held[sink][2]})
                     if sink in held

@@ -23,7 +23,7 @@ from sparkonce.driver.replay import Key
 from sparkonce.driver.run import RunDriver
 from sparkonce.driver.sweeper import Sweeper
 from sparkonce.errors import PrepareError
-from sparkonce.protocol import coordinator, traces
+from sparkonce.protocol import coordinator
 from sparkonce.protocol import effects as do
 from sparkonce.protocol import events as on
 from sparkonce.protocol.effects import StopReason
@@ -32,8 +32,7 @@ from sparkonce.protocol.outcomes import Finished, Outcome
 from sparkonce.protocol.ownership import HELD, LanePool
 from sparkonce.protocol.records import Commit, Void
 from sparkonce.protocol.state import Phase, State
-from sparkonce.protocol.traces import Trace
-from sparkonce.protocol.view import Floor, LogView
+from sparkonce.protocol.view import Floor
 from sparkonce.sink import SinkCommitter
 from sparkonce.sinks.files.committer import FilesCommitter
 from sparkonce.sinks.files.handle import read_handle
@@ -181,13 +180,6 @@ def _closes_without_a_last_sweep(sweeper: Sweeper, *, sweep: bool) -> None:
 
 _CLOSE = Sweeper.close
 
-
-def _begun_by_executors_clocks(view: LogView, found: Sequence[Trace], listed_at: int) -> str:
-    named = {handle.transaction for decision in view.decisions for handle in decision.handles}
-    return _UNKNOWN_COMMIT(view, [trace for trace in found if trace.committed not in named], listed_at)
-
-
-_UNKNOWN_COMMIT = traces._unknown_commit
 
 # --- Kafka ------------------------------------------------------------------------------------------------------------
 
@@ -338,10 +330,6 @@ MUTANTS = (
     Mutant(
         name="what the thread has not swept yet is left when a run ends in order",
         patches=((Sweeper, "close", _closes_without_a_last_sweep),),
-    ),
-    Mutant(
-        name="executors' clocks alone say when what a log still names was begun",
-        patches=((traces, "_unknown_commit", _begun_by_executors_clocks),),
     ),
     Mutant(
         name="Kafka: a fence is taken for a loss after superseding, lanes used again at once",

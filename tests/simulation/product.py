@@ -239,7 +239,6 @@ _REPLACED: tuple[tuple[str, str, Any], ...] = (
         for name in (
             "driver.outage",
             "driver.run",
-            "driver.start",
             "driver.sweeper",
             "driver.went_back",
             "driver.progress",

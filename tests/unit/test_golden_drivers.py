@@ -119,7 +119,7 @@ def test_a_log_that_is_older_than_the_files_beside_it_is_refused(version: str, t
     for path in sorted((folder / "checkpoint" / "sparkonce" / "records").iterdir())[3:]:
         path.unlink()
     for name in ON_DISK:
-        with pytest.raises(StaleLogError, match=f"sink '{name}' remembers more .* no decision in it names"):
+        with pytest.raises(StaleLogError, match=f"Sink '{name}' remembers more .* no decision in it names"):
             Job(folder, on_disk=[name]).run(2)
 
 

@@ -7,14 +7,11 @@ import pytest
 from sparkonce.protocol.handles import Handle
 from sparkonce.protocol.ownership import Token
 from sparkonce.protocol.records import Amend, Claim, Commit, Record, Void
-from sparkonce.protocol.traces import CLOCKS_DIFFER_MS, Trace, not_in_log
-from sparkonce.protocol.view import KEPT_RUNS, LogView
+from sparkonce.protocol.traces import Trace, not_in_log
+from sparkonce.protocol.view import KEPT_RUNS, Floor, LogView
 
 QUERY = "5f6a2c1e-0000-4000-8000-000000000000"
 A, B = Token(0, "aaaaaaaa"), Token(1, "bbbbbbbb")
-
-
-HOUR_MS = 3_600_000
 
 
 def claim(token: Token) -> Claim:
@@ -26,16 +23,18 @@ def fields(lane: str, epoch: int) -> tuple[tuple[str, str | int], ...]:
 
 
 def commit(batch: int, *handles: tuple[str, int], token: Token = A) -> Commit:
-    """Batch N is written N hours after the epoch."""
-    made = tuple(
-        Handle(sink="out", slot=slot, rows=1, opened_ms=batch * HOUR_MS, transaction=fields(*one))
-        for slot, one in enumerate(handles)
-    )
+    made = tuple(Handle(sink="out", slot=slot, rows=1, transaction=fields(*one)) for slot, one in enumerate(handles))
     return Commit(token=token, query=QUERY, batch=batch, offsets=(str(batch),), handles=made)
 
 
-def committed(lane: str, epoch: int, begun_ms: int = 0, token: Token = A) -> Trace:
-    return Trace(token=token, committed=fields(lane, epoch), lane=("id", lane), begun_ms=begun_ms)
+def on_lane(lane: str, epoch: int, token: Token = A) -> Trace:
+    """As Kafka remembers it: the last transaction of an id, and not of which batch."""
+    return Trace(token=token, committed=fields(lane, epoch), lane=("id", lane))
+
+
+def of_batch(batch: int, name: str, token: Token = A) -> Trace:
+    """As databases remember it: each transaction with its batch."""
+    return Trace(token=token, committed=fields(name, 0), batch=batch)
 
 
 def fold(*records: Record) -> LogView:
@@ -56,7 +55,7 @@ def test_nothing_is_remembered() -> None:
 
 def test_what_the_log_names_is_known() -> None:
     view = fold(claim(A), commit(0, ("x", 0), ("y", 0)), commit(1, ("z", 0)))
-    assert not_in_log(view, [Trace(token=A), committed("x", 0), committed("y", 0), committed("z", 0)]) == ""
+    assert not_in_log(view, [Trace(token=A), on_lane("x", 0), on_lane("y", 0), on_lane("z", 0)]) == ""
 
 
 def test_a_run_further_on_than_the_log() -> None:
@@ -84,70 +83,59 @@ def test_runs_that_the_log_may_have_forgotten_do_not_count() -> None:
     assert not_in_log(below_the_floor, [Trace(token=old)]) == ""
     full = fold(*(claim(Token(position, f"{position:08x}")) for position in range(KEPT_RUNS + 2)))
     assert len(full.runs) == KEPT_RUNS
-    assert not_in_log(full, [Trace(token=old), committed("x", 0, token=Token(0, "00000000"))]) == ""
+    assert not_in_log(full, [Trace(token=old)]) == ""
+    assert not_in_log(full, [on_lane("x", 0, token=old)]) != "", "what it has decided stands above the floor"
     assert not_in_log(full, [Trace(token=Token(2, "cccccccc"))]) != ""
 
 
 def test_a_commit_that_no_decision_names() -> None:
     view = fold(claim(A), commit(0, ("x", 0)))
-    more = not_in_log(view, [committed("x", 0), committed("y", 3, begun_ms=5), committed("z", 4, begun_ms=7)])
-    assert more == "what is committed and no decision in it names, in transactions: 2, the last one epoch=4 id=z"
-    assert not_in_log(view, [committed("x", 1)]) != ""
+    more = not_in_log(view, [on_lane("x", 0), on_lane("y", 3), on_lane("z", 4)])
+    assert more == "what is committed and no decision in it names, in transactions: 2, one of them epoch=4 id=z"
+    assert not_in_log(view, [on_lane("x", 1)]) != ""
+    assert not_in_log(view, [of_batch(0, "y")]) != ""
 
 
 def test_a_superseded_run_that_has_gone_on_in_another_copy() -> None:
     view = fold(claim(A), claim(B), commit(0, ("x", 0), token=B))
-    assert not_in_log(view, [committed("x", 0, token=B)]) == ""
-    assert not_in_log(view, [committed("y", 0, token=A)]) != ""
-    assert not_in_log(view, [committed("y", 0, token=B)]) != ""
+    assert not_in_log(view, [on_lane("x", 0, token=B)]) == ""
+    assert not_in_log(view, [on_lane("y", 0, token=A)]) != ""
+    assert not_in_log(view, [on_lane("y", 0, token=B)]) != ""
 
 
 def test_what_was_decided_below_the_floor_is_forgotten() -> None:
     view = tidied(fold(claim(A), commit(0, ("gone", 0)), commit(1, ("x", 0)), commit(2, ("y", 0))), 2)
-    traces = [committed("gone", 0), committed("x", 0, begun_ms=HOUR_MS), committed("y", 0, begun_ms=2 * HOUR_MS)]
-    assert not_in_log(view, traces) == ""
+    assert not_in_log(view, [on_lane("gone", 0), on_lane("x", 0), on_lane("y", 0)]) == ""
+    assert not_in_log(view, [of_batch(0, "gone"), of_batch(1, "x"), of_batch(2, "y")]) == ""
 
 
 @pytest.mark.parametrize(
     ("strange", "refused"),
     [
-        pytest.param(committed("new", 0, begun_ms=3 * HOUR_MS), True, id="begun after all that is named"),
-        pytest.param(committed("new", 0, begun_ms=2 * HOUR_MS + CLOCKS_DIFFER_MS), False, id="clocks may differ"),
-        pytest.param(committed("x", 1, begun_ms=HOUR_MS), True, id="on a lane that is named"),
+        pytest.param(of_batch(3, "new"), True, id="of a batch behind the newest"),
+        pytest.param(of_batch(2, "new"), False, id="of the newest batch, as one that was decided anew"),
+        pytest.param(on_lane("x", 1), True, id="on a lane that is named"),
+        pytest.param(on_lane("new", 0), False, id="on another lane: it may be older or newer"),
     ],
 )
 def test_what_was_decided_after_the_copy_shows_above_a_floor_too(strange: Trace, refused: bool) -> None:
     view = tidied(fold(claim(A), commit(0), commit(1, ("x", 0)), commit(2, ("y", 0))), 2)
     assert (not_in_log(view, [strange]) != "") is refused
-    assert (not_in_log(view, [committed("y", 0, begun_ms=2 * HOUR_MS), strange]) != "") is refused
+    assert (not_in_log(view, [on_lane("y", 0), strange]) != "") is refused
 
 
-@pytest.mark.parametrize("behind_h", [3, 24])
-def test_the_executors_clock_may_be_hours_behind_the_servers(behind_h: int) -> None:
-    """The server has the newest commit of each run, and says by its own clock when that was begun."""
-    behind_ms = behind_h * HOUR_MS
-    view = tidied(fold(claim(A), commit(0, ("gone", 0)), commit(1, ("x", 0)), commit(2, ("y", 0))), 2)
-    gone, newest = committed("gone", 0, begun_ms=behind_ms), committed("y", 0, begun_ms=2 * HOUR_MS + behind_ms)
-    assert not_in_log(view, [gone, newest]) == ""
-    later = committed("new", 0, begun_ms=3 * HOUR_MS + behind_ms)
-    assert not_in_log(view, [gone, newest, later]) != ""
-
-
-@pytest.mark.parametrize("behind_h", [0, 24])
-def test_a_batch_that_a_floor_carries_and_that_is_not_committed_has_the_executors_clock_alone(behind_h: int) -> None:
-    """After a night of starts that fail the floor names one decided batch, which the server has not committed."""
-    behind_ms = behind_h * HOUR_MS
-    failed = fold(claim(A), commit(0, ("gone", 0)), commit(1, ("x", 0)), claim(Token(3, "bbbbbbbb")))
-    view = failed.above(failed.raised_to(Token(3, "bbbbbbbb")))
-    gone = committed("gone", 0, begun_ms=behind_ms)
-    assert not_in_log(view, [gone]) == ""
-    later = committed("new", 0, begun_ms=3 * HOUR_MS + behind_ms)
-    assert not_in_log(view, [gone, committed("x", 0, begun_ms=HOUR_MS + behind_ms), later]) != ""
-    assert not_in_log(view, [committed("x", 1, begun_ms=2 * HOUR_MS)]) != "", "its lane, used again"
+def test_a_batch_that_a_floor_carries() -> None:
+    """After a night of starts that fail the floor names one decided batch, which no server has committed yet."""
+    newer = Token(3, "bbbbbbbb")
+    failed = fold(claim(A), commit(0, ("gone", 0)), commit(1, ("x", 0)), claim(newer))
+    view = failed.above(failed.raised_to(newer))
+    assert not_in_log(view, [on_lane("gone", 0), of_batch(0, "gone")]) == ""
+    assert not_in_log(view, [on_lane("x", 0), of_batch(2, "new")]) != ""
+    assert not_in_log(view, [on_lane("x", 1)]) != "", "its lane, used again"
 
 
 @pytest.mark.parametrize("again", [Amend, Void])
-def test_so_it_does_once_it_is_amended_or_void(again: type[Amend] | type[Void]) -> None:
+def test_a_batch_that_a_floor_carries_once_it_is_amended_or_void(again: type[Amend] | type[Void]) -> None:
     """The run that did so may end before the server has committed anything of it."""
     newer = Token(3, "bbbbbbbb")
     failed = fold(claim(A), commit(0, ("gone", 0)), commit(1, ("x", 0)), claim(newer))
@@ -155,26 +143,35 @@ def test_so_it_does_once_it_is_amended_or_void(again: type[Amend] | type[Void]) 
     made = {name: getattr(commit(1, ("x", 0)), name) for name in ("query", "batch", "offsets", "handles")}
     more = {"void": (("out", 0),)} if again is Void else {}
     view = view.apply(view.end, again(token=newer, **made, **more))
-    assert not_in_log(view, [committed("gone", 0, begun_ms=24 * HOUR_MS)]) == ""
+    assert not_in_log(view, [on_lane("gone", 0), of_batch(0, "gone"), of_batch(1, "x")]) == ""
 
 
 def test_with_nothing_to_hold_it_against_a_commit_is_let_pass() -> None:
     view = tidied(fold(claim(A), commit(0, ("gone", 0)), commit(1), commit(2)), 2)
-    assert not_in_log(view, [committed("gone", 0, begun_ms=9 * HOUR_MS)]) == ""
+    assert not_in_log(view, [on_lane("gone", 0)]) == ""
+    assert not_in_log(LogView.at(Floor(5)), [of_batch(9, "gone")]) == "", "a floor that names no batch"
 
 
 def test_a_run_that_claimed_above_the_floor_has_nothing_below_it() -> None:
     other = Token(2, "bbbbbbbb")
     view = tidied(fold(claim(A), commit(0, ("x", 0)), claim(other), commit(1, token=other), commit(2, token=other)), 3)
     assert view.floor.position == 1
-    assert not_in_log(view, [committed("new", 0, token=other)]) != ""
+    assert not_in_log(view, [on_lane("new", 0, token=other)]) != ""
 
 
 def test_a_lane_that_was_used_again_after_the_traces_were_listed() -> None:
     """What was forgotten of it is the last that a server shows; the log has the next one by the time it is read."""
     before = tidied(fold(claim(A), commit(0, ("x", 0)), commit(1, ("y", 0))), 1)
     after = before.apply(before.end, commit(2, ("x", 1)))
-    left = [committed("x", 0), committed("y", 0, begun_ms=HOUR_MS)]
+    left = [on_lane("x", 0), on_lane("y", 0)]
     assert not_in_log(before, left) == ""
     assert not_in_log(after, left, before.end) == ""
     assert not_in_log(after, left) != ""
+
+
+def test_a_log_that_is_tidied_after_the_traces_were_listed() -> None:
+    """What the floor has risen over meanwhile is of an older batch, and on no lane that was named before."""
+    before = fold(claim(A), commit(0, ("x", 0)), commit(1, ("y", 0)))
+    left = [on_lane("x", 0), on_lane("y", 0), of_batch(0, "x"), of_batch(1, "y")]
+    after = before.apply(before.end, commit(2, ("x", 1))).apply(before.end + 1, commit(3, ("y", 1)))
+    assert not_in_log(tidied(after, 1), left, before.end) == ""

@@ -84,7 +84,7 @@ class Timing:
     Attributes:
         outage_patience_s: How long a system that cannot be reached, or has no room, is waited for before the query
             stops, in each phase of a batch: while it is written, decided and committed. Nothing is lost by stopping:
-            the next run goes on. Also how long a run that starts waits for sinks to say what they remember.
+            the next run goes on. A run that starts waits for sinks to say what they remember, for a minute at most.
         sweep_every_s: How often the run's own losers are looked for when nothing says that there are any; 0: at the
             end of each batch.
         sweep_in_background: Whether a thread looks for them, so that batches do not wait for it.
