@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
 from sparkonce import errors
 from sparkonce.driver.outage import Outage
@@ -52,7 +53,6 @@ def look_around(
         for name, known in facts.items()
         if sinks[name].guarantee is Guarantee.EXACTLY_ONCE
     }
-    outage.is_over()
     # Whatever the servers knew when they were asked stands in the log by now, if it is the log of those who did it.
     listed_at, view = view.end, read_log(log, view)
     for name, left in traces.items():
@@ -120,24 +120,22 @@ def _traces(name: str, committer: SinkCommitter, query: str, facts: Facts, outag
     The question is a net below the rules, and stops no run that can do without it. Whatever needs the server waits for
     it later: the sweep of older runs, the look for commits that it lost, the first write.
     """
-    while True:
-        try:
-            return committer.list_traces(query, facts)
-        except errors.UnknownOutcomeError as error:
-            reason = error.message
-            if outage.pause(f"sink {name} is asked what it remembers of this query: {reason}"):
-                continue
-        except errors.SparkonceError:
-            raise  # A verdict, such as that the server went back.
-        except Exception as error:  # noqa: BLE001 - a sink that cannot answer this may do all else well
-            reason = f"{type(error).__name__}: {error}"
-        logger.warning(
-            "Sink %r does not say what it remembers of this query: %s. The run goes on without knowing whether its "
-            "checkpoint is an old copy. Next: if it was restored from a copy, stop the query, and start it again when "
-            "the sink answers.",
-            *(name, reason.rstrip(".")),
-        )
-        return ()
+    ask = partial(committer.list_traces, query, facts)
+    try:
+        return outage.retry(ask, f"sink {name!r} does not say what it remembers of this query")
+    except errors.UnknownOutcomeError as error:
+        reason = error.message
+    except errors.SparkonceError:
+        raise  # A verdict, such as that the server went back.
+    except Exception as error:  # noqa: BLE001 - a sink that cannot answer this may do all else well
+        reason = f"{type(error).__name__}: {error}"
+    logger.warning(
+        "Sink %r does not say what it remembers of this query: %s. The run goes on without knowing whether its "
+        "checkpoint is an old copy. Next: if it was restored from a copy, stop the query, and start it again when the "
+        "sink answers.",
+        *(name, reason.rstrip(".")),
+    )
+    return ()
 
 
 def warn_if_not_moved(view: LogView, location: str) -> None:
