@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from sparkonce.rig.kafka import Cluster
-from sparkonce.sinks.kafka.producers import this_worker
+from sparkonce.sinks.kafka.producer_pool import this_worker
 
 pytest_plugins = ("tiers", "timings")
 

@@ -47,7 +47,7 @@ from sparkonce.sinks.files import handle as files_handle
 from sparkonce.sinks.files import manifests
 from sparkonce.sinks.files.handle import read_handle
 from sparkonce.sinks.files.store import name_in
-from sparkonce.sinks.kafka.producers import this_worker
+from sparkonce.sinks.kafka.producer_pool import this_worker
 from sparkonce.sinks.write_ahead import committer as write_ahead
 from sparkonce.spark.tables.iceberg import _IcebergTable
 from sparkonce.testing.kafka import produce

@@ -9,7 +9,6 @@ from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -22,12 +21,11 @@ from sparkonce.protocol.outcomes import Outcome
 from sparkonce.protocol.ownership import TransactionalId
 from sparkonce.protocol.state import Phase
 from sparkonce.rig.kafka import Cluster
-from sparkonce.sink import Owner
-from sparkonce.sinks.kafka.client import TransactionClient
 from sparkonce.sinks.kafka.committer import KafkaCommitter, transaction_of
-from sparkonce.sinks.kafka.lane import Lane
 from sparkonce.sinks.kafka.outcomes import LAST_EPOCH, Answer, Description
+from sparkonce.sinks.kafka.pooled_producer import PooledProducer
 from sparkonce.sinks.kafka.sink import KafkaSink
+from sparkonce.sinks.kafka.transaction_client import TransactionClient
 from sparkonce.testing.kafka import list_transactions
 
 pytestmark = pytest.mark.kafka
@@ -186,26 +184,30 @@ def test_what_is_swept_at_the_last_epoch_stays_aborted(
     assert witness.committed(topic) == []
 
 
-class WornSink(KafkaSink):
-    """The producers of its first run have the last epoch that there is."""
+@pytest.fixture
+def worn_at_first(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The producers of a query's first run have the last epoch that there is."""
+    initialise = PooledProducer.initialise
 
-    def _make_lane(self, settings: Mapping[str, Any], owner: Owner, worker: str, number: int) -> Lane:
-        if owner.token.position == 0:
-            owned = TransactionalId(
-                prefix=owner.facts["prefix"], query=owner.query, token=owner.token, worker=worker, lane=number
-            )
-            wear_out(str(self.settings["bootstrap.servers"]), str(owned), LAST_EPOCH)
-        return super()._make_lane(settings, owner, worker, number)
+    def initialise_worn(pooled: PooledProducer, timeout_s: float) -> None:
+        owned = TransactionalId.parse(pooled.transactional_id)
+        assert owned is not None
+        if owned.token.position == 0:
+            wear_out(cluster.bootstrap, pooled.transactional_id, LAST_EPOCH)
+        initialise(pooled, timeout_s)
+
+    monkeypatch.setattr(PooledProducer, "initialise", initialise_worn)
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("worn_at_first")
 def test_a_decided_batch_that_timed_out_at_the_last_epoch_is_written_again(
     cluster: Cluster, witness: Witness, tmp_path: Path
 ) -> None:
     topic = witness.create_topic()
     settings = {"bootstrap.servers": cluster.bootstrap, "transaction.timeout.ms": 45_000}
     job = SmallJob(
-        tmp_path, lambda: [WornSink(settings, topic=topic)], lambda *_: pa.record_batch({"value": ["row"]}), slots=1
+        tmp_path, lambda: [KafkaSink(settings, topic=topic)], lambda *_: pa.record_batch({"value": ["row"]}), slots=1
     )
     witness.prepare(topic).producer.abort_transaction(LIMIT_S)  # the coordinators are there
     job.kill(0, Phase.FINISHING)

@@ -16,7 +16,7 @@ from integration.kafka_witness import LIMIT_S, new_name
 from shared_servers import KILLS_BROKER, broker_to_kill
 from sparkonce.protocol.ownership import Token, TransactionalId
 from sparkonce.rig.kafka import Cluster
-from sparkonce.sinks.kafka import client
+from sparkonce.sinks.kafka import transaction_client
 from sparkonce.sinks.kafka.committer import KafkaCommitter
 
 pytestmark = [pytest.mark.kafka, KILLS_BROKER]
@@ -83,7 +83,7 @@ def crowded(request: pytest.FixtureRequest) -> Iterator[tuple[Cluster, str]]:
 def _crowd(cluster: Cluster, others: int, own: str) -> Cluster:
     # A coordinator makes its log when the first one asks for it.
     with closing(KafkaCommitter({"bootstrap.servers": cluster.bootstrap}, "kafka")) as committer:
-        probe = client.Transaction("nobody's", 0, 0)
+        probe = transaction_client.Transaction("nobody's", 0, 0)
         committer._client.probe(probe, deadline_s=committer._deadline_s() + LIMIT_S)
     remember(cluster, new_name("others"), others)
     remember(cluster, own, 1_000)
@@ -97,9 +97,9 @@ def _await_loaded(cluster: Cluster) -> None:
     names = {_partition(name): name for name in map("nobody's-{}".format, range(100))}
     assert len(names) == _PARTITIONS
     with closing(KafkaCommitter({"bootstrap.servers": cluster.bootstrap}, "kafka")) as committer:
-        probes = [client.Transaction(name, 0, 0) for name in names.values()]
+        probes = [transaction_client.Transaction(name, 0, 0) for name in names.values()]
         views = committer._client.describe_transactions(probes, deadline_s=committer._deadline_s() + LIMIT_S)
-    assert [view.code for view in views if isinstance(view, client.Answer)] == [_ID_NOT_FOUND] * _PARTITIONS
+    assert [view.code for view in views if isinstance(view, transaction_client.Answer)] == [_ID_NOT_FOUND] * _PARTITIONS
 
 
 def test_a_start_takes_its_own_of_many_ids(
@@ -109,12 +109,12 @@ def test_a_start_takes_its_own_of_many_ids(
     cluster, prefix = crowded
     with caplog.at_level(logging.WARNING, "sparkonce.sinks.kafka.committer"):
         for newest in (2, 1):
-            request = partial(client.ListTransactionsRequest, max_version=newest)
+            request = partial(transaction_client.ListTransactionsRequest, max_version=newest)
             with (
                 monkeypatch.context() as patched,
                 closing(KafkaCommitter({"bootstrap.servers": cluster.bootstrap}, "kafka")) as committer,
             ):
-                patched.setattr(client, "ListTransactionsRequest", request)
+                patched.setattr(transaction_client, "ListTransactionsRequest", request)
                 traces = committer.list_traces(QUERY, {"prefix": prefix})
             assert len({trace.committed for trace in traces}) == len(traces) == 1_000
             assert {trace.token for trace in traces} == {Token(3, "0badcafe")}

@@ -22,12 +22,11 @@ from sparkonce.protocol.outcomes import Outcome
 from sparkonce.protocol.ownership import Token, TransactionalId
 from sparkonce.rig.kafka import Cluster
 from sparkonce.sink import Owner, WriterContext
-from sparkonce.sinks.kafka import lane as lane_module
-from sparkonce.sinks.kafka import producers as producers_module
-from sparkonce.sinks.kafka import sink as sink_module
+from sparkonce.sinks.kafka import pooled_producer as producer_module
+from sparkonce.sinks.kafka import producer_pool as producers_module
 from sparkonce.sinks.kafka import writer as writer_module
 from sparkonce.sinks.kafka.committer import KafkaCommitter
-from sparkonce.sinks.kafka.producers import this_worker
+from sparkonce.sinks.kafka.producer_pool import this_worker
 from sparkonce.sinks.kafka.sink import KafkaSink
 from sparkonce.sinks.kafka.writer import KafkaWriter
 from sparkonce.testing.kafka import Record, create_topic, describe_transactions, read_committed, read_uncommitted
@@ -247,7 +246,7 @@ def test_rows_may_be_as_large_as_the_topic_takes(kafka: Kafka, owner: Owner, lim
 def test_a_refusal_that_no_callback_tells_still_fails_prepare(
     kafka: Kafka, owner: Owner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(lane_module.Reports, "on_delivery", lambda *_: None)
+    monkeypatch.setattr(producer_module.Reports, "on_delivery", lambda *_: None)
     topic = kafka.create_topic(max_message_bytes="5000")
     writer = open_writer(KafkaSink(kafka.settings, topic=topic), owner)
     writer.begin()
@@ -262,9 +261,9 @@ def test_statistics_that_wait_to_be_served_are_no_rows(
 ) -> None:
     flush = KafkaWriter._flush
 
-    def flush_and_wait(writer: KafkaWriter, lane: lane_module.Lane) -> None:
-        flush(writer, lane)
-        wait_until(lambda: len(lane.producer) > 0)
+    def flush_and_wait(writer: KafkaWriter, pooled: producer_module.PooledProducer) -> None:
+        flush(writer, pooled)
+        wait_until(lambda: len(pooled.producer) > 0)
 
     monkeypatch.setattr(KafkaWriter, "_flush", flush_and_wait)
     monkeypatch.setattr(producers_module, "POLL_EVERY_S", WAIT_S)  # or the keeper would serve them
@@ -278,7 +277,7 @@ def test_a_row_that_never_reached_librdkafka_fails_prepare(
     kafka: Kafka, owner: Owner, monkeypatch: pytest.MonkeyPatch, guarantee: Guarantee
 ) -> None:
     whole = writer_module._produce
-    monkeypatch.setattr(writer_module, "_produce", lambda lane, chunk: whole(lane, replace(chunk, rows=chunk.rows - 1)))
+    monkeypatch.setattr(writer_module, "_produce", lambda to, chunk: whole(to, replace(chunk, rows=chunk.rows - 1)))
     writer = open_writer(KafkaSink(kafka.settings, topic=kafka.create_topic(), guarantee=guarantee), owner)
     writer.begin()
     writer.write(pa.record_batch({"value": ["a", "b", "c"]}))
@@ -292,8 +291,8 @@ def test_a_transaction_that_is_open_no_more_cannot_be_prepared(kafka: Kafka, own
     writer.begin()
     writer.write(pa.record_batch({"value": ["a"]}))
     writer.prepare()
-    assert writer._lane is not None
-    writer._lane.producer.abort_transaction(WAIT_S)
+    assert writer._pooled is not None
+    writer._pooled.producer.abort_transaction(WAIT_S)
     with pytest.raises(PrepareError, match="no transaction was open"):
         writer.prepare()
     writer.abort()
@@ -335,19 +334,19 @@ def test_a_fatal_error_that_another_thread_was_told_of_is_named(
     topic = kafka.create_topic()
     writer = open_writer(KafkaSink(kafka.settings, topic=topic), owner)
     writer.begin()
-    lane = writer._lane
-    assert lane is not None
-    fencer = Producer({**kafka.settings, "transactional.id": lane.transactional_id})
+    pooled = writer._pooled
+    assert pooled is not None
+    fencer = Producer({**kafka.settings, "transactional.id": pooled.transactional_id})
     fencer.init_transactions(WAIT_S)
     del fencer
-    lane.producer.produce(topic, b"a")
+    pooled.producer.produce(topic, b"a")
     try:
-        lane.producer.flush(WAIT_S)
+        pooled.producer.flush(WAIT_S)
     except (KafkaException, KafkaError, SystemError):  # the second is no exception for `pytest.raises`
         pass
     else:
         pytest.fail("nobody was told of the fence")
-    lane.producer = ToldElsewhere(lane.producer)
+    pooled.producer = ToldElsewhere(pooled.producer)
     with pytest.raises(PrepareError, match="fenced by a newer instance"):
         writer.prepare()
     writer.abort()
@@ -372,7 +371,7 @@ def test_a_missing_partition_is_refused(kafka: Kafka, owner: Owner) -> None:
 
 
 def test_brokers_that_do_not_answer_fail_begin_in_bounded_time(owner: Owner, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sink_module, "INITIALISE_LIMIT_S", 1.0)
+    monkeypatch.setattr(producer_module, "INITIALISE_LIMIT_S", 1.0)
     writer = open_writer(KafkaSink({"bootstrap.servers": "127.0.0.1:9", "log_level": 0}, topic="t"), owner)
     with pytest.raises(PrepareError, match=r"127\.0\.0\.1:9"):
         writer.begin()
@@ -397,12 +396,12 @@ def test_a_cluster_that_does_not_allow_the_transaction_fails_begin_with_its_reas
 
 
 def test_a_producer_that_fails_while_its_id_is_told_says_why(kafka: Kafka, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(lane: lane_module.Lane, _: float) -> None:
-        lane.reports.fatal = "fenced by another"
+    def fail(pooled: producer_module.PooledProducer, _: float) -> None:
+        pooled.reports.fatal = "fenced by another"
 
-    monkeypatch.setattr(lane_module.Lane, "_try_to_initialise", fail)
+    monkeypatch.setattr(producer_module.PooledProducer, "_try_to_initialise", fail)
     with pytest.raises(PrepareError, match="fenced by another"):
-        lane_module.Lane(kafka.settings, transactional_id="t").initialise(WAIT_S)
+        producer_module.PooledProducer(kafka.settings, transactional_id="t").initialise(WAIT_S)
 
 
 def test_a_prepared_transaction_stays_open_when_its_producer_has_gone(kafka: Kafka, owner: Owner) -> None:
@@ -502,7 +501,7 @@ def test_below_exactly_once_rows_are_visible_after_prepare_and_the_producer_is_u
     for batch in range(3):
         writer = open_writer(sink, owner, batch)
         writer.begin()
-        used.add(writer._lane)
+        used.add(writer._pooled)
         writer.write(pa.record_batch({"value": [str(batch)]}))
         assert writer.prepare() == {}
         writer.close()
@@ -527,11 +526,11 @@ def test_below_exactly_once_a_refused_row_fails_prepare_and_its_producer_is_not_
 def test_a_writer_that_waits_long_for_rows_is_served_meanwhile(kafka: Kafka, owner: Owner) -> None:
     writer = open_writer(KafkaSink(kafka.settings, topic=kafka.create_topic()), owner)
     writer.begin()
-    lane = writer._lane
-    assert lane is not None
+    pooled = writer._pooled
+    assert pooled is not None
     for _ in range(2):
-        lane.reports.stats = ""
-        wait_until(lambda: lane.reports.stats)
+        pooled.reports.stats = ""
+        wait_until(lambda: pooled.reports.stats)
     writer.abort()
 
 

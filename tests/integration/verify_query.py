@@ -19,7 +19,7 @@ from sparkonce.protocol.handles import Handle, transaction_fields
 from sparkonce.protocol.outcomes import Outcome
 from sparkonce.protocol.ownership import Token
 from sparkonce.sink import Owner, SinkWriter, WriterContext
-from sparkonce.sinks.kafka.producers import this_worker
+from sparkonce.sinks.kafka.producer_pool import this_worker
 
 LIMIT_S = 30.0
 PER_BATCH = 3

@@ -22,10 +22,10 @@ from simulation.engine import NoAnswerError, RefusedError
 from simulation.oracle import Violation
 from simulation.producers import ModelWorker, PoolWriter
 from simulation.systems import System, Writer
-from sparkonce.sinks.kafka.client import TransactionClient
 from sparkonce.sinks.kafka.committer import KafkaCommitter
 from sparkonce.sinks.kafka.outcomes import TRANSACTIONAL_ID_NOT_FOUND, Answer, Description, Transaction
 from sparkonce.sinks.kafka.retention import RetentionCheck
+from sparkonce.sinks.kafka.transaction_client import TransactionClient
 
 if TYPE_CHECKING:
     from simulation.engine import Party, Simulation

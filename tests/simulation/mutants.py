@@ -40,7 +40,7 @@ from sparkonce.sinks.files.local import store as local_store
 from sparkonce.sinks.files.local.store import LocalStore
 from sparkonce.sinks.kafka.committer import KafkaCommitter
 from sparkonce.sinks.kafka.outcomes import Answer, commit_outcome
-from sparkonce.sinks.kafka.producers import Pool
+from sparkonce.sinks.kafka.producer_pool import ProducerPool
 from sparkonce.sinks.mysql import prepared
 from sparkonce.sinks.mysql.names import Xid
 from sparkonce.sinks.postgres.committer import PostgresCommitter
@@ -190,9 +190,9 @@ class _CommitBumps(Kafka):
     commit_bumps = True
 
 
-def _gives_a_failed_lane_back(pool: Pool, number: int) -> None:
+def _gives_a_failed_lane_back(pool: ProducerPool, number: int) -> None:
     try:
-        lane = pool._make(number)
+        pooled = pool._make(number)
     except PrepareError as error:
         pool._starting -= 1
         pool._lanes = pool._lanes.give_back(number, pool._last_batch)
@@ -200,7 +200,7 @@ def _gives_a_failed_lane_back(pool: Pool, number: int) -> None:
             pool._waiting.popleft().set_exception(error)
         return
     pool._starting -= 1
-    pool._offer(lane)
+    pool._offer(pooled)
 
 
 # --- readings of answers ----------------------------------------------------------------------------------------------
@@ -359,7 +359,7 @@ MUTANTS = (
     Mutant(
         name="Kafka v2: aborts by EndTxn v4, which leaves the epoch",
         kinds=("kafka-v2",),
-        patches=(("sinks.kafka.client", "_EPOCH_RAISED", {"max_version": 4}),),
+        patches=(("sinks.kafka.transaction_client", "_EPOCH_RAISED", {"max_version": 4}),),
     ),
     Mutant(
         name="Kafka v2: aborts as version 1 has to, which compares no epoch",
@@ -369,17 +369,17 @@ MUTANTS = (
     Mutant(
         name="Kafka: a lane whose initialisation was not answered is given back",
         kinds=_KAFKA,
-        patches=((Pool, "_start", _gives_a_failed_lane_back),),
+        patches=((ProducerPool, "_start", _gives_a_failed_lane_back),),
     ),
     Mutant(
         name="Kafka: a producer is kept for the next task after its transaction",
         kinds=_KAFKA,
-        patches=((Pool, "retire", lambda pool, lane, _: pool.give_back(lane)),),
+        patches=((ProducerPool, "retire", lambda pool, pooled, _: pool.give_back(pooled)),),
     ),
     Mutant(
         name="Kafka: a coordinator that has moved is not looked up again",
         kinds=_KAFKA,
-        patches=(("sinks.kafka.client", "MOVED", frozenset()),),
+        patches=(("sinks.kafka.transaction_client", "MOVED", frozenset()),),
     ),
     Mutant(
         name="Kafka: a sweep takes newer runs' transactions, too",

@@ -1,4 +1,6 @@
-"""Kafka's executor half: the product's own `Worker`, `Pool` and `KafkaWriter`. librdkafka's producer is a model.
+"""Kafka's executor half: the product's own `WorkerProducers`, `ProducerPool` and `KafkaWriter`.
+
+librdkafka's producer is a model.
 
 A thread in which a producer is initialised is a party that goes on when it is chosen, and a task that waits for one
 stands still. The keeper's thread, which ends what is idle, is an event.
@@ -17,10 +19,10 @@ from simulation.oracle import Violation
 from simulation.systems import Writer, ask
 from sparkonce.errors import OutageError, PrepareError, SparkonceError
 from sparkonce.protocol.ownership import TransactionalId
-from sparkonce.sinks.kafka import producers
-from sparkonce.sinks.kafka.lane import Reports
-from sparkonce.sinks.kafka.producers import KEEP_AT_MOST, Pool, PoolKey, Worker
-from sparkonce.sinks.kafka.writer import KafkaWriter, Limits
+from sparkonce.sinks.kafka import producer_pool
+from sparkonce.sinks.kafka.pooled_producer import ProducerSpec, Reports
+from sparkonce.sinks.kafka.producer_pool import KEEP_AT_MOST, ProducerPool, WorkerProducers
+from sparkonce.sinks.kafka.writer import KafkaWriter, WriterLimits
 
 if TYPE_CHECKING:
     from simulation.kafka import Kafka
@@ -28,7 +30,7 @@ if TYPE_CHECKING:
     from sparkonce.protocol.handles import Scalar
     from sparkonce.sink import Owner
 
-_LIMITS = Limits(queued_rows=1, queued_bytes=1, row_bytes=1, delivery_s=60.0, initialise_s=65.0)
+_LIMITS = WriterLimits(queued_rows=1, queued_bytes=1, row_bytes=1, delivery_s=60.0, initialise_s=65.0)
 
 
 class Lease:
@@ -65,7 +67,7 @@ class Lease:
                 self.process.catch_up(self.done)
             UNDER_WAY[0].wait(lambda: self._done or self.too_late)
         if not self._done:
-            raise producers.LeaseTimeoutError
+            raise producer_pool.LeaseTimeoutError
         if self._error is not None:
             raise self._error
         return self._lane
@@ -79,11 +81,11 @@ class _Random:
         return UNDER_WAY[0].nonce().to_bytes(size, "big")
 
 
-REPLACED: tuple[tuple[str, str, Any], ...] = (("producers", "Future", Lease), ("producers", "os", _Random))
+REPLACED: tuple[tuple[str, str, Any], ...] = (("producer_pool", "Future", Lease), ("producer_pool", "os", _Random))
 
 
-class ModelWorker(Worker):
-    """The product's `Worker` of a process.
+class ModelWorker(WorkerProducers):
+    """The product's `WorkerProducers` of a process.
 
     Attributes:
         process: Where.
@@ -112,18 +114,18 @@ class ModelWorker(Worker):
 
     def grow_old(self) -> None:
         """No task has taken a producer for long."""
-        with mock.patch.object(producers, "IDLE_LIMIT_S", -1.0):
+        with mock.patch.object(producer_pool, "IDLE_LIMIT_S", -1.0):
             self._look_after()
 
 
-class ModelLane:
-    """A producer, which says what was heard of it by `sparkonce.sinks.kafka.lane.Lane`'s methods."""
+class ModelProducer:
+    """A producer with the methods of `sparkonce.sinks.kafka.pooled_producer.PooledProducer`."""
 
-    __slots__ = ("_system", "epoch", "number", "producer_id", "transactional_id")
+    __slots__ = ("_system", "epoch", "lane", "producer_id", "transactional_id")
 
-    def __init__(self, system: Kafka, number: int, transactional_id: str) -> None:
+    def __init__(self, system: Kafka, lane: int, transactional_id: str) -> None:
         self._system = system
-        self.number = number
+        self.lane = lane
         self.transactional_id = transactional_id
         self.producer_id, self.epoch = 1, -1
 
@@ -131,7 +133,7 @@ class ModelLane:
     reports = Reports()
 
     @property
-    def producer(self) -> ModelLane:
+    def producer(self) -> ModelProducer:
         """Gives itself as the sender: librdkafka's own methods are so few that they fit in here."""
         return self
 
@@ -181,25 +183,24 @@ class PoolWriter(Writer):
         self._batch, self._slot = batch, slot
         self._shipped = KafkaWriter(self._pool(owner), batch=batch, topic="t", transactional=True, limits=_LIMITS)
 
-    def _pool(self, owner: Owner) -> Pool:
+    def _pool(self, owner: Owner) -> ProducerPool:
         system = self.system
 
-        def make(drawn: str, number: int) -> Any:
-            name = TransactionalId(
-                prefix=system.prefix, query=owner.query, token=owner.token, worker=drawn, lane=number
-            )
-            lane = ModelLane(system, number, str(name))
+        def open_producer(spec: ProducerSpec, worker: str, lane: int) -> Any:
+            name = TransactionalId(prefix=system.prefix, query=spec.query, token=spec.token, worker=worker, lane=lane)
+            pooled = ModelProducer(system, lane, str(name))
             try:
-                lane.initialise()
+                pooled.initialise()
             except SparkonceError:
                 raise
             except Exception as error:
                 system.simulation.oracle.failed(error)
                 raise
-            return lane
+            return pooled
 
-        key = PoolKey(sink=system.name, query=owner.query, token=owner.token, generation=owner.generation)
-        return self._worker.pool(key, make, KEEP_AT_MOST if system.simulation.config.keep_ready else 0)
+        spec = ProducerSpec(sink=system.name, query=owner.query, token=owner.token, generation=owner.generation)
+        keep_at_most = KEEP_AT_MOST if system.simulation.config.keep_ready else 0
+        return self._worker.pool(spec, keep_at_most=keep_at_most, open_producer=open_producer)
 
     def begin(self) -> None:
         lease: Any = self._shipped._lease
@@ -211,8 +212,8 @@ class PoolWriter(Writer):
         self._worker.process.catch_up()
 
     def write(self, parts: int) -> None:
-        system, lane = self.system, self._shipped._open_lane()
-        name, epoch = lane.transactional_id, lane.epoch
+        system, pooled = self.system, self._shipped._open_producer()
+        name, epoch = pooled.transactional_id, pooled.epoch
         what = ("writes", name, epoch)
         answer = ask(system, what, lambda: system.produce(name, epoch, self._batch, self._slot, parts, self))
         if answer == "fenced":

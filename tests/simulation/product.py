@@ -248,9 +248,9 @@ _REPLACED: tuple[tuple[str, str, Any], ...] = (
     *(
         (f"{_SINKS}.{name}", "time", _CLOCK)
         for name in (
-            "kafka.client",
+            "kafka.transaction_client",
             "kafka.committer",
-            "kafka.producers",
+            "kafka.producer_pool",
             "kafka.retention",
             "kafka.waiting",
             "kafka.writer",
@@ -284,7 +284,7 @@ _REPLACED: tuple[tuple[str, str, Any], ...] = (
     *((f"sparkonce.protocol.{name}", "replace", replace) for name in ("coordinator", "view", "ownership")),
     (f"{_SINKS}.postgres.committer", "within", lambda *_: _NOTHING),
     *((f"{_SINKS}.kafka.{module}", name, value) for module, name, value in (*wire.REPLACED, *producers.REPLACED)),
-    (f"{_SINKS}.kafka.client", "Connection", lambda cluster: wire.Wire(cluster, kafka.BROKERS)),
+    (f"{_SINKS}.kafka.transaction_client", "Connection", lambda cluster: wire.Wire(cluster, kafka.BROKERS)),
     *((f"{_SINKS}.postgres.{module}", name, value) for module, name, value in postgres.REPLACED),
     *((f"{_SINKS}.mysql.{module}", name, value) for module, name, value in mariadb.REPLACED),
     *((f"{_SINKS}.files.{module}", name, value) for module, name, value in files.REPLACED),

@@ -13,7 +13,7 @@ from simulation.dice import Given
 from simulation.engine import Broken, Party, Simulation
 from simulation.kafka import INVALID_PRODUCER_EPOCH, PRODUCER_ID, Kafka
 from simulation.oracle import Oracle, Violation
-from simulation.producers import ModelLane
+from simulation.producers import ModelProducer
 from simulation.product import replaced, under_way
 from simulation.spark import Process
 from sparkonce.errors import PrepareError
@@ -183,7 +183,7 @@ def test_a_copy_that_is_given_a_used_producer_is_seen() -> None:
         (worker,) = one.kafka.workers
         (pool,) = worker._pools.values()
         name = str(one.handles[0]["transactional_id"])
-        used: Any = ModelLane(one.kafka, 0, name)
+        used: Any = ModelProducer(one.kafka, 0, name)
         used.epoch = 0
         pool._ready.append(used)
         one.start(0)

@@ -48,13 +48,13 @@ class _Metadata(SimpleNamespace):
 
 
 REPLACED: tuple[tuple[str, str, Any], ...] = (
-    ("client", "EndTxnRequest", _EndTxn),
-    ("client", "InitProducerIdRequest", _InitProducerId),
-    ("client", "DescribeTransactionsRequest", _Describe),
-    ("client", "ListTransactionsRequest", _List),
-    ("client", "FindCoordinatorRequest", _FindCoordinator),
-    ("client", "ApiVersionsRequest", _ApiVersions),
-    ("client", "MetadataRequest", _Metadata),
+    ("transaction_client", "EndTxnRequest", _EndTxn),
+    ("transaction_client", "InitProducerIdRequest", _InitProducerId),
+    ("transaction_client", "DescribeTransactionsRequest", _Describe),
+    ("transaction_client", "ListTransactionsRequest", _List),
+    ("transaction_client", "FindCoordinatorRequest", _FindCoordinator),
+    ("transaction_client", "ApiVersionsRequest", _ApiVersions),
+    ("transaction_client", "MetadataRequest", _Metadata),
     ("retention", "_may_be_old", lambda _: True),
 )
 """kafka-python's classes of requests, which know how to be written to a wire, take ten times as long to make. And here

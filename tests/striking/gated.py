@@ -71,7 +71,7 @@ class _GatedWriter(ForwardingWriter):
         some = -(-rows.num_rows // 2)
         self._real.write(rows.slice(0, some))
         if isinstance(self._real, KafkaWriter):  # the transaction is open there once something has arrived
-            self._real._open_lane().flush(_FLUSH_S)
+            self._real._open_producer().flush(_FLUSH_S)
         self._sink.arrive(WRITTEN, **self._told)
         if some < rows.num_rows:
             self._real.write(rows.slice(some))

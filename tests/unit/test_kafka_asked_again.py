@@ -13,13 +13,13 @@ from sparkonce.errors import PreflightError, UnknownOutcomeError
 from sparkonce.protocol.handles import Handle, transaction_fields
 from sparkonce.protocol.outcomes import Outcome
 from sparkonce.protocol.ownership import Token, TransactionalId
-from sparkonce.sinks.kafka import client as client_module
 from sparkonce.sinks.kafka import committer as committer_module
 from sparkonce.sinks.kafka import preflight
+from sparkonce.sinks.kafka import transaction_client as client_module
 from sparkonce.sinks.kafka import waiting as waiting_module
-from sparkonce.sinks.kafka.client import TransactionClient
 from sparkonce.sinks.kafka.committer import KafkaCommitter, fields_of
 from sparkonce.sinks.kafka.outcomes import Answer, Description, Transaction
+from sparkonce.sinks.kafka.transaction_client import TransactionClient
 from unit.driver_world import Clock
 
 ONE, OTHER = Transaction("p.q.one", 7, 3), Transaction("p.q.other", 7, 3)

@@ -6,7 +6,7 @@ import pytest
 
 from eventually import eventually
 from sparkonce.sinks.kafka.client_log import OncePerBroker
-from sparkonce.sinks.kafka.lane import Lane
+from sparkonce.sinks.kafka.pooled_producer import PooledProducer
 
 REFUSED = "FAIL [rdkafka#producer-%d] [thrd:%s/bootstrap]: %s: Connect failed: Connection refused (after %dms)"
 
@@ -37,9 +37,9 @@ def test_what_has_another_form_is_told_apart_by_its_text() -> None:
 def test_producers_write_there_and_not_to_standard_error(
     caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    lane = Lane({"bootstrap.servers": "127.0.0.1:1", "reconnect.backoff.ms": 1})
-    eventually(lambda: lane.poll(0.1) or caplog.records, "a line")
-    lane.destroy()
+    pooled = PooledProducer({"bootstrap.servers": "127.0.0.1:1", "reconnect.backoff.ms": 1})
+    eventually(lambda: pooled.poll(0.1) or caplog.records, "a line")
+    pooled.destroy()
     assert {record.name for record in caplog.records} == {"sparkonce.librdkafka"}
     assert "Connection refused" in caplog.text
     assert "rdkafka#" not in capfd.readouterr().err

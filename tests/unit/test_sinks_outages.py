@@ -16,7 +16,7 @@ from sparkonce.sinks.files.hdfs.writing import unwritten
 from sparkonce.sinks.files.s3.outcomes import Answer, read
 from sparkonce.sinks.files.s3.upload import _not_whole
 from sparkonce.sinks.files.streams import preparing
-from sparkonce.sinks.kafka.lane import Lane
+from sparkonce.sinks.kafka.pooled_producer import PooledProducer
 from sparkonce.sinks.kafka.writer import _broken
 from sparkonce.sinks.mysql.writer import MySQLWriter
 from sparkonce.sinks.postgres.outcomes import prepare_error
@@ -58,16 +58,16 @@ def s3(status: int | None, code: str) -> PrepareError:
 
 
 def kafka_row(code: int) -> PrepareError:
-    lane = Lane({}, transactional_id="")
-    lane.reports.on_delivery(KafkaError(code), Mock(topic=lambda: "t", key=lambda: b"", value=lambda: b""))
-    return _broken(lane)("refused")
+    pooled = PooledProducer({}, transactional_id="")
+    pooled.reports.on_delivery(KafkaError(code), Mock(topic=lambda: "t", key=lambda: b"", value=lambda: b""))
+    return _broken(pooled)("refused")
 
 
 def kafka(code: int, *before: int) -> Any:
-    lane = Lane({}, transactional_id="")
+    pooled = PooledProducer({}, transactional_id="")
     for one in before:
-        lane.reports.on_error(KafkaError(one))
-    return lane.explain(KafkaError(code), "could not begin")
+        pooled.reports.on_error(KafkaError(one))
+    return pooled.explain(KafkaError(code), "could not begin")
 
 
 @pytest.mark.parametrize(

@@ -85,7 +85,7 @@ def _passes_over_lost() -> None:
 def _takes_silence_for_loss() -> None:
     """In the Kafka committer: what it got no answer to is LOST. A commit is asked for once."""
     from sparkonce.protocol.outcomes import FINAL, Finished, Outcome
-    from sparkonce.sinks.kafka import client
+    from sparkonce.sinks.kafka import transaction_client
     from sparkonce.sinks.kafka.committer import KafkaCommitter
 
     real = KafkaCommitter.commit
@@ -95,7 +95,7 @@ def _takes_silence_for_loss() -> None:
         return [one if one.outcome in FINAL else lost for one in real(self, handles)]
 
     KafkaCommitter.commit = commit  # type: ignore[method-assign]
-    client.is_unanswered = lambda _: False
+    transaction_client.is_unanswered = lambda _: False
 
 
 def _writes_again() -> None:
@@ -177,22 +177,22 @@ def _does_not_flush() -> None:
 
     librdkafka waits for more rows to send them together with: else those of a small batch would be there anyway.
     """
-    from sparkonce.sinks.kafka.sink import KafkaSink
+    from sparkonce.sinks.kafka.pooled_producer import PooledProducer
     from sparkonce.sinks.kafka.writer import KafkaWriter
 
-    right, make_lane = KafkaWriter.prepare, KafkaSink._make_lane
+    right, make = KafkaWriter.prepare, PooledProducer.__init__
 
     def prepare(self: Any) -> Mapping[str, str | int]:
         if self._batch == 0:
             return right(self)
-        lane = self._open_lane()
-        return {"transactional_id": lane.transactional_id, "producer_id": lane.producer_id, "epoch": lane.epoch}
+        pooled = self._open_producer()
+        return {"transactional_id": pooled.transactional_id, "producer_id": pooled.producer_id, "epoch": pooled.epoch}
 
-    def make_lingering_lane(self: Any, settings: Mapping[str, Any], *more: Any) -> Any:
-        return make_lane(self, {**settings, "linger.ms": 5_000}, *more)
+    def make_lingering(self: Any, settings: Mapping[str, Any], **more: Any) -> None:
+        make(self, {**settings, "linger.ms": 5_000}, **more)
 
     KafkaWriter.prepare = prepare  # type: ignore[method-assign]
-    KafkaSink._make_lane = make_lingering_lane  # type: ignore[method-assign]
+    PooledProducer.__init__ = make_lingering  # type: ignore[method-assign]
 
 
 def _looks_for_no_marker() -> None:

@@ -13,9 +13,9 @@ from kafka.protocol.consumer.group import OffsetCommitRequest
 from kafka.protocol.metadata import CoordinatorType, FindCoordinatorRequest, MetadataRequest
 from kafka.protocol.producer.transaction import AddOffsetsToTxnRequest, TxnOffsetCommitRequest
 
-from sparkonce.sinks.kafka.client import REMEMBERED
 from sparkonce.sinks.kafka.connection import Connection, Request, Response
 from sparkonce.sinks.kafka.outcomes import MOVED, NONE, Answer, Transaction
+from sparkonce.sinks.kafka.transaction_client import REMEMBERED
 from sparkonce.sources.offsets import Offsets
 from sparkonce.words import one_line
 

@@ -1,9 +1,23 @@
 """Kafka, with transactions that workers prepare and the driver commits.
 
-``sink`` puts the parts together. On the executors: ``rows`` makes messages, ``lane`` holds one producer, ``producers``
-keeps some ready, ``writer`` fills one transaction. On the driver: ``preflight`` checks the cluster, ``committer`` ends
-transactions through ``client`` and ``connection``, and ``outcomes`` says what each answer means. ``settings`` and
-``translation`` serve both.
+For both halves:
+
+- ``sink``: the sink's settings; it puts the parts together.
+- ``settings``, ``translation``, ``oauth_tokens``: librdkafka's settings for the writers, translated for the driver.
+
+On the executors:
+
+- ``writer``: fills one transaction.
+- ``rows``: turns Arrow columns into the arguments of a producer.
+- ``pooled_producer``: opens one producer of librdkafka; ``producer_pool`` keeps some ready.
+- ``client_log``: thins out librdkafka's log.
+
+On the driver:
+
+- ``preflight``, ``topic``, ``other_queries``: check the cluster, its topic, and who else writes there.
+- ``committer``: ends transactions; ``outcomes`` is the table of what each answer means.
+- ``retention``: finds rows that were deleted before their commit; ``lookout`` finds who holds back readers.
+- ``transaction_client``, ``connection``, ``waiting``: send requests, and repeat them until a deadline.
 """
 
 from __future__ import annotations

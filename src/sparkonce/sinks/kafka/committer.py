@@ -14,8 +14,7 @@ from sparkonce.protocol.outcomes import Finished, Outcome
 from sparkonce.protocol.ownership import TransactionalId
 from sparkonce.protocol.traces import Trace
 from sparkonce.sink import Facts, Owner, Runs, SinkCommitter, claimed_by
-from sparkonce.sinks.kafka.client import TransactionClient
-from sparkonce.sinks.kafka.others import other_queries
+from sparkonce.sinks.kafka.other_queries import other_queries
 from sparkonce.sinks.kafka.outcomes import (
     COMMITTED_STATES,
     INVALID_PRODUCER_ID_MAPPING,
@@ -42,6 +41,7 @@ from sparkonce.sinks.kafka.topic import (
     told_settings,
     why_not_decide,
 )
+from sparkonce.sinks.kafka.transaction_client import TransactionClient
 
 log = logging.getLogger(__name__)
 
@@ -181,7 +181,7 @@ class KafkaCommitter(SinkCommitter):
         return [trace for view in views if (trace := _trace(view, prefix, query)) is not None]
 
     def other_queries(self, query: str, facts: Facts) -> Sequence[str]:
-        """See `SinkCommitter.other_queries`, and `sparkonce.sinks.kafka.others`."""
+        """See `SinkCommitter.other_queries`, and `sparkonce.sinks.kafka.other_queries`."""
         return other_queries(self._client, query, facts, self._deadline_s())
 
     def missing(self, handles: Sequence[Handle]) -> Sequence[Handle]:

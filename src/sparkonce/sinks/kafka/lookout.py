@@ -17,10 +17,10 @@ from kafka.protocol.consumer.offsets import IsolationLevel, ListOffsetsRequest, 
 
 from sparkonce.protocol.ownership import TransactionalId
 from sparkonce.sink import Lookout
-from sparkonce.sinks.kafka.client import TransactionClient
 from sparkonce.sinks.kafka.outcomes import NONE, Answer, Description, Transaction
 from sparkonce.sinks.kafka.settings import NEVER_MS, admin_settings, lasting
 from sparkonce.sinks.kafka.topic import metadata_request
+from sparkonce.sinks.kafka.transaction_client import TransactionClient
 
 log = logging.getLogger(__name__)
 

@@ -13,7 +13,6 @@ from sparkonce.errors import ConfigurationError, PreflightError
 from sparkonce.guarantees import Guarantee
 from sparkonce.protocol.ownership import PREFIX_LIMIT_BYTES, Token, TransactionalId
 from sparkonce.sink import Facts
-from sparkonce.sinks.kafka.client import TransactionClient, versions_request
 from sparkonce.sinks.kafka.outcomes import NONE, Answer, Transaction
 from sparkonce.sinks.kafka.settings import admin_settings, producer_settings
 from sparkonce.sinks.kafka.topic import (
@@ -30,6 +29,7 @@ from sparkonce.sinks.kafka.topic import (
     topic_facts,
     warn_if_made_again,
 )
+from sparkonce.sinks.kafka.transaction_client import TransactionClient, versions_request
 from sparkonce.words import one_line
 
 log = logging.getLogger(__name__)

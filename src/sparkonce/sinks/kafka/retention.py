@@ -22,7 +22,6 @@ from kafka.protocol.consumer.offsets import ListOffsetsRequest
 from kafka.protocol.metadata import MetadataRequest
 
 from sparkonce.protocol.outcomes import Finished, Outcome
-from sparkonce.sinks.kafka.client import TransactionClient
 from sparkonce.sinks.kafka.outcomes import (
     NONE,
     Answer,
@@ -32,6 +31,7 @@ from sparkonce.sinks.kafka.outcomes import (
     open_ones,
     undescribed,
 )
+from sparkonce.sinks.kafka.transaction_client import TransactionClient
 
 log = logging.getLogger(__name__)
 

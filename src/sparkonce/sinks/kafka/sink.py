@@ -8,19 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 from sparkonce.arguments import mapping, nonempty, whole_number
 from sparkonce.guarantees import Guarantee
-from sparkonce.protocol.ownership import TransactionalId
-from sparkonce.sink import Facts, Lookout, Owner, SinkCommitter, SinkWriter, TwoPhaseCommitSink, WriterContext
+from sparkonce.sink import Facts, Lookout, SinkCommitter, SinkWriter, TwoPhaseCommitSink, WriterContext
 from sparkonce.sinks.kafka.settings import NEVER, NEVER_MS, lasting, producer_settings, size_settings
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from sparkonce.sinks.kafka.lane import Lane
-
 log = logging.getLogger(__name__)
 
-INITIALISE_LIMIT_S = 60.0
-_GRACE_S = 5.0
 _TIMEOUT_SETTING = "transaction.timeout.ms"
 
 
@@ -131,24 +126,28 @@ class KafkaSink(TwoPhaseCommitSink):
 
     def writer(self, context: WriterContext) -> SinkWriter:
         """Asks for a producer at once, so that it is ready when the first rows come."""
-        from sparkonce.sinks.kafka.producers import KEEP_AT_MOST, PoolKey, this_worker
-        from sparkonce.sinks.kafka.writer import KafkaWriter, Limits
+        from sparkonce.sinks.kafka.pooled_producer import ProducerSpec
+        from sparkonce.sinks.kafka.producer_pool import KEEP_AT_MOST, this_worker
+        from sparkonce.sinks.kafka.writer import KafkaWriter, WriterLimits
 
-        owner, worker = context.owner, this_worker()
-        transactional = self.guarantee is Guarantee.EXACTLY_ONCE
-        settings = producer_settings(self.settings, self.guarantee)
-        settings |= size_settings(self.settings, owner.facts)
-        pool = worker.pool(
-            PoolKey(sink=self.name, query=owner.query, token=owner.token, generation=owner.generation),
-            lambda drawn, number: self._make_lane(settings, owner, drawn, number),
-            keep_at_most=KEEP_AT_MOST if transactional else 0,
+        owner, transactional = context.owner, self.guarantee is Guarantee.EXACTLY_ONCE
+        settings = producer_settings(self.settings, self.guarantee) | size_settings(self.settings, owner.facts)
+        if transactional:
+            settings[_TIMEOUT_SETTING] = int(owner.facts["transaction_timeout_ms"])
+        spec = ProducerSpec(
+            sink=self.name,
+            query=owner.query,
+            token=owner.token,
+            generation=owner.generation,
+            prefix=owner.facts["prefix"] if transactional else None,
+            settings=settings,
         )
         return KafkaWriter(
-            pool,
+            this_worker().pool(spec, keep_at_most=KEEP_AT_MOST if transactional else 0),
             batch=context.batch,
             topic=self.topic,
             transactional=transactional,
-            limits=Limits.of(settings, self.transaction_timeout_s(owner.facts), INITIALISE_LIMIT_S + _GRACE_S),
+            limits=WriterLimits.of(settings, self.transaction_timeout_s(owner.facts)),
         )
 
     def lookout(self, query: str, facts: Facts) -> Lookout | None:
@@ -162,16 +161,3 @@ class KafkaSink(TwoPhaseCommitSink):
         from sparkonce.sinks.kafka.committer import KafkaCommitter
 
         return KafkaCommitter(self.settings, self.name)
-
-    def _make_lane(self, settings: Mapping[str, Any], owner: Owner, worker: str, number: int) -> Lane:
-        from sparkonce.sinks.kafka.lane import Lane
-
-        if self.guarantee is not Guarantee.EXACTLY_ONCE:
-            return Lane(settings, number=number)
-        transactional_id = TransactionalId(
-            prefix=owner.facts["prefix"], query=owner.query, token=owner.token, worker=worker, lane=number
-        )
-        timeout_ms = int(owner.facts["transaction_timeout_ms"])
-        lane = Lane({**settings, _TIMEOUT_SETTING: timeout_ms}, number=number, transactional_id=str(transactional_id))
-        lane.initialise(INITIALISE_LIMIT_S)
-        return lane

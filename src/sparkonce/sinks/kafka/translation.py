@@ -177,7 +177,7 @@ def _check_sasl(plain: Mapping[str, Any], settings: dict[str, Any]) -> None:
             setting="sasl.mechanism",
         )
     if mechanism == "OAUTHBEARER":
-        from sparkonce.sinks.kafka.tokens import token_provider  # imports kafka-python, which writers do not need
+        from sparkonce.sinks.kafka.oauth_tokens import token_provider  # imports kafka-python, which writers do not need
 
         settings["sasl_oauth_token_provider"] = token_provider(plain)
         return

@@ -15,23 +15,25 @@ from confluent_kafka import KafkaError, KafkaException
 
 from sparkonce.errors import OutageError, PrepareError
 from sparkonce.sink import SinkWriter
-from sparkonce.sinks.kafka.lane import UNKNOWN_PARTITION, Lane
+from sparkonce.sinks.kafka import pooled_producer
+from sparkonce.sinks.kafka.pooled_producer import UNKNOWN_PARTITION, PooledProducer
 from sparkonce.sinks.kafka.rows import CHOSEN_PARTITION, CHUNK_BYTES, CHUNK_ROWS, NOW_MS, Chunk, to_chunks
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from sparkonce.sinks.kafka.producers import Pool
+    from sparkonce.sinks.kafka.producer_pool import ProducerPool
 
 log = logging.getLogger(__name__)
 
 ABORT_LIMIT_S = 5.0
 _FLUSH_SLICE_S = 1.0
+_GRACE_S = 5.0
 _NO_LIMIT = 2**31 - 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
+class WriterLimits:
     """How much a writer may have under way, and how long it waits.
 
     Attributes:
@@ -49,7 +51,7 @@ class Limits:
     initialise_s: float
 
     @classmethod
-    def of(cls, settings: Mapping[str, Any], transaction_timeout_s: float | None, initialise_s: float) -> Limits:
+    def of(cls, settings: Mapping[str, Any], transaction_timeout_s: float | None) -> WriterLimits:
         """The limits that librdkafka's settings, or else its defaults, imply."""
         delivery_ms = settings.get("message.timeout.ms", settings.get("delivery.timeout.ms", 300_000))
         return cls(
@@ -57,7 +59,7 @@ class Limits:
             queued_bytes=int(settings.get("queue.buffering.max.kbytes", 1_048_576)) * 1024,
             row_bytes=int(settings.get("message.max.bytes", 1_000_000)),
             delivery_s=transaction_timeout_s or int(delivery_ms) / 1000,
-            initialise_s=initialise_s,
+            initialise_s=pooled_producer.INITIALISE_LIMIT_S + _GRACE_S,
         )
 
 
@@ -72,14 +74,16 @@ class KafkaWriter(SinkWriter):
         limits: Of memory and time.
     """
 
-    def __init__(self, pool: Pool, *, batch: int, topic: str | None, transactional: bool, limits: Limits) -> None:
+    def __init__(
+        self, pool: ProducerPool, *, batch: int, topic: str | None, transactional: bool, limits: WriterLimits
+    ) -> None:
         self._pool = pool
         self._batch = batch
         self._topic = topic
         self._transactional = transactional
         self._limits = limits
-        self._lease: Future[Lane] | None = pool.take(batch)
-        self._lane: Lane | None = None
+        self._lease: Future[PooledProducer] | None = pool.take(batch)
+        self._pooled: PooledProducer | None = None
         self._written = 0
         self._accepted = 0
         self._queued_bytes = 0
@@ -95,12 +99,12 @@ class KafkaWriter(SinkWriter):
         lease, self._lease = self._lease, None
         if lease is None:
             raise PrepareError("A Kafka writer can begin one transaction only.")
-        self._lane = self._pool.wait(lease, self._limits.initialise_s)
+        self._pooled = self._pool.wait(lease, self._limits.initialise_s)
         if self._transactional:
             try:
-                self._lane.producer.begin_transaction()
+                self._pooled.producer.begin_transaction()
             except KafkaException as error:
-                raise self._lane.explain(error.args[0], "could not begin a transaction") from None
+                raise self._pooled.explain(error.args[0], "could not begin a transaction") from None
 
     def write(self, rows: pa.RecordBatch) -> None:
         """Hands rows to librdkafka, waiting while too much is under way.
@@ -108,23 +112,23 @@ class KafkaWriter(SinkWriter):
         Raises:
             PrepareError: naming the topic and the reason for which a row was refused.
         """
-        lane = self._open_lane()
+        pooled = self._open_producer()
         self._written += rows.num_rows
         max_rows = min(CHUNK_ROWS, self._limits.queued_rows)
         for chunk in to_chunks(
             rows, self._topic, max_rows=max_rows, max_bytes=min(CHUNK_BYTES, self._limits.queued_bytes)
         ):
-            lane.poll(0)
-            self._make_room(lane, chunk)
-            self._raise_refusal(lane)
+            pooled.poll(0)
+            self._make_room(pooled, chunk)
+            self._raise_refusal(pooled)
             try:
-                self._accepted += _produce(lane, chunk)
+                self._accepted += _produce(pooled, chunk)
             except KafkaException as error:
                 if error.args[0].code() == KafkaError.MSG_SIZE_TOO_LARGE:
                     raise _too_large(chunk, self._limits.row_bytes) from None
                 if error.args[0].code() == KafkaError._UNKNOWN_PARTITION:
                     raise _no_such_partition(chunk) from None
-                raise lane.explain(error.args[0], f"refused a row for topic {chunk.topic!r}") from None
+                raise pooled.explain(error.args[0], f"refused a row for topic {chunk.topic!r}") from None
             except BufferError as error:
                 raise _queue_full(chunk.topic) from error
             self._queued_bytes += chunk.size_bytes
@@ -140,31 +144,31 @@ class KafkaWriter(SinkWriter):
         Raises:
             PrepareError: if any row may not have arrived, or the transaction cannot be committed.
         """
-        lane = self._open_lane()
-        self._flush(lane)
-        acknowledged = self._accepted - lane.reports.refused
+        pooled = self._open_producer()
+        self._flush(pooled)
+        acknowledged = self._accepted - pooled.reports.refused
         if acknowledged != self._written:
             raise PrepareError(f"Kafka has acknowledged {acknowledged} of {self._written} rows.")
         if not self._transactional:
             return {}
-        if trouble := lane.trouble():
-            raise _broken(lane)(f"Kafka broke the transaction off: {trouble}.")
-        return {"transactional_id": lane.transactional_id, "producer_id": lane.producer_id, "epoch": lane.epoch}
+        if trouble := pooled.trouble():
+            raise _broken(pooled)(f"Kafka broke the transaction off: {trouble}.")
+        return {"transactional_id": pooled.transactional_id, "producer_id": pooled.producer_id, "epoch": pooled.epoch}
 
     def abort(self) -> None:
         """Aborts the transaction if the broker can be reached soon; if not, the driver's sweep does."""
-        if self._lane is not None and self._transactional:
+        if self._pooled is not None and self._transactional:
             try:
-                self._lane.producer.abort_transaction(ABORT_LIMIT_S)
+                self._pooled.producer.abort_transaction(ABORT_LIMIT_S)
             except KafkaException as error:
                 log.warning(
                     "The transaction %s of batch %d could not be aborted, and is left to the driver: %s",
-                    self._lane.transactional_id,
+                    self._pooled.transactional_id,
                     self._batch,
                     error.args[0].str(),
                 )
-        elif self._lane is not None:
-            self._lane.producer.purge()
+        elif self._pooled is not None:
+            self._pooled.producer.purge()
         self._release(reusable=False)
 
     def close(self) -> None:
@@ -173,71 +177,71 @@ class KafkaWriter(SinkWriter):
 
     def _release(self, *, reusable: bool) -> None:
         lease, self._lease = self._lease, None
-        lane, self._lane = self._lane, None
+        pooled, self._pooled = self._pooled, None
         if lease is not None:
             self._pool.withdraw(lease)
-        if lane is not None and reusable:
-            self._pool.give_back(lane)
-        elif lane is not None:
-            self._pool.retire(lane, self._batch)
+        if pooled is not None and reusable:
+            self._pool.give_back(pooled)
+        elif pooled is not None:
+            self._pool.retire(pooled, self._batch)
 
-    def _open_lane(self) -> Lane:
-        if self._lane is None:
+    def _open_producer(self) -> PooledProducer:
+        if self._pooled is None:
             raise PrepareError("The Kafka writer has not begun, or is closed.")
-        return self._lane
+        return self._pooled
 
-    def _make_room(self, lane: Lane, chunk: Chunk) -> None:
+    def _make_room(self, pooled: PooledProducer, chunk: Chunk) -> None:
         """Waits until the chunk fits: librdkafka, once its queue is full, refuses rows instead of waiting.
 
         Of what is under way librdkafka tells the number only. It has no more bytes than that many of the largest
         rows, and no more than were queued since it was last seen empty.
         """
         deadline = time.monotonic() + self._limits.delivery_s
-        while waiting := len(lane.producer):
+        while waiting := len(pooled.producer):
             under_way = min(waiting * self._largest_bytes, self._queued_bytes)
             fits = under_way + chunk.size_bytes <= self._limits.queued_bytes
             if fits and waiting + chunk.rows <= self._limits.queued_rows:
                 break
             if time.monotonic() > deadline:
-                raise self._too_slow(lane)
-            lane.poll(0.1)
-            self._raise_refusal(lane)
+                raise self._too_slow(pooled)
+            pooled.poll(0.1)
+            self._raise_refusal(pooled)
         else:
             self._queued_bytes = self._largest_bytes = 0
         self._largest_bytes = max(self._largest_bytes, chunk.largest_bytes)
 
-    def _flush(self, lane: Lane) -> None:
+    def _flush(self, pooled: PooledProducer) -> None:
         deadline = time.monotonic() + self._limits.delivery_s
-        while len(lane.producer):
+        while len(pooled.producer):
             if time.monotonic() > deadline:
-                raise self._too_slow(lane)
-            lane.flush(_FLUSH_SLICE_S)
-            self._raise_refusal(lane)
-            if len(lane.producer) and self._transactional and (trouble := lane.trouble()):
-                raise _broken(lane)(f"Kafka broke the transaction off: {trouble}.")
-        self._raise_refusal(lane)
+                raise self._too_slow(pooled)
+            pooled.flush(_FLUSH_SLICE_S)
+            self._raise_refusal(pooled)
+            if len(pooled.producer) and self._transactional and (trouble := pooled.trouble()):
+                raise _broken(pooled)(f"Kafka broke the transaction off: {trouble}.")
+        self._raise_refusal(pooled)
 
-    def _raise_refusal(self, lane: Lane) -> None:
-        if lane.reports.fatal:
-            raise PrepareError(f"Kafka's producer can go on no more: {lane.reports.fatal}.")
-        if not lane.reports.refused:
+    def _raise_refusal(self, pooled: PooledProducer) -> None:
+        if pooled.reports.fatal:
+            raise PrepareError(f"Kafka's producer can go on no more: {pooled.reports.fatal}.")
+        if not pooled.reports.refused:
             return
-        trouble = lane.trouble() if self._transactional else lane.reports.last_error
-        first = lane.reports.refusals[0]
-        raise _broken(lane)(
+        trouble = pooled.trouble() if self._transactional else pooled.reports.last_error
+        first = pooled.reports.refusals[0]
+        raise _broken(pooled)(
             f"Kafka did not take a row for {first}" + (f" ({trouble})." if trouble else "."),
-            next_step=lane.reports.advice,
+            next_step=pooled.reports.advice,
         )
 
-    def _too_slow(self, lane: Lane) -> OutageError:
-        last = f" Last error: {lane.reports.last_error}." if lane.reports.last_error else ""
+    def _too_slow(self, pooled: PooledProducer) -> OutageError:
+        last = f" Last error: {pooled.reports.last_error}." if pooled.reports.last_error else ""
         return OutageError(
-            f"{len(lane.producer)} rows had not arrived at Kafka after {self._limits.delivery_s:g} s.{last}",
+            f"{len(pooled.producer)} rows had not arrived at Kafka after {self._limits.delivery_s:g} s.{last}",
             next_step="See whether the brokers are up and the topic's partitions have leaders.",
         )
 
 
-def _produce(lane: Lane, chunk: Chunk) -> int:
+def _produce(pooled: PooledProducer, chunk: Chunk) -> int:
     """Queues a chunk, one call a row without a line of Python in between, and counts the rows that librdkafka took.
 
     ``Producer.produce_batch`` needs a dictionary for each row, which makes it slower, and it carries neither partitions
@@ -249,7 +253,7 @@ def _produce(lane: Lane, chunk: Chunk) -> int:
         BufferError: if its queue is full.
     """
     columns = chunk.columns
-    produce = lane.producer.produce
+    produce = pooled.producer.produce
     places: list[Iterable[Any]] = [
         columns.get("value", repeat(None)),
         columns.get("key", repeat(None)),
@@ -267,8 +271,8 @@ def _produce(lane: Lane, chunk: Chunk) -> int:
     return countOf(taken, None)
 
 
-def _broken(lane: Lane) -> type[PrepareError]:
-    return OutageError if lane.reports.away else PrepareError
+def _broken(pooled: PooledProducer) -> type[PrepareError]:
+    return OutageError if pooled.reports.away else PrepareError
 
 
 def _queue_full(topic: str) -> PrepareError:

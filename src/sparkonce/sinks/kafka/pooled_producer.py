@@ -1,4 +1,4 @@
-"""One librdkafka producer and what it has said about itself."""
+"""One librdkafka producer that carries a lane's transaction, and what librdkafka reports about it."""
 
 from __future__ import annotations
 
@@ -6,17 +6,22 @@ import contextlib
 import json
 import time
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
 from sparkonce.errors import OutageError, PreflightError, PrepareError, SparkonceError
+from sparkonce.protocol.ownership import Token, TransactionalId
 from sparkonce.sinks.kafka.client_log import client_log
 from sparkonce.words import one_line
 
+INITIALISE_LIMIT_S = 60.0
+"""The longest time that `PooledProducer.open` waits for an initialisation."""
+
 STATISTICS_INTERVAL_MS = 100
-"""A new producer's id is in its first statistics after initialisation. More often is not free: every 20 ms took 3 % of
-a task's CPU with 4 partitions, and takes more with more."""
+"""A new producer's id is in its first statistics after initialisation. Statistics cost: every 20 ms they took 3 % of a
+task's CPU with 4 partitions, and they take more with more partitions."""
 
 _FIRST_ATTEMPT_S = 0.03
 _LAST_ATTEMPT_S = 1.0
@@ -51,32 +56,32 @@ _AWAY = {
     KafkaError.KAFKA_STORAGE_ERROR,
     KafkaError.THROTTLING_QUOTA_EXCEEDED,
 }
-"""The brokers cannot be reached, or take nothing for now. The last but one is what a full disk gives."""
+"""The brokers cannot be reached, or accept nothing for now. A full disk gives KAFKA_STORAGE_ERROR."""
 
 _TOO_LARGE = (
     "Raise the topic's max.message.bytes, the limit of a batch as it is sent, set compression.type, or keep such rows "
     "out."
 )
 UNKNOWN_PARTITION = (
-    "Drop the column 'partition', which rows of a Kafka source bring along, and the key says where a row goes; or give "
+    "Drop the column 'partition', which rows of a Kafka source have: the key then chooses the partition. Or give "
     "the topic more partitions."
 )
 
 
 class Reports:
-    """What librdkafka's callbacks told, served from `poll` and `flush`.
+    """The reports of librdkafka's callbacks, which `poll` and `flush` serve.
 
-    Keeps no reference to its producer: a cycle would leave the producer's end to the garbage collector.
+    Keeps no reference to its producer, because a cycle would leave the producer's end to the garbage collector.
 
     Attributes:
-        fatal: Why the producer can do nothing more, for example because it was fenced; empty if it can.
-        refused: How many rows did not arrive.
-        refusals: Of the first of them the topic and the broker's reason.
-        advice: What to do about the first refusal; empty if it needs none of its own.
-        last_error: The newest error of the client as a whole, such as a lost connection; empty if there was none.
-        away: Whether rows did not arrive, or the transaction was broken off, because brokers were away.
-        barred: Whether the newest error of the client says that it is not let in.
-        stats: The newest statistics, as JSON. Parsed only where they are needed.
+        fatal: The reason why the producer failed permanently, for example a fence; empty if it works.
+        refused: The number of rows that did not arrive.
+        refusals: The topic and the broker's reason for the first of these rows.
+        advice: The next step after the first refusal; empty if it needs none of its own.
+        last_error: The newest error of the whole client, such as a lost connection; empty if there was none.
+        away: True if rows did not arrive, or the transaction was aborted, because brokers were away.
+        barred: True if the newest error of the whole client is a refused login.
+        stats: The newest statistics, as JSON. They are parsed only where they are needed.
     """
 
     def __init__(self) -> None:
@@ -94,11 +99,11 @@ class Reports:
         self.stats = text
 
     def on_error(self, error: KafkaError) -> None:
-        """Keeps an error of the client as a whole."""
+        """Keeps an error of the whole client."""
         self.last_error, self.barred = one_line(error.str()), error.code() in _NOT_ALLOWED
 
     def on_delivery(self, error: KafkaError | None, message: Message) -> None:
-        """Keeps what happened to a row that did not arrive; of the others librdkafka is told not to report."""
+        """Keeps the error of a row that did not arrive; librdkafka is told to report no others."""
         if error is None:
             return
         self.refused += 1
@@ -114,7 +119,7 @@ class Reports:
             self.refusals.append(f"{where}: {one_line(error.str())}")
 
     def _keep_largest(self, error: KafkaError, message: Message) -> None:
-        """Of a batch that a broker found too large every row is refused; its largest is the one to name."""
+        """Names the largest row: a broker that finds a batch too large refuses every row of it."""
         size = len(message.key() or b"") + len(message.value() or b"")
         if size > self._largest:
             self._largest = size
@@ -125,27 +130,55 @@ class Reports:
             self.advice = _TOO_LARGE
 
 
-class Lane:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProducerSpec:
+    """Everything that `PooledProducer.open` needs to make the producers of one sink in one run.
+
+    Producers of equal specifications may replace each other.
+
+    Attributes:
+        sink: The sink's name.
+        query: The short form of the query's id.
+        token: The run's token.
+        generation: See `sparkonce.sink.Owner`.
+        prefix: Begins every transactional id; None for producers without transactions.
+        settings: librdkafka's, without callbacks.
+    """
+
+    sink: str
+    query: str
+    token: Token
+    generation: int = 0
+    prefix: str | None = field(default=None, compare=False)
+    settings: Mapping[str, Any] = field(default_factory=dict, compare=False, repr=False)
+
+    def supersedes(self, other: ProducerSpec) -> bool:
+        """Whether this is a newer run or generation of the same sink and query."""
+        newer = (self.token, self.generation) > (other.token, other.generation)
+        return newer and (self.sink, self.query) == (other.sink, other.query)
+
+
+class PooledProducer:
     """A producer that carries at most one transaction, or, if it has no transactional id, any number of batches.
 
-    Its producer is reached through the lane only, so that `destroy` drops the last reference.
+    All calls reach the producer through this object, so that `destroy` drops the last reference to it.
 
     Args:
         settings: librdkafka's, without callbacks.
-        number: The worker's number for it.
-        transactional_id: Empty for a producer without transactions.
+        lane: The number of its lane, see `sparkonce.protocol.ownership.LanePool`.
+        transactional_id: The lane's transactional id; empty for a producer without transactions.
 
     Attributes:
-        producer_id: What `initialise` was given; -1 before.
-        epoch: What `initialise` was given; -1 before. librdkafka changes it only after an error that breaks the
-            transaction off (KIP-360), which `trouble` tells.
+        producer_id: The producer id that `initialise` received; -1 before.
+        epoch: The epoch that `initialise` received; -1 before. librdkafka changes it only after an error that aborts
+            the transaction (KIP-360), which `trouble` tells.
 
     Raises:
         PrepareError: if the settings do not work in this process, for example because a key file is missing.
     """
 
-    def __init__(self, settings: Mapping[str, Any], *, number: int = 0, transactional_id: str = "") -> None:
-        self.number = number
+    def __init__(self, settings: Mapping[str, Any], *, lane: int = 0, transactional_id: str = "") -> None:
+        self.lane = lane
         self.transactional_id = transactional_id
         self.producer_id = self.epoch = -1
         self.reports = Reports()
@@ -162,14 +195,29 @@ class Lane:
         except KafkaException as error:
             raise PrepareError(f"This worker cannot make a Kafka producer: {error.args[0].str()}.") from None
 
-    def initialise(self, timeout_s: float) -> None:
-        """Fences whoever had the transactional id before, and gets an epoch for one transaction.
-
-        The producer is ended if that fails.
+    @classmethod
+    def open(cls, spec: ProducerSpec, worker: str, lane: int) -> PooledProducer:
+        """Makes the producer of a worker's lane and initialises it, if it is transactional.
 
         Raises:
             PreflightError: if the cluster does not allow it.
-            PrepareError: if it could not be done in time.
+            PrepareError: if it cannot be made, or be initialised in time.
+        """
+        if spec.prefix is None:
+            return cls(spec.settings, lane=lane)
+        name = TransactionalId(prefix=spec.prefix, query=spec.query, token=spec.token, worker=worker, lane=lane)
+        pooled = cls(spec.settings, lane=lane, transactional_id=str(name))
+        pooled.initialise(INITIALISE_LIMIT_S)
+        return pooled
+
+    def initialise(self, timeout_s: float) -> None:
+        """Fences the earlier owner of the transactional id, and gets an epoch for one transaction.
+
+        Ends the producer if that fails.
+
+        Raises:
+            PreflightError: if the cluster does not allow it.
+            PrepareError: if it is not done in time.
         """
         deadline = time.monotonic() + timeout_s
         attempt_s = _FIRST_ATTEMPT_S
@@ -184,11 +232,11 @@ class Lane:
         self._learn_identity(max(deadline, time.monotonic() + _STATISTICS_LIMIT_S))
 
     def _learn_identity(self, deadline: float) -> None:
-        """The producer id and epoch, which librdkafka tells in its statistics only (``eos``, see STATISTICS.md)."""
+        """Reads producer id and epoch, which librdkafka tells in its statistics only (``eos``, see STATISTICS.md)."""
         while self.producer_id < 0:
             if self.reports.fatal or time.monotonic() > deadline:
                 self.destroy()
-                reason = self.reports.fatal or "it was not told in time"
+                reason = self.reports.fatal or "no statistics named one in time"
                 raise PrepareError(f"Kafka gave {self.transactional_id!r} no producer id: {reason}.")
             self.poll(0.1)
             if self.reports.stats:
@@ -204,49 +252,47 @@ class Lane:
         return None
 
     def _nudge(self, timeout_s: float) -> None:
-        """Lets librdkafka take its next step now: it does so after any metadata, and else every half second only.
+        """Makes librdkafka take its next step now, which it does after any metadata, and else every half second.
 
-        It often needs that. The first metadata ends the connection to the bootstrap server, and with it the
-        coordinator look-up that was under way; and a broker that still ends the id's last transaction wants to be asked
-        again (rd_kafka_txn_coord_timer_start, rd_kafka_idemp_pid_timer_restart).
+        An initialisation often waits for that step. The first metadata ends the connection to the bootstrap server, and
+        with it a pending coordinator look-up. A broker that still ends the id's last transaction has to be asked again
+        (rd_kafka_txn_coord_timer_start, rd_kafka_idemp_pid_timer_restart).
         """
         with contextlib.suppress(KafkaException):
             self.producer.list_topics(_ANY_TOPIC, timeout_s)
 
     def poll(self, timeout_s: float) -> None:
-        """Serves what the callbacks have not been told yet; returns as soon as there was something."""
+        """Serves the pending callbacks, and returns after the first one."""
         self._serve("poll", timeout_s)
         self.polled_s = time.monotonic()
 
     def flush(self, timeout_s: float) -> None:
-        """Sends what is queued, and waits for the answers."""
+        """Sends the queued rows, and waits for the answers."""
         self._serve("flush", timeout_s)
 
     def _serve(self, method: str, timeout_s: float) -> None:
-        """Fatal errors come as an exception of whichever call serves callbacks next, in whichever thread.
+        """Calls ``poll`` or ``flush``, and keeps a fatal error, which the next such call of any thread raises.
 
-        A call that runs in another thread meanwhile gets a SystemError without a cause; librdkafka is then asked. Or it
-        gets the bare KafkaError, which is no exception: neither Exception nor BaseException catches it, and it would
-        end the worker. confluent-kafka may leak that exception, so no frame of its traceback may hold the producer.
+        confluent-kafka may leak that exception, so no frame of its traceback may hold the producer.
         """
         try:
             getattr(self.producer, method)(timeout_s)
+        # A call that runs in another thread meanwhile gets a SystemError without a cause, or the bare KafkaError. That
+        # one is no exception: neither Exception nor BaseException catches it, and it would end the worker.
         except (KafkaException, KafkaError, SystemError) as error:
             reason = _fatal_reason(error) or (self.transactional_id and self.trouble()) or repr(error)
             self.reports.fatal = self.reports.fatal or reason
 
     def destroy(self) -> None:
-        """Ends the producer without a word to the broker: an open transaction stays open.
-
-        ``Producer.close()`` must not be called for this: it aborts an open transaction (since confluent-kafka 2.16).
-        """
+        """Ends the producer without a request to the broker: an open transaction stays open."""
+        # Not ``Producer.close()``, which aborts an open transaction (since confluent-kafka 2.16).
         del self.producer
 
     def trouble(self) -> str:
-        """Why the open transaction cannot be committed any more; empty if it can.
+        """Tells why the open transaction cannot be committed any more; empty if it can.
 
-        Asks librdkafka to begin another one, which it refuses: with the error that broke the transaction, or naming
-        the state it is in. Statistics name the state too, but not the error, and only later.
+        Asks librdkafka to begin another one. It refuses with the error that aborted the transaction, or with the name
+        of the transaction's state. Statistics name the state too, but later and without the error.
         """
         try:
             self.producer.begin_transaction()
@@ -257,7 +303,7 @@ class Lane:
         return "no transaction was open"
 
     def explain(self, reason: KafkaError, what: str) -> SparkonceError:
-        """A refusal of librdkafka as one of our errors, with what the client knows beyond it."""
+        """Turns an error of librdkafka into one of ours, with the newest error of the whole client."""
         kind: type[SparkonceError] = PreflightError if reason.code() in _NOT_ALLOWED else PrepareError
         if reason.code() in _AWAY and not self.reports.barred:
             kind = OutageError
@@ -268,9 +314,10 @@ class Lane:
 
 
 def _fatal_reason(error: BaseException | KafkaError) -> str:
-    """Where a callback had left an exception behind and another one ran, it is the cause of a SystemError.
+    """Returns the reason of a fatal error; empty for a SystemError without a cause.
 
-    Empty where the SystemError has no cause: another thread's call has met the exception first.
+    A SystemError has a cause where a callback left an exception behind and another callback ran. It has none where
+    another thread's call met the exception first.
     """
     if isinstance(error, KafkaError):
         return one_line(error.str())

@@ -10,11 +10,11 @@ import pytest
 
 from sparkonce.protocol.handles import Handle, transaction_fields
 from sparkonce.protocol.outcomes import Outcome
-from sparkonce.sinks.kafka import client as client_module
 from sparkonce.sinks.kafka import committer as committer_module
-from sparkonce.sinks.kafka.client import TransactionClient
+from sparkonce.sinks.kafka import transaction_client as client_module
 from sparkonce.sinks.kafka.committer import KafkaCommitter, fields_of
 from sparkonce.sinks.kafka.outcomes import MOVED, Answer, Description, Transaction
+from sparkonce.sinks.kafka.transaction_client import TransactionClient
 from sparkonce.sinks.kafka.waiting import Waiting
 
 ONE, OTHER = Transaction("one", 7, 3), Transaction("other", 8, 0)

@@ -9,10 +9,10 @@ from kafka.protocol.consumer.offsets import ListOffsetsRequest
 
 from sparkonce.protocol.ownership import TransactionalId
 from sparkonce.sink import Facts
-from sparkonce.sinks.kafka.client import TransactionClient
 from sparkonce.sinks.kafka.lookout import latest_of
 from sparkonce.sinks.kafka.outcomes import COMMITTED_STATES, NONE, Answer
 from sparkonce.sinks.kafka.topic import metadata_request
+from sparkonce.sinks.kafka.transaction_client import TransactionClient
 
 _ASKED_AT_ONCE = 20
 """Of how many partitions producers are asked for: each may have thousands."""

@@ -9,18 +9,18 @@ import pytest
 
 from sparkonce.errors import PrepareError
 from sparkonce.protocol.ownership import Token
-from sparkonce.sinks.kafka import producers
-from sparkonce.sinks.kafka.lane import Lane, Reports
-from sparkonce.sinks.kafka.producers import LEFT_OVER_TASKS, Pool, PoolKey, Worker
+from sparkonce.sinks.kafka import producer_pool
+from sparkonce.sinks.kafka.pooled_producer import PooledProducer, ProducerSpec, Reports
+from sparkonce.sinks.kafka.producer_pool import LEFT_OVER_TASKS, ProducerPool, WorkerProducers
 
 WAIT_S = 30.0
 
 
-class FakeLane:
-    """Stands in for a producer: a number, and whether it was ended."""
+class FakeProducer:
+    """Stands in for a producer: the number of its lane, and whether it was ended."""
 
-    def __init__(self, number: int) -> None:
-        self.number = number
+    def __init__(self, lane: int) -> None:
+        self.lane = lane
         self.polled_s = float("inf")
         self.reports = Reports()
         self.ended = False
@@ -35,18 +35,18 @@ class Bench:
     def __init__(self, keep_at_most: int = 8) -> None:
         self.threads: list[threading.Thread] = []
         self.asked: list[int] = []
-        self.made: list[FakeLane] = []
+        self.made: list[FakeProducer] = []
         self.failure: Exception | None = None
         self.gate = threading.Event()
         self.gate.set()
-        self.pool = Pool(self.make, FakeLane.destroy, keep_at_most, self.run)  # type: ignore[arg-type]
+        self.pool = ProducerPool(self.make, FakeProducer.destroy, keep_at_most, self.run)  # type: ignore[arg-type]
 
-    def make(self, number: int) -> FakeLane:
+    def make(self, number: int) -> FakeProducer:
         assert self.gate.wait(WAIT_S)
         self.asked.append(number)
         if self.failure is not None:
             raise self.failure
-        self.made.append(FakeLane(number))
+        self.made.append(FakeProducer(number))
         return self.made[-1]
 
     def run(self, work: Callable[[], None]) -> None:
@@ -59,26 +59,26 @@ class Bench:
             thread.join(WAIT_S)
             assert not thread.is_alive()
 
-    def take(self, batch: int) -> FakeLane:
+    def take(self, batch: int) -> FakeProducer:
         """A task that has to wait for its producer if none was ready, and runs until the next one is."""
         self.gate.clear()
         lease = self.pool.take(batch)
         result = lease.result
 
-        def let_it_be_made(timeout_s: float | None = None) -> Lane:
+        def let_it_be_made(timeout_s: float | None = None) -> PooledProducer:
             self.gate.set()
             return result(timeout_s)
 
         lease.result = let_it_be_made  # type: ignore[method-assign]
-        lane = self.pool.wait(lease, WAIT_S)
+        pooled = self.pool.wait(lease, WAIT_S)
         self.settle()
-        return lane  # type: ignore[return-value]
+        return pooled  # type: ignore[return-value]
 
-    def carry(self, batch: int) -> FakeLane:
+    def carry(self, batch: int) -> FakeProducer:
         """A task that opens a transaction and ends."""
-        lane = self.take(batch)
-        self.pool.retire(lane, batch)  # type: ignore[arg-type]
-        return lane
+        pooled = self.take(batch)
+        self.pool.retire(pooled, batch)  # type: ignore[arg-type]
+        return pooled
 
 
 @pytest.fixture
@@ -106,19 +106,19 @@ def test_a_task_that_never_waits_has_no_producer_made_in_advance(bench: Bench) -
 def test_a_producer_carries_one_transaction_and_its_lane_rests_for_a_batch(bench: Bench) -> None:
     batches = (0, 0, 1, 1, 2, 2, 3, 3)
     carried = [bench.carry(batch) for batch in batches]
-    assert len({id(lane) for lane in carried}) == len(carried)
-    assert all(lane.ended for lane in carried)
+    assert len({id(pooled) for pooled in carried}) == len(carried)
+    assert all(pooled.ended for pooled in carried)
     last_use: dict[int, int] = {}
-    for batch, lane in zip(batches, carried, strict=True):
+    for batch, pooled in zip(batches, carried, strict=True):
         # Made in advance, it may have been initialised while the batch before ran.
-        assert last_use.get(lane.number, -2) < batch
-        last_use[lane.number] = batch
+        assert last_use.get(pooled.lane, -2) < batch
+        last_use[pooled.lane] = batch
     assert max(last_use) < 7
 
 
 def test_a_producer_that_has_failed_while_it_was_kept_is_not_handed_out(bench: Bench) -> None:
     bench.carry(0)
-    (kept,) = (lane for lane in bench.made if not lane.ended)
+    (kept,) = (pooled for pooled in bench.made if not pooled.ended)
     kept.reports.fatal = "fenced"
     assert bench.carry(1) is not kept
     assert kept.ended
@@ -133,29 +133,29 @@ def test_fewer_are_kept_once_tasks_leave_some_over(bench: Bench) -> None:
     bench.settle()
     assert len(bench.made) >= 4
     for batch in range(1, 9 * LEFT_OVER_TASKS):
-        lane = bench.pool.take(batch).result(0)
+        pooled = bench.pool.take(batch).result(0)
         bench.settle()
-        bench.pool.retire(lane, batch)
-    assert len([lane for lane in bench.made if not lane.ended]) == 1
+        bench.pool.retire(pooled, batch)
+    assert len([pooled for pooled in bench.made if not pooled.ended]) == 1
 
 
 def test_after_a_long_pause_none_is_kept_until_a_task_waits(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     bench.carry(0)
-    monkeypatch.setattr(producers, "IDLE_LIMIT_S", -1.0)
+    monkeypatch.setattr(producer_pool, "IDLE_LIMIT_S", -1.0)
     bench.pool.expire()
-    assert all(lane.ended for lane in bench.made)
+    assert all(pooled.ended for pooled in bench.made)
     lease = bench.pool.take(1)
     bench.settle()
     bench.pool.retire(bench.pool.wait(lease, 0), 1)
-    assert all(lane.ended for lane in bench.made)
+    assert all(pooled.ended for pooled in bench.made)
 
 
 def test_lanes_are_used_again(bench: Bench) -> None:
-    assert max(bench.carry(batch).number for batch in range(100)) < 5
+    assert max(bench.carry(batch).lane for batch in range(100)) < 5
 
 
 def test_no_lane_is_initialised_again_before_two_batches_later(bench: Bench) -> None:
-    lanes = [bench.carry(7).number for _ in range(20)]
+    lanes = [bench.carry(7).lane for _ in range(20)]
     assert len(set(lanes)) == 20
 
 
@@ -168,7 +168,7 @@ def test_tasks_that_had_to_wait_raise_how_many_are_kept_up_to_a_limit(bench: Ben
     bench.gate.set()
     bench.settle()
     taken = [bench.take(0) for _ in range(21)]
-    assert len(bench.made) == len(taken) + producers.KEEP_AT_MOST
+    assert len(bench.made) == len(taken) + producer_pool.KEEP_AT_MOST
 
 
 def test_an_unused_producer_is_kept_for_the_next_task(bench: Bench) -> None:
@@ -196,7 +196,7 @@ def test_an_error_reaches_the_task_that_waits_and_the_next_task_tries_again(benc
     bench.settle()
     bench.pool.withdraw(lease)
     bench.failure = None
-    assert bench.take(0).number > 0, "an initialisation that failed may have happened"
+    assert bench.take(0).lane > 0, "an initialisation that failed may have happened"
 
 
 @pytest.mark.parametrize("in_advance", [False, True])
@@ -211,7 +211,7 @@ def test_a_lane_whose_initialisation_failed_is_never_initialised_again(bench: Be
     assert (lease.exception(0) is None) is in_advance
     (burnt,) = bench.asked[before:]
     bench.failure = None
-    carried = [bench.carry(batch).number for batch in range(1, 30)]
+    carried = [bench.carry(batch).lane for batch in range(1, 30)]
     assert bench.asked.count(burnt) == 1
     assert len(set(carried)) < len(carried), "other lanes are used again"
 
@@ -233,7 +233,7 @@ def test_producers_that_are_used_again_are_never_made_in_advance() -> None:
 
 def test_dropping_ends_what_is_ready_now_and_the_rest_when_it_comes_back(bench: Bench) -> None:
     used = bench.take(0)
-    (ready,) = (lane for lane in bench.made if lane is not used)
+    (ready,) = (pooled for pooled in bench.made if pooled is not used)
     bench.pool.drop()
     assert (used.ended, ready.ended) == (False, True)
     bench.pool.give_back(used)  # type: ignore[arg-type]
@@ -242,25 +242,25 @@ def test_dropping_ends_what_is_ready_now_and_the_rest_when_it_comes_back(bench: 
 
 def test_what_no_task_takes_for_long_is_ended(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     used = bench.take(0)
-    (kept,) = (lane for lane in bench.made if lane is not used)
+    (kept,) = (pooled for pooled in bench.made if pooled is not used)
     bench.pool.expire()
     assert not kept.ended
-    monkeypatch.setattr(producers, "IDLE_LIMIT_S", -1.0)
+    monkeypatch.setattr(producer_pool, "IDLE_LIMIT_S", -1.0)
     bench.pool.expire()
     assert (used.ended, kept.ended) == (False, True)
 
 
-def key(position: int, query: str = "0123456789ab", sink: str = "kafka", generation: int = 0) -> PoolKey:
-    return PoolKey(sink=sink, query=query, token=Token(position, "00000000"), generation=generation)
+def spec(position: int, query: str = "0123456789ab", sink: str = "kafka", generation: int = 0) -> ProducerSpec:
+    return ProducerSpec(sink=sink, query=query, token=Token(position, "00000000"), generation=generation)
 
 
 def test_a_newer_run_of_the_same_query_ends_the_producers_of_the_older(monkeypatch: pytest.MonkeyPatch) -> None:
-    worker = Worker()
-    dropped: list[Pool] = []
-    monkeypatch.setattr(Pool, "drop", lambda pool: dropped.append(pool))
+    worker = WorkerProducers()
+    dropped: list[ProducerPool] = []
+    monkeypatch.setattr(ProducerPool, "drop", lambda pool: dropped.append(pool))
 
-    def pool(position: int, **other: str) -> Pool:
-        return worker.pool(key(position, **other), FakeLane, 0)  # type: ignore[arg-type]
+    def pool(position: int, **other: str) -> ProducerPool:
+        return worker.pool(spec(position, **other), keep_at_most=0)
 
     old = pool(1)
     others = [pool(1, query="ba9876543210"), pool(1, sink="second")]
@@ -278,17 +278,17 @@ def test_a_newer_run_of_the_same_query_ends_the_producers_of_the_older(monkeypat
 
 def test_a_newer_generation_of_a_run_begins_with_other_ids(monkeypatch: pytest.MonkeyPatch) -> None:
     """A request that was not answered may still end a transaction of an id of before."""
-    worker = Worker()
+    worker = WorkerProducers()
     drawn: list[str] = []
-    dropped: list[Pool] = []
-    monkeypatch.setattr(Pool, "drop", lambda pool: dropped.append(pool))
+    dropped: list[ProducerPool] = []
+    monkeypatch.setattr(ProducerPool, "drop", lambda pool: dropped.append(pool))
 
-    def make(id_: str, number: int) -> FakeLane:
+    def open_producer(_: ProducerSpec, id_: str, lane: int) -> FakeProducer:
         drawn.append(id_)
-        return FakeLane(number)
+        return FakeProducer(lane)
 
     for generation in (0, 0, 1):
-        pool = worker.pool(key(1, generation=generation), make, 0)  # type: ignore[arg-type]
+        pool = worker.pool(spec(1, generation=generation), keep_at_most=0, open_producer=open_producer)  # type: ignore[arg-type]
         pool.retire(pool.wait(pool.take(generation), WAIT_S), generation)
     assert drawn[0] == drawn[1] != drawn[2]
     assert len(dropped) == 1
@@ -298,19 +298,19 @@ def test_a_newer_generation_of_a_run_begins_with_other_ids(monkeypatch: pytest.M
 def test_a_producer_that_cannot_be_served_hurts_no_other(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(producers, "POLL_EVERY_S", 0.001)
+    monkeypatch.setattr(producer_pool, "POLL_EVERY_S", 0.001)
     served = threading.Event()
 
-    class Neglected(FakeLane):
+    class Neglected(FakeProducer):
         transactional_id = "bad"
         bad = False
 
-        def __init__(self, number: int) -> None:
-            super().__init__(number)
+        def __init__(self, lane: int) -> None:
+            super().__init__(lane)
             self.polled_s = float("-inf")
 
         def poll(self, timeout_s: float) -> None:
-            if self.number == 0:
+            if self.lane == 0:
                 self.bad = True
                 raise SystemError("returned NULL without setting an exception")
             if 0 in lanes and lanes[0].bad:
@@ -318,17 +318,17 @@ def test_a_producer_that_cannot_be_served_hurts_no_other(
 
     lanes: dict[int, Neglected] = {}
 
-    def make(drawn: str, number: int) -> Neglected:
-        lanes[number] = Neglected(number)
-        return lanes[number]
+    def open_producer(_: ProducerSpec, worker: str, lane: int) -> Neglected:
+        lanes[lane] = Neglected(lane)
+        return lanes[lane]
 
-    worker = Worker()
-    pool = worker.pool(key(1), make, 8)  # type: ignore[arg-type]
+    worker = WorkerProducers()
+    pool = worker.pool(spec(1), keep_at_most=8, open_producer=open_producer)  # type: ignore[arg-type]
     for _ in range(2):
         pool.wait(pool.take(1), WAIT_S)
     assert served.wait(WAIT_S)
     worker.stop()
-    assert [record.getMessage() for record in caplog.records] == ["could not serve the producer of 'bad'"]
+    assert [record.getMessage() for record in caplog.records] == ["The producer of 'bad' could not be polled."]
     assert ["SystemError" in lanes[number].reports.fatal for number in (0, 1)] == [True, False]
 
 
@@ -340,27 +340,28 @@ class Silent:
 
 
 def test_a_fatal_error_without_a_reason_is_fatal_all_the_same() -> None:
-    lane = object.__new__(Lane)
-    lane.transactional_id, lane.reports, lane.producer = "", Reports(), Silent()  # type: ignore[assignment]
-    lane.flush(1.0)
-    assert "SystemError" in lane.reports.fatal
+    pooled = object.__new__(PooledProducer)
+    pooled.transactional_id, pooled.reports, pooled.producer = "", Reports(), Silent()  # type: ignore[assignment]
+    pooled.flush(1.0)
+    assert "SystemError" in pooled.reports.fatal
 
 
 FORK = """
 import os
 from sparkonce.protocol.ownership import Token
-from sparkonce.sinks.kafka.producers import PoolKey, this_worker
+from sparkonce.sinks.kafka.pooled_producer import ProducerSpec
+from sparkonce.sinks.kafka.producer_pool import this_worker
 
 drawn = {}
-key = PoolKey(sink="s", query="q", token=Token(0, "00000000"))
+spec = ProducerSpec(sink="s", query="q", token=Token(0, "00000000"))
 
 
 def identity():
-    def make(worker, number):
-        drawn[number] = worker
+    def open_producer(spec, worker, lane):
+        drawn[lane] = worker
         raise RuntimeError("no broker is needed")
 
-    lease = this_worker().pool(key, make, keep_at_most=0).take(0)
+    lease = this_worker().pool(spec, keep_at_most=0, open_producer=open_producer).take(0)
     try:
         lease.result(30)
     except RuntimeError:

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 from confluent_kafka import KafkaError, KafkaException
 
-from sparkonce.sinks.kafka.lane import Lane
+from sparkonce.sinks.kafka.pooled_producer import PooledProducer
 
 FENCED = KafkaError(KafkaError._FENCED, "an old epoch", fatal=True)
 
@@ -33,11 +33,11 @@ def raise_without_a_cause() -> None:
 @pytest.mark.parametrize("failing", [raise_bare_error, raise_exception, raise_without_a_cause])
 def test_a_fatal_error_is_kept_however_it_comes(failing: object) -> None:
     """confluent-kafka 2.16.1: the bare one was seen where a producer was fenced while two threads served it."""
-    lane = SimpleNamespace(
+    pooled = SimpleNamespace(
         producer=SimpleNamespace(flush=lambda _: failing()),  # type: ignore[operator]
         reports=SimpleNamespace(fatal=""),
         transactional_id="id",
         trouble=lambda: "an old epoch",
     )
-    Lane._serve(lane, "flush", 0.0)  # type: ignore[arg-type]
-    assert lane.reports.fatal == "an old epoch"
+    PooledProducer._serve(pooled, "flush", 0.0)  # type: ignore[arg-type]
+    assert pooled.reports.fatal == "an old epoch"
