@@ -1,17 +1,24 @@
-"""A sink of one's own: a transaction is a staging table of SQLite, until a commit moves its rows and notes that."""
+"""A sink of your own: a transaction is a staging table of SQLite, until a commit moves its rows and notes its name."""
 
 import secrets
 import sqlite3
 import time
 from contextlib import closing, contextmanager
 
-from sparkonce.errors import UnknownOutcomeError
-from sparkonce.guarantees import Guarantee
-from sparkonce.protocol.handles import Handle, transaction_fields
-from sparkonce.protocol.outcomes import Finished, Outcome
-from sparkonce.protocol.ownership import TransactionName
-from sparkonce.protocol.traces import Trace
-from sparkonce.sink import SinkCommitter, SinkWriter, TwoPhaseCommitSink
+from sparkonce.sink import (
+    Finished,
+    Guarantee,
+    Handle,
+    Outcome,
+    SinkCommitter,
+    SinkWriter,
+    Trace,
+    TransactionName,
+    TwoPhaseCommitSink,
+    UnknownOutcomeError,
+    claimed_by,
+    transaction_fields,
+)
 
 
 class SqliteSink(TwoPhaseCommitSink):
@@ -61,10 +68,9 @@ class SqliteWriter(SinkWriter):
             db.execute(f'CREATE TABLE "{self.name}" AS SELECT * FROM {self.sink.table} LIMIT 0')
 
     def write(self, rows):
-        names, places = ", ".join(rows.schema.names), ", ".join("?" * rows.num_columns)
+        names, places = ", ".join(rows.schema.names), ", ".join(f":{name}" for name in rows.schema.names)
         with self.sink.transaction() as db:  # fails if an abort has dropped the table
-            rows = [tuple(row.values()) for row in rows.to_pylist()]
-            db.executemany(f'INSERT INTO "{self.name}" ({names}) VALUES ({places})', rows)
+            db.executemany(f'INSERT INTO "{self.name}" ({names}) VALUES ({places})', rows.to_pylist())
 
     def prepare(self):
         if self.sink.guarantee is Guarantee.EXACTLY_ONCE:
@@ -95,17 +101,15 @@ class SqliteCommitter(SinkCommitter):
 
     def list_lingering(self, owners):
         names = [TransactionName.parse(name) for (name,) in self.ask("SELECT name FROM sqlite_master")]
-        runs = [(owner.facts["prefix"], owner.query, frozenset([owner.token])) for owner in owners]
-        ours = [name for name in names if name and any(name.belongs_to(*run) for run in runs)]
+        runs = claimed_by(owners)  # the tokens of each (prefix, query)
+        ours = [name for name in names if name and name.token in runs.get((name.prefix, name.query), ())]
         return [Handle(sink=self.sink.name, slot=one.slot, transaction=(("name", str(one)),)) for one in ours]
 
     def list_traces(self, query, facts):
         rows = self.ask("SELECT name, begun_ms FROM committed WHERE query = ?", query)
-        found = [
-            (TransactionName.parse(name), transaction_fields({"name": name, "begun_ms": ms}), ms) for name, ms in rows
-        ]
-        ours = [one for one in found if one[0].prefix == facts["prefix"]]
-        return [Trace(token=name.token, committed=fields, begun_ms=ms) for name, fields, ms in ours]
+        names = [(TransactionName.parse(name), ms) for name, ms in rows]
+        ours = [(one.token, {"name": str(one), "begun_ms": ms}) for one, ms in names if one.prefix == facts["prefix"]]
+        return [Trace(token=token, committed=transaction_fields(one), begun_ms=one["begun_ms"]) for token, one in ours]
 
     def conclude(self, batch, handles):
         for query in {TransactionName.parse(handle["name"]).query for handle in handles if handle.transaction}:

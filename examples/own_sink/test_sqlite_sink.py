@@ -7,7 +7,7 @@ import pyarrow as pa
 import pytest
 
 from own_sink.sqlite_sink import SqliteSink
-from sparkonce.guarantees import Guarantee
+from sparkonce.sink import Guarantee
 from sparkonce.testing.conformance import SinkConformance
 
 

@@ -1,11 +1,13 @@
-"""The abstract two-phase-commit sink.
+"""The contract of a sink, and all that a sink of your own imports.
+
+The user makes a `TwoPhaseCommitSink` on the driver. The driver checks it (`columns`, `preflight`) and pickles it to the
+executors, where each execution of a slot makes one `SinkWriter`. The driver's `SinkCommitter` finishes the handles.
 
 The names map to Flink's ``TwoPhaseCommitSinkFunction``: ``begin`` is beginTransaction, ``write`` invoke, ``prepare``
 preCommit, ``commit`` both commit and recoverAndCommit, ``abort`` both abort and recoverAndAbort.
 
-A sink object is made on the driver by the user, checked there (`columns`, `preflight`), and pickled to the
-executors, where `writer` is called once for each execution of a slot. On the driver `committer` gives the half that
-finishes handles.
+The module also re-exports what these methods take, return and raise: `Guarantee`, `Handle`, `transaction_fields`,
+`Finished`, `Outcome`, `Token`, `TransactionName`, `Trace`, and the errors.
 """
 
 from __future__ import annotations
@@ -16,31 +18,63 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from sparkonce.arguments import member, nonempty
-from sparkonce.errors import SchemaError
+from sparkonce.errors import (
+    ConfigurationError,
+    OutageError,
+    PreflightError,
+    PrepareError,
+    SchemaError,
+    UnknownOutcomeError,
+)
 from sparkonce.guarantees import Guarantee
+from sparkonce.protocol.handles import Handle, transaction_fields
+from sparkonce.protocol.outcomes import Finished, Outcome
+from sparkonce.protocol.ownership import Token, TransactionName
+from sparkonce.protocol.traces import Trace
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from sparkonce.protocol.handles import Handle
-    from sparkonce.protocol.outcomes import Finished
-    from sparkonce.protocol.ownership import Token
-    from sparkonce.protocol.traces import Trace
+__all__ = [
+    "ConfigurationError",
+    "Facts",
+    "Finished",
+    "Guarantee",
+    "Handle",
+    "Lookout",
+    "OutageError",
+    "Outcome",
+    "Owner",
+    "PreflightError",
+    "PrepareError",
+    "Runs",
+    "SchemaError",
+    "SinkCommitter",
+    "SinkWriter",
+    "Token",
+    "Trace",
+    "TransactionName",
+    "TwoPhaseCommitSink",
+    "UnknownOutcomeError",
+    "WriterContext",
+    "claimed_by",
+    "transaction_fields",
+]
 
 Facts = Mapping[str, str]
-"""What the log remembers of a sink from run to run, for example the cluster's id and the prefix of its ids."""
+"""The log's memory of a sink from run to run, for example the cluster's id and the prefix of its ids."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Owner:
-    """A run, as a sink sees it: whose transactions are whose.
+    """A run, as a sink sees it: its transactions carry its query and its token.
 
     Attributes:
         query: The short form of the query's id, see `sparkonce.protocol.ownership.short_query`.
         token: The run's token.
-        facts: What `TwoPhaseCommitSink.preflight` returned in that run.
-        generation: One more each time that a request to end transactions of this run was not answered. Such a request
-            may still arrive. A sink whose transactions take their names again begins with other names then.
+        facts: The facts that `TwoPhaseCommitSink.preflight` returned in that run.
+        generation: Incremented whenever a request to end this run's transactions went unanswered. Such a request may
+            still arrive, so a sink that uses the names of its transactions again begins with new names then.
     """
 
     query: str
@@ -49,12 +83,12 @@ class Owner:
     generation: int = 0
 
 
-Runs = Mapping[tuple[str, str], frozenset["Token"]]
-"""By what stands in the names of their transactions: the tokens of each prefix and query."""
+Runs = Mapping[tuple[str, str], frozenset[Token]]
+"""Maps (prefix, query) to the tokens of the runs that wrote under them."""
 
 
 def claimed_by(owners: Sequence[Owner]) -> Runs:
-    """These runs, but for those that wrote no transactions: they have no prefix among their facts."""
+    """Returns these runs by prefix and query, without those that wrote no transactions: their facts have no prefix."""
     found: dict[tuple[str, str], frozenset[Token]] = {}
     for owner in owners:
         if prefix := owner.facts.get("prefix"):
@@ -68,7 +102,7 @@ class WriterContext:
     """One execution ("copy") of one slot of one batch.
 
     Attributes:
-        owner: The run that asks for it.
+        owner: The run that started it.
         batch: Spark's batch id.
         slot: The task's partition.
         copy: Names this copy among all copies of the slot, for example ``3.17.1``: stage, task, attempt.
@@ -83,8 +117,8 @@ class WriterContext:
 class SinkWriter(abc.ABC):
     """The executor half: one copy's writes to one sink. Calls come from one thread, in the order given here.
 
-    `begin` is called when the first rows are there; a slot without rows sees neither `begin` nor `prepare`. Work that
-    can start before the first rows arrive, such as connecting, belongs into `TwoPhaseCommitSink.writer`.
+    `begin` is called when the first rows arrive; a slot without rows gets neither `begin` nor `prepare`. Work that can
+    start earlier, such as connecting, belongs into `TwoPhaseCommitSink.writer`.
     """
 
     @abc.abstractmethod
@@ -112,10 +146,10 @@ class SinkWriter(abc.ABC):
 
     @abc.abstractmethod
     def abort(self) -> None:
-        """Gives up the transaction and frees what the writer holds. Called after any error, also before `begin`."""
+        """Aborts the transaction and frees what the writer holds. Called after any error, also before `begin`."""
 
     def close(self) -> None:  # noqa: B027 - optional
-        """Frees what the writer holds after `prepare`, or where the slot had no rows. Must not abort anything."""
+        """Frees what the writer holds after `prepare`, or if the slot had no rows. Must not abort anything."""
 
 
 class SinkCommitter(abc.ABC):
@@ -125,32 +159,31 @@ class SinkCommitter(abc.ABC):
     def commit(self, handles: Sequence[Handle]) -> Sequence[Finished]:
         """Commits each handle once, in parallel, and answers in the same order.
 
-        One attempt: what the server asks to repeat is RETRY, and so is a server that cannot be reached.
-        What is not known to be applied or not applied is UNKNOWN. DAMAGED is what is open and has lost rows: the driver
-        writes down that it is void, and then calls `abort`. Never raises for an answer of the server.
+        Makes one attempt: RETRY if the server asks to repeat it or cannot be reached, UNKNOWN if nobody can say whether
+        it was applied. DAMAGED is for an open transaction that has lost rows: the driver records it as void and then
+        calls `abort`. Never raises for an answer of the server.
         """
 
     @abc.abstractmethod
     def abort(self, handles: Sequence[Handle]) -> Sequence[Finished]:
-        """Aborts exactly these transactions, in such a way that their writers cannot write on.
+        """Aborts exactly these transactions, so that their writers can no longer write to them.
 
-        ABORTED also for those that are aborted or gone already; ALREADY_COMMITTED if it came too late.
+        Answers ABORTED also for those that are aborted or gone already, and ALREADY_COMMITTED if it came too late.
         """
 
     @abc.abstractmethod
     def list_lingering(self, owners: Sequence[Owner]) -> Sequence[Handle]:
-        """Open transactions of exactly these runs, as handles that `abort` takes (slot, rows unknown: 0).
+        """Lists open transactions of exactly these runs, as handles that `abort` takes (slot, rows unknown: 0).
 
-        Also aborted ones of which something is left to delete.
+        Includes aborted ones that have left something to delete.
         """
 
     def conclude(self, batch: int, handles: Sequence[Handle]) -> None:  # noqa: B027 - optional
-        """Told once every handle of a decided batch is committed, before Spark is told that the batch is done.
+        """Concludes a decided batch once its handles are all committed, before Spark counts it as done.
 
-        Optional: for what is said of a whole batch, such as a list of its files, and for tidying up behind older ones.
-        Called again, with the same handles, when a run takes up a batch that an earlier run had finished. Not called
-        for a batch in which this sink has no slot, because the plan had no task: nothing can be said of it. So what is
-        done now and then must not wait for a batch of a certain number.
+        Optional: writes what describes a whole batch, such as a list of its files, and tidies up behind older batches.
+        Called again with the same handles when a run takes up a batch that an earlier run had finished. Not called for
+        a batch without a slot of this sink: its plan had no task. So tidying must not wait for a certain batch number.
 
         Args:
             batch: Spark's batch id.
@@ -161,13 +194,13 @@ class SinkCommitter(abc.ABC):
         """
 
     def begun_ms(self, handles: Sequence[Handle]) -> Sequence[int | None]:
-        """Says when each of these prepared transactions was begun, for a batch that has taken long.
+        """Returns when each of these prepared transactions was begun, for a batch that has taken long.
 
-        Optional: by default it is what their writers said. A server knows better: executors' clocks differ.
+        Optional: returns the writers' times by default. A server knows better, since executors' clocks differ.
 
         Returns:
-            Milliseconds since the epoch by the server's clock, or counted back from now by what it says, in the same
-            order; None for one that is not open.
+            Milliseconds since the epoch in the same order, by the server's clock or counted back from now by the age
+            that it reports; None for a transaction that is not open.
 
         Raises:
             UnknownOutcomeError: if the system cannot be asked now: the batch is then not decided.
@@ -175,31 +208,32 @@ class SinkCommitter(abc.ABC):
         return [handle.opened_ms for handle in handles]
 
     def before_decision(self, facts: Facts) -> str:  # noqa: ARG002 - for those that override it
-        """Told once every slot of a batch is prepared, before it is decided.
+        """Returns a reason to refuse the decision, asked once every slot of a batch is prepared.
 
-        Optional: for what no writer can see, such as a place that was deleted and made again under it.
+        Optional: finds what no writer can see, such as a target that was dropped and made again between two writes.
 
         Args:
-            facts: What `TwoPhaseCommitSink.preflight` returned in this run.
+            facts: The facts that `TwoPhaseCommitSink.preflight` returned in this run.
 
         Returns:
-            Why the batch must not be decided: it is then aborted, and the run stops. Empty if nothing is known. An
-            error counts as a reason.
+            The reason, upon which the batch is aborted and the run stops, or an empty string. An error counts as a
+            reason.
         """
         return ""
 
     def list_traces(self, query: str, facts: Facts) -> Sequence[Trace]:  # noqa: ARG002
-        """What the system itself remembers of a query's runs, for a log that may be older than what was written.
+        """Lists the commits of a query that the system itself remembers: they show a log that is an old copy.
 
-        Optional: a system that remembers nothing, or forgets it after a while, gives less.
+        Optional: a system that remembers nothing, or forgets after a while, lists fewer.
 
         Args:
-            query: The short form of its id.
-            facts: What `TwoPhaseCommitSink.preflight` returned in the run that asks.
+            query: The short form of the query's id.
+            facts: The facts that `TwoPhaseCommitSink.preflight` returned in the run that asks.
 
         Returns:
-            One for each transaction that the system remembers as committed, and where it does not remember which, one
-            for each run that has committed something. One too many stops a healthy query.
+            A trace for each transaction that the system remembers as committed. If it does not remember which, a trace
+            for each run that has committed something. A trace that should not be listed makes the next start refuse a
+            healthy query.
 
         Raises:
             UnknownOutcomeError: if the system cannot be asked now.
@@ -207,13 +241,13 @@ class SinkCommitter(abc.ABC):
         return ()
 
     def other_queries(self, query: str, facts: Facts) -> Sequence[str]:  # noqa: ARG002
-        """Which other queries have committed rows to the same place under the same prefix, for a query that is new.
+        """Lists the other queries that have committed rows to the same target under the same prefix.
 
-        Optional: a system that does not know gives none. It may well be what the user wants, and is only told.
+        Optional: lists none if the system does not know. Asked for a new query, and only logged: the user may want it.
 
         Args:
             query: The short form of the new query's id.
-            facts: What `TwoPhaseCommitSink.preflight` returned.
+            facts: The facts that `TwoPhaseCommitSink.preflight` returned.
 
         Returns:
             The short forms of their ids.
@@ -224,17 +258,17 @@ class SinkCommitter(abc.ABC):
         return ()
 
     def missing(self, handles: Sequence[Handle]) -> Sequence[Handle]:  # noqa: ARG002 - for those that override it
-        """Which of these the system has not committed: it went back to a state from before.
+        """Lists those of these handles that the system does not have any more: it went back to an older state.
 
-        Optional. Asked at the start of a run of the newest batch with rows in this sink that is surely finished, and of
-        older ones if something of it is missing. Not asked of batches from before the sink's facts changed.
+        Optional. At a start it is given the newest batch with rows in this sink that is surely finished, and older ones
+        if something of it is missing. Batches from before the sink's facts changed are not among them.
 
         Args:
-            handles: Of this sink, all with a transaction. Each was committed once, and its batch was concluded.
+            handles: Handles of this sink, all with a transaction. Each was committed, and its batch was concluded.
 
         Returns:
-            Those that are not committed now, but none that the system may have forgotten by itself. One too many stops
-            a healthy query.
+            The handles that are not committed now, but none that the system may have forgotten by itself. A handle that
+            should not be listed makes the start refuse a healthy query.
 
         Raises:
             UnknownOutcomeError: if the system cannot be asked now.
@@ -246,16 +280,17 @@ class SinkCommitter(abc.ABC):
 
 
 class Lookout(abc.ABC):
-    """Looks at what others do to the readers of a sink's rows, from a thread of its own, while the query runs."""
+    """Watches what others do to the readers of a sink's rows, in a thread of its own, while the query runs."""
 
     @abc.abstractmethod
     def look(self, batch_s: float) -> None:
-        """Looks once, and says in the log what somebody has to do something about.
+        """Looks once, and logs what the operator has to act on.
 
-        Must not cost what batches need, such as their connections. Errors are told at DEBUG: nothing depends on it.
+        Must not use what batches need, such as their connections. Its errors are logged at DEBUG: nothing depends on
+        it.
 
         Args:
-            batch_s: How long the query's last batch took, in seconds.
+            batch_s: The duration of the query's last batch, in seconds.
         """
 
     @abc.abstractmethod
@@ -269,8 +304,8 @@ class TwoPhaseCommitSink(abc.ABC):
     Implement it for a system of your own and run `sparkonce.testing.conformance` over it.
 
     Args:
-        name: Unique within the query, and the same after a restart: handles in the log are found by it.
-        guarantee: The level this sink is run at.
+        name: The sink's name, unique within the query and the same after a restart: the log finds handles by it.
+        guarantee: The level at which the sink is run.
     """
 
     def __init__(self, name: str, guarantee: Guarantee = Guarantee.EXACTLY_ONCE) -> None:
@@ -279,37 +314,37 @@ class TwoPhaseCommitSink(abc.ABC):
 
     @property
     def promise(self) -> Guarantee:
-        """What readers are promised. By default `guarantee`, by which the sink is run.
+        """The guarantee that readers get; by default `guarantee`, at which the sink is run.
 
-        A system that cannot tell a repeated commit from the first one promises less than the way its sink is run.
+        A system that cannot tell a repeated commit from the first one promises less.
         """
         return self.guarantee
 
     def conditions(self) -> Sequence[str]:
-        """What must be true of the system and its readers for the promise to hold, a sentence each.
+        """Returns the conditions that the system and its readers must meet for the promise to hold, a sentence each.
 
         `sparkonce.explain` shows them. For example "readers use isolation.level=read_committed".
         """
         return ()
 
     def use_checkpoint(self, folder: str) -> None:  # noqa: B027 - optional
-        """Tells where the query's checkpoint is, once, on the driver, before anything else is asked.
+        """Takes the query's checkpoint folder, once, on the driver, before any other call.
 
-        For sinks that keep rows there until the decision, see `sparkonce.sinks.write_ahead`. Such an object is one
-        query's: it refuses a second folder, and takes the same one again.
+        Serves sinks that keep rows there until the decision, see `sparkonce.sinks.write_ahead`. Such a sink object
+        belongs to one query: it refuses a second folder, and takes the same one again.
         """
 
     def columns(self, schema: pa.Schema) -> Sequence[str]:
-        """Which columns the sink writes; by default all. They are what the fingerprint covers, so no column is a map.
+        """Returns the columns that the sink writes; by default all. The fingerprint covers them, so none is a map.
 
         Raises:
-            SchemaError: naming the column that is missing or has a type which the sink does not take.
+            SchemaError: naming the column that is missing or has a type that the sink does not take.
         """
         for column in schema:
             if str(column.type).startswith("map<"):
                 raise SchemaError(
-                    f"column {column.name!r} is a {column.type}, and Spark has no fingerprint for maps",
-                    next_step="turn it into an array of entries (map_entries) or a string (to_json), or drop it.",
+                    f"Column {column.name!r} is a {column.type}, and Spark has no fingerprint for maps.",
+                    next_step="Turn it into an array of entries (map_entries) or a string (to_json), or drop it.",
                 )
         return list(schema.names)
 
@@ -318,10 +353,10 @@ class TwoPhaseCommitSink(abc.ABC):
 
         Args:
             query: The short form of the query's id.
-            recorded: What this returned in the newest run that the log knows; None at the first start.
+            recorded: The facts that the newest run in the log returned; None at the first start.
 
         Returns:
-            What the log is to remember, and what writers and sweeps are given as ``owner.facts``.
+            The facts that the log remembers, and that writers and sweeps get as ``owner.facts``.
 
         Raises:
             PreflightError: naming the setting and its value.
@@ -329,22 +364,22 @@ class TwoPhaseCommitSink(abc.ABC):
         return {}
 
     def transaction_timeout_s(self, facts: Facts) -> float | None:  # noqa: ARG002 - for those that override it
-        """How long a transaction may stay open before the system aborts it; None if it never does."""
+        """Returns how long a transaction may stay open before the system aborts it; None if it never does."""
         return None
 
     def longest_lived(self, facts: Facts) -> Facts:
-        """Returns facts by which transactions may stay open as long as the system allows, for a batch that needs it.
+        """Returns facts with the longest timeout that the system allows, for a batch that needs it.
 
-        Optional: by default they are as they were.
+        Optional: returns the facts unchanged by default.
         """
         return facts
 
     def lookout(self, query: str, facts: Facts) -> Lookout | None:  # noqa: ARG002 - for those that override it
-        """Makes what looks, now and then, at what others do to the readers of this sink's rows. None: nothing to see.
+        """Makes the sink's lookout; None if others cannot harm the readers of its rows.
 
         Args:
             query: The short form of the query's id.
-            facts: What `preflight` returned in the run that looks.
+            facts: The facts that `preflight` returned in this run.
         """
         return None
 
@@ -354,4 +389,4 @@ class TwoPhaseCommitSink(abc.ABC):
 
     @abc.abstractmethod
     def committer(self) -> SinkCommitter:
-        """Makes the driver half. Called once a run."""
+        """Makes the driver half, once a run."""

@@ -12,13 +12,22 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from sparkonce.errors import PrepareError
-from sparkonce.guarantees import Guarantee
-from sparkonce.protocol.handles import Handle, transaction_fields
-from sparkonce.protocol.outcomes import Finished, Outcome
-from sparkonce.protocol.ownership import Token
-from sparkonce.protocol.traces import Trace
-from sparkonce.sink import Facts, Owner, SinkCommitter, SinkWriter, TwoPhaseCommitSink, WriterContext
+from sparkonce.sink import (
+    Facts,
+    Finished,
+    Guarantee,
+    Handle,
+    Outcome,
+    Owner,
+    PrepareError,
+    SinkCommitter,
+    SinkWriter,
+    Token,
+    Trace,
+    TwoPhaseCommitSink,
+    WriterContext,
+    transaction_fields,
+)
 
 STATES = ("open", "prepared", "committed", "aborted")
 

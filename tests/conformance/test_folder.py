@@ -8,9 +8,7 @@ import pyarrow as pa
 import pytest
 
 from conformance.folder_sink import FolderSink
-from sparkonce.guarantees import Guarantee
-from sparkonce.protocol.handles import Handle
-from sparkonce.sink import Facts
+from sparkonce.sink import Facts, Guarantee, Handle
 from sparkonce.testing.conformance import SinkConformance
 from sparkonce.testing.elsewhere import commit_elsewhere
 

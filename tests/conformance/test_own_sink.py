@@ -11,10 +11,7 @@ import pytest
 
 from own_sink.sqlite_sink import SqliteSink
 from own_sink.test_sqlite_sink import TestSqliteSink as Suite
-from sparkonce.protocol.handles import Handle, transaction_fields
-from sparkonce.protocol.outcomes import Outcome
-from sparkonce.protocol.ownership import Token
-from sparkonce.sink import Owner, WriterContext
+from sparkonce.sink import Handle, Outcome, Owner, Token, WriterContext, transaction_fields
 
 ROOT = Path(__file__).parents[2]
 EXAMPLE = ROOT / "examples" / "own_sink"
@@ -34,6 +31,12 @@ def test_the_page_shows_the_code_as_it_is(file: str) -> None:
 def test_the_example_is_as_short_as_the_page_says() -> None:
     lines = [line for line in (EXAMPLE / "sqlite_sink.py").read_text().splitlines() if line.strip()]
     assert len(lines) < 100
+    assert f"{len(lines)} lines without the empty ones" in (ROOT / "docs" / "own-sink.md").read_text()
+
+
+def test_the_example_needs_one_import() -> None:
+    found = {line for line in (EXAMPLE / "sqlite_sink.py").read_text().splitlines() if "sparkonce" in line}
+    assert found == {"from sparkonce.sink import ("}
 
 
 def test_markers_of_long_ago_are_deleted(tmp_path: Path) -> None:
