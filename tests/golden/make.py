@@ -46,7 +46,7 @@ from sparkonce.sinks.files import committer as files
 from sparkonce.sinks.files import handle as files_handle
 from sparkonce.sinks.files import manifests
 from sparkonce.sinks.files.handle import read_handle
-from sparkonce.sinks.files.store import name_in
+from sparkonce.sinks.files.names import name_in
 from sparkonce.sinks.kafka.producer_pool import this_worker
 from sparkonce.sinks.write_ahead import committer as write_ahead
 from sparkonce.spark.tables.iceberg import _IcebergTable

@@ -14,8 +14,9 @@ from s3_between import Between
 from s3_bucket import Bucket, new_name
 from shared_servers import s3_server
 from sparkonce.rig.servers.s3 import S3Server
+from sparkonce.sinks.files.names import file_path
 from sparkonce.sinks.files.s3 import S3Store
-from sparkonce.sinks.files.store import Fields, FileStore, file_path
+from sparkonce.sinks.files.store import Fields, FileStore
 
 
 @pytest.fixture(scope="module")
@@ -42,6 +43,6 @@ def new_store(bucket: Bucket, *, page: int = 1000, **settings: Any) -> S3Store:
 def seal(store: FileStore, content: bytes = b"rows", *, folder: str = "a=1") -> Fields:
     """A file that is held back."""
     name = new_name()
-    held = store.hold(name, file_path(folder, name, 0, ".txt"))
+    held = store.stage(name, file_path(folder, name, 0, ".txt"))
     held.stream.write(content)
     return held.seal()

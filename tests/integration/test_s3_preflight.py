@@ -161,7 +161,7 @@ def test_the_rights_that_are_documented_suffice(bucket: Bucket, user: tuple[str,
     assert leftovers(bucket) == ([], [])
     fields = seal(store)
     assert [one.outcome for one in store.publish([fields])] == [Outcome.COMMITTED]
-    assert list(store.list_held()) == []
+    assert list(store.list_staged()) == []
     store.put("x.json", b"x")
     assert (store.get("x.json"), store.get("y.json"), store.list_names("")) == (b"x", None, ["x.json"])
     store.delete(["x.json"])

@@ -22,9 +22,10 @@ from sparkonce.protocol.handles import Handle, transaction_fields
 from sparkonce.protocol.outcomes import Finished, Outcome
 from sparkonce.sinks.files.committer import FilesCommitter
 from sparkonce.sinks.files.handle import fields_of
+from sparkonce.sinks.files.names import name_in
 from sparkonce.sinks.files.s3 import S3Store
 from sparkonce.sinks.files.s3.settings import MIB
-from sparkonce.sinks.files.store import Fields, FileStore, Standing, name_in
+from sparkonce.sinks.files.store import Fields, FileState, FileStore
 
 __all__ = ["between", "bucket", "s3"]
 
@@ -48,10 +49,10 @@ def key(fields: Fields) -> str:
 def test_a_file_shows_once_it_is_published(bucket: Bucket, store: S3Store) -> None:
     fields = seal(store)
     assert bucket.objects() == {}
-    assert store.look([fields]) == [Standing.HELD]
+    assert store.look([fields]) == [FileState.STAGED]
     assert publish(store, fields).outcome is Outcome.COMMITTED
     assert bucket.objects() == {key(fields): b"rows"}
-    assert store.look([fields]) == [Standing.PUBLISHED]
+    assert store.look([fields]) == [FileState.PUBLISHED]
     assert bucket.uploads() == []
     metadata = bucket.client.head_object(Bucket=bucket.name, Key=key(fields))["Metadata"]
     assert metadata == {"sparkonce-transaction": str(name_in(str(fields["path"]))), "sparkonce-upload": fields["mark"]}
@@ -186,7 +187,7 @@ def test_done_without_an_object_is_not_done(bucket: Bucket, between: Between) ->
 def test_one_that_is_aborted_is_lost(bucket: Bucket, store: S3Store) -> None:
     fields = seal(store)
     bucket.abort(str(fields["upload_id"]))
-    assert store.look([fields]) == [Standing.GONE]
+    assert store.look([fields]) == [FileState.GONE]
     for _ in range(2):
         assert publish(store, fields).outcome is Outcome.LOST
     assert [one.outcome for one in store.discard([fields])] == [Outcome.ABORTED]
@@ -210,7 +211,7 @@ def test_one_that_somebody_overwrote_is_unknown(bucket: Bucket, store: S3Store) 
     publish(store, fields)
     bucket.client.put_object(Bucket=bucket.name, Key=key(fields), Body=b"a stranger's")
     assert publish(store, fields).outcome is Outcome.UNKNOWN
-    assert store.look([fields]) == [Standing.UNKNOWN]
+    assert store.look([fields]) == [FileState.UNKNOWN]
     assert bucket.objects() == {key(fields): b"a stranger's"}
 
 
@@ -240,7 +241,7 @@ def test_one_that_was_deleted_is_unknown_where_versions_are_kept(bucket: Bucket,
     between.act = lambda request: GONE if request.is_complete else marked if request.method == "HEAD" else GO_ON
     store = new_store(bucket, endpoint_url=between.url)
     assert publish(store, fields).outcome is Outcome.UNKNOWN
-    assert store.look([fields]) == [Standing.UNKNOWN]
+    assert store.look([fields]) == [FileState.UNKNOWN]
 
 
 def test_a_server_that_was_away_has_it_still(bucket: Bucket) -> None:
@@ -374,7 +375,7 @@ def test_what_is_left_of_a_lost_one_is_given_up_also_where_no_answer_comes(bucke
 
 def test_where_other_parts_stand_nothing_is_held(bucket: Bucket, store: S3Store) -> None:
     fields = seal(store)
-    assert store.look([fields, {**fields, "etags": "0" * 32}]) == [Standing.HELD, Standing.UNKNOWN]
+    assert store.look([fields, {**fields, "etags": "0" * 32}]) == [FileState.STAGED, FileState.UNKNOWN]
 
 
 def test_a_missing_part_is_never_published(bucket: Bucket, store: S3Store) -> None:

@@ -23,16 +23,17 @@ from sparkonce.errors import ConfigurationError, PrepareError, UnknownOutcomeErr
 from sparkonce.protocol.outcomes import Outcome
 from sparkonce.protocol.ownership import TransactionName
 from sparkonce.rig.servers.s3 import ACCESS_KEY, SECRET_KEY
+from sparkonce.sinks.files.names import file_path
 from sparkonce.sinks.files.s3 import S3Store, upload
 from sparkonce.sinks.files.s3.settings import MIB
-from sparkonce.sinks.files.store import HeldFile, file_path
+from sparkonce.sinks.files.store import StagedFile
 
 __all__ = ["between", "bucket", "s3"]
 
 
-def hold(store: S3Store, name: TransactionName | None = None, *, folder: str = "a=1", number: int = 0) -> HeldFile:
+def hold(store: S3Store, name: TransactionName | None = None, *, folder: str = "a=1", number: int = 0) -> StagedFile:
     name = name or new_name()
-    return store.hold(name, file_path(folder, name, number, ".parquet"))
+    return store.stage(name, file_path(folder, name, number, ".parquet"))
 
 
 # --- parts ------------------------------------------------------------------------------------------------------------
@@ -108,7 +109,7 @@ def test_an_upload_whose_beginning_was_not_answered_is_swept(bucket: Bucket, bet
     fields = held.seal()
     assert [one.outcome for one in store.publish([fields])] == [Outcome.COMMITTED]
     assert len(bucket.uploads()) == 1
-    left = list(store.list_held())
+    left = list(store.list_staged())
     assert [one.name for one in left] == [name]
     assert [one.outcome for one in store.discard([one.fields for one in left])] == [Outcome.ABORTED]
     assert bucket.uploads() == []
@@ -141,7 +142,7 @@ def test_a_failure_stops_the_writer_early(bucket: Bucket, between: Between) -> N
 
 def test_a_path_must_hold_the_name(bucket: Bucket) -> None:
     with pytest.raises(ConfigurationError, match="is no path of"):
-        new_store(bucket).hold(new_name(), "a=1/part-something-0.parquet")
+        new_store(bucket).stage(new_name(), "a=1/part-something-0.parquet")
 
 
 # --- giving up --------------------------------------------------------------------------------------------------------
@@ -191,7 +192,7 @@ def test_what_is_swept_while_it_is_written_is_not_sealed(bucket: Bucket) -> None
     held = hold(store)
     held.stream.write(bytes(5 * MIB))
     held.stream.write(b"the next part")
-    while not (left := list(store.list_held())):
+    while not (left := list(store.list_staged())):
         pass
     (listed,) = bucket.uploads()
     upload_of = {"Bucket": bucket.name, "Key": listed["Key"], "UploadId": listed["UploadId"]}
@@ -218,7 +219,7 @@ def test_all_that_is_held_is_listed_and_nothing_of_others(bucket: Bucket) -> Non
     strangers = ["out/a=1/part-of-mine.parquet", f"outer/{file_path('', new_name(), 0, '.x')}", "elsewhere"]
     for key in strangers:
         bucket.client.create_multipart_upload(Bucket=bucket.name, Key=key)
-    left = list(store.list_held())
+    left = list(store.list_staged())
     assert sorted(str(one.name) for one in left) == sorted(str(name) for name in own for _ in range(2))
     assert {one.outcome for one in store.discard([one.fields for one in left])} == {Outcome.ABORTED}
     assert sorted(one["Key"] for one in bucket.uploads()) == sorted(strangers)
@@ -230,14 +231,14 @@ def test_two_uploads_of_one_key_are_both_listed(bucket: Bucket) -> None:
     name = new_name()
     for _ in range(3):
         hold(store, name).seal()
-    assert len({one.fields["upload_id"] for one in store.list_held()}) == 3
+    assert len({one.fields["upload_id"] for one in store.list_staged()}) == 3
 
 
 def test_a_listing_that_is_not_answered_is_not_empty(bucket: Bucket, between: Between) -> None:
     between.act = lambda _: refusal(503, "SlowDown")
     store = new_store(bucket, endpoint_url=between.url, attempts=1)
     with pytest.raises(UnknownOutcomeError, match="ListMultipartUploads"):
-        list(store.list_held())
+        list(store.list_staged())
     with pytest.raises(UnknownOutcomeError, match="ListObjectsV2"):
         store.list_names("x")
     with pytest.raises(UnknownOutcomeError, match="GetObject"):
@@ -272,24 +273,24 @@ def test_a_bucket_without_a_prefix_will_do(bucket: Bucket) -> None:
     store.put("top.json", b"x")
     hold(store, folder="").seal()
     assert store.list_names("") == ["top.json"]
-    assert len(list(store.list_held())) == 1
+    assert len(list(store.list_staged())) == 1
 
 
 # --- memory -----------------------------------------------------------------------------------------------------------
 
 WRITE = """
 import pickle, sys
-from sparkonce.sinks.files.store import file_path
+from sparkonce.sinks.files.names import file_path
 
 def peak_bytes():
     (line,) = [line for line in open("/proc/self/status") if line.startswith("VmHWM")]
     return int(line.split()[1]) * 1024
 
 store, name, chunk, chunks = pickle.load(sys.stdin.buffer)
-first = store.hold(name, file_path("", name, 0, ".bin"))
+first = store.stage(name, file_path("", name, 0, ".bin"))
 first.stream.write(b"x")
 first.seal()
-held = store.hold(name, file_path("", name, 1, ".bin"))
+held = store.stage(name, file_path("", name, 1, ".bin"))
 data = bytes(chunk)
 before = peak_bytes()
 for _ in range(chunks):

@@ -18,7 +18,8 @@ from sparkonce.errors import PrepareError
 from sparkonce.sinks.files.committer import FilesCommitter
 from sparkonce.sinks.files.handle import fields_of
 from sparkonce.sinks.files.local.store import LocalStore
-from sparkonce.sinks.files.store import Fields, file_path, name_in
+from sparkonce.sinks.files.names import file_path, name_in
+from sparkonce.sinks.files.store import Fields
 
 if TYPE_CHECKING:
     from simulation.engine import Simulation

@@ -22,7 +22,7 @@ from simulation.spark import Process
 from sparkonce import errors
 from sparkonce.protocol.ownership import Token
 from sparkonce.sink import Owner
-from sparkonce.sinks.files.store import file_path
+from sparkonce.sinks.files.names import file_path
 from sparkonce.sinks.kafka.outcomes import Transaction
 
 OWNER = Owner(query="5f6a2c1e0000", token=Token(0, "00000001"), facts={"prefix": "p"})

@@ -14,7 +14,7 @@ from sparkonce.protocol.ownership import Token, TransactionName
 pytest.importorskip("hdfs_native")
 
 from sparkonce.sinks.files.hdfs.store import HdfsStore
-from sparkonce.sinks.files.store import Standing
+from sparkonce.sinks.files.store import FileState
 
 SEALED = {"path": "p=1/f.parquet", "held": "f.parquet.held", "size": 3, "checksum": "crc32:352441c2"}
 HELD, FINAL = "/out/.sparkonce/held/f.parquet.held", "/out/p=1/f.parquet"
@@ -120,16 +120,16 @@ def test_a_folder_that_cannot_be_made_is_refused_at_prepare() -> None:
         prefix="files", query="0123456789ab", token=Token(7, "deadbeef"), batch=3, slot=4, copy="a" * 12
     )
     with pytest.raises(PrepareError, match="has 256 bytes"):
-        store_with(EmptyCluster()).hold(name, f"a=1/b={'é' * 127}/part-{name}-0.parquet")
+        store_with(EmptyCluster()).stage(name, f"a=1/b={'é' * 127}/part-{name}-0.parquet")
 
 
 def test_what_was_read_with_the_right_checksum_is_not_read_again() -> None:
     """Or a commit whose files take longer to read than a deadline would be asked again for ever."""
     cluster = PublishedAll()
     store = store_with(cluster)
-    assert [*store.look([SEALED]), *store.look([SEALED])] == [Standing.PUBLISHED] * 2
+    assert [*store.look([SEALED]), *store.look([SEALED])] == [FileState.PUBLISHED] * 2
     assert len(cluster.reads) == 1
-    assert store.look([{**SEALED, "checksum": "crc32:00000000"}]) == [Standing.UNKNOWN]
+    assert store.look([{**SEALED, "checksum": "crc32:00000000"}]) == [FileState.UNKNOWN]
 
 
 def test_what_another_driver_publishes_meanwhile_is_not_lost() -> None:
@@ -142,7 +142,7 @@ def test_many_files_on_a_slow_cluster_are_published_though_they_take_longer_than
     """350 requests of 50 ms, eight at a time, take two seconds: each answers in time, and so all go through."""
     cluster = Cluster(350, takes_s=0.05)
     store = store_with(cluster, deadline_s=1.5)
-    assert set(store.look(cluster.files)) == {Standing.HELD}
+    assert set(store.look(cluster.files)) == {FileState.STAGED}
     assert {one.outcome for one in store.publish(cluster.files)} == {Outcome.COMMITTED}
 
 
@@ -155,7 +155,7 @@ def test_what_was_published_before_a_cluster_fell_silent_stays_published() -> No
     assert set(first) == {Outcome.COMMITTED, Outcome.RETRY}
     cluster.left = None
     cluster.talks.set()
-    assert set(store.look(cluster.files)) <= {Standing.HELD, Standing.PUBLISHED}
+    assert set(store.look(cluster.files)) <= {FileState.STAGED, FileState.PUBLISHED}
     assert all(one.outcome in COMMITTED for one in store.publish(cluster.files))
     assert not done & set(cluster.reads), "their checksums need not be read again"
 
@@ -166,4 +166,4 @@ def test_a_path_that_the_name_node_refuses_is_refused_at_prepare() -> None:
     )
     folders = "/".join(f"p{number}={'x' * 240}" for number in range(33))
     with pytest.raises(PrepareError, match=r"path of a file would be .* allows 8000"):
-        store_with(EmptyCluster()).hold(name, f"{folders}/part-{name}-0.parquet")
+        store_with(EmptyCluster()).stage(name, f"{folders}/part-{name}-0.parquet")

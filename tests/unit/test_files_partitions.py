@@ -9,9 +9,10 @@ import pytest
 
 from sparkonce.protocol.outcomes import Finished, Outcome
 from sparkonce.protocol.ownership import Token, TransactionName
+from sparkonce.sinks.files.names import file_path, name_in
 from sparkonce.sinks.files.outcomes import before_publish, of_abort, of_commit, of_error, of_hdfs_error
 from sparkonce.sinks.files.partitions import escape, folder_of, split, values_of
-from sparkonce.sinks.files.store import Standing, file_path, name_in
+from sparkonce.sinks.files.store import FileState
 
 ODD = "a/b=c:d%e'f\"g*h?i\\j{k[l]m^n#o\n"
 
@@ -94,7 +95,7 @@ def test_a_files_name_says_whose_it_is() -> None:
     ],
 )
 def test_several_files_are_published_only_if_all_can_be(standings: str, wanted: Outcome | None) -> None:
-    kinds = {"H": Standing.HELD, "P": Standing.PUBLISHED, "G": Standing.GONE, "U": Standing.UNKNOWN}
+    kinds = {"H": FileState.STAGED, "P": FileState.PUBLISHED, "G": FileState.GONE, "U": FileState.UNKNOWN}
     files = [{"path": f"file{number}"} for number in range(len(standings))]
     found = before_publish(files, [kinds[one] for one in standings])
     assert (found and found.outcome) == wanted

@@ -18,8 +18,8 @@ from sparkonce.protocol.ownership import Token, TransactionName
 from sparkonce.sinks.files import manifests
 from sparkonce.sinks.files.local.store import LocalStore
 from sparkonce.sinks.files.manifests import CommittedFile, Manifest, ManifestName
+from sparkonce.sinks.files.names import ID, file_path, name_in
 from sparkonce.sinks.files.reading import read_manifests, whole_batches
-from sparkonce.sinks.files.store import ID, file_path, name_in
 from sparkonce.sinks.write_ahead import rows as waiting_rows
 from sparkonce.sinks.write_ahead.entry import Entry
 from sparkonce.sinks.write_ahead.folder import Stand, WriteAheadFolder
@@ -124,7 +124,7 @@ def test_a_manifest_of_a_newer_version_is_refused_by_its_number(tmp_path: Path) 
 @pytest.mark.parametrize("sink", FOLDERS)
 def test_held_and_published_files_are_named_alike(version: str, name: str, sink: str) -> None:
     root = files(version, name, sink)
-    held = [one.name for one in LocalStore(root).list_held()]
+    held = [one.name for one in LocalStore(root).list_staged()]
     assert len(held) == {"files": 2, "files.days": 4, "files.list": 8}[sink] * (name != FINISHED)
     assert {(one.prefix, one.query, one.batch) for one in held} <= {(sink, SHORT, KILLED)}
     published = [path for path in root.rglob("part-*.json") if ".sparkonce" not in path.parts]

@@ -26,8 +26,8 @@ from sparkonce.protocol.traces import Trace, not_in_log
 from sparkonce.protocol.view import LogView
 from sparkonce.sink import Owner
 from sparkonce.sinks.files.committer import FilesCommitter
+from sparkonce.sinks.files.names import file_path, name_in
 from sparkonce.sinks.files.s3.outcomes import TRANSACTION, UPLOAD, name_text
-from sparkonce.sinks.files.store import file_path, name_in
 from sparkonce.sinks.kafka.outcomes import Description, Transaction
 from sparkonce.sinks.mysql import markers as mysql_markers
 from sparkonce.sinks.mysql.names import FORMAT_ID, Stage, Xid, lock_name, parse_recovered

@@ -16,7 +16,7 @@ from sparkonce.sinks.files import manifests
 from sparkonce.sinks.files.handle import LISTS, Listed, read_handle, read_list
 from sparkonce.sinks.files.manifests import Manifest
 from sparkonce.sinks.files.outcomes import before_publish, of_abort, of_commit
-from sparkonce.sinks.files.store import Fields, FileStore, Standing
+from sparkonce.sinks.files.store import Fields, FileState, FileStore
 
 TIDY_EVERY = 100
 """Batches between one look for what can be tidied and the next, in a run."""
@@ -109,7 +109,7 @@ class FilesCommitter(SinkCommitter):
         """
         claimed = claimed_by(owners)
         found: dict[TransactionName, list[Fields]] = {}
-        for held in self._store.list_held() if claimed else ():
+        for held in self._store.list_staged() if claimed else ():
             if held.name.token in claimed.get((held.name.prefix, held.name.query), ()):
                 found.setdefault(held.name, []).append(held.fields)
         return [self._lingering(name, files) for name, files in found.items()]
@@ -247,7 +247,7 @@ class FilesCommitter(SinkCommitter):
             if answer is not None:
                 answers[place] = answer
 
-    def _standings(self, files: Mapping[int, Sequence[Fields]]) -> Mapping[int, Sequence[Standing]]:
+    def _standings(self, files: Mapping[int, Sequence[Fields]]) -> Mapping[int, Sequence[FileState]]:
         flat = [(place, one) for place, some in files.items() for one in some]
         return self._grouped(flat, self._store.look([one for _, one in flat]) if flat else [])
 

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 
 from sparkonce.protocol.handles import Handle
 from sparkonce.protocol.ownership import TransactionName
-from sparkonce.sinks.files.store import HIDDEN, Fields
+from sparkonce.sinks.files.names import HIDDEN
+from sparkonce.sinks.files.store import Fields
 
 LONGEST_BYTES = 16_384
 """Of a handle's field. A slot of a hundred partitions fits, one of thousands does not belong into the log."""

@@ -9,7 +9,7 @@ import errno
 from collections.abc import Mapping, Sequence
 
 from sparkonce.protocol.outcomes import Finished, Outcome
-from sparkonce.sinks.files.store import Fields, Standing
+from sparkonce.sinks.files.store import Fields, FileState
 from sparkonce.words import one_line
 
 _ERRNO: Mapping[int, tuple[Outcome, str]] = {
@@ -83,15 +83,15 @@ def of_hdfs_error(error: BaseException, path: str) -> Finished:
     return Finished(outcome=Outcome.UNKNOWN, reason=f"{path}: no error that this call is known to give: {text}")
 
 
-def before_publish(files: Sequence[Fields], standings: Sequence[Standing]) -> Finished | None:
+def before_publish(files: Sequence[Fields], standings: Sequence[FileState]) -> Finished | None:
     """What is known of a transaction of several files before one is published; None if it has to be published.
 
     Readers see all of a transaction's files or, for ever, none: so where one is gone, no other is published any more.
     """
     found = [(one["path"], standing) for one, standing in zip(files, standings, strict=True)]
     gone = [f"{path}: {_LOST[standing]}" for path, standing in found if standing in _LOST]
-    unknown = [path for path, standing in found if standing is Standing.UNKNOWN]
-    published = [path for path, standing in found if standing is Standing.PUBLISHED]
+    unknown = [path for path, standing in found if standing is FileState.UNKNOWN]
+    published = [path for path, standing in found if standing is FileState.PUBLISHED]
     if unknown:
         return Finished(outcome=Outcome.UNKNOWN, reason=f"{unknown[0]}: {FOREIGN}")
     if gone and published:
@@ -118,7 +118,7 @@ def of_abort(files: Sequence[Finished]) -> Finished:
     return _weakest(files, _ABORT_ORDER)
 
 
-_LOST: Mapping[Standing, str] = {Standing.GONE: MISSING, Standing.DAMAGED: DAMAGED}
+_LOST: Mapping[FileState, str] = {FileState.GONE: MISSING, FileState.DAMAGED: DAMAGED}
 _COMMIT_ORDER = (Outcome.UNKNOWN, Outcome.RETRY, Outcome.LOST, Outcome.COMMITTED, Outcome.ALREADY_COMMITTED)
 _ABORT_ORDER = (Outcome.UNKNOWN, Outcome.RETRY, Outcome.ALREADY_COMMITTED, Outcome.ABORTED)
 

@@ -50,10 +50,10 @@ class ChecksumStream:
         return self.size
 
     def flush(self) -> None:
-        """Nothing: `HeldFile.seal` flushes."""
+        """Nothing: `StagedFile.seal` flushes."""
 
     def close(self) -> None:
-        """Nothing: `HeldFile.seal` closes."""
+        """Nothing: `StagedFile.seal` closes."""
 
     def writable(self) -> bool:
         """Yes."""

@@ -17,8 +17,9 @@ from sparkonce.protocol.ownership import TransactionName
 from sparkonce.sink import SinkWriter, WriterContext
 from sparkonce.sinks.files.formats import Encoder, Encoding
 from sparkonce.sinks.files.handle import fields_of
+from sparkonce.sinks.files.names import file_path
 from sparkonce.sinks.files.partitions import split
-from sparkonce.sinks.files.store import Fields, FileStore, HeldFile, file_path
+from sparkonce.sinks.files.store import Fields, FileStore, StagedFile
 from sparkonce.sinks.files.types import file_schema
 
 OPEN_FILES = 32
@@ -47,7 +48,7 @@ class _Pile:
 
 @dataclass(slots=True)
 class _OpenFile:
-    held: HeldFile
+    held: StagedFile
     encoder: Encoder
     rows: int = 0
 
@@ -95,7 +96,7 @@ class FilesWriter(SinkWriter):
         self._unsplit = _Pile()
         self._piles: dict[str, _Pile] = {}
         self._open: dict[str, _OpenFile] = {}
-        self._held: list[HeldFile] = []
+        self._held: list[StagedFile] = []
         self._sealed: list[tuple[int, Future[Fields]]] = []
         self._threads: ThreadPoolExecutor | None = None
         self._list = ""
@@ -214,7 +215,7 @@ class FilesWriter(SinkWriter):
             self._close(folder)
 
     def _open_file(self, folder: str) -> _OpenFile:
-        held = self._store.hold(self._name, file_path(folder, self._name, self._number, self._encoding.extension))
+        held = self._store.stage(self._name, file_path(folder, self._name, self._number, self._encoding.extension))
         self._number += 1
         self._held.append(held)
         return _OpenFile(held, self._encoding.open(held.stream))

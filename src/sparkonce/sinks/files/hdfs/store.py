@@ -22,21 +22,10 @@ from sparkonce.arguments import missing_package
 from sparkonce.errors import ConfigurationError, PreflightError, UnknownOutcomeError
 from sparkonce.protocol.outcomes import COMMITTED, Finished, Outcome
 from sparkonce.sinks.files.hdfs.deadlines import within
-from sparkonce.sinks.files.hdfs.writing import HdfsHeldFile, create, first_line, unwritten
+from sparkonce.sinks.files.hdfs.writing import HdfsStagedFile, create, first_line, unwritten
+from sparkonce.sinks.files.names import HIDDEN, ID, STALE_S, TEMPORARY, check_lengths, name_in
 from sparkonce.sinks.files.outcomes import DAMAGED, FOLDER_GONE, FOREIGN, MISSING, of_hdfs_error
-from sparkonce.sinks.files.store import (
-    HIDDEN,
-    ID,
-    STALE_S,
-    TEMPORARY,
-    Fields,
-    FileStore,
-    Held,
-    HeldFile,
-    Standing,
-    check_lengths,
-    name_in,
-)
+from sparkonce.sinks.files.store import Fields, FileState, FileStore, Staged, StagedFile
 
 if TYPE_CHECKING:
     from sparkonce.protocol.ownership import TransactionName
@@ -163,16 +152,16 @@ class HdfsStore(FileStore):
 
     # --- files ------------------------------------------------------------------------------------------------------
 
-    def hold(self, name: TransactionName, path: str) -> HeldFile:  # noqa: ARG002 - the path holds it
-        """See `FileStore.hold`."""
+    def stage(self, name: TransactionName, path: str) -> StagedFile:  # noqa: ARG002 - the path holds it
+        """See `FileStore.stage`."""
         held = f"{self._held}/{path.rpartition('/')[2]}{_HELD}"
         check_lengths((self._path(path), held), LONGEST_NAME_BYTES, LONGEST_PATH)
         (file,) = within(self._deadline_s, [lambda: create(self._client, held, self._options)])
         if isinstance(file, BaseException):
             raise unwritten(held, file)
-        return HdfsHeldFile(self._client, held, file, path, self._deadline_s * 6)
+        return HdfsStagedFile(self._client, held, file, path, self._deadline_s * 6)
 
-    def look(self, files: Sequence[Fields]) -> Sequence[Standing]:
+    def look(self, files: Sequence[Fields]) -> Sequence[FileState]:
         """See `FileStore.look`."""
         found = within(self._deadline_s, [lambda one=one: self._look(one) for one in files])  # type: ignore[misc]
         lost = [one for one in found if isinstance(one, BaseException)]
@@ -180,17 +169,17 @@ class HdfsStore(FileStore):
             raise UnknownOutcomeError(f"{self.location}: {first_line(lost[0])}")
         return [one for one in found if not isinstance(one, BaseException)]
 
-    def _look(self, fields: Fields) -> Standing:
+    def _look(self, fields: Fields) -> FileState:
         length = self._length(f"{self._held}/{fields['held']}")
         if length == fields["size"]:
-            return Standing.HELD
+            return FileState.STAGED
         final = self._path(str(fields["path"]))
         if self._length(final) is None:
             if length is not None:
-                return Standing.DAMAGED
+                return FileState.DAMAGED
             self._client.get_file_info(self._held)  # or else all are missing: `look` says so
-            return Standing.GONE
-        return Standing.PUBLISHED if self._matches(final, fields) else Standing.UNKNOWN
+            return FileState.GONE
+        return FileState.PUBLISHED if self._matches(final, fields) else FileState.UNKNOWN
 
     def publish(self, files: Sequence[Fields]) -> Sequence[Finished]:
         """See `FileStore.publish`. What has no answer is left to the next call, which need not read the others."""
@@ -250,12 +239,12 @@ class HdfsStore(FileStore):
             return Finished(outcome=Outcome.ALREADY_COMMITTED)
         return Finished(outcome=Outcome.ABORTED)
 
-    def list_held(self) -> Iterable[Held]:
-        """See `FileStore.list_held`."""
+    def list_staged(self) -> Iterable[Staged]:
+        """See `FileStore.list_staged`."""
         for base in self._list(self._held):
             name = name_in(base.removesuffix(_HELD))
             if name is not None and base.endswith(_HELD):
-                yield Held(name=name, fields={"held": base})
+                yield Staged(name=name, fields={"held": base})
 
     def put(self, path: str, content: bytes) -> None:
         """See `FileStore.put`."""

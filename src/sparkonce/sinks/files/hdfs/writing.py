@@ -9,7 +9,7 @@ from sparkonce.errors import OutageError, PrepareError
 from sparkonce.protocol.outcomes import Outcome
 from sparkonce.sinks.files.hdfs.deadlines import within
 from sparkonce.sinks.files.outcomes import of_hdfs_error
-from sparkonce.sinks.files.store import Fields, HeldFile
+from sparkonce.sinks.files.store import Fields, StagedFile
 from sparkonce.sinks.files.streams import ChecksumStream
 from sparkonce.words import one_line
 
@@ -39,7 +39,7 @@ class _Closed:
         pass
 
 
-class HdfsHeldFile(HeldFile):
+class HdfsStagedFile(StagedFile):
     """A file under ``.sparkonce/held``."""
 
     def __init__(self, client: Client, held: str, file: Any, path: str, deadline_s: float) -> None:
@@ -52,15 +52,15 @@ class HdfsHeldFile(HeldFile):
 
     @property
     def stream(self) -> BinaryIO:
-        """See `HeldFile.stream`."""
+        """See `StagedFile.stream`."""
         return cast("BinaryIO", self._stream)
 
     def size(self) -> int:
-        """See `HeldFile.size`."""
+        """See `StagedFile.size`."""
         return self._stream.size
 
     def seal(self) -> Fields:
-        """See `HeldFile.seal`. The last block is on its replicas' disks (hsync), and the file is whole (close).
+        """See `StagedFile.seal`. The last block is on its replicas' disks (hsync), and the file is whole (close).
 
         Blocks before the last one are on disk where ``dfs.datanode.synconclose`` is set: see `FilesSink.conditions`.
 
@@ -86,7 +86,7 @@ class HdfsHeldFile(HeldFile):
         }
 
     def discard(self) -> None:
-        """See `HeldFile.discard`."""
+        """See `StagedFile.discard`."""
 
         def attempt() -> None:
             with suppress(Exception):

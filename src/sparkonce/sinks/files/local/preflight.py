@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from sparkonce.durable import sync_folder
 from sparkonce.errors import PreflightError
-from sparkonce.sinks.files.store import ID, STALE_S, TEMPORARY
+from sparkonce.sinks.files.names import ID, STALE_S, TEMPORARY
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -22,9 +22,10 @@ from sparkonce.durable import sync_folder
 from sparkonce.errors import PrepareError, UnknownOutcomeError
 from sparkonce.protocol.outcomes import Finished, Outcome
 from sparkonce.sinks.files.local import preflight
-from sparkonce.sinks.files.local.writing import LocalHeldFile
+from sparkonce.sinks.files.local.writing import LocalStagedFile
+from sparkonce.sinks.files.names import HIDDEN, check_lengths, name_in
 from sparkonce.sinks.files.outcomes import CACHED, DAMAGED, FOLDER_GONE, FOREIGN, MISSING, of_error
-from sparkonce.sinks.files.store import HIDDEN, Fields, FileStore, Held, HeldFile, Standing, check_lengths, name_in
+from sparkonce.sinks.files.store import Fields, FileState, FileStore, Staged, StagedFile
 from sparkonce.sinks.files.streams import preparing
 
 if TYPE_CHECKING:
@@ -64,8 +65,8 @@ class LocalStore(FileStore):
         with _asking(self._root):
             return preflight.folds_names(self._root)
 
-    def hold(self, name: TransactionName, path: str) -> HeldFile:  # noqa: ARG002 - the path holds it
-        """See `FileStore.hold`."""
+    def stage(self, name: TransactionName, path: str) -> StagedFile:  # noqa: ARG002 - the path holds it
+        """See `FileStore.stage`."""
         held = self._held / f"{path.rpartition('/')[2]}{_HELD}"
         with preparing(held):
             paths = (str(self._root / path), str(held))
@@ -73,7 +74,7 @@ class LocalStore(FileStore):
             check_lengths(paths, os.pathconf(self._held, "PC_NAME_MAX"), longest)
             self._check_device(path)
             file = os.open(held, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
-        return LocalHeldFile(held, file, path)
+        return LocalStagedFile(held, file, path)
 
     def _check_device(self, path: str) -> None:
         """A name can be given within one file system only, and a partition's folder may be a mount or a link."""
@@ -87,25 +88,25 @@ class LocalStore(FileStore):
                 path=str(folder),
             )
 
-    def look(self, files: Sequence[Fields]) -> Sequence[Standing]:
+    def look(self, files: Sequence[Fields]) -> Sequence[FileState]:
         """See `FileStore.look`."""
         with _asking(self._held):
             return [self._look(one) for one in files]
 
-    def _look(self, fields: Fields) -> Standing:
+    def _look(self, fields: Fields) -> FileState:
         final = self._root / str(fields["path"])
         with suppress(FileNotFoundError):
             if _is_whole(self._held / str(fields["held"]), fields):
-                return Standing.HELD
+                return FileState.STAGED
             return self._look_damaged(fields, final)
         if not os.path.lexists(final):
             found = self._without_both(fields, final)
             if found.outcome is not Outcome.LOST:
                 raise UnknownOutcomeError(found.reason)
-            return Standing.GONE
-        return Standing.PUBLISHED if _matches(final, fields) else Standing.UNKNOWN
+            return FileState.GONE
+        return FileState.PUBLISHED if _matches(final, fields) else FileState.UNKNOWN
 
-    def _look_damaged(self, fields: Fields, final: Path) -> Standing:
+    def _look_damaged(self, fields: Fields, final: Path) -> FileState:
         found = self._of_damaged(fields, final)
         if found.outcome is Outcome.RETRY:
             raise UnknownOutcomeError(found.reason)
@@ -246,15 +247,15 @@ class LocalStore(FileStore):
         published = same or ("path" in fields and _matches(final, fields))
         return Finished(outcome=Outcome.ALREADY_COMMITTED if published else Outcome.ABORTED)
 
-    def list_held(self) -> Iterable[Held]:
-        """See `FileStore.list_held`."""
+    def list_staged(self) -> Iterable[Staged]:
+        """See `FileStore.list_staged`."""
         with _asking(self._held):
             names = os.listdir(self._held) if self._held.is_dir() else []  # noqa: PTH208 - no Path for each of many
         for text in names:
             base, dot, kind = text.rpartition(".")
             name = name_in(base)
             if name is not None and dot + kind in (_HELD, _GONE):
-                yield Held(name=name, fields={"held": base + _HELD})
+                yield Staged(name=name, fields={"held": base + _HELD})
 
     def put(self, path: str, content: bytes) -> None:
         """See `FileStore.put`."""
@@ -296,9 +297,9 @@ class LocalStore(FileStore):
 _DONE = Finished(outcome=Outcome.COMMITTED)
 _PUBLISHED = frozenset({Outcome.COMMITTED, Outcome.ALREADY_COMMITTED})
 _DAMAGED = {
-    Outcome.ALREADY_COMMITTED: Standing.HELD,  # `publish` takes its held name away
-    Outcome.UNKNOWN: Standing.UNKNOWN,
-    Outcome.LOST: Standing.DAMAGED,
+    Outcome.ALREADY_COMMITTED: FileState.STAGED,  # `publish` takes its held name away
+    Outcome.UNKNOWN: FileState.UNKNOWN,
+    Outcome.LOST: FileState.DAMAGED,
 }
 
 

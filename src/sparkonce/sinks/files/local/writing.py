@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, BinaryIO, cast
 
 from sparkonce.durable import sync_folder
 from sparkonce.errors import PrepareError
-from sparkonce.sinks.files.store import Fields, HeldFile
+from sparkonce.sinks.files.store import Fields, StagedFile
 from sparkonce.sinks.files.streams import ChecksumStream, preparing
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 
-class LocalHeldFile(HeldFile):
+class LocalStagedFile(StagedFile):
     """A file under ``.sparkonce/held``, whose checksum is counted while it is written.
 
     CRC-32, because it was the fastest that Python brings: 6.6 GB/s, sha1 and sha256 2.0, blake2b 1.3, md5 0.8. It is
@@ -29,15 +29,15 @@ class LocalHeldFile(HeldFile):
 
     @property
     def stream(self) -> BinaryIO:
-        """See `HeldFile.stream`."""
+        """See `StagedFile.stream`."""
         return cast("BinaryIO", self._stream)
 
     def size(self) -> int:
-        """See `HeldFile.size`."""
+        """See `StagedFile.size`."""
         return self._stream.size
 
     def seal(self) -> Fields:
-        """See `HeldFile.seal`. A sweep may have taken the file from a copy that slept: that is an error, too."""
+        """See `StagedFile.seal`. A sweep may have taken the file from a copy that slept: that is an error, too."""
         with preparing(self._held):
             file = self._stream.file
             file.flush()
@@ -56,7 +56,7 @@ class LocalHeldFile(HeldFile):
         }
 
     def discard(self) -> None:
-        """See `HeldFile.discard`."""
+        """See `StagedFile.discard`."""
         with suppress(OSError):
             self._stream.file.close()
         with suppress(OSError):

@@ -18,7 +18,7 @@ from sparkonce.sinks.files.s3.outcomes import (
     read,
 )
 from sparkonce.sinks.files.s3.requests import ask, look
-from sparkonce.sinks.files.store import Fields, Standing
+from sparkonce.sinks.files.store import Fields, FileState
 
 _ABORT_WITHIN_S = 10.0
 _POLL_S = 0.1
@@ -56,7 +56,7 @@ class Finisher:
         standing = look(self._client, str(fields["bucket"]), key_of(fields))
         return after_look(answer.code, standing, fields)
 
-    def see(self, fields: Fields) -> Standing | Finished:
+    def see(self, fields: Fields) -> FileState | Finished:
         """Where the file stands.
 
         Returns:
@@ -64,7 +64,7 @@ class Finisher:
         """
         etags = self._list_parts(fields)
         if not isinstance(etags, Answer):
-            return Standing.HELD if etags == str(fields["etags"]).split(",") else Standing.UNKNOWN
+            return FileState.STAGED if etags == str(fields["etags"]).split(",") else FileState.UNKNOWN
         if etags != NO_UPLOAD:
             return read(etags, "ListParts")
         # There is nothing to be completed any more; but only a completion is told that another one is still at work.
@@ -72,7 +72,7 @@ class Finisher:
         if finished.outcome is not Outcome.UNKNOWN:
             return _STANDINGS.get(finished.outcome, finished)
         present = look(self._client, str(fields["bucket"]), key_of(fields))
-        return Standing.UNKNOWN if isinstance(present, Present) or present.deleted else finished
+        return FileState.UNKNOWN if isinstance(present, Present) or present.deleted else finished
 
     def give_up(self, fields: Fields) -> Finished:
         """Aborts the upload, and again until no part is left: one may arrive while it is aborted (S3's manual)."""
@@ -129,10 +129,10 @@ class Finisher:
 
 
 NO_UPLOAD = Answer(status=404, code=NO_SUCH_UPLOAD)
-_STANDINGS: Mapping[Outcome, Standing] = {
-    Outcome.COMMITTED: Standing.PUBLISHED,
-    Outcome.ALREADY_COMMITTED: Standing.PUBLISHED,
-    Outcome.LOST: Standing.GONE,
+_STANDINGS: Mapping[Outcome, FileState] = {
+    Outcome.COMMITTED: FileState.PUBLISHED,
+    Outcome.ALREADY_COMMITTED: FileState.PUBLISHED,
+    Outcome.LOST: FileState.GONE,
 }
 
 

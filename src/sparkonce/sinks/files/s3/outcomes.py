@@ -17,7 +17,8 @@ from dataclasses import dataclass
 from urllib.parse import quote
 
 from sparkonce.protocol.outcomes import Finished, Outcome
-from sparkonce.sinks.files.store import Fields, name_in
+from sparkonce.sinks.files.names import name_in
+from sparkonce.sinks.files.store import Fields
 
 TRANSACTION = "sparkonce-transaction"
 """The object's metadata that says whose it is: the text of the transaction's name."""

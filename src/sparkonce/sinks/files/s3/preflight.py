@@ -11,10 +11,10 @@ from typing import Any
 
 from sparkonce.errors import PreflightError
 from sparkonce.protocol.outcomes import Outcome
+from sparkonce.sinks.files.names import HIDDEN, STALE_S
 from sparkonce.sinks.files.s3.outcomes import OCCUPIED, Answer, read
 from sparkonce.sinks.files.s3.requests import ask
 from sparkonce.sinks.files.s3.settings import S3Settings
-from sparkonce.sinks.files.store import HIDDEN, STALE_S
 
 DAY_S = 86_400.0
 _FORSAKEN_AFTER_S = STALE_S

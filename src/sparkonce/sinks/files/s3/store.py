@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from sparkonce.errors import ConfigurationError, UnknownOutcomeError
 from sparkonce.protocol.ownership import TransactionName
+from sparkonce.sinks.files.names import name_in
 from sparkonce.sinks.files.s3.finish import Finisher
 from sparkonce.sinks.files.s3.listing import list_uploads
 from sparkonce.sinks.files.s3.outcomes import Answer, read
 from sparkonce.sinks.files.s3.requests import ask, read_object
 from sparkonce.sinks.files.s3.settings import client, read_location, read_settings
-from sparkonce.sinks.files.s3.upload import S3HeldFile, Uploader
-from sparkonce.sinks.files.store import Fields, FileStore, Held, HeldFile, Standing, name_in
+from sparkonce.sinks.files.s3.upload import S3StagedFile, Uploader
+from sparkonce.sinks.files.store import Fields, FileState, FileStore, Staged, StagedFile
 
 if TYPE_CHECKING:
     from sparkonce.protocol.outcomes import Finished
@@ -102,17 +103,17 @@ class S3Store(FileStore):
 
     # --- files held back --------------------------------------------------------------------------------------------
 
-    def hold(self, name: TransactionName, path: str) -> HeldFile:
-        """See `FileStore.hold`. The path must be one of `file_path`: `list_held` reads the name in it."""
+    def stage(self, name: TransactionName, path: str) -> StagedFile:
+        """See `FileStore.stage`. The path must be one of `file_path`: `list_staged` reads the name in it."""
         if name_in(path) != name:
             raise ConfigurationError(f"{path!r} is no path of {name}.", next_step="make it with file_path.")
         if self._uploader is None:
             give_up = self._finisher().give_up
             once = client(self.settings, attempts=1)
             self._uploader = Uploader(client(self.settings), once, self.settings, self.bucket, give_up)
-        return S3HeldFile(self._uploader, self.prefix, path)
+        return S3StagedFile(self._uploader, self.prefix, path)
 
-    def look(self, files: Sequence[Fields]) -> Sequence[Standing]:
+    def look(self, files: Sequence[Fields]) -> Sequence[FileState]:
         """See `FileStore.look`. One request for a file that is held, two for others.
 
         Raises:
@@ -120,9 +121,9 @@ class S3Store(FileStore):
         """
         seen = self._each(self._finisher().see, files)
         for one in seen:
-            if not isinstance(one, Standing):
+            if not isinstance(one, FileState):
                 raise UnknownOutcomeError(f"{self.location}: {one.reason}", next_step=_ASK_AGAIN)
-        return [one for one in seen if isinstance(one, Standing)]
+        return [one for one in seen if isinstance(one, FileState)]
 
     def publish(self, files: Sequence[Fields]) -> Sequence[Finished]:
         """See `FileStore.publish`."""
@@ -132,8 +133,8 @@ class S3Store(FileStore):
         """See `FileStore.discard`."""
         return self._each(self._finisher().give_up, files)
 
-    def list_held(self) -> Iterable[Held]:
-        """See `FileStore.list_held`.
+    def list_staged(self) -> Iterable[Staged]:
+        """See `FileStore.list_staged`.
 
         Raises:
             UnknownOutcomeError: if the store does not say which uploads are open.
@@ -148,7 +149,7 @@ class S3Store(FileStore):
             if name is not None and key.startswith(self.prefix) and upload not in seen:
                 seen.add(upload)
                 fields = {"bucket": self.bucket, "prefix": self.prefix, "path": path, "upload_id": upload}
-                yield Held(name=name, fields=fields)
+                yield Staged(name=name, fields=fields)
 
     # --- small files ------------------------------------------------------------------------------------------------
 

@@ -20,7 +20,7 @@ from sparkonce.protocol.outcomes import Outcome
 from sparkonce.sinks.files.s3.outcomes import TRANSACTION, UPLOAD, Answer, name_text, read
 from sparkonce.sinks.files.s3.requests import ask
 from sparkonce.sinks.files.s3.settings import MIB, S3Settings
-from sparkonce.sinks.files.store import Fields, HeldFile
+from sparkonce.sinks.files.store import Fields, StagedFile
 
 if TYPE_CHECKING:
     from sparkonce.protocol.outcomes import Finished
@@ -136,7 +136,7 @@ def _not_whole(key: str, finished: Finished) -> PrepareError:
     return kind(f"The file {key} could not be uploaded. {finished.reason}", outcome=finished.outcome.value)
 
 
-class S3HeldFile(HeldFile):
+class S3StagedFile(StagedFile):
     """A file under way to a bucket. One call at a time, from any thread.
 
     Args:
@@ -159,15 +159,15 @@ class S3HeldFile(HeldFile):
 
     @property
     def stream(self) -> BinaryIO:
-        """See `HeldFile.stream`."""
+        """See `StagedFile.stream`."""
         return cast("BinaryIO", self._stream)
 
     def size(self) -> int:
-        """See `HeldFile.size`."""
+        """See `StagedFile.size`."""
         return self._size
 
     def seal(self) -> Fields:
-        """See `HeldFile.seal`. All parts have arrived; the object does not exist yet."""
+        """See `StagedFile.seal`. All parts have arrived; the object does not exist yet."""
         if self._buffer or not self._parts:  # S3 completes no upload without parts
             self._send_part()
         etags = [part.result() for part in self._parts]
@@ -185,7 +185,7 @@ class S3HeldFile(HeldFile):
         }
 
     def discard(self) -> None:
-        """See `HeldFile.discard`. What cannot be aborted now is found by a sweep."""
+        """See `StagedFile.discard`. What cannot be aborted now is found by a sweep."""
         self._stream.close()
         self._buffer = bytearray()
         for part in self._parts:
