@@ -13,7 +13,7 @@ from sparkonce.rig.kafka import Cluster, resolve, spark_kafka_jars
 from sparkonce.rig.kafka import cluster as cluster_module
 from sparkonce.rig.kafka.class_archive import archive_flags, kafka_archive
 from sparkonce.rig.kafka.jars import artifact_name, spark_jars_folder
-from sparkonce.rig.kafka.process import is_running
+from sparkonce.rig.process import is_running
 from sparkonce.testing.kafka import (
     create_topic,
     describe_transactions,

@@ -10,8 +10,8 @@ from pathlib import Path
 
 from eventually import LIMIT_S, eventually
 from spark.pipeline import Config
-from sparkonce.lab.demo.child import Child, session_of
-from sparkonce.rig.kafka.process import freeze, last_lines
+from sparkonce.rig.child import Child, session_of
+from sparkonce.rig.process import last_lines
 
 TESTS = Path(__file__).parent.parent
 
@@ -32,7 +32,6 @@ class Run(Child):
     """
 
     def __init__(self, configs: Sequence[Config], log: Path, env: Mapping[str, str] | None = None) -> None:
-        self.log = log
         arguments = [config.to_json() for config in configs]
         temporary, own = Path(configs[0].temporary), {**(env or {}), **tests_path()}
         super().__init__(arguments, log=log, temporary=temporary, module="spark.pipeline", env=own)
@@ -63,15 +62,6 @@ class Run(Child):
             eventually(lambda: set(session_of(self.pid)) <= set(spare), "all but the orphans are gone")
         else:
             super().kill()
-
-    def pause(self) -> None:
-        """Stops the clock of driver, JVM, and workers."""
-        freeze(lambda: session_of(self.pid))
-
-    def resume(self) -> None:
-        for pid in [] if self._is_gone else session_of(self.pid):
-            with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGCONT)
 
     def join(self, *, limit_s: float = LIMIT_S) -> int:
         """Waits until it has ended by itself, with all that belongs to it, and returns its exit code."""

@@ -106,7 +106,7 @@ def main(text: str) -> None:
 
 
 def tell(**what: Any) -> None:
-    print(json.dumps({"event": "measured", **what}), flush=True)  # noqa: T201 - it is read by `sparkonce.lab.demo.child`
+    print(json.dumps({"event": "measured", **what}), flush=True)  # noqa: T201 - it is read by `sparkonce.rig.child`
 
 
 # --- what it holds ----------------------------------------------------------------------------------------------------
@@ -129,7 +129,7 @@ def count_records_read() -> Callable[[], int]:
 
 def measured(spark: SparkSession, checkpoint: Path) -> dict[str, int]:
     """What driver, JVM and workers hold, after their collectors have been there, and what stands on the disk."""
-    from sparkonce.lab.demo.child import session_of
+    from sparkonce.rig.child import session_of
 
     gc.collect()
     found = {

@@ -9,9 +9,9 @@ from pathlib import Path
 
 from eventually import eventually
 from spark.processes import kill, tests_path
-from sparkonce.lab.demo.child import session_of
+from sparkonce.rig.child import session_of
 from sparkonce.rig.kafka.jars import SCALA, find_java, spark_jars_folder
-from sparkonce.rig.kafka.process import ChildProcess
+from sparkonce.rig.process import ServerProcess
 
 HOSTS = ("127.0.0.2", "127.0.0.3")
 _JAVA = ("-Xmx256m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Xshare:auto")
@@ -27,7 +27,7 @@ class Standalone:
     def __init__(self, folder: Path) -> None:
         self.url = ""
         self._folder = folder
-        self._processes: list[ChildProcess] = []
+        self._processes: list[ServerProcess] = []
 
     def __enter__(self) -> Standalone:
         ports = ("--port", "0", "--webui-port", "0")
@@ -58,6 +58,6 @@ class Standalone:
         command = [find_java(), *_JAVA, "-cp", f"{spark_jars_folder()}/*", f"-Dlog={log}"]
         command += [f"org.apache.spark.deploy.{name}", *arguments]
         environment = {**os.environ, **own}
-        self._processes.append(ChildProcess(command, mark=str(log), log=log, dies_with_parent=True, env=environment))
+        self._processes.append(ServerProcess(command, mark=str(log), log=log, dies_with_parent=True, env=environment))
         found: re.Match[str] = eventually(lambda: re.search(ready, log.read_text()), f"{ready} stands in {log}")
         return found[1]

@@ -22,10 +22,10 @@ from spark.harness import AnyJob
 from spark.processes import tests_path
 from spark.soak_job import MUTANTS, ROWS, SLOTS, Soak
 from sparkonce.files import read_manifests
-from sparkonce.lab.demo.child import Child
 from sparkonce.protocol.coordinator import KEEP_BATCHES, TIDY_EVERY_BATCHES
+from sparkonce.rig.child import Child
 from sparkonce.rig.kafka import Cluster
-from sparkonce.rig.kafka.process import last_lines
+from sparkonce.rig.process import last_lines
 from sparkonce.rig.servers.postgres import PostgresServer
 
 pytestmark = [pytest.mark.kafka, pytest.mark.spark, pytest.mark.slow, needs_postgres]

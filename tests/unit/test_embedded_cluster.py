@@ -10,7 +10,7 @@ from sparkonce.cli.main import app
 from sparkonce.errors import ConfigurationError
 from sparkonce.rig.kafka import Cluster, detached
 from sparkonce.rig.kafka.broker import is_free
-from sparkonce.rig.kafka.process import is_running
+from sparkonce.rig.process import is_running
 
 
 def kafka(*arguments):

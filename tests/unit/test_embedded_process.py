@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from sparkonce.rig.kafka.process import ChildProcess, end_process, freeze, is_running, last_lines
+from sparkonce.rig.process import ServerProcess, end_process, freeze, is_running, last_lines
 
 SLEEP = "import sys, time; print('up', flush=True); time.sleep(600)"
 IGNORE_SIGTERM = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); " + SLEEP
@@ -28,7 +28,7 @@ def start(tmp_path):
     def run(program=SLEEP, dies_with_parent=False):
         mark, log = str(tmp_path / f"mark-{len(started)}"), tmp_path / f"log-{len(started)}"
         command = [sys.executable, "-c", program, mark]
-        process = ChildProcess(command, mark=mark, log=log, dies_with_parent=dies_with_parent)
+        process = ServerProcess(command, mark=mark, log=log, dies_with_parent=dies_with_parent)
         started.append(process)
         wait_until(lambda: "up" in last_lines(log, 1))
         return process
@@ -79,7 +79,7 @@ def test_nothing_of_a_frozen_process_runs(start):
 
 def test_what_does_not_stop_is_named(start, monkeypatch):
     process = start()
-    monkeypatch.setattr("sparkonce.rig.kafka.process.os.kill", lambda *_: None)
+    monkeypatch.setattr("sparkonce.rig.process.os.kill", lambda *_: None)
     with pytest.raises(TimeoutError, match=str(process.pid)):
         freeze(lambda: [process.pid], 0.01)
     monkeypatch.undo()
@@ -102,7 +102,7 @@ def end_and_reap(process, timeout_s):
         [
             sys.executable,
             "-c",
-            "import sys; from sparkonce.rig.kafka.process import end_process;"
+            "import sys; from sparkonce.rig.process import end_process;"
             "end_process(int(sys.argv[1]), sys.argv[2], float(sys.argv[3]))",
             *(str(process.pid), process.mark, str(timeout_s)),
         ]
@@ -136,9 +136,9 @@ def test_it_dies_with_a_parent_that_is_killed(tmp_path):
             sys.executable,
             "-c",
             "import os, pathlib, signal, sys\n"
-            "from sparkonce.rig.kafka.process import ChildProcess\n"
+            "from sparkonce.rig.process import ServerProcess\n"
             f"command = [sys.executable, '-c', {SLEEP!r}, {mark!r}]\n"
-            f"child = ChildProcess(command, mark={mark!r}, log=pathlib.Path({mark!r}), dies_with_parent=True)\n"
+            f"child = ServerProcess(command, mark={mark!r}, log=pathlib.Path({mark!r}), dies_with_parent=True)\n"
             "print(child.pid, flush=True)\n"
             "os.kill(os.getpid(), signal.SIGKILL)\n",
         ],

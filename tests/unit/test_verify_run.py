@@ -17,7 +17,7 @@ from sparkonce.lab.history import OBSERVED, Kind, Recorder, load
 from sparkonce.lab.reading import noting, read_systems
 from sparkonce.lab.run import Options, run
 from sparkonce.lab.workload import Workload
-from sparkonce.rig.kafka.process import end_on_signals
+from sparkonce.rig.process import end_on_signals
 from unit.verify_world import good_run
 
 

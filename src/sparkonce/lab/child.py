@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -12,9 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from sparkonce.lab.clock import FakeClock
-from sparkonce.lab.demo.child import Child, Event, session_of
 from sparkonce.protocol.state import Phase
-from sparkonce.rig.kafka.process import freeze
+from sparkonce.rig.child import Child, Event, session_of
 
 _PAGE_KIB = os.sysconf("SC_PAGE_SIZE") // 1024
 _DAEMON = "pyspark.daemon"
@@ -76,7 +74,7 @@ class Driver(Child):
         self.state_rows: int | None = None
         self.asked_to_stop = False
         self.end_noted = False
-        self._send(config)
+        self.send(config)
 
     def news(self) -> Iterator[Event]:
         """What it has told since the last call, with note taken of it."""
@@ -97,13 +95,7 @@ class Driver(Child):
 
     def command(self, **command: Any) -> None:
         """Tells it what to do, see `sparkonce.lab.query`. Nothing happens if it is gone."""
-        self._send(json.dumps(command))
-
-    def _send(self, line: str) -> None:
-        with suppress(OSError, ValueError):
-            if self._process.stdin is not None:
-                self._process.stdin.write(line.encode() + b"\n")
-                self._process.stdin.flush()
+        self.send(json.dumps(command))
 
     def hold_at(self, phase: Phase) -> None:
         """Has it held where the phase begins the next time."""
@@ -117,19 +109,7 @@ class Driver(Child):
     def ask_to_stop(self) -> None:
         """Closes its standard input: it stops in order, if it can."""
         self.asked_to_stop = True
-        with suppress(OSError):
-            if self._process.stdin is not None:
-                self._process.stdin.close()
-
-    def pause(self) -> None:
-        """SIGSTOP of everything: driver, JVM, workers. Nothing of it runs any more when this returns."""
-        freeze(lambda: session_of(self.pid))
-
-    def resume(self) -> None:
-        """SIGCONT of everything."""
-        for pid in session_of(self.pid):
-            with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGCONT)
+        super().ask_to_stop()
 
     def executors(self) -> list[int]:
         """Process ids of executors in JVMs of their own."""

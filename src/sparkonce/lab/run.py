@@ -33,7 +33,7 @@ from sparkonce.lab.watch import LOG_FOLDER, Readers, note_violation
 from sparkonce.lab.workload import Workload
 from sparkonce.rig.disk import SmallDisk
 from sparkonce.rig.kafka import spark_kafka_jars
-from sparkonce.rig.kafka.process import end_on_signals
+from sparkonce.rig.process import end_on_signals
 
 _FIRST_BATCH_S = 300.0
 _DRAIN_S = 300.0

@@ -1,5 +1,9 @@
 """Everything that is started on this machine, for trying out, verifying and tests. The product never imports it.
 
-``kafka`` is a real Kafka, one broker or several; ``servers`` are the databases, object store and file system;
-``proxy`` stands between a client and a server and breaks their connection; ``disk`` is a disk that can be filled.
+- ``process`` owns one process of a server: its log, signals and end.
+- ``child`` owns a Python program with all that it starts: a query's driver, JVM and workers.
+- ``background`` is a thread that works until it is stopped, and keeps its error.
+- ``kafka`` starts a real Kafka, one broker or several; ``servers`` start databases, an object store and HDFS.
+- ``proxy`` stands between a client and a server and breaks their connections, ``proxy_link`` is one of these.
+- ``disk`` is a disk of a chosen size that can be filled.
 """

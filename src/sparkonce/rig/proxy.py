@@ -21,7 +21,7 @@ from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from sparkonce.rig.proxy_link import Address, Link, Matcher, Request, RequestFault
+from sparkonce.rig.proxy_link import Address, Link, Matcher, Request, RequestFault, Trap
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -32,52 +32,6 @@ T = TypeVar("T")
 
 HOST = "127.0.0.1"
 _LIMIT_S = 30.0
-
-
-class Trap:
-    """Waits for one request.
-
-    Attributes:
-        sprung: Set when the request came.
-    """
-
-    def __init__(self, proxy: FaultProxy, kind: str, fault: RequestFault, nth: int) -> None:
-        self.kind = kind
-        self.fault = fault
-        self.sprung = threading.Event()
-        self._proxy = proxy
-        self._left = nth
-        self._held: tuple[Link, bytes] | None = None
-
-    def deliver(self) -> bytes:
-        """Delivers a held request, and waits for its answer, which nobody else hears.
-
-        Returns:
-            The answer; empty if the server has given up the connection meanwhile, or nothing is held.
-
-        Raises:
-            TimeoutError: if the server keeps the connection and does not answer.
-        """
-        held, self._held = self._held, None
-        return b"" if held is None else self._proxy.run(held[0].deliver(held[1]))
-
-    def drop(self) -> None:
-        """Forgets a held request, and cuts its connection."""
-        held, self._held = self._held, None
-        if held is not None:
-            self._proxy.run(held[0].drop())
-
-    def counts(self, kind: str) -> bool:
-        """Whether this request is the one it waits for."""
-        if kind != self.kind or self._left == 0:
-            return False
-        self._left -= 1
-        return self._left == 0
-
-    def hold(self, link: Link, data: bytes) -> None:
-        """Keeps a request."""
-        self._held = (link, data)
-        self._proxy.note_held(self)
 
 
 class FaultProxy:

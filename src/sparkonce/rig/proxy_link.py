@@ -1,4 +1,4 @@
-"""What the fault proxy does with one connection, and how it knows a request on it."""
+"""One connection through the fault proxy, how a request is recognised on it, and the trap that it may spring."""
 
 from __future__ import annotations
 
@@ -6,14 +6,13 @@ import asyncio
 import re
 import socket
 import struct
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Coroutine, Mapping
 from contextlib import suppress
 from enum import Enum
-from typing import TYPE_CHECKING
+from typing import Any, Protocol, TypeVar
 
-if TYPE_CHECKING:
-    from sparkonce.rig.proxy import FaultProxy, Trap
-
+T = TypeVar("T")
 Address = tuple[str, int]
 Matcher = Callable[[bytes], "int | None"]
 """Fed with one connection's bytes towards the server, piece by piece: where in this piece a request begins, if any."""
@@ -40,11 +39,79 @@ class RequestFault(str, Enum):
     """Its first half is delivered, then the connection is cut on both sides."""
 
 
+class Switchboard(Protocol):
+    """The proxy as its connections and traps need it, see `sparkonce.rig.proxy.FaultProxy`."""
+
+    requests: dict[str, Request]
+    swallows_requests: bool
+    swallows_replies: bool
+    delay_s: float
+
+    @property
+    def swallowing(self) -> bool:
+        """Whether bytes of either direction are thrown away."""
+
+    def run(self, work: Coroutine[Any, Any, T]) -> T:
+        """Runs a coroutine in the proxy's thread and waits for it."""
+
+    def judge(self, piece: bytes, matchers: Mapping[str, Matcher]) -> tuple[Trap | None, int]:
+        """Returns the trap that a piece of a connection springs, and where the request begins in it."""
+
+    def note_held(self, trap: Trap) -> None:
+        """Remembers a trap that holds a request."""
+
+
+class Trap:
+    """Waits for one request.
+
+    Attributes:
+        sprung: Set when the request came.
+    """
+
+    def __init__(self, proxy: Switchboard, kind: str, fault: RequestFault, nth: int) -> None:
+        self.kind = kind
+        self.fault = fault
+        self.sprung = threading.Event()
+        self._proxy = proxy
+        self._left = nth
+        self._held: tuple[Link, bytes] | None = None
+
+    def deliver(self) -> bytes:
+        """Delivers a held request, and waits for its answer, which nobody else hears.
+
+        Returns:
+            The answer; empty if the server has given up the connection meanwhile, or nothing is held.
+
+        Raises:
+            TimeoutError: if the server keeps the connection and does not answer.
+        """
+        held, self._held = self._held, None
+        return b"" if held is None else self._proxy.run(held[0].deliver(held[1]))
+
+    def drop(self) -> None:
+        """Forgets a held request, and cuts its connection."""
+        held, self._held = self._held, None
+        if held is not None:
+            self._proxy.run(held[0].drop())
+
+    def counts(self, kind: str) -> bool:
+        """Whether this request is the one it waits for."""
+        if kind != self.kind or self._left == 0:
+            return False
+        self._left -= 1
+        return self._left == 0
+
+    def hold(self, link: Link, data: bytes) -> None:
+        """Keeps a request."""
+        self._held = (link, data)
+        self._proxy.note_held(self)
+
+
 class Link:
     """One client's connection and its own to the server."""
 
     def __init__(
-        self, proxy: FaultProxy, upstream: Address, client: tuple[asyncio.StreamReader, asyncio.StreamWriter]
+        self, proxy: Switchboard, upstream: Address, client: tuple[asyncio.StreamReader, asyncio.StreamWriter]
     ) -> None:
         self._proxy = proxy
         self._upstream = upstream

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 from sparkonce.checkpoint import SparkCheckpoint
-from sparkonce.lab.demo.child import POLL_S, Child, Event
 from sparkonce.lab.demo.count import compare, expected_totals
 from sparkonce.lab.demo.crash import WHOLE_BATCHES, CrashPoint
 from sparkonce.lab.demo.errors import DemoFailedError
@@ -21,11 +20,14 @@ from sparkonce.lab.demo.proof import standing
 from sparkonce.lab.demo.reader import LiveReader
 from sparkonce.lab.demo.result import Kill, Variant
 from sparkonce.lab.demo.show import Teller
+from sparkonce.rig.child import Child, Event
+from sparkonce.rig.process import POLL_S
 from sparkonce.testing.kafka import create_topic, list_transactions, read_committed, read_uncommitted
 
 _STEP_S = 120.0
 """Longest time for any one step. A start of Spark and a few batches take a tenth of it."""
 
+_STOP_S = 30.0
 _QUIET_S = 0.5
 _CATCH_UP_S = 10.0
 _WATCH_S = 0.005
@@ -110,7 +112,12 @@ class Act(ABC):
         """Starts the query on its checkpoint."""
         self._starts += 1
         self.doing = "Spark starts"
-        child = Child(self._arguments(crash), log=self.folder / "pipeline.log", temporary=self.folder / "tmp")
+        child = Child(
+            self._arguments(crash),
+            log=self.folder / "pipeline.log",
+            temporary=self.folder / "tmp",
+            module="sparkonce.lab.demo.pipeline",
+        )
         self.teller.say("start", f"number {self._starts}, process {child.pid}")
         return child
 
@@ -171,7 +178,7 @@ class Act(ABC):
             self.until(lambda: self.checkpoint.finished_watermark_ms() >= end_ms, "all windows closed", child)
             self.doing = "the query stops"
             self.look(child)
-            child.stop()
+            child.stop(_STOP_S)
         finally:
             child.kill()
 

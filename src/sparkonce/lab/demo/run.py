@@ -16,7 +16,7 @@ from sparkonce.lab.demo.act import Stage, WithSparkonce, WithSparksOwn
 from sparkonce.lab.demo.result import Result
 from sparkonce.lab.demo.show import Teller
 from sparkonce.rig.kafka import KAFKA_VERSION, Cluster, spark_kafka_jars
-from sparkonce.rig.kafka.process import end_on_signals
+from sparkonce.rig.process import end_on_signals
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,7 +13,7 @@ from sparkonce.errors import ConfigurationError, PreflightError
 from sparkonce.lab.systems.injections import Injectable, of_connections, of_disk, of_server
 from sparkonce.rig.disk import SmallDisk, affordable
 from sparkonce.rig.proxy import FaultProxy, Request
-from sparkonce.rig.servers.mariadb import MISSING, MariaDBServer
+from sparkonce.rig.servers.mariadb import MISSING, NEXT, MariaDBServer
 from sparkonce.rig.servers.process import HOST
 from sparkonce.sinks.mysql.settings import parse_settings
 from sparkonce.testing.matchers import after
@@ -107,7 +107,7 @@ class MySQLSystem(Injectable):
 
     def _start_own(self, folder: Path) -> None:
         if not MariaDBServer.is_installed():
-            raise PreflightError(MISSING, next_step="install it, or name your own server.")
+            raise PreflightError(MISSING, next_step=NEXT)
         self._disk = SmallDisk(folder, affordable(self._megabytes))
         self._server = server = MariaDBServer(folder)
         server.start()

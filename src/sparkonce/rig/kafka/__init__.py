@@ -1,8 +1,9 @@
 """A real Kafka on this machine, for trying out and for tests: no Docker, no download by hand.
 
-``jars`` fetches Java libraries, ``class_archive`` keeps loaded classes, ``properties`` renders the brokers' settings,
-``process`` owns one Java process, ``broker`` and ``cluster`` put them together, and ``detached`` keeps a cluster that
-outlives the command which started it.
+- ``jars`` fetches Java libraries, ``class_archive`` keeps loaded classes for a faster start.
+- ``properties`` renders the brokers' settings.
+- ``broker`` is one node, ``cluster`` several.
+- ``detached`` keeps a cluster that outlives the command which started it.
 """
 
 from sparkonce.rig.kafka.broker import Broker

@@ -2,24 +2,37 @@
 
 from __future__ import annotations
 
-import signal
 import socket
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from sparkonce.errors import ConfigurationError, PreflightError
-from sparkonce.rig.kafka.process import POLL_S, ChildProcess, last_lines
 from sparkonce.rig.kafka.properties import HOST, PLAINTEXT, render, server_properties
+from sparkonce.rig.process import POLL_S, Restartable, ServerProcess, last_lines
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-    from sparkonce.rig.kafka.cluster import Cluster
+
+class Surroundings(Protocol):
+    """The cluster as a node of it needs it, see `sparkonce.rig.kafka.cluster.Cluster`."""
+
+    folder: Path
+    listeners: dict[str, str]
+    overrides: dict[str, str | int]
+    dies_with_parent: bool
+
+    @property
+    def ports(self) -> Mapping[int, Mapping[str, int]]:
+        """The ports of every node's listeners, by node id and name."""
+
+    def java_command(self, main: str, *arguments: str) -> list[str]:
+        """Returns the command that runs one of Kafka's main classes."""
 
 
-class Broker:
-    """One node of a `Cluster`, broker and controller at once. It keeps its ports and data when it starts again.
+class Broker(Restartable):
+    """A node of a cluster, broker and controller at once. It keeps its ports and data when it starts again.
 
     Attributes:
         node_id: From 0.
@@ -28,23 +41,17 @@ class Broker:
         overrides: Broker properties of this node alone, applied when it starts the next time.
     """
 
-    def __init__(self, cluster: Cluster, node_id: int, ports: Mapping[str, int]) -> None:
+    def __init__(self, cluster: Surroundings, node_id: int, ports: Mapping[str, int]) -> None:
         self.node_id = node_id
         self.ports = dict(ports)
         self.folder = cluster.folder / f"node-{node_id}"
         self.overrides: dict[str, str | int] = {}
         self._cluster = cluster
-        self._process: ChildProcess | None = None
 
     @property
     def address(self) -> str:
         """``host:port`` of the plain listener."""
         return f"{HOST}:{self.ports[PLAINTEXT]}"
-
-    @property
-    def pid(self) -> int | None:
-        """The process id, or None when it does not run."""
-        return self._process.pid if self._process is not None and self._process.exit_code is None else None
 
     @property
     def properties_file(self) -> Path:
@@ -53,12 +60,12 @@ class Broker:
 
     @property
     def meta_file(self) -> Path:
-        """What Kafka writes when it formats the data folder."""
+        """The file that Kafka writes when it formats the data folder."""
         return self.folder / "data" / "meta.properties"
 
     @property
     def is_formatted(self) -> bool:
-        """Whether there is a data folder to start with."""
+        """Tells whether there is a data folder to start with."""
         return self.meta_file.exists()
 
     @property
@@ -87,7 +94,7 @@ class Broker:
                     next_step="end what listens there, or choose another port (0: any)",
                 )
         self.write_properties()
-        self._process = ChildProcess(
+        self._process = ServerProcess(
             self._cluster.java_command("kafka.Kafka", str(self.properties_file)),
             mark=str(self.properties_file),
             log=self.log,
@@ -98,7 +105,7 @@ class Broker:
         """Renders the settings to `properties_file`."""
         settings = server_properties(
             self.node_id,
-            {broker.node_id: broker.ports for broker in self._cluster.brokers},
+            self._cluster.ports,
             folder=self.folder,
             listeners=self._cluster.listeners,
             overrides={name: _text(value) for name, value in {**self._cluster.overrides, **self.overrides}.items()},
@@ -140,35 +147,6 @@ class Broker:
         except (OSError, KafkaException):
             return set()
 
-    def ask_to_stop(self) -> None:
-        """Begins an orderly shutdown (SIGTERM), also of a paused node, and does not wait for it."""
-        if self._process is not None:
-            self._process.signal(signal.SIGTERM)
-            self._process.signal(signal.SIGCONT)
-
-    def stop(self, timeout_s: float = 30.0) -> bool:
-        """Shuts it down in order, and after so many seconds by force. Returns whether it ended in order."""
-        self.ask_to_stop()
-        if self._process is None or self._process.wait(timeout_s):
-            return True
-        self._process.kill()
-        return False
-
-    def kill(self) -> None:
-        """Ends it as a crash does (SIGKILL), paused or not."""
-        if self._process is not None:
-            self._process.kill()
-
-    def pause(self) -> None:
-        """Stops its clock (SIGSTOP): connections stay open and nothing answers."""
-        if self._process is not None:
-            self._process.signal(signal.SIGSTOP)
-
-    def resume(self) -> None:
-        """Goes on after `pause`."""
-        if self._process is not None:
-            self._process.signal(signal.SIGCONT)
-
     def restart(self, timeout_s: float = 60.0) -> None:
         """Stops it in order and starts it again. Raises what `start` raises."""
         self.stop()
@@ -180,7 +158,7 @@ class Broker:
 
 
 def is_free(port: int) -> bool:
-    """Whether a server can listen on this loopback port now."""
+    """Tells whether a server can listen on this loopback port now."""
     with socket.socket() as candidate:
         candidate.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as Kafka's own sockets do
         try:

@@ -107,6 +107,11 @@ class Cluster:
         """``bootstrap.servers`` of the plain listeners."""
         return self.bootstrap_of(PLAINTEXT)
 
+    @property
+    def ports(self) -> Mapping[int, Mapping[str, int]]:
+        """The ports of every node's listeners, by node id and name."""
+        return {broker.node_id: broker.ports for broker in self.brokers}
+
     def bootstrap_of(self, listener: str) -> str:
         """``bootstrap.servers`` of another listener, by its name."""
         return ",".join(f"{HOST}:{broker.ports[listener]}" for broker in self.brokers)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from sparkonce.errors import ConfigurationError
 from sparkonce.rig.kafka.cluster import Cluster
 from sparkonce.rig.kafka.jars import KAFKA_VERSION, cache_folder, file_lock
-from sparkonce.rig.kafka.process import end_process, is_running
+from sparkonce.rig.process import end_process, is_running
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

@@ -16,7 +16,8 @@ from sparkonce.rig.servers.process import HOST, Server, find_program
 
 PROGRAM = "mariadbd"
 INSTALL = "mariadb-install-db"
-MISSING = "mariadbd is not installed (Debian: apt install mariadb-server)"
+MISSING = "mariadbd is not installed."
+NEXT = "Install it (Debian, as root: apt install mariadb-server), or name your own server."
 _LOG_SIZE = "--innodb-log-file-size=32M"
 _INSTALL_WITHIN_S = 120.0
 _GREETS_WITHIN_S = 2.0
@@ -92,7 +93,7 @@ def _template() -> Path:
     """An empty data folder, made at the first use."""
     program = find_program(PROGRAM)
     if program is None or not MariaDBServer.is_installed():
-        raise PreflightError(MISSING)
+        raise PreflightError(MISSING, next_step=NEXT)
     stamp = f"{program.resolve().stat().st_size:x}-{program.resolve().stat().st_mtime_ns:x}"
     kept = cache_folder() / f"mariadb-{stamp}"
     if kept.exists():
@@ -117,7 +118,10 @@ def _template() -> Path:
             env={**os.environ, "TMPDIR": work},
         )
         if done.returncode:
-            raise PreflightError(f"{INSTALL} failed: {(done.stdout + done.stderr)[-2000:]}")
+            raise PreflightError(
+                f"{INSTALL} ended with exit code {done.returncode}: {(done.stdout + done.stderr)[-2000:]}\n",
+                next_step="Remove the cause that it names, and start again.",
+            )
         try:
             made.rename(kept)
         except OSError:  # somebody else was faster

@@ -16,12 +16,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sparkonce.errors import PreflightError
-from sparkonce.rig.kafka.process import POLL_S, is_running
-from sparkonce.rig.servers.process import DOWN_WITHIN_S, HOST, Server, find_program
+from sparkonce.rig.process import DOWN_WITHIN_S, POLL_S, is_running
+from sparkonce.rig.servers.process import HOST, Server, find_program
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
+MISSING = "PostgreSQL is not installed."
+NEXT = "Install it (Debian, as root: apt install postgresql), or name your own server."
 _PASSED_ON = ("PATH", "LANG", "LC_ALL", "TZ")
 
 
@@ -59,7 +61,7 @@ class PostgresServer(Server):
     ) -> None:
         programs = find_postgres()
         if programs is None:
-            raise PreflightError("PostgreSQL is not installed", next_step="Debian, as root: apt install postgresql")
+            raise PreflightError(MISSING, next_step=NEXT)
         self._programs = programs
         self.user = "postgres" if os.geteuid() == 0 else None
         self._parent = Path(tempfile.mkdtemp(prefix="sparkonce-postgres-"))
@@ -168,7 +170,10 @@ class PostgresServer(Server):
             check=False,
         )
         if done.returncode:
-            raise PreflightError(f"{program} ended with {done.returncode}: {done.stderr.strip()}")
+            raise PreflightError(
+                f"{program} ended with exit code {done.returncode}: {done.stderr.strip()}\n",
+                next_step="Remove the cause that it names, and start again.",
+            )
 
 
 @cache

@@ -5,14 +5,13 @@ from __future__ import annotations
 import abc
 import os
 import shutil
-import signal
 import socket
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sparkonce.errors import PreflightError
-from sparkonce.rig.kafka.process import POLL_S, ChildProcess, last_lines
+from sparkonce.rig.process import POLL_S, Restartable, ServerProcess, last_lines
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -21,10 +20,9 @@ if TYPE_CHECKING:
 
 HOST = "127.0.0.1"
 UP_WITHIN_S = 60.0
-DOWN_WITHIN_S = 30.0
 
 
-class Server(abc.ABC):
+class Server(Restartable, abc.ABC):
     """A server that keeps its port and its data when it is started again. Use as a context manager.
 
     Args:
@@ -33,12 +31,10 @@ class Server(abc.ABC):
     """
 
     user: str | None = None
-    stop_signal = signal.SIGTERM
 
     def __init__(self, folder: Path, port: int | None = None) -> None:
         self.folder = folder
         self.port = free_port() if port is None else port
-        self._process: ChildProcess | None = None
 
     @abc.abstractmethod
     def initialise(self) -> None:
@@ -62,11 +58,6 @@ class Server(abc.ABC):
         return f"{HOST}:{self.port}"
 
     @property
-    def pid(self) -> int | None:
-        """The process id, or None when it does not run."""
-        return self._process.pid if self._process is not None and self._process.exit_code is None else None
-
-    @property
     def log(self) -> Path:
         """What it prints."""
         return self.folder.with_name(f"{self.folder.name}.log")
@@ -79,7 +70,7 @@ class Server(abc.ABC):
         """
         self.folder.mkdir(parents=True, exist_ok=True)
         self.initialise()
-        self._process = ChildProcess(
+        self._process = ServerProcess(
             list(self.command()),
             mark=str(self.folder),
             log=self.log,
@@ -94,38 +85,15 @@ class Server(abc.ABC):
                 self.kill()
                 raise PreflightError(
                     f"{self.command()[0]} did not come up on port {self.port} within {UP_WITHIN_S:g} s (exit code "
-                    f"{ended}); its log ends with:\n{last_lines(self.log, 20)}"
+                    f"{ended}). The end of {self.log}:\n{last_lines(self.log, 20)}\n",
+                    next_step="Read the log, and start the server again.",
                 )
             time.sleep(POLL_S)
-
-    def kill(self) -> None:
-        """Ends it by SIGKILL, as a power cut would; its data stay."""
-        if self._process is not None:
-            self._process.kill()
-
-    def pause(self) -> None:
-        """Lets it run no more, with its connections open."""
-        if self._process is not None:
-            self._process.signal(signal.SIGSTOP)
-
-    def resume(self) -> None:
-        """Lets a paused one run on."""
-        if self._process is not None:
-            self._process.signal(signal.SIGCONT)
 
     def restart(self) -> None:
         """Kills it and starts it again with its data."""
         self.kill()
         self.start()
-
-    def stop(self) -> None:
-        """Ends it in order, or by force if it does not end."""
-        if self._process is None:
-            return
-        self._process.signal(signal.SIGCONT)
-        self._process.signal(self.stop_signal)
-        if not self._process.wait(DOWN_WITHIN_S):
-            self._process.kill()
 
     def __enter__(self) -> Self:
         self.start()

@@ -117,7 +117,10 @@ class RedisCluster:
         give_up_at = time.monotonic() + _FORMS_WITHIN_S
         while not all(self._sees_all(node) for node in self.nodes):
             if time.monotonic() >= give_up_at:
-                raise PreflightError(f"the nodes of the Redis Cluster in {self.nodes[0].folder.parent} do not form one")
+                raise PreflightError(
+                    f"The nodes in {self.nodes[0].folder.parent} formed no cluster within {_FORMS_WITHIN_S:g} s.",
+                    next_step="Read their logs there, and start again.",
+                )
             time.sleep(_POLL_S)
 
     def stop(self) -> None:
@@ -160,4 +163,4 @@ def _low_port() -> int:
         except OSError:
             continue
         return port
-    raise PreflightError("no free pair of ports for a node of a Redis Cluster")
+    raise PreflightError("No pair of ports is free for a node of a Redis Cluster.", next_step="End what listens there.")

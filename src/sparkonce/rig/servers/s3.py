@@ -94,7 +94,10 @@ class S3Server(Server):
         ]
         run = subprocess.run(command, capture_output=True, text=True, timeout=_WITHIN_S, check=False)
         if run.returncode != 0:
-            raise ConfigurationError(f"versitygw made no user {access_key!r}: {run.stdout}{run.stderr}")
+            raise ConfigurationError(
+                f"versitygw made no user {access_key!r}: {run.stdout}{run.stderr}",
+                next_step="Choose another name, or restart the server.",
+            )
 
 
 def _program() -> Path:

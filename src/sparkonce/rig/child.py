@@ -1,4 +1,4 @@
-"""The query's process: started, listened to, and ended with everything that belongs to it."""
+"""A Python program in a process of its own: started, listened to, and ended with everything that belongs to it."""
 
 from __future__ import annotations
 
@@ -15,44 +15,41 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from sparkonce.lab.demo.errors import DemoFailedError
-from sparkonce.rig.kafka.process import last_lines
+from sparkonce.errors import SparkonceError
+from sparkonce.rig.process import POLL_S, freeze, last_lines
 
 Event = Mapping[str, Any]
-"""What the pipeline tells: ``event`` names the kind, see `sparkonce.lab.demo.pipeline`."""
+"""One line of the program's standard output, which is JSON. ``event`` names the kind."""
 
-POLL_S = 0.05
 _LAST_WORDS_S = 2.0
 _GONE_S = 20.0
-_STOP_S = 30.0
 _LOG_LINES = 25
-
-# They would make another Spark, or another way of starting it, than the one that the jars were fetched for.
 _UNWANTED = ("SPARK_HOME", "SPARK_REMOTE", "PYSPARK_SUBMIT_ARGS", "PYSPARK_DRIVER_PYTHON")
+"""Variables that would select another Spark, or start it differently, than the one that the jars were fetched for."""
+
+
+class ChildError(SparkonceError):
+    """A child process ended by itself, or cannot be ended."""
 
 
 class Child:
-    """One start of the pipeline, in a session of its own: the Python driver, its JVM, and the Python workers.
+    """One start of a program, in a session of its own: the Python process, its JVM, and the Python workers.
+
+    The program stops when its standard input is closed, so it cannot outlive us.
 
     Args:
-        arguments: Of the module.
-        log: Takes its standard error, appended.
-        temporary: For temporary files of Spark and Python; is made.
-        module: The pipeline.
+        arguments: The program's.
+        log: Receives its standard error, appended.
+        temporary: The folder for temporary files of Spark and Python. Is made.
+        module: The program.
         env: More of its environment.
     """
 
     def __init__(
-        self,
-        arguments: Sequence[str],
-        *,
-        log: Path,
-        temporary: Path,
-        module: str = "sparkonce.lab.demo.pipeline",
-        env: Mapping[str, str] | None = None,
+        self, arguments: Sequence[str], *, log: Path, temporary: Path, module: str, env: Mapping[str, str] | None = None
     ) -> None:
         temporary.mkdir(parents=True, exist_ok=True)
-        self._log = log
+        self.log = log
         own = {
             "PYSPARK_PYTHON": sys.executable,
             "SPARK_LOCAL_IP": "127.0.0.1",
@@ -77,34 +74,49 @@ class Child:
 
     @property
     def pid(self) -> int:
-        """The driver's process id, which is its session's too."""
+        """The program's process id, which is its session's too."""
         return self._process.pid
 
     def events(self) -> list[Event]:
-        """What it has told since the last call."""
+        """Returns what it has told since the last call."""
         found = []
         with suppress(queue.Empty):
             while True:
                 found.append(self._events.get_nowait())
         return found
 
+    def send(self, line: str) -> None:
+        """Writes a line to its standard input. Does nothing if it is gone."""
+        with suppress(OSError, ValueError):
+            if self._process.stdin is not None:
+                self._process.stdin.write(line.encode() + b"\n")
+                self._process.stdin.flush()
+
+    def ask_to_stop(self) -> None:
+        """Closes its standard input: it stops in order, if it can."""
+        with suppress(OSError):
+            if self._process.stdin is not None:
+                self._process.stdin.close()
+
     def exit_code(self) -> int | None:
-        """None while the driver runs; negative if a signal ended it."""
+        """Returns None while it runs, and a negative number if a signal ended it."""
         return self._process.poll()
 
     def wait(self, limit_s: float) -> None:
-        """Waits until the driver has ended by itself.
+        """Waits until it has ended by itself.
 
         Raises:
-            DemoFailedError: if it has not after so many seconds.
+            ChildError: if it has not after so many seconds.
         """
         try:
             self._process.wait(limit_s)
         except subprocess.TimeoutExpired:
-            raise DemoFailedError(f"the query has not ended in {limit_s:.0f} s; see {self._log}") from None
+            raise ChildError(
+                f"The query has not ended within {limit_s:.0f} s.", next_step=f"Read {self.log}."
+            ) from None
 
     def check_running(self) -> None:
-        """Raises `DemoFailedError` with the end of its log if the driver has ended by itself.
+        """Raises `ChildError` with the end of its log if it has ended by itself.
 
         Not at once: what it told last may still be on its way.
         """
@@ -115,21 +127,34 @@ class Child:
         if time.monotonic() - self._ended_at > _LAST_WORDS_S:
             raise self._ended(code)
 
+    def pause(self) -> None:
+        """Stops its clock: on return, nothing of program, JVM and workers runs any more (SIGSTOP)."""
+        freeze(lambda: session_of(self.pid))
+
+    def resume(self) -> None:
+        """Continues it after `pause` (SIGCONT)."""
+        for pid in [] if self._is_gone else session_of(self.pid):
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGCONT)
+
     def kill(self) -> None:
-        """Ends the driver (SIGKILL) unless it is dead already, then its JVM and workers, and waits until all are gone.
+        """Ends the program (SIGKILL) unless it is dead already, then its JVM and workers, and waits until all are gone.
 
         Raises:
-            DemoFailedError: if a process is left.
+            ChildError: if a process is left.
         """
         if self._is_gone:
-            return  # the system may have given its number to somebody else
+            return  # the system may have given its number to another process
         give_up_at = time.monotonic() + _GONE_S
         if self.exit_code() is None:
             self._process.kill()
         self._process.wait()
         while members := session_of(self.pid):
             if time.monotonic() > give_up_at:
-                raise DemoFailedError(f"processes {members} of the killed query are still there after {_GONE_S} s")
+                raise ChildError(
+                    f"The processes {members} of the killed query still run {_GONE_S:g} s after SIGKILL.",
+                    next_step="End them by hand.",
+                )
             for pid in members:
                 with suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
@@ -137,32 +162,29 @@ class Child:
         self._listening.join(_GONE_S)
         for pipe in (self._process.stdin, self._process.stdout):
             if pipe is not None:
-                with suppress(BrokenPipeError):  # what it was told last it never read
+                with suppress(BrokenPipeError):  # it never read the last line that was sent
                     pipe.close()
         self._is_gone = True
 
-    def stop(self) -> None:
-        """Asks the query to stop and waits for it; then sees that nothing is left.
+    def stop(self, limit_s: float) -> None:
+        """Asks it to stop and waits for it, then ends what is left.
 
         Raises:
-            DemoFailedError: if it does not stop in order.
+            ChildError: if it does not stop in order.
         """
-        if self._process.stdin is not None:
-            self._process.stdin.close()
+        self.ask_to_stop()
         try:
-            code = self._process.wait(_STOP_S)
-        except subprocess.TimeoutExpired:
-            raise DemoFailedError(f"the query did not stop in {_STOP_S:.0f} s") from None
+            self.wait(limit_s)
         finally:
             self.kill()
-        if code:
+        if code := self.exit_code():
             raise self._ended(code)
 
-    def _ended(self, code: int) -> DemoFailedError:
-        return DemoFailedError(
-            f"the query's process ended with exit code {code}. The end of {self._log}:\n"
-            f"{last_lines(self._log, _LOG_LINES)}\n",
-            next_step="run it again with --keep DIR and read pipeline.log there.",
+    def _ended(self, code: int) -> ChildError:
+        return ChildError(
+            f"The query's process ended with exit code {code}. The end of {self.log}:\n"
+            f"{last_lines(self.log, _LOG_LINES)}\n",
+            next_step=f"Read {self.log}.",
         )
 
     def _listen(self) -> None:
@@ -177,7 +199,7 @@ class Child:
 
 
 def session_of(leader: int) -> list[int]:
-    """The living processes of a session. PySpark's worker daemon leaves the process group, but not the session."""
+    """Returns the living processes of a session. PySpark's worker daemon leaves the process group, not the session."""
     if not Path("/proc/self/stat").exists():
         return _group(leader)
     found = []
@@ -185,7 +207,7 @@ def session_of(leader: int) -> list[int]:
         if not entry.name.isdigit():
             continue
         with suppress(OSError, ValueError, IndexError):
-            # After the name, which stands in brackets and may hold anything: state, parent, group, session.
+            # After the name, which is in brackets and may contain anything: state, parent, group, session.
             state, _, _, session = (entry / "stat").read_text().rpartition(")")[2].split()[:4]
             if int(session) == leader and state not in "ZX":
                 found.append(int(entry.name))
@@ -193,7 +215,7 @@ def session_of(leader: int) -> list[int]:
 
 
 def _group(leader: int) -> list[int]:
-    """Without /proc: the leader's group as one; workers beyond it end by themselves when the JVM is gone."""
+    """Ends the leader's group as one, without /proc. Workers outside it end by themselves when the JVM is gone."""
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(leader, signal.SIGKILL)
     return []

@@ -1,4 +1,4 @@
-"""One server process that we start: its log, its signals, and its end together with ours; and our own end in order."""
+"""A server's process: its log, its signals, and its end, which comes with ours at the latest."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from types import FrameType
 
 POLL_S = 0.05
+DOWN_WITHIN_S = 30.0
 _FREEZE_POLL_S = 0.005
 
 # Waits until its standard input closes, which happens when the parent dies in whatever way, and then ends the process,
@@ -27,15 +28,15 @@ case "$found" in *"$2"*) kill -9 "$1" ;; esac
 """
 
 
-class ChildProcess:
-    """A process in a session of its own, known by its id and by a mark in its command line.
+class ServerProcess:
+    """A process in a session of its own, identified by its id and by a mark in its command line.
 
     Args:
         command: The program and its arguments, ``mark`` among them.
         mark: A path that no other process has in its command line.
         log: The file to which its output is appended.
         dies_with_parent: Whether it ends when this process does, even by SIGKILL.
-        user: Who runs it, for servers that refuse to run as root; by default we.
+        user: The user that runs it, for servers that refuse to run as root; by default ours.
         env: Its environment; by default ours.
     """
 
@@ -109,8 +110,54 @@ class ChildProcess:
             self._watchdog = None
 
 
+class Restartable:
+    """A server that has one process at a time. A subclass starts it, with the data and ports of before.
+
+    Attributes:
+        stop_signal: Asks it to shut down in order.
+    """
+
+    stop_signal = signal.SIGTERM
+    _process: ServerProcess | None = None
+
+    @property
+    def pid(self) -> int | None:
+        """The process id, or None when it does not run."""
+        return self._process.pid if self._process is not None and self._process.exit_code is None else None
+
+    def ask_to_stop(self) -> None:
+        """Begins an orderly shutdown, also of a paused process, and does not wait for it."""
+        self._signal(self.stop_signal, signal.SIGCONT)
+
+    def stop(self, timeout_s: float = DOWN_WITHIN_S) -> bool:
+        """Shuts it down in order, and after so many seconds by force. Returns whether it ended in order."""
+        self.ask_to_stop()
+        if self._process is None or self._process.wait(timeout_s):
+            return True
+        self._process.kill()
+        return False
+
+    def kill(self) -> None:
+        """Ends it by SIGKILL, as a crash would. Its data stay."""
+        if self._process is not None:
+            self._process.kill()
+
+    def pause(self) -> None:
+        """Stops its clock (SIGSTOP): connections stay open and nothing answers."""
+        self._signal(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        """Continues a paused process (SIGCONT)."""
+        self._signal(signal.SIGCONT)
+
+    def _signal(self, *numbers: signal.Signals) -> None:
+        if self._process is not None:
+            for number in numbers:
+                self._process.signal(number)
+
+
 def is_running(pid: int, mark: str) -> bool:
-    """Whether the process of this id is alive and is the one that has the mark in its command line."""
+    """Tells whether the process of this id is alive and has the mark in its command line."""
     try:
         command = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace")
     except OSError:
@@ -121,7 +168,7 @@ def is_running(pid: int, mark: str) -> bool:
 
 
 def end_process(pid: int, mark: str, timeout_s: float) -> None:
-    """Ends a process that another process started, in order and then by force; nothing if it is not running."""
+    """Ends a process that another process started, in order and then by force. Does nothing if it is not running."""
     for number in (signal.SIGTERM, signal.SIGKILL):
         if not is_running(pid, mark):
             return
@@ -135,9 +182,9 @@ def end_process(pid: int, mark: str, timeout_s: float) -> None:
 
 @contextmanager
 def end_on_signals() -> Iterator[None]:
-    """Lets SIGTERM and SIGHUP end us as Ctrl-C does: what was started is ended, and what is temporary is deleted.
+    """Makes SIGTERM and SIGHUP end us as Ctrl-C does: started processes are ended, temporary folders deleted.
 
-    A SIGHUP that is ignored, as under nohup, stays so.
+    A SIGHUP that is ignored, as under nohup, stays ignored.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -156,11 +203,11 @@ def end_on_signals() -> Iterator[None]:
 
 
 def freeze(list_pids: Callable[[], Iterable[int]], limit_s: float = 60.0) -> None:
-    """SIGSTOP, and waits until nothing of these processes runs: their threads go on until one has taken the signal.
+    """Sends SIGSTOP, and waits until every thread of these processes has stopped.
 
     Args:
-        list_pids: Asked again, since what is not stopped yet may start another process.
-        limit_s: How long to wait.
+        list_pids: Called again and again: a process that is not stopped yet may start another one.
+        limit_s: The longest wait, in seconds.
 
     Raises:
         TimeoutError: if one still runs then.
@@ -180,18 +227,18 @@ def freeze(list_pids: Callable[[], Iterable[int]], limit_s: float = 60.0) -> Non
 
 
 def _stands_still(pid: int) -> bool:
-    """Whether every thread of a process is stopped or has ended. Taken for granted without /proc."""
+    """Tells whether every thread of a process is stopped or has ended. Without /proc, assumes so."""
     with suppress(OSError):
         for thread in Path(f"/proc/{pid}/task").iterdir():
             with suppress(FileNotFoundError, ProcessLookupError):
-                # The state stands after the name, which stands in brackets and may hold anything.
+                # The state follows the name, which is in brackets and may contain anything.
                 if (thread / "stat").read_text().rpartition(")")[2].split()[0] not in "TtZX":
                     return False
     return True
 
 
 def last_lines(log: Path, count: int) -> str:
-    """The end of a log; the empty string if there is none."""
+    """Returns the end of a log, or an empty string if there is none."""
     try:
         with log.open("rb") as file:
             file.seek(max(0, log.stat().st_size - 64 * 1024))

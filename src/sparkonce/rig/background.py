@@ -1,0 +1,51 @@
+"""A thread that works until it is stopped, and keeps its error for whoever waits for it."""
+
+from __future__ import annotations
+
+import abc
+import threading
+
+
+class Background(abc.ABC):
+    """Work in a thread of its own. A subclass says what the work is.
+
+    Args:
+        name: The thread's.
+        stops_within_s: The longest wait for its end, in seconds.
+    """
+
+    def __init__(self, name: str, stops_within_s: float) -> None:
+        self.stopping = threading.Event()
+        self._stops_within_s = stops_within_s
+        self._error: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+
+    @abc.abstractmethod
+    def work(self) -> None:
+        """Works until `stopping` is set."""
+
+    def start(self) -> None:
+        """Begins."""
+        self._thread.start()
+
+    def check(self) -> None:
+        """Raises what ended the work, if anything did."""
+        if self._error is not None:
+            raise self.failed(self._error) from self._error
+
+    def failed(self, error: BaseException) -> BaseException:
+        """Returns what `check` raises for an error of the work."""
+        return error
+
+    def stop(self) -> None:
+        """Stops it and waits for its end. May be called again."""
+        self.stopping.set()
+        if self._thread.is_alive():
+            self._thread.join(self._stops_within_s)
+        self.check()
+
+    def _run(self) -> None:
+        try:
+            self.work()
+        except BaseException as error:  # noqa: BLE001 - `check` raises it where it is seen
+            self._error = error
