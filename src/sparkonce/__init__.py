@@ -49,7 +49,7 @@ HOMES = {
     "read_kafka": "sparkonce.spark.read_kafka",
     "spark_packages": "sparkonce.sources.packages",
 }
-"""Each public name, and the module that defines it."""
+"""The public names, and the module that defines each."""
 
 __all__ = sorted(HOMES)
 __getattr__, __dir__ = _lazy(__name__, HOMES)

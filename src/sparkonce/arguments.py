@@ -49,7 +49,7 @@ def shown(value: object) -> str:
 
 
 def one_of(setting: str, value: Word, allowed: Sequence[Word]) -> Word:
-    """One of a few words."""
+    """Returns the value if it is one of these words."""
     if isinstance(value, str) and value in allowed:
         return value
     told = ", ".join(map(repr, allowed))
@@ -57,7 +57,7 @@ def one_of(setting: str, value: Word, allowed: Sequence[Word]) -> Word:
 
 
 def member(setting: str, value: Any, kind: type[E]) -> E:
-    """One of an enumeration, or its value."""
+    """Returns the member of an enumeration that was given, by itself or by its value."""
     try:
         return kind(value)
     except ValueError:

@@ -47,7 +47,7 @@ class SparkonceError(Exception):
     """
 
     _OF_A_START = False
-    """Whether the message stands alone. What stops a batch is told behind the batch's number, and other words."""
+    """True for a message that stands alone; the message of a stopped batch follows the batch's number."""
 
     def __init__(self, message: str, *, next_step: str = "", **details: Any) -> None:
         super().__init__(message)
@@ -59,7 +59,7 @@ class SparkonceError(Exception):
         return " ".join(self.lines())
 
     def lines(self) -> list[str]:
-        """What people read: the message, and where there is one the next step."""
+        """Returns what people read: the message, then the next step if there is one."""
         told = _capital(self.message, self.details.get("setting")) if self._OF_A_START else self.message
         return [_stopped(told), *([f"Next: {_stopped(_capital(self.next_step))}"] if self.next_step else [])]
 
@@ -68,13 +68,13 @@ class SparkonceError(Exception):
 
 
 def _capital(text: str, setting: object = None) -> str:
-    """With a capital letter, unless it begins with the setting's name."""
+    """Returns the message with a capital letter, unless it begins with the setting's name."""
     is_name = re.split("[ ,]", text, maxsplit=1)[0] == setting
     return text[0].upper() + text[1:] if _WORD.match(text) and not is_name else text
 
 
 def _stopped(text: str) -> str:
-    """With a full stop, where there is none."""
+    """Returns the message with a full stop at its end."""
     text = text.rstrip()
     return text if text.endswith((".", "!", "?", "…", ":")) or not text else f"{text}."
 
@@ -187,5 +187,5 @@ class QueryFailedError(SparkonceError):
     spark_is_gone = False
 
     def _render_traceback_(self) -> list[str]:
-        """What a notebook shows of it, in place of a traceback."""
+        """Returns what a notebook shows in place of a traceback."""
         return self.lines()

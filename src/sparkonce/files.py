@@ -1,4 +1,4 @@
-"""For readers of the files sink's folder or bucket: the manifests of whole batches."""
+"""The manifests of whole batches, for readers of the files sink's folder or bucket."""
 
 from __future__ import annotations
 

@@ -7,14 +7,14 @@ from enum import Enum
 
 
 class Guarantee(str, Enum):
-    """What a sink promises about every row of the input, whatever fails on the way."""
+    """The promise of a sink about every row of the input, whatever fails on the way."""
 
     AT_MOST_ONCE = "at-most-once"
     """Rows may be lost after a failure, and are never written twice."""
     AT_LEAST_ONCE = "at-least-once"
-    """No row is lost; rows may be written twice after a failure."""
+    """Loses no row; may write rows twice after a failure."""
     EXACTLY_ONCE = "exactly-once"
-    """Every row takes effect once, for readers that see committed rows only."""
+    """Makes every row take effect once, for readers that see committed rows only."""
 
 
 def weakest(parts: Iterable[Guarantee]) -> Guarantee:

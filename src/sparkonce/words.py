@@ -1,4 +1,4 @@
-"""What a server, or a library, says, before it stands in a message or a log."""
+"""Prepares the words of a server or library for a message or a log."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ MOST_CHARACTERS = 1000
 
 
 def one_line(said: object) -> str:
-    """Its text in one line, without control characters, cut at a bounded length.
+    """Returns the text in one line, without control characters, cut at a bounded length.
 
     A server repeats what rows hold: a line's end, or what moves a terminal's cursor, would forge lines of a log.
     """

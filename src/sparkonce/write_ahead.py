@@ -1,4 +1,4 @@
-"""For functions that are sinks: what `sparkonce.WriteAheadSink` gives them, and what they may return and raise."""
+"""The arguments, answers and errors of a function that `sparkonce.WriteAheadSink` turns into a sink."""
 
 from __future__ import annotations
 

@@ -82,7 +82,7 @@ FURTHER = (json.dumps({"a": {"0": 9}, "b": {"0": 7}}),)
     ("ends", "before", "options", "recorded", "said"),
     [
         ({"a": 5, "b": 70}, (), {}, {}, ""),
-        ({"a": 4, "b": 7}, (), {}, {}, "topic 'a' partition 0 ends at offset 4, and this query has read it up to 5"),
+        ({"a": 4, "b": 7}, (), {}, {}, "Topic 'a' partition 0 ends at offset 4, and this query has read it up to 5"),
         ({"a": 4, "b": 7}, (), {"failondataloss": "false"}, {}, "read on from there, as failOnDataLoss=false says"),
         ({"a": 4, "b": 7}, (), {"subscribe": "b, c"}, {}, ""),
         ({"a": 4, "b": 7}, (), {}, {"a": "another"}, ""),

@@ -1,4 +1,4 @@
-"""What a checkpoint folder says of its query, without Spark.
+"""Reads facts about a query off its checkpoint folder, without Spark.
 
 Spark's files (4.0): ``metadata`` has the query's id; ``offsets/N`` a version line, a line of settings, and one line of
 offsets for each source, whose shape tells which source it is; ``sources/I`` what source I keeps for itself; ``state``
@@ -124,7 +124,7 @@ def _by_shape(offset: dict[str, Any], kept: Path) -> SourceFacts:
 
 
 def _folder_read(kept: Path) -> str:
-    """Where the file source found the first file that it remembers."""
+    """Returns the folder of the first file that the file source remembers."""
     for entry in sorted(kept.glob("[0-9]*")):
         found = re.search(r'"path":"([^"]+)/[^"/]*"', entry.read_text(errors="replace"))
         if found:

@@ -1,4 +1,4 @@
-"""What Spark itself guarantees: it depends on the checkpoint, the trigger, and the plan."""
+"""Judges what Spark itself guarantees, by the checkpoint, the trigger and the plan."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def _path(location: str) -> str:
 
 
 def _starts_at_the_end(form: str, options: Mapping[str, str] | None) -> bool:
-    """Whether a first start passes over what the source holds; so does a start without the old checkpoint."""
+    """Tells if a first start, or one without the old checkpoint, skips what the source holds already."""
     known = options or {}
     if form == "kafka":
         if any(name in known for name in ("startingtimestamp", "startingoffsetsbytimestamp")):
@@ -131,7 +131,7 @@ def _plan(plan: PlanFacts, pipeline: Pipeline) -> Iterator[Finding]:
 
 
 def _unstable(plan: PlanFacts) -> Iterator[tuple[Iterable[str], str]]:
-    """What differs when a batch runs again, and why."""
+    """Yields the parts of a plan that differ when a batch runs again, and the reason."""
     if plan.random:
         yield plan.random, "draws other values when a batch runs again, with a seed too"
     if plan.clock:
@@ -150,7 +150,7 @@ def _unstable(plan: PlanFacts) -> Iterator[tuple[Iterable[str], str]]:
 
 
 def _unordered(plan: PlanFacts) -> Iterator[tuple[Iterable[str], str]]:
-    """What depends on an order that differs when a batch runs again."""
+    """Yields the parts of a plan that depend on an order which differs when a batch runs again."""
     if plan.order:
         yield plan.order, "depends on the order in which rows arrive, which after a shuffle may be another in a replay"
 
@@ -172,7 +172,7 @@ def _looks_like(function: PythonFunction) -> str:
 
 
 def _replayed(unstable: Sequence[str], sinks: Iterable[SinkFacts]) -> Iterator[Finding]:
-    """What it means for the sinks that a replay of a batch has other rows."""
+    """Yields the consequences for each sink if a replayed batch has other rows."""
     if not unstable:
         return
     if any(replays_show(sink) for sink in sinks):

@@ -1,4 +1,4 @@
-"""What was read off a query: nothing here judges."""
+"""The facts read off a query, as values. Nothing here judges."""
 
 from __future__ import annotations
 
@@ -49,11 +49,11 @@ class SourceFacts:
     by_shape: bool = False
 
     def is_true(self, option: str) -> bool:
-        """Whether an option is set to true; its name in lower case."""
+        """Tells if an option, named in lower case, is set to true."""
         return (self.options or {}).get(option, "").strip().lower() == "true"
 
     def is_false(self, option: str) -> bool:
-        """Whether an option is set to false."""
+        """Tells if an option, named in lower case, is set to false."""
         return (self.options or {}).get(option, "").strip().lower() == "false"
 
 
@@ -74,7 +74,7 @@ class PythonFunction:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanFacts:
-    """What in a plan may give other rows when it runs again.
+    """The parts of a plan that may give other rows when it runs again.
 
     Attributes:
         random: Expressions that draw anew, by name.
@@ -107,7 +107,7 @@ class PlanFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineFacts:
-    """How Spark runs the query.
+    """The facts about how Spark runs the query.
 
     Attributes:
         checkpoint: The checkpoint's location; None if there is none, or if it is not known.
@@ -130,7 +130,7 @@ class EngineFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SinkFacts:
-    """Where the rows go.
+    """The facts about a sink.
 
     Attributes:
         format: Spark's short name in lower case, or ``sparkonce`` for a sink in an `ExactlyOnce`; empty if not known.
@@ -163,7 +163,7 @@ class SinkFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReaderFacts:
-    """Who reads what the sink wrote.
+    """The facts about the readers of a sink's rows.
 
     Attributes:
         word: ``read_committed``, ``read_uncommitted``, ``spark`` or ``files``; None if nobody has said.

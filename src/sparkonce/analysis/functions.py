@@ -53,7 +53,7 @@ def _nested(code: CodeType) -> Iterator[CodeType]:
 
 
 def used_by(function: Any) -> list[Any]:
-    """What a function holds in its closure or as a partial's arguments, or finds among its globals by name."""
+    """Returns the objects a function uses: from its closure, a partial's arguments, and its globals by name."""
     if isinstance(function, partial):
         return [function.func, *function.args, *function.keywords.values(), *used_by(function.func)]
     code = getattr(function, "__code__", None)

@@ -1,4 +1,4 @@
-"""What a user gives as ``sink=``, as facts."""
+"""Turns what a user gives as ``sink=`` into facts."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def function_facts(function: Any) -> PythonFunction:
 
 
 def kafka_settings(sink: Any) -> Mapping[str, Any] | None:
-    """How to ask the brokers of a sink; None if it begins no Kafka transactions, to which their limits matter."""
+    """Returns the settings to ask a sink's brokers with; None for a sink without Kafka transactions."""
     transactional = isinstance(sink, KafkaSink) and sink.guarantee is Guarantee.EXACTLY_ONCE
     return sink.settings if transactional else None
 

@@ -12,7 +12,7 @@ from sparkonce.guarantees import Guarantee, weakest
 
 
 class Role(str, Enum):
-    """What a part does in the query."""
+    """The roles of parts in a query."""
 
     SOURCE = "source"
     ENGINE = "engine"
@@ -21,7 +21,7 @@ class Role(str, Enum):
 
 
 class Kind(str, Enum):
-    """What a finding is."""
+    """The kinds of findings."""
 
     REASON = "reason"
     """Seen, and why the part has its level."""
@@ -33,7 +33,7 @@ class Kind(str, Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """One thing that was found out about a part.
+    """A single finding about a part.
 
     Attributes:
         says: What, in a sentence.
@@ -64,12 +64,12 @@ def loses(says: str, change: str) -> Finding:
 
 
 def must(says: str) -> Finding:
-    """What has to hold, and cannot be seen from here."""
+    """Makes a finding that has to hold, and cannot be seen from here."""
     return Finding(says=says, kind=Kind.CONDITION)
 
 
 def note(says: str) -> Finding:
-    """What is worth knowing."""
+    """Makes a finding that is worth knowing."""
     return Finding(says=says, kind=Kind.NOTE)
 
 
@@ -99,24 +99,24 @@ class Part:
 
     @property
     def reasons(self) -> tuple[str, ...]:
-        """Why the part has its level: where it is weak, only what makes it so."""
+        """The reasons for the part's level. For a weak part, only those that make it weak."""
         weak = [finding for finding in self.findings if finding.level is not Guarantee.EXACTLY_ONCE]
         chosen = weak or [finding for finding in self.findings if finding.kind is Kind.REASON]
         return tuple(finding.says for finding in chosen)
 
     @property
     def changes(self) -> tuple[str, ...]:
-        """What to change to raise the level."""
+        """The changes that would raise the level."""
         return tuple(dict.fromkeys(finding.change for finding in self.findings if finding.change))
 
     @property
     def conditions(self) -> tuple[str, ...]:
-        """What has to hold, and cannot be seen from here."""
+        """The findings that have to hold, and cannot be seen from here."""
         return self._said(Kind.CONDITION)
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What is worth knowing."""
+        """The findings that are worth knowing."""
         return self._said(Kind.NOTE)
 
     def _said(self, kind: Kind) -> tuple[str, ...]:
@@ -137,7 +137,7 @@ class Part:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Explanation:
-    """What a query guarantees end to end. Printing it gives the table.
+    """The guarantee of a query, end to end. Printing it gives the table.
 
     Attributes:
         query: The query's name, id, or file, whatever is known.

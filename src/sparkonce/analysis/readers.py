@@ -1,4 +1,4 @@
-"""What a sink's readers see of it: the part that is most often forgotten."""
+"""Judges what a sink's readers see: the part that is most often forgotten."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _SET_COMMITTED = "isolation.level=read_committed in every reader"
 
 
 def parse_reader(reader: str | Mapping[str, object] | None) -> ReaderFacts:
-    """What a user says of the readers.
+    """Returns the facts in what a user says about the readers.
 
     Args:
         reader: A Kafka consumer's settings under Java's, librdkafka's or Spark's names, or one of the words

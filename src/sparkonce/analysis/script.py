@@ -1,4 +1,4 @@
-"""Whether a Python script that waits somewhere could start another query after the wait."""
+"""Finds out if a Python script could start another query after the place where it waits."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _HARMLESS |= {"await_end", "shutdown", "warning"}
 
 
 def may_follow(calls: Iterable[tuple[str, int]]) -> bool:
-    """Whether anything that follows may start a query.
+    """Tells if anything that follows may start a query.
 
     Args:
         calls: File and line of each call that is under way, from the script's own to the one that waits.

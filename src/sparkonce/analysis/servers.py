@@ -13,7 +13,7 @@ from typing import Any
 from sparkonce.analysis.facts import SinkFacts, SourceFacts, TopicFacts
 
 TIMEOUT_S = 10.0
-"""How long one question may take."""
+"""The longest that one request may take."""
 
 _QUIET = {"log_level": 0}
 
@@ -107,7 +107,7 @@ def _configs(admin: Any, resources: Sequence[Any]) -> dict[str, dict[str, str]]:
 
 
 def _transactional(connect: Mapping[str, Any], partitions: Mapping[str, Sequence[int]]) -> dict[str, bool]:
-    """Whether any producer that the partitions' leaders remember (a day by default) has ended a transaction there."""
+    """Tells for each topic if a producer that its leaders remember (a day by default) has ended a transaction."""
     from kafka import TopicPartition
     from kafka.admin import KafkaAdminClient
 

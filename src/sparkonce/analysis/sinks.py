@@ -1,4 +1,4 @@
-"""What each sink guarantees. One function a format."""
+"""Judges what each sink guarantees. One function a format."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _USE_OURS = "write through sparkonce.ExactlyOnce, with KafkaSink or a TwoPhaseCo
 
 
 def replays_show(sink: SinkFacts) -> bool:
-    """Whether readers see what was written the first time beside what a replay writes."""
+    """Tells if readers see the rows of the first run beside those of a replay."""
     if sink.format == OURS:
         return Guarantee.AT_LEAST_ONCE in {sink.guarantee, sink.promise}
     return sink.format in {"kafka", "foreach", "foreachbatch", "console"}

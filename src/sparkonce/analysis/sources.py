@@ -1,4 +1,4 @@
-"""What each source guarantees. One function a format; its findings are read from top to bottom.
+"""Judges what each source guarantees. One function a format; its findings are read from top to bottom.
 
 Facts about Spark are from its Structured Streaming guide and its sources (4.0), about Kafka from its documentation.
 Those that a test has tried are listed in docs/explain.md.

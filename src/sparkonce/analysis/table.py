@@ -40,7 +40,7 @@ def _level(level: Guarantee) -> str:
 
 
 def _findings(part: Part) -> Table:
-    """What was found, each with a word before it that says what it is."""
+    """Renders the findings, each after a word for its kind."""
     grid = Table.grid(padding=(0, 1, 0, 0))
     grid.add_column(no_wrap=True)
     grid.add_column(overflow="fold")

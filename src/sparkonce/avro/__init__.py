@@ -31,7 +31,7 @@ HOMES = {
     "to_avro_file": "sparkonce.avro.columns",
     "to_registry_avro": "sparkonce.avro.columns",
 }
-"""Each public name, and the module that defines it."""
+"""The public names, and the module that defines each."""
 
 __all__ = sorted(HOMES)
 __getattr__, __dir__ = _lazy(__name__, HOMES)

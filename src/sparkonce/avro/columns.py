@@ -1,4 +1,4 @@
-"""What a user decodes and encodes Avro with: records of a Schema Registry, and plain ones of schema files."""
+"""Decodes and encodes Avro columns: records of a Schema Registry, and plain ones of schema files."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ from sparkonce.avro.schemas import writer_envelope as envelope
 from sparkonce.errors import ConfigurationError
 
 STOP, ASK = "stop", "ask"
-"""What to do with an id that the plan does not know."""
+"""The two ways to treat an id that the plan does not know."""
 
 
 class Decoding:
@@ -105,7 +105,7 @@ class Decoding:
         return decoded.otherwise(module.read(rewritten, envelope(self._schema), reader, self._options))
 
     def _has_failed(self) -> Column:
-        """Of a record that is null: whether there are bytes that should have been one."""
+        """Tells for a null record if there are bytes that should have been a record."""
         unread = self._decoded["ok"].isNull() if may_be_null(parse(self._schema, "")) else F.lit(True)
         return self._value.isNotNull() & unread
 

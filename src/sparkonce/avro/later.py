@@ -23,15 +23,15 @@ from sparkonce.errors import ConfigurationError
 T = TypeVar("T")
 
 DECODABLE = b"\0"
-"""What an answer begins with that holds a record: a registry's header is its beginning."""
+"""The first byte of an answer that holds a record: a registry's header begins with it."""
 TOLD = b"\1"
-"""What an answer begins with that says in UTF-8 why there is no record."""
+"""The first byte of an answer that gives, in UTF-8, the reason why there is no record."""
 
 ASK_AGAIN_AFTER_S = 1.0
 """A registry of several nodes may not know everywhere yet what was registered a moment ago."""
 
 KEEP_S = 10.0
-"""For how long a worker believes that an id does not exist, and whose an id is: both may change."""
+"""The time for which a worker keeps an answer about an id: an id may appear, or change its subject."""
 MOST_KEPT = 100_000
 _MOST_NAMED = 5
 
@@ -46,7 +46,7 @@ _REWRITTEN = wire_header(0)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asked:
-    """What a worker is to know.
+    """The request of a plan to a worker.
 
     Attributes:
         registry: Whom to ask.
@@ -108,7 +108,7 @@ class _Answers:
             return _told(self._foreign(number, error))
 
     def _find(self, number: int) -> Transcoder | str | UnresolvableError | None:
-        """None if there is no such schema, a text if it is of another kind. Whatever else goes wrong is raised."""
+        """Returns the schema's transcoder: None if there is none, a text if it is of another kind. Raises the rest."""
         asked = self._asked
         key = (asked.registry.key, number, asked.reader)
         if key not in _answers:
@@ -126,7 +126,7 @@ class _Answers:
         return _answers[key]
 
     def _foreign(self, number: int, error: UnresolvableError) -> str:
-        """Why there is no record. Raises if there is one when the query starts again, as Java then reads the schema."""
+        """Returns why there is no record. Raises if a restart would find one, since Java then reads the schema."""
         registry, ours = self._asked.registry, ", ".join(self._asked.subjects)
         key = (registry.key, "subjects", number)
         subjects = _kept[key][1] if _is_kept(key) else _keep(key, registry.subjects(number))

@@ -1,4 +1,4 @@
-"""How much memory one value may ask for: without a limit, five bad bytes ask Avro for 2 GB, and the JVM ends.
+"""Limits the memory of one value: without a limit, five bad bytes ask Avro for 2 GB, and the JVM ends.
 
 A length stands before each string, and Avro makes room for it before it looks whether the bytes are there. The
 ``OutOfMemoryError`` is fatal to Spark, whatever the mode of ``from_avro``, and comes again at every start. With Avro's
@@ -16,7 +16,7 @@ logger = logging.getLogger("sparkonce")
 
 PROPERTIES = tuple(f"org.apache.avro.limits.{what}.maxLength" for what in ("string", "bytes", "collectionItems"))
 ADVISED = 16_777_216
-"""No value is longer than its record, and few topics take records of 16 MiB: the default is 1 MiB."""
+"""The advised limit in bytes. A value is never longer than its record, and few topics take records of 16 MiB."""
 
 DRIVER, EXECUTOR = "spark.driver.extraJavaOptions", "spark.executor.extraJavaOptions"
 
@@ -25,7 +25,7 @@ _told: set[str] = set()
 
 
 def java_options() -> str:
-    """What to give `DRIVER` and `EXECUTOR`."""
+    """Returns the Java options for `DRIVER` and `EXECUTOR`."""
     return " ".join(f"-D{name}={ADVISED}" for name in PROPERTIES)
 
 
@@ -46,7 +46,7 @@ def warn_without_limits(session: SparkSession, jvm: Any) -> None:
     if missing:
         settings = " and ".join(f"{name}='{java_options()}'" for name in missing)
         logger.warning(
-            "a bad Avro record can end Spark's JVM with an OutOfMemoryError, at every start: Avro's limits are not "
+            "A bad Avro record can end Spark's JVM with an OutOfMemoryError, at every start: Avro's limits are not "
             "set. Next: start Spark with %s (the lengths are yours to choose), beside the options that you have.",
             settings,
         )

@@ -42,7 +42,7 @@ def check_options(options: Mapping[str, str] | None) -> dict[str, str]:
 
 
 def check_readable(schema: str, where: str, options: Mapping[str, str]) -> None:
-    """Whether Spark has a type for an Avro schema.
+    """Refuses an Avro schema for which Spark has no type.
 
     Raises:
         ConfigurationError: if there is no classic Spark session, Spark lacks its Avro module, or has no such type.

@@ -26,7 +26,7 @@ DEFAULTS: Mapping[str, Any] = {"timeout": 10, "max.retries": 3}
 
 _SECRET = re.compile(r"password|secret|user\.info|token")
 _USER_IN_URL = re.compile(r"//((?:(?!,\s*https?://).)*)@")
-"""Of each of several URLs, up to its last @: a password in which / or @ is not escaped is a password all the same."""
+"""The user and password of each URL, up to its last @: a password may hold a / or @ that is not escaped."""
 
 # One client a process and settings, so that copies of a registry (each task of a worker unpickles one) share its cache.
 _clients: dict[str, Any] = {}
@@ -81,7 +81,7 @@ class SchemaRegistry:
 
     @property
     def url(self) -> str:
-        """Where it is, without user and password."""
+        """The registry's URL, without user and password."""
         return _USER_IN_URL.sub("//", self._settings["url"])
 
     @property
@@ -90,7 +90,7 @@ class SchemaRegistry:
         return self._key
 
     def versions(self, subject: str) -> list[RegisteredSchema]:
-        """Every version of a subject, the newest first. Those that were deleted softly too: their records are there.
+        """Returns every version of a subject, the newest first. Includes softly deleted ones, whose records remain.
 
         Raises:
             RegistryError: if there is no such subject, or no answer.
@@ -110,7 +110,7 @@ class SchemaRegistry:
         return self.version(subject, max(numbers))
 
     def version(self, subject: str, number: int) -> RegisteredSchema:
-        """One version of a subject.
+        """Returns one version of a subject.
 
         Raises:
             RegistryError, ConfigurationError: see `versions`.

@@ -25,7 +25,7 @@ _HEADER = "__sparkonce_header"
 
 
 def wire_header(schema_id: int) -> bytes:
-    """What stands before a record of this schema: the magic byte 0 and the id, four bytes, the highest first."""
+    """Returns the header of this schema's records: the magic byte 0 and the id, four bytes, the highest first."""
     return b"\0" + schema_id.to_bytes(HEADER_BYTES - 1, "big")
 
 
@@ -89,14 +89,14 @@ def full_name(schema: Schema) -> str | None:
 
 
 def may_be_null(schema: Schema) -> bool:
-    """Whether null is one of the schema's values."""
+    """Tells if null is one of the schema's values."""
     if isinstance(schema, list):
         return any(may_be_null(one) for one in schema)
     return schema == "null" or (isinstance(schema, dict) and schema.get("type") == "null")
 
 
 def is_recursive(schema: Schema) -> bool:
-    """Whether a record holds itself, however far down."""
+    """Tells if a record holds itself, at any depth."""
     return _holds_itself(schema, "", ())
 
 
@@ -121,7 +121,7 @@ def writer_envelope(text: str) -> str:
 
 
 def reader_envelope(text: str) -> str:
-    """What to read out of a `writer_envelope`.
+    """Returns the schema by which to read a `writer_envelope`.
 
     Without the header, so Avro skips it. Where the record itself may be null, ``ok`` tells a null that was read from
     one that stands for a record that could not be: its default is true. Elsewhere it would only cost time.
@@ -169,7 +169,7 @@ def _named(schema: Schema, namespace: str) -> tuple[str | None, str]:
 
 
 def _definitions(schema: Schema, namespace: str) -> Iterator[tuple[str, Schema]]:
-    """All named types that a schema defines, each with the namespace it needs to be read alone."""
+    """Yields all named types that a schema defines, each with the namespace that it needs to be read alone."""
     full, inside = _named(schema, namespace)
     if full is not None and isinstance(schema, dict):
         yield full, {**schema, "name": full.rpartition(".")[2], "namespace": inside}

@@ -12,7 +12,7 @@ from sparkonce.errors import ConfigurationError
 
 
 class SubjectStrategy(str, Enum):
-    """How a subject is named."""
+    """The strategies by which subjects are named."""
 
     TOPIC_NAME = "topic-name"
     """``<topic>-value`` or ``<topic>-key``: one schema for all records of a topic. Everybody's default."""

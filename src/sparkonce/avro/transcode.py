@@ -17,10 +17,10 @@ from sparkonce.avro.schemas import Schema, parts
 from sparkonce.errors import ConfigurationError
 
 _MALFORMED = (EOFError, ValueError, IndexError, OverflowError, MemoryError, struct.error)
-"""What fastavro raises for bytes that are no record of the schema."""
+"""The errors that fastavro raises for bytes that are no record of the schema."""
 
 _MOST_CHARACTERS = 300
-"""Of what fastavro says: it says both schemas."""
+"""The longest text of a fastavro error to keep: it quotes both schemas."""
 
 
 class MalformedError(Exception):
@@ -32,7 +32,7 @@ class UnresolvableError(Exception):
 
 
 class Transcoder:
-    """From records of the writer's schema to records of the reader's, both as bytes without a header.
+    """Turns records of the writer's schema into records of the reader's, both as bytes without a header.
 
     Args:
         writer: JSON, with references written out.
@@ -67,7 +67,7 @@ class Transcoder:
             _make_bytes(schema, types)
 
     def __call__(self, record: bytes) -> bytes:
-        """One record.
+        """Turns one record.
 
         Raises:
             MalformedError: if it is none of the writer's schema.

@@ -1,4 +1,4 @@
-"""How the commands show our own errors."""
+"""Shows our own errors on the command line."""
 
 import typer
 

@@ -93,7 +93,7 @@ def explain(
 
 
 def _of_file(file: Path, arguments: list[str], **how: Any) -> "tuple[list[Explanation], str]":
-    """What its queries guarantee, and what was not seen of it."""
+    """Returns what a file's queries guarantee, and what could not be seen of the file."""
     from sparkonce.spark.dry_run import dry_run
     from sparkonce.spark.explain import explain as explain_query
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from sparkonce.lab.verdicts import Verdict
 
 _STYLES = {0: "bold green", 1: "bold red", 2: "bold yellow"}
-"""Of what is said, by exit code."""
+"""The style of the last line, by exit code."""
 
 
 def verify(

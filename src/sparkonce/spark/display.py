@@ -1,4 +1,4 @@
-"""What a user sees of a query: a line on the terminal that is always up to date, or else one line a batch."""
+"""Shows a query's progress: one line on the terminal that is always up to date, or else one line a batch."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ logger = logging.getLogger("sparkonce")
 _STDERR = 2
 _REFRESHED_PER_S = 2
 _EACH_SHOWN_S = 3.0
-"""How long each of several queries has the line."""
+"""The time for which each of several queries has the line."""
 
 
 class ProgressDisplay:
-    """What is shown of one query, from its start to its end.
+    """Shows one query, from its start to its end.
 
     Args:
         wanted: True or False. A line of a batch that the logger shows is never written beside it; with None none is
@@ -76,7 +76,7 @@ class ProgressDisplay:
 
     @property
     def is_live(self) -> bool:
-        """Whether there is a line that is kept up to date."""
+        """True if a line on the terminal is kept up to date."""
         return self._wanted is not False and self._screen.is_terminal
 
     def enter(self, phase: Phase, batch: int) -> None:
@@ -115,7 +115,7 @@ class ProgressDisplay:
             self._source += f", {max(lags):,} behind"
 
     def line(self) -> Text:
-        """What is to be seen now."""
+        """Returns the line to show now."""
         batch = self._state if self._batch is None else f"batch {self._batch}: {self._state}"
         parts = [f"{self._name} {batch}".strip(), self._source]
         if self._committed:
@@ -147,7 +147,7 @@ class Screen:
 
     @property
     def is_terminal(self) -> bool:
-        """Whether a line on it can be written again."""
+        """Tells if a line on this stream can be rewritten."""
         console = self._the_console()
         return console.is_terminal and not console.is_dumb_terminal
 

@@ -40,14 +40,14 @@ class _Left(BaseException):
 
 
 class _NotStarted:
-    """In the place of the query that would have been started."""
+    """Stands in for the query that would have been started."""
 
     def __getattr__(self, name: str) -> Any:
         raise _Left
 
 
 class _Ended(_NotStarted):
-    """In the place of a query that would end by itself."""
+    """Stands in for a query that would end by itself."""
 
     def awaitTermination(self, timeout: float | None = None) -> bool | None:  # noqa: N802 - PySpark's name
         return None if timeout is None else True
@@ -97,14 +97,14 @@ def dry_run(file: Path, arguments: Sequence[str], explain: Explainer) -> bool:
 
 
 def _calls(left: _Left, file: Path) -> list[tuple[str, int]]:
-    """Where the file, and what it calls, stood when it was left."""
+    """Returns the calls at which the file was left: its own frame, and those below it."""
     frames = [(frame.filename, frame.lineno or 0) for frame in traceback.extract_tb(left.__traceback__)]
     first = next((place for place, (name, _) in enumerate(frames) if name == str(file)), 0)
     return [frame for frame in frames[first:] if frame[0] != __file__]
 
 
 def _refuse_connect(options: Mapping[str, Any]) -> None:
-    """Its queries could not be intercepted, and would really be started."""
+    """Refuses Spark Connect: its queries could not be intercepted, and would really start."""
     named = [name for name in ("SPARK_REMOTE", "SPARK_CONNECT_MODE_ENABLED") if name in os.environ]
     if "spark.remote" in options:
         named.append("spark.remote")
@@ -198,7 +198,7 @@ def _intercepted(explain: Explainer) -> Iterator[None]:
 
 
 def _set_up(writer: DataStreamWriter, options: Mapping[str, Any], **given: Any) -> None:
-    """What PySpark's own ``start`` and ``toTable`` do with their arguments."""
+    """Applies the arguments of ``start`` and ``toTable`` as PySpark's own methods do."""
     writer.options(**options)
     for name, value in given.items():
         if value is not None:

@@ -127,7 +127,7 @@ def _failure(name: str, cause: BaseException) -> QueryFailedError:
 
 
 def spark_is_gone() -> bool:
-    """Whether Spark's context has been stopped, or its JVM does not answer any more."""
+    """Tells if Spark's context has been stopped, or its JVM no longer answers."""
     context = SparkContext._active_spark_context
     try:
         return context is not None and bool(context._jsc.sc().isStopped())
@@ -141,7 +141,7 @@ def tell(error: SparkonceError) -> None:
 
 
 def is_interactive() -> bool:
-    """Whether somebody types at this process, who would lose it by SystemExit: a notebook, IPython, ``python -i``."""
+    """Tells if somebody types at this process (a notebook, IPython, ``python -i``), who would lose it by SystemExit."""
     ipython = sys.modules.get("IPython")
     return hasattr(sys, "ps1") or bool(sys.flags.interactive) or (ipython is not None and bool(ipython.get_ipython()))
 

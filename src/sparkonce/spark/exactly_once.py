@@ -1,4 +1,4 @@
-"""What a user gives to ``foreachBatch``."""
+"""The object that a user gives to ``foreachBatch``."""
 
 from __future__ import annotations
 
@@ -43,12 +43,12 @@ from sparkonce.version import __version__
 logger = logging.getLogger("sparkonce")
 
 LOOK_OUT_EVERY_S = 60.0
-"""How often sinks look at what others do to their readers."""
+"""The time between two looks of the sinks at what others do to their readers."""
 _SHOWN_EVERY_S = 1.0
 _CLOSED_WITHIN_S = 30.0
 
 _ends: dict[str, threading.Thread] = {}
-"""By the id of each run that has not been closed since it ended, who waits for that."""
+"""The thread that waits for each run that is not closed yet, by the run's id."""
 
 
 class ExactlyOnce:

@@ -35,7 +35,7 @@ def explain(
     ask: bool | Mapping[str, Any] = True,
     table: str | None = None,
 ) -> Explanation:
-    """What a query guarantees from its source to its readers, which part is the weakest, and what to change.
+    """Returns what a query guarantees from source to readers, its weakest part, and what to change.
 
     Nothing is started, written or changed. Print the answer for a table; it also is an object and JSON
     (`Explanation.to_json`).

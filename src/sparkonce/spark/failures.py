@@ -1,4 +1,4 @@
-"""What really went wrong in a Spark job: the Python error of a task, out of the traces that Spark wraps around it."""
+"""Finds what really went wrong in a Spark job: the Python error of a task, inside the traces that Spark adds."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from sparkonce.errors import OutageError, PrepareError, SparkonceError, UnknownO
 logger = logging.getLogger("sparkonce")
 
 MOST_CHARACTERS = 2000
-"""Of an error's text. Spark's own search in it, see `short_error`, needs it short."""
+"""The longest text of an error. Spark's own search in it, see `short_error`, needs it short."""
 _MOST_ADVICE = 1000
 _ADVICE = " Next: "
 _OURS = "sparkonce.errors."
@@ -23,23 +23,23 @@ _OUTAGES = frozenset({kind.__name__ for kind in (OutageError, UnknownOutcomeErro
 
 _RAISED = re.compile(r"^(?P<kind>[A-Za-z_][\w.]*(?:Error|Exception|Interrupt|Exit)): (?P<said>.+)$", re.MULTILINE)
 _USER_RAISED = re.compile(r"\[USER_RAISED_EXCEPTION\] (?P<said>.+?) SQLSTATE: P0001", re.DOTALL)
-"""What Spark makes of ``raise_error``, in a plan's own words."""
+"""The form that Spark gives to a plan's ``raise_error``."""
 
 _SPARK = ("org.apache.spark.", "java.", "py4j.", "pyspark.")
 _INTERRUPTED = re.compile(
     r"InterruptedException|InterruptedIOException|ClosedByInterruptException|SPARK_JOB_CANCELLED\].* was stopped"
 )
-"""What a job says whose query is stopped while it runs. The first three are those that Spark looks for
+"""The words of a job whose query is stopped while it runs. The first three are those that Spark looks for
 (``StreamExecution.IO_EXCEPTION_NAMES``), the last is its reason for cancelling the query's jobs
 (``StreamExecution.stop``), not a user's who cancels one."""
 
 _TASK_FAILED = "Job aborted due to stage failure"
-"""Why a job ended on its own, whatever its tasks' traces hold."""
+"""The words of a job that ended because a task failed."""
 
 _OTHER_PYTHON = re.compile(r"\[PYTHON_VERSION_MISMATCH\][^\n]*")
 _WORKER = re.compile(r"Python worker exited unexpectedly[^\n.]*")
 _WHERE_LOST = re.compile(r"(Task \d+ in stage [\d.]+ failed \d+ times).*?\(TID \d+\) \(([^()]+)\)")
-"""What Spark says of a Python worker that is another Python than the driver's, or died, and where."""
+"""The words of Spark for a Python worker that died, or has another Python than the driver, and its place."""
 
 _WORKER_DIED = (
     "look on that machine for a process killed for its memory (dmesg, the container's events), and in the executor's "
@@ -58,7 +58,7 @@ _STREAM_FAILED = re.compile(r"^\[STREAM_FAILED\] Query \[[^]]*\] terminated with
 _SQLSTATES = re.compile(r"(?: SQLSTATE: \w{5})+$")
 
 _STOPPED = "py4j.protocol.Py4JJavaError: An error occurred while calling collect: java.lang.InterruptedException"
-"""What Spark looks for in a ``foreachBatch`` function's error to tell a stopped query from a failed one
+"""The text by which Spark tells a stopped query from a failed one in the error of a ``foreachBatch`` function
 (``StreamExecution.PROXY_ERROR``)."""
 
 _TRACEBACK = re.compile(
@@ -81,7 +81,7 @@ _MOST_OF_A_SENTENCE, _MOST_OF_A_LINE = 1200, 120
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Cause:
-    """What went wrong.
+    """The error found, and its place in the user's code.
 
     Attributes:
         kind: The class of the error, empty if it does not matter.
@@ -133,7 +133,7 @@ def short_error(error: BaseException) -> PrepareError:
 
 
 def message_and_next(error: BaseException) -> tuple[str, str]:
-    """What a user is told of a query that has failed, and what to do about it: one line each, of a bounded length.
+    """Returns a failed query's error and the next step for the user: one line each, of a bounded length.
 
     An error of ours wins, then what the plan itself raises, then the last Python error in the text, with the line of
     the user's that it came from, then a worker that died or is another Python, then why the job ended, then the error's
@@ -205,7 +205,7 @@ def _dead_worker(said: str, text: str) -> _Cause:
 
 
 def _job(text: str) -> str:
-    """Why a job ended, without words by which Spark would take it for a query that was stopped; empty if none ended."""
+    """Returns why a job ended, without the words that Spark takes for a stopped query; empty if no job ended."""
     found = _JOB.search(text)
     if found is None:
         return ""

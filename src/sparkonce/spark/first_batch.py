@@ -1,4 +1,4 @@
-"""What is said before a query's first batch: of its slots, its size, and a column that it may not mean to write."""
+"""Warns before a query's first batch of its slots, its size, and a column that nobody may have meant to write."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ def warn_of_slots(
 
 
 def _slots(spark: SparkSession, plan: Any, sources: Sequence[KafkaSource], taken: Sequence[Taken]) -> int | None:
-    """How many the sink has that has most; None if the plan does not tell."""
+    """Returns the slots of the sink that has most; None if the plan does not tell."""
     shuffled = int(spark.conf.get(SHUFFLE_PARTITIONS, "200") or 200)
 
     def of_source(leaf: Any) -> int | None:
@@ -140,7 +140,7 @@ def _slots(spark: SparkSession, plan: Any, sources: Sequence[KafkaSource], taken
 
 
 def _read_by(source: KafkaSource) -> int | None:
-    """How many tasks read a source; None if nobody could say."""
+    """Returns how many tasks read a source; None if that is unknown."""
     return max(sum(source.partitions.values()), int(source.options.get("minpartitions", "0"))) or None
 
 

@@ -1,4 +1,4 @@
-"""What a query is given: its session, frame, trigger, options and checkpoint. Seen before any server is asked."""
+"""Checks what a query is given (session, frame, trigger, options, checkpoint) before any server is asked."""
 
 from __future__ import annotations
 
@@ -160,7 +160,7 @@ def check_folder(checkpoint: Path) -> None:
 
 
 def location_of(spark: SparkSession, query: str) -> Location | None:
-    """Where a query that runs has its checkpoint; None if Spark does not tell."""
+    """Returns the checkpoint's location of a running query; None if Spark does not tell."""
     try:
         execution = (
             spark._jsparkSession.sharedState().activeStreamingQueries().get(jvm().java.util.UUID.fromString(query))

@@ -88,7 +88,7 @@ def _end_of(
 
 
 def _from(name: str, trace: TracebackType | None) -> TracebackType | None:
-    """What Python itself would show: the file's own frames, and those that it called."""
+    """Returns the traceback that Python itself would show: the file's own frames, and those below them."""
     own = trace
     while own is not None and own.tb_frame.f_code.co_filename != name:
         own = own.tb_next

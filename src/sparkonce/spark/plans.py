@@ -61,7 +61,7 @@ MADE_IN_PLACE = {"LocalRelation", "LogicalRDD", "OneRowRelation", "Range"}
 
 
 def plan_facts(plan: Any, stable: bool | Iterable[str] = False) -> PlanFacts:
-    """What in an analyzed plan may give other rows when it runs again.
+    """Returns the parts of an analyzed plan that may give other rows when it runs again.
 
     Args:
         plan: Spark's ``LogicalPlan``.
@@ -176,7 +176,7 @@ def _is_static(node: Any) -> bool:
 
 
 def is_leaf(node: Any) -> bool:
-    """Whether rows come from it. A reference to a CTE has no children, but the plan holds its definition too."""
+    """Tells if a node is a source of rows. A reference to a CTE is none: the plan holds its definition, too."""
     return bool(node.children().isEmpty()) and class_name(node) != "CTERelationRef"
 
 
@@ -207,7 +207,7 @@ def _functions(
 
 
 def _suspects(nodes: Iterable[Any]) -> dict[str, tuple[str, ...]]:
-    """What in each Python function's code looks like a clock or randomness, as far as the code can be loaded here."""
+    """Returns what looks like a clock or randomness in each Python function's code, as far as it can be loaded here."""
     found: dict[str, tuple[str, ...]] = {}
     for node in nodes:
         for expression in items(node.expressions()):

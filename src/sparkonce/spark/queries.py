@@ -159,7 +159,7 @@ def _interval(trigger: Any) -> timedelta | None:
 
 
 def _default_checkpoint(spark: SparkSession, options: Mapping[str, str]) -> str | None:
-    """Where Spark puts the checkpoint of a query that has a name and no location of its own."""
+    """Returns Spark's checkpoint location for a query that has a name and no location of its own."""
     base = spark.conf.get("spark.sql.streaming.checkpointLocation", None)
     name = options.get("queryname")
     return f"{base}/{name}" if base and name else None
@@ -183,7 +183,7 @@ def _foreach_batch(writer: Any) -> tuple[tuple[SinkFacts, ...], OurSinks]:
 
 
 def sinks_given(sink: Any, options: Mapping[str, Any] | None = None) -> tuple[tuple[SinkFacts, ...], OurSinks]:
-    """What a user gives as ``sink=`` or to ``foreachBatch``, and the sinks if they are ours.
+    """Returns the facts of what a user gives as ``sink=`` or to ``foreachBatch``, and the sinks if they are ours.
 
     Args:
         sink: See `sparkonce.analysis.given.sink_facts`; also an `ExactlyOnce`, what one takes as its sinks, or a

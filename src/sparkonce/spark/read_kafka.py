@@ -32,7 +32,7 @@ _OURS: Mapping[str, str] = {
 
 
 MAX_OFFSETS_PER_TRIGGER = 1_000_000
-"""By default a batch has no more. At 5,000 rows a second it takes three minutes, of the fifteen a transaction lives."""
+"""The default bound of a batch. At 5,000 rows a second it takes three of a transaction's fifteen minutes."""
 
 
 def read_kafka(

@@ -1,4 +1,4 @@
-"""How many slots a query's batches will have, as its plan tells, and whether that is more than is good for it."""
+"""Counts the slots that a query's batches will have, from its plan, and tells if they are too many."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _DYNAMIC = "spark.dynamicAllocation.enabled"
 
 
 def slots_of(plan: Any, shuffled: int, of_leaf: Callable[[Any], int | None]) -> int | None:
-    """How many tasks the last stage of a plan has.
+    """Returns the number of tasks in the last stage of a plan.
 
     Args:
         plan: Spark's ``LogicalPlan``, analyzed.

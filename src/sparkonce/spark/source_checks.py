@@ -19,16 +19,16 @@ from sparkonce.spark.kafka_admin import admin_client, answer, close, java_list, 
 logger = logging.getLogger("sparkonce")
 
 LIMIT_S = 15.0
-"""How long the brokers of all sources have to answer, as a sink's have."""
+"""The time that the brokers of all sources have to answer, as a sink's have."""
 
 _LEFT_S = 2.0
-"""Of that time, for Kafka's client to say itself that a call took too long, and for what it waited."""
+"""The part of that time kept for Kafka's client to report its own timeout, and the reason."""
 
 _COUNTED_AT_MOST = 500
 """Rows are counted in so many partitions: each costs a dozen calls of the JVM."""
 
 _SURE_AFTER_S = 3.0
-"""How long a new topic may be unknown to some broker."""
+"""The time after which a topic that no broker knows is surely missing."""
 _ASK_AGAIN_S = 0.2
 
 _UNREACHABLE = frozenset({"TimeoutException", "DisconnectException"})
@@ -123,7 +123,7 @@ class _Asked:
         return self._described(admin, names)
 
     def _described(self, admin: Any, names: Sequence[str]) -> dict[str, int]:
-        """How many partitions topics have. One that was made a moment ago is not known to every broker yet."""
+        """Returns each topic's number of partitions. Asks again for a new topic, which some broker may not know."""
         give_up_at = time.monotonic() + _SURE_AFTER_S
         found: dict[str, int] = {}
         while len(found) < len(set(names)):
@@ -166,7 +166,7 @@ class _Asked:
         return {name: len(numbers) for name, numbers in wanted.items()}
 
     def _counted(self, admin: Any, partitions: Mapping[str, int], *, is_limited: bool) -> int | None:
-        """How many rows the first batch has; nothing but a warning depends on it."""
+        """Returns the number of rows in the first batch. Only a warning depends on it."""
         places = self._places(partitions)
         if len(places) > _COUNTED_AT_MOST:
             return None
@@ -179,7 +179,7 @@ class _Asked:
         return rows if limit is None else min(rows, int(limit))
 
     def _rows(self, admin: Any, places: Sequence[tuple[str, int]]) -> int:
-        """How many rows lie between where the source starts and where its topics end."""
+        """Returns the number of rows between the source's start and the ends of its topics."""
         starts = {place: self._start(*place) for place in places}
         if all(start == _LATEST for start in starts.values()):
             return 0
@@ -197,7 +197,7 @@ class _Asked:
         return [(name, number) for name, count in partitions.items() for number in range(count)]
 
     def _start(self, topic: str, partition: int) -> int | str:
-        """Where Spark starts to read: an offset, -2 and -1 for earliest and latest, or a text: milliseconds."""
+        """Returns Spark's start in a partition: an offset, -2 or -1 (earliest, latest), or a text of milliseconds."""
         if (when := self._options.get("startingtimestamp")) is not None:
             return when
         if (times := self._options.get("startingoffsetsbytimestamp")) is not None:
@@ -229,7 +229,7 @@ class _Asked:
         return None
 
     def _offsets(self, admin: Any, specs: Mapping[tuple[str, int], Any]) -> dict[tuple[str, int], int]:
-        """Where each partition is at what is asked for; -1 where no record is that young."""
+        """Returns the offset of each partition for a query of its position; -1 if no record is that young."""
         place_of = jvm().org.apache.kafka.common.TopicPartition
         wanted = jvm().java.util.HashMap()
         for place, spec in specs.items():

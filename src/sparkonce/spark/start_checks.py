@@ -1,4 +1,4 @@
-"""Where a query stands that is to be started, and what its sources say, before Spark starts it."""
+"""Reads a query's position from its checkpoint, and asks its sources, before Spark starts it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from sparkonce.spark.views import Taken
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stand:
-    """Where a query stands.
+    """The position of a query, by its checkpoint and its log.
 
     Attributes:
         checkpoint: Spark's, as it was when the query was started.
@@ -44,11 +44,11 @@ class Stand:
 
     @property
     def is_owed(self) -> bool:
-        """Whether the newest batch was decided and may not be finished: it is committed first, and needs no input."""
+        """True if the newest batch was decided and may not be finished: it is committed first, and needs no input."""
         return not self.is_done and self.view.decision(self.batch) is not None
 
     def told(self) -> str:
-        """Where a query goes on that has run before, for people; empty for a new one."""
+        """Describes, for people, where a query that has run before goes on; empty for a new one."""
         if self.batch < 0:
             return ""
         if self.is_done:

@@ -26,7 +26,7 @@ logger = logging.getLogger("sparkonce")
 _LIMIT_MS = 10_000
 _WENT_BACK = "its cluster went back to an older state (a restored copy, a fail-over to a replica that lagged)"
 _NO_ID = "AAAAAAAAAAAAAAAAAAAAAA"
-"""Of a topic that an old cluster made."""
+"""The id of a topic that an old cluster created."""
 
 
 def running_plan(spark: SparkSession, query: str) -> Any:
@@ -59,7 +59,7 @@ class SourceTopics:
         self._told = False
 
     def kept(self, recorded: Mapping[str, str], read: Sequence[str]) -> Mapping[str, str]:
-        """What the log is to keep: of a topic that it knows what it knows, until a run has another checkpoint.
+        """Returns the ids for the log to keep. A topic that it knows keeps its id, until a run has another checkpoint.
 
         Args:
             recorded: The ids in the log.
@@ -104,13 +104,13 @@ class SourceTopics:
                     )
                 if min(now, planned) < read:
                     logger.warning(
-                        "topic %r partition %d ends at offset %d, and this query has read it up to %d: %s. %s.",
+                        "Topic %r partition %d ends at offset %d, and this query has read it up to %d: %s. %s.",
                         *(name, partition, min(now, planned), read, _WENT_BACK),
                         "It is read on from there, as failOnDataLoss=false says" if goes_on else "Spark stops for that",
                     )
 
     def check(self, facts: Mapping[str, Facts]) -> None:
-        """Nothing of it depends on sinks."""
+        """Checks nothing: topics do not depend on sinks."""
 
     def check_same(self) -> None:
         """Sees that no topic was another one than the log knows when the run started.
@@ -126,7 +126,7 @@ class SourceTopics:
             )
 
     def before_decision(self, handles: Sequence[Handle], sources: Sequence[str]) -> str:  # noqa: ARG002
-        """Why the batch must not be decided; empty if every topic is the one that it was, or cannot be asked for."""
+        """Returns why the batch must not be decided; empty if no topic was made again, or if nobody can be asked."""
         return self._difference(self._ask(sources))
 
     def _difference(self, found: Mapping[str, str]) -> str:
@@ -141,7 +141,7 @@ class SourceTopics:
         return ""
 
     def after_finish(self, sources: Sequence[str]) -> None:
-        """Nothing is to be told."""
+        """Reports nothing."""
 
     def close(self) -> None:
         """Ends the clients."""
@@ -164,7 +164,7 @@ class SourceTopics:
         return [name for name in names if not topics or name in topics]
 
     def _ends_of(self, number: int, read: Offsets) -> dict[tuple[str, int], int]:
-        """Where these partitions end; of those that cannot be asked for nothing is known."""
+        """Returns the ends of these partitions, without those that cannot be asked for."""
         kafka = jvm().org.apache.kafka
         wanted = jvm().java.util.HashMap()
         places = [(name, partition) for name, partitions in read.items() for partition in partitions]
@@ -174,7 +174,7 @@ class SourceTopics:
             answers = answer(self._admin(number).listOffsets(wanted).all(), _LIMIT_MS)
             return {one: int(answers.get(kafka.common.TopicPartition(*one)).offset()) for one in places}
         except Exception as error:  # noqa: BLE001 - whatever a client says: nothing is known, and nothing concluded
-            logger.warning("where topics %s end cannot be asked for, and is not compared: %s", sorted(read), error)
+            logger.warning("The ends of topics %s cannot be asked for, and are not compared: %s", sorted(read), error)
             return {}
 
     def _ask_one(self, number: int, names: Sequence[str]) -> dict[str, str]:
@@ -186,7 +186,7 @@ class SourceTopics:
             ids = {name: _id_of(answers.get(name)) for name in names}
         except Exception as error:  # noqa: BLE001 - whatever a client says: nothing is known, and nothing concluded
             if not self._told:
-                logger.warning("the ids of topics %s cannot be asked for, and are not compared: %s", names, error)
+                logger.warning("The ids of topics %s cannot be asked for, and are not compared: %s", names, error)
             self._told = True
             return {}
         return {name: topic_id for name, topic_id in ids.items() if topic_id}

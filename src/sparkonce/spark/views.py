@@ -1,4 +1,4 @@
-"""What each sink of a query takes of a batch: all of it, or a view of it that a function of the user's makes."""
+"""Computes each sink's share of a batch: all of it, or a view that the user's function makes of it."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Share:
     sinks: Mapping[str, TwoPhaseCommitSink]
 
     def of(self, batch: DataFrame) -> DataFrame:
-        """What these sinks take of a batch.
+        """Returns the share of these sinks in a batch.
 
         Raises:
             ConfigurationError: if the view gives anything but a DataFrame, or does not fit the rows.
@@ -137,7 +137,7 @@ def _is_brought(column: StructField) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Taken:
-    """What sinks take of an empty batch.
+    """The share of some sinks, seen on an empty batch.
 
     Attributes:
         share: Whose it is.
@@ -195,7 +195,7 @@ _HAVE_SPARK_CLONE = (
     "spark.sql.adaptive.applyFinalStageShuffleOptimizations",
     "spark.sql.sources.bucketing.autoBucketedScan.enabled",
 )
-"""Where one of these is on, `DataFrame.persist` plans in a clone of the session that has them off."""
+"""The settings that make `DataFrame.persist` plan in a clone of the session that has them off."""
 
 
 def _persist(batch: DataFrame) -> DataFrame:

@@ -37,7 +37,7 @@ _NEWEST_JOBS = 200
 """Spark keeps a thousand, and each costs a look of some calls; those of earlier batches have ended."""
 _ENDED = frozenset({"SUCCEEDED", "FAILED"})
 _Written: TypeAlias = tuple[Sequence[Handle], bool]
-"""What a job wrote, and whether a copy of one of its slots may have lost."""
+"""The handles of a job, and whether a copy of one of its slots may have lost."""
 _Planned: TypeAlias = tuple[DataFrame, Sequence[SinkTask]]
 """The rows of a job, and the sinks that it writes them to."""
 _Answer = TypeVar("_Answer")
@@ -45,7 +45,7 @@ _OUTPUT = pa.schema([("handle", pa.string()), ("stage", pa.int32()), ("attempt",
 
 
 class SparkWork:
-    """One batch's plan. See `sparkonce.driver.run.BatchWork`."""
+    """Runs one batch's plan. See `sparkonce.driver.run.BatchWork`."""
 
     def __init__(self, df: DataFrame, batch: int, shares: Sequence[Share]) -> None:
         self._df = df
@@ -121,8 +121,8 @@ class SparkWork:
                 quiet = quiet + 1 if _tasks_have_ended(context.statusTracker(), group) else 0
                 if time.monotonic() >= give_up_at:
                     logger.warning(
-                        "tasks of batch %d had not ended %.0f s after its job failed; what they begin from now on is "
-                        "swept when the query is started again",
+                        "Tasks of batch %d had not ended %.0f s after its job failed. What they still open "
+                        "is aborted at the query's next start.",
                         self._batch,
                         _TASKS_END_WITHIN_S,
                     )
@@ -133,7 +133,7 @@ class SparkWork:
             logger.debug("nobody knows which tasks of batch %d still run", self._batch, exc_info=True)
 
     def _plan(self, share: Share, df: DataFrame, sinks: Mapping[str, Owner]) -> _Planned:
-        """What is written of a view, with a fingerprint for each sink, and where."""
+        """Plans the columns written from a view, a fingerprint for each sink, and their places."""
         schema = arrow_schema(df.schema)
         tasks, selected = [], []
         for number, name in enumerate(name for name in sinks if name in share.sinks):
@@ -167,10 +167,10 @@ class SparkWork:
         return handles, speculation or again or self._was_resubmitted({answer["stage"] for answer in answers})
 
     def _was_resubmitted(self, stages: set[int]) -> bool:
-        """Whether Spark ran one of the stages again, or no longer knows. It may learn of that too late to say so here.
+        """Tells if Spark ran one of the stages again, or no longer knows.
 
-        It does when an executor is lost with its shuffle files. Its tasks' attempts are then counted from 0 again, and
-        a Python `TaskContext` does not say which attempt of the stage it is in.
+        Spark reruns a stage when an executor is lost with its shuffle files; it may notice only after this call. The
+        tasks' attempts then count from 0 again, and a Python `TaskContext` does not name the stage's attempt.
         """
         tracker = self._df.sparkSession.sparkContext.statusTracker()
         found = [tracker.getStageInfo(stage) for stage in stages]
@@ -191,7 +191,7 @@ class SparkWork:
 
 
 def _slots_of(collected: DataFrame) -> int:
-    """How many tasks the job had that collected this frame: whatever is missing at the end of its rows would not show.
+    """Returns the number of tasks of the job that collected this frame, since a cut-off end of its rows would not show.
 
     PySpark takes an answer that is cut off for a shorter one. The plan, and its RDD, are those that the job ran: Spark
     keeps both, also what adaptive execution has made of it. It takes a few calls, and no job.
@@ -200,7 +200,7 @@ def _slots_of(collected: DataFrame) -> int:
 
 
 def _tasks_have_ended(tracker: StatusTracker, group: str) -> bool:
-    """Whether none of the group's newest jobs is at work, and no task of those that failed, as far as Spark has noted.
+    """Tells if, as far as Spark has noted, no newest job of the group and no task of a failed one still runs.
 
     It notes what happens one after the other, a little later: once it knows that a job has ended, it knows its tasks.
     """
