@@ -17,8 +17,7 @@ from simulation.engine import UNDER_WAY
 from simulation.spark import SOON_S
 from sparkonce import errors
 from sparkonce.driver import run as driver
-from sparkonce.driver import sweeper
-from sparkonce.protocol import codec, coordinator
+from sparkonce.protocol import codec, coordinator, sweeping
 from sparkonce.protocol.handles import Handle
 from sparkonce.protocol.ownership import Token, TransactionalId, TransactionName
 from sparkonce.protocol.records import Record
@@ -281,7 +280,7 @@ _REPLACED: tuple[tuple[str, str, Any], ...] = (
     ("sparkonce.driver.sweeper", "_first_line", _first_line),
     ("sparkonce.log.base", "codec", CODEC),
     (f"{_SINKS}.files.committer", "read_handle", lru_cache(MOST_REMEMBERED)(read_handle)),
-    *((f"sparkonce.protocol.{name}", "replace", replace) for name in ("coordinator", "view", "ownership")),
+    *((f"sparkonce.protocol.{name}", "replace", replace) for name in ("coordinator", "sweeping", "view", "ownership")),
     (f"{_SINKS}.postgres.committer", "within", lambda *_: _NOTHING),
     *((f"{_SINKS}.kafka.{module}", name, value) for module, name, value in (*wire.REPLACED, *producers.REPLACED)),
     (f"{_SINKS}.kafka.transaction_client", "Connection", lambda cluster: wire.Wire(cluster, kafka.BROKERS)),
@@ -344,8 +343,8 @@ def under_way(simulation: Simulation) -> Iterator[None]:
         # What could not be swept is asked for again with the next batch: schedules are short. Nothing else sweeps then,
         # but for a thread, which does it a second time.
         with (
-            mock.patch.object(sweeper, "LONGEST_PAUSE_S", 0.0),
-            mock.patch.object(sweeper, "LOSERS_END_WITHIN_S", SOON_S if simulation.config.sweeps_beside else 0.0),
+            mock.patch.object(sweeping, "LONGEST_PAUSE_S", 0.0),
+            mock.patch.object(sweeping, "LOSERS_END_WITHIN_S", SOON_S if simulation.config.sweeps_beside else 0.0),
         ):
             yield
     finally:

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from eventually import eventually
-from sparkonce.driver import sweeper as sweeper_module
 from sparkonce.driver.run import RunDriver
 from sparkonce.driver.sweeper import Sweeper
 from sparkonce.guarantees import Guarantee
+from sparkonce.protocol import sweeping
 from sparkonce.protocol.handles import Handle
 from sparkonce.protocol.state import Phase
 from sparkonce.sink import Owner
@@ -30,7 +30,7 @@ def world(tmp_path: Path) -> World:
 
 @pytest.fixture
 def driver(world: World, monkeypatch: pytest.MonkeyPatch) -> Iterator[RunDriver]:
-    monkeypatch.setattr(sweeper_module, "LOSERS_END_WITHIN_S", 0.2)
+    monkeypatch.setattr(sweeping, "LOSERS_END_WITHIN_S", 0.2)
     driver = world.start(in_background=True)
     yield driver
     driver.close()
@@ -59,7 +59,7 @@ def test_what_a_loser_has_open_is_aborted_while_the_query_is_idle(world: World, 
 def test_what_a_loser_has_open_is_aborted_when_the_query_ends(
     world: World, driver: RunDriver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sweeper_module, "LOSERS_END_WITHIN_S", 3600.0)
+    monkeypatch.setattr(sweeping, "LOSERS_END_WITHIN_S", 3600.0)
     run_with_a_loser(world, driver, 0)
     eventually(lambda: not world.unfinished(), "what lost is aborted")
     begin_late(world, driver)
@@ -91,7 +91,7 @@ def test_a_query_that_ends_lets_its_losers_end_first(world: World, driver: RunDr
 def test_a_query_that_ends_does_not_wait_where_none_can_have_lost_nor_for_a_sink_that_is_away(
     world: World, driver: RunDriver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sweeper_module, "LOSERS_END_WITHIN_S", 3600.0)
+    monkeypatch.setattr(sweeping, "LOSERS_END_WITHIN_S", 3600.0)
     world.run(driver, 0)
     driver.end()
     away = world.start(in_background=True)
@@ -116,9 +116,10 @@ def test_a_loser_is_looked_for_twice_and_not_after_each_batch_from_then_on(
     assert len(asking) == 3, "as often as without losers"
 
 
-def test_a_loser_of_a_batch_behind_which_a_sink_was_away_is_looked_for_twice_too(
+def test_a_loser_of_a_batch_behind_which_a_sink_was_away_is_looked_for_once_it_is_back(
     world: World, asking: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """It has ended by then, so that one look finds all that it has opened."""
     clock = stopped_clock(monkeypatch)
     driver = world.start()
     with monkeypatch.context() as patch:
@@ -126,13 +127,16 @@ def test_a_loser_of_a_batch_behind_which_a_sink_was_away_is_looked_for_twice_too
         patch.setattr(Sweeper, "sweep_older", lambda *_: None)
         run_with_a_loser(world, driver, 0)
         run_with_a_loser(world, driver, 1)
-    clock.pass_by(20.0)
-    world.run(driver, 2)
-    assert (len(asking), world.unfinished()) == (1, [])
+    clock.pass_by(4.0)
     begin_late(world, driver)
-    clock.pass_by(5.0)
+    world.run(driver, 2)
+    assert asking == [], "not once a batch"
+    clock.pass_by(16.0)
     world.run(driver, 3)
-    assert (len(asking), world.unfinished()) == (2, [])
+    assert (len(asking), world.unfinished()) == (1, [])
+    clock.pass_by(5.0)
+    world.run(driver, 4)
+    assert len(asking) == 1, "as often as without losers"
 
 
 def test_no_batch_waits_for_a_sweep_of_its_own(world: World, driver: RunDriver, asking: list[str]) -> None:
@@ -158,9 +162,9 @@ def test_a_sink_that_does_not_answer_is_asked_less_and_less_often(
     world.run(driver, 0)
     monkeypatch.setattr(_Committer, "list_lingering", at_first_not)
     run_with_a_loser(world, driver, 1)
-    eventually(lambda: "could not sweep" in caplog.text, "it was asked once")
+    eventually(lambda: "could not be aborted" in caplog.text, "it was asked once")
     world.run(driver, *range(2, 50))
-    assert caplog.text.count("could not sweep") == 1
+    assert caplog.text.count("could not be aborted") == 1
     assert {driver._owner("memory").generation} == {0}, "nothing was asked to be aborted, so nothing can arrive late"
     away = False
     driver.close()
