@@ -1,4 +1,4 @@
-"""``sparkonce mysql orphans``: all that is open and ours is listed, and nothing is changed."""
+"""``sparkonce orphans --system mysql``: all that is open and ours is listed, and nothing is changed."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from sparkonce.protocol.handles import Handle
 from sparkonce.protocol.outcomes import Outcome
 from sparkonce.protocol.ownership import TransactionName
 from sparkonce.sinks.mysql.names import FORMAT_ID, Xid, lock_name, stage_table
-from sparkonce.sinks.mysql.orphans import MySQLOrphan, list_orphans
+from sparkonce.sinks.mysql.orphans import MySQLOrphan, list_open
 from sparkonce.sinks.mysql.settings import parse_settings
 from sparkonce.sinks.mysql.sink import MySQLSink
 from sparkonce.testing.scene import Scene
@@ -51,7 +51,7 @@ def name_of(handle: Handle) -> TransactionName:
 
 def listed(scene: Scene, witness: Witness) -> list[MySQLOrphan]:
     settings = {name: value for name, value in witness.settings.items() if name != "database"}
-    return [one for one in list_orphans(settings) if one.query == scene.query]
+    return [one for one in list_open(settings) if one.query == scene.query]
 
 
 def test_all_of_a_batch_under_way_is_listed_with_its_age(two_phase: Scene, witness: Witness) -> None:
@@ -98,10 +98,10 @@ def test_a_branch_whose_markers_cannot_be_seen_is_listed_without_its_age(two_pha
     witness.run(f"CREATE USER {user}@'127.0.0.1'")
     settings = {**witness.settings, "user": user}
     del settings["database"]
-    (one,) = (each for each in list_orphans(settings) if each.query == two_phase.query)
+    (one,) = (each for each in list_open(settings) if each.query == two_phase.query)
     assert (one.kind, one.batch, one.slot, one.age_s, one.database) == ("prepared", -1, -1, -1, "")
     text = shlex.join(f"{name}={str(value).lower()}" for name, value in settings.items())
-    shown = CliRunner().invoke(app, ["mysql", "orphans", "--settings", text, "--older-than-s", "3600"])
+    shown = CliRunner().invoke(app, ["orphans", "--system", "mysql", "--settings", text, "--older-than-s", "3600"])
     assert one.name in shown.output
     witness.run(f"DROP USER {user}@'127.0.0.1'")
     two_phase.abort(handle)
@@ -134,7 +134,7 @@ def test_a_branch_that_mariadb_hides_is_listed(two_phase: Scene, witness: Witnes
 def test_the_command_lists_ours_alone_and_changes_nothing(two_phase: Scene, witness: Witness) -> None:
     run = CliRunner()
     settings = shlex.join(f"{name}={str(value).lower()}" for name, value in witness.settings.items())
-    command = ["mysql", "orphans", "--settings", settings, "--query", two_phase.query]
+    command = ["orphans", "--system", "mysql", "--settings", settings, "--query", two_phase.query]
     assert "Nothing of sparkonce is open" in run.invoke(app, command).output
     handle = two_phase.prepare(0)
     xid = Xid.of(name_of(handle))
@@ -156,7 +156,7 @@ def test_the_command_lists_ours_alone_and_changes_nothing(two_phase: Scene, witn
     assert (one["kind"], one["name"]) == ("prepared", str(xid))
     assert asked("--older-than-s", "3600") == []
     assert asked("--query", "ffffffff-ffff-ffff") == []
-    everything = json.loads(run.invoke(app, [*command[:4], "--json"]).output)
+    everything = json.loads(run.invoke(app, [*command[:5], "--json"]).output)
     assert len([one for one in everything if one["kind"] == "prepared"]) == len(before) - len(foreign)
     assert witness.xids() == before
     for each in (*foreign, str(xid)):
@@ -181,7 +181,7 @@ def test_what_the_page_says_takes_orphans_of_a_query_away_that_is_gone_for_good(
 
 def test_a_server_that_cannot_be_reached_is_said_without_a_secret(witness: Witness) -> None:
     settings = f"host=127.0.0.1 port={witness.server.port} user=nobody password=s3cr3t ssl_disabled=true"
-    found = CliRunner().invoke(app, ["mysql", "orphans", "--settings", settings])
+    found = CliRunner().invoke(app, ["orphans", "--system", "mysql", "--settings", settings])
     assert found.exit_code == 1
     assert f"127.0.0.1:{witness.server.port}" in found.output
     assert "s3cr3t" not in found.output

@@ -29,9 +29,9 @@ from sparkonce.sink import TwoPhaseCommitSink
 from sparkonce.sinks.files.partitions import values_of
 from sparkonce.sinks.files.sink import FilesSink
 from sparkonce.sinks.mysql.names import quote
-from sparkonce.sinks.mysql.orphans import list_orphans as list_mysql_orphans
+from sparkonce.sinks.mysql.orphans import list_open as list_mysql_orphans
 from sparkonce.sinks.mysql.sink import MySQLSink
-from sparkonce.sinks.postgres.orphans import list_orphans
+from sparkonce.sinks.postgres.orphans import list_open as list_orphans
 from sparkonce.sinks.postgres.sink import PostgresSink
 
 __all__ = ["bucket", "s3"]

@@ -33,11 +33,12 @@ from sparkonce.protocol.handles import Handle
 from sparkonce.protocol.outcomes import Finished, Outcome
 from sparkonce.protocol.ownership import Token
 from sparkonce.rig.servers.postgres import PostgresServer
+from sparkonce.sinks._shared.idle_pool import IdlePool
 from sparkonce.sinks.postgres import committer as committer_module
 from sparkonce.sinks.postgres import staged as staged_module
-from sparkonce.sinks.postgres.connection import Connections
+from sparkonce.sinks.postgres.connection import connect, is_alive, is_idle
 from sparkonce.sinks.postgres.markers import KEPT_BATCHES
-from sparkonce.sinks.postgres.settings import Connecting, Limits
+from sparkonce.sinks.postgres.settings import Conninfo, Limits
 from sparkonce.sinks.postgres.sink import PostgresSink
 
 pytestmark = needs_postgres
@@ -168,7 +169,7 @@ def test_a_second_try_waits_for_the_first_ones_key_and_then_gives_up(server: Pos
     ask(server, "ALTER TABLE t ADD UNIQUE (id)")
     given = sink(server, commit="two_phase")
     first = prepare(given, rows(1))
-    with pytest.raises(PrepareError, match=r"55P03.*sparkonce postgres orphans"):
+    with pytest.raises(PrepareError, match=r"55P03.*sparkonce orphans --system postgres"):
         prepare(given, rows(1))
     finish(given, first, commit=False)
     staged = sink(server)
@@ -343,7 +344,8 @@ def test_a_server_that_stands_still_is_not_waited_for_beyond_the_deadline(server
 
 def test_a_connection_that_comes_back_after_the_others_were_closed_is_closed(server: PostgresServer) -> None:
     """Given back by a thread for which nobody waits any more."""
-    connections = Connections(Connecting.of(server.conninfo()))
+    to = Conninfo.of(server.conninfo())
+    connections = IdlePool(lambda: connect(to), is_idle=is_idle, is_alive=is_alive)
     with connections.lent(), connections.lent() as idle:
         pass
     assert not idle.closed
@@ -505,5 +507,5 @@ def test_connections_are_used_again_and_not_hoarded(server: PostgresServer) -> N
     assert len(sessions(server)) == 1
     with closing(given.committer()) as committer:
         committer.commit(handles)
-        assert len(sessions(server)) <= 1 + committer_module._AT_ONCE
+        assert len(sessions(server)) <= 1 + committer_module.AT_ONCE
     assert ask(server, sql.SQL("SELECT count(*) FROM t")) == [(20,)]

@@ -29,7 +29,7 @@ from small_job import SmallJob
 from sparkonce.cli.main import app
 from sparkonce.protocol.state import Phase
 from sparkonce.rig.servers.postgres import PostgresServer
-from sparkonce.sinks.postgres.orphans import list_orphans
+from sparkonce.sinks.postgres.orphans import list_open
 
 pytestmark = needs_postgres
 
@@ -51,7 +51,7 @@ def test_all_that_is_open_is_listed_with_age_locks_and_who_waits(server: Postgre
         waiting.start()
         try:
             _until_waits(server)
-            found = {one.kind: one for one in list_orphans(server.conninfo())}
+            found = {one.kind: one for one in list_open(server.conninfo())}
         finally:
             other.cancel_safe()
             waiting.join()
@@ -82,7 +82,7 @@ def _until_waits(server: PostgresServer) -> None:
 
 def test_the_command_lists_and_changes_nothing(server: PostgresServer) -> None:
     run = CliRunner()
-    command = ["postgres", "orphans", "--conninfo", server.conninfo()]
+    command = ["orphans", "--system", "postgres", "--settings", server.conninfo()]
     assert "Nothing of sparkonce is open" in run.invoke(app, command).output
     given = sink(server, commit="two_phase")
     handle = prepare(given, ROWS)
@@ -99,7 +99,7 @@ def test_the_command_lists_and_changes_nothing(server: PostgresServer) -> None:
 
 def test_a_server_that_cannot_be_reached_is_said_without_a_secret(server: PostgresServer) -> None:
     conninfo = f"host=127.0.0.1 port={server.port} dbname=none user=postgres password=s3cr3t"
-    found = CliRunner().invoke(app, ["postgres", "orphans", "--conninfo", conninfo])
+    found = CliRunner().invoke(app, ["orphans", "--system", "postgres", "--settings", conninfo])
     assert found.exit_code == 1
     assert "dbname=none" in found.output
     assert "s3cr3t" not in found.output
@@ -112,7 +112,7 @@ def test_what_the_page_says_takes_orphans_of_a_query_away_that_is_gone_for_good(
     ask(server, f"ROLLBACK PREPARED '{name}'")
     (table,) = staging_tables(server)
     ask(server, f"BEGIN; DROP TABLE {table}; DELETE FROM sparkonce_commits WHERE name = '{staged['name']}'; COMMIT")  # noqa: S608
-    assert list_orphans(server.conninfo()) == []
+    assert list_open(server.conninfo()) == []
     found = finish(sink(server), held, staged)
     assert {one.outcome.name for one in found} == {"LOST"}
 

@@ -20,9 +20,9 @@ from sparkonce.errors import PreflightError, SparkonceError
 from sparkonce.protocol.state import Phase
 from sparkonce.rig.servers.postgres import PostgresServer
 from sparkonce.sink import TwoPhaseCommitSink
-from sparkonce.sinks.mysql.orphans import list_orphans as list_mysql_orphans
+from sparkonce.sinks.mysql.orphans import list_open as list_mysql_orphans
 from sparkonce.sinks.mysql.sink import MySQLSink
-from sparkonce.sinks.postgres.orphans import list_orphans
+from sparkonce.sinks.postgres.orphans import list_open as list_orphans
 from sparkonce.sinks.postgres.sink import PostgresSink
 
 SLOW = pytest.mark.slow

@@ -26,10 +26,10 @@ from sparkonce.rig.servers.mariadb import MariaDBServer
 from sparkonce.rig.servers.postgres import PostgresServer
 from sparkonce.rig.servers.redis import RedisServer
 from sparkonce.sink import Owner, TwoPhaseCommitSink, WriterContext
-from sparkonce.sinks.mysql.orphans import list_orphans as list_mysql_orphans
+from sparkonce.sinks.mysql.orphans import list_open as list_mysql_orphans
 from sparkonce.sinks.mysql.sink import MySQLSink
 from sparkonce.sinks.postgres.connection import close_all
-from sparkonce.sinks.postgres.orphans import list_orphans
+from sparkonce.sinks.postgres.orphans import list_open as list_orphans
 from sparkonce.sinks.postgres.sink import PostgresSink
 from sparkonce.sinks.redis.sink import RedisSink
 

@@ -34,6 +34,7 @@ from sparkonce.protocol.records import Commit, Void
 from sparkonce.protocol.state import Phase, State
 from sparkonce.protocol.view import Floor
 from sparkonce.sink import SinkCommitter
+from sparkonce.sinks._shared.names import Claims
 from sparkonce.sinks.files.committer import FilesCommitter
 from sparkonce.sinks.files.handle import read_handle
 from sparkonce.sinks.files.local import store as local_store
@@ -44,7 +45,6 @@ from sparkonce.sinks.kafka.producer_pool import ProducerPool
 from sparkonce.sinks.mysql import prepared
 from sparkonce.sinks.mysql.names import Xid
 from sparkonce.sinks.postgres.committer import PostgresCommitter
-from sparkonce.sinks.postgres.names import Claimed
 
 LOST = Finished(outcome=Outcome.LOST, reason="said by a mutant")
 
@@ -404,7 +404,7 @@ MUTANTS = (
     Mutant(
         name="PostgreSQL: a sweep takes newer runs' transactions, too",
         kinds=_POSTGRES,
-        patches=((Claimed, "has", lambda _, __: True),),
+        patches=((Claims, "has", lambda _, __: True),),
     ),
     Mutant(
         name="PostgreSQL: a gid that is not there is lost, whatever its marker says",

@@ -23,10 +23,12 @@ from sparkonce.errors import PrepareError
 from sparkonce.protocol.handles import transaction_fields
 from sparkonce.protocol.ownership import TransactionName
 from sparkonce.protocol.traces import Trace
+from sparkonce.sinks._shared.committing import Every
+from sparkonce.sinks._shared.settings import STAGED, TWO_PHASE
 from sparkonce.sinks.postgres import committer as product
 from sparkonce.sinks.postgres.committer import PostgresCommitter
-from sparkonce.sinks.postgres.markers import Look
-from sparkonce.sinks.postgres.names import STAGED, TWO_PHASE, BackendName, Place, fields_of, handle_of
+from sparkonce.sinks.postgres.markers import MarkerState
+from sparkonce.sinks.postgres.names import BackendName, Location, Transaction
 from sparkonce.sinks.postgres.settings import Limits
 
 if TYPE_CHECKING:
@@ -36,7 +38,7 @@ if TYPE_CHECKING:
     from sparkonce.protocol.handles import Handle, Scalar
     from sparkonce.sink import Owner
 
-PLACE = Place(system="1", database="d", commits="public")
+PLACE = Location(system="1", database="d", commits="public")
 LIMITS = Limits()
 
 
@@ -72,8 +74,9 @@ class Postgres(System):
 
     def committer(self) -> PostgresCommitter:
         made = PostgresCommitter.__new__(PostgresCommitter)
-        made._connections = _Connections(self)  # type: ignore[assignment]
-        made._name, made._limits, made._tidy_from, made._newest, made._target = self.name, LIMITS, 0, (), None
+        made._sessions = _Connections(self)  # type: ignore[assignment]
+        made._name, made._server, made._answer_s, made._newest = self.name, self.name, LIMITS.answer_s, ()
+        made._limits, made._tidying, made._target = LIMITS, Every(product.TIDY_EVERY), None
         return made
 
     def writer(self, owner: Owner, process: Process, batch: int, slot: int, copy: int) -> Writer:
@@ -168,9 +171,9 @@ class Postgres(System):
                 del self.locks[name]
         connection.held = []
 
-    def look(self, name: TransactionName) -> Look:
+    def look(self, name: TransactionName) -> MarkerState:
         newest = max((one.batch for one, state in self.markers.items() if state == "committed"), default=-1)
-        return Look(
+        return MarkerState(
             state=self.markers.get(name),
             is_prepared=name in self.prepared,
             system="1",
@@ -285,13 +288,13 @@ class Step(sql.Composable):
 # --- in place of the product's statements -----------------------------------------------------------------------------
 
 
-def look_for(connection: Connection, name: TransactionName, place: Place) -> Look:
-    found: Look = connection.ask(("looks for", name), lambda: connection.server.look(name))
+def look_for(connection: Connection, name: TransactionName, place: Location) -> MarkerState:
+    found: MarkerState = connection.ask(("looks for", name), lambda: connection.server.look(name))
     return found
 
 
 def lock(
-    connection: Connection, names: Sequence[TransactionName], place: Place
+    connection: Connection, names: Sequence[TransactionName], place: Location
 ) -> dict[TransactionName, tuple[str, str]]:
     found: dict[TransactionName, tuple[str, str]] = connection.ask(
         ("locks markers",), lambda: connection.server.lock(connection, names)
@@ -299,7 +302,7 @@ def lock(
     return found
 
 
-def not_committed(connection: Connection, names: Sequence[TransactionName], place: Place) -> list[TransactionName]:
+def not_committed(connection: Connection, names: Sequence[TransactionName], place: Location) -> list[TransactionName]:
     return [name for name in names if connection.server.markers.get(name) != "committed"]
 
 
@@ -318,13 +321,13 @@ def list_staged(connection: Connection, schema: str, queries: Sequence[str]) -> 
     return connection.ask(("lists staged",), listed)
 
 
-def read_traces(connection: Connection, prefix: str, query: str, place: Place) -> list[Trace]:
+def read_traces(connection: Connection, prefix: str, query: str, place: Location) -> list[Trace]:
     def read() -> list[Trace]:
         server = connection.server
         return [
             Trace(
                 token=name.token,
-                committed=transaction_fields(fields_of(server.kind, str(name), place)),
+                committed=transaction_fields(_transaction(server.kind, name).fields()),
                 begun_ms=name.batch * BATCHES_APART_MS,
             )
             for name, state in server.markers.items()
@@ -334,13 +337,17 @@ def read_traces(connection: Connection, prefix: str, query: str, place: Place) -
     return connection.ask(("reads markers",), read)
 
 
+def _transaction(kind: str, name: TransactionName) -> Transaction:
+    return Transaction(kind=kind, name=name, location=PLACE)
+
+
 REPLACED: tuple[tuple[str, str, Any], ...] = (
     ("prepared", "look_for", look_for),
     ("staged", "look_for", look_for),
     ("staged", "_lock", lock),
     ("staged", "begin", lambda *_, **__: "BEGIN"),
     ("staged", "_changed", lambda *_: None),
-    ("staged", "_move", lambda *_: None),
+    ("staged", "_merge", lambda *_: None),
     ("staged", "_commit", lambda waiting, _: Step(waiting, True)),
     ("staged", "_abort", lambda waiting, _: Step(waiting, False)),
     ("committer", "_list_sessions", list_sessions),
@@ -395,10 +402,10 @@ class _Writer(Writer):
         self._prepared = True
         if not self.ask(("prepares", self._name), prepare):
             raise PrepareError("the session was ended")
-        return fields_of(self.system.kind, str(self._name), PLACE)
+        return _transaction(self.system.kind, self._name).fields()
 
     def abort(self) -> None:
         self.left = True
         self.system.sessions.pop(self._name, None)
         if self._prepared:
-            self.system.committer().abort([handle_of("", self.system.kind, str(self._name), PLACE)])
+            self.system.committer().abort([_transaction(self.system.kind, self._name).handle("")])

@@ -263,7 +263,7 @@ _REPLACED: tuple[tuple[str, str, Any], ...] = (
         (f"{module}", "ThreadPoolExecutor", _Pool)
         for module in (
             "sparkonce.driver.run",
-            f"{_SINKS}.postgres.committer",
+            f"{_SINKS}._shared.committing",
             f"{_SINKS}.mysql.committer",
             f"{_SINKS}.files.local.store",
             f"{_SINKS}.files.s3.store",

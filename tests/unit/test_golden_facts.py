@@ -70,9 +70,9 @@ def on_postgres(there: Facts, known: Facts) -> Facts:
             "obj_description": [(there["system"], None)],
         }
     )
-    ask = sink._ask()
-    postgres._check_same_schema(ask, known)
-    found = postgres._check_server(connection, ask, known)
+    request = sink._request()
+    postgres._check_same_schema(request, known)
+    found = postgres._check_server(connection, request, known)
     return {**there, **found}
 
 

@@ -81,7 +81,10 @@ def of_kafka(handle: Handle) -> Mapping[str, str | int]:
 def of_postgres(handle: Handle) -> Mapping[str, str | int]:
     fields = dict(handle.transaction)
     assert set(fields) == postgres.FIELDS
-    return postgres.fields_of(str(fields["commit"]), str(named(handle)), postgres.Place.of(fields))
+    found = postgres.Transaction.of(fields)
+    assert found is not None
+    assert found.name == named(handle)
+    return found.fields()
 
 
 def of_mysql(handle: Handle) -> Mapping[str, str | int]:
@@ -225,8 +228,8 @@ def test_postgres_is_asked_to_commit_these_prepared_transactions(version: str) -
     connection = Postgres({})
     handles = decided(version)["postgres.two_phase"]
     for handle in handles:
-        place = postgres.Place.of(dict(handle.transaction))
-        found = try_finish(connection, named(handle), place, commit=True)  # type: ignore[arg-type]
+        location = postgres.Location.of(dict(handle.transaction))
+        found = try_finish(connection, named(handle), location, commit=True)  # type: ignore[arg-type]
         assert found.outcome is Outcome.COMMITTED
     gids = servers(version, DECIDED)["postgres"]["gids"]
     assert connection.executed == [f"COMMIT PREPARED '{gid}'" for gid in gids]
@@ -252,9 +255,9 @@ def test_postgres_is_asked_to_move_these_staged_rows(version: str, sink: str, sc
             "count(*)": [(number, handle.rows) for number, handle in enumerate(handles)],
         }
     )
-    place = postgres.Place.of(dict(handles[0].transaction))
+    location = postgres.Location.of(dict(handles[0].transaction))
     rows = {named(handle): handle.rows for handle in handles}
-    answers = commit_staged(connection, rows, place, Limits())  # type: ignore[arg-type]
+    answers = commit_staged(connection, rows, location, Limits())  # type: ignore[arg-type]
     assert {one.outcome for one in answers.values()} == {Outcome.COMMITTED}
     moving, ending = connection.executed[-2:]
     assert moving.startswith(moved)

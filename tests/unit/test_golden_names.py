@@ -32,7 +32,7 @@ from sparkonce.sinks.kafka.outcomes import Description, Transaction
 from sparkonce.sinks.mysql import markers as mysql_markers
 from sparkonce.sinks.mysql.names import FORMAT_ID, Stage, Xid, lock_name, parse_recovered
 from sparkonce.sinks.postgres.markers import read_traces
-from sparkonce.sinks.postgres.names import BackendName, Place, staging_table
+from sparkonce.sinks.postgres.names import BackendName, Location, staging_table
 from sparkonce.sinks.postgres.settings import Target
 from sparkonce.sinks.postgres.statements import create_commits
 from sparkonce.sinks.redis import names as redis
@@ -280,7 +280,7 @@ def of_postgres(version: str, view: LogView, sink: str) -> Sequence[Trace]:
     rows = servers(version, FINISHED)["postgres"]["markers"][known["commits"]]
     found = [(row[0], row[5], 0) for row in rows if (row[1], row[4]) == (known["prefix"], "committed")]
     connection: Any = SimpleNamespace(execute=lambda _: SimpleNamespace(fetchall=lambda: found))
-    return read_traces(connection, known["prefix"], SHORT, Place.of(known))
+    return read_traces(connection, known["prefix"], SHORT, Location.of(known))
 
 
 def of_mysql(version: str, view: LogView, sink: str) -> Sequence[Trace]:

@@ -6,8 +6,8 @@ import pytest
 
 from sparkonce.errors import ConfigurationError
 from sparkonce.protocol.ownership import Token, TransactionName
-from sparkonce.sinks.postgres.names import BackendName, Place, fields_of, staging_table
-from sparkonce.sinks.postgres.settings import Connecting, Target
+from sparkonce.sinks.postgres.names import BackendName, Location, Transaction, staging_table
+from sparkonce.sinks.postgres.settings import Conninfo, Target
 from sparkonce.sinks.postgres.sink import PostgresSink
 
 LONGEST = TransactionName(
@@ -46,18 +46,21 @@ def test_a_target_is_read_back_as_it_was_written_down() -> None:
 
 
 def test_the_handle_is_where_and_what() -> None:
-    fields = fields_of("staged", str(LONGEST), Place(system="1", database="d", commits="c"))
-    assert Place.of(fields) == Place(system="1", database="d", commits="c")
+    one = Transaction(kind="staged", name=LONGEST, location=Location(system="1", database="d", commits="c"))
+    assert Transaction.of(one.fields()) == one
+    assert Transaction.of(dict(one.handle("s").transaction)) == one
+    for other in ({}, {"commit": "other"}, {"name": "psql"}, {"more": 1}):
+        assert Transaction.of({**one.fields(), **other} if other else {}) is None
 
 
 def test_libpqs_settings_are_filled_up_and_never_shown() -> None:
-    to = Connecting.of("postgresql://u:secret@h:1/d?connect_timeout=3")
+    to = Conninfo.of("postgresql://u:secret@h:1/d?connect_timeout=3")
     known = dict(to.settings)
     assert (known["password"], known["connect_timeout"], known["client_encoding"]) == ("secret", "3", "UTF8")
-    assert (str(to), repr(to)) == ("host=h port=1 dbname=d user=u", "Connecting(host=h port=1 dbname=d user=u)")
+    assert (str(to), repr(to)) == ("host=h port=1 dbname=d user=u", "Conninfo(host=h port=1 dbname=d user=u)")
     assert pickle.loads(pickle.dumps(to)) == to  # noqa: S301 - pickled on the same line
     with pytest.raises(ConfigurationError, match="client_encoding='latin1'"):
-        Connecting.of({"client_encoding": "latin1"})
+        Conninfo.of({"client_encoding": "latin1"})
 
 
 def test_conditions_say_what_each_way_asks_of_the_server_and_its_readers() -> None:

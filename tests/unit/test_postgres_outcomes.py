@@ -42,12 +42,12 @@ def test_each_code_has_its_outcome_and_a_sentence(code: str, outcome: Outcome) -
     assert found.outcome is outcome
     assert found.reason.startswith(f"{code} " if code else "connection failed: why.")
     assert found.reason.endswith(".")
-    assert ("known to get" in found.reason) is (code in NOT_LISTED)
+    assert ("Unlisted answer" in found.reason) is (code in NOT_LISTED)
 
 
 def test_no_error_alone_says_that_rows_are_lost_or_committed() -> None:
     """That takes a look at the marker."""
-    assert {meaning.outcome for meaning in FINISHING.values()} == {Outcome.RETRY, Outcome.UNKNOWN}
+    assert {meaning.outcome for meaning in FINISHING.by_code.values()} == {Outcome.RETRY, Outcome.UNKNOWN}
 
 
 @pytest.mark.parametrize("code", ["", "22021", "23505", "25P03", "53200", "55P03", "57P01", "P0001", "XX000"])

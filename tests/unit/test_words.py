@@ -9,7 +9,7 @@ import pytest
 from sparkonce.sinks.files.outcomes import of_hdfs_error
 from sparkonce.sinks.files.s3.requests import refusal
 from sparkonce.sinks.mysql.connection import words_of as mysql_words
-from sparkonce.sinks.postgres.outcomes import words_of as postgres_words
+from sparkonce.sinks.postgres.outcomes import server_message as postgres_words
 from sparkonce.words import MOST_CHARACTERS, one_line
 
 FORGED = "a\r\n2026-11-23 sparkonce batch=99 committed\x1b[31m\x00\u2028\u202e\x9b"

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from sparkonce.cli import broker, demo, explain, mysql, new, postgres, run, verify
+from sparkonce.cli import broker, demo, explain, new, orphans, run, verify
 from sparkonce.cli.errors import tell
 from sparkonce.errors import SparkonceError
 from sparkonce.version import __version__
@@ -34,11 +34,10 @@ app = typer.Typer(
 )
 app.add_typer(broker.app, name="broker")
 app.add_typer(broker.app, name="kafka", hidden=True)  # as it was called first
-app.add_typer(postgres.app, name="postgres")
-app.add_typer(mysql.app, name="mysql")
 app.command()(new.new)
 app.command()(demo.demo)
 app.command()(explain.explain)
+app.command()(orphans.orphans)
 app.command(context_settings={"allow_interspersed_args": False, "ignore_unknown_options": True})(run.run)
 app.command()(verify.verify)
 

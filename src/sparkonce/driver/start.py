@@ -96,8 +96,7 @@ def _warn_of_removed(recorded: Mapping[str, Facts], sinks: Mapping[str, TwoPhase
                 "Sink %r, which this query's last run had, is taken away. If that run did not end cleanly, it may have "
                 "left transactions open, whose names begin with %r and hold %r. They hold back readers, or hold locks, "
                 "until they time out, if they ever do. Next: start the query once more with the sink, which ends them, "
-                "or end them on its server (sparkonce postgres orphans, sparkonce mysql orphans, "
-                "kafka-transactions.sh).",
+                "or end them on its server (sparkonce orphans, kafka-transactions.sh).",
                 *(name, prefix, query),
             )
 

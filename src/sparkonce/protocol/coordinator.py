@@ -30,14 +30,13 @@ from sparkonce.protocol import events as on
 from sparkonce.protocol.effects import Effect, StopReason
 from sparkonce.protocol.events import Event
 from sparkonce.protocol.handles import FINGERPRINT_MODULUS, Handle, lost_whole
+from sparkonce.protocol.horizon import KEEP_BATCHES, TIDY_EVERY_BATCHES
 from sparkonce.protocol.outcomes import COMMITTED, FINAL, Outcome
 from sparkonce.protocol.ownership import Token
 from sparkonce.protocol.records import Amend, Claim, Commit, Record, Void
 from sparkonce.protocol.state import BadTransition, Batch, Phase, State
 from sparkonce.protocol.view import Decision, LogView, LogViolation
 
-KEEP_BATCHES = 100
-TIDY_EVERY_BATCHES = 20
 KEEP_RECORDS = 1_000
 """How many records the log may have when a run claims: a query that fails at every start leaves a claim each time."""
 MOST_HEALINGS = 3

@@ -7,7 +7,8 @@ from statistics import median
 
 from sparkonce.lab.history import Event, History, Kind
 from sparkonce.lab.verdicts import MOST_EXAMPLES, Anomaly, Verdict
-from sparkonce.protocol.coordinator import KEEP_BATCHES, MOST_DOUBTS, MOST_HEALINGS, TIDY_EVERY_BATCHES
+from sparkonce.protocol.coordinator import MOST_DOUBTS, MOST_HEALINGS
+from sparkonce.protocol.horizon import KEEP_BATCHES, TIDY_EVERY_BATCHES
 
 LOG_FOLDER = "log"
 """The decision log's name in `Kind.FOLDER`."""

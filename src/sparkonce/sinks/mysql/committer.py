@@ -16,12 +16,12 @@ from sparkonce.protocol.outcomes import Finished, Outcome
 from sparkonce.protocol.ownership import TransactionName
 from sparkonce.protocol.traces import Trace
 from sparkonce.sink import Facts, Owner, SinkCommitter, claimed_by
+from sparkonce.sinks._shared.went_back import went_back
 from sparkonce.sinks.mysql import markers, prepared, staged
 from sparkonce.sinks.mysql.connection import SERVER_ERRORS, Link, connect, number_of, words_of
 from sparkonce.sinks.mysql.flavours import Flavour, flavour_of
 from sparkonce.sinks.mysql.outcomes import LOCKED, is_no_reply, outcome_of
 from sparkonce.sinks.mysql.settings import place
-from sparkonce.sinks.went_back import went_back
 
 log = logging.getLogger(__name__)
 

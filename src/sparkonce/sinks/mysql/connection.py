@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from sparkonce.arguments import missing_package
+from sparkonce.sinks._shared.tls_files import see_files
 from sparkonce.sinks.mysql.settings import connection_settings
-from sparkonce.sinks.tls_files import see_files
 from sparkonce.words import one_line
 
 try:

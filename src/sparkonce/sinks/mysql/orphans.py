@@ -1,7 +1,7 @@
-"""What sparkonce has open on a server, for the operator. Reads only.
+"""Lists what sparkonce has open on a server, for the operator. Reads only.
 
-Prepared branches are the server's, and everything else stands in some database: so all that the user may see are looked
-at.
+Prepared branches belong to the server, and everything else to some database: so all databases that the user may see are
+searched.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from sparkonce.errors import PreflightError
 from sparkonce.protocol.ownership import TransactionName
+from sparkonce.sinks._shared.orphans import Orphan, run_of, shown
+from sparkonce.sinks._shared.preflight import Attempts
 from sparkonce.sinks.mysql import markers, prepared, staged
 from sparkonce.sinks.mysql.connection import SERVER_ERRORS, Link, connect, said_by
 from sparkonce.sinks.mysql.flavours import flavour_of
 from sparkonce.sinks.mysql.names import Xid, lock_name, quote, stage_table
-from sparkonce.sinks.mysql.settings import place
-from sparkonce.sinks.orphans import Orphan, run_of
+from sparkonce.sinks.mysql.settings import parse_settings, place
 
 ANSWER_WITHIN_S = 30.0
 
@@ -35,7 +35,7 @@ _SIZE = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MySQLOrphan(Orphan):
-    """One thing that is open.
+    """One open thing.
 
     A ``session`` writes a branch of XA, and ``prepared`` is one that waits for its end; if no database that the user
     may see has its marker, it shows neither batch nor slot nor age. ``hidden`` is one that MariaDB holds and does not
@@ -43,40 +43,40 @@ class MySQLOrphan(Orphan):
     target.
 
     Attributes:
-        database: Where its marker is; empty if that cannot be seen.
+        database: That of its marker; empty if it cannot be seen.
     """
 
-    database: str
+    database: str = shown("database")
 
 
-def list_orphans(settings: Mapping[str, Any]) -> list[MySQLOrphan]:
-    """All of sparkonce's that the user of the settings may see, in all databases, the oldest first.
+def list_open(settings: str | Mapping[str, Any]) -> list[MySQLOrphan]:
+    """Lists all of sparkonce's that the user of the settings may see, in all databases, the oldest first.
 
     Args:
-        settings: PyMySQL's, as for the sink, of which ``database`` may be left out.
+        settings: PyMySQL's, as for the sink, as a mapping or as `parse_settings` reads it. ``database`` may be left
+            out.
 
     Raises:
         ConfigurationError: if a setting is none.
         PreflightError: if the server does not answer.
     """
-    try:
+    given = parse_settings(settings) if isinstance(settings, str) else settings
+    with Attempts(SERVER_ERRORS, said_by).of(
+        f"Listing what is open on the server at {place(given)}",
+        "check host, port, user, password, that the server runs, and the user's rights.",
+    ):
         link = connect(
-            {"database": "information_schema", **settings},
+            {"database": "information_schema", **given},
             program="sparkonce orphans",
             timeout_s=ANSWER_WITHIN_S,
             lock_wait_s=1,
         )
         with contextlib.closing(link):
             return sorted(_look(link), key=lambda orphan: -orphan.age_s)
-    except SERVER_ERRORS as error:
-        raise PreflightError(
-            f"The server at {place(settings)} did not say what is open: {said_by(error)}.",
-            next_step="check host, port, user, password, that the server runs, and the user's rights.",
-        ) from error
 
 
 def _look(link: Link) -> Iterator[MySQLOrphan]:
-    """In the order in which a transaction goes through its states: one on its way is seen at least once."""
+    # In the order in which a transaction goes through its states: one on its way is seen at least once.
     version, now = link.row("SELECT VERSION(), CAST(UNIX_TIMESTAMP(NOW(3)) * 1000 AS UNSIGNED)")
     flavour, now_ms = flavour_of(str(version)), int(now)
     branches: dict[Xid, tuple[str, markers.Marker]] = {}

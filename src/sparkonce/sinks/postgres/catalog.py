@@ -1,4 +1,4 @@
-"""The table as the server's catalog has it, held against the columns of the query."""
+"""The table as the server's catalog has it, compared with the columns of the query."""
 
 from __future__ import annotations
 
@@ -9,14 +9,15 @@ from typing import Any
 import pyarrow as pa
 from psycopg import sql
 
-from sparkonce.errors import PreflightError, SchemaError
+from sparkonce.errors import SchemaError
+from sparkonce.sinks._shared.preflight import refusal
 from sparkonce.sinks.postgres.connection import Connection
 from sparkonce.sinks.postgres.encode import Encode
 from sparkonce.sinks.postgres.settings import Target
 from sparkonce.sinks.postgres.types import ServerType, encoder
 
 MEND_PARTITION = "ALTER TABLE … SET LOGGED; take a foreign partition off by ALTER TABLE … DETACH PARTITION."
-"""What to do about `Table.fragile`."""
+"""The next step where `Table.fragile` is not empty."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,7 +49,7 @@ class Table:
         oid: Its number.
         signature: Changes with its columns and their types.
         kind: ``pg_class.relkind``.
-        fragile: Which tables that its rows go into, itself or partitions, do not keep them over a crash, and why.
+        fragile: The tables, itself or partitions, that do not keep its rows over a crash, and why.
         row_security: Whether policies apply to this role.
         rules: ``pg_rewrite.ev_type`` of its rules ON INSERT (3) and ON UPDATE (2).
         columns: In the table's order.
@@ -65,7 +66,7 @@ class Table:
     checks: tuple[tuple[str, tuple[str, ...], str], ...]
 
     def select(self, schema: pa.Schema, target: Target) -> tuple[str, ...]:
-        """The columns that are written, in the order of the query.
+        """Returns the columns that are written, in the order of the query.
 
         Raises:
             SchemaError: naming every column that does not fit.
@@ -94,7 +95,7 @@ class Table:
         return tuple(schema.names)
 
     def encoders(self, schema: pa.Schema) -> list[Encode]:
-        """How each of the columns is written.
+        """Returns the encoder of each column.
 
         Raises:
             SchemaError: if the table has changed, and a column does not fit any more.
@@ -109,7 +110,7 @@ class Table:
 
 
 def read_table(connection: Connection, target: Target) -> Table | None:
-    """The table as this role sees it; None if there is none.
+    """Reads the table as this role sees it; None if there is none.
 
     Raises:
         psycopg.Error: if the server does not say.
@@ -133,8 +134,8 @@ def read_table(connection: Connection, target: Target) -> Table | None:
     )
 
 
-def look_again(connection: Connection, target: Target) -> tuple[str, str]:
-    """`Table.signature` and `Table.fragile` as they are now; both empty if there is no such table.
+def read_signature(connection: Connection, target: Target) -> tuple[str, str]:
+    """Reads `Table.signature` and `Table.fragile` as they are now; both empty if there is no such table.
 
     Raises:
         psycopg.Error: if the server does not say.
@@ -143,11 +144,11 @@ def look_again(connection: Connection, target: Target) -> tuple[str, str]:
     return ("", "") if found is None else (str(found[3]), str(found[4]))
 
 
-def what_has_changed(target: Target, schema: str, staged: Sequence[str]) -> sql.Composed:
-    """Asks what of a target does not fit these staging tables any more; no rows if all does.
+def list_changes(target: Target, schema: str, staged: Sequence[str]) -> sql.Composed:
+    """Returns the query for those changes of a target that do not fit these staging tables any more.
 
-    After the rows were moved, in the same transaction: its lock keeps the columns as they are, and no partition that
-    comes later has any of the rows.
+    It runs after the rows were merged, in the same transaction: its lock keeps the columns as they are, and no
+    partition that comes later has any of the rows.
     """
     return _CHANGES.format(
         schema=target.schema, table=target.table, commits=schema, staged=list(staged), fragile=_FRAGILE
@@ -203,7 +204,7 @@ def _server_type(oid: int, modifier: int, shown: str, types: dict[int, dict[str,
 
 
 def _read_types(connection: Connection, oids: set[int]) -> dict[int, dict[str, Any]]:
-    """These types, what their domains stand for, and the elements of their arrays."""
+    """Reads these types, the types of their domains, and the elements of their arrays."""
     types: dict[int, dict[str, Any]] = {}
     wanted = set(oids)
     while wanted:
@@ -221,45 +222,42 @@ def _read_types(connection: Connection, oids: set[int]) -> dict[int, dict[str, A
 
 
 def unique_keys(connection: Connection, oid: int) -> Sequence[tuple[frozenset[str], bool, bool]]:
-    """The columns of each unique index that ON CONFLICT can use.
+    """Returns the columns of each unique index that ON CONFLICT can use.
 
-    With whether all of them are not null, and whether the index and the columns take the same values for equal.
+    Each comes with two flags: all columns are NOT NULL; the index and the columns take the same values for equal.
     """
     rows = connection.execute(_UNIQUE, (oid,)).fetchall()
     return [(frozenset(names), bool(not_null), bool(alike)) for names, not_null, alike in rows]
 
 
 def check_keys(connection: Connection, target: Target, table: Table) -> None:
-    """Whether a table can be upserted.
+    """Sees that a table can be upserted.
 
     Raises:
-        PreflightError: if not, by ``key_columns``.
+        PreflightError: if not, naming ``key_columns``.
     """
-    said = f"key_columns={list(target.keys)}"
     fitting = [found for found in unique_keys(connection, table.oid) if found[0] == frozenset(target.keys)]
     if not fitting:
-        problem = (
-            f"{said}: table {target} has no unique index on exactly these columns (partial, deferrable and expression "
+        why = (
+            f"table {target} has no unique index on exactly these columns (partial, deferrable and expression "
             "indexes do not count)"
         )
         step = "make a primary key or a unique index on them, or correct key_columns."
     elif not any(not_null for _, not_null, _ in fitting):
-        problem = f"{said} may be null, and null keys never conflict: a row of theirs would be added with each batch"
+        why = "they may be null, and null keys never conflict: a row of theirs would be added with each batch"
         step = "set them NOT NULL, or make them the primary key."
     elif not all(alike for _, _, alike in fitting):
-        problem = (
-            f"{said}: a unique index of table {target} on these columns has another collation than they have, and one "
-            "of both takes different texts for equal, such as 'A' and 'a': two rows of a batch would be one key"
+        why = (
+            f"a unique index of table {target} on these columns has another collation than they have, and one of both "
+            "takes different texts for equal, such as 'A' and 'a': two rows of a batch would be one key"
         )
         step = "give index and columns the same collation."
     elif table.rules:
-        problem = (
-            f"mode='upsert', and the server takes no ON CONFLICT with the rules ON INSERT or UPDATE of table {target}"
-        )
+        why = f"the server takes no ON CONFLICT with the rules ON INSERT or UPDATE of table {target}"
         step = "drop the rules, or use mode='append'."
     else:
         return
-    raise PreflightError(problem, next_step=step, setting="key_columns")
+    raise refusal("key_columns", list(target.keys), why, step)
 
 
 # A foreign server commits its part before this server's marker is durable: after a crash in between, rows came twice.
@@ -335,7 +333,7 @@ GROUP BY i.indexrelid
 
 
 def may_on_schema(connection: Connection, schema: str, right: str) -> bool | None:
-    """Whether this role has a right on a schema, ``USAGE`` or ``CREATE``; None if there is no such schema."""
+    """Returns whether this role has a right on a schema, ``USAGE`` or ``CREATE``; None if there is no such schema."""
     row = connection.execute(
         "SELECT pg_catalog.has_schema_privilege(oid, %s) FROM pg_catalog.pg_namespace WHERE nspname = %s",
         (right, schema),
@@ -344,7 +342,7 @@ def may_on_schema(connection: Connection, schema: str, right: str) -> bool | Non
 
 
 def row_triggers(connection: Connection, oid: int) -> int:
-    """How many triggers see each row before it is inserted, and may return another one or none, also of partitions."""
+    """Counts the triggers, also of partitions, that may change a row before it is inserted, or leave it out."""
     (count,) = connection.execute(
         "SELECT count(DISTINCT tgname) FROM pg_catalog.pg_trigger WHERE tgtype & 7 = 7 AND tgenabled IN ('O', 'A') "
         "AND tgrelid IN (SELECT relid FROM pg_catalog.pg_partition_tree(%(t)s::regclass) UNION ALL SELECT %(t)s::oid)",
@@ -354,7 +352,7 @@ def row_triggers(connection: Connection, oid: int) -> int:
 
 
 def late_refusals(connection: Connection, target: Target, table: Table) -> list[str]:
-    """What of the table may refuse a staged row after its batch is decided, counted, in words."""
+    """Returns, in words, what may refuse a staged row after its batch is decided, each with its number."""
     rows = connection.execute(
         "SELECT (SELECT count(*) FROM pg_catalog.pg_index WHERE indrelid = %(t)s AND (indisunique OR indisexclusion)), "
         "(SELECT count(*) FROM pg_catalog.pg_constraint WHERE conrelid = %(t)s AND contype = 'f'), "

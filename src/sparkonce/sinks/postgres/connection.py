@@ -1,4 +1,4 @@
-"""Connections to the server: what each is opened with, a deadline for every call, and idle ones that are used again.
+"""Connections to the server: their settings, a deadline for every call, and idle ones of this process.
 
 All settings of a session are made by ``SET LOCAL`` inside transactions, so that a connection can be used again, and
 that a pooler which gives a server's session to another client after each transaction does not carry them over.
@@ -12,7 +12,7 @@ import os
 import re
 import socket
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
 
@@ -20,16 +20,18 @@ import psycopg
 from psycopg import sql
 from psycopg.pq import TransactionStatus
 
-from sparkonce.sinks.postgres.settings import Connecting, Limits
+from sparkonce.sinks._shared.idle_pool import IdlePool, has_nothing_to_read
+from sparkonce.sinks.postgres.settings import Conninfo, Limits
 
 Connection = psycopg.Connection[tuple[Any, ...]]
 
 log = logging.getLogger(__name__)
 
-_IDLE_AT_MOST = 8
+_LOCAL = re.compile(r"localhost|127\.\d+\.\d+\.\d+|::1|[/@].*")
+_ASKED = frozenset({"host", "hostaddr", "sslmode", "gssencmode"})
 
 
-def connect(to: Connecting) -> Connection:
+def connect(to: Conninfo) -> Connection:
     """Opens a connection in autocommit: transactions are begun and ended by statements of ours.
 
     Raises:
@@ -38,12 +40,8 @@ def connect(to: Connecting) -> Connection:
     return psycopg.connect(**dict(to.settings), autocommit=True, prepare_threshold=None)  # type: ignore[arg-type]
 
 
-_LOCAL = re.compile(r"localhost|127\.\d+\.\d+\.\d+|::1|[/@].*")
-_ASKED = frozenset({"host", "hostaddr", "sslmode", "gssencmode"})
-
-
 def warn_of_wire(connection: Connection) -> None:
-    """Says so if the server is another machine and need not prove who it is: libpq's default asks for no proof."""
+    """Warns if the server is another machine and need not prove who it is: libpq's default asks for no proof."""
     options = {option.keyword.decode(): option.val or b"" for option in connection.pgconn.info}
     # Not the others: a password need not be text.
     given = {name: options.get(name, b"").decode(errors="replace") for name in _ASKED}
@@ -61,10 +59,8 @@ def warn_of_wire(connection: Connection) -> None:
 
 @contextmanager
 def within(connection: Connection, limit_s: float) -> Iterator[None]:
-    """Cuts the connection when the time is up, so that the call that waits on it fails.
-
-    The server's own timeouts do not help when the whole server stands still.
-    """
+    """Cuts the connection when the time is up, so that the call that waits on it fails."""
+    # The server's own timeouts do not help when the whole server stands still.
     timer = threading.Timer(limit_s, _cut, [connection])
     timer.daemon = True
     timer.start()
@@ -80,110 +76,46 @@ def _cut(connection: Connection) -> None:
         wire.shutdown(socket.SHUT_RDWR)
 
 
-class Connections:
-    """Idle connections to one place. Safe to use from several threads.
-
-    Args:
-        to: Where.
-        look: Called with each new connection, before it is used for anything else.
-    """
-
-    def __init__(self, to: Connecting, look: Callable[[Connection], None] | None = None) -> None:
-        self._to = to
-        self._look = look
-        self._lock = threading.Lock()
-        self._idle: list[Connection] = []
-        self._closed = False
-
-    @contextmanager
-    def lent(self) -> Iterator[Connection]:
-        """An open connection, which is kept for the next use unless something failed on it."""
-        connection = self.take()
-        try:
-            yield connection
-        except BaseException:
-            connection.close()
-            raise
-        self.give_back(connection)
-
-    def take(self) -> Connection:
-        """An idle connection, which the server may have left meanwhile, or a new one."""
-        while True:
-            with self._lock:
-                connection = self._idle.pop() if self._idle else None
-            if connection is None:
-                return self._connect()
-            if _is_alive(connection):
-                return connection
-            connection.close()
-
-    def _connect(self) -> Connection:
-        connection = connect(self._to)
-        if self._look is not None:
-            try:
-                self._look(connection)
-            except BaseException:
-                connection.close()
-                raise
-        return connection
-
-    def give_back(self, connection: Connection) -> None:
-        """Keeps a connection that is in no transaction; closes any other."""
-        idle = not connection.closed and connection.info.transaction_status == TransactionStatus.IDLE
-        with self._lock:
-            if idle and not self._closed and len(self._idle) < _IDLE_AT_MOST:
-                self._idle.append(connection)
-                return
-        connection.close()
-
-    def close(self) -> None:
-        """Closes the idle ones, and keeps none from now on: a thread nobody waits for may still have one."""
-        with self._lock:
-            idle, self._idle, self._closed = self._idle, [], True
-        for connection in idle:
-            connection.close()
+def is_idle(connection: Connection) -> bool:
+    """Returns whether a connection is open and in no transaction."""
+    return not connection.closed and connection.info.transaction_status == TransactionStatus.IDLE
 
 
-def _is_alive(connection: Connection) -> bool:
-    """Whether nothing has arrived on it: to an idle session a server speaks only to end it, or that it has ended."""
+def is_alive(connection: Connection) -> bool:
+    """Returns whether the server has kept an idle connection."""
     try:
-        with socket.socket(fileno=os.dup(connection.fileno())) as wire:
-            wire.setblocking(False)
-            try:
-                wire.recv(1, socket.MSG_PEEK)
-            except BlockingIOError:
-                return True
-    except (OSError, psycopg.Error):
-        pass
-    return False
+        return has_nothing_to_read(connection.fileno())
+    except psycopg.Error:
+        return False
 
 
-_of_process: dict[tuple[int, Connecting], Connections] = {}
-_of_process_lock = threading.Lock()
+_pools: dict[tuple[int, Conninfo], IdlePool[Connection]] = {}
+_pools_lock = threading.Lock()
 
 
-def of_process(to: Connecting) -> Connections:
-    """The connections of this process: a Python worker runs one task after another."""
-    with _of_process_lock:
-        return _of_process.setdefault((os.getpid(), to), Connections(to))
+def pool_of_process(to: Conninfo) -> IdlePool[Connection]:
+    """Returns the idle connections of this process: a Python worker runs one task after another."""
+    with _pools_lock:
+        made = IdlePool(lambda: connect(to), is_idle=is_idle, is_alive=is_alive)
+        return _pools.setdefault((os.getpid(), to), made)
 
 
 @atexit.register
 def close_all() -> None:
     """Closes the idle connections of this process."""
-    with _of_process_lock:
-        own = [key for key in _of_process if key[0] == os.getpid()]
+    with _pools_lock:
+        own = [key for key in _pools if key[0] == os.getpid()]
         for key in own:
-            _of_process.pop(key).close()
+            _pools.pop(key).close()
 
 
 def begin(limits: Limits, statement_s: float, application_name: str, idle_s: float) -> sql.Composed:
-    """Begins a transaction whose settings do not depend on the server's, the role's or the database's.
+    """Returns what begins a transaction whose settings do not depend on the server's, the role's or the database's.
 
     Args:
-        limits: For how long a lock is waited for.
+        limits: How long a lock is waited for.
         statement_s: How long one statement may take.
-        application_name: What the session is called meanwhile.
+        application_name: The session's name meanwhile.
         idle_s: How long the server waits for the next statement of a client that may be gone, with all locks held.
     """
     settings = {

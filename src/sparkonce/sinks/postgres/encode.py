@@ -17,6 +17,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from sparkonce.sinks._shared.pieces import halves
+
 HEADER = b"PGCOPY\n\xff\r\n\0" + bytes(8)
 TRAILER = b"\xff\xff"
 
@@ -31,10 +33,14 @@ LARGEST_PIECE_BYTES = 64 * 1024 * 1024
 
 _LENGTH = np.dtype(">i4")
 _NULL = -1
+_START = np.zeros(1, np.int64)
+_ARRAY_HEADER = np.dtype(
+    [("dimensions", ">i4"), ("nulls", ">i4"), ("element", ">u4"), ("length", ">i4"), ("lower", ">i4")]
+)
 
 
 def encode_rows(rows: pa.RecordBatch, encoders: Sequence[Encode]) -> Iterator[memoryview]:
-    """The rows as binary COPY data, in one or more pieces, without header and trailer.
+    """Yields the rows as binary COPY data, in one or more pieces, without header and trailer.
 
     Args:
         rows: With a column for each encoder, in the same order.
@@ -42,19 +48,15 @@ def encode_rows(rows: pa.RecordBatch, encoders: Sequence[Encode]) -> Iterator[me
     """
     if rows.num_rows == 0:
         return
-    if rows.nbytes > LARGEST_PIECE_BYTES and rows.num_rows > 1:
-        half = rows.num_rows // 2
-        yield from encode_rows(rows.slice(0, half), encoders)
-        yield from encode_rows(rows.slice(half), encoders)
-        return
-    parts: list[Part] = [np.array(len(encoders), ">i2")]
-    for column, encode in zip(rows.columns, encoders, strict=True):
-        parts += encode(column)
-    yield row_bytes(join(parts, rows.num_rows))[0]
+    for piece in halves(rows, LARGEST_PIECE_BYTES):
+        parts: list[Part] = [np.array(len(encoders), ">i2")]
+        for column, encode in zip(piece.columns, encoders, strict=True):
+            parts += encode(column)
+        yield row_bytes(join(parts, piece.num_rows))[0]
 
 
 def fixed(values: Fixed, nulls: Fixed | None) -> list[Part]:
-    """Values of one width.
+    """Returns the parts of values of one width.
 
     Args:
         values: One for each row, in the byte order of the network.
@@ -70,7 +72,7 @@ def fixed(values: Fixed, nulls: Fixed | None) -> list[Part]:
 
 
 def ragged(values: pa.Array, lead: bytes = b"") -> list[Part]:
-    """Values of any length.
+    """Returns the parts of values of any length.
 
     Args:
         values: A binary array.
@@ -86,11 +88,11 @@ def ragged(values: pa.Array, lead: bytes = b"") -> list[Part]:
 
 
 def array(values: pa.Array, element: Encode, element_oid: int) -> list[Part]:
-    """Arrays of one dimension: a header of 20 bytes, then each element as a length and its bytes."""
+    """Returns the parts of arrays of one dimension: a header of 20 bytes, then each element's length and bytes."""
     lengths = pc.fill_null(pc.list_value_length(values), 0).to_numpy(zero_copy_only=False).astype(np.int64)
     elements = values.flatten()
-    data, starts = row_bytes(join(element(elements), len(elements))) if len(elements) else (memoryview(b""), _NOWHERE)
-    bounds = starts[np.concatenate((_NOWHERE, np.cumsum(lengths)))].astype(np.int32)
+    data, starts = row_bytes(join(element(elements), len(elements))) if len(elements) else (memoryview(b""), _START)
+    bounds = starts[np.concatenate((_START, np.cumsum(lengths)))].astype(np.int32)
     header = np.zeros(len(values), _ARRAY_HEADER)
     header["dimensions"] = 1
     header["nulls"] = int(elements.null_count > 0)
@@ -105,12 +107,12 @@ def array(values: pa.Array, element: Encode, element_oid: int) -> list[Part]:
 
 
 def null_mask(values: pa.Array) -> Fixed | None:
-    """Which values are null; None if none is."""
+    """Returns which values are null; None if none is."""
     return values.is_null().to_numpy(zero_copy_only=False) if values.null_count else None
 
 
 def integers(values: pa.Array, dtype: str, arrow: pa.DataType) -> Fixed:
-    """The values of a column whose nulls have something in their place."""
+    """Returns the values of a column, with 0 for a null."""
     column = values if values.type == arrow else values.cast(arrow)
     if column.null_count:
         column = pc.fill_null(column, 0)
@@ -119,7 +121,7 @@ def integers(values: pa.Array, dtype: str, arrow: pa.DataType) -> Fixed:
 
 
 def join(parts: Sequence[Part], rows: int) -> Part:
-    """All parts of each row, one after the other."""
+    """Joins all parts of each row, one after the other."""
     whole: list[Part] = []
     for is_fixed, group in groupby(parts, lambda part: isinstance(part, np.ndarray)):
         neighbours = list(group)
@@ -129,12 +131,6 @@ def join(parts: Sequence[Part], rows: int) -> Part:
     texts = [_same_width(part) if isinstance(part, np.ndarray) else part for part in whole]
     joined: Part = pc.binary_join_element_wise(*texts, b"", null_handling="skip")
     return joined
-
-
-_NOWHERE = np.zeros(1, np.int64)
-_ARRAY_HEADER = np.dtype(
-    [("dimensions", ">i4"), ("nulls", ">i4"), ("element", ">u4"), ("length", ">i4"), ("lower", ">i4")]
-)
 
 
 def _side_by_side(parts: Sequence[Fixed], rows: int) -> Fixed:
@@ -155,7 +151,7 @@ def _binary(ends: Fixed, data: Fixed | memoryview) -> pa.Array:
 
 
 def row_bytes(part: Part) -> tuple[memoryview, Fixed]:
-    """The bytes of all rows, and where each row begins and the last one ends."""
+    """Returns the bytes of all rows, and where each row begins and the last one ends."""
     if isinstance(part, np.ndarray):
         width = part.dtype.itemsize
         return part.view(np.uint8).data, np.arange(len(part) + 1, dtype=np.int64) * width

@@ -1,23 +1,23 @@
-"""The names that a copy's transaction goes by on the server."""
+"""The names of a copy's transaction on the server, and of what it leaves there."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 from zlib import crc32
 
 from sparkonce.protocol.handles import Handle, Scalar, transaction_fields
 from sparkonce.protocol.ownership import Token, TransactionName
-from sparkonce.sink import Facts, Owner, claimed_by
+from sparkonce.sink import Facts
+from sparkonce.sinks._shared.settings import STAGED, TWO_PHASE
 
-TWO_PHASE = "two_phase"
-STAGED = "staged"
 OPEN = "open"
-"""Stands in the handle of a transaction that is still being written; only `list_lingering` makes such."""
+"""The kind of a transaction that is still being written; only `list_lingering` makes handles of such."""
 
 FIELDS = frozenset({"commit", "name", "system", "database", "commits"})
-"""What a handle of this sink holds."""
+"""The fields of this sink's handles."""
 
 _BACKEND = re.compile(
     r"so\.(?P<prefix>[0-9a-f]{8})\.(?P<query>[0-9a-f]{12})\.(?P<position>0|[1-9a-f][0-9a-f]{0,15})-(?P<nonce>[0-9a-f]{8})"
@@ -27,7 +27,7 @@ _BACKEND = re.compile(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BackendName:
-    """What an open transaction shows as ``application_name``, which ends at 63 bytes: what fits of its name.
+    """The application_name of an open session: the transaction's name, cut to PostgreSQL's 63 bytes.
 
     Attributes:
         prefix: The CRC-32 of the prefix.
@@ -46,12 +46,12 @@ class BackendName:
 
     @classmethod
     def of(cls, name: TransactionName) -> BackendName:
-        """That of a transaction."""
+        """Returns that of a transaction."""
         return cls(prefix=_short(name.prefix), query=name.query, token=name.token, copy=name.copy)
 
     @classmethod
     def parse(cls, text: str) -> BackendName | None:
-        """The name as a value, or None if it is not one of sparkonce's."""
+        """Returns the name as a value, or None if it is not one of sparkonce's."""
         match = _BACKEND.fullmatch(text)
         if match is None:
             return None
@@ -59,13 +59,13 @@ class BackendName:
         return cls(prefix=int(match["prefix"], 16), query=match["query"], token=token, copy=match["copy"])
 
     def belongs_to(self, prefix: str, query: str, tokens: frozenset[Token]) -> bool:
-        """Whether one of these runs of this query made it."""
+        """Returns whether one of these runs of this query made it."""
         return self.prefix == _short(prefix) and self.query == query and self.token in tokens
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
-    """Where a transaction is, as far as the server says.
+class Location:
+    """The database that holds a transaction, as far as the server says.
 
     Attributes:
         system: ``system_identifier`` of the cluster, empty if it may not be read.
@@ -78,53 +78,64 @@ class Place:
     commits: str
 
     @classmethod
-    def of(cls, fields: Mapping[str, Scalar] | Facts) -> Place:
-        """Out of facts, or of a handle's fields."""
+    def of(cls, fields: Mapping[str, Scalar] | Facts) -> Location:
+        """Returns that of facts, or of a handle's fields."""
         return cls(system=str(fields["system"]), database=str(fields["database"]), commits=str(fields["commits"]))
 
 
-def fields_of(commit: str, name: str, place: Place) -> dict[str, Scalar]:
-    """A transaction as the plain fields of a handle."""
-    return {
-        "commit": commit,
-        "name": name,
-        "system": place.system,
-        "database": place.database,
-        "commits": place.commits,
-    }
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Transaction:
+    """One copy's transaction, as a handle names it.
 
+    Attributes:
+        kind: ``two_phase`` if it is prepared, ``staged`` if its rows are in a staging table, or `OPEN`.
+        name: Its name; of an open one that of its session.
+        location: Where it is.
+    """
 
-def handle_of(sink: str, commit: str, name: str, place: Place) -> Handle:
-    """A handle that an abort takes."""
-    return Handle(sink=sink, slot=0, transaction=transaction_fields(fields_of(commit, name, place)))
+    kind: str
+    name: Any
+    location: Location
+
+    @classmethod
+    def of(cls, fields: Mapping[str, Scalar]) -> Transaction | None:
+        """Returns the transaction of a handle's fields, or None if they are not this sink's."""
+        if set(fields) != FIELDS:
+            return None
+        kind, text = str(fields["commit"]), str(fields["name"])
+        if kind not in (TWO_PHASE, STAGED, OPEN):
+            return None
+        name = BackendName.parse(text) if kind == OPEN else TransactionName.parse(text)
+        return None if name is None else cls(kind=kind, name=name, location=Location.of(fields))
+
+    @property
+    def backend(self) -> BackendName:
+        """The name of the session that writes it."""
+        return self.name if isinstance(self.name, BackendName) else BackendName.of(self.name)
+
+    @property
+    def prefix_and_query(self) -> tuple[str, str]:
+        """Whose it is."""
+        return self.name.prefix, self.name.query
+
+    def fields(self) -> dict[str, Scalar]:
+        """Returns the fields of its handle."""
+        return {
+            "commit": self.kind,
+            "name": str(self.name),
+            "system": self.location.system,
+            "database": self.location.database,
+            "commits": self.location.commits,
+        }
+
+    def handle(self, sink: str) -> Handle:
+        """Returns a handle that an abort takes."""
+        return Handle(sink=sink, slot=0, transaction=transaction_fields(self.fields()))
 
 
 def staging_table(name: TransactionName) -> str:
-    """What a copy's staging table is called. Its whole name stands in the table of markers."""
+    """Returns the name of a copy's staging table. Its marker has the whole name of the transaction."""
     return f"sparkonce_{name.query}_{name.copy}"
-
-
-class Claimed:
-    """Which runs are asked for: compares names field by field.
-
-    Args:
-        owners: The runs. Those without a prefix among their facts wrote no transactions.
-    """
-
-    def __init__(self, owners: Sequence[Owner]) -> None:
-        self._tokens = claimed_by(owners)
-        self.places = dict.fromkeys(Place.of(owner.facts) for owner in owners if owner.facts.get("prefix"))
-
-    @property
-    def queries(self) -> list[str]:
-        """Their queries."""
-        return sorted({query for _, query in self._tokens})
-
-    def has(self, name: TransactionName | BackendName | None) -> bool:
-        """Whether one of them made it."""
-        return name is not None and any(
-            name.belongs_to(prefix, query, tokens) for (prefix, query), tokens in self._tokens.items()
-        )
 
 
 def _short(prefix: str) -> int:

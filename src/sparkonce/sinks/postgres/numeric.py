@@ -16,7 +16,7 @@ _LIMBS = 5
 
 
 def numeric(values: pa.Array) -> Fixed:
-    """Each decimal as ``ndigits, weight, sign, dscale`` and its groups; a null as anything.
+    """Returns each decimal as ``ndigits, weight, sign, dscale`` and its groups; a null as anything.
 
     All rows of a column take the same width, with leading zeros, which the server strips (``make_result`` in its
     ``numeric.c``).
@@ -48,7 +48,7 @@ def numeric(values: pa.Array) -> Fixed:
 
 
 def _small(words: Fixed, negative: Fixed, factor: int, groups: int) -> list[Fixed]:
-    """The groups, the least first, of numbers that fit into 64 bits."""
+    """Returns the groups, the least first, of numbers that fit into 64 bits."""
     number = words[:, 0].view(np.int64)
     rest = np.where(negative, -number, number) * factor
     found = []
@@ -70,7 +70,7 @@ def _large(words: Fixed, negative: Fixed, factor: int, groups: int) -> list[Fixe
 
 
 def _absolute(words: Fixed, negative: Fixed) -> list[Fixed]:
-    """128-bit numbers without their sign, as four limbs of 32 bits, the least first."""
+    """Returns 128-bit numbers without their sign, as four limbs of 32 bits, the least first."""
     low = np.where(negative, ~words[:, 0] + np.uint64(1), words[:, 0])
     carry = (words[:, 0] == 0).astype(np.uint64)
     high = np.where(negative, ~words[:, 1] + carry, words[:, 1])

@@ -1,11 +1,11 @@
-"""What is checked about a server and a table before anything is claimed or written."""
+"""The checks of a server and a table before anything is claimed or written."""
 
 from __future__ import annotations
 
 import logging
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +15,8 @@ from sparkonce.errors import PreflightError
 from sparkonce.guarantees import Guarantee
 from sparkonce.protocol.ownership import TransactionName
 from sparkonce.sink import Facts
+from sparkonce.sinks._shared.preflight import Attempts, check_same, refusal
+from sparkonce.sinks._shared.settings import APPEND, TWO_PHASE, UPSERT
 from sparkonce.sinks.postgres.catalog import (
     MEND_PARTITION,
     Table,
@@ -27,9 +29,8 @@ from sparkonce.sinks.postgres.catalog import (
 )
 from sparkonce.sinks.postgres.connection import Connection, connect, warn_of_wire, within
 from sparkonce.sinks.postgres.markers import find_commits, read_system
-from sparkonce.sinks.postgres.names import TWO_PHASE
-from sparkonce.sinks.postgres.outcomes import words_of
-from sparkonce.sinks.postgres.settings import COMMITS_TABLE, Connecting, Target, quoted
+from sparkonce.sinks.postgres.outcomes import server_message
+from sparkonce.sinks.postgres.settings import COMMITS_TABLE, Conninfo, Target, quoted
 from sparkonce.sinks.postgres.statements import create_commits
 
 if TYPE_CHECKING:
@@ -38,11 +39,11 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 TIMEOUT_S = 15.0
-"""How long a server that is starting is waited for, and how long all questions may take once it answers."""
+"""How long to wait for a server that is starting, and how long all questions may take once it answers."""
 
 OLDEST = 120_000
 _PAUSE_S = 0.25
-_COMES_UP = ("57P03", "starting up", "not yet accepting")
+_STARTING = ("57P03", "starting up", "not yet accepting")
 _MADE_BY_ANOTHER = ("23505", "42P07", "42710")
 _TABLES = {"r": "table", "p": "partitioned table"}
 _KINDS = {"v": "view", "m": "materialized view", "f": "foreign table", "S": "sequence", "i": "index"}
@@ -50,19 +51,19 @@ _RIGHTS = ("SELECT", "INSERT", "UPDATE", "DELETE")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ask:
-    """What is to be checked.
+class PreflightRequest:
+    """The subject of the checks.
 
     Attributes:
-        to: Where the server is.
+        to: The server's address.
         target: The table and its rules.
         commit: ``staged`` or ``two_phase``.
         commits_schema: The schema of the markers and staging tables.
-        prefix: What begins this sink's names.
+        prefix: The beginning of this sink's names.
         guarantee: Below EXACTLY_ONCE nothing about transactions is checked.
     """
 
-    to: Connecting
+    to: Conninfo
     target: Target
     commit: str
     commits_schema: str
@@ -70,72 +71,57 @@ class Ask:
     guarantee: Guarantee
 
 
-def preflight(ask: Ask, query: str, recorded: Facts | None) -> tuple[Facts, Table]:
+def preflight(request: PreflightRequest, query: str, recorded: Facts | None) -> tuple[Facts, Table]:
     """Checks server, table, limits and permissions, and makes the table of markers if it is not there.
 
     Raises:
         PreflightError: naming the setting and its value.
     """
     recorded = recorded or {}
-    if ask.guarantee is Guarantee.EXACTLY_ONCE:
-        _check_same_schema(ask, recorded)
-    with _looking(ask) as connection:
+    if request.guarantee is Guarantee.EXACTLY_ONCE:
+        _check_same_schema(request, recorded)
+    with _connected(request) as connection:
         warn_of_wire(connection)
-        facts = _check_server(connection, ask, recorded)
-        table = _check_table(connection, ask)
-        if ask.guarantee is not Guarantee.EXACTLY_ONCE:
+        facts = _check_server(connection, request, recorded)
+        table = _check_table(connection, request)
+        if request.guarantee is not Guarantee.EXACTLY_ONCE:
             return facts, table
-        _check_durable(connection, ask, table)
-        if "3" in table.rules:
-            log.warning(
-                "Table %s has rules ON INSERT. They apply with commit='staged', which inserts, and may leave rows out "
-                "or send them elsewhere, unseen; with commit='two_phase', which copies, they do not.",
-                ask.target,
-            )
-        if count := row_triggers(connection, table.oid):
-            log.warning(
-                "Table %s has %d trigger(s) BEFORE INSERT FOR EACH ROW. They may change rows, or leave them out, "
-                "unseen: progress counts the rows that were given to the table.",
-                *(ask.target, count),
-            )
-        if ask.commit == TWO_PHASE:
-            _check_two_phase(connection, ask, query, table)
+        _check_durable(connection, request, table)
+        _warn_of_changes(connection, request, table)
+        if request.commit == TWO_PHASE:
+            _check_two_phase(connection, request, query, table)
         else:
-            _check_staged(connection, ask, table)
-        _check_commits(connection, ask, is_new="commits" not in recorded)
-        return {**facts, "commits": ask.commits_schema, "prefix": ask.prefix}, table
+            _check_staged(connection, request, table)
+        _check_commits(connection, request, is_new="commits" not in recorded)
+        return {**facts, "commits": request.commits_schema, "prefix": request.prefix}, table
 
 
-def look_at_table(ask: Ask) -> Table:
-    """The table alone, for whoever asks for its columns first.
+def read_target(request: PreflightRequest) -> Table:
+    """Reads only the table, for callers that need its columns before preflight.
 
     Raises:
         PreflightError: if it is not there or may not be written.
     """
-    with _looking(ask) as connection:
-        return _check_table(connection, ask)
+    with _connected(request) as connection:
+        return _check_table(connection, request)
 
 
 @contextmanager
-def _looking(ask: Ask) -> Iterator[Connection]:
-    connection = _connect(ask.to)
-    try:
-        with within(connection, TIMEOUT_S):
-            yield connection
-    except psycopg.Error as error:
-        raise PreflightError(
-            f"PostgreSQL at {ask.to} did not answer the checks: {words_of(error)}",
-            next_step="see the server's own words and its log.",
-        ) from None
-    finally:
-        connection.close()
+def _connected(request: PreflightRequest) -> Iterator[Connection]:
+    attempts = Attempts((psycopg.Error,), server_message)
+    with (
+        closing(_connect(request.to)) as connection,
+        attempts.of(f"Checking PostgreSQL at {request.to}", "see the server's own words and its log."),
+        within(connection, TIMEOUT_S),
+    ):
+        yield connection
 
 
-def _connect(to: Connecting) -> Connection:
+def _connect(to: Conninfo) -> Connection:
     give_up_at = time.monotonic() + TIMEOUT_S
     found = _try_to_connect(to)
     # Nothing else is tried again: some servers lock users out who keep giving a wrong password.
-    while isinstance(found, str) and any(one in found for one in _COMES_UP) and time.monotonic() < give_up_at:
+    while isinstance(found, str) and any(one in found for one in _STARTING) and time.monotonic() < give_up_at:
         time.sleep(_PAUSE_S)
         found = _try_to_connect(to)
     if isinstance(found, str):
@@ -147,40 +133,41 @@ def _connect(to: Connecting) -> Connection:
     return found
 
 
-def _try_to_connect(to: Connecting) -> Connection | str:
-    """A connection, or why there is none."""
+def _try_to_connect(to: Conninfo) -> Connection | str:
+    """Returns a connection, or why there is none."""
     try:
         return connect(to)
     except psycopg.Error as error:
-        return words_of(error)
+        return server_message(error)
 
 
-def _check_same_schema(ask: Ask, recorded: Facts) -> None:
-    before = recorded.get("commits", ask.commits_schema)
-    if before != ask.commits_schema:
-        raise PreflightError(
-            f"commits_schema={ask.commits_schema!r}, and this query has its markers and staging tables in schema "
-            f"{before!r}: they say what is committed",
-            next_step=f"set commits_schema={before!r}, whatever the schema of the table is, or start a new query with "
-            "a new checkpoint.",
-            setting="commits_schema",
-        )
+def _check_same_schema(request: PreflightRequest, recorded: Facts) -> None:
+    check_same(
+        "commits_schema",
+        request.commits_schema,
+        recorded,
+        "commits",
+        "this query has its markers and staging tables in schema {before}, and they say what is committed",
+        "set commits_schema={before}, whatever the schema of the table is, or start a new query with a new checkpoint.",
+    )
 
 
-def _check_server(connection: Connection, ask: Ask, recorded: Facts) -> Facts:
+def _check_server(connection: Connection, request: PreflightRequest, recorded: Facts) -> Facts:
     version, standby, database, pid = _row(
         connection,
         "SELECT pg_catalog.current_setting('server_version_num')::int, pg_catalog.pg_is_in_recovery(), "
         "pg_catalog.current_database()::text, pg_catalog.pg_backend_pid()",
     )
     if version < OLDEST:
-        raise PreflightError(
-            f"server_version_num={version}: PostgreSQL {OLDEST // 10_000} is the oldest that is supported",
-            next_step="update the server.",
+        raise refusal(
+            "server_version_num",
+            version,
+            f"PostgreSQL {OLDEST // 10_000} is the oldest that is supported",
+            "update the server.",
         )
     if standby:
         raise PreflightError(
-            f"the server at {ask.to} is a standby (pg_is_in_recovery), which takes no rows",
+            f"the server at {request.to} is a standby (pg_is_in_recovery), which takes no rows",
             next_step="connect to the primary: name all hosts and set target_session_attrs=read-write.",
             setting="conninfo",
         )
@@ -188,9 +175,9 @@ def _check_server(connection: Connection, ask: Ask, recorded: Facts) -> Facts:
         log.info(
             "There is a connection pooler before PostgreSQL at %s. Sessions and transactions may be pooled, statements "
             "not: everything is set within transactions.",
-            ask.to,
+            request.to,
         )
-    facts = {"system": read_system(connection, ask.commits_schema), "database": database}
+    facts = {"system": read_system(connection, request.commits_schema), "database": database}
     before = {name: recorded.get(name, facts[name]) for name in facts}
     if not before["system"]:
         # Handles say so, too; a right that is granted later must not make this another server.
@@ -199,13 +186,13 @@ def _check_server(connection: Connection, ask: Ask, recorded: Facts) -> Facts:
         raise PreflightError(
             f"conninfo leads to database {database!r} of system {facts['system'] or '?'}, and this query has written "
             f"to {before['database']!r} of system {before['system']}: its open transactions are there",
-            next_step=_way_on(ask, before["system"], facts["system"]),
+            next_step=_next_step_for(request, before["system"], facts["system"]),
             setting="conninfo",
         )
     return facts
 
 
-def _way_on(ask: Ask, before: str, now: str) -> str:
+def _next_step_for(request: PreflightRequest, before: str, now: str) -> str:
     advice = "connect to the database of before, or start a new query with a new checkpoint."
     if not now:
         return "GRANT EXECUTE ON FUNCTION pg_catalog.pg_control_system() TO the role of the query, as before."
@@ -213,12 +200,12 @@ def _way_on(ask: Ask, before: str, now: str) -> str:
         return advice
     return (
         f"{advice} If this is the server of before after pg_upgrade, or all of that database moved here: COMMENT ON "
-        f"TABLE {quoted(ask.commits_schema)}.{COMMITS_TABLE} IS 'system {now} was {before}'."
+        f"TABLE {quoted(request.commits_schema)}.{COMMITS_TABLE} IS 'system {now} was {before}'."
     )
 
 
-def _check_table(connection: Connection, ask: Ask) -> Table:
-    target = ask.target
+def _check_table(connection: Connection, request: PreflightRequest) -> Table:
+    target = request.target
     table = read_table(connection, target)
     if table is None:
         raise PreflightError(
@@ -232,7 +219,7 @@ def _check_table(connection: Connection, ask: Ask) -> Table:
             next_step="name the table itself.",
             setting="table",
         )
-    rights = ["INSERT"] if target.mode == "append" else ["INSERT", "SELECT", "UPDATE"]
+    rights = ["INSERT"] if target.mode == APPEND else ["INSERT", "SELECT", "UPDATE"]
     missing = [
         right
         for right in rights
@@ -245,44 +232,61 @@ def _check_table(connection: Connection, ask: Ask) -> Table:
             next_step=f"GRANT {', '.join(missing)} ON {target} TO the role of the query.",
             setting="table",
         )
-    if target.mode == "upsert":
+    if target.mode == UPSERT:
         check_keys(connection, target, table)
     return table
 
 
-def _check_durable(connection: Connection, ask: Ask, table: Table) -> None:
+def _warn_of_changes(connection: Connection, request: PreflightRequest, table: Table) -> None:
+    if "3" in table.rules:
+        log.warning(
+            "Table %s has rules ON INSERT. They apply with commit='staged', which inserts, and may silently leave rows "
+            "out or send them elsewhere; with commit='two_phase', which copies, they do not.",
+            request.target,
+        )
+    if count := row_triggers(connection, table.oid):
+        log.warning(
+            "Table %s has %d trigger(s) BEFORE INSERT FOR EACH ROW. They may silently change rows, or leave them out: "
+            "progress counts the rows that were given to the table.",
+            *(request.target, count),
+        )
+
+
+def _check_durable(connection: Connection, request: PreflightRequest, table: Table) -> None:
     if table.fragile:
         raise PreflightError(
-            f"rows of table {ask.target} may go where they are not safe: {table.fragile}",
+            f"rows of table {request.target} may go where they are not safe: {table.fragile}",
             next_step=MEND_PARTITION,
             setting="table",
         )
     (fsync,) = _row(connection, "SELECT pg_catalog.current_setting('fsync')")
     if fsync != "on":
-        raise PreflightError(
-            f"fsync={fsync}: the server may lose what it has confirmed when its machine crashes",
-            next_step="set fsync=on, or choose another guarantee.",
-            setting="fsync",
+        raise refusal(
+            "fsync",
+            fsync,
+            "the server may lose what it has confirmed when its machine crashes",
+            "set fsync=on, or choose another guarantee.",
         )
 
 
-def _check_two_phase(connection: Connection, ask: Ask, query: str, table: Table) -> None:
+def _check_two_phase(connection: Connection, request: PreflightRequest, query: str, table: Table) -> None:
     (most,) = _row(connection, "SELECT pg_catalog.current_setting('max_prepared_transactions')::int")
     if most == 0:
-        raise PreflightError(
-            "max_prepared_transactions=0: the server takes no prepared transactions",
-            next_step="set max_prepared_transactions above the slots of all queries together and restart the server, "
-            "or use commit='staged', which needs none.",
-            setting="max_prepared_transactions",
+        raise refusal(
+            "max_prepared_transactions",
+            most,
+            "the server takes no prepared transactions",
+            "set max_prepared_transactions above the slots of all queries together and restart the server, or use "
+            "commit='staged', which needs none.",
         )
     gids = [gid for (gid,) in connection.execute("SELECT gid FROM pg_catalog.pg_prepared_xacts").fetchall()]
-    # What this query left is finished or swept before it writes.
-    others = [gid for gid in gids if not _is_own(gid, ask.prefix, query)]
+    # This query's own are finished or swept before it writes.
+    others = [gid for gid in gids if not _is_own(gid, request.prefix, query)]
     if len(others) >= most:
         raise PreflightError(
             f"max_prepared_transactions={most}, and {len(others)} are in use by others",
-            next_step="raise it and restart the server, or finish those that nobody will (`sparkonce postgres "
-            "orphans` lists sparkonce's, pg_prepared_xacts all).",
+            next_step="raise it and restart the server, or finish those that nobody will (`sparkonce orphans "
+            "--system postgres` lists sparkonce's, pg_prepared_xacts all).",
             setting="max_prepared_transactions",
         )
     log.info(
@@ -290,7 +294,7 @@ def _check_two_phase(connection: Connection, ask: Ask, query: str, table: Table)
     )
     if table.row_security:
         raise PreflightError(
-            f"row-level security applies to this role on table {ask.target}, and COPY does not work then",
+            f"row-level security applies to this role on table {request.target}, and COPY does not work then",
             next_step="use commit='staged', or a role with BYPASSRLS.",
             setting="commit",
         )
@@ -299,31 +303,31 @@ def _check_two_phase(connection: Connection, ask: Ask, query: str, table: Table)
             "Table %s has %d unique index(es). With commit='two_phase' a slot that is tried again waits for its first "
             "try, if that was prepared and its worker lost, until lock_timeout_s ends the batch; commit='staged' does "
             "not.",
-            *(ask.target, len(keys)),
+            *(request.target, len(keys)),
         )
 
 
-def _check_staged(connection: Connection, ask: Ask, table: Table) -> None:
-    found = may_on_schema(connection, ask.commits_schema, "CREATE")
+def _check_staged(connection: Connection, request: PreflightRequest, table: Table) -> None:
+    found = may_on_schema(connection, request.commits_schema, "CREATE")
     if not found:
-        raise PreflightError(
-            f"commits_schema={ask.commits_schema!r}: "
-            + ("there is no such schema" if found is None else "no permission to make staging tables in it"),
-            next_step=f"CREATE SCHEMA {quoted(ask.commits_schema)}, or GRANT CREATE, USAGE on it TO the query's role.",
-            setting="commits_schema",
+        raise refusal(
+            "commits_schema",
+            repr(request.commits_schema),
+            "there is no such schema" if found is None else "no permission to make staging tables in it",
+            f"CREATE SCHEMA {quoted(request.commits_schema)}, or GRANT CREATE, USAGE on it TO the query's role.",
         )
-    if late := late_refusals(connection, ask.target, table):
+    if late := late_refusals(connection, request.target, table):
         log.warning(
             "Table %s has %s. With commit='staged' a row that these refuse is refused after its batch is decided: the "
             "query stops until the row or the table is corrected, see docs/postgres.md.",
-            *(ask.target, " and ".join(late)),
+            *(request.target, " and ".join(late)),
         )
 
 
-def _check_commits(connection: Connection, ask: Ask, *, is_new: bool) -> None:
-    name = f"{quoted(ask.commits_schema)}.{quoted(COMMITS_TABLE)}"
-    _check_usage(connection, ask.commits_schema, "commits_schema")
-    found = find_commits(connection, ask.commits_schema)
+def _check_commits(connection: Connection, request: PreflightRequest, *, is_new: bool) -> None:
+    name = f"{quoted(request.commits_schema)}.{quoted(COMMITS_TABLE)}"
+    _check_usage(connection, request.commits_schema, "commits_schema")
+    found = find_commits(connection, request.commits_schema)
     if found is None and not is_new:
         raise PreflightError(
             f"the table of markers {name} is gone, and without it nobody can tell what this query has committed",
@@ -331,18 +335,19 @@ def _check_commits(connection: Connection, ask: Ask, *, is_new: bool) -> None:
             setting="commits_schema",
         )
     if found is None:
+        statement = create_commits(request.commits_schema).as_string(connection)
         try:
-            connection.execute(create_commits(ask.commits_schema))
+            connection.execute(create_commits(request.commits_schema))
         except psycopg.Error as error:
-            # Two that start at once make it together; whoever comes second finds it.
+            # Of two that start at once one makes it, and the other finds it.
             if error.sqlstate not in _MADE_BY_ANOTHER:
                 raise PreflightError(
-                    f"the table of markers {name} is not there and cannot be made: {words_of(error)}",
-                    next_step=f"let its owner run: {create_commits(ask.commits_schema).as_string(connection)}; then "
-                    f"GRANT {', '.join(_RIGHTS)} ON {name} TO the role of the query. Or set commits_schema.",
+                    f"the table of markers {name} is not there and cannot be made: {server_message(error)}",
+                    next_step=f"let its owner run: {statement}; then GRANT "
+                    f"{', '.join(_RIGHTS)} ON {name} TO the role of the query. Or set commits_schema.",
                     setting="commits_schema",
                 ) from None
-        found = find_commits(connection, ask.commits_schema)
+        found = find_commits(connection, request.commits_schema)
     oid, is_durable, row_security = found or (0, False, False)
     missing = [
         right
@@ -371,12 +376,13 @@ def _check_commits(connection: Connection, ask: Ask, *, is_new: bool) -> None:
 
 
 def _check_usage(connection: Connection, schema: str, setting: str) -> None:
-    """The catalog shows tables, and rights on them, to roles that may not use their schema."""
+    # The catalog shows tables, and rights on them, also to roles that may not use their schema.
     if may_on_schema(connection, schema, "USAGE") is False:
-        raise PreflightError(
-            f"{setting}={schema!r}: no permission on the schema: USAGE missing",
-            next_step=f"GRANT USAGE ON SCHEMA {quoted(schema)} TO the role of the query.",
-            setting=setting,
+        raise refusal(
+            setting,
+            repr(schema),
+            "no permission on the schema: USAGE missing",
+            f"GRANT USAGE ON SCHEMA {quoted(schema)} TO the role of the query.",
         )
 
 

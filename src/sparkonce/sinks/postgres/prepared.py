@@ -8,61 +8,46 @@ from psycopg import sql
 from sparkonce.protocol.outcomes import Finished, Outcome
 from sparkonce.protocol.ownership import TransactionName
 from sparkonce.sinks.postgres.connection import Connection
-from sparkonce.sinks.postgres.markers import Look, look_for, nowhere
-from sparkonce.sinks.postgres.names import Place
+from sparkonce.sinks.postgres.markers import MarkerState, absent_verdict, look_for
+from sparkonce.sinks.postgres.names import Location
 from sparkonce.sinks.postgres.outcomes import NOT_FOUND, finished
 
 
-def commit_prepared(connection: Connection, name: TransactionName, place: Place) -> Finished:
-    """Commits one, or says what has become of it. Raises `psycopg.Error` if the connection is lost."""
+def try_finish(connection: Connection, name: TransactionName, location: Location, *, commit: bool) -> Finished:
+    """Commits or aborts a prepared transaction, with the server's errors as outcomes."""
     try:
-        connection.execute(sql.SQL("COMMIT PREPARED {}").format(str(name)))
-    except psycopg.errors.UndefinedObject as error:
-        if error.sqlstate != NOT_FOUND:
-            raise
-        return _gone(look_for(connection, name, place), name, place)
-    return Finished(outcome=Outcome.COMMITTED)
-
-
-def rollback_prepared(connection: Connection, name: TransactionName, place: Place) -> Finished:
-    """Aborts one, or says what has become of it. Raises `psycopg.Error` if the connection is lost."""
-    try:
-        connection.execute(sql.SQL("ROLLBACK PREPARED {}").format(str(name)))
-    except psycopg.errors.UndefinedObject as error:
-        if error.sqlstate != NOT_FOUND:
-            raise
-        verdict = _gone(look_for(connection, name, place), name, place)
-        if verdict.outcome is Outcome.LOST:
-            return Finished(outcome=Outcome.ABORTED, reason="It was gone already.")
-        return verdict
-    return Finished(outcome=Outcome.ABORTED)
+        return _finish(connection, name, location, commit=commit)
+    except psycopg.Error as error:
+        return finished(error)
 
 
 def list_prepared(connection: Connection) -> list[TransactionName]:
-    """Those of sparkonce in this database."""
+    """Returns those of sparkonce in this database."""
     rows = connection.execute(
         "SELECT gid FROM pg_catalog.pg_prepared_xacts WHERE database = pg_catalog.current_database()"
     ).fetchall()
     return [name for (gid,) in rows if (name := TransactionName.parse(gid)) is not None]
 
 
-def try_finish(connection: Connection, name: TransactionName, place: Place, *, commit: bool) -> Finished:
-    """`commit_prepared` or `rollback_prepared`, with the server's errors as outcomes."""
-    call = commit_prepared if commit else rollback_prepared
+def _finish(connection: Connection, name: TransactionName, location: Location, *, commit: bool) -> Finished:
+    statement = sql.SQL("COMMIT PREPARED {}" if commit else "ROLLBACK PREPARED {}")
     try:
-        return call(connection, name, place)
-    except psycopg.Error as error:
-        return finished(error)
+        connection.execute(statement.format(str(name)))
+    except psycopg.errors.UndefinedObject as error:
+        if error.sqlstate != NOT_FOUND:
+            raise
+        # Read after the refusal: whoever has committed it meanwhile had made its marker visible before its name went.
+        verdict = _gone(look_for(connection, name, location), name, location)
+        if verdict.outcome is Outcome.LOST and not commit:
+            return Finished(outcome=Outcome.ABORTED, reason="It was gone already.")
+        return verdict
+    return Finished(outcome=Outcome.COMMITTED if commit else Outcome.ABORTED)
 
 
-def _gone(look: Look, name: TransactionName, place: Place) -> Finished:
-    """What is true of a transaction that the server did not have when it was asked to finish it.
-
-    The look comes after that: whoever has committed it in the meantime was told that it is busy, or had made the marker
-    visible before the name went.
-    """
-    if look.state is not None:
+def _gone(found: MarkerState, name: TransactionName, location: Location) -> Finished:
+    """Returns the verdict on a transaction that the server did not have when it was asked to finish it."""
+    if found.state is not None:
         return Finished(outcome=Outcome.ALREADY_COMMITTED, reason="Its marker is there.")
-    if look.is_prepared:
+    if found.is_prepared:
         return Finished(outcome=Outcome.RETRY, reason="It has been prepared just now.")
-    return nowhere(look, name, place)
+    return absent_verdict(found, name, location)

@@ -1,4 +1,4 @@
-"""What the user says of the database and the table, as plain values that can be pickled, compared and never shown."""
+"""The user's settings of the database and the table, as plain values that can be pickled and compared."""
 
 from __future__ import annotations
 
@@ -7,13 +7,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from sparkonce.arguments import mapping, missing_package, number, one_of
+from sparkonce.arguments import mapping, missing_package, one_of
 from sparkonce.errors import ConfigurationError
-from sparkonce.protocol.ownership import NAME_PREFIX_LIMIT_BYTES
 from sparkonce.protocol.plain import read_json
+from sparkonce.sinks._shared.settings import APPEND, UPSERT, seconds
 
-MODES = ("append", "upsert")
-COMMITS = ("staged", "two_phase")
 CONFLICTS = ("update", "nothing")
 
 COMMITS_TABLE = "sparkonce_commits"
@@ -30,8 +28,8 @@ _DEFAULTS = {
 
 
 @dataclass(frozen=True, slots=True)
-class Connecting:
-    """libpq's settings. Shows the place alone, never what is secret.
+class Conninfo:
+    """libpq's settings. Shows the server's address alone, never what is secret.
 
     Attributes:
         settings: By libpq's names.
@@ -45,15 +43,15 @@ class Connecting:
         return " ".join(parts) or "libpq's defaults"
 
     def __repr__(self) -> str:
-        return f"Connecting({self})"
+        return f"Conninfo({self})"
 
     @classmethod
-    def of(cls, conninfo: str | Mapping[str, Any]) -> Connecting:
+    def of(cls, conninfo: str | Mapping[str, Any]) -> Conninfo:
         """Reads a connection string, a URI or a mapping.
 
         Raises:
-            ConfigurationError: if psycopg is not installed, or the settings are none of libpq's. What was given is not
-                repeated: it may hold a password.
+            ConfigurationError: if psycopg is not installed, or the settings are none of libpq's. They are not
+                repeated: one may be a password.
         """
         psycopg = import_psycopg()
         if not isinstance(conninfo, str):
@@ -62,19 +60,19 @@ class Connecting:
             if isinstance(conninfo, str):
                 given = psycopg.conninfo.conninfo_to_dict(conninfo)
             else:
-                # Only as a string is it held against libpq's names.
+                # libpq checks the names of a string only.
                 given = psycopg.conninfo.conninfo_to_dict(psycopg.conninfo.make_conninfo(**conninfo))
         except psycopg.ProgrammingError:
             raise ConfigurationError(
-                "conninfo is not a connection string that libpq understands, or has a setting that it does not know",
-                next_step="give 'host=… dbname=… user=…', a postgresql:// URI, or a mapping of libpq's settings.",
+                "conninfo is not a connection string that libpq understands, or has a setting that it does not know.",
+                next_step="Give 'host=… dbname=… user=…', a postgresql:// URI, or a mapping of libpq's settings.",
                 setting="conninfo",
             ) from None
         encoding = str(given.get("client_encoding", "UTF8")).upper().replace("-", "")
         if encoding != "UTF8":
             raise ConfigurationError(
-                f"client_encoding={given['client_encoding']!r}: rows come from Spark as UTF-8",
-                next_step="leave client_encoding out; the server converts to its own encoding.",
+                f"client_encoding={given['client_encoding']!r}: rows come from Spark as UTF-8.",
+                next_step="Leave client_encoding out; the server converts to its own encoding.",
             )
         whole = {**_DEFAULTS, **given, "client_encoding": "UTF8"}
         return cls(tuple(sorted((name, str(value)) for name, value in whole.items() if value is not None)))
@@ -82,12 +80,12 @@ class Connecting:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
-    """Where rows go, and what happens to a row whose key is there.
+    """The table that rows go to, and the rules for a row whose key is there.
 
     Attributes:
         schema: The table's.
         table: Its name, exactly as the catalog has it.
-        mode: One of `MODES`.
+        mode: ``append`` or ``upsert``.
         keys: The columns of the unique index that decides, for ``upsert``.
         on_conflict: One of `CONFLICTS`, for ``upsert``.
         order_by: The column whose greatest value wins where one batch has a key twice; empty for the last row.
@@ -95,7 +93,7 @@ class Target:
 
     schema: str
     table: str
-    mode: str = "append"
+    mode: str = APPEND
     keys: tuple[str, ...] = ()
     on_conflict: str = "update"
     order_by: str = ""
@@ -105,27 +103,23 @@ class Target:
 
     def check(self) -> None:
         """Raises `ConfigurationError` if the settings contradict each other."""
-        one_of("mode", self.mode, MODES)
         one_of("on_conflict", self.on_conflict, CONFLICTS)
         for setting, name in (("schema", self.schema), ("table", self.table)):
             check_identifier(setting, name)
-        if self.mode == "upsert" and not self.keys:
+        if self.mode != UPSERT and (self.order_by or self.on_conflict != "update"):
             raise ConfigurationError(
-                "mode='upsert' without key_columns", next_step="name the columns of the table's unique index."
-            )
-        if self.mode == "append" and (self.keys or self.order_by or self.on_conflict != "update"):
-            raise ConfigurationError(
-                "key_columns, order_by and on_conflict are for mode='upsert', and mode='append' is set",
-                next_step="leave them out, or set mode='upsert'.",
+                f"mode={self.mode!r} with order_by={self.order_by!r} and on_conflict={self.on_conflict!r}, which are "
+                "for upserts.",
+                next_step="Leave them out, or set mode='upsert'.",
             )
         if self.order_by and self.on_conflict == "nothing":
             raise ConfigurationError(
-                f"order_by={self.order_by!r} with on_conflict='nothing', which keeps the row that is there",
-                next_step="leave one of them out.",
+                f"order_by={self.order_by!r} with on_conflict='nothing', which keeps the row that is there.",
+                next_step="Leave one of them out.",
             )
 
     def to_text(self, columns: tuple[str, ...]) -> str:
-        """With the columns that are written, for the row that a staged copy leaves on the server."""
+        """Returns it and the columns that are written as text, for the marker of a staged copy."""
         return json.dumps(
             {
                 "schema": self.schema,
@@ -141,7 +135,7 @@ class Target:
 
     @classmethod
     def from_text(cls, text: str) -> tuple[Target, tuple[str, ...]]:
-        """What `to_text` wrote.
+        """Reads what `to_text` wrote.
 
         Raises:
             ValueError: if the text is something else.
@@ -157,7 +151,7 @@ class Target:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """How long what may take, in seconds.
+    """How long each kind of request may take, in seconds.
 
     Attributes:
         slot_s: One slot's transaction on the server, from its first row until it is prepared.
@@ -173,13 +167,13 @@ class Limits:
 
     def check(self) -> None:
         """Raises `ConfigurationError` for a limit that is none."""
-        named = {"slot_timeout_s": self.slot_s, "commit_timeout_s": self.commit_s, "lock_timeout_s": self.lock_s}
-        for name, value in named.items():
-            number(name, value, least=0.1, most=86_400)
+        seconds("slot_timeout_s", self.slot_s)
+        seconds("commit_timeout_s", self.commit_s)
+        seconds("lock_timeout_s", self.lock_s)
 
 
 def quoted(name: str) -> str:
-    """A name as messages show it, so that what they advise can be run as it stands."""
+    """Returns a name in quotes: what a message advises can then be run."""
     return '"' + name.replace('"', '""') + '"'
 
 
@@ -187,29 +181,13 @@ def check_identifier(setting: str, name: str) -> None:
     """Raises `ConfigurationError` for a name that PostgreSQL would cut off or refuse."""
     if not isinstance(name, str) or not name or "\0" in name or len(name.encode()) > _IDENTIFIER_LIMIT_BYTES:
         raise ConfigurationError(
-            f"{setting}={name!r} is no name in PostgreSQL: 1 to {_IDENTIFIER_LIMIT_BYTES} bytes, none of them NUL",
-            next_step="give schema and table apart, each exactly as the catalog has it, without quotes.",
+            f"{setting}={name!r} is no name in PostgreSQL: 1 to {_IDENTIFIER_LIMIT_BYTES} bytes, none of them NUL.",
+            next_step="Give schema and table apart, each exactly as the catalog has it, without quotes.",
         )
-
-
-def whole_prefix(prefix: str, name: str) -> str:
-    """What begins the names of a sink's transactions: two sinks of one query never share it.
-
-    Raises:
-        ConfigurationError: if it is too long or has a character that PostgreSQL cannot hold.
-    """
-    whole = f"{prefix}.{name}"
-    if not prefix or "\0" in whole or len(whole.encode()) > NAME_PREFIX_LIMIT_BYTES:
-        raise ConfigurationError(
-            f"prefix={prefix!r} and name={name!r} must together take fewer than {NAME_PREFIX_LIMIT_BYTES} bytes, and "
-            "hold no NUL",
-            next_step="choose a shorter prefix: PostgreSQL's names of prepared transactions end at 200 bytes.",
-        )
-    return whole
 
 
 def import_psycopg() -> Any:
-    """The client library.
+    """Imports the client library.
 
     Raises:
         ConfigurationError: if it is not installed.

@@ -1,44 +1,48 @@
-"""PostgreSQL as a part of the two-phase commit."""
+"""The sink for tables of PostgreSQL."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from sparkonce.arguments import need_package, one_of, texts
+from sparkonce.arguments import need_package
 from sparkonce.errors import ConfigurationError
 from sparkonce.guarantees import Guarantee
+from sparkonce.protocol.ownership import NAME_PREFIX_LIMIT_BYTES
 from sparkonce.sink import Facts, SinkCommitter, SinkWriter, TwoPhaseCommitSink, WriterContext
-from sparkonce.sinks.postgres.settings import COMMITS, Connecting, Limits, Target, check_identifier, whole_prefix
+from sparkonce.sinks._shared import settings as shared
+from sparkonce.sinks._shared.settings import STAGED, TWO_PHASE, UPSERT
+from sparkonce.sinks.postgres.settings import Conninfo, Limits, Target, check_identifier
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
     from sparkonce.sinks.postgres.catalog import Table
+    from sparkonce.sinks.postgres.preflight import PreflightRequest
 
 
 class PostgresSink(TwoPhaseCommitSink):
     """Writes rows into a table of PostgreSQL, by COPY in binary.
 
     Args:
-        conninfo: Where the server is: libpq's ``host=… dbname=… user=…``, a ``postgresql://`` URI, or a mapping of
-            libpq's settings. Never shown. The workers connect with it too.
+        conninfo: The server's address: libpq's ``host=… dbname=… user=…``, a ``postgresql://`` URI, or a mapping of
+            libpq's settings. Never shown. The workers connect with it, too.
         table: The table's name, exactly as the catalog has it, without quotes.
         schema: The table's schema.
         mode: ``append`` adds rows; ``upsert`` replaces those with the same key.
-        key_columns: For ``upsert``: the columns of a unique index, none of which may be null.
+        key_columns: For ``upsert``: the columns of a unique index, none of which may be null; one as a text, several
+            as a list.
         order_by: For ``upsert``: where one batch has a key twice, the row with the greatest value of this column wins.
             Without it, and among equals, the last row of the highest slot does.
         on_conflict: For ``upsert``: ``update`` replaces the row that is there, ``nothing`` keeps it.
         commit: ``staged`` or ``two_phase``, see docs/postgres.md. ``upsert`` needs ``staged``.
-        commits_schema: Where the table of markers, ``sparkonce_commits``, is, and where staging tables are made. None:
-            `schema`.
-        prefix: Begins, with `name`, the names of all transactions.
+        commits_schema: The schema of the markers (``sparkonce_commits``) and staging tables; None for `schema`.
+        prefix: Begins, with `name`, the names of all transactions: 100 bytes at most together.
         name: Unique within the query, and the same after a restart.
         guarantee: EXACTLY_ONCE holds rows back until the batch is decided; the others show each slot's rows at once.
         slot_timeout_s: How long one slot's transaction may stay open until it is prepared, in seconds.
         commit_timeout_s: How long the commit of a staged batch may take, in seconds.
-        lock_timeout_s: How long a lock of somebody else is waited for, in seconds.
+        lock_timeout_s: How long to wait for a lock of another session, in seconds.
 
     Raises:
         ConfigurationError: naming the setting that is wrong or contradicts another.
@@ -51,7 +55,7 @@ class PostgresSink(TwoPhaseCommitSink):
         table: str,
         schema: str = "public",
         mode: str = "append",
-        key_columns: Sequence[str] = (),
+        key_columns: str | Sequence[str] = (),
         order_by: str | None = None,
         on_conflict: str = "update",
         commit: str = "staged",
@@ -65,41 +69,42 @@ class PostgresSink(TwoPhaseCommitSink):
     ) -> None:
         super().__init__(name, guarantee)
         need_package("PostgresSink", "psycopg", "psycopg", "postgres")
+        mode, keys = shared.mode(mode, key_columns)
         self.target = Target(
             schema=schema,
             table=table,
             mode=mode,
-            keys=texts("key_columns", key_columns, example="a list of columns' names: ['id']"),
+            keys=keys,
             on_conflict=on_conflict,
             order_by=order_by or "",
         )
         self.target.check()
-        one_of("commit", commit, COMMITS)
-        if mode == "upsert" and commit == "two_phase":
+        self.commit = shared.commit(commit)
+        if mode == UPSERT and commit == TWO_PHASE:
             raise ConfigurationError(
                 "commit='two_phase' with mode='upsert': two slots, or two tries of one, that hold the same key would "
-                "wait for each other's prepared transaction until both give up",
-                next_step="leave commit out: commit='staged' writes the whole batch in one transaction.",
+                "wait for each other's prepared transaction until both give up.",
+                next_step="Leave commit out: commit='staged' writes the whole batch in one transaction.",
+                setting="commit",
             )
-        self.commit_by = commit
         self.commits_schema = schema if commits_schema is None else commits_schema
         check_identifier("commits_schema", self.commits_schema)
-        self.prefix = whole_prefix(prefix, name)
+        self.prefix = shared.name_prefix(prefix, name, most_bytes=NAME_PREFIX_LIMIT_BYTES)
         self.limits = Limits(slot_s=slot_timeout_s, commit_s=commit_timeout_s, lock_s=lock_timeout_s)
         self.limits.check()
-        self._to = Connecting.of(conninfo)
+        self._to = Conninfo.of(conninfo)
         self._table: Table | None = None
         self._fitting: tuple[pa.Schema, tuple[str, ...]] | None = None
 
     def __repr__(self) -> str:
-        return f"PostgresSink({self._to}, table={self.target}, commit={self.commit_by!r}, name={self.name!r})"
+        return f"PostgresSink({self._to}, table={self.target}, commit={self.commit!r}, name={self.name!r})"
 
     def __getstate__(self) -> dict[str, Any]:
-        """Workers look at the table themselves."""
+        """Returns the state without the table, which each worker reads itself."""
         return {**self.__dict__, "_table": None, "_fitting": None}
 
     def conditions(self) -> Sequence[str]:
-        """See `TwoPhaseCommitSink.conditions`."""
+        """Returns what the promise rests on."""
         if self.guarantee is not Guarantee.EXACTLY_ONCE:
             return ()
         shared = (
@@ -107,7 +112,7 @@ class PostgresSink(TwoPhaseCommitSink):
             "(synchronous_standby_names); one without the newest finished batch is found, and stops the query",
             f"nobody but sparkonce changes {self.commits_schema}.sparkonce_commits or the tables sparkonce_*",
         )
-        if self.commit_by == "staged":
+        if self.commit == STAGED:
             return (
                 *shared,
                 "no unique index, foreign key or trigger of the table refuses a row: that would be after its batch is "
@@ -120,7 +125,7 @@ class PostgresSink(TwoPhaseCommitSink):
         )
 
     def columns(self, schema: pa.Schema) -> Sequence[str]:
-        """All columns of the query, each of which the table must have with a type that holds its values.
+        """Returns all columns of the query, each of which the table must have with a type that holds its values.
 
         Raises:
             SchemaError: naming every column that does not fit, also those of the table that must be there.
@@ -134,32 +139,32 @@ class PostgresSink(TwoPhaseCommitSink):
         """Checks the server, its limits, the table and permissions, and makes the table of markers."""
         from sparkonce.sinks.postgres.preflight import preflight
 
-        facts, self._table = preflight(self._ask(), query, recorded)
+        facts, self._table = preflight(self._request(), query, recorded)
         self._fitting = None
         return facts
 
     def writer(self, context: WriterContext) -> SinkWriter:
-        """Connects when the first rows come, or uses a connection that an earlier task of this process left."""
+        """Makes a writer, which connects when the first rows come, or uses an idle connection of this process."""
         from sparkonce.sinks.postgres.writer import DIRECT, Job, PostgresWriter
 
-        commit = self.commit_by if self.guarantee is Guarantee.EXACTLY_ONCE else DIRECT
+        commit = self.commit if self.guarantee is Guarantee.EXACTLY_ONCE else DIRECT
         return PostgresWriter(Job(to=self._to, target=self.target, commit=commit, limits=self.limits), context)
 
     def committer(self) -> SinkCommitter:
-        """Finishes transactions from the driver."""
+        """Makes what finishes transactions from the driver."""
         from sparkonce.sinks.postgres.committer import PostgresCommitter
 
-        is_staged = self.guarantee is Guarantee.EXACTLY_ONCE and self.commit_by == "staged"
+        is_staged = self.guarantee is Guarantee.EXACTLY_ONCE and self.commit == STAGED
         target = self.target if is_staged else None
         return PostgresCommitter(self._to, self.name, limits=self.limits, target=target)
 
-    def _ask(self) -> Any:
-        from sparkonce.sinks.postgres.preflight import Ask
+    def _request(self) -> PreflightRequest:
+        from sparkonce.sinks.postgres.preflight import PreflightRequest
 
-        return Ask(
+        return PreflightRequest(
             to=self._to,
             target=self.target,
-            commit=self.commit_by,
+            commit=self.commit,
             commits_schema=self.commits_schema,
             prefix=self.prefix,
             guarantee=self.guarantee,
@@ -167,7 +172,7 @@ class PostgresSink(TwoPhaseCommitSink):
 
     def _known_table(self) -> Table:
         if self._table is None:
-            from sparkonce.sinks.postgres.preflight import look_at_table
+            from sparkonce.sinks.postgres.preflight import read_target
 
-            self._table = look_at_table(self._ask())
+            self._table = read_target(self._request())
         return self._table

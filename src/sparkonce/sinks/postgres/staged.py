@@ -1,7 +1,7 @@
-"""Finishing staged copies: all that are given, in one transaction, under locks on their rows in the table of markers.
+"""Finishing staged copies: all that are given, in one transaction, under locks on their markers.
 
-The lock is what answers for a commit whose reply was lost: whoever asks again waits until the first one has ended, and
-then reads what it did.
+A driver whose commit was not answered asks again, waits for these locks until the first commit has ended, and then
+reads its result.
 """
 
 from __future__ import annotations
@@ -13,52 +13,63 @@ from psycopg import sql
 
 from sparkonce.protocol.outcomes import Finished, Outcome
 from sparkonce.protocol.ownership import TransactionName
-from sparkonce.sinks.postgres.catalog import what_has_changed
+from sparkonce.sinks.postgres.catalog import list_changes
 from sparkonce.sinks.postgres.connection import Connection, begin
-from sparkonce.sinks.postgres.markers import look_for, nowhere
-from sparkonce.sinks.postgres.names import Place, staging_table
+from sparkonce.sinks.postgres.markers import absent_verdict, look_for
+from sparkonce.sinks.postgres.names import Location, staging_table
 from sparkonce.sinks.postgres.outcomes import finished
 from sparkonce.sinks.postgres.settings import COMMITS_TABLE, Limits, Target
-from sparkonce.sinks.postgres.statements import COMMITTED_STATE, apply, commits, drop_staging
+from sparkonce.sinks.postgres.statements import COMMITTED_STATE, commits, drop_staging, merge
 
 Answers = dict[TransactionName, Finished]
 
 _APPLICATION = "sparkonce finishing"
 
 
-def commit_staged(connection: Connection, rows: Mapping[TransactionName, int], place: Place, limits: Limits) -> Answers:
-    """Moves the rows of all these copies, so many of each, into their tables at once."""
-    return _finish(connection, list(rows), place, limits, rows=rows)
+def commit_staged(
+    connection: Connection, rows: Mapping[TransactionName, int], location: Location, limits: Limits
+) -> Answers:
+    """Merges the rows of all these copies into their tables at once.
+
+    Args:
+        connection: A connection.
+        rows: How many rows each copy has prepared.
+        location: The database.
+        limits: How long each kind of request may take.
+    """
+    return _finish(connection, list(rows), location, limits, rows=rows)
 
 
-def abort_staged(connection: Connection, names: Sequence[TransactionName], place: Place, limits: Limits) -> Answers:
+def abort_staged(
+    connection: Connection, names: Sequence[TransactionName], location: Location, limits: Limits
+) -> Answers:
     """Drops the rows of all these copies."""
-    return _finish(connection, names, place, limits)
+    return _finish(connection, names, location, limits)
 
 
 def _finish(
     connection: Connection,
     names: Sequence[TransactionName],
-    place: Place,
+    location: Location,
     limits: Limits,
     *,
     rows: Mapping[TransactionName, int] | None = None,
 ) -> Answers:
-    """Commits if it is said how many rows there must be, and aborts if not."""
+    """Commits if the numbers of rows are given, and aborts if not."""
     commit = rows is not None
     try:
-        # Others wait for these locks for lock_s, and ask again: a driver that is gone must not hold them for longer.
+        # Other drivers wait lock_s for these locks, and ask again: one that is gone must not hold them for longer.
         connection.execute(begin(limits, limits.commit_s, _APPLICATION, idle_s=limits.lock_s))
-        found = _lock(connection, names, place)
+        found = _lock(connection, names, location)
         waiting = {name: target for name, (state, target) in found.items() if state != COMMITTED_STATE}
-        answers = _before(connection, names, found, place, commit=commit)
+        answers = _before(connection, names, found, location, commit=commit)
         if rows is not None and waiting:
-            wrong = _changed(connection, waiting, rows, place) or _move(connection, waiting, place)
+            wrong = _changed(connection, waiting, rows, location) or _merge(connection, waiting, location)
             if wrong is not None:
                 _roll_back(connection)
                 return {**answers, **dict.fromkeys(waiting, wrong)}
-        steps = [(_commit if commit else _abort)(list(waiting), place)] if waiting else []
-        # In one message: whatever happens to this driver now, the server goes on to the end.
+        steps = [(_commit if commit else _abort)(list(waiting), location)] if waiting else []
+        # In one message: whatever happens to this driver now, the server carries it out to the end.
         connection.execute(sql.SQL("; ").join([*steps, sql.SQL("COMMIT")]))
     except (psycopg.Error, ValueError) as error:
         _roll_back(connection)
@@ -71,12 +82,15 @@ def _finish(
 
 
 def _lock(
-    connection: Connection, names: Sequence[TransactionName], place: Place
+    connection: Connection, names: Sequence[TransactionName], location: Location
 ) -> dict[TransactionName, tuple[str, str]]:
-    """State and target of those that are there, in the order of all drivers, so that none blocks the other for ever."""
+    """Locks the markers that are there, and returns the state and target of each.
+
+    All drivers lock in the same order, so that none blocks another for ever.
+    """
     rows = connection.execute(
         sql.SQL("SELECT name, state, target FROM {} WHERE name = ANY ({}) ORDER BY name FOR UPDATE").format(
-            commits(place.commits), [str(name) for name in names]
+            commits(location.commits), [str(name) for name in names]
         )
     ).fetchall()
     by_text = {str(name): name for name in names}
@@ -87,15 +101,15 @@ def _before(
     connection: Connection,
     names: Sequence[TransactionName],
     found: Mapping[TransactionName, tuple[str, str]],
-    place: Place,
+    location: Location,
     *,
     commit: bool,
 ) -> Answers:
-    """What is known of those that are not to be finished now."""
+    """Returns the answers for those that need not be finished now."""
     answers: Answers = {}
     for name in names:
         if name not in found:
-            verdict = nowhere(look_for(connection, name, place), name, place)
+            verdict = absent_verdict(look_for(connection, name, location), name, location)
             if verdict.outcome is Outcome.LOST and not commit:
                 verdict = Finished(outcome=Outcome.ABORTED, reason="It was gone already.")
             answers[name] = verdict
@@ -105,13 +119,13 @@ def _before(
 
 
 def _changed(
-    connection: Connection, waiting: Iterable[TransactionName], rows: Mapping[TransactionName, int], place: Place
+    connection: Connection, waiting: Iterable[TransactionName], rows: Mapping[TransactionName, int], location: Location
 ) -> Finished | None:
-    """What is wrong if a staging table holds other rows than were prepared; from now on nobody can change it.
+    """Locks the staging tables, and returns an answer if one holds other rows than were prepared.
 
-    Not LOST: whoever has taken rows away may put them back, and what is left is named by a decision.
+    The answer is not LOST: somebody who has taken rows away may put them back, and a decision names the others.
     """
-    tables = {name: sql.Identifier(place.commits, staging_table(name)) for name in waiting}
+    tables = {name: sql.Identifier(location.commits, staging_table(name)) for name in waiting}
     counts = sql.SQL(" UNION ALL ").join(
         sql.SQL("SELECT {}, count(*) FROM {}").format(number, table) for number, table in enumerate(tables.values())
     )
@@ -131,16 +145,16 @@ def _changed(
     return None
 
 
-def _move(connection: Connection, waiting: Mapping[TransactionName, str], place: Place) -> Finished | None:
-    """Moves the rows into their tables; says what is wrong if these have changed, and the rows would with them."""
+def _merge(connection: Connection, waiting: Mapping[TransactionName, str], location: Location) -> Finished | None:
+    """Merges the rows into their tables; returns an answer if a table has changed so that its rows would, too."""
     groups: dict[str, list[TransactionName]] = {}
     for name in sorted(waiting, key=lambda one: (one.slot, one.copy)):
         groups.setdefault(waiting[name], []).append(name)
     for text, members in groups.items():
         target, columns = Target.from_text(text)
         tables = [staging_table(one) for one in members]
-        moving = apply(target, columns, [sql.Identifier(place.commits, table) for table in tables])
-        cursor = connection.execute(sql.SQL("; ").join([moving, what_has_changed(target, place.commits, tables)]))
+        merging = merge(target, columns, [sql.Identifier(location.commits, table) for table in tables])
+        cursor = connection.execute(sql.SQL("; ").join([merging, list_changes(target, location.commits, tables)]))
         while cursor.nextset():
             pass
         if found := [text for (text,) in cursor.fetchall()]:
@@ -153,18 +167,18 @@ def _move(connection: Connection, waiting: Mapping[TransactionName, str], place:
     return None
 
 
-def _commit(waiting: Sequence[TransactionName], place: Place) -> sql.Composed:
+def _commit(waiting: Sequence[TransactionName], location: Location) -> sql.Composed:
     update = sql.SQL("UPDATE {} SET state = {} WHERE name = ANY ({})").format(
-        commits(place.commits), COMMITTED_STATE, [str(name) for name in waiting]
+        commits(location.commits), COMMITTED_STATE, [str(name) for name in waiting]
     )
-    return sql.SQL("; ").join([update, drop_staging(place.commits, waiting)])
+    return sql.SQL("; ").join([update, drop_staging(location.commits, waiting)])
 
 
-def _abort(waiting: Sequence[TransactionName], place: Place) -> sql.Composed:
+def _abort(waiting: Sequence[TransactionName], location: Location) -> sql.Composed:
     delete = sql.SQL("DELETE FROM {} WHERE name = ANY ({})").format(
-        commits(place.commits), [str(name) for name in waiting]
+        commits(location.commits), [str(name) for name in waiting]
     )
-    return sql.SQL("; ").join([drop_staging(place.commits, waiting), delete])
+    return sql.SQL("; ").join([drop_staging(location.commits, waiting), delete])
 
 
 def _roll_back(connection: Connection) -> None:

@@ -1,4 +1,4 @@
-"""The SQL of this sink. Every name is quoted by psycopg, every value is a parameter or a literal made by it."""
+"""The statements of this sink. psycopg quotes every name, and makes a parameter or a literal of every value."""
 
 from __future__ import annotations
 
@@ -14,9 +14,11 @@ from sparkonce.sinks.postgres.settings import COMMITS_TABLE, Target
 STAGED_STATE = "staged"
 COMMITTED_STATE = "committed"
 
+_SLOT, _PLACE = sql.Identifier("sparkonce slot"), sql.Identifier("sparkonce place")
+
 
 def commits(schema: str) -> sql.Identifier:
-    """The table of markers."""
+    """Returns the name of the table of markers."""
     return sql.Identifier(schema, COMMITS_TABLE)
 
 
@@ -30,21 +32,21 @@ def create_commits(schema: str) -> sql.Composed:
 
 
 def insert_marker(schema: str, name: TransactionName, state: str, target: str) -> sql.Composed:
-    """Adds the row that says what came of a transaction, with the server's time of its begin."""
+    """Adds a transaction's marker, with the server's time of its begin."""
     return sql.SQL("INSERT INTO {} VALUES ({}, {}, {}, {}, {}, {}, pg_catalog.clock_timestamp());").format(
         commits(schema), str(name), name.prefix, name.query, name.batch, state, target
     )
 
 
 def create_staging(schema: str, name: TransactionName, table: Table, columns: Sequence[str]) -> sql.Composed:
-    """Makes a copy's staging table: the columns that are written, with what of the target's checks is about them.
+    """Makes a copy's staging table: the columns that are written, with the target's checks of these alone.
 
-    A row that they refuse is refused before the batch is decided.
+    So a row that such a check refuses is refused before the batch is decided.
     """
     known = {column.name: column for column in table.columns}
     parts: list[sql.Composable] = []
     for column in columns:
-        # The type's words are the server's own.
+        # The server has written the type itself, so it needs no quotes.
         declared = sql.SQL(known[column].declared)
         not_null = sql.SQL(" NOT NULL" if known[column].required else "")
         parts.append(sql.SQL("{} {}{}").format(sql.Identifier(column), declared, not_null))
@@ -63,13 +65,13 @@ def copy_into(schema: str, table: str, columns: Sequence[str], *, freeze: bool =
 
 
 def drop_staging(schema: str, names: Iterable[TransactionName]) -> sql.Composed:
-    """Drops staging tables; those that are gone are no error."""
+    """Drops staging tables; one that is gone is no error."""
     tables = sql.SQL(", ").join(sql.Identifier(schema, staging_table(name)) for name in names)
     return sql.SQL("DROP TABLE IF EXISTS {}").format(tables)
 
 
-def apply(target: Target, columns: Sequence[str], staged: Sequence[sql.Identifier]) -> sql.Composed:
-    """Moves rows from staging tables into the target.
+def merge(target: Target, columns: Sequence[str], staged: Sequence[sql.Identifier]) -> sql.Composed:
+    """Moves the rows of staging tables into the target.
 
     Args:
         target: The table and its rules.
@@ -110,9 +112,6 @@ def _update(target: Target, columns: Sequence[str]) -> sql.Composable:
         return sql.SQL("NOTHING")
     sets = [sql.SQL("{} = EXCLUDED.{}").format(column, column) for column in others]
     return sql.SQL("UPDATE SET {}").format(sql.SQL(", ").join(sets))
-
-
-_SLOT, _PLACE = sql.Identifier("sparkonce slot"), sql.Identifier("sparkonce place")
 
 
 def _names(columns: Sequence[str]) -> sql.Composed:

@@ -1,4 +1,4 @@
-"""Which of Spark's types go into which of PostgreSQL's, and how. What is not listed is refused by name."""
+"""The encoder for each pair of Spark's and PostgreSQL's types. An unlisted pair is refused by name."""
 
 from __future__ import annotations
 
@@ -25,6 +25,39 @@ _FIRST_US, _END_US = -211_813_488_000_000_000, 9_223_371_331_200_000_000
 """PostgreSQL's dates and timestamps begin in 4713 BC and end in the years 5874897 and 294276 (its ``timestamp.h``)."""
 
 
+_INTEGERS: Mapping[str, tuple[str, pa.DataType]] = {
+    "int2": (">i2", pa.int16()),
+    "int4": (">i4", pa.int32()),
+    "int8": (">i8", pa.int64()),
+}
+_FLOATS: Mapping[str, tuple[str, pa.DataType]] = {
+    "float4": (">f4", pa.float32()),
+    "float8": (">f8", pa.float64()),
+}
+_SPARK_NAMES: Mapping[str, str] = {
+    "bool": "boolean",
+    "int8": "byte",
+    "int16": "short",
+    "int32": "int",
+    "int64": "long",
+    "float": "float",
+    "double": "double",
+    "string": "string",
+    "large_string": "string",
+    "binary": "binary",
+    "large_binary": "binary",
+    "date32[day]": "date",
+    "timestamp[us]": "timestamp_ntz",
+    "duration[us]": "day-time interval",
+}
+_HINTS: Mapping[str, str] = {
+    "struct": "turn it into a string (to_json) and the column into jsonb, or drop it.",
+    "map": "turn it into a string (to_json) and the column into jsonb, or drop it.",
+    "list": "make the column an array of that type, or the value a string (to_json) and the column jsonb.",
+    "timestamp": "timestamp goes into timestamptz and timestamp_ntz into timestamp: cast it in the query.",
+}
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerType:
     """A column's type as the catalog has it.
@@ -45,7 +78,7 @@ class ServerType:
 
 
 def encoder(column: str, given: pa.DataType, wanted: ServerType) -> Encode:
-    """How a column is written.
+    """Returns the encoder of a column.
 
     Raises:
         SchemaError: if the type does not go into the column, or only with a loss.
@@ -134,7 +167,7 @@ def _bytes(values: pa.Array, lead: bytes = b"") -> list[Part]:
 
 
 def _bounded(values: pa.Array, column: str, most: int) -> list[Part]:
-    """The server refuses what is too long, but cuts spaces off without a word (its manual, "Character Types")."""
+    # The server refuses what is too long, but silently cuts spaces off (its manual, "Character Types").
     long = values.filter(pc.greater(pc.utf8_length(values), most))
     if len(long) and pc.any(pc.less_equal(pc.utf8_length(pc.ascii_rtrim(long, " ")), most)).as_py():
         raise PrepareError(
@@ -145,7 +178,7 @@ def _bounded(values: pa.Array, column: str, most: int) -> list[Part]:
 
 
 def _uuids(values: pa.Array, column: str) -> list[Part]:
-    """Text to 16 bytes; what is no UUID is refused as a whole."""
+    """Makes 16 bytes of each text; one that is no UUID is refused."""
     bare = pc.replace_substring_regex(values, r"^\{?([^{}]*)\}?$", r"\1")
     plain = pc.ascii_lower(pc.replace_substring(bare, "-", ""))
     wrong = pc.filter(values, pc.invert(pc.match_substring_regex(plain, "^[0-9a-f]{32}$")))
@@ -180,7 +213,7 @@ def _timestamps(values: pa.Array, column: str) -> list[Part]:
 
 
 def _durations(values: pa.Array) -> list[Part]:
-    """Microseconds alone: a day of Spark's interval has 24 hours, a day of PostgreSQL's what the calendar says."""
+    # Microseconds alone: a day of Spark's interval has 24 hours, a day of PostgreSQL's what the calendar says.
     out = np.zeros(len(values), np.dtype([("us", ">i8"), ("days", ">i4"), ("months", ">i4")]))
     out["us"] = integers(values.cast(pa.duration("us")), "i8", pa.int64())
     return fixed(out, null_mask(values))
@@ -192,41 +225,9 @@ def _check_range(values: Fixed, nulls: Fixed | None, first: int, end: int, words
         raise PrepareError(f"{words}, which PostgreSQL cannot hold", next_step="filter or correct such rows.")
 
 
-_INTEGERS: Mapping[str, tuple[str, pa.DataType]] = {
-    "int2": (">i2", pa.int16()),
-    "int4": (">i4", pa.int32()),
-    "int8": (">i8", pa.int64()),
-}
-_FLOATS: Mapping[str, tuple[str, pa.DataType]] = {
-    "float4": (">f4", pa.float32()),
-    "float8": (">f8", pa.float64()),
-}
 _TEXTS: Mapping[str, Callable[[pa.Array], list[Part]]] = {
     **dict.fromkeys(("text", "varchar", "bpchar", "citext", "json", "xml", "enum"), _bytes),
     "jsonb": partial(_bytes, lead=b"\x01"),
-}
-
-_SPARK_NAMES: Mapping[str, str] = {
-    "bool": "boolean",
-    "int8": "byte",
-    "int16": "short",
-    "int32": "int",
-    "int64": "long",
-    "float": "float",
-    "double": "double",
-    "string": "string",
-    "large_string": "string",
-    "binary": "binary",
-    "large_binary": "binary",
-    "date32[day]": "date",
-    "timestamp[us]": "timestamp_ntz",
-    "duration[us]": "day-time interval",
-}
-_HINTS: Mapping[str, str] = {
-    "struct": "turn it into a string (to_json) and the column into jsonb, or drop it.",
-    "map": "turn it into a string (to_json) and the column into jsonb, or drop it.",
-    "list": "make the column an array of that type, or the value a string (to_json) and the column jsonb.",
-    "timestamp": "timestamp goes into timestamptz and timestamp_ntz into timestamp: cast it in the query.",
 }
 
 

@@ -1,4 +1,4 @@
-"""The executor half: one copy's rows by COPY, and what makes them durable without showing them."""
+"""The executor half: writes one copy's rows by COPY, and makes them durable without showing them."""
 
 from __future__ import annotations
 
@@ -15,13 +15,14 @@ from psycopg import sql
 from sparkonce.errors import PrepareError
 from sparkonce.protocol.ownership import TransactionName
 from sparkonce.sink import SinkWriter, WriterContext
+from sparkonce.sinks._shared.settings import STAGED, TWO_PHASE, UPSERT
 from sparkonce.sinks.postgres import statements
-from sparkonce.sinks.postgres.catalog import MEND_PARTITION, Table, look_again, read_table
-from sparkonce.sinks.postgres.connection import Connection, begin, of_process, within
+from sparkonce.sinks.postgres.catalog import MEND_PARTITION, Table, read_signature, read_table
+from sparkonce.sinks.postgres.connection import Connection, begin, pool_of_process, within
 from sparkonce.sinks.postgres.encode import HEADER, TRAILER, Encode, encode_rows
-from sparkonce.sinks.postgres.names import STAGED, TWO_PHASE, BackendName, Place, fields_of, staging_table
+from sparkonce.sinks.postgres.names import BackendName, Location, Transaction, staging_table
 from sparkonce.sinks.postgres.outcomes import prepare_error
-from sparkonce.sinks.postgres.settings import Connecting, Limits, Target
+from sparkonce.sinks.postgres.settings import Conninfo, Limits, Target
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -34,16 +35,16 @@ _DIRECT_STAGING = "sparkonce_rows"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """What one copy writes.
+    """The work of one copy.
 
     Attributes:
-        to: Where the server is.
+        to: The server's address.
         target: The table and its rules.
         commit: ``staged``, ``two_phase`` or `DIRECT`.
-        limits: How long what may take.
+        limits: How long each kind of request may take.
     """
 
-    to: Connecting
+    to: Conninfo
     target: Target
     commit: str
     limits: Limits
@@ -53,7 +54,7 @@ class PostgresWriter(SinkWriter):
     """Writes one copy's rows in one transaction.
 
     Args:
-        job: What to write, and how.
+        job: The table, and how to write.
         context: Which copy this is.
     """
 
@@ -80,17 +81,17 @@ class PostgresWriter(SinkWriter):
         self._prepared = False
 
     def begin(self) -> None:
-        """See `SinkWriter.begin`. The server shows the transaction from now on, by its application_name."""
-        with self._telling():
-            self._connection = of_process(self._job.to).take()
+        """Begins the transaction, which the server shows from now on by its application_name."""
+        with self._explained():
+            self._connection = pool_of_process(self._job.to).take()
             with within(self._connection, self._job.limits.answer_s):
                 name = str(BackendName.of(self._name))
                 slot_s = self._job.limits.slot_s
                 self._connection.execute(begin(self._job.limits, slot_s, name, idle_s=slot_s))
 
     def write(self, rows: pa.RecordBatch) -> None:
-        """See `SinkWriter.write`."""
-        with self._telling():
+        """Sends rows to the COPY, which the first ones open. See `SinkWriter.write`."""
+        with self._explained():
             if self._copy is None:
                 self._start_copy(rows)
             with within(self._open(), self._job.limits.slot_s):
@@ -99,9 +100,9 @@ class PostgresWriter(SinkWriter):
         self._rows += rows.num_rows
 
     def prepare(self) -> Mapping[str, str | int]:
-        """See `SinkWriter.prepare`."""
+        """Ends the COPY, and prepares or commits. See `SinkWriter.prepare`."""
         connection, limits = self._open(), self._job.limits
-        with self._telling(), within(connection, limits.commit_s + limits.answer_s):
+        with self._explained(), within(connection, limits.commit_s + limits.answer_s):
             self._end_copy()
             self._check_table(connection)
             connection.execute(sql.SQL("SET LOCAL statement_timeout = {}").format(round(limits.commit_s * 1000)))
@@ -109,9 +110,9 @@ class PostgresWriter(SinkWriter):
                 self._prepared = True
                 connection.execute(sql.SQL("PREPARE TRANSACTION {}").format(str(self._name)))
             else:
-                if self._job.commit == DIRECT and self._job.target.mode == "upsert":
+                if self._job.commit == DIRECT and self._job.target.mode == UPSERT:
                     staged = [sql.Identifier(_DIRECT_STAGING)]
-                    connection.execute(statements.apply(self._job.target, self._columns, staged))
+                    connection.execute(statements.merge(self._job.target, self._columns, staged))
                 self._prepared = True
                 # Answered with a warning and ROLLBACK if the transaction had failed; every failure has raised before.
                 done = connection.execute("COMMIT").statusmessage
@@ -120,13 +121,13 @@ class PostgresWriter(SinkWriter):
         self._release()
         if self._job.commit == DIRECT:
             return {}
-        return fields_of(self._job.commit, str(self._name), Place.of(self._facts))
+        return self._transaction().fields()
 
     def abort(self) -> None:
-        """See `SinkWriter.abort`. What cannot be undone now is found by a sweep."""
+        """Ends the transaction; a sweep finds what cannot be undone now. See `SinkWriter.abort`."""
         connection, self._connection = self._connection, None
         if connection is not None:
-            # Not in order: a COPY under way would first be ended, and the server notices by itself.
+            # Closed before its COPY, which would else be ended first. The server notices by itself.
             connection.close()
             with suppress(psycopg.Error):
                 self._copying.close()
@@ -135,7 +136,7 @@ class PostgresWriter(SinkWriter):
             self._undo()
 
     def close(self) -> None:
-        """See `SinkWriter.close`."""
+        """Gives the connection back. See `SinkWriter.close`."""
         self._release()
 
     def _start_copy(self, rows: pa.RecordBatch) -> None:
@@ -157,7 +158,7 @@ class PostgresWriter(SinkWriter):
             self._copy.write(HEADER)
 
     def _opening(self, table: Table) -> sql.Composed:
-        """What stands before the rows, in one round trip."""
+        """Returns the statements before the rows, in one round trip."""
         job = self._job
         if job.commit == DIRECT:
             if job.target.mode == "append":
@@ -179,7 +180,7 @@ class PostgresWriter(SinkWriter):
         job = self._job
         if job.commit == STAGED:
             return self._facts["commits"], staging_table(self._name)
-        if job.commit == DIRECT and job.target.mode == "upsert":
+        if job.commit == DIRECT and job.target.mode == UPSERT:
             return "", _DIRECT_STAGING
         return job.target.schema, job.target.table
 
@@ -201,11 +202,10 @@ class PostgresWriter(SinkWriter):
             raise PrepareError(f"slot {self._slot}: the server took {taken} of {self._rows} rows")
 
     def _check_table(self, connection: Connection) -> None:
-        """COPY holds a lock on the table: as it is now, so it was for all rows.
-
-        In binary the bytes of a bigint are taken for a double without a word, where a column has changed its type.
-        """
-        signature, fragile = look_again(connection, self._job.target)
+        """Sees that the table is what the rows were encoded for."""
+        # COPY holds a lock on the table: as it is now, so it was for all rows. In binary the server silently takes the
+        # bytes of a bigint for a double, where a column has changed its type.
+        signature, fragile = read_signature(connection, self._job.target)
         if signature != self._signature:
             raise PrepareError(
                 f"table {self._job.target} was changed while the batch was written",
@@ -217,15 +217,17 @@ class PostgresWriter(SinkWriter):
             )
 
     def _undo(self) -> None:
-        """Takes back what was prepared, or may have been: no handle leaves the worker."""
+        """Aborts what was prepared, or may have been: no handle leaves the worker."""
         from sparkonce.sinks.postgres.committer import PostgresCommitter
-        from sparkonce.sinks.postgres.names import handle_of
 
         committer = PostgresCommitter(self._job.to, "", limits=self._job.limits)
         try:
-            committer.abort([handle_of("", self._job.commit, str(self._name), Place.of(self._facts))])
+            committer.abort([self._transaction().handle("")])
         finally:
             committer.close()
+
+    def _transaction(self) -> Transaction:
+        return Transaction(kind=self._job.commit, name=self._name, location=Location.of(self._facts))
 
     def _open(self) -> Connection:
         if self._connection is None:
@@ -235,10 +237,10 @@ class PostgresWriter(SinkWriter):
     def _release(self) -> None:
         connection, self._connection = self._connection, None
         if connection is not None:
-            of_process(self._job.to).give_back(connection)
+            pool_of_process(self._job.to).give_back(connection)
 
     @contextmanager
-    def _telling(self) -> Iterator[None]:
+    def _explained(self) -> Iterator[None]:
         try:
             yield
         except psycopg.Error as error:
@@ -246,20 +248,18 @@ class PostgresWriter(SinkWriter):
             raise prepare_error(error, what, staging_table(self._name), self._job.target.table) from None
 
 
-_tables: dict[tuple[Connecting, Target], Table] = {}
+_tables: dict[tuple[Conninfo, Target], Table] = {}
 _tables_lock = threading.Lock()
 
 
 def _table(connection: Connection, job: Job) -> Table:
-    """The table as the catalog has it, read once in each process for as long as it stays as it is."""
+    """Returns the table as the catalog has it, which each process reads once as long as it does not change."""
     key = (job.to, job.target)
-    signature, _ = look_again(connection, job.target)
-    if not signature:
-        raise PrepareError(f"table {job.target} is not there any more", next_step="put it back.")
+    signature, _ = read_signature(connection, job.target)
     with _tables_lock:
         found = _tables.get(key)
     if found is None or found.signature != signature:
-        found = read_table(connection, job.target)
+        found = read_table(connection, job.target) if signature else None
         if found is None:
             raise PrepareError(f"table {job.target} is not there any more", next_step="put it back.")
         with _tables_lock:

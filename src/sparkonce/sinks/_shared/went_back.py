@@ -1,4 +1,4 @@
-"""What is said of a server that, at a new connection, does not have the newest batch that was finished there."""
+"""The error of a server that does not have, at a new connection, the newest batch that was finished there."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from sparkonce.protocol.ownership import TransactionName
 
 
 def went_back(sink: str, transaction: str) -> StaleServerError:
-    """The error of a run whose server went back to an older state under it, without one of its last commits."""
+    """Returns the error of a run whose server went back to an older state under it, without one of its last commits."""
     name = TransactionName.parse(transaction)
     batches = [] if name is None else [name.batch]
     return StaleServerError(

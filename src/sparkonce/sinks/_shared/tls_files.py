@@ -1,4 +1,4 @@
-"""The files of a client's TLS settings: Python's `ssl` says of one that is missing that a file is, and not which."""
+"""The files of a client's TLS settings. Python's `ssl` says that a file is missing, and not which."""
 
 from __future__ import annotations
 

@@ -1,9 +1,13 @@
-"""What a sink has open on a server, as its ``orphans`` command lists it for the operator."""
+"""One open thing of sparkonce's on a server, as ``sparkonce orphans`` lists it for the operator.
+
+A system that can list such has a module with a function ``list_open(settings)``, which returns `Orphan` values or
+values of a class of its own derived from it: the command shows the fields that it adds under their ``head``.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from sparkonce.protocol.ownership import Token
@@ -11,7 +15,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Orphan:
-    """One thing that is open. Whether it is an orphan only the query's log knows: a batch under way has such too.
+    """One open thing. Whether it is an orphan only the query's log knows: a batch under way has such too.
 
     Attributes:
         kind: What it is, in the sink's words.
@@ -35,5 +39,10 @@ class Orphan:
 
 
 def run_of(token: Token) -> str:
-    """A token as `Orphan.run` has it."""
+    """Returns a token as `Orphan.run` has it."""
     return f"{token.position}-{token.nonce}"
+
+
+def shown(head: str) -> Any:
+    """Declares a field of a class derived from `Orphan`, with the head of its column."""
+    return field(metadata={"head": head})

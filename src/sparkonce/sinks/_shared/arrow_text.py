@@ -1,0 +1,176 @@
+"""Arrow columns as text and as JSON: Arrow's kernels turn every value into characters, none is touched by Python.
+
+Numbers, dates and timestamps are written as Spark's ``to_json`` writes and reads them. A null stays null.
+"""
+
+from __future__ import annotations
+
+import binascii
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyarrow import types
+
+STRING = pa.large_string()
+"""The type of all texts: Arrow's smaller one ends at 2 GiB a column."""
+
+_TO_ESCAPE = r"[\x00-\x1f\"\\]"
+_CONTROL = r"[\x00-\x1f]"
+_SHORT = {8: "\\b", 9: "\\t", 10: "\\n", 12: "\\f", 13: "\\r"}
+
+
+def json_object(columns: Sequence[pa.Array], names: Sequence[str]) -> pa.Array:
+    """Returns each row as a JSON object, its fields in the order of the columns, with null for a missing value."""
+    parts: list[Any] = []
+    for number, (column, name) in enumerate(zip(columns, names, strict=True)):
+        key = ("{" if number == 0 else ",") + json.dumps(name, ensure_ascii=False) + ":"
+        parts += [pa.scalar(key, STRING), _or_null(column)]
+    return pc.binary_join_element_wise(*parts, pa.scalar("}", STRING), pa.scalar("", STRING))
+
+
+def _or_null(column: pa.Array) -> pa.Array:
+    return pc.fill_null(json_text(column), "null")
+
+
+def json_text(column: pa.Array) -> pa.Array:
+    """Returns each value as JSON. As in Spark's ``to_json``, NaN and infinities are strings, and bytes are base64."""
+    kind = column.type
+    if types.is_struct(kind):
+        fields = [pc.struct_field(column, [number]) for number in range(kind.num_fields)]
+        text = json_object(fields, [kind.field(number).name for number in range(kind.num_fields)])
+        return _where_valid(column, text)
+    if types.is_list(kind) or types.is_large_list(kind):
+        return _list(column)
+    if types.is_string(kind) or types.is_large_string(kind):
+        return in_quotes(_escaped(column.cast(STRING)))
+    if types.is_floating(kind):
+        text = float_text(column)
+        return pc.if_else(pc.is_finite(column), text, in_quotes(text))
+    if types.is_boolean(kind) or types.is_integer(kind) or types.is_decimal(kind):
+        return plain_text(column)
+    return in_quotes(plain_text(column))
+
+
+def _list(column: pa.Array) -> pa.Array:
+    # The elements' texts are an array of their own; the list's offsets, unchanged, say which belong together.
+    offsets = np.frombuffer(column.buffers()[1], np.int64 if types.is_large_list(column.type) else np.int32)
+    offsets = offsets[column.offset : column.offset + len(column) + 1].astype(np.int64)
+    elements = _or_null(column.values.slice(int(offsets[0]), int(offsets[-1] - offsets[0])))
+    lists = pa.LargeListArray.from_arrays(pa.array(offsets - offsets[0]), elements)
+    inside = pc.binary_join(lists, pa.scalar(",", STRING))
+    text = pc.binary_join_element_wise(pa.scalar("[", STRING), inside, pa.scalar("]", STRING), pa.scalar("", STRING))
+    return _where_valid(column, text)
+
+
+def _escaped(text: pa.Array) -> pa.Array:
+    """Escapes what JSON wants escaped. Most columns hold nothing of it: one look finds out."""
+    if not pc.any(pc.match_substring_regex(text, _TO_ESCAPE)).as_py():
+        return text
+    text = pc.replace_substring(text, "\\", "\\\\")
+    text = pc.replace_substring(text, '"', '\\"')
+    if not pc.any(pc.match_substring_regex(text, _CONTROL)).as_py():
+        return text
+    for code in range(0x20):
+        text = pc.replace_substring(text, chr(code), _SHORT.get(code, f"\\u{code:04x}"))
+    return text
+
+
+def all_finite(column: pa.Array) -> bool:
+    """Returns whether a column holds neither NaN nor an infinity, at any depth."""
+    if types.is_struct(column.type):
+        return all(all_finite(field) for field in column.flatten())
+    if types.is_list(column.type) or types.is_large_list(column.type):
+        return all_finite(column.flatten())
+    return not types.is_floating(column.type) or pc.all(pc.is_finite(column)).as_py() is not False
+
+
+def plain_text(column: pa.Array) -> pa.Array:
+    """Returns each value without quotes: a decimal with all its digits, a timestamp in ISO 8601, bytes in base64."""
+    kind = column.type
+    if types.is_decimal(kind):
+        return _decimal(column)
+    if types.is_timestamp(kind):
+        return _timestamp(column)
+    if types.is_binary(kind) or types.is_large_binary(kind):
+        return _base64(column)
+    return column.cast(STRING)
+
+
+def float_text(column: pa.Array) -> pa.Array:
+    """Returns the shortest digits that give the same value again, with a fraction or an exponent: 1.0, not 1.
+
+    Values that are not finite are NaN, Infinity and -Infinity.
+    """
+    text = column.cast(STRING)
+    text = pc.if_else(
+        pc.match_substring_regex(text, r"^-?[0-9]+$"),
+        pc.binary_join_element_wise(text, pa.scalar(".0", STRING), pa.scalar("", STRING)),
+        text,
+    )
+    if pc.all(pc.is_finite(column)).as_py() in (True, None):
+        return text
+    text = pc.replace_substring(text, "nan", "NaN")
+    return pc.replace_substring_regex(text, "^(-?)inf$", "\\1Infinity")
+
+
+def _decimal(column: pa.Array) -> pa.Array:
+    """Returns all digits and no exponent, which Arrow's own cast writes for small values."""
+    text = column.cast(STRING)
+    scale = column.type.scale
+    if scale <= 0 or not pc.any(pc.match_substring(text, "E")).as_py():
+        return text
+    # The same 16 bytes a value, read without a scale, are the digits. (abs would overflow at the very lowest value.)
+    whole = pa.Array.from_buffers(pa.decimal128(38, 0), len(column), column.buffers(), offset=column.offset)
+    digits = whole.cast(STRING)
+    sign = pc.if_else(pc.starts_with(digits, "-"), "-", "").cast(STRING)
+    digits = pc.utf8_lpad(pc.utf8_ltrim(digits, "-"), scale + 1, "0")
+    return pc.binary_join_element_wise(
+        sign,
+        pc.utf8_slice_codeunits(digits, 0, -scale),
+        pa.scalar(".", STRING),
+        pc.utf8_slice_codeunits(digits, -scale),
+        pa.scalar("", STRING),
+    )
+
+
+def _timestamp(column: pa.Array) -> pa.Array:
+    """Returns ISO 8601 in UTC with ``Z``; without a zone if the type has none."""
+    zoned = column.type.tz is not None
+    text = column.cast(pa.timestamp(column.type.unit)).cast(STRING) if zoned else column.cast(STRING)
+    text = pc.replace_substring(text, " ", "T", max_replacements=1)
+    return pc.binary_join_element_wise(text, pa.scalar("Z", STRING), pa.scalar("", STRING)) if zoned else text
+
+
+def _base64(column: pa.Array) -> pa.Array:
+    # All values at once: each, filled up to a multiple of three bytes, encodes as it would alone, but for its end.
+    given, column = column, pc.fill_null(column, b"").cast(pa.large_binary())
+    offsets = np.frombuffer(column.buffers()[1], np.int64)[column.offset : column.offset + len(column) + 1]
+    lengths = np.diff(offsets)
+    filled = (lengths + 2) // 3 * 3
+    starts = np.concatenate(([0], np.cumsum(filled)))
+    content = np.zeros(int(starts[-1]), np.uint8)
+    shift = np.repeat(starts[:-1] - offsets[:-1], lengths)
+    source = np.frombuffer(column.buffers()[2] or b"", np.uint8)[int(offsets[0]) : int(offsets[-1])]
+    content[np.arange(int(offsets[0]), int(offsets[-1])) + shift] = source
+    encoded = np.frombuffer(binascii.b2a_base64(content.tobytes(), newline=False), np.uint8).copy()
+    ends = (starts[1:] // 3) * 4
+    missing = filled - lengths
+    encoded[ends[missing >= 1] - 1] = ord("=")
+    encoded[ends[missing == 2] - 2] = ord("=")
+    text_ends = pa.py_buffer(np.concatenate(([0], ends)).astype(np.int64).tobytes())
+    text = pa.Array.from_buffers(STRING, len(column), [None, text_ends, pa.py_buffer(encoded.tobytes())])
+    return _where_valid(given, text)
+
+
+def in_quotes(text: pa.Array) -> pa.Array:
+    """Returns each text between double quotes."""
+    quote = pa.scalar('"', STRING)
+    return pc.binary_join_element_wise(quote, text, quote, pa.scalar("", STRING))
+
+
+def _where_valid(column: pa.Array, text: pa.Array) -> pa.Array:
+    return text if column.null_count == 0 else pc.if_else(column.is_valid(), text, pa.scalar(None, STRING))

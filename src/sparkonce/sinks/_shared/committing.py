@@ -1,0 +1,90 @@
+"""The frame of a committer: reads handles, finishes transactions in parallel, and answers in the order of the handles.
+
+A committer implements `transaction_of`, `commit_all` and `abort_all`; the answers for slots without rows and for
+foreign handles are given here.
+"""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Generic, TypeVar
+
+from sparkonce.protocol.handles import Handle
+from sparkonce.protocol.outcomes import Finished, Outcome
+from sparkonce.sink import SinkCommitter
+
+NOTHING = Finished(outcome=Outcome.COMMITTED, reason="The slot had no rows: there is nothing to finish.")
+FOREIGN = Finished(outcome=Outcome.UNKNOWN, reason="The handle names no transaction of this sink.")
+
+T = TypeVar("T", bound=Hashable)
+
+
+class HandleCommitter(SinkCommitter, Generic[T]):
+    """Commits and aborts transactions, each of which a handle names. ``T`` is a transaction as a value."""
+
+    @abc.abstractmethod
+    def transaction_of(self, handle: Handle) -> T | Finished:
+        """Returns the transaction that a handle names, or its answer where it names none: `FOREIGN`.
+
+        Never called for the handle of a slot without rows.
+        """
+
+    @abc.abstractmethod
+    def commit_all(self, wanted: Mapping[T, Handle]) -> Mapping[T, Finished]:
+        """Commits these transactions, and returns an answer for each. See `SinkCommitter.commit`."""
+
+    @abc.abstractmethod
+    def abort_all(self, wanted: Mapping[T, Handle]) -> Mapping[T, Finished]:
+        """Aborts these transactions, and returns an answer for each. See `SinkCommitter.abort`."""
+
+    def commit(self, handles: Sequence[Handle]) -> Sequence[Finished]:
+        """Commits by `commit_all`. See `SinkCommitter.commit`."""
+        return self._answers(handles, self.commit_all)
+
+    def abort(self, handles: Sequence[Handle]) -> Sequence[Finished]:
+        """Aborts by `abort_all`. See `SinkCommitter.abort`."""
+        return self._answers(handles, self.abort_all)
+
+    def _answers(
+        self, handles: Sequence[Handle], finish: Callable[[Mapping[T, Handle]], Mapping[T, Finished]]
+    ) -> list[Finished]:
+        read = {handle: self.transaction_of(handle) if handle.transaction else NOTHING for handle in handles}
+        wanted = {found: handle for handle, found in read.items() if not isinstance(found, Finished)}
+        answers = finish(wanted) if wanted else {}
+        return [found if isinstance(found := read[handle], Finished) else answers[found] for handle in handles]
+
+
+def finish_each(wanted: Sequence[T], finish: Callable[[T], Finished], *, at_once: int) -> dict[T, Finished]:
+    """Finishes each of these transactions, some of them at once, and returns the answers.
+
+    Args:
+        wanted: The transactions.
+        finish: Finishes one. Must not raise.
+        at_once: How many at most run at the same time.
+    """
+    if len(wanted) < 2:
+        return {one: finish(one) for one in wanted}
+    with ThreadPoolExecutor(max_workers=min(at_once, len(wanted))) as pool:
+        return dict(zip(wanted, pool.map(finish, wanted), strict=True))
+
+
+class Every:
+    """A task that is due every so many batches, counted from when it was done: some batches have no rows.
+
+    Args:
+        batches: How many batches pass in between.
+    """
+
+    def __init__(self, batches: int) -> None:
+        self._batches = batches
+        self._from = 0
+
+    def is_due(self, batch: int) -> bool:
+        """Returns whether the task is due after this batch."""
+        return batch >= self._from
+
+    def done(self, batch: int) -> None:
+        """Notes that the task was done after this batch."""
+        self._from = batch + self._batches

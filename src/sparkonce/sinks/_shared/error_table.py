@@ -1,0 +1,91 @@
+"""A server's answers: error code, class or phrase → outcome → one sentence. An unlisted answer is UNKNOWN."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+from sparkonce.protocol.outcomes import Finished, Outcome
+
+Code = TypeVar("Code", bound="int | str")
+
+
+@dataclass(frozen=True, slots=True)
+class Meaning:
+    """The meaning of one answer.
+
+    Attributes:
+        outcome: The outcome for the transaction that was to be finished.
+        sentence: One sentence for the operator.
+        next_step: The operator's next step, where asking again does not help.
+        name: The code's name in the server's manual.
+        outage: Whether a copy under way may be written later: the server is away, or has no room.
+    """
+
+    outcome: Outcome
+    sentence: str = ""
+    next_step: str = ""
+    name: str = ""
+    outage: bool = False
+
+
+UNLISTED = Meaning(Outcome.UNKNOWN, "Unlisted answer, so the outcome is unknown.")
+
+
+class ErrorTable(Generic[Code]):
+    """Reads a server's answers.
+
+    Args:
+        by_code: The meaning of each code.
+        phrases: Words in the server's message that decide before its code, in this order.
+        class_lengths: How many characters of a code name its class, the longest first: ``(3, 2)`` for SQLSTATE.
+
+    Attributes:
+        by_code: The meaning of each code.
+    """
+
+    def __init__(
+        self,
+        by_code: Mapping[Code, Meaning],
+        *,
+        phrases: Sequence[tuple[str, Meaning]] = (),
+        class_lengths: Sequence[int] = (),
+    ) -> None:
+        self.by_code = by_code
+        self._phrases = phrases
+        self._class_lengths = class_lengths
+
+    def meaning(self, code: Code, message: str = "") -> Meaning:
+        """Returns the meaning of an answer, `UNLISTED` if the table has none.
+
+        Args:
+            code: The server's code.
+            message: The server's message, for the phrases.
+        """
+        for phrase, meaning in self._phrases:
+            if phrase in message:
+                return meaning
+        return self.by_code.get(entry_of(code, self.by_code, self._class_lengths), UNLISTED)
+
+    def finished(self, code: Code, message: str, *, shown: str | None = None) -> Finished:
+        """Returns the outcome that an answer gives.
+
+        Args:
+            code: The server's code.
+            message: The server's message.
+            shown: The text before the meaning's sentence; by default the code's name, the code and the message.
+        """
+        meaning = self.meaning(code, message)
+        if shown is None:
+            name = f"{meaning.name} ({code})" if meaning.name else f"error {code}"
+            shown = f"{name}: {message}"
+        told = f"{shown.rstrip('. ')}. {meaning.sentence}".strip()
+        return Finished(outcome=meaning.outcome, reason=told, next_step=meaning.next_step)
+
+
+def entry_of(code: Any, table: Mapping[Any, object], class_lengths: Sequence[int]) -> Any:
+    """Returns the key of a table that stands for a code: the code itself, or the longest of its classes."""
+    if code in table or not isinstance(code, str) or not code:
+        return code
+    return next((code[:size] for size in class_lengths if code[:size] in table), code)

@@ -1,0 +1,74 @@
+"""Refusals of a start: which setting, its value, why, and what to do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from sparkonce.errors import PreflightError
+from sparkonce.sink import Facts
+
+
+def refusal(setting: str, value: object, why: str, next_step: str) -> PreflightError:
+    """Returns the refusal of a setting: of the sink, or of the server.
+
+    Args:
+        setting: Its name.
+        value: Its value as it is shown; a text of the user's as its ``repr``.
+        why: Why it is refused, as the rest of the sentence.
+        next_step: What the user can do.
+    """
+    return PreflightError(f"{setting}={value}: {why}", next_step=next_step, setting=setting)
+
+
+def check_same(setting: str, now: str, recorded: Facts | None, fact: str, why: str, next_step: str) -> None:
+    """Sees that a fact is what it was in the run before.
+
+    Args:
+        setting: The setting that leads to the fact.
+        now: The fact now.
+        recorded: The facts of the newest run; None at the first start.
+        fact: Its name among the facts.
+        why: Why it must not change, as the rest of the sentence; ``{before}`` is what it was.
+        next_step: What the user can do; ``{before}`` is what it was.
+
+    Raises:
+        PreflightError: if it has changed.
+    """
+    before = (recorded or {}).get(fact, now)
+    if before != now:
+        shown = repr(before)
+        raise refusal(setting, repr(now), why.format(before=shown), next_step.format(before=shown))
+
+
+class Attempts:
+    """Tries things on a server, whose errors become refusals.
+
+    Args:
+        errors: The exceptions that the client library raises.
+        server_message: Returns the server's own words.
+    """
+
+    def __init__(self, errors: tuple[type[Exception], ...], server_message: Callable[[Exception], str]) -> None:
+        self._errors = errors
+        self._server_message = server_message
+
+    @contextmanager
+    def of(self, what: str, next_step: str, setting: str = "") -> Iterator[None]:
+        """Tries something.
+
+        Args:
+            what: Its name, the beginning of the sentence "… failed: <the server's words>".
+            next_step: What the user can do where it fails.
+            setting: The setting that it is about.
+
+        Raises:
+            PreflightError: in place of an error of the server.
+        """
+        try:
+            yield
+        except self._errors as error:
+            details = {"setting": setting} if setting else {}
+            raise PreflightError(
+                f"{what} failed: {self._server_message(error)}", next_step=next_step, **details
+            ) from error

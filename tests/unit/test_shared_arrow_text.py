@@ -1,0 +1,67 @@
+"""Golden rows of the one encoder of Arrow values as text and JSON: every sink that writes such gives the same."""
+
+from __future__ import annotations
+
+import datetime as dt
+import math
+from collections.abc import Callable
+from decimal import Decimal
+
+import pyarrow as pa
+import pytest
+
+from sparkonce.sinks._shared.arrow_text import all_finite, json_text, plain_text
+from sparkonce.sinks.files.cells import json_lines
+
+GOLDEN: list[tuple[pa.Array, list[str]]] = [
+    (pa.array([1, None, -128], pa.int8()), ["1", "null", "-128"]),
+    (pa.array([2**63 - 1, -(2**63)], pa.int64()), ["9223372036854775807", "-9223372036854775808"]),
+    (pa.array([True, None, False]), ["true", "null", "false"]),
+    (pa.array([1.0, -0.0, 0.1, 1e300, 5e-324]), ["1.0", "-0.0", "0.1", "1e+300", "5e-324"]),
+    (pa.array([Decimal("0.0000000001"), Decimal("-12.5")], pa.decimal128(38, 10)), ["0.0000000001", "-12.5000000000"]),
+    (pa.array([dt.date(2020, 2, 29), None]), ['"2020-02-29"', "null"]),
+    (pa.array([1_700_000_000_123_456], pa.timestamp("us", "UTC")), ['"2023-11-14T22:13:20.123456Z"']),
+    (pa.array([0], pa.timestamp("us")), ['"1970-01-01T00:00:00.000000"']),
+    (pa.array(['a"b', "back\\slash", "tab\tline\nend\r", "\x00\x1f", "é😀\u2028", "", None]),
+     ['"a\\"b"', '"back\\\\slash"', '"tab\\tline\\nend\\r"', '"\\u0000\\u001f"', '"é😀\u2028"', '""', "null"]),
+    (pa.array([[1, None], [], None], pa.list_(pa.int32())), ["[1,null]", "[]", "null"]),
+    (pa.array([[["x"], None], [[]]], pa.list_(pa.list_(pa.string()))), ['[["x"],null]', "[[]]"]),
+    (pa.array([{"a": 1.5, 'q"': ["y"]}, None], pa.struct({"a": "double", 'q"': pa.list_(pa.string())})),
+     ['{"a":1.5,"q\\"":["y"]}', "null"]),
+]  # fmt: skip
+
+
+def of_files(values: pa.Array) -> list[str]:
+    lines = bytes(json_lines(pa.record_batch({"x": values}))).decode().split("\n")[:-1]
+    return [line.removeprefix('{"x":').removesuffix("}") for line in lines]
+
+
+def of_frame(values: pa.Array) -> list[str]:
+    return [text or "null" for text in json_text(values).to_pylist()]
+
+
+@pytest.mark.parametrize("encode", [of_frame, of_files])
+@pytest.mark.parametrize(("values", "wanted"), GOLDEN)
+def test_every_sink_writes_these_rows_so(
+    encode: Callable[[pa.Array], list[str]], values: pa.Array, wanted: list[str]
+) -> None:
+    assert encode(values) == wanted
+    assert encode(values.slice(1)) == wanted[1:]
+
+
+def test_numbers_that_json_does_not_have_are_texts_and_found() -> None:
+    values = pa.array([math.nan, math.inf, None, 1.0])
+    assert of_frame(values) == ['"NaN"', '"Infinity"', "null", "1.0"]
+    nested = pa.StructArray.from_arrays([pa.ListArray.from_arrays([0, 1, 4], values)], names=["x"])
+    assert [all_finite(one) for one in (values, values.slice(2), nested, nested.slice(0, 0))] == [
+        False,
+        True,
+        False,
+        True,
+    ]
+    assert all_finite(pa.array(["NaN"]))
+
+
+def test_bytes_are_base64_and_texts_plain() -> None:
+    assert plain_text(pa.array([b"", b"a", b"ab", None])).to_pylist() == ["", "YQ==", "YWI=", None]
+    assert plain_text(pa.array(['a"'])).to_pylist() == ['a"']

@@ -1,0 +1,428 @@
+"""The frame of all sinks: errors, answers, pools, settings, refusals, pieces, and how long each remembers."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from sparkonce.errors import ConfigurationError, PreflightError, StaleServerError, UnknownOutcomeError
+from sparkonce.protocol import horizon
+from sparkonce.protocol.handles import Handle, transaction_fields
+from sparkonce.protocol.outcomes import Finished, Outcome
+from sparkonce.protocol.ownership import Token, TransactionName
+from sparkonce.sink import Owner
+from sparkonce.sinks._shared import settings
+from sparkonce.sinks._shared.committing import FOREIGN, NOTHING, Every, HandleCommitter, finish_each
+from sparkonce.sinks._shared.databases import DatabaseCommitter
+from sparkonce.sinks._shared.error_table import UNLISTED, ErrorTable, Meaning
+from sparkonce.sinks._shared.idle_pool import IdlePool, has_nothing_to_read
+from sparkonce.sinks._shared.names import Claims
+from sparkonce.sinks._shared.pieces import bytes_of, cut, halves
+from sparkonce.sinks._shared.preflight import Attempts, check_same, refusal
+from sparkonce.sinks.files import committer as files
+from sparkonce.sinks.mysql import markers as mysql
+from sparkonce.sinks.postgres import markers as postgres
+from sparkonce.sinks.redis import committer as redis
+from sparkonce.sinks.write_ahead import committer as write_ahead
+
+COMMITTED = Finished(outcome=Outcome.COMMITTED)
+ABORTED = Finished(outcome=Outcome.ABORTED)
+SINKS_KEEP = {
+    "files": files.KEPT_BATCHES,
+    "mysql": mysql.KEPT_BATCHES,
+    "postgres": postgres.KEPT_BATCHES,
+    "redis": redis.KEPT_BATCHES,
+    "write_ahead": write_ahead.KEEP_BATCHES,
+}
+
+
+# --- how long log and sinks remember ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("sink", SINKS_KEEP)
+def test_no_sink_remembers_less_than_the_log(sink: str) -> None:
+    """The log may hold `TIDY_EVERY_BATCHES` more than it keeps, and one that is being decided."""
+    assert SINKS_KEEP[sink] > horizon.KEEP_BATCHES + horizon.TIDY_EVERY_BATCHES
+    assert SINKS_KEEP[sink] == horizon.SINKS_KEEP_BATCHES
+
+
+# --- errors -----------------------------------------------------------------------------------------------------------
+
+TABLE = ErrorTable(
+    {
+        "": Meaning(Outcome.RETRY, "No answer."),
+        "53": Meaning(Outcome.RETRY, "Full.", "free space.", outage=True),
+        "53100": Meaning(Outcome.UNKNOWN, "The disk."),
+        "X": Meaning(Outcome.LOST, "Gone.", name="ER_GONE"),
+    },
+    phrases=[("read only", Meaning(Outcome.RETRY, "A replica."))],
+    class_lengths=(2,),
+)
+
+
+@pytest.mark.parametrize(
+    ("code", "message", "wanted"),
+    [
+        ("", "timed out", "No answer."),
+        ("53400", "words", "Full."),
+        ("53100", "words", "The disk."),
+        ("53100", "now read only", "A replica."),
+        ("XX000", "words", UNLISTED.sentence),
+    ],
+)
+def test_a_code_its_class_or_a_phrase_says_what_an_answer_means(code: str, message: str, wanted: str) -> None:
+    assert TABLE.meaning(code, message).sentence == wanted
+
+
+def test_an_unlisted_answer_is_unknown() -> None:
+    found = TABLE.finished("XX000", "words")
+    assert found.outcome is Outcome.UNKNOWN
+    assert found.reason == "error XX000: words. Unlisted answer, so the outcome is unknown."
+
+
+def test_an_answer_is_told_with_its_name_its_words_and_what_to_do() -> None:
+    assert TABLE.finished("X", "words.").reason == "ER_GONE (X): words. Gone."
+    assert TABLE.finished("53", "words", shown="53 words").reason == "53 words. Full."
+    assert TABLE.finished("53", "words").next_step == "free space."
+
+
+# --- committing -------------------------------------------------------------------------------------------------------
+
+
+class Numbers(HandleCommitter[int]):
+    """Transactions are numbers. One is foreign."""
+
+    def __init__(self) -> None:
+        self.calls: list[list[int]] = []
+
+    def transaction_of(self, handle: Handle) -> int | Finished:
+        number = int(handle["number"])
+        return FOREIGN if number == 13 else number
+
+    def commit_all(self, wanted: Mapping[int, Handle]) -> Mapping[int, Finished]:
+        self.calls.append(list(wanted))
+        return {one: Finished(outcome=Outcome.COMMITTED, reason=str(one)) for one in reversed(wanted)}
+
+    def abort_all(self, wanted: Mapping[int, Handle]) -> Mapping[int, Finished]:
+        return dict.fromkeys(wanted, ABORTED)
+
+    def list_lingering(self, owners: Sequence[Owner]) -> Sequence[Handle]:
+        raise NotImplementedError
+
+
+def handle(number: int | None, slot: int = 0) -> Handle:
+    fields = {} if number is None else {"number": number}
+    return Handle(sink="s", slot=slot, transaction=transaction_fields(fields))
+
+
+def test_answers_come_in_the_order_of_the_handles() -> None:
+    committer = Numbers()
+    found = committer.commit([handle(2), handle(None), handle(13), handle(1), handle(2, slot=1)])
+    assert [one.reason for one in found] == ["2", NOTHING.reason, FOREIGN.reason, "1", "2"]
+    assert committer.calls == [[2, 1]]
+    assert committer.abort([handle(13), handle(1)]) == [FOREIGN, ABORTED]
+
+
+def test_where_nothing_is_to_be_finished_nobody_is_asked() -> None:
+    committer = Numbers()
+    assert committer.commit([handle(None)]) == [NOTHING]
+    assert committer.commit([]) == []
+    assert committer.calls == []
+
+
+def test_no_more_are_finished_at_once_than_allowed() -> None:
+    running, most, lock = 0, 0, threading.Lock()
+
+    def finish(one: int) -> Finished:
+        nonlocal running, most
+        with lock:
+            running += 1
+            most = max(most, running)
+        time.sleep(0.005)
+        with lock:
+            running -= 1
+        return Finished(outcome=Outcome.COMMITTED, reason=str(one))
+
+    found = finish_each(range(20), finish, at_once=3)
+    assert [(one, found[one].reason) for one in found] == [(one, str(one)) for one in range(20)]
+    assert most == 3
+    assert finish_each([], finish, at_once=3) == {}
+
+
+def test_what_is_due_every_so_many_batches_counts_from_when_it_was_done() -> None:
+    every = Every(20)
+    assert every.is_due(0)
+    every.done(7)
+    assert not every.is_due(26)
+    assert every.is_due(27)
+
+
+# --- databases --------------------------------------------------------------------------------------------------------
+
+
+class ServerError(Exception):
+    """What the client raises."""
+
+
+@dataclass
+class Session:
+    has: set[int]
+    closed: bool = False
+
+    def close(self) -> None:
+        self.closed = True
+
+
+@dataclass
+class Server:
+    has: set[int] = field(default_factory=set)
+    sessions: list[Session] = field(default_factory=list)
+    fails: bool = False
+
+
+class Database(DatabaseCommitter[int, Session]):
+    errors = (ServerError,)
+    name_field = "number"
+
+    def __init__(self, server: Server) -> None:
+        super().__init__("s", "The server", answer_s=1.0)
+        self.server = server
+
+    def open_session(self) -> Session:
+        if self.server.fails:
+            raise ServerError("away")
+        self.server.sessions.append(Session(self.server.has))
+        return self.server.sessions[-1]
+
+    def is_idle(self, session: Session) -> bool:
+        return not session.closed
+
+    def is_alive(self, session: Session) -> bool:
+        return session.has is self.server.has
+
+    def within(self, session: Session, limit_s: float) -> Any:
+        return threading.Lock()
+
+    def outcome_of(self, error: Exception) -> Finished:
+        return Finished(outcome=Outcome.RETRY, reason=f"{error}.")
+
+    def not_committed(self, session: Session, handles: Sequence[Handle]) -> list[Handle]:
+        return [one for one in handles if int(one["number"]) not in session.has]
+
+    def transaction_of(self, handle: Handle) -> int:
+        return int(handle["number"])
+
+    def commit_all(self, wanted: Mapping[int, Handle]) -> Mapping[int, Finished]:
+        def finish(session: Session) -> Mapping[int, Finished]:
+            session.has.update(wanted)
+            return dict.fromkeys(wanted, COMMITTED)
+
+        return self.answer_all(list(wanted), 5.0, finish)
+
+    def abort_all(self, wanted: Mapping[int, Handle]) -> Mapping[int, Finished]:
+        return {one: self.answer(lambda _: ABORTED) for one in wanted}
+
+    def list_lingering(self, owners: Sequence[Owner]) -> Sequence[Handle]:
+        raise NotImplementedError
+
+
+def test_a_session_is_used_again_and_closed_after_an_error() -> None:
+    server = Server()
+    committer = Database(server)
+    assert committer.commit([handle(1), handle(2)]) == [COMMITTED] * 2
+    assert committer.abort([handle(3)]) == [ABORTED]
+    (session,) = server.sessions
+    with pytest.raises(UnknownOutcomeError, match=r"The server did not say why: lost\."), committer.asking("why"):
+        raise ServerError("lost")
+    assert session.closed
+
+
+def test_a_server_that_is_away_is_asked_again() -> None:
+    committer = Database(Server(fails=True))
+    assert committer.commit([handle(1)])[0].outcome is Outcome.RETRY
+    assert committer.abort([handle(1)])[0].outcome is Outcome.RETRY
+
+
+def test_a_new_session_without_the_newest_commit_is_a_server_that_went_back() -> None:
+    server = Server()
+    committer = Database(server)
+    committer.commit([handle(1)])
+    committer.note_newest([handle(1), handle(None)])
+    committer.note_newest([handle(None)])
+    server.has = {1}
+    assert committer.commit([handle(2)]) == [COMMITTED]
+    server.has = set()
+    with pytest.raises(StaleServerError):
+        committer.commit([handle(3)])
+    assert server.sessions[-1].closed
+
+
+def test_what_is_missing_is_told_and_not_taken_for_the_newest() -> None:
+    server = Server(has={1})
+    committer = Database(server)
+    assert list(committer.missing([handle(1), handle(2)])) == [handle(2)]
+    server.has = {2}
+    assert committer.commit([handle(5)]) == [COMMITTED]
+    assert list(committer.missing([handle(2)])) == []
+    server.has = set()
+    with pytest.raises(StaleServerError):
+        committer.missing([handle(2)])
+
+
+# --- pools ------------------------------------------------------------------------------------------------------------
+
+
+def pool(server: Server, most: int = 2) -> IdlePool[Session]:
+    def connect() -> Session:
+        server.sessions.append(Session(server.has))
+        return server.sessions[-1]
+
+    return IdlePool(connect, is_idle=lambda one: not one.closed, is_alive=lambda one: one.has is server.has, most=most)
+
+
+def test_so_many_are_kept_and_the_others_closed() -> None:
+    server = Server()
+    kept = pool(server)
+    for one in [kept.take() for _ in range(3)]:
+        kept.give_back(one)
+    assert [one.closed for one in server.sessions] == [False, False, True]
+    kept.drop()
+    assert all(one.closed for one in server.sessions)
+
+
+def test_one_that_the_server_has_closed_is_not_lent() -> None:
+    server = Server()
+    kept = pool(server)
+    kept.give_back(kept.take())
+    server.has = set()
+    with kept.lent() as lent:
+        assert lent is server.sessions[1]
+    assert [one.closed for one in server.sessions] == [True, False]
+
+
+def test_after_the_end_none_is_kept() -> None:
+    server = Server()
+    kept = pool(server)
+    with kept.lent() as late:
+        kept.close()
+    assert late.closed
+
+
+def test_an_idle_socket_has_nothing_to_read_until_the_other_end_closes_it() -> None:
+    here, there = socket.socketpair()
+    assert has_nothing_to_read(here.fileno())
+    there.close()
+    assert not has_nothing_to_read(here.fileno())
+    number = here.fileno()
+    here.close()
+    assert not has_nothing_to_read(number)
+
+
+# --- whose ------------------------------------------------------------------------------------------------------------
+
+
+def test_names_are_compared_field_by_field() -> None:
+    token, other = Token(3, "a" * 8), Token(4, "b" * 8)
+    claims = Claims([Owner(query="q" * 12, token=token, facts={"prefix": "orders"}), Owner(query="r", token=token)])
+
+    def named(prefix: str = "orders", query: str = "q" * 12, run: Token = token) -> TransactionName:
+        return TransactionName(prefix=prefix, query=query, token=run, batch=1, slot=0, copy="c" * 12)
+
+    assert claims.has(named())
+    assert not any(map(claims.has, (named("orders-eu"), named(query="p" * 12), named(run=other), named("", "r"))))
+    assert (list(claims), len(claims), claims.queries) == ([("orders", "q" * 12)], 1, ["q" * 12])
+    assert not Claims([Owner(query="r", token=token)])
+
+
+# --- settings and refusals --------------------------------------------------------------------------------------------
+
+
+def test_key_columns_may_be_a_text_or_a_list() -> None:
+    assert settings.mode("upsert", "id") == settings.mode("upsert", ["id"]) == ("upsert", ("id",))
+    assert settings.mode("append", ()) == ("append", ())
+
+
+@pytest.mark.parametrize(
+    ("mode", "keys"), [("upsert", ()), ("append", "id"), ("other", ()), ("upsert", [1]), ("upsert", 1)]
+)
+def test_a_mode_and_its_key_columns_must_fit(mode: str, keys: Any) -> None:
+    with pytest.raises(ConfigurationError, match=r"key_columns|mode='other'"):
+        settings.mode(mode, keys)
+
+
+@pytest.mark.parametrize(("prefix", "name"), [("", "s"), ("p" * 60, "s" * 10), ("a\nb", "s"), ("a", "\0"), (1, "s")])
+def test_a_prefix_that_no_server_would_keep_is_refused(prefix: Any, name: str) -> None:
+    with pytest.raises(ConfigurationError, match="prefix="):
+        settings.name_prefix(prefix, name, most_bytes=64)
+
+
+def test_prefix_and_name_begin_the_names_of_transactions() -> None:
+    assert settings.name_prefix("sparkonce", "orders é", most_bytes=64) == "sparkonce.orders é"
+
+
+@pytest.mark.parametrize("value", [0, -1, float("nan"), "1", None, True, 86_401])
+def test_a_time_that_is_none_is_refused(value: Any) -> None:
+    with pytest.raises(ConfigurationError, match="lock_timeout_s="):
+        settings.seconds("lock_timeout_s", value)
+
+
+def test_how_it_commits_is_one_of_two() -> None:
+    assert settings.commit("staged") == "staged"
+    with pytest.raises(ConfigurationError, match="commit='xa' is not known"):
+        settings.commit("xa")
+
+
+def test_a_refusal_names_the_setting_its_value_why_and_what_to_do() -> None:
+    found = refusal("fsync", "off", "rows may be lost", "set it.")
+    assert (found.message, found.next_step, found.details) == (
+        "fsync=off: rows may be lost",
+        "set it.",
+        {"setting": "fsync"},
+    )
+
+
+def test_a_fact_of_before_must_be_the_same() -> None:
+    check_same("database", "a", None, "database", "{before}", "{before}")
+    check_same("database", "a", {"database": "a"}, "database", "{before}", "{before}")
+    with pytest.raises(PreflightError, match="database='b': it was 'a'") as refused:
+        check_same("database", "b", {"database": "a"}, "database", "it was {before}", "name {before}.")
+    assert refused.value.next_step == "name 'a'."
+
+
+def test_a_servers_error_becomes_a_refusal_and_others_stay() -> None:
+    attempts = Attempts((ServerError,), lambda error: f"says {error}")
+    with pytest.raises(PreflightError, match="Writing failed: says no") as refused, attempts.of("Writing", "grant."):
+        raise ServerError("no")
+    assert (refused.value.next_step, refused.value.details) == ("grant.", {})
+    with pytest.raises(KeyError), attempts.of("Writing", "grant."):
+        raise KeyError("x")
+
+
+# --- pieces -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("most", [1, 100, 10_000])
+def test_halves_have_all_rows_in_order(most: int) -> None:
+    rows = pa.record_batch({"n": list(range(100))})
+    found = list(halves(rows, most))
+    assert [one for piece in found for one in piece.column(0).to_pylist()] == list(range(100))
+    assert all(piece.nbytes <= most or piece.num_rows == 1 for piece in found)
+
+
+@pytest.mark.parametrize("kind", [pa.string(), pa.large_string(), pa.binary()])
+@pytest.mark.parametrize("most", [1, 10, 1000])
+def test_a_cut_array_has_all_bytes_but_the_last_of_each_piece(kind: pa.DataType, most: int) -> None:
+    values = pa.array(["zero,", "one,", "two,", "three,", "four,"], pa.string()).cast(kind).slice(1)
+    found = [bytes(piece) for piece in cut(values, most, without_last=1)]
+    assert b",".join(found) == b"one,two,three,four"
+    assert all(len(piece) < most or b"," not in piece for piece in found)
+    assert bytes(bytes_of(values)) == b"one,two,three,four,"
+    assert list(cut(values.slice(4), most)) == []
+    assert bytes(bytes_of(values.slice(4))) == b""
