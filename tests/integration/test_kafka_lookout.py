@@ -121,7 +121,7 @@ def test_a_transaction_on_many_partitions_is_said_once_and_of_many_some_are_name
         wide.write("row", place)
     assert wide.producer.flush(60.0) == 0
     (said,) = look()
-    assert "nor of 2 partitions more" in said
+    assert "nor of 2 more partitions" in said
     end(wide)
     monkeypatch.setattr(lookout_module, "_NAMED_AT_ONCE", 1)
     others = [witness.prepare(topic, "first") for _ in range(2)]

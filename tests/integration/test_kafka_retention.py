@@ -23,7 +23,7 @@ from sparkonce.protocol.codec import decode_record
 from sparkonce.protocol.records import Void
 from sparkonce.protocol.state import Phase
 from sparkonce.rig.kafka import Cluster
-from sparkonce.sinks.kafka import retention
+from sparkonce.sinks.kafka import partitions, retention
 from sparkonce.sinks.kafka.committer import KafkaCommitter, transaction_of
 from sparkonce.sinks.kafka.outcomes import Answer
 from sparkonce.sinks.kafka.sink import KafkaSink
@@ -167,7 +167,7 @@ def test_young_transactions_are_looked_at_once_a_run(job: Job, monkeypatch: pyte
 def test_who_may_not_ask_commits_with_a_warning(
     job: Job, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(retention, "NONE", -1)  # whatever a broker says of a partition is no answer
+    monkeypatch.setattr(partitions, "NONE", -1)  # whatever a broker says of a partition is no answer
     monkeypatch.setattr(retention, "_TOPIC_AUTHORIZATION_FAILED", 0)
     with caplog.at_level(logging.WARNING, "sparkonce.sinks.kafka.retention"):
         job.job.run(0, 1)

@@ -17,7 +17,8 @@ On the driver:
 - ``preflight``, ``topic``, ``other_queries``: check the cluster, its topic, and who else writes there.
 - ``committer``: ends transactions; ``outcomes`` is the table of what each answer means.
 - ``retention``: finds rows that were deleted before their commit; ``lookout`` finds who holds back readers.
-- ``transaction_client``, ``connection``, ``waiting``: send requests, and repeat them until a deadline.
+- ``transaction_client``, ``partitions``: ask transaction coordinators, and leaders of partitions.
+- ``connection``, ``waiting``: send requests, and repeat them until a deadline.
 """
 
 from __future__ import annotations

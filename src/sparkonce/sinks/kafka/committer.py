@@ -31,13 +31,13 @@ from sparkonce.sinks.kafka.outcomes import (
     is_unsaid,
     open_ones,
 )
+from sparkonce.sinks.kafka.partitions import metadata_request
 from sparkonce.sinks.kafka.retention import RetentionCheck
 from sparkonce.sinks.kafka.settings import admin_settings
 from sparkonce.sinks.kafka.topic import (
     BROKER_RESOURCE,
     SURE_AFTER_S,
     configs_request,
-    metadata_request,
     told_settings,
     why_not_decide,
 )
@@ -224,7 +224,7 @@ class KafkaCommitter(SinkCommitter):
             return ""
         asked, deadline_s = time.monotonic(), self._deadline_s()
         while True:
-            metadata = self._client.request(metadata_request(topic, rights=False), deadline_s=deadline_s)
+            metadata = self._client.request(metadata_request(topic), deadline_s=deadline_s)
             objection = why_not_decide(facts, metadata)
             unanswered = isinstance(metadata, Answer)
             if not objection and not unanswered:
@@ -284,7 +284,7 @@ class KafkaCommitter(SinkCommitter):
     def _remembered_ms(self) -> int:
         """Returns how long every broker remembers an id that is idle; 0 if this user may not ask."""
         deadline_s = self._deadline_s()
-        metadata = self._client.request(metadata_request(None, rights=False), deadline_s=deadline_s)
+        metadata = self._client.request(metadata_request(), deadline_s=deadline_s)
         if isinstance(metadata, Answer):
             raise _unlisted(metadata, "start")
         brokers = [broker.node_id for broker in metadata.brokers]

@@ -1,39 +1,47 @@
-"""Looks now and then at whose open transaction holds back the readers of the sink's topic.
+"""Finds the open transactions of others that hold back the readers of the sink's topic.
 
-Batches end "committed" meanwhile, and readers see none of their rows: only the brokers know why (KIP-664).
+Batches end "committed" meanwhile, and readers see none of their rows. Only the brokers know why (KIP-664).
 """
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from typing import Any
 
-from kafka.protocol.admin.transactions import DescribeProducersRequest, ListTransactionsRequest
-from kafka.protocol.consumer.offsets import IsolationLevel, ListOffsetsRequest, OffsetSpec
+from kafka.protocol.admin.transactions import ListTransactionsRequest
 
 from sparkonce.protocol.ownership import TransactionalId
 from sparkonce.sink import Lookout
 from sparkonce.sinks.kafka.outcomes import NONE, Answer, Description, Transaction
+from sparkonce.sinks.kafka.partitions import (
+    Partition,
+    answered,
+    ask_leaders,
+    end_offsets,
+    last_stable_offsets,
+    leaders_of,
+    metadata_request,
+    producers,
+)
 from sparkonce.sinks.kafka.settings import NEVER_MS, admin_settings, lasting
-from sparkonce.sinks.kafka.topic import metadata_request
 from sparkonce.sinks.kafka.transaction_client import TransactionClient
 
 log = logging.getLogger(__name__)
 
 LIMIT_S = 10.0
-"""How long one look may take."""
+"""The longest time that one look takes."""
 
 PATIENCE_S = 30.0
-"""How long a transaction may be open before it is named; a query whose batches take longer is used to more."""
+"""The time for which a transaction may be open before it is named; at least as long as a batch takes."""
 
 SAY_EVERY_S = 300.0
 _NAMED_AT_ONCE = 3
 _ASKED_AT_ONCE = 20
-"""Of how many partitions producers are asked for in one look: each may have thousands."""
+"""The most partitions whose producers are asked for in one look: each may have thousands."""
 
 _NOT_ALLOWED = 29
 _ID_NOT_ALLOWED = 53
@@ -44,7 +52,7 @@ _BEING_ENDED = "Prepare"
 class _Held:
     """A transaction that holds back a partition's readers."""
 
-    partition: int
+    partition: Partition
     offset: int
     producer_id: int
     epoch: int
@@ -52,7 +60,7 @@ class _Held:
 
     @property
     def is_over(self) -> bool:
-        """Whether its coordinator has ended it, so that the marker of the partition is missing."""
+        """Whether its coordinator has ended it, so that only the partition's marker is missing."""
         if self.view is None:
             return False
         now = self.view.transaction
@@ -60,23 +68,23 @@ class _Held:
 
 
 class KafkaLookout(Lookout):
-    """Compares where readers of each partition are held with where it ends: two small requests for each broker.
+    """Compares, for each partition, the last stable offset with the end: two small requests to each broker.
 
-    Only of partitions that stay held producers are asked for. Keeps a connection of its own, so that no commit waits.
+    Asks for producers only where a partition stays held back. Has a connection of its own, so that no commit waits.
 
     Args:
         settings: The sink's settings, in librdkafka's names.
-        topic: Where its rows go.
-        query: The short form of the query's id, by which its own transactions are known.
+        topic: The sink's topic.
+        query: The short form of the query's id, which tells its own transactions from others.
     """
 
     def __init__(self, settings: Mapping[str, Any], topic: str, query: str) -> None:
         self._client = TransactionClient(admin_settings(settings), lanes=1)
         self._topic = topic
         self._query = query
-        self._since: dict[int, tuple[int, float]] = {}
-        self._settled: dict[int, int] = {}
-        self._over: dict[int, int] = {}
+        self._since: dict[Partition, tuple[int, float]] = {}
+        self._settled: dict[Partition, int] = {}
+        self._over: dict[Partition, int] = {}
         self._say_at = 0.0
         self._is_first = True
         self._told = False
@@ -84,12 +92,12 @@ class KafkaLookout(Lookout):
     def look(self, batch_s: float) -> None:
         """See `Lookout.look`."""
         deadline_s = time.monotonic() + LIMIT_S
-        metadata = self._client.request(metadata_request(self._topic, rights=False), deadline_s=deadline_s)
+        metadata = self._client.request(metadata_request(self._topic), deadline_s=deadline_s)
         if isinstance(metadata, Answer):
             # The next look finds the brokers anew.
             self._client.close()
             return
-        leaders = {one.partition_index: one.leader_id for topic in metadata.topics for one in topic.partitions}
+        leaders = answered(leaders_of(metadata))
         ends = self._offsets(leaders, deadline_s)
         now_s, patience_s, before = time.monotonic(), max(PATIENCE_S, batch_s), self._since
         held = {place: stable for place, (stable, end) in ends.items() if stable < end}
@@ -115,50 +123,36 @@ class KafkaLookout(Lookout):
         """See `Lookout.close`."""
         self._client.close()
 
-    def _offsets(self, leaders: Mapping[int, int], deadline_s: float) -> dict[int, tuple[int, int]]:
-        """Where read_committed readers of each partition are held, and where it ends."""
-        kind = ListOffsetsRequest.ListOffsetsTopic
-        requests = [
-            (ListOffsetsRequest(isolation_level=level, topics=[topic], min_version=2, max_version=6), leader)
-            for leader, places in _by_leader(leaders).items()
-            for topic in [kind(name=self._topic, partitions=[latest_of(place) for place in places])]
-            for level in (IsolationLevel.READ_COMMITTED, IsolationLevel.READ_UNCOMMITTED)
-        ]
-        found: dict[int, list[int]] = {}
-        for response in self._client.gather(requests, deadline_s=deadline_s):
-            for one in _partitions(response):
-                if one.error_code == NONE:
-                    found.setdefault(one.partition_index, []).append(one.offset)
-        return {place: (offsets[0], offsets[1]) for place, offsets in found.items() if len(offsets) == 2}
+    def _offsets(self, leaders: Mapping[Partition, int], deadline_s: float) -> dict[Partition, tuple[int, int]]:
+        """Returns where read_committed readers of each partition are held, and where it ends."""
+        # In this order: an end that was read first could be below a last stable offset of later.
+        kinds = last_stable_offsets, end_offsets
+        stable, ends = map(answered, ask_leaders(self._client, leaders, *kinds, deadline_s=deadline_s))
+        return {place: (one.offset, ends[place].offset) for place, one in stable.items() if place in ends}
 
-    def _holders(self, leaders: Mapping[int, int], deadline_s: float) -> list[_Held]:
-        """The producers whose open transactions begin where these partitions' readers are held."""
-        requests = [
-            (DescribeProducersRequest(topics=[(self._topic, places)]), leader)
-            for leader, places in _by_leader(leaders).items()
+    def _holders(self, leaders: Mapping[Partition, int], deadline_s: float) -> list[_Held]:
+        """Returns the producers whose open transactions begin where these partitions' readers are held."""
+        (replies,) = ask_leaders(self._client, leaders, producers, deadline_s=deadline_s)
+        codes = {reply.code for reply in replies.values() if isinstance(reply, Answer)}
+        if _NOT_ALLOWED in codes and not self._told:
+            self._told = True
+            log.debug("topic=%r: Without READ, nobody can tell whose transaction holds back readers.", self._topic)
+        return [
+            _Held(place, offset, producer.producer_id, producer.producer_epoch)
+            for place, reply in answered(replies).items()
+            for offset in [self._since[place][0]]
+            for producer in reply.active_producers or ()
+            if producer.current_txn_start_offset == offset
         ]
-        found = []
-        for response in self._client.gather(requests, deadline_s=deadline_s):
-            for one in _partitions(response):
-                place, offset = one.partition_index, self._since[one.partition_index][0]
-                if one.error_code == _NOT_ALLOWED and not self._told:
-                    self._told = True
-                    log.debug("topic=%r: whose transaction holds back readers is told with READ alone", self._topic)
-                found += [
-                    _Held(place, offset, producer.producer_id, producer.producer_epoch)
-                    for producer in one.active_producers or ()
-                    if producer.current_txn_start_offset == offset
-                ]
-        return found
 
     def _described(self, held: Sequence[_Held], brokers: Sequence[int], deadline_s: float) -> list[_Held]:
-        """The same, with what their coordinators say; of those that this user may not see nothing is said."""
+        """Adds the coordinators' descriptions, except of transactions that this user may not see."""
         if not held:
             return []
         request = ListTransactionsRequest(producer_id_filters=sorted({one.producer_id for one in held}))
         responses = self._client.gather([(request, broker) for broker in brokers], deadline_s=deadline_s)
         if any(isinstance(response, Answer) or response.error_code != NONE for response in responses):
-            # Whose it is may be what the silent one knows: it may be this query's own.
+            # The silent broker may be the one that knows the transaction, and it may be this query's own.
             return []
         names = {state.producer_id: state.transactional_id for one in responses for state in one.transaction_states}
         transactions = [Transaction(name, producer_id, 0) for producer_id, name in names.items()]
@@ -181,7 +175,7 @@ class KafkaLookout(Lookout):
                 if one.view.state.startswith(_BEING_ENDED):
                     continue
                 if one.is_over:
-                    # It may have ended since its producer was asked for: the next look tells.
+                    # It may have ended after its producer was asked for, which the next look tells.
                     if self._over.get(one.partition) != one.offset:
                         self._over[one.partition] = one.offset
                         continue
@@ -208,15 +202,15 @@ class KafkaLookout(Lookout):
     def _say(self, group: Sequence[_Held], now_s: float) -> None:
         one = min(group, key=lambda each: each.partition)
         name = "whose id this user may not see" if one.view is None else repr(one.view.transaction.transactional_id)
-        more = f", nor of {len(group) - 1} partitions more" if len(group) > 1 else ""
+        more = f", nor of {len(group) - 1} more partitions" if len(group) > 1 else ""
         blocked = (
-            f"read_committed readers see nothing of topic={self._topic!r} partition={one.partition} from offset "
+            f"read_committed readers see nothing of topic={self._topic!r} partition={one.partition[1]} from offset "
             f"{one.offset} on{more}, this query's rows included"
         )
         if one.is_over and one.view is not None:
             log.warning(
                 "Transaction %s (producer id %d) has ended, as its coordinator says (%s), and still %s: its marker is "
-                "missing there. Next: see docs/kafka.md#readers. kafka-transactions.sh abort ends it, and drops its "
+                "missing there. Next: See docs/kafka.md#readers. kafka-transactions.sh abort ends it, and drops its "
                 "rows of that partition.",
                 *(name, one.producer_id, one.view.state, blocked),
             )
@@ -228,28 +222,10 @@ class KafkaLookout(Lookout):
             ends = f"after transaction.timeout.ms={one.view.timeout_ms} ({lasting(one.view.timeout_ms)})"
             ends = "never, by itself" if one.view.timeout_ms == NEVER_MS else ends
         log.warning(
-            "Transaction %s of another application (producer id %d) has been open %s: %s. It ends %s. Next: let its "
+            "Transaction %s of another application (producer id %d) has been open %s: %s. It ends %s. Next: Let its "
             "application end it, or end it with kafka-transactions.sh, see docs/kafka.md#readers.",
             *(name, one.producer_id, since, blocked, ends),
         )
-
-
-def latest_of(place: int) -> Any:
-    """Asks where a partition ends, in a `ListOffsetsRequest`."""
-    kind = ListOffsetsRequest.ListOffsetsTopic.ListOffsetsPartition
-    return kind(partition_index=place, timestamp=OffsetSpec.LATEST)
-
-
-def _by_leader(leaders: Mapping[int, int]) -> dict[int, list[int]]:
-    found: dict[int, list[int]] = {}
-    for place, leader in leaders.items():
-        if leader >= 0:
-            found.setdefault(leader, []).append(place)
-    return found
-
-
-def _partitions(response: Any) -> Iterable[Any]:
-    return () if isinstance(response, Answer) else [one for topic in response.topics for one in topic.partitions]
 
 
 def _utc(milliseconds: int) -> str:

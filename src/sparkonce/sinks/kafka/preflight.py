@@ -14,6 +14,7 @@ from sparkonce.guarantees import Guarantee
 from sparkonce.protocol.ownership import PREFIX_LIMIT_BYTES, Token, TransactionalId
 from sparkonce.sink import Facts
 from sparkonce.sinks.kafka.outcomes import NONE, Answer, Transaction
+from sparkonce.sinks.kafka.partitions import metadata_request
 from sparkonce.sinks.kafka.settings import admin_settings, producer_settings
 from sparkonce.sinks.kafka.topic import (
     BROKER_RESOURCE,
@@ -24,7 +25,6 @@ from sparkonce.sinks.kafka.topic import (
     check_topic,
     configs_request,
     is_missing,
-    metadata_request,
     told_settings,
     topic_facts,
     warn_if_made_again,
@@ -161,8 +161,9 @@ def preflight(
 def _metadata(look: _Look, topic: str | None) -> Any:
     """A topic that was made a moment ago is not known to every broker yet: one that is missing is asked for again."""
     give_up_at = min(look.deadline_s, time.monotonic() + SURE_AFTER_S)
+    request = metadata_request(*([] if topic is None else [topic]), rights=True)
     while True:
-        metadata = look.ask(metadata_request(topic))
+        metadata = look.ask(request)
         if not is_missing(metadata) or time.monotonic() >= give_up_at:
             return metadata
         time.sleep(_ASK_AGAIN_S)
@@ -171,7 +172,7 @@ def _metadata(look: _Look, topic: str | None) -> Any:
 def partitions_of(settings: Mapping[str, Any], topic: str) -> int | None:
     """How many partitions a topic has; None if nobody could say."""
     with closing(TransactionClient(admin_settings(settings), lanes=1)) as client:
-        metadata = client.request(metadata_request(topic, rights=False), deadline_s=time.monotonic() + TIMEOUT_S)
+        metadata = client.request(metadata_request(topic), deadline_s=time.monotonic() + TIMEOUT_S)
     found = [] if isinstance(metadata, Answer) else [one for one in metadata.topics if one.error_code == NONE]
     return len(found[0].partitions) if found else None
 

@@ -1,4 +1,4 @@
-"""Whether brokers still have the rows of transactions that have been open for long.
+"""Checks that brokers still have the rows of transactions that have been open for long.
 
 ``retention.ms`` and ``retention.bytes`` delete rows of open transactions, too, and so does DeleteRecords. The broker
 answers the late commit with success, over what is left (tried on Kafka 4.3: three rows, `log.retention.ms=5000`, EndTxn
@@ -12,18 +12,12 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
-
-from kafka.protocol.admin.transactions import DescribeProducersRequest
-from kafka.protocol.consumer.offsets import ListOffsetsRequest
-from kafka.protocol.metadata import MetadataRequest
 
 from sparkonce.protocol.outcomes import Finished, Outcome
 from sparkonce.sinks.kafka.outcomes import (
-    NONE,
     Answer,
     Description,
     Transaction,
@@ -31,17 +25,22 @@ from sparkonce.sinks.kafka.outcomes import (
     open_ones,
     undescribed,
 )
+from sparkonce.sinks.kafka.partitions import (
+    Partition,
+    answered,
+    ask_leaders,
+    last_stable_offsets,
+    leaders_of,
+    metadata_request,
+    producers,
+    start_offsets,
+)
 from sparkonce.sinks.kafka.transaction_client import TransactionClient
 
 log = logging.getLogger(__name__)
 
-Partition = tuple[str, int]
-"""A topic's name and a partition's number."""
-
 _UNKNOWN_TOPIC_OR_PARTITION = 3
 _TOPIC_AUTHORIZATION_FAILED = 29
-_EARLIEST, _LATEST = -2, -1
-_READ_COMMITTED = 1
 
 _YOUNG_MS = 60_000
 """For how long nobody need ask whether the rows of a transaction are still there: brokers look for what they may delete
@@ -63,7 +62,7 @@ class RetentionCheck:
     """
 
     client: TransactionClient
-    _told: set[str] = field(default_factory=set)
+    _warned: set[str] = field(default_factory=set)
     _damaged: set[Transaction] = field(default_factory=set)
     _has_looked: bool = False
 
@@ -113,18 +112,17 @@ class RetentionCheck:
             deadline_s: Until when to wait, by `time.monotonic`.
         """
         unsaid: dict[Partition, Answer] = {}
-        leaders = self._leaders({place for view in views for place in view.partitions}, unsaid, deadline_s)
-        # In this order: what is deleted in between makes a partition doubtful.
-        stable = self._ask(leaders, partial(_offsets, when=_LATEST, isolation=_READ_COMMITTED), unsaid, deadline_s)
-        starts = self._ask(leaders, partial(_offsets, when=_EARLIEST, isolation=0), unsaid, deadline_s)
-        offsets = {place: (starts[place].offset, stable[place].offset) for place in starts.keys() & stable.keys()}
+        leaders = self._known(self._leaders({place for view in views for place in view.partitions}, deadline_s), unsaid)
+        # In this order: rows that are deleted in between make a partition doubtful.
+        (ends,) = ask_leaders(self.client, leaders, last_stable_offsets, deadline_s=deadline_s)
+        (starts,) = ask_leaders(self.client, leaders, start_offsets, deadline_s=deadline_s)
+        stable, first = self._known(ends, unsaid), self._known(starts, unsaid)
+        offsets = {place: (first[place].offset, stable[place].offset) for place in first.keys() & stable.keys()}
         doubtful = {place: leaders[place] for place, (start, end) in offsets.items() if start and start >= end}
-        producers = self._ask(doubtful, _producers, unsaid, deadline_s)
+        (writing,) = ask_leaders(self.client, doubtful, producers, deadline_s=deadline_s)
         begins = {
-            place: {
-                (one.producer_id, one.producer_epoch): one.current_txn_start_offset for one in told.active_producers
-            }
-            for place, told in producers.items()
+            at: {(one.producer_id, one.producer_epoch): one.current_txn_start_offset for one in told.active_producers}
+            for at, told in self._known(writing, unsaid).items()
         }
         damaged = {
             view.transaction
@@ -134,85 +132,33 @@ class RetentionCheck:
         }
         return damaged, unsaid
 
-    def _leaders(
-        self, places: set[Partition], unsaid: dict[Partition, Answer], deadline_s: float
-    ) -> dict[Partition, int]:
+    def _leaders(self, places: set[Partition], deadline_s: float) -> Mapping[Partition, int | Answer]:
         if not places:
             return {}
-        topics = [MetadataRequest.MetadataRequestTopic(name=name) for name in sorted({name for name, _ in places})]
-        request = MetadataRequest(topics=topics, allow_auto_topic_creation=False, min_version=4, max_version=9)
-        metadata = self.client.request(request, deadline_s=deadline_s)
+        metadata = self.client.request(metadata_request(*sorted({name for name, _ in places})), deadline_s=deadline_s)
         if isinstance(metadata, Answer):
-            unsaid.update(dict.fromkeys(places, metadata))
-            return {}
-        told = [
-            (place, topic.error_code or found.error_code, found.leader_id)
-            for topic in metadata.topics
-            for found in topic.partitions
-            if (place := (topic.name, found.partition_index)) in places
-        ]
-        return {place: leader for place, code, leader in told if self._is_told(place, code, unsaid)}
+            return dict.fromkeys(places, metadata)
+        return {place: leader for place, leader in leaders_of(metadata).items() if place in places}
 
-    def _ask(
-        self,
-        leaders: Mapping[Partition, int],
-        request: Callable[[Mapping[str, list[int]]], Any],
-        unsaid: dict[Partition, Answer],
-        deadline_s: float,
-    ) -> dict[Partition, Any]:
-        """Sends each leader one request for all of its partitions, and returns what is said of each."""
-        asked: dict[int, dict[str, list[int]]] = {}
-        for (name, number), leader in sorted(leaders.items()):
-            asked.setdefault(leader, {}).setdefault(name, []).append(number)
-        requests = [(request(topics), leader) for leader, topics in asked.items()]
-        found: dict[Partition, Any] = {}
-        for topics, response in zip(
-            asked.values(), self.client.gather(requests, deadline_s=deadline_s) if requests else [], strict=True
-        ):
-            if isinstance(response, Answer):
-                unsaid.update({(name, number): response for name, numbers in topics.items() for number in numbers})
+    def _known(self, replies: Mapping[Partition, Any], unsaid: dict[Partition, Answer]) -> dict[Partition, Any]:
+        """Returns what is known, and adds to ``unsaid`` the partitions that have to be asked again."""
+        for place, reply in replies.items():
+            if not isinstance(reply, Answer):
                 continue
-            told = {(topic.name, one.partition_index): one for topic in response.topics for one in topic.partitions}
-            found |= {place: one for place, one in told.items() if self._is_told(place, one.error_code, unsaid)}
-        return found
-
-    def _is_told(self, place: Partition, code: int, unsaid: dict[Partition, Answer]) -> bool:
-        """Whether a partition's answer can be read. Of what is gone, or may not be asked for, none is waited for."""
-        if code == _TOPIC_AUTHORIZATION_FAILED:
-            self._warn(place[0])
-        elif code not in (NONE, _UNKNOWN_TOPIC_OR_PARTITION):
-            unsaid[place] = Answer(code, f"partition {place[1]} of topic {place[0]!r}")
-        return code == NONE
+            if reply.code == _TOPIC_AUTHORIZATION_FAILED:
+                self._warn(place[0])
+            elif reply.code != _UNKNOWN_TOPIC_OR_PARTITION:
+                unsaid[place] = reply
+        return answered(replies)
 
     def _warn(self, topic: str) -> None:
-        if topic not in self._told:
-            self._told.add(topic)
+        if topic not in self._warned:
+            self._warned.add(topic)
             log.warning(
                 "Rows of transactions on topic %r that have been open for long may have been deleted by its retention, "
                 "and Kafka does not let this user ask. They are committed without knowing. Grant READ on the topic.",
                 topic,
             )
-
-
-def _offsets(topics: Mapping[str, list[int]], *, when: int, isolation: int) -> Any:
-    """Asks where partitions start, or for their last stable offsets."""
-    topic = ListOffsetsRequest.ListOffsetsTopic
-    asked = [
-        topic(
-            name=name,
-            partitions=[topic.ListOffsetsPartition(partition_index=number, timestamp=when) for number in numbers],
-        )
-        for name, numbers in topics.items()
-    ]
-    return ListOffsetsRequest(replica_id=-1, isolation_level=isolation, topics=asked, min_version=2, max_version=7)
-
-
-def _producers(topics: Mapping[str, list[int]]) -> Any:
-    """Asks where the open transactions of partitions begin."""
-    topic = DescribeProducersRequest.TopicRequest
-    return DescribeProducersRequest(
-        topics=[topic(name=name, partition_indexes=numbers) for name, numbers in topics.items()]
-    )
 
 
 def _may_be_old(began_ms: int) -> bool:

@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from kafka.protocol.admin import DescribeConfigsRequest
-from kafka.protocol.metadata import MetadataRequest
 
 from sparkonce.errors import PreflightError
 from sparkonce.sink import Facts
@@ -32,12 +31,6 @@ _LITTLE_BYTES = 1 << 30
 
 SURE_AFTER_S = 3.0
 """How long brokers have to say the same of a topic: one that has just started, or a new topic, may not be known yet."""
-
-
-def metadata_request(topic: str | None, *, rights: bool = True) -> Any:
-    """Asks for the cluster and this topic, which is never created by that, and for what one may do with it."""
-    topics = [] if topic is None else [MetadataRequest.MetadataRequestTopic(name=topic)]
-    return MetadataRequest(topics=topics, allow_auto_topic_creation=False, include_topic_authorized_operations=rights)
 
 
 def configs_request(resource: int, name: str, *keys: str) -> Any:
@@ -70,8 +63,8 @@ def why_not_decide(facts: Facts, metadata: Any) -> str:
 
     Args:
         facts: Of the run that wrote the batch.
-        metadata: The response to a `metadata_request` after all was acknowledged. Where there is none, the batch goes
-            on, and the next one asks again.
+        metadata: The response to a `sparkonce.sinks.kafka.partitions.metadata_request` that was sent after all rows
+            were acknowledged. Without a response the batch is decided, and the next batch asks again.
     """
     if _ID not in facts or isinstance(metadata, Answer):
         return ""
