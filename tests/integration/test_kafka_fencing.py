@@ -22,7 +22,7 @@ from sparkonce.protocol.ownership import TransactionalId
 from sparkonce.protocol.state import Phase
 from sparkonce.rig.kafka import Cluster
 from sparkonce.sinks.kafka.committer import KafkaCommitter, transaction_of
-from sparkonce.sinks.kafka.outcomes import LAST_EPOCH, Answer, Description
+from sparkonce.sinks.kafka.outcomes import LAST_EPOCH, BrokerAnswer, Description
 from sparkonce.sinks.kafka.pooled_producer import PooledProducer
 from sparkonce.sinks.kafka.sink import KafkaSink
 from sparkonce.sinks.kafka.transaction_client import TransactionClient
@@ -70,7 +70,7 @@ def until() -> float:
     return time.monotonic() + LIMIT_S
 
 
-def described(client: TransactionClient, prepared: Prepared) -> Description | Answer:
+def described(client: TransactionClient, prepared: Prepared) -> Description | BrokerAnswer:
     return client.describe_transactions([transaction_of(prepared.handle)], deadline_s=until())[0]
 
 

@@ -99,7 +99,9 @@ def _await_loaded(cluster: Cluster) -> None:
     with closing(KafkaCommitter({"bootstrap.servers": cluster.bootstrap}, "kafka")) as committer:
         probes = [transaction_client.Transaction(name, 0, 0) for name in names.values()]
         views = committer._client.describe_transactions(probes, deadline_s=committer._deadline_s() + LIMIT_S)
-    assert [view.code for view in views if isinstance(view, transaction_client.Answer)] == [_ID_NOT_FOUND] * _PARTITIONS
+    assert [view.code for view in views if isinstance(view, transaction_client.BrokerAnswer)] == [
+        _ID_NOT_FOUND
+    ] * _PARTITIONS
 
 
 def test_a_start_takes_its_own_of_many_ids(

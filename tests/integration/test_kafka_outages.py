@@ -17,7 +17,7 @@ from sparkonce.protocol.ownership import Token, TransactionalId
 from sparkonce.rig.kafka import Cluster
 from sparkonce.sink import Owner
 from sparkonce.sinks.kafka.committer import KafkaCommitter
-from sparkonce.sinks.kafka.outcomes import INVALID_PRODUCER_ID_MAPPING, Answer, Transaction
+from sparkonce.sinks.kafka.outcomes import INVALID_PRODUCER_ID_MAPPING, BrokerAnswer, Transaction
 
 pytestmark = [pytest.mark.kafka, KILLS_BROKER]
 
@@ -106,7 +106,7 @@ def test_only_what_has_left_may_arrive_late(cluster: Cluster, committer: KafkaCo
     client = committer._client
     nobodys = Transaction("nobody's", 0, 0)
 
-    def end(within_s: float) -> Answer:
+    def end(within_s: float) -> BrokerAnswer:
         return client.end_transactions([nobodys], commit=False, deadline_s=time.monotonic() + within_s)[0]
 
     eventually(lambda: end(60.0).code, lambda code: code == INVALID_PRODUCER_ID_MAPPING)
@@ -131,7 +131,7 @@ def test_a_connection_that_the_broker_closes_is_no_warning(cluster: Cluster, cap
     """It closes those on which nothing was asked for a while. What it costs is said by who asks."""
     settings = {"bootstrap.servers": cluster.bootstrap}
     with closing(KafkaCommitter(settings, "kafka")) as committer, caplog.at_level(logging.DEBUG):
-        assert not isinstance(committer._client.transaction_version(deadline_s=time.monotonic() + 60.0), Answer)
+        assert not isinstance(committer._client.transaction_version(deadline_s=time.monotonic() + 60.0), BrokerAnswer)
         cluster.brokers[0].restart()
         eventually(lambda: "socket disconnected" in caplog.text, bool)
     assert [

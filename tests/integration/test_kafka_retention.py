@@ -25,7 +25,7 @@ from sparkonce.protocol.state import Phase
 from sparkonce.rig.kafka import Cluster
 from sparkonce.sinks.kafka import partitions, retention
 from sparkonce.sinks.kafka.committer import KafkaCommitter, transaction_of
-from sparkonce.sinks.kafka.outcomes import Answer
+from sparkonce.sinks.kafka.outcomes import BrokerAnswer
 from sparkonce.sinks.kafka.sink import KafkaSink
 from sparkonce.testing.kafka import read_committed
 
@@ -185,7 +185,7 @@ def test_a_broker_that_does_not_say_is_asked_again(job: Job, monkeypatch: pytest
         if not silent:
             return real(check, views, deadline_s)
         silent.pop()
-        return set(), {(job.topic, slot): Answer(None, "silence") for slot in range(SLOTS)}
+        return set(), {(job.topic, slot): BrokerAnswer(None, "silence") for slot in range(SLOTS)}
 
     real = retention.RetentionCheck.look
     monkeypatch.setattr(retention.RetentionCheck, "look", look)

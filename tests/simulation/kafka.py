@@ -23,7 +23,7 @@ from simulation.oracle import Violation
 from simulation.producers import ModelWorker, PoolWriter
 from simulation.systems import System, Writer
 from sparkonce.sinks.kafka.committer import KafkaCommitter
-from sparkonce.sinks.kafka.outcomes import TRANSACTIONAL_ID_NOT_FOUND, Answer, Description, Transaction
+from sparkonce.sinks.kafka.outcomes import TRANSACTIONAL_ID_NOT_FOUND, BrokerAnswer, Description, Transaction
 from sparkonce.sinks.kafka.retention import RetentionCheck
 from sparkonce.sinks.kafka.transaction_client import TransactionClient
 
@@ -44,7 +44,7 @@ INVALID_PRODUCER_EPOCH = 47
 INVALID_TXN_STATE = 48
 INVALID_PRODUCER_ID_MAPPING = 49
 CONCURRENT_TRANSACTIONS = 51
-_NONE = Answer(0)
+_NONE = BrokerAnswer(0)
 _TOPIC = wire.Reply(topic="t", partitions=[0])
 """All write to one partition, of which nothing but whose rows are gone is modelled."""
 
@@ -75,7 +75,7 @@ class ModelRetention(RetentionCheck):
 
     def look(
         self, views: Sequence[Description], deadline_s: float
-    ) -> tuple[set[Transaction], Mapping[tuple[str, int], Answer]]:
+    ) -> tuple[set[Transaction], Mapping[tuple[str, int], BrokerAnswer]]:
         if not views:
             return set(), {}
 
@@ -88,7 +88,7 @@ class ModelRetention(RetentionCheck):
                 (self._kafka.called, "says whether it has all rows"), look
             )
         except (NoAnswerError, RefusedError) as error:
-            return set(), {(_TOPIC.topic, 0): Answer(None, str(error))}
+            return set(), {(_TOPIC.topic, 0): BrokerAnswer(None, str(error))}
         return found, {}
 
 
@@ -136,7 +136,7 @@ class Kafka(System):
 
     def committer(self) -> KafkaCommitter:
         made = KafkaCommitter.__new__(KafkaCommitter)
-        made._client = TransactionClient(self, lanes=1)  # type: ignore[arg-type]
+        made._client = TransactionClient(self, connections=1)  # type: ignore[arg-type]
         made._name = self.name
         made._attempt_timeout_s = 10.0
         made._retention = ModelRetention(self, made._client)
@@ -341,24 +341,24 @@ class Kafka(System):
             self.simulation.oracle.aborted((self.name, name, epoch))
             one.state = "CompleteAbort"
 
-    def end(self, asked: Transaction, commit: bool, raises_epoch: bool) -> Answer:
+    def end(self, asked: Transaction, commit: bool, raises_epoch: bool) -> BrokerAnswer:
         """EndTxn: v5 raises the epoch, v4 leaves it. The product commits by v4, and aborts by v5."""
         if raises_epoch and self.version < 2:
-            return Answer(UNSUPPORTED_VERSION)
+            return BrokerAnswer(UNSUPPORTED_VERSION)
         if commit and self.overdue:
             self.overtake(asked.transactional_id)
         one = self.ids.get(asked.transactional_id)
         if one is None:
-            return Answer(INVALID_PRODUCER_ID_MAPPING)
+            return BrokerAnswer(INVALID_PRODUCER_ID_MAPPING)
         if one.epoch != asked.epoch:
-            return Answer(INVALID_PRODUCER_EPOCH)
+            return BrokerAnswer(INVALID_PRODUCER_EPOCH)
         if self.is_writing_markers(one):
-            return Answer(CONCURRENT_TRANSACTIONS if commit else INVALID_TXN_STATE)
+            return BrokerAnswer(CONCURRENT_TRANSACTIONS if commit else INVALID_TXN_STATE)
         if commit:
             if one.state == "CompleteCommit":
                 return _NONE
             if one.state != "Ongoing":
-                return Answer(INVALID_TXN_STATE)
+                return BrokerAnswer(INVALID_TXN_STATE)
             one.state = "PrepareCommit" if self.marks_late() else "CompleteCommit"
             if self.commit_bumps:
                 one.epoch += 1
@@ -371,22 +371,22 @@ class Kafka(System):
         one.epoch += raises_epoch
         return _NONE
 
-    def fence(self, asked: Transaction) -> Answer:
+    def fence(self, asked: Transaction) -> BrokerAnswer:
         """InitProducerId with a producer id, by which version 1 aborts."""
         if self.version >= 2:
             self.simulation.oracle.broken(Violation.BLUNT_ABORT, asked.transactional_id, asked.epoch)
         one = self.ids.get(asked.transactional_id)
         if one is None:
-            return Answer(INVALID_PRODUCER_ID_MAPPING)
+            return BrokerAnswer(INVALID_PRODUCER_ID_MAPPING)
         if self.is_writing_markers(one):
-            return Answer(CONCURRENT_TRANSACTIONS)
+            return BrokerAnswer(CONCURRENT_TRANSACTIONS)
         if one.state == "Ongoing":
             self.simulation.oracle.aborted((self.name, one.name, one.epoch))
             one.epoch += 1
             one.state = "CompleteAbort"
-            return Answer(CONCURRENT_TRANSACTIONS)
+            return BrokerAnswer(CONCURRENT_TRANSACTIONS)
         if one.epoch != asked.epoch:
-            return Answer(INVALID_PRODUCER_EPOCH)
+            return BrokerAnswer(INVALID_PRODUCER_EPOCH)
         one.epoch += 1
         one.state = "Empty"
         return _NONE

@@ -40,7 +40,7 @@ from sparkonce.sinks.files.handle import read_handle
 from sparkonce.sinks.files.local import store as local_store
 from sparkonce.sinks.files.local.store import LocalStore
 from sparkonce.sinks.kafka.committer import KafkaCommitter
-from sparkonce.sinks.kafka.outcomes import Answer, commit_outcome
+from sparkonce.sinks.kafka.outcomes import BrokerAnswer, commit_outcome
 from sparkonce.sinks.kafka.producer_pool import ProducerPool
 from sparkonce.sinks.mysql import prepared
 from sparkonce.sinks.mysql.names import Xid
@@ -206,7 +206,7 @@ def _gives_a_failed_lane_back(pool: ProducerPool, number: int) -> None:
 # --- readings of answers ----------------------------------------------------------------------------------------------
 
 
-def _unmarked_is_lost(answer: Answer) -> Finished:
+def _unmarked_is_lost(answer: BrokerAnswer) -> Finished:
     return LOST if answer.code == CONCURRENT_TRANSACTIONS else commit_outcome(answer)
 
 

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from simulation.engine import NoAnswerError, RefusedError, Words
-from sparkonce.sinks.kafka.outcomes import Answer, Transaction
+from sparkonce.sinks.kafka.outcomes import BrokerAnswer, Transaction
 
 if TYPE_CHECKING:
     from simulation.kafka import Kafka
@@ -115,7 +115,7 @@ class Wire:
             return self._kafka.simulation.request((self._kafka.called, *words), apply)
         except NoAnswerError as error:
             self._failed = True
-            return Answer(None, str(error))
+            return BrokerAnswer(None, str(error))
         except RefusedError:
             return refusal
 

@@ -24,7 +24,7 @@ from sparkonce.errors import ConfigurationError, PrepareError
 from sparkonce.protocol.state import Phase
 from sparkonce.rig.kafka import Cluster
 from sparkonce.rig.kafka.jars import KAFKA_VERSION, find_java, kafka_jars, resolve
-from sparkonce.sinks.kafka.outcomes import Answer
+from sparkonce.sinks.kafka.outcomes import BrokerAnswer
 from sparkonce.sources.group_client import GroupClient
 from sparkonce.testing.kafka import describe_transactions
 
@@ -219,7 +219,7 @@ def test_silence_about_offsets_in_a_transaction_gives_the_batch_up(
 
     def lose_the_reply(client: GroupClient, request: Any, node: int | None, deadline_s: float) -> Any:
         response = send(client, request, node, deadline_s)
-        return Answer(None, "the reply was lost") if isinstance(request, silent) else response
+        return BrokerAnswer(None, "the reply was lost") if isinstance(request, silent) else response
 
     with monkeypatch.context() as patched:
         patched.setattr(GroupClient, "_send", lose_the_reply)
@@ -243,7 +243,7 @@ def test_offsets_that_come_after_a_batch_was_given_up_change_nothing(
     def hold_back(client: GroupClient, request: Any, node: int | None, deadline_s: float) -> Any:
         if isinstance(request, AddOffsetsToTxnRequest):
             late.append((client, request))
-            return Answer(None, "the request was held back")
+            return BrokerAnswer(None, "the request was held back")
         return send(client, request, node, deadline_s)
 
     with monkeypatch.context() as patched:

@@ -31,7 +31,7 @@ from sparkonce.sinks.files.hdfs.store import HdfsStore
 from sparkonce.sinks.files.s3.finish import Finisher
 from sparkonce.sinks.kafka.committer import fields_of as kafka_fields
 from sparkonce.sinks.kafka.committer import transaction_of
-from sparkonce.sinks.kafka.outcomes import Answer, Transaction
+from sparkonce.sinks.kafka.outcomes import BrokerAnswer, Transaction
 from sparkonce.sinks.mysql import committer as mysql
 from sparkonce.sinks.mysql.names import Xid, stage_table
 from sparkonce.sinks.postgres import names as postgres
@@ -210,10 +210,10 @@ def test_what_a_handle_of_each_sink_holds() -> None:
 def test_kafka_is_asked_to_commit_these_transactions(version: str) -> None:
     asked: list[Transaction] = []
 
-    def end(transactions: Sequence[Transaction], *, commit: bool, deadline_s: float) -> list[Answer]:
+    def end(transactions: Sequence[Transaction], *, commit: bool, deadline_s: float) -> list[BrokerAnswer]:
         assert commit
         asked.extend(transactions)
-        return [Answer(0) for _ in transactions]
+        return [BrokerAnswer(0) for _ in transactions]
 
     answers = kafka_committer(end_transactions=end).commit(decided(version)["kafka"])
     assert [one.outcome for one in answers] == [Outcome.COMMITTED] * 2

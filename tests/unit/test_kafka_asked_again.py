@@ -18,15 +18,15 @@ from sparkonce.sinks.kafka import preflight
 from sparkonce.sinks.kafka import transaction_client as client_module
 from sparkonce.sinks.kafka import waiting as waiting_module
 from sparkonce.sinks.kafka.committer import KafkaCommitter, fields_of
-from sparkonce.sinks.kafka.outcomes import Answer, Description, Transaction
+from sparkonce.sinks.kafka.outcomes import BrokerAnswer, Description, Transaction
 from sparkonce.sinks.kafka.transaction_client import TransactionClient
 from unit.driver_world import Clock
 
 ONE, OTHER = Transaction("p.q.one", 7, 3), Transaction("p.q.other", 7, 3)
-SILENT, UNSENT = Answer(None, "reset by peer"), Answer(None, "refused", never_sent=True)
+SILENT, UNSENT = BrokerAnswer(None, "reset by peer"), BrokerAnswer(None, "refused", never_sent=True)
 LOADING, NOT_AVAILABLE, NOT_COORDINATOR, CONCURRENT, TIMED_OUT, FENCED = 14, 15, 16, 51, 7, 90
 QUERY = "0123456789ab"
-Refusal = Answer | int
+Refusal = BrokerAnswer | int
 
 
 class Brokers:
@@ -68,7 +68,7 @@ class Brokers:
         self.asked.append((broker, kind))
         left = self.refuse.get(broker, []) or self.refuse.get(kind, [])
         refusal: Refusal = left.pop(0) if left else 0
-        if isinstance(refusal, Answer):
+        if isinstance(refusal, BrokerAnswer):
             return refusal
         if kind == "Metadata":
             return SimpleNamespace(brokers=[SimpleNamespace(node_id=one) for one in self.holds])
@@ -133,9 +133,9 @@ def committer(brokers: Brokers, clock: Clock) -> KafkaCommitter:
     return KafkaCommitter({"bootstrap.servers": "h:1"}, "kafka")
 
 
-def listed(client: TransactionClient, deadline_s: float = 10.0) -> list[str] | Answer:
+def listed(client: TransactionClient, deadline_s: float = 10.0) -> list[str] | BrokerAnswer:
     found = client.list_transactions(["Ongoing"], ["p.q."], deadline_s=deadline_s)
-    return found if isinstance(found, Answer) else sorted(found)
+    return found if isinstance(found, BrokerAnswer) else sorted(found)
 
 
 BOTH = sorted([ONE.transactional_id, OTHER.transactional_id])
@@ -173,7 +173,7 @@ def test_a_look_up_is_asked_again_too(brokers: Brokers, client: TransactionClien
     brokers.refuse["FindCoordinator"] = [NOT_AVAILABLE, SILENT]
     brokers.leaves_out = {OTHER.transactional_id}
     one, other = client.end_transactions([ONE, OTHER], commit=True, deadline_s=1.0)
-    assert (one.code, other.code, other.reason) == (0, None, "FindCoordinator said nothing of it")
+    assert (one.code, other.code, other.reason) == (0, None, "FindCoordinator did not mention it")
     assert other.never_sent
 
 
@@ -262,7 +262,7 @@ def test_brokers_are_asked_for_the_ids_that_begin_so_and_older_ones_that_tell_al
     assert brokers.patterns == {r"p\.q\..*"}
 
 
-def survey(client: TransactionClient) -> tuple[list[str], Answer | None]:
+def survey(client: TransactionClient) -> tuple[list[str], BrokerAnswer | None]:
     views, missing = client.survey(["Ongoing"], "p.q.", attempt_s=10.0, deadline_s=100.0)
     return sorted(view.transaction.transactional_id for view in views), missing
 
@@ -292,9 +292,9 @@ def committed_ids(brokers: Brokers, monkeypatch: pytest.MonkeyPatch) -> list[str
     brokers.holds = {1: names[:1], 2: names[1:]}
     describe = client_module._description
 
-    def committed(state: Any) -> Description | Answer:
+    def committed(state: Any) -> Description | BrokerAnswer:
         view = describe(state)
-        return view if isinstance(view, Answer) else Description(view.transaction, "CompleteCommit", 60_000, 5)
+        return view if isinstance(view, BrokerAnswer) else Description(view.transaction, "CompleteCommit", 60_000, 5)
 
     monkeypatch.setattr(client_module, "_description", committed)
     return names
@@ -363,4 +363,4 @@ def test_waiting_is_said_once_and_then_rarely(
     brokers.refuse[1] = [NOT_AVAILABLE] * 1000
     for _ in range(10):
         client.end_transactions([ONE], commit=True, deadline_s=clock.monotonic() + 10.0)
-    assert said() == ["waiting for Kafka to find out about or end transactions: COORDINATOR_NOT_AVAILABLE"] * 2
+    assert said() == ["Waiting for Kafka to find out about or end transactions: COORDINATOR_NOT_AVAILABLE."] * 2

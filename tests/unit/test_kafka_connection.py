@@ -16,7 +16,7 @@ from kafka.protocol.metadata import MetadataRequest
 
 from sparkonce.sinks.kafka import connection as connection_module
 from sparkonce.sinks.kafka.connection import Connection
-from sparkonce.sinks.kafka.outcomes import Answer
+from sparkonce.sinks.kafka.outcomes import BrokerAnswer
 
 SOON = time.monotonic() + 3600.0
 
@@ -102,7 +102,7 @@ def ask(connection: Connection, *nodes: int) -> list[int | None]:
     """The numbers of those that answer."""
     requests = [(SimpleNamespace(API_VERSION=1), node) for node in nodes]
     replies = connection.call(lambda: connection.gather(requests, SOON), SOON)
-    return [None if isinstance(one, Answer) else one for one in replies]  # type: ignore[union-attr]
+    return [None if isinstance(one, BrokerAnswer) else one for one in replies]  # type: ignore[union-attr]
 
 
 def test_one_that_is_silent_loses_its_own_connection_alone(library: Library) -> None:

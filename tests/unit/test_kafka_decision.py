@@ -11,7 +11,7 @@ import pytest
 
 from sparkonce.sinks.kafka import committer as committer_module
 from sparkonce.sinks.kafka.committer import KafkaCommitter
-from sparkonce.sinks.kafka.outcomes import Answer
+from sparkonce.sinks.kafka.outcomes import BrokerAnswer
 
 FACTS = {"topic": "out", "topic_id": str(UUID(int=1))}
 
@@ -20,7 +20,7 @@ def says(error_code: int = 0, number: int = 1) -> Any:
     return SimpleNamespace(topics=[SimpleNamespace(name="out", error_code=error_code, topic_id=UUID(int=number))])
 
 
-KNOWN, MISSING, OTHER, SILENT = says(), says(error_code=3), says(number=2), Answer(None, "reset")
+KNOWN, MISSING, OTHER, SILENT = says(), says(error_code=3), says(number=2), BrokerAnswer(None, "reset")
 
 
 class Brokers:

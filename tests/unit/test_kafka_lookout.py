@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from sparkonce.sinks.kafka.lookout import KafkaLookout, _Held
-from sparkonce.sinks.kafka.outcomes import Answer, Description, Transaction
+from sparkonce.sinks.kafka.outcomes import BrokerAnswer, Description, Transaction
 
 QUERY = "0123456789ab"
 OWN = f"orders.{QUERY}.3-0badcafe.000000000001-0"
@@ -26,7 +26,7 @@ def refuses(code: int) -> Any:
 
 
 def described(
-    monkeypatch: pytest.MonkeyPatch, responses: Sequence[Any], view: Description | Answer
+    monkeypatch: pytest.MonkeyPatch, responses: Sequence[Any], view: Description | BrokerAnswer
 ) -> Sequence[Description | None] | None:
     """What is known of the transaction of producer 7; None if nothing is to be said."""
     lookout = KafkaLookout({"bootstrap.servers": "nobody:1"}, "t", QUERY)
@@ -36,12 +36,12 @@ def described(
     return [one.view for one in found] or None
 
 
-@pytest.mark.parametrize("silent", [Answer(None, "silence"), refuses(LOADING)])
+@pytest.mark.parametrize("silent", [BrokerAnswer(None, "silence"), refuses(LOADING)])
 def test_nobody_is_named_while_a_broker_does_not_list_its_transactions(
     monkeypatch: pytest.MonkeyPatch, silent: Any
 ) -> None:
     """The holder may be the query's own transaction, which that broker coordinates."""
-    assert described(monkeypatch, [knows(), silent], Answer(None, "")) is None
+    assert described(monkeypatch, [knows(), silent], BrokerAnswer(None, "")) is None
 
 
 @pytest.mark.parametrize(
@@ -50,7 +50,7 @@ def test_nobody_is_named_while_a_broker_does_not_list_its_transactions(
 def test_one_that_is_not_described_is_named_only_if_its_id_may_not_be_seen(
     monkeypatch: pytest.MonkeyPatch, name: str, code: int, says: Any
 ) -> None:
-    assert described(monkeypatch, [knows(**{name: 7}), knows()], Answer(code, "")) == says
+    assert described(monkeypatch, [knows(**{name: 7}), knows()], BrokerAnswer(code, "")) == says
 
 
 def test_what_is_described_is_named_by_it(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,7 +7,7 @@ from sparkonce.sinks.kafka.outcomes import (
     INVALID_PRODUCER_ID_MAPPING,
     LAST_EPOCH,
     TRANSACTIONAL_ID_NOT_FOUND,
-    Answer,
+    BrokerAnswer,
     Description,
     Transaction,
     abort_outcome,
@@ -16,7 +16,7 @@ from sparkonce.sinks.kafka.outcomes import (
     confirm_forgotten,
     confirm_lost,
     is_behind,
-    is_patience,
+    is_retriable,
 )
 
 OURS = Transaction("id", 7, 3)
@@ -49,7 +49,11 @@ CODES = range(-2, 150)
 
 def test_every_code_has_one_outcome_and_what_is_not_listed_is_unknown() -> None:
     said = {
-        code: (commit_outcome(Answer(code)).outcome, abort_outcome(Answer(code)).outcome, is_patience(Answer(code)))
+        code: (
+            commit_outcome(BrokerAnswer(code)).outcome,
+            abort_outcome(BrokerAnswer(code)).outcome,
+            is_retriable(BrokerAnswer(code)),
+        )
         for code in CODES
     }
     assert said == {
@@ -58,18 +62,18 @@ def test_every_code_has_one_outcome_and_what_is_not_listed_is_unknown() -> None:
 
 
 def test_every_refusal_has_a_reason() -> None:
-    finished = {(code, of): of(Answer(code)) for code in CODES if code for of in (commit_outcome, abort_outcome)}
+    finished = {(code, of): of(BrokerAnswer(code)) for code in CODES if code for of in (commit_outcome, abort_outcome)}
     assert [key for key, one in finished.items() if not one.reason] == []
 
 
 def test_no_answer_is_asked_again_and_names_the_reason() -> None:
-    for finished in (commit_outcome(Answer(None, "no route")), abort_outcome(Answer(None, "no route"))):
+    for finished in (commit_outcome(BrokerAnswer(None, "no route")), abort_outcome(BrokerAnswer(None, "no route"))):
         assert finished == Finished(outcome=Outcome.RETRY, reason="No answer: no route")
-    assert not is_patience(Answer(None))
+    assert not is_retriable(BrokerAnswer(None))
 
 
 def test_an_unlisted_code_is_named() -> None:
-    assert commit_outcome(Answer(120, "abortable")).reason == (
+    assert commit_outcome(BrokerAnswer(120, "abortable")).reason == (
         "Error code 120: no answer this request is known to get. abortable"
     )
 
@@ -95,14 +99,14 @@ def test_an_unlisted_code_is_named() -> None:
         # Nothing that a healthy broker and writer can get to.
         (now("Ongoing"), Outcome.UNKNOWN),
         (now("CompleteAbort", Transaction("id", 7, 2)), Outcome.UNKNOWN),
-        (Answer(TRANSACTIONAL_ID_NOT_FOUND), Outcome.UNKNOWN),
-        (Answer(53), Outcome.UNKNOWN),
-        (Answer(999), Outcome.UNKNOWN),
-        (Answer(15), Outcome.RETRY),
-        (Answer(None, "no route"), Outcome.RETRY),
+        (BrokerAnswer(TRANSACTIONAL_ID_NOT_FOUND), Outcome.UNKNOWN),
+        (BrokerAnswer(53), Outcome.UNKNOWN),
+        (BrokerAnswer(999), Outcome.UNKNOWN),
+        (BrokerAnswer(15), Outcome.RETRY),
+        (BrokerAnswer(None, "no route"), Outcome.RETRY),
     ],
 )
-def test_lost_is_confirmed_or_weakened(view: Description | Answer, outcome: Outcome) -> None:
+def test_lost_is_confirmed_or_weakened(view: Description | BrokerAnswer, outcome: Outcome) -> None:
     finished = confirm_lost(LOST, OURS, view)
     assert finished.outcome is outcome
     assert finished.reason.startswith(LOST.reason)
@@ -119,14 +123,14 @@ def test_lost_is_confirmed_or_weakened(view: Description | Answer, outcome: Outc
         (now("CompleteCommit", Transaction("id", 8, 0)), Outcome.UNKNOWN),
         (now("CompleteAbort", Transaction("id", 8, 1)), Outcome.UNKNOWN),
         (now("CompleteAbort", Transaction("id", 7, 0)), Outcome.UNKNOWN),
-        (Answer(TRANSACTIONAL_ID_NOT_FOUND), Outcome.UNKNOWN),
-        (Answer(None, "no route"), Outcome.UNKNOWN),
+        (BrokerAnswer(TRANSACTIONAL_ID_NOT_FOUND), Outcome.UNKNOWN),
+        (BrokerAnswer(None, "no route"), Outcome.UNKNOWN),
     ],
 )
 def test_what_was_aborted_at_the_last_epoch_is_not_called_forgotten(
-    view: Description | Answer, outcome: Outcome
+    view: Description | BrokerAnswer, outcome: Outcome
 ) -> None:
-    forgotten = commit_outcome(Answer(INVALID_PRODUCER_ID_MAPPING))
+    forgotten = commit_outcome(BrokerAnswer(INVALID_PRODUCER_ID_MAPPING))
     finished = confirm_forgotten(forgotten, Transaction("id", 7, LAST_EPOCH), view)
     assert finished.outcome is outcome
     assert ("look its rows up" in finished.reason) == (outcome is Outcome.UNKNOWN)
@@ -146,14 +150,14 @@ def test_what_was_aborted_at_the_last_epoch_is_not_called_forgotten(
         (now("CompleteAbort", NEXT), Outcome.ABORTED),
         (now("Ongoing", Transaction("id", 8, 0)), Outcome.ABORTED),
         (now("Ongoing", Transaction("id", 7, 2)), Outcome.UNKNOWN),
-        (Answer(TRANSACTIONAL_ID_NOT_FOUND), Outcome.ABORTED),
-        (Answer(53), Outcome.UNKNOWN),
-        (Answer(49), Outcome.UNKNOWN),
-        (Answer(16), Outcome.RETRY),
-        (Answer(None, "no route"), Outcome.RETRY),
+        (BrokerAnswer(TRANSACTIONAL_ID_NOT_FOUND), Outcome.ABORTED),
+        (BrokerAnswer(53), Outcome.UNKNOWN),
+        (BrokerAnswer(49), Outcome.UNKNOWN),
+        (BrokerAnswer(16), Outcome.RETRY),
+        (BrokerAnswer(None, "no route"), Outcome.RETRY),
     ],
 )
-def test_an_abort_is_sent_only_where_it_is_right(view: Description | Answer, outcome: Outcome | None) -> None:
+def test_an_abort_is_sent_only_where_it_is_right(view: Description | BrokerAnswer, outcome: Outcome | None) -> None:
     finished = before_abort(OURS, view)
     assert (finished.outcome if finished else None) is outcome
 
@@ -167,10 +171,10 @@ def test_an_abort_is_sent_only_where_it_is_right(view: Description | Answer, out
         (now("CompleteCommit", Transaction("id", 7, 2)), True),
         *((now(state, NEXT), False) for state in ("CompleteCommit", "Empty", "Ongoing", "CompleteAbort")),
         (now("Empty", Transaction("id", 8, 0)), False),
-        (Answer(TRANSACTIONAL_ID_NOT_FOUND), False),
+        (BrokerAnswer(TRANSACTIONAL_ID_NOT_FOUND), False),
     ],
 )
 def test_a_coordinator_is_behind_only_if_its_log_ends_before_the_commit(
-    view: Description | Answer, behind: bool
+    view: Description | BrokerAnswer, behind: bool
 ) -> None:
     assert is_behind(OURS, view) is behind

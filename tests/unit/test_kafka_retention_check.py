@@ -12,7 +12,7 @@ from kafka.protocol.admin.transactions import DescribeProducersRequest
 from kafka.protocol.metadata import MetadataRequest
 
 from sparkonce.protocol.outcomes import Outcome
-from sparkonce.sinks.kafka.outcomes import Answer, Description, Transaction
+from sparkonce.sinks.kafka.outcomes import BrokerAnswer, Description, Transaction
 from sparkonce.sinks.kafka.retention import RetentionCheck
 
 NOT_LEADER, NOT_ALLOWED, GONE = 6, 29, 3
@@ -39,7 +39,9 @@ class Cluster:
         self.silent: set[int] = set()
         self.described: list[list[int]] = []
 
-    def describe_transactions(self, asked: Sequence[Transaction], *, deadline_s: float) -> list[Description | Answer]:
+    def describe_transactions(
+        self, asked: Sequence[Transaction], *, deadline_s: float
+    ) -> list[Description | BrokerAnswer]:
         self.described.append([one.producer_id for one in asked])
         return [Description(one, "Ongoing", 60_000, 0, (("t", one.producer_id),)) for one in asked]
 
@@ -49,7 +51,9 @@ class Cluster:
         return SimpleNamespace(topics=[SimpleNamespace(name="t", error_code=0, partitions=found)])
 
     def gather(self, requests: Sequence[tuple[Any, int]], *, deadline_s: float) -> list[Any]:
-        return [Answer(None, "silence") if to in self.silent else self._told(request, to) for request, to in requests]
+        return [
+            BrokerAnswer(None, "silence") if to in self.silent else self._told(request, to) for request, to in requests
+        ]
 
     def _told(self, request: Any, partition: int) -> Any:
         told = SimpleNamespace(partition_index=partition, error_code=self.codes.get(partition, 0))

@@ -8,7 +8,7 @@ from uuid import UUID
 
 import pytest
 
-from sparkonce.sinks.kafka.outcomes import Answer
+from sparkonce.sinks.kafka.outcomes import BrokerAnswer
 from sparkonce.sinks.kafka.topic import topic_facts, why_not_decide
 
 OLD, NEW = UUID(int=1), UUID(int=2)
@@ -36,7 +36,7 @@ def test_a_topic_without_an_id_is_not_remembered(topic_id: UUID | None) -> None:
         (answer(UUID(int=0), error_code=29), ""),
         (answer(UUID(int=0), error_code=5), ""),
         (answer(None), ""),
-        (Answer(None, "no route"), ""),
+        (BrokerAnswer(None, "no route"), ""),
     ],
 )
 def test_what_speaks_against_a_decision(found: Any, words: str) -> None:

@@ -13,7 +13,7 @@ from sparkonce.protocol.outcomes import Outcome
 from sparkonce.sinks.kafka import committer as committer_module
 from sparkonce.sinks.kafka import transaction_client as client_module
 from sparkonce.sinks.kafka.committer import KafkaCommitter, fields_of
-from sparkonce.sinks.kafka.outcomes import MOVED, Answer, Description, Transaction
+from sparkonce.sinks.kafka.outcomes import MOVED, BrokerAnswer, Description, Transaction
 from sparkonce.sinks.kafka.transaction_client import TransactionClient
 from sparkonce.sinks.kafka.waiting import Waiting
 
@@ -35,7 +35,7 @@ class Brokers:
 
     def __init__(self) -> None:
         self.coordinators = {"one": 1, "other": 2}
-        self.refusals: list[Answer] = []
+        self.refusals: list[BrokerAnswer] = []
         self.not_here = 16
         self.changes_ids = False
         self.looked_up: list[list[str]] = []
@@ -129,7 +129,7 @@ def test_a_coordinator_that_has_moved_is_looked_up_again_and_no_other(
 
 def test_another_refusal_says_nothing_of_where_the_coordinator_is(brokers: Brokers) -> None:
     client = TransactionClient({})
-    brokers.refusals = [Answer(INVALID_TXN_STATE), Answer(INVALID_TXN_STATE)]
+    brokers.refusals = [BrokerAnswer(INVALID_TXN_STATE), BrokerAnswer(INVALID_TXN_STATE)]
     assert [commit(client), commit(client)] == [[INVALID_TXN_STATE] * 2, [0, 0]]
     assert len(brokers.looked_up) == 1
 
@@ -139,7 +139,7 @@ def test_what_a_broker_says_of_another_id_is_no_answer(brokers: Brokers) -> None
     brokers.coordinators[" one"] = 1
     spaced = Transaction(" one", 7, 3)
     mistaken, right = TransactionClient({}).describe_transactions([spaced, OTHER], deadline_s=SOON)
-    assert isinstance(mistaken, Answer)
+    assert isinstance(mistaken, BrokerAnswer)
     assert mistaken.code is None
     assert mistaken.reason == "asked for the transactional id ' one', and the broker describes 'one'"
     assert isinstance(right, Description)
@@ -157,7 +157,7 @@ def test_new_connections_look_up_anew(brokers: Brokers) -> None:
 class Cluster:
     """Stands in for the client: an open transaction, and which requests were to end it."""
 
-    def __init__(self, level: int | Answer) -> None:
+    def __init__(self, level: int | BrokerAnswer) -> None:
         self._level = level
         self.waiting = Waiting()
         self.asked: list[str] = []
@@ -165,16 +165,18 @@ class Cluster:
     def describe_transactions(self, transactions: Sequence[Transaction], *, deadline_s: float) -> list[Description]:
         return [Description(one, "Ongoing", 60_000, 5) for one in transactions]
 
-    def transaction_version(self, *, deadline_s: float) -> int | Answer:
+    def transaction_version(self, *, deadline_s: float) -> int | BrokerAnswer:
         return self._level
 
-    def end_transactions(self, transactions: Sequence[Transaction], *, commit: bool, deadline_s: float) -> list[Answer]:
+    def end_transactions(
+        self, transactions: Sequence[Transaction], *, commit: bool, deadline_s: float
+    ) -> list[BrokerAnswer]:
         self.asked.append("commit" if commit else "abort")
-        return [Answer(0) for _ in transactions]
+        return [BrokerAnswer(0) for _ in transactions]
 
-    def fence(self, transactions: dict[Transaction, int], *, deadline_s: float) -> list[Answer]:
+    def fence(self, transactions: dict[Transaction, int], *, deadline_s: float) -> list[BrokerAnswer]:
         self.asked.append(f"fence at {sorted(set(transactions.values()))} ms")
-        return [Answer(0) for _ in transactions]
+        return [BrokerAnswer(0) for _ in transactions]
 
 
 FENCE = "fence at [60000] ms"
@@ -187,11 +189,11 @@ FENCE = "fence at [60000] ms"
         (1, [FENCE], Outcome.ABORTED),
         (2, ["abort"], Outcome.ABORTED),
         (3, ["abort"], Outcome.ABORTED),
-        (Answer(None, "no route"), [], Outcome.RETRY),
+        (BrokerAnswer(None, "no route"), [], Outcome.RETRY),
     ],
 )
 def test_an_abort_compares_the_epoch_wherever_the_cluster_can(
-    monkeypatch: pytest.MonkeyPatch, level: int | Answer, asked: list[str], outcome: Outcome
+    monkeypatch: pytest.MonkeyPatch, level: int | BrokerAnswer, asked: list[str], outcome: Outcome
 ) -> None:
     """EndTxn v5 is exact. Initialising the id anew ends whatever is open under it: for older clusters only."""
     cluster = Cluster(level)

@@ -13,7 +13,7 @@ from pymysql.err import InterfaceError, InternalError, OperationalError
 
 from sparkonce.errors import OutageError, PrepareError
 from sparkonce.sinks.files.hdfs.writing import unwritten
-from sparkonce.sinks.files.s3.outcomes import Answer, read
+from sparkonce.sinks.files.s3.outcomes import BrokerAnswer, read
 from sparkonce.sinks.files.s3.upload import _not_whole
 from sparkonce.sinks.files.streams import preparing
 from sparkonce.sinks.kafka.pooled_producer import PooledProducer
@@ -54,7 +54,7 @@ def hdfs(error: Exception) -> PrepareError:
 
 
 def s3(status: int | None, code: str) -> PrepareError:
-    return _not_whole("key", read(Answer(status=status, code=code), "UploadPart"))
+    return _not_whole("key", read(BrokerAnswer(status=status, code=code), "UploadPart"))
 
 
 def kafka_row(code: int) -> PrepareError:

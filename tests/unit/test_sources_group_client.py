@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from sparkonce.sinks.kafka.outcomes import Answer, Transaction
+from sparkonce.sinks.kafka.outcomes import BrokerAnswer, Transaction
 from sparkonce.sources import group_client
 from sparkonce.sources.group_client import GroupClient
 from unit.driver_world import Clock
 
-SILENT = Answer(None, "reset by peer")
-UNSENT = Answer(None, "connection refused", never_sent=True)
+SILENT = BrokerAnswer(None, "reset by peer")
+UNSENT = BrokerAnswer(None, "connection refused", never_sent=True)
 NOT_COORDINATOR = 16
 
 
@@ -22,7 +22,7 @@ class Brokers:
     """Stands in for the connection: answers as told first, and then that all is well."""
 
     def __init__(self) -> None:
-        self.refuse: dict[str, list[Answer]] = {}
+        self.refuse: dict[str, list[BrokerAnswer]] = {}
         self.asked: list[str] = []
 
     def call(self, ask: Callable[[], Coroutine[Any, Any, Any]], deadline_s: float) -> Any:
@@ -66,14 +66,14 @@ def commit_in(client: GroupClient, name: str = "id") -> group_client.Reply:
     ("refusals", "times", "reply"),
     [
         pytest.param([UNSENT, UNSENT], 3, group_client.Reply(), id="what was never sent is sent"),
-        pytest.param([Answer(NOT_COORDINATOR)], 2, group_client.Reply(), id="an answer is final"),
+        pytest.param([BrokerAnswer(NOT_COORDINATOR)], 2, group_client.Reply(), id="an answer is final"),
         pytest.param(
             [SILENT], 1, group_client.Reply("no answer (reset by peer)", may_arrive=True), id="silence may arrive late"
         ),
     ],
 )
 def test_only_what_has_left_gives_a_batch_up(
-    brokers: Brokers, kind: str, refusals: list[Answer], times: int, reply: group_client.Reply
+    brokers: Brokers, kind: str, refusals: list[BrokerAnswer], times: int, reply: group_client.Reply
 ) -> None:
     if kind == "TxnOffsetCommit":
         refusals = [one for one in refusals if one.code is None]

@@ -14,7 +14,7 @@ from kafka.protocol.metadata import CoordinatorType, FindCoordinatorRequest, Met
 from kafka.protocol.producer.transaction import AddOffsetsToTxnRequest, TxnOffsetCommitRequest
 
 from sparkonce.sinks.kafka.connection import Connection, Request, Response
-from sparkonce.sinks.kafka.outcomes import MOVED, NONE, Answer, Transaction
+from sparkonce.sinks.kafka.outcomes import MOVED, NONE, BrokerAnswer, Transaction
 from sparkonce.sinks.kafka.transaction_client import REMEMBERED
 from sparkonce.sources.offsets import Offsets
 from sparkonce.words import one_line
@@ -123,10 +123,10 @@ class GroupClient:
             return Reply(f"its state is {states[-1]}: {_ADVICE[_UNKNOWN_MEMBER]}")
         return None
 
-    def cluster_id(self, *, deadline_s: float) -> str | Answer:
+    def cluster_id(self, *, deadline_s: float) -> str | BrokerAnswer:
         """The cluster's id, or why it could not be asked."""
         response = self._send(MetadataRequest(topics=[], min_version=2, max_version=9), None, deadline_s)
-        return response if isinstance(response, Answer) else str(response.cluster_id)
+        return response if isinstance(response, BrokerAnswer) else str(response.cluster_id)
 
     def close(self) -> None:
         """Closes every connection."""
@@ -145,8 +145,8 @@ class GroupClient:
         """Asks the coordinator until it has an answer, or the deadline; with ``once`` never again after silence."""
         while True:
             node = self._coordinator(kind, key, deadline_s)
-            sent = not isinstance(node, Answer)
-            answer = node if isinstance(node, Answer) else self._answer(request, node, read, deadline_s)
+            sent = not isinstance(node, BrokerAnswer)
+            answer = node if isinstance(node, BrokerAnswer) else self._answer(request, node, read, deadline_s)
             if answer.code == NONE:
                 return Reply()
             self._coordinators.pop((kind, key), None)
@@ -156,23 +156,23 @@ class GroupClient:
                 return Reply(_words(answer), may_arrive=silent)
             time.sleep(_ASK_AGAIN_S)
 
-    def _coordinator(self, kind: CoordinatorType, key: str, deadline_s: float) -> int | Answer:
+    def _coordinator(self, kind: CoordinatorType, key: str, deadline_s: float) -> int | BrokerAnswer:
         if len(self._coordinators) > REMEMBERED:
             self._coordinators.clear()
         if (kind, key) not in self._coordinators:
             look_up = FindCoordinatorRequest(key_type=kind.value, coordinator_keys=[key], min_version=4, max_version=5)
             response = self._send(look_up, None, deadline_s)
-            if isinstance(response, Answer):
+            if isinstance(response, BrokerAnswer):
                 return response
             (found,) = response.coordinators
             if found.error_code != NONE:
-                return Answer(found.error_code, one_line(found.error_message or ""))
+                return BrokerAnswer(found.error_code, one_line(found.error_message or ""))
             self._coordinators[kind, key] = found.node_id
         return self._coordinators[kind, key]
 
-    def _answer(self, request: Request, node: int, read: Callable[[Response], int], deadline_s: float) -> Answer:
+    def _answer(self, request: Request, node: int, read: Callable[[Response], int], deadline_s: float) -> BrokerAnswer:
         response = self._send(request, node, deadline_s)
-        return response if isinstance(response, Answer) else Answer(read(response))
+        return response if isinstance(response, BrokerAnswer) else BrokerAnswer(read(response))
 
     def _send(self, request: Request, node: int | None, deadline_s: float) -> Response:
         async def ask() -> Response:
@@ -200,7 +200,7 @@ def _first_error(response: Response) -> int:
     return next((int(code) for code in codes if code != NONE), NONE)
 
 
-def _words(answer: Answer) -> str:
+def _words(answer: BrokerAnswer) -> str:
     if answer.code is None:
         return f"no answer ({answer.reason})"
     name = for_code(answer.code).__name__.removesuffix("Error")

@@ -19,7 +19,7 @@ from sparkonce.sinks.kafka.outcomes import (
     COMMITTED_STATES,
     INVALID_PRODUCER_ID_MAPPING,
     TRANSACTIONAL_ID_NOT_FOUND,
-    Answer,
+    BrokerAnswer,
     Description,
     Transaction,
     abort_outcome,
@@ -28,8 +28,8 @@ from sparkonce.sinks.kafka.outcomes import (
     confirm_forgotten,
     confirm_lost,
     is_behind,
-    is_unsaid,
-    open_ones,
+    is_undescribed,
+    still_open,
 )
 from sparkonce.sinks.kafka.partitions import metadata_request
 from sparkonce.sinks.kafka.retention import RetentionCheck
@@ -146,7 +146,7 @@ class KafkaCommitter(SinkCommitter):
         claimed = claimed_by(owners)
         begins = [begin_of(prefix, query) for prefix, query in claimed]
         names = self._client.list_transactions(["Ongoing"], begins, deadline_s=deadline_s) if claimed else []
-        if isinstance(names, Answer):
+        if isinstance(names, BrokerAnswer):
             raise _unlisted(names)
         own = [Transaction(name, -1, -1) for name in names if _is_claimed(name, claimed)]
         views = self._client.describe_transactions(own, deadline_s=deadline_s) if own else []
@@ -171,7 +171,7 @@ class KafkaCommitter(SinkCommitter):
             deadline_s=time.monotonic() + TRACES_ATTEMPTS * self._attempt_timeout_s,
         )
         if missing is not None:
-            if isinstance(self._client.transaction_version(deadline_s=self._deadline_s()), Answer):
+            if isinstance(self._client.transaction_version(deadline_s=self._deadline_s()), BrokerAnswer):
                 raise _unlisted(missing, "start")
             log.warning(
                 "Kafka did not say all that it remembers of this query (%s). The run goes on without knowing whether "
@@ -194,14 +194,14 @@ class KafkaCommitter(SinkCommitter):
         """
         transactions = [transaction_of(handle) for handle in handles]
         views = self._client.describe_transactions(transactions, deadline_s=self._deadline_s())
-        if (unsaid := next(filter(is_unsaid, views), None)) is not None:
-            raise _unlisted(unsaid, "start")
-        sure_ms = self._remembered_ms() // 2 if any(isinstance(view, Answer) for view in views) else 0
+        if (unknown := next(filter(is_undescribed, views), None)) is not None:
+            raise _unlisted(unknown, "start")
+        sure_ms = self._remembered_ms() // 2 if any(isinstance(view, BrokerAnswer) for view in views) else 0
         now_ms = time.time_ns() // 1_000_000
         return [
             handle
             for handle, one, view in zip(handles, transactions, views, strict=True)
-            if is_behind(one, view) or (isinstance(view, Answer) and 0 <= now_ms - handle.opened_ms < sure_ms)
+            if is_behind(one, view) or (isinstance(view, BrokerAnswer) and 0 <= now_ms - handle.opened_ms < sure_ms)
         ]
 
     def begun_ms(self, handles: Sequence[Handle]) -> Sequence[int | None]:
@@ -212,9 +212,9 @@ class KafkaCommitter(SinkCommitter):
         """
         transactions = [transaction_of(handle) for handle in handles]
         views = self._client.describe_transactions(transactions, deadline_s=self._deadline_s())
-        if (unsaid := next(filter(is_unsaid, views), None)) is not None:
-            raise _unlisted(unsaid, "decision")
-        begun = {view.transaction: view.started_ms for view in open_ones(transactions, views)}
+        if (unknown := next(filter(is_undescribed, views), None)) is not None:
+            raise _unlisted(unknown, "decision")
+        begun = {view.transaction: view.started_ms for view in still_open(transactions, views)}
         return [begun.get(one) for one in transactions]
 
     def before_decision(self, facts: Facts) -> str:
@@ -226,7 +226,7 @@ class KafkaCommitter(SinkCommitter):
         while True:
             metadata = self._client.request(metadata_request(topic), deadline_s=deadline_s)
             objection = why_not_decide(facts, metadata)
-            unanswered = isinstance(metadata, Answer)
+            unanswered = isinstance(metadata, BrokerAnswer)
             if not objection and not unanswered:
                 return ""
             if time.monotonic() >= (deadline_s if unanswered else asked + SURE_AFTER_S):
@@ -253,13 +253,13 @@ class KafkaCommitter(SinkCommitter):
 
     def _end_and_fence(
         self, timeouts_ms: Mapping[Transaction, int], deadline_s: float
-    ) -> tuple[dict[Transaction, Answer], bool]:
+    ) -> tuple[dict[Transaction, BrokerAnswer], bool]:
         """Returns the answers, and whether ids were initialised: that ends what is open, also if it arrives late."""
         if not timeouts_ms:
             return {}, False
         transactions = list(timeouts_ms)
         level = self._client.transaction_version(deadline_s=deadline_s)
-        if isinstance(level, Answer):
+        if isinstance(level, BrokerAnswer):
             return dict.fromkeys(transactions, level), False
         if level >= _EPOCH_BUMPED_BY_END:
             answers = self._client.end_transactions(transactions, commit=False, deadline_s=deadline_s)
@@ -267,8 +267,8 @@ class KafkaCommitter(SinkCommitter):
             answers = self._client.fence(timeouts_ms, deadline_s=deadline_s)
         return dict(zip(transactions, answers, strict=True)), level < _EPOCH_BUMPED_BY_END
 
-    def _lingering(self, view: Description | Answer) -> Handle | None:
-        if isinstance(view, Answer):
+    def _lingering(self, view: Description | BrokerAnswer) -> Handle | None:
+        if isinstance(view, BrokerAnswer):
             if view.code == TRANSACTIONAL_ID_NOT_FOUND:
                 return None
             raise _unlisted(view)
@@ -285,13 +285,13 @@ class KafkaCommitter(SinkCommitter):
         """Returns how long every broker remembers an id that is idle; 0 if this user may not ask."""
         deadline_s = self._deadline_s()
         metadata = self._client.request(metadata_request(), deadline_s=deadline_s)
-        if isinstance(metadata, Answer):
+        if isinstance(metadata, BrokerAnswer):
             raise _unlisted(metadata, "start")
         brokers = [broker.node_id for broker in metadata.brokers]
         requests = [(configs_request(BROKER_RESOURCE, str(broker), _EXPIRATION), broker) for broker in brokers]
         times_ms = []
         for response in self._client.gather(requests, deadline_s=deadline_s):
-            if isinstance(response, Answer):
+            if isinstance(response, BrokerAnswer):
                 raise _unlisted(response, "start")
             told = told_settings(response).get(_EXPIRATION)
             times_ms.append(0 if told is None else int(told))
@@ -315,7 +315,7 @@ def fields_of(transaction: Transaction) -> dict[str, str | int]:
     }
 
 
-def _may_arrive(answer: Answer) -> bool:
+def _may_arrive(answer: BrokerAnswer) -> bool:
     """Whether a request may be carried out later than its answer was waited for."""
     return answer.code is None and not answer.never_sent
 
@@ -351,7 +351,7 @@ def begin_of(prefix: str, query: str) -> str:
     return f"{prefix}.{query}."
 
 
-def _unlisted(answer: Answer, phase: str = "sweep") -> UnknownOutcomeError:
+def _unlisted(answer: BrokerAnswer, phase: str = "sweep") -> UnknownOutcomeError:
     return UnknownOutcomeError(
         f"Kafka did not say which transactions there are: {answer}.",
         next_step="Check the brokers and the permission to describe the transactional ids; nothing was undone.",

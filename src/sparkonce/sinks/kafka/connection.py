@@ -1,9 +1,9 @@
-"""The driver's connections: kafka-python's network thread behind calls that wait, each with a deadline.
+"""The driver's connections: calls that wait for kafka-python's network thread, each with a deadline.
 
-Connections are opened when they are first needed and stay open between batches. One over which a request got no
-answer is closed. Where nobody answered at all, all of them are thrown away, and the next call starts afresh from
-``bootstrap.servers``. That covers brokers that restarted under another address, and credentials that were refused once
-(kafka-python would refuse for ever).
+Connections are opened when they are first needed, and stay open between batches. A connection without an answer is
+closed. If no broker answers, all connections are dropped, and the next call begins again with ``bootstrap.servers``.
+So brokers may restart under other addresses, and credentials that were refused once are tried again, which kafka-python
+would never do.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from kafka.net.inet import KafkaNetSocket
 from kafka.net.manager import KafkaConnectionManager
 from kafka.net.selector import NetworkSelector
 
-from sparkonce.sinks.kafka.outcomes import Answer
+from sparkonce.sinks.kafka.outcomes import BrokerAnswer
 from sparkonce.words import one_line
 
 log = logging.getLogger(__name__)
@@ -32,13 +32,13 @@ T = TypeVar("T")
 Request = Any
 """A request class of ``kafka.protocol``."""
 Response = Any
-"""A response class of ``kafka.protocol``, or an `Answer` without code that says why there is no response."""
+"""A response class of ``kafka.protocol``, or a `BrokerAnswer` without a code that says why there is none."""
 
 _GRACE_S = 1.0
-"""How much longer than the deadline a caller waits for the network thread, which keeps the deadline itself."""
+"""The time beyond the deadline for which a caller waits for the network thread, which keeps the deadline itself."""
 
 _STOP_WITHIN_S = 10.0
-"""How long a network thread that is to end may take for what it is doing."""
+"""The time that a network thread has to end."""
 
 _OURS = {
     # kafka-python refuses to send beyond this many.
@@ -51,17 +51,16 @@ _OURS = {
 }
 
 _NO_ANSWER = (KafkaError, OSError)
-"""What kafka-python raises instead of an answer; OSError for a certificate's file that cannot be read."""
-
+"""The errors of kafka-python instead of an answer; OSError is a certificate's file that cannot be read."""
 
 _SAY_LESS: WeakSet[threading.Thread] = WeakSet()
 """The threads in which kafka-python works for a `Connection`."""
 
 
 def _say_less(record: logging.LogRecord) -> bool:
-    """Lets kafka-python say at DEBUG what becomes of our connections: each failure is an `Answer` to who asked.
+    """Lowers kafka-python's records about our connections to DEBUG: each failure is a `BrokerAnswer` to the caller.
 
-    A broker that closes an idle connection would be six warnings otherwise.
+    Otherwise a broker that closes an idle connection causes six warnings.
     """
     if record.levelno > logging.DEBUG and threading.current_thread() in _SAY_LESS:
         record.levelno, record.levelname = logging.DEBUG, logging.getLevelName(logging.DEBUG)
@@ -73,7 +72,7 @@ for _module in ("net.connection", "net.inet", "net.manager", "net.selector", "ne
 
 
 class _Socket(KafkaNetSocket):  # type: ignore[misc]  # kafka-python has no types
-    """Closes what could not be connected, which kafka-python leaves to the garbage collector."""
+    """Closes a socket that could not connect, which kafka-python leaves to the garbage collector."""
 
     SCHEMES = ("sparkonce",)
 
@@ -87,7 +86,7 @@ class _Socket(KafkaNetSocket):  # type: ignore[misc]  # kafka-python has no type
 
 
 class Connection:
-    """All connections to one cluster. Safe to use from several threads, which take turns.
+    """All connections to one cluster. Several threads may use it, and take turns.
 
     Args:
         settings: kafka-python's settings, see `sparkonce.sinks.kafka.settings.admin_settings`.
@@ -100,12 +99,12 @@ class Connection:
         self._manager: KafkaConnectionManager | None = None
         self._failed = self._answered = False
 
-    def call(self, ask: Callable[[], Coroutine[Any, Any, T]], deadline_s: float) -> T | Answer:
-        """Runs a coroutine on the network thread; an `Answer` without code if there is no connection at all.
+    def call(self, ask: Callable[[], Coroutine[Any, Any, T]], deadline_s: float) -> T | BrokerAnswer:
+        """Runs a coroutine on the network thread; returns a `BrokerAnswer` without a code if no broker is connected.
 
         Args:
-            ask: Uses `gather` to send requests.
-            deadline_s: Until when to wait, by `time.monotonic`.
+            ask: Sends requests with `gather`.
+            deadline_s: When to stop waiting, by `time.monotonic`.
         """
         with self._turn:
             self._failed = self._answered = connected = False
@@ -124,13 +123,13 @@ class Connection:
 
     async def gather(self, requests: Sequence[tuple[Request, int | str | None]], deadline_s: float) -> list[Response]:
         """Sends every request to its node (None: to any) before it waits for any response."""
-        # Copies, for kafka-python notes in a request which version of it a broker was sent.
+        # Copies, because kafka-python notes in a request the version in which it was sent.
         waiting = [self._send(copy(request), node_id, deadline_s) for request, node_id in requests]
-        return [one if isinstance(one, Answer) else await self._response(one, deadline_s) for one in waiting]
+        return [one if isinstance(one, BrokerAnswer) else await self._response(one, deadline_s) for one in waiting]
 
     @property
     def manager(self) -> KafkaConnectionManager:
-        """kafka-python's own connections, for use inside `call`.
+        """The connections of kafka-python, for use inside `call`.
 
         Raises:
             KafkaConnectionError: if there are none.
@@ -147,7 +146,7 @@ class Connection:
     def _send(self, request: Request, node_id: int | str | None, deadline_s: float) -> Any:
         manager = self.manager
         try:
-            # Not `manager.send`: after a lost connection that begins to bootstrap by itself, and for ever.
+            # Not `manager.send`, which bootstraps by itself after a lost connection, without a deadline.
             chosen = manager.least_loaded_node() if node_id is None else node_id
             connection = manager.get_connection(chosen, refresh_metadata_on_err=False)
             return request, connection, connection.send_request(request, request_timeout_ms=_left_ms(deadline_s))
@@ -178,15 +177,13 @@ class Connection:
         self._wait(self._manager.call_soon(self._bootstrap, deadline_s), deadline_s)
 
     async def _bootstrap(self, deadline_s: float) -> None:
-        """Asks each bootstrap server once for the cluster's brokers.
-
-        kafka-python's own way asks until the deadline, and then does not say what was wrong.
-        """
+        """Asks each bootstrap server once for the cluster's brokers."""
+        # kafka-python's own bootstrap asks until the deadline, and then does not say what was wrong.
         servers = self.manager.cluster.bootstrap_brokers()
         random.shuffle(servers)
         reasons = []
         for left, server in zip(range(len(servers), 0, -1), servers, strict=True):
-            # A server that keeps silent must leave time for the others.
+            # A server that does not answer must leave time for the others.
             failure = await self._learn_brokers(server.node_id, _left_ms(deadline_s) / left)
             if failure is None:
                 return
@@ -208,7 +205,7 @@ class Connection:
     def _schedule(self, ask: Callable[[], Coroutine[Any, Any, T]]) -> Any:
         try:
             return self.manager.call_soon(ask)
-        except Exception as error:  # whatever the network thread has died of
+        except Exception as error:  # the error that ended the network thread
             raise KafkaConnectionError(f"the network thread has ended: {type(error).__name__}: {error}") from error
 
     def _wait(self, future: Any, deadline_s: float) -> Any:
@@ -225,17 +222,17 @@ class Connection:
         manager, net, self._manager, self._net = self._manager, self._net, None, None
         if manager is None or net is None:
             return
-        # First the network thread: kafka-python's connections are not to be closed beside it.
+        # First the network thread, because kafka-python's connections must not be closed while it runs.
         thread = net._io_thread
         net.stop(timeout_ms=_STOP_WITHIN_S * 1000)
         if thread.is_alive():
-            log.warning("kafka-python's network thread does not end (it may wait for a DNS server): it is left alone")
+            log.warning("kafka-python's network thread does not end: it may wait for a DNS server. It is left alone.")
             return
         _SAY_LESS.add(threading.current_thread())
         try:
             manager.close()
-        except Exception as error:  # noqa: BLE001 - what a thread died of; what it had under way got no answer already
-            log.warning("kafka-python's network thread had ended: %s: %s", type(error).__name__, error)
+        except Exception as error:  # noqa: BLE001 - the error that ended the thread; its requests got no answer already
+            log.warning("kafka-python's network thread had ended: %s: %s.", type(error).__name__, error)
             for connection in list(manager._conns.values()):
                 connection.close()
         finally:
@@ -243,15 +240,15 @@ class Connection:
         net.close()
 
 
-def _no_answer(error: Exception, *, never_sent: bool) -> Answer:
-    # kafka-python's errors name themselves, and one is wrapped in another; that there is no connection is said anyway.
+def _no_answer(error: Exception, *, never_sent: bool) -> BrokerAnswer:
+    # kafka-python's errors hold their own names, and wrap each other in KafkaConnectionErrors that say nothing more.
     name = type(error).__name__
     told = f"{name}: {str(error).removeprefix(f'{name}: ')}".replace(f"{KafkaConnectionError.__name__}: ", "")
-    return Answer(None, one_line(told), never_sent=never_sent)
+    return BrokerAnswer(None, one_line(told), never_sent=never_sent)
 
 
 def _is_written(request: Request) -> bool:
-    """Whether it may be on its way: kafka-python gives it a version just before it is written to a connection."""
+    """Whether a request may have been sent: kafka-python gives it a version just before it writes it."""
     return request.API_VERSION is not None
 
 

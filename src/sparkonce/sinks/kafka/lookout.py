@@ -16,7 +16,7 @@ from kafka.protocol.admin.transactions import ListTransactionsRequest
 
 from sparkonce.protocol.ownership import TransactionalId
 from sparkonce.sink import Lookout
-from sparkonce.sinks.kafka.outcomes import NONE, Answer, Description, Transaction
+from sparkonce.sinks.kafka.outcomes import NONE, BrokerAnswer, Description, Transaction
 from sparkonce.sinks.kafka.partitions import (
     Partition,
     answered,
@@ -79,7 +79,7 @@ class KafkaLookout(Lookout):
     """
 
     def __init__(self, settings: Mapping[str, Any], topic: str, query: str) -> None:
-        self._client = TransactionClient(admin_settings(settings), lanes=1)
+        self._client = TransactionClient(admin_settings(settings), connections=1)
         self._topic = topic
         self._query = query
         self._since: dict[Partition, tuple[int, float]] = {}
@@ -93,7 +93,7 @@ class KafkaLookout(Lookout):
         """See `Lookout.look`."""
         deadline_s = time.monotonic() + LIMIT_S
         metadata = self._client.request(metadata_request(self._topic), deadline_s=deadline_s)
-        if isinstance(metadata, Answer):
+        if isinstance(metadata, BrokerAnswer):
             # The next look finds the brokers anew.
             self._client.close()
             return
@@ -133,7 +133,7 @@ class KafkaLookout(Lookout):
     def _holders(self, leaders: Mapping[Partition, int], deadline_s: float) -> list[_Held]:
         """Returns the producers whose open transactions begin where these partitions' readers are held."""
         (replies,) = ask_leaders(self._client, leaders, producers, deadline_s=deadline_s)
-        codes = {reply.code for reply in replies.values() if isinstance(reply, Answer)}
+        codes = {reply.code for reply in replies.values() if isinstance(reply, BrokerAnswer)}
         if _NOT_ALLOWED in codes and not self._told:
             self._told = True
             log.debug("topic=%r: Without READ, nobody can tell whose transaction holds back readers.", self._topic)
@@ -151,20 +151,20 @@ class KafkaLookout(Lookout):
             return []
         request = ListTransactionsRequest(producer_id_filters=sorted({one.producer_id for one in held}))
         responses = self._client.gather([(request, broker) for broker in brokers], deadline_s=deadline_s)
-        if any(isinstance(response, Answer) or response.error_code != NONE for response in responses):
+        if any(isinstance(response, BrokerAnswer) or response.error_code != NONE for response in responses):
             # The silent broker may be the one that knows the transaction, and it may be this query's own.
             return []
         names = {state.producer_id: state.transactional_id for one in responses for state in one.transaction_states}
         transactions = [Transaction(name, producer_id, 0) for producer_id, name in names.items()]
         views = self._client.describe_transactions(transactions, deadline_s=deadline_s) if transactions else []
         known: dict[int, Description] = {}
-        unsaid: set[int] = set()
+        unknown: set[int] = set()
         for one, view in zip(transactions, views, strict=True):
             if isinstance(view, Description):
                 known[one.producer_id] = view
             elif view.code != _ID_NOT_ALLOWED or self._is_own(one):
-                unsaid.add(one.producer_id)
-        return [replace(one, view=known.get(one.producer_id)) for one in held if one.producer_id not in unsaid]
+                unknown.add(one.producer_id)
+        return [replace(one, view=known.get(one.producer_id)) for one in held if one.producer_id not in unknown]
 
     def _judge(self, held: Sequence[_Held], now_s: float, patience_s: float) -> None:
         named: dict[tuple[int, int], list[_Held]] = {}

@@ -8,7 +8,7 @@ from kafka.protocol.admin.transactions import ListTransactionsRequest
 
 from sparkonce.protocol.ownership import TransactionalId
 from sparkonce.sink import Facts
-from sparkonce.sinks.kafka.outcomes import COMMITTED_STATES, NONE, Answer
+from sparkonce.sinks.kafka.outcomes import COMMITTED_STATES, NONE, BrokerAnswer
 from sparkonce.sinks.kafka.partitions import (
     Partition,
     answered,
@@ -48,7 +48,7 @@ def other_queries(client: TransactionClient, query: str, facts: Facts, deadline_
     if prefix == _by_itself(query) or _is_empty(client, leaders, deadline_s):
         return []
     listed = client.list_transactions(sorted(COMMITTED_STATES), [f"{prefix}."], deadline_s=deadline_s)
-    return [] if isinstance(listed, Answer) else _queries(listed, prefix, query)
+    return [] if isinstance(listed, BrokerAnswer) else _queries(listed, prefix, query)
 
 
 def _by_itself(query: str) -> str:
@@ -66,14 +66,14 @@ def _queries(names: Iterable[str], prefix: str, query: str) -> list[str]:
 def _leaders(client: TransactionClient, topic: str, deadline_s: float) -> dict[Partition, int]:
     """Returns the leaders of the topic's first partitions."""
     metadata = client.request(metadata_request(topic), deadline_s=deadline_s)
-    found = {} if isinstance(metadata, Answer) else answered(leaders_of(metadata))
+    found = {} if isinstance(metadata, BrokerAnswer) else answered(leaders_of(metadata))
     return dict(sorted(found.items())[:_ASKED_AT_ONCE])
 
 
 def _is_empty(client: TransactionClient, leaders: Mapping[Partition, int], deadline_s: float) -> bool:
     """Whether every leader says that nothing was ever written to its partitions."""
     (ends,) = ask_leaders(client, leaders, end_offsets, deadline_s=deadline_s)
-    return bool(ends) and all(not isinstance(end, Answer) and end.offset == 0 for end in ends.values())
+    return bool(ends) and all(not isinstance(end, BrokerAnswer) and end.offset == 0 for end in ends.values())
 
 
 def _producers(client: TransactionClient, leaders: Mapping[Partition, int], deadline_s: float) -> list[int]:
@@ -85,12 +85,12 @@ def _producers(client: TransactionClient, leaders: Mapping[Partition, int], dead
 def _names(client: TransactionClient, producer_ids: list[int], deadline_s: float) -> list[str]:
     """Returns the transactional ids of these producers, as far as brokers say."""
     metadata = client.request(metadata_request(), deadline_s=deadline_s)
-    brokers = [] if isinstance(metadata, Answer) else [broker.node_id for broker in metadata.brokers]
+    brokers = [] if isinstance(metadata, BrokerAnswer) else [broker.node_id for broker in metadata.brokers]
     request = ListTransactionsRequest(producer_id_filters=producer_ids)
     answers = client.gather([(request, broker) for broker in brokers], deadline_s=deadline_s) if brokers else []
     return [
         state.transactional_id
         for response in answers
-        if not isinstance(response, Answer) and response.error_code == NONE
+        if not isinstance(response, BrokerAnswer) and response.error_code == NONE
         for state in response.transaction_states
     ]

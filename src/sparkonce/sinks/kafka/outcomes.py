@@ -56,7 +56,7 @@ class Transaction:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class BrokerAnswer:
     """A broker's reply to one request.
 
     Attributes:
@@ -106,7 +106,7 @@ class _Meaning:
 
 _GRANT = "Nothing is lost yet: grant the permission before the transaction times out."
 
-_PATIENCE: Mapping[int, _Meaning] = {
+_RETRIABLE: Mapping[int, _Meaning] = {
     7: _Meaning("REQUEST_TIMED_OUT", Outcome.RETRY, "The coordinator's log did not take it in time, or took it late."),
     14: _Meaning("COORDINATOR_LOAD_IN_PROGRESS", Outcome.RETRY, "The coordinator is still reading its log."),
     15: _Meaning("COORDINATOR_NOT_AVAILABLE", Outcome.RETRY, "No coordinator now, or its log lacks replicas."),
@@ -128,7 +128,7 @@ _REFUSED: Mapping[int, _Meaning] = {
 }
 _COMMIT: Mapping[int, _Meaning] = {
     NONE: _Meaning("NONE", Outcome.COMMITTED, ""),
-    **_PATIENCE,
+    **_RETRIABLE,
     **_REFUSED,
     47: _Meaning(
         "INVALID_PRODUCER_EPOCH", Outcome.LOST, "The broker timed the transaction out, or a newer producer fenced it."
@@ -147,7 +147,7 @@ _COMMIT: Mapping[int, _Meaning] = {
 }
 _ABORT: Mapping[int, _Meaning] = {
     NONE: _Meaning("NONE", Outcome.ABORTED, ""),
-    **_PATIENCE,
+    **_RETRIABLE,
     **_REFUSED,
     47: _Meaning("INVALID_PRODUCER_EPOCH", Outcome.ABORTED, "It was gone already."),
     # Described as open a moment ago, so it has just ended: describing it again tells how.
@@ -159,17 +159,17 @@ _ABORT: Mapping[int, _Meaning] = {
 }
 
 
-def is_patience(answer: Answer) -> bool:
+def is_retriable(answer: BrokerAnswer) -> bool:
     """Whether the broker asks to be asked again."""
-    return answer.code in _PATIENCE
+    return answer.code in _RETRIABLE
 
 
-def is_unanswered(answer: Answer) -> bool:
+def is_unanswered(answer: BrokerAnswer) -> bool:
     """Whether nothing is known yet: no reply, or one that asks to be asked again."""
-    return answer.code is None or is_patience(answer)
+    return answer.code is None or is_retriable(answer)
 
 
-def commit_outcome(answer: Answer) -> Finished:
+def commit_outcome(answer: BrokerAnswer) -> Finished:
     """What an answer to a commit says. LOST is still to be confirmed by `confirm_lost`.
 
     Kafka answers the second commit of a transaction like the first, so COMMITTED stands for both.
@@ -177,17 +177,17 @@ def commit_outcome(answer: Answer) -> Finished:
     return _read(_COMMIT, answer)
 
 
-def abort_outcome(answer: Answer) -> Finished:
+def abort_outcome(answer: BrokerAnswer) -> Finished:
     """What an answer to an abort says, for a transaction that `before_abort` let through."""
     return _read(_ABORT, answer)
 
 
-def is_unsaid(view: Description | Answer) -> TypeGuard[Answer]:
+def is_undescribed(view: Description | BrokerAnswer) -> TypeGuard[BrokerAnswer]:
     """Whether the coordinator said neither what became of a transaction nor that it does not know the id."""
-    return isinstance(view, Answer) and view.code != TRANSACTIONAL_ID_NOT_FOUND
+    return isinstance(view, BrokerAnswer) and view.code != TRANSACTIONAL_ID_NOT_FOUND
 
 
-def open_ones(asked: Sequence[Transaction], views: Sequence[Description | Answer]) -> list[Description]:
+def still_open(asked: Sequence[Transaction], views: Sequence[Description | BrokerAnswer]) -> list[Description]:
     """Returns the views of those that are open at exactly the epoch that was asked for."""
     return [
         view
@@ -196,12 +196,12 @@ def open_ones(asked: Sequence[Transaction], views: Sequence[Description | Answer
     ]
 
 
-def undescribed(answer: Answer) -> Finished:
+def undescribed_outcome(answer: BrokerAnswer) -> Finished:
     """What it means for a transaction that its coordinator does not describe it."""
-    return _read({**_PATIENCE, **_REFUSED}, answer)
+    return _read({**_RETRIABLE, **_REFUSED}, answer)
 
 
-def _read(table: Mapping[int, _Meaning], answer: Answer) -> Finished:
+def _read(table: Mapping[int, _Meaning], answer: BrokerAnswer) -> Finished:
     if answer.code is None:
         return Finished(outcome=Outcome.RETRY, reason=f"No answer: {answer.reason}")
     meaning = table.get(answer.code)
@@ -213,7 +213,7 @@ def _read(table: Mapping[int, _Meaning], answer: Answer) -> Finished:
     return Finished(outcome=meaning.outcome, reason=f"{meaning.name}: {meaning.sentence}")
 
 
-def confirm_forgotten(verdict: Finished, transaction: Transaction, now: Description | Answer) -> Finished:
+def confirm_forgotten(verdict: Finished, transaction: Transaction, now: Description | BrokerAnswer) -> Finished:
     """Tells what the broker has forgotten from what was aborted at the last epoch of a producer id.
 
     From transaction version 2 on, an abort of an open transaction leaves its id at the next epoch as CompleteAbort, and
@@ -221,7 +221,7 @@ def confirm_forgotten(verdict: Finished, transaction: Transaction, now: Descript
     in another state. After that, an abort of the id's next transaction could look the same; but no worker takes an id
     again before the batch after its own is decided (see `LanePool`), and then this one is finished.
     """
-    if isinstance(now, Answer):
+    if isinstance(now, BrokerAnswer):
         return verdict
     owner = now.transaction
     is_next = transaction.epoch == LAST_EPOCH and owner.epoch == 0 and owner.producer_id != transaction.producer_id
@@ -231,16 +231,16 @@ def confirm_forgotten(verdict: Finished, transaction: Transaction, now: Descript
     return Finished(outcome=verdict.outcome, reason=f"{verdict.reason} {_view(now)}")
 
 
-def confirm_lost(verdict: Finished, transaction: Transaction, now: Description | Answer) -> Finished:
+def confirm_lost(verdict: Finished, transaction: Transaction, now: Description | BrokerAnswer) -> Finished:
     """Holds a LOST verdict against the coordinator's description, which may only make it weaker.
 
     A producer that speaks transaction version 2 has its epoch raised by its own commit, and then a second commit may
     be called fenced although the first one was applied.
     """
-    if isinstance(now, Answer):
+    if isinstance(now, BrokerAnswer):
         if now.code == TRANSACTIONAL_ID_NOT_FOUND:
             return Finished(outcome=Outcome.UNKNOWN, reason=f"{verdict.reason} The broker then forgot the id.")
-        unsure = undescribed(now)
+        unsure = undescribed_outcome(now)
         return Finished(outcome=unsure.outcome, reason=f"{verdict.reason} Not confirmed: {unsure.reason}")
     reason = f"{verdict.reason} {_view(now)}"
     owner = now.transaction
@@ -260,28 +260,28 @@ def confirm_lost(verdict: Finished, transaction: Transaction, now: Description |
     return Finished(outcome=Outcome.LOST, reason=reason)
 
 
-def is_behind(transaction: Transaction, now: Description | Answer) -> bool:
+def is_behind(transaction: Transaction, now: Description | BrokerAnswer) -> bool:
     """Whether the coordinator's log ends before the commit of a transaction that was committed.
 
     Of an id that it does not know nothing is said: it forgets those that were idle for long.
     """
-    if isinstance(now, Answer):
+    if isinstance(now, BrokerAnswer):
         return False
     return _is_older(now.transaction, transaction) or (
         now.transaction == transaction and now.state in {"Empty", "Ongoing", *_ABORTED_STATES}
     )
 
 
-def before_abort(transaction: Transaction, now: Description | Answer) -> Finished | None:
+def before_abort(transaction: Transaction, now: Description | BrokerAnswer) -> Finished | None:
     """What is known before an abort is sent; None if it has to be sent.
 
     An abort that bumps the epoch succeeds on a transaction that is committed already (KIP-890: there it just bumps),
     so its answer alone cannot tell.
     """
-    if isinstance(now, Answer):
+    if isinstance(now, BrokerAnswer):
         if now.code == TRANSACTIONAL_ID_NOT_FOUND:
             return Finished(outcome=Outcome.ABORTED, reason="The broker does not know the id: nothing is open.")
-        return undescribed(now)
+        return undescribed_outcome(now)
     owner = now.transaction
     if owner == transaction:
         if now.state in COMMITTED_STATES:

@@ -11,7 +11,7 @@ from kafka.protocol.consumer.offsets import IsolationLevel, ListOffsetsRequest, 
 from kafka.protocol.metadata import MetadataRequest
 
 from sparkonce.sinks.kafka.connection import Request, Response
-from sparkonce.sinks.kafka.outcomes import NONE, Answer
+from sparkonce.sinks.kafka.outcomes import NONE, BrokerAnswer
 from sparkonce.sinks.kafka.transaction_client import TransactionClient
 
 Partition = tuple[str, int]
@@ -29,9 +29,9 @@ def metadata_request(*topics: str, rights: bool = False) -> Request:
     return MetadataRequest(topics=named, allow_auto_topic_creation=False, include_topic_authorized_operations=rights)
 
 
-def leaders_of(metadata: Response) -> dict[Partition, int | Answer]:
+def leaders_of(metadata: Response) -> dict[Partition, int | BrokerAnswer]:
     """Returns the leader of each partition of a `metadata_request`'s response, or why it has none."""
-    found: dict[Partition, int | Answer] = {}
+    found: dict[Partition, int | BrokerAnswer] = {}
     for topic in metadata.topics:
         for one in topic.partitions:
             code = topic.error_code or one.error_code or (_LEADER_NOT_AVAILABLE if one.leader_id < 0 else NONE)
@@ -46,7 +46,7 @@ def ask_leaders(
     """Sends each leader one request of each kind for all of its partitions, all at a time.
 
     Returns:
-        For each kind of request what the leaders say of each partition, or an `Answer` that says why it is not known.
+        For each kind of request the leaders' replies by partition; a `BrokerAnswer` where there is none.
     """
     asked: dict[int, dict[str, list[int]]] = {}
     for (topic, number), leader in sorted(leaders.items()):
@@ -60,12 +60,12 @@ def ask_leaders(
 
 
 def answered(replies: Mapping[Partition, Any]) -> dict[Partition, Any]:
-    """Returns what is known: all but each `Answer`."""
-    return {place: reply for place, reply in replies.items() if not isinstance(reply, Answer)}
+    """Returns what is known: all but each `BrokerAnswer`."""
+    return {place: reply for place, reply in replies.items() if not isinstance(reply, BrokerAnswer)}
 
 
 def _by_partition(topics: Mapping[str, list[int]], response: Response) -> Iterator[tuple[Partition, Any]]:
-    if isinstance(response, Answer):
+    if isinstance(response, BrokerAnswer):
         yield from (((name, number), response) for name, numbers in topics.items() for number in numbers)
         return
     for topic in response.topics:
@@ -74,8 +74,8 @@ def _by_partition(topics: Mapping[str, list[int]], response: Response) -> Iterat
             yield place, one if one.error_code == NONE else _refused(place, one.error_code)
 
 
-def _refused(place: Partition, code: int) -> Answer:
-    return Answer(code, f"partition {place[1]} of topic {place[0]!r}")
+def _refused(place: Partition, code: int) -> BrokerAnswer:
+    return BrokerAnswer(code, f"partition {place[1]} of topic {place[0]!r}")
 
 
 def _list_offsets(topics: Mapping[str, list[int]], *, when: int, level: int) -> Request:

@@ -13,7 +13,7 @@ from sparkonce.errors import ConfigurationError, PreflightError
 from sparkonce.guarantees import Guarantee
 from sparkonce.protocol.ownership import PREFIX_LIMIT_BYTES, Token, TransactionalId
 from sparkonce.sink import Facts
-from sparkonce.sinks.kafka.outcomes import NONE, Answer, Transaction
+from sparkonce.sinks.kafka.outcomes import NONE, BrokerAnswer, Transaction
 from sparkonce.sinks.kafka.partitions import metadata_request
 from sparkonce.sinks.kafka.settings import admin_settings, producer_settings
 from sparkonce.sinks.kafka.topic import (
@@ -68,7 +68,7 @@ class _Look:
         pause_s = _FIRST_PAUSE_S
         while True:
             response = self.client.request(request, deadline_s=self.deadline_s, node_id=node_id)
-            if not isinstance(response, Answer):
+            if not isinstance(response, BrokerAnswer):
                 return response
             reasons[response.reason] = None
             if time.monotonic() + pause_s >= self.deadline_s:
@@ -132,7 +132,7 @@ def preflight(
     check_producer(producer)
     chosen_prefix = _check_prefix(prefix if prefix is not None else f"sparkonce-{query}")
     chosen_ms = _chosen_timeout_ms(settings, timeout_ms)
-    with closing(TransactionClient(connection, lanes=1)) as client:
+    with closing(TransactionClient(connection, connections=1)) as client:
         protocol = str(producer.get("security.protocol", "PLAINTEXT")).upper()
         look = _Look(client, time.monotonic() + TIMEOUT_S, str(producer["bootstrap.servers"]), protocol)
         metadata = _metadata(look, topic)
@@ -171,9 +171,9 @@ def _metadata(look: _Look, topic: str | None) -> Any:
 
 def partitions_of(settings: Mapping[str, Any], topic: str) -> int | None:
     """How many partitions a topic has; None if nobody could say."""
-    with closing(TransactionClient(admin_settings(settings), lanes=1)) as client:
+    with closing(TransactionClient(admin_settings(settings), connections=1)) as client:
         metadata = client.request(metadata_request(topic), deadline_s=time.monotonic() + TIMEOUT_S)
-    found = [] if isinstance(metadata, Answer) else [one for one in metadata.topics if one.error_code == NONE]
+    found = [] if isinstance(metadata, BrokerAnswer) else [one for one in metadata.topics if one.error_code == NONE]
     return len(found[0].partitions) if found else None
 
 
@@ -259,7 +259,7 @@ def _timeout_limit_ms(look: _Look, broker: int) -> int | None:
     if result.error_code != NONE or not result.configs:
         raise PreflightError(
             f"Broker {broker} does not tell {_MAX_TIMEOUT}: "
-            f"{Answer(result.error_code, one_line(result.error_message or ''))}.",
+            f"{BrokerAnswer(result.error_code, one_line(result.error_message or ''))}.",
             next_step=f"Look into the broker's log, and set {_TIMEOUT}.",
         )
     return int(result.configs[0].value)

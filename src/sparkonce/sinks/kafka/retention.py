@@ -18,12 +18,12 @@ from typing import Any
 
 from sparkonce.protocol.outcomes import Finished, Outcome
 from sparkonce.sinks.kafka.outcomes import (
-    Answer,
+    BrokerAnswer,
     Description,
     Transaction,
-    is_unsaid,
-    open_ones,
-    undescribed,
+    is_undescribed,
+    still_open,
+    undescribed_outcome,
 )
 from sparkonce.sinks.kafka.partitions import (
     Partition,
@@ -82,27 +82,31 @@ class RetentionCheck:
         if not looked_at:
             return {}
         views = self.client.describe_transactions(looked_at, deadline_s=deadline_s)
-        held = {one: undescribed(view) for one, view in zip(looked_at, views, strict=True) if is_unsaid(view)}
-        is_open = open_ones(looked_at, views)
-        damaged, unsaid = self.look(is_open, deadline_s)
+        held = {
+            one: undescribed_outcome(view) for one, view in zip(looked_at, views, strict=True) if is_undescribed(view)
+        }
+        is_open = still_open(looked_at, views)
+        damaged, unknown = self.look(is_open, deadline_s)
         if time.monotonic() >= deadline_s:
-            unsaid = {place: Answer(None, "it took too long") for view in is_open for place in view.partitions}
+            unknown = {place: BrokerAnswer(None, "it took too long") for view in is_open for place in view.partitions}
         for view in is_open:
-            answer = next((unsaid[place] for place in view.partitions if place in unsaid), None)
+            answer = next((unknown[place] for place in view.partitions if place in unknown), None)
             if answer is not None and view.transaction in old:
                 reason = f"Kafka did not say whether it still has all rows: {answer}."
                 held[view.transaction] = Finished(outcome=Outcome.RETRY, reason=reason)
-        self._has_looked |= not unsaid
+        self._has_looked |= not unknown
         self._damaged = damaged
         suspects = list(damaged)
         # Only of what is still open after rows of it were seen to be gone is it known that no reader has had them.
         views = self.client.describe_transactions(suspects, deadline_s=deadline_s) if suspects else []
-        held |= {one: undescribed(view) for one, view in zip(suspects, views, strict=True) if is_unsaid(view)}
-        return held | {view.transaction: _DAMAGED for view in open_ones(suspects, views)}
+        held |= {
+            one: undescribed_outcome(view) for one, view in zip(suspects, views, strict=True) if is_undescribed(view)
+        }
+        return held | {view.transaction: _DAMAGED for view in still_open(suspects, views)}
 
     def look(
         self, views: Sequence[Description], deadline_s: float
-    ) -> tuple[set[Transaction], Mapping[Partition, Answer]]:
+    ) -> tuple[set[Transaction], Mapping[Partition, BrokerAnswer]]:
         """Returns the open transactions of which rows are gone, and why of some partitions nothing is known.
 
         What may not be asked counts as whole, with a warning. So does a topic that is gone as such.
@@ -111,18 +115,20 @@ class RetentionCheck:
             views: Of open transactions.
             deadline_s: Until when to wait, by `time.monotonic`.
         """
-        unsaid: dict[Partition, Answer] = {}
-        leaders = self._known(self._leaders({place for view in views for place in view.partitions}, deadline_s), unsaid)
+        unknown: dict[Partition, BrokerAnswer] = {}
+        leaders = self._known(
+            self._leaders({place for view in views for place in view.partitions}, deadline_s), unknown
+        )
         # In this order: rows that are deleted in between make a partition doubtful.
         (ends,) = ask_leaders(self.client, leaders, last_stable_offsets, deadline_s=deadline_s)
         (starts,) = ask_leaders(self.client, leaders, start_offsets, deadline_s=deadline_s)
-        stable, first = self._known(ends, unsaid), self._known(starts, unsaid)
+        stable, first = self._known(ends, unknown), self._known(starts, unknown)
         offsets = {place: (first[place].offset, stable[place].offset) for place in first.keys() & stable.keys()}
         doubtful = {place: leaders[place] for place, (start, end) in offsets.items() if start and start >= end}
         (writing,) = ask_leaders(self.client, doubtful, producers, deadline_s=deadline_s)
         begins = {
             at: {(one.producer_id, one.producer_epoch): one.current_txn_start_offset for one in told.active_producers}
-            for at, told in self._known(writing, unsaid).items()
+            for at, told in self._known(writing, unknown).items()
         }
         damaged = {
             view.transaction
@@ -130,25 +136,25 @@ class RetentionCheck:
             for place in begins.keys() & set(view.partitions)
             if begins[place].get((view.transaction.producer_id, view.transaction.epoch), -1) < offsets[place][0]
         }
-        return damaged, unsaid
+        return damaged, unknown
 
-    def _leaders(self, places: set[Partition], deadline_s: float) -> Mapping[Partition, int | Answer]:
+    def _leaders(self, places: set[Partition], deadline_s: float) -> Mapping[Partition, int | BrokerAnswer]:
         if not places:
             return {}
         metadata = self.client.request(metadata_request(*sorted({name for name, _ in places})), deadline_s=deadline_s)
-        if isinstance(metadata, Answer):
+        if isinstance(metadata, BrokerAnswer):
             return dict.fromkeys(places, metadata)
         return {place: leader for place, leader in leaders_of(metadata).items() if place in places}
 
-    def _known(self, replies: Mapping[Partition, Any], unsaid: dict[Partition, Answer]) -> dict[Partition, Any]:
-        """Returns what is known, and adds to ``unsaid`` the partitions that have to be asked again."""
+    def _known(self, replies: Mapping[Partition, Any], unknown: dict[Partition, BrokerAnswer]) -> dict[Partition, Any]:
+        """Returns what is known, and adds to ``unknown`` the partitions that have to be asked again."""
         for place, reply in replies.items():
-            if not isinstance(reply, Answer):
+            if not isinstance(reply, BrokerAnswer):
                 continue
             if reply.code == _TOPIC_AUTHORIZATION_FAILED:
                 self._warn(place[0])
             elif reply.code != _UNKNOWN_TOPIC_OR_PARTITION:
-                unsaid[place] = reply
+                unknown[place] = reply
         return answered(replies)
 
     def _warn(self, topic: str) -> None:

@@ -10,7 +10,7 @@ from kafka.protocol.admin import DescribeConfigsRequest
 
 from sparkonce.errors import PreflightError
 from sparkonce.sink import Facts
-from sparkonce.sinks.kafka.outcomes import NONE, Answer
+from sparkonce.sinks.kafka.outcomes import NONE, BrokerAnswer
 from sparkonce.sinks.kafka.settings import NEVER_MS, lasting
 
 log = logging.getLogger(__name__)
@@ -66,7 +66,7 @@ def why_not_decide(facts: Facts, metadata: Any) -> str:
         metadata: The response to a `sparkonce.sinks.kafka.partitions.metadata_request` that was sent after all rows
             were acknowledged. Without a response the batch is decided, and the next batch asks again.
     """
-    if _ID not in facts or isinstance(metadata, Answer):
+    if _ID not in facts or isinstance(metadata, BrokerAnswer):
         return ""
     if is_missing(metadata):
         return f"topic {facts[_NAME]!r} was deleted while this query ran: create it, and start the query again"

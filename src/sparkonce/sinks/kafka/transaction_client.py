@@ -19,7 +19,7 @@ from sparkonce.sinks.kafka.outcomes import (
     MOVED,
     NONE,
     TRANSACTIONAL_ID_NOT_FOUND,
-    Answer,
+    BrokerAnswer,
     Description,
     Transaction,
     is_unanswered,
@@ -27,51 +27,53 @@ from sparkonce.sinks.kafka.outcomes import (
 from sparkonce.sinks.kafka.waiting import Waiting
 from sparkonce.words import one_line
 
-LANES = 4
-"""Connections to each coordinator. A broker works on one request of a connection at a time: 50 commits on an idle
-broker take 18 ms over one connection and 8 ms over four (measured, Kafka 4.3)."""
+CONNECTIONS = 4
+"""Connections to each coordinator. A broker handles one request of a connection at a time: 50 commits on an idle broker
+take 18 ms over one connection and 8 ms over four (measured, Kafka 4.3)."""
 
 REMEMBERED = 10_000
-"""How many ids' coordinators are remembered before all are forgotten; one round trip looks them up again."""
+"""The most ids whose coordinators are remembered. Beyond it all are forgotten, and one round trip looks them up."""
 
 _DESCRIBED_AT_ONCE = 1000
 
 _SOME = -1
-"""In place of all brokers, where none says which there are."""
+"""Stands for all brokers while none has named them."""
 
 _EPOCH_KEPT = {"max_version": 4}
 _EPOCH_RAISED = {"min_version": 5, "max_version": 5}
-"""EndTxn's versions: from v5 on the broker raises the producer's epoch (KIP-890)."""
+"""Versions of EndTxn: from v5 on the broker raises the producer's epoch (KIP-890)."""
 
 
 class TransactionClient:
-    """Asks transaction coordinators, all requests of a call at a time. Every ``deadline_s`` is by `time.monotonic`.
+    """Sends requests to transaction coordinators, all of a call at once. Deadlines are by `time.monotonic`.
 
-    A request that is refused for now, or not answered, is asked again by itself until the deadline; what others were
-    answered is kept. Only an abort is sent once: before the next one the transaction has to be described again.
+    A request that gets a retriable answer or none is repeated until the deadline; the other answers are kept. Only an
+    abort is sent once, because the transaction has to be described again before the next one.
 
-    A coordinator's address is looked up once and remembered until the coordinator moves or keeps silent.
+    A coordinator's address is looked up once, and kept until the coordinator moves or does not answer.
 
     Args:
         settings: kafka-python's settings, see `sparkonce.sinks.kafka.settings.admin_settings`.
-        lanes: Connections to each coordinator.
+        connections: The number of connections to each coordinator.
 
     Attributes:
-        waiting: Says in the log what is waited for.
+        waiting: Logs what is waited for.
     """
 
-    def __init__(self, settings: Mapping[str, Any], lanes: int = LANES) -> None:
+    def __init__(self, settings: Mapping[str, Any], connections: int = CONNECTIONS) -> None:
         self._connection = Connection(settings)
-        self._lanes = lanes
+        self._connections = connections
         self._coordinators: dict[str, int] = {}
         self._looked_up_by: object = None
         self.waiting = Waiting()
 
-    def end_transactions(self, transactions: Sequence[Transaction], *, commit: bool, deadline_s: float) -> list[Answer]:
-        """Asks to commit or abort each transaction; the answers come in the same order.
+    def end_transactions(
+        self, transactions: Sequence[Transaction], *, commit: bool, deadline_s: float
+    ) -> list[BrokerAnswer]:
+        """Commits or aborts each transaction, and returns the answers in the same order.
 
         A commit leaves the epoch as it is (EndTxn up to v4), so that it can be repeated. An abort raises the epoch
-        (EndTxn v5, KIP-890), so that the writer cannot open the transaction again; it needs `transaction_version` 2.
+        (EndTxn v5, KIP-890), so that the writer cannot open the transaction again. It needs `transaction_version` 2.
         """
         versions = _EPOCH_KEPT if commit else _EPOCH_RAISED
         is_open = is_unanswered if commit else _is_never_sent
@@ -79,15 +81,15 @@ class TransactionClient:
             transactions, lambda one: _end_txn(one, commit, **versions), deadline_s, is_open=is_open
         )
 
-    def fence(self, transactions: Mapping[Transaction, int], *, deadline_s: float) -> list[Answer]:
-        """Aborts by initialising the ids anew (InitProducerId v3+), for clusters below transaction version 2.
+    def fence(self, transactions: Mapping[Transaction, int], *, deadline_s: float) -> list[BrokerAnswer]:
+        """Aborts by initialising the ids again (InitProducerId v3+), for clusters below transaction version 2.
 
-        The broker raises the epoch, aborts what is open and answers CONCURRENT_TRANSACTIONS until that is done. While
-        a transaction is open it compares the producer id and not the epoch: describe the transaction first.
+        The broker raises the epoch, aborts the open transaction, and answers CONCURRENT_TRANSACTIONS until that is
+        done. While a transaction is open it compares the producer id but not the epoch: describe the transaction first.
 
         Args:
-            transactions: What to abort, with the transaction timeout in milliseconds that the id is to keep.
-            deadline_s: Until when to wait.
+            transactions: The transactions, each with the timeout in milliseconds that its id keeps.
+            deadline_s: When to stop waiting.
         """
 
         def request(transaction: Transaction) -> Request:
@@ -104,8 +106,8 @@ class TransactionClient:
 
     def describe_transactions(
         self, transactions: Sequence[Transaction], *, deadline_s: float
-    ) -> list[Description | Answer]:
-        """The coordinators' view of these transactional ids, in the same order; an `Answer` where there is none."""
+    ) -> list[Description | BrokerAnswer]:
+        """Returns the coordinators' view of each transactional id, or a `BrokerAnswer` where there is none."""
 
         def request(transaction: Transaction) -> Request:
             return DescribeTransactionsRequest(transactional_ids=[transaction.transactional_id])
@@ -117,28 +119,28 @@ class TransactionClient:
 
     def list_transactions(
         self, states: Sequence[str], begins: Sequence[str], *, deadline_s: float
-    ) -> list[str] | Answer:
-        """The ids in one of these states that begin so, from every broker; an `Answer` if any broker gives none."""
+    ) -> list[str] | BrokerAnswer:
+        """Lists the ids in these states that begin so, from every broker; a `BrokerAnswer` if any does not list."""
         listed, missing = self._list(states, begins, deadline_s - time.monotonic(), deadline_s)
         return list(listed) if missing is None else missing
 
     def survey(
         self, states: Sequence[str], begins: str, *, attempt_s: float, deadline_s: float
-    ) -> tuple[list[Description], Answer | None]:
-        """The coordinators' views of all ids in one of these states that begin so; they may be many.
+    ) -> tuple[list[Description], BrokerAnswer | None]:
+        """Describes all ids in these states that begin so; they may be many.
 
-        Each broker is asked to describe what it has listed itself, so that no coordinator has to be looked up. What it
-        has forgotten since then is left out.
+        Each broker describes the ids that it has listed itself, so that no coordinator has to be looked up. Ids that it
+        has forgotten since are left out.
 
         Args:
-            states: As the broker calls them.
-            begins: How the ids begin.
-            attempt_s: How long a broker's list is waited for at first. After silence twice as long, for the list of a
-                large cluster takes its time.
-            deadline_s: Until when to ask.
+            states: The broker's names of the states.
+            begins: The beginning of the ids.
+            attempt_s: The time that a broker has for its first list; doubled after each silence, since the list of a
+                large cluster takes long.
+            deadline_s: When to stop asking.
 
         Returns:
-            The views, and why some are missing; None if none is.
+            The views, and the reason why some are missing; None if none is.
         """
         views: dict[str, Description] = {}
         again = self.waiting.until(deadline_s, "describe transactions")
@@ -151,8 +153,8 @@ class TransactionClient:
 
     def _describe_at(
         self, brokers: Mapping[str, int], views: dict[str, Description], deadline_s: float
-    ) -> Answer | None:
-        """Adds the views of these ids, by their brokers. Says why some are missing."""
+    ) -> BrokerAnswer | None:
+        """Adds the views of these ids, and returns the reason why some are missing."""
         chosen: dict[int, list[str]] = {}
         for name, broker in brokers.items():
             chosen.setdefault(broker, []).append(name)
@@ -163,7 +165,7 @@ class TransactionClient:
         ]
         missing = None
         for response in self.gather(requests, deadline_s=deadline_s):
-            if isinstance(response, Answer):
+            if isinstance(response, BrokerAnswer):
                 missing = response
                 continue
             for state in response.transaction_states:
@@ -176,10 +178,10 @@ class TransactionClient:
 
     def _list(
         self, states: Sequence[str], begins: Sequence[str], attempt_s: float, deadline_s: float
-    ) -> tuple[dict[str, int], Answer | None]:
-        """The broker of each id in one of these states that begins so, and why some may be missing.
+    ) -> tuple[dict[str, int], BrokerAnswer | None]:
+        """Returns the broker of each id in these states that begins so, and the reason why some may be missing.
 
-        From Kafka 4.1 on (KIP-1152) brokers choose by the pattern; older ones are not sent it, and list all they have.
+        From Kafka 4.1 on (KIP-1152) brokers select ids by the pattern. Older brokers are not sent it, and list all.
         """
         pattern = "|".join(f"{re.escape(begin)}.*" for begin in begins)
         request = ListTransactionsRequest(state_filters=list(states), transactional_id_pattern=pattern)
@@ -193,7 +195,7 @@ class TransactionClient:
             told = self._connection.call(partial(self._ask_brokers, request, answered, until_s), until_s)
             brokers: set[int] = {_SOME}
             replies: dict[int, Response] = {_SOME: told}
-            if not isinstance(told, Answer):
+            if not isinstance(told, BrokerAnswer):
                 brokers, replies = told
             refused = {broker: answer for broker, reply in replies.items() if (answer := _answer(reply)).code != NONE}
             for broker in replies.keys() - refused:
@@ -201,13 +203,13 @@ class TransactionClient:
                 found.update((name, broker) for name in names if name.startswith(start))
             still_silent = {broker for broker, answer in refused.items() if answer.code is None}
             if silent - still_silent:
-                # Who was away is back, or gone for good: what it coordinated may be with any other by now.
+                # A broker that did not answer is back or gone for good, and others may coordinate its ids by now.
                 answered.clear()
             answered.update(replies.keys() - refused)
             silent = still_silent
             if answered >= brokers:
                 return found, None
-            missing = next(iter(refused.values()), Answer(None, "brokers came or went while they were asked"))
+            missing = next(iter(refused.values()), BrokerAnswer(None, "brokers joined or left while they were asked"))
             if not again(missing):
                 return found, missing
             if silent:
@@ -215,11 +217,11 @@ class TransactionClient:
 
     async def _ask_brokers(
         self, request: Request, answered: set[int], deadline_s: float
-    ) -> tuple[set[int], dict[int, Response]] | Answer:
-        """The brokers that there are now, and what those say that have not answered yet."""
+    ) -> tuple[set[int], dict[int, Response]] | BrokerAnswer:
+        """Returns the present brokers, and the replies of those that had not answered yet."""
         metadata_request = MetadataRequest(topics=[], min_version=2, max_version=9)
         (metadata,) = await self._connection.gather([(metadata_request, None)], deadline_s)
-        if isinstance(metadata, Answer):
+        if isinstance(metadata, BrokerAnswer):
             return metadata
         self._connection.manager.cluster.update_metadata(metadata)
         brokers = {broker.node_id for broker in metadata.brokers}
@@ -227,8 +229,8 @@ class TransactionClient:
         replies = await self._connection.gather([(request, broker) for broker in asked], deadline_s)
         return brokers, dict(zip(asked, replies, strict=True))
 
-    def transaction_version(self, *, deadline_s: float) -> int | Answer:
-        """The cluster's finalized feature ``transaction.version``; 0 if it has none (KIP-584, KIP-890)."""
+    def transaction_version(self, *, deadline_s: float) -> int | BrokerAnswer:
+        """Returns the cluster's finalized feature ``transaction.version``; 0 without one (KIP-584, KIP-890)."""
         response = self.request(versions_request(), deadline_s=deadline_s)
         answer = _answer(response)
         if answer.code != NONE:
@@ -236,23 +238,23 @@ class TransactionClient:
         levels = {feature.name: feature.max_version_level for feature in response.finalized_features or ()}
         return int(levels.get("transaction.version", 0))
 
-    def probe(self, transaction: Transaction, *, deadline_s: float) -> Answer:
-        """Asks to abort, by EndTxn v4, a transaction of an id that nobody has: only the permission is tried."""
+    def probe(self, transaction: Transaction, *, deadline_s: float) -> BrokerAnswer:
+        """Tries the permission: aborts, by EndTxn v4, a transaction of an id that does not exist."""
 
         def request(one: Transaction) -> Request:
             return _end_txn(one, False, **_EPOCH_KEPT)
 
         (answer,) = self._ask_coordinators([transaction], request, deadline_s)
-        return Answer(answer.code, answer.reason)
+        return BrokerAnswer(answer.code, answer.reason)
 
     def request(self, request: Request, *, deadline_s: float, node_id: int | None = None) -> Response:
-        """Sends any request to one broker, or to any: the response, or an `Answer` without code."""
+        """Sends a request to one broker, or to any. Returns the response, or a `BrokerAnswer` without a code."""
         return self.gather([(request, node_id)], deadline_s=deadline_s)[0]
 
     def gather(self, requests: Sequence[tuple[Request, int | None]], *, deadline_s: float) -> list[Response]:
-        """Sends each request to its broker, all at a time; the answers are like those of `request`."""
+        """Sends each request to its broker, all at once. Returns the same as `request` for each."""
         responses = self._connection.call(partial(self._connection.gather, requests, deadline_s), deadline_s)
-        return [responses] * len(requests) if isinstance(responses, Answer) else responses
+        return [responses] * len(requests) if isinstance(responses, BrokerAnswer) else responses
 
     def close(self) -> None:
         """Closes every connection. A later call opens them again."""
@@ -264,16 +266,16 @@ class TransactionClient:
         request: Callable[[Transaction], Request],
         deadline_s: float,
         read: Callable[[Response], Any] | None = None,
-        is_open: Callable[[Answer], bool] = is_unanswered,
+        is_open: Callable[[BrokerAnswer], bool] = is_unanswered,
     ) -> list[Any]:
-        """Sends one request for each transaction to its coordinator, and again while its answer leaves all open.
+        """Sends one request for each transaction to its coordinator, and repeats it after an answer that `is_open`.
 
         Args:
-            transactions: What to ask about.
+            transactions: The transactions.
             request: Makes the request.
-            deadline_s: Until when to ask.
-            read: Turns a good response into a result.
-            is_open: Whether to ask again after such an answer.
+            deadline_s: When to stop asking.
+            read: Turns a response without error into a result.
+            is_open: Tells whether to ask again after this answer.
         """
         results: list[Any] = [None] * len(transactions)
         waiting: Sequence[int] = range(len(transactions))
@@ -282,8 +284,10 @@ class TransactionClient:
             asked = [transactions[place] for place in waiting]
             found = self._connection.call(partial(self._ask_once, asked, request, deadline_s, read), deadline_s)
             for turn, place in enumerate(waiting):
-                results[place] = found if isinstance(found, Answer) else found[turn]
-            waiting = [place for place in waiting if isinstance(results[place], Answer) and is_open(results[place])]
+                results[place] = found if isinstance(found, BrokerAnswer) else found[turn]
+            waiting = [
+                place for place in waiting if isinstance(results[place], BrokerAnswer) and is_open(results[place])
+            ]
             if not waiting or not again(results[waiting[0]]):
                 return results
 
@@ -296,9 +300,9 @@ class TransactionClient:
     ) -> list[Any]:
         nodes = await self._look_up([one.transactional_id for one in transactions], deadline_s)
         results: list[Any] = [nodes[one.transactional_id] for one in transactions]
-        places = [place for place, node in enumerate(results) if not isinstance(node, Answer)]
+        places = [place for place, node in enumerate(results) if not isinstance(node, BrokerAnswer)]
         requests = [
-            (request(transactions[place]), _lane(results[place], turn % self._lanes))
+            (request(transactions[place]), _node_of(results[place], turn % self._connections))
             for turn, place in enumerate(places)
         ]
         responses = await self._connection.gather(requests, deadline_s)
@@ -312,44 +316,45 @@ class TransactionClient:
         response: Response,
         read: Callable[[Response], Any] | None,
     ) -> Any:
-        result = _answer(response) if read is None or isinstance(response, Answer) else read(response)
-        if isinstance(result, Answer) and (result.code is None or result.code in MOVED):
+        result = _answer(response) if read is None or isinstance(response, BrokerAnswer) else read(response)
+        if isinstance(result, BrokerAnswer) and (result.code is None or result.code in MOVED):
             self._coordinators.pop(transaction.transactional_id, None)
         return result
 
-    async def _look_up(self, names: Sequence[str], deadline_s: float) -> dict[str, int | Answer]:
-        """The broker that coordinates each id, remembered or asked in one round trip for all (KIP-699)."""
+    async def _look_up(self, names: Sequence[str], deadline_s: float) -> dict[str, int | BrokerAnswer]:
+        """Returns the coordinator of each id, remembered or looked up in one round trip for all (KIP-699)."""
         if self._looked_up_by is not self._connection.manager or len(self._coordinators) > REMEMBERED:
             self._coordinators.clear()
             self._looked_up_by = self._connection.manager
         unknown = [name for name in dict.fromkeys(names) if name not in self._coordinators]
-        failed: dict[str, Answer] = {}
+        failed: dict[str, BrokerAnswer] = {}
         if unknown:
             request = FindCoordinatorRequest(
                 key_type=CoordinatorType.TRANSACTION.value, coordinator_keys=unknown, min_version=4
             )
             response = (await self._connection.gather([(request, None)], deadline_s))[0]
-            if isinstance(response, Answer):
-                # The look-up has had no answer, and what it was for was never sent.
+            if isinstance(response, BrokerAnswer):
+                # The look-up got no answer, so the request that needs it was never sent.
                 failed = dict.fromkeys(unknown, replace(response, never_sent=True))
             else:
                 failed = {found.key: _answer(found) for found in response.coordinators if not self._remember(found)}
-        unsaid = Answer(None, "FindCoordinator said nothing of it", never_sent=True)
-        return {name: failed[name] if name in failed else self._coordinators.get(name, unsaid) for name in names}
+        unmentioned = BrokerAnswer(None, "FindCoordinator did not mention it", never_sent=True)
+        return {name: failed[name] if name in failed else self._coordinators.get(name, unmentioned) for name in names}
 
     def _remember(self, found: Any) -> bool:
         if found.error_code != NONE:
             return False
         self._coordinators[found.key] = found.node_id
-        for lane in range(self._lanes):
-            # kafka-python keeps one connection for each node id, and makes "coordinator-<id>" of this one.
-            node = SimpleNamespace(error_code=NONE, node_id=f"{found.node_id}.{lane}", host=found.host, port=found.port)
-            self._connection.manager.cluster.add_coordinator(node, CoordinatorType.TRANSACTION, f"lane {lane}")
+        for number in range(self._connections):
+            # kafka-python keeps one connection for each node id, and turns this one into "coordinator-<id>".
+            own_id = f"{found.node_id}.{number}"
+            node = SimpleNamespace(error_code=NONE, node_id=own_id, host=found.host, port=found.port)
+            self._connection.manager.cluster.add_coordinator(node, CoordinatorType.TRANSACTION, f"connection {number}")
         return True
 
 
 def versions_request() -> Request:
-    """Asks for a broker's versions of every request, and for the cluster's features."""
+    """Asks for the versions of requests that a broker takes, and for the cluster's features."""
     return ApiVersionsRequest(client_software_name="sparkonce", client_software_version="1", min_version=3)
 
 
@@ -363,21 +368,21 @@ def _end_txn(transaction: Transaction, commit: bool, **versions: int) -> Request
     )
 
 
-def _is_never_sent(answer: Answer) -> bool:
+def _is_never_sent(answer: BrokerAnswer) -> bool:
     return answer.never_sent
 
 
-def _lane(node_id: int, lane: int) -> str:
-    return f"coordinator-{node_id}.{lane}"
+def _node_of(coordinator: int, connection: int) -> str:
+    return f"coordinator-{coordinator}.{connection}"
 
 
-def _answer(response: Response) -> Answer:
-    if isinstance(response, Answer):
+def _answer(response: Response) -> BrokerAnswer:
+    if isinstance(response, BrokerAnswer):
         return response
-    return Answer(response.error_code, one_line(getattr(response, "error_message", None) or ""))
+    return BrokerAnswer(response.error_code, one_line(getattr(response, "error_message", None) or ""))
 
 
-def _description(state: Any) -> Description | Answer:
+def _description(state: Any) -> Description | BrokerAnswer:
     if state.error_code != NONE:
         return _answer(state)
     return Description(
@@ -389,9 +394,9 @@ def _description(state: Any) -> Description | Answer:
     )
 
 
-def _of_this_id(view: Description | Answer, asked: Transaction) -> Description | Answer:
-    """What is said of another id says nothing of the one that was asked for."""
-    if isinstance(view, Answer) or view.transaction.transactional_id == asked.transactional_id:
+def _of_this_id(view: Description | BrokerAnswer, asked: Transaction) -> Description | BrokerAnswer:
+    """Refuses the description of another id than the one that was asked for."""
+    if isinstance(view, BrokerAnswer) or view.transaction.transactional_id == asked.transactional_id:
         return view
     said, wanted = view.transaction.transactional_id, asked.transactional_id
-    return Answer(None, f"asked for the transactional id {wanted!r}, and the broker describes {said!r}")
+    return BrokerAnswer(None, f"asked for the transactional id {wanted!r}, and the broker describes {said!r}")

@@ -1,4 +1,4 @@
-"""The pauses between requests to Kafka that are asked again, and the word in the log that somebody waits."""
+"""The pauses between repeated requests to Kafka, and the log's line that says what is waited for."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import logging
 import time
 from collections.abc import Callable
 
-from sparkonce.sinks.kafka.outcomes import Answer
+from sparkonce.sinks.kafka.outcomes import BrokerAnswer
 
 log = logging.getLogger(__name__)
 
@@ -15,12 +15,12 @@ _LONGEST_PAUSE_S = 1.0
 _SAY_AFTER_S = 2.0
 _SAY_EVERY_S = 60.0
 
-Again = Callable[[Answer], bool]
-"""Told why nothing came of a request: pauses, and says whether to ask again; False if the deadline is too near."""
+Again = Callable[[BrokerAnswer], bool]
+"""Takes the reason why a request failed, pauses, and returns whether to ask again: not if the deadline is near."""
 
 
 class Waiting:
-    """What one client waits for: said once it takes long, and then rarely, however many calls it spreads over."""
+    """Logs what one client waits for: once it takes long, and then rarely, over all calls."""
 
     def __init__(self) -> None:
         self._say_at = 0.0
@@ -29,17 +29,17 @@ class Waiting:
         """Begins to wait.
 
         Args:
-            deadline_s: Until when, by `time.monotonic`.
-            what: What Kafka is to do, for the log.
+            deadline_s: When to stop, by `time.monotonic`.
+            what: The thing that Kafka is to do, for the log.
         """
         began_s, pause_s = time.monotonic(), _FIRST_PAUSE_S
 
-        def again(why: Answer) -> bool:
+        def again(why: BrokerAnswer) -> bool:
             nonlocal pause_s
             now_s = time.monotonic()
             if now_s - began_s >= _SAY_AFTER_S and now_s >= self._say_at:
                 self._say_at = now_s + _SAY_EVERY_S
-                log.warning("waiting for Kafka to %s: %s", what, why)
+                log.warning("Waiting for Kafka to %s: %s.", what, why)
             if now_s + pause_s >= deadline_s:
                 return False
             time.sleep(pause_s)
