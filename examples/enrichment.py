@@ -114,7 +114,7 @@ def main(
     kafka = {"bootstrap.servers": bootstrap}
     orders = read_kafka(spark, kafka, topics=ORDERS, starting="earliest", max_offsets_per_trigger=max_offsets)
     payments = read_kafka(spark, kafka, topics=PAYMENTS, starting="earliest", max_offsets_per_trigger=max_offsets)
-    sink = KafkaSink(kafka, topic=TARGET, transactional_id_prefix="paid-orders")
+    sink = KafkaSink(kafka, topic=TARGET, prefix="paid-orders")
     query = ExactlyOnce(sink, checkpoint=str(checkpoint)).start(
         plan(orders, payments, lateness=lateness),
         trigger={"processingTime": f"{checkpoint_every} seconds"},

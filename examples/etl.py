@@ -137,7 +137,7 @@ def main(
     sink = KafkaSink(
         {**kafka, "transaction.timeout.ms": TRANSACTION_TIMEOUT_MS},
         topic=TARGET,
-        transactional_id_prefix="identify-etl",
+        prefix="identify-etl",
     )
     exactly_once = ExactlyOnce(sink, checkpoint=str(checkpoint), group_offsets=GroupOffsets(GROUP, kafka))
     query = exactly_once.start(

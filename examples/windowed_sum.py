@@ -105,7 +105,7 @@ def main(
     spark.streams.addListener(LateRows())
     kafka = {"bootstrap.servers": bootstrap}
     records = read_kafka(spark, kafka, topics=SOURCE, starting="earliest", max_offsets_per_trigger=max_offsets)
-    sink = KafkaSink(kafka, topic=TARGET, transactional_id_prefix="windowed-sum")
+    sink = KafkaSink(kafka, topic=TARGET, prefix="windowed-sum")
     query = ExactlyOnce(sink, checkpoint=str(checkpoint)).start(
         plan(records, clock=clock, window=window, lateness=lateness),
         trigger={"processingTime": f"{checkpoint_every} seconds"},

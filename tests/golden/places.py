@@ -119,7 +119,7 @@ def _kafka(servers: Servers) -> Iterator[Part]:
     def make(name: str, topic: str, **more: Any) -> Part:
         return Part(lambda: KafkaSink(settings, topic=topic, name=name, **more), _messages)
 
-    yield make("kafka", "totals", transactional_id_prefix="shop.eu")
+    yield make("kafka", "totals", prefix="shop.eu")
     yield make("kafka.direct", "direct", guarantee=NEITHER)
     yield make("kafka.once", "direct", guarantee=ONCE)
 

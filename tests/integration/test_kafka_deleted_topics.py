@@ -177,7 +177,7 @@ def test_between_a_decision_and_the_next_start_that_start_says_it(
     scene.job.run(1, 2)
     (told,) = warnings()
     assert WARNING in told
-    assert "so may be those of the last decided batch" in told
+    assert "those of the last decided batch may be gone too" in told
     assert scene.open() == []
     assert scene.visible() == batch(2)
 

@@ -103,7 +103,7 @@ def test_each_row_is_there_once_whatever_is_refused(
         settings = {"bootstrap.servers": kafka.bootstrap, "message.timeout.ms": 10_000, "log_level": 0}
         job = SmallJob(
             tmp_path,
-            lambda: [KafkaSink(settings, topic="out", transactional_id_prefix="job")],
+            lambda: [KafkaSink(settings, topic="out", prefix="job")],
             rows,
             slots=SLOTS,
             deadline_s=60.0,

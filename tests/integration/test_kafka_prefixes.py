@@ -38,7 +38,7 @@ class Scene:
         settings = {"bootstrap.servers": witness.bootstrap}
         self.job = SmallJob(
             checkpoint,
-            lambda: [KafkaSink(settings, topic=self._topic, transactional_id_prefix=self.prefix)],
+            lambda: [KafkaSink(settings, topic=self._topic, prefix=self.prefix)],
             lambda batch, slot: pa.record_batch({"value": [f"{batch}.{slot}"]}),
         )
 

@@ -90,7 +90,7 @@ def test_what_readers_must_set_is_said_once(
         assert said == []
         return
     (told,) = said
-    assert told.startswith(f"Readers of {topic} must set isolation.level=read_committed; Kafka's default does not.")
+    assert told.startswith(f"Readers of {topic} must set isolation.level=read_committed, which is not Kafka's default.")
     assert told.endswith("transaction.timeout.ms=900000 (15 min).")
 
 
@@ -127,13 +127,13 @@ def test_an_unknown_setting_is_refused_before_anything_is_asked(check: Check) ->
 
 @pytest.mark.parametrize("prefix", ["", "x" * 181, "é" * 91, "a\nb"])
 def test_a_prefix_that_cannot_be_used(check: Check, prefix: str) -> None:
-    with pytest.raises(PreflightError, match="transactional_id_prefix="):
+    with pytest.raises(PreflightError, match="prefix="):
         check(prefix=prefix)
 
 
 @pytest.mark.parametrize("prefix", [" ", "  orders"])
 def test_a_prefix_that_librdkafka_changes_is_refused(check: Check, prefix: str) -> None:
-    with pytest.raises(PreflightError, match=f"transactional_id_prefix={prefix!r} begins with a space"):
+    with pytest.raises(PreflightError, match=f"prefix={prefix!r} begins with a space"):
         check(prefix=prefix)
     assert check(prefix="orders ")["prefix"] == "orders "
 

@@ -50,7 +50,7 @@ class Job:
         prefix = new_name("job")
         self.job = SmallJob(
             folder / "checkpoint",
-            lambda: [KafkaSink({"bootstrap.servers": bootstrap}, topic=self.topic, transactional_id_prefix=prefix)],
+            lambda: [KafkaSink({"bootstrap.servers": bootstrap}, topic=self.topic, prefix=prefix)],
             self._rows,
             slots=SLOTS,
         )

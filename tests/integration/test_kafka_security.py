@@ -255,9 +255,9 @@ def test_permissions_are_named(
     allow(witness, "half", ResourceType.TOPIC, topic, AclOperation.READ)
     refused(f"topic='{topic}' may not be written to")
     allow(witness, "half", ResourceType.TOPIC, topic, AclOperation.WRITE)
-    refused("transactional_id_prefix='orders'")
+    refused("prefix='orders'")
     allow(witness, "half", ResourceType.TRANSACTIONAL_ID, "orders", AclOperation.DESCRIBE)
-    refused("transactional_id_prefix='orders'")
+    refused("prefix='orders'")
     allow(witness, "half", ResourceType.TRANSACTIONAL_ID, "orders", AclOperation.WRITE)
 
     def facts() -> Facts | None:
@@ -347,7 +347,7 @@ class Rights:
 
     def job(self, checkpoint: Path, *, joined: bool = False, deadline_s: float = 20.0) -> SmallJob:
         def sinks() -> list[KafkaSink]:
-            return [KafkaSink(self.settings, topic=self.topic, transactional_id_prefix=self.prefix)]
+            return [KafkaSink(self.settings, topic=self.topic, prefix=self.prefix)]
 
         def reporters() -> list[GroupReporter]:
             inside = "kafka" if joined else None
@@ -559,7 +559,7 @@ def test_a_password_is_shown_nowhere(
     def make(**changed: Any) -> KafkaSink:
         if changed:  # it is to fail, and need not take long
             monkeypatch.setattr(preflight_module, "TIMEOUT_S", FAILS_WITHIN_S)
-        return KafkaSink({**settings, **changed}, topic=rights.topic, transactional_id_prefix=rights.prefix)
+        return KafkaSink({**settings, **changed}, topic=rights.topic, prefix=rights.prefix)
 
     look_everywhere(
         make, tmp_path / "log", caplog, user={"sasl.username": "x"}, nowhere={"bootstrap.servers": "127.0.0.1:1"}

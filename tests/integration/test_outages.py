@@ -75,7 +75,7 @@ class Kafka(test_kafka.KafkaSuite):
 
     def make(self) -> KafkaSink:
         settings = {**self.settings, "message.timeout.ms": 3_000}
-        return KafkaSink(settings, topic=self.topic, transactional_id_prefix=f"outage-{secrets.token_hex(3)}")
+        return KafkaSink(settings, topic=self.topic, prefix=f"outage-{secrets.token_hex(3)}")
 
     def left_open(self) -> Sequence[object]:
         return []

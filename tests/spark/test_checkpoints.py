@@ -72,7 +72,7 @@ def test_a_newer_checkpoint_with_an_older_log_is_refused(stream: Stream, tmp_pat
             stream.run()
     else:  # under which Kafka knows of no run
         with pytest.raises(CheckpointMismatchError, match="the last decided batch is 0"):
-            stream.run(sink={"transactional_id_prefix": new_name("new")})
+            stream.run(sink={"prefix": new_name("new")})
     assert stream.keys() == IDS
 
 
@@ -106,7 +106,7 @@ def test_checkpoint_and_log_restored_from_one_old_copy_are_refused(
         assert ("no decision in it names" if same_run else "its claim is at position") in str(told.value)
     assert stream.keys() == IDS
     # Who wants those batches twice can have them.
-    stream.run(sink={"transactional_id_prefix": new_name("twice")})
+    stream.run(sink={"prefix": new_name("twice")})
     assert stream.keys() == sorted(IDS + IDS[400:])
 
 
@@ -147,7 +147,7 @@ def test_a_checkpoint_whose_log_is_deleted_is_refused_and_goes_on_under_another_
     stream.send(["after"])
     with pytest.raises(StaleLogError, match="the log was deleted"):
         stream.run()
-    stream.run(sink={"transactional_id_prefix": new_name("after")})
+    stream.run(sink={"prefix": new_name("after")})
     assert stream.keys() == [*IDS, "after"]
 
 

@@ -268,7 +268,7 @@ def test_a_prefix_or_folder_with_finished_batches_of_another_query_is_told(
     create_topic(stream.bootstrap, other, 1)
 
     def start(checkpoint: str, topic: str = stream.target) -> None:
-        kafka = sink_of(stream, topic=topic, transactional_id_prefix=chosen)
+        kafka = sink_of(stream, topic=topic, prefix=chosen)
         given = [kafka, FilesSink(str(tmp_path / topic))]
         once = ExactlyOnce(given, checkpoint=str(tmp_path / checkpoint), display=False)
         ended(once.start(rows.selectExpr("key", "value"), trigger={"availableNow": True}))

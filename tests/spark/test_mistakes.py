@@ -240,7 +240,7 @@ class Place:
     def deleted(self) -> str:
         folder, values = self.folder / "deleted", self.records.select("value")
         for _ in range(2):
-            sink = sparkonce.KafkaSink(self.settings, topic=self.topic, transactional_id_prefix="kept")
+            sink = sparkonce.KafkaSink(self.settings, topic=self.topic, prefix="kept")
             once = sparkonce.ExactlyOnce(sink, checkpoint=str(folder), display=False)
             with warnings() as told:
                 ended(once.start(values, trigger={"availableNow": True}))

@@ -146,8 +146,8 @@ WEAKER = {
     ),
 }
 PREFIXES = {
-    "orders": Stream([(DECIDING, {}), (WRITING, {})], config={"kafka": {"transactional_id_prefix": PREFIX}}),
-    "orders-eu": Stream([(DECIDING, {}), None], config={"kafka": {"transactional_id_prefix": f"{PREFIX}-eu"}}),
+    "orders": Stream([(DECIDING, {}), (WRITING, {})], config={"kafka": {"prefix": PREFIX}}),
+    "orders-eu": Stream([(DECIDING, {}), None], config={"kafka": {"prefix": f"{PREFIX}-eu"}}),
 }
 STREAMS = {**ONE_TARGET, **UNITS, **WEAKER, **PREFIXES}
 

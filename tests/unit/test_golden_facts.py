@@ -56,7 +56,7 @@ def recorded(version: str) -> dict[str, Facts]:
 
 def on_kafka(there: Facts, known: Facts) -> Facts:
     look: Any = SimpleNamespace(servers="broker:9092")
-    kafka._check_cluster(there["cluster_id"], look, known)
+    kafka._check_cluster(there["cluster_id"], look, known, None)
     return there
 
 

@@ -324,14 +324,14 @@ def test_a_start_waits_for_a_cluster_that_answers_nothing(
 @pytest.mark.parametrize("refusal", [TIMED_OUT, NOT_AVAILABLE, SILENT])
 def test_the_preflights_probe_is_asked_again(brokers: Brokers, client: TransactionClient, refusal: Refusal) -> None:
     brokers.refuse["EndTxn"] = [refusal, refusal, preflight._NOBODY_HAS_THE_ID]
-    preflight._check_permission(preflight._Look(client, 10.0, "h:1"), "p", QUERY)
+    preflight._check_permission(preflight._Cluster(client, 10.0, "h:1"), "p", QUERY)
     assert len(brokers.count("EndTxn")) == 3
 
 
 def test_a_coordinator_that_never_works_is_named_by_its_answer(brokers: Brokers, client: TransactionClient) -> None:
     brokers.refuse["EndTxn"] = [TIMED_OUT] * 1000
     with pytest.raises(PreflightError, match=r"coordinator within 15 s: REQUEST_TIMED_OUT\."):
-        preflight._check_permission(preflight._Look(client, 10.0, "h:1"), "p", QUERY)
+        preflight._check_permission(preflight._Cluster(client, 10.0, "h:1"), "p", QUERY)
 
 
 # --- how long it is remembered, and said ------------------------------------------------------------------------------

@@ -161,7 +161,7 @@ def test_only_its_own_transactions_are_asked_about(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr("sparkonce.testing.kafka._ask", lambda *_: {1: listed})
     monkeypatch.setattr("sparkonce.testing.kafka.describe_transactions", describe)
     system = KafkaSystem("b:1")
-    prefix = system.sink_settings()["transactional_id_prefix"]
+    prefix = system.sink_settings()["prefix"]
     names = [f"{prefix}.0.1", f"{prefix}-other.0.1", "the-users-own"]
     listed += [SimpleNamespace(transactional_id=name) for name in names]
     assert system.left_open() == [f"{prefix}.0.1 Ongoing"]

@@ -62,8 +62,7 @@ def look_around(
                 "Checkpoint and log were restored from an old copy, or are one of two copies that have both written, "
                 "or the log was deleted.",
                 next_step="Start from the newest copy of the whole checkpoint folder. To go on from this one, and "
-                "write again what was written since, give the sink another prefix and keep it (for Kafka: "
-                "transactional_id_prefix).",
+                "write again what was written since, give the sink another prefix, and keep it.",
                 sink=name,
             )
     if view.newest_run is None:

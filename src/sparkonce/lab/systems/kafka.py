@@ -210,7 +210,7 @@ class KafkaSystem(Injectable):
         }
         if timeout_s is not None:
             to["transaction.timeout.ms"] = round(timeout_s * 1000)
-        return {"settings": to, "topic": self.target, "transactional_id_prefix": self._prefix}
+        return {"settings": to, "topic": self.target, "prefix": self._prefix}
 
     @staticmethod
     def build(settings: Mapping[str, Any]) -> TwoPhaseCommitSink:
@@ -220,7 +220,7 @@ class KafkaSystem(Injectable):
         return KafkaSink(
             settings["settings"],
             topic=settings["topic"],
-            transactional_id_prefix=settings["transactional_id_prefix"],
+            prefix=settings["prefix"],
             name=KafkaSystem.name,
         )
 

@@ -1,4 +1,4 @@
-"""What librdkafka logs, but less of it: where a broker is away, each producer says so several times a second."""
+"""Thins out librdkafka's log, in which each producer reports an unreachable broker several times a second."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from collections.abc import Callable
 
 PAUSE_S = 1.0
 _ABOUT = re.compile(r"^(?P<what>\S+) \[[^]]*\] \[thrd:(?P<broker>[^]]*)\]")
-"""librdkafka's word for what happened, its name of the producer, and of the broker."""
+"""librdkafka's name of the event, of the producer and of the broker."""
 
 
 class OncePerBroker(logging.Filter):
-    """Lets through one line a second of a kind and a broker, whichever producer of the process says it.
+    """Passes one line a second of each kind and broker, over all producers of the process.
 
     Args:
         now: A clock, in seconds.
@@ -25,7 +25,7 @@ class OncePerBroker(logging.Filter):
         self._said: dict[str, tuple[float, int]] = {}
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Whether a line is shown; the next one that is says how many were not."""
+        """Whether a line is shown; the next line that is shown tells how many were not."""
         text = record.getMessage()
         about = _ABOUT.match(text)
         kind = " ".join(about.groups()) if about is not None else text

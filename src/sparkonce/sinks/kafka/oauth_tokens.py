@@ -1,4 +1,4 @@
-"""confluent-kafka's ``oauth_cb`` as a token provider of kafka-python (KIP-255, OAUTHBEARER)."""
+"""Makes confluent-kafka's ``oauth_cb`` a token provider of kafka-python (KIP-255, OAUTHBEARER)."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from kafka.net.sasl.oauth import AbstractTokenProvider
 from sparkonce.errors import ConfigurationError
 
 _REFRESH_AT = 0.8
-"""The part of a token's life after which a new one is fetched, as in librdkafka."""
+"""The part of a token's lifetime after which a new one is fetched, as in librdkafka."""
 
 
 def token_provider(plain: Mapping[str, Any]) -> AbstractTokenProvider:
-    """The provider for these settings.
+    """Returns the token provider of these settings.
 
     Raises:
         ConfigurationError: if there is no ``oauth_cb``, or librdkafka is to fetch the tokens by itself.
@@ -40,7 +40,7 @@ def token_provider(plain: Mapping[str, Any]) -> AbstractTokenProvider:
 
 
 class _CallbackTokens(AbstractTokenProvider):  # type: ignore[misc]  # kafka-python has no types
-    """Keeps the token until most of its life is over, because every connection asks for one."""
+    """Keeps the token for most of its lifetime, because every connection asks for one."""
 
     def __init__(self, callback: Callable[[str], Any], config: str) -> None:
         super().__init__()
@@ -52,10 +52,10 @@ class _CallbackTokens(AbstractTokenProvider):  # type: ignore[misc]  # kafka-pyt
         self._refresh_at_s = 0.0
 
     def token(self) -> str:
-        """The token, fetched when needed.
+        """Returns the token, and fetches it when needed.
 
         Raises:
-            SaslAuthenticationFailedError: if the callback raises, or returns something else.
+            SaslAuthenticationFailedError: if the callback raises, or returns no token.
         """
         with self._turn:
             if time.time() >= self._refresh_at_s:
@@ -63,7 +63,7 @@ class _CallbackTokens(AbstractTokenProvider):  # type: ignore[misc]  # kafka-pyt
             return self._token
 
     def extensions(self) -> dict[str, str]:
-        """The SASL extensions that came with the token."""
+        """Returns the SASL extensions that came with the token."""
         return dict(self._extensions)
 
     def _fetch(self) -> None:

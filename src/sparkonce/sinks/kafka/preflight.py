@@ -1,4 +1,4 @@
-"""What is checked about a cluster before anything is claimed or written, without side effects on it."""
+"""Checks a cluster before anything is claimed or written, without side effects on it."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ from sparkonce.words import one_line
 log = logging.getLogger(__name__)
 
 TIMEOUT_S = 15.0
-"""How long all of it may take."""
+"""The longest time that all checks take."""
 
 FALLBACK_TIMEOUT_MS = 60_000
-"""The transaction timeout where the broker's limit may not be read; librdkafka's own default."""
+"""The transaction timeout where this user may not read the brokers' limit; librdkafka's default."""
 
 LONGEST_BY_ITSELF_MS = 3_600_000
-"""The longest transaction timeout that is chosen without being asked for: readers may have to wait that long."""
+"""The longest transaction timeout that is chosen by default: readers may have to wait for that long."""
 
 _TIMEOUT = "transaction.timeout.ms"
 _MAX_TIMEOUT = "transaction.max.timeout.ms"
@@ -54,8 +54,8 @@ _ASK_AGAIN_S = 0.1
 
 
 @dataclass(frozen=True, slots=True)
-class _Look:
-    """One look at a cluster: the client, until when it may take, and what to call the cluster in messages."""
+class _Cluster:
+    """The cluster under check: a client with a deadline, and the settings that messages name."""
 
     client: TransactionClient
     deadline_s: float
@@ -63,6 +63,7 @@ class _Look:
     protocol: str = "PLAINTEXT"
 
     def ask(self, request: Any, node_id: int | None = None) -> Any:
+        """Sends a request, and repeats it until the deadline."""
         reasons: dict[str, None] = {}
         began_s = time.monotonic()
         pause_s = _FIRST_PAUSE_S
@@ -73,7 +74,7 @@ class _Look:
             reasons[response.reason] = None
             if time.monotonic() + pause_s >= self.deadline_s:
                 break
-            # A handful of times at most: some servers lock users out who keep giving a wrong password.
+            # A few times only: some servers lock out a user who repeats a wrong password.
             time.sleep(pause_s)
             pause_s *= 2
         told = "; ".join(reasons)
@@ -86,12 +87,12 @@ class _Look:
 
 
 def _hint(told: str, protocol: str) -> str:
-    """What the two ends seem to disagree about; empty if nothing points to it."""
+    """Tells which setting the two ends seem to disagree about; empty if the errors do not tell."""
     given = f"security.protocol={protocol!r} is given"
     if protocol.endswith("SSL") and ("EOF occurred" in told or "WRONG_VERSION_NUMBER" in told):
-        return f"See whether this port speaks TLS, for {given}: a plaintext port ends such a connection like this."
+        return f"Check that this port speaks TLS, since {given}: a plaintext port ends such a connection like this."
     if "SaslState" in told:
-        return f"See whether this port asks for SASL, for {given}: one that does not answers like this."
+        return f"Check that this port asks for SASL, since {given}: a port without SASL answers like this."
     return ""
 
 
@@ -109,18 +110,18 @@ def preflight(
     """Checks settings, cluster, topic, limits and permissions at the start of a run.
 
     Args:
-        settings: In librdkafka's names.
-        topic: Where all rows go; None if each row names its own, which is then not checked.
-        guarantee: Below EXACTLY_ONCE nothing about transactions is checked.
+        settings: The settings, in librdkafka's names.
+        topic: The sink's own topic; None if each row names its topic, which is then not checked.
+        guarantee: The sink's guarantee. Below EXACTLY_ONCE nothing about transactions is checked.
         prefix: Begins every transactional id; None for ``sparkonce-<query>``. It may change between runs.
         timeout_ms: The transaction timeout; None for ``transaction.timeout.ms``, or else the brokers' limit or an hour.
         query: The short form of the query's id.
-        recorded: What this returned in the newest run that the log knows.
-        former_cluster_id: The cluster that earlier runs wrote to, if another one has taken its place.
+        recorded: The facts of the newest run that the log knows.
+        former_cluster_id: The cluster that earlier runs wrote to, if another one has replaced it.
 
     Returns:
-        ``cluster_id``, of a sink's own topic ``topic``, ``topic_id`` and ``max_message_bytes``, and, for EXACTLY_ONCE,
-        ``prefix``, ``transaction_timeout_ms`` and, where brokers tell it, ``longest_timeout_ms``.
+        ``cluster_id``; for a sink's own topic ``topic``, ``topic_id`` and ``max_message_bytes``; and for EXACTLY_ONCE
+        ``prefix``, ``transaction_timeout_ms`` and, if brokers tell it, ``longest_timeout_ms``.
 
     Raises:
         ConfigurationError: if librdkafka or the driver's connection does not know a setting or its value.
@@ -134,43 +135,43 @@ def preflight(
     chosen_ms = _chosen_timeout_ms(settings, timeout_ms)
     with closing(TransactionClient(connection, connections=1)) as client:
         protocol = str(producer.get("security.protocol", "PLAINTEXT")).upper()
-        look = _Look(client, time.monotonic() + TIMEOUT_S, str(producer["bootstrap.servers"]), protocol)
-        metadata = _metadata(look, topic)
-        recorded = _check_cluster(metadata.cluster_id, look, recorded, former_cluster_id)
+        cluster = _Cluster(client, time.monotonic() + TIMEOUT_S, str(producer["bootstrap.servers"]), protocol)
+        metadata = _metadata(cluster, topic)
+        recorded = _check_cluster(metadata.cluster_id, cluster, recorded, former_cluster_id)
         facts = {"cluster_id": metadata.cluster_id, **topic_facts(metadata)}
         told: Mapping[str, str] = {}
         if topic is not None:
-            told = told_settings(look.ask(configs_request(TOPIC_RESOURCE, topic, *TOPIC_SETTINGS)))
+            told = told_settings(cluster.ask(configs_request(TOPIC_RESOURCE, topic, *TOPIC_SETTINGS)))
             check_topic(topic, metadata, told)
             facts |= {"max_message_bytes": told[_LARGEST]} if _LARGEST in told else {}
         warn_if_made_again(facts, recorded)
         if not transactional:
             return facts
-        _check_version(look)
-        limit_ms = _timeout_limit_ms(look, metadata.brokers[0].node_id)
+        _check_version(cluster)
+        limit_ms = _timeout_limit_ms(cluster, metadata.brokers[0].node_id)
         lasting_ms = _check_timeout(chosen_ms, limit_ms)
         check_producer({**producer, "transactional.id": chosen_prefix, _TIMEOUT: lasting_ms})
         if topic is not None:
             check_retention(topic, told, lasting_ms)
-        _check_permission(look, chosen_prefix, query)
+        _check_permission(cluster, chosen_prefix, query)
     if limit_ms is not None:
         facts["longest_timeout_ms"] = str(min(limit_ms, LONGEST_BY_ITSELF_MS))
     return {**facts, "prefix": chosen_prefix, "transaction_timeout_ms": str(lasting_ms)}
 
 
-def _metadata(look: _Look, topic: str | None) -> Any:
-    """A topic that was made a moment ago is not known to every broker yet: one that is missing is asked for again."""
-    give_up_at = min(look.deadline_s, time.monotonic() + SURE_AFTER_S)
+def _metadata(cluster: _Cluster, topic: str | None) -> Any:
+    """Asks for the topic, and again while it is missing: brokers learn of a new topic one after the other."""
+    give_up_at = min(cluster.deadline_s, time.monotonic() + SURE_AFTER_S)
     request = metadata_request(*([] if topic is None else [topic]), rights=True)
     while True:
-        metadata = look.ask(request)
+        metadata = cluster.ask(request)
         if not is_missing(metadata) or time.monotonic() >= give_up_at:
             return metadata
         time.sleep(_ASK_AGAIN_S)
 
 
 def partitions_of(settings: Mapping[str, Any], topic: str) -> int | None:
-    """How many partitions a topic has; None if nobody could say."""
+    """Returns the number of a topic's partitions; None if no broker told."""
     with closing(TransactionClient(admin_settings(settings), connections=1)) as client:
         metadata = client.request(metadata_request(topic), deadline_s=time.monotonic() + TIMEOUT_S)
     found = [] if isinstance(metadata, BrokerAnswer) else [one for one in metadata.topics if one.error_code == NONE]
@@ -178,7 +179,7 @@ def partitions_of(settings: Mapping[str, Any], topic: str) -> int | None:
 
 
 def check_producer(settings: Mapping[str, Any]) -> None:
-    """Lets librdkafka itself judge names, values and contradictions; nothing is sent.
+    """Lets librdkafka itself check names, values and contradictions; nothing is sent.
 
     Raises:
         ConfigurationError: with librdkafka's own words, which name the setting.
@@ -198,16 +199,16 @@ def _check_prefix(prefix: str) -> str:
     size = len(prefix.encode())
     if not prefix or size > PREFIX_LIMIT_BYTES or not prefix.isprintable():
         raise PreflightError(
-            f"transactional_id_prefix={prefix!r} has {size} bytes and cannot be used.",
+            f"prefix={prefix!r} has {size} bytes and cannot be used.",
             next_step=f"Use 1 to {PREFIX_LIMIT_BYTES} bytes of printable characters.",
-            setting="transactional_id_prefix",
+            setting="prefix",
         )
     if prefix != prefix.lstrip():
         raise PreflightError(
-            f"transactional_id_prefix={prefix!r} begins with a space, which librdkafka leaves out: the brokers would "
+            f"prefix={prefix!r} begins with a space, which librdkafka leaves out: the brokers would "
             "know the transactions under other ids than the log does, and nobody could commit them.",
             next_step=f"Use {prefix.lstrip()!r}, or any other prefix that does not begin with a space.",
-            setting="transactional_id_prefix",
+            setting="prefix",
         )
     return prefix
 
@@ -221,20 +222,20 @@ def _chosen_timeout_ms(settings: Mapping[str, Any], timeout_ms: int | None) -> i
     return timeout_ms if given is None else int(given)
 
 
-def _check_cluster(cluster_id: str, look: _Look, recorded: Facts | None, former: str | None = None) -> Facts | None:
-    """What is recorded of this cluster."""
+def _check_cluster(cluster_id: str, cluster: _Cluster, recorded: Facts | None, former: str | None) -> Facts | None:
+    """Returns the recorded facts if they are of this cluster; None if a former cluster's."""
     before = (recorded or {}).get("cluster_id", cluster_id)
     if before == cluster_id:
         return recorded
     if before == former:
         log.warning(
-            "This query wrote to the cluster %r until now, and goes on in %r, as former_cluster_id says. Nobody can "
-            "tell which of its batches are there, with all of their rows: compare them, see docs/operations.md.",
+            "This query wrote to the cluster %r until now, and continues in %r, as former_cluster_id says. It is not "
+            "known which of its batches are there with all of their rows. Next: Compare them, see docs/operations.md.",
             *(before, cluster_id),
         )
         return None
     raise PreflightError(
-        f"bootstrap.servers={look.servers!r} leads to the cluster {cluster_id!r}, but this query wrote to "
+        f"bootstrap.servers={cluster.servers!r} leads to the cluster {cluster_id!r}, but this query wrote to "
         f"{before!r} until now.",
         next_step="Name brokers of the old cluster, or start a new query with a new checkpoint. If the other cluster "
         f"has taken its place for good: KafkaSink(..., former_cluster_id={before!r}), after you have compared what is "
@@ -243,24 +244,24 @@ def _check_cluster(cluster_id: str, look: _Look, recorded: Facts | None, former:
     )
 
 
-def _check_version(look: _Look) -> None:
-    response = look.ask(versions_request())
+def _check_version(cluster: _Cluster) -> None:
+    response = cluster.ask(versions_request())
     if _DESCRIBE_TRANSACTIONS_KEY not in {api.api_key for api in response.api_keys}:
         raise PreflightError(
-            f"bootstrap.servers={look.servers!r} leads to brokers older than Kafka 3.0.",
+            f"bootstrap.servers={cluster.servers!r} leads to brokers older than Kafka 3.0.",
             next_step="exactly-once needs Kafka 3.0 or newer: update the brokers, or choose another guarantee.",
         )
 
 
-def _timeout_limit_ms(look: _Look, broker: int) -> int | None:
-    result = look.ask(configs_request(BROKER_RESOURCE, str(broker), _MAX_TIMEOUT), node_id=broker).results[0]
+def _timeout_limit_ms(cluster: _Cluster, broker: int) -> int | None:
+    result = cluster.ask(configs_request(BROKER_RESOURCE, str(broker), _MAX_TIMEOUT), node_id=broker).results[0]
     if result.error_code in _NOT_ALLOWED:
         return None
     if result.error_code != NONE or not result.configs:
         raise PreflightError(
             f"Broker {broker} does not tell {_MAX_TIMEOUT}: "
             f"{BrokerAnswer(result.error_code, one_line(result.error_message or ''))}.",
-            next_step=f"Look into the broker's log, and set {_TIMEOUT}.",
+            next_step=f"Read the broker's log, and set {_TIMEOUT}.",
         )
     return int(result.configs[0].value)
 
@@ -269,8 +270,8 @@ def _check_timeout(chosen_ms: int | None, limit_ms: int | None) -> int:
     if limit_ms is None:
         lasting_ms = FALLBACK_TIMEOUT_MS if chosen_ms is None else chosen_ms
         log.warning(
-            "No permission to read the brokers' %s (DESCRIBE_CONFIGS on the cluster), so %s=%d is used without "
-            "knowing whether they allow it. A batch that takes longer is lost and has to be written again.",
+            "No permission to read the brokers' %s (DESCRIBE_CONFIGS on the cluster), so %s=%d is used without knowing "
+            "whether they allow it. A batch that takes longer is lost, and is written again.",
             *(_MAX_TIMEOUT, _TIMEOUT, lasting_ms),
         )
         return lasting_ms
@@ -283,19 +284,19 @@ def _check_timeout(chosen_ms: int | None, limit_ms: int | None) -> int:
     return min(limit_ms, LONGEST_BY_ITSELF_MS) if chosen_ms is None else chosen_ms
 
 
-def _check_permission(look: _Look, prefix: str, query: str) -> None:
-    """Tries to abort a transaction of an id that nobody has: the broker looks at the permission first.
+def _check_permission(cluster: _Cluster, prefix: str, query: str) -> None:
+    """Tries to abort a transaction of an id that does not exist: the broker checks the permission first.
 
     Below Kafka 3.0 writers would need IDEMPOTENT_WRITE on the cluster too (KIP-679).
     """
     name = TransactionalId(prefix=prefix, query=query, token=Token(0, "0" * 8), worker="0" * 12, lane=0)
     probe = Transaction(str(name), 0, 0)
-    answer = look.client.probe(probe, deadline_s=look.deadline_s)
+    answer = cluster.client.probe(probe, deadline_s=cluster.deadline_s)
     if answer.code in _NOT_ALLOWED:
         raise PreflightError(
-            f"No permission for transactional ids that begin with transactional_id_prefix={prefix!r}.",
+            f"No permission for transactional ids that begin with prefix={prefix!r}.",
             next_step=f"Grant WRITE and DESCRIBE on the prefixed TransactionalId resource {prefix!r} to this user.",
-            setting="transactional_id_prefix",
+            setting="prefix",
         )
     if answer.code != _NOBODY_HAS_THE_ID:
         raise PreflightError(

@@ -1,4 +1,4 @@
-"""Which columns the Kafka sink takes, and how Arrow columns become the arguments of a producer.
+"""Selects the columns that the Kafka sink writes, and turns Arrow columns into a producer's arguments.
 
 The columns are those of Spark's own Kafka sink (``key``, ``value``, ``topic``, ``partition``, ``headers``; see "Writing
 Data to Kafka" in Spark's guide), and ``timestamp``. Other columns are ignored, as Spark does.
@@ -19,13 +19,13 @@ from sparkonce.errors import ConfigurationError, PrepareError, SchemaError
 
 CHUNK_ROWS = 4096
 CHUNK_BYTES = 1 << 20
-"""A chunk's values stand in memory three times: as Arrow, as Python's bytes, and in librdkafka's queue."""
+"""A chunk's values are in memory three times: in Arrow, as Python's bytes, and in librdkafka's queue."""
 
 CHOSEN_PARTITION = -1
-"""librdkafka's word for a partition that the partitioner chooses (``RD_KAFKA_PARTITION_UA``)."""
+"""librdkafka's number for a partition that the partitioner chooses (``RD_KAFKA_PARTITION_UA``)."""
 
 NOW_MS = 0
-"""librdkafka's word for a row without a timestamp of its own."""
+"""librdkafka's number for a row without a timestamp of its own."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,10 +33,10 @@ class Chunk:
     """Rows for one topic, in their order.
 
     Attributes:
-        topic: Where they go.
-        rows: How many.
-        columns: For each argument of ``Producer.produce`` that any row needs, by its name, its value for each row.
-        size_bytes: Keys, values and headers together.
+        topic: The name of the topic.
+        rows: The number of rows.
+        columns: The arguments of ``Producer.produce`` that any row needs: by name, a value for each row.
+        size_bytes: The size of all keys, values and headers together.
         largest_bytes: At least the size of the largest row.
     """
 
@@ -77,11 +77,11 @@ _COLUMNS: dict[str, tuple[Callable[[pa.DataType], bool], str]] = {
 
 
 def select_columns(schema: pa.Schema, topic: str | None) -> list[str]:
-    """The columns that are written, in a fixed order.
+    """Returns the columns that are written, in a fixed order.
 
     Args:
-        schema: Of the rows.
-        topic: The sink's own topic, which wins over the column.
+        schema: The schema of the rows.
+        topic: The sink's own topic, which takes precedence over the column.
 
     Raises:
         SchemaError: naming the column that is missing, doubled, or of a type that Kafka cannot take.
@@ -111,15 +111,13 @@ def select_columns(schema: pa.Schema, topic: str | None) -> list[str]:
 def to_chunks(
     rows: pa.RecordBatch, topic: str | None, *, max_rows: int = CHUNK_ROWS, max_bytes: int = CHUNK_BYTES
 ) -> Iterator[Chunk]:
-    """The rows in pieces small enough that a batch of any size needs little memory.
-
-    Rows of one topic keep their order.
+    """Cuts rows into chunks, so that a batch of any size needs little memory. Rows of one topic keep their order.
 
     Args:
-        rows: With the columns of `select_columns`.
-        topic: The sink's own topic, which wins over the column.
-        max_rows: Of one chunk.
-        max_bytes: Of one chunk, unless a single row is larger.
+        rows: Rows with the columns of `select_columns`.
+        topic: The sink's own topic, which takes precedence over the column.
+        max_rows: The most rows of one chunk.
+        max_bytes: The most bytes of one chunk, unless a single row is larger.
 
     Raises:
         PrepareError: naming the row's field that Kafka cannot take.
@@ -169,7 +167,7 @@ def _by_topic(rows: pa.RecordBatch, topic: str | None) -> Iterator[tuple[str, pa
 
 
 def _to_arguments(rows: pa.RecordBatch) -> dict[str, list[Any]]:
-    """Columns of nulls alone are left out: an argument for each row costs time."""
+    """Converts the columns, without those of nulls alone: an argument for each row costs time."""
     return {
         name: _CONVERT[name](rows.column(name))
         for name in _CONVERT

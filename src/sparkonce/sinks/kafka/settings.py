@@ -1,7 +1,7 @@
-"""The Kafka sink's settings, given once in librdkafka's names: for the writers, and translated for the driver.
+"""Checks the Kafka sink's settings, which are given in librdkafka's names.
 
-The names are those of librdkafka's CONFIGURATION.md. Which of them the driver's connection follows, and which it must
-refuse, stands in `sparkonce.sinks.kafka.translation`.
+The names are those of librdkafka's CONFIGURATION.md. Writers use them as they are. For the driver's connection
+`sparkonce.sinks.kafka.translation` translates them, or refuses them.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from sparkonce.sinks.kafka.translation import admin_settings, is_true, plain_nam
 __all__ = ["DEFAULTS", "NEVER", "NEVER_MS", "admin_settings", "lasting", "producer_settings", "size_settings"]
 
 NEVER, NEVER_MS = "never", 2**31 - 1
-"""A transaction timeout that never ends, in words and for Kafka, of which it holds from 4.1 on (KIP-939). Older brokers
-end such a transaction after 24 days."""
+"""A transaction timeout that never ends, as a word and as Kafka's number, which holds from 4.1 on (KIP-939). Older
+brokers end such a transaction after 24 days."""
 
 DEFAULTS: Mapping[str, Any] = {
     # Java's partitioner: the same key goes where other producers of the topic put it.
@@ -25,7 +25,7 @@ DEFAULTS: Mapping[str, Any] = {
     "delivery.report.only.error": True,
     "enable.idempotence": True,
     "queue.buffering.max.kbytes": 65536,
-    # With 5, librdkafka's default, an idempotent producer whose broker is slower than it is wakes up for every row.
+    # With 5, librdkafka's default, an idempotent producer that is faster than its broker wakes up for every row.
     "max.in.flight.requests.per.connection": 2,
     # InitProducerId is answered after 15 ms with these and 55 ms without; both back off exponentially from there.
     "reconnect.backoff.ms": 1,
@@ -34,27 +34,27 @@ DEFAULTS: Mapping[str, Any] = {
     # Kafka's own default for a topic (max.message.bytes); librdkafka's is 1,000,000.
     "message.max.bytes": 1_048_588,
 }
-"""What a writer uses unless the user says otherwise."""
+"""The settings of a writer, unless the user sets others."""
 
 _BATCH_BYTES = 1_000_000
 _LARGEST_MESSAGE_BYTES = 1_000_000_000
 """librdkafka's default of ``batch.size`` and its limit for ``message.max.bytes``."""
 
 _RESERVED: Mapping[str, str] = {
-    "transactional.id": "Each writer makes its own ids: set transactional_id_prefix instead.",
+    "transactional.id": "Each writer makes its own ids: set the sink's prefix instead.",
     "statistics.interval.ms": "The writer reads its producer id from the statistics: leave the setting out.",
     "stats_cb": "The writer reads its producer id from the statistics: leave the setting out.",
-    "error_cb": "The writer itself listens to errors: leave the setting out.",
-    "on_delivery": "The writer itself checks the deliveries: leave the setting out.",
+    "error_cb": "The writer reads the errors itself: leave the setting out.",
+    "on_delivery": "The writer checks the deliveries itself: leave the setting out.",
 }
 
 
 def producer_settings(user: Mapping[str, Any], guarantee: Guarantee) -> dict[str, Any]:
-    """The configuration of a writer's librdkafka producer, without ``transactional.id``.
+    """Returns the settings of a writer's librdkafka producer, without ``transactional.id``.
 
     Args:
-        user: The user's settings, in librdkafka's names. ``transaction.timeout.ms`` is the user's own choice.
-        guarantee: What the sink promises, which some settings contradict.
+        user: The user's settings, in librdkafka's names. ``transaction.timeout.ms`` is the user's choice.
+        guarantee: The sink's guarantee, which some settings contradict.
 
     Raises:
         ConfigurationError: naming the setting and its value, if it contradicts the guarantee or belongs to the sink.
@@ -67,21 +67,21 @@ def producer_settings(user: Mapping[str, Any], guarantee: Guarantee) -> dict[str
         raise _refused("delivery.report.only.error", False, "A report for every row is slow and not needed: use True.")
     settings = {**DEFAULTS, **plain}
     if is_true(settings["enable.idempotence"]):
-        _check_acks(settings, "Idempotent producers need every replica's word")
+        _check_acks(settings, "Idempotent producers need every replica's acknowledgement")
     else:
         _check_without_idempotence(settings, guarantee)
     return settings
 
 
 def size_settings(user: Mapping[str, Any], facts: Mapping[str, str]) -> dict[str, int]:
-    """What librdkafka is to know of the topic's ``max.message.bytes``, unless the user says otherwise.
+    """Returns librdkafka's settings that follow the topic's ``max.message.bytes``, without those of the user.
 
-    The topic's limit is one of batches as they are sent. So no batch is made larger; but a single row may be, since it
-    may be small once it is compressed.
+    The topic's limit is for batches as they are sent. So no batch is made larger, but a single row may be larger, since
+    compression may make it small.
 
     Args:
         user: The user's settings.
-        facts: What preflight returned.
+        facts: The facts that preflight returned.
     """
     if "max_message_bytes" not in facts:
         return {}
@@ -94,7 +94,7 @@ def size_settings(user: Mapping[str, Any], facts: Mapping[str, str]) -> dict[str
 
 
 def lasting(timeout_ms: int) -> str:
-    """A transaction timeout in words."""
+    """Returns a transaction timeout in words."""
     if timeout_ms == NEVER_MS:
         return "never times out"
     minutes, rest = divmod(timeout_ms, 60_000)
@@ -107,7 +107,7 @@ def _check_without_idempotence(settings: dict[str, Any], guarantee: Guarantee) -
             "enable.idempotence", settings["enable.idempotence"], f"Use True, which {guarantee.value} needs."
         )
     if guarantee is Guarantee.AT_LEAST_ONCE:
-        _check_acks(settings, f"{guarantee.value} needs every replica's word")
+        _check_acks(settings, f"{guarantee.value} needs every replica's acknowledgement")
     elif int(settings.get("retries", -1)) != 0:
         raise _refused(
             "retries",

@@ -1,4 +1,4 @@
-"""Kafka as a part of the two-phase commit."""
+"""The Kafka sink's settings, from which its writers and its committer are made."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ class KafkaSink(TwoPhaseCommitSink):
     Args:
         settings: librdkafka's, for example ``{"bootstrap.servers": "broker:9092"}``. They are used by the workers and,
             translated, by the driver. ``transaction.timeout.ms`` may also be ``"never"``.
-        topic: Where all rows go. None: where their column ``topic`` says.
-        guarantee: EXACTLY_ONCE writes transactions; the others write at once, and readers see rows immediately.
-        transactional_id_prefix: Begins every transactional id, for prefixed ACLs. None: one made from the query's id.
+        topic: The topic of all rows. None: each row names its topic in the column ``topic``.
+        guarantee: EXACTLY_ONCE writes transactions. The others write at once, and readers see rows immediately.
+        prefix: Begins every transactional id, for prefixed ACLs. None: one made from the query's id.
         name: Unique within the query, and the same after a restart.
-        former_cluster_id: The id of the cluster that this query wrote to, where another one has taken its place.
+        former_cluster_id: The id of the cluster that this query wrote to, if another one has replaced it.
 
     Raises:
         ConfigurationError: naming the setting that is unknown, contradicts the guarantee, or is sparkonce's own.
@@ -43,7 +43,7 @@ class KafkaSink(TwoPhaseCommitSink):
         *,
         topic: str | None = None,
         guarantee: Guarantee = Guarantee.EXACTLY_ONCE,
-        transactional_id_prefix: str | None = None,
+        prefix: str | None = None,
         name: str = "kafka",
         former_cluster_id: str | None = None,
     ) -> None:
@@ -55,21 +55,19 @@ class KafkaSink(TwoPhaseCommitSink):
         elif timeout_ms is not None and not str(timeout_ms).isdecimal():
             whole_number(_TIMEOUT_SETTING, timeout_ms, least=1)
         self.topic = topic if topic is None else nonempty("topic", topic, example="the name of one topic")
-        if transactional_id_prefix:  # an empty one is refused by its bytes, at the start
-            nonempty("transactional_id_prefix", transactional_id_prefix, example="a text, or leave it out")
-        self.transactional_id_prefix = transactional_id_prefix
+        self.prefix = prefix if prefix is None else nonempty("prefix", prefix, example="a text, or leave it out")
         self.former_cluster_id = former_cluster_id
         self._said = False
         producer_settings(self.settings, self.guarantee)
 
     def columns(self, schema: pa.Schema) -> Sequence[str]:
-        """``key``, ``value``, ``topic`` (if the sink has none), ``partition``, ``headers``, ``timestamp``."""
+        """Selects ``key``, ``value``, ``topic`` (if the sink has none), ``partition``, ``headers``, ``timestamp``."""
         from sparkonce.sinks.kafka.rows import select_columns
 
         return select_columns(schema, self.topic)
 
     def preflight(self, query: str, recorded: Facts | None) -> Facts:
-        """Checks the cluster: its limits, the topic, permissions, and that it is still the recorded one."""
+        """Checks the cluster: its limits, topic and permissions, and that it is still the recorded cluster."""
         from sparkonce.sinks.kafka.preflight import preflight
 
         timeout_ms = self.settings.get(_TIMEOUT_SETTING)
@@ -77,7 +75,7 @@ class KafkaSink(TwoPhaseCommitSink):
             self.settings,
             topic=self.topic,
             guarantee=self.guarantee,
-            prefix=self.transactional_id_prefix,
+            prefix=self.prefix,
             timeout_ms=None if timeout_ms is None else int(timeout_ms),
             query=query,
             recorded=recorded,
@@ -87,21 +85,20 @@ class KafkaSink(TwoPhaseCommitSink):
             self._said = True
             topic, ended_ms = self.topic or "the topics", facts["transaction_timeout_ms"]
             log.info(
-                "Readers of %s must set isolation.level=read_committed; Kafka's default does not. What a killed run "
-                "leaves open holds them back until the query starts again, or the transaction ends by itself: "
-                "%s=%s (%s).",
+                "Readers of %s must set isolation.level=read_committed, which is not Kafka's default. Transactions of "
+                "a killed run hold them back until the query starts again, or the transactions time out: %s=%s (%s).",
                 *(topic, _TIMEOUT_SETTING, ended_ms, lasting(int(ended_ms))),
             )
         return facts
 
     def partitions(self) -> int | None:
-        """How many partitions the sink's topic has; None where rows name their topic, or nobody could say."""
+        """Returns the number of the topic's partitions; None if rows name their topics, or no broker told."""
         from sparkonce.sinks.kafka.preflight import partitions_of
 
         return None if self.topic is None else partitions_of(self.settings, self.topic)
 
     def conditions(self) -> Sequence[str]:
-        """See `TwoPhaseCommitSink.conditions`: where transactions never time out, somebody has to end them."""
+        """Names the condition of transactions that never time out: somebody has to end them."""
         if self.guarantee is not Guarantee.EXACTLY_ONCE or self.settings.get(_TIMEOUT_SETTING) != NEVER_MS:
             return ()
         return (
@@ -111,21 +108,21 @@ class KafkaSink(TwoPhaseCommitSink):
         )
 
     def transaction_timeout_s(self, facts: Facts) -> float | None:
-        """The broker aborts transactions that are open longer."""
+        """Returns the time after which the broker aborts an open transaction."""
         if self.guarantee is not Guarantee.EXACTLY_ONCE:
             return None
         timeout_ms = int(facts["transaction_timeout_ms"])
         return None if timeout_ms == NEVER_MS else timeout_ms / 1000
 
     def longest_lived(self, facts: Facts) -> Facts:
-        """See `TwoPhaseCommitSink.longest_lived`: what the brokers allow, at most an hour."""
+        """Raises the timeout to the brokers' limit, or to an hour. See `TwoPhaseCommitSink.longest_lived`."""
         if "longest_timeout_ms" not in facts:
             return facts
         timeout_ms = max(int(facts["transaction_timeout_ms"]), int(facts["longest_timeout_ms"]))
         return {**facts, "transaction_timeout_ms": str(timeout_ms)}
 
     def writer(self, context: WriterContext) -> SinkWriter:
-        """Asks for a producer at once, so that it is ready when the first rows come."""
+        """Leases a producer at once, so that it is ready when the first rows come."""
         from sparkonce.sinks.kafka.pooled_producer import ProducerSpec
         from sparkonce.sinks.kafka.producer_pool import KEEP_AT_MOST, this_worker
         from sparkonce.sinks.kafka.writer import KafkaWriter, WriterLimits
@@ -151,13 +148,13 @@ class KafkaSink(TwoPhaseCommitSink):
         )
 
     def lookout(self, query: str, facts: Facts) -> Lookout | None:
-        """Names who else holds back the topic's readers. Rows that name their topic themselves are not looked after."""
+        """Names the transactions of others that hold back the topic's readers; None if rows name their topics."""
         from sparkonce.sinks.kafka.lookout import KafkaLookout
 
         return None if self.topic is None or "prefix" not in facts else KafkaLookout(self.settings, self.topic, query)
 
     def committer(self) -> SinkCommitter:
-        """Ends transactions from the driver."""
+        """Makes the committer, which ends transactions from the driver."""
         from sparkonce.sinks.kafka.committer import KafkaCommitter
 
         return KafkaCommitter(self.settings, self.name)

@@ -1,8 +1,8 @@
-"""From librdkafka's settings to kafka-python's, so that the driver connects as the writers do.
+"""Translates librdkafka's settings to kafka-python's, so that the driver connects as the writers do.
 
-Three kinds of names: translated; of no use to the driver, such as ``linger.ms``, which are left out; and those that
-say how to connect securely but have no counterpart, which are refused. A name about security that is in no table is
-refused too: a driver that silently connects in another way than its writers is worse than one that does not start.
+Settings without use for the driver, such as ``linger.ms``, are left out. Settings of a secure connection that have no
+counterpart are refused, and so are settings about security that are in no table. A driver that silently connects in
+another way than its writers is worse than a driver that does not start.
 """
 
 from __future__ import annotations
@@ -29,22 +29,22 @@ _ALIASES: Mapping[str, str] = {
 
 
 def is_true(value: Any) -> bool:
-    """A boolean as librdkafka reads it: True, or one of its words for it."""
+    """Whether librdkafka reads this value as true."""
     return str(value).lower() in {"true", "t", "1"}
 
 
 def plain_names(user: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings with librdkafka's aliases put under one name each.
+    """Returns the settings with each of librdkafka's aliases under one name.
 
     Raises:
-        ConfigurationError: if one setting is given under both of its names, or as Spark's own sink takes it; or if no
+        ConfigurationError: if a setting is given under both of its names, or as Spark's own sink takes it, or if no
             broker is named.
     """
     plain: dict[str, Any] = {}
     for given, value in mapping("settings", user, example=f"{{{_SERVERS!r}: 'broker:9092'}}").items():
         if given.startswith("kafka."):
             raise ConfigurationError(
-                f"{given} is a name of Spark's options, and here librdkafka's are given.",
+                f"{given} is an option of Spark, and the sink takes librdkafka's settings.",
                 next_step=f"Leave the prefix out: {given.removeprefix('kafka.')!r}.",
                 setting=given,
             )
@@ -59,10 +59,10 @@ def plain_names(user: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def check_servers(plain: Mapping[str, Any]) -> None:
-    """Sees that the settings name a broker.
+    """Checks that the settings name a broker.
 
     Raises:
-        ConfigurationError: saying which settings there are, of which one may be misspelt.
+        ConfigurationError: naming the settings that were given, one of which may be misspelt.
     """
     servers = plain.get(_SERVERS)
     if isinstance(servers, str) and servers.strip():
@@ -122,7 +122,7 @@ _TOKENS = frozenset({"oauth_cb", "sasl.oauthbearer.config", "sasl.oauthbearer.me
 _MECHANISMS = frozenset({"PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512", "OAUTHBEARER"})
 
 _SECURITY = ("ssl.", "ssl_", "sasl.", "security.", "https.", "enable.ssl", "enable.sasl", "oauth", "plugin.")
-"""How names about security begin, in this version of librdkafka and likely in a later one."""
+"""The beginnings of names about security, in this version of librdkafka and likely in a later one."""
 
 _INSTEAD: Mapping[str, str] = {
     "ssl.keystore.": "Give the certificate and the key as PEM: ssl.certificate.location and ssl.key.location.",
@@ -134,13 +134,13 @@ _INSTEAD: Mapping[str, str] = {
 
 
 def admin_settings(user: Mapping[str, Any]) -> dict[str, Any]:
-    """kafka-python's settings for the same brokers and the same user.
+    """Returns kafka-python's settings for the same brokers and the same user.
 
     Args:
-        user: Settings in librdkafka's names.
+        user: The settings, in librdkafka's names.
 
     Raises:
-        ConfigurationError: naming the setting that says how to connect securely and cannot be followed here.
+        ConfigurationError: naming a setting of a secure connection that the driver cannot follow.
     """
     plain = plain_names(user)
     _refuse_untranslatable(plain)
@@ -162,7 +162,7 @@ def _refuse_untranslatable(plain: Mapping[str, Any]) -> None:
     for name in plain:
         if name.startswith(_SECURITY) and name not in _TRANSLATED and name not in _TLS and name not in _TOKENS:
             instead = next((words for start, words in _INSTEAD.items() if name.startswith(start)), "Leave it out.")
-            # The value may be a secret, so it is not shown.
+            # The message does not show the value, which may be a secret.
             raise ConfigurationError(
                 f"{name} is set, but the driver cannot connect in that way.", next_step=instead, setting=name
             )

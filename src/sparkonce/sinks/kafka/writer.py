@@ -1,4 +1,4 @@
-"""The executor half of the Kafka sink."""
+"""The executor half of the Kafka sink: fills one transaction."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ _NO_LIMIT = 2**31 - 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WriterLimits:
-    """How much a writer may have under way, and how long it waits.
+    """A writer's limits of memory and time.
 
     Attributes:
         queued_rows: librdkafka's ``queue.buffering.max.messages``, where 0 means no limit.
         queued_bytes: librdkafka's ``queue.buffering.max.kbytes``, in bytes.
         row_bytes: librdkafka's ``message.max.bytes``.
-        delivery_s: How long rows may take to arrive.
-        initialise_s: How long a producer may take to be ready.
+        delivery_s: The time in which rows must arrive.
+        initialise_s: The time in which a producer must be ready.
     """
 
     queued_rows: int
@@ -52,7 +52,7 @@ class WriterLimits:
 
     @classmethod
     def of(cls, settings: Mapping[str, Any], transaction_timeout_s: float | None) -> WriterLimits:
-        """The limits that librdkafka's settings, or else its defaults, imply."""
+        """Reads the limits from librdkafka's settings, or else its defaults."""
         delivery_ms = settings.get("message.timeout.ms", settings.get("delivery.timeout.ms", 300_000))
         return cls(
             queued_rows=int(settings.get("queue.buffering.max.messages", 100_000)) or _NO_LIMIT,
@@ -67,11 +67,11 @@ class KafkaWriter(SinkWriter):
     """One copy's writes to Kafka: a transaction of its own, or, below EXACTLY_ONCE, a shared idempotent producer.
 
     Args:
-        pool: Where the producer comes from. It is asked for at once.
+        pool: Leases the producer, from now on.
         batch: Spark's batch id.
         topic: The sink's own topic; None if the rows name theirs.
-        transactional: Whether the guarantee is EXACTLY_ONCE.
-        limits: Of memory and time.
+        transactional: True if the guarantee is EXACTLY_ONCE.
+        limits: Its limits of memory and time.
     """
 
     def __init__(
@@ -93,7 +93,7 @@ class KafkaWriter(SinkWriter):
         """Waits for the producer and begins its one transaction.
 
         Raises:
-            PreflightError: if the cluster does not allow it.
+            PreflightError: if the cluster does not allow the transaction.
             PrepareError: if no producer was ready in time.
         """
         lease, self._lease = self._lease, None
@@ -107,10 +107,10 @@ class KafkaWriter(SinkWriter):
                 raise self._pooled.explain(error.args[0], "could not begin a transaction") from None
 
     def write(self, rows: pa.RecordBatch) -> None:
-        """Hands rows to librdkafka, waiting while too much is under way.
+        """Hands rows to librdkafka, and waits while too many are in flight.
 
         Raises:
-            PrepareError: naming the topic and the reason for which a row was refused.
+            PrepareError: naming the topic, and why a row was refused.
         """
         pooled = self._open_producer()
         self._written += rows.num_rows
@@ -134,35 +134,35 @@ class KafkaWriter(SinkWriter):
             self._queued_bytes += chunk.size_bytes
 
     def prepare(self) -> Mapping[str, str | int]:
-        """Flushes, and makes sure that each row has arrived: librdkafka checks that only in its own commit.
+        """Flushes, and checks that each row has arrived, which librdkafka does only in its own commit.
 
-        That commit counts failed delivery reports (``txn_dr_fails`` in rdkafka_txnmgr.c). Here they are counted against
-        the rows that were to be written, of which librdkafka says how many it took. None is under way once the flush
-        has seen nothing outstanding: a row is, until its report has been served. Asking again would be wrong, for
-        ``len(producer)`` counts statistics and errors that wait to be served, too.
+        That commit counts failed delivery reports (``txn_dr_fails`` in rdkafka_txnmgr.c). Here they are subtracted from
+        the rows that librdkafka accepted, and the rest must be all rows that were to be written.
 
         Raises:
             PrepareError: if any row may not have arrived, or the transaction cannot be committed.
         """
         pooled = self._open_producer()
         self._flush(pooled)
+        # After flush nothing is in flight: a row counts as outstanding until its delivery report is served. Do not ask
+        # ``len(producer)`` again: it also counts statistics and errors that wait to be served.
         acknowledged = self._accepted - pooled.reports.refused
         if acknowledged != self._written:
             raise PrepareError(f"Kafka has acknowledged {acknowledged} of {self._written} rows.")
         if not self._transactional:
             return {}
         if trouble := pooled.trouble():
-            raise _broken(pooled)(f"Kafka broke the transaction off: {trouble}.")
+            raise _broken(pooled)(f"Kafka aborted the transaction: {trouble}.")
         return {"transactional_id": pooled.transactional_id, "producer_id": pooled.producer_id, "epoch": pooled.epoch}
 
     def abort(self) -> None:
-        """Aborts the transaction if the broker can be reached soon; if not, the driver's sweep does."""
+        """Aborts the transaction if the broker answers soon; otherwise the driver's sweep aborts it."""
         if self._pooled is not None and self._transactional:
             try:
                 self._pooled.producer.abort_transaction(ABORT_LIMIT_S)
             except KafkaException as error:
                 log.warning(
-                    "The transaction %s of batch %d could not be aborted, and is left to the driver: %s",
+                    "The transaction %s of batch %d could not be aborted, and is left to the driver: %s.",
                     self._pooled.transactional_id,
                     self._batch,
                     error.args[0].str(),
@@ -191,15 +191,13 @@ class KafkaWriter(SinkWriter):
         return self._pooled
 
     def _make_room(self, pooled: PooledProducer, chunk: Chunk) -> None:
-        """Waits until the chunk fits: librdkafka, once its queue is full, refuses rows instead of waiting.
-
-        Of what is under way librdkafka tells the number only. It has no more bytes than that many of the largest
-        rows, and no more than were queued since it was last seen empty.
-        """
+        """Waits until the chunk fits, since librdkafka refuses rows once its queue is full."""
+        # librdkafka tells only the number of rows in flight. They have no more bytes than that many of the largest
+        # rows, and no more than were queued since the queue was last empty.
         deadline = time.monotonic() + self._limits.delivery_s
         while waiting := len(pooled.producer):
-            under_way = min(waiting * self._largest_bytes, self._queued_bytes)
-            fits = under_way + chunk.size_bytes <= self._limits.queued_bytes
+            in_flight_bytes = min(waiting * self._largest_bytes, self._queued_bytes)
+            fits = in_flight_bytes + chunk.size_bytes <= self._limits.queued_bytes
             if fits and waiting + chunk.rows <= self._limits.queued_rows:
                 break
             if time.monotonic() > deadline:
@@ -218,12 +216,12 @@ class KafkaWriter(SinkWriter):
             pooled.flush(_FLUSH_SLICE_S)
             self._raise_refusal(pooled)
             if len(pooled.producer) and self._transactional and (trouble := pooled.trouble()):
-                raise _broken(pooled)(f"Kafka broke the transaction off: {trouble}.")
+                raise _broken(pooled)(f"Kafka aborted the transaction: {trouble}.")
         self._raise_refusal(pooled)
 
     def _raise_refusal(self, pooled: PooledProducer) -> None:
         if pooled.reports.fatal:
-            raise PrepareError(f"Kafka's producer can go on no more: {pooled.reports.fatal}.")
+            raise PrepareError(f"Kafka's producer failed permanently: {pooled.reports.fatal}.")
         if not pooled.reports.refused:
             return
         trouble = pooled.trouble() if self._transactional else pooled.reports.last_error
@@ -237,19 +235,18 @@ class KafkaWriter(SinkWriter):
         last = f" Last error: {pooled.reports.last_error}." if pooled.reports.last_error else ""
         return OutageError(
             f"{len(pooled.producer)} rows had not arrived at Kafka after {self._limits.delivery_s:g} s.{last}",
-            next_step="See whether the brokers are up and the topic's partitions have leaders.",
+            next_step="Check that the brokers are up, and that the topic's partitions have leaders.",
         )
 
 
 def _produce(pooled: PooledProducer, chunk: Chunk) -> int:
-    """Queues a chunk, one call a row without a line of Python in between, and counts the rows that librdkafka took.
+    """Queues a chunk, and returns the number of rows that librdkafka accepted.
 
-    ``Producer.produce_batch`` needs a dictionary for each row, which makes it slower, and it carries neither partitions
-    nor timestamps nor headers (see docs/benchmark.md). Timestamps and headers have no documented position among the
-    arguments of ``produce``, so rows that have them go through Python.
+    Calls ``produce`` for each row without a line of Python in between. ``Producer.produce_batch`` is slower, because it
+    needs a dictionary for each row, and it carries neither partitions nor timestamps nor headers (docs/benchmark.md).
 
     Raises:
-        KafkaException: if librdkafka refuses a row; those before it are queued.
+        KafkaException: if librdkafka refuses a row; the rows before it are queued.
         BufferError: if its queue is full.
     """
     columns = chunk.columns
@@ -261,6 +258,7 @@ def _produce(pooled: PooledProducer, chunk: Chunk) -> int:
     ]
     taken: Iterable[Any]
     if "timestamp" in columns or "headers" in columns:
+        # Neither has a documented position among the arguments of ``produce``, so these rows pass through Python.
         more = (columns.get("timestamp", repeat(NOW_MS)), columns.get("headers", repeat(None)))
         taken = (
             produce(chunk.topic, value, key, partition, timestamp=timestamp, headers=headers)
@@ -283,7 +281,7 @@ def _queue_full(topic: str) -> PrepareError:
 
 
 def _no_such_partition(chunk: Chunk) -> PrepareError:
-    """The highest number is one that the topic does not have, if any is."""
+    # If the topic lacks any partition of the chunk, it lacks the one with the highest number.
     return PrepareError(
         f"Kafka did not take a row for topic {chunk.topic!r}, whose column 'partition' is "
         f"{max(chunk.columns['partition'])}: Local: Unknown partition.",
@@ -292,7 +290,7 @@ def _no_such_partition(chunk: Chunk) -> PrepareError:
 
 
 def _too_large(chunk: Chunk, limit: int) -> PrepareError:
-    """Librdkafka itself refuses rows above ``message.max.bytes``. Of the row its bytes are nobody's to see."""
+    # librdkafka itself refuses rows above ``message.max.bytes``. The message must not show the row's bytes.
     return PrepareError(
         f"A row for topic {chunk.topic!r} is too large: it has {chunk.largest_bytes} bytes, and message.max.bytes is "
         f"{limit}.",
