@@ -26,6 +26,7 @@ from sparkonce.protocol.ownership import Token
 from sparkonce.sinks.files import committer as committer_module
 from sparkonce.sinks.files import manifests
 from sparkonce.sinks.files.handle import read_handle
+from sparkonce.sinks.files.local import finish as local_finish
 from sparkonce.sinks.files.local import preflight as local_preflight
 from sparkonce.sinks.files.local import store as local
 from sparkonce.sinks.files.sink import FilesSink
@@ -75,7 +76,7 @@ def test_killed_while_publishing(
     root = tmp_path / "out"
     life = Life(FilesSink(root, partition_by=partition_by))
     handle = life.prepare(PARTS)
-    kill = {"before the link": (os, "link"), "after the link": (local, "sync_folder"), "after the fsync": (Path, "unlink")}  # fmt: skip  # noqa: E501
+    kill = {"before the link": (os, "link"), "after the link": (local_finish, "sync_folder"), "after the fsync": (Path, "unlink")}  # fmt: skip  # noqa: E501
     with monkeypatch.context() as patch:
         patch.setattr(*kill[point], _killed)
         with pytest.raises(KilledError):
@@ -206,7 +207,7 @@ def noted_folders(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
         synced.append(folder)
         call(folder)
 
-    for module in (local, local_preflight):
+    for module in (local, local_finish, local_preflight):
         monkeypatch.setattr(module, "sync_folder", noted)
     return synced
 
@@ -383,7 +384,7 @@ def test_a_partitions_folder_that_somebody_deletes_is_not_a_loss(
     life = Life(FilesSink(root, partition_by="p"))
     handle = life.prepare(PARTS.slice(0, 1))
     with monkeypatch.context() as patch:
-        patch.setattr(local.LocalStore, "_make", lambda *_: Finished(outcome=Outcome.COMMITTED))
+        patch.setattr(local_finish.Finisher, "_make", lambda *_: Finished(outcome=Outcome.COMMITTED))
         assert life.commit(handle) == [Outcome.RETRY]
     assert life.commit(handle) == [Outcome.COMMITTED]
     assert rows(root) == [1]

@@ -197,7 +197,7 @@ def test_what_killed_starts_left_is_deleted_once_nobody_can_be_at_it(
 
     sink.preflight(QUERY, None)
     assert files() == {*left, f"{hidden}/put-aside", f"{hidden}/id"}, "another query may be starting"
-    monkeypatch.setattr("sparkonce.sinks.files.hdfs.store.STALE_S", -60.0)
+    monkeypatch.setattr("sparkonce.sinks.files.hdfs.preflight.STALE_S", -60.0)
     sink.preflight(QUERY, None)
     assert files() == {f"{hidden}/put-aside", f"{hidden}/id"}
 

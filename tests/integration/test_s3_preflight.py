@@ -22,7 +22,8 @@ from sparkonce.errors import PreflightError, PrepareError
 from sparkonce.protocol.outcomes import Outcome
 from sparkonce.rig.servers.process import free_port
 from sparkonce.rig.servers.s3 import S3Server
-from sparkonce.sinks.files.s3 import S3Store, preflight
+from sparkonce.sinks.files.s3 import preflight
+from sparkonce.sinks.files.s3.store import S3Store
 
 __all__ = ["between", "bucket", "s3"]
 

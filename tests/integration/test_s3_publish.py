@@ -23,8 +23,8 @@ from sparkonce.protocol.outcomes import Finished, Outcome
 from sparkonce.sinks.files.committer import FilesCommitter
 from sparkonce.sinks.files.handle import fields_of
 from sparkonce.sinks.files.names import name_in
-from sparkonce.sinks.files.s3 import S3Store
 from sparkonce.sinks.files.s3.settings import MIB
+from sparkonce.sinks.files.s3.store import S3Store
 from sparkonce.sinks.files.store import Fields, FileState, FileStore
 
 __all__ = ["between", "bucket", "s3"]

@@ -24,8 +24,9 @@ from sparkonce.protocol.outcomes import Outcome
 from sparkonce.protocol.ownership import TransactionName
 from sparkonce.rig.servers.s3 import ACCESS_KEY, SECRET_KEY
 from sparkonce.sinks.files.names import file_path
-from sparkonce.sinks.files.s3 import S3Store, upload
+from sparkonce.sinks.files.s3 import writing
 from sparkonce.sinks.files.s3.settings import MIB
+from sparkonce.sinks.files.s3.store import S3Store
 from sparkonce.sinks.files.store import StagedFile
 
 __all__ = ["between", "bucket", "s3"]
@@ -157,7 +158,7 @@ def test_giving_up_leaves_nothing(bucket: Bucket) -> None:
     for held in (begun, written, sealed):
         held.discard()
     assert bucket.uploads() == []
-    with pytest.raises(ValueError, match="given up"):
+    with pytest.raises(ValueError, match="discarded"):
         written.stream.write(b"more")
 
 
@@ -177,7 +178,7 @@ def test_giving_up_waits_for_parts_under_way(bucket: Bucket, between: Between, m
         go.set()
         wait(parts)
 
-    monkeypatch.setattr(upload, "wait_for", waits)
+    monkeypatch.setattr(writing, "wait_for", waits)
     between.act = slowly
     held = hold(new_store(bucket, endpoint_url=between.url, part_size_bytes=5 * MIB))
     held.stream.write(bytes(5 * MIB))

@@ -1,4 +1,4 @@
-"""A folder of a local disk: names of files, and the system calls by which the product's `LocalStore` changes them.
+"""A folder of a local disk: names of files, and the system calls by which the product's `Finisher` changes them.
 
 A kill may come between any two calls. That the disk loses what was not made durable is not modelled: nothing here is
 ever taken back.
@@ -253,10 +253,11 @@ def sync_folder(folder: FakePath) -> None:
 
 REPLACED: tuple[tuple[str, str, Any], ...] = (
     ("local.store", "os", OS),
-    ("local.store", "_is_whole", is_whole),
-    ("local.store", "_matches", matches),
-    ("local.store", "_is_listed", is_listed),
-    ("local.store", "sync_folder", sync_folder),
+    ("local.finish", "os", OS),
+    ("local.finish", "_is_whole", is_whole),
+    ("local.finish", "_matches", matches),
+    ("local.finish", "_is_listed", is_listed),
+    ("local.finish", "sync_folder", sync_folder),
 )
 """System calls of the product, by module."""
 

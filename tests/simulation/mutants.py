@@ -37,8 +37,7 @@ from sparkonce.sink import SinkCommitter
 from sparkonce.sinks._shared.names import Claims
 from sparkonce.sinks.files.committer import FilesCommitter
 from sparkonce.sinks.files.handle import read_handle
-from sparkonce.sinks.files.local import store as local_store
-from sparkonce.sinks.files.local.store import LocalStore
+from sparkonce.sinks.files.local import finish as local_files
 from sparkonce.sinks.kafka.committer import KafkaCommitter
 from sparkonce.sinks.kafka.outcomes import BrokerAnswer, commit_outcome
 from sparkonce.sinks.kafka.producer_pool import ProducerPool
@@ -228,7 +227,7 @@ def _nosuchupload_is_lost(code: str, standing: Any, fields: Any) -> Finished:
 
 def _links_and_looks_no_further(self: Any, fields: Any, final: Any) -> Finished:
     try:
-        local_store.os.link(self._held / str(fields["held"]), final)
+        local_files.os.link(self._held / str(fields["held"]), final)
     except FileExistsError:
         return Finished(outcome=Outcome.ALREADY_COMMITTED)
     except FileNotFoundError:
@@ -446,7 +445,7 @@ MUTANTS = (
     Mutant(
         name="files: a held name that is gone is lost, without a look at the other one",
         kinds=("files",),
-        patches=((LocalStore, "_link", _links_and_looks_no_further),),
+        patches=((local_files.Finisher, "_link", _links_and_looks_no_further),),
     ),
     Mutant(
         name="files: whoever tidies up behind a batch takes its published files, too",

@@ -265,7 +265,7 @@ _REPLACED: tuple[tuple[str, str, Any], ...] = (
             "sparkonce.driver.run",
             f"{_SINKS}._shared.committing",
             f"{_SINKS}.mysql.committer",
-            f"{_SINKS}.files.local.store",
+            f"{_SINKS}.files.local.finish",
             f"{_SINKS}.files.s3.store",
         )
     ),

@@ -9,8 +9,10 @@ import pytest
 
 from sparkonce.protocol.outcomes import Finished, Outcome
 from sparkonce.protocol.ownership import Token, TransactionName
+from sparkonce.sinks.files.hdfs.outcomes import of_error as of_hdfs_error
+from sparkonce.sinks.files.local.outcomes import of_error
 from sparkonce.sinks.files.names import file_path, name_in
-from sparkonce.sinks.files.outcomes import before_publish, of_abort, of_commit, of_error, of_hdfs_error
+from sparkonce.sinks.files.outcomes import before_publish, of_abort, of_commit
 from sparkonce.sinks.files.partitions import escape, folder_of, split, values_of
 from sparkonce.sinks.files.store import FileState
 

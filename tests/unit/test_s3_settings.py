@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from sparkonce.errors import ConfigurationError
-from sparkonce.sinks.files.s3 import S3Store
 from sparkonce.sinks.files.s3.settings import MIB, client, read_location, read_settings
-from sparkonce.sinks.files.s3.upload import (
+from sparkonce.sinks.files.s3.store import S3Store
+from sparkonce.sinks.files.s3.writing import (
     LARGEST_PART_BYTES,
     MOST_PARTS,
     final_etag,

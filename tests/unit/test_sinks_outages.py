@@ -12,9 +12,9 @@ from confluent_kafka import KafkaError
 from pymysql.err import InterfaceError, InternalError, OperationalError
 
 from sparkonce.errors import OutageError, PrepareError
-from sparkonce.sinks.files.hdfs.writing import unwritten
-from sparkonce.sinks.files.s3.outcomes import BrokerAnswer, read
-from sparkonce.sinks.files.s3.upload import _not_whole
+from sparkonce.sinks.files.hdfs.outcomes import prepare_error as hdfs_error
+from sparkonce.sinks.files.s3.outcomes import Answer, read
+from sparkonce.sinks.files.s3.writing import _not_whole
 from sparkonce.sinks.files.streams import preparing
 from sparkonce.sinks.kafka.pooled_producer import PooledProducer
 from sparkonce.sinks.kafka.writer import _broken
@@ -50,11 +50,11 @@ def local(number: int) -> PrepareError:
 
 
 def hdfs(error: Exception) -> PrepareError:
-    return unwritten("/data", error)
+    return hdfs_error(error, "/data")
 
 
 def s3(status: int | None, code: str) -> PrepareError:
-    return _not_whole("key", read(BrokerAnswer(status=status, code=code), "UploadPart"))
+    return _not_whole("key", read(Answer(status=status, code=code), "UploadPart"))
 
 
 def kafka_row(code: int) -> PrepareError:

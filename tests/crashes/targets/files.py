@@ -71,7 +71,7 @@ class S3Target(ServerOnSmallDisk):
         "boto3",
         "sparkonce.sinks.files.writer",
         "sparkonce.sinks.files.committer",
-        "sparkonce.sinks.files.s3",
+        "sparkonce.sinks.files.s3.store",
     )
     shows_within_s = 0.5
     rows = staticmethod(rows)

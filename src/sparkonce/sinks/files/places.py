@@ -78,7 +78,7 @@ def open_store(path: str, options: Mapping[str, Any]) -> FileStore:
 
             return HdfsStore(path, **options)
         if scheme == "s3":
-            from sparkonce.sinks.files.s3 import S3Store
+            from sparkonce.sinks.files.s3.store import S3Store
 
             return S3Store(path, options)
         from sparkonce.sinks.files.local.store import LocalStore

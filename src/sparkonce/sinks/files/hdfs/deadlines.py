@@ -13,12 +13,12 @@ Answer = TypeVar("Answer")
 
 
 def within(deadline_s: float, calls: Sequence[Callable[[], Answer]]) -> list[Answer | BaseException]:
-    """What each call returned or raised; `TimeoutError` for those without an answer when all are given up.
+    """Returns what each call returned or raised; `TimeoutError` for those without an answer when all are given up.
 
-    They are given up when none has answered for the length of the deadline, and no other is begun from then on. So a
-    server that hangs is waited for once, however many calls there are, and one that is slow gets through all of them.
+    Gives up when no call has answered for the length of the deadline, and begins no other from then on. So a server
+    that hangs is waited for once, however many calls there are, and a slow one gets through all of them.
 
-    They run beside each other in threads that do not keep the process alive.
+    The calls run beside each other in threads that do not keep the process alive.
     """
     answers: list[Answer | BaseException] = [TimeoutError(f"no answer within {deadline_s:g} s") for _ in calls]
     waiting: queue.SimpleQueue[tuple[int, Callable[[], Answer]]] = queue.SimpleQueue()
@@ -35,7 +35,7 @@ def within(deadline_s: float, calls: Sequence[Callable[[], Answer]]) -> list[Ans
                 return
             try:
                 answered.put((number, call()))
-            except BaseException as error:  # noqa: BLE001 - whoever waits gets it
+            except BaseException as error:  # noqa: BLE001 - the waiting caller gets it
                 answered.put((number, error))
 
     for _ in range(min(_THREADS, len(calls))):

@@ -1,39 +1,33 @@
-"""One file in HDFS that is being written, and held back until the decision."""
+"""One file in HDFS while it is being staged."""
 
 from __future__ import annotations
 
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, BinaryIO, cast
 
-from sparkonce.errors import OutageError, PrepareError
-from sparkonce.protocol.outcomes import Outcome
+from sparkonce.errors import PrepareError
 from sparkonce.sinks.files.hdfs.deadlines import within
-from sparkonce.sinks.files.outcomes import of_hdfs_error
+from sparkonce.sinks.files.hdfs.outcomes import prepare_error
 from sparkonce.sinks.files.store import Fields, StagedFile
 from sparkonce.sinks.files.streams import ChecksumStream
-from sparkonce.words import one_line
 
 if TYPE_CHECKING:
     from hdfs_native import Client, WriteOptions
 
 _BUFFER_BYTES = 1 << 20
-_OF_ONE_FILE = (FileNotFoundError, FileExistsError, PermissionError)
-"""Errors that come again however long one waits."""
 
 
 def create(client: Client, path: str, options: WriteOptions) -> Any:
-    """A new file, as the object that the client's own wraps.
-
-    The client's is an ``io.RawIOBase``, which Python closes when it is collected: a call without a deadline, in
-    whatever thread the collection happens to run, for each file that could not be closed.
-    """
+    """Creates a file, and returns the object that the client's own wraps."""
+    # The wrapper is an io.RawIOBase, which Python closes when it is collected: a call without a deadline, in whatever
+    # thread the collection happens to run, for each file that could not be closed.
     wrapper = client.create(path, options)
     file, wrapper.inner = wrapper.inner, _Closed()
     return file
 
 
 class _Closed:
-    """What is left in the client's object once its file was taken out."""
+    """The placeholder in the client's object once its file was taken out."""
 
     def close(self) -> None:
         pass
@@ -60,12 +54,11 @@ class HdfsStagedFile(StagedFile):
         return self._stream.size
 
     def seal(self) -> Fields:
-        """See `StagedFile.seal`. The last block is on its replicas' disks (hsync), and the file is whole (close).
+        """See `StagedFile.seal`. Brings the last block to its replicas' disks (hsync), and completes the file (close).
 
-        Blocks before the last one are on disk where ``dfs.datanode.synconclose`` is set: see `FilesSink.conditions`.
-
-        A sweep may have deleted it under a copy that slept: then both say that there is no such file.
+        Earlier blocks are on disk only if ``dfs.datanode.synconclose`` is set: see `FilesSink.conditions`.
         """
+        # A sweep may have deleted the file while its copy slept: both calls then raise FileNotFoundError.
 
         def attempt() -> int:
             self._buffer.flush()
@@ -75,7 +68,7 @@ class HdfsStagedFile(StagedFile):
 
         (length,) = within(self._deadline_s, [attempt])
         if isinstance(length, BaseException):
-            raise unwritten(self._held, length)
+            raise prepare_error(length, self._held)
         if length != self._stream.size:
             raise PrepareError(f"{self._held} has {length} of the {self._stream.size} bytes that were written.")
         return {
@@ -97,7 +90,7 @@ class HdfsStagedFile(StagedFile):
 
 
 class _Buffered:
-    """Gives the client a megabyte at a time: each call costs a journey out of Python."""
+    """A buffer that passes on a megabyte at a time: each call of the client leaves Python."""
 
     def __init__(self, file: Any, path: str, deadline_s: float) -> None:
         self.file = file
@@ -110,23 +103,8 @@ class _Buffered:
         if len(self._waiting) >= _BUFFER_BYTES:
             (done,) = within(self._deadline_s, [self.flush])
             if isinstance(done, BaseException):
-                raise unwritten(self._path, done)
+                raise prepare_error(done, self._path)
 
     def flush(self) -> None:
         full, self._waiting = self._waiting, bytearray()
         self.file.write(bytes(full))
-
-
-def unwritten(path: str, error: BaseException) -> PrepareError:
-    """What a failed write is raised as: nothing of the batch became visible."""
-    later = of_hdfs_error(error, path).outcome is Outcome.RETRY and not isinstance(error, _OF_ONE_FILE)
-    return (OutageError if later else PrepareError)(
-        f"{path} could not be written: {first_line(error)}",
-        next_step="See whether the cluster runs and has room; nothing of the batch became visible.",
-        path=path,
-    )
-
-
-def first_line(error: BaseException) -> str:
-    """An error without the stack that the client appends."""
-    return one_line(f"{type(error).__name__}: {str(error).split(chr(10))[0]}")

@@ -1,4 +1,4 @@
-"""What a start tries in a local folder, before anything is written there."""
+"""Tries at a start what publishing does in a local folder, before anything is written there."""
 
 from __future__ import annotations
 
@@ -71,19 +71,19 @@ def _try_link(root: Path, probe: Path, *seconds: Path) -> None:
 
 
 def _identity(path: Path) -> str:
-    """What tells this folder from another at the same path. Made once, by whoever comes first."""
+    """Returns the id that tells this folder from another at the same path. The first start makes it."""
     if not path.exists():
         temporary = path.with_name(f"id-{secrets.token_hex(6)}")
         write_durably(temporary, uuid.uuid4().hex.encode())
         with suppress(FileExistsError):
             os.link(temporary, path)
         temporary.unlink()
-    sync_folder(path.parent)  # always: who made it may have been killed before it was durable
+    sync_folder(path.parent)  # always: its maker may have been killed before it was durable
     return path.read_text().strip()  # an editor may have put it back
 
 
 def folds_names(root: Path) -> bool:
-    """Whether two names that differ are one there: in upper and lower case, or in the way an accent is written."""
+    """Returns whether two names that differ in case, or in how an accent is written, are one here."""
     probe = root / f".probe-{secrets.token_hex(6)}-\N{LATIN SMALL LETTER E WITH ACUTE}"
     probe.touch(exist_ok=False)
     try:
@@ -94,7 +94,7 @@ def folds_names(root: Path) -> bool:
 
 
 def write_durably(path: Path, content: bytes) -> None:
-    """A new file whose content is on the disk."""
+    """Writes a new file whose content is on the disk."""
     with path.open("xb") as file:
         file.write(content)
         file.flush()

@@ -1,4 +1,4 @@
-"""One file of a local folder that is being written, and held back until the decision."""
+"""One file of a local folder while it is being staged."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ if TYPE_CHECKING:
 
 
 class LocalStagedFile(StagedFile):
-    """A file under ``.sparkonce/held``, whose checksum is counted while it is written.
+    """A file under ``.sparkonce/held``, whose checksum is computed while it is written.
 
-    CRC-32, because it was the fastest that Python brings: 6.6 GB/s, sha1 and sha256 2.0, blake2b 1.3, md5 0.8. It is
-    to find damage and mistakes, not fraud; the name, which no two files share, says whose file it is.
+    The checksum is CRC-32, the fastest that Python brings: 6.6 GB/s, sha1 and sha256 2.0, blake2b 1.3, md5 0.8. It
+    finds damage and mistakes, not fraud. The name, which no two files share, tells whose file it is.
     """
 
     def __init__(self, held: Path, file: int, path: str) -> None:
@@ -37,15 +37,15 @@ class LocalStagedFile(StagedFile):
         return self._stream.size
 
     def seal(self) -> Fields:
-        """See `StagedFile.seal`. A sweep may have taken the file from a copy that slept: that is an error, too."""
+        """See `StagedFile.seal`. Fails, too, if a sweep has deleted the file while its copy slept."""
         with preparing(self._held):
             file = self._stream.file
             file.flush()
             os.fsync(file.fileno())
             mine = os.fstat(file.fileno())
             file.close()
-            standing = self._held.stat()
-            if (standing.st_ino, standing.st_size) != (mine.st_ino, self._stream.size):
+            there = self._held.stat()
+            if (there.st_ino, there.st_size) != (mine.st_ino, self._stream.size):
                 raise PrepareError(f"{self._held} is not the file that was written.", path=str(self._held))
             sync_folder(self._held.parent)
         return {

@@ -1,4 +1,4 @@
-"""Publishing and giving up files that are held back, from any process."""
+"""Publishes and discards staged files, from any process, by their uploads."""
 
 from __future__ import annotations
 
@@ -20,17 +20,23 @@ from sparkonce.sinks.files.s3.outcomes import (
 from sparkonce.sinks.files.s3.requests import ask, look
 from sparkonce.sinks.files.store import Fields, FileState
 
+NO_UPLOAD = Answer(status=404, code=NO_SUCH_UPLOAD)
 _ABORT_WITHIN_S = 10.0
 _POLL_S = 0.1
+_STATES: Mapping[Outcome, FileState] = {
+    Outcome.COMMITTED: FileState.PUBLISHED,
+    Outcome.ALREADY_COMMITTED: FileState.PUBLISHED,
+    Outcome.LOST: FileState.GONE,
+}
 
 
 class Finisher:
-    """Completes and aborts one upload at a time.
+    """Publishes, looks for and discards one file at a time.
 
     Args:
-        client: boto3's, which repeats what may be repeated.
-        once_client: One that sends each request once, for completions: each of their answers has to be read.
-        if_none_match: Whether to complete only where no object stands.
+        client: A boto3 client, which repeats what may be repeated.
+        once_client: A client that sends each request once, for completions: each of their answers has to be read.
+        if_none_match: Whether to complete an upload only if no object is at its key.
     """
 
     def __init__(self, client: Any, once_client: Any, *, if_none_match: bool) -> None:
@@ -39,7 +45,7 @@ class Finisher:
         self._condition = {"IfNoneMatch": "*"} if if_none_match else {}
 
     def publish(self, fields: Fields) -> Finished:
-        """Completes the upload: one request where the answer says it all, else a look at what stands there."""
+        """Completes the upload: one request if its answer suffices, else a look at the object, too."""
         answer = self._complete(fields)
         if not isinstance(answer, Answer):
             # Only the completion that put the object together has a checksum of it, see `outcomes`.
@@ -52,30 +58,26 @@ class Finisher:
             if isinstance(parts, Answer):
                 return read(parts, "ListParts")
             return Finished(outcome=Outcome.RETRY, reason="The upload is there after all.")
-        # The look comes last: what was completed until now is seen by it.
-        standing = look(self._client, str(fields["bucket"]), key_of(fields))
-        return after_look(answer.code, standing, fields)
+        # The look comes last: it sees every completion until now.
+        found = look(self._client, str(fields["bucket"]), key_of(fields))
+        return after_look(answer.code, found, fields)
 
-    def see(self, fields: Fields) -> FileState | Finished:
-        """Where the file stands.
-
-        Returns:
-            RETRY or UNKNOWN, with its reason, if the store does not say.
-        """
+    def look(self, fields: Fields) -> FileState | Finished:
+        """Returns the file's state, or RETRY or UNKNOWN with its reason if the store does not tell."""
         etags = self._list_parts(fields)
         if not isinstance(etags, Answer):
             return FileState.STAGED if etags == str(fields["etags"]).split(",") else FileState.UNKNOWN
         if etags != NO_UPLOAD:
             return read(etags, "ListParts")
-        # There is nothing to be completed any more; but only a completion is told that another one is still at work.
+        # Nothing is left to complete; but only a completion is told that another one is still at work.
         finished = self.publish(fields)
         if finished.outcome is not Outcome.UNKNOWN:
-            return _STANDINGS.get(finished.outcome, finished)
+            return _STATES.get(finished.outcome, finished)
         present = look(self._client, str(fields["bucket"]), key_of(fields))
         return FileState.UNKNOWN if isinstance(present, Present) or present.deleted else finished
 
-    def give_up(self, fields: Fields) -> Finished:
-        """Aborts the upload, and again until no part is left: one may arrive while it is aborted (S3's manual)."""
+    def discard(self, fields: Fields) -> Finished:
+        """Aborts the upload, and again until no part is left: a part may arrive during an abort (S3's manual)."""
         give_up_at = time.monotonic() + _ABORT_WITHIN_S
         answer = ask(self._client.abort_multipart_upload, **_upload(fields))
         if isinstance(answer, Answer):
@@ -94,16 +96,16 @@ class Finisher:
         return self._after_abort(NO_UPLOAD, fields)
 
     def _after_abort(self, answer: Answer, fields: Fields) -> Finished:
-        """Whether what is no longer there to be aborted was published."""
+        """Answers ALREADY_COMMITTED if an upload that is gone was published."""
         if answer.code != NO_SUCH_UPLOAD:
             return read(answer, "AbortMultipartUpload")
-        standing = look(self._client, str(fields["bucket"]), key_of(fields))
-        if isinstance(standing, Present):
-            published = is_own(standing, fields)
+        found = look(self._client, str(fields["bucket"]), key_of(fields))
+        if isinstance(found, Present):
+            published = is_own(found, fields)
             return Finished(outcome=Outcome.ALREADY_COMMITTED if published else Outcome.ABORTED)
-        if standing.status == 404 and standing.code != "NoSuchBucket":
+        if found.status == 404 and found.code != "NoSuchBucket":
             return Finished(outcome=Outcome.ABORTED)
-        return read(standing, "HeadObject")
+        return read(found, "HeadObject")
 
     def _complete(self, fields: Fields) -> Mapping[str, Any] | Answer:
         etags = enumerate(str(fields["etags"]).split(","), 1)
@@ -128,24 +130,16 @@ class Finisher:
             marker = int(answer["NextPartNumberMarker"])
 
 
-NO_UPLOAD = Answer(status=404, code=NO_SUCH_UPLOAD)
-_STANDINGS: Mapping[Outcome, FileState] = {
-    Outcome.COMMITTED: FileState.PUBLISHED,
-    Outcome.ALREADY_COMMITTED: FileState.PUBLISHED,
-    Outcome.LOST: FileState.GONE,
-}
-
-
 def _upload(fields: Fields) -> dict[str, Any]:
     return {"Bucket": fields["bucket"], "Key": key_of(fields), "UploadId": fields["upload_id"]}
 
 
 def _differs(answer: Mapping[str, Any], fields: Fields) -> bool:
-    """Whether the store says that it made something else of the parts than S3 would."""
+    """Returns whether the store reports another ETag than S3 would make of the parts."""
     etag = str(answer.get("ETag", "")).strip('"')
     return ":" not in str(fields["checksum"]) and etag != fields["checksum"]
 
 
 def key_of(fields: Fields) -> str:
-    """Where in the bucket the file is published."""
+    """Returns the key at which the file is published."""
     return f"{fields['prefix']}{fields['path']}"

@@ -1,4 +1,4 @@
-"""Listing open uploads, page by page."""
+"""Lists open uploads, page by page."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ MOST_A_PAGE = 1_000
 
 
 def list_uploads(client: Any, bucket: str, prefix: str, page: int) -> Iterator[tuple[str, str] | Answer]:
-    """Key and id of every open upload below a prefix; ends with an `Answer` if the store refuses to go on.
+    """Yields key and id of every open upload below a prefix; ends with an `Answer` if the store refuses to continue.
 
     Args:
-        client: boto3's.
+        client: A boto3 client.
         bucket: The bucket.
-        prefix: What the keys begin with.
-        page: How many to ask for at once, at most 1,000.
+        prefix: The prefix of the keys.
+        page: How many uploads to ask for at once, at most 1,000.
     """
     asked: dict[str, Any] = {"Bucket": bucket, "Prefix": prefix, "MaxUploads": page, "EncodingType": "url"}
     key = ""
     while True:
         answer = ask(client.list_multipart_uploads, **asked)
         if _refuses_marker(answer, asked):
-            # Versitygw 1.8.0 takes no marker within a key: all of that key, then what comes after it.
+            # Versitygw 1.8.0 takes no marker within a key: all uploads of that key, then those after it.
             yield from _of_one_key(client, bucket, key)
             del asked["UploadIdMarker"]
             answer = ask(client.list_multipart_uploads, **asked)

@@ -1,13 +1,13 @@
-"""What S3's answers mean: one table. What is not listed is UNKNOWN.
+"""Maps S3's answers to outcomes; an unlisted one is UNKNOWN, upon which nothing is undone.
 
-Where the answers come from: Amazon S3's API reference ("Error responses", CompleteMultipartUpload,
-AbortMultipartUpload, If-None-Match), tried against versitygw 1.8.0 as far as that has them, and what botocore 1.44
-repeats in its modes ``standard`` and ``legacy``.
+The answers are those of Amazon S3's API reference ("Error responses", CompleteMultipartUpload, AbortMultipartUpload,
+If-None-Match), tried against versitygw 1.8.0 as far as it has them, and those that botocore 1.44 repeats in its modes
+``standard`` and ``legacy``.
 
-An upload that is gone was completed or given up, and S3 says NoSuchUpload for both. So that answer, and that somebody's
-object stands at the key, say nothing yet: what stands there decides. It is told by the metadata that the upload was
-begun with. A store may also answer "done" to a completion that it did not do: versitygw 1.8.0 does while another
-completion is at work, and whenever any object stands at the key. Only the answer that it did do has a checksum.
+S3 answers NoSuchUpload both for an upload that was completed and for one that was aborted. So neither that answer nor
+that the key is taken tells anything yet: the object at the key decides, by the metadata that its upload was begun with.
+A store may also answer "done" to a completion that it did not make: versitygw 1.8.0 does while another completion is at
+work, and whenever any object is at the key. Only the answer of the completion that made the object has a checksum.
 """
 
 from __future__ import annotations
@@ -21,32 +21,32 @@ from sparkonce.sinks.files.names import name_in
 from sparkonce.sinks.files.store import Fields
 
 TRANSACTION = "sparkonce-transaction"
-"""The object's metadata that says whose it is: the text of the transaction's name."""
+"""The object's metadata with the text of its transaction's name."""
 
 UPLOAD = "sparkonce-upload"
-"""The object's metadata that tells two uploads of one name apart: what the writer drew."""
+"""The object's metadata that tells two uploads of one name apart: a random text of the writer's."""
 
 NO_SUCH_UPLOAD = "NoSuchUpload"
 OCCUPIED = "PreconditionFailed"
 DONE = ""
-"""In place of a code: the server said that it has done it."""
+"""In place of a code: the server reported success."""
 
 NOT_SENT = 0
 """In place of a status: boto3 itself refused."""
 
 LOOK = frozenset({NO_SUCH_UPLOAD, OCCUPIED, DONE})
-"""Answers to a completion that say nothing before one has looked at what stands at the key."""
+"""Answers to a completion that decide nothing without a look at the object at the key."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """A refusal by the server, or that none came.
+    """A refusal by the server, or the absence of an answer.
 
     Attributes:
-        status: HTTP's; None if no answer came, `NOT_SENT` if nothing was asked.
-        code: S3's; HTTP's status where S3 sends no body, as to HeadObject.
+        status: HTTP's status; None if no answer came, `NOT_SENT` if boto3 sent nothing.
+        code: S3's code; HTTP's status if S3 sends no body, as to HeadObject.
         reason: The server's message, or why no answer came.
-        deleted: Whether the newest version at the key says that the object was deleted.
+        deleted: Whether the newest version at the key marks the object as deleted.
     """
 
     status: int | None
@@ -57,11 +57,11 @@ class Answer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Present:
-    """The object that stands at a key.
+    """The object at a key.
 
     Attributes:
-        size: In bytes.
-        etag: Without quotes.
+        size: Its size in bytes.
+        etag: Its ETag without quotes.
         transaction: Its metadata `TRANSACTION`, empty if it has none.
         mark: Its metadata `UPLOAD`, empty if it has none.
     """
@@ -78,11 +78,11 @@ class _Meaning:
     sentence: str
 
 
-_RIGHT = "Nothing is lost yet: grant the right before a lifecycle rule ends the upload."
+_RIGHT = "Nothing is lost yet: grant the right before a lifecycle rule aborts the upload."
 _SLOWER = _Meaning(Outcome.RETRY, "The store asks for fewer requests.")
 _CONFLICT = _Meaning(Outcome.RETRY, "Another request for the same object is at work.")
 _TABLE: Mapping[str, _Meaning] = {
-    # All that botocore takes for throttling, of whichever of AWS's services: stores that are not S3 use them, too.
+    # All that botocore takes for throttling, of any of AWS's services: other stores use them, too.
     "SlowDown": _SLOWER,
     "BandwidthLimitExceeded": _SLOWER,
     "EC2ThrottledException": _SLOWER,
@@ -162,15 +162,15 @@ RIGHTS: Mapping[str, str] = {
     "GetBucketVersioning": "s3:GetBucketVersioning",
     "GetBucketLifecycleConfiguration": "s3:GetLifecycleConfiguration",
 }
-"""Which right each request needs, in IAM's words."""
+"""The right that each request needs, in IAM's words."""
 
 
 def read(answer: Answer, request: str) -> Finished:
-    """What a refusal says by itself.
+    """Returns the outcome that a refusal shows by itself.
 
     Args:
-        answer: The server's.
-        request: What was asked, in S3's words: names the right that is missing.
+        answer: The server's answer.
+        request: The request in S3's words, which names the right that is missing.
     """
     if answer.status is None:
         return Finished(outcome=Outcome.RETRY, reason=f"{request}: no answer: {answer.reason}")
@@ -179,59 +179,58 @@ def read(answer: Answer, request: str) -> Finished:
     if answer.code.startswith("KMS."):
         meaning = _Meaning(Outcome.UNKNOWN, _KMS)
     if meaning is None:
-        said = f"{request}: {answer.status} {answer.code}: no answer this request is known to get. {answer.reason}"
-        return Finished(outcome=Outcome.UNKNOWN, reason=said.rstrip())
+        told = f"{request}: {answer.status} {answer.code}: Unlisted answer, so the outcome is unknown. {answer.reason}"
+        return Finished(outcome=Outcome.UNKNOWN, reason=told.rstrip())
     right = f" It is {RIGHTS[request]}." if name == "AccessDenied" and request in RIGHTS else ""
     shown = answer.code if answer.code == name else f"{name} ({answer.code})"
     return Finished(outcome=meaning.outcome, reason=f"{request}: {shown}: {meaning.sentence}{right}")
 
 
-def after_look(code: str, standing: Present | Answer, fields: Fields) -> Finished:
-    """What a completion came to, by what stands at the key now.
+def after_look(code: str, found: Present | Answer, fields: Fields) -> Finished:
+    """Returns the outcome of a completion by the object that is at the key now.
 
     Args:
-        code: One of `LOOK`: the answer to the completion.
-        standing: The object there, or HeadObject's refusal.
-        fields: The handle's.
+        code: The answer to the completion, one of `LOOK`.
+        found: The object, or HeadObject's refusal.
+        fields: The handle's fields.
     """
-    if isinstance(standing, Present):
-        if is_own(standing, fields):
+    if isinstance(found, Present):
+        if is_own(found, fields):
             done = Outcome.COMMITTED if code == DONE else Outcome.ALREADY_COMMITTED
             return Finished(outcome=done)
         return Finished(
             outcome=Outcome.UNKNOWN,
-            reason=f"At {fields['path']} stands an object of somebody else, {standing.size} bytes, ETag "
-            f"{standing.etag}, where this file of {fields.get('size', '?')} bytes belongs or has been.",
+            reason=f"At {fields['path']} is somebody else's object, {found.size} bytes, ETag {found.etag}, where this "
+            f"file of {fields.get('size', '?')} bytes belongs or has been.",
         )
-    if standing.status != 404 or standing.code == "NoSuchBucket":
-        return read(standing, "HeadObject")
-    if standing.deleted:
+    if found.status != 404 or found.code == "NoSuchBucket":
+        return read(found, "HeadObject")
+    if found.deleted:
         return Finished(
             outcome=Outcome.UNKNOWN, reason=f"{fields['path']} was published and deleted: its newest version is a mark."
         )
     if code != NO_SUCH_UPLOAD:
         return Finished(outcome=Outcome.RETRY, reason="The store is still putting the object together.")
     return Finished(
-        outcome=Outcome.LOST, reason=f"{NO_SUCH_UPLOAD}, and no object: the upload was given up, by a rule or by hand."
+        outcome=Outcome.LOST, reason=f"{NO_SUCH_UPLOAD}, and no object: the upload was aborted, by a rule or by hand."
     )
 
 
-def is_own(standing: Present, fields: Fields) -> bool:
-    """Whether the object is what this handle's upload makes.
+def is_own(found: Present, fields: Fields) -> bool:
+    """Returns whether this handle's upload made the object.
 
-    By the metadata that the upload was begun with; where a store does not keep metadata, by ETag and size. A handle
-    out of a listing knows its name alone.
+    Compares the metadata that the upload was begun with, or ETag and size if the store keeps no metadata.
     """
-    if "mark" not in fields:
-        return bool(standing.transaction) and standing.transaction == name_text(str(fields["path"]))
-    if standing.size != fields["size"]:
+    if "mark" not in fields:  # the handle was made of a listing, and knows its name alone
+        return bool(found.transaction) and found.transaction == name_text(str(fields["path"]))
+    if found.size != fields["size"]:
         return False
-    if standing.mark:
-        return standing.mark == fields["mark"]
-    return standing.etag == fields["checksum"]
+    if found.mark:
+        return found.mark == fields["mark"]
+    return found.etag == fields["checksum"]
 
 
 def name_text(path: str) -> str:
-    """The name of the transaction that a file belongs to, as metadata can hold it: ASCII. Empty if it has none."""
+    """Returns the name of a file's transaction as metadata can hold it, in ASCII; empty if it has none."""
     name = name_in(path)
     return "" if name is None else quote(str(name))

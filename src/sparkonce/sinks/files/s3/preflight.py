@@ -1,4 +1,4 @@
-"""What a bucket must be and allow, tried before the first row."""
+"""Tries at a start every request that the sink makes, and reads the bucket's own rules."""
 
 from __future__ import annotations
 
@@ -27,12 +27,31 @@ ALWAYS: tuple[str, ...] = (
 )
 
 
+_NO_RULE = (
+    "no lifecycle rule aborts incomplete multipart uploads here (AbortIncompleteMultipartUpload): what a query leaves "
+    "behind that is never started again costs money until it is aborted by hand"
+)
+
+_METHODS: Mapping[str, str] = {
+    "HeadBucket": "head_bucket",
+    "ListObjectsV2": "list_objects_v2",
+    "ListMultipartUploads": "list_multipart_uploads",
+    "CreateMultipartUpload": "create_multipart_upload",
+    "UploadPart": "upload_part",
+    "ListParts": "list_parts",
+    "PutObject": "put_object",
+    "HeadObject": "head_object",
+    "DeleteObject": "delete_object",
+    "AbortMultipartUpload": "abort_multipart_upload",
+}
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Findings:
-    """What a bucket's own rules mean for files that are held back in it.
+    """The effect of a bucket's own rules on staged files.
 
     Attributes:
-        timeout_s: After how many seconds a rule aborts an upload; None if none is known to.
+        timeout_s: After how many seconds a rule aborts an upload; None if no rule is known to.
         notes: Sentences for the operator.
     """
 
@@ -41,7 +60,7 @@ class Findings:
 
 
 def check(client: Any, settings: S3Settings, bucket: str, prefix: str) -> Findings:
-    """Sees that the bucket is there and that every request the sink makes is allowed.
+    """Checks that the bucket exists and allows every request that the sink makes.
 
     Raises:
         PreflightError: naming the bucket, the setting or the right.
@@ -57,7 +76,7 @@ def check(client: Any, settings: S3Settings, bucket: str, prefix: str) -> Findin
     try:
         _try_upload(trial, settings, bucket, key, upload)
     except BaseException:
-        with suppress(PreflightError):  # the first error says what is wrong
+        with suppress(PreflightError):  # the first error tells what is wrong
             trial.ask("AbortMultipartUpload", Bucket=bucket, Key=key, UploadId=upload)
         raise
     trial.ask("AbortMultipartUpload", Bucket=bucket, Key=key, UploadId=upload)
@@ -65,7 +84,7 @@ def check(client: Any, settings: S3Settings, bucket: str, prefix: str) -> Findin
 
 
 def _remove_forsaken(trial: _Trial, bucket: str, objects: Sequence[Any], uploads: Sequence[Any]) -> None:
-    """What a trial left whose process was killed in it. A younger one may be at work."""
+    """Deletes what a trial left whose process was killed. A younger trial may be at work."""
     before = datetime.now(timezone.utc) - timedelta(seconds=_FORSAKEN_AFTER_S)
     for one in objects:
         if one["LastModified"] <= before:
@@ -85,12 +104,12 @@ def _try_upload(trial: _Trial, settings: S3Settings, bucket: str, key: str, uplo
         if settings.if_none_match:
             parts = {"Parts": [part]}
             answer = ask(trial.client.complete_multipart_upload, **own, MultipartUpload=parts, IfNoneMatch="*")
-            _see_that_it_keeps_off(answer, bucket)
+            _check_refused(answer, bucket)
     finally:
         trial.ask("DeleteObject", Bucket=bucket, Key=key)
 
 
-def _see_that_it_keeps_off(answer: Mapping[str, Any] | Answer, bucket: str) -> None:
+def _check_refused(answer: Mapping[str, Any] | Answer, bucket: str) -> None:
     if isinstance(answer, Answer) and answer.code == OCCUPIED:
         return
     if isinstance(answer, Answer) and answer.code != "NotImplemented" and answer.status != 501:
@@ -98,7 +117,7 @@ def _see_that_it_keeps_off(answer: Mapping[str, Any] | Answer, bucket: str) -> N
     raise PreflightError(
         f"The store of bucket {bucket!r} does not know If-None-Match on CompleteMultipartUpload, which if_none_match="
         "True relies on: it would replace an object that stands at a file's key.",
-        next_step="set if_none_match=False, if nobody else writes below the prefix.",
+        next_step="Set if_none_match=False, if nobody else writes below the prefix.",
         setting="if_none_match",
     )
 
@@ -119,40 +138,26 @@ class _Trial:
             raise PreflightError(
                 f"The store of bucket {self._bucket!r} at endpoint_url={self._settings.endpoint_url!r} (None is AWS) "
                 f"does not answer: {answer.reason}",
-                next_step="correct endpoint_url and region_name, or see whether the store runs.",
+                next_step="Correct endpoint_url and region_name, or see whether the store runs.",
                 setting="endpoint_url",
             )
         raise _refused(self._bucket, request, answer)
 
 
-_METHODS: Mapping[str, str] = {
-    "HeadBucket": "head_bucket",
-    "ListObjectsV2": "list_objects_v2",
-    "ListMultipartUploads": "list_multipart_uploads",
-    "CreateMultipartUpload": "create_multipart_upload",
-    "UploadPart": "upload_part",
-    "ListParts": "list_parts",
-    "PutObject": "put_object",
-    "HeadObject": "head_object",
-    "DeleteObject": "delete_object",
-    "AbortMultipartUpload": "abort_multipart_upload",
-}
-
-
 def _refused(bucket: str, request: str, answer: Answer) -> PreflightError:
     if answer.status == 404 and request in {"HeadBucket", "ListObjectsV2", "CreateMultipartUpload"}:
         return PreflightError(
-            f"There is no bucket {bucket!r}.", next_step="create it, or correct the location.", setting="location"
+            f"There is no bucket {bucket!r}.", next_step="Create it, or correct the location.", setting="location"
         )
     reason = read(answer, request).reason
     return PreflightError(
         f"The bucket {bucket!r} cannot be used: {reason}",
-        next_step="correct what it names; the rights needed are listed in the documentation of the S3 store.",
+        next_step="Correct what it names; the documentation of the S3 store lists the rights that are needed.",
     )
 
 
 def look_around(client: Any, bucket: str, prefix: str) -> Findings:
-    """What the bucket's own rules do below the prefix. What may not be read is a note, never a refusal."""
+    """Returns the effect of the bucket's own rules below the prefix. A rule that may not be read is only a note."""
     rules = ask(client.get_bucket_lifecycle_configuration, Bucket=bucket)
     if not isinstance(rules, Answer):
         found = read_rules(rules.get("Rules", ()), prefix)
@@ -177,11 +182,11 @@ def _unread(answer: Answer) -> str:
 
 
 def read_rules(rules: Sequence[Mapping[str, Any]], prefix: str) -> Findings:
-    """What lifecycle rules do to uploads and objects whose keys begin with the prefix.
+    """Returns the effect of lifecycle rules on uploads and objects whose keys begin with the prefix.
 
     Args:
-        rules: As GetBucketLifecycleConfiguration gives them.
-        prefix: The sink's, empty or ending in ``/``.
+        rules: The rules of GetBucketLifecycleConfiguration.
+        prefix: The sink's prefix, empty or ending in ``/``.
     """
     touching = [rule for rule in rules if rule.get("Status") == "Enabled" and _touches(_prefix(rule), prefix)]
     days = [rule.get("AbortIncompleteMultipartUpload", {}).get("DaysAfterInitiation") for rule in touching]
@@ -196,12 +201,6 @@ def read_rules(rules: Sequence[Mapping[str, Any]], prefix: str) -> Findings:
                 "must be faster, and a query that was down longer must not be asked to commit its last batch again"
             )
     return Findings(timeout_s=None if abort_after is None else abort_after * DAY_S, notes=tuple(notes))
-
-
-_NO_RULE = (
-    "no lifecycle rule aborts incomplete multipart uploads here (AbortIncompleteMultipartUpload): what a query leaves "
-    "behind that is never started again costs money until it is aborted by hand"
-)
 
 
 def _prefix(rule: Mapping[str, Any]) -> str:

@@ -1,4 +1,4 @@
-"""Requests whose refusals are values, as the table in `outcomes` reads them."""
+"""Sends requests, and returns refusals as values, which the table in `outcomes` reads."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from sparkonce.words import one_line
 
 
 def ask(request: Callable[..., Any], **arguments: Any) -> Mapping[str, Any] | Answer:
-    """The response to a request, or why there is none."""
+    """Returns the response to a request, or the reason for having none."""
     from botocore.exceptions import BotoCoreError, ClientError, ConnectionError, HTTPClientError  # noqa: A004
     from botocore.parsers import ResponseParserError
 
@@ -26,7 +26,7 @@ def ask(request: Callable[..., Any], **arguments: Any) -> Mapping[str, Any] | An
 
 
 def refusal(error: Any) -> Answer:
-    """A ClientError of botocore as a value."""
+    """Returns botocore's ClientError as a value."""
     told = error.response.get("Error", {})
     meta = error.response.get("ResponseMetadata", {})
     return Answer(
@@ -38,7 +38,7 @@ def refusal(error: Any) -> Answer:
 
 
 def look(client: Any, bucket: str, key: str) -> Present | Answer:
-    """What stands at a key."""
+    """Returns the object at a key, or the refusal of HeadObject."""
     answer = ask(client.head_object, Bucket=bucket, Key=key)
     if isinstance(answer, Answer):
         return answer
@@ -52,7 +52,7 @@ def look(client: Any, bucket: str, key: str) -> Present | Answer:
 
 
 def read_object(*, client: Any, bucket: str, key: str) -> Mapping[str, Any]:
-    """An object's whole content, as ``Body``."""
+    """Returns an object's whole content, as ``Body``."""
     answer = client.get_object(Bucket=bucket, Key=key)
     with answer["Body"] as body:
         return {"Body": body.read()}

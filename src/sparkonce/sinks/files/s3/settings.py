@@ -1,4 +1,4 @@
-"""What the user says of a bucket, checked; and the boto3 clients that follow from it."""
+"""The user's settings of a bucket, checked, and the boto3 clients made of them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from sparkonce.errors import ConfigurationError
 
 MIB = 1024 * 1024
 SMALLEST_PART_BYTES = 5 * MIB
-"""S3's own limit for every part but the last."""
+"""The limit of S3 itself for every part but the last."""
 
 _LOCATION = re.compile(r"s3[an]?://(?P<bucket>[^/]+)(?:/(?P<prefix>.*))?", re.DOTALL)
 _STYLES = ("auto", "path", "virtual")
@@ -24,25 +24,25 @@ _TYPES = {**_TYPES, "float": (float, int), "bool | str": (bool, str)}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class S3Settings:
-    """How a bucket is reached and written to. None leaves it to boto3's own chain.
+    """The settings of reaching and writing to a bucket. None leaves a setting to boto3's own chain.
 
     Attributes:
-        endpoint_url: Of a store other than AWS, for example ``http://127.0.0.1:7070``.
+        endpoint_url: The URL of a store other than AWS, for example ``http://127.0.0.1:7070``.
         region_name: The bucket's region.
         profile_name: A profile of the shared configuration files, on every machine that runs a task.
-        aws_access_key_id: Better left out, for boto3's chain (environment, profile, role of the machine) to find: what
-            is given here travels to the workers with the sink.
+        aws_access_key_id: Better left to boto3's chain (environment, profile, role of the machine): a key that is given
+            here is shipped to the workers with the sink.
         aws_secret_access_key: As above.
         aws_session_token: As above. It is not renewed.
         addressing_style: ``path`` (host/bucket/key), ``virtual`` (bucket.host/key) or ``auto``.
         verify: False to trust any certificate, or the path of a CA bundle.
         connect_timeout_s: Seconds to wait for a connection.
         read_timeout_s: Seconds to wait for the next bytes of an answer.
-        attempts: How often a request that may be repeated is sent at most. Completing an upload is sent once a call.
-        part_size_bytes: Of the first 1,000 parts of a file; later parts are larger.
-        upload_threads: Parts under way at once in a worker process, and the bound of its memory: each holds one part.
+        attempts: How often a request that may be repeated is sent at most. A completion is sent once a call.
+        part_size_bytes: The size of the first 1,000 parts of a file; later parts are larger.
+        upload_threads: Parts under way at once in a worker process. Each thread holds one part in memory.
         finish_threads: Files that the driver completes or aborts at once.
-        if_none_match: Completes only where no object stands. Turn it off for stores that do not know it.
+        if_none_match: Complete an upload only if no object is at its key. Turn it off for stores that do not know it.
         server_side_encryption: ``AES256``, ``aws:kms`` or ``aws:kms:dsse``.
         sse_kms_key_id: The key for ``aws:kms``.
         storage_class: For example ``STANDARD_IA``.
@@ -68,18 +68,18 @@ class S3Settings:
     storage_class: str | None = None
 
     def encryption(self) -> dict[str, str]:
-        """What every new object is given, in boto3's names."""
+        """Returns the encryption settings of every new object, in boto3's names."""
         options = {"ServerSideEncryption": self.server_side_encryption, "SSEKMSKeyId": self.sse_kms_key_id}
         return {name: value for name, value in options.items() if value is not None}
 
     def object_options(self) -> dict[str, str]:
-        """What a new file is given. Small ones are without the storage class: archives take hours to be read."""
+        """Returns the settings of a new file. Small files lack the storage class: archives take hours to be read."""
         storage = {} if self.storage_class is None else {"StorageClass": self.storage_class}
         return {**self.encryption(), **storage}
 
 
 def read_location(location: str) -> tuple[str, str]:
-    """The bucket, and the prefix of all keys: empty or ending in ``/``.
+    """Returns the bucket, and the prefix of all keys: empty or ending in ``/``.
 
     Raises:
         ConfigurationError: if it is not ``s3://bucket/prefix``.
@@ -89,14 +89,14 @@ def read_location(location: str) -> tuple[str, str]:
     if found is None or prefix.startswith("/") or "//" in prefix:
         raise ConfigurationError(
             f"The location {location!r} is not s3://bucket/prefix.",
-            next_step="name the bucket, and a prefix without empty parts.",
+            next_step="Name the bucket, and a prefix without empty parts.",
             setting="location",
         )
     return found["bucket"], f"{prefix}/" if prefix else ""
 
 
 def read_settings(user: Mapping[str, Any]) -> S3Settings:
-    """The user's settings, checked.
+    """Checks the user's settings.
 
     Raises:
         ConfigurationError: naming the setting that is unknown or has an impossible value, but never a secret's value.
@@ -105,12 +105,12 @@ def read_settings(user: Mapping[str, Any]) -> S3Settings:
     for name, value in user.items():
         if name not in known:
             raise ConfigurationError(
-                f"{name!r} is not a setting of the S3 store.", next_step=f"use one of {', '.join(known)}.", setting=name
+                f"{name!r} is not a setting of the S3 store.", next_step=f"Use one of {', '.join(known)}.", setting=name
             )
         wanted = str(known[name].type)
         fits = isinstance(value, _TYPES[wanted]) and (wanted == "bool" or "bool" in wanted or value is not True)
         if not fits and not (value is None and known[name].default is None):
-            raise _refused(name, value, f"it must be a {wanted.removesuffix(' | None')}.")
+            raise _refused(name, value, f"It must be a {wanted.removesuffix(' | None')}.")
     settings = S3Settings(**user)
     _check_numbers(settings)
     _check_rest(settings)
@@ -123,25 +123,25 @@ def _check_numbers(settings: S3Settings) -> None:
         raise _refused("part_size_bytes", settings.part_size_bytes, why)
     for name in ("attempts", "upload_threads", "finish_threads", "connect_timeout_s", "read_timeout_s"):
         if getattr(settings, name) <= 0:
-            raise _refused(name, getattr(settings, name), "it must be above 0.")
+            raise _refused(name, getattr(settings, name), "It must be above 0.")
 
 
 def _check_rest(settings: S3Settings) -> None:
     if "@" in (settings.endpoint_url or ""):  # not shown, and it would stand in the decision log
         raise ConfigurationError(
             "endpoint_url holds credentials before its host.",
-            next_step="take them out: give aws_access_key_id and aws_secret_access_key, or let boto3 find them.",
+            next_step="Take them out: give aws_access_key_id and aws_secret_access_key, or let boto3 find them.",
             setting="endpoint_url",
         )
     if settings.addressing_style not in _STYLES:
-        raise _refused("addressing_style", settings.addressing_style, f"it must be one of {', '.join(_STYLES)}.")
+        raise _refused("addressing_style", settings.addressing_style, f"It must be one of {', '.join(_STYLES)}.")
     if (settings.aws_access_key_id is None) != (settings.aws_secret_access_key is None):
         raise ConfigurationError(
             "aws_access_key_id and aws_secret_access_key belong together, and one of them is missing.",
-            next_step="give both, or neither for boto3 to find them.",
+            next_step="Give both, or neither for boto3 to find them.",
         )
     if settings.sse_kms_key_id is not None and not str(settings.server_side_encryption).startswith("aws:kms"):
-        why = f"it needs server_side_encryption=aws:kms, which is {settings.server_side_encryption!r}."
+        why = f"It needs server_side_encryption=aws:kms, which is {settings.server_side_encryption!r}."
         raise _refused("sse_kms_key_id", settings.sse_kms_key_id, why)
 
 
@@ -151,11 +151,11 @@ def _refused(name: str, value: object, why: str) -> ConfigurationError:
 
 
 def client(settings: S3Settings, *, attempts: int | None = None) -> Any:
-    """A boto3 client, one for all that ask with the same settings in this process.
+    """Returns a boto3 client, the same for all that ask with the same settings in this process.
 
     Args:
         settings: How to reach the store.
-        attempts: How often boto3 may send a request; by default as the settings say.
+        attempts: How often boto3 may send a request; by default the setting of this name.
 
     Raises:
         ConfigurationError: if boto3 is missing, or cannot make a client of the settings.
@@ -192,5 +192,5 @@ def _client(settings: S3Settings, attempts: int, _pid: int) -> Any:  # a forked 
         return session.client("s3", endpoint_url=settings.endpoint_url, verify=settings.verify, config=config)
     except (BotoCoreError, ValueError) as error:
         raise ConfigurationError(
-            f"boto3 makes no client with {settings!r}: {error}", next_step="correct the setting it names."
+            f"boto3 makes no client with {settings!r}: {error}", next_step="Correct the setting that it names."
         ) from error

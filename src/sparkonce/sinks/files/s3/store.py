@@ -1,4 +1,4 @@
-"""A prefix of a bucket, as the files sink needs it."""
+"""The prefix as a `FileStore`; see the package for how a file is published."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from sparkonce.sinks.files.s3.listing import list_uploads
 from sparkonce.sinks.files.s3.outcomes import Answer, read
 from sparkonce.sinks.files.s3.requests import ask, read_object
 from sparkonce.sinks.files.s3.settings import client, read_location, read_settings
-from sparkonce.sinks.files.s3.upload import S3StagedFile, Uploader
+from sparkonce.sinks.files.s3.writing import S3StagedFile, Uploader
 from sparkonce.sinks.files.store import Fields, FileState, FileStore, Staged, StagedFile
 
 if TYPE_CHECKING:
@@ -24,21 +24,20 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-_ASK_AGAIN = "see whether the store can be reached, and with which rights."
+_ASK_AGAIN = "See whether the store can be reached, and with which rights."
 _AWS = re.compile(r"https?://s3[.a-z0-9-]*\.amazonaws\.com(\.cn)?/?")
 
 
 class S3Store(FileStore):
-    """A prefix of a bucket of S3, or of a store that speaks its language.
+    """See `FileStore`.
 
-    A file is a multipart upload: no reader sees it before it is completed, any process can complete it, and a store
-    completes it once. What is not completed costs money until it is aborted, so bucket owners should let a lifecycle
-    rule (``AbortIncompleteMultipartUpload``) do that after some days; see `timeout_s`.
+    An upload that is not completed costs money until it is aborted. So bucket owners should let a lifecycle rule
+    (``AbortIncompleteMultipartUpload``) abort it after some days; see `timeout_s`.
 
     Args:
         location: ``s3://bucket/prefix``.
         settings: See `sparkonce.sinks.files.s3.settings.S3Settings`.
-        page: How many names one listing asks for, at most 1,000.
+        page: How many names to ask for at once, at most 1,000.
 
     Raises:
         ConfigurationError: for a location or setting that cannot be used.
@@ -47,7 +46,7 @@ class S3Store(FileStore):
     keeps_manifests = False
 
     def __init__(self, location: str, settings: Mapping[str, Any] | None = None, *, page: int = 1_000) -> None:
-        self.location = location.rstrip("/")  # readers put "/" and a file's path behind it
+        self.location = location.rstrip("/")  # readers append "/" and a file's path
         self.bucket, self.prefix = read_location(location)
         self.settings = read_settings(settings or {})
         self._page = page
@@ -68,7 +67,7 @@ class S3Store(FileStore):
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.location!r})"
 
-    # --- before the start -------------------------------------------------------------------------------------------
+    # --- at a start ---------------------------------------------------------------------------------------------------
 
     def check(self) -> Mapping[str, str]:
         """See `FileStore.check`. Begins and aborts an upload, and puts and deletes a small hidden object."""
@@ -76,7 +75,7 @@ class S3Store(FileStore):
 
         reached = client(self.settings)
         self._findings = check(reached, self.settings, self.bucket, self.prefix)
-        endpoint = str(reached.meta.endpoint_url)  # of AWS one for each region, and bucket names are the world's
+        endpoint = str(reached.meta.endpoint_url)  # AWS has one for each region, and bucket names are unique in all
         own = "aws" if _AWS.fullmatch(endpoint) else endpoint
         return {"endpoint": own, "bucket": self.bucket, "folder": self.prefix}
 
@@ -85,7 +84,7 @@ class S3Store(FileStore):
         return None
 
     def timeout_s(self) -> float | None:
-        """See `FileStore.timeout_s`: the fewest days after which a lifecycle rule aborts uploads here, in seconds."""
+        """See `FileStore.timeout_s`. The shortest lifecycle rule that aborts uploads here decides."""
         return self._look_around().timeout_s
 
     def conditions(self) -> Sequence[str]:
@@ -101,25 +100,21 @@ class S3Store(FileStore):
             self._findings = look_around(client(self.settings), self.bucket, self.prefix)
         return self._findings
 
-    # --- files held back --------------------------------------------------------------------------------------------
+    # --- files --------------------------------------------------------------------------------------------------------
 
     def stage(self, name: TransactionName, path: str) -> StagedFile:
-        """See `FileStore.stage`. The path must be one of `file_path`: `list_staged` reads the name in it."""
+        """See `FileStore.stage`. The path must be made by `file_path`: `list_staged` reads the name in it."""
         if name_in(path) != name:
-            raise ConfigurationError(f"{path!r} is no path of {name}.", next_step="make it with file_path.")
+            raise ConfigurationError(f"{path!r} is no path of {name}.", next_step="Make it with file_path.")
         if self._uploader is None:
-            give_up = self._finisher().give_up
+            discard = self._finisher().discard
             once = client(self.settings, attempts=1)
-            self._uploader = Uploader(client(self.settings), once, self.settings, self.bucket, give_up)
+            self._uploader = Uploader(client(self.settings), once, self.settings, self.bucket, discard)
         return S3StagedFile(self._uploader, self.prefix, path)
 
     def look(self, files: Sequence[Fields]) -> Sequence[FileState]:
-        """See `FileStore.look`. One request for a file that is held, two for others.
-
-        Raises:
-            UnknownOutcomeError: if the store does not say it of every file.
-        """
-        seen = self._each(self._finisher().see, files)
+        """See `FileStore.look`. Sends one request for a staged file, two for others."""
+        seen = self._each(self._finisher().look, files)
         for one in seen:
             if not isinstance(one, FileState):
                 raise UnknownOutcomeError(f"{self.location}: {one.reason}", next_step=_ASK_AGAIN)
@@ -131,14 +126,10 @@ class S3Store(FileStore):
 
     def discard(self, files: Sequence[Fields]) -> Sequence[Finished]:
         """See `FileStore.discard`."""
-        return self._each(self._finisher().give_up, files)
+        return self._each(self._finisher().discard, files)
 
     def list_staged(self) -> Iterable[Staged]:
-        """See `FileStore.list_staged`.
-
-        Raises:
-            UnknownOutcomeError: if the store does not say which uploads are open.
-        """
+        """See `FileStore.list_staged`."""
         seen: set[str] = set()
         for found in list_uploads(client(self.settings), self.bucket, self.prefix, self._page):
             if isinstance(found, Answer):
@@ -151,7 +142,7 @@ class S3Store(FileStore):
                 fields = {"bucket": self.bucket, "prefix": self.prefix, "path": path, "upload_id": upload}
                 yield Staged(name=name, fields=fields)
 
-    # --- small files ------------------------------------------------------------------------------------------------
+    # --- small files --------------------------------------------------------------------------------------------------
 
     def put(self, path: str, content: bytes) -> None:
         """See `FileStore.put`."""
@@ -180,16 +171,13 @@ class S3Store(FileStore):
             asked["ContinuationToken"] = answer["NextContinuationToken"]
 
     def delete(self, paths: Sequence[str]) -> None:
-        """See `FileStore.delete`. One request each: DeleteObjects is not everywhere.
-
-        Raises:
-            UnknownOutcomeError: if one of them may still be there.
-        """
+        """See `FileStore.delete`."""
+        # A request for each: not every store has DeleteObjects.
         keys = [self.prefix + path for path in paths]
         self._each(lambda key: self._sure("DeleteObject", "delete_object", Bucket=self.bucket, Key=key), keys)
 
     def close(self) -> None:
-        """See `FileStore.close`. Connections are shared with other stores of the process, and stay."""
+        """See `FileStore.close`. Leaves the connections open, which the process's other stores share."""
         uploader, pool = self._uploader, self._pool
         self._uploader = self._pool = None
         for one in (uploader, pool):
@@ -198,7 +186,7 @@ class S3Store(FileStore):
             elif one is not None:
                 one.shutdown()
 
-    # --- how --------------------------------------------------------------------------------------------------------
+    # --- asking -------------------------------------------------------------------------------------------------------
 
     def _finisher(self) -> Finisher:
         return Finisher(

@@ -1,4 +1,4 @@
-"""A file that is held back: a multipart upload that is not completed, fed part by part from a writer's thread."""
+"""One file while it is being staged: a multipart upload, sent part by part from a writer's thread."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 MOST_PARTS = 10_000
-"""S3's own limit."""
+"""The limit of S3 itself."""
 
 LARGEST_PART_BYTES = 5 * 1024 * MIB
 PARTS_OF_ONE_SIZE = 1_000
@@ -36,12 +36,12 @@ _MD5 = re.compile(r"[0-9a-f]{32}")
 
 
 def part_size(number: int, first_bytes: int) -> int:
-    """How many bytes part ``number``, from 1, has: twice as many after each 1,000, so that 5 TiB take < 10,000."""
+    """Returns the size of part ``number``, from 1. It doubles after each 1,000 parts, so that 5 TiB take < 10,000."""
     return min(first_bytes << ((number - 1) // PARTS_OF_ONE_SIZE), LARGEST_PART_BYTES)
 
 
 def final_etag(etags: Sequence[str]) -> str:
-    """What S3 calls the whole object; a hash of its parts' ETags where those are not MD5s, as with SSE-KMS."""
+    """Returns the ETag of the whole object; a hash of its parts' ETags if those are not MD5s, as with SSE-KMS."""
     if not all(_MD5.fullmatch(etag) for etag in etags):
         return f"sha256:{hashlib.sha256(','.join(etags).encode()).hexdigest()}"
     whole = hashlib.md5(b"".join(map(bytes.fromhex, etags)), usedforsecurity=False).hexdigest()
@@ -49,14 +49,14 @@ def final_etag(etags: Sequence[str]) -> str:
 
 
 class Uploader:
-    """What all files that a worker process writes share: threads, and the memory of the parts under way.
+    """The threads, and the memory of parts under way, that all files of a worker process share.
 
     Args:
-        client: boto3's, which repeats what may be repeated.
-        begin_client: One that sends each request once: the repeats are made here.
+        client: A boto3 client, which repeats what may be repeated.
+        begin_client: A client that sends each request once: the repeats are made here.
         settings: Sizes and numbers.
         bucket: The bucket.
-        give_up: Aborts an upload.
+        discard: Aborts an upload.
     """
 
     def __init__(
@@ -65,12 +65,12 @@ class Uploader:
         begin_client: Any,
         settings: S3Settings,
         bucket: str,
-        give_up: Callable[[Fields], Finished],
+        discard: Callable[[Fields], Finished],
     ) -> None:
         self.client = client
         self.settings = settings
         self.bucket = bucket
-        self.give_up = give_up
+        self.discard = discard
         self._begin_client = begin_client
         self._pool = ThreadPoolExecutor(settings.upload_threads, thread_name_prefix="sparkonce-s3-upload")
         self._slots = threading.BoundedSemaphore(settings.upload_threads)
@@ -91,7 +91,7 @@ class Uploader:
         return future
 
     def close(self) -> None:
-        """Ends the threads; what is under way is finished first."""
+        """Ends the threads, once they have finished what is under way."""
         self._pool.shutdown()
 
     def _begin(self, key: str, name: str, mark: str) -> str:
@@ -110,12 +110,12 @@ class Uploader:
             finished = read(answer, "CreateMultipartUpload")
             if finished.outcome is not Outcome.RETRY or attempt == self.settings.attempts:
                 raise _not_whole(key, finished)
-            # An upload that was begun although its answer was lost is found by the next sweep.
+            # If the answer was lost and the upload begun, the next sweep finds it.
             time.sleep(min(0.05 * 2**attempt, 2.0))
             attempt += 1
 
     def _send(self, key: str, upload: Future[str], number: int, body: bytes | bytearray) -> str:
-        # A part waits for an earlier task of the same queue only, so threads cannot wait for each other for ever.
+        # A part waits only for an earlier task of the same queue, so threads cannot wait for each other for ever.
         digest = hashlib.md5(body, usedforsecurity=False).digest()
         answer = ask(
             self.client.upload_part,
@@ -140,9 +140,9 @@ class S3StagedFile(StagedFile):
     """A file under way to a bucket. One call at a time, from any thread.
 
     Args:
-        uploader: Of this process.
-        prefix: Of the sink's keys.
-        path: Where it is to be published, below the prefix.
+        uploader: This process's uploader.
+        prefix: The prefix of the sink's keys.
+        path: The path below the prefix at which it is to be published.
     """
 
     def __init__(self, uploader: Uploader, prefix: str, path: str) -> None:
@@ -167,14 +167,14 @@ class S3StagedFile(StagedFile):
         return self._size
 
     def seal(self) -> Fields:
-        """See `StagedFile.seal`. All parts have arrived; the object does not exist yet."""
+        """See `StagedFile.seal`. Waits until all parts have arrived; the object does not exist yet."""
         if self._buffer or not self._parts:  # S3 completes no upload without parts
             self._send_part()
         etags = [part.result() for part in self._parts]
-        # All of them, however many: a completion names them also where the upload, and ListParts with it, is gone.
-        return {**self._place(self._upload.result()), "checksum": final_etag(etags), "etags": ",".join(etags)}
+        # All of them: a completion names them even if the upload is gone, and ListParts with it.
+        return {**self._fields(self._upload.result()), "checksum": final_etag(etags), "etags": ",".join(etags)}
 
-    def _place(self, upload: str) -> dict[str, str | int]:
+    def _fields(self, upload: str) -> dict[str, str | int]:
         return {
             "bucket": self._uploader.bucket,
             "prefix": self._prefix,
@@ -185,7 +185,7 @@ class S3StagedFile(StagedFile):
         }
 
     def discard(self) -> None:
-        """See `StagedFile.discard`. What cannot be aborted now is found by a sweep."""
+        """See `StagedFile.discard`. Leaves an upload that cannot be aborted now to a sweep."""
         self._stream.close()
         self._buffer = bytearray()
         for part in self._parts:
@@ -195,9 +195,9 @@ class S3StagedFile(StagedFile):
             upload = self._upload.result()
         except PrepareError:
             return
-        finished = self._uploader.give_up({**self._place(upload), "checksum": ""})
+        finished = self._uploader.discard({**self._fields(upload), "checksum": ""})
         if finished.outcome is not Outcome.ABORTED:
-            log.warning("upload of %s is not aborted (%s): %s", self._key, finished.outcome.value, finished.reason)
+            log.warning("The upload of %s is not aborted (%s): %s", self._key, finished.outcome.value, finished.reason)
 
     def _write(self, data: memoryview) -> None:
         while data:
@@ -214,17 +214,17 @@ class S3StagedFile(StagedFile):
         if number > MOST_PARTS:
             raise PrepareError(
                 f"The file {self._key} has more than {MOST_PARTS} parts at {self._size} bytes.",
-                next_step="raise part_size_bytes, or write smaller files.",
+                next_step="Raise part_size_bytes, or write smaller files.",
             )
         for part in (self._upload, *self._parts[-2 * self._uploader.settings.upload_threads :]):
             if part.done():
-                part.result()  # raises what went wrong as early as it is known
+                part.result()  # raises its error as early as it is known
         body, self._buffer = self._buffer, bytearray()
         self._parts.append(self._uploader.send(self._key, self._upload, number, body))
 
 
 class _Stream(io.RawIOBase):
-    """Takes bytes one after the other, as pyarrow gives them."""
+    """Takes bytes in sequence, as pyarrow gives them."""
 
     def __init__(self, write: Callable[[memoryview], None], position: Callable[[], int]) -> None:
         self._write = write
@@ -238,7 +238,7 @@ class _Stream(io.RawIOBase):
 
     def write(self, data: Any) -> int:
         if self.closed:
-            raise ValueError("the file is sealed or given up")
+            raise ValueError("The file is sealed or discarded.")
         view = memoryview(data).cast("B")
         self._write(view)
         return len(view)
