@@ -223,6 +223,7 @@ class TableCommitter(WriteAheadCommitter):
     ) -> None:
         super().__init__(folder, sink, prefix, _how(), TableApplication(folder, sink, table, identity))
         self._table = table
+        self._queries: frozenset[str] | None = None
 
     def list_lingering(self, owners: Sequence[Owner]) -> Sequence[Handle]:
         """Files, and what attempts to write them have left in the table."""
@@ -253,17 +254,23 @@ class TableCommitter(WriteAheadCommitter):
         return Finished(outcome=Outcome.ABORTED)
 
     def list_traces(self, query: str, facts: Facts) -> Sequence[Trace]:  # noqa: ARG002 - names say whose they are
-        """What the table's versions say."""
+        """See `SinkCommitter.list_traces`: reads them from the table's versions."""
+        entries = self._entries()
+        self._queries = self._queries_in(entries)
         return [
             Trace(token=entry.name.token, committed=label.first, begun_ms=entry.begun_ms)
-            for label, entry in self._entries().items()
+            for label, entry in entries.items()
             if (entry.name.prefix, entry.name.query) == (self._prefix, query)
         ]
 
     def other_queries(self, query: str, facts: Facts) -> Sequence[str]:  # noqa: ARG002 - names say whose they are
-        """See `SinkCommitter.other_queries`: those of the table's versions."""
-        found = {entry.name.query for entry in self._entries().values() if entry.name.prefix == self._prefix}
-        return sorted(found - {query})
+        """See `SinkCommitter.other_queries`: reads them from the table's versions."""
+        # At a start list_traces has just read the whole history, which takes seconds for a table of many versions.
+        found, self._queries = self._queries, None
+        return sorted((self._queries_in(self._entries()) if found is None else found) - {query})
+
+    def _queries_in(self, entries: Mapping[Label, Entry]) -> frozenset[str]:
+        return frozenset(entry.name.query for entry in entries.values() if entry.name.prefix == self._prefix)
 
     def _entries(self) -> Mapping[Label, Entry]:
         try:
