@@ -187,24 +187,24 @@ class _LinesEncoder(Encoder):
         if self._compressed is not None:
             self._compressed.close()
 
-    def _lines(self, rows: pa.RecordBatch) -> pa.Buffer:
+    def _lines(self, rows: pa.RecordBatch) -> memoryview:
         raise NotImplementedError
 
 
 class _JsonEncoder(_LinesEncoder):
-    def _lines(self, rows: pa.RecordBatch) -> pa.Buffer:
+    def _lines(self, rows: pa.RecordBatch) -> memoryview:
         return json_lines(rows)
 
 
 class _TextEncoder(_LinesEncoder):
-    def _lines(self, rows: pa.RecordBatch) -> pa.Buffer:
+    def _lines(self, rows: pa.RecordBatch) -> memoryview:
         return text_lines(rows)
 
 
 class _CsvEncoder(_LinesEncoder):
     _begun = False
 
-    def _lines(self, rows: pa.RecordBatch) -> pa.Buffer:
+    def _lines(self, rows: pa.RecordBatch) -> memoryview:
         if not self._begun and self._options["header"]:
             self._stream.write(csv_header(rows.schema.names, self._options["delimiter"]))
         self._begun = True
