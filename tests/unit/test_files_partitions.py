@@ -139,7 +139,7 @@ def test_what_is_not_listed_is_unknown() -> None:
     assert of_error(OSError("no number"), "/x").outcome is Outcome.UNKNOWN
     assert of_error(OSError(28, "full"), "/x") == Finished(
         outcome=Outcome.RETRY,
-        reason="/x: ENOSPC: The disk is full, and a new name needs room in its folder, too: free some.",
+        reason="/x: ENOSPC. The disk is full, and a new name needs room in its folder, too: free some.",
     )
     assert of_hdfs_error(RuntimeError("RPCError(odd)"), "/x").outcome is Outcome.UNKNOWN
     assert of_hdfs_error(TimeoutError("no answer"), "/x").outcome is Outcome.RETRY

@@ -2,26 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from sparkonce.errors import OutageError, PrepareError
 from sparkonce.protocol.outcomes import Finished, Outcome
+from sparkonce.sinks._shared.error_table import ErrorTable, Meaning
 from sparkonce.words import one_line
 
-_TABLE: Mapping[str, tuple[Outcome, str]] = {
-    "AccessControlException": (
-        Outcome.UNKNOWN,
-        "Permission denied: let this user write to the folder. Nothing is lost.",
+_RETRY, _UNKNOWN = Outcome.RETRY, Outcome.UNKNOWN
+_NO_FOLDER = "A file is where a folder has to be: move it away."
+
+_MEANINGS = {
+    "AccessControlException": Meaning(
+        _UNKNOWN, "Permission denied: let this user write to the folder. Nothing is lost."
     ),
-    "NSQuotaExceededException": (Outcome.RETRY, "The folder's quota of names is used up: raise it."),
-    "DSQuotaExceededException": (Outcome.RETRY, "The folder's quota of bytes is used up: raise it."),
-    "could only be written to": (Outcome.RETRY, "No data node takes a block: they are away, or full."),
-    "SafeModeException": (Outcome.RETRY, "The name node is in safe mode."),
-    "StandbyException": (Outcome.RETRY, "Another name node is the active one now."),
-    "RetriableException": (Outcome.RETRY, "The name node asks for patience."),
-    "ParentNotDirectoryException": (Outcome.UNKNOWN, "A file is where a folder has to be: move it away."),
-    "FileAlreadyExistsException": (Outcome.UNKNOWN, "A file is where a folder has to be: move it away."),
+    "NSQuotaExceededException": Meaning(_RETRY, "The folder's quota of names is used up: raise it."),
+    "DSQuotaExceededException": Meaning(_RETRY, "The folder's quota of bytes is used up: raise it."),
+    "could only be written to": Meaning(_RETRY, "No data node takes a block: they are away, or full."),
+    "SafeModeException": Meaning(_RETRY, "The name node is in safe mode."),
+    "StandbyException": Meaning(_RETRY, "Another name node is the active one now."),
+    "RetriableException": Meaning(_RETRY, "The name node asks for patience."),
+    "ParentNotDirectoryException": Meaning(_UNKNOWN, _NO_FOLDER),
+    "FileAlreadyExistsException": Meaning(_UNKNOWN, _NO_FOLDER),
 }
+_TABLE = ErrorTable[str]({}, phrases=tuple(_MEANINGS.items()))
+
 _OF_ONE_FILE = (FileNotFoundError, FileExistsError, PermissionError)
 """Errors that come again however long one waits."""
 
@@ -30,13 +33,10 @@ def of_error(error: BaseException, path: str) -> Finished:
     """Returns the outcome of one file upon an error of the client, which names the name node's Java exception."""
     text = one_line(str(error).split("\\n")[0].split("\n")[0])
     if isinstance(error, TimeoutError):
-        return Finished(outcome=Outcome.RETRY, reason=f"{path}: {text}")
+        return Finished(outcome=_RETRY, reason=f"{path}: {text}")
     if isinstance(error, OSError):
-        return Finished(outcome=Outcome.RETRY, reason=f"{path}: {type(error).__name__}: {text}")
-    for name, (outcome, sentence) in _TABLE.items():
-        if name in text:
-            return Finished(outcome=outcome, reason=f"{path}: {name}: {sentence}")
-    return Finished(outcome=Outcome.UNKNOWN, reason=f"{path}: {text}: Unlisted error, so the outcome is unknown.")
+        return Finished(outcome=_RETRY, reason=f"{path}: {type(error).__name__}: {text}")
+    return _TABLE.finished("", text, shown=f"{path}: {text}")
 
 
 def prepare_error(error: BaseException, path: str) -> PrepareError:

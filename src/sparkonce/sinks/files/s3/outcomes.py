@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from urllib.parse import quote
 
 from sparkonce.protocol.outcomes import Finished, Outcome
+from sparkonce.sinks._shared.error_table import ErrorTable, Meaning
 from sparkonce.sinks.files.names import name_in
 from sparkonce.sinks.files.store import Fields
 
@@ -72,16 +73,11 @@ class Present:
     mark: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class _Meaning:
-    outcome: Outcome
-    sentence: str
-
-
+_RETRY, _UNKNOWN = Outcome.RETRY, Outcome.UNKNOWN
 _RIGHT = "Nothing is lost yet: grant the right before a lifecycle rule aborts the upload."
-_SLOWER = _Meaning(Outcome.RETRY, "The store asks for fewer requests.")
-_CONFLICT = _Meaning(Outcome.RETRY, "Another request for the same object is at work.")
-_TABLE: Mapping[str, _Meaning] = {
+_SLOWER = Meaning(_RETRY, "The store asks for fewer requests.")
+_CONFLICT = Meaning(_RETRY, "Another request for the same object is at work.")
+_MEANINGS = {
     # All that botocore takes for throttling, of any of AWS's services: other stores use them, too.
     "SlowDown": _SLOWER,
     "BandwidthLimitExceeded": _SLOWER,
@@ -98,39 +94,38 @@ _TABLE: Mapping[str, _Meaning] = {
     "TooManyRequests": _SLOWER,
     "TooManyRequestsException": _SLOWER,
     "TransactionInProgressException": _SLOWER,
-    "InsufficientStorage": _Meaning(Outcome.RETRY, "The store has no room: make some."),
-    "ServiceUnavailable": _Meaning(Outcome.RETRY, "The store is overloaded or away."),
-    "InternalError": _Meaning(Outcome.RETRY, "The store failed; it may have applied the request."),
-    "RequestTimeout": _Meaning(Outcome.RETRY, "The store gave up waiting for the request."),
-    "RequestTimeoutException": _Meaning(Outcome.RETRY, "The store gave up waiting for the request."),
-    "BadDigest": _Meaning(Outcome.RETRY, "The request was damaged on its way."),
+    "InsufficientStorage": Meaning(_RETRY, "The store has no room: make some."),
+    "ServiceUnavailable": Meaning(_RETRY, "The store is overloaded or away."),
+    "InternalError": Meaning(_RETRY, "The store failed; it may have applied the request."),
+    "RequestTimeout": Meaning(_RETRY, "The store gave up waiting for the request."),
+    "RequestTimeoutException": Meaning(_RETRY, "The store gave up waiting for the request."),
+    "BadDigest": Meaning(_RETRY, "The request was damaged on its way."),
     "OperationAborted": _CONFLICT,
     "ConditionalRequestConflict": _CONFLICT,
     "409": _CONFLICT,  # without a body
-    "AccessDenied": _Meaning(Outcome.UNKNOWN, _RIGHT),
-    "AllAccessDisabled": _Meaning(Outcome.UNKNOWN, "The bucket or the account is locked."),
-    "InvalidAccessKeyId": _Meaning(Outcome.UNKNOWN, "The store does not know the access key: correct the credentials."),
-    "SignatureDoesNotMatch": _Meaning(Outcome.UNKNOWN, "The secret key is wrong: correct the credentials."),
-    "NoCredentialsError": _Meaning(
-        Outcome.UNKNOWN, "boto3 finds no credentials: set them, or give the machine a role."
+    "AccessDenied": Meaning(_UNKNOWN, _RIGHT),
+    "AllAccessDisabled": Meaning(_UNKNOWN, "The bucket or the account is locked."),
+    "InvalidAccessKeyId": Meaning(_UNKNOWN, "The store does not know the access key: correct the credentials."),
+    "SignatureDoesNotMatch": Meaning(_UNKNOWN, "The secret key is wrong: correct the credentials."),
+    "NoCredentialsError": Meaning(_UNKNOWN, "boto3 finds no credentials: set them, or give the machine a role."),
+    "CredentialRetrievalError": Meaning(_RETRY, "boto3 could not fetch credentials."),
+    "ExpiredToken": Meaning(_UNKNOWN, "The session token has expired: renew the credentials."),
+    "InvalidToken": Meaning(_UNKNOWN, "The session token is wrong: renew the credentials."),
+    "RequestTimeTooSkewed": Meaning(
+        _UNKNOWN, "This machine's clock and the store's are too far apart: set the clock (NTP)."
     ),
-    "CredentialRetrievalError": _Meaning(Outcome.RETRY, "boto3 could not fetch credentials."),
-    "ExpiredToken": _Meaning(Outcome.UNKNOWN, "The session token has expired: renew the credentials."),
-    "InvalidToken": _Meaning(Outcome.UNKNOWN, "The session token is wrong: renew the credentials."),
-    "RequestTimeTooSkewed": _Meaning(
-        Outcome.UNKNOWN, "This machine's clock and the store's are too far apart: set the clock (NTP)."
-    ),
-    "NoSuchBucket": _Meaning(Outcome.UNKNOWN, "The bucket is gone, or endpoint_url leads to another store."),
-    "PermanentRedirect": _Meaning(Outcome.UNKNOWN, "The bucket is in another region: set region_name."),
-    "AuthorizationHeaderMalformed": _Meaning(Outcome.UNKNOWN, "The bucket is in another region: set region_name."),
-    "InvalidPart": _Meaning(Outcome.UNKNOWN, "A part of the upload is missing or is not the one that was written."),
-    "InvalidPartOrder": _Meaning(Outcome.UNKNOWN, "The handle's list of parts is damaged."),
-    "EntityTooSmall": _Meaning(Outcome.UNKNOWN, "A part is smaller than the store allows: raise part_size_bytes."),
-    "EntityTooLarge": _Meaning(Outcome.UNKNOWN, "The file is larger than the store allows."),
-    "NotImplemented": _Meaning(
-        Outcome.UNKNOWN, "The store does not know the request; if it is If-None-Match, set if_none_match=False."
+    "NoSuchBucket": Meaning(_UNKNOWN, "The bucket is gone, or endpoint_url leads to another store."),
+    "PermanentRedirect": Meaning(_UNKNOWN, "The bucket is in another region: set region_name."),
+    "AuthorizationHeaderMalformed": Meaning(_UNKNOWN, "The bucket is in another region: set region_name."),
+    "InvalidPart": Meaning(_UNKNOWN, "A part of the upload is missing or is not the one that was written."),
+    "InvalidPartOrder": Meaning(_UNKNOWN, "The handle's list of parts is damaged."),
+    "EntityTooSmall": Meaning(_UNKNOWN, "A part is smaller than the store allows: raise part_size_bytes."),
+    "EntityTooLarge": Meaning(_UNKNOWN, "The file is larger than the store allows."),
+    "NotImplemented": Meaning(
+        _UNKNOWN, "The store does not know the request; if it is If-None-Match, set if_none_match=False."
     ),
 }
+_TABLE = ErrorTable(_MEANINGS)
 _BY_STATUS: Mapping[int, str] = {
     301: "PermanentRedirect",
     403: "AccessDenied",
@@ -173,17 +168,15 @@ def read(answer: Answer, request: str) -> Finished:
         request: The request in S3's words, which names the right that is missing.
     """
     if answer.status is None:
-        return Finished(outcome=Outcome.RETRY, reason=f"{request}: no answer: {answer.reason}")
-    name = answer.code if answer.code in _TABLE else _BY_STATUS.get(answer.status, answer.code)
-    meaning = _TABLE.get(name)
+        return Finished(outcome=_RETRY, reason=f"{request}: no answer: {answer.reason}")
+    code = answer.code if answer.code in _MEANINGS else _BY_STATUS.get(answer.status, answer.code)
     if answer.code.startswith("KMS."):
-        meaning = _Meaning(Outcome.UNKNOWN, _KMS)
-    if meaning is None:
-        told = f"{request}: {answer.status} {answer.code}: Unlisted answer, so the outcome is unknown. {answer.reason}"
-        return Finished(outcome=Outcome.UNKNOWN, reason=told.rstrip())
-    right = f" It is {RIGHTS[request]}." if name == "AccessDenied" and request in RIGHTS else ""
-    shown = answer.code if answer.code == name else f"{name} ({answer.code})"
-    return Finished(outcome=meaning.outcome, reason=f"{request}: {shown}: {meaning.sentence}{right}")
+        return Finished(outcome=_UNKNOWN, reason=f"{request}: {answer.code}. {_KMS}")
+    if code not in _MEANINGS:
+        return _TABLE.finished(code, "", shown=f"{request}: {answer.status} {code}: {answer.reason}".rstrip(": "))
+    shown = code if answer.code == code else f"{code} ({answer.code})"
+    right = f" (missing: {RIGHTS[request]})" if code == "AccessDenied" and request in RIGHTS else ""
+    return _TABLE.finished(code, "", shown=f"{request}: {shown}{right}")
 
 
 def after_look(code: str, found: Present | Answer, fields: Fields) -> Finished:
