@@ -9,6 +9,7 @@ from pathlib import Path
 from crashes.target import Target
 from sparkonce.protocol.codec import decode_record
 from sparkonce.protocol.records import Amend, Commit
+from sparkonce.rig.background import Background
 
 _LEAST_PAUSE_S = 0.005
 _LIMIT_S = 60.0
@@ -27,8 +28,8 @@ def decided(checkpoint: Path) -> int:
     return newest
 
 
-class Watcher:
-    """Looks at a target in a thread.
+class Watcher(Background):
+    """Looks at a target all the time.
 
     Attributes:
         seen: Every number that was ever seen.
@@ -39,6 +40,7 @@ class Watcher:
     """
 
     def __init__(self, target: Target, checkpoint: Path) -> None:
+        super().__init__("watcher", _LIMIT_S)
         self.seen: set[int] = set()
         self.early: set[int] = set()
         self.looks = 0
@@ -46,16 +48,13 @@ class Watcher:
         self._target = target
         self._checkpoint = checkpoint
         self.turn = threading.Lock()
-        self._stopping = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="watcher", daemon=True)
 
     def __enter__(self) -> Watcher:
-        self._thread.start()
+        self.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._stopping.set()
-        self._thread.join(_LIMIT_S)
+        self.stop()
         assert not self._thread.is_alive(), "the witness hangs"
 
     def look(self, *, whole: bool = False) -> list[int]:
@@ -70,12 +69,12 @@ class Watcher:
             self.looks += 1
             return found
 
-    def _run(self) -> None:
-        while not self._stopping.is_set():
+    def work(self) -> None:
+        while not self.stopping.is_set():
             began = time.monotonic()
             try:
                 self.look()
             except Exception:  # noqa: BLE001 - a server that is struck may refuse; how often is counted
                 self.refused += 1
             # It leaves most of the machine to those whom it watches.
-            self._stopping.wait(max(_LEAST_PAUSE_S, 2 * (time.monotonic() - began)))
+            self.stopping.wait(max(_LEAST_PAUSE_S, 2 * (time.monotonic() - began)))

@@ -7,7 +7,7 @@ down about its batches.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -127,14 +127,12 @@ class FirstSeen(Watcher):
         super().__init__(*arguments)
         self.rows: dict[Place, tuple[Row, int]] = {}
 
-    def _take(self, messages: list[Any]) -> None:
+    def take(self, messages: Sequence[Any]) -> None:
         known = self._decided() if messages else -1
-        with self._changed:
-            for message in messages:
-                place = (message.partition(), message.offset())
-                self.seen[place] = message.key()
-                self.rows[place] = ((message.key().decode(), message.value().decode()), known)
-            self._changed.notify_all()
+        for message in messages:
+            place = (message.partition(), message.offset())
+            self.seen[place] = message.key()
+            self.rows[place] = ((message.key().decode(), message.value().decode()), known)
 
 
 class ProgramJob(AnyJob):

@@ -178,7 +178,7 @@ QUOTES = {"quote", "quoted", "plain_literal", "placeholders", "insert_into", "in
 
 NULLS = "', '.join(['NULL'] * len(names))"
 NAMED_AS_IS = {
-    "lab/demo/act.py": {"number": "begins a sentence that is no statement"},
+    "lab/demo/scenario.py": {"number": "begins a sentence that is no statement"},
     "sinks/mysql/encoding.py": {"', '.join(made)": "of names that the caller has quoted"},
     "sinks/mysql/markers.py": {
         "of_batch": "one of two texts of that function",

@@ -1,60 +1,75 @@
+"""The demo's numbers: the output beside what must come out, and how far a killed batch had come."""
+
 from __future__ import annotations
 
-import json
-
+import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 
-from sparkonce.lab.demo.count import Cell, Total, compare, expected_totals
-from sparkonce.lab.demo.crash import CrashPoint
-from sparkonce.lab.demo.orders import CLOSING, Order
-from sparkonce.lab.demo.proof import Standing
+from sparkonce.lab.demo.proof import CrashPoint, Standing
+from sparkonce.lab.demo.result import Count, compare
+from sparkonce.lab.demo.scenario import new_workload
+from sparkonce.lab.history import ROWS
+from sparkonce.lab.systems.observed import of_texts
 
-RIGHT = {Cell(1000, "a"): Total(30, 2), Cell(1000, "b"): Total(5, 1), Cell(2000, "a"): Total(7, 1)}
+# Window and customer, and what they add up to: cents and orders.
+RIGHT = {(1000, 1): (30, 2), (1000, 2): (5, 1), (2000, 1): (7, 1)}
+EXPECTED = pa.Table.from_pylist(
+    [
+        {"kind": "sum", "key": customer, "number": window, "amount": cents, "rows": orders}
+        for (window, customer), (cents, orders) in RIGHT.items()
+    ],
+    schema=ROWS,
+)
 
 
-def row(cell: Cell, total: Total) -> bytes:
-    fields = {"window_start_ms": cell.window_ms, "customer": cell.customer}
-    return json.dumps({**fields, "amount": total.amount, "orders": total.orders}).encode()
+def row(window: int, customer: int, cents: int, orders: int, batch: int = 0) -> bytes:
+    return f"sum,{customer},{window},{cents},{orders},{batch}".encode()
 
 
-ROWS = [row(cell, total) for cell, total in RIGHT.items()]
+SEEN = [row(*cell, *total) for cell, total in RIGHT.items()]
 
 
-def test_orders_are_summed_by_customer_and_window_and_closing_ones_are_left_out() -> None:
-    orders = [
-        Order("a", 10, 1000),
-        Order("b", 5, 1500),
-        Order("a", 20, 1999),
-        Order("a", 7, 2000),
-        Order(CLOSING, 0, 9000),
-    ]
-    assert expected_totals(order.encode() for order in orders) == RIGHT
+def counted(seen: list[bytes]) -> Count:
+    return compare(EXPECTED, of_texts(seen))
 
 
 def test_every_row_once_is_exactly_once() -> None:
-    count = compare(RIGHT, ROWS)
+    count = counted(SEEN)
     assert count.exactly_once
     assert (count.orders, count.expected, count.seen, count.amount_expected, count.amount_seen) == (4, 3, 3, 42, 42)
 
 
 @pytest.mark.parametrize(
-    ("rows", "found"),
+    ("seen", "found"),
     [
-        pytest.param(ROWS[1:], {"missing": 1}, id="missing"),
-        pytest.param([*ROWS, ROWS[0], ROWS[0]], {"doubled": 2}, id="came three times"),
-        pytest.param([row(Cell(1000, "a"), Total(10, 1)), *ROWS[1:]], {"wrong": 1}, id="half of its orders"),
-        pytest.param([*ROWS, row(Cell(3000, "a"), Total(1, 1))], {"wrong": 1}, id="a window without orders"),
-        pytest.param([ROWS[0], ROWS[0], ROWS[2]], {"missing": 1, "doubled": 1}, id="the number alone would be right"),
+        pytest.param(SEEN[1:], {"missing": 1}, id="missing"),
+        pytest.param([*SEEN, SEEN[0], SEEN[0]], {"doubled": 2}, id="came three times"),
+        pytest.param([*SEEN, row(1000, 1, 30, 2, batch=7)], {"doubled": 1}, id="came again in another batch"),
+        pytest.param([row(1000, 1, 10, 1), *SEEN[1:]], {"wrong": 1, "missing": 1}, id="half of its orders"),
+        pytest.param([*SEEN, row(3000, 1, 1, 1)], {"wrong": 1}, id="a window without orders"),
+        pytest.param([*SEEN, b"{}"], {"wrong": 1}, id="no row"),
+        pytest.param([SEEN[0], SEEN[0], SEEN[2]], {"missing": 1, "doubled": 1}, id="the number alone would be right"),
     ],
 )
-def test_what_is_not_exactly_once_is_named(rows: list[bytes], found: dict[str, int]) -> None:
-    count = compare(RIGHT, rows)
+def test_what_is_not_exactly_once_is_named(seen: list[bytes], found: dict[str, int]) -> None:
+    count = counted(seen)
     assert not count.exactly_once
     assert {name: getattr(count, name) for name in ("missing", "doubled", "wrong") if getattr(count, name)} == found
 
 
 def test_nothing_at_all_is_not_exactly_once() -> None:
-    assert not compare({}, []).exactly_once
+    assert not compare(ROWS.empty_table(), of_texts([])).exactly_once
+
+
+def test_every_order_is_in_one_window_of_its_customer() -> None:
+    workload = new_workload(rows_per_second=100, seed=1)
+    expected = workload.expected(1_000)
+    sums = expected.filter(pc.equal(expected["kind"], "sum"))
+    assert pc.sum(sums["rows"]).as_py() == 1_000
+    windows = {number - workload.started_ms for number in sums["number"].to_pylist()}
+    assert windows == set(range(0, 10_000, 1_000))
+    assert len(set(sums["key"].to_pylist())) == 100
 
 
 @pytest.mark.parametrize(

@@ -52,7 +52,9 @@ MADE = [
     Mistake("PostgresSink('host=db datbase=shop', table='t')", "conninfo is not a connection string"),
     Mistake("PostgresSink('dbname=shop', table='t', mode='update')", "mode='update' is not known"),
     Mistake("PostgresSink('dbname=shop', table='t', mode='upsert')", "mode='upsert' with key_columns=[]"),
-    Mistake("PostgresSink('dbname=shop', table='t', mode='upsert', key_columns=1)", "key_columns=1 is not a list of texts"),
+    Mistake(
+        "PostgresSink('dbname=shop', table='t', mode='upsert', key_columns=1)", "key_columns=1 is not a list of texts"
+    ),
     Mistake("PostgresSink('dbname=shop', table='t', lock_timeout_s='10s')", "lock_timeout_s='10s' is not a number"),
     Mistake("MySQLSink('host=db database=shop', table='t')", "settings=<str> is not a mapping"),
     Mistake("MySQLSink({'host': 'db'}, table='t')", "database is missing"),

@@ -26,27 +26,27 @@ def demo(
 
     Takes two minutes. Exits with 0 only if sparkonce lost and doubled nothing and every kill hit its point.
     """
-    from rich.console import Console
+    from rich.console import Console as RichConsole
 
-    from sparkonce.lab.demo.run import Options, run
-    from sparkonce.lab.demo.show import Teller
+    from sparkonce.lab.demo.console import Console
+    from sparkonce.lab.demo.run import run
 
-    console = Console(stderr=as_json)
-    teller = Teller(console)
+    rich = RichConsole(stderr=as_json)
+    console = Console(rich)
     try:
-        result = run(Options(rows_per_second=rows_per_second, seed=seed, keep=keep, compare=compare), teller)
+        result = run(console, rows_per_second=rows_per_second, seed=seed, keep=keep, compare=compare)
     finally:
-        teller.close()
+        console.close()
     if as_json:
         typer.echo(json.dumps(_plain(result)))
     else:
-        _show(console, result, keep)
+        _show(rich, result, keep)
     if not result.ok:
         raise typer.Exit(1)
 
 
 def _show(console: Any, result: "Result", keep: Path | None) -> None:
-    from sparkonce.lab.demo.show import table
+    from sparkonce.lab.demo.console import table
 
     console.print()
     console.print(table([variant for variant in (result.with_sparkonce, result.without) if variant is not None]))

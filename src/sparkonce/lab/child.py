@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 from sparkonce.lab.clock import FakeClock
-from sparkonce.protocol.state import Phase
 from sparkonce.rig.child import Child, Event, session_of
 
 _PAGE_KIB = os.sysconf("SC_PAGE_SIZE") // 1024
@@ -97,9 +96,9 @@ class Driver(Child):
         """Tells it what to do, see `sparkonce.lab.query`. Nothing happens if it is gone."""
         self.send(json.dumps(command))
 
-    def hold_at(self, phase: Phase) -> None:
-        """Has it held where the phase begins the next time."""
-        self.command(hold=phase.name)
+    def hold_at(self, phase: str) -> None:
+        """Holds it where the phase of this name begins the next time."""
+        self.command(hold=phase)
 
     def go(self) -> None:
         """Lets it go on, and holds no more."""

@@ -12,7 +12,7 @@ from typing import Any
 from sparkonce.checkpoint import SparkCheckpoint
 from sparkonce.lab.child import Driver, fields_of
 from sparkonce.lab.clock import FakeClock, find_faketime
-from sparkonce.lab.errors import VerifyFailedError
+from sparkonce.lab.errors import RunFailedError
 from sparkonce.lab.faults import ENDS_THE_DRIVER, Fault
 from sparkonce.lab.history import Kind, Recorder
 from sparkonce.lab.query import QueryConfig
@@ -30,7 +30,7 @@ _ARMED_S = 20.0
 """A phase that has not come after so long is not waited for any longer: the fault happens wherever the driver is."""
 
 
-class StuckError(VerifyFailedError):
+class StuckError(RunFailedError):
     """Something did not happen before its deadline: a finding, not a failure of the verifier."""
 
 
@@ -297,7 +297,7 @@ class Conductor:
         self._hold = None
         self.need(lambda: self.driver is not None, self.limits.start_s, "a driver runs", step.number)
         if self.driver is None:
-            raise VerifyFailedError("no driver runs")
+            raise RunFailedError("no driver runs")
         return self.driver
 
     def expect(self, following: Step | None) -> None:
@@ -342,7 +342,7 @@ class Conductor:
             nonlocal told
             if self.driver is not None and self.driver is not told:
                 told = self.driver
-                told.hold_at(phase)  # one that is started from now on knows it from its configuration
+                told.hold_at(phase.name)  # one that is started from now on knows it from its configuration
             return self.driver is not None and self.driver.held == phase.name
 
         if self._wait_at_work(is_held):

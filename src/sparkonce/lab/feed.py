@@ -1,15 +1,15 @@
-"""Writes a workload to the source's topic, until it is told to stop."""
+"""Writes a workload to the source's topic."""
 
 from __future__ import annotations
 
 import random
-import threading
 import time
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from sparkonce.lab.errors import VerifyFailedError
+from sparkonce.lab.errors import RunFailedError
 from sparkonce.lab.workload import CLOSING_KEY, Workload
+from sparkonce.rig.background import Background
 
 _ROUND_S = 0.05
 _ROUND_MS_AT_MOST = 200
@@ -23,28 +23,30 @@ _CLOSING_AHEAD_MS = 3_600_000
 Row = tuple[int, int, int, int]
 
 
-class Feeder:
-    """Writes rows from a thread of its own.
+class Feeder(Background):
+    """Writes rows until it is stopped.
 
     Rows are written in rounds of a fraction of a second of event time, and a round is acknowledged in all partitions
-    before the next begins: partitions cannot drift apart by more than the query's watermark delay. Now and then it
-    pauses for seconds, so that the query has nothing to read.
+    before the next begins: partitions cannot drift apart by more than the query's watermark delay.
 
     Args:
         settings: librdkafka's, with ``bootstrap.servers``.
         topic: With as many partitions as the workload has.
-        workload: What is written.
+        workload: The rows.
+        pauses: Whether it now and then pauses for seconds, so that the query has nothing to read.
 
     Attributes:
         written: How many rows have been acknowledged.
     """
 
-    def __init__(self, settings: Mapping[str, Any], topic: str, workload: Workload) -> None:
+    def __init__(self, settings: Mapping[str, Any], topic: str, workload: Workload, *, pauses: bool = True) -> None:
         from confluent_kafka import Producer
 
+        super().__init__(f"rows to {topic}", _FLUSH_S + 1)
         self.written = 0
         self._topic = topic
         self._workload = workload
+        self._pauses = pauses
         self._producer = Producer(
             {
                 **settings,
@@ -55,25 +57,10 @@ class Feeder:
             }
         )
         self._delivery_error: Any = None
-        self._error: BaseException | None = None
-        self._stopping = threading.Event()
-        self._thread = threading.Thread(target=self._run, name=f"rows to {topic}", daemon=True)
 
-    def start(self) -> None:
-        """Begins to write."""
-        self._thread.start()
-
-    def check(self) -> None:
-        """Raises what went wrong in the thread, if anything did."""
-        if self._error is not None:
-            raise VerifyFailedError(f"no rows can be written to {self._topic}: {self._error}") from self._error
-
-    def stop(self) -> None:
-        """Stops after the round at work. May be called again."""
-        self._stopping.set()
-        if self._thread.is_alive():
-            self._thread.join(_FLUSH_S + 1)
-        self.check()
+    def failed(self, error: BaseException) -> BaseException:
+        """Returns an error that names the topic."""
+        return RunFailedError(f"No rows can be written to {self._topic}: {error}")
 
     def close_windows(self) -> None:
         """Writes one row far ahead into each partition, so that the watermark passes all windows before."""
@@ -83,26 +70,21 @@ class Feeder:
         self._flush()
 
     def closed_at_ms(self) -> int:
-        """The watermark at which every window has been given out."""
+        """Returns the watermark at which every window has come out, in milliseconds since the epoch."""
         return self._workload.event_ms(self.written) + self._workload.window_ms
 
-    def _run(self) -> None:
-        try:
-            self._feed()
-        except Exception as error:  # noqa: BLE001 - whatever it is, `check` raises it where it is seen
-            self._error = error
-
-    def _feed(self) -> None:
+    def work(self) -> None:
+        """Writes until it is stopped."""
         rate = self._workload.rows_per_second
         rows = self._rows()
         dice = random.Random(self._workload.seed)  # noqa: S311 - pauses, nothing secret
         most = max(1, rate * _ROUND_MS_AT_MOST // 1000)
         began = time.monotonic()
         pause_at = began + dice.uniform(*_PAUSE_EVERY_S)
-        while not self._stopping.wait(_ROUND_S):
-            if time.monotonic() >= pause_at:
+        while not self.stopping.wait(_ROUND_S):
+            if self._pauses and time.monotonic() >= pause_at:
                 pause_s = dice.uniform(*_PAUSE_S)
-                self._stopping.wait(pause_s)
+                self.stopping.wait(pause_s)
                 began += pause_s
                 pause_at = time.monotonic() + dice.uniform(*_PAUSE_EVERY_S)
             due = int((time.monotonic() - began) * rate) - self.written
@@ -130,8 +112,8 @@ class Feeder:
     def _flush(self) -> None:
         left = self._producer.flush(_FLUSH_S)
         if left or self._delivery_error is not None:
-            raise VerifyFailedError(
-                f"{self._topic} did not take its rows: {self._delivery_error or f'{left} not acknowledged'}"
+            raise RunFailedError(
+                f"{self._topic} did not take its rows: {self._delivery_error or f'{left} not acknowledged'}."
             )
 
     def _delivered(self, error: Any, _: Any) -> None:

@@ -29,8 +29,12 @@ from sparkonce.sources.packages import SCALA
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
+    from pyspark.sql.streaming.readwriter import DataStreamWriter
 
     from sparkonce.sink import TwoPhaseCommitSink
+
+    View = Callable[[DataFrame], DataFrame]
+    Start = Callable[[SparkSession, "QueryConfig", "Gate", threading.Event], StreamingQuery]
 
 _POLL_S = 0.1
 _STOP_S = 120.0
@@ -60,7 +64,8 @@ class QueryConfig:
         shuffle_partitions: Spark's; a stateful query keeps it from its first start on.
         hold: Name of the phase to be held at from the beginning, if any.
         java_flags: Of the driver's JVM.
-        plain_to: Instead of all sinks, a folder that Spark itself writes Parquet to.
+        plain_to: Instead of all sinks, where Spark itself writes to: a folder for Parquet.
+        log_level: The lowest level of the product's own log lines that are told.
         outage_patience_s: See `sparkonce.ExactlyOnce`.
     """
 
@@ -78,6 +83,7 @@ class QueryConfig:
     hold: str = ""
     java_flags: str = FAST_START
     plain_to: str = ""
+    log_level: str = "WARNING"
     outage_patience_s: float = 60.0
 
     def to_json(self) -> str:
@@ -90,30 +96,43 @@ class QueryConfig:
         return cls(**json.loads(text))
 
 
-def plan(spark: SparkSession, config: QueryConfig) -> DataFrame:
-    """Each row as it is, and the sum of each key's amounts in each window once the watermark has passed it."""
+def source_rows(spark: SparkSession, config: QueryConfig) -> DataFrame:
+    """Reads the workload: key, number, amount, and the event time as ``at``."""
     from pyspark.sql import functions as F  # noqa: N812 - as everybody writes it
 
     from sparkonce import read_kafka
 
     records = read_kafka(spark, config.source, topics=config.topic)
     fields = F.split(F.col("value").cast("string"), ",")
-    parsed = records.select(
+    return records.select(
         F.col("key").cast("string").cast("bigint").alias("key"),
         fields[0].cast("bigint").alias("number"),
         fields[1].cast("bigint").alias("amount"),
         F.timestamp_millis(fields[2].cast("bigint")).alias("at"),
     )
-    rows = parsed.where("key >= 0").select(
-        F.lit("row").alias("kind"), "key", "number", "amount", F.lit(1).cast("bigint").alias("rows")
-    )
-    sums = (
-        parsed.withWatermark("at", WATERMARK_DELAY)
+
+
+def sums(rows: DataFrame, config: QueryConfig) -> DataFrame:
+    """Sums each key's amounts in each window. A sum comes out once, when the watermark has passed its window."""
+    from pyspark.sql import functions as F  # noqa: N812 - as everybody writes it
+
+    return (
+        rows.withWatermark("at", WATERMARK_DELAY)
         .groupBy(F.window("at", f"{config.window_ms} milliseconds"), "key")
         .agg(F.sum("amount").alias("amount"), F.count("*").alias("rows"))
         .select(F.lit("sum").alias("kind"), "key", F.unix_millis("window.start").alias("number"), "amount", "rows")
     )
-    return rows.union(sums)
+
+
+def plan(spark: SparkSession, config: QueryConfig) -> DataFrame:
+    """Passes each row on, and adds the sums of each window."""
+    from pyspark.sql import functions as F  # noqa: N812 - as everybody writes it
+
+    rows = source_rows(spark, config)
+    single = rows.where("key >= 0").select(
+        F.lit("row").alias("kind"), "key", "number", "amount", F.lit(1).cast("bigint").alias("rows")
+    )
+    return single.union(sums(rows, config))
 
 
 def for_kafka(batch: DataFrame) -> DataFrame:
@@ -124,10 +143,10 @@ def for_kafka(batch: DataFrame) -> DataFrame:
     return batch.select(F.col("key").cast("string").alias("key"), value.alias("value"))
 
 
-def sinks_of(config: QueryConfig) -> dict[TwoPhaseCommitSink, Callable[[DataFrame], DataFrame]]:
-    """Every system's sink, with the view that gives it its slots. All but Kafka's share one, and so a Spark job."""
+def sinks_of(config: QueryConfig) -> dict[TwoPhaseCommitSink, View]:
+    """Makes every system's sink, with the view that gives it its slots. All but Kafka's share one, and a Spark job."""
 
-    def view(kafka: bool) -> Callable[[DataFrame], DataFrame]:
+    def view(kafka: bool) -> View:
         def of(batch: DataFrame) -> DataFrame:
             shown = for_kafka(batch) if kafka else batch
             # Not by coalesce: it goes by which executor has what at the moment, and a batch that is lost in part is
@@ -163,21 +182,25 @@ class Gate:
         self._phase = ""
         self._go.set()
 
-    def pass_by(self, phase: Phase, batch: int) -> None:
-        """Called where a phase begins."""
-        if phase.name == self._phase:
-            tell("held", phase=phase.name, batch=batch)
+    def holds(self, phase: str) -> bool:
+        """Tells whether it is to be held where this phase begins."""
+        return phase == self._phase
+
+    def pass_by(self, phase: str, batch: int) -> None:
+        """Waits here if the query is to be held where this phase begins."""
+        if self.holds(phase):
+            tell("held", phase=phase, batch=batch)
             self._go.wait(_HOLD_S)
 
 
-def main() -> int:
-    """Runs the query until standard input is closed. Returns 0 unless the query failed."""
+def main(start: Start) -> int:
+    """Runs a query until standard input is closed. Returns 0 unless it failed."""
     adapt_python()
     lines = _lines()
     config = QueryConfig.of_json(next(lines))
     gate, stopping = Gate(config.hold), threading.Event()
     threading.Thread(target=_listen, args=(lines, gate, stopping), daemon=True).start()
-    _tell_log()
+    _tell_log(config.log_level)
     spark = session(config)
     query = start(spark, config, gate, stopping)
     tell("started", run=str(query.runId))
@@ -208,14 +231,22 @@ def _tell_state(query: StreamingQuery, checkpoint: str) -> None:
 
 def start(spark: SparkSession, config: QueryConfig, gate: Gate, stopping: threading.Event) -> StreamingQuery:
     """Starts the query. Errors are told unless it is ``stopping``: then its batch is broken off on purpose."""
-    writer = plan(spark, config).writeStream.outputMode("append").option("checkpointLocation", config.checkpoint)
-    trigger: dict[str, Any] = {"processingTime": config.trigger} if config.trigger else {"availableNow": True}
+    rows = plan(spark, config)
     if config.plain_to:
-        return writer.format("parquet").option("path", config.plain_to).trigger(**trigger).start()
-    return writer.foreachBatch(_batches(config, gate, stopping)).trigger(**trigger).start()
+        return writing(rows, config).format("parquet").option("path", config.plain_to).start()
+    return writing(rows, config).foreachBatch(run_batches(sinks_of(config), config, gate, stopping)).start()
 
 
-def _batches(config: QueryConfig, gate: Gate, stopping: threading.Event) -> Callable[[DataFrame, int], None]:
+def writing(rows: DataFrame, config: QueryConfig) -> DataStreamWriter:
+    """Returns Spark's writer of a query, with checkpoint and trigger."""
+    trigger: dict[str, Any] = {"processingTime": config.trigger} if config.trigger else {"availableNow": True}
+    return rows.writeStream.outputMode("append").option("checkpointLocation", config.checkpoint).trigger(**trigger)
+
+
+def run_batches(
+    sinks: Mapping[TwoPhaseCommitSink, View], config: QueryConfig, gate: Gate, stopping: threading.Event
+) -> Callable[[DataFrame, int], None]:
+    """Returns the function for ``foreachBatch``, which tells each phase and waits at the gate."""
     from sparkonce import ExactlyOnce
 
     def listen(phase: Phase, batch: int) -> None:
@@ -231,10 +262,10 @@ def _batches(config: QueryConfig, gate: Gate, stopping: threading.Event) -> Call
                 seconds=done.seconds,
             )
         tell("phase", phase=phase.name, batch=batch)
-        gate.pass_by(phase, batch)
+        gate.pass_by(phase.name, batch)
 
     exactly_once = ExactlyOnce(
-        sinks_of(config),
+        sinks,
         checkpoint=config.checkpoint,
         listener=listen,
         display=False,
@@ -328,13 +359,13 @@ class _TellingHandler(logging.Handler):
         tell("log", level=record.levelname, message=record.getMessage()[:1000])
 
 
-def _tell_log() -> None:
+def _tell_log(level: str) -> None:
     logging.basicConfig(level=logging.WARNING, stream=sys.stderr, format="%(asctime)s %(name)s %(message)s")
     ours = logging.getLogger("sparkonce")
     ours.setLevel(logging.INFO)
-    telling = _TellingHandler(level=logging.WARNING)
+    telling = _TellingHandler(level=level)
     ours.addHandler(telling)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(start))

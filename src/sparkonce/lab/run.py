@@ -18,7 +18,7 @@ from sparkonce.lab.checkers import judge
 from sparkonce.lab.checkpoint import QUERY, checkpoint_disk
 from sparkonce.lab.child import Driver
 from sparkonce.lab.conduct import Conductor, Limits, StuckError
-from sparkonce.lab.errors import VerifyFailedError
+from sparkonce.lab.errors import RunFailedError
 from sparkonce.lab.faults import Fault
 from sparkonce.lab.feed import Feeder
 from sparkonce.lab.history import ROWS, History, Kind, Recorder, load
@@ -90,7 +90,7 @@ def run(options: Options, say: Say) -> History:
     Raises:
         ConfigurationError: if something asked for is not possible.
         PreflightError: if a system cannot be had.
-        VerifyFailedError: if the verification cannot be carried through.
+        RunFailedError: if the verification cannot be carried through.
     """
     if not Path("/proc/self/stat").exists():
         raise ConfigurationError(
@@ -220,14 +220,14 @@ class _Run:
             self._readers.start()
             striker.start(self._steps, beside=True)
             if not conductor.wait(lambda: conductor.finished > 0, _FIRST_BATCH_S):
-                raise VerifyFailedError(
+                raise RunFailedError(
                     f"the query has not finished a batch in {_FIRST_BATCH_S:.0f} s, and nothing has been done to it",
                     next_step=f"read the logs in {self._options.folder / 'logs'}; perhaps the machine is too slow.",
                 )
             self._say("the query runs; faults begin")
             striker.carry_out(self._steps)
             if not conductor.wait(lambda: self._feeder.written >= self._options.rows, self._longest_feed_s()):
-                raise VerifyFailedError(
+                raise RunFailedError(
                     f"the source takes fewer rows than --rate {self._options.workload.rows_per_second} a second",
                     next_step="ask for fewer.",
                 )
@@ -297,7 +297,7 @@ class _Run:
             driver.kill()
         list(driver.news())
         if driver.error or driver.exit_code() != 0:
-            raise VerifyFailedError(
+            raise RunFailedError(
                 f"the query that nobody disturbs failed: {driver.error or driver.exit_code()}; see {log}"
             )
         self._recorder.keep("undisturbed", _parquet(folder / "rows"))

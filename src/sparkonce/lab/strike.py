@@ -13,7 +13,7 @@ from typing import Protocol
 from sparkonce.lab.child import Driver
 from sparkonce.lab.clock import SEEN_WITHIN_S, find_faketime
 from sparkonce.lab.conduct import Conductor, of_next_driver
-from sparkonce.lab.errors import VerifyFailedError
+from sparkonce.lab.errors import RunFailedError
 from sparkonce.lab.faults import OF_REQUESTS, Fault
 from sparkonce.lab.query import LOCAL
 from sparkonce.lab.schedule import Choice, Step
@@ -132,7 +132,7 @@ class Striker:
             conductor.pause(_EXPIRY_POLL_S)
             left = _ask(kafka, give_up_at)
             if left and time.monotonic() > give_up_at:
-                raise VerifyFailedError(f"Kafka has not ended {left[0]} {self._expiry_s:.0f} s after its driver's end")
+                raise RunFailedError(f"Kafka has not ended {left[0]} {self._expiry_s:.0f} s after its driver's end")
         self.start(following, conductor.config.slots)
         conductor.note_over(step)
 
@@ -269,7 +269,7 @@ def _ask(system: System, give_up_at: float) -> Sequence[str]:
             return system.left_open()
         except Exception as error:
             if time.monotonic() > give_up_at:
-                raise VerifyFailedError(f"{system.name} does not say what is open: {error}") from error
+                raise RunFailedError(f"{system.name} does not say what is open: {error}") from error
         time.sleep(_EXPIRY_POLL_S)
 
 

@@ -1,8 +1,7 @@
-"""Looks on while the query runs: what readers see, and what processes and folders use."""
+"""Looks on while the query runs: the batches that readers see, and the size of log and checkpoint."""
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -13,58 +12,65 @@ from sparkonce.lab.systems.base import System
 from sparkonce.log.base import DecisionLog
 from sparkonce.log.local import LocalLogStore
 from sparkonce.protocol.view import LogView, LogViolation
+from sparkonce.rig.background import Background
 
 _EVERY_S = 0.2
-_JOIN_S = 60.0
+_STOPS_WITHIN_S = 60.0
 LOG_FOLDER = "sparkonce"
 
 
 class Readers:
-    """A reader for each system, in a thread of its own.
-
-    Each notes when it first sees rows of a batch, and then what the decision log says of it.
+    """A reader for each system.
 
     Args:
-        systems: Which.
-        checkpoint: With the decision log.
-        recorder: Takes what is seen.
+        systems: The systems.
+        checkpoint: The folder with the decision log.
+        recorder: Receives what is seen.
     """
 
     def __init__(self, systems: Sequence[System], checkpoint: Path, recorder: Recorder) -> None:
-        self._checkpoint = checkpoint
-        self._recorder = recorder
-        self._stopping = threading.Event()
-        self._threads = [threading.Thread(target=self._watch, args=(system,), daemon=True) for system in systems]
+        self._readers = [_Reader(system, checkpoint, recorder) for system in systems]
 
     def start(self) -> None:
         """Begins to look."""
-        for thread in self._threads:
-            thread.start()
+        for reader in self._readers:
+            reader.start()
 
     def stop(self) -> None:
-        """Ends it."""
-        self._stopping.set()
-        for thread in self._threads:
-            thread.join(_JOIN_S)
+        """Ends them, all at once. May be called again."""
+        for reader in self._readers:
+            reader.stopping.set()
+        for reader in self._readers:
+            reader.stop()
 
-    def _watch(self, system: System) -> None:
+
+class _Reader(Background):
+    """Notes when a system first shows rows of a batch, and what the decision log then says of the batch."""
+
+    def __init__(self, system: System, checkpoint: Path, recorder: Recorder) -> None:
+        super().__init__(f"reader of {system.name}", _STOPS_WITHIN_S)
+        self._system = system
+        self._checkpoint = checkpoint
+        self._recorder = recorder
+
+    def work(self) -> None:
         newest = -1
         stopping = False
         while not stopping:
-            stopping = self._stopping.wait(_EVERY_S)  # and one last look, at what is there in the end
+            stopping = self.stopping.wait(_EVERY_S)  # and one last look, at what is there in the end
             try:
-                found = system.newest()
-            except Exception:  # noqa: BLE001, S112 - the system does not answer now: what it shows is asked again
+                found = self._system.newest()
+            except Exception:  # noqa: BLE001, S112 - the system does not answer now and is asked again
                 continue
             if found <= newest:
                 continue
-            # Rows first, then the log: what is not decided now was not when the rows were seen. The other way round, a
-            # decision in between would look like none. Rows that are early for less than this takes are not noticed,
-            # so drivers are held for longer where rows must not show yet.
+            # Rows first, then the log: a batch that is undecided now was undecided when its rows were seen. In the
+            # other order, a decision in between would go unnoticed. Rows that are early for less time than these two
+            # reads take are missed, so drivers are held for longer where rows must not show yet.
             decided = self._decided()
             if decided is not None:
                 newest = found
-                self._recorder.note(Kind.SEEN, system=system.name, batch=found, decided=decided)
+                self._recorder.note(Kind.SEEN, system=self._system.name, batch=found, decided=decided)
 
     def _decided(self) -> int | None:
         """The newest decided batch, -1 for none; None if the log cannot be read now."""

@@ -17,8 +17,8 @@ from sparkonce.rig.servers.process import HOST
 from sparkonce.sink import TwoPhaseCommitSink
 from sparkonce.sinks.kafka.sink import KafkaSink
 from sparkonce.testing.kafka import create_topic, list_transactions, read_committed
+from sparkonce.testing.kafka_reader import KafkaReader
 from sparkonce.testing.matchers import END_TXN, INIT_PRODUCER_ID, PRODUCE, kafka_request
-from striking.kafka_reader import KafkaReader
 
 THROUGH = "PROXY"
 PARTITIONS = 2

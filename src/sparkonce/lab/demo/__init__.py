@@ -1,6 +1,9 @@
 """``sparkonce demo``: a real query on a real broker, killed in the middle of its commits, and counted.
 
-``orders`` fills the source, ``pipeline`` is the query and runs in a process of its own, ``crash`` kills it from inside,
-``reader`` looks on, ``proof`` asks broker and log whether a kill
-happened where it was meant to, ``count`` compares what came out with what must come out, ``run`` is the whole story.
+It is made of the verifier's parts: workload, feeder, query, driver and checkers are those of `sparkonce.lab`. Its own:
+
+- ``query`` is the verifier's query with Kafka alone, or with Spark's own sink; ``halfway`` adds a point to hold it at.
+- ``scenario`` feeds the query, starts it again after each kill, and counts; ``variants`` hold and kill it.
+- ``proof`` asks broker and log whether a kill happened at its point.
+- ``result`` holds the counts, ``console`` shows them, ``run`` puts all together.
 """

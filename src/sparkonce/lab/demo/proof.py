@@ -1,26 +1,48 @@
-"""Asks the broker, the decision log and Spark's checkpoint where a killed query stood. None of it asks the query."""
+"""Asks the broker and the decision log how far a killed query had come. None of it asks the query."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import Enum
 from pathlib import Path
 
-from sparkonce.lab.demo.crash import CrashPoint
+from sparkonce.lab.demo.halfway import HALFWAY
 from sparkonce.log.base import DecisionLog
 from sparkonce.log.local import LocalLogStore
+from sparkonce.protocol.state import Phase
 from sparkonce.protocol.view import LogView
 from sparkonce.testing.kafka import describe_transactions, list_transactions
 
 
+class CrashPoint(Enum):
+    """The point at which a driver is killed. The value is the name of the phase or point where it is held."""
+
+    PREPARED = Phase.DECIDING.name
+    DECIDED = Phase.FINISHING.name
+    HALFWAY = HALFWAY
+
+    @property
+    def words(self) -> str:
+        """The same for people."""
+        return _WORDS[self]
+
+
+_WORDS = {
+    CrashPoint.PREPARED: "between prepare and decide",
+    CrashPoint.DECIDED: "between decide and commit",
+    CrashPoint.HALFWAY: "half-way through the commits",
+}
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Standing:
-    """Where a batch of sparkonce stood when its driver died.
+    """How far a batch of sparkonce had come when its driver died.
 
     Attributes:
         batch: Spark's batch id.
         decided: Whether the log holds its decision.
-        ended: Transactions of it that the broker has ended.
-        open: Transactions of it that the broker has open; for a batch that is not decided, all that are open.
+        ended: How many of its transactions the broker has ended.
+        open: How many of them the broker has open; for an undecided batch, how many are open at all.
     """
 
     batch: int
@@ -29,7 +51,7 @@ class Standing:
     open: int
 
     def proves(self, point: CrashPoint) -> bool:
-        """Whether the kill was where it was meant to be."""
+        """Tells whether the kill was at this point."""
         if point is CrashPoint.PREPARED:
             return not self.decided and self.open > 0
         if point is CrashPoint.DECIDED:
@@ -38,13 +60,13 @@ class Standing:
 
     @property
     def words(self) -> str:
-        """For people."""
+        """The same for people."""
         log = "decided" if self.decided else "not decided"
         return f"log: {log}; broker: {self.open} transactions open, {self.ended} committed"
 
 
 def standing(bootstrap: str, checkpoint: Path, batch: int) -> Standing:
-    """Where a batch stands, from the decision log and the broker."""
+    """Asks the decision log and the broker how far a batch has come."""
     decision = DecisionLog(LocalLogStore(checkpoint)).read(LogView()).decision(batch)
     if decision is None:
         left = list_transactions(bootstrap, states=["Ongoing"])

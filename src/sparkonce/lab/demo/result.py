@@ -1,10 +1,68 @@
-"""What the demo found, as plain values."""
+"""The demo's findings, as plain values."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from sparkonce.lab.demo.count import Count
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from sparkonce.lab.checkers.multisets import difference, total
+from sparkonce.lab.checkers.tables import plain
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Count:
+    """The rows that a reader saw, compared with those that must come out.
+
+    Attributes:
+        orders: Orders in the source.
+        expected: Rows that must come out: one for each window and customer with orders.
+        seen: Rows that came out.
+        missing: Expected rows that never came.
+        doubled: Rows that came again, counted each time.
+        wrong: Rows with a wrong sum or number of orders, or for a window without orders.
+        amount_expected: The sum of all orders, in cents.
+        amount_seen: The sum of all rows seen, in cents.
+    """
+
+    orders: int
+    expected: int
+    seen: int
+    missing: int
+    doubled: int
+    wrong: int
+    amount_expected: int
+    amount_seen: int
+
+    @property
+    def exactly_once(self) -> bool:
+        """Tells whether every row came once and was right."""
+        return self.missing == self.doubled == self.wrong == 0 < self.seen
+
+
+def compare(expected: pa.Table, seen: pa.Table) -> Count:
+    """Compares the output with what must come out.
+
+    Args:
+        expected: The sums, see `sparkonce.lab.history.ROWS`.
+        seen: The output, see `sparkonce.lab.history.OBSERVED`.
+    """
+    unlike = difference(plain(expected), plain(seen))
+    return Count(
+        orders=_sum(expected["rows"]),
+        expected=len(expected),
+        seen=len(seen),
+        missing=total(unlike.missing),
+        doubled=total(unlike.doubled),
+        wrong=total(unlike.strange),
+        amount_expected=_sum(expected["amount"]),
+        amount_seen=_sum(seen["amount"]),
+    )
+
+
+def _sum(column: pa.ChunkedArray) -> int:
+    return int(pc.sum(column).as_py() or 0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -15,7 +73,7 @@ class Kill:
         point: Where it was meant to be.
         batch: Spark's batch id.
         proved: Whether broker, log and checkpoint say that it was there.
-        standing: What they say.
+        standing: Their words.
     """
 
     point: str
@@ -29,14 +87,14 @@ class Variant:
     """One query, killed and counted.
 
     Attributes:
-        title: Which sink.
+        title: Names its sink.
         kills: In their order.
-        count: What a read_committed reader saw in the end, from offset 0.
+        count: The rows that a read_committed reader saw in the end, from offset 0.
         seen_live: Rows that the reader beside the query saw.
         seen_uncommitted: Those of them that are not in the topic's committed rows.
         left_open: Transactions that the broker still had open in the end.
         aborted_rows: Rows that a read_uncommitted reader sees in addition.
-        seconds: How long it took.
+        seconds: Its duration.
     """
 
     title: str
@@ -50,18 +108,18 @@ class Variant:
 
     @property
     def proved(self) -> bool:
-        """Whether every kill happened where it was meant to."""
+        """Tells whether every kill happened at its point."""
         return bool(self.kills) and all(kill.proved for kill in self.kills)
 
     @property
     def exactly_once(self) -> bool:
-        """Whether each row was seen once, right, and only after it was committed."""
+        """Tells whether each row was seen once, right, and only after it was committed."""
         return self.count.exactly_once and not self.seen_uncommitted and not self.left_open
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Result:
-    """The whole demo: with sparkonce, and without where that was asked for."""
+    """The whole demo: with sparkonce, and with Spark's own sink where that was asked for."""
 
     with_sparkonce: Variant
     without: Variant | None
@@ -69,5 +127,5 @@ class Result:
 
     @property
     def ok(self) -> bool:
-        """Whether sparkonce kept what it promises, at every point where it was to be shown."""
+        """Tells whether sparkonce kept its promise, and every kill happened at its point."""
         return self.with_sparkonce.proved and self.with_sparkonce.exactly_once

@@ -1,4 +1,4 @@
-"""The whole demo: a broker of its own, the query with sparkonce and without, and what came of it."""
+"""The whole demo: a broker of its own, the query with sparkonce and with Spark's own sink, and the result."""
 
 from __future__ import annotations
 
@@ -7,66 +7,51 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 
 from sparkonce.errors import ConfigurationError
-from sparkonce.lab.demo.act import Stage, WithSparkonce, WithSparksOwn
+from sparkonce.lab.demo.console import Console
 from sparkonce.lab.demo.result import Result
-from sparkonce.lab.demo.show import Teller
+from sparkonce.lab.demo.scenario import Context, new_workload
+from sparkonce.lab.demo.variants import WithSparkonce, WithSparksOwn
 from sparkonce.rig.kafka import KAFKA_VERSION, Cluster, spark_kafka_jars
 from sparkonce.rig.process import end_on_signals
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Options:
-    """What can be chosen.
+def run(console: Console, *, rows_per_second: int, seed: int, keep: Path | None, compare: bool) -> Result:
+    """Runs the demo.
 
-    Attributes:
-        rows_per_second: Of the orders.
+    Args:
+        console: Shows what happens.
+        rows_per_second: The rate of the orders.
         seed: Makes the same orders again.
         keep: A new or empty folder that keeps broker, checkpoints and logs; None for a temporary one.
-        compare: Whether Spark's own Kafka sink is killed as well.
-    """
-
-    rows_per_second: int = 1000
-    seed: int = 1
-    keep: Path | None = None
-    compare: bool = True
-
-
-def run(options: Options, teller: Teller) -> Result:
-    """Runs the demo.
+        compare: Whether the query with Spark's own Kafka sink is killed as well.
 
     Raises:
         ConfigurationError: if Java or PySpark is missing, or the folder to keep is not empty.
-        PreflightError: if the broker's or Spark's jars cannot be had.
-        DemoFailedError: if it cannot be carried through.
+        PreflightError: if the broker's or Spark's jars cannot be fetched.
+        RunFailedError: if the demo cannot be carried through.
+        ChildError: if the query's process ends by itself, or cannot be ended.
     """
     began = time.monotonic()
-    with end_on_signals(), _folder(options.keep) as folder:
-        teller.status("fetching jars (the first time only)")
+    with end_on_signals(), _folder(keep) as folder:
+        console.status("fetching jars (the first time only)")
         jars = spark_kafka_jars()
-        teller.status("a broker starts")
+        console.status("a broker starts")
         with Cluster(folder=folder / "kafka") as cluster:
-            teller.say("broker", f"Kafka {KAFKA_VERSION} on {cluster.bootstrap}")
-            teller.say("engine", f"Spark {version('pyspark')}, two cores, 4 shuffle partitions")
-            teller.say("orders", f"{options.rows_per_second:,} a second, in 4 partitions; seed {options.seed}")
-            stage = Stage(
-                bootstrap=cluster.bootstrap,
-                folder=folder,
-                jars=jars,
-                rows_per_second=options.rows_per_second,
-                seed=options.seed,
-                teller=teller,
-            )
+            workload = new_workload(rows_per_second, seed)
+            console.say("broker", f"Kafka {KAFKA_VERSION} on {cluster.bootstrap}")
+            console.say("engine", f"Spark {version('pyspark')}, two cores, {workload.partitions} shuffle partitions")
+            console.say("orders", f"{rows_per_second:,} a second, in {workload.partitions} partitions; seed {seed}")
+            context = Context(bootstrap=cluster.bootstrap, folder=folder, jars=jars, workload=workload, console=console)
             try:
-                with_sparkonce = WithSparkonce(stage).play()
-                without = WithSparksOwn(stage).play() if options.compare else None
+                with_sparkonce = WithSparkonce(context).play()
+                without = WithSparksOwn(context).play() if compare else None
             finally:
-                if options.keep is None:
-                    cluster.brokers[0].kill()  # nothing of it is needed any more
+                if keep is None:
+                    cluster.brokers[0].kill()  # its data are deleted anyway
     return Result(with_sparkonce=with_sparkonce, without=without, seconds=time.monotonic() - began)
 
 
@@ -80,6 +65,6 @@ def _folder(keep: Path | None) -> Iterator[Path]:
             shutil.rmtree(folder, ignore_errors=True)
         return
     if keep.exists() and (not keep.is_dir() or any(keep.iterdir())):
-        raise ConfigurationError(f"--keep {keep} is not an empty folder.", next_step="name a new one.")
+        raise ConfigurationError(f"--keep {keep} is not an empty folder.", next_step="Name a new one.")
     keep.mkdir(parents=True, exist_ok=True)
     yield keep.absolute()

@@ -81,9 +81,7 @@ class FilesCommitter(HandleCommitter[TransactionName]):
         answers.update(self._ask_manifests({name: answers[name] for name in opened}, wanted))
         return answers
 
-    def _open(
-        self, wanted: Mapping[TransactionName, Handle]
-    ) -> tuple[Answers, Files]:
+    def _open(self, wanted: Mapping[TransactionName, Handle]) -> tuple[Answers, Files]:
         """Returns the files of each transaction, and the answers for those whose files are not known."""
         found = {name: self._resolve(read_handle(handle)) for name, handle in wanted.items()}
         answers = {name: one for name, one in found.items() if isinstance(one, Finished)}

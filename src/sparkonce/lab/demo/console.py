@@ -1,28 +1,28 @@
-"""What the demo says while it runs, and its table at the end."""
+"""Shows the demo while it runs, and its table at the end."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
 
-from rich.console import Console
+from rich.console import Console as RichConsole
 from rich.markup import escape
 from rich.status import Status
 from rich.table import Table
 
 from sparkonce.lab.demo.result import Variant
 
-Cell = Callable[[Variant], str]
+Shown = Callable[[Variant], str]
 
 
-class Teller:
-    """Lines with the time they happened at, above a status line if this is a terminal.
+class Console:
+    """Prints lines with their time, above a status line if this is a terminal.
 
     Args:
-        console: Where to.
+        console: Receives them.
     """
 
-    def __init__(self, console: Console) -> None:
+    def __init__(self, console: RichConsole) -> None:
         self._console = console
         self._began = time.monotonic()
         self._status: Status | None = None
@@ -32,7 +32,7 @@ class Teller:
 
     @property
     def seconds(self) -> float:
-        """Since the beginning."""
+        """The time since the beginning."""
         return time.monotonic() - self._began
 
     def title(self, text: str) -> None:
@@ -41,17 +41,17 @@ class Teller:
         self._console.rule(f"[bold]{escape(text)}", align="left", style="dim")
 
     def say(self, what: str, text: str, style: str = "") -> None:
-        """One line: the time, what it is about in a word, and the rest."""
+        """Prints one line: the time, its subject in a word, and the text."""
         head = f"[dim]{self.seconds:6.1f} s[/]  [{style or 'bold'}]{escape(what):<9}[/]"
         body = f"[{style}]{escape(text)}[/]" if style else escape(text)
         self._print(f"{head} {body}")
 
     def detail(self, text: str) -> None:
-        """A line that belongs to the one before."""
+        """Prints a line that belongs to the one before."""
         self._print(f"[dim]{'':19} {escape(text)}[/]")
 
     def status(self, text: str) -> None:
-        """What happens now. Shown on terminals only."""
+        """Replaces the status line. Shown on terminals only."""
         if self._status is not None:
             self._status.update(escape(text))
 
@@ -62,7 +62,7 @@ class Teller:
             self._status = None
 
     def _print(self, markup: str) -> None:
-        # Files and pipes get each line whole; a terminal gets what fits into one row, so that the story stays readable.
+        # Files and pipes get each line whole; a terminal gets what fits into one row, so that it stays readable.
         one_row = self._console.is_terminal
         self._console.print(
             markup, highlight=False, soft_wrap=not one_row, no_wrap=one_row, overflow="ellipsis" if one_row else None
@@ -70,7 +70,7 @@ class Teller:
 
 
 def table(variants: Sequence[Variant]) -> Table:
-    """The numbers, a column for each variant."""
+    """Returns a table of the numbers, with a column for each variant."""
     shown = Table(title="What a read_committed reader of the output saw", title_justify="left", show_edge=True)
     shown.add_column("")
     for variant in variants:
@@ -88,7 +88,7 @@ def _euros(cents: int) -> str:
     return f"{cents / 100:,.2f}"
 
 
-_ROWS: Sequence[tuple[str, Cell]] = (
+_ROWS: Sequence[tuple[str, Shown]] = (
     ("times killed", lambda variant: str(len(variant.kills))),
     ("orders in the source", lambda variant: f"{variant.count.orders:,}"),
     ("rows expected", lambda variant: f"{variant.count.expected:,}"),
