@@ -14,15 +14,15 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-import pymysql
 import pytest
 
 from sparkonce.rig.servers.mariadb import MISSING, MariaDBServer
 from sparkonce.sinks.mysql.flavours import MARIADB, MYSQL
 from sparkonce.sinks.mysql.names import quote
 from sparkonce.testing.hooks import SinkHooks
+from sparkonce.testing.systems.mariadb import MariaDBWitness
 
-WITHIN_S = 20.0
+WITHIN_S = 20
 NOT_BULK = property(lambda _: False, lambda _self, _: None)
 """In place of `Link.takes_bulk`: rows go to MariaDB as they go to MySQL."""
 _FATAL = "XAER_RMERR: Fatal error occurred in the transaction branch - check your data for consistency"
@@ -62,24 +62,25 @@ class Numbers(SinkHooks):
         return pa.record_batch({"number": list(range(start, start + count))})
 
 
-class Witness:
-    """A connection of the test's own, as root, in a database of the test's own."""
+class Witness(MariaDBWitness):
+    """A connection of the test's own for each question, as root, in a database of the test's own."""
 
     def __init__(self, server: MariaDBServer, database: str = "") -> None:
         self.server = server
-        self.database = database or f"test_{secrets.token_hex(4)}"
-        self.settings: dict[str, Any] = {**server.settings, "database": self.database}
-        self.run(f"CREATE DATABASE IF NOT EXISTS {quote(self.database)} CHARACTER SET utf8mb4", database=None)
-
-    def connect(self, database: str | None = "") -> Any:
-        chosen = self.database if database == "" else database
-        return pymysql.connect(**{**self.settings, "database": chosen}, autocommit=True, charset="utf8mb4")
+        database = database or f"test_{secrets.token_hex(4)}"
+        super().__init__(server.settings, database, answers_within_s=WITHIN_S)
+        self.settings = {**server.settings, "database": database}
+        self.run(f"CREATE DATABASE IF NOT EXISTS {quote(database)} CHARACTER SET utf8mb4", database=None)
 
     def rows(self, statement: str, values: Sequence[Any] = (), *, database: str | None = "") -> list[tuple[Any, ...]]:
-        with self.connect(database) as connection, connection.cursor() as cursor:
+        chosen = self.database if database == "" else database
+        with self.connected(database=chosen) as connection, connection.cursor() as cursor:
             cursor.execute("SET time_zone='+00:00'")
             cursor.execute(statement, values or None)
             return list(cursor.fetchall())
+
+    def ask(self, statement: str, *values: Any) -> list[Any]:
+        return self.rows(statement, values)
 
     def run(self, statement: str, values: Sequence[Any] = (), *, database: str | None = "") -> None:
         self.rows(statement, values, database=database)
@@ -88,13 +89,9 @@ class Witness:
         ((value,),) = self.rows(statement, values)
         return value
 
-    def stages(self) -> list[str]:
-        found = self.rows("SHOW TABLES LIKE 'sparkonce\\_stage\\_%'")
-        return [str(name) for (name,) in found]
-
     def xids(self) -> list[bytes]:
         """All that are prepared on the server, also by other tests."""
-        return sorted(data for _, _, _, data in self.rows("XA RECOVER"))
+        return sorted(found.data for found in self.prepared())
 
     def wait_until(self, statement: str, wanted: Any, values: Sequence[Any] = ()) -> None:
         """Asks again until the answer is this."""

@@ -208,9 +208,12 @@ NAMED_AS_IS = {
     "lab/systems/mysql.py": {
         "self.database": "drawn there, of hexadecimal digits",
         "columns": "of COLUMNS, which is written down",
-        "data[:gtrid].hex()": "hexadecimal digits",
-        "data[gtrid:].hex()": "hexadecimal digits",
-        "format_id": "a number that the server gave",
+    },
+    "testing/systems/mariadb.py": {
+        "self._quoted": "quoted there",
+        "table": "of the callers, who write it down",
+        "', '.join(columns)": "of the callers, who write them down",
+        "found.literal": "hexadecimal digits, and a number that the server gave",
     },
     "lab/systems/postgres.py": {
         "self.schema": "drawn there, of hexadecimal digits",

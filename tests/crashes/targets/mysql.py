@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-import pymysql
 import pytest
 
 from crashes.cells import DISK_FULL
@@ -17,7 +16,7 @@ from sparkonce.rig.proxy import Request
 from sparkonce.rig.servers.mariadb import MISSING, MariaDBServer
 from sparkonce.sink import TwoPhaseCommitSink
 from sparkonce.sinks.mysql.sink import MySQLSink
-from sparkonce.testing.matchers import after
+from sparkonce.testing.systems.mariadb import MariaDBWitness
 
 _MEGABYTES = 96
 _LONG = "x" * 60_000
@@ -37,17 +36,18 @@ class MySQLTarget(ServerOnSmallDisk):
     )
     shows_within_s = 0.5
     megabytes = _MEGABYTES
+    columns: Sequence[str] = ("number BIGINT",)
+    witness: MariaDBWitness
     waits = {"sparkonce.sinks.mysql.staged:_WAIT_S": 2, "sparkonce.sinks.mysql.staged:_IDLE_S": 1}  # noqa: RUF012
     server: MariaDBServer
 
     def __init__(
-        self, name: str, commit: str, requests: dict[str, Request], ends_sessions: Collection[str], **settings: Any
+        self, name: str, commit: str, requests: Mapping[str, Request], ends_sessions: Collection[str], **settings: Any
     ) -> None:
         self.name = name
         self.requests = requests
         self.ends_sessions = ends_sessions
         self._settings = {"commit": commit, **settings}
-        self._witness: Any = None
 
     def missing(self) -> str:
         return "" if MariaDBServer.is_installed() else MISSING
@@ -56,52 +56,32 @@ class MySQLTarget(ServerOnSmallDisk):
         self.disk = SmallDisk(folder, self.megabytes)
         return MariaDBServer(folder)
 
+    def _start_proxy(self) -> None:
+        super()._start_proxy()
+        self.witness = MariaDBWitness(self.server.settings, answers_within_s=20)
+
     def leave(self) -> None:
-        self._close_witness()
+        self.witness.close()
         super().leave()
 
     def new_place(self) -> None:
-        self.database = new_name()
-        self._ask(f"CREATE DATABASE {self.database}")
-        self._ask(f"CREATE TABLE {self.database}.target (number BIGINT) ENGINE=InnoDB")
+        self.witness.database = self.database = new_name()
+        self.witness.make_place(*self.columns, table="target")
 
     def make_sink(self) -> TwoPhaseCommitSink:
         more = {"port": self.proxy.port, "database": self.database, "connect_timeout": 2}
         return MySQLSink({**self.server.settings, **more}, table="target", **self._settings)
 
     def visible(self) -> Sequence[int]:
-        return [number for (number,) in self._ask(f"SELECT number FROM {self.database}.target")]  # noqa: S608 - ours
+        return [number for (number,) in self.witness.ask(f"SELECT number FROM {self.database}.target")]  # noqa: S608 - ours
 
     def lingering(self) -> Sequence[str]:
-        open_ = "SELECT trx_mysql_thread_id FROM information_schema.innodb_trx WHERE trx_mysql_thread_id <> %s"
-        sessions = self._ask(open_, self._witness.thread_id())
-        return [*self._kept(), *(f"connection {number}" for (number,) in sessions)]
+        return self.witness.left_open()
 
     def state(self) -> object:
         """With the markers, of which there is one for each transaction."""
-        markers = self._ask(f"SELECT batch, slot, copy, kind FROM {self.database}.sparkonce_commits")  # noqa: S608 - ours
-        return sorted(self.visible()), sorted(self._kept()), sorted(markers)
-
-    def _kept(self) -> list[str]:
-        """What is open and outlives its session."""
-        found = [str(row[3]) for row in self._ask("XA RECOVER")]
-        return found + [name for (name,) in self._ask(f"SHOW TABLES FROM {self.database} LIKE 'sparkonce\\_stage\\_%'")]
-
-    def _ask(self, question: str, *values: object) -> list[tuple[Any, ...]]:
-        try:
-            if self._witness is None:
-                self._witness = pymysql.connect(**self.server.settings, autocommit=True, read_timeout=20)  # type: ignore[arg-type]
-            with self._witness.cursor() as cursor:
-                cursor.execute(question, values or None)
-                return list(cursor.fetchall())
-        except Exception:
-            self._close_witness()
-            raise
-
-    def _close_witness(self) -> None:
-        found, self._witness = self._witness, None
-        if found is not None and found.open:
-            found.close()
+        markers = self.witness.ask(f"SELECT batch, slot, copy, kind FROM {self.database}.sparkonce_commits")  # noqa: S608 - ours
+        return sorted(self.visible()), sorted(self.witness.kept()), sorted(markers)
 
 
 class MySQLLongTarget(MySQLTarget):
@@ -112,10 +92,7 @@ class MySQLLongTarget(MySQLTarget):
     server_kind = "mariadb-long"
     megabytes = 256
     rows = staticmethod(long_rows)
-
-    def new_place(self) -> None:
-        super().new_place()
-        self._ask(f"ALTER TABLE {self.database}.target ADD filler LONGTEXT")
+    columns = ("number BIGINT", "filler LONGTEXT")
 
 
 class MySQLUpsertTarget(MySQLTarget):
@@ -123,19 +100,19 @@ class MySQLUpsertTarget(MySQLTarget):
 
     choice = "few"
     rows = staticmethod(keyed_rows)
+    columns = ("`key` BIGINT PRIMARY KEY", "number BIGINT")
 
     def new_place(self) -> None:
-        self.database = name = new_name()
-        self._ask(f"CREATE DATABASE {name}")
-        self._ask(f"CREATE TABLE {name}.target (`key` BIGINT PRIMARY KEY, number BIGINT) ENGINE=InnoDB")
-        self._ask(f"CREATE TABLE {name}.history (`key` BIGINT, number BIGINT) ENGINE=InnoDB")
+        super().new_place()
+        name = self.database
+        self.witness.ask(f"CREATE TABLE {name}.history (`key` BIGINT, number BIGINT) ENGINE=InnoDB")
         for event in ("INSERT", "UPDATE"):
             then = f"INSERT INTO {name}.history VALUES (NEW.`key`, NEW.number)"  # noqa: S608 - ours
-            self._ask(f"CREATE TRIGGER {name}.noted_{event} AFTER {event} ON {name}.target FOR EACH ROW {then}")
+            self.witness.ask(f"CREATE TRIGGER {name}.noted_{event} AFTER {event} ON {name}.target FOR EACH ROW {then}")
 
     def visible(self) -> Sequence[int]:
         """All that was written, and a number that no batch has for each key that has not got its newest."""
-        found = self._ask(
+        found = self.witness.ask(
             f"SELECT number FROM {self.database}.history UNION ALL "  # noqa: S608 - ours
             "SELECT -1 - h.`key` FROM (SELECT `key`, MAX(number) AS newest "
             f"FROM {self.database}.history GROUP BY `key`) AS h LEFT JOIN {self.database}.target AS t USING (`key`) "
@@ -144,19 +121,9 @@ class MySQLUpsertTarget(MySQLTarget):
         return [number for (number,) in found]
 
 
-DRIVER = b"sparkonce driver"
-STAGED: dict[str, Request] = {
-    "prepare": after(b"CREATE TABLE `sparkonce_stage_", b"\x03COMMIT", always=True),
-    "commit": after(DRIVER, b"\x03COMMIT", always=True),
-    "abort": after(DRIVER, b"DROP TABLE", always=True),
-}
+TWO_PHASE, STAGED = (MariaDBWitness.requests[commit] for commit in ("two_phase", "staged"))
 MYSQL = (
-    MySQLTarget(
-        "mariadb-two-phase",
-        "two_phase",
-        {"prepare": b"XA PREPARE", "commit": b"XA COMMIT", "abort": b"XA ROLLBACK"},
-        {"prepare"},
-    ),
+    MySQLTarget("mariadb-two-phase", "two_phase", TWO_PHASE, {"prepare"}),
     MySQLTarget("mariadb-staged", "staged", STAGED, STAGED),
     MySQLLongTarget("mariadb-long-two-phase", "two_phase", {}, ()),
     MySQLLongTarget("mariadb-long-staged", "staged", {}, ()),

@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import secrets
-import threading
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sparkonce.errors import ConfigurationError, PreflightError
+from sparkonce.lab.errors import RunFailedError
 from sparkonce.lab.systems.injections import Injectable, of_connections, of_disk, of_server
 from sparkonce.rig.disk import SmallDisk, affordable
-from sparkonce.rig.proxy import FaultProxy, Request
+from sparkonce.rig.proxy import FaultProxy
 from sparkonce.rig.servers.mariadb import MISSING, NEXT, MariaDBServer
 from sparkonce.rig.servers.process import HOST
 from sparkonce.sinks.mysql.settings import parse_settings
-from sparkonce.testing.matchers import after
+from sparkonce.testing.systems.mariadb import CONNECTS_WITHIN_S, MariaDBWitness
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -26,17 +25,10 @@ if TYPE_CHECKING:
 MEGABYTES = 3072
 
 _TABLE = "verified"
-_DRIVER = b"sparkonce driver"
-_REQUESTS: Mapping[str, Mapping[str, Request]] = {
-    "two_phase": {"prepare": b"XA PREPARE", "commit": b"XA COMMIT", "abort": b"XA ROLLBACK"},
-    "staged": {
-        "prepare": after(b"CREATE TABLE `sparkonce_stage_", b"\x03COMMIT", always=True),
-        "commit": after(_DRIVER, b"\x03COMMIT", always=True),
-        "abort": after(_DRIVER, b"DROP TABLE", always=True),
-    },
-}
-_CONNECTS_WITHIN_S = 3
-_ANSWERS_WITHIN_S = 5
+_COLUMNS = (
+    "kind VARCHAR(100)",
+    *(f"`{name}` BIGINT" for name in ("key", "number", "amount", "rows", "batch")),
+)
 _READ_WITHIN_S = 600
 _CHUNK = 50_000
 
@@ -60,9 +52,9 @@ class MySQLSystem(Injectable):
     name = "mysql"
 
     def __init__(self, settings: str | None = None, commit: str = "two_phase", megabytes: int = MEGABYTES) -> None:
-        if commit not in _REQUESTS:
+        if commit not in MariaDBWitness.requests:
             raise ConfigurationError(
-                f"commit={commit!r} is not one of {', '.join(_REQUESTS)}", next_step="choose one of them."
+                f"commit={commit!r} is not one of {', '.join(MariaDBWitness.requests)}", next_step="choose one of them."
             )
         self._users = None if settings is None else parse_settings(settings)
         self._commit = commit
@@ -70,8 +62,7 @@ class MySQLSystem(Injectable):
         self._server: MariaDBServer | None = None
         self._disk: SmallDisk | None = None
         self._direct: dict[str, Any] = {}
-        self._watching: Any = None
-        self._one_asks = threading.Lock()
+        self._witness: MariaDBWitness | None = None
         self._made = False
         self.injections = {}
         self.database = f"sparkonce_verify_{secrets.token_hex(5)}"
@@ -85,21 +76,18 @@ class MySQLSystem(Injectable):
         else:
             self._direct = {**self._users, "host": self._users.get("host", "localhost")}
             self._direct.pop("database", None)
+        self._witness = MariaDBWitness(self._direct, self.database, prefix=self.database)
         try:
-            with self._connected() as connection, connection.cursor() as cursor:
-                cursor.execute("SHOW SESSION STATUS LIKE 'Ssl_cipher'")
-                encrypted = bool(cursor.fetchone()[1])
-                cursor.execute(f"CREATE DATABASE {self.database} CHARACTER SET utf8mb4")
-                self._made = True
-                columns = "kind VARCHAR(100), `key` BIGINT, number BIGINT, amount BIGINT, `rows` BIGINT, batch BIGINT"
-                # The index is for `newest`.
-                cursor.execute(f"CREATE TABLE {self.database}.{_TABLE} ({columns}, KEY (batch)) ENGINE=InnoDB")
+            ((_, cipher),) = self._witness.ask("SHOW SESSION STATUS LIKE 'Ssl_cipher'")
+            self._made = True
+            # The index is for `newest`.
+            self._witness.make_place(*_COLUMNS, "KEY (batch)", table=_TABLE)
         except pymysql.Error as error:
             raise PreflightError(
                 f"{self._named} has no place for the rows: {error}",
                 next_step="check the address and the credentials, and GRANT ALL ON `sparkonce\\_verify\\_%`.*.",
             ) from None
-        requests = {} if encrypted else _REQUESTS[self._commit]
+        requests = {} if cipher else MariaDBWitness.requests[self._commit]
         self.proxy = FaultProxy((self._direct["host"], self._direct.get("port", 3306)), requests)
         self.proxy.start()
         self.requests = tuple(requests)
@@ -115,6 +103,13 @@ class MySQLSystem(Injectable):
         self.injections = {**of_server(server), **of_disk(self._disk, server)}
 
     @property
+    def witness(self) -> MariaDBWitness:
+        """Asks the server, once it is started."""
+        if self._witness is None:
+            raise RunFailedError("MariaDB is not started.")
+        return self._witness
+
+    @property
     def _named(self) -> str:
         if self._users is None:
             return "MariaDB"
@@ -122,7 +117,8 @@ class MySQLSystem(Injectable):
 
     def stop(self) -> None:
         """See `System.stop`."""
-        self._forget()
+        if self._witness is not None:
+            self._witness.close()
         if self.proxy is not None:
             self.proxy.close()
             self.proxy = None
@@ -139,11 +135,7 @@ class MySQLSystem(Injectable):
         import pymysql
 
         try:
-            with self._connected() as connection, connection.cursor() as cursor:
-                cursor.execute(f"SET lock_wait_timeout = {_ANSWERS_WITHIN_S}")
-                for format_id, gtrid, _, data in self._recovered(cursor):
-                    cursor.execute(f"XA ROLLBACK X'{data[:gtrid].hex()}',X'{data[gtrid:].hex()}',{format_id}")
-                cursor.execute(f"DROP DATABASE IF EXISTS {self.database}")
+            self.witness.drop_place()
         except pymysql.Error as error:
             raise PreflightError(
                 f"the database {self.database} cannot be dropped: {error}", next_step="drop it by hand."
@@ -153,7 +145,7 @@ class MySQLSystem(Injectable):
     def sink_settings(self) -> Mapping[str, Any]:
         """See `System.sink_settings`. With the user's password, if there is one."""
         port = self.proxy.port if self.proxy is not None else 0
-        more = {"host": HOST, "port": port, "database": self.database, "connect_timeout": _CONNECTS_WITHIN_S}
+        more = {"host": HOST, "port": port, "database": self.database, "connect_timeout": CONNECTS_WITHIN_S}
         return {"settings": {**self._direct, **more}, "commit": self._commit}
 
     @staticmethod
@@ -182,7 +174,7 @@ class MySQLSystem(Injectable):
         # One text is read several times as fast as six columns. A null makes it one that is not a row's.
         ask = f"SELECT CAST(CONCAT_WS(',', {columns}) AS BINARY) FROM {self.database}.{_TABLE}"  # noqa: S608 - ours
         found = [of_texts([])]
-        with self._connected(read_timeout=_READ_WITHIN_S) as connection, connection.cursor(SSCursor) as cursor:
+        with self.witness.connected(read_timeout=_READ_WITHIN_S) as connection, connection.cursor(SSCursor) as cursor:
             cursor.execute(ask)
             while rows := cursor.fetchmany(_CHUNK):
                 found.append(of_texts([text for (text,) in rows]))
@@ -190,59 +182,9 @@ class MySQLSystem(Injectable):
 
     def newest(self) -> int:
         """See `System.newest`."""
-        ((newest,),) = self._ask(f"SELECT COALESCE(MAX(batch), -1) FROM {self.database}.{_TABLE}")  # noqa: S608 - ours
+        ((newest,),) = self.witness.ask(f"SELECT COALESCE(MAX(batch), -1) FROM {self.database}.{_TABLE}")  # noqa: S608 - ours
         return int(newest)
 
     def left_open(self) -> Sequence[str]:
         """See `System.left_open`: XA transactions, staging tables, and sessions in a transaction."""
-        with self._connected() as connection, connection.cursor() as cursor:
-            found = [f"prepared {data!r}" for _, _, _, data in self._recovered(cursor)]
-        stages = self._ask(f"SHOW TABLES FROM {self.database} LIKE 'sparkonce\\_stage\\_%'")
-        found += [f"table {table}" for (table,) in stages]
-        return found + [f"session {number}" for (number,) in self._ask(_SESSIONS, self.database)]
-
-    def _recovered(self, cursor: Any) -> list[tuple[int, int, int, bytes]]:
-        """The prepared transactions of this query: the second part of their xids begins with its database."""
-        cursor.execute("XA RECOVER")
-        rows = [(*numbers, data if isinstance(data, bytes) else data.encode()) for *numbers, data in cursor.fetchall()]
-        return [row for row in rows if row[3][row[1] :].startswith(b"%s." % self.database.encode())]
-
-    def _ask(self, question: str, *values: Any) -> list[Any]:
-        """An answer, on a connection that is kept while it works."""
-        with self._one_asks:
-            try:
-                if self._watching is None:
-                    self._watching = self._connect()
-                with self._watching.cursor() as cursor:
-                    cursor.execute(question, values or None)
-                    return list(cursor.fetchall())
-            except BaseException:
-                self._forget()
-                raise
-
-    def _forget(self) -> None:
-        watching, self._watching = self._watching, None
-        if watching is not None:
-            with suppress(Exception):  # it is given up, whatever state it is in
-                watching.close()
-
-    @contextmanager
-    def _connected(self, read_timeout: int = _ANSWERS_WITHIN_S) -> Iterator[Any]:
-        connection = self._connect(read_timeout)
-        try:
-            yield connection
-        finally:
-            with suppress(Exception):  # as above
-                connection.close()
-
-    def _connect(self, read_timeout: int = _ANSWERS_WITHIN_S) -> Any:
-        import pymysql
-
-        limits = {"connect_timeout": _CONNECTS_WITHIN_S, "read_timeout": read_timeout}
-        return pymysql.connect(**{**self._direct, **limits}, autocommit=True)
-
-
-_SESSIONS = """
-SELECT t.trx_mysql_thread_id FROM information_schema.innodb_trx t
-JOIN information_schema.processlist p ON p.id = t.trx_mysql_thread_id WHERE p.db = %s AND p.id <> CONNECTION_ID()
-"""
+        return self.witness.left_open()
