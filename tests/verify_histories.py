@@ -1,4 +1,4 @@
-"""Histories such as a run writes them, made without one: for tests of what reads histories."""
+"""Histories in the form of a real run's, made without one, for tests of their readers."""
 
 from __future__ import annotations
 
@@ -41,11 +41,11 @@ USUAL = (Phase.WRITING, Phase.DECIDING, Phase.FINISHING, Phase.SWEEPING_OWN, Pha
 
 
 class Died(Exception):  # noqa: N818 - a driver, not the test
-    """The driver has gone, and the next one is to go on."""
+    """The driver is gone, and the next one has to be started."""
 
 
 class Again(Exception):  # noqa: N818 - as above
-    """The driver has gone, and the next one runs already."""
+    """The driver is gone, and the next one runs already."""
 
 
 class Simulation:
@@ -152,7 +152,7 @@ class Simulation:
         if self.waiting and Phase[step.phase] in EVERY_BATCH:
             return
         self.steps.pop(0)
-        if self.waiting:  # The one before is recovered from together with this one.
+        if self.waiting:  # One batch ends the recovery from both.
             self.waiting_twice(self.waiting)
         if step.fault is Fault.WORKER_KILLED and phase is Phase.CLAIMING:
             self.note(Kind.SKIPPED, step=step.number, fault=step.fault.value, why="no worker runs in this phase")
@@ -250,18 +250,18 @@ def run(
     only: Sequence[Fault] = (),
     apart: int = 1,
 ) -> History:
-    """A run that made no mistake.
+    """Returns a run without anomalies.
 
     Args:
-        seed: Of everything.
-        faults: How many steps.
-        batches: How many batches are finished at least.
-        systems: Names.
-        pace: Factor of the time that each phase takes.
-        breaks_off_at_ms: When the recording ends too early; None if it does not.
-        rows: Of the source.
-        only: The faults; all by default.
-        apart: How many times as many batches as drawn there are between two steps.
+        seed: The seed of schedule, workload and times.
+        faults: The number of steps.
+        batches: The smallest number of finished batches.
+        systems: The systems' names.
+        pace: The factor on the time of each phase.
+        breaks_off_at_ms: The moment at which the recording breaks off; None if it does not.
+        rows: The number of rows in the source.
+        only: The faults to draw from; all by default.
+        apart: The factor on the number of batches between two steps.
     """
     workload = Workload(seed=seed)
     possible = [choice for choice in choices(systems) if not only or choice.fault in only]
@@ -312,11 +312,11 @@ def observed(expected: pa.Table) -> pa.Table:
 def verdicts(
     history: History, found: Mapping[tuple[Anomaly, str], tuple[int, Sequence[str]]] | None = None
 ) -> tuple[Verdict, ...]:
-    """What checkers would say of it.
+    """Returns the checkers' answers about a history.
 
     Args:
-        history: Whose systems are judged.
-        found: How often an anomaly is in a system (empty: in the whole run), with examples.
+        history: The history to judge.
+        found: The number of anomalies by kind and system (empty: the whole run), with examples.
     """
     found = found or {}
     of_the_run = {Anomaly.TORN: 198, Anomaly.STATE_DIFFERS: 4_321, Anomaly.STUCK: 12, Anomaly.STOPPED: 7}

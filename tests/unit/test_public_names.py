@@ -15,7 +15,10 @@ import sparkonce.avro
 import sparkonce.files
 import sparkonce.write_ahead
 
-HEAVY = ["pyspark", "pyarrow", "confluent_kafka", "kafka", "pymysql", "numpy", "pandas", "fastavro", "typer", "rich"]
+HEAVY = [
+    *("pyspark", "pyarrow", "confluent_kafka", "kafka", "pymysql", "numpy", "pandas", "fastavro"),
+    *("typer", "rich", "jinja2"),
+]
 """Clients and engines: each is imported where it is used."""
 
 

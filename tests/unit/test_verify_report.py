@@ -8,6 +8,7 @@ import shutil
 import subprocess
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from html import escape, unescape
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -22,8 +23,9 @@ from sparkonce.lab.history import ROWS, Event, History, Kind
 from sparkonce.lab.report import render, summary, write
 from sparkonce.lab.report.figures import spread
 from sparkonce.lab.report.judgement import EXIT_CODES, WORDS
-from sparkonce.lab.report.markup import Html, el, join
+from sparkonce.lab.report.story import Story
 from sparkonce.lab.report.text import clock, duration, listed, number, times
+from sparkonce.lab.report.timeline import GUTTER, WIDTH, Timeline
 from sparkonce.lab.report.words import FAMILIES, PHASES, STAGE_OF
 from sparkonce.lab.schedule import Step
 from sparkonce.lab.verdicts import Anomaly, Verdict
@@ -391,8 +393,8 @@ def test_the_page_needs_nothing_else(pages: dict[str, str], name: str) -> None:
     assert not re.findall(r"https?://|url\(|@import|@font-face", pages[name])
 
 
-def test_everything_from_the_history_is_escaped() -> None:
-    evil = "<script>alert('&')</script>"
+@pytest.mark.parametrize("evil", ["<script>alert('&')</script>", '" onclick="alert(1)', "{{ 6 * 7 }}{% alert( %}"])
+def test_everything_from_the_history_is_escaped(evil: str) -> None:
     history = small(
         event(15_100, Kind.STOPPED, driver=2, error=evil, message=evil),
         event(15_200, Kind.LOG, driver=2, level=evil, message=evil),
@@ -412,11 +414,14 @@ def test_everything_from_the_history_is_escaped() -> None:
     history = History(events=events, expected=history.expected, observed=history.observed)
     verdicts = [Verdict(anomaly=Anomaly.TORN, system=evil, looked_at=1, count=1, examples=(evil,))]
     text = render(history, verdicts)
+    page = Page(text)
     assert "alert(" in text
-    assert evil not in text
+    assert (evil in text) == (escape(evil) == evil)
     assert "<script>alert" not in text
     assert text.count("<script") == 2
-    assert evil in Page(text).text
+    assert not [attribute for _, attribute, _ in page.attributes if attribute.startswith("on")]
+    assert evil in page.text
+    assert evil in {value for _, attribute, value in page.attributes if attribute == "data-fault"}
 
 
 def test_an_hour_stays_small() -> None:
@@ -434,8 +439,8 @@ def test_an_hour_stays_small() -> None:
 def test_an_unfinished_run_says_so(pages: dict[str, str]) -> None:
     text = Page(pages["unfinished"]).text
     assert "Nothing proved: not finished The run was not finished: its recording breaks off after 0" in text
-    assert "the run did not come to it" in text
-    assert "did not come to the point at which every system is read" in text
+    assert "the run did not reach it" in text
+    assert "No system was read at the end" in text
 
 
 def test_anomalies_stand_on_the_page(pages: dict[str, str]) -> None:
@@ -458,6 +463,36 @@ def test_a_step_says_what_became_of_it(pages: dict[str, str]) -> None:
     assert "driver 1 was killed by SIGKILL and driver 2 was started." in text
     assert "finishing batch 2 not where it was aimed" in text
     assert "skipped: no worker was there" in text
+
+
+def test_the_timeline_shows_phases_batches_and_what_readers_saw() -> None:
+    history = small(
+        event(1_500, Kind.PHASE, driver=1, phase="READING", batch=0),
+        event(2_000, Kind.PHASE, driver=1, phase="CLAIMING", batch=0),
+        event(4_000, Kind.PHASE, driver=1, phase="WRITING", batch=0),
+        event(4_001, Kind.PHASE, driver=1, phase="DECIDING", batch=0),
+        event(4_002, Kind.PHASE, driver=1, phase="IDLE", batch=0),
+        event(3_500, Kind.SEEN, system="kafka", batch=0, decided=0),
+        event(3_600, Kind.SEEN, system="kafka", batch=1, decided=0),
+    )
+    story = Story(history)
+    second = WIDTH / 10
+    whole = Timeline(story).strips()
+    assert [(one.from_ms, one.to_ms) for one in whole] == [(0, 10_000), (10_000, 20_000)]
+    faults, drivers, batches, kafka, postgres = (lane.parts for lane in whole[0].parts)
+    assert [one.step for one in faults] == [1, 2]
+    assert dict(drivers[0].paths)["phase s-starting"] == f"M{GUTTER + second:g} 16.5h{second / 2:g}"
+    assert dict(drivers[0].paths)["phase s-claiming"] == f"M{GUTTER + 1.5 * second:g} 16.5h{2.5 * second:g}"
+    assert "phase s-writing" not in dict(drivers[0].paths), "too short for this scale"
+    assert [path for name, path in drivers[0].paths if name == "death"]
+    assert dict(batches[0].paths)["tick done"].count("M") == 2
+    assert "tick again" not in dict(batches[0].paths)
+    assert {name for name, _ in kafka[0].paths} == {"base", "tick seen", "tick early"}
+    assert {name for name, _ in postgres[0].paths} == {"base"}
+    enlarged = Timeline(story).around(story.steps[0])
+    assert enlarged is not None
+    assert (enlarged.from_ms, enlarged.to_ms) == (3_500, 6_500)
+    assert "tick again" in dict(whole[1].parts[2].parts[0].paths)
 
 
 def test_page_and_numbers_are_written(tmp_path: Path) -> None:
@@ -495,10 +530,10 @@ def test_a_browser_shows_it(pages: dict[str, str], name: str, tmp_path: Path) ->
 def summary_sentence(page: str) -> str:
     found = re.search(r'class="verdict [a-z]+"><b>[^<]*</b><p>([^<]*)</p>', page)
     assert found
-    return found.group(1).replace("&#x27;", "'")
+    return unescape(found.group(1))
 
 
-# --- words, numbers, markup ------------------------------------------------------------------------------------------
+# --- words, numbers --------------------------------------------------------------------------------------------------
 
 
 def test_every_phase_and_fault_has_its_words() -> None:
@@ -531,10 +566,3 @@ def test_for_people(function: Callable[[Any], str], value: Any, text: str) -> No
 
 def test_one_is_not_many() -> None:
     assert [times(count, "batch", "batches") for count in (0, 1, 2_000)] == ["0 batches", "1 batch", "2,000 batches"]
-
-
-def test_text_is_escaped_and_markup_is_not() -> None:
-    inner = el("b", "<", class_="x", data_n=1, hidden=True, title=None)
-    assert inner == '<b class="x" data-n="1" hidden>&lt;</b>'
-    assert join("&", inner, None) == Html(f"&amp;{inner}")
-    assert el("a", href='"') == '<a href="&quot;"></a>'

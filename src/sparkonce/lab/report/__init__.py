@@ -1,8 +1,12 @@
-"""Shows a run: as numbers (`summary`), as one page that needs nothing else (`render`), or both in a folder (`write`).
+"""Reports a run: as numbers (`summary`), as one page (`render`), or both in a folder (`write`).
 
-``story`` puts the events together, ``figures`` counts, ``judgement`` says what that comes to; ``page`` is the whole
-page, ``page.css`` how it looks, ``page.js`` what moves; ``sections`` are its parts, made of ``tables``, ``charts``,
-``timeline`` and ``steps``; ``words`` says what its words mean, ``markup`` makes elements, and escapes.
+- ``story``: the events, put together to drivers, batches and steps
+- ``figures``: counts them, as plain values for JSON
+- ``judgement``: the verdict, its sentence and its exit code
+- ``content``: the figures arranged for the page
+- ``timeline``, ``charts``: the geometry of its pictures, as values of ``drawing``
+- ``words``, ``text``: the page's terms; numbers and times in a form for readers
+- ``page``: renders ``templates/``, which hold all markup, style and script
 """
 
 from sparkonce.lab.report.figures import summary

@@ -1,115 +1,94 @@
-"""Small drawings: how long recovery took, and what the processes used."""
+"""The geometry of the small charts: recovery times by fault, and the resources of processes and folders."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from sparkonce.lab.history import Kind
-from sparkonce.lab.report.markup import Html, el, join
+from sparkonce.lab.report.drawing import Drawing
 from sparkonce.lab.report.story import Story
-from sparkonce.lab.report.tables import column, head, right, table
-from sparkonce.lab.report.text import duration, number
-from sparkonce.lab.report.words import fault_words
+from sparkonce.lab.report.text import duration
 
-_WIDE, _HIGH, _EDGE = 420, 24, 24
+_WIDTH, _HEIGHT, _COURSE = 420, 24, 32
+_EDGE = 24
 _POINTS = 600
 _FOLDERS = {"log": "decision log"}
 
 
-def recovery(figures: Mapping[str, Any]) -> Html:
-    """Recovery times by fault: a dot for each step on an axis that grows by factors, and the usual numbers."""
-    by_fault = figures["faults"]["recovery_ms"]["by_fault"]
+def recovery(figures: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Returns recovery times on a logarithmic axis.
+
+    Returns:
+        The ``axis`` and the ``rows``, slowest first, each with ``fault``, ``struck``, ``spread`` and its ``dots``; None
+        if nothing recovered.
+    """
     steps = [step for step in figures["faults"]["steps"] if step["fault_ms"] is not None]
     times = [step["recovery_ms"] for step in steps if step["recovery_ms"] is not None]
     if not times:
-        return el("p", "Nothing has been recovered from.", class_="words")
-    low, high = (function(math.log10(max(1, edge(times)))) for function, edge in ((math.floor, min), (math.ceil, max)))
-    axis = _Logarithmic(low, max(high, low + 1))
-    slowest = sorted(by_fault, key=lambda fault: -(by_fault[fault]["median"] or 0))
+        return None
+    low = math.floor(math.log10(max(1, min(times))))
+    high = max(low + 1, math.ceil(math.log10(max(1, max(times)))))
+    decades = [10**power for power in range(low, high + 1)]
+
+    def x(ms: float) -> float:
+        inside = (math.log10(max(ms, decades[0])) - low) / (high - low)
+        return round(_EDGE + (_WIDTH - 2 * _EDGE) * inside, 1)
+
     rows = []
-    for fault in slowest:
-        spread = by_fault[fault]
-        mine = [step for step in steps if step["fault"] == fault and step["recovery_ms"] is not None]
-        struck = sum(step["fault"] == fault for step in steps)
-        rows.append(
-            [
-                head(fault, title=fault_words(fault)),
-                el("td", axis.dots(mine, spread["median"]), class_="dots"),
-                right(number(struck) if struck == spread["count"] else f"{spread['count']} of {struck}"),
-                *(right(duration(spread[name])) for name in ("min", "median", "p95", "max")),
-            ]
+    for fault, spread in figures["faults"]["recovery_ms"]["by_fault"].items():
+        mine = [step for step in steps if step["fault"] == fault]
+        dots = [
+            Drawing(
+                title=f"step {step['step']}: {duration(step['recovery_ms'])}",
+                step=step["step"],
+                paths=[("dot", f"M{x(step['recovery_ms']):g} {_HEIGHT // 2}m-4 0a4 4 0 1 0 8 0a4 4 0 1 0-8 0z")],
+            )
+            for step in mine
+            if step["recovery_ms"] is not None
+        ]
+        median = [("median", f"M{x(spread['median']):g} 3V{_HEIGHT - 3}")] if len(dots) > 1 else []
+        drawing = Drawing(
+            title=f"{len(dots)} recovery times",
+            width=_WIDTH,
+            height=_HEIGHT,
+            paths=[("grid", "".join(f"M{x(ms):g} 0V{_HEIGHT}" for ms in decades))],
+            parts=[*dots, Drawing(paths=median)],
         )
-    columns = [column(name) for name in ("recovered", "shortest", "median", "p95", "longest")]
-    return table(["fault", el("th", axis.names(), scope="col", class_="dots"), *columns], rows, class_="recovery")
+        rows.append({"fault": fault, "struck": len(mine), "spread": spread, "dots": drawing})
+    ticks = [("mid", x(ms), 14, f"{ms} ms" if ms < 1_000 else f"{ms // 1_000:,} s") for ms in decades]
+    axis = Drawing(title="axis of time", width=_WIDTH, height=18, texts=ticks)
+    return {"axis": axis, "rows": sorted(rows, key=lambda row: -(row["spread"]["median"] or 0))}
 
 
-class _Logarithmic:
-    """An axis from ``10 ** low`` to ``10 ** high`` milliseconds."""
+def resources(story: Story, figures: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """Yields memory and open files of each role, then the size of each folder, over the whole run.
 
-    def __init__(self, low: int, high: int) -> None:
-        self._low, self._high = low, high
-
-    def _x(self, ms: float) -> float:
-        inside = (math.log10(max(ms, 10**self._low)) - self._low) / (self._high - self._low)
-        return round(_EDGE + (_WIDE - 2 * _EDGE) * inside, 1)
-
-    def _decades(self) -> Iterable[int]:
-        return (10**power for power in range(self._low, self._high + 1))
-
-    def names(self) -> Html:
-        """Its ticks."""
-        texts = [el("text", _tick(ms), class_="time mid", x=self._x(ms), y=14) for ms in self._decades()]
-        return el("svg", *texts, viewBox=f"0 0 {_WIDE} 18", class_="axis", role="img", aria_label="axis of time")
-
-    def dots(self, steps: Sequence[Mapping[str, Any]], median: float | None) -> Html:
-        """A dot for each step, and a line at the median."""
-        grid = "".join(f"M{self._x(ms):g} 0V{_HIGH}" for ms in self._decades())
-        parts = [el("path", class_="grid", d=grid)]
-        for step in steps:
-            title = f"step {step['step']}: {duration(step['recovery_ms'])}"
-            dot = el("circle", el("title", title), class_="dot", cx=self._x(step["recovery_ms"]), cy=_HIGH // 2, r=4)
-            parts.append(el("a", dot, href=f"#step-{step['step']}"))
-        if median is not None and len(steps) > 1:
-            parts.append(el("path", class_="median", d=f"M{self._x(median):g} 3V{_HIGH - 3}"))
-        return el("svg", *parts, viewBox=f"0 0 {_WIDE} {_HIGH}", role="img", aria_label=f"{len(steps)} recovery times")
-
-
-def _tick(ms: int) -> str:
-    return f"{ms} ms" if ms < 1_000 else f"{ms // 1_000} s" if ms < 1_000_000 else f"{ms // 1_000:,} s"
-
-
-def resources(story: Story, figures: Mapping[str, Any]) -> Html | None:
-    """Memory and open files by role, and the size of folders, over the whole run; None if nothing was measured."""
-    rows = []
+    Yields:
+        The ``name``, the values at ``first``, at ``last`` and at ``most``, and the ``line``.
+    """
     for field, unit in (("rss_mib", "MiB of memory"), ("handles", "open files")):
         for role in sorted(figures["resources"][field]):
             events = (e for e in story.history.of(Kind.RESOURCES) if str(e.fields.get("role", "")) == role)
-            points = [(e.at_ms, e.fields[field], e.fields.get("pid")) for e in events if field in e.fields]
-            rows.append([head(f"{role}: {unit}"), *_course(points, story.end_ms)])
+            points = [(e.at_ms, e.fields.get(field), e.fields.get("pid")) for e in events]
+            yield {"name": f"{role}: {unit}", **_course(points, story.end_ms)}
     for name in sorted(figures["resources"]["folders"]):
-        events = (e for e in story.history.of(Kind.FOLDER) if str(e.fields.get("name", "")) == name)
-        points = [(e.at_ms, int(e.fields.get("bytes") or 0) / 1024, None) for e in events]
-        rows.append([head(f"{_FOLDERS.get(name, name)}: KiB on disk"), *_course(points, story.end_ms)])
-    if not rows:
-        return None
-    columns = [column("at first"), column("at last"), column("largest")]
-    text = "From the beginning to the end of the run, each process a line of its own. The lowest value drawn is 0."
-    return join(el("p", text), table(["of each process", el("th", "", class_="dots"), *columns], rows))
+        folders = (e for e in story.history.of(Kind.FOLDER) if str(e.fields.get("name", "")) == name)
+        sizes = [(e.at_ms, int(e.fields.get("bytes") or 0) / 1024, None) for e in folders]
+        yield {"name": f"{_FOLDERS.get(name, name)}: KiB on disk", **_course(sizes, story.end_ms)}
 
 
-def _course(points: Sequence[tuple[int, float, Any]], end_ms: int) -> list[Html]:
-    """A line for each process, and the numbers."""
+def _course(measured: Sequence[tuple[int, float | None, Any]], end_ms: int) -> dict[str, Any]:
+    """Returns the values, and a path with a line for each process."""
+    points = [(at_ms, value, process) for at_ms, value, process in measured if value is not None]
     most = max(value for _, value, _ in points) or 1
     lines: dict[Any, list[str]] = {}
     for at_ms, value, process in points:
-        place = f"{_WIDE * at_ms / max(1, end_ms):.1f} {_HIGH + 6 - (_HIGH + 4) * value / most:.1f}"
+        place = f"{_WIDTH * at_ms / max(1, end_ms):.1f} {_COURSE - 2 - (_COURSE - 4) * value / most:.1f}"
         lines.setdefault(process, []).append(place)
     # More points than the drawing has room for would only make the page large.
     every = max(1, len(points) // _POINTS)
-    drawn = "".join(f"M{'L'.join(places[::every])}h1" for places in lines.values())
-    line = el("path", class_="line", d=drawn)
-    course = el("svg", line, viewBox=f"0 0 {_WIDE} {_HIGH + 8}", role="img", aria_label="course over the run")
-    values = [points[0][1], points[-1][1], most]
-    return [el("td", course, class_="dots"), *(right(number(round(value))) for value in values)]
+    path = "".join(f"M{'L'.join(places[::every])}h1" for places in lines.values())
+    line = Drawing(title="course over the run", width=_WIDTH, height=_COURSE, paths=[("line", path)])
+    return {"first": points[0][1], "last": points[-1][1], "most": most, "line": line}

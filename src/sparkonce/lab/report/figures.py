@@ -1,4 +1,4 @@
-"""The numbers of a run, as plain values for JSON. The page shows these and no others."""
+"""Counts a run, as plain values for JSON. The page shows these numbers and no others."""
 
 from __future__ import annotations
 
@@ -13,10 +13,11 @@ import pyarrow.compute as pc
 
 from sparkonce.lab.history import History, Kind
 from sparkonce.lab.report.judgement import judge
-from sparkonce.lab.report.story import Step, Story
+from sparkonce.lab.report.story import Story
 from sparkonce.lab.report.words import in_order
 from sparkonce.lab.verdicts import Verdict
 
+_OF_A_DRIVER = ("began_ms", "ended_ms", "slots", "batches", "end", "error", "message")
 _OF_A_STEP = (
     *("fault", "system", "request", "aimed", "hit", "batch", "driver", "held"),
     *("fault_ms", "over_ms", "recovered_ms", "outage_ms", "recovery_ms", "skipped", "stuck"),
@@ -24,32 +25,31 @@ _OF_A_STEP = (
 
 
 def summary(history: History, verdicts: Sequence[Verdict]) -> dict[str, Any]:
-    """What a run comes to.
+    """Returns the numbers of a run.
 
-    Times are milliseconds since the run began, lengths of time milliseconds, unless a name says ``seconds``. What is
-    not known is None. Phases are names of `sparkonce.protocol.state.Phase`, or ``NO_DRIVER``. A *spread* is
+    Times are milliseconds since the run began, lengths of time milliseconds, unless a name says ``seconds``. Unknown
+    values are None. Phases are names of `sparkonce.protocol.state.Phase`, or ``NO_DRIVER``. A *spread* is
     ``{count, min, median, p95, max}``; p95 is the smallest value that 95% do not exceed; without values all but
     ``count`` are None.
 
     Returns:
         A dictionary with
 
-        - ``verdict``: ``outcome`` (``failed``: there is an anomaly; ``unfinished``: there is none, but the run broke
-          off or got stuck; ``nothing proved``: nothing was looked at, somewhere, or no fault struck; ``passed``),
-          ``words`` and ``sentence`` that say so, ``anomalies`` (how many were found), ``checks``,
-          ``checks_on_nothing``;
-        - ``run``: ``seed``, ``workload``, ``systems``, ``versions``, ``guarantee``, ``limits`` as they were asked for,
+        - ``verdict``: ``outcome`` (``failed``: an anomaly was found; ``unfinished``: none was, but the run broke off
+          or got stuck; ``nothing proved``: a check had nothing to look at, or no fault struck; ``passed``), its
+          ``words`` and ``sentence``, and the numbers of ``anomalies``, ``checks``, ``checks_on_nothing``;
+        - ``run``: ``seed``, ``workload``, ``systems``, ``versions``, ``guarantee``, ``limits`` as requested,
           ``length_ms``, ``finished``, and the lists ``stuck`` of ``{step, what}`` and ``unread`` of ``{what, why}``;
-        - ``rows``: ``source``, how many it had; ``expected`` and ``found``, by kind, the latter by system first;
-          ``written`` by system, as the drivers tell;
-        - ``batches``: ``finished``, how often one was; ``distinct``, how many there are; ``recovered``, those that were
-          decided by a driver before; ``healed``, those of which a lost transaction was written again; ``transactions``;
-          ``longest_gap``, the longest time without a finished batch, as ``{length_ms, from_ms, to_ms, steps}``, of an
-          unfinished run up to its end; ``seconds``, the spread over the batches by phase and as ``whole``;
-        - ``drivers``: ``started``; ``ends``, how many ended in which way; ``each``, a list of ``{driver, began_ms,
+        - ``rows``: their number in the ``source``; ``expected`` by kind; ``found`` by system and kind; ``written`` by
+          system, as the drivers reported it;
+        - ``batches``: ``finished``, repeats included; ``distinct``; ``recovered``, those that an earlier driver
+          decided; ``healed``, those of which a lost transaction was written again; ``transactions``; ``longest_gap``,
+          the longest time without a finished batch, as ``{length_ms, from_ms, to_ms, steps}``, of an unfinished run up
+          to its end; ``seconds``, the spread over the batches by phase and as ``whole``;
+        - ``drivers``: ``started``; ``ends``, the number of each way to end; ``each``, a list of ``{driver, began_ms,
           ended_ms, slots, batches, end, error, message}``;
         - ``faults``: ``asked``, ``struck``, ``as_aimed`` (in the phase that they were aimed at), ``held``,
-          ``recovered``; ``by_phase``, how often each struck in each phase; ``skipped``, a list of ``{step, fault,
+          ``recovered``; ``by_phase``, the number of strikes by fault and phase; ``skipped``, a list of ``{step, fault,
           system, why}``; ``recovery_ms``, the spread of ``all`` and of each ``by_fault``; ``steps``, a list of ``{step,
           fault, system, request, aimed, hit, batch, driver, held, fault_ms, over_ms, recovered_ms, outage_ms,
           recovery_ms, skipped, stuck}``. ``recovery_ms`` of a step is the time from the end of the outage, or else from
@@ -63,7 +63,7 @@ def summary(history: History, verdicts: Sequence[Verdict]) -> dict[str, Any]:
 
 
 def of_story(story: Story, verdicts: Sequence[Verdict]) -> dict[str, Any]:
-    """The same, of a history that has been put together already."""
+    """Returns the same for a history that is put together already."""
     made = {
         "run": _run(story),
         "rows": _rows(story),
@@ -87,7 +87,7 @@ def of_story(story: Story, verdicts: Sequence[Verdict]) -> dict[str, Any]:
 
 
 def spread(values: Iterable[float]) -> dict[str, float | None]:
-    """How values are spread, see `summary`."""
+    """Returns the spread of values, see `summary`."""
     ordered = sorted(values)
     if not ordered:
         return {"count": 0, "min": None, "median": None, "p95": None, "max": None}
@@ -171,16 +171,7 @@ def _drivers(story: Story) -> dict[str, Any]:
         "started": len(story.drivers),
         "ends": dict(Counter(driver.end for driver in story.drivers)),
         "each": [
-            {
-                "driver": driver.number,
-                "began_ms": driver.began_ms,
-                "ended_ms": driver.ended_ms,
-                "slots": driver.slots,
-                "batches": driver.batches,
-                "end": driver.end,
-                "error": driver.error,
-                "message": driver.message,
-            }
+            {"driver": driver.number, **{name: getattr(driver, name) for name in _OF_A_DRIVER}}
             for driver in story.drivers
         ],
     }
@@ -212,12 +203,8 @@ def _faults(story: Story) -> dict[str, Any]:
             "all": spread(ms for times in recovered.values() for ms in times),
             "by_fault": {fault: spread(times) for fault, times in recovered.items() if by_phase[fault]},
         },
-        "steps": [_step(step) for step in story.steps],
+        "steps": [{"step": step.number, **{name: getattr(step, name) for name in _OF_A_STEP}} for step in story.steps],
     }
-
-
-def _step(step: Step) -> dict[str, Any]:
-    return {"step": step.number, **{name: getattr(step, name) for name in _OF_A_STEP}}
 
 
 def _resources(story: Story) -> dict[str, Any]:

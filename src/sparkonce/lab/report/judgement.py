@@ -1,4 +1,4 @@
-"""The verdict on a whole run, in a word and in a sentence: the one that command line, page and exit code tell."""
+"""The verdict on a whole run, in a word and in a sentence, for command line, page and exit code."""
 
 from __future__ import annotations
 
@@ -20,26 +20,27 @@ WORDS = {
     UNFINISHED: "nothing proved: not finished",
     NOTHING_PROVED: "nothing proved",
 }
-"""What is said of each outcome."""
+"""The words for each outcome."""
 EXIT_CODES = {PASSED: 0, FAILED: 1, UNFINISHED: 2, NOTHING_PROVED: 2}
-"""Of ``sparkonce verify``."""
+"""The exit codes of ``sparkonce verify``."""
 
 _PROMISED = {
     Guarantee.AT_MOST_ONCE: (Anomaly.DOUBLED, Anomaly.STRANGE),
     Guarantee.AT_LEAST_ONCE: (Anomaly.MISSING, Anomaly.STRANGE),
     Guarantee.EXACTLY_ONCE: (Anomaly.MISSING, Anomaly.DOUBLED, Anomaly.STRANGE),
 }
-"""Without an answer on these of every system, nothing is proved."""
+"""The anomalies that must be looked for in every system, or nothing is proved."""
 
 
 def judge(figures: Mapping[str, Any], verdicts: Sequence[Verdict]) -> dict[str, Any]:
-    """The part ``verdict`` of `sparkonce.lab.report.figures.summary`.
+    """Returns the part ``verdict`` of `sparkonce.lab.report.figures.summary`.
 
     Args:
         figures: The other parts.
-        verdicts: What the checkers say. That a run got stuck or broke off is no violation: its machine may be slow.
+        verdicts: The checkers' answers.
     """
     found = [one for one in verdicts if not one.ok]
+    # A run that got stuck or broke off is no violation: its machine may be slow.
     unfinished = not figures["run"]["finished"] or bool(figures["run"]["stuck"])
     if real := [one for one in found if not (unfinished and one.anomaly is Anomaly.STUCK)]:
         outcome, sentence = FAILED, _failed(figures, real, unfinished=unfinished)
@@ -66,7 +67,7 @@ def judge(figures: Mapping[str, Any], verdicts: Sequence[Verdict]) -> dict[str, 
 
 
 def _not_looked_at(figures: Mapping[str, Any], verdicts: Sequence[Verdict]) -> list[str]:
-    """What was not looked at, and where: what is promised of every system, and on what a checker had nothing to say."""
+    """Returns the promised anomalies that a system was not searched for, and the checks that had nothing to look at."""
     looked = {(one.anomaly, one.system) for one in verdicts if one.looked_at}
     systems = figures["run"]["systems"] or [""]
     promised = [

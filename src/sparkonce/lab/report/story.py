@@ -1,4 +1,4 @@
-"""A history put together again: drivers, batches and steps, instead of the events that tell of them."""
+"""A history put together: drivers, batches and steps instead of events."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from sparkonce.lab.report.words import NO_DRIVER, STARTING, phase_name
 
 @dataclass(slots=True, kw_only=True)
 class Driver:
-    """One process of the query.
+    """One process of the query. A moment or number is None if the history does not have it.
 
     Attributes:
-        number: From 1.
-        began_ms: When it was started.
-        slots: How many tasks it can run at once; None if the history does not say.
-        ended_ms: When its process was gone; None if the history does not say.
-        code: Exit code of the process, or minus the signal.
-        error: Name of the class of the error that its query stopped with; empty if it did not stop by itself.
-        message: Of that error.
-        stopped_ms: When.
-        batches: How many it has finished.
-        phases: When it came to which phase of which batch, in that order.
+        number: Counts from 1.
+        began_ms: The start of the process.
+        slots: The number of tasks that run at the same time.
+        ended_ms: The end of the process.
+        code: The exit code of the process, or minus the signal.
+        error: The class of the error that stopped its query; empty if none did.
+        message: The error's message.
+        stopped_ms: The moment of the error.
+        batches: The number of batches that it finished.
+        phases: The moments at which it entered a phase of a batch, in that order.
     """
 
     number: int
@@ -41,7 +41,7 @@ class Driver:
 
     @property
     def end(self) -> str:
-        """How it ended, in words that are the same for drivers that ended alike."""
+        """The way it ended, in the same words for the same way."""
         if self.error:
             return f"stopped by itself: {self.error}"
         if self.ended_ms is None:
@@ -53,10 +53,9 @@ class Driver:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Batch:
-    """A batch that a driver has finished. The same batch may be finished again by the next driver."""
+    """A batch that a driver finished. The next driver may finish the same batch again."""
 
     at_ms: int
-    driver: int
     number: int
     rows: Mapping[str, int]
     transactions: int
@@ -67,25 +66,24 @@ class Batch:
 
 @dataclass(slots=True, kw_only=True)
 class Step:
-    """One fault of the schedule, and what became of it.
+    """One fault of the schedule and its effects. A moment or number is None if there is none.
 
     Attributes:
-        number: From 1.
-        fault: Its name.
-        system: Which one it strikes; empty for the query itself.
-        request: Of which request, for a fault of one request.
+        number: Counts from 1.
+        fault: The fault's name.
+        system: The system that it strikes; empty for the query itself.
+        request: The kind of request that it strikes, for a fault of one request.
         aimed: The phase that the schedule names.
         hit: The phase in which it struck.
-        batch: Of which batch; None if it did not strike, or struck no batch.
-        driver: Which driver.
-        held: Whether the driver was held there.
-        planned: The step as the schedule has it; empty if it has not.
-        fault_ms: When it struck; None if it did not.
-        over_ms: When the outage was over.
-        recovered_ms: When the first batch after that was finished.
-        recovered_batch: Which one.
-        skipped: Why it could not be injected; empty if it could.
-        stuck: What did not happen after it; empty if all did.
+        batch: The batch that it struck.
+        driver: The driver that it struck.
+        held: True if the driver was held in the phase.
+        planned: The step in the schedule; empty if it is not there.
+        fault_ms: The moment at which it struck.
+        over_ms: The end of the outage.
+        recovered_ms: The moment at which the first batch after that was finished.
+        skipped: The reason why it could not be injected; empty if it could.
+        stuck: The event after it that the deadline passed without; empty if there is none.
     """
 
     number: int
@@ -101,35 +99,34 @@ class Step:
     fault_ms: int | None = None
     over_ms: int | None = None
     recovered_ms: int | None = None
-    recovered_batch: int | None = None
     skipped: str = ""
     stuck: str = ""
 
     @property
     def outage_ms(self) -> int | None:
-        """How long it lasted; None for what happens in an instant, or was never over."""
+        """The length of the outage; None for an instant, or an outage that never ended."""
         return None if self.fault_ms is None or self.over_ms is None else self.over_ms - self.fault_ms
 
     @property
     def recovery_ms(self) -> int | None:
-        """From when it was over, or else from when it struck, to the first batch that was finished after that."""
+        """The time from the end of the outage, or else from the fault, to the first batch finished after that."""
         began = self.over_ms if self.over_ms is not None else self.fault_ms
         return None if began is None or self.recovered_ms is None else self.recovered_ms - began
 
 
 class Story:
-    """What happened in a run. A history that breaks off anywhere can be told, too.
+    """The course of a run, from a history that may break off anywhere.
 
     Attributes:
-        history: What it was made of.
-        asked: The fields of the run's first event: what was asked for.
+        history: The recording.
+        asked: The fields of the run's first event: its request.
         drivers: In the order of their numbers.
         batches: In the order in which they were finished.
-        messages: What drivers warned of or stopped with, each with its moment.
-        steps: In the order of their numbers: those of the schedule, also those that it did not come to.
-        end_ms: When the last thing was seen.
-        finished: Whether all was carried out and read.
-        stuck: What did not happen before its deadline: step and what.
+        messages: The drivers' warnings and errors, each with its moment.
+        steps: In the order of their numbers, with those that the run did not reach.
+        end_ms: The moment of the last event.
+        finished: True if every step was carried out and every system read.
+        stuck: The events that a deadline passed without, each with its step.
     """
 
     def __init__(self, history: History) -> None:
@@ -155,23 +152,23 @@ class Story:
 
     @property
     def systems(self) -> list[str]:
-        """Those that were asked for, and any other that the history tells of."""
+        """The requested systems, then any other that the history names."""
         told = [str(event.fields.get("system")) for event in self.history.of(Kind.SEEN)]
         return list(dict.fromkeys([*map(str, self.asked.get("systems") or ()), *self.history.observed, *told]))
 
     def after(self, step: Step) -> int:
-        """Until when a step matters: until it was recovered from, or else until the next one struck, or the end."""
+        """Returns the end of a step: its recovery, or else the next step's fault, or the end of the run."""
         if step.recovered_ms is not None:
             return step.recovered_ms
         later = (one.fault_ms for one in self.steps if one.number > step.number and one.fault_ms is not None)
         return min(later, default=self.end_ms)
 
     def life(self, driver: Driver) -> tuple[int, int]:
-        """From when to when a driver was there; up to the end of the recording if that does not say."""
+        """Returns a driver's first and last moment; the latter is the recording's if the history does not have it."""
         return driver.began_ms, self.end_ms if driver.ended_ms is None else driver.ended_ms
 
     def stages(self, driver: Driver) -> list[tuple[int, str, int | None]]:
-        """When a driver came to which phase of which batch; the first one is that of its start."""
+        """Returns the moments at which a driver entered a phase of a batch, its start first."""
         return [(driver.began_ms, STARTING, None), *driver.phases]
 
     def _driver(self, event: Event) -> Driver:
@@ -207,8 +204,7 @@ class Story:
             case Kind.OVER:
                 self._step(fields.get("step")).over_ms = at
             case Kind.RECOVERED:
-                step = self._step(fields.get("step"))
-                step.recovered_ms, step.recovered_batch = at, fields.get("batch")
+                self._step(fields.get("step")).recovered_ms = at
             case Kind.SKIPPED:
                 self._step(fields.get("step"), fields.get("fault")).skipped = str(
                     fields.get("why") or "no reason given"
@@ -230,7 +226,6 @@ class Story:
         self.batches.append(
             Batch(
                 at_ms=event.at_ms,
-                driver=int(fields.get("driver") or 0),
                 number=int(fields.get("batch") or 0),
                 rows=fields.get("rows") or {},
                 transactions=int(fields.get("transactions") or 0),
@@ -252,7 +247,7 @@ class Story:
 
 
 def signal_name(number: int) -> str:
-    """``SIGKILL`` for 9; a number that no signal has, in words."""
+    """Returns ``SIGKILL`` for 9, and words for a number without a signal."""
     try:
         return signal.Signals(number).name
     except ValueError:

@@ -1,4 +1,4 @@
-"""Numbers, times and lists as people read them."""
+"""Numbers, times and lists in a form for readers; the template's filters."""
 
 from __future__ import annotations
 
@@ -6,23 +6,23 @@ from collections.abc import Sequence
 
 
 def number(value: float | None) -> str:
-    """With thousands separators; a dash for what is not known."""
+    """Returns a number with thousands separators; a dash for None."""
     return "—" if value is None else f"{value:,}"
 
 
 def times(count: int, one: str, many: str = "") -> str:
-    """``1 batch``, ``2 batches``.
+    """Returns a number with its noun: ``1 batch``, ``2 batches``.
 
     Args:
-        count: How many.
-        one: The word for one.
-        many: The word for any other number; ``one`` with an s by default.
+        count: The number.
+        one: The singular.
+        many: The plural; the singular with an s by default.
     """
     return f"{number(count)} {one if count == 1 else many or one + 's'}"
 
 
 def duration(ms: float | None) -> str:
-    """In the unit in which it is best read; a dash for what is not known."""
+    """Returns a length of time in the unit that suits it; a dash for None."""
     if ms is None:
         return "—"
     if ms < 1_000:
@@ -36,7 +36,7 @@ def duration(ms: float | None) -> str:
 
 
 def clock(ms: float, *, tenths: bool = True) -> str:
-    """A moment of the run: minutes and seconds since it began, with hours where there are any."""
+    """Returns a moment of the run as minutes and seconds since its beginning, with hours from the first one on."""
     units = round(ms / 100) if tenths else round(ms / 1_000) * 10
     seconds, tenth = divmod(units, 10)
     minutes, seconds = divmod(seconds, 60)
@@ -45,8 +45,9 @@ def clock(ms: float, *, tenths: bool = True) -> str:
     return f"{hours}:{text}" if hours else text
 
 
-def listed(words: Sequence[str], last: str = "and") -> str:
-    """``a, b and c``."""
-    if len(words) < 2:
-        return "".join(words)
-    return f"{', '.join(words[:-1])} {last} {words[-1]}"
+def listed(words: Sequence[object], last: str = "and") -> str:
+    """Returns words as a list in a sentence: ``a, b and c``."""
+    named = [str(word) for word in words]
+    if len(named) < 2:
+        return "".join(named)
+    return f"{', '.join(named[:-1])} {last} {named[-1]}"
