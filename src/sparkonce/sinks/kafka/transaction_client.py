@@ -30,10 +30,8 @@ from sparkonce.words import one_line
 CONNECTIONS = 4
 """Connections to each coordinator. A broker handles one request of a connection at a time: 50 commits on an idle broker
 take 18 ms over one connection and 8 ms over four (measured, Kafka 4.3)."""
-
 REMEMBERED = 10_000
 """The most ids whose coordinators are remembered. Beyond it all are forgotten, and one round trip looks them up."""
-
 _DESCRIBED_AT_ONCE = 1000
 
 _SOME = -1
