@@ -2,7 +2,6 @@
 
 import secrets
 import sqlite3
-import time
 from contextlib import closing, contextmanager
 
 from sparkonce.sink import (
@@ -17,7 +16,6 @@ from sparkonce.sink import (
     TwoPhaseCommitSink,
     UnknownOutcomeError,
     claimed_by,
-    transaction_fields,
 )
 
 
@@ -34,7 +32,7 @@ class SqliteSink(TwoPhaseCommitSink):
 
     def preflight(self, query, recorded):
         with self.transaction() as db:
-            db.execute("CREATE TABLE IF NOT EXISTS committed (name PRIMARY KEY, query, batch, begun_ms)")
+            db.execute("CREATE TABLE IF NOT EXISTS committed (name PRIMARY KEY, query, batch)")
         return recorded or {"prefix": self.name}
 
     def writer(self, context):
@@ -43,7 +41,7 @@ class SqliteSink(TwoPhaseCommitSink):
     def committer(self):
         return SqliteCommitter(self)
 
-    def finish(self, name, begun_ms, *, commit):
+    def finish(self, name, *, commit):
         with self.transaction() as db:
             if db.execute("SELECT 1 FROM committed WHERE name = ?", [name]).fetchone():
                 return Outcome.ALREADY_COMMITTED
@@ -52,7 +50,7 @@ class SqliteSink(TwoPhaseCommitSink):
             if commit:
                 parsed = TransactionName.parse(name)
                 db.execute(f'INSERT INTO {self.table} SELECT * FROM "{name}"')
-                db.execute("INSERT INTO committed VALUES (?, ?, ?, ?)", [name, parsed.query, parsed.batch, begun_ms])
+                db.execute("INSERT INTO committed VALUES (?, ?, ?)", [name, parsed.query, parsed.batch])
             db.execute(f'DROP TABLE "{name}"')
         return Outcome.COMMITTED if commit else Outcome.ABORTED
 
@@ -61,7 +59,7 @@ class SqliteWriter(SinkWriter):
     def __init__(self, sink, at):
         whose = {"prefix": at.owner.facts["prefix"], "query": at.owner.query, "token": at.owner.token}
         name = TransactionName(**whose, batch=at.batch, slot=at.slot, copy=secrets.token_hex(6))
-        self.sink, self.name, self.begun_ms = sink, str(name), time.time_ns() // 1_000_000
+        self.sink, self.name = sink, str(name)
 
     def begin(self):
         with self.sink.transaction() as db:
@@ -74,12 +72,12 @@ class SqliteWriter(SinkWriter):
 
     def prepare(self):
         if self.sink.guarantee is Guarantee.EXACTLY_ONCE:
-            return {"name": self.name, "begun_ms": self.begun_ms}  # each write is on disk by now
-        self.sink.finish(self.name, self.begun_ms, commit=True)
+            return {"name": self.name}  # each write is on disk by now
+        self.sink.finish(self.name, commit=True)
         return {}
 
     def abort(self):
-        self.sink.finish(self.name, self.begun_ms, commit=False)
+        self.sink.finish(self.name, commit=False)
 
 
 class SqliteCommitter(SinkCommitter):
@@ -94,7 +92,7 @@ class SqliteCommitter(SinkCommitter):
 
     def finish(self, fields, *, commit):
         try:
-            return Finished(outcome=self.sink.finish(fields["name"], fields.get("begun_ms", 0), commit=commit))
+            return Finished(outcome=self.sink.finish(fields["name"], commit=commit))
         except sqlite3.Error as error:
             again = isinstance(error, sqlite3.OperationalError)  # locked, or the disk is full
             return Finished(outcome=Outcome.RETRY if again else Outcome.UNKNOWN, reason=str(error))
@@ -106,10 +104,9 @@ class SqliteCommitter(SinkCommitter):
         return [Handle(sink=self.sink.name, slot=one.slot, transaction=(("name", str(one)),)) for one in ours]
 
     def list_traces(self, query, facts):
-        rows = self.ask("SELECT name, begun_ms FROM committed WHERE query = ?", query)
-        names = [(TransactionName.parse(name), ms) for name, ms in rows]
-        ours = [(one.token, {"name": str(one), "begun_ms": ms}) for one, ms in names if one.prefix == facts["prefix"]]
-        return [Trace(token=token, committed=transaction_fields(one), begun_ms=one["begun_ms"]) for token, one in ours]
+        rows = self.ask("SELECT name FROM committed WHERE query = ?", query)
+        ours = [name for (text,) in rows if (name := TransactionName.parse(text)).prefix == facts["prefix"]]
+        return [Trace(token=one.token, committed=(("name", str(one)),), batch=one.batch) for one in ours]
 
     def conclude(self, batch, handles):
         for query in {TransactionName.parse(handle["name"]).query for handle in handles if handle.transaction}:

@@ -231,12 +231,13 @@ class SinkCommitter(abc.ABC):
             facts: The facts that `TwoPhaseCommitSink.preflight` returned in the run that asks.
 
         Returns:
-            A trace for each transaction that the system remembers as committed. If it does not remember which, a trace
-            for each run that has committed something. A trace that should not be listed makes the next start refuse a
-            healthy query.
+            A trace for each transaction that the system remembers as committed, with its batch if the system knows it.
+            If it does not remember which, a trace for each run that has committed something. A trace that should not be
+            listed makes the next start refuse a healthy query.
 
         Raises:
-            UnknownOutcomeError: if the system cannot be asked now.
+            UnknownOutcomeError: if the system cannot be asked now. It is asked again for a minute at most; then the
+                start warns and goes on, as it does at once after an error that is not one of sparkonce.
         """
         return ()
 

@@ -113,8 +113,7 @@ class FolderCommitter(SinkCommitter):
             if (prefix, name, whose) == (facts["prefix"], self._name, query):
                 position, nonce = token.split("-")
                 fields = transaction_fields({"transaction": path.name})
-                begun_ms = path.stat().st_mtime_ns // 1_000_000  # of the last row; a batch of one row begins with it
-                traces.append(Trace(token=Token(int(position), nonce), committed=fields, begun_ms=begun_ms))
+                traces.append(Trace(token=Token(int(position), nonce), committed=fields))
         return traces
 
     def _commit(self, transaction: str) -> Outcome:

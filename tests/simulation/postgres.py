@@ -17,7 +17,6 @@ import psycopg
 from psycopg import sql
 
 from simulation.engine import NoAnswerError, RefusedError, Words
-from simulation.spark import BATCHES_APART_MS
 from simulation.systems import System, Writer
 from sparkonce.errors import PrepareError
 from sparkonce.protocol.handles import transaction_fields
@@ -328,7 +327,7 @@ def read_traces(connection: Connection, prefix: str, query: str, place: Location
             Trace(
                 token=name.token,
                 committed=transaction_fields(_transaction(server.kind, name).fields()),
-                begun_ms=name.batch * BATCHES_APART_MS,
+                batch=name.batch,
             )
             for name, state in server.markers.items()
             if state == "committed"

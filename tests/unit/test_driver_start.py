@@ -53,6 +53,22 @@ def test_a_restored_copy_is_refused(world: World, same_run: bool) -> None:
     assert world.visible() == numbers(0, 1)
 
 
+def test_a_restored_copy_of_a_run_that_has_forgotten_its_first_batches_is_refused(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its claim lies below the floor, so that only the batch shows that the log is behind."""
+    monkeypatch.setattr(coordinator, "KEEP_BATCHES", 2)
+    monkeypatch.setattr(coordinator, "TIDY_EVERY_BATCHES", 1)
+    driver = world.start()
+    world.run(driver, *range(6))
+    copy = keep_copy(world)
+    world.run(driver, 6)
+    restore(world, copy)
+    with pytest.raises(errors.StaleLogError, match="no decision in it names, in transactions: 3"):
+        world.start()
+    assert world.visible() == numbers(*range(7))
+
+
 def test_a_copy_that_nothing_has_gone_beyond_goes_on(world: World) -> None:
     world.run(world.start(), 0)
     world.crash(1, Phase.DECIDING)

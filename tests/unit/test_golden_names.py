@@ -278,7 +278,7 @@ def of_kafka(version: str, view: LogView) -> Sequence[Trace]:
 def of_postgres(version: str, view: LogView, sink: str) -> Sequence[Trace]:
     known = facts(view, sink)
     rows = servers(version, FINISHED)["postgres"]["markers"][known["commits"]]
-    found = [(row[0], row[5], 0) for row in rows if (row[1], row[4]) == (known["prefix"], "committed")]
+    found = [(row[0], row[5]) for row in rows if (row[1], row[4]) == (known["prefix"], "committed")]
     connection: Any = SimpleNamespace(execute=lambda _: SimpleNamespace(fetchall=lambda: found))
     return read_traces(connection, known["prefix"], SHORT, Location.of(known))
 
@@ -292,7 +292,10 @@ def of_mysql(version: str, view: LogView, sink: str) -> Sequence[Trace]:
     ]
     link: Any = SimpleNamespace(rows=lambda *_: rows)
     found = mysql_markers.of_query(link, known["prefix"], SHORT, known["server"])
-    return [Trace(token=one.name.token, committed=tuple(sorted(one.fields().items()))) for one in found]
+    return [
+        Trace(token=one.name.token, committed=tuple(sorted(one.fields().items())), batch=one.name.batch)
+        for one in found
+    ]
 
 
 def of_redis(version: str, view: LogView, sink: str) -> Sequence[Trace]:

@@ -16,9 +16,6 @@ from sparkonce.protocol.handles import Scalar
 from sparkonce.protocol.ownership import Token
 from sparkonce.protocol.view import LogView
 
-CLOCKS_DIFFER_MS = 300_000
-"""By how much clocks may differ, in milliseconds: five minutes, as for Kerberos."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trace:
@@ -30,14 +27,12 @@ class Trace:
             run has committed.
         batch: The batch that the transaction belongs to; None if the server does not say.
         lane: The one of these fields that the run uses again for later transactions, if there is one.
-        begun_ms: When the transaction was begun, milliseconds since the epoch by the server's clock. Not used any more.
     """
 
     token: Token
     committed: tuple[tuple[str, Scalar], ...] = ()
     batch: int | None = None
     lane: tuple[str, Scalar] | None = None
-    begun_ms: int = 0
 
 
 def not_in_log(view: LogView, traces: Sequence[Trace], listed_at: int | None = None) -> str:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import time
-
-from sparkonce.protocol.traces import CLOCKS_DIFFER_MS, Trace
+from sparkonce.protocol.traces import Trace
 from sparkonce.testing.hooks import SinkHooks
 from sparkonce.testing.scene import COMMITTED, Scene, require, scene, skip
 
@@ -29,28 +27,17 @@ class TraceChecks(SinkHooks):
             )
             writer.abort()
 
-    def test_traces_say_when_transactions_were_begun(self) -> None:
-        """Not when they were committed, and each by itself: commits of long ago are told from newer ones by it."""
+    def test_traces_say_which_batch_they_are_of(self) -> None:
+        """Or none at all: a batch behind the newest decided one shows that a log is old."""
         with scene(self) as on:
-            before_ms = _now_ms()
-            handles = [on.prepare(0)]
-            on.expect_outcomes(on.commit(*handles), COMMITTED, what="commit of the first batch")
-            on.committer.conclude(0, handles)
-            between_ms = _now_ms()
-            handles.append(on.prepare(10, batch=1))
-            after_ms = _now_ms()
-            on.expect_outcomes(on.commit(handles[1]), COMMITTED, what="commit of the second batch")
-            on.committer.conclude(1, handles[1:])
-            begun = {trace.committed: trace.begun_ms for trace in _remembered(on) if trace.committed}
-            spans = ((before_ms, between_ms), (between_ms, after_ms))
-            for handle, (earliest, latest) in zip(handles, spans, strict=True):
-                told = begun.get(handle.transaction)
-                require(
-                    told is not None and earliest - CLOCKS_DIFFER_MS <= told <= latest + CLOCKS_DIFFER_MS,
-                    f"a transaction was begun between {earliest} and {latest}, and its trace says at {told}",
-                )
-            first, second = (begun[handle.transaction] for handle in handles)
-            require(first <= second, f"two batches followed each other, and their traces say {first} and {second}")
+            handles = [on.prepare(10 * batch, batch=batch) for batch in range(2)]
+            on.expect_outcomes(on.commit(*handles), COMMITTED, COMMITTED, what="commit of two batches")
+            for batch, handle in enumerate(handles):
+                on.committer.conclude(batch, [handle])
+            batches = {trace.committed: trace.batch for trace in _remembered(on) if trace.committed}
+            for batch, handle in enumerate(handles):
+                told = batches.get(handle.transaction)
+                require(told in (None, batch), f"a transaction is of batch {batch}, and its trace says {told}")
 
     def test_traces_of_one_query_only(self) -> None:
         """With every run of it by its own token, and nothing of a neighbour's."""
@@ -75,10 +62,6 @@ class TraceChecks(SinkHooks):
                 if trace.committed == handle.transaction and trace.token != owner.token
             ]
             require(not wrong, f"a trace must have the token of the run that wrote: {wrong}")
-
-
-def _now_ms() -> int:
-    return time.time_ns() // 1_000_000
 
 
 def _remembered(on: Scene) -> list[Trace]:

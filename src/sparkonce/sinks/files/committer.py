@@ -300,7 +300,7 @@ def _is_of(manifest: ManifestName, prefix: str, query: str) -> bool:
 
 def _traces(manifest: Manifest) -> list[Trace]:
     return [
-        Trace(token=name.token, committed=transaction_fields(fields), begun_ms=int(fields["begun_ms"]))
+        Trace(token=name.token, committed=transaction_fields(fields), batch=name.batch)
         for fields in manifest.transactions
         if (name := TransactionName.parse(str(fields["name"]))) is not None
     ]

@@ -342,7 +342,6 @@ def _trace(view: Description, prefix: str, query: str) -> Trace | None:
         token=parsed.token,
         committed=transaction_fields(fields_of(view.transaction)),
         lane=("transactional_id", view.transaction.transactional_id),
-        begun_ms=view.started_ms,
     )
 
 

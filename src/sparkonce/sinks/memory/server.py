@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -28,11 +27,11 @@ class TransactionState(str, Enum):
 
 @dataclass(slots=True)
 class Transaction:
-    """One transaction: who opened it and when, its rows, where it stands."""
+    """One transaction: who opened it and for which batch, its rows, its state."""
 
     number: int
     owner: str
-    begun_ms: int
+    batch: int | None
     state: TransactionState = TransactionState.OPEN
     rows: list[Row] = field(default_factory=list)
 
@@ -78,12 +77,12 @@ class MemoryServer:
             if transaction.state in _UNFINISHED:
                 transaction.state = TransactionState.ABORTED
 
-    def begin(self, owner: str) -> int:
+    def begin(self, owner: str, batch: int | None = None) -> int:
         """Opens a transaction and returns its number."""
         self._fault("begin")
         with self._lock:
             number = next(self._numbers)
-            self._transactions[number] = Transaction(number, owner, time.time_ns() // 1_000_000)
+            self._transactions[number] = Transaction(number, owner, batch)
             return number
 
     def write(self, number: int | None, rows: pa.RecordBatch) -> None:
@@ -139,11 +138,11 @@ class MemoryServer:
                 if transaction.state in _UNFINISHED
             ]
 
-    def committed(self) -> list[tuple[int, str, int]]:
-        """Number, owner, and milliseconds since the epoch at the begin, of every transaction that is committed."""
+    def committed(self) -> list[tuple[int, str, int | None]]:
+        """Returns number, owner and batch of every transaction that is committed."""
         with self._lock:
             return [
-                (transaction.number, transaction.owner, transaction.begun_ms)
+                (transaction.number, transaction.owner, transaction.batch)
                 for transaction in self._transactions.values()
                 if transaction.state is TransactionState.COMMITTED
             ]

@@ -51,7 +51,7 @@ class MemorySink(TwoPhaseCommitSink):
 
     def writer(self, context: WriterContext) -> SinkWriter:
         """See `TwoPhaseCommitSink.writer`."""
-        return _Writer(self.server, _owner(self.name, context.owner), self.guarantee)
+        return _Writer(self.server, _owner(self.name, context.owner), self.guarantee, context.batch)
 
     def committer(self) -> SinkCommitter:
         """See `TwoPhaseCommitSink.committer`."""
@@ -59,15 +59,16 @@ class MemorySink(TwoPhaseCommitSink):
 
 
 class _Writer(SinkWriter):
-    def __init__(self, server: MemoryServer, owner: str, guarantee: Guarantee) -> None:
+    def __init__(self, server: MemoryServer, owner: str, guarantee: Guarantee, batch: int | None = None) -> None:
         self._server = server
         self._owner = owner
+        self._batch = batch
         self._transactional = guarantee is Guarantee.EXACTLY_ONCE
         self._number: int | None = None
 
     def begin(self) -> None:
         if self._transactional:
-            self._number = self._server.begin(self._owner)
+            self._number = self._server.begin(self._owner, self._batch)
 
     def write(self, rows: pa.RecordBatch) -> None:
         try:
@@ -114,8 +115,8 @@ class _Committer(SinkCommitter):
 
     def list_traces(self, query: str, facts: Facts) -> Sequence[Trace]:  # noqa: ARG002
         return [
-            Trace(token=_token(owner), committed=transaction_fields({"number": number}), begun_ms=begun_ms)
-            for number, owner, begun_ms in self._server.committed()
+            Trace(token=_token(owner), committed=transaction_fields({"number": number}), batch=batch)
+            for number, owner, batch in self._server.committed()
             if owner.rpartition(".")[0] == f"{self._name}.{query}"
         ]
 

@@ -125,7 +125,7 @@ class MySQLCommitter(SinkCommitter):
         with self._asking("what is committed") as (link, _, server):
             found = markers.of_query(link, prefix, query, server)
         return [
-            Trace(token=one.name.token, committed=transaction_fields(one.fields()), begun_ms=one.begun_ms)
+            Trace(token=one.name.token, committed=transaction_fields(one.fields()), batch=one.name.batch)
             for one in found
         ]
 

@@ -174,19 +174,18 @@ def list_staged(connection: Connection, schema: str, queries: Sequence[str]) -> 
 def read_traces(connection: Connection, prefix: str, query: str, location: Location) -> list[Trace]:
     """Returns a trace of each transaction that a query has committed and that has not been tidied away."""
     rows = connection.execute(
-        sql.SQL(
-            "SELECT name, target, (EXTRACT(EPOCH FROM begun) * 1000)::int8 FROM {} "
-            "WHERE query = {} AND prefix = {} AND state = {}"
-        ).format(commits(location.commits), query, prefix, COMMITTED_STATE)
+        sql.SQL("SELECT name, target FROM {} WHERE query = {} AND prefix = {} AND state = {}").format(
+            commits(location.commits), query, prefix, COMMITTED_STATE
+        )
     ).fetchall()
     traces = []
-    for text, target, begun_ms in rows:
+    for text, target in rows:
         name = TransactionName.parse(text)
         if name is not None and (name.prefix, name.query) == (prefix, query):
             # Once committed, only a staged copy has a description of its target.
             kind = STAGED if target else TWO_PHASE
             fields = Transaction(kind=kind, name=name, location=location).fields()
-            traces.append(Trace(token=name.token, committed=transaction_fields(fields), begun_ms=begun_ms))
+            traces.append(Trace(token=name.token, committed=transaction_fields(fields), batch=name.batch))
     return traces
 
 

@@ -127,7 +127,7 @@ class RedisCommitter(SinkCommitter):
         if prefix is None:
             return ()
         return [
-            Trace(token=name.token, committed=fields_of(name, entry.seen), begun_ms=entry.begun_ms)
+            Trace(token=name.token, committed=fields_of(name, entry.seen), batch=name.batch)
             for name, entry in self._entries(ledger_key(prefix, query))
             if entry.state in (names.COMMITTING, names.COMMITTED) and (name.prefix, name.query) == (prefix, query)
         ]

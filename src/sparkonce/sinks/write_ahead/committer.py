@@ -245,7 +245,7 @@ class WriteAheadCommitter(SinkCommitter):
         except OSError as error:
             raise self._unreadable(error) from error
         return [
-            Trace(token=one.name.token, committed=transaction_fields(one.fields()), begun_ms=one.begun_ms)
+            Trace(token=one.name.token, committed=transaction_fields(one.fields()), batch=one.name.batch)
             for one in entries
         ]
 

@@ -258,7 +258,7 @@ class TableCommitter(WriteAheadCommitter):
         entries = self._entries()
         self._queries = self._queries_in(entries)
         return [
-            Trace(token=entry.name.token, committed=label.first, begun_ms=entry.begun_ms)
+            Trace(token=entry.name.token, committed=label.first, batch=entry.name.batch)
             for label, entry in entries.items()
             if (entry.name.prefix, entry.name.query) == (self._prefix, query)
         ]
