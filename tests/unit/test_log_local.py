@@ -481,23 +481,23 @@ def test_a_damaged_record_is_refused(store: LocalLogStore, tmp_path: Path, how: 
     log = filled(store, 1)
     path = record_file(tmp_path, 1)
     path.write_bytes(damaged(path.read_bytes(), how))
-    with pytest.raises(CorruptRecordError, match="record 1 of the decision log") as caught:
+    with pytest.raises(CorruptRecordError, match="Record 1 of the decision log") as caught:
         log.read(LogView())
     assert store.location in str(caught.value)
-    assert "restore the file from a copy" in caught.value.next_step
+    assert "Restore the file from a copy" in caught.value.next_step
 
 
 def test_a_damaged_record_that_stands_in_the_way_of_a_put_is_refused(store: LocalLogStore, tmp_path: Path) -> None:
     log = filled(store, 1)
     record_file(tmp_path, 1).write_bytes(b"")
-    with pytest.raises(CorruptRecordError, match="record 1"):
+    with pytest.raises(CorruptRecordError, match="Record 1"):
         log.put(1, commit(0))
 
 
 @pytest.mark.parametrize("how", ["torn", "empty", "zeros", "foreign"])
 def test_a_damaged_floor_is_refused(store: LocalLogStore, how: str) -> None:
     store.raise_floor(1, damaged(encode_floor(Floor(position=1)), how))
-    with pytest.raises(CorruptRecordError, match="the floor of the decision log"):
+    with pytest.raises(CorruptRecordError, match="The floor of the decision log"):
         DecisionLog(store).floor()
 
 
@@ -505,7 +505,7 @@ def test_a_newer_record_is_refused(store: LocalLogStore, tmp_path: Path) -> None
     log = filled(store, 1)
     path = record_file(tmp_path, 1)
     path.write_bytes(path.read_bytes().replace(b"record 1 ", b"record 3 ", 1))
-    with pytest.raises(NewerFormatError, match=r"record 1 of the decision log .* format 3") as caught:
+    with pytest.raises(NewerFormatError, match=r"Record 1 of the decision log .* format 3") as caught:
         log.read(LogView())
     assert "upgrade" in caught.value.next_step
 
@@ -514,7 +514,7 @@ def test_a_newer_floor_is_refused(store: LocalLogStore) -> None:
     data = encode_floor(Floor(position=1))
     assert decode_floor(data) == Floor(position=1)
     store.raise_floor(1, data.replace(b"floor 1 ", b"floor 4 ", 1))
-    with pytest.raises(NewerFormatError, match="the floor"):
+    with pytest.raises(NewerFormatError, match="The floor"):
         DecisionLog(store).floor()
 
 
@@ -555,7 +555,7 @@ def test_a_query_that_has_run_where_the_url_led_before_is_not_begun_anew(
     (tmp_path / meant / "metadata").write_text('{"id": "5"}')
     with pytest.raises(ConfigurationError, match=re.escape(f"'{tmp_path}/{meant}', where a query has run")) as caught:
         local_checkpoint(url)
-    assert "give the path" in caught.value.next_step
+    assert "Give the path" in caught.value.next_step
     assert [local_checkpoint(f"{tmp_path}/{one}") for one in (given, meant)] == [tmp_path / given, tmp_path / meant]
     (tmp_path / given).mkdir()
     (tmp_path / given / "metadata").write_text('{"id": "6"}')

@@ -18,7 +18,7 @@ from sparkonce.sink import Facts, SinkCommitter, TwoPhaseCommitSink
 logger = logging.getLogger("sparkonce")
 
 _TRACES_WITHIN_S = 60.0
-"""How long sinks are asked again what they remember. Each has just passed its preflight; most fail-overs take less."""
+"""The patience with sinks that do not say what they remember. Each has just passed its preflight."""
 
 
 def look_around(

@@ -19,7 +19,7 @@ logger = logging.getLogger("sparkonce")
 
 _SWEEP_TAKES_S = 1.0
 _SILENT_S = 2.0
-"""How long a wait stays unsaid: many a server asks for a moment's patience first."""
+"""The part of a wait that the log does not mention: many a server asks for a moment's patience first."""
 
 
 class Sweeper:
@@ -153,7 +153,7 @@ class Sweeper:
             raise
         for handle, answer in zip(lingering, answers, strict=True):
             fields = " ".join(f"{field}={value}" for field, value in handle.transaction)
-            logger.info("swept %s sink=%s %s: %s", answer.outcome.value, name, fields, answer.reason or "ok")
+            logger.info("Swept %s sink=%s %s: %s", answer.outcome.value, name, fields, answer.reason or "ok")
         if any(answer.in_flight for answer in answers):
             self.leave_names(name)
         if waiting := [answer for answer in answers if answer.outcome not in FINAL]:

@@ -1,4 +1,4 @@
-"""What a place for the decision log must be able to do, and reading it."""
+"""The decision log: the contract of the store that keeps it, and its records as they are read and appended."""
 
 from __future__ import annotations
 
@@ -13,30 +13,30 @@ from sparkonce.protocol.records import Record
 from sparkonce.protocol.view import Floor, LogView, LogViolation
 
 MOST_READS = 100
-"""How often reading starts again because another driver raised the floor meanwhile."""
+"""The tries of a reading, each of which starts again because another driver raised the floor meanwhile."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Landed:
-    """The bytes stand at the position, durably."""
+    """The answer to a put that landed: the bytes stand at the position, durably."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Taken:
-    """Other bytes stand there already, or these same ones from an earlier put."""
+    """The answer to a put that found the position taken, by other bytes or by the same ones from an earlier put."""
 
     standing: bytes
 
 
 class PutUnknownError(Exception):
-    """The put's reply was lost: it may have landed, or land later."""
+    """A put's reply was lost: it may have landed, or land later."""
 
 
 class LogStore(abc.ABC):
-    """Keys that are put once. Positions count from 0; floors are keys of their own, and the highest one counts.
+    """Keeps records by position, each put once, and floors, of which the highest counts. Positions count from 0.
 
-    An implementation must make a put atomic (no reader sees a part), exclusive (one of several concurrent puts at a
-    position lands) and durable before it answers.
+    A put is atomic (no reader sees a part of it), exclusive (of several at one position one lands), and durable before
+    it is answered.
     """
 
     @abc.abstractmethod
@@ -44,17 +44,17 @@ class LogStore(abc.ABC):
         """Puts the bytes if the position is free.
 
         Raises:
-            PutUnknownError: if nobody can say whether they landed.
+            PutUnknownError: if it is not known whether they landed.
             OSError: if they surely did not land (disk full, no permission).
         """
 
     @abc.abstractmethod
     def read(self, position: int) -> Sequence[bytes]:
-        """Returns what stands at the position and directly after it, up to the first free one, durably."""
+        """Returns the records from the position up to the first free one, once they are durable."""
 
     @abc.abstractmethod
     def floor(self) -> bytes | None:
-        """The floor with the highest position, None if none was ever raised."""
+        """Returns the floor with the highest position; None if none was ever raised."""
 
     @abc.abstractmethod
     def raise_floor(self, position: int, data: bytes) -> None:
@@ -67,11 +67,11 @@ class LogStore(abc.ABC):
     @property
     @abc.abstractmethod
     def location(self) -> str:
-        """Where the log is, for messages."""
+        """The place of the log, for messages and for claims."""
 
 
 class DecisionLog:
-    """Records in a `LogStore`."""
+    """The records of one query, in a `LogStore`."""
 
     def __init__(self, store: LogStore) -> None:
         self.store = store
@@ -104,35 +104,35 @@ class DecisionLog:
             if self.floor().position <= view.floor.position:
                 return view
         raise CorruptRecordError(
-            f"the floor of the decision log {self.store.location} rose {MOST_READS} times while it was read",
-            next_step="find out which other driver runs on this checkpoint.",
+            f"The floor of the decision log {self.store.location} rose {MOST_READS} times while it was read.",
+            next_step="Find out which other driver runs on this checkpoint.",
         )
 
     def put(self, position: int, record: Record) -> Record | None:
         """Puts a record if the position is free. Returns None if it landed, else the record that stands there.
 
         Raises:
-            PutUnknownError: if nobody can say whether it landed.
+            PutUnknownError: if it is not known whether it landed.
         """
         answer = self.store.put(position, codec.encode_record(record, at_ms=time.time_ns() // 1_000_000))
         return self._record(position, answer.standing) if isinstance(answer, Taken) else None
 
     def standing(self, position: int) -> Record | None:
-        """What stands at a position, durably; None if nothing does."""
+        """Returns the record at a position, once it is durable; None if there is none."""
         found = self.store.read(position)
         return self._record(position, found[0]) if found else None
 
     def floor(self) -> Floor:
-        """The highest floor."""
+        """Returns the highest floor."""
         data = self.store.floor()
-        # Asked for after every put: it may be large, and seldom is a new one.
+        # It is asked for after every put, may be large, and seldom is a new one.
         if data is not None and data != self._known_floor[0]:
             try:
                 self._known_floor = data, codec.decode_floor(data)
             except codec.Unreadable as error:
-                raise self._corrupt("the floor", error) from error
+                raise self._corrupt("The floor", error) from error
             except codec.TooNew as error:
-                raise self._too_new("the floor", error) from error
+                raise self._too_new("The floor", error) from error
         return self._known_floor[1]
 
     def raise_floor(self, floor: Floor) -> None:
@@ -143,18 +143,18 @@ class DecisionLog:
         try:
             return codec.decode_record(data)
         except codec.Unreadable as error:
-            raise self._corrupt(f"record {position}", error) from error
+            raise self._corrupt(f"Record {position}", error) from error
         except codec.TooNew as error:
-            raise self._too_new(f"record {position}", error) from error
+            raise self._too_new(f"Record {position}", error) from error
 
     def _corrupt(self, what: str, error: Exception) -> CorruptRecordError:
         return CorruptRecordError(
-            f"{what} of the decision log {self.store.location} cannot be read: {error}",
-            next_step="restore the file from a copy of the checkpoint; deleting it could double or lose a batch.",
+            f"{what} of the decision log {self.store.location} cannot be read: {error}.",
+            next_step="Restore the file from a copy of the checkpoint. Deleting it could double or lose a batch.",
         )
 
     def _too_new(self, what: str, error: Exception) -> NewerFormatError:
         return NewerFormatError(
-            f"{what} of the decision log {self.store.location}: {error}",
-            next_step="run the newer version of sparkonce again, or upgrade this one.",
+            f"{what} of the decision log {self.store.location}: {error}.",
+            next_step="Run the newer version of sparkonce again, or upgrade this one.",
         )

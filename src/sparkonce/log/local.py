@@ -26,31 +26,31 @@ _SPARKS = "metadata"
 _DIGITS = 20
 _NAME = re.compile(f"[0-9]{{{_DIGITS}}}")
 _NO_LINKS = frozenset({errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EXDEV, errno.EMLINK})
-"""What ``link(2)`` says on a file system without hard links, such as vfat, and many that are made by FUSE."""
+"""Errors of ``link(2)`` on a file system without hard links, such as vfat, and many that are made by FUSE."""
 _SURELY_NOT_LINKED = _NO_LINKS | {errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EROFS, errno.ENOENT}
 """Errors of ``link(2)`` after which the name surely does not stand. On NFS others may follow a link that was made."""
 
 
 def local_checkpoint(given: str | os.PathLike[str]) -> Path:
-    """The folder of a checkpoint location, as Spark finds it: in a ``file:`` URL, too, ``%20`` is three characters.
+    """Returns the folder of a checkpoint location, as Spark finds it: ``%20`` is three characters, also in a URL.
 
     Raises:
         ConfigurationError: if the location is not on a local or mounted disk; or if a query has run in the folder that
-            the URL meant until ``%`` was taken as it stands.
+            a ``file:`` URL meant to older versions, which read ``%20`` as a space.
     """
     checkpoint = str(given) if isinstance(given, str | os.PathLike) else ""
     if not checkpoint or checkpoint.startswith("~"):
         raise ConfigurationError(
             f"checkpoint={given!r} "
             + ("would be a folder that is called '~': nobody expands it." if checkpoint else "names no folder."),
-            next_step="give an absolute path, such as '/data/checkpoints/totals'.",
+            next_step="Give an absolute path, such as '/data/checkpoints/totals'.",
             setting="checkpoint",
         )
     try:
         location = urlsplit(checkpoint)
     except ValueError as error:
         raise ConfigurationError(
-            f"checkpoint={checkpoint!r} is no URL: {error}", next_step="give a path or a file: URL."
+            f"checkpoint={checkpoint!r} is no URL: {error}.", next_step="Give a path or a file: URL."
         ) from None
     if location.scheme == "file":
         path = checkpoint.partition(":")[2]
@@ -58,9 +58,9 @@ def local_checkpoint(given: str | os.PathLike[str]) -> Path:
         before = Path(unquote(location.path))
         if (before / _SPARKS).exists() and not (folder / _SPARKS).exists():
             raise ConfigurationError(
-                f"checkpoint={checkpoint!r} is the folder {str(folder)!r}, as it is for Spark. It has meant "
-                f"{str(before)!r}, where a query has run",
-                next_step="give the path of the one that is meant: the second one to go on with that query.",
+                f"checkpoint={checkpoint!r} is the folder {str(folder)!r}, as it is for Spark. To older versions it "
+                f"was {str(before)!r}, where a query has run.",
+                next_step="Give the path of the one that you mean: the second one, to go on with that query.",
             )
         return folder
     if not location.scheme:
@@ -101,7 +101,7 @@ class LocalLogStore(LogStore):
 
     @property
     def location(self) -> str:
-        """The folder."""
+        """The folder of the log, with links followed."""
         return str(self._folder.resolve())
 
     def put(self, position: int, data: bytes) -> Landed | Taken:
@@ -114,7 +114,7 @@ class LocalLogStore(LogStore):
         with suppress(FileNotFoundError):
             while True:
                 found.append(_path(self._records, position + len(found)).read_bytes())
-        # A record may be visible before its name is durable: nobody may act on one that a power cut could take back.
+        # A record is visible before its name is durable. A power cut could take it back: nobody may act on it before.
         if found:
             sync_folder(self._records)
         return found
@@ -156,7 +156,7 @@ class LocalLogStore(LogStore):
             except OSError as error:
                 if error.errno in _NO_LINKS:
                     raise OSError(
-                        error.errno, f"{error.strerror}: the log needs a disk with hard links", str(final)
+                        error.errno, f"{error.strerror}: the decision log needs a disk with hard links", str(final)
                     ) from error
                 if error.errno in _SURELY_NOT_LINKED:
                     raise
@@ -173,7 +173,12 @@ class LocalLogStore(LogStore):
 
 
 def _taken(folder: Path, final: Path) -> Taken:
-    """Says what stands at a name. It may be this very put's: NFS sends a link again whose reply was lost."""
+    """Returns the record at a name that is taken.
+
+    Raises:
+        PutUnknownError: if it cannot be read.
+    """
+    # It may be this very put's, for NFS sends a link again whose reply was lost: unread, it leaves the put in doubt.
     try:
         standing = final.read_bytes()
         sync_folder(folder)

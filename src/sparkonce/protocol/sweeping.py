@@ -47,7 +47,7 @@ class BatchDone:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimePassed:
-    """Nothing happened until now, and no batch is at work."""
+    """Time has passed, and no batch is at work."""
 
     at_s: float
 
@@ -80,7 +80,7 @@ Event: TypeAlias = LosersExpected | BatchFailed | BatchDone | TimePassed | Swept
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sweeping:
-    """What may be open, and when the next sweep is due.
+    """The state: what may be open, and when the next sweep is due.
 
     Attributes:
         every_s: How often a run sweeps when nothing says that a copy lost.
@@ -181,4 +181,4 @@ TRANSITIONS: Mapping[type, Callable[..., Step]] = {
     AbortUnanswered: _abort_unanswered,
     Closed: _closed,
 }
-"""Each event, and what it does."""
+"""The handler of each event."""

@@ -19,7 +19,7 @@ from sparkonce.protocol.view import LogView
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trace:
-    """What a run that has committed something has left on a server.
+    """A sign that a run has committed something, as a server remembers it.
 
     Attributes:
         token: The run's.
