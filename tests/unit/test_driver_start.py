@@ -64,7 +64,7 @@ def test_a_restored_copy_of_a_run_that_has_forgotten_its_first_batches_is_refuse
     copy = keep_copy(world)
     world.run(driver, 6)
     restore(world, copy)
-    with pytest.raises(errors.StaleLogError, match="no decision in it names, in transactions: 3"):
+    with pytest.raises(errors.StaleLogError, match="no decision in it names 3 of the committed"):
         world.start()
     assert world.visible() == numbers(*range(7))
 

@@ -91,7 +91,7 @@ def test_runs_that_the_log_may_have_forgotten_do_not_count() -> None:
 def test_a_commit_that_no_decision_names() -> None:
     view = fold(claim(A), commit(0, ("x", 0)))
     more = not_in_log(view, [on_lane("x", 0), on_lane("y", 3), on_lane("z", 4)])
-    assert more == "what is committed and no decision in it names, in transactions: 2, one of them epoch=4 id=z"
+    assert more == "no decision in it names 2 of the committed transactions, for example epoch=4 id=z"
     assert not_in_log(view, [on_lane("x", 1)]) != ""
     assert not_in_log(view, [of_batch(0, "y")]) != ""
 

@@ -88,4 +88,4 @@ def _unknown_commit(view: LogView, traces: Sequence[Trace], listed_at: int) -> s
     if not strange:
         return ""
     example = " ".join(f"{field}={value}" for field, value in strange[-1].committed)
-    return f"what is committed and no decision in it names, in transactions: {len(strange)}, one of them {example}"
+    return f"no decision in it names {len(strange)} of the committed transactions, for example {example}"
