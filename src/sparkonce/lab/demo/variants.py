@@ -87,7 +87,7 @@ class WithSparkonce(Scenario):
         batch, recovered = event["batch"], event["recovered"]
         how = "was decided: its transactions are committed" if recovered else "was not decided: undone and run again"
         self.console.say("recovered", f"batch {batch} {how}", "green")
-        wanted = f"batch={batch} sink" if recovered else "swept "
+        wanted = f"batch={batch} sink" if recovered else "Swept "
         for line in self._lines:
             if line.startswith(wanted):
                 self.console.detail(line)
