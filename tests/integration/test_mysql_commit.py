@@ -65,7 +65,7 @@ def refusal(connection: Any, statement: str) -> int:
 def test_nota_proves_nothing_while_the_connection_that_prepared_is_open(
     scene: Scene, witness: Witness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sparkonce.sinks.mysql.connection.Link.end", lambda self: None)
+    monkeypatch.setattr("sparkonce.sinks.mysql.connection.Connection.end", lambda self: None)
     writer = scene.open(0)
     handle = scene.handle(writer.prepare(), rows=2)
     monkeypatch.undo()
@@ -103,7 +103,7 @@ def test_an_ok_that_did_nothing_is_not_believed(scene: Scene, witness: Witness) 
     name = TransactionName(
         prefix=scene.facts["prefix"], query=scene.query, token=scene.owner.token, batch=0, slot=0, copy="0" * 12
     )
-    marker = markers.Marker(name=name, kind=markers.TWO_PHASE, server=scene.facts["server"], begun_ms=1)
+    marker = markers.Marker(name=name, kind="two_phase", server=scene.facts["server"], begun_ms=1)
     xid = Xid.of(name)
     before = witness.xids()
     with closing(witness.connect()) as preparing, preparing.cursor() as cursor:
@@ -190,19 +190,19 @@ def test_the_server_dies_between_prepare_and_commit(scene: Scene, witness: Witne
 
 @BOTH
 def test_a_lost_reply_to_the_commit(scene: Scene, witness: Witness, monkeypatch: pytest.MonkeyPatch) -> None:
-    from sparkonce.sinks.mysql.connection import Link
+    from sparkonce.sinks.mysql.connection import Connection
 
     handle = scene.prepare(0)
-    run = Link.run
+    run = Connection.run
 
-    def cut(link: Link, statement: str, values: Any = ()) -> Any:
+    def cut(link: Connection, statement: str, values: Any = ()) -> Any:
         done = run(link, statement, values)
         if statement == "COMMIT" or statement.startswith("XA COMMIT"):
             link.end()
             raise pymysql.err.OperationalError(2013, "Lost connection")
         return done
 
-    monkeypatch.setattr(Link, "run", cut)
+    monkeypatch.setattr(Connection, "run", cut)
     (answer,) = scene.committer.commit([handle])
     assert answer.outcome is Outcome.RETRY
     monkeypatch.undo()
@@ -216,7 +216,7 @@ def test_a_lost_reply_to_the_commit(scene: Scene, witness: Witness, monkeypatch:
 @BOTH
 def test_a_paused_writer_loses_its_connection(scene: Scene, witness: Witness) -> None:
     writer = scene.open(0)
-    writer._load(writer._link)  # type: ignore[attr-defined]  # what a chunk of rows would do
+    writer._load(writer._connection)  # type: ignore[attr-defined]  # what a chunk of rows would do
     (found,) = scene.lingering()
     copy = name_of(found).copy
     assert witness.one("SELECT IS_USED_LOCK(%s)", [lock_name(copy)]) is not None
@@ -429,12 +429,12 @@ def test_a_connection_that_comes_back_after_the_others_were_closed_is_closed(sce
     """Given back by a thread for which nobody waits any more."""
     committer = scene.new_committer()
     assert isinstance(committer, MySQLCommitter)
-    with committer._link() as (kept, *_):
+    with committer.lent() as kept:
         pass
-    assert kept.open
-    with committer._link() as (late, *_):
+    assert kept.connection.open
+    with committer.lent() as late:
         committer.close()
-    assert not late.open
+    assert not late.connection.open
 
 
 def test_the_later_row_of_a_key_wins(witness: Witness) -> None:

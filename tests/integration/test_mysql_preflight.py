@@ -18,9 +18,9 @@ from sparkonce.guarantees import Guarantee
 from sparkonce.rig.servers.mariadb import MariaDBServer
 from sparkonce.sink import Facts
 from sparkonce.sinks.mysql import preflight
-from sparkonce.sinks.mysql.connection import Link
+from sparkonce.sinks.mysql.connection import Connection
 from sparkonce.sinks.mysql.flavours import MARIADB, MYSQL
-from sparkonce.sinks.mysql.preflight import Wanted
+from sparkonce.sinks.mysql.preflight import PreflightRequest
 from sparkonce.sinks.mysql.sink import MySQLSink
 from sparkonce.sinks.mysql.writer import WriterSettings
 
@@ -149,7 +149,7 @@ def test_how_rows_will_travel_is_said(
     check(witness)
     assert "bulk protocol" in caplog.records[0].getMessage()
     caplog.clear()
-    monkeypatch.setattr(Link, "takes_bulk", NOT_BULK)
+    monkeypatch.setattr(Connection, "takes_bulk", NOT_BULK)
     check(witness)
     check(witness, settings={"local_infile": False})
     witness.run("SET GLOBAL local_infile = 0")
@@ -167,7 +167,7 @@ def test_without_local_infile_rows_arrive_all_the_same(witness: Witness, monkeyp
     from sparkonce.testing.hooks import SinkHooks
     from sparkonce.testing.scene import Scene
 
-    monkeypatch.setattr(Link, "takes_bulk", NOT_BULK)
+    monkeypatch.setattr(Connection, "takes_bulk", NOT_BULK)
     witness.run("SET GLOBAL local_infile = 0")
     try:
         scene = Scene(SinkHooks(), MySQLSink(witness.settings, table="target"))
@@ -286,7 +286,7 @@ def test_credentials_are_not_shown(witness: Witness) -> None:
     assert SECRET not in repr(sink)
     assert SECRET not in repr(pickle.loads(pickle.dumps(sink)))  # noqa: S301 - pickled here
     settings: Any = {"password": SECRET}
-    asked = Wanted(settings=settings, table="t", key_columns=(), commit="", prefix="", schema=None)
+    asked = PreflightRequest(settings=settings, table="t", key_columns=(), commit="", prefix="", schema=None)
     how = WriterSettings(settings=settings, table="t", key_columns=(), prefix="", server="", lock_wait_s=1)
     assert SECRET not in f"{asked}{how}"
 

@@ -15,7 +15,7 @@ from mariadb_witness import NOT_BULK, Witness, shared_server
 from sparkonce.errors import PreflightError, PrepareError
 from sparkonce.guarantees import Guarantee
 from sparkonce.sink import SinkWriter
-from sparkonce.sinks.mysql.connection import Link
+from sparkonce.sinks.mysql.connection import Connection
 from sparkonce.sinks.mysql.sink import MySQLSink
 from sparkonce.testing.hooks import SinkHooks
 from sparkonce.testing.scene import Scene
@@ -32,7 +32,7 @@ WAYS = pytest.mark.parametrize("how", [BULK, BY_LOAD, BY_INSERT], ids=["bulk", "
 def go(how: dict[str, Any], witness: Witness, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """The settings for one way to the server; without the bulk protocol rows go as they go to MySQL."""
     if not how["bulk"]:
-        monkeypatch.setattr(Link, "takes_bulk", NOT_BULK)
+        monkeypatch.setattr(Connection, "takes_bulk", NOT_BULK)
     return {**witness.settings, "local_infile": how.get("local_infile", True)}
 
 

@@ -8,6 +8,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 import pymysql
@@ -17,9 +18,11 @@ from simulation.spark import BATCHES_APART_MS
 from simulation.systems import System, Writer
 from sparkonce.errors import PrepareError
 from sparkonce.protocol.ownership import TransactionName
+from sparkonce.sinks._shared.settings import TWO_PHASE
 from sparkonce.sinks.mysql.committer import MySQLCommitter
+from sparkonce.sinks.mysql.connection import Session
 from sparkonce.sinks.mysql.flavours import MARIADB, Flavour
-from sparkonce.sinks.mysql.markers import TWO_PHASE, Marker
+from sparkonce.sinks.mysql.markers import Marker
 from sparkonce.sinks.mysql.names import Xid
 from sparkonce.sinks.mysql.outcomes import NO_SUCH_THREAD, XAER_NOTA
 
@@ -167,6 +170,9 @@ class Link:
             return (max((name.batch for name in self.server.committed.values()), default=None),)
         raise NotImplementedError(statement)
 
+    def within(self, limit_s: float) -> AbstractContextManager[None]:
+        return nullcontext()
+
     def thread_id(self) -> int:
         return -1
 
@@ -177,10 +183,13 @@ class Link:
 class _Committer(MySQLCommitter):
     def __init__(self, server: MariaDB) -> None:
         super().__init__({}, server.name, commit_timeout_s=10.0)
-        self._server = server
+        self._model = server
 
-    def _take(self, limit_s: float | None) -> tuple[Any, Flavour, str]:
-        return Link(self._server), MARIADB, "s"
+    def open_session(self) -> Session:
+        return Session(connection=Link(self._model), flavour=MARIADB, server="s")  # type: ignore[arg-type]
+
+    def is_alive(self, session: Session) -> bool:
+        return False
 
 
 # --- in place of the product's statements -----------------------------------------------------------------------------
@@ -222,7 +231,7 @@ REPLACED: tuple[tuple[str, str, Any], ...] = (
     ("markers", "is_seen", is_seen),
     ("markers", "not_committed", not_committed),
     ("markers", "of_query", of_query),
-    ("staged", "list_stages", lambda _: []),
+    ("staged", "list_staging_tables", lambda _: []),
 )
 """Functions of the product that make SQL, by module: the server here knows none."""
 

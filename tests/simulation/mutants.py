@@ -213,11 +213,11 @@ def _committed_is_gone(connection: Any, names: Any, found: Any, place: Any, *, c
     return {name: LOST for name in names if name not in found or found[name][0] == "committed"}
 
 
-def _refused_is_lost(desk: Any, name: Any) -> Finished:
-    refusal = prepared._try(desk.link, f"XA COMMIT {Xid.of(name)}")
+def _refused_is_lost(session: Any, name: Any, _: float) -> Finished:
+    refusal = prepared._try(session.connection, f"XA COMMIT {Xid.of(name)}")
     if refusal is None:
         return Finished(outcome=Outcome.COMMITTED)
-    listed = Xid.of(name) in prepared.recovered(desk.link, desk.flavour)
+    listed = Xid.of(name) in prepared.recovered(session.connection, session.flavour)
     return Finished(outcome=Outcome.RETRY) if listed else LOST
 
 
@@ -429,7 +429,7 @@ MUTANTS = (
     Mutant(
         name="MariaDB: 1397 means lost, whatever the marker says",
         kinds=("mariadb",),
-        patches=(("sinks.mysql.prepared", "commit", _refused_is_lost),),
+        patches=(("sinks.mysql.prepared", "commit_prepared", _refused_is_lost),),
     ),
     Mutant(
         name="MariaDB: 1397 means lost, also while the connection that prepared is there",

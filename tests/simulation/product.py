@@ -264,7 +264,6 @@ _REPLACED: tuple[tuple[str, str, Any], ...] = (
         for module in (
             "sparkonce.driver.run",
             f"{_SINKS}._shared.committing",
-            f"{_SINKS}.mysql.committer",
             f"{_SINKS}.files.local.finish",
             f"{_SINKS}.files.s3.store",
         )

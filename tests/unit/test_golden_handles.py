@@ -88,7 +88,7 @@ def of_postgres(handle: Handle) -> Mapping[str, str | int]:
 
 
 def of_mysql(handle: Handle) -> Mapping[str, str | int]:
-    marker = mysql._marker_of(handle)
+    marker = mysql.Marker.of(dict(handle.transaction))
     assert marker is not None
     return marker.fields()
 

@@ -30,7 +30,7 @@ from sparkonce.sinks.files.names import file_path, name_in
 from sparkonce.sinks.files.s3.outcomes import TRANSACTION, UPLOAD, name_text
 from sparkonce.sinks.kafka.outcomes import Description, Transaction
 from sparkonce.sinks.mysql import markers as mysql_markers
-from sparkonce.sinks.mysql.names import FORMAT_ID, Stage, Xid, lock_name, parse_recovered
+from sparkonce.sinks.mysql.names import FORMAT_ID, StagingTable, Xid, lock_name, parse_recovered
 from sparkonce.sinks.postgres.markers import read_traces
 from sparkonce.sinks.postgres.names import BackendName, Location, staging_table
 from sparkonce.sinks.postgres.settings import Target
@@ -131,7 +131,7 @@ def test_a_branch_of_xa() -> None:
 
 def test_a_staging_table_of_mysql() -> None:
     tables = servers("v1", DECIDED)["mysql"]["tables"]
-    found = [stage for table, comment in tables if (stage := Stage.parse(table, comment))]
+    found = [stage for table, comment in tables if (stage := StagingTable.parse(table, comment))]
     assert len(found) == 4
     assert {(one.name.prefix, one.name.query, one.name.token, one.name.batch) for one in found} == {
         ("sparkonce.mysql.staged", SHORT, RUN, 3),

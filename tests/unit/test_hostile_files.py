@@ -25,7 +25,7 @@ from sparkonce.protocol import codec
 from sparkonce.protocol.handles import Handle
 from sparkonce.protocol.ownership import Token
 from sparkonce.protocol.records import Claim, Commit
-from sparkonce.sinks.mysql.names import Stage
+from sparkonce.sinks.mysql.names import StagingTable
 from sparkonce.sinks.postgres.settings import Target
 from sparkonce.sinks.write_ahead.ledger import Ledger, entries_of
 
@@ -216,7 +216,7 @@ def test_what_others_may_have_written_elsewhere_is_no_surprise_either(tmp_path: 
     note.write_bytes(body)
     with pytest.raises(OSError, match="damaged"):
         entries_of(note)
-    assert Stage.parse("sparkonce_stage_0123456789ab", body.decode("latin-1")) is None
+    assert StagingTable.parse("sparkonce_stage_0123456789ab", body.decode("latin-1")) is None
     with pytest.raises(ValueError):
         Target.from_text(body.decode("latin-1"))
 

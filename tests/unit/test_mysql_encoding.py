@@ -1,4 +1,4 @@
-"""What a column of MariaDB or MySQL would change without a word is refused before anything is sent."""
+"""A value that a column of MariaDB or MySQL would silently change is refused before anything is sent."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 from sparkonce.errors import PrepareError
 from sparkonce.sinks.mysql import encoding
-from sparkonce.sinks.mysql.encoding import check
+from sparkonce.sinks.mysql.encoding import check, nested_text
 from sparkonce.sinks.mysql.target import Column
 
 COLUMN = Column(
@@ -35,7 +35,7 @@ def not_utf8() -> pa.Array:
 @pytest.mark.parametrize(
     ("values", "kind", "column", "why"),
     [
-        (pa.array([1, None]), "integer", replace(COLUMN, nullable=False), "NULL stands in it"),
+        (pa.array([1, None]), "integer", replace(COLUMN, nullable=False), "contain NULL"),
         (pa.array([1], pa.timestamp("ns")), "timestamp", COLUMN, "nanoseconds"),
         (pa.array([-(2**62)], pa.timestamp("us")), "timestamp", COLUMN, "before year 1 or after year 9999"),
         (
@@ -50,7 +50,7 @@ def not_utf8() -> pa.Array:
         (pa.array([2**53 + 1]), "integer", replace(COLUMN, type="double"), "a double would round"),
         (pa.array([-1]), "integer", replace(COLUMN, type="bit"), "a negative number"),
         (not_utf8(), "string", COLUMN, "not UTF-8"),
-        (pa.array(["a", "b"]), "string", ENUM, r"none of \['a', \"it's\"\]"),
+        (pa.array(["a", "b"]), "string", ENUM, r"outside the ENUM \['a', \"it's\"\]"),
     ],
 )
 def test_what_would_be_changed_is_refused(values: pa.Array, kind: str, column: Column, why: str) -> None:
@@ -77,6 +77,11 @@ def test_what_is_kept_as_it_is_is_taken(values: pa.Array, kind: str, column: Col
 def test_rows_too_large_for_one_piece_are_halved(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(encoding, "LARGEST_PIECE_BYTES", 100)
     rows = pa.record_batch({"c": ["x" * 60, "b", "c", "y" * 200, "e"]})
-    pieces = list(encoding.in_halves(rows))
-    assert [value for piece in pieces for value in piece["c"].to_pylist()] == rows["c"].to_pylist()
-    assert [piece.num_rows for piece in pieces] == [2, 1, 1, 1]
+    pieces = [bytes(piece).split() for piece in encoding.load_text(rows, [replace(COLUMN, type="text")])]
+    assert [value.decode() for piece in pieces for value in piece] == rows["c"].to_pylist()
+    assert [len(piece) for piece in pieces] == [2, 1, 1, 1]
+
+
+def test_numbers_that_json_does_not_have_are_refused_where_they_are_nested() -> None:
+    with pytest.raises(PrepareError, match="contains NaN or an infinity"):
+        nested_text(pa.array([[1.0], [float("nan")]]))

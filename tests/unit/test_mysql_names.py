@@ -5,7 +5,7 @@ import pytest
 from sparkonce.protocol.outcomes import Outcome
 from sparkonce.protocol.ownership import Token, TransactionName
 from sparkonce.sinks.mysql.flavours import MARIADB, MYSQL, flavour_of, numbers_of
-from sparkonce.sinks.mysql.names import FORMAT_ID, Stage, Xid, parse_recovered, quote, stage_table
+from sparkonce.sinks.mysql.names import FORMAT_ID, StagingTable, Xid, parse_recovered, quote, stage_table
 from sparkonce.sinks.mysql.outcomes import outcome_of
 from sparkonce.sinks.mysql.statements import merge, upsert_tail
 
@@ -52,9 +52,9 @@ def test_rows_of_xa_recover(data: bytes | str) -> None:
 
 
 def test_a_staging_table_is_read_back() -> None:
-    stage = Stage(name=NAME, begun_ms=5, table="a 'b\\", keys=("k", "l"))
+    stage = StagingTable(name=NAME, begun_ms=5, table="a 'b\\", keys=("k", "l"))
     table = stage_table(NAME.copy)
-    assert Stage.parse(table, stage.comment()) == stage
+    assert StagingTable.parse(table, stage.comment()) == stage
     assert len(table) <= 64
     for other, comment in [
         (stage_table("0" * 12), stage.comment()),
@@ -64,7 +64,7 @@ def test_a_staging_table_is_read_back() -> None:
         (table, "[]"),
         (table, stage.comment().replace(":5", ":null")),
     ]:
-        assert Stage.parse(other, comment) is None
+        assert StagingTable.parse(other, comment) is None
 
 
 def test_identifiers_are_quoted() -> None:

@@ -12,6 +12,7 @@ import pytest
 
 from sparkonce.sinks._shared.arrow_text import all_finite, json_text, plain_text
 from sparkonce.sinks.files.cells import json_lines
+from sparkonce.sinks.mysql.encoding import nested_text
 
 GOLDEN: list[tuple[pa.Array, list[str]]] = [
     (pa.array([1, None, -128], pa.int8()), ["1", "null", "-128"]),
@@ -40,7 +41,12 @@ def of_frame(values: pa.Array) -> list[str]:
     return [text or "null" for text in json_text(values).to_pylist()]
 
 
-@pytest.mark.parametrize("encode", [of_frame, of_files])
+def of_mysql(values: pa.Array) -> list[str]:
+    rows = pa.StructArray.from_arrays([values], names=["x"])
+    return [text.removeprefix('{"x":').removesuffix("}") for text in nested_text(rows).to_pylist()]
+
+
+@pytest.mark.parametrize("encode", [of_frame, of_files, of_mysql])
 @pytest.mark.parametrize(("values", "wanted"), GOLDEN)
 def test_every_sink_writes_these_rows_so(
     encode: Callable[[pa.Array], list[str]], values: pa.Array, wanted: list[str]

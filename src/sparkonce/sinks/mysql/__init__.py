@@ -1,24 +1,22 @@
-"""MariaDB and MySQL, with transactions that workers prepare and the driver commits.
+"""MariaDB and MySQL, with transactions that workers prepare or stage and the driver commits.
 
-``sink`` puts the parts together. On the executors: ``target`` knows the table, ``encoding`` makes text of its rows,
-``writer`` fills one transaction or one staging table. On the driver: ``preflight`` checks the server, ``committer``
-finishes what ``prepared`` (XA) and ``staged`` know how to finish, and ``outcomes`` says what each answer means.
-``flavours`` holds all that differs between the two servers; ``names``, ``markers`` and ``connection`` serve all.
+On both:
+    ``sink``: the public class, which puts the parts together.
+    ``settings``: the settings of a connection.
+    ``connection``: PyMySQL's connection with deadlines, LOAD DATA from memory and MariaDB's bulk protocol.
+    ``flavours``: the differences between the two servers.
+    ``names``: the names of branches of XA, staging tables and locks.
+    ``statements``: the SQL that writes and merges.
+    ``markers``: the table that says which transactions are committed or open, and the server's identity.
+    ``outcomes``: error number → outcome → sentence.
+
+On the executors:
+    ``writer``: writes one copy's rows to XA, to a staging table, or directly.
+    ``target``: the target table, and which types it takes.
+    ``encoding``, ``bulk``: Arrow columns as text, and in the bulk protocol's binary form.
+
+On the driver:
+    ``preflight``: checks server, table and rights.
+    ``committer``: finishes transactions by ``prepared`` (XA) and ``staged`` (staging tables).
+    ``orphans``: lists what is open, for ``sparkonce orphans``.
 """
-
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from sparkonce.sinks.mysql.sink import MySQLSink as MySQLSink
-
-__all__ = ["MySQLSink"]
-
-
-def __getattr__(name: str) -> Any:
-    if name != "MySQLSink":
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from sparkonce.sinks.mysql.sink import MySQLSink
-
-    return MySQLSink

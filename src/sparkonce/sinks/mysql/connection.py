@@ -1,8 +1,8 @@
 """A connection by PyMySQL: strict, in UTC, with a deadline for each reply, and two ways to send many rows.
 
 MariaDB's bulk protocol, which PyMySQL does not know, sends them in binary to a prepared statement. PyMySQL answers
-LOAD DATA LOCAL by opening whatever file the server asks for. Here the server gets the bytes it was
-promised, whatever it asks for, and asking at any other time is an error.
+LOAD DATA LOCAL by opening any file that the server names. Here the server gets the rows, whatever file it names, and a
+request for a file at any other time is an error.
 """
 
 from __future__ import annotations
@@ -10,25 +10,28 @@ from __future__ import annotations
 import logging
 import re
 import struct
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 from sparkonce.arguments import missing_package
+from sparkonce.sinks._shared.idle_pool import has_nothing_to_read
 from sparkonce.sinks._shared.tls_files import see_files
+from sparkonce.sinks.mysql.flavours import Flavour
 from sparkonce.sinks.mysql.settings import connection_settings
 from sparkonce.words import one_line
 
 try:
     import pymysql
-    from pymysql.connections import Connection
+    import pymysql.connections
     from pymysql.constants import CLIENT, COMMAND
 except ImportError as error:
     raise missing_package("MySQLSink", "PyMySQL", "mysql") from error
 
 MySQLError = pymysql.err.MySQLError
 SERVER_ERRORS = (MySQLError, OSError)
-"""What PyMySQL raises instead of an answer."""
+"""The exceptions that PyMySQL raises in place of an answer."""
 
 SQL_MODE = (
     "STRICT_ALL_TABLES,NO_ZERO_DATE,NO_ZERO_IN_DATE,ERROR_FOR_DIVISION_BY_ZERO,NO_AUTO_VALUE_ON_ZERO,"
@@ -47,25 +50,25 @@ _HELLO = slice(9, 32)
 
 _FIRST_WARNINGS = "SHOW WARNINGS LIMIT 3"
 _VALUE = re.compile(r"\b(entry|value:?) '(?:.*'(?= for )|.*'$)")
-"""In an error or a warning: what a row holds. What names a key or a column stands behind it."""
+"""In an error or a warning: a value of a row. The name of a key or a column follows it."""
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """What the server says of a statement that writes rows.
+    """The server's answer to a statement that writes rows.
 
     Attributes:
-        rows: Affected, by the server's count.
-        warnings: How many, of any level.
+        rows: The number of rows affected.
+        warnings: The number of warnings of any level.
     """
 
     rows: int
     warnings: int
 
 
-class Link(Connection):  # type: ignore[misc]  # PyMySQL has no types
+class Connection(pymysql.connections.Connection):  # type: ignore[misc]  # PyMySQL has no types
     """One connection. Not to be used by two threads at once.
 
     Attributes:
@@ -76,13 +79,13 @@ class Link(Connection):  # type: ignore[misc]  # PyMySQL has no types
     _greets = False
 
     def rows(self, statement: str, values: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
-        """What a query gives. Identifiers with a percent sign cannot stand in a statement with values."""
+        """Returns the rows of a query. A statement with values must not hold names with a percent sign."""
         with self.cursor() as cursor:
             cursor.execute(statement, values or None)
             return list(cursor.fetchall())
 
     def row(self, statement: str, values: Sequence[Any] = ()) -> tuple[Any, ...]:
-        """The first row; empty if there is none."""
+        """Returns the first row; empty if there is none."""
         found = self.rows(statement, values)
         return found[0] if found else ()
 
@@ -116,12 +119,12 @@ class Link(Connection):  # type: ignore[misc]  # PyMySQL has no types
         return Loaded(int(done.affected_rows), int(done.warning_count))
 
     def prepare(self, statement: str) -> int:
-        """Has a statement prepared, and gives its number."""
+        """Has a statement prepared, and returns its number."""
         self._execute_command(COMMAND.COM_STMT_PREPARE, statement)
         answer = self._read_packet()
         number, columns, values = struct.unpack("<xIHH", answer.read(9))
         for count in (values, columns):
-            for _ in range(count + 1 if count else 0):  # each, and what ends them
+            for _ in range(count + 1 if count else 0):  # each, and the packet that ends them
                 self._read_packet()
         return int(number)
 
@@ -138,9 +141,9 @@ class Link(Connection):  # type: ignore[misc]  # PyMySQL has no types
         return Loaded(int(self._result.affected_rows), int(self._result.warning_count))
 
     def first_warnings(self) -> str:
-        """What the last statement warned of."""
+        """Returns the first warnings of the last statement."""
         return "; ".join(
-            f"{level} {number}: {without_values(words)}" for level, number, words in self.rows(_FIRST_WARNINGS)
+            f"{level} {number}: {without_values(message)}" for level, number, message in self.rows(_FIRST_WARNINGS)
         )
 
     def end(self) -> None:
@@ -148,14 +151,28 @@ class Link(Connection):  # type: ignore[misc]  # PyMySQL has no types
         if self.open:
             self.close()
 
+    def is_alive(self) -> bool:
+        """Returns whether the server has kept this connection while it was idle."""
+        return bool(self.open) and has_nothing_to_read(self._sock.fileno())
+
+    @contextmanager
+    def within(self, limit_s: float) -> Iterator[None]:
+        """Waits so long for each reply meanwhile."""
+        before: tuple[Any, Any] = self._read_timeout, self._write_timeout  # type: ignore[has-type]
+        self._read_timeout = self._write_timeout = limit_s
+        try:
+            yield
+        finally:
+            self._read_timeout, self._write_timeout = before
+
     def write_packet(self, payload: bytes | memoryview) -> None:
-        """Sends one packet; the first ones say what this client can do."""
+        """Sends one packet; the first ones list this client's capabilities."""
         if self._greets and bytes(payload[_HELLO]) == bytes(23):
             payload = b"".join((payload[:28], _BULK_CAPABILITY, payload[32:]))
         super().write_packet(payload)
 
     def _request_authentication(self) -> None:
-        # MySQL sets this flag and MariaDB does not; a client that sets it is none that knows MariaDB's capabilities.
+        # MySQL sets this flag and MariaDB does not. A client that sets it is taken for one of MySQL's.
         self.takes_bulk = self._greets = not self.server_capabilities & CLIENT.LONG_PASSWORD
         if self.takes_bulk:
             self.client_flag &= ~CLIENT.LONG_PASSWORD
@@ -173,14 +190,33 @@ class Link(Connection):  # type: ignore[misc]  # PyMySQL has no types
         return done
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Session:
+    """A connection, and the server that it leads to.
+
+    Attributes:
+        connection: The connection.
+        flavour: The kind of server.
+        server: Its identity, see `sparkonce.sinks.mysql.markers.identity`.
+    """
+
+    connection: Connection
+    flavour: Flavour
+    server: str
+
+    def close(self) -> None:
+        """Closes the connection; never raises."""
+        self.connection.end()
+
+
 def connect(
     settings: Mapping[str, Any], *, program: str, timeout_s: float, lock_wait_s: int, connect_timeout_s: int = 10
-) -> Link:
+) -> Connection:
     """Opens a connection and sets it up.
 
     Args:
         settings: See `sparkonce.sinks.mysql.settings`.
-        program: What the server's list of connections calls it (attribute ``program_name``).
+        program: Its name in the server's list of connections (attribute ``program_name``).
         timeout_s: How long to wait for each reply.
         lock_wait_s: How long a statement waits for somebody else's lock, whole seconds.
         connect_timeout_s: How long to wait for the connection, unless ``connect_timeout`` says otherwise.
@@ -193,48 +229,48 @@ def connect(
     see_files(given, ("ssl_ca", "ssl_cert", "ssl_key"))
     given.pop("local_infile", None)
     given.setdefault("connect_timeout", connect_timeout_s)
-    link = Link(
+    connection = Connection(
         **given,
         charset="utf8mb4",
         autocommit=True,
         read_timeout=timeout_s,
         write_timeout=timeout_s,
-        # Says that files can be sent, while PyMySQL itself refuses to open any.
+        # Declares that files can be sent, while PyMySQL itself refuses to open any.
         client_flag=CLIENT.LOCAL_FILES,
         local_infile=False,
         program_name=program,
         init_command=_SESSION.format(lock_s=lock_wait_s),
     )
     try:
-        link.run("SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED")
+        connection.run("SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED")
     except BaseException:
-        link.end()
+        connection.end()
         raise
-    return link
+    return connection
 
 
 def number_of(error: BaseException) -> int | None:
-    """The server's or the client's error number; None if there is none."""
-    number = error.args[0] if error.args and isinstance(error, pymysql.err.MySQLError) else None
+    """Returns the server's or the client's error number; None if there is none."""
+    number = error.args[0] if error.args and isinstance(error, MySQLError) else None
     return number if isinstance(number, int) else None
 
 
-def words_of(error: BaseException) -> str:
-    """The server's own words, on one line, without the values of rows, which are logged at DEBUG."""
-    words = error.args[1] if len(error.args) > 1 else str(error) or type(error).__name__
-    return without_values(words).rstrip(".")
+def server_message(error: BaseException) -> str:
+    """Returns the server's own words in one line, without the values of rows, which are logged at DEBUG."""
+    message = error.args[1] if len(error.args) > 1 else str(error) or type(error).__name__
+    return without_values(message).rstrip(".")
 
 
-def without_values(said: object) -> str:
-    """What the server says, as one line, with an ellipsis for a value that it repeats."""
-    words = one_line(said)
-    shown = _VALUE.sub(r"\1 '…'", words)
-    if shown != words:
-        log.debug("The server said: %s", words)
-    return shown
-
-
-def said_by(error: BaseException) -> str:
-    """Number, if it has one, and words."""
+def numbered_message(error: BaseException) -> str:
+    """Returns the server's own words after its error number, if it has one."""
     number = number_of(error)
-    return words_of(error) if number is None else f"error {number}, {words_of(error)}"
+    return server_message(error) if number is None else f"error {number}, {server_message(error)}"
+
+
+def without_values(message: object) -> str:
+    """Returns what the server says in one line, with an ellipsis for a value that it repeats."""
+    line = one_line(message)
+    shown = _VALUE.sub(r"\1 '…'", line)
+    if shown != line:
+        log.debug("The server said: %s", line)
+    return shown

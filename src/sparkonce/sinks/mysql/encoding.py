@@ -1,4 +1,4 @@
-"""Rows as text for LOAD DATA, or as VALUES for INSERT: column by column in Arrow's own code, not by row."""
+"""Encodes rows as text for LOAD DATA, or as VALUES for INSERT: column by column in Arrow's own code, not by row."""
 
 from __future__ import annotations
 
@@ -9,11 +9,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sparkonce.errors import PrepareError
-from sparkonce.sinks.mysql.jsontext import contains, json_text, span
+from sparkonce.sinks._shared.arrow_text import all_finite, json_text
+from sparkonce.sinks._shared.pieces import bytes_of, cut, halves, offsets_of
 from sparkonce.sinks.mysql.target import Column, kind_of
 
 LARGEST_PIECE_BYTES = 128 * 1024 * 1024
-"""Larger record batches are cut in halves: a string array of Arrow ends at 2 GiB."""
+"""Larger record batches are halved: a string array of Arrow ends at 2 GiB."""
 
 _MICROSECONDS = pa.timestamp("us")
 _FIRST_US, _AFTER_LAST_US = -62_135_596_800_000_000, 253_402_300_800_000_000
@@ -27,7 +28,7 @@ _FREE_TEXT = frozenset({"string", "nested"})
 
 
 def load_text(rows: pa.RecordBatch, columns: Sequence[Column]) -> Iterator[memoryview]:
-    """Lines for LOAD DATA: fields between tabs, a backslash before what is special, binaries in hexadecimal.
+    """Yields lines for LOAD DATA: fields between tabs, a backslash before special characters, binaries in hexadecimal.
 
     Args:
         rows: The rows.
@@ -36,19 +37,18 @@ def load_text(rows: pa.RecordBatch, columns: Sequence[Column]) -> Iterator[memor
     Raises:
         PrepareError: naming the column whose value would be changed by the server.
     """
-    for piece in in_halves(rows):
+    for piece in halves(rows, LARGEST_PIECE_BYTES):
         fields = [_for_load(cells, column, values) for cells, column, values in _cells(piece, columns)]
-        # A newline after the last field of each: of all ways to end lines the one that copies least.
+        # A newline after the last field of each: the way to end lines that copies least.
         fields[-1] = pc.binary_join_element_wise(fields[-1], "", "\n", **_nulls("\\N"))
         lines = pc.binary_join_element_wise(*fields, "\t", **_nulls("\\N")) if len(fields) > 1 else fields[0]
-        start, end = span(lines)
-        yield memoryview(lines.buffers()[2])[start:end]
+        yield bytes_of(lines)
 
 
 def insert_values(rows: pa.RecordBatch, columns: Sequence[Column], most_bytes: int) -> Iterator[memoryview]:
-    """Tuples for ``INSERT … VALUES``, with commas between, in pieces of at most so many bytes.
+    """Yields tuples for ``INSERT … VALUES``, with commas between, in pieces of at most so many bytes.
 
-    A row that is larger by itself is a piece of its own, which the server then refuses by name (max_allowed_packet).
+    A larger row is a piece of its own, which the server then refuses, naming max_allowed_packet.
 
     Args:
         rows: The rows.
@@ -58,16 +58,16 @@ def insert_values(rows: pa.RecordBatch, columns: Sequence[Column], most_bytes: i
     Raises:
         PrepareError: naming the column whose value would be changed by the server.
     """
-    for piece in in_halves(rows):
+    for piece in halves(rows, LARGEST_PIECE_BYTES):
         fields = [_for_insert(cells, column, values) for cells, column, values in _cells(piece, columns)]
         fields[0] = pc.binary_join_element_wise("(", fields[0], "", **_nulls("NULL"))
         fields[-1] = pc.binary_join_element_wise(fields[-1], "),", "", **_nulls("NULL"))
         tuples = pc.binary_join_element_wise(*fields, ",", **_nulls("NULL")) if len(fields) > 1 else fields[0]
-        yield from cut(tuples, most_bytes, comma=1)
+        yield from cut(tuples, most_bytes, without_last=1)
 
 
 def column_list(columns: Sequence[Column], kinds: Sequence[str], quoted: Sequence[str]) -> str:
-    """What follows LOAD DATA: the columns, and what makes values of those that do not travel as they are.
+    """Returns the tail of LOAD DATA: the columns, and the expressions for those that are sent in another form.
 
     Args:
         columns: The table's columns, in the order of the fields.
@@ -87,16 +87,6 @@ def column_list(columns: Sequence[Column], kinds: Sequence[str], quoted: Sequenc
     return f"({', '.join(targets)})" + (f" SET {', '.join(made)}" if made else "")
 
 
-def in_halves(rows: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-    """The rows in record batches that are small enough for one string array."""
-    if rows.nbytes <= LARGEST_PIECE_BYTES or rows.num_rows < 2:
-        yield rows
-        return
-    half = rows.num_rows // 2
-    yield from in_halves(rows.slice(0, half))
-    yield from in_halves(rows.slice(half))
-
-
 def _cells(rows: pa.RecordBatch, columns: Sequence[Column]) -> Iterator[tuple[pa.Array, Column, str]]:
     for values, column in zip(rows.columns, columns, strict=True):
         kind = kind_of(values.type)
@@ -108,7 +98,7 @@ def _cells(rows: pa.RecordBatch, columns: Sequence[Column]) -> Iterator[tuple[pa
 
 
 def _text(values: pa.Array, kind: str) -> pa.Array:
-    """Each value as text, not escaped; null stays null."""
+    """Returns each value as text, not escaped; null stays null."""
     if kind == "boolean":
         values = pc.cast(values, pa.int8())
     elif kind == "timestamp":
@@ -117,7 +107,7 @@ def _text(values: pa.Array, kind: str) -> pa.Array:
     elif kind == "binary":
         return _hexadecimal(values)
     elif kind == "nested":
-        return json_text(values)
+        return nested_text(values)
     return pc.cast(values, pa.string())
 
 
@@ -130,24 +120,41 @@ def _for_insert(cells: pa.Array, _column: Column, kind: str) -> pa.Array:
         return cells
     if kind in _FREE_TEXT:
         cells = _escape(cells, _QUOTE_ESCAPES)
-    # Numbers in quotes too: 1E-10 without them would be a DOUBLE on its way to a DECIMAL.
+    # Numbers in quotes, too: 1E-10 without them would be a DOUBLE before it is a DECIMAL.
     return pc.binary_join_element_wise("X'" if kind == "binary" else "'", cells, "'", "")
 
 
 def _escape(texts: pa.Array, escapes: Sequence[tuple[str, str]]) -> pa.Array:
     for plain, escape in escapes:
-        if contains(texts, plain.encode()):
+        if _contains(texts, plain.encode()):
             texts = pc.replace_substring(texts, pattern=plain, replacement=escape)
     return texts
+
+
+def _contains(texts: pa.Array, byte: bytes) -> bool:
+    # Searches the buffer as a whole: much faster than by value.
+    return bytes(bytes_of(texts)).find(byte) >= 0
+
+
+def nested_text(values: pa.Array) -> pa.Array:
+    """Returns arrays and structs as JSON; null stays null.
+
+    Raises:
+        PrepareError: for a number that JSON does not have (NaN, infinity).
+    """
+    if not all_finite(values):
+        raise PrepareError(
+            "An array or a struct contains NaN or an infinity, and JSON has no such numbers.",
+            next_step="Filter or replace them in the query.",
+        )
+    return json_text(values).cast(pa.string())
 
 
 def _hexadecimal(values: pa.Array) -> pa.Array:
     values = pc.cast(values, pa.large_binary())
     if not len(values):
         return pa.array([], pa.string())
-    offsets = np.frombuffer(values.buffers()[1], dtype=np.int64)[values.offset : values.offset + len(values) + 1]
-    data = values.buffers()[2]
-    plain = np.frombuffer(data, dtype=np.uint8)[offsets[0] : offsets[-1]] if data is not None else _NOTHING
+    offsets, plain = offsets_of(values), np.frombuffer(bytes_of(values), dtype=np.uint8)
     digits = pa.LargeStringArray.from_buffers(
         len(values), pa.py_buffer((offsets - offsets[0]) * 2), pa.py_buffer(_HEX[plain])
     )
@@ -155,61 +162,47 @@ def _hexadecimal(values: pa.Array) -> pa.Array:
     return pc.if_else(values.is_valid(), texts, pa.scalar(None, pa.string())) if values.null_count else texts
 
 
-_NOTHING = np.empty(0, dtype=np.uint8)
-
-
-def cut(tuples: pa.Array, most_bytes: int, *, comma: int = 0) -> Iterator[memoryview]:
-    """The bytes of an array in pieces of at most so many, each but for its last comma."""
-    data = memoryview(tuples.buffers()[2])
-    offsets = np.frombuffer(tuples.buffers()[1], dtype=np.int32)[tuples.offset : tuples.offset + len(tuples) + 1]
-    row = 0
-    while row < len(tuples):
-        end = max(row + 1, int(np.searchsorted(offsets, offsets[row] + most_bytes, side="right")) - 1)
-        yield data[offsets[row] : offsets[end] - comma]
-        row = end
-
-
 def _nulls(text: str) -> dict[str, str]:
     return {"null_handling": "replace", "null_replacement": text}
 
 
-# --- what the server would change without a word ---------------------------------------------------------------------
+# --- values that the server would silently change -------------------------------------------------------------------
 
 
 def check(values: pa.Array, column: Column, kind: str) -> None:
-    """Whether the server would take the values as they are.
+    """Sees that the server would take the values as they are.
 
     Raises:
-        PrepareError: naming the column whose value it would change without a word.
+        PrepareError: naming the column whose value it would silently change.
     """
     if values.null_count and not column.nullable:
-        raise _refused(column, "NULL stands in it, and the column is NOT NULL")
+        raise _refused(column, "they contain NULL, and the column is NOT NULL")
     if kind == "timestamp":
         _check_times(values, column)
     elif kind == "date" and not _within(pc.cast(values, pa.int32()), _FIRST_DAY, _LAST_DAY):
-        raise _refused(column, "a date before year 1 or after year 9999 stands in it")
+        raise _refused(column, "they contain a date before year 1 or after year 9999")
     elif kind in {"float", "double"} and pc.any(pc.invert(pc.is_finite(values))).as_py():
-        raise _refused(column, "NaN or an infinity stands in it, and the server has no such numbers")
+        raise _refused(column, "they contain NaN or an infinity, and the server has no such numbers")
     elif kind == "string":
         _check_texts(values, column)
     elif kind == "integer" and column.type == "double" and not _within(values, -_WHOLE_IN_DOUBLE, _WHOLE_IN_DOUBLE):
-        raise _refused(column, "an integer beyond 2^53 stands in it, which a double would round")
+        raise _refused(column, "they contain an integer beyond 2^53, which a double would round")
     elif kind == "integer" and column.type == "bit" and not _within(values, 0, None):
-        raise _refused(column, "a negative number stands in it, and the column is a BIT")
+        raise _refused(column, "they contain a negative number, and the column is a BIT")
 
 
 def _check_times(values: pa.Array, column: Column) -> None:
     try:
         numbers = pc.cast(pc.cast(values, _MICROSECONDS), pa.int64())
     except pa.ArrowInvalid:
-        raise _refused(column, "a time with nanoseconds stands in it") from None
+        raise _refused(column, "they contain a time with nanoseconds") from None
     if not _within(numbers, _FIRST_US, _AFTER_LAST_US - 1):
-        raise _refused(column, "a time before year 1 or after year 9999 stands in it")
+        raise _refused(column, "they contain a time before year 1 or after year 9999")
     unit = 10 ** (6 - column.fraction_digits)
     if unit > 1 and pc.any(pc.not_equal(pc.multiply(pc.divide(numbers, unit), unit), numbers)).as_py():
         raise _refused(
             column,
-            f"a time stands in it that the column's {column.fraction_digits} digits of a second would round",
+            f"they contain a time that the column's {column.fraction_digits} digits of a second would round",
             f"use date_trunc in the DataFrame, or {column.type}(6) in the table.",
         )
 
@@ -218,11 +211,11 @@ def _check_texts(values: pa.Array, column: Column) -> None:
     try:
         values.validate(full=True)
     except pa.ArrowInvalid:
-        raise _refused(column, "bytes that are not UTF-8 stand in it", "write them to a binary column.") from None
+        raise _refused(column, "they contain bytes that are not UTF-8", "write them to a binary column.") from None
     if column.type == "enum":
         choices = pa.array(column.choices, values.type)
         if not pc.all(pc.or_(pc.is_in(values, value_set=choices), pc.is_null(values))).as_py():
-            raise _refused(column, f"a text stands in it that is none of {column.choices}")
+            raise _refused(column, f"they contain a value outside the ENUM {column.choices}")
 
 
 def _within(values: pa.Array, least: int | None, most: int | None) -> bool:

@@ -1,4 +1,4 @@
-"""All that differs between MariaDB and MySQL, in one table.
+"""The differences between MariaDB and MySQL, in one table.
 
 MariaDB's side is tried against MariaDB 10.11. MySQL's is written by its manual (8.0 and 8.4) and has not been tried.
 """
@@ -11,18 +11,18 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Flavour:
-    """What is to be said differently to one of the servers.
+    """The statements and limits of one of the servers.
 
     Attributes:
-        name: As messages call it.
+        name: Its name in messages.
         oldest: The oldest version that is taken, as numbers.
-        why_oldest: What older ones lack.
+        why_oldest: The lack of older ones.
         recover: Lists prepared transactions, with ids that survive any character set.
         identity: Gives the server's own id, and the comment of the table of markers; None where it has no id, see
             `sparkonce.sinks.mysql.markers`.
-        new_value: How ``ON DUPLICATE KEY UPDATE`` names the value that was to be inserted; ``{}`` is the column.
-        row_alias: What stands between VALUES and ``ON DUPLICATE KEY UPDATE``.
-        recover_right: What ``XA RECOVER`` needs.
+        new_value: The value that was to be inserted, in ``ON DUPLICATE KEY UPDATE``; ``{}`` is the column.
+        row_alias: The text between VALUES and ``ON DUPLICATE KEY UPDATE``.
+        recover_right: The right that ``XA RECOVER`` needs.
     """
 
     name: str
@@ -62,15 +62,15 @@ _VERSION = re.compile(r"(?:5\.5\.5-)?(\d+)\.(\d+)\.(\d+)")
 
 
 def flavour_of(version: str) -> Flavour:
-    """Which server this is.
+    """Returns the kind of a server.
 
     Args:
-        version: What it calls itself, ``SELECT VERSION()``.
+        version: Its answer to ``SELECT VERSION()``.
     """
     return MARIADB if "mariadb" in version.lower() else MYSQL
 
 
 def numbers_of(version: str) -> tuple[int, ...]:
-    """The version as numbers; empty if it says none."""
+    """Returns the version as numbers; empty if there are none."""
     match = _VERSION.match(version)
     return tuple(int(part) for part in match.groups()) if match else ()

@@ -1,30 +1,28 @@
-"""The table that says what is committed, and, to a dirty read, what is open: one row for each transaction.
+"""The table of markers: one row for each transaction that is committed, or, to a dirty read, open.
 
-A copy's row is written in the copy's own transaction, so it is there for everybody exactly if the rows are. Read at
-READ UNCOMMITTED, the table also shows what is not committed yet, with the connection that wrote it: that is how open
-transactions of dead or paused workers are found without any right and without ``performance_schema``.
+A copy's marker is written in the copy's own transaction, so it is visible exactly if the rows are. Read at READ
+UNCOMMITTED, the table also shows transactions that are not committed yet. So open transactions of dead or paused
+workers are found without any right and without ``performance_schema``.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from sparkonce.protocol.handles import Scalar
+from sparkonce.protocol.horizon import SINKS_KEEP_BATCHES
 from sparkonce.protocol.outcomes import Finished, Outcome
 from sparkonce.protocol.ownership import Token, TransactionName
-from sparkonce.sinks.mysql.connection import Link
+from sparkonce.sinks._shared.settings import COMMITS as KINDS
+from sparkonce.sinks.mysql.connection import Connection
 from sparkonce.sinks.mysql.flavours import Flavour
 from sparkonce.sinks.mysql.names import Xid
 
 COMMITS = "sparkonce_commits"
 SERVERS = "sparkonce_servers"
-TWO_PHASE = "two_phase"
-STAGED = "staged"
-
-KEPT_BATCHES = 200
-"""The decision log keeps 100 batches; markers are kept for twice as many."""
+KEPT_BATCHES = SINKS_KEEP_BATCHES
 
 TABLES = {
     COMMITS: f"CREATE TABLE {COMMITS} (prefix VARBINARY(64) NOT NULL, query VARBINARY(12) NOT NULL, "
@@ -35,7 +33,7 @@ TABLES = {
     SERVERS: f"CREATE TABLE {SERVERS} (host VARBINARY(300) NOT NULL PRIMARY KEY, id VARBINARY(32) NOT NULL) "
     "ENGINE=InnoDB",
 }
-"""How the sink's own tables are made, by name. The second one is for MariaDB alone."""
+"""The statements that make the sink's own tables, by name. The second one is for MariaDB alone."""
 
 _COLUMNS = "prefix, query, batch, copy, slot, position, nonce, kind, begun_ms"
 _MOVED = re.compile(r"server (?P<new>\S+) was (?P<old>\S+)")
@@ -44,11 +42,11 @@ _HOST = "CONCAT(@@hostname, ':', @@port)"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Marker:
-    """A transaction, as its row has it.
+    """A transaction, as its marker has it.
 
     Attributes:
         name: Its name.
-        kind: `TWO_PHASE` or `STAGED`.
+        kind: ``two_phase`` or ``staged``.
         server: The server's identity, see `identity`.
         begun_ms: When it was begun, milliseconds since the epoch by the server's clock.
     """
@@ -58,8 +56,17 @@ class Marker:
     server: str
     begun_ms: int
 
+    @classmethod
+    def of(cls, fields: Mapping[str, Scalar]) -> Marker | None:
+        """Returns the marker of a handle's fields, or None if they are not this sink's."""
+        name = TransactionName.parse(str(fields.get("transaction", "")))
+        kind, begun_ms = str(fields.get("commit")), fields.get("begun_ms")
+        if name is None or kind not in KINDS or not isinstance(begun_ms, int):
+            return None
+        return cls(name=name, kind=kind, server=str(fields.get("server", "")), begun_ms=begun_ms)
+
     def fields(self) -> dict[str, Scalar]:
-        """The fields of its handle."""
+        """Returns the fields of its handle."""
         return {
             "transaction": str(self.name),
             "commit": self.kind,
@@ -68,10 +75,10 @@ class Marker:
         }
 
 
-def insert(link: Link, marker: Marker) -> None:
-    """Writes the row, in the transaction that is open."""
+def insert(connection: Connection, marker: Marker) -> None:
+    """Writes the marker, in the transaction that is open."""
     name = marker.name
-    link.run(
+    connection.run(
         f"INSERT INTO {COMMITS} ({_COLUMNS}, connection) "  # noqa: S608 - ours
         "VALUES (%s, %s, %s, %s, %s, %s, %s, %s, %s, CONNECTION_ID())",
         (
@@ -88,8 +95,8 @@ def insert(link: Link, marker: Marker) -> None:
     )
 
 
-def committed(link: Link, names: Iterable[TransactionName]) -> set[TransactionName]:
-    """Which of these are committed now. Those of batch 0 are looked for in all batches, see `Xid.named`."""
+def committed(connection: Connection, names: Iterable[TransactionName]) -> set[TransactionName]:
+    """Returns those of these that are committed. Names of batch 0 are looked for in all batches, see `Xid.named`."""
     groups: dict[tuple[str, str, int], list[TransactionName]] = {}
     for name in names:
         groups.setdefault((name.prefix, name.query, name.batch), []).append(name)
@@ -97,7 +104,7 @@ def committed(link: Link, names: Iterable[TransactionName]) -> set[TransactionNa
     for (prefix, query, batch), wanted in groups.items():
         places = ", ".join(["%s"] * len(wanted))
         of_batch = "batch = %s" if batch else "batch >= %s"
-        rows = link.rows(
+        rows = connection.rows(
             f"SELECT {_COLUMNS} FROM {COMMITS} WHERE prefix = %s AND query = %s AND {of_batch} "  # noqa: S608 - ours
             f"AND copy IN ({places})",
             (prefix.encode(), query.encode(), batch, *(name.copy.encode() for name in wanted)),
@@ -107,50 +114,50 @@ def committed(link: Link, names: Iterable[TransactionName]) -> set[TransactionNa
     return found
 
 
-def of_query(link: Link, prefix: str, query: str, server: str) -> list[Marker]:
-    """All of a query's rows that the session sees."""
-    rows = link.rows(
+def of_query(connection: Connection, prefix: str, query: str, server: str) -> list[Marker]:
+    """Returns all of a query's markers that the session sees."""
+    rows = connection.rows(
         f"SELECT {_COLUMNS} FROM {COMMITS} WHERE prefix = %s AND query = %s",  # noqa: S608 - ours
         (prefix.encode(), query.encode()),
     )
     return [_marker(row, server) for row in rows]
 
 
-def queries(link: Link) -> list[tuple[str, str]]:
-    """The prefix and query of all rows, also of transactions that are not committed."""
-    link.run("SET TRANSACTION ISOLATION LEVEL READ UNCOMMITTED")
-    rows = link.rows(f"SELECT DISTINCT prefix, query FROM {COMMITS}")  # noqa: S608 - ours
+def queries(connection: Connection) -> list[tuple[str, str]]:
+    """Returns the prefix and query of all markers, also of transactions that are not committed."""
+    connection.run("SET TRANSACTION ISOLATION LEVEL READ UNCOMMITTED")
+    rows = connection.rows(f"SELECT DISTINCT prefix, query FROM {COMMITS}")  # noqa: S608 - ours
     return [(_text(prefix), _text(query)) for prefix, query in rows]
 
 
-def not_committed(link: Link, prefix: str, query: str, server: str) -> list[Marker]:
-    """A query's transactions that are open or prepared now: a dirty read, less what is committed a moment later."""
-    with_open = dirty(link, prefix, query, server)
-    settled = {marker.name for marker in of_query(link, prefix, query, server)} if with_open else set()
+def not_committed(connection: Connection, prefix: str, query: str, server: str) -> list[Marker]:
+    """Returns a query's open and prepared transactions: a dirty read, less those committed a moment later."""
+    with_open = dirty(connection, prefix, query, server)
+    settled = {marker.name for marker in of_query(connection, prefix, query, server)} if with_open else set()
     return [marker for marker in with_open if marker.name not in settled]
 
 
-def dirty(link: Link, prefix: str, query: str, server: str) -> list[Marker]:
-    """All of a query's rows, also of transactions that are not committed."""
-    link.run("SET TRANSACTION ISOLATION LEVEL READ UNCOMMITTED")
-    return of_query(link, prefix, query, server)
+def dirty(connection: Connection, prefix: str, query: str, server: str) -> list[Marker]:
+    """Returns all of a query's markers, also of transactions that are not committed."""
+    connection.run("SET TRANSACTION ISOLATION LEVEL READ UNCOMMITTED")
+    return of_query(connection, prefix, query, server)
 
 
-def is_seen(link: Link, name: TransactionName) -> bool:
-    """Whether a transaction's row is there, committed or not: as long as it is, the transaction is not gone."""
-    link.run("SET TRANSACTION ISOLATION LEVEL READ UNCOMMITTED")
-    return bool(committed(link, [name]))
+def is_seen(connection: Connection, name: TransactionName) -> bool:
+    """Returns whether a transaction's marker is there, committed or not: then the transaction is not gone."""
+    connection.run("SET TRANSACTION ISOLATION LEVEL READ UNCOMMITTED")
+    return bool(committed(connection, [name]))
 
 
-def nowhere(link: Link, name: TransactionName, lost: str) -> Finished:
-    """What it says that a transaction is not there, and, looked at after that, its row neither.
+def absent_verdict(connection: Connection, name: TransactionName, lost: str) -> Finished:
+    """Returns the verdict when neither the transaction nor, read afterwards, its marker exists.
 
     Args:
-        link: A connection that is in no transaction.
+        connection: A connection that is in no transaction.
         name: Of the transaction.
-        lost: Why it is lost, if its row cannot have been tidied away.
+        lost: Why it is lost, if its marker cannot have been tidied away.
     """
-    rows = link.row(
+    rows = connection.row(
         f"SELECT MAX(batch) FROM {COMMITS} WHERE prefix = %s AND query = %s",  # noqa: S608 - ours
         (name.prefix.encode(), name.query.encode()),
     )
@@ -158,38 +165,38 @@ def nowhere(link: Link, name: TransactionName, lost: str) -> Finished:
     if newest is not None and int(newest) >= name.batch + KEPT_BATCHES:
         return Finished(
             outcome=Outcome.UNKNOWN,
-            reason=f"Batch {newest} is committed: the row of batch {name.batch} may have been tidied away.",
+            reason=f"Batch {newest} is committed: the marker of batch {name.batch} may have been tidied away.",
         )
     return Finished(outcome=Outcome.LOST, reason=lost)
 
 
-def tidy(link: Link, prefix: str, query: str, below: int) -> int:
-    """Removes the rows of batches below a number, and says how many."""
-    return link.run(
+def tidy(connection: Connection, prefix: str, query: str, below: int) -> int:
+    """Deletes the markers of batches below a number, and returns how many."""
+    return connection.run(
         f"DELETE FROM {COMMITS} WHERE prefix = %s AND query = %s AND batch < %s",  # noqa: S608 - ours
         (prefix.encode(), query.encode(), below),
     ).rows
 
 
-def identity(link: Link, flavour: Flavour) -> str:
-    """Which server this is; empty if it is none that the sink has been started on.
+def identity(connection: Connection, flavour: Flavour) -> str:
+    """Returns the server's identity; empty if the sink has not been started on it.
 
-    MySQL has ``server_uuid``, and after a failover another one: so the comment on the table of markers may say whose
-    successor a server is, ``server <new> was <old>``, which is void on all others. MariaDB has nothing of the kind: its
-    id is drawn at the first start and stands beside its host name and port, so that a replica, a restored copy and a
-    clone, which all have the row, are not taken for it.
+    MySQL has ``server_uuid``, and after a failover another one: so the comment on the table of markers may name the
+    server of before, ``server <new> was <old>``, which is void on all others. MariaDB has no such id: the first start
+    draws one, and stores it with host name and port. A replica, a restored copy and a clone have that row, too, but
+    other host names or ports.
     """
     if flavour.identity is not None:
-        server, comment = link.row(flavour.identity)
+        server, comment = connection.row(flavour.identity)
         moved = _MOVED.fullmatch(str(comment or "").strip())
         return moved["old"] if moved is not None and moved["new"] == str(server) else str(server)
-    found = link.row(f"SELECT id FROM {SERVERS} WHERE host = {_HOST}")  # noqa: S608 - ours
+    found = connection.row(f"SELECT id FROM {SERVERS} WHERE host = {_HOST}")  # noqa: S608 - ours
     return found[0].decode() if found else ""
 
 
-def draw_identity(link: Link, drawn: str) -> None:
+def draw_identity(connection: Connection, drawn: str) -> None:
     """Gives a MariaDB server its id, unless it has one."""
-    link.run(f"INSERT IGNORE INTO {SERVERS} (host, id) SELECT {_HOST}, %s", (drawn.encode(),))
+    connection.run(f"INSERT IGNORE INTO {SERVERS} (host, id) SELECT {_HOST}, %s", (drawn.encode(),))
 
 
 def _marker(row: Sequence[object], server: str) -> Marker:

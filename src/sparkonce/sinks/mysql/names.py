@@ -1,4 +1,4 @@
-"""What things of ours are called on a server: branches of XA, staging tables, locks. Ids are parsed to values."""
+"""The names of branches of XA, staging tables and locks on a server. Ids are parsed to values."""
 
 from __future__ import annotations
 
@@ -43,12 +43,12 @@ class Xid:
 
     @classmethod
     def of(cls, name: TransactionName) -> Xid:
-        """The xid of a transaction: batch and slot are left out, the copy alone is unique."""
+        """Returns the xid of a transaction, without batch and slot: the copy alone is unique."""
         return cls(prefix=name.prefix, query=name.query, token=name.token, copy=name.copy)
 
     @classmethod
     def parse(cls, format_id: int, gtrid: bytes, bqual: bytes) -> Xid | None:
-        """The xid as a value, or None if it is somebody else's."""
+        """Returns the xid as a value, or None if it is not one of sparkonce's."""
         match = _GTRID.fullmatch(gtrid)
         if format_id != FORMAT_ID or match is None or not 0 < len(bqual) <= PREFIX_LIMIT_BYTES:
             return None
@@ -70,16 +70,16 @@ class Xid:
         return self.prefix.encode()
 
     def __str__(self) -> str:
-        """As XA statements take it."""
+        """Returns it as XA statements take it."""
         return f"X'{self.gtrid.hex()}',X'{self.bqual.hex()}',{FORMAT_ID}"
 
     def named(self) -> TransactionName:
-        """A name with this xid. Its batch and slot are unknown: 0."""
+        """Returns a name with this xid. Its batch and slot are unknown: 0."""
         return TransactionName(prefix=self.prefix, query=self.query, token=self.token, batch=0, slot=0, copy=self.copy)
 
 
 def parse_recovered(format_id: int, gtrid_length: int, bqual_length: int, data: bytes | str) -> Xid | None:
-    """A row of ``XA RECOVER``, or None if it is somebody else's.
+    """Returns the xid of a row of ``XA RECOVER``, or None if it is not one of sparkonce's.
 
     Args:
         format_id: Of the xid.
@@ -98,19 +98,19 @@ def parse_recovered(format_id: int, gtrid_length: int, bqual_length: int, data: 
 
 
 def stage_table(copy: str) -> str:
-    """The name of a copy's staging table. Whose it is stands in its comment: names end at 64 characters."""
+    """Returns the name of a copy's staging table. Its comment has the transaction's name: tables' end at 64 bytes."""
     return f"sparkonce_stage_{copy}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Stage:
-    """A staging table, as its comment has it: whose it is, and what is to become of its rows.
+class StagingTable:
+    """A staging table, as its comment describes it.
 
     Attributes:
-        name: Of the transaction.
+        name: The transaction's.
         begun_ms: When it was begun, milliseconds since the epoch by the server's clock.
-        table: Where the rows go.
-        keys: Of an upsert; none to append.
+        table: The target of the rows.
+        keys: The key columns of an upsert; none to append.
     """
 
     name: TransactionName
@@ -119,7 +119,7 @@ class Stage:
     keys: tuple[str, ...]
 
     def comment(self) -> str:
-        """What `parse` reads."""
+        """Returns the comment that `parse` reads."""
         fields = {
             "sparkonce": str(self.name),
             "begun_ms": self.begun_ms,
@@ -127,12 +127,12 @@ class Stage:
             "keys": self.keys,
         }
         text = json.dumps(fields, ensure_ascii=False, separators=(",", ":"))
-        # Comments hold three bytes a character: of others a question mark would be left.
+        # Comments hold three bytes a character, and a question mark in place of a longer one.
         return _FOUR_BYTES.sub(lambda found: json.dumps(found[0])[1:-1], text)
 
     @classmethod
-    def parse(cls, table: str, comment: str) -> Stage | None:
-        """The staging table of this name and comment, or None if it is not one of sparkonce's."""
+    def parse(cls, table: str, comment: str) -> StagingTable | None:
+        """Returns the staging table of this name and comment, or None if it is not one of sparkonce's."""
         match = _STAGE.fullmatch(table)
         try:
             fields = read_json(comment.encode()) if match else None
@@ -148,15 +148,15 @@ class Stage:
 
 
 def lock_name(copy: str) -> str:
-    """The lock (``GET_LOCK``) that a writer's connection holds while it lives."""
+    """Returns the name of the lock (``GET_LOCK``) that a writer's connection holds while it lives."""
     return f"sparkonce:{copy}"
 
 
 def quote(identifier: str) -> str:
-    """An identifier for a statement."""
+    """Returns an identifier for a statement."""
     return "`" + identifier.replace("`", "``") + "`"
 
 
 def plain_literal(text: str) -> str:
-    """A string for a statement that takes no expression there; for the sink's own sql_mode."""
+    """Returns a string for a statement that takes no expression there; for the sink's own sql_mode."""
     return "'" + text.replace("\\", "\\\\").replace("'", "''") + "'"

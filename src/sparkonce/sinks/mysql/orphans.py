@@ -14,11 +14,12 @@ from typing import Any
 from sparkonce.protocol.ownership import TransactionName
 from sparkonce.sinks._shared.orphans import Orphan, run_of, shown
 from sparkonce.sinks._shared.preflight import Attempts
+from sparkonce.sinks._shared.settings import TWO_PHASE
 from sparkonce.sinks.mysql import markers, prepared, staged
-from sparkonce.sinks.mysql.connection import SERVER_ERRORS, Link, connect, said_by
+from sparkonce.sinks.mysql.connection import SERVER_ERRORS, Connection, connect, numbered_message
 from sparkonce.sinks.mysql.flavours import flavour_of
 from sparkonce.sinks.mysql.names import Xid, lock_name, quote, stage_table
-from sparkonce.sinks.mysql.settings import parse_settings, place
+from sparkonce.sinks.mysql.settings import address, parse_settings
 
 ANSWER_WITHIN_S = 30.0
 
@@ -61,59 +62,63 @@ def list_open(settings: str | Mapping[str, Any]) -> list[MySQLOrphan]:
         PreflightError: if the server does not answer.
     """
     given = parse_settings(settings) if isinstance(settings, str) else settings
-    with Attempts(SERVER_ERRORS, said_by).of(
-        f"Listing what is open on the server at {place(given)}",
+    with Attempts(SERVER_ERRORS, numbered_message).of(
+        f"Listing what is open on the server at {address(given)}",
         "check host, port, user, password, that the server runs, and the user's rights.",
     ):
-        link = connect(
+        connection = connect(
             {"database": "information_schema", **given},
             program="sparkonce orphans",
             timeout_s=ANSWER_WITHIN_S,
             lock_wait_s=1,
         )
-        with contextlib.closing(link):
-            return sorted(_look(link), key=lambda orphan: -orphan.age_s)
+        with contextlib.closing(connection):
+            return sorted(_look(connection), key=lambda orphan: -orphan.age_s)
 
 
-def _look(link: Link) -> Iterator[MySQLOrphan]:
+def _look(connection: Connection) -> Iterator[MySQLOrphan]:
     # In the order in which a transaction goes through its states: one on its way is seen at least once.
-    version, now = link.row("SELECT VERSION(), CAST(UNIX_TIMESTAMP(NOW(3)) * 1000 AS UNSIGNED)")
+    version, now = connection.row("SELECT VERSION(), CAST(UNIX_TIMESTAMP(NOW(3)) * 1000 AS UNSIGNED)")
     flavour, now_ms = flavour_of(str(version)), int(now)
     branches: dict[Xid, tuple[str, markers.Marker]] = {}
-    for (name,) in link.rows(_DATABASES):
+    for (name,) in connection.rows(_DATABASES):
         database = str(name)
-        link.select_db(database)
-        yield from _stages(link, database, now_ms)
-        branches |= {Xid.of(marker.name): (database, marker) for marker in _not_committed(link)}
-    for xid in prepared.recovered(link, flavour):
+        connection.select_db(database)
+        yield from _stages(connection, database, now_ms)
+        branches |= {Xid.of(marker.name): (database, marker) for marker in _not_committed(connection)}
+    for xid in prepared.recovered(connection, flavour):
         if xid not in branches:
             yield _orphan("prepared", str(xid), xid.named(), "", -1, "the locks of its rows", place_known=False)
     for xid, (database, marker) in branches.items():
-        link.select_db(database)
-        (holder,) = link.row("SELECT IS_USED_LOCK(%s)", (lock_name(xid.copy),))
+        connection.select_db(database)
+        (holder,) = connection.row("SELECT IS_USED_LOCK(%s)", (lock_name(xid.copy),))
         age_s = (now_ms - marker.begun_ms) / 1000
         if holder is not None:
             yield _orphan("session", str(xid), marker.name, database, age_s, f"connection {holder}")
-        elif xid in prepared.recovered(link, flavour):
+        elif xid in prepared.recovered(connection, flavour):
             yield _orphan("prepared", str(xid), marker.name, database, age_s, "the locks of its rows")
-        elif not markers.committed(link, [marker.name]) and markers.is_seen(link, marker.name):
+        elif not markers.committed(connection, [marker.name]) and markers.is_seen(connection, marker.name):
             yield _orphan("hidden", str(xid), marker.name, database, age_s, "the locks of its rows")
 
 
-def _not_committed(link: Link) -> list[markers.Marker]:
-    if not link.rows(_HAS_MARKERS, (markers.COMMITS,)):
+def _not_committed(connection: Connection) -> list[markers.Marker]:
+    if not connection.rows(_HAS_MARKERS, (markers.COMMITS,)):
         return []
-    found = [one for whose in markers.queries(link) for one in markers.not_committed(link, *whose, "")]
-    # Those of staged copies are written by the merge, whose tables are listed anyway.
-    return [marker for marker in found if marker.kind == markers.TWO_PHASE]
+    found = [one for whose in markers.queries(connection) for one in markers.not_committed(connection, *whose, "")]
+    # Markers of staged copies are written by the merge, whose tables are listed anyway.
+    return [marker for marker in found if marker.kind == TWO_PHASE]
 
 
-def _stages(link: Link, database: str, now_ms: int) -> Iterator[MySQLOrphan]:
-    stages = staged.list_stages(link)
-    done = markers.committed(link, [one.name for one in stages]) if link.rows(_HAS_MARKERS, (markers.COMMITS,)) else ()
+def _stages(connection: Connection, database: str, now_ms: int) -> Iterator[MySQLOrphan]:
+    stages = staged.list_staging_tables(connection)
+    done = (
+        markers.committed(connection, [one.name for one in stages])
+        if connection.rows(_HAS_MARKERS, (markers.COMMITS,))
+        else ()
+    )
     for stage in stages:
         table = stage_table(stage.name.copy)
-        size, holder = link.row(_SIZE, (lock_name(stage.name.copy), table)) or (0, None)
+        size, holder = connection.row(_SIZE, (lock_name(stage.name.copy), table)) or (0, None)
         holds = f"{int(size or 0) // 1024} KiB for {stage.table}"
         if holder is not None:
             holds += f", connection {holder}"

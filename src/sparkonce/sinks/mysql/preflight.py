@@ -1,7 +1,6 @@
-"""What is checked about a server and a table before anything is claimed or written.
+"""The checks of a server and a table before anything is claimed or written.
 
-Rights are not read but tried: each statement that writers and the driver will use is sent once in a form that changes
-nothing.
+Rights are not read but tried: each statement of writers and driver is sent once in a form that changes nothing.
 """
 
 from __future__ import annotations
@@ -9,17 +8,19 @@ from __future__ import annotations
 import contextlib
 import logging
 import secrets
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from sparkonce.errors import PreflightError
 from sparkonce.sink import Facts
+from sparkonce.sinks._shared.preflight import Attempts, check_same, refusal
+from sparkonce.sinks._shared.settings import STAGED, TWO_PHASE
 from sparkonce.sinks.mysql import markers
-from sparkonce.sinks.mysql.connection import SERVER_ERRORS, Link, connect, said_by
+from sparkonce.sinks.mysql.connection import SERVER_ERRORS, Connection, connect, numbered_message
 from sparkonce.sinks.mysql.flavours import MARIADB, Flavour, flavour_of, numbers_of
 from sparkonce.sinks.mysql.names import quote, stage_table
-from sparkonce.sinks.mysql.settings import place
+from sparkonce.sinks.mysql.settings import address
 from sparkonce.sinks.mysql.target import Column, bind, describe
 
 if TYPE_CHECKING:
@@ -29,6 +30,8 @@ log = logging.getLogger(__name__)
 
 REPLY_LIMIT_S = 15.0
 """How long each question may take."""
+
+_attempts = Attempts(SERVER_ERRORS, numbered_message)
 
 _LEAST_PACKET_BYTES = 1024 * 1024
 _FEW_CONNECTIONS = 10
@@ -53,14 +56,14 @@ _KEYS = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wanted:
-    """What the sink is to do.
+class PreflightRequest:
+    """The subject of the checks.
 
     Attributes:
         settings: Of the connection.
         table: The target.
         key_columns: Of upserts; none to append.
-        commit: `markers.TWO_PHASE` or `markers.STAGED`; empty below EXACTLY_ONCE.
+        commit: ``two_phase`` or ``staged``; empty below EXACTLY_ONCE.
         prefix: Of the names of transactions.
         schema: Of the rows, if it is known.
     """
@@ -73,7 +76,7 @@ class Wanted:
     schema: pa.Schema | None
 
 
-def preflight(wanted: Wanted, recorded: Facts | None) -> Facts:
+def preflight(request: PreflightRequest, recorded: Facts | None) -> Facts:
     """Checks the server, the table, the rights, and that it is still the recorded server.
 
     Returns:
@@ -82,34 +85,34 @@ def preflight(wanted: Wanted, recorded: Facts | None) -> Facts:
     Raises:
         PreflightError: naming the setting and its value.
     """
-    where = place(wanted.settings)
-    with _trying(f"The server at {where}", "check host, port, user, password and the server."):
-        link = connect(wanted.settings, program="sparkonce preflight", timeout_s=REPLY_LIMIT_S, lock_wait_s=5)
-    with contextlib.closing(link), _trying(f"The server at {where}", "see that it runs."):
-        variables = _variables(link)
+    where = f"The server at {address(request.settings)}"
+    with _attempts.of(where, "check host, port, user, password and the server."):
+        connection = connect(request.settings, program="sparkonce preflight", timeout_s=REPLY_LIMIT_S, lock_wait_s=5)
+    with contextlib.closing(connection), _attempts.of(where, "see that it runs."):
+        variables = _variables(connection)
         flavour = flavour_of(variables["version"])
-        _check_server(flavour, variables, wanted)
-        _note_server(link, flavour, variables, wanted)
-        columns = _check_table(link, wanted)
-        _check_writing(link, flavour, wanted, columns)
-        if not wanted.commit:
+        _check_server(flavour, variables, request)
+        _note_server(connection, flavour, variables, request)
+        columns = _check_table(connection, request)
+        _check_writing(connection, flavour, request, columns)
+        if not request.commit:
             return {}
-        database = _check_database(link, recorded)
+        database = _check_database(connection, recorded)
         if flavour.identity is None:
-            _make_table(link, markers.SERVERS)
-            markers.draw_identity(link, secrets.token_hex(8))
-        server = _check_identity(link, flavour, recorded)
-        _make_table(link, markers.COMMITS, is_new="server" not in (recorded or {}))
-        _check_commit(link, flavour, wanted)
-    return {"prefix": wanted.prefix, "server": server, "database": database}
+            _make_table(connection, markers.SERVERS)
+            markers.draw_identity(connection, secrets.token_hex(8))
+        server = _check_identity(connection, flavour, recorded)
+        _make_table(connection, markers.COMMITS, is_new="server" not in (recorded or {}))
+        _check_commit(connection, flavour, request)
+    return {"prefix": request.prefix, "server": server, "database": database}
 
 
 # --- the server ------------------------------------------------------------------------------------------------------
 
 
-def _variables(link: Link) -> dict[str, str]:
+def _variables(connection: Connection) -> dict[str, str]:
     places = ", ".join(f"'{name}'" for name in _VARIABLES)
-    rows = link.rows(f"SHOW GLOBAL VARIABLES WHERE Variable_name IN ({places})")
+    rows = connection.rows(f"SHOW GLOBAL VARIABLES WHERE Variable_name IN ({places})")
     return {str(name).lower(): str(value) for name, value in rows}
 
 
@@ -117,7 +120,7 @@ def _is_on(variables: Mapping[str, str], name: str) -> bool:
     return variables.get(name, "OFF").upper() in {"ON", "1"}
 
 
-def _check_server(flavour: Flavour, variables: Mapping[str, str], wanted: Wanted) -> None:
+def _check_server(flavour: Flavour, variables: Mapping[str, str], request: PreflightRequest) -> None:
     version = variables["version"]
     if numbers_of(version) < flavour.oldest:
         oldest = ".".join(map(str, flavour.oldest))
@@ -128,52 +131,57 @@ def _check_server(flavour: Flavour, variables: Mapping[str, str], wanted: Wanted
         )
     for name in ("read_only", "super_read_only", "innodb_read_only"):
         if _is_on(variables, name) or variables.get(name, "").upper().startswith("READ_ONLY"):
-            raise _refused(name, variables[name], "The server takes no writes.", "point the sink to the primary")
+            raise refusal(name, variables[name], "the server takes no writes", "point the sink to the primary.")
     if _is_on(variables, "log_bin") and variables.get("binlog_format", "").upper() == "STATEMENT":
-        raise _refused(
-            "binlog_format", "STATEMENT", "READ COMMITTED, which the sink uses, needs rows in it.", "set it to ROW"
+        raise refusal(
+            "binlog_format",
+            "STATEMENT",
+            "READ COMMITTED, which the sink uses, needs rows in the binary log",
+            "set it to ROW.",
         )
     if int(variables["max_allowed_packet"]) < _LEAST_PACKET_BYTES:
-        raise _refused(
+        raise refusal(
             "max_allowed_packet",
             variables["max_allowed_packet"],
-            "Rows come in larger packets.",
-            "set it to 1M or more",
+            "rows come in larger packets",
+            "set it to 1M or more.",
         )
-    if not wanted.commit:
+    if not request.commit:
         return
     durable = variables["innodb_flush_log_at_trx_commit"]
     if durable not in {"1", "3"}:
-        raise _refused(
+        raise refusal(
             "innodb_flush_log_at_trx_commit",
             durable,
-            "What is prepared would not survive a crash of the machine.",
-            "set it to 1",
+            "prepared transactions would not survive a crash of the machine",
+            "set it to 1.",
         )
-    if wanted.commit == markers.TWO_PHASE and _is_on(variables, "wsrep_on"):
-        raise _refused("wsrep_on", "ON", "Galera has no XA.", "use commit='staged'")
+    if request.commit == TWO_PHASE and _is_on(variables, "wsrep_on"):
+        raise refusal("wsrep_on", "ON", "Galera has no XA", "use commit='staged'.")
 
 
-def _note_server(link: Link, flavour: Flavour, variables: Mapping[str, str], wanted: Wanted) -> None:
-    if link.takes_bulk:
+def _note_server(
+    connection: Connection, flavour: Flavour, variables: Mapping[str, str], request: PreflightRequest
+) -> None:
+    if connection.takes_bulk:
         log.info("Rows go to %s by its bulk protocol.", flavour.name)
-    elif not wanted.settings.get("local_infile", True):
+    elif not request.settings.get("local_infile", True):
         log.info("Rows go to %s by INSERT: the setting local_infile is off.", flavour.name)
     elif not _is_on(variables, "local_infile"):
         log.warning(
             "Rows go to %s by INSERT, which is slower: the server has local_infile=OFF. Turn it on for LOAD DATA.",
             flavour.name,
         )
-    elif wanted.key_columns and wanted.commit != markers.STAGED:
+    elif request.key_columns and request.commit != STAGED:
         log.info("Rows go to %s by INSERT … ON DUPLICATE KEY UPDATE.", flavour.name)
     else:
         log.info("Rows go to %s by LOAD DATA LOCAL.", flavour.name)
-    if wanted.commit and _is_on(variables, "log_bin") and variables.get("sync_binlog") != "1":
+    if request.commit and _is_on(variables, "log_bin") and variables.get("sync_binlog") != "1":
         log.warning(
             "sync_binlog=%s: after a crash of the machine, replicas may lack committed rows. Set it to 1.",
             variables.get("sync_binlog"),
         )
-    connected = link.row("SHOW GLOBAL STATUS LIKE 'Threads_connected'")
+    connected = connection.row("SHOW GLOBAL STATUS LIKE 'Threads_connected'")
     free = int(variables["max_connections"]) - int(connected[1]) if connected else _FEW_CONNECTIONS
     if free < _FEW_CONNECTIONS:
         log.warning(
@@ -186,101 +194,105 @@ def _note_server(link: Link, flavour: Flavour, variables: Mapping[str, str], wan
 # --- the table -------------------------------------------------------------------------------------------------------
 
 
-def _check_table(link: Link, wanted: Wanted) -> list[Column]:
-    columns = describe(link, wanted.table)
-    database = wanted.settings["database"]
+def _check_table(connection: Connection, request: PreflightRequest) -> list[Column]:
+    columns = describe(connection, request.table)
+    database = request.settings["database"]
     if not columns:
         raise PreflightError(
-            f"There is no table {wanted.table!r} in database {database!r}, or no right to see it.",
+            f"There is no table {request.table!r} in database {database!r}, or no right to see it.",
             next_step="create it, or grant SELECT and INSERT on it.",
             setting="table",
         )
-    rows = link.rows(
+    rows = connection.rows(
         "SELECT TABLE_NAME, TABLE_TYPE, ENGINE FROM information_schema.TABLES WHERE TABLE_SCHEMA = DATABASE() "
         "AND TABLE_NAME = %s",
-        (wanted.table,),
+        (request.table,),
     )
-    _, kind, engine = next((row for row in rows if row[0] == wanted.table), rows[0])
+    _, kind, engine = next((row for row in rows if row[0] == request.table), rows[0])
     if str(kind).upper() != "BASE TABLE" or str(engine or "").lower() != "innodb":
         raise PreflightError(
-            f"{wanted.table!r} is a {str(kind).lower()} of engine {engine}, and only InnoDB has transactions.",
+            f"{request.table!r} is a {str(kind).lower()} of engine {engine}, and only InnoDB has transactions.",
             next_step="ALTER TABLE … ENGINE=InnoDB, or name another table.",
             setting="table",
         )
-    if wanted.schema is not None:
-        bind(wanted.table, columns, wanted.schema)
-    if wanted.key_columns:
-        _check_keys(link, wanted, columns)
+    if request.schema is not None:
+        bind(request.table, columns, request.schema)
+    if request.key_columns:
+        _check_keys(connection, request, columns)
     return columns
 
 
-def _check_keys(link: Link, wanted: Wanted, columns: Sequence[Column]) -> None:
-    """An upsert replaces the row that any unique key finds: so there must be one such key that rows can meet."""
+def _check_keys(connection: Connection, request: PreflightRequest, columns: Sequence[Column]) -> None:
+    # An upsert replaces the row that any unique key finds: so there must be just one such key that rows can meet.
     by_name = {column.name.lower(): column for column in columns}
     unique: dict[str, list[str]] = {}
     partial = set()
-    for index, column, part in link.rows(_KEYS, (wanted.table,)):
+    for index, column, part in connection.rows(_KEYS, (request.table,)):
         unique.setdefault(str(index), []).append(str(column).lower())
         if part is not None:
             partial.add(str(index))
-    keys = {key.lower() for key in wanted.key_columns}
+    keys = {key.lower() for key in request.key_columns}
     matching = [index for index, parts in unique.items() if set(parts) == keys and index not in partial]
     if not matching:
-        raise PreflightError(
-            f"table {wanted.table!r} has no unique key of exactly key_columns={list(wanted.key_columns)}; it has "
-            f"{sorted(unique.values())}.",
-            next_step="add one, or name the columns of one that is there.",
-            setting="key_columns",
+        raise refusal(
+            "key_columns",
+            list(request.key_columns),
+            f"table {request.table!r} has no unique key of exactly these columns; it has {sorted(unique.values())}",
+            "add one, or name the columns of one that is there.",
         )
     if nullable := sorted(key for key in keys if by_name[key].nullable):
-        raise PreflightError(
-            f"key_columns {nullable} of table {wanted.table!r} take NULL, and rows with NULL are never the same row.",
-            next_step="make them NOT NULL.",
-            setting="key_columns",
+        raise refusal(
+            "key_columns",
+            list(request.key_columns),
+            f"{nullable} of table {request.table!r} take NULL, and rows with NULL are never the same row",
+            "make them NOT NULL.",
         )
-    written = {name.lower() for name in wanted.schema.names} if wanted.schema is not None else set(by_name)
+    written = {name.lower() for name in request.schema.names} if request.schema is not None else set(by_name)
     others = [
         index
         for index, parts in unique.items()
         if set(parts) != keys and not any(by_name[part].automatic and part not in written for part in parts)
     ]
-    if others and wanted.schema is not None:
-        raise PreflightError(
-            f"table {wanted.table!r} has other unique keys too, {sorted(others)}: a row that meets another one there "
-            "would replace that one.",
-            next_step="drop them, or choose mode='append'.",
-            setting="key_columns",
+    if others and request.schema is not None:
+        raise refusal(
+            "key_columns",
+            list(request.key_columns),
+            f"table {request.table!r} has other unique keys, too, {sorted(others)}: a row that meets another one there "
+            "would replace that one",
+            "drop them, or choose mode='append'.",
         )
 
 
-def _check_writing(link: Link, flavour: Flavour, wanted: Wanted, columns: Sequence[Column]) -> None:
+def _check_writing(
+    connection: Connection, flavour: Flavour, request: PreflightRequest, columns: Sequence[Column]
+) -> None:
     names = [column.name for column in columns if not column.generated]
-    if wanted.schema is not None:
-        lower = {name.lower() for name in wanted.schema.names}
+    if request.schema is not None:
+        lower = {name.lower() for name in request.schema.names}
         names = [name for name in names if name.lower() in lower]
     listed = ", ".join(quote(name) for name in names)
     nothing = (
-        f"INSERT INTO {quote(wanted.table)} ({listed}) "  # noqa: S608 - quoted
+        f"INSERT INTO {quote(request.table)} ({listed}) "  # noqa: S608 - quoted
         f"SELECT {', '.join(['NULL'] * len(names))} FROM DUAL WHERE FALSE"
     )
     rights = "INSERT"
-    if wanted.key_columns:
+    if request.key_columns:
         rights = "SELECT, INSERT and UPDATE"
-        table = quote(wanted.table)
+        table = quote(request.table)
         nothing += " ON DUPLICATE KEY UPDATE " + ", ".join(
             f"{table}.{quote(name)} = {table}.{quote(name)}" for name in names
         )
-    with _trying(
-        f"Writing to table {wanted.table!r} on {flavour.name}", f"grant {rights} on it to the user of the settings."
+    with _attempts.of(
+        f"Writing to table {request.table!r} on {flavour.name}", f"grant {rights} on it to the user of the settings."
     ):
-        link.run(nothing)
+        connection.run(nothing)
 
 
 # --- what commits ----------------------------------------------------------------------------------------------------
 
 
-def _make_table(link: Link, name: str, *, is_new: bool = True) -> None:
-    there = link.rows(
+def _make_table(connection: Connection, name: str, *, is_new: bool = True) -> None:
+    there = connection.rows(
         "SELECT 1 FROM information_schema.TABLES WHERE TABLE_SCHEMA = DATABASE() AND TABLE_NAME = %s", (name,)
     )
     if not there and not is_new:
@@ -291,49 +303,51 @@ def _make_table(link: Link, name: str, *, is_new: bool = True) -> None:
         )
     if not there:
         statement = markers.TABLES[name]
-        with _trying(f"Making the table {name}", f"grant CREATE on the database, or make it yourself: {statement}"):
-            link.run(statement.replace("CREATE TABLE", "CREATE TABLE IF NOT EXISTS", 1))
-    with _trying(f"Writing to {name}", f"grant SELECT, INSERT and DELETE on {name} to the user."):
-        link.run(f"DELETE FROM {name} WHERE FALSE")  # noqa: S608 - one of ours
-        link.run(f"INSERT INTO {name} SELECT * FROM {name} WHERE FALSE")  # noqa: S608 - one of ours
+        with _attempts.of(
+            f"Making the table {name}", f"grant CREATE on the database, or make it yourself: {statement}"
+        ):
+            connection.run(statement.replace("CREATE TABLE", "CREATE TABLE IF NOT EXISTS", 1))
+    with _attempts.of(f"Writing to {name}", f"grant SELECT, INSERT and DELETE on {name} to the user."):
+        connection.run(f"DELETE FROM {name} WHERE FALSE")  # noqa: S608 - one of ours
+        connection.run(f"INSERT INTO {name} SELECT * FROM {name} WHERE FALSE")  # noqa: S608 - one of ours
 
 
-def _check_commit(link: Link, flavour: Flavour, wanted: Wanted) -> None:
-    with _trying(
+def _check_commit(connection: Connection, flavour: Flavour, request: PreflightRequest) -> None:
+    with _attempts.of(
         "XA RECOVER, which tells prepared transactions from finished ones,",
         f"grant {flavour.recover_right} to the user of the settings.",
     ):
-        link.rows(flavour.recover)
-    if wanted.commit != markers.STAGED:
+        connection.rows(flavour.recover)
+    if request.commit != STAGED:
         return
     probe = quote(stage_table(secrets.token_hex(6)))
-    with _trying(
+    with _attempts.of(
         "Making a staging table", "grant CREATE, DROP, SELECT and INSERT on the database to the user of the settings."
     ):
-        link.run(f"CREATE TABLE {probe} (sparkonce_row BIGINT UNSIGNED NOT NULL PRIMARY KEY) ENGINE=InnoDB")
-        link.run(f"INSERT INTO {probe} SELECT sparkonce_row FROM {probe} WHERE FALSE")  # noqa: S608 - ours
-        link.run(f"DROP TABLE {probe}")
+        connection.run(f"CREATE TABLE {probe} (sparkonce_row BIGINT UNSIGNED NOT NULL PRIMARY KEY) ENGINE=InnoDB")
+        connection.run(f"INSERT INTO {probe} SELECT sparkonce_row FROM {probe} WHERE FALSE")  # noqa: S608 - ours
+        connection.run(f"DROP TABLE {probe}")
 
 
-def _check_database(link: Link, recorded: Facts | None) -> str:
-    """Markers and staging tables are the database's: in another one all that was committed would seem lost."""
-    (database,) = link.row("SELECT IF(@@lower_case_table_names, LOWER(DATABASE()), DATABASE())")
-    before = (recorded or {}).get("database", database)
-    if before != database:
-        raise PreflightError(
-            f"database={database!r}, but this query wrote to database {before!r} until now, and its markers and open "
-            "transactions are there.",
-            next_step="name the database of before, or start a new query with a new checkpoint.",
-            setting="database",
-        )
+def _check_database(connection: Connection, recorded: Facts | None) -> str:
+    (database,) = connection.row("SELECT IF(@@lower_case_table_names, LOWER(DATABASE()), DATABASE())")
+    # Markers and staging tables are the database's: in another one all that was committed would seem lost.
+    check_same(
+        "database",
+        str(database),
+        recorded,
+        "database",
+        "this query wrote to database {before} until now, and its markers and open transactions are there",
+        "name the database of before, or start a new query with a new checkpoint.",
+    )
     return str(database)
 
 
-def _check_identity(link: Link, flavour: Flavour, recorded: Facts | None) -> str:
-    server = markers.identity(link, flavour)
+def _check_identity(connection: Connection, flavour: Flavour, recorded: Facts | None) -> str:
+    server = markers.identity(connection, flavour)
     before = (recorded or {}).get("server", server)
     if before != server:
-        host = link.row("SELECT CONCAT(@@hostname, ':', @@port)")[0]
+        host = connection.row("SELECT CONCAT(@@hostname, ':', @@port)")[0]
         advice = "point the sink to the old server, or start a new query with a new checkpoint."
         if flavour is MARIADB:
             advice += (
@@ -351,15 +365,3 @@ def _check_identity(link: Link, flavour: Flavour, recorded: Facts | None) -> str
             setting="host",
         )
     return server
-
-
-@contextlib.contextmanager
-def _trying(what: str, next_step: str) -> Iterator[None]:
-    try:
-        yield
-    except SERVER_ERRORS as error:
-        raise PreflightError(f"{what} failed: {said_by(error)}.", next_step=next_step) from error
-
-
-def _refused(name: str, value: str, why: str, advice: str) -> PreflightError:
-    return PreflightError(f"The server has {name}={value}. {why}", next_step=f"{advice}.", setting=name)

@@ -1,4 +1,4 @@
-"""The sink's settings, in PyMySQL's names, and what of them is ours to set."""
+"""The settings of a connection: those of PyMySQL that a user may give, and those that the sink sets."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ _OURS: Mapping[str, str] = {
 
 
 def connection_settings(user: Mapping[str, Any]) -> dict[str, Any]:
-    """What PyMySQL is given.
+    """Returns the settings that PyMySQL is given.
 
     Args:
         user: The user's settings, in PyMySQL's names.
@@ -58,48 +58,48 @@ def connection_settings(user: Mapping[str, Any]) -> dict[str, Any]:
     for name in mapping("settings", user, example="{'host': 'db', 'user': 'etl', 'password': …, 'database': 'shop'}"):
         if name in _OURS:
             raise ConfigurationError(
-                f"{name!r} cannot be set for this sink. {_OURS[name]}", next_step="leave it out.", setting=name
+                f"{name!r} cannot be set for this sink. {_OURS[name]}", next_step="Leave it out.", setting=name
             )
         if name not in _TAKEN:
             raise ConfigurationError(
-                f"{name!r} is no setting of this sink.", next_step=f"use {', '.join(sorted(_TAKEN))}.", setting=name
+                f"{name!r} is no setting of this sink.", next_step=f"Use {', '.join(sorted(_TAKEN))}.", setting=name
             )
     if not user.get("database"):
         raise ConfigurationError(
-            "database is missing.", next_step="name the database of the target table.", setting="database"
+            "database is missing.", next_step="Name the database of the target table.", setting="database"
         )
     return dict(user)
 
 
 def parse_settings(text: str) -> dict[str, Any]:
-    """The settings out of one line: ``name=value``, with quotes as in a shell where a value has spaces.
+    """Reads settings from one line: ``name=value``, with quotes as in a shell where a value has spaces.
 
     Raises:
-        ConfigurationError: naming what is none. Values are not repeated: one may be a password.
+        ConfigurationError: naming the one that is wrong. Values are not repeated: one may be a password.
     """
     try:
         words = shlex.split(text)
     except ValueError as error:
-        raise ConfigurationError(f"The settings cannot be read: {error}.", next_step="close the quotes.") from None
+        raise ConfigurationError(f"The settings cannot be read: {error}.", next_step="Close the quotes.") from None
     found: dict[str, Any] = {}
     for number, word in enumerate(words, 1):
         name, equals, value = word.partition("=")
         if not equals:
             raise ConfigurationError(
-                f"Word {number} of the settings has no '='.", next_step="write name=value, with spaces in between."
+                f"Word {number} of the settings has no '='.", next_step="Write name=value, with spaces in between."
             )
         if name in _NUMBERS and not value.isdecimal():
-            raise ConfigurationError(f"{name}={value!r} is no number.", next_step="give a whole number.", setting=name)
+            raise ConfigurationError(f"{name}={value!r} is no number.", next_step="Give a whole number.", setting=name)
         if name in _SWITCHES and value not in {"true", "false"}:
             raise ConfigurationError(
-                f"{name}={value!r} is neither true nor false.", next_step="give true or false.", setting=name
+                f"{name}={value!r} is neither true nor false.", next_step="Give true or false.", setting=name
             )
         found[name] = int(value) if name in _NUMBERS else value == "true" if name in _SWITCHES else value
     return found
 
 
-def place(user: Mapping[str, Any]) -> str:
-    """Where the server is, for messages: never with credentials."""
+def address(user: Mapping[str, Any]) -> str:
+    """Returns the server's address for messages, without credentials."""
     if user.get("unix_socket"):
         return str(user["unix_socket"])
     return f"{user.get('host') or 'localhost'}:{user.get('port') or 3306}"

@@ -1,22 +1,20 @@
-"""MariaDB and MySQL as a part of the two-phase commit."""
+"""The sink for tables of MariaDB and MySQL."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from sparkonce.arguments import need_package, nonempty, number, one_of, texts
-from sparkonce.errors import ConfigurationError
+from sparkonce.arguments import need_package, nonempty
 from sparkonce.guarantees import Guarantee
 from sparkonce.sink import Facts, SinkCommitter, SinkWriter, TwoPhaseCommitSink, WriterContext
+from sparkonce.sinks._shared import settings as shared
+from sparkonce.sinks._shared.settings import TWO_PHASE, UPSERT
 from sparkonce.sinks.mysql.names import PREFIX_LIMIT_BYTES
-from sparkonce.sinks.mysql.settings import connection_settings, place
+from sparkonce.sinks.mysql.settings import address, connection_settings
 
 if TYPE_CHECKING:
     import pyarrow as pa
-
-_MODES = ("append", "upsert")
-_COMMITS = ("two_phase", "staged")
 
 
 class MySQLSink(TwoPhaseCommitSink):
@@ -25,17 +23,17 @@ class MySQLSink(TwoPhaseCommitSink):
     Args:
         settings: PyMySQL's, for example ``{"host": "db", "user": "etl", "password": "…", "database": "shop"}``. All its
             processes must reach the same server, the primary.
-        table: The target, an InnoDB table in ``database``. Written as it is: a dot or a space is a part of the name.
+        table: The target, an InnoDB table in ``database``. Taken literally: a dot or a space is a part of the name.
         name: Unique within the query, and the same after a restart.
         mode: ``append`` inserts, and a row whose key is there already is an error. ``upsert`` replaces the row with the
             same ``key_columns``, or inserts it.
-        key_columns: For ``upsert``: the columns of a unique key of the table.
+        key_columns: For ``upsert``: the columns of a unique key of the table; one as a text, several as a list.
         commit: ``staged`` writes to a table a slot, which the driver merges in one transaction a batch. ``two_phase``
             writes into the target in XA transactions, one a slot. See docs/mysql.md for which is better when.
         prefix: Begins, with `name`, the names of all transactions: 64 bytes at most together.
         guarantee: Below EXACTLY_ONCE rows are visible as soon as their slot has written them.
         commit_timeout_s: How long the merge of a staged batch may take, in seconds.
-        lock_timeout_s: How long a writer waits for rows that somebody else has locked, in seconds.
+        lock_timeout_s: How long to wait for rows that another transaction has locked, in seconds.
 
     Raises:
         ConfigurationError: naming the setting that is missing, unknown, or contradicts another.
@@ -48,7 +46,7 @@ class MySQLSink(TwoPhaseCommitSink):
         table: str,
         name: str = "mysql",
         mode: str = "append",
-        key_columns: Sequence[str] = (),
+        key_columns: str | Sequence[str] = (),
         commit: str = "staged",
         prefix: str = "sparkonce",
         guarantee: Guarantee = Guarantee.EXACTLY_ONCE,
@@ -59,30 +57,21 @@ class MySQLSink(TwoPhaseCommitSink):
         need_package("MySQLSink", "PyMySQL", "pymysql", "mysql")
         self.settings = connection_settings(settings)
         self.table = nonempty("table", table, example="the name of the target table")
-        self.mode = one_of("mode", mode, _MODES)
-        columns = (key_columns,) if isinstance(key_columns, str) else key_columns
-        self.key_columns = texts("key_columns", columns, example="a list of columns' names: ['id']")
-        self.commit = one_of("commit", commit, _COMMITS)
-        self.prefix = f"{prefix}.{name}"
-        self.commit_timeout_s = number("commit_timeout_s", commit_timeout_s, least=1)
-        self.lock_timeout_s = number("lock_timeout_s", lock_timeout_s, least=1)
+        self.mode, self.key_columns = shared.mode(mode, key_columns)
+        self.commit = shared.commit(commit)
+        self.prefix = shared.name_prefix(prefix, name, most_bytes=PREFIX_LIMIT_BYTES)
+        self.commit_timeout_s = shared.seconds("commit_timeout_s", commit_timeout_s, least=1)
+        self.lock_timeout_s = shared.seconds("lock_timeout_s", lock_timeout_s, least=1)
         self._schema: pa.Schema | None = None
-        if (self.mode == "upsert") != bool(self.key_columns):
-            raise ConfigurationError(
-                f"mode={mode!r} with key_columns={list(self.key_columns)}: upserts need them, and nothing else does.",
-                next_step="name the columns of a unique key for mode='upsert', or leave them out.",
-                setting="key_columns",
-            )
-        _check_prefix(self.prefix)
 
     def __repr__(self) -> str:
-        """Without credentials."""
+        """Returns it without credentials."""
         return (
-            f"MySQLSink({place(self.settings)}/{self.settings['database']}, table={self.table!r}, name={self.name!r})"
+            f"MySQLSink({address(self.settings)}/{self.settings['database']}, table={self.table!r}, name={self.name!r})"
         )
 
     def conditions(self) -> Sequence[str]:
-        """What the promise rests on."""
+        """Returns what the promise rests on."""
         if self.guarantee is not Guarantee.EXACTLY_ONCE:
             return ()
         given = [
@@ -92,16 +81,16 @@ class MySQLSink(TwoPhaseCommitSink):
             "newest finished batch is found, and stops the query",
             "the target has no triggers that write to tables without transactions",
         ]
-        if self.commit == "two_phase":
+        if self.commit == TWO_PHASE:
             given.append("readers do not use READ UNCOMMITTED, and may see one slot's rows before another's")
-            if self.mode == "upsert":
+            if self.mode == UPSERT:
                 given.append("rows are partitioned by key: no key is in two slots of a batch")
         else:
             given.append("readers do not use READ UNCOMMITTED")
         return given
 
     def columns(self, schema: pa.Schema) -> Sequence[str]:
-        """All columns; arrays and structs are written as JSON.
+        """Returns all columns; arrays and structs are written as JSON.
 
         Raises:
             SchemaError: naming the column whose type the sink does not take, or the key column that is missing.
@@ -119,9 +108,9 @@ class MySQLSink(TwoPhaseCommitSink):
 
         The rows' columns are checked, too, if `columns` was called before.
         """
-        from sparkonce.sinks.mysql.preflight import Wanted, preflight
+        from sparkonce.sinks.mysql.preflight import PreflightRequest, preflight
 
-        wanted = Wanted(
+        request = PreflightRequest(
             settings=self.settings,
             table=self.table,
             key_columns=self.key_columns,
@@ -129,10 +118,10 @@ class MySQLSink(TwoPhaseCommitSink):
             prefix=self.prefix,
             schema=self._schema,
         )
-        return preflight(wanted, recorded)
+        return preflight(request, recorded)
 
     def writer(self, context: WriterContext) -> SinkWriter:
-        """Connects when the first rows come."""
+        """Makes a writer, which connects when the first rows come."""
         from sparkonce.sinks.mysql.writer import DirectWriter, StagedWriter, TwoPhaseWriter, WriterSettings
 
         facts = context.owner.facts
@@ -146,20 +135,10 @@ class MySQLSink(TwoPhaseCommitSink):
         )
         if self.guarantee is not Guarantee.EXACTLY_ONCE:
             return DirectWriter(how, context)
-        return (TwoPhaseWriter if self.commit == "two_phase" else StagedWriter)(how, context)
+        return (TwoPhaseWriter if self.commit == TWO_PHASE else StagedWriter)(how, context)
 
     def committer(self) -> SinkCommitter:
-        """Finishes transactions of either kind, whatever ``commit`` says now."""
+        """Makes what finishes transactions of either kind, whatever ``commit`` is now."""
         from sparkonce.sinks.mysql.committer import MySQLCommitter
 
         return MySQLCommitter(self.settings, self.name, commit_timeout_s=self.commit_timeout_s)
-
-
-def _check_prefix(prefix: str) -> None:
-    size = len(prefix.encode())
-    if not 0 < size <= PREFIX_LIMIT_BYTES or not prefix.isprintable():
-        raise ConfigurationError(
-            f"prefix and name, {prefix!r}, have {size} bytes together and cannot be used.",
-            next_step=f"use {PREFIX_LIMIT_BYTES} printable bytes or less: they are a part of XA's ids.",
-            setting="prefix",
-        )

@@ -1,4 +1,4 @@
-"""The statements that move rows."""
+"""The statements that write and merge rows."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from sparkonce.sinks.mysql.target import Column
 
 
 def load_into(table: str, column_list: str) -> str:
-    """LOAD DATA for what `sparkonce.sinks.mysql.encoding.load_text` makes."""
+    """Returns LOAD DATA for the text of `sparkonce.sinks.mysql.encoding.load_text`."""
     return (
         f"LOAD DATA LOCAL INFILE 'sparkonce' INTO TABLE {quote(table)} CHARACTER SET utf8mb4 "
         f"FIELDS TERMINATED BY '\\t' ESCAPED BY '\\\\' LINES TERMINATED BY '\\n' {column_list}"
@@ -18,17 +18,17 @@ def load_into(table: str, column_list: str) -> str:
 
 
 def insert_into(table: str, columns: Sequence[str]) -> str:
-    """The head of an INSERT."""
+    """Returns the head of an INSERT."""
     return f"INSERT INTO {quote(table)} ({', '.join(quote(column) for column in columns)})"
 
 
 def placeholders(count: int) -> str:
-    """A row of a prepared INSERT."""
+    """Returns a row of a prepared INSERT."""
     return f"({', '.join('?' * count)})"
 
 
 def upsert_tail(flavour: Flavour, columns: Sequence[str], keys: Sequence[str]) -> str:
-    """What makes an ``INSERT … VALUES`` replace the other columns of a row with the same key."""
+    """Returns the tail that makes an ``INSERT … VALUES`` replace the other columns of a row with the same key."""
     value = flavour.new_value
     return f"{flavour.row_alias} ON DUPLICATE KEY UPDATE " + ", ".join(
         f"{quote(column)} = {value.format(quote(column))}" for column in updated(columns, keys)
@@ -36,7 +36,7 @@ def upsert_tail(flavour: Flavour, columns: Sequence[str], keys: Sequence[str]) -
 
 
 def merge(stage: str, table: str, columns: Sequence[str], keys: Sequence[str]) -> str:
-    """Moves a staging table's rows into the target, in the order in which they were written.
+    """Merges a staging table's rows into the target, in the order in which they were written.
 
     Args:
         stage: The staging table.
@@ -58,13 +58,13 @@ def merge(stage: str, table: str, columns: Sequence[str], keys: Sequence[str]) -
 
 
 def updated(columns: Sequence[str], keys: Sequence[str]) -> list[str]:
-    """The columns that an upsert sets; a key sets itself where there is nothing else."""
+    """Returns the columns that an upsert sets; a key sets itself where there is no other."""
     lower = {key.lower() for key in keys}
     others = [column for column in columns if column.lower() not in lower]
     return others or list(columns[:1])
 
 
 def definition(column: Column) -> str:
-    """A column of a staging table: it takes what the target's takes."""
+    """Returns the definition of a staging table's column, which takes the values that the target's takes."""
     null = "NULL" if column.nullable else "NOT NULL"
     return f"{quote(column.name)} {column.full_type} {column.collation} {null}"

@@ -1,7 +1,7 @@
-"""The target table as the server describes it, and whether it takes what Spark has, without changing a value.
+"""The target table as the server describes it, and which of Spark's types it takes without changing a value.
 
-A server in strict mode refuses what does not fit. But it rounds microseconds, takes NULL for "now" in a TIMESTAMP and
-for "the next one" in an AUTO_INCREMENT column, and the text ``1`` for the first value of an ENUM, all without a word
+A server in strict mode refuses a value that does not fit. But it silently rounds microseconds, takes NULL for "now" in
+a TIMESTAMP and for "the next one" in an AUTO_INCREMENT column, and the text ``1`` for the first value of an ENUM
 (measured with MariaDB 10.11). So these are refused here.
 """
 
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import pyarrow as pa
 
 from sparkonce.errors import PreflightError, SchemaError
-from sparkonce.sinks.mysql.connection import Link
+from sparkonce.sinks.mysql.connection import Connection
 
 _COLUMNS = (
     "SELECT TABLE_NAME, COLUMN_NAME, DATA_TYPE, COLUMN_TYPE, IS_NULLABLE, COLUMN_DEFAULT, EXTRA, DATETIME_PRECISION, "
@@ -46,7 +46,7 @@ TAKES: dict[str, frozenset[str]] = {
     "timestamp": _TIMES,
     "nested": frozenset({"json", "longtext", "mediumtext", "text"}),
 }
-"""Which types of a column take which kind of values. What else there is would be changed on the way, or might be."""
+"""The types of columns that take each kind of values. Other types might change a value."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,25 +77,25 @@ class Column:
 
     @property
     def choices(self) -> list[str]:
-        """The values of an ENUM."""
+        """Returns the values of an ENUM."""
         return [value.replace("''", "'") for value in _ENUM_VALUE.findall(self.full_type)]
 
 
-def describe(link: Link, table: str) -> list[Column]:
-    """The columns of a table; none if there is no such table, or no right to see it."""
-    rows = link.rows(_COLUMNS, (table,))
+def describe(connection: Connection, table: str) -> list[Column]:
+    """Returns the columns of a table; none if there is no such table, or no right to see it."""
+    rows = connection.rows(_COLUMNS, (table,))
     exact = [row for row in rows if row[0] == table]
     return [_column(row) for row in exact or rows]
 
 
-def checks_of(link: Link, table: str, columns: Sequence[str]) -> dict[str, str]:
-    """The conditions of a table's CHECKs that are about these columns alone, by name; a JSON column has one, too.
+def checks_of(connection: Connection, table: str, columns: Sequence[str]) -> dict[str, str]:
+    """Returns the conditions of a table's CHECKs that name these columns alone, by name; a JSON column has one, too.
 
-    Of MariaDB: MySQL's staging tables have columns of its JSON type.
+    Only for MariaDB: MySQL's staging tables have columns of its JSON type.
     """
     return {
         str(name): str(condition)
-        for name, condition in link.rows(_CHECKS, (table,))
+        for name, condition in connection.rows(_CHECKS, (table,))
         if {one.replace("``", "`") for one in _QUOTED.findall(str(condition))} <= set(columns)
     }
 
@@ -119,7 +119,7 @@ def _column(row: Sequence[object]) -> Column:
 
 
 def kind_of(kind: pa.DataType) -> str:
-    """What kind of values an Arrow type holds; empty if the sink does not take it."""
+    """Returns the kind of values that an Arrow type holds; empty if the sink does not take it."""
     tests = (
         (pa.types.is_boolean, "boolean"),
         (pa.types.is_integer, "integer"),
@@ -136,7 +136,7 @@ def kind_of(kind: pa.DataType) -> str:
 
 
 def is_json(kind: pa.DataType) -> bool:
-    """Whether a type has a form in JSON that loses nothing."""
+    """Returns whether a type has a form in JSON that loses nothing."""
     if pa.types.is_list(kind) or pa.types.is_large_list(kind):
         return is_json(kind.value_type)
     if pa.types.is_struct(kind):
@@ -149,7 +149,7 @@ def _is_nested(kind: pa.DataType) -> bool:
 
 
 def check_kinds(schema: pa.Schema) -> None:
-    """Whether the sink takes every column, whatever the table.
+    """Sees that the sink takes every column, whatever the table.
 
     Raises:
         SchemaError: naming the column and its type.
@@ -163,7 +163,7 @@ def check_kinds(schema: pa.Schema) -> None:
 
 
 def bind(table: str, columns: Sequence[Column], schema: pa.Schema) -> list[Column]:
-    """The table's column for each of the rows' columns.
+    """Returns the table's column for each of the rows' columns.
 
     Args:
         table: Its name, for messages.
@@ -206,14 +206,14 @@ def _bound(table: str, by_name: dict[str, Column], field: pa.Field) -> Column:
     if column.type not in TAKES.get(kind, frozenset()):
         raise PreflightError(
             f"column {column.name!r} of table {table!r} is {column.full_type}, and the rows have {field.type}: values "
-            "might change on the way.",
+            "might change.",
             next_step=f"cast it in the DataFrame, or use one of {', '.join(sorted(TAKES.get(kind, ())))} in the table.",
         )
     return column
 
 
 def check_names(schema: pa.Schema, key_columns: Sequence[str]) -> None:
-    """Whether the rows have the key columns of an upsert.
+    """Sees that the rows have the key columns of an upsert.
 
     Raises:
         SchemaError: naming the one that is missing.

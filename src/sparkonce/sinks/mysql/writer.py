@@ -1,4 +1,4 @@
-"""The executor half: one copy's rows, in a branch of XA, in a staging table, or straight into the target."""
+"""The executor half: writes one copy's rows in a branch of XA, to a staging table, or straight into the target."""
 
 from __future__ import annotations
 
@@ -15,14 +15,24 @@ from sparkonce.errors import OutageError, PrepareError
 from sparkonce.protocol.outcomes import Outcome
 from sparkonce.protocol.ownership import TransactionName
 from sparkonce.sink import SinkWriter, WriterContext
+from sparkonce.sinks._shared.settings import STAGED, TWO_PHASE
 from sparkonce.sinks.mysql import markers
 from sparkonce.sinks.mysql.bulk import bulk_rows, types_of
-from sparkonce.sinks.mysql.connection import SERVER_ERRORS, Link, Loaded, connect, number_of, said_by, words_of
+from sparkonce.sinks.mysql.connection import (
+    SERVER_ERRORS,
+    Connection,
+    Loaded,
+    Session,
+    connect,
+    number_of,
+    numbered_message,
+    server_message,
+)
 from sparkonce.sinks.mysql.encoding import column_list, insert_values, load_text
 from sparkonce.sinks.mysql.flavours import MARIADB, flavour_of
-from sparkonce.sinks.mysql.names import Stage, Xid, lock_name, plain_literal, quote, stage_table
+from sparkonce.sinks.mysql.names import StagingTable, Xid, lock_name, plain_literal, quote, stage_table
 from sparkonce.sinks.mysql.outcomes import DUPLICATE_KEY, LOCKED, is_outage
-from sparkonce.sinks.mysql.prepared import Desk, roll_back
+from sparkonce.sinks.mysql.prepared import rollback_prepared
 from sparkonce.sinks.mysql.statements import definition, insert_into, load_into, placeholders, upsert_tail
 from sparkonce.sinks.mysql.target import Column, bind, checks_of, describe, kind_of
 
@@ -35,10 +45,10 @@ REPLY_LIMIT_S = 300.0
 """How long a writer waits for one reply, for example to 4 MiB of rows."""
 
 FLUSH_BYTES = 4 * 1024 * 1024
-"""Rows go to the server in statements of about so many bytes."""
+"""The size of a LOAD DATA statement, about."""
 
 ABORT_LIMIT_S = 5.0
-"""How long giving up may take, before it is left to the driver."""
+"""How long an abort may take, before it is left to the driver."""
 
 _PACKET_SHARE = 0.75
 _PACKET_BYTES = 1024 * 1024
@@ -46,7 +56,7 @@ _PACKET_BYTES = 1024 * 1024
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WriterSettings:
-    """What a writer is told.
+    """The work of a writer.
 
     Attributes:
         settings: Of the connection, see `sparkonce.sinks.mysql.settings`.
@@ -54,7 +64,7 @@ class WriterSettings:
         key_columns: Of upserts; none to append.
         prefix: Of the transaction's name.
         server: The identity of the server that preflight saw; empty below EXACTLY_ONCE.
-        lock_wait_s: How long to wait for rows that somebody else has locked.
+        lock_wait_s: How long to wait for rows that another transaction has locked.
     """
 
     settings: Mapping[str, Any] = field(repr=False)
@@ -66,10 +76,10 @@ class WriterSettings:
 
 
 class MySQLWriter(SinkWriter):
-    """What all three ways of writing have in common.
+    """The common part of the three ways of writing.
 
     Args:
-        how: What to do.
+        how: The work.
         context: Which copy this is.
     """
 
@@ -84,7 +94,7 @@ class MySQLWriter(SinkWriter):
             slot=context.slot,
             copy=secrets.token_hex(6),
         )
-        self._link: Link | None = None
+        self._connection: Connection | None = None
         self._columns: list[Column] = []
         self._bound: list[Column] = []
         self._schema: pa.Schema | None = None
@@ -99,22 +109,22 @@ class MySQLWriter(SinkWriter):
     # --- what differs -----------------------------------------------------------------------------------------------
 
     @abc.abstractmethod
-    def _open(self, link: Link) -> None:
+    def _open(self, connection: Connection) -> None:
         """Opens the transaction."""
 
     @abc.abstractmethod
-    def _finish(self, link: Link) -> Mapping[str, str | int]:
-        """Makes what is written durable, and gives the handle's fields."""
+    def _finish(self, connection: Connection) -> Mapping[str, str | int]:
+        """Makes the rows durable, and returns the handle's fields."""
 
-    def _undo(self, link: Link) -> None:
-        """Takes back what outlives the connection. What does not, goes with it."""
+    def _undo(self, connection: Connection) -> None:
+        """Aborts what outlives the connection."""
 
     def _into(self) -> tuple[str, bool]:
-        """The table that rows are written to, and whether they replace rows of the same key there."""
+        """Returns the table that rows are written to, and whether they replace rows of the same key there."""
         return self._how.table, bool(self._how.key_columns)
 
-    def _first_rows(self, link: Link) -> None:
-        """Called once the columns are known."""
+    def _first_rows(self, connection: Connection) -> None:
+        """Does what needs the columns, once they are known."""
 
     # --- SinkWriter -------------------------------------------------------------------------------------------------
 
@@ -124,11 +134,11 @@ class MySQLWriter(SinkWriter):
         Raises:
             PrepareError: if the server refuses or does not answer.
         """
-        if self._link is not None:
+        if self._connection is not None:
             raise PrepareError("A writer can begin one transaction only.")
         try:
-            self._link = link = self._connect()
-            version, packet, infile, self._begun_ms, _ = link.row(
+            self._connection = connection = self._connect()
+            version, packet, infile, self._begun_ms, _ = connection.row(
                 "SELECT VERSION(), @@max_allowed_packet, @@local_infile, CAST(UNIX_TIMESTAMP(NOW(3)) * 1000 AS "
                 "UNSIGNED), GET_LOCK(%s, 0)",
                 (lock_name(self._name.copy),),
@@ -136,37 +146,37 @@ class MySQLWriter(SinkWriter):
             self._flavour = flavour_of(str(version))
             self._packet_bytes = min(int(int(packet) * _PACKET_SHARE), _PACKET_BYTES)
             self._local_infile = bool(infile) and bool(self._how.settings.get("local_infile", True))
-            self._check_server(link)
-            self._columns = describe(link, self._how.table)
-            self._open(link)
+            self._check_server(connection)
+            self._columns = describe(connection, self._how.table)
+            self._open(connection)
         except SERVER_ERRORS as error:
             raise self._refused("could not begin", error) from None
 
     def write(self, rows: pa.RecordBatch) -> None:
-        """Makes text of the rows, and sends it once there is enough.
+        """Encodes the rows, and sends them: as text once there is enough of it.
 
         Raises:
             PrepareError: naming the column, or with the server's words.
         """
-        link = self._open_link()
+        connection = self._open_connection()
         try:
             if self._schema is None:
                 self._bound = bind(self._how.table, self._columns, rows.schema)
                 self._schema = rows.schema
-                self._first_rows(link)
+                self._first_rows(connection)
             _, replace = self._into()
-            if link.takes_bulk:
-                self._execute(link, rows, replace)
+            if connection.takes_bulk:
+                self._execute(connection, rows, replace)
                 return
             if replace or not self._local_infile:
-                self._insert(link, rows, replace)
+                self._insert(connection, rows, replace)
                 return
             for piece in load_text(rows, self._bound):
                 self._pieces.append(piece)
                 self._waiting_bytes += len(piece)
             self._waiting_rows += rows.num_rows
             if self._waiting_bytes >= FLUSH_BYTES:
-                self._load(link)
+                self._load(connection)
         except SERVER_ERRORS as error:
             raise self._refused("did not take rows", error) from None
 
@@ -176,38 +186,42 @@ class MySQLWriter(SinkWriter):
         Raises:
             PrepareError: if any row may not have arrived.
         """
-        link = self._open_link()
+        connection = self._open_connection()
         try:
-            self._load(link)
-            fields = self._finish(link)
+            self._load(connection)
+            fields = self._finish(connection)
         except SERVER_ERRORS as error:
             raise self._refused("could not prepare", error) from None
-        link.end()
+        connection.end()
         return fields
 
     def abort(self) -> None:
-        """Gives the transaction up. What outlives the connection is taken back, or left to a sweep."""
-        link, self._link = self._link, None
+        """Aborts the transaction. What outlives the connection is rolled back here, or left to a sweep."""
+        connection, self._connection = self._connection, None
         self._pieces = []
-        if link is None:
+        if connection is None:
             return
         try:
-            with contextlib.closing(self._connect()) if not link.open else contextlib.nullcontext(link) as usable:
+            with (
+                contextlib.closing(self._connect())
+                if not connection.open
+                else contextlib.nullcontext(connection) as usable
+            ):
                 self._undo(usable)
         except SERVER_ERRORS as error:
-            log.warning("%s is left to the driver: %s", self._name, words_of(error))
+            log.warning("%s is left to the driver: %s", self._name, server_message(error))
         finally:
-            link.end()
+            connection.end()
 
     def close(self) -> None:
         """Closes the connection; what is prepared stays."""
-        if self._link is not None:
-            self._link.end()
-            self._link = None
+        if self._connection is not None:
+            self._connection.end()
+            self._connection = None
 
     # --- rows -------------------------------------------------------------------------------------------------------
 
-    def _load(self, link: Link) -> None:
+    def _load(self, connection: Connection) -> None:
         pieces, self._pieces = self._pieces, []
         rows, self._waiting_rows, self._waiting_bytes = self._waiting_rows, 0, 0
         if not rows or self._schema is None:
@@ -215,25 +229,30 @@ class MySQLWriter(SinkWriter):
         kinds = [kind_of(field.type) for field in self._schema]
         table, _ = self._into()
         quoted = [quote(column.name) for column in self._bound]
-        loaded = link.load(load_into(table, column_list(self._bound, kinds, quoted)), pieces)
+        loaded = connection.load(load_into(table, column_list(self._bound, kinds, quoted)), pieces)
         # LOAD DATA LOCAL turns every error into a warning, also a duplicate key, whose row it leaves out.
         if loaded != Loaded(rows, 0):
-            raise self._incomplete(link, loaded, rows)
+            raise self._incomplete(connection, loaded, rows)
 
-    def _execute(self, link: Link, rows: pa.RecordBatch, replace: bool) -> None:
+    def _execute(self, connection: Connection, rows: pa.RecordBatch, replace: bool) -> None:
         if self._prepared is None:
             head, tail = self._around_values(replace)
-            number = link.prepare(f"{head}{placeholders(len(self._bound))}{tail}")
+            number = connection.prepare(f"{head}{placeholders(len(self._bound))}{tail}")
             self._prepared = number, types_of(self._bound, rows.schema)
         number, types = self._prepared
         pieces = bulk_rows(rows, self._bound, self._packet_bytes)
-        self._send(link, (link.execute(number, types, piece) for piece in pieces), rows.num_rows, counted=not replace)
+        self._send(
+            connection,
+            (connection.execute(number, types, piece) for piece in pieces),
+            rows.num_rows,
+            counted=not replace,
+        )
 
-    def _insert(self, link: Link, rows: pa.RecordBatch, replace: bool) -> None:
+    def _insert(self, connection: Connection, rows: pa.RecordBatch, replace: bool) -> None:
         head, tail = (text.encode() for text in self._around_values(replace))
         pieces = insert_values(rows, self._bound, self._packet_bytes - len(head) - len(tail))
-        sent = (link.send(b"".join((head, piece, tail))) for piece in pieces)
-        self._send(link, sent, rows.num_rows, counted=not replace)
+        sent = (connection.send(b"".join((head, piece, tail))) for piece in pieces)
+        self._send(connection, sent, rows.num_rows, counted=not replace)
 
     def _around_values(self, replace: bool) -> tuple[str, str]:
         table, _ = self._into()
@@ -241,26 +260,26 @@ class MySQLWriter(SinkWriter):
         tail = upsert_tail(self._flavour, names, self._how.key_columns) if replace else ""
         return insert_into(table, names) + " VALUES ", tail
 
-    def _send(self, link: Link, answers: Iterator[Loaded], rows: int, *, counted: bool) -> None:
-        """Sends statement by statement, and holds the answers to the number of rows: of upserts it says nothing."""
+    def _send(self, connection: Connection, answers: Iterator[Loaded], rows: int, *, counted: bool) -> None:
+        """Sends statement by statement, and compares the counts of rows: an upsert's count is not that of its rows."""
         arrived = 0
         for answer in answers:
             arrived += answer.rows
             if answer.warnings:
-                raise self._incomplete(link, answer, rows)
+                raise self._incomplete(connection, answer, rows)
         if counted and arrived != rows:
-            raise self._incomplete(link, Loaded(arrived, 0), rows)
+            raise self._incomplete(connection, Loaded(arrived, 0), rows)
 
-    def _incomplete(self, link: Link, loaded: Loaded, rows: int) -> PrepareError:
+    def _incomplete(self, connection: Connection, loaded: Loaded, rows: int) -> PrepareError:
         return PrepareError(
             f"{self._flavour.name} took {loaded.rows} of {rows} rows for table {self._how.table!r} as they are, with "
-            f"{loaded.warnings} warnings: {link.first_warnings()}.",
+            f"{loaded.warnings} warnings: {connection.first_warnings()}.",
             next_step="correct the rows or the table; none of the rows is visible.",
         )
 
     # --- connection -------------------------------------------------------------------------------------------------
 
-    def _connect(self) -> Link:
+    def _connect(self) -> Connection:
         name = self._name
         return connect(
             self._how.settings,
@@ -269,10 +288,10 @@ class MySQLWriter(SinkWriter):
             lock_wait_s=self._how.lock_wait_s,
         )
 
-    def _check_server(self, link: Link) -> None:
+    def _check_server(self, connection: Connection) -> None:
         if not self._how.server:
             return
-        found = markers.identity(link, self._flavour)
+        found = markers.identity(connection, self._flavour)
         if found != self._how.server:
             raise PrepareError(
                 f"The settings lead to the server {found or 'without an id'!r}, and the query was started on "
@@ -280,10 +299,10 @@ class MySQLWriter(SinkWriter):
                 next_step="a load balancer or a failover may have moved the workers: let all reach one primary.",
             )
 
-    def _open_link(self) -> Link:
-        if self._link is None:
+    def _open_connection(self) -> Connection:
+        if self._connection is None:
             raise PrepareError("The writer has not begun, or is closed.")
-        return self._link
+        return self._connection
 
     def _refused(self, what: str, error: BaseException) -> PrepareError:
         number, outage = number_of(error), False
@@ -295,36 +314,30 @@ class MySQLWriter(SinkWriter):
                 "rows of the same key are locked by another slot, or by an earlier copy of this one that is prepared: "
                 "use commit='staged', or partition the rows by key. What is left over is swept when the query starts."
             )
-        elif outage := isinstance(error, ConnectionError | TimeoutError) or is_outage(number, words_of(error)):
+        elif outage := is_outage(error):
             next_step = "see whether the server is up, can be reached and has room; none of the rows is visible."
-        said = said_by(error).replace(stage_table(self._name.copy), self._how.table)
-        return (OutageError if outage else PrepareError)(
-            f"Table {self._how.table!r} {what}: {said}.", next_step=next_step
-        )
+        message = numbered_message(error).replace(stage_table(self._name.copy), self._how.table)
+        kind = OutageError if outage else PrepareError
+        return kind(f"Table {self._how.table!r} {what}: {message}.", next_step=next_step)
 
 
 class TwoPhaseWriter(MySQLWriter):
     """Writes in a branch of XA, together with its marker, and prepares it."""
 
-    def _open(self, link: Link) -> None:
-        link.run(f"XA START {self._xid}")
-        markers.insert(link, self._marker)
+    def _open(self, connection: Connection) -> None:
+        connection.run(f"XA START {self._xid}")
+        markers.insert(connection, self._marker)
 
-    def _finish(self, link: Link) -> Mapping[str, str | int]:
-        link.run(f"XA END {self._xid}")
-        link.run(f"XA PREPARE {self._xid}")
+    def _finish(self, connection: Connection) -> Mapping[str, str | int]:
+        connection.run(f"XA END {self._xid}")
+        connection.run(f"XA PREPARE {self._xid}")
         return self._marker.fields()
 
-    def _undo(self, link: Link) -> None:
-        """Rolled back here, so that nothing of it is found any more; what cannot be is left to a sweep."""
+    def _undo(self, connection: Connection) -> None:
         with contextlib.suppress(*SERVER_ERRORS):
-            link.run(f"XA END {self._xid}")
-        desk = Desk(
-            link=link,
-            flavour=self._flavour,
-            give_up_at=time.monotonic() + ABORT_LIMIT_S,
-        )
-        done = roll_back(desk, self._name)
+            connection.run(f"XA END {self._xid}")
+        session = Session(connection=connection, flavour=self._flavour, server=self._how.server)
+        done = rollback_prepared(session, self._name, time.monotonic() + ABORT_LIMIT_S)
         if done.outcome is not Outcome.ABORTED:
             log.warning("%s is left to the driver: %s", self._name, done.reason)
 
@@ -334,52 +347,50 @@ class TwoPhaseWriter(MySQLWriter):
 
     @property
     def _marker(self) -> markers.Marker:
-        return markers.Marker(
-            name=self._name, kind=markers.TWO_PHASE, server=self._how.server, begun_ms=int(self._begun_ms)
-        )
+        return markers.Marker(name=self._name, kind=TWO_PHASE, server=self._how.server, begun_ms=int(self._begun_ms))
 
 
 class StagedWriter(MySQLWriter):
-    """Writes to a table of its own, whose comment says whose it is, and commits that."""
+    """Writes to a staging table of its own, and commits that."""
 
-    def _open(self, link: Link) -> None:
-        """The table is made with the first rows, which say what columns it has."""
+    def _open(self, connection: Connection) -> None:
+        """Does nothing: the first rows, which have the columns, make the table."""
 
-    def _first_rows(self, link: Link) -> None:
+    def _first_rows(self, connection: Connection) -> None:
         parts = [definition(column) for column in self._bound]
         if self._flavour is MARIADB:
-            checks = checks_of(link, self._how.table, [column.name for column in self._bound])
+            checks = checks_of(connection, self._how.table, [column.name for column in self._bound])
             parts += [f"CONSTRAINT {quote(name)} CHECK ({condition})" for name, condition in checks.items()]
         columns = ", ".join(parts)
-        stage = Stage(name=self._name, begun_ms=int(self._begun_ms), table=self._how.table, keys=self._how.key_columns)
-        link.run(
+        stage = StagingTable(
+            name=self._name, begun_ms=int(self._begun_ms), table=self._how.table, keys=self._how.key_columns
+        )
+        connection.run(
             f"CREATE TABLE {quote(stage_table(self._name.copy))} "
             f"(sparkonce_row BIGINT UNSIGNED NOT NULL AUTO_INCREMENT PRIMARY KEY, {columns}) "
             f"ENGINE=InnoDB COMMENT={plain_literal(stage.comment())}"
         )
-        link.run("START TRANSACTION")
+        connection.run("START TRANSACTION")
 
     def _into(self) -> tuple[str, bool]:
         return stage_table(self._name.copy), False
 
-    def _finish(self, link: Link) -> Mapping[str, str | int]:
-        link.run("COMMIT")
-        marker = markers.Marker(
-            name=self._name, kind=markers.STAGED, server=self._how.server, begun_ms=int(self._begun_ms)
-        )
+    def _finish(self, connection: Connection) -> Mapping[str, str | int]:
+        connection.run("COMMIT")
+        marker = markers.Marker(name=self._name, kind=STAGED, server=self._how.server, begun_ms=int(self._begun_ms))
         return marker.fields()
 
-    def _undo(self, link: Link) -> None:
-        link.run("ROLLBACK")
-        link.run(f"DROP TABLE IF EXISTS {quote(stage_table(self._name.copy))}")
+    def _undo(self, connection: Connection) -> None:
+        connection.run("ROLLBACK")
+        connection.run(f"DROP TABLE IF EXISTS {quote(stage_table(self._name.copy))}")
 
 
 class DirectWriter(MySQLWriter):
     """Writes into the target, and commits at prepare: below EXACTLY_ONCE."""
 
-    def _open(self, link: Link) -> None:
-        link.run("START TRANSACTION")
+    def _open(self, connection: Connection) -> None:
+        connection.run("START TRANSACTION")
 
-    def _finish(self, link: Link) -> Mapping[str, str | int]:
-        link.run("COMMIT")
+    def _finish(self, connection: Connection) -> Mapping[str, str | int]:
+        connection.run("COMMIT")
         return {}
