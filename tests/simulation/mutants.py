@@ -380,7 +380,7 @@ MUTANTS = (
     Mutant(
         name="Kafka: a sweep takes newer runs' transactions, too",
         kinds=_KAFKA,
-        patches=(("sinks.kafka.committer", "_is_claimed", lambda _, __: True),),
+        patches=((Claims, "has", lambda _, __: True),),
     ),
     Mutant(
         name="Kafka: what has lost rows is committed",

@@ -80,4 +80,4 @@ def test_where_nobody_answers_it_is_decided_with_a_warning(
 ) -> None:
     assert objection(monkeypatch, Brokers(SILENT)) == ""
     assert clock[0] == pytest.approx(10, abs=0.5)
-    assert "topic='out': no broker says" in caplog.text
+    assert "topic='out': No broker tells" in caplog.text

@@ -73,8 +73,9 @@ def test_no_answer_is_asked_again_and_names_the_reason() -> None:
 
 
 def test_an_unlisted_code_is_named() -> None:
+    assert commit_outcome(BrokerAnswer(999)).reason.startswith("error code 999. Unlisted answer")
     assert commit_outcome(BrokerAnswer(120, "abortable")).reason == (
-        "Error code 120: no answer this request is known to get. abortable"
+        "TRANSACTION_ABORTABLE: abortable. Unlisted answer, so the outcome is unknown."
     )
 
 

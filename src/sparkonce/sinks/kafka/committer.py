@@ -1,4 +1,4 @@
-"""The driver half of the Kafka sink: finishes transactions that writers in other processes have prepared."""
+"""The driver half of the Kafka sink: commits and aborts transactions that writers have prepared."""
 
 from __future__ import annotations
 
@@ -13,7 +13,9 @@ from sparkonce.protocol.handles import Handle, transaction_fields
 from sparkonce.protocol.outcomes import Finished, Outcome
 from sparkonce.protocol.ownership import TransactionalId
 from sparkonce.protocol.traces import Trace
-from sparkonce.sink import Facts, Owner, Runs, SinkCommitter, claimed_by
+from sparkonce.sink import Facts, Owner
+from sparkonce.sinks._shared.committing import FOREIGN, NOTHING, HandleCommitter
+from sparkonce.sinks._shared.names import Claims
 from sparkonce.sinks.kafka.other_queries import other_queries
 from sparkonce.sinks.kafka.outcomes import (
     COMMITTED_STATES,
@@ -46,10 +48,10 @@ from sparkonce.sinks.kafka.transaction_client import TransactionClient
 log = logging.getLogger(__name__)
 
 ATTEMPT_TIMEOUT_S = 10.0
-"""How long one call waits for brokers before it answers RETRY."""
+"""The time for which one call waits for brokers before it answers RETRY."""
 
 TRACES_ATTEMPTS = 12
-"""For how many times as long the traces are asked for: there may be many of them."""
+"""The factor by which `list_traces` may take longer: there may be many traces."""
 
 _ASK_AGAIN_S = 0.25
 
@@ -58,16 +60,14 @@ _EXPIRATION = "transactional.id.expiration.ms"
 _EPOCH_BUMPED_BY_END = 2
 """The level of ``transaction.version`` from which EndTxn v5 raises the epoch (KIP-890)."""
 
-_NOTHING = Finished(outcome=Outcome.COMMITTED, reason="The slot had no rows: there is nothing to finish.")
 
-
-class KafkaCommitter(SinkCommitter):
+class KafkaCommitter(HandleCommitter[Transaction]):
     """Commits and aborts by (transactional id, producer id, epoch), from any process.
 
     Args:
         settings: The sink's settings, in librdkafka's names.
         name: The sink's name, for the handles that `list_lingering` makes.
-        attempt_timeout_s: How long one call may wait for brokers.
+        attempt_timeout_s: The time for which one call may wait for brokers.
 
     Raises:
         ConfigurationError: for a setting that the driver's connection cannot follow.
@@ -79,19 +79,23 @@ class KafkaCommitter(SinkCommitter):
         self._attempt_timeout_s = attempt_timeout_s
         self._retention = RetentionCheck(self._client)
 
-    def commit(self, handles: Sequence[Handle]) -> Sequence[Finished]:
-        """See `SinkCommitter.commit`. COMMITTED stands for the second commit too: Kafka answers both alike.
+    def transaction_of(self, handle: Handle) -> Transaction | Finished:
+        """Returns the transaction that a handle names, or `FOREIGN`."""
+        try:
+            return transaction_of(handle)
+        except KeyError:
+            return FOREIGN
 
-        It says that the coordinator has the decision in its log. The markers that let readers go on are written
-        afterwards, and Kafka 4.3 and 4.4 forget the marker of a partition that has no leader then (KAFKA-20734): with
-        one replica, a crash of its broker right after a commit can leave rows hidden.
+    def commit_all(self, wanted: Mapping[Transaction, Handle]) -> Mapping[Transaction, Finished]:
+        """Commits these transactions. COMMITTED stands for the second commit too, which Kafka answers alike.
+
+        COMMITTED says that the coordinator has the decision in its log. The markers that release readers are written
+        afterwards, and Kafka 4.3 and 4.4 forget the marker of a partition without a leader (KAFKA-20734). With one
+        replica, a crash of its broker right after a commit can leave rows hidden.
         """
         deadline_s = self._deadline_s()
-        open_handles = [handle for handle in handles if handle.transaction]
-        transactions = [transaction_of(handle) for handle in open_handles]
-        begun_ms = [handle.opened_ms for handle in open_handles]
-        held = self._retention.held_back(dict(zip(transactions, begun_ms, strict=True)), deadline_s)
-        ready = [one for one in transactions if one not in held]
+        held = self._retention.held_back({one: handle.opened_ms for one, handle in wanted.items()}, deadline_s)
+        ready = [one for one in wanted if one not in held]
         answers = self._client.end_transactions(ready, commit=True, deadline_s=deadline_s) if ready else []
         verdicts = [commit_outcome(answer) for answer in answers]
         doubtful = [
@@ -100,19 +104,18 @@ class KafkaCommitter(SinkCommitter):
             if verdict.outcome is Outcome.LOST or answer.code == INVALID_PRODUCER_ID_MAPPING
         ]
         self._confirm(doubtful, ready, verdicts, deadline_s)
-        found = held | dict(zip(ready, verdicts, strict=True))
-        return _in_order(handles, [found[one] for one in transactions])
+        return held | dict(zip(ready, verdicts, strict=True))
 
-    def abort(self, handles: Sequence[Handle]) -> Sequence[Finished]:
-        """See `SinkCommitter.abort`. The epoch is raised: the writer can neither write on nor commit.
+    def abort_all(self, wanted: Mapping[Transaction, Handle]) -> Mapping[Transaction, Finished]:
+        """Aborts these transactions and raises their epochs, so that writers can neither write nor commit.
 
-        What the broker asks to repeat is described again first. What was not answered is not: it may still arrive.
+        A request that the broker asks to repeat is described again first. One without an answer is not repeated, since
+        it may still arrive.
         """
         deadline_s = self._deadline_s()
-        transactions = [transaction_of(handle) for handle in handles if handle.transaction]
         ended: dict[Transaction, Finished] = {}
         again = self._client.waiting.until(deadline_s, "abort transactions")
-        waiting = transactions
+        waiting = list(wanted)
         while waiting:
             views = self._client.describe_transactions(waiting, deadline_s=deadline_s)
             verdicts = {one: before_abort(one, view) for one, view in zip(waiting, views, strict=True)}
@@ -120,7 +123,7 @@ class KafkaCommitter(SinkCommitter):
             timeouts_ms = {
                 view.transaction: view.timeout_ms
                 for view in views
-                if isinstance(view, Description) and verdicts.get(view.transaction, _NOTHING) is None
+                if isinstance(view, Description) and verdicts.get(view.transaction, NOTHING) is None
             }
             answers, initialised = self._end_and_fence(timeouts_ms, deadline_s)
             ended.update(
@@ -134,32 +137,31 @@ class KafkaCommitter(SinkCommitter):
             ]
             if waiting and not again(answers[waiting[0]]):
                 break
-        return _in_order(handles, [ended[one] for one in transactions])
+        return ended
 
     def list_lingering(self, owners: Sequence[Owner]) -> Sequence[Handle]:
-        """See `SinkCommitter.list_lingering`. Runs whose facts hold no prefix wrote no transactions.
+        """Lists the open transactions of these runs.
 
         Raises:
-            UnknownOutcomeError: if any broker does not say which transactions are open.
+            UnknownOutcomeError: if any broker does not list its open transactions.
         """
-        deadline_s = self._deadline_s()
-        claimed = claimed_by(owners)
-        begins = [begin_of(prefix, query) for prefix, query in claimed]
-        names = self._client.list_transactions(["Ongoing"], begins, deadline_s=deadline_s) if claimed else []
+        deadline_s, claims = self._deadline_s(), Claims(owners)
+        begins = [begin_of(prefix, query) for prefix, query in claims]
+        names = self._client.list_transactions(["Ongoing"], begins, deadline_s=deadline_s) if begins else []
         if isinstance(names, BrokerAnswer):
             raise _unlisted(names)
-        own = [Transaction(name, -1, -1) for name in names if _is_claimed(name, claimed)]
+        parsed = {name: TransactionalId.parse(name) for name in names}
+        own = [Transaction(name, -1, -1) for name, one in parsed.items() if one is not None and claims.has(one)]
         views = self._client.describe_transactions(own, deadline_s=deadline_s) if own else []
         return [handle for view in views if (handle := self._lingering(view)) is not None]
 
     def list_traces(self, query: str, facts: Facts) -> Sequence[Trace]:
-        """See `SinkCommitter.list_traces`. Kafka remembers an id for a week (``transactional.id.expiration.ms``).
+        """Lists the commits that Kafka remembers, for a week (``transactional.id.expiration.ms``).
 
-        An id shows its last transaction only. But a worker never takes the id of its newest transaction again (see
-        `LanePool`), so the commits of a run's last batch with rows are all there.
+        An id shows only its last transaction. But a worker never takes the id of its newest transaction again (see
+        `LanePool`), so all commits of a run's last batch with rows are there.
 
-        A cluster that answers other questions, and not this one in time, is held to be well: then what it has said so
-        far is all there is, with a warning.
+        If the cluster answers other requests, but not these in time, the traces so far are returned with a warning.
         """
         prefix = facts.get("prefix")
         if prefix is None:
@@ -174,23 +176,24 @@ class KafkaCommitter(SinkCommitter):
             if isinstance(self._client.transaction_version(deadline_s=self._deadline_s()), BrokerAnswer):
                 raise _unlisted(missing, "start")
             log.warning(
-                "Kafka did not say all that it remembers of this query (%s). The run goes on without knowing whether "
-                "its checkpoint is an old copy: if it was restored, stop the query and see docs/operations.md.",
+                "Kafka did not tell all that it remembers of this query: %s. The run starts without knowing if its "
+                "checkpoint is an old copy. Next: If it was restored, stop the query and see docs/operations.md.",
                 missing,
             )
         return [trace for view in views if (trace := _trace(view, prefix, query)) is not None]
 
     def other_queries(self, query: str, facts: Facts) -> Sequence[str]:
-        """See `SinkCommitter.other_queries`, and `sparkonce.sinks.kafka.other_queries`."""
+        """Finds other queries on the same topic, see `sparkonce.sinks.kafka.other_queries`."""
         return other_queries(self._client, query, facts, self._deadline_s())
 
     def missing(self, handles: Sequence[Handle]) -> Sequence[Handle]:
-        """See `SinkCommitter.missing`. An id that the cluster does not know may have been idle for too long.
+        """Returns those that the coordinators' logs do not show as committed.
 
-        Half of the time that it remembers idle ids is left to clocks. Who may not ask for that time is told nothing.
+        An unknown id counts only if it is younger than half the time for which brokers remember idle ids. The other
+        half allows for clocks that differ. A user who may not ask for that time gets none of them.
 
         Raises:
-            UnknownOutcomeError: if a coordinator does not answer, or a broker does not say how long it remembers.
+            UnknownOutcomeError: if a coordinator does not answer, or a broker does not tell how long it remembers ids.
         """
         transactions = [transaction_of(handle) for handle in handles]
         views = self._client.describe_transactions(transactions, deadline_s=self._deadline_s())
@@ -205,10 +208,10 @@ class KafkaCommitter(SinkCommitter):
         ]
 
     def begun_ms(self, handles: Sequence[Handle]) -> Sequence[int | None]:
-        """See `SinkCommitter.begun_ms`. The coordinator must say that it is open at exactly this epoch.
+        """Returns when the coordinators began these transactions; None if one is not open at exactly this epoch.
 
         Raises:
-            UnknownOutcomeError: if a coordinator does not say.
+            UnknownOutcomeError: if a coordinator does not describe its transaction.
         """
         transactions = [transaction_of(handle) for handle in handles]
         views = self._client.describe_transactions(transactions, deadline_s=self._deadline_s())
@@ -218,7 +221,7 @@ class KafkaCommitter(SinkCommitter):
         return [begun.get(one) for one in transactions]
 
     def before_decision(self, facts: Facts) -> str:
-        """See `SinkCommitter.before_decision`. The topic has to be the one that the run has started with."""
+        """Tells why the batch must not be decided: the topic is not the one that the run has started with."""
         topic = facts.get("topic")
         if topic is None:
             return ""
@@ -233,7 +236,7 @@ class KafkaCommitter(SinkCommitter):
                 break
             time.sleep(_ASK_AGAIN_S)
         if unanswered:
-            log.warning("topic=%r: no broker says whether it is still the same; the batch is decided", topic)
+            log.warning("topic=%r: No broker tells whether it is still the same topic. The batch is decided.", topic)
         return objection
 
     def close(self) -> None:
@@ -243,7 +246,7 @@ class KafkaCommitter(SinkCommitter):
     def _confirm(
         self, doubtful: list[int], transactions: list[Transaction], verdicts: list[Finished], deadline_s: float
     ) -> None:
-        """Holds these verdicts, by place, against what the coordinators say of the ids."""
+        """Confirms these verdicts, by place, with the coordinators' descriptions of the ids."""
         if not doubtful:
             return
         views = self._client.describe_transactions([transactions[place] for place in doubtful], deadline_s=deadline_s)
@@ -254,7 +257,10 @@ class KafkaCommitter(SinkCommitter):
     def _end_and_fence(
         self, timeouts_ms: Mapping[Transaction, int], deadline_s: float
     ) -> tuple[dict[Transaction, BrokerAnswer], bool]:
-        """Returns the answers, and whether ids were initialised: that ends what is open, also if it arrives late."""
+        """Aborts these transactions, and returns the answers, and whether ids were initialised.
+
+        An initialisation ends the open transaction even if it arrives late.
+        """
         if not timeouts_ms:
             return {}, False
         transactions = list(timeouts_ms)
@@ -282,7 +288,7 @@ class KafkaCommitter(SinkCommitter):
         )
 
     def _remembered_ms(self) -> int:
-        """Returns how long every broker remembers an id that is idle; 0 if this user may not ask."""
+        """Returns the time for which every broker remembers an idle id; 0 if this user may not ask."""
         deadline_s = self._deadline_s()
         metadata = self._client.request(metadata_request(), deadline_s=deadline_s)
         if isinstance(metadata, BrokerAnswer):
@@ -302,12 +308,16 @@ class KafkaCommitter(SinkCommitter):
 
 
 def transaction_of(handle: Handle) -> Transaction:
-    """The transaction that a handle of the Kafka sink finishes."""
+    """Returns the transaction that a handle of the Kafka sink names.
+
+    Raises:
+        KeyError: if the handle is of another sink.
+    """
     return Transaction(str(handle["transactional_id"]), int(handle["producer_id"]), int(handle["epoch"]))
 
 
 def fields_of(transaction: Transaction) -> dict[str, str | int]:
-    """A transaction as the plain fields of a handle."""
+    """Returns a transaction as the plain fields of a handle."""
     return {
         "transactional_id": transaction.transactional_id,
         "producer_id": transaction.producer_id,
@@ -316,25 +326,12 @@ def fields_of(transaction: Transaction) -> dict[str, str | int]:
 
 
 def _may_arrive(answer: BrokerAnswer) -> bool:
-    """Whether a request may be carried out later than its answer was waited for."""
+    """Returns whether a request may still be carried out, although nobody waits for its answer any more."""
     return answer.code is None and not answer.never_sent
 
 
-def _in_order(handles: Sequence[Handle], finished: Sequence[Finished]) -> list[Finished]:
-    """One outcome for each handle, of which those without a transaction were left out."""
-    rest = iter(finished)
-    return [next(rest) if handle.transaction else _NOTHING for handle in handles]
-
-
-def _is_claimed(name: str, claimed: Runs) -> bool:
-    parsed = TransactionalId.parse(name)
-    return parsed is not None and any(
-        parsed.belongs_to(prefix, query, tokens) for (prefix, query), tokens in claimed.items()
-    )
-
-
 def _trace(view: Description, prefix: str, query: str) -> Trace | None:
-    """What an id shows of the query; None if it is another's, or not committed."""
+    """Returns the trace that an id shows of the query; None if it is another query's, or not committed."""
     parsed = TransactionalId.parse(view.transaction.transactional_id)
     if parsed is None or (parsed.prefix, parsed.query) != (prefix, query) or view.state not in COMMITTED_STATES:
         return None
@@ -346,13 +343,13 @@ def _trace(view: Description, prefix: str, query: str) -> Trace | None:
 
 
 def begin_of(prefix: str, query: str) -> str:
-    """How the ids of a query begin under a prefix: most ids of other queries need not be parsed."""
+    """Returns the beginning of a query's ids, so that most ids of other queries need not be parsed."""
     return f"{prefix}.{query}."
 
 
 def _unlisted(answer: BrokerAnswer, phase: str = "sweep") -> UnknownOutcomeError:
     return UnknownOutcomeError(
-        f"Kafka did not say which transactions there are: {answer}.",
+        f"Kafka did not tell which transactions there are: {answer}.",
         next_step="Check the brokers and the permission to describe the transactional ids; nothing was undone.",
         phase=phase,
     )
