@@ -406,7 +406,7 @@ def test_a_bare_mount_point_that_was_written_to_once_is_not_a_loss(tmp_path: Pat
         assert "Is its disk mounted?" in answer.reason
     with pytest.raises(UnknownOutcomeError, match="mounted"):
         life.committer.conclude(0, [one])
-    with pytest.raises(PrepareError, match="not be where the driver looks"):
+    with pytest.raises(PrepareError, match="may not find the files here"):
         life.prepare(TWO)
     assert not (root / "_manifest").exists()
     assert in_bare.name in [path.name for path in held(root)], "what lies in another folder is left alone"

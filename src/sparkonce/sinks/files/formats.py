@@ -1,4 +1,4 @@
-"""The formats: what a file is called, what may be set, and how rows become its bytes."""
+"""The formats: a file's extension, its options, and the encoders that turn rows into its bytes."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ NONE = "none"
 _ENDINGS = {NONE: "", "gzip": ".gz", "zstd": ".zst", "bz2": ".bz2"}
 _TEXT_CODECS = tuple(_ENDINGS)
 _NO_DELIMITERS = '"\r\n\0+-.:'
-"""Beside letters and digits: what is written without quotes is numbers, ``true``, ``NaN``, dates and instants."""
+"""Refused beside letters and digits: numbers, ``true``, ``NaN``, dates and timestamps are written without quotes."""
 
 _MIB = 1 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Format:
-    """What is known of a format before a row comes.
+    """A format.
 
     Attributes:
         codecs: The names of its compressions, the default first.
-        options: What may be set, with the default.
+        options: Its options with their defaults.
         piece_bytes: How much of Arrow's memory is gathered before it is encoded.
         in_name: Whether a compression is a part of the file's name.
     """
@@ -62,13 +62,13 @@ class Encoding:
 
     @property
     def extension(self) -> str:
-        """Of a file's name, such as ``.csv.gz``."""
+        """The extension of a file's name, such as ``.csv.gz``."""
         base = ".txt" if self.format == "text" else f".{self.format}"
         return base + (_ENDINGS[self.compression] if FORMATS[self.format].in_name else "")
 
     @property
     def piece_bytes(self) -> int:
-        """How much of Arrow's memory is gathered before it is encoded."""
+        """The part of Arrow's memory that is gathered before it is encoded."""
         return int(dict(self.options).get("row_group_bytes", FORMATS[self.format].piece_bytes))
 
     def open(self, stream: BinaryIO) -> Encoder:
@@ -77,7 +77,7 @@ class Encoding:
 
 
 def choose(format: str, compression: str | None, options: Mapping[str, Any]) -> Encoding:  # noqa: A002
-    """Checks what the user chose.
+    """Checks the format that the user chose.
 
     Raises:
         ConfigurationError: naming the setting and its value.
@@ -105,7 +105,7 @@ def _check_option(format: str, name: str, value: Any, known: Mapping[str, Any]) 
     if type(value) is not type(known[name]):
         raise ConfigurationError(
             f"options[{name!r}]={value!r} must be of type {type(known[name]).__name__}.",
-            next_step="Correct it.",
+            next_step=f"Give a value such as the default, {known[name]!r}.",
             setting=name,
         )
     if name == "delimiter" and (len(value) != 1 or value in _NO_DELIMITERS or value.isalnum()):
@@ -115,11 +115,11 @@ def _check_option(format: str, name: str, value: Any, known: Mapping[str, Any]) 
             setting=name,
         )
     if name == "row_group_bytes" and value < 1:
-        raise ConfigurationError(f"options[{name!r}]={value!r} must be at least 1.", next_step="Correct it.")
+        raise ConfigurationError(f"options[{name!r}]={value!r} must be at least 1.", next_step="Give 1 or more.")
 
 
 class Encoder(abc.ABC):
-    """Turns rows into one file's bytes."""
+    """An encoder of rows into one file's bytes."""
 
     @abc.abstractmethod
     def write(self, rows: pa.Table) -> None:
@@ -172,7 +172,7 @@ class _ArrowEncoder(Encoder):
 
 
 class _LinesEncoder(Encoder):
-    """Lines of text."""
+    """An encoder of rows into lines of text."""
 
     def __init__(self, stream: BinaryIO, compression: str, options: Mapping[str, Any]) -> None:
         self._options = options
@@ -212,7 +212,7 @@ class _CsvEncoder(_LinesEncoder):
 
 
 class _Unclosed:
-    """pyarrow closes the file under a compressed stream together with it; sealing still needs it."""
+    """A stream that a compressed stream of pyarrow, which closes the stream under it, leaves open for `seal`."""
 
     closed = False
 
@@ -221,13 +221,13 @@ class _Unclosed:
         self.tell = stream.tell
 
     def flush(self) -> None:
-        """Nothing."""
+        """Does nothing."""
 
     def close(self) -> None:
-        """Nothing."""
+        """Does nothing."""
 
     def writable(self) -> bool:
-        """Yes."""
+        """Returns True."""
         return True
 
 

@@ -1,4 +1,4 @@
-"""The handle of a slot's files: all of them in one field, or, where that would be long, in a list beside them."""
+"""The handle of a slot's files: all of them in one field, or in a list beside them if that would be long."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ from sparkonce.sinks.files.names import HIDDEN
 from sparkonce.sinks.files.store import Fields
 
 LONGEST_BYTES = 16_384
-"""Of a handle's field. A slot of a hundred partitions fits, one of thousands does not belong into the log."""
+"""The limit of a handle's field. A slot of a hundred partitions fits, one of thousands does not belong into the log."""
 
 LISTS = f"{HIDDEN}/lists"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Listed:
-    """What a handle says.
+    """A handle as a value.
 
     Attributes:
-        name: The transaction's.
-        files: What finishes them; None if they are in a list.
-        list_path: Where the list is, relative.
-        list_checksum: Of the list.
+        name: The transaction's name.
+        files: The fields of each file; None if they are in a list.
+        list_path: The path of the list, relative.
+        list_checksum: The checksum of the list.
         begun_ms: When the transaction was begun, by the executor's clock.
-        folder: Which folder they were written to, see `FileStore.doubt`; empty if the handle does not say.
+        folder: The id of the folder that they were written to, see `FileStore.doubt`; empty if the handle has none.
     """
 
     name: TransactionName
@@ -42,7 +42,7 @@ class Listed:
 def fields_of(
     name: TransactionName, files: Sequence[Fields], begun_ms: int, folder: str
 ) -> tuple[dict[str, str | int], bytes | None]:
-    """A handle's fields, and what is to be put into its list if it has one."""
+    """Returns a handle's fields, and the content of its list if it has one."""
     fields: dict[str, str | int] = {"name": str(name), "begun_ms": begun_ms, "folder": folder}
     text = json.dumps([dict(one) for one in files], separators=(",", ":"), sort_keys=True)
     if len(text) <= LONGEST_BYTES:
@@ -52,7 +52,7 @@ def fields_of(
 
 
 def read_handle(handle: Handle) -> Listed:
-    """What a handle says.
+    """Reads a handle.
 
     Raises:
         ValueError: if it is not one of the files sink's.
@@ -60,7 +60,7 @@ def read_handle(handle: Handle) -> Listed:
     fields = dict(handle.transaction)
     name = TransactionName.parse(str(fields.get("name", "")))
     if name is None or not ("files" in fields or "list" in fields):
-        raise ValueError(f"the handle {fields} is not one of the files sink's")
+        raise ValueError(f"The handle {fields} is not one of the files sink's.")
     return Listed(
         name=name,
         files=tuple(json.loads(str(fields["files"]))) if "files" in fields else None,
@@ -72,7 +72,7 @@ def read_handle(handle: Handle) -> Listed:
 
 
 def read_list(content: bytes, checksum: str) -> tuple[Fields, ...] | None:
-    """The files in a list; None if it is not the one that the handle means."""
+    """Returns the files in a list; None if its checksum is not the handle's."""
     if _checksum(content) != checksum:
         return None
     found: list[Mapping[str, str | int]] = json.loads(content)

@@ -1,9 +1,9 @@
-"""Manifests: one small file for each whole batch, which says what belongs to it.
+"""Manifests: one small file for each whole batch, which lists its files.
 
-They are in the folder ``_manifest`` beside the data and are called
-``<prefix>.<query>.<position>-<nonce>.<batch>.manifest``, so that a listing alone says whose they are. Once a hundred
-batches lie well in the past, their manifests are merged into one, ``<prefix>.<query>.<first>-<last>.merged``, and a
-hundred of those into one again, so the folder holds some four hundred files and one more for every 10,000 batches.
+A manifest is in the folder ``_manifest`` beside the data. Its name,
+``<prefix>.<query>.<position>-<nonce>.<batch>.manifest``, tells in a listing whose it is. A hundred manifests of old
+batches are merged into one, ``<prefix>.<query>.<first>-<last>.merged``, and a hundred of those into one again. So the
+folder holds some four hundred files, and one more for every 10,000 batches.
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ class CommittedFile:
     """A file of a whole batch.
 
     Attributes:
-        path: Relative to the sink's path, with ``/``.
-        rows: How many it holds.
+        path: Its path relative to the sink's, with ``/``.
+        rows: How many rows it holds.
         size_bytes: Its size.
-        checksum: Such as ``crc32:1c291ca3``, or an ETag.
+        checksum: Its checksum, such as ``crc32:1c291ca3``, or its ETag.
     """
 
     path: str
@@ -53,7 +53,7 @@ class CommittedFile:
 
     @property
     def partition(self) -> dict[str, str | None]:
-        """Its partition's columns and values as text, None for null."""
+        """The columns and values of its partition as text, None for null."""
         return values_of(self.path.rpartition("/")[0])
 
 
@@ -63,9 +63,9 @@ class Manifest:
 
     Attributes:
         sink: The sink's name.
-        prefix: What the names of its files begin with, after ``part-``.
+        prefix: The beginning of the names of its files, after ``part-``.
         query: The short form of the query's id.
-        token: Of the run that wrote it; where runs have healed it, of the newest of them.
+        token: The token of the run that wrote it, or of the newest of the runs that healed it.
         batch: Spark's batch id.
         files: All its files.
         transactions: The fields of the handles that committed it.
@@ -81,13 +81,13 @@ class Manifest:
 
     @property
     def rows(self) -> int:
-        """Of all files."""
+        """The rows of all files."""
         return sum(file.rows for file in self.files)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ManifestName:
-    """What a manifest's name says. A merged one has batches of several runs, and no token.
+    """A manifest's name as a value. A merged one has batches of several runs, and no token.
 
     Attributes:
         text: The name.
@@ -107,7 +107,7 @@ class ManifestName:
 
     @classmethod
     def parse(cls, text: str) -> ManifestName | None:
-        """The name as a value, or None if it is not one."""
+        """Reads a name, or returns None if it is no manifest's."""
         match = _NAME.fullmatch(text)
         if match is None:
             return None
@@ -123,14 +123,14 @@ class ManifestName:
 
     @property
     def span(self) -> int:
-        """How many batches may be in it."""
+        """The most batches that may be in it."""
         return self.last - self.first + 1
 
 
 def of_batch(
     sink: str, prefix: str, query: str, token: Token, batch: int, handles: Mapping[Handle, Sequence[Fields]]
 ) -> Manifest:
-    """The manifest of a batch whose handles are committed."""
+    """Returns the manifest of a batch whose handles are committed."""
     files = [
         CommittedFile(
             path=str(one["path"]), rows=int(one["rows"]), size_bytes=int(one["size"]), checksum=str(one["checksum"])
@@ -150,19 +150,19 @@ def of_batch(
 
 
 def write(store: FileStore, manifest: Manifest) -> None:
-    """Puts a batch's manifest: again, it is the same."""
+    """Puts a batch's manifest; a repeat puts the same content."""
     token = f"{manifest.token.position}-{manifest.token.nonce}"
     name = f"{manifest.prefix}.{manifest.query}.{token}.{manifest.batch}.manifest"
     store.put(f"{FOLDER}/{name}", _encode([manifest]))
 
 
 def list_manifests(store: FileStore) -> list[ManifestName]:
-    """All manifests there are, by name."""
+    """Lists the names of all manifests."""
     return [name for text in store.list_names(FOLDER) if (name := ManifestName.parse(text)) is not None]
 
 
 def read(store: FileStore, name: ManifestName) -> list[Manifest]:
-    """The batches in a manifest; none if it was merged into another one meanwhile.
+    """Returns the batches in a manifest; none if it was merged into another one meanwhile.
 
     Raises:
         CorruptRecordError: if it cannot be read.
@@ -172,10 +172,8 @@ def read(store: FileStore, name: ManifestName) -> list[Manifest]:
 
 
 def read_all(store: FileStore) -> list[Manifest]:
-    """Every whole batch once, by query and number.
-
-    A manifest that was merged while this read is looked for again.
-    """
+    """Returns every whole batch once, by query and number."""
+    # Listed again until nothing is new: a manifest may be merged into another one meanwhile.
     found: dict[tuple[str, str, int], Manifest] = {}
     seen: set[str] = set()
     while fresh := [name for name in list_manifests(store) if name.text not in seen]:
@@ -189,7 +187,7 @@ def read_all(store: FileStore) -> list[Manifest]:
 def merge(store: FileStore, prefix: str, query: str, before: int) -> None:
     """Merges full hundreds of a query's batches that end before this one; then hundreds of hundreds.
 
-    Two drivers may do so at once: they write the same, and a manifest is deleted only when the merged one is there.
+    Two drivers may merge at once: they write the same, and delete a manifest only after the merged one was put.
     """
     for span in (MERGED, MERGED * MERGED):
         names = [one for one in list_manifests(store) if (one.prefix, one.query) == (prefix, query)]
@@ -207,14 +205,14 @@ def _merge_group(store: FileStore, text: str, group: Sequence[ManifestName]) -> 
     if whole is None or not batches:
         return
     batches.update({one.batch: one for one in read(store, whole)})
-    # What the handles said is for the log's newest batches, which are not merged.
+    # Transactions are asked for only for the log's newest batches, which are not merged.
     plain = [batches[number] for number in sorted(batches)]
     store.put(f"{FOLDER}/{text}", _encode(plain, transactions=False))
     store.delete([f"{FOLDER}/{name.text}" for name in group])
 
 
 def _encode(batches: Iterable[Manifest], *, transactions: bool = True) -> bytes:
-    """A line for each batch, after one that says what this is."""
+    """Returns a line with the format, and one for each batch."""
     lines = [json.dumps({"sparkonce_manifest": _FORMAT})]
     for batch in batches:
         plain = asdict(batch)

@@ -12,29 +12,29 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 NULL = "__HIVE_DEFAULT_PARTITION__"
-"""The folder of null. As with Spark, empty strings are put there, too: a folder's name cannot be empty."""
+"""The folder of null, and as in Spark of empty strings: a folder's name cannot be empty."""
 
 _ESCAPED = re.compile(r"[\x00-\x1f\x7f\"#%'*/:=?\\{\[\]^]")
-"""What Spark's ``ExternalCatalogUtils`` escapes, as Hive does; and NUL, with which no file system makes a folder."""
+"""The characters that Spark's ``ExternalCatalogUtils`` and Hive escape, and NUL, which no folder's name can have."""
 
 
 def escape(text: str) -> str:
-    """A text as a part of a folder's name: ``a/b`` becomes ``a%2Fb``."""
+    """Returns a text as a part of a folder's name: ``a/b`` becomes ``a%2Fb``."""
     return _ESCAPED.sub(lambda found: f"%{ord(found[0]):02X}", text)
 
 
 def folder_of(names: Sequence[str], values: Sequence[Any]) -> str:
-    """The folder of one partition, relative.
+    """Returns the folder of one partition, relative.
 
     Args:
-        names: Of the columns.
-        values: Python's, as pyarrow gives them.
+        names: The names of the columns.
+        values: Their values in Python, as pyarrow gives them.
     """
     return "/".join(f"{escape(name)}={_text(value)}" for name, value in zip(names, values, strict=True))
 
 
 def values_of(folder: str) -> dict[str, str | None]:
-    """The columns and values that a folder's path names, as text; None for null."""
+    """Returns the columns and values that a folder's path names, as text; None for null."""
     parts = (part.partition("=") for part in folder.split("/") if "=" in part)
     return {unquote(name): None if value == NULL else unquote(value) for name, _, value in parts}
 
@@ -48,10 +48,8 @@ def _text(value: Any) -> str:
 
 
 def split(rows: pa.Table, names: Sequence[str]) -> Iterator[tuple[str, pa.Table]]:
-    """The rows of each partition without its columns, with its folder. Rows of one partition keep their order.
-
-    The rows are copied, so that what one partition holds does not keep the others' memory.
-    """
+    """Yields each partition's folder and its rows, in their order, without the columns that name it."""
+    # The rows are copied, so that one partition does not keep the memory of the others.
     codes = np.zeros(rows.num_rows, np.int64)
     for name in names:
         column = rows.column(name).combine_chunks()

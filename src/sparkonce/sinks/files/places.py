@@ -1,4 +1,4 @@
-"""From a path or URL to the store behind it."""
+"""Opens the store of a path or URL."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _KNOWN = "Use a local path, a file: URL, hdfs://host:port/path or s3://bucket/pr
 
 
 def as_text(path: str | os.PathLike[str]) -> str:
-    """A path or URL as text.
+    """Returns a path or URL as text.
 
     Raises:
         ConfigurationError: if it is neither.
@@ -28,10 +28,10 @@ def as_text(path: str | os.PathLike[str]) -> str:
 
 
 def scheme_of(path: str) -> str:
-    """``file``, ``hdfs`` or ``s3``.
+    """Returns the scheme of a path: ``file``, ``hdfs`` or ``s3``.
 
     Raises:
-        ConfigurationError: for a path that names no place.
+        ConfigurationError: for a path that no store is for.
     """
     match = _SCHEME.fullmatch(path)
     scheme = "file" if match is None else match["scheme"].lower()
@@ -62,14 +62,14 @@ def scheme_of(path: str) -> str:
 
 
 def open_store(path: str, options: Mapping[str, Any]) -> FileStore:
-    """The store for a path.
+    """Opens the store for a path.
 
     Args:
         path: See `sparkonce.sinks.files.sink.FilesSink`.
-        options: The store's own.
+        options: Options of the store.
 
     Raises:
-        ConfigurationError: naming the setting, or what has to be installed.
+        ConfigurationError: naming the setting, or the package that has to be installed.
     """
     scheme = scheme_of(path)
     try:
@@ -95,7 +95,7 @@ def open_store(path: str, options: Mapping[str, Any]) -> FileStore:
 
 
 def local_folder(path: str) -> Path:
-    """The absolute folder of a local path or ``file:`` URL."""
+    """Returns the absolute folder of a local path or ``file:`` URL."""
     if _SCHEME.fullmatch(path):
         path = unquote(urlsplit(path).path)
     return Path(path).expanduser().absolute()

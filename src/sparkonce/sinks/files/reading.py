@@ -1,4 +1,4 @@
-"""For readers that must not see a part of a batch: the files of whole batches."""
+"""The files of whole batches, for readers that must not read a part of a batch."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ _THREADS = 8
 
 
 def read_manifests(path: str | Path, *, store_options: Mapping[str, Any] | None = None) -> list[Manifest]:
-    """What is known of every whole batch that was written to a path, by query and batch.
+    """Returns the manifests of all whole batches that were written to a path, by query and batch.
 
     Args:
-        path: The `FilesSink`'s.
-        store_options: The `FilesSink`'s.
+        path: The path of the `FilesSink`.
+        store_options: The options of the `FilesSink`.
 
     Raises:
-        UnknownOutcomeError: if the place cannot be asked now.
+        UnknownOutcomeError: if the store cannot be asked now.
         CorruptRecordError: if a manifest cannot be read.
     """
     store = open_store(as_text(path), mapping("store_options", store_options or {}, example="what FilesSink is given"))
@@ -37,18 +37,18 @@ def read_manifests(path: str | Path, *, store_options: Mapping[str, Any] | None 
 def whole_batches(
     path: str | Path, *, store_options: Mapping[str, Any] | None = None, missing_ok: bool = False
 ) -> list[str]:
-    """The full paths of the files of whole batches, for example for ``duckdb.read_parquet`` or ``spark.read.parquet``.
+    """Lists the full paths of whole batches' files, for example for ``duckdb.read_parquet`` or ``spark.read.parquet``.
 
-    A file that is published but not in the list belongs to a batch whose other files are being published.
+    A published file that is not in the list belongs to a batch whose other files are being published.
 
     Args:
-        path: The `FilesSink`'s.
-        store_options: The `FilesSink`'s.
-        missing_ok: Whether to leave out files that are gone, as where somebody deletes what is old or was read.
+        path: The path of the `FilesSink`.
+        store_options: The options of the `FilesSink`.
+        missing_ok: Whether to leave out files that are gone, for example because somebody deletes old ones.
 
     Raises:
         FilesGoneError: if files are gone, and ``missing_ok`` does not allow it.
-        UnknownOutcomeError: if the place cannot be asked now.
+        UnknownOutcomeError: if the store cannot be asked now.
         CorruptRecordError: if a manifest cannot be read.
     """
     store = open_store(as_text(path), mapping("store_options", store_options or {}, example="what FilesSink is given"))
@@ -64,8 +64,8 @@ def whole_batches(
             gone = sorted(set(named) - set(found))
             raise FilesGoneError(
                 f"{len(gone)} of the {len(named)} files of whole batches in {store.location} are gone; the first is "
-                f"{gone[0]}",
-                next_step="if they were deleted on purpose, give missing_ok=True for those that are left.",
+                f"{gone[0]}.",
+                next_step="If they were deleted on purpose, give missing_ok=True for those that are left.",
                 gone=gone,
             )
         return [f"{store.location}/{path}" for path in found]

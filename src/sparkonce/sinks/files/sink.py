@@ -1,4 +1,4 @@
-"""Folders of files as a part of the two-phase commit."""
+"""The files sink: settings, preflight, and its other parts."""
 
 from __future__ import annotations
 
@@ -7,11 +7,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sparkonce.arguments import flag, mapping, need_package, texts, whole_number
+from sparkonce.arguments import flag, mapping, need_package, whole_number
 from sparkonce.errors import ConfigurationError, PreflightError
 from sparkonce.guarantees import Guarantee
 from sparkonce.protocol.ownership import NAME_PREFIX_LIMIT_BYTES
 from sparkonce.sink import Facts, SinkCommitter, SinkWriter, TwoPhaseCommitSink, WriterContext
+from sparkonce.sinks._shared.settings import columns
 from sparkonce.sinks.files.places import as_text, open_store, scheme_of
 
 if TYPE_CHECKING:
@@ -22,25 +23,25 @@ if TYPE_CHECKING:
 _NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]*")
 _TIMEOUT = "timeout_s"
 _CLIENTS = {"s3": ("boto3", "boto3", "s3"), "hdfs": ("hdfs-native", "hdfs_native", "hdfs")}
-"""Of a place: the package that is needed, its module, and our extra that brings it."""
+"""By scheme: the package that the store needs, its module, and our extra that brings it."""
 
 
 class FilesSink(TwoPhaseCommitSink):
-    """Writes rows as files into a folder, a bucket or HDFS, where a reader sees committed ones only.
+    """Writes rows as files into a folder, a bucket or HDFS, where readers see committed files only.
 
     Args:
         path: A local path or ``file:`` URL, ``hdfs://host:port/path``, or ``s3://bucket/prefix``.
         format: ``parquet``, ``csv``, ``json`` (one object a line), ``arrow`` (IPC files) or ``text``.
         name: Unique within the query, the same after a restart, and a part of the files' names.
-        partition_by: Columns that name folders, as Spark's ``partitionBy``.
+        partition_by: Columns that name folders, as in Spark's ``partitionBy``; one as a text, several as a list.
         max_file_bytes: A file that has reached this size is closed, and another one is begun.
-        compression: Of the format's own; None for its default, which is snappy for Parquet and none for the others.
-        options: Of the format: Parquet's ``row_group_bytes`` (of Arrow's memory), ``compression_level``,
+        compression: A compression of the format; None for its default, snappy for Parquet and none for the others.
+        options: Options of the format: Parquet's ``row_group_bytes`` (of Arrow's memory), ``compression_level``,
             ``use_dictionary``; CSV's ``header``, ``delimiter``.
-        manifest: Whether each whole batch is listed in ``_manifest``, see `read_manifests`. Without it a log from an
-            old copy is not noticed either.
-        store_options: Of the place, for example S3's endpoint or HDFS's configuration.
-        guarantee: EXACTLY_ONCE holds files back until the decision; the others publish them when a slot is done.
+        manifest: Whether each whole batch is listed in ``_manifest``, see `read_manifests`. Without manifests a log
+            from an old copy is not noticed.
+        store_options: Options of the store, for example S3's endpoint or HDFS's configuration.
+        guarantee: EXACTLY_ONCE stages files until the decision; the others publish them when a slot is done.
 
     Raises:
         ConfigurationError: naming the setting and its value.
@@ -64,8 +65,7 @@ class FilesSink(TwoPhaseCommitSink):
 
         super().__init__(name, guarantee)
         self.path = as_text(path)
-        columns = (partition_by,) if isinstance(partition_by, str) else partition_by
-        self.partition_by = texts("partition_by", columns, example="columns' names: ['day']")
+        self.partition_by = columns("partition_by", partition_by)
         self.max_file_bytes = whole_number("max_file_bytes", max_file_bytes, least=1)
         self.manifest = flag("manifest", manifest)
         self.store_options = mapping("store_options", store_options or {}, example="{'region_name': 'eu-west-1'}")
@@ -92,11 +92,13 @@ class FilesSink(TwoPhaseCommitSink):
                 )
         if len(set(self.partition_by)) != len(self.partition_by):
             raise ConfigurationError(
-                f"partition_by={list(self.partition_by)!r} names a column twice.", next_step="Name each once."
+                f"partition_by={list(self.partition_by)!r} names a column twice.",
+                next_step="Name each once.",
+                setting="partition_by",
             )
 
     def conditions(self) -> Sequence[str]:
-        """What must be true of the place and its readers."""
+        """See `TwoPhaseCommitSink.conditions`."""
         found: list[str] = []
         if self.guarantee is not Guarantee.EXACTLY_ONCE:
             return found
@@ -118,7 +120,7 @@ class FilesSink(TwoPhaseCommitSink):
         return found
 
     def columns(self, schema: pa.Schema) -> Sequence[str]:
-        """All, once each has a type that the format takes."""
+        """Returns all columns, once each has a type that the format takes."""
         from sparkonce.sinks.files.types import check_columns, is_string
 
         names = check_columns(schema, self.encoding.format, self.partition_by)
@@ -126,19 +128,19 @@ class FilesSink(TwoPhaseCommitSink):
         return names
 
     def preflight(self, query: str, recorded: Facts | None) -> Facts:  # noqa: ARG002 - the same for all
-        """Makes the folder, tries what publishing does there, and sees that it is still the recorded one."""
+        """Makes the folder, tries there what publishing does, and checks that it is still the recorded one."""
         store = open_store(self.path, self.store_options)
         try:
-            place = store.check()
+            identity = store.check()
             self._check_names(store)
             self._found = tuple(store.conditions())
             timeout_s = store.timeout_s()
         finally:
             store.close()
-        facts = {**place, "prefix": self.name, "manifest": str(self.manifest)}
+        facts = {**identity, "prefix": self.name, "manifest": str(self.manifest)}
         if timeout_s is not None:
             facts[_TIMEOUT] = str(timeout_s)
-        for name, value in place.items():
+        for name, value in identity.items():
             before = (recorded or {}).get(name, value)
             if before != value and name == "folder" and scheme_of(self.path) != "s3":  # whose folder is its prefix
                 raise PreflightError(
@@ -160,7 +162,7 @@ class FilesSink(TwoPhaseCommitSink):
         return facts
 
     def _check_names(self, store: FileStore) -> None:
-        """Rows of two partitions in one folder would be read as those of one: their values are in its name only."""
+        # The rows of a partition do not hold its values: its folder's name does.
         if self._texts and store.folds_names():
             raise PreflightError(
                 f"partition_by={list(self.partition_by)!r} names folders by text ({', '.join(self._texts)}), and the "
@@ -171,11 +173,11 @@ class FilesSink(TwoPhaseCommitSink):
             )
 
     def transaction_timeout_s(self, facts: Facts) -> float | None:
-        """How long the place keeps files that are held back, for example by a bucket's lifecycle rule."""
+        """Returns how long the store keeps staged files, for example by a bucket's lifecycle rule."""
         return float(facts[_TIMEOUT]) if _TIMEOUT in facts and self.guarantee is Guarantee.EXACTLY_ONCE else None
 
     def writer(self, context: WriterContext) -> SinkWriter:
-        """Opens nothing but the store."""
+        """See `TwoPhaseCommitSink.writer`."""
         from sparkonce.sinks.files.writer import FilesWriter
 
         return FilesWriter(
@@ -188,7 +190,7 @@ class FilesSink(TwoPhaseCommitSink):
         )
 
     def committer(self) -> SinkCommitter:
-        """Publishes from the driver."""
+        """See `TwoPhaseCommitSink.committer`."""
         from sparkonce.sinks.files.committer import FilesCommitter
 
         return FilesCommitter(open_store(self.path, self.store_options), self.name, manifest=self.manifest)

@@ -1,4 +1,4 @@
-"""What pyarrow writes to: a file object that counts what passes, and names its file when the disk does not take it."""
+"""The stream that pyarrow writes to: computes size and checksum, and names its file when the disk does not take it."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from sparkonce.errors import OutageError, PrepareError
 
 
 class ChecksumStream:
-    """A file object for pyarrow that counts what passes.
+    """A file object for pyarrow that computes size and checksum.
 
     Args:
-        file: Where to.
-        path: For messages.
+        file: The file that it writes to.
+        path: The file's path, for messages.
     """
 
     closed = False
@@ -29,11 +29,11 @@ class ChecksumStream:
 
     @property
     def checksum(self) -> str:
-        """Of all that was written."""
+        """The checksum of all bytes so far."""
         return f"crc32:{self._crc:08x}"
 
     def write(self, data: Any) -> int:
-        """Writes all of it.
+        """Writes all bytes.
 
         Raises:
             PrepareError: if the file system does not take it.
@@ -46,31 +46,31 @@ class ChecksumStream:
         return length
 
     def tell(self) -> int:
-        """How much was written."""
+        """Returns the number of bytes so far."""
         return self.size
 
     def flush(self) -> None:
-        """Nothing: `StagedFile.seal` flushes."""
+        """Does nothing: `StagedFile.seal` flushes."""
 
     def close(self) -> None:
-        """Nothing: `StagedFile.seal` closes."""
+        """Does nothing: `StagedFile.seal` closes."""
 
     def writable(self) -> bool:
-        """Yes."""
+        """Returns True."""
         return True
 
     def readable(self) -> bool:
-        """No."""
+        """Returns False."""
         return False
 
     def seekable(self) -> bool:
-        """No."""
+        """Returns False."""
         return False
 
 
 @contextmanager
 def preparing(path: object) -> Iterator[None]:
-    """Turns what a file system refuses into a `PrepareError` that names the path."""
+    """Turns the file system's errors into a `PrepareError` that names the path."""
     try:
         yield
     except OSError as error:

@@ -1,4 +1,4 @@
-"""Which Spark types each format takes, and as what they arrive in its files."""
+"""The Spark types that each format takes, and their types in its files."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ _PARTITION_TYPES = "string, boolean, byte, short, int, long, decimal and date"
 
 
 def check_columns(schema: pa.Schema, format: str, partition_by: Sequence[str]) -> list[str]:  # noqa: A002
-    """All columns, once each is known to fit.
+    """Returns all columns, once each is known to fit.
 
     Args:
-        schema: Of the rows, as Spark hands them over.
+        schema: The schema of the rows, as Spark hands them over.
         format: One of `sparkonce.sinks.files.formats.FORMATS`.
         partition_by: The columns that name folders.
 
@@ -103,22 +103,22 @@ def _names_a_folder(kind: pa.DataType) -> bool:
 
 
 def is_string(kind: pa.DataType) -> bool:
-    """Whether it holds text."""
+    """Returns whether the type holds text."""
     return bool(types.is_string(kind) or types.is_large_string(kind))
 
 
 def is_binary(kind: pa.DataType) -> bool:
-    """Whether it holds bytes."""
+    """Returns whether the type holds bytes."""
     return bool(types.is_binary(kind) or types.is_large_binary(kind))
 
 
 def file_schema(schema: pa.Schema) -> pa.Schema:
-    """The schema of a file: instants in UTC whatever the session's zone, so that all files of a folder have one."""
+    """Returns the schema of a file, with timestamps in UTC in every session, so that all files of a folder agree."""
     return pa.schema([field.with_type(in_utc(field.type)) for field in schema])
 
 
 def in_utc(kind: pa.DataType) -> pa.DataType:
-    """The type with all its instants in UTC. What is stored is the same: it counts from 1970 in UTC anyway."""
+    """Returns the type with all its timestamps in UTC. The stored values stay: they count from 1970 in UTC anyway."""
     if types.is_timestamp(kind):
         return kind if kind.tz in (None, "UTC") else pa.timestamp(kind.unit, "UTC")
     rebuild: Callable[[list[pa.Field]], pa.DataType]

@@ -1,4 +1,4 @@
-"""The executor half of the files sink."""
+"""The executor half of the files sink: encodes rows into staged files."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ from sparkonce.sinks.files.store import Fields, FileStore, StagedFile
 from sparkonce.sinks.files.types import file_schema
 
 OPEN_FILES = 32
-"""How many files a slot has open at once; the one that was written to longest ago makes room."""
+"""How many files a slot has open at once; the one written to longest ago is closed for a new one."""
 
 GATHERED_BYTES = 64 << 20
-"""How much of Arrow's memory a slot of many partitions gathers, over all of them, before it encodes."""
+"""How much of Arrow's memory a slot gathers, over all partitions, before it encodes."""
 
 SPLIT_BYTES = 8 << 20
-"""How much is gathered before it is split into partitions: splitting costs something for each of them."""
+"""How much is gathered before it is split into partitions: a split has a cost for each of them."""
 
 _SEALING_THREADS = 4
 
 
 @dataclass(slots=True)
 class _Pile:
-    """Rows of one folder that are not encoded yet."""
+    """The rows of one folder that are not encoded yet."""
 
     tables: list[pa.Table] = field(default_factory=list)
     size: int = 0
@@ -48,21 +48,21 @@ class _Pile:
 
 @dataclass(slots=True)
 class _OpenFile:
-    held: StagedFile
+    staged: StagedFile
     encoder: Encoder
     rows: int = 0
 
 
 class FilesWriter(SinkWriter):
-    """One copy's files. Closed files are made durable in the background while others are written.
+    """The files of one copy. Closed files are made durable in the background while others are written.
 
     Args:
-        store: Where to.
-        context: Which copy of which slot.
-        encoding: The format.
-        partition_by: Columns that name folders.
+        store: The store that the files go to.
+        context: The copy.
+        encoding: The format, and its options.
+        partition_by: The columns that name folders.
         max_file_bytes: A file that has reached this size is closed, and another one is begun.
-        hold_back: Whether the guarantee is EXACTLY_ONCE. Otherwise `prepare` publishes.
+        hold_back: Whether files stay staged until the decision (EXACTLY_ONCE). Otherwise `prepare` publishes them.
     """
 
     def __init__(
@@ -96,23 +96,19 @@ class FilesWriter(SinkWriter):
         self._unsplit = _Pile()
         self._piles: dict[str, _Pile] = {}
         self._open: dict[str, _OpenFile] = {}
-        self._held: list[StagedFile] = []
+        self._staged: list[StagedFile] = []
         self._sealed: list[tuple[int, Future[Fields]]] = []
         self._threads: ThreadPoolExecutor | None = None
         self._list = ""
 
     def begin(self) -> None:
-        """Opens the slot's file at once, where there is one: what a server wants to prepare, it does meanwhile."""
+        """See `SinkWriter.begin`. Opens the file of a slot without partitions at once: a store may take its time."""
         self._begun_ms = time.time_ns() // 1_000_000
         if not self._partition_by:
             self._open[""] = self._open_file("")
 
     def write(self, rows: pa.RecordBatch) -> None:
-        """Gathers rows, and encodes them in pieces large enough for the format.
-
-        Raises:
-            PrepareError: if the place does not take them, or the format a value.
-        """
+        """See `SinkWriter.write`. Gathers rows, and encodes them in pieces large enough for the format."""
         table = self._to_table(rows)
         if not self._partition_by:
             self._piles.setdefault("", _Pile()).add(table, rows.nbytes)
@@ -123,11 +119,7 @@ class FilesWriter(SinkWriter):
         self._encode_full()
 
     def prepare(self) -> Mapping[str, str | int]:
-        """Encodes what is left, makes every file durable, and says what publishes them.
-
-        Raises:
-            PrepareError: if any file may not be whole.
-        """
+        """See `SinkWriter.prepare`. Encodes the rest, and makes every file durable."""
         self._split()
         for folder in list(self._piles):
             self._encode(folder)
@@ -138,7 +130,7 @@ class FilesWriter(SinkWriter):
         files = [{**sealed.result(), "rows": rows} for rows, sealed in self._sealed]
         if doubt := self._store.doubt(self._folder):
             raise (OutageError if doubt.outcome is Outcome.RETRY else PrepareError)(
-                f"What was written may not be where the driver looks for it: {doubt.reason}",
+                f"The driver may not find the files here: {doubt.reason}",
                 next_step="Let every host see the same folder at the sink's path; nothing of the batch became visible.",
             )
         if not self._hold_back:
@@ -158,18 +150,18 @@ class FilesWriter(SinkWriter):
                 raise kind(f"A file could not be published: {answer.reason}")
 
     def abort(self) -> None:
-        """Deletes the files. Those that cannot be reached are left to the driver's sweep."""
+        """Discards the files. Leaves those that cannot be reached to the driver's sweep."""
         for _, sealed in self._sealed:
             sealed.exception()  # waits: a file is not deleted while it is being sealed
-        for held in self._held:
-            held.discard()
+        for staged in self._staged:
+            staged.discard()
         if self._list:
             with suppress(Exception):
                 self._store.delete([self._list])
         self.close()
 
     def close(self) -> None:
-        """Frees what the writer holds."""
+        """See `SinkWriter.close`."""
         self._piles.clear()
         if self._threads is not None:
             self._threads.shutdown()
@@ -211,14 +203,14 @@ class FilesWriter(SinkWriter):
         rows = pa.concat_tables(pile.tables)
         file.encoder.write(rows)
         file.rows += rows.num_rows
-        if file.held.size() >= self._max_file_bytes:
+        if file.staged.size() >= self._max_file_bytes:
             self._close(folder)
 
     def _open_file(self, folder: str) -> _OpenFile:
-        held = self._store.stage(self._name, file_path(folder, self._name, self._number, self._encoding.extension))
+        staged = self._store.stage(self._name, file_path(folder, self._name, self._number, self._encoding.extension))
         self._number += 1
-        self._held.append(held)
-        return _OpenFile(held, self._encoding.open(held.stream))
+        self._staged.append(staged)
+        return _OpenFile(staged, self._encoding.open(staged.stream))
 
     def _close(self, folder: str) -> None:
         file = self._open.pop(folder, None)
@@ -227,4 +219,4 @@ class FilesWriter(SinkWriter):
         file.encoder.close()
         if self._threads is None:
             self._threads = ThreadPoolExecutor(_SEALING_THREADS, thread_name_prefix="seal")
-        self._sealed.append((file.rows, self._threads.submit(file.held.seal)))
+        self._sealed.append((file.rows, self._threads.submit(file.staged.seal)))
