@@ -216,10 +216,12 @@ NAMED_AS_IS = {
         "', '.join(columns)": "of the callers, who write them down",
         "found.literal": "hexadecimal digits, and a number that the server gave",
     },
-    "lab/systems/postgres.py": {
-        "self.schema": "drawn there, of hexadecimal digits",
-        "columns": "of COLUMNS, which is written down",
+    "testing/systems/postgres.py": {
+        "self.schema": "of the callers, who draw it of letters and digits",
+        "table": "of the callers, who write it down",
+        "', '.join(columns)": "of the callers, who write them down",
     },
+    "lab/systems/postgres.py": {"self.schema": "drawn there, of hexadecimal digits"},
 }
 """What stands in a text that begins like a statement and is not quoted in that text, and why it may."""
 

@@ -15,13 +15,13 @@ import pytest
 from sparkonce.errors import ConfigurationError
 from sparkonce.lab.history import OBSERVED
 from sparkonce.lab.systems.kafka import KafkaSystem
-from sparkonce.lab.systems.mysql import MySQLSystem
 from sparkonce.lab.systems.names import SYSTEMS, parse
 from sparkonce.lab.systems.observed import newest_in, of_csv, of_parquet, of_texts
 from sparkonce.lab.systems.places import holds_credentials, without_credentials
-from sparkonce.lab.systems.postgres import PostgresSystem
 from sparkonce.lab.systems.redis import times_applied
 from sparkonce.testing.kafka import Transaction
+from sparkonce.testing.systems.mariadb import MariaDBWitness
+from sparkonce.testing.systems.postgres import PostgresWitness
 
 STRANGE = ("strange", -1, -1, -1, -1, -1)
 
@@ -173,10 +173,10 @@ def test_two_brokers_cannot_do_without_one() -> None:
         KafkaSystem(nodes=2)
 
 
-@pytest.mark.parametrize("make", [PostgresSystem, MySQLSystem])
+@pytest.mark.parametrize("make", [lambda: PostgresWitness(""), lambda: MariaDBWitness({})], ids=["postgres", "mariadb"])
 def test_of_those_who_ask_at_once_one_connects(make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """A reader's thread and the one that strikes: a connection that both make is kept by one, and left by the other."""
-    system, both = make(), threading.Barrier(2)
+    witness, both = make(), threading.Barrier(2)
 
     def connect() -> None:
         with suppress(threading.BrokenBarrierError):
@@ -184,7 +184,7 @@ def test_of_those_who_ask_at_once_one_connects(make: Any, monkeypatch: pytest.Mo
             pytest.fail("both connect")
         raise ConnectionError
 
-    monkeypatch.setattr(system, "_connect", connect)
+    monkeypatch.setattr(witness, "connect", connect)
     with ThreadPoolExecutor(2) as threads:
-        asked = [threads.submit(system._ask, "SELECT 1") for _ in range(2)]
+        asked = [threads.submit(witness.ask, "SELECT 1") for _ in range(2)]
         assert [type(one.exception()) for one in asked] == [ConnectionError, ConnectionError]

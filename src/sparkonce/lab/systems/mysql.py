@@ -63,7 +63,6 @@ class MySQLSystem(Injectable):
         self._disk: SmallDisk | None = None
         self._direct: dict[str, Any] = {}
         self._witness: MariaDBWitness | None = None
-        self._made = False
         self.injections = {}
         self.database = f"sparkonce_verify_{secrets.token_hex(5)}"
 
@@ -79,7 +78,6 @@ class MySQLSystem(Injectable):
         self._witness = MariaDBWitness(self._direct, self.database, prefix=self.database)
         try:
             ((_, cipher),) = self._witness.ask("SHOW SESSION STATUS LIKE 'Ssl_cipher'")
-            self._made = True
             # The index is for `newest`.
             self._witness.make_place(*_COLUMNS, "KEY (batch)", table=_TABLE)
         except pymysql.Error as error:
@@ -125,7 +123,7 @@ class MySQLSystem(Injectable):
         if self._server is not None:
             self._server.stop()
             self._server = None
-        elif self._made and not self.keep_place:
+        elif self._witness is not None and self._witness.made and not self.keep_place:
             self._drop()
         if self._disk is not None:
             self._disk.close()
@@ -140,7 +138,6 @@ class MySQLSystem(Injectable):
             raise PreflightError(
                 f"the database {self.database} cannot be dropped: {error}", next_step="drop it by hand."
             ) from None
-        self._made = False
 
     def sink_settings(self) -> Mapping[str, Any]:
         """See `System.sink_settings`. With the user's password, if there is one."""

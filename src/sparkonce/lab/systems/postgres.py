@@ -3,42 +3,30 @@
 from __future__ import annotations
 
 import secrets
-import threading
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sparkonce.errors import ConfigurationError, PreflightError
+from sparkonce.lab.errors import RunFailedError
 from sparkonce.lab.systems.injections import Injectable, of_connections, of_disk, of_server
 from sparkonce.lab.systems.places import without_credentials
 from sparkonce.rig.disk import SmallDisk, affordable
-from sparkonce.rig.proxy import FaultProxy, Request
+from sparkonce.rig.proxy import FaultProxy
 from sparkonce.rig.servers.postgres import PostgresServer
 from sparkonce.rig.servers.process import HOST
-from sparkonce.testing.matchers import after
+from sparkonce.testing.systems.postgres import CONNECTS_WITHIN_S, PostgresWitness, within
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
     from sparkonce.sink import TwoPhaseCommitSink
-    from sparkonce.sinks.postgres.connection import Connection
 
 MEGABYTES = 3072
 
 _TABLE = "rows"
 _SETTINGS = {"max_prepared_transactions": "100", "max_wal_size": "256MB", "min_wal_size": "32MB"}
-_REQUESTS: Mapping[str, Mapping[str, Request]] = {
-    "two_phase": {"prepare": b"PREPARE TRANSACTION", "commit": b"COMMIT PREPARED", "abort": b"ROLLBACK PREPARED"},
-    "staged": {
-        "prepare": after(b"SET LOCAL statement_timeout", b"COMMIT\x00"),
-        "commit": b"SET state = 'committed'",
-        "abort": b"DELETE FROM",
-    },
-}
-_OURS = "sparkonce-verify"
-_CONNECTS_WITHIN_S = 3
-_ANSWERS_WITHIN_S = 5.0
+_COLUMNS = ("kind text", *(f"{name} bigint" for name in ("key", "number", "amount", "rows", "batch")))
 _READ_WITHIN_S = 600.0
 
 
@@ -61,9 +49,10 @@ class PostgresSystem(Injectable):
     name = "postgres"
 
     def __init__(self, conninfo: str | None = None, commit: str = "two_phase", megabytes: int = MEGABYTES) -> None:
-        if commit not in _REQUESTS:
+        if commit not in PostgresWitness.requests:
             raise ConfigurationError(
-                f"commit={commit!r} is not one of {', '.join(_REQUESTS)}", next_step="choose one of them."
+                f"commit={commit!r} is not one of {', '.join(PostgresWitness.requests)}",
+                next_step="choose one of them.",
             )
         self._users = conninfo
         self._commit = commit
@@ -71,9 +60,7 @@ class PostgresSystem(Injectable):
         self._server: PostgresServer | None = None
         self._disk: SmallDisk | None = None
         self._direct = self._through = ""
-        self._watching: Connection | None = None
-        self._one_asks = threading.Lock()
-        self._made = False
+        self._witness: PostgresWitness | None = None
         self.injections = {}
         self.schema = f"sparkonce_verify_{secrets.token_hex(5)}"
 
@@ -92,25 +79,22 @@ class PostgresSystem(Injectable):
                     "--system postgres=…: libpq cannot read where the server is",
                     next_step="name it as 'host=… dbname=… user=…', with quotes around values that have spaces.",
                 ) from None
+        self._witness = PostgresWitness(self._direct, self.schema, prefix=self.schema)
         try:
             upstream, encrypted = self._look()
-            with self._connect() as connection:
-                connection.execute(f"CREATE SCHEMA {self.schema}")
-                self._made = True
-                columns = "kind text, key bigint, number bigint, amount bigint, rows bigint, batch bigint"
-                connection.execute(f"CREATE TABLE {self.schema}.{_TABLE} ({columns})")
-                connection.execute(f"CREATE INDEX ON {self.schema}.{_TABLE} (batch)")  # for `newest`
+            self._witness.make_place(*_COLUMNS, table=_TABLE)
+            self._witness.ask(f"CREATE INDEX ON {self.schema}.{_TABLE} (batch)")  # for `newest`
         except psycopg.Error as error:
             raise PreflightError(
                 f"{self._named} has no place for the rows: {str(error).strip()}",
                 next_step="check the address and the credentials, and GRANT CREATE ON DATABASE to the role.",
             ) from None
-        requests = {} if encrypted else _REQUESTS[self._commit]
+        requests = {} if encrypted else PostgresWitness.requests[self._commit]
         self.proxy = FaultProxy(upstream, requests)
         self.proxy.start()
         self.requests = tuple(requests)
         self._through = psycopg.conninfo.make_conninfo(
-            self._direct, hostaddr=HOST, port=self.proxy.port, connect_timeout=_CONNECTS_WITHIN_S
+            self._direct, hostaddr=HOST, port=self.proxy.port, connect_timeout=CONNECTS_WITHIN_S
         )
         self.injections = {**of_connections(self.proxy), **self.injections}
 
@@ -122,12 +106,19 @@ class PostgresSystem(Injectable):
         self.injections = {**of_server(server), **of_disk(self._disk, server)}
 
     @property
+    def witness(self) -> PostgresWitness:
+        """Asks the server, once it is started."""
+        if self._witness is None:
+            raise RunFailedError("PostgreSQL is not started.")
+        return self._witness
+
+    @property
     def _named(self) -> str:
         return f"--system postgres={without_credentials(self._users)}" if self._users else "PostgreSQL"
 
     def _look(self) -> tuple[tuple[str, int], bool]:
         """Where the server is, and whether connections to it are encrypted."""
-        with self._connect() as connection:
+        with self.witness.connect() as connection:
             info = connection.info
             host = info.hostaddr or info.host
             if not host or host.startswith(("/", "@")):
@@ -139,7 +130,8 @@ class PostgresSystem(Injectable):
 
     def stop(self) -> None:
         """See `System.stop`."""
-        self._forget()
+        if self._witness is not None:
+            self._witness.close()
         if self.proxy is not None:
             self.proxy.close()
             self.proxy = None
@@ -149,20 +141,14 @@ class PostgresSystem(Injectable):
                 self._disk.close()
             self._server.delete()
             self._server = None
-        elif self._made and not self.keep_place:
+        elif self._witness is not None and self._witness.made and not self.keep_place:
             self._drop()
 
     def _drop(self) -> None:
         import psycopg
-        from psycopg import sql
 
         try:
-            with self._connect() as connection:
-                connection.execute(f"SET lock_timeout = '{_ANSWERS_WITHIN_S:g}s'")
-                for (gid,) in connection.execute(_GIDS, (f"{self.schema}.",)).fetchall():
-                    connection.execute(sql.SQL("ROLLBACK PREPARED {}").format(gid))
-                connection.execute(f"DROP SCHEMA IF EXISTS {self.schema} CASCADE")
-                self._made = False
+            self.witness.drop_place()
         except psycopg.Error as error:
             raise PreflightError(
                 f"the schema {self.schema} cannot be dropped: {str(error).strip()}", next_step="drop it by hand."
@@ -192,63 +178,20 @@ class PostgresSystem(Injectable):
     def read(self) -> pa.Table:
         """See `System.read`."""
         from sparkonce.lab.systems.observed import COLUMNS, of_csv
-        from sparkonce.sinks.postgres.connection import within
 
         ask = f"COPY (SELECT {', '.join(COLUMNS)} FROM {self.schema}.{_TABLE}) TO STDOUT (FORMAT csv)"  # noqa: S608 - ours
-        with self._connect() as connection, within(connection, _READ_WITHIN_S), connection.cursor().copy(ask) as rows:
+        with (
+            self.witness.connect() as connection,
+            within(connection, _READ_WITHIN_S),
+            connection.cursor().copy(ask) as rows,
+        ):
             return of_csv(bytes(piece) for piece in rows)
 
     def newest(self) -> int:
         """See `System.newest`."""
-        (newest,) = self._ask(f"SELECT coalesce(max(batch), -1) FROM {self.schema}.{_TABLE}")  # noqa: S608 - ours
+        (newest,) = self.witness.column(f"SELECT coalesce(max(batch), -1) FROM {self.schema}.{_TABLE}")  # noqa: S608 - ours
         return int(newest)
 
     def left_open(self) -> Sequence[str]:
         """See `System.left_open`: prepared transactions, staged rows, and sessions in a transaction."""
-        found = [f"prepared {gid}" for gid in self._ask(_GIDS, f"{self.schema}.")]
-        found += [f"table {table}" for table in self._ask(_STAGING, self.schema, _TABLE)]
-        found += [f"session {session}" for session in self._ask(_SESSIONS, _OURS, self.schema)]
-        if self._ask("SELECT to_regclass(%s)::text", f"{self.schema}.sparkonce_commits") != [None]:
-            open_ = f"SELECT name FROM {self.schema}.sparkonce_commits WHERE state <> 'committed'"  # noqa: S608 - ours
-            found += [f"marker {name}" for name in self._ask(open_)]
-        return found
-
-    def _ask(self, question: str, *values: Any) -> list[Any]:
-        """The first column of an answer, on a connection that is kept while it works."""
-        from sparkonce.sinks.postgres.connection import within
-
-        with self._one_asks:
-            try:
-                if self._watching is None:
-                    self._watching = self._connect()
-                with within(self._watching, _ANSWERS_WITHIN_S):
-                    return [row[0] for row in self._watching.execute(question, values or None).fetchall()]
-            except BaseException:
-                self._forget()
-                raise
-
-    def _forget(self) -> None:
-        watching, self._watching = self._watching, None
-        if watching is not None:
-            with suppress(Exception):  # it is given up, whatever state it is in
-                watching.close()
-
-    def _connect(self) -> Connection:
-        import psycopg
-
-        return psycopg.connect(
-            self._direct, autocommit=True, connect_timeout=_CONNECTS_WITHIN_S, application_name=_OURS
-        )
-
-
-_GIDS = "SELECT gid FROM pg_catalog.pg_prepared_xacts WHERE pg_catalog.starts_with(gid, %s) ORDER BY gid"
-_STAGING = """
-SELECT c.relname::text FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
-WHERE n.nspname = %s AND c.relkind = 'r' AND c.relname NOT IN (%s, 'sparkonce_commits')
-"""
-_SESSIONS = """
-SELECT DISTINCT a.pid || ' ' || a.application_name FROM pg_catalog.pg_stat_activity a
-JOIN pg_catalog.pg_locks l ON l.pid = a.pid JOIN pg_catalog.pg_class c ON c.oid = l.relation
-JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
-WHERE a.backend_type = 'client backend' AND a.application_name <> %s AND n.nspname = %s
-"""
+        return self.witness.left_open()

@@ -48,6 +48,9 @@ class MariaDBWitness(Witness):
         prefix: Only prepared transactions with this prefix, and sessions in this database, are looked at; empty for
             all of the server's.
         answers_within_s: The longest wait for an answer, in seconds.
+
+    Attributes:
+        made: Whether there is a place, made by `make_place`.
     """
 
     requests: ClassVar[Mapping[str, Mapping[str, Request]]] = {
@@ -69,6 +72,7 @@ class MariaDBWitness(Witness):
     ) -> None:
         self.settings = {**settings, "connect_timeout": CONNECTS_WITHIN_S, "read_timeout": answers_within_s}
         self.database = database
+        self.made = False
         self._prefix = prefix
         self._connection: Any = None
         self._one_asks = threading.Lock()
@@ -81,6 +85,7 @@ class MariaDBWitness(Witness):
             table: The table's name.
         """
         self.ask(f"CREATE DATABASE {self._quoted} CHARACTER SET utf8mb4")
+        self.made = True
         self.ask(f"CREATE TABLE {self._quoted}.{table} ({', '.join(columns)}) ENGINE=InnoDB")
 
     @property
@@ -93,6 +98,7 @@ class MariaDBWitness(Witness):
         for found in self.prepared():
             self.ask(f"XA ROLLBACK {found.literal}")
         self.ask(f"DROP DATABASE IF EXISTS {self._quoted}")
+        self.made = False
 
     def prepared(self) -> list[Prepared]:
         """Lists the prepared transactions. The branch of a transaction's id begins with its prefix."""
