@@ -1,7 +1,9 @@
 """A two-phase-commit system in this process's memory: the public double of a real one, for tests of pipelines.
 
-It behaves like Kafka where that matters: a transaction belongs to an id and an epoch, times out, and is fenced by an
-abort; a commit that is repeated says so.
+A transaction behaves as in Kafka: it times out, an abort fences its writer, and a repeated commit is answered as such.
+
+- ``server``: the system: transactions, what is visible, and faults on request
+- ``sink``: the sink that writes to it
 """
 
 from sparkonce.sinks.memory.server import MemoryServer

@@ -15,9 +15,12 @@ from sparkonce.protocol.outcomes import Finished, Outcome
 
 Row = tuple[object, ...]
 
+APPLIED = "Applied, but the reply was lost."
+"""The reason of a `Finished` fault of ``commit`` that answers after it has committed."""
+
 
 class TransactionState(str, Enum):
-    """Where a transaction stands."""
+    """A transaction's state."""
 
     OPEN = "open"
     PREPARED = "prepared"
@@ -25,9 +28,12 @@ class TransactionState(str, Enum):
     ABORTED = "aborted"
 
 
+_UNFINISHED = frozenset({TransactionState.OPEN, TransactionState.PREPARED})
+
+
 @dataclass(slots=True)
 class Transaction:
-    """One transaction: who opened it and for which batch, its rows, its state."""
+    """One transaction: its owner, its batch, its state and its rows."""
 
     number: int
     owner: str
@@ -37,7 +43,7 @@ class Transaction:
 
 
 class MemoryServer:
-    """Holds transactions and shows committed rows. Safe to use from several threads."""
+    """A server that keeps transactions and shows committed rows. Safe to use from several threads."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -47,7 +53,7 @@ class MemoryServer:
         self._faults: dict[str, deque[Finished | BaseException]] = {}
 
     def visible(self) -> list[Row]:
-        """What a reader of committed rows sees."""
+        """Returns the rows that a reader of committed rows sees."""
         with self._lock:
             committed = [
                 row
@@ -58,20 +64,20 @@ class MemoryServer:
             return committed + list(self._direct)
 
     def transactions(self) -> dict[int, TransactionState]:
-        """Every transaction's state."""
+        """Returns the state of every transaction."""
         with self._lock:
             return {number: transaction.state for number, transaction in self._transactions.items()}
 
     def fail(self, call: str, *answers: Finished | BaseException) -> None:
         """Makes the next calls of ``commit``, ``abort``, ``begin``, ``write`` or ``prepare`` give these answers.
 
-        An exception is raised before anything is done. A `Finished` answer of ``commit`` or ``abort`` is given
-        without doing anything; see `reply_lost` for the other case.
+        An exception is raised before anything is done. A `Finished` answer of ``commit`` or ``abort`` replaces the
+        request; `reply_lost` makes an answer that comes after it.
         """
         self._faults.setdefault(call, deque()).extend(answers)
 
     def expire(self, number: int) -> None:
-        """Aborts a transaction that is not finished, as a timeout does."""
+        """Aborts an unfinished transaction, as a timeout does."""
         with self._lock:
             transaction = self._transactions[number]
             if transaction.state in _UNFINISHED:
@@ -95,16 +101,16 @@ class MemoryServer:
                 return
             transaction = self._transactions[number]
             if transaction.state is not TransactionState.OPEN:
-                raise ValueError(f"transaction {number} is {transaction.state.value}")
+                raise ValueError(f"Transaction {number} is {transaction.state.value}.")
             transaction.rows.extend(values)
 
     def prepare(self, number: int) -> None:
-        """From here on the transaction can be committed and no longer written to."""
+        """Seals a transaction: it can be committed, and no longer written to."""
         self._fault("prepare")
         with self._lock:
             transaction = self._transactions[number]
             if transaction.state is not TransactionState.OPEN:
-                raise ValueError(f"transaction {number} is {transaction.state.value}")
+                raise ValueError(f"Transaction {number} is {transaction.state.value}.")
             transaction.state = TransactionState.PREPARED
 
     def commit(self, number: int) -> Finished:
@@ -117,7 +123,7 @@ class MemoryServer:
         return fault if fault is not None else answer
 
     def abort(self, number: int) -> Finished:
-        """Gives up a transaction that is not committed."""
+        """Aborts a transaction that is not committed."""
         fault = self._fault("abort")
         if fault is not None:
             return fault
@@ -130,7 +136,7 @@ class MemoryServer:
             return Finished(outcome=Outcome.ABORTED)
 
     def unfinished(self) -> list[tuple[int, str]]:
-        """Number and owner of every transaction that is open or prepared."""
+        """Lists number and owner of every transaction that is open or prepared."""
         with self._lock:
             return [
                 (transaction.number, transaction.owner)
@@ -139,7 +145,7 @@ class MemoryServer:
             ]
 
     def committed(self) -> list[tuple[int, str, int | None]]:
-        """Returns number, owner and batch of every transaction that is committed."""
+        """Lists number, owner and batch of every committed transaction."""
         with self._lock:
             return [
                 (transaction.number, transaction.owner, transaction.batch)
@@ -148,18 +154,18 @@ class MemoryServer:
             ]
 
     def owners_of(self, transactions: Iterable[int]) -> list[str]:
-        """Which run opened each of these transactions, as the sink names it."""
+        """Returns the owner of each of these transactions, as the sink names it."""
         with self._lock:
             return [self._transactions[number].owner for number in transactions]
 
     def _commit(self, number: int) -> Finished:
         transaction = self._transactions.get(number)
         if transaction is None:
-            return Finished(outcome=Outcome.UNKNOWN, reason=f"there is no transaction {number}")
+            return Finished(outcome=Outcome.UNKNOWN, reason=f"There is no transaction {number}.")
         if transaction.state is TransactionState.COMMITTED:
             return Finished(outcome=Outcome.ALREADY_COMMITTED)
         if transaction.state is TransactionState.ABORTED:
-            return Finished(outcome=Outcome.LOST, reason=f"transaction {number} was aborted")
+            return Finished(outcome=Outcome.LOST, reason=f"Transaction {number} was aborted.")
         transaction.state = TransactionState.COMMITTED
         return Finished(outcome=Outcome.COMMITTED)
 
@@ -171,12 +177,6 @@ class MemoryServer:
         return fault
 
 
-_UNFINISHED = frozenset({TransactionState.OPEN, TransactionState.PREPARED})
-
-APPLIED = "applied, but the reply was lost"
-"""Reason of a `Finished` fault of ``commit`` that does what was asked before it answers."""
-
-
 def reply_lost(outcome: Outcome = Outcome.RETRY) -> Finished:
-    """A fault for `MemoryServer.fail`: the commit is applied, and its reply is lost."""
+    """Returns a fault for `MemoryServer.fail`: the commit is applied, and its reply is lost."""
     return Finished(outcome=outcome, reason=APPLIED)

@@ -1,4 +1,4 @@
-"""The sink that writes to a `MemoryServer`. It cannot leave the process, so it serves without Spark's workers."""
+"""The sink that writes to a `MemoryServer`. It cannot leave the process, so Spark's workers cannot use it."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ class MemorySink(TwoPhaseCommitSink):
     """Writes whole rows to a `MemoryServer`.
 
     Args:
-        server: Where to.
+        server: The server.
         name: See `TwoPhaseCommitSink`.
         guarantee: See `TwoPhaseCommitSink`.
-        timeout_s: What `transaction_timeout_s` answers.
+        timeout_s: The value that `transaction_timeout_s` returns.
     """
 
     def __init__(
@@ -46,7 +46,7 @@ class MemorySink(TwoPhaseCommitSink):
         self._timeout_s = timeout_s
 
     def transaction_timeout_s(self, facts: Facts) -> float | None:  # noqa: ARG002 - the same for every run
-        """As given."""
+        """See `TwoPhaseCommitSink.transaction_timeout_s`."""
         return self._timeout_s
 
     def writer(self, context: WriterContext) -> SinkWriter:
