@@ -114,7 +114,7 @@ def test_a_folder_that_was_made_anew_is_not_a_loss(place: Place) -> None:
     place.client.rename(place.folder, f"{place.folder}-moved")
     place.life()
     assert [*life.commit(one), *parts.commit(several)] == [Outcome.UNKNOWN] * 2
-    with pytest.raises(PrepareError, match="not be where the driver looks"):
+    with pytest.raises(PrepareError, match="may not find the files here"):
         life.prepare(ONE)
     place.client.delete(place.folder, recursive=True)
     place.client.rename(f"{place.folder}-moved", place.folder)

@@ -35,7 +35,7 @@ from sparkonce.sink import WriterContext
 from sparkonce.sinks.write_ahead import committer as committer_module
 from sparkonce.sinks.write_ahead import folder as folder_module
 from sparkonce.sinks.write_ahead.committer import WriteAheadCommitter
-from sparkonce.sinks.write_ahead.folder import Stand, WriteAheadFolder
+from sparkonce.sinks.write_ahead.folder import RowsState, WriteAheadFolder
 from sparkonce.sinks.write_ahead.ledger import Ledger
 from sparkonce.write_ahead import Applies, ApplyToken, RefusedError, RetryLaterError
 
@@ -71,7 +71,7 @@ def test_a_driver_that_is_killed_in_a_commit(tmp_path: Path, grade: Applies, poi
 
 def started(sink: WriteAheadSink) -> list[Path]:
     root = sink.folder().root
-    return [path for stand in ("started", "done") for path in (root / stand).iterdir()]
+    return [path for state in ("started", "done") for path in (root / state).iterdir()]
 
 
 @pytest.mark.drawn(5)
@@ -224,14 +224,14 @@ def cut_off(path: Path) -> None:
 def test_a_spoilt_file_is_never_applied(tmp_path: Path, spoil: Callable[[Path], None], per: str) -> None:
     sink, target = sink_of(tmp_path, TRANSACTIONAL, per=per), target_of(tmp_path, TRANSACTIONAL)
     handles = [prepare(sink, slot=slot) for slot in range(2)]
-    spoil(path_of(sink, handles[1], Stand.PREPARED))
+    spoil(path_of(sink, handles[1], RowsState.PREPARED))
     good = [Outcome.COMMITTED] if per == "slot" else [Outcome.UNKNOWN]
     for _ in range(2):
         assert commit(sink, *handles) == [*good, Outcome.UNKNOWN]
         good = [Outcome.ALREADY_COMMITTED] if per == "slot" else good
     assert sorted(target.visible()) == (numbers(0, [0]) if per == "slot" else [])
     assert sink.committer().abort([handles[1]])[0].outcome is Outcome.UNKNOWN
-    assert path_of(sink, handles[1], Stand.STARTED).exists()
+    assert path_of(sink, handles[1], RowsState.STARTED).exists()
 
 
 def test_another_folder_in_its_place_is_not_taken_for_a_loss(tmp_path: Path) -> None:
@@ -281,8 +281,8 @@ def test_any_error_is_tried_again(tmp_path: Path) -> None:
     handle = prepare(sink)
     committer = sink.committer()
     first, second, third = (committer.commit([handle])[0] for _ in range(3))
-    assert (first.outcome, first.reason) == (Outcome.RETRY, "the function failed: ConnectionError: reset")
-    assert (second.outcome, second.reason) == (Outcome.RETRY, "the function says: busy")
+    assert (first.outcome, first.reason) == (Outcome.RETRY, "The function failed: ConnectionError: reset")
+    assert (second.outcome, second.reason) == (Outcome.RETRY, "The function says: busy")
     assert third.outcome is Outcome.COMMITTED
     assert sorted(target.visible()) == numbers(0, [0])
 
@@ -293,7 +293,7 @@ def test_later_is_not_before_the_time(tmp_path: Path) -> None:
     handle = prepare(sink)
     committer = sink.committer()
     reasons = [committer.commit([handle])[0].reason for _ in range(2)]
-    assert reasons == ["the function says: busy", "the function asked not to be called for 3600 s"]
+    assert reasons == ["The function says: busy", "The function asked not to be called for 3600 s."]
 
 
 def test_a_refusal_stops_at_once_and_keeps_the_rows(tmp_path: Path) -> None:

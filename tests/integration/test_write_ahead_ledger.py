@@ -18,7 +18,7 @@ from sparkonce.errors import PreflightError, UnknownOutcomeError
 from sparkonce.protocol.handles import Handle
 from sparkonce.protocol.outcomes import COMMITTED, Outcome
 from sparkonce.sinks.write_ahead import committer as committer_module
-from sparkonce.sinks.write_ahead.folder import Stand, WriteAheadFolder
+from sparkonce.sinks.write_ahead.folder import RowsState, WriteAheadFolder
 from sparkonce.sinks.write_ahead.ledger import Ledger
 from sparkonce.write_ahead import Applies, ApplyToken
 from unit.driver_world import World
@@ -33,14 +33,14 @@ Injury = Callable[[WriteAheadSink, Sequence[Handle]], None]
 
 def delete_rows(sink: WriteAheadSink, handles: Sequence[Handle]) -> None:
     for handle in handles:
-        for stand in (Stand.PREPARED, Stand.STARTED):
-            path_of(sink, handle, stand).unlink(missing_ok=True)
+        for state in (RowsState.PREPARED, RowsState.STARTED):
+            path_of(sink, handle, state).unlink(missing_ok=True)
 
 
 def delete_rows_and_markers(sink: WriteAheadSink, handles: Sequence[Handle]) -> None:
     delete_rows(sink, handles)
     for handle in handles:
-        path_of(sink, handle, Stand.DONE).unlink(missing_ok=True)
+        path_of(sink, handle, RowsState.DONE).unlink(missing_ok=True)
 
 
 def put_back(root: Path) -> Injury:

@@ -57,7 +57,7 @@ def test_rows_that_were_not_read_stop_the_query_and_are_kept(
     answers = committer.commit(handles)
     assert {answer.outcome for answer in answers} == {Outcome.UNKNOWN}
     assert f"had read {read} of the {3 if per == 'slot' else 6} rows" in answers[0].reason
-    with pytest.raises(UnknownOutcomeError, match=r"return sparkonce\.SKIPPED") as stopped:
+    with pytest.raises(UnknownOutcomeError, match=r"return sparkonce\.write_ahead\.SKIPPED") as stopped:
         committer.commit(handles)
     assert "start the query again: the rows are kept" in stopped.value.next_step
     assert commit(sink, *handles) == [Outcome.UNKNOWN] * 2, "as often as it is called so"

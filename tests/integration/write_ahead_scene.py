@@ -19,7 +19,7 @@ from sparkonce.protocol.handles import Handle, transaction_fields
 from sparkonce.protocol.outcomes import Outcome
 from sparkonce.protocol.ownership import Token
 from sparkonce.sink import Owner, SinkWriter, WriterContext
-from sparkonce.sinks.write_ahead.folder import Stand
+from sparkonce.sinks.write_ahead.folder import RowsState
 from sparkonce.write_ahead import Applies
 
 QUERY = "7f6e5d4c0000"
@@ -49,13 +49,13 @@ def commit(sink: WriteAheadSink, *handles: Handle) -> list[Outcome]:
     return [finished.outcome for finished in sink.committer().commit(handles)]
 
 
-def path_of(sink: WriteAheadSink, handle: Handle, stand: Stand) -> Path:
-    return sink.folder().root / stand.value / str(handle["name"])
+def path_of(sink: WriteAheadSink, handle: Handle, state: RowsState) -> Path:
+    return sink.folder().root / state.value / str(handle["name"])
 
 
 def files(sink: WriteAheadSink) -> dict[str, int]:
     """How many files there are in each state."""
-    return {stand.value: len(list((sink.folder().root / stand.value).iterdir())) for stand in Stand}
+    return {state.value: len(list((sink.folder().root / state.value).iterdir())) for state in RowsState}
 
 
 def owner() -> Owner:

@@ -22,7 +22,7 @@ from sparkonce.sinks.files.names import ID, file_path, name_in
 from sparkonce.sinks.files.reading import read_manifests, whole_batches
 from sparkonce.sinks.write_ahead import rows as waiting_rows
 from sparkonce.sinks.write_ahead.entry import Entry
-from sparkonce.sinks.write_ahead.folder import Stand, WriteAheadFolder
+from sparkonce.sinks.write_ahead.folder import RowsState, WriteAheadFolder
 from sparkonce.sinks.write_ahead.ledger import Ledger, entries_of, text_of
 from sparkonce.sinks.write_ahead.sink import FOLDER, LEDGER
 from sparkonce.spark.tables.committer import Label
@@ -144,7 +144,7 @@ def test_held_and_published_files_are_named_alike(version: str, name: str, sink:
 @pytest.mark.parametrize("sink", WAITING)
 def test_notes_are_read_and_would_be_written_alike(version: str, name: str, sink: str, tmp_path: Path) -> None:
     root = state(version, name) / "checkpoint" / FOLDER / WAITING[sink]
-    notes = sorted([*(root / Stand.DONE.value).iterdir(), *(root / LEDGER / "begun").iterdir()])
+    notes = sorted([*(root / RowsState.DONE.value).iterdir(), *(root / LEDGER / "begun").iterdir()])
     assert notes
     for path in notes:
         entries = entries_of(path)
@@ -164,7 +164,7 @@ def test_notes_are_read_and_would_be_written_alike(version: str, name: str, sink
         assert [one.name.slot for one in group] == list(range(slots))
         for call in ([group] if per_batch else [[one] for one in group]) if group else []:
             assert folder.done(call[0].name) == call
-            assert folder.find(call[0].name) is Stand.DONE
+            assert folder.find(call[0].name) is RowsState.DONE
 
 
 @EACH_VERSION
@@ -173,12 +173,12 @@ def test_notes_are_read_and_would_be_written_alike(version: str, name: str, sink
 def test_rows_that_wait_are_whole_and_can_be_read(version: str, name: str, sink: str, tmp_path: Path) -> None:
     made = copy(version, name, tmp_path)
     folder = folder_of(made, sink)
-    names = sorted(folder.names(Stand.PREPARED), key=lambda one: one.slot)
+    names = sorted(folder.names(RowsState.PREPARED), key=lambda one: one.slot)
     assert [one.slot for one in names] == [0, 1]
     handles = json.loads((made / "expected.json").read_text())["newest handles"][sink]
     told = {str(one["transaction"].get("name")): one["transaction"] for one in handles}
     for one in names:
-        with folder.path(Stand.PREPARED, one).open("rb") as file:
+        with folder.path(RowsState.PREPARED, one).open("rb") as file:
             if name == DECIDED:
                 entry = Entry.of_fields(told[str(one)])
                 assert entry is not None

@@ -1,4 +1,4 @@
-"""One call of the user's function: what surrounds it so that it is repeated only when nobody can say whether it was."""
+"""One call of the user's function, which is repeated only if nobody can say whether it was done."""
 
 from __future__ import annotations
 
@@ -27,23 +27,23 @@ from sparkonce.sinks.write_ahead.apply import (
     give,
 )
 from sparkonce.sinks.write_ahead.entry import Entry
-from sparkonce.sinks.write_ahead.folder import Stand, WriteAheadFolder
+from sparkonce.sinks.write_ahead.folder import RowsState, WriteAheadFolder
 from sparkonce.sinks.write_ahead.rows import CorruptRowsError, check
 
 log = logging.getLogger("sparkonce")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class How:
-    """How the function is called.
+class CallSettings:
+    """The settings of the calls.
 
     Attributes:
         apply: The user's function.
         is_applied: The user's second function, if there is one.
-        applies: What a repeat does.
+        applies: The effect of a repeat.
         per: Whether one call gets one slot's rows, or those of all handles of a batch.
         parallel: How many calls run at once; with 1, in the order of slots.
-        wait_s: How long one commit waits for them, in seconds.
+        wait_s: How long one commit waits for its calls, in seconds.
     """
 
     apply: Apply
@@ -56,12 +56,12 @@ class How:
 
 @dataclass(frozen=True, slots=True)
 class Unit:
-    """What is given to the function in one call; its first entry names it.
+    """The files whose rows the function gets in one call; the first of them names it.
 
     Attributes:
-        entries: Each with a file in `Stand.STARTED`.
+        entries: The files, each in `RowsState.STARTED`.
         repeated: Whether an earlier commit may have called the function.
-        number: Of the note in the ledger that it begins; the same at each repeat.
+        number: The number of the ledger's note of its begin; the same at each repeat.
     """
 
     entries: tuple[Entry, ...]
@@ -70,57 +70,57 @@ class Unit:
 
     @property
     def name(self) -> TransactionName:
-        """What the call is known by, for ever."""
+        """The name of the call, the same at each repeat."""
         return self.entries[0].name
 
 
 class Application:
-    """Calls the function, and remembers what it said.
+    """Calls the function, and remembers its answers.
 
     Args:
-        folder: The sink's.
-        sink: Its name.
-        how: How the function is called.
+        folder: The sink's folder.
+        sink: The sink's name.
+        settings: The settings of the calls.
 
     Attributes:
-        refused: Names of transactions that it has refused, with what it said, or whose rows it has left unread.
+        refused: Maps transactions that it has refused, or whose rows it has left unread, to the reason.
     """
 
-    def __init__(self, folder: WriteAheadFolder, sink: str, how: How) -> None:
+    def __init__(self, folder: WriteAheadFolder, sink: str, settings: CallSettings) -> None:
         self._folder = folder
         self._sink = sink
-        self._how = how
+        self._settings = settings
         self._not_before: dict[str, float] = {}
         self._called: set[str] = set()
         self._returned: set[str] = set()
         self.refused: dict[str, str] = {}
 
     def apply(self, unit: Unit) -> Finished:
-        """Applies what is not applied yet, and notes it."""
+        """Applies the rows unless they are applied already, and notes that they are."""
         name = str(unit.name)
         left_s = self._not_before.get(name, 0.0) - time.monotonic()
         if left_s > 0:
-            return Finished(outcome=Outcome.RETRY, reason=f"the function asked not to be called for {left_s:.0f} s")
+            return Finished(outcome=Outcome.RETRY, reason=f"The function asked not to be called for {left_s:.0f} s.")
         with ExitStack() as files:
             try:
                 opened = [
-                    files.enter_context(_open(self._folder.path(Stand.STARTED, one.name))) for one in unit.entries
+                    files.enter_context(_open(self._folder.path(RowsState.STARTED, one.name))) for one in unit.entries
                 ]
             except FileNotFoundError as error:
                 return self._gone(unit, error)
             except OSError as error:
-                return Finished(outcome=Outcome.RETRY, reason=f"the rows cannot be read: {error}")
+                return Finished(outcome=Outcome.RETRY, reason=f"The rows cannot be read: {error}")
             if not _lock(opened[0]):
-                return Finished(outcome=Outcome.RETRY, reason="another driver is applying these rows just now")
+                return Finished(outcome=Outcome.RETRY, reason="Another driver is applying these rows now.")
             if self._folder.done(unit.name):
                 return Finished(outcome=Outcome.ALREADY_COMMITTED)
             return self._apply_opened(unit, opened)
 
     def _gone(self, unit: Unit, error: OSError) -> Finished:
-        """Another driver may have been faster. If it was not, nobody can say whether the rows had been applied."""
+        """Answers for rows that are gone: another driver was faster, or nobody can say whether they were applied."""
         if self._folder.done(unit.name):
             return Finished(outcome=Outcome.ALREADY_COMMITTED)
-        reason = f"a commit had begun, and its rows are no longer there: they may have been applied: {error}"
+        reason = f"A commit had begun, and its rows are gone. They may have been applied: {error}"
         return Finished(outcome=Outcome.UNKNOWN, reason=reason)
 
     def _apply_opened(self, unit: Unit, opened: Sequence[BinaryIO]) -> Finished:
@@ -129,7 +129,7 @@ class Application:
             for entry, file in zip(unit.entries, opened, strict=True):
                 check(file, entry.size_bytes, entry.checksum)
         except (CorruptRowsError, OSError) as error:
-            path = self._folder.path(Stand.STARTED, entry.name)
+            path = self._folder.path(RowsState.STARTED, entry.name)
             return Finished(outcome=Outcome.UNKNOWN, reason=f"{path} cannot be used: {error}")
         token = ApplyToken(
             id=name,
@@ -142,13 +142,13 @@ class Application:
             found = self._call(unit, token, opened)
         except RetryLaterError as error:
             self._not_before[name] = time.monotonic() + error.after_s
-            return Finished(outcome=Outcome.RETRY, reason=f"the function says: {error}")
+            return Finished(outcome=Outcome.RETRY, reason=f"The function says: {error}")
         except RefusedError as error:
-            return self._refuse(unit, f"the function refuses the rows: {error}")
+            return self._refuse(unit, f"The function refuses the rows: {error}")
         except UnreadRowsError as error:
             return self._refuse(unit, str(error))
         except Exception as error:  # noqa: BLE001 - the function is the user's, and so are its errors
-            return Finished(outcome=Outcome.RETRY, reason=f"the function failed: {type(error).__name__}: {error}")
+            return Finished(outcome=Outcome.RETRY, reason=f"The function failed: {type(error).__name__}: {error}")
         return self._note(unit, found)
 
     def _refuse(self, unit: Unit, reason: str) -> Finished:
@@ -161,7 +161,7 @@ class Application:
         if unit.repeated or token.id in self._called:
             if self.is_applied(unit, token):
                 return Outcome.ALREADY_COMMITTED
-            if self._how.applies is Applies.NEITHER:
+            if self._settings.applies is Applies.NEITHER:
                 log.warning(
                     "batch=%d sink=%s slots=%s applied again: an earlier call was interrupted, and its %d rows may be "
                     "in the target twice; token %s",
@@ -177,19 +177,19 @@ class Application:
         return Outcome.COMMITTED
 
     def is_applied(self, unit: Unit, token: ApplyToken) -> bool:  # noqa: ARG002 - for those that override it
-        """Whether the target says that it has these rows; asked before a repeat."""
-        return self._how.is_applied is not None and self._how.is_applied(token)
+        """Asks the target, before a repeat, whether it has these rows."""
+        return self._settings.is_applied is not None and self._settings.is_applied(token)
 
     def deliver(self, unit: Unit, token: ApplyToken, opened: Sequence[BinaryIO]) -> None:  # noqa: ARG002
         """Brings the rows of checked files into the target."""
-        give(self._how.apply, opened, token)
+        give(self._settings.apply, opened, token)
 
     def _note(self, unit: Unit, found: Outcome) -> Finished:
-        """Notes it before the rows are deleted. What cannot be noted is asked for again, and not applied again."""
+        """Notes that the rows are applied, and deletes them. If it cannot be noted, the next call only notes it."""
         try:
             self._folder.note_done(unit.entries)
         except OSError as error:
-            reason = f"the rows are applied, and that could not be noted in {self._folder.root}: {error}"
+            reason = f"The rows are applied, and that could not be noted in {self._folder.root}: {error}"
             return Finished(outcome=Outcome.RETRY, reason=reason)
         self._folder.delete_rows(unit.entries)
         for known in (self._called, self._returned):
@@ -198,15 +198,14 @@ class Application:
 
 
 def _open(path: Path) -> BinaryIO:
-    """Network file systems lock only what is open for writing."""
-    try:
+    try:  # network file systems lock only what is open for writing
         return path.open("r+b")
     except PermissionError:
         return path.open("rb")
 
 
 def _lock(file: BinaryIO) -> bool:
-    """Keeps a second driver out until the file is closed. Where the file system cannot, the function has to."""
+    """Locks out a second driver until the file is closed. If the file system cannot, the function has to."""
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

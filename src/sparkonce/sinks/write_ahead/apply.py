@@ -1,4 +1,4 @@
-"""What the user's function is given, what it may raise, and what its author declares about it."""
+"""The user's function: what it gets, returns and raises, and what its author declares about it."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ if TYPE_CHECKING:
 
 
 class Applies(str, Enum):
-    """What happens in the target when the function is called a second time for the same token.
+    """The effect in the target of a second call of the function for the same token.
 
-    It is called again whenever nobody can say whether the first call did its work: the driver was killed in it, its
-    connection broke, it took too long.
+    The function is called again whenever nobody can say whether the first call did its work: the driver was killed in
+    it, its connection broke, it took too long.
     """
 
     TRANSACTIONAL = "transactional"
-    """Nothing: it keeps ``token.id`` in the target in the same transaction as the rows, and returns `SKIPPED` when it
+    """None: the function keeps ``token.id`` in the target in the transaction of the rows, and returns `SKIPPED` if it
     finds it there. Exactly-once."""
     IDEMPOTENT = "idempotent"
-    """The same rows lead to the same state: upserts by key, or an API that knows ``token.id`` as an idempotency key.
-    Effectively once, with what `CONDITIONS` says."""
+    """The same state: upserts by key, or an API that takes ``token.id`` as an idempotency key. Effectively once, under
+    the conditions in `CONDITIONS`."""
     NEITHER = "neither"
-    """The rows are there twice. At-least-once; the log names each slot that this may have happened to."""
+    """The rows twice. At-least-once; the log names each slot whose rows may be there twice."""
 
 
 CONDITIONS = {
@@ -50,14 +50,14 @@ Per = Literal["slot", "batch"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ApplyToken:
-    """Names, for ever and alone, the rows of one call. The same rows have the same token however often they are given.
+    """The name of the rows of one call, unique for ever. The same rows have the same token in each call.
 
     Attributes:
-        id: Its text: at most 200 bytes of ASCII, safe in a URL, a header or a key. Keep this in the target.
+        id: Its text: at most 200 bytes of ASCII, safe in a URL, a header or a key. Keep it in the target.
         query: The short form of the query's id.
         batch: Spark's batch id.
-        slots: The slots whose rows these are, ascending; one, unless the sink is ``per="batch"``.
-        rows: How many rows there are.
+        slots: The slots of the rows, ascending; one, unless the sink is ``per="batch"``.
+        rows: The number of rows.
     """
 
     id: str
@@ -68,37 +68,37 @@ class ApplyToken:
 
     @property
     def slot(self) -> int:
-        """The slot, or the lowest of them."""
+        """The slot, or the lowest of several."""
         return self.slots[0]
 
 
 class Skipped(Enum):
-    """What the user's function returns if it leaves rows unread on purpose."""
+    """The answer of a user's function that leaves rows unread on purpose."""
 
     SKIPPED = "skipped"
 
 
 SKIPPED: Final = Skipped.SKIPPED
-"""Returned by the user's function: what it has not read need not be read, for example because the target has it."""
+"""Returned by the user's function: the rest need not be read, for example because the target has the rows."""
 
 Apply = Callable[["pa.RecordBatchReader", ApplyToken], object]
-"""Brings rows into the target. It has done so when it returns; of what it returns only `SKIPPED` has a meaning.
+"""Brings rows into the target before it returns. Of the values it may return only `SKIPPED` has a meaning.
 
 The rows come as a ``pyarrow.RecordBatchReader``, once: iterate over it for one record batch at a time, in bounded
-memory, or take all with ``read_all()`` or ``read_pandas()``. If it returns before it has taken them all, and does not
-return `SKIPPED`, the query stops.
+memory, or take all with ``read_all()`` or ``read_pandas()``. The query stops if the function returns before it has
+taken all rows, and does not return `SKIPPED`.
 """
 
 IsApplied = Callable[[ApplyToken], bool]
-"""Whether the target holds this token's rows. Asked before a repeat, so that the rows need not be read again."""
+"""Tells whether the target holds this token's rows. Asked before a repeat, so that they need not be read again."""
 
 
 class RetryLaterError(Exception):
-    """Raised by the user's function: not now. Any other exception means the same, without saying when.
+    """Raised by the user's function: not now. Any other exception means the same, without a time.
 
     Args:
-        message: Why, for the operator.
-        after_s: How long not to call it again for these rows.
+        message: The reason, for the operator.
+        after_s: How long not to call the function again for these rows, in seconds.
     """
 
     def __init__(self, message: str = "", *, after_s: float = 0.0) -> None:
@@ -109,13 +109,13 @@ class RetryLaterError(Exception):
 class RefusedError(Exception):
     """Raised by the user's function: the target does not take these rows, and never will as things are.
 
-    The query stops at once with the reason. The rows are kept; when the cause is removed and the query started again,
-    they are given to the function again.
+    The query stops at once with the reason. The rows are kept: once the cause is removed and the query started again,
+    the function gets them again.
     """
 
 
 class UnreadRowsError(Exception):
-    """The user's function returned before it had taken all of its rows, and did not say why."""
+    """Raised if the user's function returned before it had taken all of its rows, without `SKIPPED`."""
 
 
 def give(apply: Apply, files: Sequence[BinaryIO], token: ApplyToken) -> None:
@@ -125,9 +125,9 @@ def give(apply: Apply, files: Sequence[BinaryIO], token: ApplyToken) -> None:
         UnreadRowsError: if it has left some of them, and did not return `SKIPPED`.
     """
     taken: list[int] = []
-    said = apply(read(files, taken), token)
-    if sum(taken) < token.rows and said is not SKIPPED:
+    returned = apply(read(files, taken), token)
+    if sum(taken) < token.rows and returned is not SKIPPED:
         raise UnreadRowsError(
-            f"the function returned when it had read {sum(taken)} of the {token.rows} rows of {token.id}: read them "
-            "all, or return sparkonce.write_ahead.SKIPPED if the target has the others, or is to do without them"
+            f"The function returned when it had read {sum(taken)} of the {token.rows} rows of {token.id}: read them "
+            "all, or return sparkonce.write_ahead.SKIPPED if the target has the others, or is to do without them."
         )

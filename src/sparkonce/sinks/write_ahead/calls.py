@@ -1,4 +1,4 @@
-"""Runs the user's function for several transactions at once, and does not wait for ever."""
+"""Runs calls of the user's function at once, and waits for them up to a deadline."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Job = Callable[[], Finished]
 
 
 class Calls:
-    """Jobs by name, in threads that do not keep the process alive. A name has one running job at most.
+    """Runs jobs by name, in threads that do not keep the process alive. A name has one running job at most.
 
     Args:
         parallel: How many run at once. With 1 they run in the order given, and none after one that is not committed.
@@ -27,10 +27,10 @@ class Calls:
     def run(self, jobs: Mapping[str, Job], wait_s: float) -> dict[str, Finished]:
         """Runs each job whose name is not running yet, and waits for all.
 
-        A job that is not done in time goes on, and is waited for again when its name is asked for again.
+        A job that is not done in time continues, and the next call with its name waits for it again.
 
         Args:
-            jobs: What to run.
+            jobs: The jobs, by name.
             wait_s: How long to wait for all together, in seconds.
         """
         new = {name: Future[Finished]() for name in jobs if name not in self._running}
@@ -64,17 +64,17 @@ class Calls:
     def _answer(self, name: str, future: Future[Finished], wait_s: float) -> Finished:
         if future.cancel() or future.cancelled():
             del self._running[name]
-            return Finished(outcome=Outcome.RETRY, reason="not applied yet: it waits for the ones before it")
+            return Finished(outcome=Outcome.RETRY, reason="Not applied yet: it waits for those before it.")
         if not future.done():
             return Finished(
-                outcome=Outcome.RETRY, reason=f"the function has not returned after {wait_s:g} s and is still running"
+                outcome=Outcome.RETRY, reason=f"The function has not returned after {wait_s:g} s and is still running."
             )
         del self._running[name]
         return future.result()
 
 
 def _give_up(queue: deque[tuple[Future[Finished], Job]]) -> None:
-    """What has not begun does not begin."""
+    """Cancels the jobs that have not begun."""
     with suppress(IndexError):
         while True:
             future, _ = queue.popleft()

@@ -1,4 +1,4 @@
-"""What a handle says about a file of rows."""
+"""One file of rows, as its handle names it."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from sparkonce.protocol.ownership import TransactionName
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entry:
-    """What a handle says about a file of rows.
+    """One file of rows.
 
     Attributes:
-        name: The transaction's.
-        size_bytes: How long the file is.
-        checksum: See `rows.check`.
-        identity: Of the folder that it was written to.
-        begun_ms: When, in milliseconds since the epoch, by the executor's clock.
+        name: The transaction's name.
+        size_bytes: The size of the file.
+        checksum: The checksum of the file, see `rows.check`.
+        identity: The identity of the folder that it was written to.
+        begun_ms: When it was begun, in milliseconds since the epoch, by the executor's clock.
     """
 
     name: TransactionName
@@ -28,12 +28,12 @@ class Entry:
     begun_ms: int
 
     def fields(self) -> dict[str, Scalar]:
-        """As a handle keeps them."""
+        """Returns the entry as a handle keeps it."""
         return {**asdict(self), "name": str(self.name)}
 
     @classmethod
     def of_fields(cls, fields: Mapping[str, Scalar]) -> Entry | None:
-        """The entry, or None if these are not the fields of one."""
+        """Returns the entry, or None if these are not the fields of one."""
         name = TransactionName.parse(str(fields.get("name", "")))
         if name is None or set(fields) != {"name", "size_bytes", "checksum", "identity", "begun_ms"}:
             return None
@@ -47,5 +47,5 @@ class Entry:
 
     @classmethod
     def of_handle(cls, handle: Handle) -> Entry | None:
-        """The entry, or None if the handle is none of ours."""
+        """Returns the entry, or None if the handle is none of ours."""
         return cls.of_fields(dict(handle.transaction))

@@ -1,6 +1,6 @@
-"""Where each file of rows stands, on a disk that the driver and all executors see.
+"""The files of rows, on a disk that the driver and all executors see.
 
-The subfolder that a transaction's file is in is its state, and a rename from one to the next is atomic::
+The subfolder of a transaction's file is its state, and a rename from one to the next is atomic::
 
     open/NAME        being written
     prepared/NAME    sealed: its writer has let go of it, and an abort may delete it
@@ -8,8 +8,8 @@ The subfolder that a transaction's file is in is its state, and a rename from on
     done/NAME        a small marker: the rows were applied; their file is deleted
     identity         tells this folder from another one that is mounted in its place
 
-NAME is a `TransactionName`. Nothing is overwritten: a name belongs to one copy of one slot. What a file's absence means
-is said by the `Ledger`.
+NAME is a `TransactionName`. Nothing is overwritten: a name belongs to one copy of one slot. The `Ledger` tells what the
+absence of a file means.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from sparkonce.sinks.write_ahead.entry import Entry
 from sparkonce.sinks.write_ahead.ledger import Ledger, entries_of, make_identity, put, read_identity, text_of
 
 
-class Stand(str, Enum):
-    """Where a transaction stands; the value is the subfolder's name, and the order is the one it goes through them."""
+class RowsState(str, Enum):
+    """A transaction's state, in the order in which it goes through them; the value is the subfolder's name."""
 
     OPEN = "open"
     PREPARED = "prepared"
@@ -39,8 +39,8 @@ class WriteAheadFolder:
     """One sink's folder. Holds nothing open; pickled to the workers.
 
     Args:
-        root: The folder.
-        ledger: Of the same sink.
+        root: The path of the folder.
+        ledger: The ledger of the same sink.
     """
 
     def __init__(self, root: Path, ledger: Ledger) -> None:
@@ -48,29 +48,29 @@ class WriteAheadFolder:
         self.ledger = ledger
 
     def make(self) -> None:
-        """Makes what is missing, of the ledger too.
+        """Makes the folders that are missing, the ledger's too.
 
         Raises:
             OSError: if it cannot be made or written to.
         """
-        for folder in (self.root, *(self.root / stand.value for stand in Stand)):
+        for folder in (self.root, *(self.root / state.value for state in RowsState)):
             make_folder(folder)
         make_identity(self.root)
         self.ledger.make()
 
     def identity(self) -> str:
-        """What tells this folder from another.
+        """Returns the identity that tells this folder from another.
 
         Raises:
             OSError: if it is not there.
         """
         return read_identity(self.root)
 
-    def path(self, stand: Stand, name: TransactionName) -> Path:
-        """Where the file is if the transaction stands there."""
-        return self.root / stand.value / str(name)
+    def path(self, state: RowsState, name: TransactionName) -> Path:
+        """Returns the path of a transaction's file in this state."""
+        return self.root / state.value / str(name)
 
-    def move(self, name: TransactionName, before: Stand, after: Stand) -> bool:
+    def move(self, name: TransactionName, before: RowsState, after: RowsState) -> bool:
         """Takes a file from one state to the next, durable after `sync`. False if it was not there."""
         try:
             self.path(before, name).rename(self.path(after, name))
@@ -78,72 +78,67 @@ class WriteAheadFolder:
             return False
         return True
 
-    def sync(self, stand: Stand) -> None:
-        """Makes durable that files stand there."""
-        sync_folder(self.root / stand.value)
+    def sync(self, state: RowsState) -> None:
+        """Makes durable which files are in this state."""
+        sync_folder(self.root / state.value)
 
-    def find(self, name: TransactionName) -> Stand | None:
-        """Where a prepared transaction stands; None if surely nowhere.
-
-        They go through the states in one direction, and are looked for in that direction: what moves on meanwhile is
-        found further on. Before the answer is None the folders are listed: a network file system may remember for a
-        while that a name was not there.
+    def find(self, name: TransactionName) -> RowsState | None:
+        """Returns the state of a prepared transaction; None if it surely has no file.
 
         Raises:
-            OSError: if that cannot be said.
+            OSError: if the state cannot be read.
         """
-        stands = (Stand.PREPARED, Stand.STARTED, Stand.DONE)
-        for stand in stands:
-            if _exists(self.path(stand, name)):
-                return stand
-        return next((stand for stand in stands if str(name) in os.listdir(self.root / stand.value)), None)  # noqa: PTH208
+        # In the order of the states: a file that is moved meanwhile is found in its next one.
+        states = (RowsState.PREPARED, RowsState.STARTED, RowsState.DONE)
+        for state in states:
+            if _exists(self.path(state, name)):
+                return state
+        # Listed, too: a network file system may remember for a while that a name was not there.
+        return next((state for state in states if str(name) in os.listdir(self.root / state.value)), None)  # noqa: PTH208
 
-    def discard(self, name: TransactionName) -> Stand | None:
-        """Deletes a file that no commit has begun with. Returns where it stands afterwards.
-
-        In this order: a writer that wakes up cannot prepare what is no longer open.
-        """
-        for stand in (Stand.OPEN, Stand.PREPARED):
-            self.path(stand, name).unlink(missing_ok=True)
+    def discard(self, name: TransactionName) -> RowsState | None:
+        """Deletes a file that no commit has begun with, and returns its state afterwards."""
+        # In this order: a writer that wakes up cannot prepare a file that is no longer open.
+        for state in (RowsState.OPEN, RowsState.PREPARED):
+            self.path(state, name).unlink(missing_ok=True)
         return self.find(name)
 
-    def names(self, stand: Stand) -> list[TransactionName]:
-        """All that stand there."""
-        found = (TransactionName.parse(text) for text in os.listdir(self.root / stand.value))  # noqa: PTH208
+    def names(self, state: RowsState) -> list[TransactionName]:
+        """Lists the transactions in this state."""
+        found = (TransactionName.parse(text) for text in os.listdir(self.root / state.value))  # noqa: PTH208
         return [name for name in found if name is not None]
 
     def note_done(self, entries: Sequence[Entry]) -> None:
-        """Notes durably that these entries' rows, given in one call, were applied. Their first names the call."""
-        path = self.path(Stand.DONE, entries[0].name)
+        """Notes durably that the rows of these entries, of one call, were applied. The first entry names the call."""
+        path = self.path(RowsState.DONE, entries[0].name)
         with suppress(FileExistsError):
             put(path, text_of(entries))
 
     def done(self, name: TransactionName) -> list[Entry]:
-        """What was applied in one call, by its first's name; nothing if there is no such marker."""
+        """Returns the entries that were applied in one call, by its name; none if there is no such marker."""
         try:
-            return entries_of(self.path(Stand.DONE, name))
+            return entries_of(self.path(RowsState.DONE, name))
         except FileNotFoundError:
             return []
 
     def delete_rows(self, entries: Sequence[Entry]) -> None:
-        """Deletes files whose rows are noted as applied."""
+        """Deletes the files of rows that are noted as applied."""
         for entry in entries:
-            self.path(Stand.STARTED, entry.name).unlink(missing_ok=True)
+            self.path(RowsState.STARTED, entry.name).unlink(missing_ok=True)
 
     def forget(self, query: str, up_to: int) -> None:
-        """Deletes what is kept of a query's batches up to this one, and says first that it does."""
+        """Deletes the markers and notes of a query's batches up to this one, once it has noted that it does."""
         self.ledger.begin_to_forget(query, up_to)
-        for name in self.names(Stand.DONE):
+        for name in self.names(RowsState.DONE):
             if name.query == query and name.batch <= up_to:
-                self.path(Stand.DONE, name).unlink(missing_ok=True)
+                self.path(RowsState.DONE, name).unlink(missing_ok=True)
         self.ledger.forget(query, up_to)
-        for folder in (self.root, self.root / Stand.DONE.value):
+        for folder in (self.root, self.root / RowsState.DONE.value):
             delete_stale_temporaries(folder)
 
 
 def _exists(path: Path) -> bool:
-    """As `Path.exists`, which takes a broken disk for an absent file in some versions of Python."""
-    try:
+    try:  # Path.exists takes a broken disk for an absent file in some versions of Python
         path.stat()
     except FileNotFoundError:
         return False

@@ -1,10 +1,10 @@
-"""What must be known when rows are not there any more, apart from the rows: in the checkpoint, wherever they wait.
+"""The ledger: durable notes that tell an applied file from a lost one. It is in the checkpoint, wherever rows wait.
 
-A file that is missing says nothing by itself: it may be missing because its rows were applied. So what a commit begins
-with is noted here before the function is called, and only a file that is in no such note counts as lost::
+A file may be missing because its rows were applied. So a commit notes its files here before it calls the function, and
+only a missing file without such a note counts as lost::
 
-    begun/QUERY.BATCH.NUMBER  what a commit was about to give to the function, see `Ledger.begin`
-    forgotten/QUERY           up to which batch notes and markers of a query were tidied away
+    begun/QUERY.BATCH.NUMBER  the files that a commit was about to give to the function, see `Ledger.begin`
+    forgotten/QUERY           the last batch of a query whose notes and markers were deleted
     identity                  tells this ledger from another one in its place
 """
 
@@ -29,28 +29,28 @@ _FORGOTTEN = "forgotten"
 class Ledger:
     """One sink's notes. Holds nothing open.
 
-    Every method raises OSError if the ledger cannot be read or written, also where it is not there at all: a ledger
-    that is missing is never taken for one in which nothing stands.
+    Every method raises OSError if the ledger cannot be read or written, and if it is missing: a missing ledger is never
+    taken for an empty one.
 
     Args:
-        root: Its folder.
+        root: The path of its folder.
     """
 
     def __init__(self, root: Path) -> None:
         self.root = root
 
     def make(self) -> None:
-        """Makes what is missing."""
+        """Makes the folders that are missing."""
         for folder in (self.root, self.root / _BEGUN, self.root / _FORGOTTEN):
             make_folder(folder)
         make_identity(self.root)
 
     def identity(self) -> str:
-        """What tells this ledger from another."""
+        """Returns the identity that tells this ledger from another."""
         return read_identity(self.root)
 
     def begun(self, query: str, batch: int) -> list[list[Entry]]:
-        """What commits of a batch have begun with, in the order in which they did."""
+        """Returns the groups of files that commits of a batch have begun with, in the order of their begin."""
         found: list[list[Entry]] = []
         while True:
             path = self._path(query, batch, len(found))
@@ -63,10 +63,10 @@ class Ledger:
                 return found
 
     def begin(self, query: str, batch: int, number: int, entries: Sequence[Entry]) -> bool:
-        """Notes durably that a commit begins with these, in a group that stays the same for ever.
+        """Notes durably that a commit begins with these files, a group that never changes.
 
-        A short log for each batch, of which each record is put once, under the first free number: a transaction is in
-        one group, whoever commits it, and with whichever others.
+        The groups of a batch are a short log: each is put once, under the first free number. So a transaction is in one
+        group, whichever driver commits it.
 
         Returns:
             False if there is a group of this number already.
@@ -78,10 +78,10 @@ class Ledger:
         return True
 
     def forgotten_up_to(self, query: str) -> int:
-        """The last batch of which notes or markers may be gone; -1 if there is none.
+        """Returns the last batch whose notes or markers may be gone; -1 if there is none.
 
         Raises:
-            OSError: also if the note is damaged: what is forgotten is then not known, and not nothing.
+            OSError: also if the note is damaged, which does not mean that nothing is forgotten.
         """
         there = os.listdir(self.root / _FORGOTTEN)  # noqa: PTH208
         if query not in there:
@@ -89,10 +89,10 @@ class Ledger:
         try:
             return int((self.root / _FORGOTTEN / query).read_text())
         except ValueError as error:
-            raise OSError(f"{self.root / _FORGOTTEN / query} does not hold a batch's number: {error}") from error
+            raise OSError(f"{self.root / _FORGOTTEN / query} does not contain a batch's number: {error}") from error
 
     def begin_to_forget(self, query: str, up_to: int) -> None:
-        """Says durably that nothing is known any more of the batches up to this one, before anything is deleted."""
+        """Notes durably, before anything is deleted, that batches up to this one are forgotten."""
         put(self.root / _FORGOTTEN / query, str(up_to).encode(), overwrite=True)
 
     def forget(self, query: str, up_to: int) -> None:
@@ -108,15 +108,15 @@ class Ledger:
 
 
 def text_of(entries: Iterable[Entry]) -> bytes:
-    """Entries as a small file keeps them."""
+    """Returns entries as a small file keeps them."""
     return json.dumps([entry.fields() for entry in entries]).encode()
 
 
 def entries_of(path: Path) -> list[Entry]:
-    """The entries of such a file.
+    """Reads the entries of such a file.
 
     Raises:
-        OSError: also if it is damaged, or of another version: what it names is then not known, and not nothing.
+        OSError: also if it is damaged or of another version, which does not mean that it names nothing.
     """
     try:
         found = read_json(path.read_bytes())
@@ -126,7 +126,7 @@ def entries_of(path: Path) -> list[Entry]:
     except (ValueError, TypeError, AttributeError) as error:
         raise OSError(f"{path} is damaged: {error}") from error
     if None in entries:
-        raise OSError(f"{path} names what this version does not know: it is damaged, or of another version")
+        raise OSError(f"{path} has entries that this version does not know: it is damaged, or of another version")
     return [entry for entry in entries if entry is not None]
 
 
@@ -137,7 +137,7 @@ def make_identity(folder: Path) -> None:
 
 
 def read_identity(folder: Path) -> str:
-    """What tells a folder from another.
+    """Returns the identity that tells a folder from another.
 
     Raises:
         OSError: if it is not there.
@@ -149,7 +149,7 @@ def put(path: Path, data: bytes, *, overwrite: bool = False) -> None:
     """Puts a small file in one step, durably.
 
     Raises:
-        FileExistsError: if there is one and it is not to be overwritten; that one is durable then.
+        FileExistsError: if there is one already, which is then durable, unless it is to be overwritten.
     """
     with temporary_file(path.parent, data) as temporary:
         try:

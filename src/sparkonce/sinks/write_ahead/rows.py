@@ -1,4 +1,4 @@
-"""One slot's rows in a file: Parquet, compressed, with a checksum that is made while it is written."""
+"""One slot's rows in a file: compressed Parquet, with a checksum that is computed while it is written."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 ROW_GROUP_BYTES = 16 * 2**20
-"""How much a writer holds in memory before it writes it down, and about what a reader takes up at a time."""
+"""How much a writer gathers in memory before it writes a row group, which a reader reads in about one piece."""
 
 READ_ROWS = 65_536
 _CHUNK_BYTES = 2**20
 
 
 class CorruptRowsError(Exception):
-    """A file does not hold what was written to it."""
+    """Raised for a file that differs from what was written to it."""
 
 
 class RowsFile:
     """Writes rows to a new file.
 
     Args:
-        path: Must not exist.
+        path: The path of the file, which must not exist.
 
     Raises:
         OSError: from every method, when the disk does not take it.
@@ -50,7 +50,7 @@ class RowsFile:
             self._write_down()
 
     def seal(self) -> tuple[int, str]:
-        """Writes all down, durably. Returns the file's size in bytes and its checksum."""
+        """Writes the rest, makes the file durable, and returns its size in bytes and its checksum."""
         self._write_down()
         if self._parquet is not None:
             self._parquet.close()
@@ -59,7 +59,7 @@ class RowsFile:
         return self._file.size, self._file.checksum()
 
     def close(self) -> None:
-        """Gives it up as it is. What the disk says to that no longer matters."""
+        """Gives up the file as it is. Ignores the disk's errors, which no longer matter."""
         parquet, self._parquet = self._parquet, None
         for one in (parquet, self._file):
             try:
@@ -82,7 +82,7 @@ class RowsFile:
 
 
 class _Hashing(io.RawIOBase):
-    """Passes on what is written, and takes its checksum."""
+    """A file that computes the checksum of all that is written to it."""
 
     def __init__(self, file: BinaryIO) -> None:
         super().__init__()
@@ -116,7 +116,7 @@ class _Hashing(io.RawIOBase):
 
 
 def check(file: BinaryIO, size: int, checksum: str) -> None:
-    """Reads an open file through and sees that it is the one that was sealed.
+    """Reads an open file to its end, and checks that it is the one that was sealed.
 
     Raises:
         CorruptRowsError: if it is not.
@@ -130,16 +130,16 @@ def check(file: BinaryIO, size: int, checksum: str) -> None:
     file.seek(0)
     if (seen, found.hexdigest()) != (size, checksum):
         raise CorruptRowsError(
-            f"it has {seen} bytes with checksum {found.hexdigest()}, and {size} with {checksum} were written"
+            f"It has {seen} bytes with checksum {found.hexdigest()}, and {size} with {checksum} were written."
         )
 
 
 def read(files: Sequence[BinaryIO], taken: list[int]) -> pa.RecordBatchReader:
-    """The rows of checked files, one after the other, a part of a row group at a time.
+    """Returns a reader of the rows of checked files, in order, a part of a row group at a time.
 
     Args:
         files: The files, open.
-        taken: To this the number of rows of each part is added when it is taken.
+        taken: The list to which the number of rows of each part is added when it is read.
     """
     import pyarrow as pa
     import pyarrow.parquet as pq

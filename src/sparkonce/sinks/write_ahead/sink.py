@@ -1,4 +1,4 @@
-"""A sink made of a function."""
+"""The write-ahead sink: settings, preflight, and its other parts."""
 
 from __future__ import annotations
 
@@ -29,23 +29,24 @@ class WriteAheadSink(TwoPhaseCommitSink):
     """Gives rows to a function once their batch is decided: for any system that a function can be written for.
 
     Until then they wait, as compressed Parquet files, in a folder that the driver and all executors see. The function
-    runs on the driver, again for the same rows when nobody can say whether it was done. What that does to the target is
-    for its author to declare, and is what readers are promised.
+    runs on the driver, and again for the same rows if nobody can say whether it was done. Its author declares what a
+    repeat does to the target: that decides what readers are promised.
 
     Args:
-        apply: Called with a slot's rows and the token that names them, see `sparkonce.sinks.write_ahead.apply.Apply`.
-            Called on the driver, from several threads unless ``parallel=1``; need not be picklable.
-        applies: What a second call for the same token does to the target.
-        is_applied: Asked before a repeat whether the target holds the token already. Optional.
+        apply: The function of a slot's rows and the token that names them, see
+            `sparkonce.sinks.write_ahead.apply.Apply`. Called on the driver, from several threads unless
+            ``parallel=1``; need not be picklable.
+        applies: The effect in the target of a second call for the same token.
+        is_applied: A function that tells before a repeat whether the target holds the token already. Optional.
         per: ``slot``: one call for each slot. ``batch``: one call for the rows of all slots of a batch, as long as all
             are committed together, which the driver does. Cannot be changed once the query has started.
         parallel: How many calls run at once. With 1 they come in the order of slots, one after the other.
         wait_s: How long a commit waits for its calls before the driver asks again, in seconds. A call that takes longer
-            goes on; the query stops if it has not returned by the driver's ``outage_patience_s``.
-        folder: Where rows wait; None: ``sparkonce-write-ahead`` in the query's checkpoint. A path of a disk that the
-            driver and all executors see under it. What a commit begins with is noted in the checkpoint in any case.
-        guarantee: How the sink is run. Below EXACTLY_ONCE the function is called in the workers as soon as a slot's
-            rows are there, and has to be picklable by cloudpickle.
+            continues; the query stops if it has not returned by the driver's ``outage_patience_s``.
+        folder: The folder in which rows wait; None for ``sparkonce-write-ahead`` in the query's checkpoint. The driver
+            and all executors must see its disk under this path. The ledger is in the checkpoint in any case.
+        guarantee: The level at which the sink is run. Below EXACTLY_ONCE the workers call the function as soon as a
+            slot's rows are there, and it has to be picklable by cloudpickle.
         name: Unique within the query, and the same after a restart.
 
     Raises:
@@ -81,36 +82,36 @@ class WriteAheadSink(TwoPhaseCommitSink):
 
     @property
     def promise(self) -> Guarantee:
-        """AT_LEAST_ONCE for a function that doubles rows when it is called again."""
+        """The guarantee that readers get: AT_LEAST_ONCE for a function that doubles rows when it is called again."""
         if self.guarantee is Guarantee.EXACTLY_ONCE and self.applies is Applies.NEITHER:
             return Guarantee.AT_LEAST_ONCE
         return self.guarantee
 
     def conditions(self) -> Sequence[str]:
-        """What the author has declared, in words."""
+        """Returns in words what the function's author has declared."""
         if self.guarantee is not Guarantee.EXACTLY_ONCE:
             return ()
         return (CONDITIONS[self.applies],)
 
     def use_checkpoint(self, folder: str) -> None:
-        """Keeps the ledger there, and rows, if no folder was given.
+        """Keeps the ledger there, and the rows if no folder was given.
 
         Raises:
             ConfigurationError: if this object keeps them in another checkpoint already.
         """
-        place, bound = _local(folder) / FOLDER, self._in_checkpoint
-        if bound is not None and bound.resolve() != place.resolve():
+        own, bound = _local(folder) / FOLDER, self._in_checkpoint
+        if bound is not None and bound.resolve() != own.resolve():
             raise ConfigurationError(
-                f"sink {self.name!r} is given to a query with checkpoint={folder!r}, and this object keeps its rows "
-                f"and notes in checkpoint={str(bound.parent)!r}",
-                next_step="make a sink object for each query.",
+                f"Sink {self.name!r} is given to a query with checkpoint={folder!r}, and this object keeps its rows "
+                f"and notes in checkpoint={str(bound.parent)!r}.",
+                next_step="Make a sink object for each query.",
             )
-        self._in_checkpoint = place
+        self._in_checkpoint = own
         if self._folder is None:
             self._folder = self._in_checkpoint
 
     def columns(self, schema: pa.Schema) -> Sequence[str]:
-        """All columns.
+        """Returns all columns.
 
         Raises:
             SchemaError: naming one that Parquet does not take.
@@ -118,13 +119,13 @@ class WriteAheadSink(TwoPhaseCommitSink):
         for column in schema:
             if "interval" in str(column.type):
                 raise SchemaError(
-                    f"column {column.name!r} is a {column.type}, and Parquet has no such type",
-                    next_step="turn it into a number or a string, or drop it.",
+                    f"Column {column.name!r} is a {column.type}, and Parquet has no such type.",
+                    next_step="Turn it into a number or a string, or drop it.",
                 )
         return super().columns(schema)
 
     def preflight(self, query: str, recorded: Facts | None) -> Facts:  # noqa: ARG002 - the folder knows its queries
-        """Makes the folder, and sees that it is the one that the log knows."""
+        """Makes the folder, and checks that it is the one in the log."""
         folder = self.folder()
         try:
             if recorded is None:
@@ -133,32 +134,32 @@ class WriteAheadSink(TwoPhaseCommitSink):
         except OSError as error:
             raise PreflightError(
                 f"folder={str(folder.root)!r} with {str(folder.ledger.root)!r} cannot be used: {error}",
-                next_step="give a folder on a disk that the driver and all executors see and may write to.",
+                next_step="Give a folder on a disk that the driver and all executors see and may write to.",
             ) from error
         for fact, found in facts.items():
             known = (recorded or facts).get(fact, found)
             if known != found:
                 raise PreflightError(
-                    f"{fact}={found!r} of sink {self.name!r} in {folder.root}, and the query has run with {known!r}",
-                    next_step="move the old folder's content to the new place with its file 'identity', but leave the "
+                    f"{fact}={found!r} of sink {self.name!r} in {folder.root}, and the query has run with {known!r}.",
+                    next_step="Move the old folder's content to the new place with its file 'identity', but leave the "
                     "subfolder 'ledger' in the checkpoint; leave per= as it was, or give the sink a new name when its "
                     "last batch is finished.",
                 )
         return facts
 
     def writer(self, context: WriterContext) -> SinkWriter:
-        """Writes a file."""
+        """See `TwoPhaseCommitSink.writer`."""
         from sparkonce.sinks.write_ahead.writer import WriteAheadWriter
 
         apply_now = None if self.guarantee is Guarantee.EXACTLY_ONCE else self.apply
         return WriteAheadWriter(self.folder(), self._prefix, context, apply_now)
 
     def committer(self) -> SinkCommitter:
-        """Reads files and calls the function."""
-        from sparkonce.sinks.write_ahead.application import How
+        """See `TwoPhaseCommitSink.committer`."""
+        from sparkonce.sinks.write_ahead.application import CallSettings
         from sparkonce.sinks.write_ahead.committer import WriteAheadCommitter
 
-        how = How(
+        settings = CallSettings(
             apply=self.apply,
             is_applied=self.is_applied,
             applies=self.applies,
@@ -166,10 +167,10 @@ class WriteAheadSink(TwoPhaseCommitSink):
             parallel=self.parallel,
             wait_s=self.wait_s,
         )
-        return WriteAheadCommitter(self.folder(), self.name, self._prefix, how)
+        return WriteAheadCommitter(self.folder(), self.name, self._prefix, settings)
 
     def folder(self) -> WriteAheadFolder:
-        """This sink's own folder.
+        """Returns this sink's own folder.
 
         Raises:
             ConfigurationError: if there is none.
@@ -179,14 +180,14 @@ class WriteAheadSink(TwoPhaseCommitSink):
 
         if self._folder is None:
             raise ConfigurationError(
-                f"sink {self.name!r} has no folder= and was not told of a checkpoint",
-                next_step="give folder=, or give the sink to ExactlyOnce, which tells it of the query's checkpoint.",
+                f"Sink {self.name!r} has no folder=, and does not know the query's checkpoint.",
+                next_step="Give folder=, or give the sink to ExactlyOnce, which tells it the query's checkpoint.",
             )
         beside = self._in_checkpoint or self._folder
         return WriteAheadFolder(self._folder / self._prefix, Ledger(beside / self._prefix / LEDGER))
 
     def __getstate__(self) -> dict[str, Any]:
-        """Workers only keep rows, and may lack the modules that the functions are made of."""
+        """Packs the functions: workers only write rows, and may lack the modules that the functions are made of."""
         if self.guarantee is not Guarantee.EXACTLY_ONCE:
             return self.__dict__
         return {**self.__dict__, "apply": _Packed.of(self.apply), "is_applied": _Packed.of(self.is_applied)}
@@ -194,15 +195,15 @@ class WriteAheadSink(TwoPhaseCommitSink):
     def _check(self) -> None:
         if not 0 < len(self._prefix) <= NAME_PREFIX_LIMIT_BYTES:
             raise ConfigurationError(
-                f"name={self.name!r} takes {len(self._prefix)} bytes in names of files, of {NAME_PREFIX_LIMIT_BYTES}",
-                next_step="give a shorter name; characters that are not letters or digits of ASCII take three bytes "
+                f"name={self.name!r} takes {len(self._prefix)} bytes in names of files, of {NAME_PREFIX_LIMIT_BYTES}.",
+                next_step="Give a shorter name; characters that are not letters or digits of ASCII take three bytes "
                 "or more.",
             )
 
 
 @dataclass(frozen=True)
 class _Packed:
-    """A function that has travelled, and is not unpacked before it is called."""
+    """A function that was shipped to the workers, and is not unpacked before it is called."""
 
     data: bytes
     name: str
@@ -220,15 +221,16 @@ class _Packed:
     def __call__(self, *arguments: Any) -> Any:
         if not self.data:
             raise ConfigurationError(
-                f"the function {self.name} cannot be pickled, and is called in another process than the one it was "
-                "given in",
-                next_step="make it a function of a module, or an object of a class of a module.",
+                f"The function {self.name} cannot be pickled, and is called in another process than the one it was "
+                "given in.",
+                next_step="Make it a function of a module, or an object of a class of a module.",
             )
         return pickle.loads(self.data)(*arguments)  # noqa: S301 - packed by `of`
 
 
 def _file_name(name: str) -> str:
-    """A sink's name as the names of its files begin with it: Spark reads none that begins with a dot or underscore."""
+    """Returns a sink's name as the names of its files begin with it."""
+    # Spark reads no file that begins with a dot or underscore.
     quoted = quote(name, safe="").replace(".", "%2E")
     return f"%5F{quoted[1:]}" if quoted.startswith("_") else quoted
 
@@ -237,17 +239,17 @@ def _local(folder: str) -> Path:
     if not folder or folder.startswith("~"):
         raise ConfigurationError(
             f"folder={folder!r} names no folder: nobody expands it.",
-            next_step="give an absolute path, or leave it out.",
+            next_step="Give an absolute path, or leave it out.",
         )
     try:
         location = urlsplit(folder)
     except ValueError as error:
         raise ConfigurationError(
-            f"folder={folder!r} is no URL: {error}", next_step="give a path or a file: URL."
+            f"folder={folder!r} is no URL: {error}.", next_step="Give a path or a file: URL."
         ) from None
     if location.scheme not in ("", "file"):
         raise ConfigurationError(
-            f"folder={folder!r}: rows wait on a local or mounted disk, and {location.scheme}:// is none",
-            next_step="give a path or a file: URL.",
+            f"folder={folder!r}: rows wait on a local or mounted disk, and {location.scheme}:// is none.",
+            next_step="Give a path or a file: URL.",
         )
     return Path(unquote(location.path) if location.scheme else folder).absolute()

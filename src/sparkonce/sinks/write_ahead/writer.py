@@ -1,4 +1,4 @@
-"""The executor's half: one copy's rows in a file of their own, or applied at once where there are no transactions."""
+"""The executor half: one copy's rows in a file of their own, or applied at once below EXACTLY_ONCE."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from sparkonce.protocol.ownership import TransactionName
 from sparkonce.sink import SinkWriter, WriterContext
 from sparkonce.sinks.write_ahead.apply import Apply, ApplyToken, give
 from sparkonce.sinks.write_ahead.entry import Entry
-from sparkonce.sinks.write_ahead.folder import Stand, WriteAheadFolder
+from sparkonce.sinks.write_ahead.folder import RowsState, WriteAheadFolder
 from sparkonce.sinks.write_ahead.rows import RowsFile, check
 
 if TYPE_CHECKING:
@@ -22,13 +22,13 @@ if TYPE_CHECKING:
 
 
 class WriteAheadWriter(SinkWriter):
-    """Keeps the rows until the batch is decided.
+    """Writes one copy's rows to a file, where they wait until the batch is decided.
 
     Args:
-        folder: The sink's.
-        prefix: The sink's name, as it stands in names of files.
+        folder: The sink's folder.
+        prefix: The sink's name as the names of its files begin with it.
         context: The copy.
-        apply_now: If there are no transactions: what to do with the rows at prepare.
+        apply_now: The function that `prepare` gives the rows to below EXACTLY_ONCE; None at EXACTLY_ONCE.
     """
 
     def __init__(
@@ -49,51 +49,51 @@ class WriteAheadWriter(SinkWriter):
         )
 
     def begin(self) -> None:
-        """Makes the file, once it is sure that this executor sees the driver's folder and not one of its own."""
+        """Makes the file, once this executor is known to see the driver's folder and not one of its own."""
         self._begun_ms = time.time_ns() // 1_000_000
         with self._disk():
             found = self._folder.identity()
             if found != self._identity:
                 raise PrepareError(
-                    f"the folder {self._folder.root} has identity {found} here, and {self._identity} on the driver",
-                    next_step="use a folder on a disk that the driver and all executors see.",
+                    f"The folder {self._folder.root} has identity {found} here, and {self._identity} on the driver.",
+                    next_step="Use a folder on a disk that the driver and all executors see.",
                 )
-            self._file = RowsFile(self._folder.path(Stand.OPEN, self._name))
+            self._file = RowsFile(self._folder.path(RowsState.OPEN, self._name))
 
     def write(self, rows: pa.RecordBatch) -> None:
-        """Writes rows down, a row group at a time."""
+        """See `SinkWriter.write`. Writes a row group at a time."""
         with self._disk():
             self._opened().write(rows)
 
     def prepare(self) -> Mapping[str, str | int]:
-        """Makes the file durable, and hands it over."""
+        """See `SinkWriter.prepare`. Makes the file durable, and hands it over to the driver."""
         if self._apply_now is not None:
             self._apply(self._apply_now)
             return {}
         with self._disk():
             size, checksum = self._opened().seal()
-            if not self._folder.move(self._name, Stand.OPEN, Stand.PREPARED):
-                raise PrepareError(f"the transaction {self._name} was aborted while it was written")
-            self._folder.sync(Stand.PREPARED)
+            if not self._folder.move(self._name, RowsState.OPEN, RowsState.PREPARED):
+                raise PrepareError(f"The transaction {self._name} was aborted while it was written.")
+            self._folder.sync(RowsState.PREPARED)
         entry = Entry(
             name=self._name, size_bytes=size, checksum=checksum, identity=self._identity, begun_ms=self._begun_ms
         )
         return entry.fields()
 
     def abort(self) -> None:
-        """Deletes the file. What the disk keeps of it a sweep deletes."""
+        """See `SinkWriter.abort`. Leaves a file that cannot be deleted now to a sweep."""
         self.close()
         with suppress(OSError):
             self._folder.discard(self._name)
 
     def close(self) -> None:
-        """Lets go of the file."""
+        """See `SinkWriter.close`."""
         file, self._file = self._file, None
         if file is not None:
             file.close()
 
     def _apply(self, apply: Apply) -> None:
-        path = self._folder.path(Stand.OPEN, self._name)
+        path = self._folder.path(RowsState.OPEN, self._name)
         with self._disk(), path.open("rb") as reader:
             path.unlink()
             written = self._opened()
@@ -109,12 +109,12 @@ class WriteAheadWriter(SinkWriter):
                 give(apply, [reader], token)
             except Exception as error:
                 raise PrepareError(
-                    f"slot {token.slot} of batch {token.batch} could not be applied: {type(error).__name__}: {error}"
+                    f"Slot {token.slot} of batch {token.batch} could not be applied: {type(error).__name__}: {error}"
                 ) from error
 
     def _opened(self) -> RowsFile:
         if self._file is None:
-            raise PrepareError(f"the transaction {self._name} has not begun, or was given up")
+            raise PrepareError(f"The transaction {self._name} has not begun, or was aborted.")
         return self._file
 
     @contextmanager
@@ -123,6 +123,6 @@ class WriteAheadWriter(SinkWriter):
             yield
         except OSError as error:
             raise (OutageError if is_outage(error) else PrepareError)(
-                f"the rows could not be kept in {self._folder.root}: {error}",
-                next_step="see that the disk is there, on this executor too, and has room for a batch's rows.",
+                f"The rows could not be kept in {self._folder.root}: {error}",
+                next_step="See that the disk is there, on this executor too, and has room for a batch's rows.",
             ) from error

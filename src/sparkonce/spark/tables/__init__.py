@@ -1,6 +1,10 @@
-"""Tables: rows wait as files, and one write on the driver makes a batch a version of the table.
+"""The sinks for Delta and Iceberg: rows wait in files, and one write on the driver makes a batch a table's version.
 
-``sink`` and ``committer`` are what all tables have in common, on the machinery of `sparkonce.sinks.write_ahead`;
-``delta`` and ``iceberg`` write, and ask their table what it holds. They need its Spark package,
-and the driver's session.
+The files and their ledger are those of `sparkonce.sinks.write_ahead`.
+
+- ``sink``: settings, columns and preflight of all tables
+- ``committer``: the driver half of all tables: writes once, and checks which version has the rows
+- ``delta``: Delta tables; needs their Spark package, and the driver's session
+- ``iceberg``: Iceberg tables; needs the same
+- ``answers``: the meaning of the errors of Spark and of tables
 """

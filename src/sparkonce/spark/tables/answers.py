@@ -1,4 +1,4 @@
-"""What an error of Spark's, or of a table's, means for rows that it did not take."""
+"""The meaning of the errors of Spark and of tables for rows that were not taken."""
 
 from __future__ import annotations
 
@@ -8,19 +8,17 @@ from typing import Any
 from sparkonce.words import one_line
 
 _FINAL_STATES = ("21", "22", "23", "42", "KD000")
-"""How the SQLSTATEs begin that speak of the rows and the table: cardinality, data, constraints, names and rights, and
-Spark's own for data that do not fit the table. https://spark.apache.org/docs/latest/sql-error-conditions-sqlstates.html
+"""The classes of SQLSTATEs about the rows and the table: cardinality, data, constraints, names and rights, and Spark's
+own for data that do not fit the table. https://spark.apache.org/docs/latest/sql-error-conditions-sqlstates.html
 """
 
 _FINAL_CONDITIONS = frozenset({"_LEGACY_ERROR_TEMP_DELTA_0007"})
-"""Without a SQLSTATE: Delta's for columns that are not the table's."""
+"""Conditions without a SQLSTATE: Delta's for columns that are not the table's."""
 
 
 def is_final(error: BaseException) -> bool:
-    """Whether writing the same rows again to the same table can only fail again.
-
-    Not by the error's type: `AnalysisException` is also what Spark makes of a metastore that does not answer.
-    """
+    """Returns whether writing the same rows again to the same table can only fail again."""
+    # The error's type does not tell: Spark raises AnalysisException also for a metastore that does not answer.
     return any(
         str(state or "").startswith(_FINAL_STATES) or condition in _FINAL_CONDITIONS
         for state, condition in _told(error)
@@ -28,14 +26,14 @@ def is_final(error: BaseException) -> bool:
 
 
 def what_it_says(error: BaseException, lines: int = 1) -> str:
-    """As one line; of an error of Java's what Java says, not where."""
+    """Returns an error's message in one line; of an error of Java's without its stack."""
     java = getattr(error, "java_exception", None)
     text = str(error) if java is None else str(java.toString())
     return one_line(" ".join(text.strip().splitlines()[:lines])) or type(error).__name__
 
 
 def _told(error: BaseException) -> Iterator[tuple[Any, Any]]:
-    """SQLSTATE and condition of the error, and of those that caused it in the JVM."""
+    """Yields SQLSTATE and condition of the error, and of those that caused it in the JVM."""
     from py4j.java_gateway import is_instance_of
     from pyspark import SparkContext
 

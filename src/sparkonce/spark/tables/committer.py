@@ -1,4 +1,4 @@
-"""The driver's half of a sink that writes tables: one write of the session's for all rows of a batch."""
+"""The driver half of the sinks for tables: one write of the session for all rows of a batch."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from sparkonce.protocol.outcomes import Finished, Outcome
 from sparkonce.protocol.ownership import TransactionName
 from sparkonce.protocol.traces import Trace
 from sparkonce.sink import Facts, Owner
-from sparkonce.sinks.write_ahead.application import Application, How, Unit
+from sparkonce.sinks.write_ahead.application import Application, CallSettings, Unit
 from sparkonce.sinks.write_ahead.apply import Applies, ApplyToken, RefusedError
 from sparkonce.sinks.write_ahead.committer import WriteAheadCommitter
 from sparkonce.sinks.write_ahead.entry import Entry
-from sparkonce.sinks.write_ahead.folder import Stand, WriteAheadFolder
+from sparkonce.sinks.write_ahead.folder import RowsState, WriteAheadFolder
 from sparkonce.spark.tables.answers import is_final, what_it_says
 
 if TYPE_CHECKING:
@@ -29,16 +29,23 @@ if TYPE_CHECKING:
 
 WAIT_S = 120.0
 _NAME = "sparkonce"
+_LOOK_BACK = 20
+_UNFINISHED = "unfinished"
+
+
+def never(*_: object) -> None:
+    """Stands for the user's function, which a table does not have."""
+    raise NotImplementedError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Label:
-    """What a version of the table says about the rows that came with it.
+    """A version's note about the files whose rows came with it.
 
     Attributes:
-        first: The handle's fields of the first of the files.
-        members: How many files they were.
-        digest: Of the names of all of them.
+        first: The fields of the first file's handle.
+        members: The number of files.
+        digest: A digest of the names of all files.
     """
 
     first: tuple[tuple[str, Scalar], ...]
@@ -47,7 +54,7 @@ class Label:
 
     @classmethod
     def of(cls, entries: Sequence[Entry]) -> Label:
-        """The label of files that are written together."""
+        """Returns the label of files that are written together."""
         names = "\n".join(str(entry.name) for entry in entries)
         return cls(
             first=transaction_fields(entries[0].fields()),
@@ -61,13 +68,13 @@ class Label:
         return Entry.of_fields(dict(self.first))
 
     def to_text(self) -> str:
-        """As a table keeps it."""
+        """Returns the label as a table keeps it."""
         told = {"first": dict(self.first), "members": self.members, "digest": self.digest}
         return json.dumps({_NAME: told}, sort_keys=True, separators=(",", ":"))
 
     @classmethod
     def of_text(cls, text: str | None) -> Label | None:
-        """The label, or None if the text is somebody else's."""
+        """Reads a label, or returns None if the text is somebody else's."""
         try:
             told = json.loads(text or "")[_NAME]
             return cls(first=transaction_fields(told["first"]), members=told["members"], digest=told["digest"])
@@ -77,11 +84,11 @@ class Label:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rules:
-    """What a table asks of every row that is added, beyond the types.
+    """The rules of a table for every row that is added, beyond the types.
 
     Attributes:
-        fills: What columns get that are not given, by name, from those that are; all others get null.
-        conditions: What must be true, by the name under which the table knows it.
+        fills: The values of columns that are not given, by name, made of those that are; all others get null.
+        conditions: The conditions that a row must meet, by the table's name for each.
     """
 
     fills: Mapping[str, Column]
@@ -89,19 +96,19 @@ class Rules:
 
 
 class Table(abc.ABC):
-    """What differs between tables. Every method runs on the driver."""
+    """A table, by what differs between Delta and Iceberg. Every method runs on the driver."""
 
     @abc.abstractmethod
     def identity(self) -> str:
-        """What tells this table from another under the same name."""
+        """Returns the identity that tells this table from another under the same name."""
 
     @abc.abstractmethod
     def schema(self) -> StructType:
-        """Its columns, with what the table says of each."""
+        """Returns its columns, with their metadata."""
 
     @abc.abstractmethod
     def rules(self, given: Collection[str]) -> Rules:
-        """What it asks of every row, if these columns are given, in lower case."""
+        """Returns its rules for every row, if these columns are given, in lower case."""
 
     @abc.abstractmethod
     def append(self, paths: Sequence[str], unit: Unit, label: Label) -> None:
@@ -109,43 +116,43 @@ class Table(abc.ABC):
 
     @abc.abstractmethod
     def labels(self, newest: int | None = None) -> list[Label]:
-        """Those of the versions that the table remembers, or of the newest few."""
+        """Returns the labels of the versions that the table remembers, or of the newest few."""
 
     @abc.abstractmethod
     def remembers_since_ms(self, unit: Unit) -> int:
-        """What of the unit's query was begun since then has a label if it was written; 0 if that holds for all.
+        """Returns since when, by their begin, all written rows of the unit's query have a label; 0 if they all do.
 
-        In milliseconds since the epoch.
+        The time is in milliseconds since the epoch.
         """
 
     def unfinished(self) -> Mapping[str, TransactionName]:
-        """What attempts that ended before their version was made have left in the table, and whose they were."""
+        """Returns what attempts without a version have left in the table, and the transaction of each."""
         return {}
 
     def discard(self, unfinished: str) -> None:  # noqa: B027 - for tables in which nothing is left
-        """Removes one of these, if it is still there. An attempt that still goes on fails, and is made again."""
+        """Removes one of these, if it is still there. An attempt that is still under way fails, and is made again."""
 
 
 class TableApplication(Application):
-    """Writes files to a table, and believes only what the table says afterwards.
+    """Writes files to a table, and checks afterwards which version has them.
 
     Args:
-        folder: The sink's.
-        sink: Its name.
+        folder: The sink's folder.
+        sink: The sink's name.
         table: The table.
-        identity: Which table it must be, as `Table.identity` has it; None if that was not asked yet.
+        identity: The `Table.identity` that it must have; None if that was not asked yet.
     """
 
     def __init__(self, folder: WriteAheadFolder, sink: str, table: Table, identity: str | None) -> None:
-        super().__init__(folder, sink, _how())
+        super().__init__(folder, sink, _settings())
         self._table = table
         self._identity = identity
 
     def is_applied(self, unit: Unit, token: ApplyToken) -> bool:
-        """Whether a version of the table carries the rows' label.
+        """Returns whether a version of the table carries the rows' label.
 
         Raises:
-            RefusedError: if the table has forgotten too much to say so, or is gone.
+            RefusedError: if the table has forgotten too much to tell, or is gone.
         """
         with _told_apart():
             self._check_identity(f"whether {token.id} was written to it cannot be seen")
@@ -155,20 +162,20 @@ class TableApplication(Application):
         begun_ms = min(entry.begun_ms for entry in unit.entries)
         if since_ms > begun_ms:
             raise RefusedError(
-                f"whether {token.id} was written is no longer known: the table remembers its versions since {since_ms} "
-                f"ms, and the rows are from {begun_ms} ms"
+                f"Whether {token.id} was written is no longer known: the table remembers its versions since {since_ms} "
+                f"ms, and the rows are from {begun_ms} ms."
             )
         return False
 
     def deliver(self, unit: Unit, token: ApplyToken, opened: Sequence[BinaryIO]) -> None:  # noqa: ARG002
-        """Writes once, and looks whether the table has it: a table may skip a write without saying so.
+        """Writes once, and checks that a version has the rows: a table may skip a write silently.
 
         Raises:
-            RefusedError: if the table does not take the rows, or says that it has them and does not; or if it is not
-                the table any more that it was.
+            RefusedError: if the table does not take the rows, or skips them without having them; or if it is another
+                table now.
         """
         label = Label.of(unit.entries)
-        paths = [str(self._folder.path(Stand.STARTED, entry.name)) for entry in unit.entries]
+        paths = [str(self._folder.path(RowsState.STARTED, entry.name)) for entry in unit.entries]
         with _told_apart():
             self._check_identity(f"{token.id} is not written to it")
             self._table.append(paths, unit, label)
@@ -176,23 +183,23 @@ class TableApplication(Application):
             found = label in self._table.labels(newest=_LOOK_BACK) or label in self._table.labels()
         if not found:
             raise RefusedError(
-                f"the table took the rows of {token.id} without an error, and no version of it carries them: it takes "
-                "them for rows that it has"
+                f"The table took the rows of {token.id} without an error, and no version of it carries them: it takes "
+                "them for rows that it has."
             )
 
     def _check_identity(self, so: str) -> None:
-        """Spark makes a table that is gone anew when it is written to."""
+        # A write to a table that is gone makes Spark create it anew.
         found = self._table.identity()
         if self._identity not in (None, found):
             raise RefusedError(
-                f"the table was deleted or replaced while the query ran: it was {self._identity}, and what stands in "
-                f"its place is {found}; {so}"
+                f"The table was deleted or replaced while the query ran: it was {self._identity}, and is {found} now; "
+                f"{so}."
             )
 
 
 @contextmanager
 def _told_apart() -> Iterator[None]:
-    """Errors that no repeat can mend are refusals; all others, such as a catalog that is away, may pass."""
+    """Turns errors that no repeat can mend into refusals. All others, such as a catalog that is away, may pass."""
     try:
         yield
     except RefusedError:
@@ -204,16 +211,16 @@ def _told_apart() -> Iterator[None]:
 
 
 class _FailedError(Exception):
-    """A write that failed, with what Java says and without where."""
+    """Raised for a write that failed, with Java's message and without its stack."""
 
 
 class TableCommitter(WriteAheadCommitter):
     """Finishes transactions whose rows go to a table.
 
     Args:
-        folder: The sink's.
-        sink: Its name.
-        prefix: Its name, as it stands in names of files.
+        folder: The sink's folder.
+        sink: The sink's name.
+        prefix: The sink's name as the names of its files begin with it.
         table: The table.
         identity: See `TableApplication`.
     """
@@ -221,12 +228,12 @@ class TableCommitter(WriteAheadCommitter):
     def __init__(
         self, folder: WriteAheadFolder, sink: str, prefix: str, table: Table, identity: str | None = None
     ) -> None:
-        super().__init__(folder, sink, prefix, _how(), TableApplication(folder, sink, table, identity))
+        super().__init__(folder, sink, prefix, _settings(), TableApplication(folder, sink, table, identity))
         self._table = table
         self._queries: frozenset[str] | None = None
 
     def list_lingering(self, owners: Sequence[Owner]) -> Sequence[Handle]:
-        """Files, and what attempts to write them have left in the table."""
+        """Lists files, and what attempts to write them have left in the table."""
         wanted = {(self._prefix, owner.query, owner.token) for owner in owners}
         try:
             unfinished = self._table.unfinished()
@@ -241,12 +248,15 @@ class TableCommitter(WriteAheadCommitter):
             ),
         ]
 
-    def _abort(self, handle: Handle) -> Finished:
-        left = dict(handle.transaction).get(_UNFINISHED)
-        if left is None:
-            return super()._abort(handle)
+    def abort(self, handles: Sequence[Handle]) -> Sequence[Finished]:
+        """Deletes files, and what attempts have left in the table. See `SinkCommitter.abort`."""
+        files = iter(super().abort([handle for handle in handles if _unfinished(handle) is None]))
+        left = (_unfinished(handle) for handle in handles)
+        return [next(files) if one is None else self._discard(one) for one in left]
+
+    def _discard(self, left: str) -> Finished:
         try:
-            self._table.discard(str(left))
+            self._table.discard(left)
         except Exception as error:  # noqa: BLE001 - whatever Spark raises
             return Finished(
                 outcome=Outcome.RETRY, reason=f"{left} could not be removed from the table: {what_it_says(error)}"
@@ -281,19 +291,18 @@ class TableCommitter(WriteAheadCommitter):
 
     def _unreadable_table(self, error: Exception) -> UnknownOutcomeError:
         return UnknownOutcomeError(
-            f"the versions of the table of sink {self._sink!r} cannot be read: {what_it_says(error)}",
-            next_step="see that the table can be read, then start the query again.",
+            f"The versions of the table of sink {self._sink!r} cannot be read: {what_it_says(error)}",
+            next_step="See that the table can be read, then start the query again.",
         )
 
 
-def _how() -> How:
-    """One write for all rows of a batch; the function is `TableApplication`'s."""
-    return How(apply=_never, is_applied=None, applies=Applies.TRANSACTIONAL, per="batch", parallel=1, wait_s=WAIT_S)
+def _settings() -> CallSettings:
+    """Returns the settings of one write for all rows of a batch, which `TableApplication` makes itself."""
+    return CallSettings(
+        apply=never, is_applied=None, applies=Applies.TRANSACTIONAL, per="batch", parallel=1, wait_s=WAIT_S
+    )
 
 
-def _never(*_: object) -> None:
-    raise NotImplementedError
-
-
-_LOOK_BACK = 20
-_UNFINISHED = "unfinished"
+def _unfinished(handle: Handle) -> str | None:
+    left = dict(handle.transaction).get(_UNFINISHED)
+    return None if left is None else str(left)

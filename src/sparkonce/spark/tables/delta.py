@@ -1,4 +1,4 @@
-"""Delta Lake: a batch is a version of the table, whose entry in the table's log says which rows it holds."""
+"""Delta Lake: a batch is a version of the table, whose entry in the table's log labels its rows."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sparkonce.arguments import nonempty
+from sparkonce.errors import ConfigurationError
 from sparkonce.sources.packages import DELTA_MODULE
 from sparkonce.spark.jvm import class_name, items
 from sparkonce.spark.tables.committer import Label, Rules, Table
@@ -25,8 +26,8 @@ class DeltaSink(TableSink):
 
     Args:
         path: The table's location; or give `table`.
-        table: Its name in a catalog.
-        folder: Where rows wait, see `WriteAheadSink`.
+        table: The table's name in a catalog.
+        folder: The folder in which rows wait, see `WriteAheadSink`.
         name: Unique within the query, and the same after a restart.
 
     Raises:
@@ -41,12 +42,10 @@ class DeltaSink(TableSink):
         folder: str | Path | None = None,
         name: str = "delta",
     ) -> None:
-        from sparkonce.errors import ConfigurationError
-
         if (path is None) == (table is None):
             raise ConfigurationError(
-                f"path={path!r}, table={table!r}: one of them is needed, and not both",
-                next_step="give the table's location as path=, or its name as table=.",
+                f"path={path!r}, table={table!r}: one of them is needed, and not both.",
+                next_step="Give the table's location as path=, or its name as table=.",
             )
         path = str(path) if isinstance(path, Path) else path
         if table is None:
@@ -88,13 +87,13 @@ class _DeltaTable(Table):
         return str(self._metadata().id())
 
     def schema(self) -> StructType:
-        """As the table's log has it: a reader is not told which columns Delta makes itself."""
+        """See `Table.schema`. Reads the table's log: a reader is not told which columns Delta fills itself."""
         from pyspark.sql.types import StructType
 
         return StructType.fromJson(json.loads(self._metadata().schema().json()))
 
     def rules(self, given: Collection[str]) -> Rules:
-        """CHECK constraints, NOT NULL, lengths of texts, and the generated columns."""
+        """See `Table.rules`. Reads CHECK constraints, NOT NULL, lengths of texts, and the generated columns."""
         from pyspark.sql import functions as F  # noqa: N812 - as everybody writes it
         from pyspark.sql.classic.column import Column
 
@@ -120,13 +119,13 @@ class _DeltaTable(Table):
         return Rules(fills=fills, conditions=conditions)
 
     def append(self, paths: Sequence[str], unit: Unit, label: Label) -> None:
-        """The application id goes with the run, so a log that was restored never meets the versions of another run.
+        """See `Table.append`. Of two drivers that write the same at once, Delta refuses one.
 
-        And with the unit's number, as a slot of a batch may be written again with other rows, which are another unit.
-
-        Delta skips, without a word, what has a version that it has seen of the id (delta-io/delta#1141): the caller
-        looks for the label afterwards. Of two drivers that write the same at once it refuses one.
+        Delta silently skips a version of an application id that it has already seen (delta-io/delta#1141): the caller
+        looks for the label afterwards.
         """
+        # The id names the run, so that a restored log never meets the versions of another run; and the unit, since a
+        # slot of a batch may be written again with other rows, which are another unit.
         name = unit.name
         application = f"{name.prefix}.{name.query}.{name.token.position}-{name.token.nonce}.{name.slot}.{unit.number}"
         writer = self._widened(read_rows(self._spark, paths)).write.format("delta").mode("append")
@@ -138,7 +137,7 @@ class _DeltaTable(Table):
             writer.save(self._path)
 
     def _widened(self, rows: DataFrame) -> DataFrame:
-        """With the table's types: where a constraint or a generated column names a column Delta takes no other."""
+        """Casts the rows to the table's types: Delta takes no others for columns of constraints or of expressions."""
         types = {one.name.lower(): one.dataType for one in self.schema()}
         columns = (rows[quoted(name)].cast(types.get(name.lower(), kind)).alias(name) for name, kind in rows.dtypes)
         return rows.select(*columns)
@@ -156,7 +155,7 @@ class _DeltaTable(Table):
         return 0 if version == 0 else int(at_ms)
 
     def _metadata(self) -> Any:
-        """Of the newest version. Fails if there is none."""
+        """Returns the metadata of the newest version. Fails if there is none."""
         none = self._spark._jvm.scala.Option.empty
         return self._handle().deltaLog().update(False, none(), none()).metadata()
 

@@ -1,4 +1,4 @@
-"""Iceberg: a batch is a snapshot, staged on a branch of its own and published in one commit with a note about it."""
+"""Iceberg: a batch is a snapshot, staged on its own branch and published in one commit with a note about its rows."""
 
 from __future__ import annotations
 
@@ -26,21 +26,22 @@ if TYPE_CHECKING:
 log = logging.getLogger("sparkonce")
 
 NOTE = "sparkonce."
-"""What the table's properties that are notes begin with; the rest is the name of the first transaction of a commit."""
+"""The prefix of the table's properties that are notes; the name of a commit's first transaction follows."""
 
 KEEP_NOTES = 20
-"""Of each query and sink."""
+"""How many notes each query and sink keeps."""
 
+_DUPLICATE = "DuplicateWAPCommitException"
 _STAGED, _PUBLISHED = "wap.id", "published-wap-id"
-"""Iceberg's own names in a snapshot's summary, which it compares when a staged snapshot is published."""
+"""Iceberg's own keys of a snapshot's summary, which it compares when a staged snapshot is published."""
 
 
 class IcebergSink(TableSink):
     """Appends each batch to an Iceberg table, in one snapshot of it.
 
     Args:
-        table: Its name, as Spark's SQL has it: ``catalog.namespace.table``, or relative to the session's catalog.
-        folder: Where rows wait, see `WriteAheadSink`.
+        table: The table's name in Spark's SQL: ``catalog.namespace.table``, or relative to the session's catalog.
+        folder: The folder in which rows wait, see `WriteAheadSink`.
         name: Unique within the query, and the same after a restart.
 
     Raises:
@@ -69,7 +70,7 @@ class IcebergSink(TableSink):
         )
 
     def preflight(self, query: str, recorded: Facts | None) -> Facts:
-        """See `TableSink.preflight`; and sees that the session does not stage what it writes for somebody else.
+        """See `TableSink.preflight`. Checks also that the session does not stage its writes for somebody else.
 
         Raises:
             PreflightError: naming the setting.
@@ -81,8 +82,9 @@ class IcebergSink(TableSink):
             if value is not None:
                 raise PreflightError(
                     f"{setting}={value} in the driver's session: Iceberg would stage there what sink {self.name!r} "
-                    "publishes",
-                    next_step=f"unset {setting} in this session.",
+                    "publishes.",
+                    next_step=f"Unset {setting} in this session.",
+                    setting=setting,
                 )
         return facts
 
@@ -100,16 +102,16 @@ class _IcebergTable(Table):
         return self._spark.table(self._name).schema
 
     def rules(self, given: Collection[str]) -> Rules:
-        """A column that must have a value and is not given is refused before."""
+        """See `Table.rules`. `TableSink.columns` has refused rows without a column that must have a value."""
         required = [one.name for one in self.schema() if not one.nullable and one.name.lower() in given]
         return Rules(fills={}, conditions=dict(not_null(quoted(name)) for name in required))
 
     def append(self, paths: Sequence[str], unit: Unit, label: Label) -> None:
-        """Each attempt has a branch of its own, so what stands at its end is what this attempt wrote.
+        """See `Table.append`. Of two drivers that publish the same at the same moment, Iceberg refuses one.
 
-        The label is the snapshot's id for write-audit-publish, of which Iceberg publishes each once: of two drivers
-        that publish the same at the same moment it refuses one.
+        The label is the snapshot's id for write-audit-publish, which Iceberg publishes once.
         """
+        # Each attempt has a branch of its own, which ends with what this attempt wrote.
         branch = f"{unit.name}.{secrets.token_hex(4)}"
         self._load().manageSnapshots().createBranch(branch).commit()
         try:
@@ -123,11 +125,11 @@ class _IcebergTable(Table):
         self._drop_quietly(branch)
 
     def labels(self, newest: int | None = None) -> list[Label]:
-        """By the notes, which outlive snapshots; and, if all are asked for, by the snapshots that made the table."""
+        """See `Table.labels`. Reads the notes, which outlive snapshots; for all labels also the table's snapshots."""
         table = self._load()
         found = dict.fromkeys(_notes(table).values())
         if newest is None:
-            # Not those of a past that the table was rolled back from: whoever unsets the notes too may write it again.
+            # Not those of a past that the table was rolled back from: without the notes it may be written again.
             for snapshot_id in self._spark._jvm.org.apache.iceberg.util.SnapshotUtil.currentAncestorIds(table):
                 summary = table.snapshot(snapshot_id).summary()
                 label = Label.of_text(summary.get(_STAGED) or summary.get(_PUBLISHED))
@@ -136,12 +138,12 @@ class _IcebergTable(Table):
         return list(found)
 
     def remembers_since_ms(self, unit: Unit) -> int:
-        """Of each query the notes with the newest begin are kept, so all that began later were noted if applied."""
+        """See `Table.remembers_since_ms`. Each query keeps the notes with the newest begin."""
         begun_ms = [_begun_ms(label) for name, label in _notes(self._load()).items() if _kin(name, unit.name)]
         return min(begun_ms) + 1 if len(begun_ms) >= KEEP_NOTES else 0
 
     def unfinished(self) -> Mapping[str, TransactionName]:
-        """Branches that attempts have left."""
+        """See `Table.unfinished`. Lists the branches that attempts have left."""
         names = {str(branch): str(branch).rpartition(".")[0] for branch in self._load().refs()}
         return {branch: name for branch, text in names.items() if (name := TransactionName.parse(text)) is not None}
 
@@ -151,7 +153,7 @@ class _IcebergTable(Table):
             table.manageSnapshots().removeBranch(unfinished).commit()
 
     def _filled(self, paths: Sequence[str]) -> DataFrame:
-        """The rows, with nulls in columns that they do not have: Iceberg wants to be told all."""
+        """Returns the rows, with nulls in columns that they lack: Iceberg wants all columns."""
         from pyspark.sql import functions
 
         rows = read_rows(self._spark, paths)
@@ -168,7 +170,7 @@ class _IcebergTable(Table):
         table = self._load()
         staged = table.snapshot(branch)
         if Label.of_text(staged.summary().get(_STAGED)) != label:
-            raise RuntimeError(f"the branch {branch} does not end with the rows that were written to it")
+            raise RuntimeError(f"The branch {branch} does not end with the rows that were written to it.")
         notes = _notes(table)
         if label in notes.values():
             return
@@ -191,15 +193,13 @@ class _IcebergTable(Table):
                 self.discard(branch)
             except Exception:  # noqa: BLE001 - somebody else of this session has loaded the table anew in between
                 self.discard(branch)
-        except Exception as error:  # noqa: BLE001 - nobody sees it, and a sweep finds it
-            log.warning("the branch %s of %s is left to a later sweep: %s", branch, self._name, what_it_says(error))
+        except Exception as error:  # noqa: BLE001 - no reader sees it, and a sweep finds it
+            log.warning("The branch %s of %s is left to a later sweep: %s", branch, self._name, what_it_says(error))
 
     def _load(self) -> Any:
-        """Loads the table anew.
-
-        To refresh what Spark's catalog keeps would not do: a Hadoop catalog's table that another session has dropped
-        and made again, and that has as many versions, stays the old one then.
-        """
+        """Loads the table anew."""
+        # A refresh of what Spark's catalog keeps would not do: a table of a Hadoop catalog that another session has
+        # dropped and made again, and that has as many versions, would stay the old one.
         session, spark3 = self._spark._jsparkSession, self._spark._jvm.org.apache.iceberg.spark.Spark3Util
         found = spark3.catalogAndIdentifier(session, self._name)
         found.catalog().invalidateTable(found.identifier())
@@ -222,6 +222,3 @@ def _kin(one: TransactionName, other: TransactionName) -> bool:
 
 def _begun_ms(label: Label) -> int:
     return 0 if label.entry is None else label.entry.begun_ms
-
-
-_DUPLICATE = "DuplicateWAPCommitException"

@@ -1,4 +1,4 @@
-"""What sinks of all tables have in common."""
+"""Settings, columns and preflight of the sinks for all tables."""
 
 from __future__ import annotations
 
@@ -16,11 +16,10 @@ from sparkonce.sinks.write_ahead.apply import Applies
 from sparkonce.sinks.write_ahead.sink import WriteAheadSink
 from sparkonce.spark.modules import require_class
 from sparkonce.spark.tables.answers import what_it_says
+from sparkonce.spark.tables.committer import Table, TableCommitter, never
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
-
-    from sparkonce.spark.tables.committer import Table
 
 _Answer = TypeVar("_Answer")
 
@@ -30,10 +29,10 @@ _WIDER = {
     "int32": ("int64",),
     "float": ("double",),
 }
-
+"""Types of columns to types that take all of their values."""
 
 FILLED_BY_TABLE = frozenset({"delta.generationExpression", "CURRENT_DEFAULT", "delta.identity.start"})
-"""What a column's metadata has if the table itself says what it holds."""
+"""The metadata of a column that the table itself fills."""
 
 _GIVEN = "__sparkonce_given"
 _OF_PATTERNS, _ESCAPED = r"([\\*?\[\]{}])", r"\\\1"
@@ -45,13 +44,13 @@ class TableSink(WriteAheadSink, abc.ABC):
     """Appends each batch to a table in one version of it.
 
     Args:
-        where: The table, for people.
-        folder: As for `WriteAheadSink`: rows wait there until the decision, and all executors read them from there.
+        where: The table's setting and its value, for messages.
+        folder: The folder in which rows wait until the decision, see `WriteAheadSink`; all executors read it.
         name: Unique within the query, and the same after a restart.
     """
 
     def __init__(self, where: str, *, folder: str | Path | None = None, name: str) -> None:
-        super().__init__(_never, applies=Applies.TRANSACTIONAL, per="batch", folder=folder, name=name)
+        super().__init__(never, applies=Applies.TRANSACTIONAL, per="batch", folder=folder, name=name)
         self.where = where
         self._identity: str | None = None
 
@@ -62,17 +61,17 @@ class TableSink(WriteAheadSink, abc.ABC):
 
     @abc.abstractmethod
     def table(self, spark: SparkSession) -> Table:
-        """The table, in a session of the driver."""
+        """Returns the table, in a session of the driver."""
 
     @abc.abstractmethod
     def conditions(self) -> Sequence[str]:
-        """See `TwoPhaseCommitSink.conditions`: how long the table remembers, and what readers do."""
+        """See `TwoPhaseCommitSink.conditions`. Names how long the table remembers, and what readers do."""
 
     def columns(self, schema: pa.Schema) -> Sequence[str]:
-        """All columns, which have to be among the table's and fit there; the others must be ones that may be null.
+        """Returns all columns, once they fit the table's, and the table's other columns may be null.
 
         Raises:
-            SchemaError: naming the one that does not.
+            SchemaError: naming the column that does not.
             PreflightError: if the table cannot be read.
         """
         from sparkonce.spark.views import to_arrow
@@ -85,29 +84,29 @@ class TableSink(WriteAheadSink, abc.ABC):
         for column in schema:
             if column.name.lower() not in there:
                 raise SchemaError(
-                    f"column {column.name!r} is none of {self.where}, which has {sorted(there)}",
-                    next_step="add it to the table, or drop it from the rows.",
+                    f"Column {column.name!r} is none of {self.where}, which has {sorted(there)}.",
+                    next_step="Add it to the table, or drop it from the rows.",
                 )
             wanted, given = str(there[column.name.lower()].type), str(column.type)
             if wanted not in (given, str(_nullable(column.type)), *_WIDER.get(given, ())):
                 raise SchemaError(
-                    f"column {column.name!r} is a {given}, and in {self.where} it is a {wanted}",
-                    next_step="cast it to the table's type.",
+                    f"Column {column.name!r} is a {given}, and in {self.where} it is a {wanted}.",
+                    next_step="Cast it to the table's type.",
                 )
         taken = {name.lower() for name in names}
         for field in fields:
             if not field.nullable and field.name.lower() not in taken and not FILLED_BY_TABLE & field.metadata.keys():
                 raise SchemaError(
-                    f"column {field.name!r} of {self.where} must not be null, and the rows do not have it",
-                    next_step="add it to the rows, or let it be null in the table.",
+                    f"Column {field.name!r} of {self.where} must not be null, and the rows do not have it.",
+                    next_step="Add it to the rows, or let it be null in the table.",
                 )
         return names
 
     def checked(self, rows: DataFrame) -> DataFrame:
-        """The same rows, or an error while they are computed: what the table would refuse is not to be decided.
+        """Returns the same rows, whose computation fails for a row that the table would refuse after the decision.
 
         Raises:
-            PreflightError: if the table cannot be read, or is not the one any more that it was.
+            PreflightError: if the table cannot be read, or is another table now.
         """
         from pyspark.sql import functions as F  # noqa: N812 - as everybody writes it
 
@@ -139,7 +138,7 @@ class TableSink(WriteAheadSink, abc.ABC):
         return whole.select("*", *filled).where(passed).select(f"{_GIVEN}.*")
 
     def preflight(self, query: str, recorded: Facts | None) -> Facts:
-        """Sees that the table is there, and that it is the one that the log knows."""
+        """Checks that the table is there, and that it is the one in the log."""
         found = self._ask(lambda table: table.identity())
         self._check_identity(found, (recorded or {}).get("table"))
         self._identity = found
@@ -148,8 +147,8 @@ class TableSink(WriteAheadSink, abc.ABC):
     def _check_identity(self, found: str, known: str | None) -> None:
         if known not in (None, found):
             raise PreflightError(
-                f"{self.where} is the table {found}, and the query has written to the table {known}",
-                next_step="give the sink the table that it wrote to, or start a new checkpoint.",
+                f"{self.where} is the table {found}, and the query has written to the table {known}.",
+                next_step="Give the sink the table that it wrote to, or start a new checkpoint.",
             )
 
     def _ask(self, question: Callable[[Table], _Answer]) -> _Answer:
@@ -161,19 +160,17 @@ class TableSink(WriteAheadSink, abc.ABC):
         except Exception as error:
             raise PreflightError(
                 f"{self.where} of sink {self.name!r} cannot be read: {what_it_says(error)}",
-                next_step="create the table first, and see that the driver's session has its catalog.",
+                next_step="Create the table first, and see that the driver's session has its catalog.",
             ) from error
 
     def committer(self) -> SinkCommitter:
-        """Writes with the driver's session."""
-        from sparkonce.spark.tables.committer import TableCommitter
-
+        """See `TwoPhaseCommitSink.committer`."""
         table = self.table(driver_session(self.name))
         return TableCommitter(self.folder(), self.name, self._prefix, table, self._identity)
 
 
 def _nullable(kind: pa.DataType) -> pa.DataType:
-    """The type whose elements and fields may all be null: what never holds a null fits there."""
+    """Returns the type whose elements and fields may all be null, which takes values without nulls, too."""
     if pa.types.is_list(kind):
         return pa.list_(_nullable_field(kind.value_field))
     if pa.types.is_struct(kind):
@@ -186,7 +183,7 @@ def _nullable_field(field: pa.Field) -> pa.Field:
 
 
 def driver_session(sink: str) -> SparkSession:
-    """The session of this process.
+    """Returns the session of this process.
 
     Raises:
         ConfigurationError: if there is none.
@@ -194,8 +191,8 @@ def driver_session(sink: str) -> SparkSession:
     spark = _active_session()
     if spark is None:
         raise ConfigurationError(
-            f"sink {sink!r} writes with the driver's Spark session, and there is none in this process",
-            next_step="start one, with the table's jar and catalog, before the sink is used.",
+            f"Sink {sink!r} writes with the driver's Spark session, and there is none in this process.",
+            next_step="Start one, with the table's jar and catalog, before the sink is used.",
         )
     return spark
 
@@ -211,26 +208,20 @@ def _active_session() -> SparkSession | None:
 
 
 def quoted(name: str) -> str:
-    """A name as Spark's SQL takes it, whatever is in it."""
+    """Returns a name quoted for Spark's SQL."""
     return "`" + name.replace("`", "``") + "`"
 
 
 def not_null(column: str) -> tuple[str, Column]:
-    """The condition that a column, or a field within one, has a value: its name as SQL takes it."""
+    """Returns the condition that a column, or a field within one, has a value; its name is quoted."""
     from pyspark.sql import functions
 
     return f"{column} must not be null", functions.col(column).isNotNull()
 
 
-def _never(*_: object) -> None:
-    raise NotImplementedError
-
-
 def read_rows(spark: SparkSession, paths: Sequence[str]) -> DataFrame:
-    """The rows that wait in these files: on this disk, not on the cluster's default file system, and all of them.
-
-    No file may be skipped, whatever the session says of files that are missing or damaged.
-    """
+    """Returns the rows in these files, which are on this disk, not on the cluster's default file system."""
+    # No file may be skipped, whatever the session's settings for files that are missing or damaged.
     reader = spark.read.option("ignoreMissingFiles", False).option("ignoreCorruptFiles", False)
     # Spark takes paths for patterns.
     return reader.parquet(*(f"file://{re.sub(_OF_PATTERNS, _ESCAPED, path)}" for path in paths))
