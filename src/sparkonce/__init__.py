@@ -25,9 +25,9 @@ if TYPE_CHECKING:
     from sparkonce.sinks.write_ahead.sink import WriteAheadSink as WriteAheadSink
     from sparkonce.sources.group_offsets import GroupOffsets as GroupOffsets
     from sparkonce.sources.packages import spark_packages as spark_packages
-    from sparkonce.spark.ending import await_end as await_end
     from sparkonce.spark.exactly_once import ExactlyOnce as ExactlyOnce
-    from sparkonce.spark.explain import explain as explain
+    from sparkonce.spark.explain.explain import explain as explain
+    from sparkonce.spark.job.ending import await_end as await_end
     from sparkonce.spark.read_kafka import read_kafka as read_kafka
     from sparkonce.spark.tables.delta import DeltaSink as DeltaSink
     from sparkonce.spark.tables.iceberg import IcebergSink as IcebergSink
@@ -44,8 +44,8 @@ HOMES = {
     "PostgresSink": "sparkonce.sinks.postgres.sink",
     "RedisSink": "sparkonce.sinks.redis.sink",
     "WriteAheadSink": "sparkonce.sinks.write_ahead.sink",
-    "await_end": "sparkonce.spark.ending",
-    "explain": "sparkonce.spark.explain",
+    "await_end": "sparkonce.spark.job.ending",
+    "explain": "sparkonce.spark.explain.explain",
     "read_kafka": "sparkonce.spark.read_kafka",
     "spark_packages": "sparkonce.sources.packages",
 }

@@ -40,7 +40,7 @@ ROWS = [f"row-{number:03d}" for number in range(60)]
 def _proved() -> Proved:
     """Collects the analyser, what reads plans and queries for it, the injuries, and the version of Spark."""
     source = ROOT / "src" / "sparkonce"
-    spark = (source / "spark" / f"{name}.py" for name in ("plans", "queries", "dry_run", "explain"))
+    spark = (source / "spark" / "plans.py", *(source / "spark" / "explain").rglob("*.py"))
     tests = [Path(__file__), *Path(__file__).parent.glob("test_explain_*.py")]
     kept = Path(__file__).with_suffix(".digest")
     return Proved(kept, (*(source / "analysis").rglob("*.py"), *spark, *tests), version("pyspark"))

@@ -27,7 +27,7 @@ from sparkonce import ExactlyOnce, KafkaSink, await_end
 from sparkonce.errors import PrepareError
 from sparkonce.protocol.state import Phase
 from sparkonce.rig.kafka import Cluster
-from sparkonce.spark.display import ProgressDisplay, Screen
+from sparkonce.spark.show.display import ProgressDisplay, Screen
 from startup import jvm_flags
 
 IDS = [f"{number:05d}" for number in range(1_000)]

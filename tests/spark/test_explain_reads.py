@@ -20,8 +20,8 @@ from sparkonce import ExactlyOnce, KafkaSink, explain
 from sparkonce.analysis.facts import PlanFacts
 from sparkonce.analysis.model import Role
 from sparkonce.errors import ConfigurationError
+from sparkonce.spark.explain.queries import of_query, of_writer
 from sparkonce.spark.plans import format_of, plan_facts, source_facts
-from sparkonce.spark.queries import of_query, of_writer
 
 pytestmark = SPARK
 

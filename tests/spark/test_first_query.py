@@ -20,7 +20,7 @@ from sparkonce.protocol.state import Phase
 from sparkonce.rig.kafka import Cluster
 from sparkonce.rig.servers.process import free_port
 from sparkonce.sink import Facts
-from sparkonce.spark import first_batch, source_checks, start_checks
+from sparkonce.spark.start import checks, first_batch, source_checks
 from sparkonce.testing.kafka import create_topic, produce
 
 pytestmark = MARKS
@@ -115,7 +115,7 @@ def test_what_is_decided_is_finished_without_asking_the_source(stream: Stream, m
     with pytest.raises(CrashError):
         stream.run(listener=crash_at(Phase.FINISHING, 0))
     with monkeypatch.context() as patch:
-        patch.setattr(start_checks, "ask_sources", lambda *_, **__: pytest.fail("the source was asked"))
+        patch.setattr(checks, "ask_sources", lambda *_, **__: pytest.fail("the source was asked"))
         stream.run()
     assert stream.keys() == IDS
 

@@ -23,7 +23,7 @@ from spark.harness import new_name
 from spark.in_process import MARKS, ended, stopped
 from sparkonce.errors import CheckpointMismatchError, PreflightError, PrepareError, SchemaError, StaleLogError
 from sparkonce.rig.kafka import Cluster
-from sparkonce.spark import first_batch, source_checks
+from sparkonce.spark.start import first_batch, source_checks
 from sparkonce.testing.kafka import create_topic, produce
 
 # kafka-python leaves what could not shake hands to the garbage collector.

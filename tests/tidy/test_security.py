@@ -20,7 +20,7 @@ RUNS_WHAT_IT_READS = {
 MAY_RUN = {
     "sinks/write_ahead/sink.py": "packs the user's own function for Spark's workers; no file holds it",
     "spark/plans.py": "looks into a function that this process has pickled for the plan; no file holds it",
-    "spark/script.py": "runs the program that the user names, as `python` would",
+    "spark/job/script.py": "runs the program that the user names, as `python` would",
     "testing/scene.py": "tries whether a sink can be pickled as Spark does it, on one line",
     "testing/elsewhere.py": "gives a sink to another process through a pipe, as Spark does",
 }

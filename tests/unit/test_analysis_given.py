@@ -20,7 +20,7 @@ from sparkonce.analysis.given import kafka_settings, sink_facts
 from sparkonce.errors import ConfigurationError
 from sparkonce.sinks.memory.server import MemoryServer
 from sparkonce.sinks.memory.sink import MemorySink
-from sparkonce.spark.queries import sinks_given
+from sparkonce.spark.explain.queries import sinks_given
 
 NOWHERE = {"bootstrap.servers": "nowhere:9092"}
 

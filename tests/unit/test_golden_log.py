@@ -36,7 +36,7 @@ from sparkonce.protocol import codec
 from sparkonce.protocol.ownership import Token
 from sparkonce.protocol.records import Amend, Claim, Commit, Record
 from sparkonce.protocol.view import LogView
-from sparkonce.spark.checkpoint import check_query
+from sparkonce.spark.start.checkpoint import check_query
 
 EACH_VERSION = pytest.mark.parametrize("version", VERSIONS)
 EACH_STATE = pytest.mark.parametrize("name", STATES)

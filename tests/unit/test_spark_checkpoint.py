@@ -6,7 +6,7 @@ import pytest
 
 from sparkonce.checkpoint import SparkCheckpoint
 from sparkonce.errors import CheckpointMismatchError, ConfigurationError
-from sparkonce.spark.checkpoint import Location, check_query
+from sparkonce.spark.start.checkpoint import Location, check_query
 
 QUERY = "7f6e5d4c-0000-4000-8000-000000000001"
 SETTINGS = '{"batchWatermarkMs":0,"batchTimestampMs":1795237934862,"conf":{"spark.sql.shuffle.partitions":"4"}}'

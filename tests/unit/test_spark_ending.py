@@ -9,7 +9,7 @@ import pytest
 
 from sparkonce import await_end
 from sparkonce.errors import ConfigurationError, QueryFailedError
-from sparkonce.spark import ending
+from sparkonce.spark.job import ending
 from unit.queries import TOLD, Failed, FakeQuery, send
 
 HANDLERS = (signal.SIGINT, signal.SIGTERM)

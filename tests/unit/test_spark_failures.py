@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from sparkonce.errors import OutageError, PrepareError, UnknownOutcomeError
-from sparkonce.spark.failures import MOST_CHARACTERS, as_told, message_and_next, short_error
+from sparkonce.spark.show.failures import MOST_CHARACTERS, as_told, message_and_next, short_error
 from sparkonce.spark.work import SparkWork
 
 CALLED = "py4j.protocol.Py4JJavaError: An error occurred while calling o66.collectToPython.\n: "

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from sparkonce.errors import ConfigurationError
-from sparkonce.spark.given import check_classic, check_folder
+from sparkonce.spark.start.given import check_classic, check_folder
 
 
 def test_a_checkpoints_folder_is_tried_and_left_as_it_was(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from pyspark.sql.streaming.readwriter import DataStreamWriter
 from typer.testing import CliRunner
 
 from sparkonce.cli.main import app
-from sparkonce.spark.job import run_job
+from sparkonce.spark.job.run import run_job
 from unit.queries import TOLD, Failed, FakeQuery, send
 
 BEGIN = """

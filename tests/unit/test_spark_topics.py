@@ -9,7 +9,7 @@ import pytest
 
 from sparkonce.errors import PreflightError
 from sparkonce.sources.offsets import Offsets
-from sparkonce.spark.topics import SourceTopics
+from sparkonce.spark.start.topics import SourceTopics
 
 OFFSETS = (json.dumps({"a": {"0": 5}, "b": {"0": 7}}),)
 

@@ -94,8 +94,8 @@ def explain(
 
 def _of_file(file: Path, arguments: list[str], **how: Any) -> "tuple[list[Explanation], str]":
     """Returns what a file's queries guarantee, and what could not be seen of the file."""
-    from sparkonce.spark.dry_run import dry_run
-    from sparkonce.spark.explain import explain as explain_query
+    from sparkonce.spark.explain.dry_run import dry_run
+    from sparkonce.spark.explain.explain import explain as explain_query
 
     found: list[Any] = []
     whole = dry_run(file, arguments, lambda writer, table: found.append(explain_query(writer, table=table, **how)))

@@ -17,6 +17,6 @@ def run(
     told as a message and a next step. Exits as the file does, with 0 when its queries have ended or were stopped, with
     1 when one has failed.
     """
-    from sparkonce.spark.job import run_job
+    from sparkonce.spark.job.run import run_job
 
     run_job(file, arguments or [], traceback=traceback)

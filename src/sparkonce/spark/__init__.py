@@ -1,1 +1,13 @@
-"""The rim: the only place that knows Spark."""
+"""The rim: the only place that knows Spark.
+
+- ``exactly_once``: the object that a user gives to ``foreachBatch``; it puts the parts together.
+- ``start``: everything that is checked before Spark runs a batch.
+- ``work``: writes a batch on the executors; ``views`` computes each sink's share of it; ``worker`` keeps Python
+  workers light.
+- ``read_kafka``: Spark's Kafka source, with the defaults that exactly-once needs.
+- ``tables``: the sinks of Delta and Iceberg tables.
+- ``show``: progress and errors, as people see them.
+- ``job``: runs a user's file and ends its queries.
+- ``explain``: reads queries for the analyser.
+- ``plans``: reads plans; ``jvm`` reads objects of the JVM; ``modules`` looks for Spark's own modules.
+"""

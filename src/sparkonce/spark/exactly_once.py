@@ -29,13 +29,13 @@ from sparkonce.protocol.view import LogView
 from sparkonce.sink import TwoPhaseCommitSink
 from sparkonce.sinks.kafka.sink import KafkaSink
 from sparkonce.sources.group_offsets import GroupOffsets, GroupReporter
-from sparkonce.spark.checkpoint import check_query
-from sparkonce.spark.display import ProgressDisplay
-from sparkonce.spark.failures import as_told
-from sparkonce.spark.first_batch import warn_of_mode, warn_of_rows, warn_of_slots
-from sparkonce.spark.given import accepted, check_classic, check_folder, check_frame, location_of, new_writer
-from sparkonce.spark.start_checks import Stand, check_sources
-from sparkonce.spark.topics import SourceTopics, kafka_sources, running_plan
+from sparkonce.spark.show.display import ProgressDisplay
+from sparkonce.spark.show.failures import as_told
+from sparkonce.spark.start.checkpoint import check_query
+from sparkonce.spark.start.checks import Stand, check_sources
+from sparkonce.spark.start.first_batch import warn_of_mode, warn_of_rows, warn_of_slots
+from sparkonce.spark.start.given import accepted, check_classic, check_folder, check_frame, location_of, new_writer
+from sparkonce.spark.start.topics import SourceTopics, kafka_sources, running_plan
 from sparkonce.spark.views import Sinks, Taken, check_columns, shares, views_of
 from sparkonce.spark.work import SparkWork
 from sparkonce.version import __version__

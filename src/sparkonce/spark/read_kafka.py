@@ -14,8 +14,8 @@ from sparkonce.errors import ConfigurationError
 from sparkonce.sources.consumer import consumer_settings
 from sparkonce.sources.packages import KAFKA_MODULE
 from sparkonce.sources.starting import Starting, starting_options
-from sparkonce.spark.given import check_session
 from sparkonce.spark.modules import missing
+from sparkonce.spark.start.given import check_session
 
 _OURS: Mapping[str, str] = {
     "subscribe": "topics",

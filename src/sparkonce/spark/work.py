@@ -20,7 +20,7 @@ from sparkonce.guarantees import Guarantee
 from sparkonce.protocol.codec import decode_handle, encode_handle
 from sparkonce.protocol.handles import Handle
 from sparkonce.sink import Owner
-from sparkonce.spark.failures import short_error
+from sparkonce.spark.show.failures import short_error
 from sparkonce.spark.tables.sink import TableSink, quoted
 from sparkonce.spark.views import Share, arrow_schema, computed_once
 from sparkonce.spark.worker import lighten_worker

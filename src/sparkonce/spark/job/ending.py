@@ -17,9 +17,9 @@ from pyspark import SparkContext
 from pyspark.sql.streaming.query import StreamingQuery
 
 from sparkonce.errors import ConfigurationError, QueryFailedError, SparkonceError
-from sparkonce.spark.display import end_displays, leave_terminal
 from sparkonce.spark.exactly_once import wait_until_closed
-from sparkonce.spark.failures import message_and_next
+from sparkonce.spark.show.display import end_displays, leave_terminal
+from sparkonce.spark.show.failures import message_and_next
 
 _SENT_TWICE_S = 0.5
 SIGNALS = (signal.SIGINT, signal.SIGTERM)

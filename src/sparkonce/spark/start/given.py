@@ -14,8 +14,8 @@ from pyspark.sql.streaming.readwriter import DataStreamWriter
 from sparkonce.arguments import mapping, nonempty, one_of, shown, whole_number
 from sparkonce.errors import ConfigurationError
 from sparkonce.log.local import local_checkpoint
-from sparkonce.spark.checkpoint import Location
 from sparkonce.spark.jvm import field, jvm
+from sparkonce.spark.start.checkpoint import Location
 
 _LOCATION = "checkpointLocation"
 _MODES = ("append", "update", "complete")

@@ -14,7 +14,7 @@ from pyspark.sql import SparkSession
 from sparkonce.analysis.facts import SourceFacts
 from sparkonce.errors import PreflightError
 from sparkonce.spark.jvm import jvm
-from sparkonce.spark.kafka_admin import admin_client, answer, close, java_list, reason
+from sparkonce.spark.start.kafka_admin import admin_client, answer, close, java_list, reason
 
 logger = logging.getLogger("sparkonce")
 

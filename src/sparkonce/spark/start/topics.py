@@ -18,8 +18,8 @@ from sparkonce.protocol.handles import Handle
 from sparkonce.sink import Facts
 from sparkonce.sources.offsets import Offsets, kafka_offsets
 from sparkonce.spark.jvm import jvm
-from sparkonce.spark.kafka_admin import admin_client, answer, close, java_list
 from sparkonce.spark.plans import source_facts
+from sparkonce.spark.start.kafka_admin import admin_client, answer, close, java_list
 
 logger = logging.getLogger("sparkonce")
 

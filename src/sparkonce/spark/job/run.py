@@ -1,4 +1,4 @@
-"""Runs a file that starts queries, and ends it as a job is to end: see `sparkonce.spark.ending`."""
+"""Runs a file that starts queries, and ends it as a job is to end: see `sparkonce.spark.job.ending`."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 from sparkonce.errors import SparkonceError
-from sparkonce.spark.display import end_displays
-from sparkonce.spark.ending import Stopping, spark_is_gone, stop, tell, told, wait
-from sparkonce.spark.script import run_script, script
+from sparkonce.spark.job.ending import Stopping, spark_is_gone, stop, tell, told, wait
+from sparkonce.spark.job.script import run_script, script
+from sparkonce.spark.show.display import end_displays
 
 
 def run_job(file: Path, arguments: Sequence[str], *, traceback: bool = False) -> None:

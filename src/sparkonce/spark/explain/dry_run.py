@@ -23,11 +23,11 @@ from pyspark.util import default_api_mode
 
 from sparkonce.analysis.script import may_follow
 from sparkonce.errors import ConfigurationError, SparkonceError
-from sparkonce.spark import ending
-from sparkonce.spark.display import ProgressDisplay
 from sparkonce.spark.exactly_once import ExactlyOnce
+from sparkonce.spark.job import ending
+from sparkonce.spark.job.script import run_script, script
 from sparkonce.spark.jvm import class_name, field
-from sparkonce.spark.script import run_script, script
+from sparkonce.spark.show.display import ProgressDisplay
 
 Explainer = Callable[[DataStreamWriter, str | None], None]
 

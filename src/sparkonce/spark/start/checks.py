@@ -13,9 +13,9 @@ from sparkonce.checkpoint import SparkCheckpoint
 from sparkonce.driver.start import recorded_topics
 from sparkonce.protocol.view import LogView
 from sparkonce.sink import TwoPhaseCommitSink
-from sparkonce.spark.first_batch import analyzed, check_partition_column, warn_of_slots
-from sparkonce.spark.source_checks import KafkaSource, ask_sources
-from sparkonce.spark.topics import SourceTopics, kafka_sources
+from sparkonce.spark.start.first_batch import analyzed, check_partition_column, warn_of_slots
+from sparkonce.spark.start.source_checks import KafkaSource, ask_sources
+from sparkonce.spark.start.topics import SourceTopics, kafka_sources
 from sparkonce.spark.views import Taken
 
 

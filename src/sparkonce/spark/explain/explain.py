@@ -20,7 +20,7 @@ from sparkonce.analysis.servers import ask_about_sink, ask_about_source
 from sparkonce.analysis.verdict import judge
 from sparkonce.arguments import mapping
 from sparkonce.errors import ConfigurationError
-from sparkonce.spark.queries import of_frame, of_query, of_writer, sinks_given
+from sparkonce.spark.explain.queries import of_frame, of_query, of_writer, sinks_given
 
 
 def explain(

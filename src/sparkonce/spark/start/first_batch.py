@@ -14,8 +14,8 @@ from sparkonce.sink import Facts, TwoPhaseCommitSink
 from sparkonce.sinks.kafka.sink import KafkaSink
 from sparkonce.spark.jvm import class_name, items
 from sparkonce.spark.plans import MADE_IN_PLACE, nodes, source_of
-from sparkonce.spark.slots import SHUFFLE_PARTITIONS, slots_of, warn_of_many
-from sparkonce.spark.source_checks import KafkaSource
+from sparkonce.spark.start.slots import SHUFFLE_PARTITIONS, slots_of, warn_of_many
+from sparkonce.spark.start.source_checks import KafkaSource
 from sparkonce.spark.views import Taken
 
 logger = logging.getLogger("sparkonce")

@@ -1,0 +1,10 @@
+"""Checks a query before Spark runs its first batch.
+
+- ``given``: its arguments: session, frame, trigger, options, checkpoint folder.
+- ``checkpoint``: that the checkpoint is the running query's.
+- ``checks``: where the query resumes, and its Kafka sources from there.
+- ``source_checks``: that the brokers of its sources answer, and know their topics.
+- ``topics``: that its topics were not deleted and made again.
+- ``first_batch``: the cost of its first batch; ``slots`` counts the tasks that write it.
+- ``kafka_admin``: Kafka's admin client in Spark's JVM.
+"""
