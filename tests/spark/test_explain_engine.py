@@ -38,7 +38,7 @@ from spark.injuries import (
     write_lines,
 )
 from sparkonce import ExactlyOnce, KafkaSink, explain
-from sparkonce.analysis.model import Role
+from sparkonce.analysis.findings import Role
 from sparkonce.rig.kafka import Cluster
 from sparkonce.testing.kafka import create_topic, read_committed
 

@@ -15,7 +15,8 @@ from spark.harness import new_name
 from spark.in_process import LIMIT_S, MARKS
 from spark.injuries import ROWS, Kept, Proof, Verdict, forget, forget_commit, once, proof, run, twice
 from sparkonce import explain
-from sparkonce.analysis.model import Explanation, Role
+from sparkonce.analysis.findings import Role
+from sparkonce.analysis.model import Explanation
 from sparkonce.rig.kafka import Cluster
 from sparkonce.testing.kafka import create_topic, end_offsets, produce, read_committed
 

@@ -18,7 +18,7 @@ from spark.in_process import SPARK
 from spark.injuries import ROWS, read_lines, write_lines
 from sparkonce import ExactlyOnce, KafkaSink, explain
 from sparkonce.analysis.facts import PlanFacts
-from sparkonce.analysis.model import Role
+from sparkonce.analysis.findings import Role
 from sparkonce.errors import ConfigurationError
 from sparkonce.spark.explain.queries import of_query, of_writer
 from sparkonce.spark.plans import format_of, plan_facts, source_facts

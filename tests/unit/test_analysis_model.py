@@ -6,7 +6,8 @@ import json
 import pytest
 from rich.console import Console
 
-from sparkonce.analysis.model import Explanation, Part, Role, doubles, holds, loses, must, note
+from sparkonce.analysis.findings import Part, Role, doubles, holds, loses, must, note
+from sparkonce.analysis.model import Explanation
 from sparkonce.guarantees import Guarantee
 
 SOURCE = Part.of(Role.SOURCE, "kafka: [orders]", [holds("it replays"), must("nothing is deleted"), note("by the way")])

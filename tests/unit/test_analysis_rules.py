@@ -17,7 +17,8 @@ from sparkonce.analysis.facts import (
     SourceFacts,
     TopicFacts,
 )
-from sparkonce.analysis.model import Explanation, Part, Role
+from sparkonce.analysis.findings import Part, Role
+from sparkonce.analysis.model import Explanation
 from sparkonce.analysis.readers import parse_reader
 from sparkonce.analysis.verdict import judge
 from sparkonce.errors import ConfigurationError

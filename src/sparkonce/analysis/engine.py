@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from sparkonce.analysis.facts import Pipeline, PlanFacts, PythonFunction, SinkFacts
-from sparkonce.analysis.model import Finding, Part, Role, doubles, holds, loses, must, note
+from sparkonce.analysis.findings import Finding, Part, Role, doubles, holds, loses, must, note
 from sparkonce.analysis.sinks import replays_show
 from sparkonce.guarantees import Guarantee
 

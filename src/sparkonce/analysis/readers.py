@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from sparkonce.analysis.facts import Pipeline, ReaderFacts, SinkFacts
-from sparkonce.analysis.model import Finding, Part, Role, doubles, holds, loses, must, note
+from sparkonce.analysis.findings import Finding, Part, Role, doubles, holds, loses, must, note
 from sparkonce.analysis.sinks import OURS
 from sparkonce.analysis.sources import FILES
 from sparkonce.errors import ConfigurationError

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 
 from sparkonce.analysis.durations import say
 from sparkonce.analysis.facts import Pipeline, SinkFacts
-from sparkonce.analysis.model import Finding, Part, Role, doubles, holds, loses, must, note
+from sparkonce.analysis.findings import Finding, Part, Role, doubles, holds, loses, must, note
 from sparkonce.analysis.sources import FILES
 from sparkonce.guarantees import Guarantee
 

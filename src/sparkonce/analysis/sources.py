@@ -11,7 +11,7 @@ from datetime import timedelta
 
 from sparkonce.analysis.durations import parse_duration, say
 from sparkonce.analysis.facts import Pipeline, SourceFacts, TopicFacts
-from sparkonce.analysis.model import Finding, Part, Role, doubles, holds, loses, must, note
+from sparkonce.analysis.findings import Finding, Part, Role, doubles, holds, loses, must, note
 from sparkonce.errors import ConfigurationError
 
 Rule = Callable[[SourceFacts, Pipeline], Iterator[Finding]]

@@ -4,34 +4,35 @@ from __future__ import annotations
 
 import io
 import shutil
+from collections.abc import Sequence
 
 from rich.console import Console, Group, RenderableType
 from rich.markup import escape
 from rich.table import Table
 
-from sparkonce.analysis.model import Explanation, Part
+from sparkonce.analysis.findings import Part
 from sparkonce.guarantees import Guarantee
 
 _COLOURS = {Guarantee.EXACTLY_ONCE: "green", Guarantee.AT_LEAST_ONCE: "yellow", Guarantee.AT_MOST_ONCE: "red"}
 _WIDEST = 120
 
 
-def render(explanation: Explanation) -> RenderableType:
-    """A row for each part, and what follows from them."""
+def render(parts: Sequence[Part], level: Guarantee, weakest: Sequence[Part]) -> RenderableType:
+    """Returns a row for each part, and below them the level of the whole with its weakest parts."""
     shown = Table(show_lines=True, expand=True)
     shown.add_column("part", overflow="fold", ratio=2)
     shown.add_column("level", no_wrap=True)
     shown.add_column("why, and what to change", overflow="fold", ratio=5)
-    for part in explanation.parts:
+    for part in parts:
         head = f"[bold]{part.role.value}[/]\n{escape(part.name)}"
         shown.add_row(head, _level(part.level), _findings(part))
-    return Group(shown, *_summary(explanation))
+    return Group(shown, *_summary(parts, level, weakest))
 
 
-def as_text(explanation: Explanation) -> str:
-    """The table without colours, as wide as the terminal and no wider than 120 columns."""
+def as_text(shown: RenderableType) -> str:
+    """Returns it without colours, as wide as the terminal and no wider than 120 columns."""
     text = io.StringIO()
-    Console(file=text, width=min(shutil.get_terminal_size().columns, _WIDEST), highlight=False).print(explanation)
+    Console(file=text, width=min(shutil.get_terminal_size().columns, _WIDEST), highlight=False).print(shown)
     return text.getvalue().rstrip("\n")
 
 
@@ -56,14 +57,14 @@ def _findings(part: Part) -> Table:
     return grid
 
 
-def _summary(explanation: Explanation) -> list[str]:
-    """The level of the whole, the weakest link, and the way to exactly-once."""
-    if not explanation.weakest:
-        conditional = any(part.conditions for part in explanation.parts)
-        return [f"{_level(explanation.level)} end to end{', if every [bold]if[/] holds' if conditional else ''}."]
-    links = "; ".join(f"{part.role.value} ({escape(part.name)})" for part in explanation.weakest)
-    lines = [f"{_level(explanation.level)} end to end. Weakest link: [bold]{links}[/]."]
-    first = dict.fromkeys(change for part in explanation.weakest for change in part.changes)
-    others = dict.fromkeys(change for part in explanation.parts for change in part.changes if change not in first)
+def _summary(parts: Sequence[Part], level: Guarantee, weakest: Sequence[Part]) -> list[str]:
+    """Returns the level of the whole, the weakest parts, and the changes that lead to exactly-once."""
+    if not weakest:
+        conditional = any(part.conditions for part in parts)
+        return [f"{_level(level)} end to end{', if every [bold]if[/] holds' if conditional else ''}."]
+    links = "; ".join(f"{part.role.value} ({escape(part.name)})" for part in weakest)
+    lines = [f"{_level(level)} end to end. Weakest link: [bold]{links}[/]."]
+    first = dict.fromkeys(change for part in weakest for change in part.changes)
+    others = dict.fromkeys(change for part in parts for change in part.changes if change not in first)
     lines += [f"To raise it: {escape(change)}." for change in first]
     return lines + [f"Then: {escape(change)}." for change in others]

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from sparkonce.analysis.engine import judge_engine
 from sparkonce.analysis.facts import Pipeline
-from sparkonce.analysis.model import Explanation, Part
+from sparkonce.analysis.findings import Part
+from sparkonce.analysis.model import Explanation
 from sparkonce.analysis.readers import judge_reader
 from sparkonce.analysis.sinks import judge_sink
 from sparkonce.analysis.sources import judge_source
