@@ -27,7 +27,7 @@ def test_a_second_query_is_refused(tmp_path: Path, make: Callable[[], WriteAhead
     kept = sink.folder()
     with pytest.raises(ConfigurationError, match=r"/two'.*/one'") as refused:
         ExactlyOnce(sink, checkpoint=str(tmp_path / "two"))
-    assert refused.value.next_step == "make a sink object for each query."
+    assert refused.value.next_step == "Make a sink object for each query."
     assert (sink.folder().root, sink.folder().ledger.root) == (kept.root, kept.ledger.root)
     ExactlyOnce(make(), checkpoint=str(tmp_path / "two"))
 
