@@ -76,7 +76,7 @@ REFUSALS = {
 @pytest.mark.parametrize("code", REFUSALS)
 def test_what_is_checked_at_prepare_fails_there_in_the_servers_words(server: PostgresServer, code: str) -> None:
     ask(server, REFUSALS[code])
-    with pytest.raises(PrepareError, match=f"batch 0, slot 0, .*: {code} "):
+    with pytest.raises(PrepareError, match=f"Batch 0, slot 0, .*: {code} "):
         prepare(sink(server, commit="two_phase"), rows(1, 1))
     assert prepared(server) == []
     assert ids(server) == []

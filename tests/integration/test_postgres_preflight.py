@@ -158,7 +158,7 @@ def test_what_the_query_itself_has_left_takes_no_room_and_what_fills_up_later_sa
         (
             "GRANT INSERT ON t TO plain; ALTER TABLE t ENABLE ROW LEVEL SECURITY",
             {"user": "plain", "commit": "two_phase"},
-            ["row-level security", "commit='staged'"],
+            ["Row-level security", "commit='staged'"],
         ),
     ],
 )
@@ -179,8 +179,8 @@ def test_policies_that_may_hide_markers_are_refused_and_those_of_others_are_not(
     new_sink(server, user="plain").preflight(QUERY, None)  # its owner
     for statement in ("FORCE ROW LEVEL SECURITY", "NO FORCE ROW LEVEL SECURITY, OWNER TO postgres"):
         ask(server, f"ALTER TABLE sparkonce_commits {statement}; GRANT ALL ON sparkonce_commits TO plain")
-        refused(server, "row-level security.*sparkonce_commits", "BYPASSRLS", user="plain")
-        refused(server, "row-level security.*sparkonce_commits", user="plain", commit="two_phase")
+        refused(server, "Row-level security.*sparkonce_commits", "BYPASSRLS", user="plain")
+        refused(server, "Row-level security.*sparkonce_commits", user="plain", commit="two_phase")
         new_sink(server, user="plain", guarantee=Guarantee.AT_LEAST_ONCE).preflight(QUERY, None)
     ask(server, "ALTER ROLE plain BYPASSRLS")
     new_sink(server, user="plain").preflight(QUERY, None)

@@ -152,7 +152,7 @@ def test_times_that_the_server_cannot_hold_are_refused_by_column(
     server: PostgresServer, rows: dict[str, pa.Array], declared: str
 ) -> None:
     ask(server, f"CREATE TABLE t (x {declared})")
-    with pytest.raises(PrepareError, match="column 'x'"):
+    with pytest.raises(PrepareError, match="Column 'x'"):
         prepare(new_sink(server), pa.record_batch(rows))
 
 
@@ -170,7 +170,7 @@ def test_spaces_that_a_varchar_would_cut_off_are_refused(server: PostgresServer,
     def column(*texts: str | None) -> pa.RecordBatch:
         return pa.record_batch({"x": pa.array([[text] for text in texts] if "[" in declared else texts)})
 
-    with pytest.raises(PrepareError, match=r"column 'x'.*varchar\(3\)"):
+    with pytest.raises(PrepareError, match=r"Column 'x'.*varchar\(3\)"):
         prepare(new_sink(server), column("ab", "äb  "))
     with pytest.raises(PrepareError, match="22001"):
         prepare(new_sink(server), column("abcd"))
@@ -180,7 +180,7 @@ def test_spaces_that_a_varchar_would_cut_off_are_refused(server: PostgresServer,
 
 def test_what_is_no_uuid_is_refused(server: PostgresServer) -> None:
     ask(server, "CREATE TABLE t (x uuid)")
-    with pytest.raises(PrepareError, match="column 'x' has a text that is no UUID"):
+    with pytest.raises(PrepareError, match="Column 'x' has a text that is no UUID"):
         prepare(new_sink(server), pa.record_batch({"x": [None, str(uuid.uuid4()), "nonsense"]}))
 
 

@@ -382,7 +382,7 @@ def test_how_it_commits_is_one_of_two() -> None:
 def test_a_refusal_names_the_setting_its_value_why_and_what_to_do() -> None:
     found = refusal("fsync", "off", "rows may be lost", "set it.")
     assert (found.message, found.next_step, found.details) == (
-        "fsync=off: rows may be lost",
+        "fsync=off: rows may be lost.",
         "set it.",
         {"setting": "fsync"},
     )

@@ -1,7 +1,7 @@
 """The frame of a committer of a database: pooled sessions, errors as outcomes, and the newest commit as a witness.
 
-A new session may lead to a server that took over, or came back, without what was committed last. So the newest
-finished batch's handles are kept, and looked for on each new session.
+A new session may lead to a server that took over, or came back, without the newest commits. So the committer keeps the
+newest finished batch's handles, and looks for them on each new session.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ T = TypeVar("T", bound=Hashable)
 S = TypeVar("S", bound=Closable)
 R = TypeVar("R")
 
-NOTHING_UNDONE = "see whether the server can be reached, and the user's rights; nothing was undone."
+NOTHING_UNDONE = "See whether the server can be reached, and the user's rights; nothing was undone."
 
 
 class DatabaseCommitter(HandleCommitter[T], Generic[T, S]):
@@ -48,7 +48,7 @@ class DatabaseCommitter(HandleCommitter[T], Generic[T, S]):
         self._newest: tuple[Handle, ...] = ()
         self._sessions = IdlePool(self._connect, is_idle=self.is_idle, is_alive=self.is_alive)
 
-    # --- what a database implements ---------------------------------------------------------------------------------
+    # --- hooks ------------------------------------------------------------------------------------------------------
 
     @abc.abstractmethod
     def open_session(self) -> S:
@@ -64,7 +64,7 @@ class DatabaseCommitter(HandleCommitter[T], Generic[T, S]):
 
     @abc.abstractmethod
     def within(self, session: S, limit_s: float) -> AbstractContextManager[None]:
-        """Has what is done meanwhile on a session fail if it takes longer than this."""
+        """Makes a request on a session fail if it takes longer than this."""
 
     @abc.abstractmethod
     def outcome_of(self, error: Exception) -> Finished:
@@ -74,7 +74,7 @@ class DatabaseCommitter(HandleCommitter[T], Generic[T, S]):
     def not_committed(self, session: S, handles: Sequence[Handle]) -> list[Handle]:
         """Returns those of these that the server has not committed, and cannot have tidied away."""
 
-    # --- what it is given -------------------------------------------------------------------------------------------
+    # --- their use --------------------------------------------------------------------------------------------------
 
     @contextmanager
     def lent(self, limit_s: float | None = None) -> Iterator[S]:
@@ -102,7 +102,7 @@ class DatabaseCommitter(HandleCommitter[T], Generic[T, S]):
 
     @contextmanager
     def asking(self, what: str) -> Iterator[S]:
-        """Lends a session to ask what is not about one transaction.
+        """Lends a session for a question about more than one transaction.
 
         Raises:
             UnknownOutcomeError: in place of an error of the server.

@@ -85,7 +85,7 @@ class IdlePool(Generic[C]):
             connection.close()
 
     def close(self) -> None:
-        """Closes the idle connections, and keeps none from now on: a thread nobody waits for may still have one."""
+        """Closes the idle connections, and keeps none from now on: another thread may still use one."""
         with self._lock:
             self._closed = True
         self.drop()

@@ -1,4 +1,4 @@
-"""Whose transactions are whose, by their names, field by field."""
+"""Ownership of transactions: compares their names field by field."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One open thing of sparkonce's on a server, as ``sparkonce orphans`` lists it for the operator.
+"""An open transaction, session or table of sparkonce's, as ``sparkonce orphans`` lists it for the operator.
 
 A system that can list such has a module with a function ``list_open(settings)``, which returns `Orphan` values or
 values of a class of its own derived from it: the command shows the fields that it adds under their ``head``.
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Orphan:
-    """One open thing. Whether it is an orphan only the query's log knows: a batch under way has such too.
+    """An open transaction, session or table. Only the query's log tells an orphan from a batch under way.
 
     Attributes:
         kind: What it is, in the sink's words.

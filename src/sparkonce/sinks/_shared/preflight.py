@@ -18,19 +18,19 @@ def refusal(setting: str, value: object, why: str, next_step: str) -> PreflightE
         why: Why it is refused, as the rest of the sentence.
         next_step: What the user can do.
     """
-    return PreflightError(f"{setting}={value}: {why}", next_step=next_step, setting=setting)
+    return PreflightError(f"{setting}={value}: {why.rstrip('.')}.", next_step=next_step, setting=setting)
 
 
 def check_same(setting: str, now: str, recorded: Facts | None, fact: str, why: str, next_step: str) -> None:
-    """Sees that a fact is what it was in the run before.
+    """Sees that a fact is the same as in the run before.
 
     Args:
         setting: The setting that leads to the fact.
         now: The fact now.
         recorded: The facts of the newest run; None at the first start.
         fact: Its name among the facts.
-        why: Why it must not change, as the rest of the sentence; ``{before}`` is what it was.
-        next_step: What the user can do; ``{before}`` is what it was.
+        why: Why it must not change, as the rest of the sentence; ``{before}`` is its value before.
+        next_step: What the user can do; ``{before}`` is its value before.
 
     Raises:
         PreflightError: if it has changed.
@@ -70,5 +70,5 @@ class Attempts:
         except self._errors as error:
             details = {"setting": setting} if setting else {}
             raise PreflightError(
-                f"{what} failed: {self._server_message(error)}", next_step=next_step, **details
+                f"{what} failed: {self._server_message(error).rstrip('.')}.", next_step=next_step, **details
             ) from error

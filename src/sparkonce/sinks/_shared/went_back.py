@@ -11,10 +11,10 @@ def went_back(sink: str, transaction: str) -> StaleServerError:
     name = TransactionName.parse(transaction)
     batches = [] if name is None else [name.batch]
     return StaleServerError(
-        f"sink {sink!r} has connected anew, and its server does not have {transaction} any more, which was committed "
+        f"Sink {sink!r} has connected anew, and its server does not have {transaction} any more, which was committed "
         f"there with batch {batches}: it went back to an older state (a fail-over to a replica that lagged, a restored "
         "backup).",
-        next_step="bring the newer state back, if there is one, and start again: the start says which batches are "
+        next_step="Bring the newer state back, if there is one, and start again: the start says which batches are "
         "missing, and how to go on without them.",
         missing={sink: batches},
     )

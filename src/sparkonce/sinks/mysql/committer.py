@@ -28,7 +28,7 @@ from sparkonce.sinks.mysql.settings import address
 log = logging.getLogger(__name__)
 
 ATTEMPT_LIMIT_S = 10.0
-"""How long one call asks about branches of XA."""
+"""The time that one call asks about branches of XA."""
 
 AT_ONCE = 8
 """Branches are finished over so many connections at most."""

@@ -50,7 +50,7 @@ _HELLO = slice(9, 32)
 
 _FIRST_WARNINGS = "SHOW WARNINGS LIMIT 3"
 _VALUE = re.compile(r"\b(entry|value:?) '(?:.*'(?= for )|.*'$)")
-"""In an error or a warning: a value of a row. The name of a key or a column follows it."""
+"""A row's value in an error or a warning. The name of a key or a column follows it."""
 
 log = logging.getLogger(__name__)
 
@@ -69,7 +69,7 @@ class Loaded:
 
 
 class Connection(pymysql.connections.Connection):  # type: ignore[misc]  # PyMySQL has no types
-    """One connection. Not to be used by two threads at once.
+    """A connection, for one thread at a time.
 
     Attributes:
         takes_bulk: Whether the server has MariaDB's bulk protocol, see `execute`.
@@ -119,7 +119,7 @@ class Connection(pymysql.connections.Connection):  # type: ignore[misc]  # PyMyS
         return Loaded(int(done.affected_rows), int(done.warning_count))
 
     def prepare(self, statement: str) -> int:
-        """Has a statement prepared, and returns its number."""
+        """Prepares a statement, and returns its number."""
         self._execute_command(COMMAND.COM_STMT_PREPARE, statement)
         answer = self._read_packet()
         number, columns, values = struct.unpack("<xIHH", answer.read(9))
@@ -218,7 +218,7 @@ def connect(
         settings: See `sparkonce.sinks.mysql.settings`.
         program: Its name in the server's list of connections (attribute ``program_name``).
         timeout_s: How long to wait for each reply.
-        lock_wait_s: How long a statement waits for somebody else's lock, whole seconds.
+        lock_wait_s: How long a statement waits for a lock of another session, in whole seconds.
         connect_timeout_s: How long to wait for the connection, unless ``connect_timeout`` says otherwise.
 
     Raises:

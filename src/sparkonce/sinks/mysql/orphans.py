@@ -36,7 +36,7 @@ _SIZE = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MySQLOrphan(Orphan):
-    """One open thing.
+    """An open transaction, session or staging table.
 
     A ``session`` writes a branch of XA, and ``prepared`` is one that waits for its end; if no database that the user
     may see has its marker, it shows neither batch nor slot nor age. ``hidden`` is one that MariaDB holds and does not

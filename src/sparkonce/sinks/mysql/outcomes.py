@@ -34,22 +34,22 @@ _FULL = re.compile(r"rr(?:or|code|no):? 28\b|No space left|Disk full|Disk quota 
 
 
 _NOTHING_LOST = "Nothing is lost."
-_GRANT = "grant the right."
+_GRANT = "Grant the right."
 _NOT_APPLIED = "The whole merge was rolled back and nothing of it is visible."
 _UPDATE = "UPDATE one in its staging table, of whose rows none may be missing."
-_PUT_RIGHT = f"put right what refuses the row, or {_UPDATE}"
+_PUT_RIGHT = f"Put right what refuses the row, or {_UPDATE}"
 
 ERRORS = ErrorTable(
     {
         1020: Meaning(Outcome.RETRY, "The row has changed meanwhile.", name="ER_CHECKREAD"),
         1021: Meaning(
-            Outcome.RETRY, "The server's disk is full.", "make room there.", outage=True, name="ER_DISK_FULL"
+            Outcome.RETRY, "The server's disk is full.", "Make room there.", outage=True, name="ER_DISK_FULL"
         ),
         1037: Meaning(Outcome.RETRY, "The server is out of memory.", name="ER_OUTOFMEMORY"),
         1040: Meaning(
             Outcome.RETRY,
             "max_connections is used up.",
-            "raise it, or use fewer slots.",
+            "Raise it, or use fewer slots.",
             outage=True,
             name="ER_CON_COUNT_ERROR",
         ),
@@ -58,25 +58,25 @@ ERRORS = ErrorTable(
         1045: Meaning(
             Outcome.UNKNOWN,
             f"The credentials are refused. {_NOTHING_LOST}",
-            "correct them.",
+            "Correct them.",
             name="ER_ACCESS_DENIED_ERROR",
         ),
         1053: Meaning(Outcome.RETRY, "The server is stopping.", outage=True, name="ER_SERVER_SHUTDOWN"),
         1062: Meaning(
             Outcome.UNKNOWN,
             f"A row of the batch has a key that the table, or another row of the batch, has already. {_NOT_APPLIED}",
-            f"remove the table's row that is in the way; of two rows of the batch, {_UPDATE}",
+            f"Remove the table's row that is in the way; of two rows of the batch, {_UPDATE}",
             name="ER_DUP_ENTRY",
         ),
         1114: Meaning(
-            Outcome.RETRY, "The tablespace is full.", "make room there.", outage=True, name="ER_RECORD_FILE_FULL"
+            Outcome.RETRY, "The tablespace is full.", "Make room there.", outage=True, name="ER_RECORD_FILE_FULL"
         ),
         1142: Meaning(Outcome.UNKNOWN, _NOTHING_LOST, _GRANT, name="ER_TABLEACCESS_DENIED_ERROR"),
         1143: Meaning(Outcome.UNKNOWN, _NOTHING_LOST, _GRANT, name="ER_COLUMNACCESS_DENIED_ERROR"),
         1146: Meaning(
             Outcome.UNKNOWN,
             "A table that the sink needs is gone, the target or sparkonce_commits.",
-            "restore it; without the latter nobody can tell what is committed.",
+            "Restore it; without the latter it is unknown which transactions are committed.",
             name="ER_NO_SUCH_TABLE",
         ),
         1158: Meaning(Outcome.RETRY, "The connection broke.", outage=True, name="ER_NET_READ_ERROR"),
@@ -84,12 +84,12 @@ ERRORS = ErrorTable(
         1160: Meaning(Outcome.RETRY, "The connection broke.", outage=True, name="ER_NET_ERROR_ON_WRITE"),
         1161: Meaning(Outcome.RETRY, "The connection broke.", outage=True, name="ER_NET_WRITE_INTERRUPTED"),
         1180: Meaning(
-            Outcome.UNKNOWN, "The commit failed inside the server.", "see its log.", name="ER_ERROR_DURING_COMMIT"
+            Outcome.UNKNOWN, "The commit failed inside the server.", "See its log.", name="ER_ERROR_DURING_COMMIT"
         ),
         1203: Meaning(
             Outcome.RETRY,
             "max_user_connections is used up.",
-            "raise it, or use fewer slots.",
+            "Raise it, or use fewer slots.",
             outage=True,
             name="ER_TOO_MANY_USER_CONNECTIONS",
         ),
@@ -108,7 +108,7 @@ ERRORS = ErrorTable(
         1290: Meaning(
             Outcome.UNKNOWN,
             "The server is read-only now: it may have become a replica.",
-            "point the sink to the primary.",
+            "Point the sink to the primary.",
             name="ER_OPTION_PREVENTS_STATEMENT",
         ),
         1317: Meaning(Outcome.RETRY, "Somebody killed the statement.", name="ER_QUERY_INTERRUPTED"),
@@ -125,7 +125,7 @@ ERRORS = ErrorTable(
             Outcome.UNKNOWN,
             # `Sql_cmd_xa_recover::check_xa_recover_privilege` in MySQL: 1227, which names the right, is but a warning.
             "The server failed in the branch. MySQL says the same to a user without XA_RECOVER_ADMIN.",
-            "see the server's log, and XA RECOVER; grant the right if it is missing, and nothing is lost.",
+            "See the server's log, and XA RECOVER; grant the right if it is missing, and nothing is lost.",
             name="XAER_RMERR",
         ),
         1402: Meaning(Outcome.RETRY, "The server rolls the branch back.", name="XA_RBROLLBACK"),
@@ -138,7 +138,7 @@ ERRORS = ErrorTable(
             Outcome.UNKNOWN, f"A trigger refuses a row. {_NOT_APPLIED}", _PUT_RIGHT, name="ER_SIGNAL_EXCEPTION"
         ),
         1836: Meaning(
-            Outcome.UNKNOWN, "The server is read-only now.", "point the sink to the primary.", name="ER_READ_ONLY_MODE"
+            Outcome.UNKNOWN, "The server is read-only now.", "Point the sink to the primary.", name="ER_READ_ONLY_MODE"
         ),
         1927: Meaning(Outcome.RETRY, "Somebody killed the connection.", outage=True, name="ER_CONNECTION_KILLED"),
         1969: Meaning(Outcome.RETRY, "max_statement_time was too short.", name="ER_STATEMENT_TIMEOUT"),

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 REPLY_LIMIT_S = 15.0
-"""How long each question may take."""
+"""The time that each question may take."""
 
 _attempts = Attempts(SERVER_ERRORS, numbered_message)
 
@@ -86,9 +86,9 @@ def preflight(request: PreflightRequest, recorded: Facts | None) -> Facts:
         PreflightError: naming the setting and its value.
     """
     where = f"The server at {address(request.settings)}"
-    with _attempts.of(where, "check host, port, user, password and the server."):
+    with _attempts.of(where, "Check host, port, user, password and the server."):
         connection = connect(request.settings, program="sparkonce preflight", timeout_s=REPLY_LIMIT_S, lock_wait_s=5)
-    with contextlib.closing(connection), _attempts.of(where, "see that it runs."):
+    with contextlib.closing(connection), _attempts.of(where, "See that it runs."):
         variables = _variables(connection)
         flavour = flavour_of(variables["version"])
         _check_server(flavour, variables, request)
@@ -126,25 +126,25 @@ def _check_server(flavour: Flavour, variables: Mapping[str, str], request: Prefl
         oldest = ".".join(map(str, flavour.oldest))
         raise PreflightError(
             f"The server is {flavour.name} {version}, and the sink needs {oldest} or newer: {flavour.why_oldest}.",
-            next_step=f"update the server to {flavour.name} {oldest} or newer.",
+            next_step=f"Update the server to {flavour.name} {oldest} or newer.",
             setting="version",
         )
     for name in ("read_only", "super_read_only", "innodb_read_only"):
         if _is_on(variables, name) or variables.get(name, "").upper().startswith("READ_ONLY"):
-            raise refusal(name, variables[name], "the server takes no writes", "point the sink to the primary.")
+            raise refusal(name, variables[name], "the server takes no writes", "Point the sink to the primary.")
     if _is_on(variables, "log_bin") and variables.get("binlog_format", "").upper() == "STATEMENT":
         raise refusal(
             "binlog_format",
             "STATEMENT",
             "READ COMMITTED, which the sink uses, needs rows in the binary log",
-            "set it to ROW.",
+            "Set it to ROW.",
         )
     if int(variables["max_allowed_packet"]) < _LEAST_PACKET_BYTES:
         raise refusal(
             "max_allowed_packet",
             variables["max_allowed_packet"],
             "rows come in larger packets",
-            "set it to 1M or more.",
+            "Set it to 1M or more.",
         )
     if not request.commit:
         return
@@ -154,10 +154,10 @@ def _check_server(flavour: Flavour, variables: Mapping[str, str], request: Prefl
             "innodb_flush_log_at_trx_commit",
             durable,
             "prepared transactions would not survive a crash of the machine",
-            "set it to 1.",
+            "Set it to 1.",
         )
     if request.commit == TWO_PHASE and _is_on(variables, "wsrep_on"):
-        raise refusal("wsrep_on", "ON", "Galera has no XA", "use commit='staged'.")
+        raise refusal("wsrep_on", "ON", "Galera has no XA", "Use commit='staged'.")
 
 
 def _note_server(
@@ -200,7 +200,7 @@ def _check_table(connection: Connection, request: PreflightRequest) -> list[Colu
     if not columns:
         raise PreflightError(
             f"There is no table {request.table!r} in database {database!r}, or no right to see it.",
-            next_step="create it, or grant SELECT and INSERT on it.",
+            next_step="Create it, or grant SELECT and INSERT on it.",
             setting="table",
         )
     rows = connection.rows(
@@ -238,14 +238,14 @@ def _check_keys(connection: Connection, request: PreflightRequest, columns: Sequ
             "key_columns",
             list(request.key_columns),
             f"table {request.table!r} has no unique key of exactly these columns; it has {sorted(unique.values())}",
-            "add one, or name the columns of one that is there.",
+            "Add one, or name the columns of one that is there.",
         )
     if nullable := sorted(key for key in keys if by_name[key].nullable):
         raise refusal(
             "key_columns",
             list(request.key_columns),
             f"{nullable} of table {request.table!r} take NULL, and rows with NULL are never the same row",
-            "make them NOT NULL.",
+            "Make them NOT NULL.",
         )
     written = {name.lower() for name in request.schema.names} if request.schema is not None else set(by_name)
     others = [
@@ -259,7 +259,7 @@ def _check_keys(connection: Connection, request: PreflightRequest, columns: Sequ
             list(request.key_columns),
             f"table {request.table!r} has other unique keys, too, {sorted(others)}: a row that meets another one there "
             "would replace that one",
-            "drop them, or choose mode='append'.",
+            "Drop them, or choose mode='append'.",
         )
 
 
@@ -283,7 +283,7 @@ def _check_writing(
             f"{table}.{quote(name)} = {table}.{quote(name)}" for name in names
         )
     with _attempts.of(
-        f"Writing to table {request.table!r} on {flavour.name}", f"grant {rights} on it to the user of the settings."
+        f"Writing to table {request.table!r} on {flavour.name}", f"Grant {rights} on it to the user of the settings."
     ):
         connection.run(nothing)
 
@@ -297,17 +297,17 @@ def _make_table(connection: Connection, name: str, *, is_new: bool = True) -> No
     )
     if not there and not is_new:
         raise PreflightError(
-            f"The table {name} is gone, and without it nobody can tell what this query has committed.",
-            next_step="put it back, with all its rows, or start a new query with a new checkpoint.",
+            f"The table {name} is gone, and without it this query's commits are unknown.",
+            next_step="Put it back, with all its rows, or start a new query with a new checkpoint.",
             setting="database",
         )
     if not there:
         statement = markers.TABLES[name]
         with _attempts.of(
-            f"Making the table {name}", f"grant CREATE on the database, or make it yourself: {statement}"
+            f"Making the table {name}", f"Grant CREATE on the database, or make it yourself: {statement}."
         ):
             connection.run(statement.replace("CREATE TABLE", "CREATE TABLE IF NOT EXISTS", 1))
-    with _attempts.of(f"Writing to {name}", f"grant SELECT, INSERT and DELETE on {name} to the user."):
+    with _attempts.of(f"Writing to {name}", f"Grant SELECT, INSERT and DELETE on {name} to the user."):
         connection.run(f"DELETE FROM {name} WHERE FALSE")  # noqa: S608 - one of ours
         connection.run(f"INSERT INTO {name} SELECT * FROM {name} WHERE FALSE")  # noqa: S608 - one of ours
 
@@ -315,14 +315,14 @@ def _make_table(connection: Connection, name: str, *, is_new: bool = True) -> No
 def _check_commit(connection: Connection, flavour: Flavour, request: PreflightRequest) -> None:
     with _attempts.of(
         "XA RECOVER, which tells prepared transactions from finished ones,",
-        f"grant {flavour.recover_right} to the user of the settings.",
+        f"Grant {flavour.recover_right} to the user of the settings.",
     ):
         connection.rows(flavour.recover)
     if request.commit != STAGED:
         return
     probe = quote(stage_table(secrets.token_hex(6)))
     with _attempts.of(
-        "Making a staging table", "grant CREATE, DROP, SELECT and INSERT on the database to the user of the settings."
+        "Making a staging table", "Grant CREATE, DROP, SELECT and INSERT on the database to the user of the settings."
     ):
         connection.run(f"CREATE TABLE {probe} (sparkonce_row BIGINT UNSIGNED NOT NULL PRIMARY KEY) ENGINE=InnoDB")
         connection.run(f"INSERT INTO {probe} SELECT sparkonce_row FROM {probe} WHERE FALSE")  # noqa: S608 - ours
@@ -338,7 +338,7 @@ def _check_database(connection: Connection, recorded: Facts | None) -> str:
         recorded,
         "database",
         "this query wrote to database {before} until now, and its markers and open transactions are there",
-        "name the database of before, or start a new query with a new checkpoint.",
+        "Name the database of before, or start a new query with a new checkpoint.",
     )
     return str(database)
 
@@ -348,7 +348,7 @@ def _check_identity(connection: Connection, flavour: Flavour, recorded: Facts | 
     before = (recorded or {}).get("server", server)
     if before != server:
         host = connection.row("SELECT CONCAT(@@hostname, ':', @@port)")[0]
-        advice = "point the sink to the old server, or start a new query with a new checkpoint."
+        advice = "Point the sink to the old server, or start a new query with a new checkpoint."
         if flavour is MARIADB:
             advice += (
                 f" If this is the old server with a new name, remove the row {server!r} from {markers.SERVERS}, and "

@@ -23,10 +23,10 @@ from sparkonce.sinks.mysql.outcomes import NO_SUCH_THREAD, ROLLED_BACK, XAER_NOT
 
 _ASK_AGAIN_S = 0.005
 SETTLE_S = 0.1
-"""How long InnoDB may take to notice that a connection has ended: microseconds, unless the server's thread waits."""
+"""The time that InnoDB gets to notice that a connection has ended: microseconds, unless its thread is kept waiting."""
 
 _RELEASE_S = 0.5
-"""How long the server may take to release a branch whose writer closes its connection after PREPARE."""
+"""The time that the server may take to release a branch whose writer closes its connection after PREPARE."""
 
 _LOST = "The branch is not prepared on this server any more, and has no marker: it was rolled back."
 _HOLDER = "SELECT IS_USED_LOCK(%s)"

@@ -35,7 +35,7 @@ _TAKEN = frozenset(
 _NUMBERS = frozenset({"port", "connect_timeout"})
 _SWITCHES = frozenset({"local_infile", "ssl_verify_cert", "ssl_verify_identity", "ssl_disabled"})
 _OURS: Mapping[str, str] = {
-    "charset": "Rows travel as utf8mb4 whatever the table's character set.",
+    "charset": "Rows are sent as utf8mb4, whatever the table's character set.",
     "autocommit": "The sink begins and ends its transactions itself.",
     "sql_mode": "The sink needs a strict mode, and sets it.",
     "init_command": "The sink sets up its sessions itself.",

@@ -42,13 +42,13 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 REPLY_LIMIT_S = 300.0
-"""How long a writer waits for one reply, for example to 4 MiB of rows."""
+"""The time to wait for one reply, for example to 4 MiB of rows."""
 
 FLUSH_BYTES = 4 * 1024 * 1024
 """The size of a LOAD DATA statement, about."""
 
 ABORT_LIMIT_S = 5.0
-"""How long an abort may take, before it is left to the driver."""
+"""The time that an abort may take, before it is left to the driver."""
 
 _PACKET_SHARE = 0.75
 _PACKET_BYTES = 1024 * 1024
@@ -181,7 +181,7 @@ class MySQLWriter(SinkWriter):
             raise self._refused("did not take rows", error) from None
 
     def prepare(self) -> Mapping[str, str | int]:
-        """Sends the rest, makes it durable and closes the connection: prepared branches belong to nobody then.
+        """Sends the rest, makes it durable and closes the connection, which releases a prepared branch.
 
         Raises:
             PrepareError: if any row may not have arrived.
@@ -214,7 +214,7 @@ class MySQLWriter(SinkWriter):
             connection.end()
 
     def close(self) -> None:
-        """Closes the connection; what is prepared stays."""
+        """Closes the connection; a prepared transaction stays."""
         if self._connection is not None:
             self._connection.end()
             self._connection = None
@@ -274,7 +274,7 @@ class MySQLWriter(SinkWriter):
         return PrepareError(
             f"{self._flavour.name} took {loaded.rows} of {rows} rows for table {self._how.table!r} as they are, with "
             f"{loaded.warnings} warnings: {connection.first_warnings()}.",
-            next_step="correct the rows or the table; none of the rows is visible.",
+            next_step="Correct the rows or the table; none of the rows is visible.",
         )
 
     # --- connection -------------------------------------------------------------------------------------------------
@@ -296,7 +296,7 @@ class MySQLWriter(SinkWriter):
             raise PrepareError(
                 f"The settings lead to the server {found or 'without an id'!r}, and the query was started on "
                 f"{self._how.server!r}.",
-                next_step="a load balancer or a failover may have moved the workers: let all reach one primary.",
+                next_step="A load balancer or a failover may have moved the workers: let all reach one primary.",
             )
 
     def _open_connection(self) -> Connection:
@@ -306,16 +306,16 @@ class MySQLWriter(SinkWriter):
 
     def _refused(self, what: str, error: BaseException) -> PrepareError:
         number, outage = number_of(error), False
-        next_step = "correct what it names; none of the rows is visible."
+        next_step = "Correct what it names; none of the rows is visible."
         if number == DUPLICATE_KEY:
-            next_step = "remove the duplicates, or use mode='upsert'; none of the rows is visible."
+            next_step = "Remove the duplicates, or use mode='upsert'; none of the rows is visible."
         elif number in LOCKED:
             next_step = (
-                "rows of the same key are locked by another slot, or by an earlier copy of this one that is prepared: "
+                "Rows of the same key are locked by another slot, or by an earlier copy of this one that is prepared: "
                 "use commit='staged', or partition the rows by key. What is left over is swept when the query starts."
             )
         elif outage := is_outage(error):
-            next_step = "see whether the server is up, can be reached and has room; none of the rows is visible."
+            next_step = "See whether the server is up, can be reached and has room; none of the rows is visible."
         message = numbered_message(error).replace(stage_table(self._name.copy), self._how.table)
         kind = OutageError if outage else PrepareError
         return kind(f"Table {self._how.table!r} {what}: {message}.", next_step=next_step)

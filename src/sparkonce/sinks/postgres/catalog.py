@@ -22,7 +22,7 @@ MEND_PARTITION = "ALTER TABLE … SET LOGGED; take a foreign partition off by AL
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Column:
-    """One column of the table.
+    """A column of the table.
 
     Attributes:
         name: As the catalog has it.
@@ -79,19 +79,19 @@ class Table:
         if missing:
             problems.append(
                 SchemaError(
-                    f"table {target} has columns that may not be null, have no default, and are not in the query: "
-                    f"{missing}",
-                    next_step="add them to the query, or give them a default.",
+                    f"Table {target} has columns that may not be null, have no default, and are not in the query: "
+                    f"{missing}.",
+                    next_step="Add them to the query, or give them a default.",
                 )
             )
         problems += [
-            SchemaError(f"column {name!r} of key_columns or order_by is not in the query", next_step="add it.")
+            SchemaError(f"Column {name!r} of key_columns or order_by is not in the query.", next_step="Add it.")
             for name in (*target.keys, *filter(None, [target.order_by]))
             if name not in given
         ]
         if problems:
             steps = dict.fromkeys(problem.next_step for problem in problems)
-            raise SchemaError("; ".join(problem.message for problem in problems), next_step=" ".join(steps))
+            raise SchemaError(" ".join(problem.message for problem in problems), next_step=" ".join(steps))
         return tuple(schema.names)
 
     def encoders(self, schema: pa.Schema) -> list[Encode]:
@@ -104,7 +104,7 @@ class Table:
         made = []
         for field in schema:
             if field.name not in columns:
-                raise SchemaError(f"the table has no column {field.name!r} any more", next_step="put it back.")
+                raise SchemaError(f"The table has no column {field.name!r} any more.", next_step="Put it back.")
             made.append(encoder(field.name, field.type, columns[field.name].type))
         return made
 
@@ -166,13 +166,13 @@ def _problem(field: pa.Field, column: Column | None, target: Target) -> SchemaEr
 def _check_field(field: pa.Field, column: Column | None, target: Target) -> None:
     if column is None:
         raise SchemaError(
-            f"table {target} has no column {field.name!r}",
-            next_step="add it to the table, or drop or rename it in the query; names are compared exactly.",
+            f"Table {target} has no column {field.name!r}.",
+            next_step="Add it to the table, or drop or rename it in the query; names are compared exactly.",
         )
     if column.computed:
         raise SchemaError(
-            f"column {field.name!r} of table {target} is GENERATED ALWAYS: the server fills it",
-            next_step="drop it in the query.",
+            f"Column {field.name!r} of table {target} is GENERATED ALWAYS: the server fills it.",
+            next_step="Drop it in the query.",
         )
     encoder(field.name, field.type, column.type)
 
@@ -242,19 +242,19 @@ def check_keys(connection: Connection, target: Target, table: Table) -> None:
             f"table {target} has no unique index on exactly these columns (partial, deferrable and expression "
             "indexes do not count)"
         )
-        step = "make a primary key or a unique index on them, or correct key_columns."
+        step = "Make a primary key or a unique index on them, or correct key_columns."
     elif not any(not_null for _, not_null, _ in fitting):
         why = "they may be null, and null keys never conflict: a row of theirs would be added with each batch"
-        step = "set them NOT NULL, or make them the primary key."
+        step = "Set them NOT NULL, or make them the primary key."
     elif not all(alike for _, _, alike in fitting):
         why = (
             f"a unique index of table {target} on these columns has another collation than they have, and one of both "
             "takes different texts for equal, such as 'A' and 'a': two rows of a batch would be one key"
         )
-        step = "give index and columns the same collation."
+        step = "Give index and columns the same collation."
     elif table.rules:
         why = f"the server takes no ON CONFLICT with the rules ON INSERT or UPDATE of table {target}"
-        step = "drop the rules, or use mode='append'."
+        step = "Drop the rules, or use mode='append'."
     else:
         return
     raise refusal("key_columns", list(target.keys), why, step)

@@ -29,7 +29,7 @@ Encode = Callable[[pa.Array], list[Part]]
 """Makes the length and the bytes of each value of a column."""
 
 LARGEST_PIECE_BYTES = 64 * 1024 * 1024
-"""Arrow's offsets end at 2 GiB, and what is joined is held twice for a moment."""
+"""Arrow's offsets end at 2 GiB, and joining holds the bytes twice for a moment."""
 
 _LENGTH = np.dtype(">i4")
 _NULL = -1

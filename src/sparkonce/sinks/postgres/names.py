@@ -1,4 +1,4 @@
-"""The names of a copy's transaction on the server, and of what it leaves there."""
+"""The names of a copy's transaction, session and staging table on the server."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ class Location:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Transaction:
-    """One copy's transaction, as a handle names it.
+    """A copy's transaction, as a handle names it.
 
     Attributes:
         kind: ``two_phase`` if it is prepared, ``staged`` if its rows are in a staging table, or `OPEN`.
@@ -115,7 +115,7 @@ class Transaction:
 
     @property
     def prefix_and_query(self) -> tuple[str, str]:
-        """Whose it is."""
+        """The prefix and query of its name."""
         return self.name.prefix, self.name.query
 
     def fields(self) -> dict[str, Scalar]:

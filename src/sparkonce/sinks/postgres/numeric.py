@@ -12,7 +12,7 @@ _BASE = 10_000
 _NEGATIVE = 0x4000
 _INT64_DIGITS = 18
 _LIMBS = 5
-"""Of 32 bits: 38 digits and up to three zeros behind them take 137 bits."""
+"""The number of limbs of 32 bits: 38 digits and up to three zeros behind them take 137 bits."""
 
 
 def numeric(values: pa.Array) -> Fixed:

@@ -54,7 +54,7 @@ FROM pg_catalog.pg_stat_activity WHERE datname = pg_catalog.current_database()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PostgresOrphan(Orphan):
-    """One open thing.
+    """An open transaction or session.
 
     A ``prepared`` one holds locks, shown as ``relation mode``, a ``staged`` one its table, shown with its size, and a
     ``session`` is a process of the server. Sessions show neither batch nor slot, and begin with their transaction.
@@ -82,7 +82,7 @@ def list_open(settings: str | Mapping[str, Any]) -> list[PostgresOrphan]:
     """
     to = Conninfo.of(settings)
     attempts = Attempts((psycopg.Error,), server_message)
-    next_step = "check the address, that the server runs, the credentials and the role's rights."
+    next_step = "Check the address, that the server runs, the credentials and the role's rights."
     with (
         attempts.of(f"Listing what is open in PostgreSQL at {to}", next_step),
         closing(connect(to)) as connection,

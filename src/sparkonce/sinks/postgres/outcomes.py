@@ -29,7 +29,7 @@ _CLASS_LENGTHS = (3, 2)
 """The appendix groups codes by two characters; ``57P`` are those of a server that stops or starts."""
 
 _QUOTED = re.compile(r'".*"', re.DOTALL)
-"""In an error of a value: the value."""
+"""The value in an error of a value."""
 
 _LOGIN = re.compile(r"authentication failed|does not exist|pg_hba\.conf|permission denied|not permitted|no password")
 """The server's words to a client that it never lets in, or libpq's for a file that is missing."""
@@ -44,7 +44,7 @@ _RETRY, _UNKNOWN = Outcome.RETRY, Outcome.UNKNOWN
 _REFUSED_ROWS = Meaning(
     _UNKNOWN,
     "The table refuses rows that are decided: nothing of the batch is visible, and nothing is lost.",
-    "change the constraint or the trigger, attach the partition that is missing, or UPDATE the rows in the staging "
+    "Change the constraint or the trigger, attach the partition that is missing, or UPDATE the rows in the staging "
     "tables, of which none may be missing.",
 )
 
@@ -54,7 +54,7 @@ _MEANINGS: Mapping[str, Meaning] = {
     "25006": Meaning(
         _RETRY,
         "The server is a standby now.",
-        "connect to the primary (target_session_attrs=read-write).",
+        "Connect to the primary (target_session_attrs=read-write).",
         outage=True,
     ),
     "25P03": Meaning(_RETRY, "This driver paused with locks held, and the server ended its session."),
@@ -62,37 +62,37 @@ _MEANINGS: Mapping[str, Meaning] = {
     "40001": Meaning(_RETRY, "Another transaction was in the way."),
     "40P01": Meaning(_RETRY, "Another transaction was in the way."),
     "53": Meaning(_RETRY, "The server lacks memory, disk or connections; nothing is lost."),
-    "53100": Meaning(_RETRY, "The server's disk is full; nothing is lost.", "free space there.", outage=True),
+    "53100": Meaning(_RETRY, "The server's disk is full; nothing is lost.", "Free space there.", outage=True),
     "53200": Meaning(_RETRY, "The server lacks memory; raise max_locks_per_transaction if it says so."),
     "53300": Meaning(
         _RETRY,
         "The server has as many connections as it takes; nothing is lost.",
-        "raise max_connections above the slots of all queries together.",
+        "Raise max_connections above the slots of all queries together.",
         outage=True,
     ),
     "55000": Meaning(_RETRY, "Another connection is finishing the same transaction."),
-    "55P03": Meaning(_RETRY, "Somebody holds a lock on the table or the marker for longer than lock_timeout_s."),
+    "55P03": Meaning(_RETRY, "Another session holds a lock on the table or the marker for longer than lock_timeout_s."),
     "57014": Meaning(_RETRY, "It took longer than commit_timeout_s."),
     "57P": Meaning(_RETRY, "The server is stopping or starting.", outage=True),
-    "57P04": Meaning(_UNKNOWN, "The database was dropped.", "restore it."),
-    "0A000": Meaning(_UNKNOWN, "The transaction belongs to another database of this server.", "correct dbname."),
-    "28": Meaning(_UNKNOWN, "The server refuses the credentials; nothing is lost.", "correct them."),
-    "3D000": Meaning(_UNKNOWN, "The database does not exist on this server.", "correct dbname, or restore it."),
+    "57P04": Meaning(_UNKNOWN, "The database was dropped.", "Restore it."),
+    "0A000": Meaning(_UNKNOWN, "The transaction belongs to another database of this server.", "Correct dbname."),
+    "28": Meaning(_UNKNOWN, "The server refuses the credentials; nothing is lost.", "Correct them."),
+    "3D000": Meaning(_UNKNOWN, "The database does not exist on this server.", "Correct dbname, or restore it."),
     "42501": Meaning(
         _UNKNOWN,
         "No permission.",
-        "connect as the role that wrote, or grant what it had. Where a policy refuses rows that are decided, correct "
+        "Connect as the role that wrote, or grant what it had. Where a policy refuses rows that are decided, correct "
         "it, or the rows in the staging tables.",
     ),
-    "42P01": Meaning(_UNKNOWN, "The table, or the table of markers, was dropped or renamed.", "put it back."),
-    "42703": Meaning(_UNKNOWN, "A column of the table was dropped or renamed.", "put it back."),
-    "42804": Meaning(_UNKNOWN, "A column of the table has another type now.", "put it back."),
-    "42P10": Meaning(_UNKNOWN, "The unique index on key_columns was dropped.", "put it back."),
+    "42P01": Meaning(_UNKNOWN, "The table, or the table of markers, was dropped or renamed.", "Put it back."),
+    "42703": Meaning(_UNKNOWN, "A column of the table was dropped or renamed.", "Put it back."),
+    "42804": Meaning(_UNKNOWN, "A column of the table has another type now.", "Put it back."),
+    "42P10": Meaning(_UNKNOWN, "The unique index on key_columns was dropped.", "Put it back."),
     "21000": Meaning(
         _UNKNOWN,
         "Two rows of the batch are one key to the unique index, and two to its columns: nothing of it is visible, and "
         "nothing is lost.",
-        "make the index anew with the collation of the columns.",
+        "Make the index anew with the collation of the columns.",
     ),
     "22": _REFUSED_ROWS,
     "23": _REFUSED_ROWS,
@@ -102,30 +102,30 @@ _MEANINGS: Mapping[str, Meaning] = {
 FINISHING = ErrorTable(_MEANINGS, class_lengths=_CLASS_LENGTHS)
 
 _STEPS: Mapping[str, str] = {
-    "": "see whether the server is up and reachable; the batch is written again.",
-    "08": "see whether the server is up and reachable; the batch is written again.",
-    "0A000": "a transaction that uses LISTEN, NOTIFY, temporary objects or foreign tables cannot be prepared: take it "
+    "": "See whether the server is up and reachable; the batch is written again.",
+    "08": "See whether the server is up and reachable; the batch is written again.",
+    "0A000": "A transaction that uses LISTEN, NOTIFY, temporary objects or foreign tables cannot be prepared: take it "
     "out of the trigger, or use commit='staged'.",
-    "22001": "shorten the text in the query, or widen the column.",
-    "22003": "widen the column, or filter such rows.",
-    "22021": "text in PostgreSQL cannot hold the character NUL (U+0000): take it out with regexp_replace, or write "
+    "22001": "Shorten the text in the query, or widen the column.",
+    "22003": "Widen the column, or filter such rows.",
+    "22021": "Text in PostgreSQL cannot hold the character NUL (U+0000): take it out with regexp_replace, or write "
     "binary to a bytea column.",
-    "22P03": "the table's columns may have changed while the query ran: start it again.",
-    "23": "correct such rows in the query, or the constraint.",
-    "25006": "connect to the primary (target_session_attrs=read-write).",
-    "25P03": "raise slot_timeout_s, or make batches smaller.",
-    "42501": "grant what docs/postgres.md lists under rights.",
-    "53100": "free space on the server's disk.",
-    "53200": "if max_prepared_transactions is used up, raise it above the slots of all queries together, and see "
+    "22P03": "The table's columns may have changed while the query ran: start it again.",
+    "23": "Correct such rows in the query, or the constraint.",
+    "25006": "Connect to the primary (target_session_attrs=read-write).",
+    "25P03": "Raise slot_timeout_s, or make batches smaller.",
+    "42501": "Grant what docs/postgres.md lists under rights.",
+    "53100": "Free space on the server's disk.",
+    "53200": "If max_prepared_transactions is used up, raise it above the slots of all queries together, and see "
     "`sparkonce orphans --system postgres`.",
-    "53300": "raise max_connections above the slots of all queries together.",
-    "55000": "set max_prepared_transactions above the slots of all queries together, or use commit='staged'.",
-    "55P03": "somebody holds a lock, or an unfinished copy holds the same unique key: see `sparkonce orphans "
+    "53300": "Raise max_connections above the slots of all queries together.",
+    "55000": "Set max_prepared_transactions above the slots of all queries together, or use commit='staged'.",
+    "55P03": "Another session holds a lock, or an unfinished copy holds the same unique key: see `sparkonce orphans "
     "--system postgres`, or raise lock_timeout_s.",
-    "57014": "raise slot_timeout_s, or make batches smaller.",
-    "57P": "the transaction was ended on the server, by a sweep, an administrator or a restart; the batch is written "
+    "57014": "Raise slot_timeout_s, or make batches smaller.",
+    "57P": "The transaction was ended on the server, by a sweep, an administrator or a restart; the batch is written "
     "again.",
-    "P0": "a trigger or function refuses the rows: correct it, or the rows.",
+    "P0": "A trigger or function refuses the rows: correct it, or the rows.",
 }
 
 
@@ -170,11 +170,11 @@ def prepare_error(error: psycopg.Error, what: str, staging: str = "", table: str
     Args:
         error: The server's.
         what: The copy, in words.
-        staging: The copy's staging table, which nobody knows; empty for none.
+        staging: The copy's staging table, whose name means nothing to the user; empty for none.
         table: The target's name, which stands for it in the message.
     """
     message = server_message(error).replace(staging, table) if staging else server_message(error)
     code = code_of(error)
     step = _STEPS.get(entry_of(code, _STEPS, _CLASS_LENGTHS), "see the server's own words; the batch is written again.")
     kind = OutageError if is_outage(error) else PrepareError
-    return kind(f"{what}: {message}", next_step=step, sqlstate=code)
+    return kind(f"{what}: {message.rstrip('.')}.", next_step=step, sqlstate=code)

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 TIMEOUT_S = 15.0
-"""How long to wait for a server that is starting, and how long all questions may take once it answers."""
+"""The time to wait for a server that is starting, and for all questions once it answers."""
 
 OLDEST = 120_000
 _PAUSE_S = 0.25
@@ -111,7 +111,7 @@ def _connected(request: PreflightRequest) -> Iterator[Connection]:
     attempts = Attempts((psycopg.Error,), server_message)
     with (
         closing(_connect(request.to)) as connection,
-        attempts.of(f"Checking PostgreSQL at {request.to}", "see the server's own words and its log."),
+        attempts.of(f"Checking PostgreSQL at {request.to}", "See the server's own words and its log."),
         within(connection, TIMEOUT_S),
     ):
         yield connection
@@ -126,8 +126,8 @@ def _connect(to: Conninfo) -> Connection:
         found = _try_to_connect(to)
     if isinstance(found, str):
         raise PreflightError(
-            f"PostgreSQL at {to} cannot be reached: {found}",
-            next_step="check the address, that the server runs, the credentials and pg_hba.conf.",
+            f"PostgreSQL at {to} cannot be reached: {found}.",
+            next_step="Check the address, that the server runs, the credentials and pg_hba.conf.",
             setting="conninfo",
         )
     return found
@@ -147,8 +147,8 @@ def _check_same_schema(request: PreflightRequest, recorded: Facts) -> None:
         request.commits_schema,
         recorded,
         "commits",
-        "this query has its markers and staging tables in schema {before}, and they say what is committed",
-        "set commits_schema={before}, whatever the schema of the table is, or start a new query with a new checkpoint.",
+        "this query has its markers and staging tables in schema {before}",
+        "Set commits_schema={before}, whatever the schema of the table is, or start a new query with a new checkpoint.",
     )
 
 
@@ -163,12 +163,12 @@ def _check_server(connection: Connection, request: PreflightRequest, recorded: F
             "server_version_num",
             version,
             f"PostgreSQL {OLDEST // 10_000} is the oldest that is supported",
-            "update the server.",
+            "Update the server.",
         )
     if standby:
         raise PreflightError(
-            f"the server at {request.to} is a standby (pg_is_in_recovery), which takes no rows",
-            next_step="connect to the primary: name all hosts and set target_session_attrs=read-write.",
+            f"The server at {request.to} is a standby (pg_is_in_recovery), which takes no rows.",
+            next_step="Connect to the primary: name all hosts and set target_session_attrs=read-write.",
             setting="conninfo",
         )
     if pid != connection.info.backend_pid:
@@ -185,7 +185,7 @@ def _check_server(connection: Connection, request: PreflightRequest, recorded: F
     if before != facts:
         raise PreflightError(
             f"conninfo leads to database {database!r} of system {facts['system'] or '?'}, and this query has written "
-            f"to {before['database']!r} of system {before['system']}: its open transactions are there",
+            f"to {before['database']!r} of system {before['system']}: its open transactions are there.",
             next_step=_next_step_for(request, before["system"], facts["system"]),
             setting="conninfo",
         )
@@ -193,7 +193,7 @@ def _check_server(connection: Connection, request: PreflightRequest, recorded: F
 
 
 def _next_step_for(request: PreflightRequest, before: str, now: str) -> str:
-    advice = "connect to the database of before, or start a new query with a new checkpoint."
+    advice = "Connect to the database of before, or start a new query with a new checkpoint."
     if not now:
         return "GRANT EXECUTE ON FUNCTION pg_catalog.pg_control_system() TO the role of the query, as before."
     if before == now:
@@ -209,14 +209,14 @@ def _check_table(connection: Connection, request: PreflightRequest) -> Table:
     table = read_table(connection, target)
     if table is None:
         raise PreflightError(
-            f"there is no table {target} that this role can see",
-            next_step="make it, or correct schema and table: each exactly as the catalog has it.",
+            f"There is no table {target} that this role can see.",
+            next_step="Make it, or correct schema and table: each exactly as the catalog has it.",
             setting="table",
         )
     if table.kind not in _TABLES:
         raise PreflightError(
-            f"{target} is a {_KINDS.get(table.kind, table.kind)}, and rows go into tables",
-            next_step="name the table itself.",
+            f"{target} is a {_KINDS.get(table.kind, table.kind)}, and rows go into tables.",
+            next_step="Name the table itself.",
             setting="table",
         )
     rights = ["INSERT"] if target.mode == APPEND else ["INSERT", "SELECT", "UPDATE"]
@@ -228,7 +228,7 @@ def _check_table(connection: Connection, request: PreflightRequest) -> Table:
     _check_usage(connection, target.schema, "schema")
     if missing:
         raise PreflightError(
-            f"no permission on table {target}: {', '.join(missing)} missing",
+            f"No permission on table {target}: {', '.join(missing)} missing.",
             next_step=f"GRANT {', '.join(missing)} ON {target} TO the role of the query.",
             setting="table",
         )
@@ -255,7 +255,7 @@ def _warn_of_changes(connection: Connection, request: PreflightRequest, table: T
 def _check_durable(connection: Connection, request: PreflightRequest, table: Table) -> None:
     if table.fragile:
         raise PreflightError(
-            f"rows of table {request.target} may go where they are not safe: {table.fragile}",
+            f"Rows of table {request.target} may go where they are not safe: {table.fragile}.",
             next_step=MEND_PARTITION,
             setting="table",
         )
@@ -264,8 +264,8 @@ def _check_durable(connection: Connection, request: PreflightRequest, table: Tab
         raise refusal(
             "fsync",
             fsync,
-            "the server may lose what it has confirmed when its machine crashes",
-            "set fsync=on, or choose another guarantee.",
+            "the server may lose confirmed commits when its machine crashes",
+            "Set fsync=on, or choose another guarantee.",
         )
 
 
@@ -276,7 +276,7 @@ def _check_two_phase(connection: Connection, request: PreflightRequest, query: s
             "max_prepared_transactions",
             most,
             "the server takes no prepared transactions",
-            "set max_prepared_transactions above the slots of all queries together and restart the server, or use "
+            "Set max_prepared_transactions above the slots of all queries together and restart the server, or use "
             "commit='staged', which needs none.",
         )
     gids = [gid for (gid,) in connection.execute("SELECT gid FROM pg_catalog.pg_prepared_xacts").fetchall()]
@@ -284,8 +284,8 @@ def _check_two_phase(connection: Connection, request: PreflightRequest, query: s
     others = [gid for gid in gids if not _is_own(gid, request.prefix, query)]
     if len(others) >= most:
         raise PreflightError(
-            f"max_prepared_transactions={most}, and {len(others)} are in use by others",
-            next_step="raise it and restart the server, or finish those that nobody will (`sparkonce orphans "
+            f"max_prepared_transactions={most}, and {len(others)} are in use by others.",
+            next_step="Raise it and restart the server, or finish abandoned ones (`sparkonce orphans "
             "--system postgres` lists sparkonce's, pg_prepared_xacts all).",
             setting="max_prepared_transactions",
         )
@@ -294,8 +294,8 @@ def _check_two_phase(connection: Connection, request: PreflightRequest, query: s
     )
     if table.row_security:
         raise PreflightError(
-            f"row-level security applies to this role on table {request.target}, and COPY does not work then",
-            next_step="use commit='staged', or a role with BYPASSRLS.",
+            f"Row-level security applies to this role on table {request.target}, and COPY does not work then.",
+            next_step="Use commit='staged', or a role with BYPASSRLS.",
             setting="commit",
         )
     if keys := unique_keys(connection, table.oid):
@@ -330,8 +330,8 @@ def _check_commits(connection: Connection, request: PreflightRequest, *, is_new:
     found = find_commits(connection, request.commits_schema)
     if found is None and not is_new:
         raise PreflightError(
-            f"the table of markers {name} is gone, and without it nobody can tell what this query has committed",
-            next_step="put it back, with all its rows, or start a new query with a new checkpoint.",
+            f"The table of markers {name} is gone, and without it this query's commits are unknown.",
+            next_step="Put it back, with all its rows, or start a new query with a new checkpoint.",
             setting="commits_schema",
         )
     if found is None:
@@ -342,8 +342,8 @@ def _check_commits(connection: Connection, request: PreflightRequest, *, is_new:
             # Of two that start at once one makes it, and the other finds it.
             if error.sqlstate not in _MADE_BY_ANOTHER:
                 raise PreflightError(
-                    f"the table of markers {name} is not there and cannot be made: {server_message(error)}",
-                    next_step=f"let its owner run: {statement}; then GRANT "
+                    f"The table of markers {name} is not there and cannot be made: {server_message(error)}.",
+                    next_step=f"Let its owner run: {statement}; then GRANT "
                     f"{', '.join(_RIGHTS)} ON {name} TO the role of the query. Or set commits_schema.",
                     setting="commits_schema",
                 ) from None
@@ -356,20 +356,19 @@ def _check_commits(connection: Connection, request: PreflightRequest, *, is_new:
     ]
     if missing:
         raise PreflightError(
-            f"no permission on the table of markers {name}: {', '.join(missing)} missing",
+            f"No permission on the table of markers {name}: {', '.join(missing)} missing.",
             next_step=f"GRANT {', '.join(missing)} ON {name} TO the role of the query, or set commits_schema.",
             setting="commits_schema",
         )
     if not is_durable:
         raise PreflightError(
-            f"{name} is a view, or is unlogged: markers would be lost when the server crashes",
-            next_step="make it an ordinary table: ALTER TABLE … SET LOGGED.",
+            f"{name} is a view, or is unlogged: markers would be lost when the server crashes.",
+            next_step="Make it an ordinary table: ALTER TABLE … SET LOGGED.",
             setting="commits_schema",
         )
     if row_security:
         raise PreflightError(
-            f"row-level security applies to this role on the table of markers {name}: what is committed may be hidden "
-            "from it",
+            f"Row-level security applies to this role on the table of markers {name}: markers may be hidden from it.",
             next_step=f"ALTER TABLE {name} DISABLE ROW LEVEL SECURITY, or give the role BYPASSRLS.",
             setting="commits_schema",
         )

@@ -36,7 +36,7 @@ def _finish(connection: Connection, name: TransactionName, location: Location, *
     except psycopg.errors.UndefinedObject as error:
         if error.sqlstate != NOT_FOUND:
             raise
-        # Read after the refusal: whoever has committed it meanwhile had made its marker visible before its name went.
+        # Read after the refusal: a commit makes the marker visible before it removes the name.
         verdict = _gone(look_for(connection, name, location), name, location)
         if verdict.outcome is Outcome.LOST and not commit:
             return Finished(outcome=Outcome.ABORTED, reason="It was gone already.")

@@ -29,7 +29,7 @@ _DEFAULTS = {
 
 @dataclass(frozen=True, slots=True)
 class Conninfo:
-    """libpq's settings. Shows the server's address alone, never what is secret.
+    """libpq's settings. Shows the server's address alone, never a secret.
 
     Attributes:
         settings: By libpq's names.
@@ -151,12 +151,12 @@ class Target:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """How long each kind of request may take, in seconds.
+    """The time that each kind of request may take, in seconds.
 
     Attributes:
         slot_s: One slot's transaction on the server, from its first row until it is prepared.
         commit_s: One commit of a whole batch by ``staged``, and one prepare.
-        lock_s: Waiting for a lock of somebody else.
+        lock_s: Waiting for a lock of another session.
         answer_s: Any other answer of the server.
     """
 

@@ -108,7 +108,7 @@ class PostgresSink(TwoPhaseCommitSink):
         if self.guarantee is not Guarantee.EXACTLY_ONCE:
             return ()
         shared = (
-            "the server keeps what it has confirmed: fsync is on, and after a failover the new primary has it "
+            "the server keeps confirmed commits: fsync is on, and after a failover the new primary has it "
             "(synchronous_standby_names); one without the newest finished batch is found, and stops the query",
             f"nobody but sparkonce changes {self.commits_schema}.sparkonce_commits or the tables sparkonce_*",
         )

@@ -123,7 +123,7 @@ def _changed(
 ) -> Finished | None:
     """Locks the staging tables, and returns an answer if one holds other rows than were prepared.
 
-    The answer is not LOST: somebody who has taken rows away may put them back, and a decision names the others.
+    The answer is not LOST: the rows may be put back, and a decision names the others.
     """
     tables = {name: sql.Identifier(location.commits, staging_table(name)) for name in waiting}
     counts = sql.SQL(" UNION ALL ").join(

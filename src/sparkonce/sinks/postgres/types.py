@@ -51,10 +51,10 @@ _SPARK_NAMES: Mapping[str, str] = {
     "duration[us]": "day-time interval",
 }
 _HINTS: Mapping[str, str] = {
-    "struct": "turn it into a string (to_json) and the column into jsonb, or drop it.",
-    "map": "turn it into a string (to_json) and the column into jsonb, or drop it.",
-    "list": "make the column an array of that type, or the value a string (to_json) and the column jsonb.",
-    "timestamp": "timestamp goes into timestamptz and timestamp_ntz into timestamp: cast it in the query.",
+    "struct": "Turn it into a string (to_json) and the column into jsonb, or drop it.",
+    "map": "Turn it into a string (to_json) and the column into jsonb, or drop it.",
+    "list": "Make the column an array of that type, or the value a string (to_json) and the column jsonb.",
+    "timestamp": "Cast it in the query: timestamp goes into timestamptz, and timestamp_ntz into timestamp.",
 }
 
 
@@ -124,8 +124,8 @@ def _integer(column: str, given: pa.DataType, wanted: ServerType) -> Encode | No
     if name == "numeric":
         if wanted.modifier >= 0 and _scale(wanted) < 0:
             raise SchemaError(
-                f"column {column!r} is {_SPARK_NAMES[str(given)]}, and {wanted.shown} would round it",
-                next_step="give the column a scale of 0 or more.",
+                f"Column {column!r} is {_SPARK_NAMES[str(given)]}, and {wanted.shown} would round it.",
+                next_step="Give the column a scale of 0 or more.",
             )
         return lambda values: _decimals(values.cast(pa.decimal128(19, 0)))
     if name not in _INTEGERS:
@@ -140,8 +140,8 @@ def _keeps_scale(column: str, given: pa.DataType, wanted: ServerType) -> bool:
     precision, scale = (wanted.modifier - 4) >> 16 & 0xFFFF, _scale(wanted)
     if scale < given.scale:
         raise SchemaError(
-            f"column {column!r} is decimal({given.precision},{given.scale}), and {wanted.shown} would round it",
-            next_step=f"cast it to decimal({min(precision, 38)},{max(scale, 0)}) in the query, or widen the column.",
+            f"Column {column!r} is decimal({given.precision},{given.scale}), and {wanted.shown} would round it.",
+            next_step=f"Cast it to decimal({min(precision, 38)},{max(scale, 0)}) in the query, or widen the column.",
         )
     return True
 
@@ -171,8 +171,8 @@ def _bounded(values: pa.Array, column: str, most: int) -> list[Part]:
     long = values.filter(pc.greater(pc.utf8_length(values), most))
     if len(long) and pc.any(pc.less_equal(pc.utf8_length(pc.ascii_rtrim(long, " ")), most)).as_py():
         raise PrepareError(
-            f"column {column!r} has a text with spaces at its end that varchar({most}) would cut off",
-            next_step="use rtrim in the query, or widen the column.",
+            f"Column {column!r} has a text with spaces at its end that varchar({most}) would cut off.",
+            next_step="Use rtrim in the query, or widen the column.",
         )
     return _bytes(values)
 
@@ -184,7 +184,7 @@ def _uuids(values: pa.Array, column: str) -> list[Part]:
     wrong = pc.filter(values, pc.invert(pc.match_substring_regex(plain, "^[0-9a-f]{32}$")))
     if len(wrong):
         raise PrepareError(
-            f"column {column!r} has a text that is no UUID", next_step="correct it, or make the column text."
+            f"Column {column!r} has a text that is no UUID.", next_step="Correct it, or make the column text."
         )
     digits = np.frombuffer(row_bytes(pc.fill_null(plain, "0" * 32).cast(pa.binary()))[0], np.uint8).reshape(-1, 32)
     halves = np.where(digits >= ord("a"), digits - ord("a") + 10, digits - ord("0"))
@@ -195,7 +195,7 @@ def _uuids(values: pa.Array, column: str) -> list[Part]:
 def _dates(values: pa.Array, column: str) -> list[Part]:
     days = integers(values, "i8", pa.int32()) - _DAYS_TO_2000
     nulls = null_mask(values)
-    _check_range(days, nulls, _FIRST_DAY, _END_DAY, f"column {column!r} has a date outside of 4713 BC to 5874897 AD")
+    _check_range(days, nulls, _FIRST_DAY, _END_DAY, f"Column {column!r} has a date outside of 4713 BC to 5874897 AD")
     return fixed(days.astype(">i4"), nulls)
 
 
@@ -207,7 +207,7 @@ def _timestamps(values: pa.Array, column: str) -> list[Part]:
         nulls,
         _FIRST_US + _US_TO_2000,
         _END_US,
-        f"column {column!r} has a timestamp outside of 4713 BC to 294276 AD",
+        f"Column {column!r} has a timestamp outside of 4713 BC to 294276 AD",
     )
     return fixed((since_1970 - _US_TO_2000).astype(">i8"), nulls)
 
@@ -222,7 +222,7 @@ def _durations(values: pa.Array) -> list[Part]:
 def _check_range(values: Fixed, nulls: Fixed | None, first: int, end: int, words: str) -> None:
     outside = (values < first) | (values >= end)
     if bool(np.any(outside if nulls is None else outside & ~nulls)):
-        raise PrepareError(f"{words}, which PostgreSQL cannot hold", next_step="filter or correct such rows.")
+        raise PrepareError(f"{words}, which PostgreSQL cannot hold.", next_step="Filter or correct such rows.")
 
 
 _TEXTS: Mapping[str, Callable[[pa.Array], list[Part]]] = {
@@ -236,6 +236,6 @@ def _refused(column: str, given: pa.DataType, wanted: ServerType) -> SchemaError
     spark = _SPARK_NAMES.get(shown, "timestamp" if shown.startswith("timestamp[") else shown)
     family = next((hint for start, hint in _HINTS.items() if shown.removeprefix("large_").startswith(start)), "")
     return SchemaError(
-        f"column {column!r} is {spark}, and in the table {wanted.shown}: such values are not written there",
+        f"Column {column!r} is {spark}, and in the table {wanted.shown}: such values are not written there.",
         next_step=family or "cast it in the query to a type that fits without a loss, see docs/postgres.md.",
     )

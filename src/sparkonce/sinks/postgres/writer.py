@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 DIRECT = "direct"
-"""No transaction that outlives the writer: the rows show at prepare."""
+"""The kind of a transaction that does not outlive the writer: its rows become visible at prepare."""
 
 _DIRECT_STAGING = "sparkonce_rows"
 
@@ -117,7 +117,7 @@ class PostgresWriter(SinkWriter):
                 # Answered with a warning and ROLLBACK if the transaction had failed; every failure has raised before.
                 done = connection.execute("COMMIT").statusmessage
                 if done != "COMMIT":
-                    raise PrepareError(f"slot {self._slot}: the server answered {done} to COMMIT")
+                    raise PrepareError(f"Slot {self._slot}: the server answered {done} to COMMIT.")
         self._release()
         if self._job.commit == DIRECT:
             return {}
@@ -186,20 +186,20 @@ class PostgresWriter(SinkWriter):
 
     def _end_copy(self) -> None:
         if self._copy is None:
-            raise PrepareError(f"slot {self._slot} prepares without rows")
+            raise PrepareError(f"Slot {self._slot} prepares without rows.")
         self._copy.write(TRAILER)
         try:
             self._copying.close()
         except ValueError as error:
             # psycopg takes one answer. A pooler adds its own to the server's when the session was ended.
             raise PrepareError(
-                f"batch {self._batch}, slot {self._slot}: the server ended the session of the COPY: {error}",
-                next_step="see the server's log; the batch is written again.",
+                f"Batch {self._batch}, slot {self._slot}: the server ended the session of the COPY: {error}.",
+                next_step="See the server's log; the batch is written again.",
             ) from None
         taken = self._cursor.rowcount
         # A table may have triggers that leave rows out; a staging table has none.
         if self._job.commit == STAGED and taken != self._rows:
-            raise PrepareError(f"slot {self._slot}: the server took {taken} of {self._rows} rows")
+            raise PrepareError(f"Slot {self._slot}: the server took {taken} of {self._rows} rows.")
 
     def _check_table(self, connection: Connection) -> None:
         """Sees that the table is what the rows were encoded for."""
@@ -208,16 +208,16 @@ class PostgresWriter(SinkWriter):
         signature, fragile = read_signature(connection, self._job.target)
         if signature != self._signature:
             raise PrepareError(
-                f"table {self._job.target} was changed while the batch was written",
-                next_step="start the query again if its columns are to change too; the batch is written again.",
+                f"Table {self._job.target} was changed while the batch was written.",
+                next_step="Start the query again if its columns are to change too; the batch is written again.",
             )
         if fragile and self._job.commit != DIRECT:
             raise PrepareError(
-                f"rows of table {self._job.target} may go where they are not safe: {fragile}", next_step=MEND_PARTITION
+                f"Rows of table {self._job.target} may go where they are not safe: {fragile}.", next_step=MEND_PARTITION
             )
 
     def _undo(self) -> None:
-        """Aborts what was prepared, or may have been: no handle leaves the worker."""
+        """Aborts the transaction, which may be prepared: no handle leaves the worker."""
         from sparkonce.sinks.postgres.committer import PostgresCommitter
 
         committer = PostgresCommitter(self._job.to, "", limits=self._job.limits)
@@ -231,7 +231,7 @@ class PostgresWriter(SinkWriter):
 
     def _open(self) -> Connection:
         if self._connection is None:
-            raise PrepareError(f"slot {self._slot} has no open transaction")
+            raise PrepareError(f"Slot {self._slot} has no open transaction.")
         return self._connection
 
     def _release(self) -> None:
@@ -244,7 +244,7 @@ class PostgresWriter(SinkWriter):
         try:
             yield
         except psycopg.Error as error:
-            what = f"batch {self._batch}, slot {self._slot}, table {self._job.target}"
+            what = f"Batch {self._batch}, slot {self._slot}, table {self._job.target}"
             raise prepare_error(error, what, staging_table(self._name), self._job.target.table) from None
 
 
@@ -261,7 +261,7 @@ def _table(connection: Connection, job: Job) -> Table:
     if found is None or found.signature != signature:
         found = read_table(connection, job.target) if signature else None
         if found is None:
-            raise PrepareError(f"table {job.target} is not there any more", next_step="put it back.")
+            raise PrepareError(f"Table {job.target} is not there any more.", next_step="Put it back.")
         with _tables_lock:
             _tables[key] = found
     return found
