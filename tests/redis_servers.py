@@ -19,6 +19,7 @@ from sparkonce.rig.servers.redis import RedisCluster, RedisServer
 from sparkonce.sink import Owner, SinkCommitter, SinkWriter, WriterContext
 from sparkonce.sinks.redis import names
 from sparkonce.sinks.redis.sink import RedisSink
+from sparkonce.testing.systems.redis import RedisWitness
 
 needs_redis = pytest.mark.skipif(find_program("redis-server") is None, reason="redis-server is not installed")
 
@@ -52,38 +53,19 @@ def witness(server: RedisServer) -> Any:
     return redis.Redis(port=server.port, protocol=2)
 
 
-class Everywhere:
+class Everywhere(RedisWitness):
     """All nodes of a cluster, or the only server, asked one by one."""
 
     def __init__(self, *servers: RedisServer) -> None:
-        self.clients = [witness(one) for one in servers]
+        super().__init__(*(server.url for server in servers))
 
     def data(self) -> dict[bytes, Any]:
         """Every key that is not the sink's own, with its text."""
-        found: dict[bytes, Any] = {}
-        for client in self.clients:
-            keys = [key for key in client.scan_iter(count=1000) if not own(key)]
-            several = client.pipeline(transaction=False)  # a cluster refuses MGET for keys of more than one hash slot
-            for key in keys:
-                several.get(key)
-            found |= zip(keys, several.execute(), strict=True)
-        return found
-
-    def own_keys(self) -> set[bytes]:
-        """The sink's own."""
-        return {key for client in self.clients for key in client.scan_iter(count=1000) if own(key)}
+        return dict(self.values())
 
     def clear(self) -> None:
         for client in self.clients:
             client.flushall()
-
-    def close(self) -> None:
-        for client in self.clients:
-            client.close()
-
-
-def own(key: bytes) -> bool:
-    return key.startswith(b"sparkonce:")
 
 
 class Query:

@@ -12,28 +12,32 @@ from botocore.config import Config
 
 from sparkonce.protocol.ownership import Token, TransactionName
 from sparkonce.rig.servers.s3 import ACCESS_KEY, SECRET_KEY, S3Server
+from sparkonce.testing.systems.s3 import S3Witness
 
 
-class Bucket:
+def s3_client(server: S3Server) -> Any:
+    return boto3.client(
+        "s3",
+        endpoint_url=server.url,
+        aws_access_key_id=ACCESS_KEY,
+        aws_secret_access_key=SECRET_KEY,
+        region_name="us-east-1",
+        config=Config(s3={"addressing_style": "path"}, connect_timeout=5, read_timeout=10),
+    )
+
+
+class Bucket(S3Witness):
     """A new bucket."""
 
     def __init__(self, server: S3Server) -> None:
         self.server = server
         self.name = f"test-{secrets.token_hex(6)}"
-        self.client: Any = boto3.client(
-            "s3",
-            endpoint_url=server.url,
-            aws_access_key_id=ACCESS_KEY,
-            aws_secret_access_key=SECRET_KEY,
-            region_name="us-east-1",
-            config=Config(s3={"addressing_style": "path"}),
-        )
+        super().__init__(s3_client(server), self.name)
         self.client.create_bucket(Bucket=self.name)
 
     def objects(self, prefix: str = "out/a=") -> dict[str, bytes]:
         """What every reader sees, by key."""
-        listed = self.client.list_objects_v2(Bucket=self.name, Prefix=prefix).get("Contents", ())
-        return {one["Key"]: self.read(one["Key"]) for one in listed}
+        return {key: self.read(key) for key in self.keys(prefix)}
 
     def published(self) -> dict[str, bytes]:
         """The files of a sink that writes to ``out``, by key, without what it keeps for itself."""
@@ -45,18 +49,10 @@ class Bucket:
         tables = [pq.ParquetFile(io.BytesIO(content)).read() for content in self.published().values()]
         return [number for table in tables for number in table.column(column).to_pylist()]
 
-    def read(self, key: str) -> bytes:
-        content: bytes = self.client.get_object(Bucket=self.name, Key=key)["Body"].read()
-        return content
-
-    def uploads(self) -> list[dict[str, Any]]:
-        """What is open, and costs money."""
-        return list(self.client.list_multipart_uploads(Bucket=self.name).get("Uploads", ()))
-
     def abort(self, upload_id: str) -> None:
-        """What a lifecycle rule does, too."""
-        (key,) = [one["Key"] for one in self.uploads() if one["UploadId"] == upload_id]
-        self.client.abort_multipart_upload(Bucket=self.name, Key=key, UploadId=upload_id)
+        """Ends an upload as a lifecycle rule does."""
+        (found,) = [one for one in self.uploads() if one["UploadId"] == upload_id]
+        self.abort_upload(found)
 
 
 def new_name(query: str = "0123456789ab", *, prefix: str = "files", position: int = 7) -> TransactionName:

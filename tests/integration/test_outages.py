@@ -52,7 +52,7 @@ class MariaDBStaged(own.MariaDBStaged):
 
 class Redis(own.Redis):
     def left_open(self) -> Sequence[object]:
-        return [key for one in self.everywhere.clients for key in one.scan_iter("sparkonce:*", _type="list")]
+        return sorted(self.everywhere.own_keys("list"))
 
 
 class S3(test_files_s3.TestParquet):

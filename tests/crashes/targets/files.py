@@ -9,20 +9,20 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import boto3
 import pyarrow as pa
-from botocore.config import Config
 
 from crashes.target import OnSmallDisk, ServerOnSmallDisk, new_name
+from s3_bucket import s3_client
 from sparkonce.errors import SparkonceError
 from sparkonce.rig.disk import SmallDisk
 from sparkonce.rig.servers.hdfs import Hdfs
 from sparkonce.rig.servers.process import HOST
-from sparkonce.rig.servers.s3 import ACCESS_KEY, SECRET_KEY, S3Server, find_versitygw
+from sparkonce.rig.servers.s3 import S3Server, find_versitygw
 from sparkonce.sink import TwoPhaseCommitSink
 from sparkonce.sinks.files.hdfs.deadlines import within
 from sparkonce.sinks.files.sink import FilesSink
-from sparkonce.testing.matchers import after
+from sparkonce.testing.systems.files import FilesWitness
+from sparkonce.testing.systems.s3 import S3Witness
 
 _MEGABYTES = 16
 _S3_MEGABYTES = 64
@@ -52,16 +52,16 @@ class FilesTarget(OnSmallDisk):
     def new_place(self) -> None:
         self.root = self.disk.folder / new_name()
         self.root.mkdir()
+        self.witness = FilesWitness(self.root)
 
     def make_sink(self) -> TwoPhaseCommitSink:
         return FilesSink(self.root, format="json", compression="none", partition_by="part")
 
     def visible(self) -> Sequence[int]:
-        paths = [path for path in self.root.glob("part=*/*") if not path.name.startswith((".", "_"))]
-        return [number for path in paths for number in _numbers(path.read_bytes())]
+        return [number for path in self.witness.published() for number in _numbers(path.read_bytes())]
 
     def lingering(self) -> Sequence[str]:
-        return [str(path) for path in (self.root / ".sparkonce" / "held").rglob("*") if path.is_file()]
+        return self.witness.left_open()
 
 
 class S3Target(ServerOnSmallDisk):
@@ -76,12 +76,8 @@ class S3Target(ServerOnSmallDisk):
     shows_within_s = 0.5
     rows = staticmethod(rows)
     server: S3Server
-    requests = {  # noqa: RUF012 - of files with rows: a run that starts tries the place out with a file of its own
-        # The body: a client asks first whether it may send it.
-        "prepare": after(re.compile(rb"PUT [^ ]*/part-[^ ]*[?&]partNumber="), b""),
-        "commit": re.compile(rb"POST [^ ]*/part-[^ ]*[?&]uploadId="),
-        "abort": re.compile(rb"DELETE [^ ]*/part-[^ ]*[?&]uploadId="),
-    }
+    requests = S3Witness.requests["held"]
+    witness: S3Witness
 
     def missing(self) -> str:
         return "" if find_versitygw() else "versitygw is not installed"
@@ -92,15 +88,8 @@ class S3Target(ServerOnSmallDisk):
 
     def new_place(self) -> None:
         self.bucket = f"bucket-{new_name()}"
-        self._client = boto3.client(
-            "s3",
-            endpoint_url=self.server.url,
-            aws_access_key_id=ACCESS_KEY,
-            aws_secret_access_key=SECRET_KEY,
-            region_name="us-east-1",
-            config=Config(s3={"addressing_style": "path"}, connect_timeout=5, read_timeout=10),
-        )
-        self._client.create_bucket(Bucket=self.bucket)
+        self.witness = S3Witness(s3_client(self.server), self.bucket)
+        self.witness.client.create_bucket(Bucket=self.bucket)
         self._known: dict[str, list[int]] = {}
 
     def make_sink(self) -> TwoPhaseCommitSink:
@@ -109,16 +98,13 @@ class S3Target(ServerOnSmallDisk):
         return FilesSink(where, format="json", compression="none", partition_by="part", store_options=to)
 
     def visible(self) -> Sequence[int]:
-        listed: list[str] = []
-        for page in self._client.get_paginator("list_objects_v2").paginate(Bucket=self.bucket, Prefix="out/part="):
-            listed += [one["Key"] for one in page.get("Contents", ())]
+        listed = self.witness.published_keys("out/part=")
         for key in set(listed) - self._known.keys():
-            self._known[key] = _numbers(self._client.get_object(Bucket=self.bucket, Key=key)["Body"].read())
+            self._known[key] = _numbers(self.witness.read(key))
         return [number for key in listed for number in self._known[key]]
 
     def lingering(self) -> Sequence[str]:
-        found = self._client.list_multipart_uploads(Bucket=self.bucket).get("Uploads", ())
-        return [f"{one['Key']} {one['UploadId']}" for one in found]
+        return self.witness.left_open()
 
 
 @functools.cache

@@ -16,9 +16,9 @@ from sparkonce.rig.proxy import FaultProxy
 from sparkonce.rig.servers.process import HOST
 from sparkonce.sink import TwoPhaseCommitSink
 from sparkonce.sinks.kafka.sink import KafkaSink
-from sparkonce.testing.kafka import create_topic, list_transactions, read_committed
+from sparkonce.testing.kafka import create_topic, read_committed
 from sparkonce.testing.kafka_reader import KafkaReader
-from sparkonce.testing.matchers import END_TXN, INIT_PRODUCER_ID, PRODUCE, kafka_request
+from sparkonce.testing.systems.kafka import KafkaWitness
 
 THROUGH = "PROXY"
 PARTITIONS = 2
@@ -38,11 +38,7 @@ class KafkaTarget(Target):
         "sparkonce.sinks.kafka.committer",
         "sparkonce.sinks.kafka.preflight",
     )
-    requests = {  # noqa: RUF012
-        "prepare": kafka_request(PRODUCE),
-        "commit": kafka_request(END_TXN),
-        "abort": kafka_request(INIT_PRODUCER_ID),
-    }
+    requests = KafkaWitness.requests["two_phase"]
     changes_late = ("abort",)  # which gives the id a newer epoch
     marks = (pytest.mark.kafka,)
     can_restart = can_pause = True
@@ -59,6 +55,7 @@ class KafkaTarget(Target):
             f"PLAINTEXT://{self._broker.address},{THROUGH}://{self.proxy.address}"
         )
         self._cluster.start()
+        self.witness = KafkaWitness(self._cluster.bootstrap)
 
     @property
     def _broker(self) -> Broker:
@@ -94,11 +91,11 @@ class KafkaTarget(Target):
         return list(self._seen)
 
     def lingering(self) -> Sequence[str]:
-        return list(list_transactions(self._cluster.bootstrap, states=["Ongoing"]))
+        return [one.transactional_id for one in self.witness.transactions("Ongoing")]
 
     def state(self) -> object:
         """With the producers that the broker knows: to initialise an id makes a newer one."""
-        known = list_transactions(self._cluster.bootstrap).values()
+        known = self.witness.transactions()
         producers = sorted((one.transactional_id, one.producer_id, one.producer_epoch) for one in known)
         return super().state(), producers
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from sparkonce.errors import PreflightError
 from sparkonce.lab.systems.injections import Injectable, of_disk
 from sparkonce.rig.disk import SmallDisk, affordable
+from sparkonce.testing.systems.files import FilesWitness
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -18,7 +19,6 @@ if TYPE_CHECKING:
     from sparkonce.sink import TwoPhaseCommitSink
 
 MEGABYTES = 1024
-_HELD = Path(".sparkonce") / "held"
 
 
 class FilesSystem(Injectable):
@@ -35,7 +35,7 @@ class FilesSystem(Injectable):
         self._users = path
         self._megabytes = megabytes
         self._disk: SmallDisk | None = None
-        self._batches: dict[str, int] = {}
+        self._batches: dict[Path, int] = {}
         self._made = False
         self.injections = {}
         self.folder = Path(path or "").absolute() / f"sparkonce-verify-{secrets.token_hex(5)}"
@@ -80,21 +80,16 @@ class FilesSystem(Injectable):
 
         from sparkonce.lab.systems.observed import of_parquet, of_texts
 
-        files = sorted(self._published())
-        return pa.concat_tables([of_texts([]), *(of_parquet(self.folder / name) for name in files)])
+        return pa.concat_tables([of_texts([]), *map(of_parquet, FilesWitness(self.folder).published())])
 
     def newest(self) -> int:
         """See `System.newest`. Reads each file's batch once."""
         from sparkonce.lab.systems.observed import newest_in
 
-        for name in self._published() - self._batches.keys():
-            self._batches[name] = newest_in(self.folder / name)
+        for path in set(FilesWitness(self.folder).published()) - self._batches.keys():
+            self._batches[path] = newest_in(path)
         return max(self._batches.values(), default=-1)
-
-    def _published(self) -> set[str]:
-        """The files that a reader of such folders takes: none that begins with ``.`` or ``_``."""
-        return {path.name for path in self.folder.iterdir() if path.name[0] not in "._"}
 
     def left_open(self) -> Sequence[str]:
         """See `System.left_open`."""
-        return sorted(str(path) for path in (self.folder / _HELD).rglob("*") if path.is_file())
+        return FilesWitness(self.folder).left_open()

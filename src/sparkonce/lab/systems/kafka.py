@@ -17,7 +17,9 @@ from sparkonce.rig.kafka.cluster import Cluster
 from sparkonce.rig.proxy import FaultProxy
 from sparkonce.rig.servers.process import HOST
 from sparkonce.testing.kafka import coordinators, create_topic, list_transactions, scan
+from sparkonce.testing.kafka_reader import KafkaReader
 from sparkonce.testing.matchers import ADD_PARTITIONS, END_TXN, INIT_PRODUCER_ID, PRODUCE, kafka_request
+from sparkonce.testing.systems.kafka import KafkaWitness
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -40,8 +42,6 @@ _READ_WITHIN_S = 600.0
 _BACK_WITHIN_S = 180.0
 _LOOK_S = 2.0
 _POLL_S = 0.05
-_CHUNK = 10_000
-_OPEN = ("Ongoing", "PrepareCommit", "PrepareAbort")
 
 
 class KafkaSystem(Injectable):
@@ -94,7 +94,7 @@ class KafkaSystem(Injectable):
         self._megabytes = megabytes
         self._disk: SmallDisk | None = None
         self._cluster: Cluster | None = None
-        self._consumer: Any = None
+        self._reader: KafkaReader | None = None
         self._newest = -1
         self._made = False
         self.injections = {}
@@ -167,9 +167,9 @@ class KafkaSystem(Injectable):
 
     def stop(self) -> None:
         """See `System.stop`."""
-        if self._consumer is not None:
-            self._consumer.close()
-            self._consumer = None
+        if self._reader is not None:
+            self._reader.close()
+            self._reader = None
         if self.proxy is not None:
             self.proxy.close()
             self.proxy = None
@@ -242,45 +242,17 @@ class KafkaSystem(Injectable):
 
     def newest(self) -> int:
         """See `System.newest`. Reads on from where it was: what a reader has been given stays given."""
-        from confluent_kafka import KafkaException
-
-        consumer = self._reader()
+        if self._reader is None:
+            self._reader = KafkaReader(self.settings, self.target, self.partitions)
         give_up_at = time.monotonic() + _LOOK_S
-        while time.monotonic() < give_up_at:
-            found = consumer.consume(_CHUNK, timeout=_POLL_S)
-            for message in found:
-                if message.error() is not None:
-                    raise KafkaException(message.error())
-                batch = (message.value() or b"").rpartition(b",")[2]
-                if batch.isdigit():
-                    self._newest = max(self._newest, int(batch))
-            if len(found) < _CHUNK:
-                break
+        while time.monotonic() < give_up_at and (found := self._reader.read(_POLL_S)):
+            batches = ((message.value() or b"").rpartition(b",")[2] for message in found)
+            self._newest = max([self._newest, *(int(batch) for batch in batches if batch.isdigit())])
         return self._newest
-
-    def _reader(self) -> Any:
-        if self._consumer is None:
-            from confluent_kafka import Consumer, TopicPartition
-
-            more = {
-                "group.id": "sparkonce-verify",  # required, and not used: partitions are assigned by hand
-                "enable.auto.commit": False,
-                "isolation.level": "read_committed",
-                "auto.offset.reset": "earliest",
-                "fetch.wait.max.ms": 100,  # an answer comes at once when there is something
-                "reconnect.backoff.max.ms": 200,
-                "log_level": 0,
-                "error_cb": lambda _: None,  # brokers that are away are asked again
-            }
-            self._consumer = Consumer({**self.settings, **more})
-            self._consumer.assign([TopicPartition(self.target, number, 0) for number in range(self.partitions)])
-        return self._consumer
 
     def left_open(self) -> Sequence[str]:
         """See `System.left_open`."""
-        own = f"{self._prefix}."
-        found = list_transactions(self.settings, states=_OPEN, prefix=own, timeout_s=_ANSWERS_WITHIN_S)
-        return [f"{one.transactional_id} {one.state}" for one in found.values()]
+        return KafkaWitness(self.settings, f"{self._prefix}.", _ANSWERS_WITHIN_S).left_open()
 
     def _kill_coordinator(self, within_s: float) -> None:
         """Kills the broker that coordinates a transaction of the query, preferably an open one."""

@@ -2,32 +2,33 @@
 
 from __future__ import annotations
 
-import re
 import secrets
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit, urlunsplit
 
 from sparkonce.errors import ConfigurationError, PreflightError
+from sparkonce.lab.errors import RunFailedError
 from sparkonce.lab.systems.injections import Injectable, of_connections, of_disk, of_server
 from sparkonce.lab.systems.places import without_credentials
 from sparkonce.rig.disk import SmallDisk, affordable
-from sparkonce.rig.proxy import FaultProxy, Request
+from sparkonce.rig.proxy import FaultProxy
 from sparkonce.rig.servers.process import HOST
 from sparkonce.rig.servers.redis import RedisServer
+from sparkonce.testing.systems.redis import RedisWitness
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
     from sparkonce.sink import TwoPhaseCommitSink
-    from sparkonce.sinks.redis.scripts import Script
 
 MEGABYTES = 3072
 
-_CONNECTS_WITHIN_S = 3.0
 _ANSWERS_WITHIN_S = 5.0
 _SCAN = 5_000
+_CHUNK = 50_000
 _LOOKS = 20
 """How often `newest` goes on with its search in one call."""
 
@@ -60,7 +61,7 @@ class RedisSystem(Injectable):
         self._server: RedisServer | None = None
         self._disk: SmallDisk | None = None
         self._direct = ""
-        self._client: Any = None
+        self._witness: RedisWitness | None = None
         self._cursor = 0
         self._newest = -1
         self._made = False
@@ -71,8 +72,6 @@ class RedisSystem(Injectable):
         """See `System.start`."""
         import redis
 
-        from sparkonce.sinks.redis import scripts
-
         if self._users is None:
             self._disk = SmallDisk(folder, affordable(self._megabytes))
             self._server = server = RedisServer(folder)
@@ -81,25 +80,27 @@ class RedisSystem(Injectable):
             self.injections = {**of_server(server), **of_disk(self._disk, server)}
         else:
             self._direct = self._users
-        limits: dict[str, Any] = {"socket_connect_timeout": _CONNECTS_WITHIN_S, "socket_timeout": _ANSWERS_WITHIN_S}
-        self._client = redis.Redis.from_url(self._direct, protocol=2, **limits)
+        self._witness = RedisWitness(self._direct, prefix=self.place, answers_within_s=_ANSWERS_WITHIN_S)
         try:
-            self._client.ping()
+            self._witness.clients[0].ping()
         except redis.RedisError as error:
             raise PreflightError(
                 f"{self._named} does not answer: {error}", next_step="check the url and the credentials."
             ) from None
         self._made = True
         place = urlsplit(self._direct)
-        requests = {
-            "prepare": _any_of(scripts.PREPARE),
-            "commit": _any_of(scripts.DECIDE, scripts.APPLY),
-            "abort": _any_of(scripts.ABORT),
-        }
+        requests = RedisWitness.requests["staged"]
         self.proxy = FaultProxy((place.hostname or "localhost", place.port or 6379), requests)
         self.proxy.start()
         self.requests = tuple(requests)
         self.injections = {**of_connections(self.proxy), **self.injections}
+
+    @property
+    def witness(self) -> RedisWitness:
+        """Asks the server, once it is started."""
+        if self._witness is None:
+            raise RunFailedError("Redis is not started.")
+        return self._witness
 
     @property
     def _named(self) -> str:
@@ -107,14 +108,14 @@ class RedisSystem(Injectable):
 
     def stop(self) -> None:
         """See `System.stop`."""
-        client, self._client = self._client, None
-        if client is not None:
+        witness, self._witness = self._witness, None
+        if witness is not None:
             try:
                 if self._server is None and self._made and not self.keep_place:
-                    self._delete(client)
+                    self._delete(witness)
             finally:
                 self._made = False
-                client.close()
+                witness.close()
         if self.proxy is not None:
             self.proxy.close()
             self.proxy = None
@@ -125,13 +126,12 @@ class RedisSystem(Injectable):
             self._disk.close()
             self._disk = None
 
-    def _delete(self, client: Any) -> None:
+    def _delete(self, witness: RedisWitness) -> None:
         import redis
 
         patterns = (f"{self.place}:*", f"sparkonce:{{{self.place}.*")
         try:
-            for keys in self._found(client, *patterns):
-                client.unlink(*keys)
+            witness.delete(*patterns)
         except redis.RedisError as error:
             raise PreflightError(
                 f"the keys {' and '.join(patterns)} cannot be deleted: {error}", next_step="delete them by hand."
@@ -165,21 +165,18 @@ class RedisSystem(Injectable):
 
         from sparkonce.lab.systems.observed import of_texts
 
-        found = [of_texts([])]
-        seen: set[bytes] = set()
         skip = len(self.place) + 1
-        for some in self._found(self._client, f"{self.place}:*"):
-            keys = [key for key in dict.fromkeys(some) if key not in seen]  # a scan may give a key twice
-            seen.update(keys)
-            if keys:
-                counts = zip(keys, self._client.mget(keys), strict=True)
-                found.append(of_texts([text for key, count in counts for text in times_applied(key[skip:], count)]))
+        values = self.witness.values(f"{self.place}:*")
+        texts = (text for key, count in values for text in times_applied(key[skip:], count))
+        found = [of_texts([])]
+        while some := list(islice(texts, _CHUNK)):
+            found.append(of_texts(some))
         return pa.concat_tables(found)
 
     def newest(self) -> int:
         """See `System.newest`. Each call looks at some of the keys, and the next one at the next: it may be late."""
         for _ in range(_LOOKS):
-            self._cursor, keys = self._client.scan(self._cursor, match=f"{self.place}:*", count=_SCAN)
+            self._cursor, keys = self.witness.clients[0].scan(self._cursor, match=f"{self.place}:*", count=_SCAN)
             batches = (key.rpartition(b",")[2] for key in keys)
             self._newest = max([self._newest, *(int(batch) for batch in batches if batch.isdigit())])
             if self._cursor == 0:
@@ -188,17 +185,7 @@ class RedisSystem(Injectable):
 
     def left_open(self) -> Sequence[str]:
         """See `System.left_open`: staged rows. The ledger is a hash, and stays."""
-        staged = self._found(self._client, f"sparkonce:*{self.place}*", type_="list")
-        return sorted(key.decode() for keys in staged for key in keys)
-
-    @staticmethod
-    def _found(client: Any, *patterns: str, type_: str | None = None) -> Iterator[list[bytes]]:
-        for pattern in patterns:
-            cursor = None
-            while cursor != 0:
-                cursor, keys = client.scan(cursor or 0, match=pattern, count=_SCAN, _type=type_)
-                if keys:
-                    yield keys
+        return self.witness.left_open()
 
 
 def _is_readable(url: str) -> bool:
@@ -216,7 +203,3 @@ def times_applied(text: bytes, count: bytes | None) -> list[bytes | None]:
         return [None]
     times, rest = divmod(int(count), int(rows[0])) if int(rows[0]) else (0, 1)
     return [text] * times if times and not rest else [None]
-
-
-def _any_of(*several: Script) -> Request:
-    return re.compile(b"|".join(script.sha.encode() for script in several))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import re
 import secrets
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -14,11 +13,11 @@ from urllib.parse import urlsplit
 from sparkonce.errors import PreflightError
 from sparkonce.lab.systems.injections import Injectable, of_connections, of_disk, of_server
 from sparkonce.rig.disk import SmallDisk, affordable
-from sparkonce.rig.proxy import FaultProxy, Request
+from sparkonce.rig.proxy import FaultProxy
 from sparkonce.rig.servers.process import HOST
 from sparkonce.rig.servers.s3 import S3Server
 from sparkonce.sinks.files.s3.settings import client, read_location, read_settings
-from sparkonce.testing.matchers import after
+from sparkonce.testing.systems.s3 import S3Witness
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -27,12 +26,6 @@ if TYPE_CHECKING:
 
 MEGABYTES = 1024
 
-_REQUESTS: Mapping[str, Request] = {
-    # The body: a client asks first whether it may send it.
-    "prepare": after(re.compile(rb"PUT [^ ]*/part-[^ ]*[?&]partNumber="), b""),
-    "commit": re.compile(rb"POST [^ ]*/part-[^ ]*[?&]uploadId="),
-    "abort": re.compile(rb"DELETE [^ ]*/part-[^ ]*[?&]uploadId="),
-}
 _TIMEOUTS = {"connect_timeout_s": 3.0, "read_timeout_s": 5.0}
 _THREADS = 8
 
@@ -98,9 +91,9 @@ class S3System(Injectable):
         self._started = True
         self._through = self._direct
         if endpoint.scheme == "http":
-            self.proxy = FaultProxy((endpoint.hostname or "localhost", endpoint.port or 80), _REQUESTS)
+            self.proxy = FaultProxy((endpoint.hostname or "localhost", endpoint.port or 80), S3Witness.requests["held"])
             self.proxy.start()
-            self.requests = tuple(_REQUESTS)
+            self.requests = tuple(S3Witness.requests["held"])
             # A name of the bucket before the host would be one that nobody knows.
             to = {"endpoint_url": f"http://{HOST}:{self.proxy.port}", "addressing_style": "path"}
             self._through = {**self._direct, **to}
@@ -115,18 +108,11 @@ class S3System(Injectable):
             self._server.stop()
             self._server = None
         elif self._started and not self.keep_place:
-            self._delete()
+            self.witness.drop_place()
+            self._started = False
         if self._disk is not None:
             self._disk.close()
             self._disk = None
-
-    def _delete(self) -> None:
-        s3 = self._client()
-        for upload in self._uploads():
-            s3.abort_multipart_upload(Bucket=self._bucket, Key=upload["Key"], UploadId=upload["UploadId"])
-        for key in self._keys():
-            s3.delete_object(Bucket=self._bucket, Key=key)
-        self._started = False
 
     def sink_settings(self) -> Mapping[str, Any]:
         """See `System.sink_settings`. With the credentials, if they are in the options."""
@@ -146,39 +132,28 @@ class S3System(Injectable):
         from sparkonce.lab.systems.observed import of_parquet, of_texts
 
         with ThreadPoolExecutor(_THREADS) as threads:
-            return pa.concat_tables([of_texts([]), *threads.map(lambda key: of_parquet(self._get(key)), self._files())])
+            found = threads.map(
+                lambda key: of_parquet(io.BytesIO(self.witness.read(key))), self.witness.published_keys()
+            )
+            return pa.concat_tables([of_texts([]), *found])
 
     def newest(self) -> int:
         """See `System.newest`. Reads each object's batch once."""
         from sparkonce.lab.systems.observed import newest_in
 
-        for key in self._files():
+        for key in self.witness.published_keys():
             if key not in self._batches:
-                self._batches[key] = newest_in(self._get(key))
+                self._batches[key] = newest_in(io.BytesIO(self.witness.read(key)))
         return max(self._batches.values(), default=-1)
 
     def left_open(self) -> Sequence[str]:
         """See `System.left_open`: uploads that are neither completed nor aborted."""
-        return [f"{upload['Key']} {upload['UploadId']}" for upload in self._uploads()]
+        return self.witness.left_open()
 
-    def _files(self) -> list[str]:
-        """The objects that a reader of such folders takes: none that begins with ``.`` or ``_``."""
-        skip = len(self._prefix)
-        return [key for key in self._keys() if key[skip] not in "._"]
-
-    def _keys(self) -> list[str]:
-        pages = self._client().get_paginator("list_objects_v2").paginate(Bucket=self._bucket, Prefix=self._prefix)
-        return [one["Key"] for page in pages for one in page.get("Contents", ())]
-
-    def _uploads(self) -> list[Mapping[str, Any]]:
-        pages = self._client().get_paginator("list_multipart_uploads")
-        found = [
-            one for page in pages.paginate(Bucket=self._bucket, Prefix=self._prefix) for one in page.get("Uploads", ())
-        ]
-        return [one for one in found if one["Key"].startswith(self._prefix)]
-
-    def _get(self, key: str) -> io.BytesIO:
-        return io.BytesIO(self._client().get_object(Bucket=self._bucket, Key=key)["Body"].read())
+    @property
+    def witness(self) -> S3Witness:
+        """Asks the bucket, by the server's own address."""
+        return S3Witness(self._client(), self._bucket, self._prefix)
 
     def _client(self) -> Any:
         return client(read_settings(self._direct), attempts=1)

@@ -1,5 +1,5 @@
 """One witness a system, for verifier, crash matrix and conformance: it asks the system without the product's code.
 
 - ``base`` names the questions.
-- ``mariadb`` asks MariaDB or MySQL, ``postgres`` PostgreSQL.
+- ``kafka``, ``files``, ``s3``, ``postgres``, ``mariadb`` and ``redis`` ask the system of that name.
 """
