@@ -14,7 +14,8 @@ import pyarrow as pa
 
 from sparkonce.driver.positions import PositionReporter
 from sparkonce.driver.progress import BatchProgress
-from sparkonce.driver.run import Listener, RunDriver, Timing
+from sparkonce.driver.run import Listener, RunDriver
+from sparkonce.driver.timing import Timing
 from sparkonce.executor import SinkTask, SlotTask, write_slot
 from sparkonce.log.base import DecisionLog
 from sparkonce.log.local import LocalLogStore

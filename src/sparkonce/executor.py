@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 
@@ -146,16 +146,3 @@ class _Part:
             self._writer.close()
         else:
             self._writer.abort()
-
-
-def check_handles(handles: Sequence[Handle], sinks: Sequence[str]) -> str:
-    """Why these cannot be all handles of a batch, or an empty string: each slot once for each sink, none missing.
-
-    Sinks that take different views of the batch may have different numbers of slots. The engine compares how many there
-    are with how many tasks it ran.
-    """
-    slots = {sink: sorted(handle.slot for handle in handles if handle.sink == sink) for sink in sinks}
-    if any(found != list(range(len(found))) for found in slots.values()):
-        return f"the slots that returned a handle are {slots}"
-    strangers = {handle.sink for handle in handles} - set(sinks)
-    return f"handles came back for {sorted(strangers)}, which were not written to" if strangers else ""

@@ -17,12 +17,13 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from sparkonce.driver.run import RunDriver, Timing
+from sparkonce.driver.run import RunDriver
+from sparkonce.driver.timing import Timing
 from sparkonce.errors import SparkonceError
 from sparkonce.executor import SinkTask, SlotTask, write_slot
 from sparkonce.log.base import DecisionLog
 from sparkonce.log.local import LocalLogStore
-from sparkonce.protocol import coordinator
+from sparkonce.protocol import horizon
 from sparkonce.protocol.events import BatchAsked
 from sparkonce.protocol.handles import Handle
 from sparkonce.protocol.state import Phase
@@ -88,7 +89,7 @@ def run(order: Order, channel: socket.socket) -> None:
     os.dup2(log, 2)
     logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(relativeCreated)d %(name)s: %(message)s")
     logging.getLogger("sparkonce").setLevel(logging.DEBUG)
-    coordinator.KEEP_BATCHES, coordinator.TIDY_EVERY_BATCHES = KEPT_BATCHES, 1
+    horizon.KEEP_BATCHES, horizon.TIDY_EVERY_BATCHES = KEPT_BATCHES, 1
     _shorten(order.waits)
     gate = Gate(order, channel)
     try:

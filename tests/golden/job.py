@@ -13,8 +13,9 @@ from golden.kept import QUERY
 from sparkonce import Guarantee, WriteAheadSink
 from sparkonce.checkpoint import SparkCheckpoint
 from sparkonce.driver.progress import BatchProgress
-from sparkonce.driver.run import RunDriver, Timing
+from sparkonce.driver.run import RunDriver
 from sparkonce.driver.start import read_log, recorded_facts
+from sparkonce.driver.timing import Timing
 from sparkonce.executor import SinkTask, SlotTask, write_slot
 from sparkonce.log.base import DecisionLog
 from sparkonce.log.local import LocalLogStore

@@ -38,7 +38,7 @@ from spark.table_job import table_session
 from sparkonce import read_kafka
 from sparkonce.driver import run as driver
 from sparkonce.log.local import LocalLogStore
-from sparkonce.protocol import coordinator
+from sparkonce.protocol import horizon
 from sparkonce.protocol.state import Phase
 from sparkonce.protocol.view import LogView
 from sparkonce.rig.kafka.jars import artifact_name, resolve, spark_jars_folder, spark_kafka_jars
@@ -204,8 +204,8 @@ def _drawn_alike() -> Iterator[None]:
 def _tidied_soon() -> Iterator[None]:
     """A few batches are enough for a floor, for merged manifests and lists, and for what is forgotten."""
     with (
-        patch.object(coordinator, "KEEP_BATCHES", 3),
-        patch.object(coordinator, "TIDY_EVERY_BATCHES", 3),
+        patch.object(horizon, "KEEP_BATCHES", 3),
+        patch.object(horizon, "TIDY_EVERY_BATCHES", 3),
         patch.object(files_handle, "LONGEST_BYTES", 700),
         patch.object(files, "KEPT_BATCHES", 4),
         patch.object(files, "TIDY_EVERY", 1),

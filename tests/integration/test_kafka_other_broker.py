@@ -22,7 +22,7 @@ import pyarrow as pa
 import pytest
 
 from small_job import SmallJob
-from sparkonce.driver import run as driver
+from sparkonce.driver import put
 from sparkonce.errors import SparkonceError
 from sparkonce.protocol.state import Phase
 from sparkonce.rig.kafka.jars import cache_folder
@@ -95,7 +95,7 @@ def test_each_row_is_there_once_whatever_is_refused(
     level: str, brokers: int, rate: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # There is no second driver that the next claim would depose: many starts in a row wait minutes otherwise.
-    monkeypatch.setattr(driver, "_LONGEST_BACK_OFF_S", 0.0)
+    monkeypatch.setattr(put, "LONGEST_BACK_OFF_S", 0.0)
     seed = random.SystemRandom().randrange(2**31)
     log.warning("seed %d", seed)
     dice = random.Random(seed)

@@ -168,7 +168,7 @@ def test_a_server_that_is_away_while_slots_are_prepared(place: Any, tmp_path: Pa
 @pytest.mark.drawn(2)
 def test_a_server_that_is_away_while_a_batch_is_finished(place: Any, tmp_path: Path) -> None:
     query = Query(place, tmp_path)
-    with once_logged("batch 1 is decided; waiting for at most 60 s", place.server.start):
+    with once_logged("Waiting for at most 60 s: batch 1 is decided", place.server.start):
         query.job.run(0, 1, 2, listener=own.once_at(Phase.FINISHING, 1, place.server.kill))
     assert Counter(place.visible()) == numbers(0, 1, 2)
     assert list(place.left_open()) == []

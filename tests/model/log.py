@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cache
 from itertools import takewhile
 from typing import NamedTuple
 
 from sparkonce.log.base import DecisionLog, Landed, LogStore, Taken
 from sparkonce.protocol import codec
+from sparkonce.protocol.handles import Handle
 from sparkonce.protocol.records import Amend, Commit, Record, Void
 from sparkonce.protocol.view import Floor, LogView
 
@@ -31,6 +33,7 @@ class Keys(NamedTuple):
         named: Every (id, epoch) in a decision that was not void when it landed, but those that were made void since.
         decided: The batches that such decisions decided.
         twice: Whether a batch was decided by two commits.
+        objected: Every (id, epoch) to which a sink has objected.
     """
 
     records: tuple[Record | None, ...] = ()
@@ -38,6 +41,7 @@ class Keys(NamedTuple):
     named: frozenset[tuple[str, int]] = frozenset()
     decided: frozenset[int] = frozenset()
     twice: bool = False
+    objected: frozenset[tuple[str, int]] = frozenset()
 
 
 def put(keys: Keys, position: int, record: Record) -> tuple[Keys, Record | None]:
@@ -51,7 +55,7 @@ def put(keys: Keys, position: int, record: Record) -> tuple[Keys, Record | None]
     if position < keys.top.position or not isinstance(record, Commit | Amend | Void):
         return keys, None
     void = record.void if isinstance(record, Void) else ()
-    names = {handle.key: (str(handle["id"]), int(handle["epoch"])) for handle in record.handles if handle.transaction}
+    names = {handle.key: _name(handle) for handle in record.handles if handle.transaction}
     if void:
         return keys._replace(named=keys.named - {names[key] for key in void}), None
     named = set(names.values())
@@ -60,6 +64,15 @@ def put(keys: Keys, position: int, record: Record) -> tuple[Keys, Record | None]
         decided=keys.decided | {record.batch},
         twice=keys.twice or (isinstance(record, Commit) and record.batch in keys.decided),
     ), None
+
+
+def object_to(keys: Keys, handles: Sequence[Handle]) -> Keys:
+    """Notes that a sink has objected to a decision that names these."""
+    return keys._replace(objected=keys.objected | {_name(handle) for handle in handles if handle.transaction})
+
+
+def _name(handle: Handle) -> tuple[str, int]:
+    return str(handle["id"]), int(handle["epoch"])
 
 
 def raise_floor(keys: Keys, floor: Floor, lowers: bool = False) -> Keys:

@@ -15,14 +15,26 @@ from unittest import mock
 
 from model.log import Keys
 from model.world import DRIVERS, SHORT_QUERY, Config, Driver, Fault, Lanes, Model, Task, Violation, World
-from sparkonce.protocol import coordinator, traces, view
+from sparkonce.protocol import (
+    claiming,
+    closing,
+    coordinator,
+    deciding,
+    finishing,
+    healing,
+    horizon,
+    preparing,
+    stopping,
+    traces,
+    view,
+)
 from sparkonce.protocol import effects as do
 from sparkonce.protocol import events as on
 from sparkonce.protocol.effects import StopReason
 from sparkonce.protocol.outcomes import Outcome
 from sparkonce.protocol.ownership import HELD, LanePool, Token, TransactionalId
 from sparkonce.protocol.records import Amend, Commit, Void
-from sparkonce.protocol.state import Phase, State
+from sparkonce.protocol.state import Phase, Putting, State, batch_of, finishing_of, record_of, token_of, writing_of
 from sparkonce.protocol.traces import Trace
 from sparkonce.protocol.view import Decision, Floor, LogView
 
@@ -53,7 +65,7 @@ class Mutant:
     model: type[Model] = Model
     keep: int | None = None
     tidy_every: int = 1
-    records: int = coordinator.KEEP_RECORDS
+    records: int = horizon.KEEP_RECORDS
 
     @contextmanager
     def build(self) -> Iterator[Model]:
@@ -67,12 +79,12 @@ class Mutant:
 
 
 @contextmanager
-def cleaning_up(keep: int, tidy_every: int = 1, records: int = coordinator.KEEP_RECORDS) -> Iterator[None]:
+def cleaning_up(keep: int, tidy_every: int = 1, records: int = horizon.KEEP_RECORDS) -> Iterator[None]:
     """Makes the log's clean-up happen after every batch, or every few, or at each claim but the first."""
     with (
-        mock.patch.object(coordinator, "KEEP_RECORDS", records),
-        mock.patch.object(coordinator, "KEEP_BATCHES", keep),
-        mock.patch.object(coordinator, "TIDY_EVERY_BATCHES", tidy_every),
+        mock.patch.object(horizon, "KEEP_RECORDS", records),
+        mock.patch.object(horizon, "KEEP_BATCHES", keep),
+        mock.patch.object(horizon, "TIDY_EVERY_BATCHES", tidy_every),
     ):
         yield
 
@@ -84,10 +96,10 @@ def _forgets_the_newest(view: LogView, token: Token) -> Floor:
     return replace(_raised_to(view, token), newest=None)
 
 
-_superseded = coordinator._superseded
+_superseded = stopping.superseded
 
 
-def _forgets_what_the_floor_carries(state: State, why: str, _carried: Decision | None = None) -> coordinator.Step:
+def _forgets_what_the_floor_carries(state: State, why: str, _carried: Decision | None = None) -> Any:
     return _superseded(state, why)
 
 
@@ -241,24 +253,24 @@ _READERS_TRUST = (view.LogView, "_decided", _permissive)
 
 
 def _decides_behind_newer(state: State, event: on.PutTaken) -> Any:
-    if event.standing == state.putting:
-        return coordinator._decision_landed(state, on.PutLanded(position=event.position, floor=event.floor))
+    if event.standing == record_of(state):
+        return deciding.landed(state, on.PutLanded(position=event.position, floor=event.floor))
     after = state.view.apply(event.position, event.standing)
-    return replace(state, view=after), do.Put(position=after.end, record=state.putting)
+    return replace(state, view=after), do.Put(position=after.end, record=record_of(state))
 
 
 def _decides_at_next_key(state: State, event: on.PutTaken) -> Any:
     after = replace(state.view, end=event.position + 1)
-    return replace(state, view=after), do.Put(position=after.end, record=state.putting)
+    return replace(state, view=after), do.Put(position=after.end, record=record_of(state))
 
 
 def _absent_is_absent(state: State, event: on.PutUnknown) -> Any:
     verdict = do.Stop(reason=StopReason.UNKNOWN, message="the decision is not there")
-    return coordinator._abort(state, coordinator._new(state, state.putting.handles), verdict)
+    return stopping.abort(state, record_of(state).handles, verdict)
 
 
 def _own_decision_is_foreign(state: State, event: on.PutTaken) -> Any:
-    return coordinator._superseded(state, "something stands there")
+    return stopping.superseded(state, "something stands there")
 
 
 def _sweeps_before_claim(state: State, event: on.LogRead) -> Any:
@@ -268,76 +280,119 @@ def _sweeps_before_claim(state: State, event: on.LogRead) -> Any:
 
 def _claims_after_sweep(state: State, event: on.Swept) -> Any:
     if state.token is None:
-        return coordinator._read(state, on.LogRead(view=state.view))
-    return coordinator._swept(state, event)
+        return claiming.read(state, on.LogRead(view=state.view))
+    return claiming.swept(state, event)
 
 
 # --- deciding, finishing, healing -------------------------------------------------------------------------------------
 
 
 def _finishes_first(state: State, event: on.Prepared) -> Any:
-    if state.decided is not None:
-        return coordinator._prepared(state, event)
+    if state.finishing is not None:
+        return preparing.prepared(state, event)
     handles = tuple(sorted(event.handles))
-    state = replace(state, replayed=True, phase=Phase.FINISHING, pending=handles)
-    return state, do.Finish(batch=state.batch.number, handles=handles, attempt=0)
+    state = replace(state, phase=Phase.FINISHING, writing=replace(writing_of(state), handles=handles))
+    return state, do.Finish(batch=batch_of(state).number, handles=handles, attempt=0)
 
 
 def _decides_afterwards(state: State, event: on.Finished) -> Any:
-    if state.decided is not None:
-        return coordinator._finished(state, event)
-    return coordinator._decide(state, Commit, state.pending)
+    if state.finishing is not None:
+        return finishing.finished(state, event)
+    return preparing.decide(state, Commit, writing_of(state).handles)
 
 
 def _drops_a_handle(state: State, event: on.Prepared) -> Any:
-    return coordinator._prepared(state, replace(event, handles=event.handles[:-1]))
+    return preparing.prepared(state, replace(event, handles=event.handles[:-1]))
 
 
 def _passes_over(outcome: Outcome, taken_for: Outcome) -> Any:
     def handler(state: State, event: on.Finished) -> Any:
         outcomes = tuple(taken_for if one is outcome else one for one in event.outcomes)
-        return coordinator._finished(state, replace(event, outcomes=outcomes))
+        return finishing.finished(state, replace(event, outcomes=outcomes))
 
     return handler
 
 
 def _aborts_before_it_is_void(state: State, event: on.Finished) -> Any:
-    after, effect = coordinator._finished(state, event)
-    if isinstance(after.putting, Void) and isinstance(effect, do.Put):
-        decided = replace(coordinator._decision(state), void=after.putting.void)
-        return coordinator._finish(state, decided, after.pending)
+    after, effect = finishing.finished(state, event)
+    if isinstance(effect, do.Put) and isinstance(effect.record, Void):
+        known = finishing_of(after)
+        return finishing.finish(after, replace(known.decision, void=effect.record.void), known.pending)
     return after, effect
 
 
 def _makes_all_void(state: State, event: on.Finished) -> Any:
-    after, effect = coordinator._finished(state, event)
-    if isinstance(after.putting, Void) and isinstance(effect, do.Put):
-        record = replace(after.putting, void=tuple(handle.key for handle in after.putting.handles))
-        return replace(after, putting=record, committed=frozenset()), replace(effect, record=record)
+    after, effect = finishing.finished(state, event)
+    if isinstance(effect, do.Put) and isinstance(effect.record, Void):
+        record = replace(effect.record, void=tuple(handle.key for handle in effect.record.handles))
+        known = replace(finishing_of(after), committed=frozenset())
+        return replace(after, putting=Putting(record=record), finishing=known), replace(effect, record=record)
     return after, effect
 
 
 def _judges_amendment_alone(state: State, event: on.PutLanded) -> Any:
-    if not isinstance(state.putting, Amend) or state.healing is None:
-        return coordinator._decision_landed(state, event)
-    replaced = state.healing
-    state, effect = coordinator._decision_landed(state, event)
-    pending = tuple(handle for handle in state.pending if handle.key in replaced)
-    return replace(state, committed=frozenset(), pending=pending), replace(effect, handles=pending)
+    before, record = state.finishing, record_of(state)
+    if not isinstance(record, Amend) or before is None or not before.committed:
+        return deciding.landed(state, event)
+    state, effect = deciding.landed(state, event)
+    known = finishing_of(state)
+    pending = tuple(handle for handle in known.pending if handle.key in before.lost)
+    known = replace(known, decision=replace(known.decision, handles=pending), pending=pending)
+    return replace(state, finishing=known), replace(effect, handles=pending)
 
 
 def _judges_without_reading(state: State, event: on.LogRead) -> Any:
-    return coordinator._judge_loss(state, on.LogRead(view=state.view))
+    return finishing.judge_loss(state, on.LogRead(view=state.view))
 
 
 def _writes_decided_again(state: State) -> Any:
-    refusal = coordinator._refusal(state)
+    refusal = claiming.refusal(state)
     if refusal is not None:
         return replace(state, phase=Phase.STOPPED), refusal
     if not state.swept:
-        older = tuple(run for run in state.view.runs if run.token < state.token)
+        older = tuple(run for run in state.view.runs if run.token < token_of(state))
         return replace(state, phase=Phase.SWEEPING), do.Sweep(runs=older)
-    return coordinator._write(state)
+    return preparing.write(state)
+
+
+def _overrules(state: State, _event: on.Objected) -> Any:
+    return preparing.validated(state, on.Validated())
+
+
+def _concludes_before_all_is_final(state: State, event: on.Finished) -> Any:
+    after, effect = finishing.finished(state, event)
+    waits = isinstance(effect, do.Finish) and effect.attempt > 0
+    return closing.conclude(after) if waits else (after, effect)
+
+
+def _reports_before_it_finishes(state: State, event: on.PutLanded) -> Any:
+    after, effect = deciding.landed(state, event)
+    if not isinstance(effect, do.Finish):
+        return after, effect
+    return replace(after, phase=Phase.REPORTING), do.Report(offsets=batch_of(after).offsets)
+
+
+def _finishes_after_its_report(state: State, event: on.Reported) -> Any:
+    known = finishing_of(state)
+    if not known.pending:
+        return closing.reported(state, event)
+    return finishing.finish(state, known.decision, known.pending)
+
+
+def _undoes_and_decides(state: State, event: on.Unready) -> Any:
+    """Aborts what was prepared, and decides it all the same."""
+    writing = writing_of(state)
+    if not event.undo or not writing.handles:
+        return preparing.unready(state, event)
+    _, put = preparing.validated(state, on.Validated())
+    state = replace(state, phase=Phase.ABORTING, then=put)
+    return state, do.Abort(handles=writing.handles)
+
+
+def _decides_what_it_has_undone(state: State, event: on.Aborted | on.Swept) -> Any:
+    if isinstance(state.then, do.Put):
+        return preparing.validated(replace(state, then=None), on.Validated())
+    return stopping.aborted(state, event)
 
 
 _TIMEOUTS = frozenset({Fault.TIMEOUT})
@@ -400,7 +455,7 @@ MUTANTS = (
         name="a deposed run undoes a decision that a floor has taken in",
         config=Config(runs=2, cleans_up=True),
         wanted=frozenset({Violation.UNDONE}),
-        patches=((coordinator, "_superseded", _forgets_what_the_floor_carries),),
+        patches=((stopping, "superseded", _forgets_what_the_floor_carries),),
         keep=100,
         records=1,
     ),
@@ -470,7 +525,7 @@ MUTANTS = (
         name="rule 3: a decided batch is written again",
         config=Config(runs=2),
         wanted=TWICE,
-        patches=((coordinator, "_judge_batch", _writes_decided_again), _READERS_TRUST),
+        patches=((claiming, "judge_batch", _writes_decided_again), _READERS_TRUST),
     ),
     Mutant(
         name="rule 4: UNKNOWN is healed",
@@ -524,7 +579,37 @@ MUTANTS = (
         name="healing without comparing",
         config=Config(runs=1, slots=2, faults=1, kinds=_TIMEOUTS, deterministic=False),
         wanted=frozenset({Violation.MIXED}),
-        patches=((coordinator, "_differing", lambda *_: frozenset()),),
+        patches=((healing, "_differing", lambda *_: ()), (healing, "_where_lost", lambda lost, *_: frozenset(lost))),
+    ),
+    Mutant(
+        name="an objection is overruled",
+        config=Config(runs=1, faults=1, kinds=frozenset({Fault.OBJECTION})),
+        wanted=frozenset({Violation.OVERRULED}),
+        table={(Phase.VALIDATING, on.Objected): _overrules},
+    ),
+    Mutant(
+        name="what was undone to be written again is decided",
+        config=Config(runs=1, faults=1, kinds=frozenset({Fault.AGAIN})),
+        wanted=UNDONE,
+        table={
+            (Phase.VALIDATING, on.Unready): _undoes_and_decides,
+            (Phase.ABORTING, on.Aborted): _decides_what_it_has_undone,
+        },
+    ),
+    Mutant(
+        name="sinks are told before all is final",
+        config=Config(runs=1, faults=1, kinds=frozenset({Fault.COMMIT})),
+        wanted=frozenset({Violation.EARLY}),
+        table={(Phase.FINISHING, on.Finished): _concludes_before_all_is_final},
+    ),
+    Mutant(
+        name="positions are reported before the batch is finished",
+        config=Config(runs=1),
+        wanted=frozenset({Violation.EARLY}),
+        table={
+            (Phase.DECIDING, on.PutLanded): _reports_before_it_finishes,
+            (Phase.REPORTING, on.Reported): _finishes_after_its_report,
+        },
     ),
     Mutant(
         name="old copies: only runs are held against the log",

@@ -45,6 +45,9 @@ SMALL = {
     "2 slots, 1 batch, 2 faults, rows are deleted and puts lost or refused": Config(
         slots=2, faults=2, parts=1, kinds=frozenset({Fault.DAMAGE, Fault.PUT, Fault.REFUSED})
     ),
+    "2 slots, 1 batch, 2 faults, objections and batches that are written again": Config(
+        slots=2, faults=2, parts=1, kinds=frozenset({Fault.OBJECTION, Fault.AGAIN, Fault.ABORT})
+    ),
     "1 slot, 2 batches, 1 fault, answers nobody can read": Config(
         batches=2, faults=1, kinds=frozenset({Fault.COMMIT, Fault.TIMEOUT})
     ),
@@ -76,7 +79,9 @@ LONG = {
 }
 
 UNREACHED = {
-    # Sinks without transactions do not take part in what is modelled here; a run that has stopped is not asked again.
+    # Sinks without transactions do not take part in what is modelled here, and no transaction has an age: an objection
+    # stands for one that is too old. A run that has stopped is not asked again.
+    (Phase.VALIDATING, on.TooOld),
     (Phase.DELIVERING, on.Prepared),
     (Phase.DELIVERING, on.PrepareFailed),
     (Phase.STOPPED, on.BatchAsked),

@@ -12,6 +12,9 @@ crashed just then (`Model.stranded`), so crashes need no moves of their own and 
 
 What may happen as often as the configuration has faults, see `Fault`.
 
+What nobody else can see is done at once: the check of the servers, the questions before a decision if nothing speaks
+against it, what sinks are told and positions reported. Of each it is looked whether it may be said yet.
+
 What is left out:
 
 - Reading the log is one move. That a reader may be overtaken by clean-up is `DecisionLog.read`'s own business.
@@ -71,6 +74,8 @@ class Fault(str, Enum):
     COPY = "Spark starts a second copy of a slot"
     TIMEOUT = "the broker aborts an open transaction"
     DAMAGE = "the broker deletes rows of an open transaction"
+    OBJECTION = "a sink objects to a decision"
+    AGAIN = "a batch is written again before it is decided"
 
 
 class Violation(str, Enum):
@@ -82,6 +87,8 @@ class Violation(str, Enum):
     MIXED = "rows of different executions of a batch are visible"
     UNDECIDED = "rows are visible that no decision names"
     UNDONE = "a transaction that a decision names was aborted by request"
+    OVERRULED = "a decision names a transaction to which a sink had objected"
+    EARLY = "a batch is called committed, and a row is not visible"
     DECIDED_TWICE = "a batch was decided by two commits"
     SHARED_ID = "an id was initialised by two runs or two processes"
     SHARED_EPOCH = "one epoch of an id carried two transactions"
@@ -249,7 +256,7 @@ class Model:
 
     def state_of(self, world: World, run: int) -> State:
         """What a run begins with."""
-        return State(claim=self.claim(run), transactional=self.config.sinks)
+        return State(claim=self.claim(run), transactional=self.config.sinks, reports=True)
 
     def burn(self, pool: LanePool, lane: int, batch: int) -> LanePool:
         """A lane whose initialisation was not answered may be initialised by that very request at any later time."""
@@ -330,6 +337,8 @@ class Model:
                 return on.Prepared(handles=tuple(handle for n in rest[0] for handle in self.handles.values[n]))
             case "failed":
                 return on.PrepareFailed(reason="a copy was fenced")
+            case "unready":
+                return on.Unready(undo=rest[0])
             case "finished":
                 return on.Finished(outcomes=rest[0], deadline_passed="too late" if rest[1] else "")
             case "raised":
@@ -354,8 +363,13 @@ class Model:
                 return Move(label, _put(world, DRIVERS + run, self._stopped), self.judge(Violation.BAD_TRANSITION))
             effect = self.effects.values[number]
             driver = driver._replace(state=state, effect=number, sub=None)
-            if isinstance(effect, do.RunIntoNothing):
-                key = ("run",)
+            if (done := _DONE_AT_ONCE.get(type(effect))) is not None:
+                if (wrong := self._said_too_early(world, driver, effect)) is not None:
+                    return Move(label, _put(world, DRIVERS + run, self._stopped), wrong)
+                key = (done,)
+                continue
+            if isinstance(effect, do.Validate) and not self._may_object(world, run):
+                key = ("validated",)
                 continue
             if isinstance(effect, do.Stop):
                 wrong = self.judge(self._illegal(world, run, driver, effect.reason))
@@ -389,6 +403,17 @@ class Model:
         else:
             legal = trouble and reason in (StopReason.UNKNOWN, StopReason.UNWRITABLE)
         return None if legal else Violation.ILLEGAL_STOP
+
+    def _said_too_early(self, world: World, driver: Driver, effect: do.Effect) -> Violation | None:
+        """What the check of the servers, a conclusion and a report take for committed has to be."""
+        if isinstance(effect, do.RunIntoNothing):
+            return None
+        batches = range(driver.asked) if isinstance(effect, do.CheckServers) else [driver.asked]
+        early = any(self._missing(world[BROKER], batch) is not None for batch in batches)
+        return self.judge(Violation.EARLY) if early else None
+
+    def _may_object(self, world: World, run: int) -> bool:
+        return self._faulty(world, run, Fault.OBJECTION) or self._faulty(world, run, Fault.AGAIN)
 
     # --- what drivers do ----------------------------------------------------------------------------------------------
 
@@ -466,9 +491,23 @@ class Model:
         wrong = None
         if keys.twice:
             wrong = Violation.DECIDED_TWICE
+        elif not keys.named.isdisjoint(keys.objected):
+            wrong = Violation.OVERRULED
         elif not keys.named.isdisjoint(self.brokers.values[broker].undone):
             wrong = Violation.UNDONE
         return after, standing, self.judge(wrong)
+
+    def _validate(self, world: World, run: int, driver: Driver, effect: do.Validate) -> Iterator[Move]:
+        """Nothing speaks against it; or a sink objects; or it has to be written again, at once or once it is undone."""
+        who = f"run {run}"
+        yield self._tell(world, run, driver, ("validated",), (who, "meets no objection"))
+        if self._faulty(world, run, Fault.OBJECTION):
+            log = self.logs.number(logs.object_to(self.logs.values[world[LOG]], effect.handles))
+            yield self._tell(world, run, driver, ("objected",), (who, "meets an objection"), log=log, **_costs(world))
+        if self._faulty(world, run, Fault.AGAIN):
+            for undo in (True, False):
+                label = (who, "writes again,", "undone" if undo else "not undone")
+                yield self._tell(world, run, driver, ("unready", undo), label, **_costs(world))
 
     def judge(self, wrong: Violation | None) -> Violation | None:
         """The violation, if it counts."""
@@ -690,6 +729,9 @@ class Model:
             copies = [t for t in tasks if (t.run, t.execution, t.slot) == (run, execution, slot)]
             if not copies:
                 yield self._tell(world, run, driver, ("failed",), (f"run {run}", "slot fails", slot))
+                if self._faulty(world, run, Fault.AGAIN):
+                    label = (f"run {run}", "slot fails, all is written again", slot)
+                    yield self._tell(world, run, driver, ("unready", False), label, **_costs(world))
             if len(copies) < 2 and self._faulty(world, run, Fault.COPY):
                 yield self._copy(world, run, driver, effect, slot, copies)
 
@@ -973,6 +1015,10 @@ class Model:
         return path
 
 
+def _costs(world: World) -> dict[str, int]:
+    return {"faults": world[FAULTS] - 1}
+
+
 def _put(whole: Any, index: int, value: Any) -> Any:
     return (*whole[:index], value, *whole[index + 1 :])
 
@@ -1004,16 +1050,28 @@ _PARTS = {
     "tasks": TASKS,
 }
 _PLAIN: dict[str, on.Event] = {
+    "checked": on.ServersChecked(),
     "swept": on.Swept(),
+    "validated": on.Validated(),
+    "objected": on.Objected(reason="the place is another one"),
     "aborted": on.Aborted(),
     "run": on.PlanRun(),
     "deleted": on.Deleted(),
+    "concluded": on.Concluded(),
+    "reported": on.Reported(),
+}
+_DONE_AT_ONCE: dict[type, str] = {
+    do.CheckServers: "checked",
+    do.RunIntoNothing: "run",
+    do.Conclude: "concluded",
+    do.Report: "reported",
 }
 _PERFORM: dict[type, Callable[..., Iterator[Move]]] = {
     do.ReadLog: Model._read_log,
     do.Put: Model._put,
     do.Sweep: Model._sweep,
     do.Write: Model._collect,
+    do.Validate: Model._validate,
     do.Finish: Model._finish,
     do.Abort: Model._undo,
     do.RaiseFloor: Model._raise_floor,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib import import_module
 from typing import Any
 from unittest import mock
@@ -17,22 +17,21 @@ from simulation.kafka import CONCURRENT_TRANSACTIONS, Kafka, ModelRetention
 from simulation.logstore import ModelStore
 from simulation.schedule import SYSTEMS
 from simulation.systems import System
-from sparkonce.driver import replay
-from sparkonce.driver.outage import Outage
-from sparkonce.driver.replay import Key
-from sparkonce.driver.run import RunDriver
+from sparkonce.driver.put import LogWriter
 from sparkonce.driver.sweeper import Sweeper
+from sparkonce.driver.write import BatchWriter
 from sparkonce.errors import PrepareError
-from sparkonce.protocol import coordinator
+from sparkonce.protocol import claiming, coordinator, deciding, finishing, healing, preparing, stopping
 from sparkonce.protocol import effects as do
 from sparkonce.protocol import events as on
 from sparkonce.protocol.effects import StopReason
 from sparkonce.protocol.handles import Handle
+from sparkonce.protocol.healing import Key
 from sparkonce.protocol.outcomes import Finished, Outcome
 from sparkonce.protocol.ownership import HELD, LanePool
 from sparkonce.protocol.records import Commit, Void
-from sparkonce.protocol.state import Phase, State
-from sparkonce.protocol.view import Floor
+from sparkonce.protocol.state import Phase, State, batch_of, finishing_of, record_of, writing_of
+from sparkonce.protocol.view import Floor, LogView
 from sparkonce.sink import SinkCommitter
 from sparkonce.sinks._shared.names import Claims
 from sparkonce.sinks.files.committer import FilesCommitter
@@ -81,30 +80,31 @@ class Mutant:
 
 
 def _own_decision_is_foreign(state: State, event: on.PutTaken) -> Any:
-    return coordinator._superseded(state, "something stands there")
+    return stopping.superseded(state, "something stands there")
 
 
 def _stops_at_own_decision(state: State, event: on.PutTaken) -> Any:
-    return coordinator._stop(state, StopReason.SUPERSEDED, "something stands there")
+    return stopping.stop(state, StopReason.SUPERSEDED, "something stands there")
 
 
 def _absent_is_absent(state: State, event: on.PutUnknown) -> Any:
     verdict = do.Stop(reason=StopReason.UNKNOWN, message="the decision is not there")
-    return coordinator._abort(state, coordinator._new(state, state.putting.handles), verdict)  # type: ignore[union-attr]
+    return stopping.abort(state, record_of(state).handles, verdict)
 
 
 def _finishes_first(state: State, event: on.Prepared) -> Any:
-    if state.decided is not None:
-        return coordinator._prepared(state, event)
+    if state.finishing is not None:
+        return preparing.prepared(state, event)
     handles = tuple(sorted(event.handles))
-    state = coordinator.replace(state, replayed=True, phase=Phase.FINISHING, pending=handles)
-    return state, do.Finish(batch=state.batch.number, handles=handles, attempt=0)  # type: ignore[union-attr]
+    writing = replace(writing_of(state), handles=handles)
+    state = replace(state, phase=Phase.FINISHING, writing=writing)
+    return state, do.Finish(batch=batch_of(state).number, handles=handles, attempt=0)
 
 
 def _decides_afterwards(state: State, event: on.Finished) -> Any:
-    if state.decided is not None:
-        return coordinator._finished(state, event)
-    return coordinator._decide(state, Commit, state.pending)
+    if state.finishing is not None:
+        return finishing.finished(state, event)
+    return preparing.decide(state, Commit, writing_of(state).handles)
 
 
 _look = ModelRetention.look
@@ -115,35 +115,35 @@ def _silence_is_consent(check: ModelRetention, views: Any, deadline_s: float) ->
 
 
 def _aborts_before_it_is_void(state: State, event: on.Finished) -> Any:
-    after, effect = coordinator._finished(state, event)
-    if isinstance(after.putting, Void) and isinstance(effect, do.Put):
-        decided = coordinator.replace(state.decided, void=after.putting.void)
-        return coordinator._finish(state, decided, after.pending)
+    after, effect = finishing.finished(state, event)
+    if isinstance(effect, do.Put) and isinstance(effect.record, Void):
+        known = finishing_of(after)
+        return finishing.finish(after, replace(known.decision, void=effect.record.void), known.pending)
     return after, effect
 
 
 def _drops_a_handle(state: State, event: on.Prepared) -> Any:
-    return coordinator._prepared(state, on.Prepared(handles=tuple(event.handles)[:-1]))
+    return preparing.prepared(state, on.Prepared(handles=tuple(event.handles)[:-1]))
 
 
 def _judges_without_reading(state: State, event: on.LogRead) -> Any:
-    return coordinator._judge_loss(state, on.LogRead(view=state.view))
+    return finishing.judge_loss(state, on.LogRead(view=state.view))
 
 
 def _reads(outcome: Outcome, as_: Outcome) -> Mapping[tuple[Phase, type], Any]:
     def misread(state: State, event: on.Finished) -> Any:
         outcomes = tuple(as_ if one is outcome else one for one in event.outcomes)
-        return coordinator._finished(state, coordinator.replace(event, outcomes=outcomes))
+        return finishing.finished(state, replace(event, outcomes=outcomes))
 
     return {(Phase.FINISHING, on.Finished): misread}
 
 
 def _landed_below_the_floor(state: State, event: on.PutLanded) -> Any:
-    return coordinator._decision_landed(state, coordinator.replace(event, floor=Floor()))
+    return deciding.landed(state, replace(event, floor=Floor()))
 
 
 def _claimed_below_the_floor(state: State, event: on.PutLanded) -> Any:
-    return coordinator._claim_landed(state, coordinator.replace(event, floor=Floor()))
+    return claiming.claim_landed(state, replace(event, floor=Floor()))
 
 
 def _reuses_lanes_at_once(pool: LanePool, batch: int) -> tuple[LanePool, int]:
@@ -161,16 +161,16 @@ def _thinks_that_it_has_swept(sweeper: Sweeper, *asked: Any) -> bool:
 _TRY_TO_SWEEP = Sweeper._try
 
 
-def _only_waits(_: Any, effect: do.Write, event: on.PrepareFailed, outage: Outage, work: Any) -> Any:
-    return None if outage.pause(event.reason) else event
+def _only_waits(writer: BatchWriter, *_: Any) -> Any:
+    return None if writer._outage.pause(writer._reason) else on.PrepareFailed(reason=writer._reason)
 
 
-def _puts_over_a_claim(driver: RunDriver, effect: do.Put, error: OSError, outage: Outage, work: Any) -> Any:
-    answer = _WAIT_TO_PUT(driver, effect, error, outage, work)
+def _puts_over_a_claim(writer: LogWriter, effect: do.Put, log: LogView) -> Any:
+    answer = _MEANWHILE(writer, effect, log)
     return on.PutLanded(position=effect.position, floor=Floor()) if isinstance(answer, on.PutTaken) else answer
 
 
-_WAIT_TO_PUT = RunDriver._wait_to_put
+_MEANWHILE = LogWriter._meanwhile
 
 
 def _closes_without_a_last_sweep(sweeper: Sweeper, *, sweep: bool) -> None:
@@ -248,8 +248,9 @@ class _Everybody:
         return True
 
 
-def _in_whatever_slots(lost: Set[Key], recorded: Sequence[Handle], replayed: Sequence[Handle]) -> frozenset[Key]:
-    places = replay.found_again(recorded, replayed)
+def _in_whatever_slots(
+    lost: Set[Key], whole: Set[str], replayed: Sequence[Handle], places: Mapping[Key, int]
+) -> frozenset[Key]:
     sinks = {sink for sink, slot in lost if (sink, slot) not in places}
     found = {(sink, places[sink, slot]) for sink, slot in lost if (sink, slot) in places}
     return frozenset(found | {handle.key for handle in replayed if handle.sink in sinks and handle.rows})
@@ -287,13 +288,13 @@ MUTANTS = (
     Mutant(
         name="a sink that is lost in part is written again in whatever slots",
         patches=(
-            ("driver.run", "where_lost", _in_whatever_slots),
-            (coordinator, "_differing", lambda *_: frozenset()),
+            (healing, "_where_lost", _in_whatever_slots),
+            (healing, "_differing", lambda *_: ()),
         ),
     ),
     Mutant(
         name="a sink that is lost as a whole needs the slots of before",
-        patches=((coordinator, "lost_whole", lambda *_: frozenset()),),
+        patches=((healing, "_lost_whole", lambda *_: frozenset()),),
     ),
     Mutant(
         name="a decision is acted on that fell below the floor",
@@ -308,11 +309,11 @@ MUTANTS = (
     ),
     Mutant(
         name="a write that failed is done again, and what it left open is not looked for",
-        patches=((RunDriver, "_wait_to_write", _only_waits),),
+        patches=((BatchWriter, "_undo", _only_waits),),
     ),
     Mutant(
         name="a put that has waited for room is taken for done where another run's stands",
-        patches=((RunDriver, "_wait_to_put", _puts_over_a_claim),),
+        patches=((LogWriter, "_meanwhile", _puts_over_a_claim),),
     ),
     Mutant(
         name="Kafka: executors' clocks alone say how old transactions are before a decision",

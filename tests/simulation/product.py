@@ -16,8 +16,10 @@ from simulation import files, kafka, mariadb, postgres, producers, s3, wire
 from simulation.engine import UNDER_WAY
 from simulation.spark import SOON_S
 from sparkonce import errors
-from sparkonce.driver import run as driver
-from sparkonce.protocol import codec, coordinator, sweeping
+from sparkonce.driver import stops
+from sparkonce.driver.finish import Finisher
+from sparkonce.driver.run import RunDriver
+from sparkonce.protocol import codec, horizon, sweeping
 from sparkonce.protocol.handles import Handle
 from sparkonce.protocol.ownership import Token, TransactionalId, TransactionName
 from sparkonce.protocol.records import Record
@@ -158,7 +160,7 @@ def _first_line(error: BaseException) -> str:
     return FIRST_LINE(error)
 
 
-FIRST_LINE = driver._first_line
+FIRST_LINE = stops.first_line
 
 
 class _Stopwatch:
@@ -237,10 +239,12 @@ _REPLACED: tuple[tuple[str, str, Any], ...] = (
         (f"sparkonce.{name}", "time", _CLOCK)
         for name in (
             "driver.outage",
-            "driver.run",
-            "driver.sweeper",
-            "driver.went_back",
+            "driver.perform",
             "driver.progress",
+            "driver.put",
+            "driver.sweeper",
+            "driver.validate",
+            "driver.write",
             "log.base",
         )
     ),
@@ -262,7 +266,7 @@ _REPLACED: tuple[tuple[str, str, Any], ...] = (
     *(
         (f"{module}", "ThreadPoolExecutor", _Pool)
         for module in (
-            "sparkonce.driver.run",
+            "sparkonce.driver.sinks",
             f"{_SINKS}._shared.committing",
             f"{_SINKS}.files.local.finish",
             f"{_SINKS}.files.s3.store",
@@ -271,15 +275,29 @@ _REPLACED: tuple[tuple[str, str, Any], ...] = (
     ("sparkonce.driver.run", "threading", SimpleNamespace(RLock=Lock)),
     ("sparkonce.driver.sweeper", "threading", SimpleNamespace(Condition=_Condition, Thread=_Thread)),
     ("sparkonce.driver.run", "uuid", SimpleNamespace(uuid4=_nonce)),
-    ("sparkonce.driver.run", "random", SimpleNamespace(uniform=lambda low, high: high)),
+    ("sparkonce.driver.put", "random", SimpleNamespace(uniform=lambda low, high: high)),
     ("sparkonce.driver.run", "socket", SimpleNamespace(gethostname=lambda: "h")),
     ("sparkonce.driver.run", "os", SimpleNamespace(getpid=lambda: 1)),
     ("sparkonce.driver.run", "Stopwatch", _Stopwatch),
-    ("sparkonce.driver.run", "_first_line", _first_line),
+    ("sparkonce.driver.stops", "first_line", _first_line),
     ("sparkonce.driver.sweeper", "_first_line", _first_line),
     ("sparkonce.log.base", "codec", CODEC),
     (f"{_SINKS}.files.committer", "read_handle", lru_cache(MOST_REMEMBERED)(read_handle)),
-    *((f"sparkonce.protocol.{name}", "replace", replace) for name in ("coordinator", "sweeping", "view", "ownership")),
+    *(
+        (f"sparkonce.protocol.{name}", "replace", replace)
+        for name in (
+            "claiming",
+            "closing",
+            "deciding",
+            "finishing",
+            "healing",
+            "ownership",
+            "preparing",
+            "stopping",
+            "sweeping",
+            "view",
+        )
+    ),
     (f"{_SINKS}.postgres.committer", "within", lambda *_: _NOTHING),
     *((f"{_SINKS}.kafka.{module}", name, value) for module, name, value in (*wire.REPLACED, *producers.REPLACED)),
     (f"{_SINKS}.kafka.transaction_client", "Connection", lambda cluster: wire.Wire(cluster, kafka.BROKERS)),
@@ -322,8 +340,8 @@ def replaced() -> Iterator[None]:
             stack.enter_context(mock.patch.object(kind, "parse", lru_cache(MOST_REMEMBERED)(kind.parse)))
         for kind, what in ((Token, "nonce"), (TransactionName, "copy"), (Handle, "transaction")):
             stack.enter_context(mock.patch.object(kind, "__hash__", _hash_of(what)))
-        for name in ("_report", "_tell"):
-            stack.enter_context(mock.patch.object(driver.RunDriver, name, _say_nothing))
+        for kind, name in ((Finisher, "_report"), (RunDriver, "_tell")):
+            stack.enter_context(mock.patch.object(kind, name, _say_nothing))
         logging.disable(logging.CRITICAL)
         try:
             yield
@@ -335,9 +353,9 @@ def replaced() -> Iterator[None]:
 def under_way(simulation: Simulation) -> Iterator[None]:
     """The schedule whose clock and decisions count."""
     UNDER_WAY[:] = [simulation]
-    coordinator.KEEP_BATCHES = simulation.config.keep
-    coordinator.TIDY_EVERY_BATCHES = 1 if simulation.config.keep < 100 else 20
-    coordinator.KEEP_RECORDS = 3 if simulation.config.keep < 100 else 1_000
+    horizon.KEEP_BATCHES = simulation.config.keep
+    horizon.TIDY_EVERY_BATCHES = 1 if simulation.config.keep < 100 else 20
+    horizon.KEEP_RECORDS = 3 if simulation.config.keep < 100 else 1_000
     try:
         # What could not be swept is asked for again with the next batch: schedules are short. Nothing else sweeps then,
         # but for a thread, which does it a second time.
@@ -347,5 +365,5 @@ def under_way(simulation: Simulation) -> Iterator[None]:
         ):
             yield
     finally:
-        coordinator.KEEP_BATCHES, coordinator.TIDY_EVERY_BATCHES, coordinator.KEEP_RECORDS = 100, 20, 1_000
+        horizon.KEEP_BATCHES, horizon.TIDY_EVERY_BATCHES, horizon.KEEP_RECORDS = 100, 20, 1_000
         UNDER_WAY.clear()

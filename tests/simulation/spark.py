@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from simulation.config import COMMIT_DEADLINE_S
 from simulation.engine import BATCHES_APART_MS as BATCHES_APART_MS
-from sparkonce.driver.run import RunDriver, Timing
+from sparkonce.driver.run import RunDriver
+from sparkonce.driver.timing import Timing
 from sparkonce.errors import PrepareError, SparkonceError
 from sparkonce.log.base import DecisionLog
 from sparkonce.protocol import events as on

@@ -24,7 +24,11 @@ PIECES = 10
 FIRST = int(os.environ.get("SPARKONCE_SIMULATION_SEED", "0"))
 
 UNREACHED = {
-    # Sinks without transactions do not take part; a run that has stopped is not asked again.
+    # Sinks without transactions do not take part, nobody is told positions, and no model of a server objects. A batch
+    # that is too long once all its rows are computed does not come up. A run that has stopped is not asked again.
+    (Phase.VALIDATING, on.Objected),
+    (Phase.VALIDATING, on.TooOld),
+    (Phase.REPORTING, on.Reported),
     (Phase.DELIVERING, on.Prepared),
     (Phase.DELIVERING, on.PrepareFailed),
     (Phase.STOPPED, on.BatchAsked),

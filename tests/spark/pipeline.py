@@ -142,11 +142,11 @@ def in_fewer_slots(rows: DataFrame, slots: int) -> DataFrame:
 
 
 def main(texts: Sequence[str]) -> int:
-    from sparkonce.protocol import coordinator
+    from sparkonce.protocol import horizon
 
     configs = [Config.of_json(text) for text in texts]
     # What is below is cleaned up each second batch, not each twentieth: a kill is to fall into that too.
-    coordinator.KEEP_BATCHES, coordinator.TIDY_EVERY_BATCHES = configs[0].keep_batches, configs[0].tidy_every_batches
+    horizon.KEEP_BATCHES, horizon.TIDY_EVERY_BATCHES = configs[0].keep_batches, configs[0].tidy_every_batches
     if configs[0].program:
         run_program(configs[0])
         return 0

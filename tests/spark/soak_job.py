@@ -180,10 +180,10 @@ class NewIds(KafkaSink):
 
 
 def _keeps_all_decisions() -> type[KafkaSink]:
-    from sparkonce.protocol import coordinator
+    from sparkonce.protocol import horizon
     from sparkonce.protocol.view import LogView
 
-    coordinator.KEEP_BATCHES = 1_000_000
+    horizon.KEEP_BATCHES = 1_000_000
     LogView.without_handles = lambda view: view  # type: ignore[method-assign]
     return KafkaSink
 

@@ -22,7 +22,7 @@ from spark.harness import AnyJob
 from spark.processes import tests_path
 from spark.soak_job import MUTANTS, ROWS, SLOTS, Soak
 from sparkonce.files import read_manifests
-from sparkonce.protocol.coordinator import KEEP_BATCHES, TIDY_EVERY_BATCHES
+from sparkonce.protocol.horizon import KEEP_BATCHES, TIDY_EVERY_BATCHES
 from sparkonce.rig.child import Child
 from sparkonce.rig.kafka import Cluster
 from sparkonce.rig.process import last_lines

@@ -8,13 +8,9 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
-from tidy.sources import MODULES, ROOT, SOURCE, Found, lines, name, nobody, nodes, offenders, text, tree
+from tidy.sources import MODULES, ROOT, SOURCE, Found, lines, nobody, nodes, offenders, text, tree
 
 MOST_LINES = 400
-LONGER_WITH_REASON = {
-    "protocol/coordinator.py": "one table and its handlers, read from top to bottom",
-    "driver/run.py": "one method for each effect of the coordinator",
-}
 MAY_PRINT = ("cli", "demo")
 MAY_RAISE_ASSERTIONS = ("testing",)
 
@@ -48,10 +44,7 @@ def outside(*folders: str) -> list[Path]:
 def of_another_length() -> Iterator[str]:
     for path in MODULES:
         length = len(text(path).splitlines())
-        if name(path) in LONGER_WITH_REASON:
-            if length <= MOST_LINES:
-                yield from lines(path, [(length, "it is short now: take it off the list")])
-        elif length > MOST_LINES:
+        if length > MOST_LINES:
             yield from lines(path, [(length, f"{length} lines")])
 
 

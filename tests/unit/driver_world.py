@@ -14,12 +14,11 @@ import pytest
 
 from forwarding_store import ForwardingStore
 from sparkonce import executor as executor_module
-from sparkonce.driver import outage as outage_module
-from sparkonce.driver import run as run_module
-from sparkonce.driver import sweeper as sweeper_module
+from sparkonce.driver import outage, perform, put, sweeper, validate, write
 from sparkonce.driver.positions import PositionReporter
 from sparkonce.driver.progress import BatchProgress
-from sparkonce.driver.run import Listener, RunDriver, Timing
+from sparkonce.driver.run import Listener, RunDriver
+from sparkonce.driver.timing import Timing
 from sparkonce.executor import SinkTask, SlotTask, write_slot
 from sparkonce.guarantees import Guarantee
 from sparkonce.log.base import DecisionLog, Landed, LogStore, PutUnknownError, Taken
@@ -89,7 +88,7 @@ class Clock:
 def stopped_clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     """Puts a `Clock` in the place of the driver's and the executors'."""
     clock = Clock()
-    for module in (run_module, outage_module, sweeper_module, executor_module):
+    for module in (outage, perform, put, sweeper, validate, write, executor_module):
         monkeypatch.setattr(module, "time", clock)
     return clock
 
@@ -108,6 +107,13 @@ def asked(batch: int, *, offsets: str | None = None) -> BatchAsked:
         offsets=line(batch) if offsets is None else (offsets,),
         previous_offsets=line(batch - 1) if batch else None,
     )
+
+
+def owner_of(driver: RunDriver, name: str = "memory") -> Owner:
+    """The run as its sink sees it."""
+    token = driver.state.token
+    assert token is not None
+    return driver._sinks.owner(name, token, driver._sweeper.generation(name))
 
 
 class Work:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from sparkonce.log.base import Landed, LogStore, Taken
-from sparkonce.protocol import coordinator
+from sparkonce.protocol import horizon
 from sparkonce.protocol.codec import decode_floor, encode_record
 from sparkonce.protocol.outcomes import Finished, Outcome
 from sparkonce.protocol.ownership import LanePool
@@ -90,7 +90,7 @@ def test_a_query_that_has_failed_for_a_night_starts_again(world: World, clock: C
 
 
 def test_a_log_of_failures_does_not_grow(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(coordinator, "KEEP_RECORDS", 20)
+    monkeypatch.setattr(horizon, "KEEP_RECORDS", 20)
     world.run(world.start(), 0)
     assert isinstance(world.store, InMemory)
     for _ in range(MANY // 10):
@@ -140,7 +140,7 @@ def test_a_run_of_many_batches_keeps_what_a_short_one_keeps(world: World, batche
     finally:
         tracemalloc.stop()
     assert isinstance(world.store, InMemory)
-    assert len(world.store.records) <= coordinator.KEEP_BATCHES + coordinator.TIDY_EVERY_BATCHES
+    assert len(world.store.records) <= horizon.KEEP_BATCHES + horizon.TIDY_EVERY_BATCHES
     assert len(world.store.floors) == 1
     named = [bool(decision.handles) for decision in driver.state.view.decisions]
     assert named == [False] * (len(named) - 1) + [True], "no run finishes an older one than the newest"
@@ -153,8 +153,8 @@ def test_a_query_that_starts_for_each_batch_finds_as_little_as_at_first(
     world: World, monkeypatch: pytest.MonkeyPatch, starts: int
 ) -> None:
     """As with ``availableNow`` in a loop. Each batch raises the floor, which carries the runs below it."""
-    monkeypatch.setattr(coordinator, "KEEP_BATCHES", 2)
-    monkeypatch.setattr(coordinator, "TIDY_EVERY_BATCHES", 1)
+    monkeypatch.setattr(horizon, "KEEP_BATCHES", 2)
+    monkeypatch.setattr(horizon, "TIDY_EVERY_BATCHES", 1)
     assert isinstance(world.store, InMemory)
     for batch in range(starts):
         world.run(world.start(), batch)

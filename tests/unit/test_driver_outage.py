@@ -148,7 +148,7 @@ def test_an_outage_as_long_as_transactions_live_is_not_taken_for_their_age(world
     driver.run_batch(asked(0), work)
     assert (work.first, world.visible()) == ([False, False, False], numbers(0))
     assert clock.slept != []
-    assert not driver._live_long
+    assert not driver._sinks.live_long
 
 
 def test_an_outage_that_turns_into_a_refusal_is_not_said_to_be_over(
@@ -326,8 +326,8 @@ class FullAtFloors(FlakyStore):
 def test_a_quota_that_is_used_up_when_the_log_is_tidied(
     world: World, clock: Clock, times: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sparkonce.protocol.coordinator.KEEP_BATCHES", 1)
-    monkeypatch.setattr("sparkonce.protocol.coordinator.TIDY_EVERY_BATCHES", 1)
+    monkeypatch.setattr("sparkonce.protocol.horizon.KEEP_BATCHES", 1)
+    monkeypatch.setattr("sparkonce.protocol.horizon.TIDY_EVERY_BATCHES", 1)
     driver = world.start(store=FullAtFloors(world, times))
     if times == NEVER:
         with pytest.raises(errors.LogError, match="Disk quota exceeded"):
@@ -345,9 +345,9 @@ def test_a_finish_that_waits_says_so_once(world: World, caplog: pytest.LogCaptur
     world.server.fail("commit", *[Finished(outcome=Outcome.RETRY, reason="no answer")] * 90)
     world.run(world.start(), 0)
     waits, goes_on = warnings(caplog)
-    assert "batch 0 is decided; waiting for at most 300 s" in waits
+    assert waits.startswith("Waiting for at most 300 s: batch 0 is decided")
     assert waits.endswith("no answer")
-    assert "batch 0: going on after" in goes_on
+    assert "Going on after" in goes_on
 
 
 def test_a_moments_patience_is_no_warning(world: World, caplog: pytest.LogCaptureFixture) -> None:

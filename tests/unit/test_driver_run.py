@@ -17,7 +17,7 @@ from sparkonce.driver import run as run_module
 from sparkonce.executor import write_slot
 from sparkonce.guarantees import Guarantee
 from sparkonce.log.local import LocalLogStore
-from sparkonce.protocol import coordinator
+from sparkonce.protocol import horizon
 from sparkonce.protocol.handles import Handle
 from sparkonce.protocol.outcomes import Finished, Outcome
 from sparkonce.protocol.records import Claim, Commit
@@ -38,6 +38,7 @@ from unit.driver_world import (
     call_at,
     crash_at,
     numbers,
+    owner_of,
     stopped_clock,
 )
 
@@ -66,8 +67,8 @@ def test_phases_are_told_in_order_before_anything_is_done_in_them(world: World) 
     told: list[tuple[Phase, int]] = []
     driver = world.start(lambda phase, batch: told.append((phase, batch)))
     world.run(driver, 0, 1)
-    every_batch = [Phase.WRITING, Phase.DECIDING, Phase.FINISHING, Phase.SWEEPING_OWN, Phase.IDLE]
-    first = [Phase.READING, Phase.CLAIMING, Phase.SWEEPING, *every_batch]
+    every_batch = [*_WORK, Phase.IDLE]
+    first = [Phase.READING, Phase.CLAIMING, Phase.CHECKING, Phase.SWEEPING, *every_batch]
     assert told == [*((phase, 0) for phase in first), *((phase, 1) for phase in every_batch)]
 
 
@@ -116,12 +117,15 @@ def test_progress_says_what_a_batch_did(world: World) -> None:
     assert list(driver.progress) == [first, second]
     assert (second.batch, second.rows, second.transactions) == (1, {"memory": 2 * SLOTS}, SLOTS)
     assert (second.recovered, second.healed) == (False, 0)
-    assert set(second.seconds) == {phase.value for phase in (*_WORK, Phase.SWEEPING_OWN)}
+    assert set(second.seconds) == {phase.value for phase in _WORK}
     assert second.total_seconds == pytest.approx(sum(second.seconds.values()))
     assert second.finished_at_ms > 1_600_000_000_000
 
 
-_WORK = (Phase.WRITING, Phase.DECIDING, Phase.FINISHING)
+_WORK = (
+    *(Phase.WRITING, Phase.VALIDATING, Phase.DECIDING, Phase.FINISHING),
+    *(Phase.SWEEPING_OWN, Phase.CONCLUDING),
+)
 
 
 def test_progress_keeps_the_newest_only(world: World) -> None:
@@ -144,7 +148,7 @@ def test_closing_closes_every_committer(world: World) -> None:
     world.run(driver, 0)
     closed = []
     for name in ("memory", "other"):
-        driver._committer(name).close = lambda name=name: closed.append(name)  # type: ignore[method-assign]
+        driver._sinks.committer(name).close = lambda name=name: closed.append(name)  # type: ignore[method-assign]
     driver.close()
     driver.close()
     assert closed == ["memory", "other"]
@@ -158,8 +162,8 @@ def test_a_committer_that_cannot_be_closed_keeps_none_open(world: World, caplog:
     def fail() -> None:
         raise OSError("the wire is gone")
 
-    driver._committer("memory").close = fail  # type: ignore[method-assign]
-    driver._committer("other").close = lambda: closed.append("other")  # type: ignore[method-assign]
+    driver._sinks.committer("memory").close = fail  # type: ignore[method-assign]
+    driver._sinks.committer("other").close = lambda: closed.append("other")  # type: ignore[method-assign]
     driver.close()
     assert closed == ["other"]
     assert "sink=memory: its connections could not be closed: the wire is gone" in caplog.text
@@ -175,13 +179,13 @@ def test_closing_waits_for_the_batch_that_is_under_way(world: World) -> None:
         if phase is Phase.FINISHING:
             closing.start()
             closing.join(0.2)
-            seen.append((closing.is_alive(), bool(driver._committers)))
+            seen.append((closing.is_alive(), bool(driver._sinks._committers)))
 
     driver._listener = listen
     world.run(driver, 0)
     closing.join(10.0)
     assert seen == [(True, True)]
-    assert not driver._committers
+    assert not driver._sinks._committers
     assert world.visible() == numbers(0)
 
 
@@ -286,7 +290,7 @@ def test_after_a_failed_batch_each_sink_is_swept_also_where_another_cannot_be(
 ) -> None:
     world.add("more")
     driver = world.start()
-    silent, listed = driver._committer("memory"), _Committer.list_lingering
+    silent, listed = driver._sinks.committer("memory"), _Committer.list_lingering
 
     def list_lingering(committer: _Committer, owners: Sequence[Owner]) -> Sequence[Handle]:
         if committer is silent:
@@ -306,7 +310,7 @@ def test_a_sink_that_was_not_swept_after_its_batch_is_swept_a_while_later(
 ) -> None:
     world.add("more")
     driver, work = world.start(), world.work(0)
-    silent, listed, away = driver._committer("memory"), _Committer.list_lingering, [True]
+    silent, listed, away = driver._sinks.committer("memory"), _Committer.list_lingering, [True]
 
     def list_lingering(committer: _Committer, owners: Sequence[Owner]) -> Sequence[Handle]:
         if committer is silent and away:
@@ -329,7 +333,7 @@ def test_what_opens_late_is_swept_in_time(world: World, clock: Clock) -> None:
     """A paused copy may wake up after its batch, when nothing says that there is one."""
     driver = world.start()
     world.run(driver, 0)
-    world.server.begin(f"memory.{driver._owner('memory').query}.0-{driver.state.claim.nonce}")
+    world.server.begin(f"memory.{owner_of(driver).query}.0-{driver.state.claim.nonce}")
     world.run(driver, 1)
     assert len(world.unfinished()) == 1
     clock.pass_by(10.0)
@@ -363,7 +367,7 @@ def test_names_of_transactions_are_left_after_an_abort_that_was_not_answered(
     monkeypatch.setattr(MemorySink, "writer", noted)
     driver = world.start()
     world.run(driver, 0)
-    world.server.begin(f"memory.{driver._owner('memory').query}.0-{driver.state.claim.nonce}")
+    world.server.begin(f"memory.{owner_of(driver).query}.0-{driver.state.claim.nonce}")
     clock.pass_by(10.0)
     world.run(driver, 1)
     assert not unanswered
@@ -609,7 +613,7 @@ def test_the_second_time_transactions_live_as_long_as_their_system_allows(
     driver, work, names = world.start(), world.work(0), []
 
     def write() -> None:
-        names.append(driver._owner("memory").generation)
+        names.append(owner_of(driver).generation)
         clock.pass_by(100.0)
 
     work.after = write
@@ -617,7 +621,7 @@ def test_the_second_time_transactions_live_as_long_as_their_system_allows(
     assert (work.first, world.visible()) == ([False, True], numbers(0))
     assert names == [0, 1], "an id keeps the timeout with which a worker has begun it"
     driver.run_batch(asked(1), world.work(1))
-    assert driver._owner("memory").facts["lives_s"] == "600"
+    assert owner_of(driver).facts["lives_s"] == "600"
 
 
 def test_batches_as_long_as_the_last_one_are_computed_first_at_once(world: World, clock: Clock) -> None:
@@ -766,7 +770,7 @@ def test_a_log_that_the_disk_does_not_give_or_tidy_is_said_to_be_one(
     def fail(*_: object) -> None:
         raise OSError(errno.ESTALE, "Stale file handle")
 
-    batches = coordinator.KEEP_BATCHES + coordinator.TIDY_EVERY_BATCHES
+    batches = horizon.KEEP_BATCHES + horizon.TIDY_EVERY_BATCHES
     with monkeypatch.context() as patch:
         patch.setattr(LocalLogStore, call, fail)
         with pytest.raises(errors.LogError, match=rf"{message}: .*Stale file handle"):

@@ -12,7 +12,7 @@ from sparkonce import errors
 from sparkonce.driver import start as start_module
 from sparkonce.guarantees import Guarantee
 from sparkonce.log.local import LocalLogStore
-from sparkonce.protocol import coordinator
+from sparkonce.protocol import horizon
 from sparkonce.protocol.state import Phase
 from sparkonce.protocol.traces import Trace
 from sparkonce.sink import Facts, SinkCommitter
@@ -57,8 +57,8 @@ def test_a_restored_copy_of_a_run_that_has_forgotten_its_first_batches_is_refuse
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its claim lies below the floor, so that only the batch shows that the log is behind."""
-    monkeypatch.setattr(coordinator, "KEEP_BATCHES", 2)
-    monkeypatch.setattr(coordinator, "TIDY_EVERY_BATCHES", 1)
+    monkeypatch.setattr(horizon, "KEEP_BATCHES", 2)
+    monkeypatch.setattr(horizon, "TIDY_EVERY_BATCHES", 1)
     driver = world.start()
     world.run(driver, *range(6))
     copy = keep_copy(world)
@@ -182,8 +182,8 @@ def test_a_log_that_another_driver_tidies_meanwhile_is_no_old_copy(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What it has forgotten by the time that it is read on is among the traces."""
-    monkeypatch.setattr(coordinator, "KEEP_BATCHES", 2)
-    monkeypatch.setattr(coordinator, "TIDY_EVERY_BATCHES", 1)
+    monkeypatch.setattr(horizon, "KEEP_BATCHES", 2)
+    monkeypatch.setattr(horizon, "TIDY_EVERY_BATCHES", 1)
     world.run(world.start(), 0)
     list_traces = _Committer.list_traces
     other, asked = world.start(), []

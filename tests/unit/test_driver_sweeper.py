@@ -18,7 +18,7 @@ from sparkonce.protocol.state import Phase
 from sparkonce.sink import Owner
 from sparkonce.sinks.memory import MemorySink
 from sparkonce.sinks.memory.sink import _Committer
-from unit.driver_world import World, asked, numbers, stopped_clock
+from unit.driver_world import World, asked, numbers, owner_of, stopped_clock
 
 THREAD = "sparkonce-sweeper"
 
@@ -39,7 +39,7 @@ def driver(world: World, monkeypatch: pytest.MonkeyPatch) -> Iterator[RunDriver]
 
 def begin_late(world: World, driver: RunDriver) -> None:
     """Opens a transaction, as a copy does that lost and is still at work."""
-    world.server.begin(f"memory.{driver._owner('memory').query}.0-{driver.state.claim.nonce}")
+    world.server.begin(f"memory.{owner_of(driver).query}.0-{driver.state.claim.nonce}")
 
 
 def run_with_a_loser(world: World, driver: RunDriver, batch: int) -> None:
@@ -165,7 +165,7 @@ def test_a_sink_that_does_not_answer_is_asked_less_and_less_often(
     eventually(lambda: "could not be aborted" in caplog.text, "it was asked once")
     world.run(driver, *range(2, 50))
     assert caplog.text.count("could not be aborted") == 1
-    assert {driver._owner("memory").generation} == {0}, "nothing was asked to be aborted, so nothing can arrive late"
+    assert {owner_of(driver).generation} == {0}, "nothing was asked to be aborted, so nothing can arrive late"
     away = False
     driver.close()
     assert (world.visible(), world.unfinished()) == (numbers(*range(50)), [])

@@ -16,7 +16,7 @@ from sparkonce.protocol.records import Commit, Void
 from sparkonce.protocol.state import Phase
 from sparkonce.sinks.memory.server import TransactionState
 from sparkonce.sinks.memory.sink import _Committer
-from unit.driver_world import NEVER, Clock, Crash, FlakyStore, World, asked, numbers, stopped_clock
+from unit.driver_world import NEVER, Clock, Crash, FlakyStore, World, asked, numbers, owner_of, stopped_clock
 
 DAMAGED = Finished(outcome=Outcome.DAMAGED, reason="rows are gone", next_step="Keep rows for longer.")
 
@@ -82,7 +82,7 @@ def test_an_abort_of_it_that_may_still_arrive_makes_workers_begin_with_new_names
     world.server.fail("abort", Finished(outcome=Outcome.RETRY, reason="no answer", in_flight=True))
     driver = world.start()
     world.run(driver, 0)
-    assert driver._owner("memory").generation == 1
+    assert owner_of(driver).generation == 1
     assert world.visible() == numbers(0)
 
 

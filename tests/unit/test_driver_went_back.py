@@ -9,6 +9,7 @@ import pytest
 
 from sparkonce.driver.went_back import check_servers
 from sparkonce.errors import ConfigurationError, StaleServerError, UnknownOutcomeError
+from sparkonce.protocol import effects as do
 from sparkonce.protocol.handles import Handle
 from sparkonce.protocol.outcomes import Finished, Outcome
 from sparkonce.protocol.ownership import Token
@@ -74,7 +75,13 @@ class Log:
         return self
 
     def check(self, batch: int, server: Server, accepted: Mapping[str, int] | None = None) -> None:
-        check_servers(self.view, batch, ["s"], lambda _: server, accepted or {}, 0.0)
+        self.check_for(0.0, batch, server, accepted)
+
+    def check_for(
+        self, patience_s: float, batch: int, server: Server, accepted: Mapping[str, int] | None = None
+    ) -> None:
+        effect = do.CheckServers(batch=batch, sinks=("s",), view=self.view)
+        check_servers(effect, lambda _: server, accepted or {}, patience_s)
 
 
 def test_the_newest_finished_batch_is_asked_for_and_no_other() -> None:
@@ -155,5 +162,5 @@ def test_a_server_that_does_not_answer_is_asked_until_the_deadline() -> None:
     with pytest.raises(UnknownOutcomeError):
         log.check(1, server)
     server.silent = 1
-    check_servers(log.view, 1, ["s"], lambda _: server, {}, 60.0)
+    log.check_for(60.0, 1, server)
     assert server.asked == ["a"]

@@ -6,8 +6,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 import pyarrow as pa
 import pytest
 
+from sparkonce.driver.work import check_handles
 from sparkonce.errors import PrepareError
-from sparkonce.executor import SinkTask, SlotTask, check_handles, write_slot
+from sparkonce.executor import SinkTask, SlotTask, write_slot
 from sparkonce.guarantees import Guarantee
 from sparkonce.protocol.handles import FINGERPRINT_MODULUS, Handle
 from sparkonce.protocol.ownership import Token

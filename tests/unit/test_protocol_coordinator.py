@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 import pytest
 
 from sparkonce.protocol import effects as do
 from sparkonce.protocol import events as on
-from sparkonce.protocol.coordinator import MOST_DOUBTS, TRANSITIONS, step
+from sparkonce.protocol.coordinator import TRANSITIONS, step
+from sparkonce.protocol.deciding import MOST_DOUBTS
 from sparkonce.protocol.effects import Effect, StopReason
 from sparkonce.protocol.handles import Handle
 from sparkonce.protocol.outcomes import Outcome
@@ -72,17 +74,30 @@ def through(state: State, *answers: on.Event) -> tuple[State, Effect]:
     return state, effect
 
 
+def claimed(state: State, position: int) -> tuple[State, Effect]:
+    """The run's claim has landed, and no server went back."""
+    return through(state, on.PutLanded(position=position, floor=NONE), on.ServersChecked())
+
+
 def writing(view: LogView, batch: int, **changes: object) -> State:
     state, _ = begun(asks(batch), view, **changes)
-    state, effect = through(state, on.PutLanded(position=view.end, floor=NONE), on.Swept())
+    state, _ = claimed(state, view.end)
+    state, effect = step(state, on.Swept())
     assert isinstance(effect, do.Write)
     return state
 
 
+def prepared(state: State, *handles: Handle) -> tuple[State, Effect]:
+    """All is prepared, and nothing speaks against the decision."""
+    state, effect = step(state, on.Prepared(handles=handles))
+    assert isinstance(effect, do.Validate)
+    return step(state, on.Validated())
+
+
 def finishing(*handles: Handle, view: LogView | None = None) -> State:
     view = view or log()
-    state = writing(view, 0)
-    state, effect = through(state, on.Prepared(handles=handles), on.PutLanded(position=view.end + 1, floor=NONE))
+    state, _ = prepared(writing(view, 0), *handles)
+    state, effect = step(state, on.PutLanded(position=view.end + 1, floor=NONE))
     assert isinstance(effect, do.Finish)
     return state
 
@@ -147,6 +162,8 @@ def test_a_run_sweeps_all_older_runs_and_only_those_once_it_has_claimed() -> Non
     state, effect = begun(asks(2), log(0, 1))
     assert effect == do.Put(position=3, record=MINE, contested=0)
     state, effect = step(state, on.PutLanded(position=3, floor=NONE))
+    assert effect == do.CheckServers(batch=2, sinks=("out",), view=state.view)
+    state, effect = step(state, on.ServersChecked())
     assert isinstance(effect, do.Sweep)
     assert [run.token for run in effect.runs] == [OLD]
     assert not effect.best_effort
@@ -164,7 +181,7 @@ def test_a_claim_whose_reply_was_lost_is_put_again_and_found() -> None:
     state, effect = step(state, on.PutUnknown(position=1))
     assert effect == do.Put(position=1, record=MINE)
     state, effect = step(state, on.PutTaken(position=1, standing=MINE, floor=NONE))
-    assert isinstance(effect, do.Sweep)
+    assert isinstance(effect, do.CheckServers)
     assert state.token == Token(1, "bbbbbbbb")
 
 
@@ -185,18 +202,20 @@ def test_a_claim_that_cannot_be_written_stops_the_run() -> None:
 
 def test_a_decided_batch_is_finished_and_run_into_nothing() -> None:
     state, _ = begun(asks(1), log(0, 1))
-    state, effect = step(state, on.PutLanded(position=3, floor=NONE))
+    state, effect = claimed(state, 3)
     assert effect == do.Finish(batch=1, handles=(handle(0), handle(1)), attempt=0)
     state, effect = step(state, on.Finished(outcomes=(Outcome.COMMITTED, Outcome.ALREADY_COMMITTED)))
     assert effect == do.RunIntoNothing(batch=1)
-    _, effect = through(state, on.PlanRun(), on.Swept())
-    assert effect == do.Done(batch=1)
+    state, effect = through(state, on.PlanRun(), on.Swept())
+    assert effect == do.Conclude(batch=1, sinks=("out",), handles=(handle(0), handle(1)))
+    _, effect = step(state, on.Concluded())
+    assert effect == do.Done(batch=1, handles=(handle(0), handle(1)), recovered=True)
 
 
 def test_a_decided_batch_without_rows_has_nothing_to_finish() -> None:
     view = log().apply(1, decided(0, empty(0), empty(1)))
     state, _ = begun(asks(0), view)
-    _, effect = step(state, on.PutLanded(position=2, floor=NONE))
+    _, effect = claimed(state, 2)
     assert effect == do.RunIntoNothing(batch=0)
 
 
@@ -204,7 +223,7 @@ def test_a_decided_batch_without_rows_has_nothing_to_finish() -> None:
 
 
 def test_the_decision_holds_every_handle_in_order() -> None:
-    _, effect = step(writing(log(), 0), on.Prepared(handles=(handle(1), empty(2), handle(0))))
+    _, effect = prepared(writing(log(), 0), handle(1), empty(2), handle(0))
     assert isinstance(effect, do.Put)
     assert isinstance(effect.record, Commit)
     assert effect.position == 2
@@ -213,7 +232,9 @@ def test_the_decision_holds_every_handle_in_order() -> None:
 
 
 def test_what_is_too_old_is_undone_and_not_decided() -> None:
-    state, effect = step(writing(log(), 0), on.Prepared(handles=(handle(0), empty(1)), too_old="it is 900 s old"))
+    state, effect = through(
+        writing(log(), 0), on.Prepared(handles=(handle(0), empty(1))), on.TooOld(reason="it is 900 s old")
+    )
     assert effect == do.Abort(handles=(handle(0),))
     _, effect = step(state, on.Aborted())
     assert isinstance(effect, do.Stop)
@@ -231,9 +252,40 @@ def test_a_slot_that_cannot_prepare_stops_the_run_after_a_sweep_of_its_own() -> 
     assert effect.message == "the disk of the broker is full"
 
 
+def test_an_objection_sweeps_and_stops_the_run_as_a_slot_that_failed() -> None:
+    state, effect = step(writing(log(), 0), on.Prepared(handles=(handle(0),)))
+    assert effect == do.Validate(sinks=("out",), handles=(handle(0),), offsets=("end 0",))
+    state, effect = step(state, on.Objected(reason="the topic is another one"))
+    assert isinstance(effect, do.Sweep)
+    assert [run.token for run in effect.runs] == [Token(1, "bbbbbbbb")]
+    _, effect = step(state, on.Swept())
+    assert effect == do.Stop(reason=StopReason.PREPARE_FAILED, message="the topic is another one")
+
+
+@pytest.mark.parametrize("is_prepared", [True, False])
+def test_what_a_system_was_away_for_is_written_again(is_prepared: bool) -> None:
+    state = writing(log(), 0)
+    for attempt in (1, 2):
+        if is_prepared:
+            state, _ = step(state, on.Prepared(handles=(handle(0),)))
+        state, effect = step(state, on.Unready())
+        assert effect == do.Write(batch=0, sinks=("out",), attempt=attempt)
+    state, effect = prepared(state, handle(0, epoch=1))
+    assert isinstance(effect, do.Put)
+    assert effect.record.handles == (handle(0, epoch=1),)  # type: ignore[union-attr]
+
+
+def test_what_took_too_long_is_undone_and_written_again() -> None:
+    state, _ = step(writing(log(), 0), on.Prepared(handles=(handle(0), empty(1))))
+    state, effect = step(state, on.Unready(undo=True))
+    assert effect == do.Abort(handles=(handle(0),))
+    _, effect = step(state, on.Aborted())
+    assert effect == do.Write(batch=0, sinks=("out",), attempt=1)
+
+
 def test_a_superseded_run_undoes_its_own_handles_and_says_who_came() -> None:
     newer = Claim(nonce="cccccccc", run="run-c", query=QUERY, host="elsewhere", process=99)
-    state, _ = step(writing(log(), 0), on.Prepared(handles=(handle(0),)))
+    state, _ = prepared(writing(log(), 0), handle(0))
     state, effect = step(state, on.PutTaken(position=2, standing=newer, floor=NONE))
     assert effect == do.Abort(handles=(handle(0),))
     _, effect = step(state, on.Aborted())
@@ -243,7 +295,7 @@ def test_a_superseded_run_undoes_its_own_handles_and_says_who_came() -> None:
 
 
 def test_a_decision_whose_reply_was_lost_is_settled_by_a_renewal_at_the_same_key() -> None:
-    state, put = step(writing(log(), 0), on.Prepared(handles=(handle(0),)))
+    state, put = prepared(writing(log(), 0), handle(0))
     assert isinstance(put, do.Put)
     state, effect = step(state, on.PutUnknown(position=2))
     assert isinstance(effect, do.Put)
@@ -252,14 +304,14 @@ def test_a_decision_whose_reply_was_lost_is_settled_by_a_renewal_at_the_same_key
 
     found, effect = step(state, on.PutTaken(position=2, standing=put.record, floor=NONE))
     assert isinstance(effect, do.Finish)
-    assert found.decided is not None
+    assert found.finishing is not None
 
     _, effect = step(state, on.PutLanded(position=2, floor=NONE))
     assert effect == do.Put(position=3, record=put.record)
 
 
 def test_a_decision_that_stays_unknown_stops_the_run_and_undoes_nothing() -> None:
-    state, _ = step(writing(log(), 0), on.Prepared(handles=(handle(0),)))
+    state, _ = prepared(writing(log(), 0), handle(0))
     for _ in range(MOST_DOUBTS):
         state, effect = step(state, on.PutUnknown(position=2, reason="timed out"))
         assert isinstance(effect, do.Put)
@@ -269,14 +321,14 @@ def test_a_decision_that_stays_unknown_stops_the_run_and_undoes_nothing() -> Non
 
 
 def test_a_decision_in_doubt_that_cannot_be_settled_undoes_nothing() -> None:
-    state, _ = step(writing(log(), 0), on.Prepared(handles=(handle(0),)))
+    state, _ = prepared(writing(log(), 0), handle(0))
     _, effect = through(state, on.PutUnknown(position=2), on.PutRefused(position=2, reason="read-only"))
     assert isinstance(effect, do.Stop)
     assert effect.reason is StopReason.UNKNOWN
 
 
 def test_a_decision_that_surely_was_not_written_is_undone() -> None:
-    state, _ = step(writing(log(), 0), on.Prepared(handles=(handle(0),)))
+    state, _ = prepared(writing(log(), 0), handle(0))
     state, effect = step(state, on.PutRefused(position=2, reason="No space left on device"))
     assert effect == do.Abort(handles=(handle(0),))
     _, effect = step(state, on.Aborted())
@@ -285,7 +337,7 @@ def test_a_decision_that_surely_was_not_written_is_undone() -> None:
 
 
 def test_a_decision_below_the_floor_is_void() -> None:
-    state, _ = step(writing(log(), 0), on.Prepared(handles=(handle(0),)))
+    state, _ = prepared(writing(log(), 0), handle(0))
     _, effect = through(state, on.PutLanded(position=2, floor=Floor(9)), on.Aborted())
     assert isinstance(effect, do.Stop)
     assert effect.reason is StopReason.SUPERSEDED
@@ -333,7 +385,7 @@ def test_of_a_partial_loss_only_the_lost_is_written_again() -> None:
     state, effect = step(state, on.LogRead(view=state.view))
     assert effect == do.Write(batch=0, sinks=("out",), only=frozenset({("out", 1)}))
     counted = Handle(sink="out", slot=0, rows=3, fingerprint=11)
-    state, effect = step(state, on.Prepared(handles=(counted, handle(1, epoch=5))))
+    state, effect = prepared(state, counted, handle(1, epoch=5))
     assert isinstance(effect, do.Put)
     assert effect.record.handles == (handle(0), handle(1, epoch=5))  # type: ignore[union-attr]
     _, effect = step(state, on.PutLanded(position=effect.position, floor=NONE))
@@ -363,13 +415,40 @@ def test_other_rows_than_the_visible_ones_stop_the_run(again: tuple[Handle, ...]
     assert dict(effect.details)["lost"] == (("out", 1, 3),)
 
 
+def test_lost_rows_that_a_replay_has_in_other_slots_are_written_there() -> None:
+    state = finishing(handle(0), handle(1, fingerprint=22))
+    state, _ = step(state, on.Finished(outcomes=(Outcome.COMMITTED, Outcome.LOST)))
+    state, _ = step(state, on.LogRead(view=state.view))
+    there, elsewhere = Handle(sink="out", slot=0, rows=3, fingerprint=22), handle(1, epoch=5)
+    state, effect = step(state, on.Prepared(handles=(there, elsewhere)))
+    assert effect == do.Abort(handles=(elsewhere,))
+    state, effect = step(state, on.Aborted())
+    assert effect == do.Write(batch=0, sinks=("out",), only=frozenset({("out", 0)}))
+    counted = Handle(sink="out", slot=1, rows=3, fingerprint=11)
+    again = handle(0, epoch=6, fingerprint=22)
+    found, effect = step(state, on.Prepared(handles=(again, counted)))
+    as_recorded = (Handle(sink="out", slot=0, rows=3, fingerprint=11), replace(again, slot=1))
+    assert effect == do.Validate(sinks=("out",), handles=as_recorded[::-1], offsets=("end 0",))
+    _, effect = step(found, on.Validated())
+    assert isinstance(effect, do.Put)
+    assert effect.record.handles == (handle(0), replace(again, slot=1))  # type: ignore[union-attr]
+
+    state, effect = step(
+        state, on.Prepared(handles=(handle(0, epoch=6), Handle(sink="out", slot=1, rows=3, fingerprint=22)))
+    )
+    assert isinstance(effect, do.Sweep)
+    _, effect = step(state, on.Swept())
+    assert isinstance(effect, do.Stop)
+    assert (effect.reason, "another order each time" in effect.message) == (StopReason.PREPARE_FAILED, True)
+
+
 def test_if_all_is_lost_any_rows_will_do() -> None:
     state = finishing(handle(0), handle(1))
     state, _ = step(state, on.Finished(outcomes=(Outcome.LOST, Outcome.LOST)))
     state, effect = step(state, on.LogRead(view=state.view))
     assert effect == do.Write(batch=0, sinks=("out",), only=None)
     again = (handle(0, epoch=1, rows=7), handle(1, epoch=1, fingerprint=99))
-    _, effect = step(state, on.Prepared(handles=again))
+    _, effect = prepared(state, *again)
     assert isinstance(effect, do.Put)
     assert effect.record.handles == again  # type: ignore[union-attr]
 
@@ -403,7 +482,7 @@ def test_what_has_lost_rows_is_made_void_before_it_is_aborted_and_healed() -> No
     state, effect = step(state, on.LogRead(view=state.view))
     assert effect == do.Write(batch=0, sinks=("out",), only=frozenset({("out", 1)}))
     counted = Handle(sink="out", slot=0, rows=3, fingerprint=11)
-    state, effect = step(state, on.Prepared(handles=(counted, handle(1, epoch=5))))
+    state, effect = prepared(state, counted, handle(1, epoch=5))
     assert isinstance(effect, do.Put)
     _, effect = step(state, on.PutLanded(position=effect.position, floor=NONE))
     assert effect == do.Finish(batch=0, handles=(handle(1, epoch=5),), attempt=0)
@@ -421,7 +500,7 @@ def test_the_next_run_aborts_what_is_void_and_commits_the_rest() -> None:
     state, effect = damaged_once(Outcome.COMMITTED)
     view = state.view.apply(state.view.end, effect.record)  # type: ignore[union-attr]
     state, _ = begun(asks(0), view)
-    _, effect = step(state, on.PutLanded(position=view.end, floor=NONE))
+    _, effect = claimed(state, view.end)
     assert effect == do.Finish(batch=0, handles=(handle(0), handle(1)), attempt=0, void=(("out", 1),))
 
 
@@ -458,6 +537,7 @@ def test_at_most_once_sinks_are_written_once_after_the_commit() -> None:
     state, effect = through(
         state,
         on.Prepared(handles=(handle(0),)),
+        on.Validated(),
         on.PutLanded(position=2, floor=NONE),
         on.Finished(outcomes=(Outcome.COMMITTED,)),
     )
@@ -465,8 +545,8 @@ def test_at_most_once_sinks_are_written_once_after_the_commit() -> None:
     _, effect = step(state, on.PrepareFailed(reason="no route"))
     assert isinstance(effect, do.Stop)
     assert "will not be written again: no route" in effect.message
-    _, effect = through(state, on.Prepared(handles=()), on.Swept())
-    assert effect == do.Done(batch=0)
+    _, effect = through(state, on.Prepared(handles=()), on.Swept(), on.Concluded())
+    assert effect == do.Done(batch=0, handles=(handle(0),))
 
 
 def test_at_most_once_sinks_are_not_written_by_a_recovery() -> None:
@@ -474,10 +554,42 @@ def test_at_most_once_sinks_are_not_written_by_a_recovery() -> None:
     _, effect = through(
         state,
         on.PutLanded(position=3, floor=NONE),
+        on.ServersChecked(),
         on.Finished(outcomes=(Outcome.COMMITTED, Outcome.COMMITTED)),
         on.PlanRun(),
     )
     assert isinstance(effect, do.Sweep)
+
+
+# --- the batch is done ------------------------------------------------------------------------------------------------
+
+
+def test_positions_are_reported_last_and_only_if_somebody_is_told() -> None:
+    state, _ = prepared(writing(log(), 0, reports=True), handle(0), empty(1))
+    state, effect = through(
+        state, on.PutLanded(position=2, floor=NONE), on.Finished(outcomes=(Outcome.COMMITTED,)), on.Swept()
+    )
+    assert effect == do.Conclude(batch=0, sinks=("out",), handles=(handle(0), empty(1)))
+    state, effect = step(state, on.Concluded())
+    assert effect == do.Report(offsets=("end 0",))
+    state, effect = step(state, on.Reported())
+    assert effect == do.Done(batch=0, handles=(handle(0), empty(1)))
+    assert (state.phase, state.batch, state.finishing) == (Phase.IDLE, None, None)
+
+
+def test_sinks_without_a_slot_or_a_transaction_in_the_batch_are_not_told() -> None:
+    state = writing(log(), 0, direct=("mail",))
+    state, _ = prepared(state, Handle(sink="mail", slot=0, rows=3))
+    _, effect = through(state, on.PutLanded(position=2, floor=NONE), on.Swept())
+    assert effect == do.Done(batch=0, handles=(Handle(sink="mail", slot=0, rows=3),))
+
+
+def test_a_sink_that_was_transactional_when_the_batch_was_decided_is_told() -> None:
+    view = log().apply(1, decided(0, handle(0), handle(0, sink="was")))
+    state, _ = begun(asks(0), view)
+    state, _ = claimed(state, 2)
+    _, effect = through(state, on.Finished(outcomes=(Outcome.COMMITTED,) * 2), on.PlanRun(), on.Swept())
+    assert effect == do.Conclude(batch=0, sinks=("out", "was"), handles=(handle(0), handle(0, sink="was")))
 
 
 # --- the table --------------------------------------------------------------------------------------------------------
@@ -496,14 +608,21 @@ def test_an_event_that_a_phase_does_not_expect_is_refused(phase: Phase) -> None:
         on.PutTaken(position=0, standing=MINE, floor=NONE),
         on.PutUnknown(position=0),
         on.PutRefused(position=0),
+        on.ServersChecked(),
         on.Swept(),
         on.Prepared(handles=()),
         on.PrepareFailed(reason=""),
+        on.Unready(),
+        on.Validated(),
+        on.Objected(reason=""),
+        on.TooOld(reason=""),
         on.Finished(outcomes=()),
         on.Aborted(),
         on.PlanRun(),
         on.FloorRaised(floor=NONE),
         on.Deleted(),
+        on.Concluded(),
+        on.Reported(),
     )
     unexpected = [event for event in events if (phase, type(event)) not in TRANSITIONS]
     assert unexpected
@@ -521,7 +640,7 @@ def test_a_run_that_has_stopped_stays_stopped() -> None:
 
 def test_a_run_that_is_asked_again_does_not_claim_again() -> None:
     state = finishing(handle(0))
-    state, effect = through(state, on.Finished(outcomes=(Outcome.COMMITTED,)), on.Swept())
-    assert effect == do.Done(batch=0)
+    state, effect = through(state, on.Finished(outcomes=(Outcome.COMMITTED,)), on.Swept(), on.Concluded())
+    assert effect == do.Done(batch=0, handles=(handle(0),))
     _, effect = step(state, asks(1))
     assert effect == do.Write(batch=1, sinks=("out",))

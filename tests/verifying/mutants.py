@@ -100,9 +100,9 @@ def _takes_silence_for_loss() -> None:
 
 def _writes_again() -> None:
     from model import mutants as wrong
-    from sparkonce.protocol import coordinator, view
+    from sparkonce.protocol import claiming, view
 
-    coordinator._judge_batch = wrong._writes_decided_again
+    claiming.judge_batch = wrong._writes_decided_again
     view.LogView._decided = wrong._permissive  # type: ignore[method-assign]
 
 
@@ -129,19 +129,19 @@ def _ignores_newer_claims() -> None:
 
 def _finishes_one_sink() -> None:
     """A run that recovers commits the handles of the batch's first sink, calls it done, and asks no server later."""
-    from sparkonce.driver import run
-    from sparkonce.protocol import coordinator
+    from sparkonce.driver import perform
+    from sparkonce.protocol import finishing
 
-    real = coordinator._finish
+    real = finishing.finish
 
     def finish(state: State, decision: Any, handles: Sequence[Any]) -> Any:
-        if state.recovering:
+        if state.finishing is not None and state.finishing.recovering:
             first = min(handle.sink for handle in handles)
             handles = tuple(handle for handle in handles if handle.sink == first)
         return real(state, decision, handles)
 
-    coordinator._finish = finish
-    run.check_servers = lambda *_: None  # which would commit the others at the next start, or stop it
+    finishing.finish = finish
+    perform.check_servers = lambda *_: None  # which would commit the others at the next start, or stop it
 
 
 def _sweeps_nothing() -> None:
@@ -230,11 +230,11 @@ def _rows_twice() -> None:
 
 def _refuses_its_own() -> None:
     """A run that is asked for the batch that was decided last takes the checkpoint for an old one."""
-    from sparkonce.protocol import coordinator
+    from sparkonce.protocol import claiming
     from sparkonce.protocol import effects as do
     from sparkonce.protocol.effects import StopReason
 
-    real = coordinator._refusal
+    real = claiming.refusal
 
     def refusal(state: State) -> Any:
         newest = state.view.newest_decision
@@ -242,7 +242,7 @@ def _refuses_its_own() -> None:
             return do.Stop(reason=StopReason.STALE, message="an old checkpoint")
         return real(state)
 
-    coordinator._refusal = refusal
+    claiming.refusal = refusal
 
 
 def _asks_for_ever() -> None:

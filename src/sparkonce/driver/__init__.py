@@ -1,1 +1,13 @@
-"""The driver's side without Spark: it carries out what the coordinator asks for."""
+"""The driver's side without Spark: it carries out what the coordinator asks for.
+
+- ``run``: one run of a query; asks the coordinator, and has each effect carried out by one of these:
+- ``start``: the look at log and servers before the claim; ``went_back``: the check for servers that went back after it
+- ``write``: a batch is written, again if need be; ``validate``: what speaks against deciding it
+- ``put``: records are put into the log, and old ones tidied away
+- ``finish``: transactions are committed and aborted, and sinks told that a batch is committed
+- ``sweeper``: what nobody will decide is aborted
+- ``sinks``: the sinks of a run, with their committers and facts; ``work``: what the engine does with a batch's plan
+- ``positions``: those who are told how far the query has read; ``lookouts``: looks at what others do to its readers
+- ``outage``: the one loop that tries again; ``timing``: for how long; ``ages``: how long transactions live
+- ``stops``: a stop as the error that the user sees; ``progress``: what a batch did
+"""

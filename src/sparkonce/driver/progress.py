@@ -1,4 +1,4 @@
-"""What a batch did and how long each phase took."""
+"""Sums up what a batch did and how long each phase took."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from sparkonce.protocol.effects import Done
 from sparkonce.protocol.handles import Handle
 from sparkonce.protocol.state import Phase
 
@@ -32,13 +33,26 @@ class BatchProgress:
     seconds: dict[str, float]
     finished_at_ms: int
 
+    @classmethod
+    def of(cls, done: Done, sinks: Sequence[str], seconds: dict[str, float]) -> BatchProgress:
+        """Sums up a batch that is done now, for these sinks, which took part in its decision."""
+        return cls(
+            batch=done.batch,
+            rows=rows_by_sink(done.handles, sinks),
+            transactions=sum(bool(handle.transaction) for handle in done.handles),
+            recovered=done.recovered,
+            healed=done.healed,
+            seconds=seconds,
+            finished_at_ms=time.time_ns() // 1_000_000,
+        )
+
     @property
     def total_seconds(self) -> float:
-        """Wall time from Spark's call to its return."""
+        """The wall time from Spark's call to its return."""
         return sum(self.seconds.values())
 
     def line(self) -> str:
-        """What a log says of it."""
+        """Words it for the log."""
         rows = [f"{sink}:{rows}" for sink, rows in self.rows.items()]
         marks = f"{' recovered' if self.recovered else ''}{f' healed={self.healed}' if self.healed else ''}"
         return (
@@ -62,7 +76,7 @@ class Stopwatch:
 
 
 def rows_by_sink(handles: Sequence[Handle], sinks: Sequence[str] = ()) -> dict[str, int]:
-    """Rows written, by sink; 0 for one of these sinks that took none, as its view may have no slots at all."""
+    """Counts rows by sink; 0 for one of these sinks that took none, as its view may have no slots at all."""
     rows = dict.fromkeys(sinks, 0)
     for handle in handles:
         rows[handle.sink] = rows.get(handle.sink, 0) + handle.rows

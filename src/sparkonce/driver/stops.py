@@ -1,4 +1,4 @@
-"""Why a run stopped, as the error that the user sees, with what to do next."""
+"""A stop as the error that the user sees, with what to do next."""
 
 from __future__ import annotations
 
@@ -69,8 +69,36 @@ _ADVISED = frozenset({do.StopReason.PREPARE_FAILED, do.StopReason.UNKNOWN, do.St
 """Reasons whose next step depends on what a system has said, if it has said anything."""
 
 
+class Trouble:
+    """What the effect that was carried out last has failed by.
+
+    Attributes:
+        cause: The error; None if there was none.
+        advice: What a system says is to be done; empty if it does not say.
+    """
+
+    def __init__(self) -> None:
+        self.cause: BaseException | None = None
+        self.advice = ""
+
+    def clear(self) -> None:
+        """Forgets what an effect before has failed by."""
+        self.cause, self.advice = None, ""
+
+    def note(self, error: BaseException) -> str:
+        """Takes in an error with its advice, and returns its words."""
+        self.cause, self.advice = error, then_start_again(error)
+        return error.message if isinstance(error, errors.SparkonceError) else first_line(error)
+
+
+def first_line(error: BaseException) -> str:
+    """Names an error by its class and the first line of its text."""
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0] if lines else ''}"
+
+
 def then_start_again(error: BaseException) -> str:
-    """Returns what the error of a failed write says is to be done; empty if it says nothing."""
+    """Returns the next step of a failed write's error; empty if it has none."""
     step = error.next_step if isinstance(error, errors.SparkonceError) else ""
     return step and f"{step} Then start the query again; no row is lost."
 
@@ -90,12 +118,12 @@ def taken_away(reasons: Iterable[str]) -> str:
 
 
 def stop_error(stop: do.Stop, batch: int, advice: str = "") -> errors.SparkonceError:
-    """The error for a stop at a batch.
+    """Makes the error for a stop at a batch.
 
     Args:
         stop: The coordinator's.
         batch: Spark's batch id.
-        advice: What a system has said is to be done; empty if it has not.
+        advice: See `Trouble.advice`.
     """
     kind, next_step = _ERRORS[stop.reason]
     if advice and stop.reason in _ADVISED:

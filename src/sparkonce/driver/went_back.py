@@ -1,4 +1,4 @@
-"""Whether each server still has the newest batch that was finished there: if it went back to before, it has not.
+"""Checks that each server still has the newest batch that was finished there: one that went back has not.
 
 A backup that was restored, a fail-over to a replica that lagged, a disk that lost what it had confirmed: nothing on
 such a server is wrong, but rows that readers have seen are gone, and Spark does not repeat them.
@@ -7,10 +7,12 @@ such a server is wrong, but rows that readers have seen are gone, and Spark does
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
 from sparkonce import errors
+from sparkonce.driver.outage import Outage
+from sparkonce.protocol import effects as do
 from sparkonce.protocol.handles import Handle
 from sparkonce.protocol.outcomes import COMMITTED, Outcome
 from sparkonce.protocol.view import Decision, LogView
@@ -18,49 +20,44 @@ from sparkonce.sink import SinkCommitter
 
 logger = logging.getLogger("sparkonce")
 
-ASK_AGAIN_S = 0.5
-
 
 def check_servers(
-    view: LogView,
-    batch: int,
-    sinks: Sequence[str],
+    effect: do.CheckServers,
     committer: Callable[[str], SinkCommitter],
     accepted: Mapping[str, int],
-    deadline_s: float,
+    patience_s: float,
 ) -> None:
-    """Sees that no server went back behind the newest batch that is surely finished there.
+    """Checks that no server went back behind the newest batch that is surely finished there.
 
     What is missing and still prepared is committed again: after a fail-over that lost the commit alone nothing is lost.
 
     Args:
-        view: The log, with the claim of the run that asks.
-        batch: What Spark asks for: all batches before it are finished.
-        sinks: Those that are EXACTLY_ONCE.
+        effect: Names the sinks, and the batch before which all are finished.
         committer: Gives a sink's driver half.
         accepted: Of each sink the newest batch that may be missing.
-        deadline_s: How long servers that cannot be asked are waited for in all, in seconds.
+        patience_s: How long servers that cannot be asked are waited for in all.
 
     Raises:
         ConfigurationError: if more is accepted than can be missing.
         StaleServerError: if a server went back.
         UnknownOutcomeError: if a server could not be asked.
     """
-    if any(newest >= batch for newest in accepted.values()):
+    if any(newest >= effect.batch for newest in accepted.values()):
         raise errors.ConfigurationError(
-            f"accept_lost_batches={dict(accepted)!r}: batch {batch} is next, and only those before are finished",
+            f"accept_lost_batches={dict(accepted)!r}: batch {effect.batch} is next, and only those before are finished",
             next_step="give what StaleServerError named, or leave it out.",
         )
-    give_up_at = time.monotonic() + deadline_s
+    outage = Outage(patience_s)
     missing: dict[str, list[int]] = {}
-    for name in sinks:
-        finished = _finished(view, batch, name, accepted.get(name, -1))
+    for name in effect.sinks:
+        finished = _finished(effect.view, effect.batch, name, accepted.get(name, -1))
+        doing = f"sink {name} is asked whether it still has what was committed"
         if not finished:
             continue
-        newest = finished[-1]
-        if not _gone(committer(name), newest.batch, _own(newest, name), give_up_at):
-            continue
-        missing[name] = [one.batch for one in finished if _until(give_up_at, committer(name).missing, _own(one, name))]
+        if outage.retry(partial(_is_gone, committer(name), finished[-1], name), doing):
+            missing[name] = [
+                one.batch for one in finished if outage.retry(partial(committer(name).missing, _own(one, name)), doing)
+            ]
     if missing:
         raise errors.StaleServerError(
             "; ".join(f"sink {name!r} does not have {_words(batches)} any more" for name, batches in missing.items())
@@ -74,7 +71,7 @@ def check_servers(
 
 
 def _finished(view: LogView, batch: int, sink: str, accepted: int) -> list[Decision]:
-    """The finished batches with rows in a sink, oldest first, since which its facts are what they are now.
+    """Lists the finished batches with rows in a sink, oldest first, since which its facts are what they are now.
 
     Where they have changed, another prefix, place or setting may be why a transaction is not found.
     """
@@ -88,32 +85,24 @@ def _own(decision: Decision, sink: str) -> list[Handle]:
     return [handle for handle in decision.handles if handle.sink == sink and handle.transaction]
 
 
-def _gone(committer: SinkCommitter, batch: int, handles: Sequence[Handle], give_up_at: float) -> bool:
-    def look(_: object) -> bool:
-        missing = committer.missing(handles)
-        if not missing:
-            return False
-        answers = committer.commit(missing)
-        if waiting := [answer.reason for answer in answers if answer.outcome is Outcome.RETRY]:
-            raise errors.UnknownOutcomeError(waiting[0])
-        if not all(answer.outcome in COMMITTED for answer in answers):
-            return True
-        committer.conclude(batch, handles)
-        sink = handles[0].sink
-        logger.warning("sink=%s batch=%d: its server had lost the commit; it is committed again", sink, batch)
-        return bool(committer.missing(handles))
-
-    return _until(give_up_at, look, handles)
+def _is_missing(committer: SinkCommitter, decision: Decision, sink: str) -> bool:
+    return bool(committer.missing(_own(decision, sink)))
 
 
-def _until(give_up_at: float, ask: Callable[[Sequence[Handle]], object], handles: Sequence[Handle]) -> bool:
-    while True:
-        try:
-            return bool(ask(handles))
-        except errors.UnknownOutcomeError:
-            if time.monotonic() >= give_up_at:
-                raise
-        time.sleep(ASK_AGAIN_S)
+def _is_gone(committer: SinkCommitter, decision: Decision, sink: str) -> bool:
+    """Tells if the server does not have the batch, and cannot commit it again either."""
+    handles = _own(decision, sink)
+    missing = committer.missing(handles)
+    if not missing:
+        return False
+    answers = committer.commit(missing)
+    if waiting := [answer.reason for answer in answers if answer.outcome is Outcome.RETRY]:
+        raise errors.UnknownOutcomeError(waiting[0])
+    if not all(answer.outcome in COMMITTED for answer in answers):
+        return True
+    committer.conclude(decision.batch, handles)
+    logger.warning("sink=%s batch=%d: its server had lost the commit; it is committed again", sink, decision.batch)
+    return _is_missing(committer, decision, sink)
 
 
 def _words(batches: Sequence[int]) -> str:

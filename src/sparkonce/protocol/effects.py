@@ -1,4 +1,4 @@
-"""What the coordinator asks to be done. Each but `Done` and `Stop` is answered by one event."""
+"""Effects: what the coordinator asks to be done. Each but `Done` and `Stop` is answered by one event."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from sparkonce.protocol.view import Floor, LogView, Run
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadLog:
-    """Read the log to its end, on from ``view`` (or from the floor, if that has risen above it)."""
+    """Read the log to its end, on from ``view``, or from the floor, if that has risen above it."""
 
     view: LogView
 
@@ -31,6 +31,21 @@ class Put:
     position: int
     record: Record
     contested: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckServers:
+    """Check that no server went back to a state from before the newest finished batch.
+
+    Attributes:
+        batch: Spark's batch id: all batches before it are finished.
+        sinks: The sinks to ask.
+        view: The log.
+    """
+
+    batch: int
+    sinks: tuple[str, ...]
+    view: LogView
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,11 +71,28 @@ class Write:
         batch: Spark's batch id.
         sinks: The sinks to write to.
         only: If not None, write these (sink, slot)s only, and count and fingerprint the others.
+        attempt: Counts from 0. Before a later one what the last one left open is undone.
     """
 
     batch: int
     sinks: tuple[str, ...]
     only: frozenset[tuple[str, int]] | None = None
+    attempt: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Validate:
+    """Ask whether anything speaks against deciding what is prepared: sinks, positions, the transactions' age.
+
+    Attributes:
+        sinks: The sinks that were written to.
+        handles: What was prepared.
+        offsets: The batch's end offsets, one JSON line a source.
+    """
+
+    sinks: tuple[str, ...]
+    handles: tuple[Handle, ...]
+    offsets: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,10 +149,42 @@ class DeleteBelow:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Done:
-    """The batch is committed; Spark may go on."""
+class Conclude:
+    """Tell these sinks that the whole batch is committed.
+
+    Attributes:
+        batch: Spark's batch id.
+        sinks: Which.
+        handles: All of the batch.
+    """
 
     batch: int
+    sinks: tuple[str, ...]
+    handles: tuple[Handle, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    """Report these end offsets to those who are told how far the query has read."""
+
+    offsets: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Done:
+    """The batch is committed; Spark may go on.
+
+    Attributes:
+        batch: Spark's batch id.
+        handles: All of the batch.
+        recovered: Whether it had been decided before this run asked for it.
+        healed: How many lost transactions were written again.
+    """
+
+    batch: int
+    handles: tuple[Handle, ...] = ()
+    recovered: bool = False
+    healed: int = 0
 
 
 class StopReason(str, Enum):
@@ -148,5 +212,20 @@ class Stop:
 
 
 Effect: TypeAlias = (
-    ReadLog | Put | Sweep | Write | Deliver | Finish | Abort | RunIntoNothing | RaiseFloor | DeleteBelow | Done | Stop
+    ReadLog
+    | Put
+    | CheckServers
+    | Sweep
+    | Write
+    | Validate
+    | Finish
+    | RunIntoNothing
+    | Deliver
+    | RaiseFloor
+    | DeleteBelow
+    | Conclude
+    | Report
+    | Abort
+    | Done
+    | Stop
 )

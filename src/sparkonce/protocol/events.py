@@ -1,4 +1,4 @@
-"""What the coordinator is told. Each event but `BatchAsked` answers one effect."""
+"""Events: what the coordinator is told. Each but `BatchAsked` answers one effect."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class LogRead:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PutLanded:
-    """The record stands at the position, durably. ``floor`` was read after the put."""
+    """The record is at the position, durably. ``floor`` was read after the put."""
 
     position: int
     floor: Floor
@@ -43,7 +43,7 @@ class PutLanded:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PutTaken:
-    """Another put came first; ``standing`` is what stands there. ``floor`` was read after the put."""
+    """Another put came first; ``standing`` is its record. ``floor`` was read after the put."""
 
     position: int
     standing: Record
@@ -67,21 +67,20 @@ class PutRefused:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ServersChecked:
+    """Every server has what was committed there."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Swept:
     """What the runs left open has been aborted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prepared:
-    """Every slot has prepared.
-
-    Attributes:
-        handles: One for each sink and slot, also for slots without rows.
-        too_old: Not empty if a transaction is, or may be, older than the system lets it live: says so.
-    """
+    """Every slot has prepared. ``handles`` has one for each sink and slot, also for slots without rows."""
 
     handles: tuple[Handle, ...]
-    too_old: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,14 +90,50 @@ class PrepareFailed:
     Attributes:
         reason: Why.
         too_old: Not empty if it may be because transactions grew older than the system lets them live: says so.
-        stopped: Whether the query was stopped by the user.
-        superseded: Whether the log, read afterwards, has gone on.
+        superseded: Whether the log, read afterwards, has a newer run's claim.
     """
 
     reason: str
     too_old: str = ""
-    stopped: bool = False
     superseded: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unready:
+    """The batch cannot be decided, and perhaps can once it is written again.
+
+    A system was away or full, or its transactions would not have lived until their commit.
+
+    Attributes:
+        undo: Whether what is prepared can be aborted by name now. Else the next attempt looks for what is open.
+    """
+
+    undo: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Validated:
+    """Nothing speaks against the decision."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Objected:
+    """Something speaks against the decision.
+
+    Attributes:
+        reason: What, in the words of the sink that objects, or of whoever keeps the positions.
+        too_old: See `PrepareFailed`.
+    """
+
+    reason: str
+    too_old: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TooOld:
+    """A prepared transaction is, or may be, older than its system lets it live. ``reason`` says so."""
+
+    reason: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,6 +173,16 @@ class Deleted:
     """What lay below the floor is gone."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Concluded:
+    """The sinks know that the whole batch is committed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reported:
+    """The positions were reported, as far as those who are told them answered."""
+
+
 Event: TypeAlias = (
     BatchAsked
     | LogRead
@@ -145,12 +190,19 @@ Event: TypeAlias = (
     | PutTaken
     | PutUnknown
     | PutRefused
+    | ServersChecked
     | Swept
     | Prepared
     | PrepareFailed
+    | Unready
+    | Validated
+    | Objected
+    | TooOld
     | Finished
     | Aborted
     | PlanRun
     | FloorRaised
     | Deleted
+    | Concluded
+    | Reported
 )

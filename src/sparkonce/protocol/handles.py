@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Set
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 Scalar = str | int
@@ -34,7 +34,7 @@ class Handle:
 
     @property
     def key(self) -> tuple[str, int]:
-        """Which sink and slot these rows belong to."""
+        """The sink and slot that these rows belong to."""
         return (self.sink, self.slot)
 
     @property
@@ -50,16 +50,5 @@ class Handle:
 
 
 def transaction_fields(fields: Mapping[str, Scalar]) -> tuple[tuple[str, Scalar], ...]:
-    """A sink's fields in the order a handle keeps them."""
+    """Sorts a sink's fields as a handle keeps them."""
     return tuple(sorted(fields.items()))
-
-
-def lost_whole(lost: Set[tuple[str, int]], handles: Iterable[Handle]) -> frozenset[str]:
-    """The sinks that have lost each of their transactions: nothing of the batch is visible there.
-
-    Args:
-        lost: Keys of handles.
-        handles: All of the batch.
-    """
-    kept = {handle.sink for handle in handles if handle.transaction and handle.key not in lost}
-    return frozenset({sink for sink, _ in lost} - kept)

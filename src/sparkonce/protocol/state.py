@@ -1,14 +1,14 @@
-"""What the coordinator of one run knows, and what it waits for."""
+"""The state of one run's coordinator: what every phase has, and a value for what only some phases need."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
 
-from sparkonce.protocol.effects import Stop
+from sparkonce.protocol.effects import Stop, Write
 from sparkonce.protocol.handles import Handle
 from sparkonce.protocol.ownership import Token
-from sparkonce.protocol.records import Claim, Record
+from sparkonce.protocol.records import Amend, Claim, Commit, Record, Void
 from sparkonce.protocol.view import Decision, LogView
 
 
@@ -18,8 +18,10 @@ class Phase(str, Enum):
     IDLE = "idle"
     READING = "reading the log"
     CLAIMING = "claiming"
+    CHECKING = "checking that no server went back"
     SWEEPING = "sweeping what older runs left open"
     WRITING = "preparing every slot"
+    VALIDATING = "asking for objections"
     DECIDING = "deciding"
     RESOLVING = "settling a decision whose reply was lost"
     FINISHING = "finishing"
@@ -29,6 +31,8 @@ class Phase(str, Enum):
     SWEEPING_OWN = "sweeping losers"
     RAISING_FLOOR = "raising the floor"
     TIDYING = "deleting below the floor"
+    CONCLUDING = "telling sinks that all is committed"
+    REPORTING = "reporting positions"
     ABORTING = "undoing its own"
     STOPPED = "stopped"
 
@@ -39,7 +43,7 @@ class BadTransition(RuntimeError):  # noqa: N818 - it is what it says
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Batch:
-    """What Spark asked for. See `events.BatchAsked`."""
+    """The batch that Spark asked for. See `events.BatchAsked`."""
 
     number: int
     offsets: tuple[str, ...]
@@ -47,8 +51,63 @@ class Batch:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Writing:
+    """The write under way, from WRITING until its decision is put.
+
+    Attributes:
+        only: See `effects.Write.only`.
+        attempt: How often the batch was written before, because a system was away or it took too long.
+        is_elsewhere: Whether a replay has shown that the lost rows are in these slots.
+        handles: What the record is to name, once all is prepared.
+    """
+
+    only: frozenset[tuple[str, int]] | None = None
+    attempt: int = 0
+    is_elsewhere: bool = False
+    handles: tuple[Handle, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Putting:
+    """The put under way: CLAIMING, DECIDING, RESOLVING.
+
+    Attributes:
+        record: What is to be in the log.
+        doubts: How many replies were lost in a row.
+    """
+
+    record: Record
+    doubts: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finishing:
+    """The decided batch, from its decision on until it is done.
+
+    Attributes:
+        decision: The newest for it, amendments applied.
+        pending: The handles whose outcome is not final yet.
+        committed: The keys of handles that are committed.
+        lost: The keys of handles that are lost.
+        healings: How often the run has written lost transactions again.
+        healed: How many transactions these were.
+        replayed: Whether the plan has run in this run, so that Spark's state store has the batch's version.
+        recovering: Whether the batch had been decided before this run asked.
+    """
+
+    decision: Decision
+    pending: tuple[Handle, ...] = ()
+    committed: frozenset[tuple[str, int]] = frozenset()
+    lost: frozenset[tuple[str, int]] = frozenset()
+    healings: int = 0
+    healed: int = 0
+    replayed: bool = True
+    recovering: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class State:
-    """Everything the coordinator of one run knows. Hashable, so that a model checker can enumerate it.
+    """Everything that the coordinator of one run knows. Hashable, so that a model checker can enumerate it.
 
     Attributes:
         claim: What this run puts into the log to claim it.
@@ -56,22 +115,16 @@ class State:
         transactional: The sinks whose writes are transactions (EXACTLY_ONCE).
         direct: The sinks that write before the decision, without one (AT_LEAST_ONCE).
         after: The sinks that write after the decision, once at most (AT_MOST_ONCE).
+        reports: Whether somebody is told how far the query has read.
         phase: What it waits for.
         view: The log as last read, with its own records.
-        token: Its claim, once that stands.
+        token: Its claim, once that is in the log.
         swept: Whether what older runs left open has been swept.
         batch: The batch at work.
-        decided: The decision at work, or the decided batch being healed.
-        putting: The record whose put is under way.
-        doubts: Replies of puts lost in a row.
-        pending: Handles whose outcome is not final yet.
-        committed: Keys of the decided handles known to be committed.
-        lost: Keys of the decided handles known to be lost.
-        healing: The (sink, slot) keys being written again, or None when the whole batch is written.
-        healings: How often the batch's lost transactions have been written again in this run.
-        replayed: Whether the batch's plan has run in this run, so that Spark's state store has its version.
-        recovering: Whether the batch had been decided before this run asked.
-        verdict: How the run will stop, once its own is undone.
+        writing: The write under way.
+        putting: The put under way.
+        finishing: The batch at work, once it is decided.
+        then: What follows once the run's own transactions are undone.
     """
 
     claim: Claim
@@ -79,19 +132,56 @@ class State:
     transactional: tuple[str, ...] = ()
     direct: tuple[str, ...] = ()
     after: tuple[str, ...] = ()
+    reports: bool = False
     phase: Phase = Phase.IDLE
     view: LogView = LogView()
     token: Token | None = None
     swept: bool = False
     batch: Batch | None = None
-    decided: Decision | None = None
-    putting: Record | None = None
-    doubts: int = 0
-    pending: tuple[Handle, ...] = ()
-    committed: frozenset[tuple[str, int]] = frozenset()
-    lost: frozenset[tuple[str, int]] = frozenset()
-    healing: frozenset[tuple[str, int]] | None = None
-    healings: int = 0
-    replayed: bool = False
-    recovering: bool = False
-    verdict: Stop | None = None
+    writing: Writing | None = None
+    putting: Putting | None = None
+    finishing: Finishing | None = None
+    then: Stop | Write | None = None
+
+
+def batch_of(state: State) -> Batch:
+    """Returns the batch at work."""
+    if state.batch is None:
+        raise BadTransition("no batch is at work")
+    return state.batch
+
+
+def token_of(state: State) -> Token:
+    """Returns the run's claim."""
+    if state.token is None:
+        raise BadTransition("the run has not claimed yet")
+    return state.token
+
+
+def writing_of(state: State) -> Writing:
+    """Returns the write under way."""
+    if state.writing is None:
+        raise BadTransition("nothing is being written")
+    return state.writing
+
+
+def putting_of(state: State) -> Putting:
+    """Returns the put under way."""
+    if state.putting is None:
+        raise BadTransition("nothing is being put")
+    return state.putting
+
+
+def record_of(state: State) -> Commit | Amend | Void:
+    """Returns the decision that is being put."""
+    record = putting_of(state).record
+    if isinstance(record, Claim):
+        raise BadTransition("no decision is being put")
+    return record
+
+
+def finishing_of(state: State) -> Finishing:
+    """Returns the decided batch at work."""
+    if state.finishing is None:
+        raise BadTransition("no decision is at work")
+    return state.finishing

@@ -16,8 +16,9 @@ from pyspark.sql.streaming.query import StreamingQuery
 from sparkonce.arguments import flag, function, number, shown
 from sparkonce.checkpoint import SparkCheckpoint
 from sparkonce.driver.progress import BatchProgress
-from sparkonce.driver.run import Listener, RunDriver, Timing
+from sparkonce.driver.run import Listener, RunDriver
 from sparkonce.driver.start import read_log, recorded_facts
+from sparkonce.driver.timing import Timing
 from sparkonce.errors import ConfigurationError, SparkonceError
 from sparkonce.guarantees import Guarantee
 from sparkonce.log.base import DecisionLog

@@ -7,7 +7,8 @@ from statistics import median
 
 from sparkonce.lab.history import Event, History, Kind
 from sparkonce.lab.verdicts import MOST_EXAMPLES, Anomaly, Verdict
-from sparkonce.protocol.coordinator import MOST_DOUBTS, MOST_HEALINGS
+from sparkonce.protocol.deciding import MOST_DOUBTS
+from sparkonce.protocol.finishing import MOST_HEALINGS
 from sparkonce.protocol.horizon import KEEP_BATCHES, TIDY_EVERY_BATCHES
 
 LOG_FOLDER = "log"

@@ -1,0 +1,137 @@
+"""Puts records into the decision log and tidies it. A full disk is waited for, and never taken for an answer."""
+
+from __future__ import annotations
+
+import logging
+import random
+import time
+from collections.abc import Callable
+from functools import partial
+
+from sparkonce import errors
+from sparkonce.driver import stops
+from sparkonce.driver.outage import Outage, doubled
+from sparkonce.driver.stops import Trouble
+from sparkonce.driver.work import BatchWork
+from sparkonce.durable import is_outage as is_disk_outage
+from sparkonce.log.base import DecisionLog, PutUnknownError
+from sparkonce.protocol import effects as do
+from sparkonce.protocol import events as on
+from sparkonce.protocol.records import Claim, Commit, Void
+from sparkonce.protocol.view import LogView, LogViolation
+
+logger = logging.getLogger("sparkonce")
+
+CONTESTED = 4
+"""From how many claims in a row on a run waits before its own: drivers that depose each other must back off."""
+LONGEST_BACK_OFF_S = 30.0
+
+
+class LogWriter:
+    """Writes to the decision log for one run.
+
+    Args:
+        log: The log.
+        patience_s: How long a disk without room is waited for.
+        trouble: Takes in what a put failed by.
+        grown_old: Says so if the transactions that a decision names have grown too old; empty if they have not.
+    """
+
+    def __init__(self, log: DecisionLog, patience_s: float, trouble: Trouble, grown_old: Callable[[], str]) -> None:
+        self._log = log
+        self._patience_s = patience_s
+        self._trouble = trouble
+        self._grown_old = grown_old
+
+    def put(self, effect: do.Put, view: LogView, work: BatchWork) -> on.Event:
+        """Puts a record, and reads the floor behind it: rule of the log, before anything is done."""
+        if effect.contested >= CONTESTED:
+            _back_off(effect.contested)
+        self._trouble.clear()
+        outage = Outage(self._patience_s, is_stopped=work.is_stopped)
+        doing = f"record {effect.position} of the decision log could not be written"
+        try:
+            event = outage.retry(partial(self._try, effect, view, outage), doing, again=_is_full)
+        except PutUnknownError as error:
+            return on.PutUnknown(position=effect.position, reason=str(error))
+        except OSError as error:
+            self._trouble.cause = error
+            return on.PutRefused(position=effect.position, reason=str(error))
+        if isinstance(event, on.PutLanded) and isinstance(effect.record, Commit):
+            logger.debug("batch %d is decided at position %d", effect.record.batch, effect.position)
+        return event
+
+    def _try(self, effect: do.Put, view: LogView, outage: Outage) -> on.Event:
+        if outage.has_waited and (event := self._meanwhile(effect, view)) is not None:
+            return event
+        try:
+            standing = self._log.put(effect.position, effect.record)
+        except OSError as error:
+            self._trouble.cause = error
+            raise
+        self._trouble.clear()
+        try:
+            floor = self._log.floor()
+        except OSError as error:
+            reason = f"the floor could not be read behind it: {error}"
+            return on.PutUnknown(position=effect.position, reason=reason)
+        if standing is not None:
+            return on.PutTaken(position=effect.position, standing=standing, floor=floor)
+        return on.PutLanded(position=effect.position, floor=floor)
+
+    def _meanwhile(self, effect: do.Put, view: LogView) -> on.Event | None:
+        """Looks before a put is tried again that surely did not land. None if the position may still be free.
+
+        Raises:
+            OSError: if the record must not be put any more.
+        """
+        if self.went_on(view) and (standing := self._log.standing(effect.position)) is not None:
+            return on.PutTaken(position=effect.position, standing=standing, floor=self._log.floor())
+        if isinstance(effect.record, Claim | Void):
+            return None
+        try:
+            late = self._grown_old()
+        except errors.UnknownOutcomeError as error:
+            late = stops.first_line(error)
+        if late:
+            raise OSError(f"{self._trouble.cause}; meanwhile {late}")
+        return None
+
+    def went_on(self, view: LogView) -> bool:
+        """Tells if a newer run has claimed; False if the log cannot be read now."""
+        try:
+            return self._log.read(view).end > view.end
+        except (OSError, LogViolation, errors.LogError) as error:
+            logger.warning("the decision log could not be read: %s", error)
+            return False
+
+    def tidy(self, effect: do.RaiseFloor | do.DeleteBelow, work: BatchWork) -> on.Event:
+        """Raises the floor, or deletes what lies below it. Nothing is deleted under one that may not be durable."""
+        outage = Outage(self._patience_s, is_stopped=work.is_stopped)
+        doing = f"old records of the decision log {self._log.store.location} could not be tidied away"
+        try:
+            if isinstance(effect, do.RaiseFloor):
+                outage.retry(partial(self._log.raise_floor, effect.floor), doing, again=_is_full)
+                return on.FloorRaised(floor=effect.floor)
+            outage.retry(partial(self._log.store.delete_below, effect.position), doing, again=_is_full)
+        except (OSError, PutUnknownError) as error:
+            raise errors.LogError(
+                f"{doing}: {error}",
+                next_step="make the checkpoint's disk writable and start the query again; no row is lost.",
+            ) from error
+        return on.Deleted()
+
+
+def _is_full(error: BaseException) -> bool:
+    return isinstance(error, OSError) and is_disk_outage(error)
+
+
+def _back_off(contested: int) -> None:
+    wait_s = doubled(1.0, contested - CONTESTED, LONGEST_BACK_OFF_S) * random.uniform(0.5, 1.0)  # noqa: S311
+    logger.warning(
+        "%d runs have claimed this query without committing a batch; waiting %.1f s before the next claim. Two "
+        "supervised drivers on one checkpoint depose each other: stop one of them.",
+        contested,
+        wait_s,
+    )
+    time.sleep(wait_s)

@@ -1,0 +1,124 @@
+"""The sinks of one run on the driver's side: their committers, and the run as each of them knows it."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+from sparkonce import errors
+from sparkonce.driver import ages
+from sparkonce.driver.ages import Life
+from sparkonce.guarantees import Guarantee
+from sparkonce.protocol.handles import Handle
+from sparkonce.protocol.outcomes import Finished
+from sparkonce.protocol.ownership import Token, short_query
+from sparkonce.protocol.records import Claim
+from sparkonce.protocol.view import Run
+from sparkonce.sink import Facts, Lookout, Owner, SinkCommitter, TwoPhaseCommitSink
+
+logger = logging.getLogger("sparkonce")
+
+
+class RunSinks:
+    """The sinks of one run.
+
+    Args:
+        sinks: By name.
+
+    Attributes:
+        by_name: The same.
+        transactional: The names of those whose writes are transactions (EXACTLY_ONCE).
+        direct: The names of those that write before the decision, without one (AT_LEAST_ONCE).
+        after: The names of those that write after the decision, once at most (AT_MOST_ONCE).
+        claim: The run's claim, with the facts that its preflight found. Set once that is done.
+        live_long: Whether transactions may stay open as long as each system allows.
+    """
+
+    def __init__(self, sinks: Mapping[str, TwoPhaseCommitSink]) -> None:
+        self.by_name = dict(sinks)
+        names: dict[Guarantee, list[str]] = {guarantee: [] for guarantee in Guarantee}
+        for name, sink in sinks.items():
+            names[sink.guarantee].append(name)
+        self.transactional = tuple(names[Guarantee.EXACTLY_ONCE])
+        self.direct = tuple(names[Guarantee.AT_LEAST_ONCE])
+        self.after = tuple(names[Guarantee.AT_MOST_ONCE])
+        self.claim = Claim(nonce="", run="", query="")
+        self.live_long = False
+        self._committers: dict[str, SinkCommitter] = {}
+
+    def committer(self, name: str) -> SinkCommitter:
+        """Returns a sink's driver half, made when it is first asked for."""
+        if name not in self._committers:
+            self._committers[name] = self.by_name[name].committer()
+        return self._committers[name]
+
+    def facts(self, name: str) -> Facts:
+        """Returns what is known of a sink in this run."""
+        facts = dict(dict(self.claim.sinks)[name])
+        return self.by_name[name].longest_lived(facts) if self.live_long else facts
+
+    def owner(self, name: str, token: Token, generation: int) -> Owner:
+        """Returns this run as a sink sees it."""
+        query = short_query(self.claim.query)
+        return Owner(query=query, token=token, facts=self.facts(name), generation=generation)
+
+    @staticmethod
+    def owner_of(name: str, run: Run) -> Owner:
+        """Returns any run that the log knows as a sink sees it."""
+        return Owner(query=short_query(run.query), token=run.token, facts=dict(dict(run.sinks)[name]))
+
+    def lives(self, names: Iterable[str]) -> list[Life]:
+        """Lists how long the transactions of these sinks live, of those whose transactions time out."""
+        return ages.lives(tuple(names), self.by_name, self.facts)
+
+    def shortest_life(self, names: Sequence[str]) -> Life | None:
+        """Returns the shortest life among these sinks' transactions; None if none of them times out."""
+        return ages.shortest_life(names, self.by_name, self.facts)
+
+    def lookouts(self) -> list[Lookout]:
+        """Makes what looks at what others do to the readers of these sinks."""
+        query = short_query(self.claim.query)
+        made = [sink.lookout(query, self.facts(name)) for name, sink in self.by_name.items()]
+        return [one for one in made if one is not None]
+
+    def ask(
+        self, handles: Sequence[Handle], call: Callable[[SinkCommitter, list[Handle]], Sequence[Finished]]
+    ) -> list[tuple[Handle, Finished]]:
+        """Asks all sinks at once, each about its own handles, and gives the answers in the order of the handles."""
+        groups: dict[str, list[Handle]] = {}
+        for handle in handles:
+            groups.setdefault(handle.sink, []).append(handle)
+        for name in groups:
+            if name not in self.by_name:
+                raise errors.ConfigurationError(
+                    f"a decided batch holds transactions of sink {name!r}, and the query has only "
+                    f"{sorted(self.by_name)}",
+                    next_step="give the sink again, under this name, until its last batch is finished.",
+                )
+        if len(groups) == 1:
+            ((name, group),) = groups.items()
+            answers = {name: call(self.committer(name), group)}
+        else:
+            with ThreadPoolExecutor(max_workers=len(groups)) as pool:
+                futures = {name: pool.submit(call, self.committer(name), group) for name, group in groups.items()}
+                answers = {name: future.result() for name, future in futures.items()}
+        found = {
+            handle: answer
+            for name, group in groups.items()
+            for handle, answer in zip(group, answers[name], strict=True)
+        }
+        return [(handle, found[handle]) for handle in handles]
+
+    def close(self) -> None:
+        """Frees the connections of every committer."""
+        committers, self._committers = self._committers, {}
+        for name, committer in committers.items():
+            _close(name, committer)
+
+
+def _close(name: str, committer: SinkCommitter) -> None:
+    try:
+        committer.close()
+    except Exception as error:  # the others have connections too, and the run has an end of its own
+        logger.warning("sink=%s: its connections could not be closed: %s", name, error, exc_info=True)

@@ -1,0 +1,49 @@
+"""What the engine does with a batch's plan, as the driver asks for it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol
+
+from sparkonce.protocol.handles import Handle
+from sparkonce.sink import Owner
+
+
+class BatchWork(Protocol):
+    """One batch's plan."""
+
+    def write(
+        self,
+        sinks: Mapping[str, Owner],
+        only: frozenset[tuple[str, int]] | None,
+        computed: Callable[[], None] | None = None,
+    ) -> tuple[Sequence[Handle], bool]:
+        """Runs the plan and prepares every slot.
+
+        Args:
+            sinks: The sinks to write to, by name, each with the run as it is to know it.
+            only: See `effects.Write.only`.
+            computed: If given, all rows are computed and kept first; it is called before the first transaction opens.
+
+        Returns:
+            The handles, and whether a copy may have lost: a task or its whole stage tried again, a speculative task.
+        """
+
+    def run_into_nothing(self) -> None:
+        """Runs the plan and throws its rows away."""
+
+    def is_stopped(self) -> bool:
+        """Tells if the query was stopped meanwhile: nothing is waited for then, and the next `write` raises."""
+
+
+def check_handles(handles: Sequence[Handle], sinks: Sequence[str]) -> str:
+    """Returns why these cannot be all handles of a batch; empty if each sink has each slot once, and none is missing.
+
+    Sinks that take different views of the batch may have different numbers of slots. The engine compares how many there
+    are with how many tasks it ran.
+    """
+    slots = {sink: sorted(handle.slot for handle in handles if handle.sink == sink) for sink in sinks}
+    if any(found != list(range(len(found))) for found in slots.values()):
+        return f"the slots that returned a handle are {slots}"
+    strangers = {handle.sink for handle in handles} - set(sinks)
+    return f"handles came back for {sorted(strangers)}, which were not written to" if strangers else ""

@@ -1,0 +1,150 @@
+"""Healing: how a decided batch whose transactions are lost is made whole again, or why it cannot be.
+
+The batch's plan has run a second time. A plan that gives the same rows may give them in other slots: Spark's Kafka
+source, for one, does not always list a topic's partitions in the order of the first time (seen with Spark 4.0.0). What
+a slot holds is known by its evidence: rows and fingerprint.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence, Set
+from dataclasses import dataclass, replace
+
+from sparkonce.protocol.handles import FINGERPRINT_MODULUS, Handle
+
+Key = tuple[str, int]
+"""Sink and slot."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """The way to make the batch whole.
+
+    Attributes:
+        write: The (sink, slot)s of the replay to write; None for all of it. If others were written, these are to be
+            written instead, in another replay.
+        handles: The whole effective set, once these are written: what was written again in place of what was lost.
+        replayed: The replay's handles, each with the number of the recorded slot whose rows it holds.
+    """
+
+    write: frozenset[Key] | None
+    handles: tuple[Handle, ...]
+    replayed: tuple[Handle, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Refusal:
+    """The replay gave other rows than those that are visible, or the same ones in slots that do not fit.
+
+    Attributes:
+        lost: Sink, slot and rows of each lost transaction.
+        differing: The (sink, slot)s whose evidence is not the recorded one, or that exist on one side only.
+        same_rows: Whether each sink has the same rows in all, only spread otherwise.
+    """
+
+    lost: tuple[tuple[str, int, int], ...]
+    differing: tuple[Key, ...]
+    same_rows: bool
+
+
+def first_write(recorded: Iterable[Handle], lost: Set[Key]) -> frozenset[Key] | None:
+    """Returns what the first replay writes: the lost slots, or None, for all, if nothing of the batch is visible."""
+    return None if _is_invisible(recorded, lost) else frozenset(lost)
+
+
+def heal(
+    recorded: Sequence[Handle], replayed: Sequence[Handle], lost: Set[Key], sinks: Sequence[str]
+) -> Plan | Refusal:
+    """Compares a replay with the record.
+
+    If nothing of the batch is visible, any rows will do. Otherwise what is written again must be the very rows that
+    were lost. Of a sink that is lost in part, every slot must be found again. Of another one nothing is written, or
+    all: there it does not matter how the rows are spread over slots, as long as they are the same in all.
+
+    Args:
+        recorded: The batch's effective handles.
+        replayed: Those of its second run, one for each slot, written or only counted.
+        lost: The keys of the recorded handles whose transactions are lost; all others are committed.
+        sinks: Those that took part in the replay.
+    """
+    if _is_invisible(recorded, lost):
+        untouched = (one for one in recorded if one.sink not in sinks)
+        return Plan(write=None, handles=tuple(sorted((*untouched, *replayed))), replayed=tuple(replayed))
+    places = _found_again(recorded, replayed)
+    again = _as_recorded(replayed, places)
+    whole = _lost_whole(recorded, lost)
+    if differing := _differing(recorded, again, {sink for sink, _ in lost} - whole, sinks):
+        return Refusal(
+            lost=tuple((one.sink, one.slot, one.rows) for one in recorded if one.key in lost),
+            differing=differing,
+            same_rows=all(_in_all(recorded, sink) == _in_all(replayed, sink) for sink in sinks),
+        )
+    kept = (one for one in recorded if one.sink not in whole and one.key not in lost)
+    written = (one for one in again if one.sink in whole or one.key in lost)
+    return Plan(
+        write=_where_lost(lost, whole, replayed, places),
+        handles=tuple(sorted((*kept, *written))),
+        replayed=tuple(again),
+    )
+
+
+def _is_invisible(recorded: Iterable[Handle], lost: Set[Key]) -> bool:
+    return all(one.key in lost for one in recorded if one.transaction)
+
+
+def _lost_whole(recorded: Iterable[Handle], lost: Set[Key]) -> frozenset[str]:
+    """Returns the sinks that have lost each of their transactions: nothing of the batch is visible there."""
+    kept = {one.sink for one in recorded if one.transaction and one.key not in lost}
+    return frozenset({sink for sink, _ in lost} - kept)
+
+
+def _found_again(recorded: Iterable[Handle], replayed: Iterable[Handle]) -> Mapping[Key, int]:
+    """Maps each recorded slot to the slot of the replay that holds its rows: the same one where that fits.
+
+    Sinks of which not every slot is found again are left out.
+    """
+    places: dict[Key, int] = {}
+    for sink in {one.sink for one in recorded} & {one.sink for one in replayed}:
+        before = {one.slot: one.evidence for one in recorded if one.sink == sink}
+        after = {one.slot: one.evidence for one in replayed if one.sink == sink}
+        if sorted(before.values()) != sorted(after.values()):
+            continue
+        kept = {slot for slot, evidence in before.items() if after.get(slot) == evidence}
+        free: dict[tuple[int, int], list[int]] = defaultdict(list)
+        for slot in sorted(after.keys() - kept, reverse=True):
+            free[after[slot]].append(slot)
+        for slot, evidence in sorted(before.items()):
+            places[sink, slot] = slot if slot in kept else free[evidence].pop()
+    return places
+
+
+def _as_recorded(replayed: Iterable[Handle], places: Mapping[Key, int]) -> list[Handle]:
+    """Gives each handle of the replay the number of the recorded slot whose rows it holds."""
+    slots = {(sink, place): slot for (sink, slot), place in places.items()}
+    return [replace(one, slot=slots.get(one.key, one.slot)) for one in replayed]
+
+
+def _where_lost(
+    lost: Set[Key], whole: Set[str], replayed: Iterable[Handle], places: Mapping[Key, int]
+) -> frozenset[Key]:
+    """Returns the slots of the replay that hold the lost rows. Nothing differs, so slots not found again are whole."""
+    found = {(sink, places[sink, slot]) for sink, slot in lost if (sink, slot) in places}
+    spread = whole - {sink for sink, _ in places}
+    return frozenset(found | {one.key for one in replayed if one.sink in spread and one.rows})
+
+
+def _differing(
+    recorded: Sequence[Handle], again: Sequence[Handle], by_slot: Set[str], sinks: Sequence[str]
+) -> tuple[Key, ...]:
+    """Lists the slots that differ: of these sinks any, of the others only where they differ in all."""
+    counted = {*by_slot, *(sink for sink in sinks if _in_all(recorded, sink) != _in_all(again, sink))}
+    before = {one.key: one.evidence for one in recorded if one.sink in sinks and one.sink in counted}
+    after = {one.key: one.evidence for one in again if one.sink in sinks and one.sink in counted}
+    return tuple(sorted(key for key in before.keys() | after.keys() if before.get(key) != after.get(key)))
+
+
+def _in_all(handles: Iterable[Handle], sink: str) -> tuple[int, int]:
+    """Sums a sink's rows and fingerprints, however they are spread over slots."""
+    own = [one for one in handles if one.sink == sink]
+    return sum(one.rows for one in own), sum(one.fingerprint for one in own) % FINGERPRINT_MODULUS
