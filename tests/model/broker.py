@@ -24,7 +24,7 @@ ENDED: Mapping[str, Any] = {"status": ABORTED, "rows": None, "damaged": False}
 
 
 class Rows(NamedTuple):
-    """What one transaction holds: the rows of one slot for one sink, in parts."""
+    """The rows of one transaction: those of one slot for one sink, in parts."""
 
     batch: int
     slot: int
@@ -34,7 +34,7 @@ class Rows(NamedTuple):
 
 
 class Entry(NamedTuple):
-    """One transactional id."""
+    """An id with its epoch, and what it carries."""
 
     name: str
     epoch: int
@@ -45,7 +45,7 @@ class Entry(NamedTuple):
 
 
 class Broker(NamedTuple):
-    """All ids, what readers see, and the (id, epoch)s that were aborted by request, not by a timeout."""
+    """The ids, what readers see, and the (id, epoch)s that were aborted by request, not by a timeout."""
 
     entries: tuple[Entry, ...] = ()
     visible: tuple[Rows, ...] = ()
@@ -59,7 +59,7 @@ class Broker(NamedTuple):
         return None
 
     def lingering(self) -> list[tuple[str, int]]:
-        """Every open transaction."""
+        """Lists the open transactions."""
         return [(entry.name, entry.epoch) for entry in self.entries if entry.status == OPEN]
 
     def _with(self, entry: Entry) -> Broker:
@@ -119,13 +119,13 @@ def abort(broker: Broker, name: str, epoch: int, bump: bool = True) -> Step:
 
 
 def is_damaged(broker: Broker, name: str, epoch: int) -> bool:
-    """Whether rows of this open transaction are gone."""
+    """Tells if rows of this open transaction are gone."""
     entry = broker.entry(name)
     return entry is not None and (entry.epoch, entry.status, entry.damaged) == (epoch, OPEN, True)
 
 
 def damage(broker: Broker, name: str) -> Broker:
-    """What ``retention.ms`` does to the rows of an open transaction."""
+    """Deletes rows of an open transaction, as ``retention.ms`` does."""
     entry = broker.entry(name)
     if entry is None or entry.status != OPEN:
         raise ValueError(f"{name} is not open")
@@ -133,7 +133,7 @@ def damage(broker: Broker, name: str) -> Broker:
 
 
 def time_out(broker: Broker, name: str) -> Broker:
-    """What ``transaction.timeout.ms`` does to an open transaction."""
+    """Aborts an open transaction, as ``transaction.timeout.ms`` does."""
     entry = broker.entry(name)
     if entry is None or entry.status != OPEN:
         raise ValueError(f"{name} is not open")

@@ -13,7 +13,7 @@ from model.world import Label, Model, Violation, World
 
 @dataclass(frozen=True, kw_only=True)
 class Found:
-    """What a search came to.
+    """The result of a search.
 
     Attributes:
         worlds: Different worlds seen.
@@ -31,7 +31,7 @@ class Found:
 
     @property
     def summary(self) -> str:
-        """One line."""
+        """The result in one line."""
         speed = self.worlds / max(self.seconds, 0.001)
         head = f"{self.worlds:,} worlds, {self.moves:,} moves, {self.seconds:.1f} s ({speed:,.0f} worlds/s)"
         return head if self.violation is None else f"{head}: {self.violation.value}, after {len(self.trace)} moves"

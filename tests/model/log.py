@@ -25,7 +25,7 @@ def _encoded_floor(floor: Floor) -> bytes:
 
 
 class Keys(NamedTuple):
-    """What stands at each position (None: deleted), the highest floor, and what valid decisions ever named.
+    """The record at each position (None: deleted), the highest floor, and what valid decisions ever named.
 
     Attributes:
         records: By position. The position after the last is free.
@@ -89,7 +89,7 @@ def delete_below(keys: Keys, position: int) -> Keys:
 
 
 def read(keys: Keys, view: LogView) -> LogView:
-    """What `DecisionLog.read` makes of it."""
+    """Reads on from a view, as `DecisionLog.read` does."""
     return DecisionLog(_Store(keys)).read(view)
 
 

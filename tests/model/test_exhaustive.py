@@ -1,4 +1,4 @@
-"""Every world within a bound, visited once. Crashes and standing still are free, see `model.world`.
+"""Visits every world within a bound, once. Crashes and standing still are free, see `model.world`.
 
 What comes of a search depends on the protocol and the model alone. As long as neither changes, the first tier searches
 some worlds of the larger ones; when one changes, all of them, until they were all searched by::

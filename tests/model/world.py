@@ -61,7 +61,7 @@ Label = tuple[object, ...]
 
 
 class Fault(str, Enum):
-    """What costs one of the faults.
+    """The faults, of which a world has so many.
 
     A request that is applied and whose reply is lost is the same as a late one that lands at once.
     """
@@ -79,7 +79,7 @@ class Fault(str, Enum):
 
 
 class Violation(str, Enum):
-    """What must never be."""
+    """The things that must never be."""
 
     TWICE = "a row is visible twice"
     MISSING = "a batch is done and a row is not visible"
@@ -101,7 +101,7 @@ class Violation(str, Enum):
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
-    """How large the world is.
+    """The size of a world.
 
     Attributes:
         slots: Tasks a batch.
@@ -131,7 +131,7 @@ class Config:
 
 
 class Task(NamedTuple):
-    """One copy of a slot, in a worker process.
+    """A copy of a slot, in a worker process.
 
     Attributes:
         execution: Which of its run's executions it belongs to.
@@ -155,7 +155,7 @@ class Task(NamedTuple):
 
 
 class Lanes(NamedTuple):
-    """One worker's ids of one run and sink: the pool, those kept ready, those still to be initialised."""
+    """The ids of one worker for one run and sink: the pool, those kept ready, those still to be initialised."""
 
     pool: LanePool = LanePool()
     ready: tuple[tuple[int, str, int], ...] = ()
@@ -163,7 +163,7 @@ class Lanes(NamedTuple):
 
 
 class Driver(NamedTuple):
-    """One run: the batch it was asked for, the coordinator's state and effect, and how far the effect has come."""
+    """A run: the batch it was asked for, the coordinator's state and effect, and how far the effect has come."""
 
     asked: int
     state: int
@@ -242,7 +242,7 @@ class Model:
         )
 
     def owns(self, name: str, sinks: tuple[str, ...], tokens: frozenset[Token]) -> bool:
-        """Whether a sweep of these runs takes the id."""
+        """Tells if a sweep of these runs takes the id."""
         found = TransactionalId.parse(name)
         return found is not None and any(found.belongs_to(sink, SHORT_QUERY, tokens) for sink in sinks)
 
@@ -251,11 +251,11 @@ class Model:
         return pool.lend(batch)
 
     def floor_after_put(self, keys: Keys) -> Any:
-        """What the driver reads after a put."""
+        """Returns the floor that the driver reads after a put."""
         return keys.top
 
     def state_of(self, world: World, run: int) -> State:
-        """What a run begins with."""
+        """Returns the state that a run begins with."""
         return State(claim=self.claim(run), transactional=self.config.sinks, reports=True)
 
     def burn(self, pool: LanePool, lane: int, batch: int) -> LanePool:
@@ -263,7 +263,7 @@ class Model:
         return pool
 
     def give_back(self, mine: Lanes, held: tuple[int, str, int], batch: int) -> Lanes:
-        """What becomes of a lane that carried a transaction."""
+        """Gives back a lane that carried a transaction."""
         return mine._replace(pool=mine.pool.give_back(held[0], batch))
 
     abort_bumps = True
@@ -272,7 +272,7 @@ class Model:
 
     @staticmethod
     def claim(run: int) -> Claim:
-        """What a run puts into the log."""
+        """Returns the claim of a run."""
         return Claim(nonce=f"{run:08x}", run=f"run-{run}", query=QUERY)
 
     # --- moves --------------------------------------------------------------------------------------------------------
@@ -405,7 +405,7 @@ class Model:
         return None if legal else Violation.ILLEGAL_STOP
 
     def _said_too_early(self, world: World, driver: Driver, effect: do.Effect) -> Violation | None:
-        """What the check of the servers, a conclusion and a report take for committed has to be."""
+        """Finds a check of the servers, a conclusion or a report for which something is not committed yet."""
         if isinstance(effect, do.RunIntoNothing):
             return None
         batches = range(driver.asked) if isinstance(effect, do.CheckServers) else [driver.asked]
@@ -498,7 +498,7 @@ class Model:
         return after, standing, self.judge(wrong)
 
     def _validate(self, world: World, run: int, driver: Driver, effect: do.Validate) -> Iterator[Move]:
-        """Nothing speaks against it; or a sink objects; or it has to be written again, at once or once it is undone."""
+        """Lets a sink object or not, or the batch be written again, at once or once it is undone."""
         who = f"run {run}"
         yield self._tell(world, run, driver, ("validated",), (who, "meets no objection"))
         if self._faulty(world, run, Fault.OBJECTION):
@@ -573,7 +573,7 @@ class Model:
                 yield move if broken is None else move._replace(violation=broken)
 
     def _finish(self, world: World, run: int, driver: Driver, effect: do.Finish) -> Iterator[Move]:
-        """One commit after the other, in every order: that is what running side by side can come to."""
+        """Commits one after the other, in every order: running side by side can come to nothing else."""
         known: tuple[Outcome | None, ...] = driver.sub or (None,) * len(effect.handles)
         open_ones = [index for index, outcome in enumerate(known) if outcome is None]
         for index in open_ones:
@@ -971,7 +971,7 @@ class Model:
     # --- a crash of everybody -----------------------------------------------------------------------------------------
 
     def stranded(self, world: World) -> list[Move]:
-        """If every driver and task died now: the moves of a fresh run that does not get through. Empty if it does."""
+        """Returns the moves of a fresh run that does not get through, if all others died now. Empty if it does."""
         key = (world[LOG], world[BROKER], world[SPARK])
         if key in self._safe:
             return []

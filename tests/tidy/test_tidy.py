@@ -49,7 +49,7 @@ def of_another_length() -> Iterator[str]:
 
 
 def test_modules_are_short() -> None:
-    nobody(of_another_length(), f"split what is over {MOST_LINES} lines, or say above why it is better whole")
+    nobody(of_another_length(), f"split what is over {MOST_LINES} lines")
 
 
 def test_modules_say_what_they_are() -> None:

@@ -34,7 +34,7 @@ def read(state: State, event: on.LogRead) -> Step:
 
 
 def claim_landed(state: State, event: on.PutLanded) -> Step:
-    """Has the servers checked, before anything is finished, swept or written."""
+    """Asks for a check of the servers, before anything is finished, swept or written."""
     if event.position < event.floor.position:
         # Trap 7: the key was free only because clean-up had freed it. Start reading again from the newer floor.
         return replace(state, phase=Phase.READING, view=LogView()), do.ReadLog(view=LogView())
@@ -90,7 +90,7 @@ def judge_batch(state: State) -> Step:
 
 
 def swept(state: State, _event: on.Swept) -> Step:
-    """Has the batch written."""
+    """Asks for the batch to be written."""
     return preparing.write(replace(state, swept=True))
 
 

@@ -1,4 +1,4 @@
-r"""How records and the floor are written down.
+r"""The format of records and floors.
 
 One text file each: a first line ``sparkonce <kind> <version> <sha256>``, then JSON. The checksum covers the JSON's
 bytes, the kind and the version. A newer version is refused, an older one is read. Nothing is ever unpickled.
@@ -34,13 +34,13 @@ class TooNew(ValueError):  # noqa: N818 - it is what it says
 
 
 def encode_record(record: Record, *, at_ms: int) -> bytes:
-    """A record as bytes. ``at_ms``, milliseconds since the epoch, is for people: the protocol never reads it."""
+    """Writes a record as bytes. ``at_ms``, milliseconds since the epoch, is for people: the protocol never reads it."""
     body = {"at_ms": at_ms, "kind": _KINDS[type(record)], **_ENCODERS[type(record)](record)}
     return _seal("record", body, version=2 if isinstance(record, Void) else 1)
 
 
 def decode_record(data: bytes) -> Record:
-    """A record from bytes.
+    """Reads a record from bytes.
 
     Raises:
         Unreadable: if they are torn or altered.
@@ -54,12 +54,12 @@ def decode_record(data: bytes) -> Record:
 
 
 def decided_at_ms(data: bytes) -> int:
-    """When the record was written, by its driver's clock, milliseconds since the epoch."""
+    """Returns the time at which a record was written, by its driver's clock, in milliseconds since the epoch."""
     return number(_open("record", data)["at_ms"])
 
 
 def encode_floor(floor: Floor) -> bytes:
-    """The floor as bytes."""
+    """Writes the floor as bytes."""
     runs = [
         {
             "token": _token(run.token),
@@ -78,7 +78,7 @@ def encode_floor(floor: Floor) -> bytes:
 
 
 def decode_floor(data: bytes) -> Floor:
-    """The floor from bytes.
+    """Reads the floor from bytes.
 
     Raises:
         Unreadable: if they are torn or altered.
@@ -104,12 +104,12 @@ def decode_floor(data: bytes) -> Floor:
 
 
 def encode_handle(handle: Handle) -> str:
-    """A handle as one line of text."""
+    """Writes a handle as one line of text."""
     return json.dumps(_handle(handle), separators=(",", ":"))
 
 
 def decode_handle(line: str) -> Handle:
-    """A handle from `encode_handle`."""
+    """Reads a handle from the text of `encode_handle`."""
     return _to_handle(json.loads(line))
 
 
@@ -177,7 +177,7 @@ def _topics(sources: TopicIds) -> dict[str, Any]:
 
 
 def _to_topics(body: dict[str, Any]) -> TopicIds:
-    """None in what was written before they were kept."""
+    """Reads topics; records from before they were kept have none."""
     return tuple(sorted((name, text(topic_id)) for name, topic_id in body.get("sources", {}).items()))
 
 

@@ -13,7 +13,7 @@ from sparkonce.protocol.state import BadTransition, Phase, State, batch_of, putt
 from sparkonce.protocol.stopping import Step
 
 MOST_DOUBTS = 8
-"""How often in a row a put's reply may be lost before the run stops and leaves the question to the next one."""
+"""The number of replies that may be lost in a row before the run stops and leaves the question to the next one."""
 
 
 def landed(state: State, event: on.PutLanded) -> Step:

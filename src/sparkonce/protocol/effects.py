@@ -13,7 +13,7 @@ from sparkonce.protocol.view import Floor, LogView, Run
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadLog:
-    """Read the log to its end, on from ``view``, or from the floor, if that has risen above it."""
+    """Go through the log to its end, on from ``view``, or from the floor, if that has risen above it."""
 
     view: LogView
 
@@ -188,7 +188,7 @@ class Done:
 
 
 class StopReason(str, Enum):
-    """Why a run stops."""
+    """The reasons for which a run stops."""
 
     STALE = "a later batch is decided"
     MISMATCH = "the log and the checkpoint do not belong together"

@@ -68,24 +68,24 @@ class PutRefused:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServersChecked:
-    """Every server has what was committed there."""
+    """The servers have what was committed there."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Swept:
-    """What the runs left open has been aborted."""
+    """Transactions that the runs left open have been aborted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prepared:
-    """Every slot has prepared. ``handles`` has one for each sink and slot, also for slots without rows."""
+    """The slots have prepared. ``handles`` has one for each sink and slot, also for slots without rows."""
 
     handles: tuple[Handle, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PrepareFailed:
-    """At least one slot could not prepare.
+    """A slot, or more, could not prepare.
 
     Attributes:
         reason: Why.
@@ -113,12 +113,12 @@ class Unready:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Validated:
-    """Nothing speaks against the decision."""
+    """The decision meets no objection."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Objected:
-    """Something speaks against the decision.
+    """The decision meets an objection.
 
     Attributes:
         reason: What, in the words of the sink that objects, or of whoever keeps the positions.
@@ -170,7 +170,7 @@ class FloorRaised:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Deleted:
-    """What lay below the floor is gone."""
+    """The records below the floor are gone."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -18,7 +18,7 @@ from sparkonce.protocol.stopping import Step
 from sparkonce.protocol.view import Decision
 
 MOST_HEALINGS = 3
-"""How often one run writes a batch's lost transactions again."""
+"""The number of times that one run writes a batch's lost transactions again."""
 
 
 def finish(state: State, decision: Decision, handles: tuple[Handle, ...]) -> Step:
@@ -66,7 +66,7 @@ def finished(state: State, event: on.Finished) -> Step:
 
 
 def judge_loss(state: State, event: on.LogRead) -> Step:
-    """Has what is lost written again. A loss counts only if the log still ends with this run (trap 6)."""
+    """Asks for what is lost to be written again. A loss counts only if the log still ends with this run (trap 6)."""
     known = finishing_of(state)
     if event.view.end != state.view.end:
         return stopping.superseded(state, "the log went on while a loss was judged")

@@ -1,4 +1,4 @@
-r"""Who may touch what: tokens, transactional ids, and the lanes of a worker.
+r"""Ownership of transactions: tokens, transactional ids, and the lanes of a worker.
 
 Ids are parsed to values and compared field by field, never by prefix: ``orders`` must not sweep ``orders-eu``.
 
@@ -14,7 +14,7 @@ import re
 from dataclasses import dataclass, replace
 
 _RUN = r"(?P<prefix>.+)\.(?P<query>[0-9a-f]{12})\.(?P<position>0|[1-9][0-9]{0,18})-(?P<nonce>[0-9a-f]{8})"
-"""What the names of a run's transactions begin with."""
+"""The beginning of the names of a run's transactions."""
 _ID = re.compile(_RUN + r"\.(?P<worker>[0-9a-f]{12})-(?P<lane>0|[1-9][0-9]{0,8})", re.DOTALL)
 
 PREFIX_LIMIT_BYTES = 180
@@ -35,7 +35,7 @@ class Token:
 
 
 def short_query(query_id: str) -> str:
-    """The first 12 hexadecimal digits of a query's UUID: 48 bits, enough to keep a re-made checkpoint apart."""
+    """Returns the first 12 hexadecimal digits of a query's UUID: 48 bits, enough to keep a re-made checkpoint apart."""
     return query_id.replace("-", "").lower()[:12]
 
 
@@ -62,7 +62,7 @@ class TransactionalId:
 
     @classmethod
     def parse(cls, text: str) -> TransactionalId | None:
-        """The id as a value, or None if it is not one of sparkonce's."""
+        """Returns the id as a value, or None if it is not one of sparkonce's."""
         match = _ID.fullmatch(text)
         if match is None:
             return None
@@ -75,7 +75,7 @@ class TransactionalId:
         )
 
     def belongs_to(self, prefix: str, query: str, tokens: frozenset[Token]) -> bool:
-        """Whether one of these runs of this query, under exactly this prefix, made the id."""
+        """Tells if one of these runs of this query, under exactly this prefix, made the id."""
         return self.prefix == prefix and self.query == query and self.token in tokens
 
 
@@ -89,7 +89,7 @@ NAME_PREFIX_LIMIT_BYTES = 100
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TransactionName:
-    """What a copy's transaction is called where each has a name of its own: a gid, a staged file, a staging table.
+    """The name of a copy's transaction where each has one of its own: a gid, a staged file, a staging table.
 
     ``<prefix>.<query>.<position>-<nonce>.<batch>.<slot>.<copy>``, at most 200 bytes.
 
@@ -115,7 +115,7 @@ class TransactionName:
 
     @classmethod
     def parse(cls, text: str) -> TransactionName | None:
-        """The name as a value, or None if it is not one of sparkonce's."""
+        """Returns the name as a value, or None if it is not one of sparkonce's."""
         match = _NAME.fullmatch(text)
         if match is None:
             return None
@@ -129,7 +129,7 @@ class TransactionName:
         )
 
     def belongs_to(self, prefix: str, query: str, tokens: frozenset[Token]) -> bool:
-        """Whether one of these runs of this query, under exactly this prefix, made the name."""
+        """Tells if one of these runs of this query, under exactly this prefix, made the name."""
         return self.prefix == prefix and self.query == query and self.token in tokens
 
 
@@ -139,7 +139,7 @@ HELD = -1
 
 @dataclass(frozen=True, slots=True)
 class LanePool:
-    """Which of its own ids a worker process may initialise next, by number.
+    """The lanes of a worker process: says which of its own ids it may initialise next, by number.
 
     A lane that carried a transaction of batch N may be initialised again from batch N + 2 on. By then batch N + 1 is
     decided, so a late driver that still holds the handle of batch N, and is told "fenced", sees in the log that N

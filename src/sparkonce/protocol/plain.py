@@ -1,4 +1,4 @@
-"""JSON that a file on a disk holds: whatever stands there gives plain values or a ValueError, and nothing else."""
+"""Reads JSON from a file on a disk: gives plain values or a ValueError, whatever the file holds."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _MOST = 2**64
 
 
 def read_json(data: bytes) -> Any:
-    """Objects, arrays, texts, whole numbers, booleans and null.
+    """Reads objects, arrays, texts, whole numbers, booleans and null.
 
     Raises:
         ValueError: for anything else: text that is no UTF-8, no JSON, or nested too deep for Python's reader; a
@@ -28,7 +28,7 @@ def read_json(data: bytes) -> Any:
 
 
 def text(value: Any) -> str:
-    """The value, which is a text.
+    """Returns the value, which is a text.
 
     Raises:
         ValueError: if it is not.
@@ -39,7 +39,7 @@ def text(value: Any) -> str:
 
 
 def number(value: Any) -> int:
-    """The value, which is a whole number of at most 64 bits.
+    """Returns the value, which is a whole number of at most 64 bits.
 
     Raises:
         ValueError: if it is not.
@@ -50,7 +50,7 @@ def number(value: Any) -> int:
 
 
 def is_scalar(value: Any) -> bool:
-    """Whether the value is a text or such a number: what a handle's fields hold."""
+    """Tells if the value is a text or such a number: a handle's fields hold nothing else."""
     try:
         return isinstance(value, str) or number(value) == value
     except ValueError:

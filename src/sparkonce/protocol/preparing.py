@@ -27,7 +27,7 @@ from sparkonce.protocol.stopping import Step
 
 
 def write(state: State, only: frozenset[tuple[str, int]] | None = None) -> Step:
-    """Has the batch written: all of it, or of a decided one only these lost slots."""
+    """Asks for the batch to be written: all of it, or of a decided one only these lost slots."""
     writing = Writing(only=only)
     return replace(state, phase=Phase.WRITING, writing=writing), _effect(state, writing)
 
@@ -72,7 +72,7 @@ def decide(state: State, kind: type[Commit] | type[Amend] | partial[Void], handl
 
 
 def unready(state: State, event: on.Unready) -> Step:
-    """Has the same written again."""
+    """Asks for the same write again."""
     writing = writing_of(state)
     again = replace(writing, attempt=writing.attempt + 1, handles=())
     state = replace(state, writing=again)

@@ -1,4 +1,4 @@
-"""What the log says: a run begins, a batch is decided, some of its handles are void, lost ones have been replaced."""
+"""Records of the log: a run begins, a batch is decided, some of its handles are void, lost ones have been replaced."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from sparkonce.protocol.handles import Handle
 from sparkonce.protocol.ownership import Token
 
 SinkFacts: TypeAlias = tuple[tuple[str, tuple[tuple[str, str], ...]], ...]
-"""For each sink by name, what is remembered of it: pairs, sorted by name."""
+"""The facts of each sink by name: pairs, sorted by name."""
 
 TopicIds: TypeAlias = tuple[tuple[str, str], ...]
 """Pairs of a topic's name and its id, sorted."""
@@ -76,7 +76,7 @@ class Amend:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Void:
-    """Some of batch ``batch``'s handles are not to be committed any more: rows of them are gone from their server.
+    """Void handles of batch ``batch``: rows of them are gone from their server.
 
     From here on nobody commits them. They are aborted, and count as lost.
 

@@ -13,7 +13,7 @@ from sparkonce.protocol.view import Decision, LogView
 
 
 class Phase(str, Enum):
-    """What the coordinator waits for."""
+    """The phases of the coordinator: each waits for one effect to be answered."""
 
     IDLE = "idle"
     READING = "reading the log"
@@ -116,7 +116,7 @@ class State:
         direct: The sinks that write before the decision, without one (AT_LEAST_ONCE).
         after: The sinks that write after the decision, once at most (AT_MOST_ONCE).
         reports: Whether somebody is told how far the query has read.
-        phase: What it waits for.
+        phase: The phase of the run.
         view: The log as last read, with its own records.
         token: Its claim, once that is in the log.
         swept: Whether what older runs left open has been swept.

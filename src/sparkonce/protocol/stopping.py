@@ -1,4 +1,4 @@
-"""How a run stops: at once, or after it has undone its own. Also what follows once that is done."""
+"""Handlers: a run stops, at once or after it has undone its own. Also the next write once that is undone."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a reader of the log knows: which runs there were, which batches are decided, where the log ends."""
+"""The view of the log that a reader has: which runs there were, which batches are decided, where the log ends."""
 
 from __future__ import annotations
 
@@ -78,12 +78,12 @@ class LogView:
 
     @classmethod
     def at(cls, floor: Floor) -> LogView:
-        """The view of a reader that starts at a floor."""
+        """Returns the view of a reader that starts at a floor."""
         return cls(floor=floor, end=floor.position, runs=floor.runs, decisions=(floor.newest,) if floor.newest else ())
 
     @property
     def newest_run(self) -> Run | None:
-        """The run that owns the log."""
+        """The run that owns the log; None if there is none."""
         return self.runs[-1] if self.runs else None
 
     @property
@@ -92,11 +92,11 @@ class LogView:
         return self.decisions[-1] if self.decisions else None
 
     def decision(self, batch: int) -> Decision | None:
-        """The decision for a batch, or None."""
+        """Returns the decision for a batch, or None."""
         return next((known for known in reversed(self.decisions) if known.batch == batch), None)
 
     def apply(self, position: int, record: Record) -> LogView:
-        """The view after one more record.
+        """Returns the view after one more record.
 
         Raises:
             LogViolation: if the record cannot stand there.
