@@ -280,7 +280,6 @@ _REPLACED: tuple[tuple[str, str, Any], ...] = (
     ("sparkonce.driver.run", "os", SimpleNamespace(getpid=lambda: 1)),
     ("sparkonce.driver.run", "Stopwatch", _Stopwatch),
     ("sparkonce.driver.stops", "first_line", _first_line),
-    ("sparkonce.driver.sweeper", "_first_line", _first_line),
     ("sparkonce.log.base", "codec", CODEC),
     (f"{_SINKS}.files.committer", "read_handle", lru_cache(MOST_REMEMBERED)(read_handle)),
     *(

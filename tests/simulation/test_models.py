@@ -16,10 +16,11 @@ from simulation.kafka import CONCURRENT_TRANSACTIONS, Kafka
 from simulation.mariadb import MariaDB
 from simulation.oracle import Oracle, Violation
 from simulation.postgres import Postgres
-from simulation.product import driver, replaced, under_way
+from simulation.product import replaced, under_way
 from simulation.s3 import PREFIX, S3, Upload
 from simulation.spark import Process
 from sparkonce import errors
+from sparkonce.driver import stops
 from sparkonce.protocol.ownership import Token
 from sparkonce.sink import Owner
 from sparkonce.sinks.files.names import file_path
@@ -74,9 +75,9 @@ def test_a_model_that_fails_is_never_read_as_an_answer() -> None:
 def test_what_a_run_goes_on_after_is_an_error_of_sparkonce() -> None:
     one = simulation("postgres")
     with replaced(), under_way(one):
-        assert "away" in driver._first_line(errors.UnknownOutcomeError("away"))
+        assert "away" in stops.first_line(errors.UnknownOutcomeError("away"))
         with pytest.raises(Broken):
-            driver._first_line(TypeError("no"))
+            stops.first_line(TypeError("no"))
     assert one.oracle.violation is Violation.FAILED
 
 

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from sparkonce import errors
+from sparkonce.driver import stops
 from sparkonce.driver.outage import Outage
 from sparkonce.protocol import sweeping as on
 from sparkonce.protocol.outcomes import FINAL
@@ -132,7 +133,7 @@ class Sweeper:
         try:
             self._sweep(name, runs)
         except Exception as error:  # noqa: BLE001 - the rows are safe either way, and the other sinks are swept
-            logger.warning("What this run left open in sink %r could not be aborted: %s", name, _first_line(error))
+            logger.warning("What this run left open in sink %r could not be aborted: %s", name, stops.first_line(error))
             return False
         return True
 
@@ -162,8 +163,3 @@ class Sweeper:
                 f"{waiting[0].reason}",
                 next_step="See whether the server can be reached, then start the query again.",
             )
-
-
-def _first_line(error: BaseException) -> str:
-    lines = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {lines[0] if lines else ''}"
