@@ -6,13 +6,14 @@ from dataclasses import dataclass
 
 from crashes.target import ABORT, COMMIT, PREPARE, Target
 from sparkonce.protocol.state import Phase
-from striking.points import BEGUN, CONCLUDED, HALFWAY, IN_COMMITTER, IN_DRIVER, IN_WRITERS, PREPARED, WRITTEN
+from striking.points import ASKING, BEGUN, CONCLUDED, HALFWAY, IN_COMMITTER, IN_DRIVER, IN_WRITERS, PREPARED, WRITTEN
 
-POINTS = (*IN_DRIVER, *IN_WRITERS, *IN_COMMITTER)
+POINTS = (*IN_DRIVER, *ASKING, *IN_WRITERS, *IN_COMMITTER)
 
 BEFORE = {
     Phase.READING.name: HALFWAY,
     Phase.CLAIMING.name: Phase.DECIDING.name,
+    Phase.CHECKING.name: HALFWAY,
     Phase.SWEEPING.name: PREPARED,
     Phase.REPLAYING.name: Phase.IDLE.name,
 }

@@ -24,6 +24,9 @@ FINISHING when nothing is committed yet, SWEEPING_OWN when all is committed, IDL
 the batch is done.
 """
 
+ASKING = (Phase.CHECKING.name, Phase.VALIDATING.name, Phase.CONCLUDING.name)
+"""Phases in which the driver only asks sinks or tells them. The crash matrix strikes them, whole queries do not."""
+
 FIRST = (Phase.READING.name, Phase.CLAIMING.name, Phase.SWEEPING.name, Phase.REPLAYING.name)
 """Those that only the first batch of a run goes through."""
 

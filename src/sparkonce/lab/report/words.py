@@ -32,12 +32,14 @@ class Stage:
 
 STAGES = (
     Stage(name="starting", title="Spark starts", phases=(STARTING,)),
-    Stage(name="claiming", title="taking over the log", phases=("READING", "CLAIMING", "SWEEPING")),
+    Stage(name="claiming", title="taking over the log", phases=("READING", "CLAIMING", "CHECKING", "SWEEPING")),
     Stage(name="replaying", title="repeating a decided batch", phases=("REPLAYING",)),
-    Stage(name="writing", title="writing and preparing", phases=("WRITING",)),
+    Stage(name="writing", title="writing and preparing", phases=("WRITING", "VALIDATING")),
     Stage(name="deciding", title="deciding", phases=("DECIDING", "RESOLVING")),
     Stage(name="finishing", title="committing", phases=("FINISHING", "JUDGING", "DELIVERING")),
-    Stage(name="tidying", title="tidying", phases=("SWEEPING_OWN", "RAISING_FLOOR", "TIDYING")),
+    Stage(
+        name="tidying", title="tidying", phases=("SWEEPING_OWN", "RAISING_FLOOR", "TIDYING", "CONCLUDING", "REPORTING")
+    ),
     Stage(name="undoing", title="aborting, stopped", phases=("ABORTING", "STOPPED")),
     Stage(name="idle", title="between two batches", phases=("IDLE",)),
 )
@@ -50,10 +52,12 @@ PHASES: Mapping[str, str] = MappingProxyType(
         STARTING: "The driver's process runs and Spark starts; no batch has begun.",
         "READING": "The driver reads the decision log to learn what earlier drivers decided.",
         "CLAIMING": "The driver claims the log with a record of its own. Older drivers can decide nothing after it.",
+        "CHECKING": "The driver asks every system whether it still has the newest batch that was committed there.",
         "SWEEPING": "The driver aborts the transactions that older drivers left open.",
         "REPLAYING": "A batch that was decided earlier is committed, if it was not already. Spark computes it again to "
         "restore its state, and writes none of it.",
         "WRITING": "Workers write the batch's rows to every system and prepare them: complete, durable, invisible.",
+        "VALIDATING": "The driver asks for objections to the decision, such as a topic that was deleted and made again.",
         "DECIDING": "The driver puts one record into the decision log. Before it the batch can only be aborted, after "
         "it only be committed.",
         "RESOLVING": "The reply to that put was lost; the driver reads the log to learn whether the record is there.",
@@ -63,6 +67,8 @@ PHASES: Mapping[str, str] = MappingProxyType(
         "SWEEPING_OWN": "If a task ran more than once, the transactions of the attempts that lost are aborted.",
         "RAISING_FLOOR": "Before old decisions are deleted, the log records up to which batch.",
         "TIDYING": "Old decisions are deleted.",
+        "CONCLUDING": "Systems that keep a list of whole batches are told that this one is committed.",
+        "REPORTING": "Consumer groups are told how far the query has read.",
         "IDLE": "The batch is finished; the next one has not begun.",
         "ABORTING": "The batch could not be prepared; its prepared transactions are aborted.",
         "STOPPED": "The query has stopped.",
