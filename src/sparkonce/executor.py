@@ -19,7 +19,7 @@ from sparkonce.sink import Owner, SinkWriter, TwoPhaseCommitSink, WriterContext
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SinkTask:
-    """What one sink takes from the rows.
+    """The task of a slot for one sink.
 
     Attributes:
         sink: The sink.
@@ -36,7 +36,7 @@ class SinkTask:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlotTask:
-    """What every slot of a batch does.
+    """The task of every slot of a batch.
 
     Attributes:
         batch: Spark's batch id.
@@ -56,7 +56,7 @@ def write_slot(
 
     Args:
         rows: The slot's rows.
-        task: What to do.
+        task: The batch's.
         slot: The task's partition.
         copy: Names this execution of the slot, see `WriterContext.copy`.
         attempt: 0 for the first try. A later one does not write to AT_MOST_ONCE sinks: the first may have.
@@ -85,7 +85,7 @@ def write_slot(
 
 
 class _Part:
-    """One sink's share of a slot."""
+    """The writing of a slot to one sink."""
 
     def __init__(self, part: SinkTask, task: SlotTask, slot: int, copy: str) -> None:
         self._part = part

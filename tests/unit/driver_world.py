@@ -117,7 +117,7 @@ def owner_of(driver: RunDriver, name: str = "memory") -> Owner:
 
 
 class Work:
-    """One batch's plan."""
+    """The plan of a batch."""
 
     def __init__(self, sinks: Mapping[str, TwoPhaseCommitSink], batch: int) -> None:
         self.sinks = sinks
@@ -185,7 +185,7 @@ class Work:
 
 
 class World:
-    """What outlives a driver: the folder, the servers."""
+    """The world that outlives a driver: the folder, the servers."""
 
     def __init__(self, folder: Path) -> None:
         self.checkpoint = folder
@@ -259,7 +259,7 @@ class World:
         return [one for server in self.servers.values() for one in server.unfinished()]
 
     def records(self) -> list[Record]:
-        """What stands in the log, from its floor on."""
+        """Lists the log's records, from its floor on."""
         folder = self.checkpoint / "sparkonce" / "records"
         return [decode_record(path.read_bytes()) for path in sorted(folder.iterdir())]
 

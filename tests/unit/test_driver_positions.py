@@ -43,7 +43,7 @@ def test_one_that_fails_is_told_of_and_the_others_are_still_told(caplog: pytest.
         positions.close()
     assert broken.told == other.told == [("after", ("a",)), ("close",)]
     assert [record.getMessage() for record in caplog.records] == [
-        "a position could not be reported: RuntimeError: no way"
+        "A position could not be reported: RuntimeError: no way"
     ] * 2
 
 

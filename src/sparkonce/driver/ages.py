@@ -1,4 +1,4 @@
-"""How long a batch takes, held against how long its transactions may live."""
+"""Compares how long a batch takes with how long its transactions may live."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from sparkonce.protocol.handles import Handle
 from sparkonce.sink import Facts, TwoPhaseCommitSink
 
 _MARGIN, _MARGIN_S = 0.1, 30.0
-"""What must be left of a transaction's life when its batch is decided: a part of it, and at least so many seconds."""
+"""The rest of a transaction's life when its batch is decided: at least this part of it, and so many seconds."""
 
 
 @dataclass(frozen=True, slots=True)
 class Life:
-    """How long the transactions of a sink may stay open, in seconds."""
+    """The seconds for which the transactions of a sink may stay open."""
 
     sink: str
     seconds: float
@@ -73,7 +73,7 @@ def too_old(
 
 
 class Pace:
-    """How long the run's last batch took to be written, from which the next one's time is guessed."""
+    """The pace of a run: the time that its last batch took to be written, from which the next one's is guessed."""
 
     def __init__(self) -> None:
         self._took_s = 0.0

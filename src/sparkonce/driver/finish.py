@@ -126,11 +126,13 @@ class Finisher:
         handles = effect.handles
         try:
             for handle, answer in self._sinks.ask(handles, lambda committer, some: committer.abort(some)):
-                logger.info("aborted sink=%s slot=%d: %s", handle.sink, handle.slot, answer.outcome.value)
+                logger.info("sink=%s slot=%d aborted: %s", handle.sink, handle.slot, answer.outcome.value)
                 if answer.in_flight:
                     self._sweeper.leave_names(handle.sink)
         except Exception as error:  # noqa: BLE001 - the run stops with a better reason; the next run sweeps
-            logger.warning("could not abort %d transactions of this run: %s", len(handles), stops.first_line(error))
+            logger.warning(
+                "%d transactions of this run could not be aborted: %s", len(handles), stops.first_line(error)
+            )
             for name in {handle.sink for handle in handles}:
                 self._sweeper.leave_names(name)
         return on.Aborted()

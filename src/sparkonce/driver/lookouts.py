@@ -1,4 +1,4 @@
-"""Has sinks look, now and then, at what others do to the readers of their rows."""
+"""Lets sinks look, now and then, at what others do to the readers of their rows."""
 
 from __future__ import annotations
 
@@ -48,10 +48,10 @@ class Lookouts:
                     if self._closed.wait(self._every_s):
                         return
         except Exception as error:  # noqa: BLE001 - nothing of the query depends on it
-            logger.debug("nobody looks at what others do to this query's readers: %s", error)
+            logger.debug("Nobody looks at what others do to this query's readers: %s", error)
 
     def _look(self, lookout: Lookout) -> None:
         try:
             lookout.look(self.batch_s)
         except Exception as error:  # noqa: BLE001 - the next look may do
-            logger.debug("could not look at what others do to this query's readers: %s", error)
+            logger.debug("What others do to this query's readers could not be looked at: %s", error)

@@ -1,7 +1,7 @@
-"""Those who are told how far a query has read. What goes wrong there is a warning.
+"""The reporters of a query's positions: they are told how far it has read. An error there is a warning.
 
-But for one thing: who adds to a prepared transaction and does not learn whether that was done must say so, because
-what is still under way may change the transaction after its commit. The batch is then given up.
+With one exception: a reporter that adds to a prepared transaction and gets no answer must object. The request that is
+still under way may change the transaction after its commit, so the batch is given up.
 """
 
 from __future__ import annotations
@@ -17,27 +17,27 @@ logger = logging.getLogger("sparkonce")
 
 
 class PositionReporter(Protocol):
-    """Somebody who is told, such as a consumer group."""
+    """A reporter of positions, such as a consumer group."""
 
     def check(self, facts: Mapping[str, Facts]) -> None:
-        """Sees at the start of a run, with each sink's facts, whether the settings fit; raises if they do not."""
+        """Checks at the start of a run whether the settings fit each sink's facts; raises if they do not."""
 
     def before_decision(self, handles: Sequence[Handle], sources: Sequence[str]) -> str:
-        """A batch is prepared, with these handles and, for each source, this end offset.
+        """Learns that a batch is prepared, with these handles and, for each source, this end offset.
 
         Returns:
             Why the batch must not be decided, or an empty string. An error counts as a reason.
         """
 
     def after_finish(self, sources: Sequence[str]) -> None:
-        """The batch with these end offsets is decided and finished, in this run or an older one."""
+        """Learns that the batch with these end offsets is finished, in this run or an older one."""
 
     def close(self) -> None:
         """Frees what it holds."""
 
 
 class Positions:
-    """All reporters of a run."""
+    """The reporters of a run."""
 
     def __init__(self, reporters: Sequence[PositionReporter] = ()) -> None:
         self._reporters = tuple(reporters)
@@ -56,7 +56,7 @@ class Positions:
             answers = (reporter.before_decision(handles, sources) for reporter in self._reporters)
             return next(filter(None, answers), "")
         except Exception as error:  # whatever it is, it may have touched a transaction
-            logger.warning("a position could not be added to a batch", exc_info=error)
+            logger.warning("A position could not be added to a batch.", exc_info=error)
             return f"{type(error).__name__}: {error}"
 
     def after_finish(self, sources: Sequence[str]) -> None:
@@ -77,4 +77,4 @@ def _tell_one(reporter: PositionReporter, call: Callable[[PositionReporter], Non
         call(reporter)
     except Exception as error:
         # The rows are decided without it, and the next batch's positions say it all again.
-        logger.warning("a position could not be reported: %s: %s", type(error).__name__, error, exc_info=True)
+        logger.warning("A position could not be reported: %s: %s", type(error).__name__, error, exc_info=True)

@@ -13,7 +13,7 @@ from sparkonce.protocol.state import Phase
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchProgress:
-    """One committed batch.
+    """A committed batch.
 
     Attributes:
         batch: Spark's batch id.

@@ -23,7 +23,7 @@ from sparkonce.protocol.view import LogView, LogViolation
 logger = logging.getLogger("sparkonce")
 
 CONTESTED = 4
-"""From how many claims in a row on a run waits before its own: drivers that depose each other must back off."""
+"""The number of claims in a row from which on a run waits before its own: drivers that depose each other back off."""
 LONGEST_BACK_OFF_S = 30.0
 
 
@@ -102,7 +102,7 @@ class LogWriter:
         try:
             return self._log.read(view).end > view.end
         except (OSError, LogViolation, errors.LogError) as error:
-            logger.warning("the decision log could not be read: %s", error)
+            logger.warning("The decision log could not be read: %s", error)
             return False
 
     def tidy(self, effect: do.RaiseFloor | do.DeleteBelow, work: BatchWork) -> on.Event:
@@ -130,7 +130,7 @@ def _back_off(contested: int) -> None:
     wait_s = doubled(1.0, contested - CONTESTED, LONGEST_BACK_OFF_S) * random.uniform(0.5, 1.0)  # noqa: S311
     logger.warning(
         "%d runs have claimed this query without committing a batch; waiting %.1f s before the next claim. Two "
-        "supervised drivers on one checkpoint depose each other: stop one of them.",
+        "supervised drivers on one checkpoint depose each other. Next: stop one of them.",
         contested,
         wait_s,
     )

@@ -1,4 +1,4 @@
-"""One run of a query: asks the coordinator what to do, has it done, and tells the coordinator what came of it."""
+"""Runs a query's batches: asks the coordinator what to do, has it done, and tells the coordinator what came of it."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ logger = logging.getLogger("sparkonce")
 KEPT_PROGRESS = 100
 
 Listener = Callable[[Phase, int], None]
-"""Told of each phase that the run enters, and the batch, before anything is done in it."""
+"""The listener is told of each phase that the run enters, and the batch, before anything is done in it."""
 
 
 class RunDriver:
@@ -195,5 +195,5 @@ class RunDriver:
     def _die(self) -> None:
         """Ends the run for good: what it had under way belongs to the next run's recovery."""
         batch, self.state = self.state.batch, State(claim=self.state.claim, phase=Phase.STOPPED)
-        logger.info("run %s stopped at batch %s", self.state.claim.run, batch.number if batch else "-")
+        logger.info("Run %s has stopped at batch %s.", self.state.claim.run, batch.number if batch else "-")
         self.close()

@@ -49,7 +49,7 @@ _SPREAD_OTHERWISE = (
     "spark.sql.shuffle.partitions, cores, spark.sql.adaptive.enabled) until this batch is committed. A plan with "
     "coalesce() may never give them again: see the documentation, Operations."
 )
-"""Where a replay gives the very same rows, only not slot by slot, nothing is gone that could not be written again."""
+"""The next step where a replay gives the very same rows, only in other slots: nothing is gone for good."""
 
 
 _DELETED = (
@@ -58,7 +58,7 @@ _DELETED = (
 )
 
 _IF_MOVED = ". If it was moved"
-"""Where the coordinator's message about a log at another place goes on to what can be done."""
+"""The words in the coordinator's message about a log at another place behind which it says what to do."""
 
 _MOVED = (
     "if the checkpoint was moved, and nothing runs on the old one any more, say so once: "
@@ -66,11 +66,11 @@ _MOVED = (
 )
 
 _ADVISED = frozenset({do.StopReason.PREPARE_FAILED, do.StopReason.UNKNOWN, do.StopReason.TOO_OLD})
-"""Reasons whose next step depends on what a system has said, if it has said anything."""
+"""The reasons whose next step is a system's own advice, if it gives one."""
 
 
 class Trouble:
-    """What the effect that was carried out last has failed by.
+    """The failure of the effect that was carried out last.
 
     Attributes:
         cause: The error; None if there was none.

@@ -1,4 +1,4 @@
-"""What speaks against deciding a prepared batch: a sink, the positions, or the age of its transactions."""
+"""Asks for objections to a prepared batch: of the sinks, of the positions, and by the age of its transactions."""
 
 from __future__ import annotations
 

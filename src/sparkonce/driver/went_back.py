@@ -101,7 +101,9 @@ def _is_gone(committer: SinkCommitter, decision: Decision, sink: str) -> bool:
     if not all(answer.outcome in COMMITTED for answer in answers):
         return True
     committer.conclude(decision.batch, handles)
-    logger.warning("sink=%s batch=%d: its server had lost the commit; it is committed again", sink, decision.batch)
+    logger.warning(
+        "sink=%s batch=%d: the server had lost the commit, and has committed it again.", sink, decision.batch
+    )
     return _is_missing(committer, decision, sink)
 
 

@@ -1,4 +1,4 @@
-"""What the engine does with a batch's plan, as the driver asks for it."""
+"""The work of the engine: it runs a batch's plan when the driver asks for it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from sparkonce.sink import Owner
 
 
 class BatchWork(Protocol):
-    """One batch's plan."""
+    """The plan of a batch."""
 
     def write(
         self,

@@ -1,4 +1,4 @@
-"""Has a batch written and prepared, again where a system was away or the batch outlived its transactions."""
+"""Gets a batch written and prepared, again where a system was away or the batch outlived its transactions."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ class BatchWriter:
         return event
 
     def _verdict(self, event: on.PrepareFailed | on.Objected | on.TooOld) -> on.Event:
-        """Has the batch written again if that may help."""
+        """Asks for the batch to be written again if that may help."""
         took_s = time.monotonic() - self._started_s
         if self._life is not None and self._outlived(event, took_s, self._life):
             if self._slow_s is None and not self._computed_first:
@@ -164,7 +164,7 @@ class BatchWriter:
         try:
             self._sweeper.sweep_older([name for name in effect.sinks if name in state.transactional], own, 0.0)
         except errors.UnknownOutcomeError as error:
-            logger.debug("what the failed write left open is not undone yet: %s", error.message)
+            logger.debug("What the failed write left open is not undone yet: %s", error.message)
             return on.Unready()
         return None
 

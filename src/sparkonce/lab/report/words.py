@@ -57,7 +57,7 @@ PHASES: Mapping[str, str] = MappingProxyType(
         "REPLAYING": "A batch that was decided earlier is committed, if it was not already. Spark computes it again to "
         "restore its state, and writes none of it.",
         "WRITING": "Workers write the batch's rows to every system and prepare them: complete, durable, invisible.",
-        "VALIDATING": "The driver asks for objections to the decision, such as a topic that was deleted and made again.",
+        "VALIDATING": "The driver asks for objections to the decision, such as a topic that was made anew.",
         "DECIDING": "The driver puts one record into the decision log. Before it the batch can only be aborted, after "
         "it only be committed.",
         "RESOLVING": "The reply to that put was lost; the driver reads the log to learn whether the record is there.",
