@@ -9,6 +9,7 @@ import pytest
 from sparkonce.errors import ConfigurationError
 from sparkonce.guarantees import Guarantee
 from sparkonce.sinks.kafka.settings import DEFAULTS, admin_settings, producer_settings
+from sparkonce.sinks.kafka.sink import KafkaSink
 
 SERVERS = {"bootstrap.servers": "a:1, b:2"}
 SASL = {**SERVERS, "security.protocol": "sasl_plaintext"}
@@ -228,3 +229,20 @@ def test_tokens_need_a_callback_of_ones_own() -> None:
         provider()
     with pytest.raises(ConfigurationError, match=r"sasl\.oauthbearer\.method='oidc'"):
         provider(sasl__oauthbearer__method="OIDC")
+
+
+@pytest.mark.parametrize("prefix", ["", "x" * 181, "é" * 91, "a\nb", 7])
+def test_a_prefix_that_cannot_be_used(prefix: str) -> None:
+    with pytest.raises(ConfigurationError, match="prefix="):
+        KafkaSink(SERVERS, topic="t", prefix=prefix)
+
+
+@pytest.mark.parametrize("prefix", [" ", "  orders"])
+def test_a_prefix_that_librdkafka_changes_is_refused(prefix: str) -> None:
+    with pytest.raises(ConfigurationError, match=f"prefix={prefix!r} begins with a space"):
+        KafkaSink(SERVERS, topic="t", prefix=prefix)
+
+
+@pytest.mark.parametrize("prefix", ["orders ", "é" * 90])
+def test_a_prefix_that_can_be_used(prefix: str) -> None:
+    assert KafkaSink(SERVERS, topic="t", prefix=prefix).prefix == prefix

@@ -12,6 +12,8 @@ MODES = (APPEND, UPSERT)
 STAGED, TWO_PHASE = "staged", "two_phase"
 COMMITS = (STAGED, TWO_PHASE)
 
+_PREFIX_EXAMPLE = "a text, such as 'sparkonce'"
+
 
 def commit(value: str) -> str:
     """Returns how a database sink commits: `STAGED` or `TWO_PHASE`."""
@@ -48,14 +50,32 @@ def name_prefix(prefix: Any, name: str, *, most_bytes: int) -> str:
         name: The sink's.
         most_bytes: Of both together.
     """
-    given = nonempty("prefix", prefix, example="a text, such as 'sparkonce'")
+    given = nonempty("prefix", prefix, example=_PREFIX_EXAMPLE)
     whole = f"{given}.{name}"
-    size = len(whole.encode())
-    if size > most_bytes or not whole.isprintable():
+    _refuse_unusable(f"prefix={prefix!r} with name={name!r}: together {whole!r}, which", whole, most_bytes, "")
+    return whole
+
+
+def own_prefix(prefix: Any, *, most_bytes: int, without: str = "") -> str:
+    """Returns the prefix of a sink whose transactions' names do not hold the sink's name beside it.
+
+    Args:
+        prefix: The user's.
+        most_bytes: The most bytes that it may have.
+        without: Characters that it must not have.
+    """
+    given = nonempty("prefix", prefix, example=_PREFIX_EXAMPLE)
+    _refuse_unusable(f"prefix={prefix!r}", given, most_bytes, without)
+    return given
+
+
+def _refuse_unusable(shown: str, text: str, most_bytes: int, without: str) -> None:
+    size = len(text.encode())
+    if size > most_bytes or not text.isprintable() or set(text) & set(without):
+        barred = f" without any of {without}" if without else ""
         raise ConfigurationError(
-            f"prefix={prefix!r} with name={name!r}: together {whole!r}, which has {size} bytes.",
-            next_step=f"Choose shorter ones: {most_bytes} printable bytes or less together. They are a part of the "
-            "transactions' names on the server.",
+            f"{shown} has {size} bytes, and cannot be used.",
+            next_step=f"Choose {most_bytes} printable bytes or less{barred}: they are a part of the transactions' "
+            "names on the server.",
             setting="prefix",
         )
-    return whole

@@ -11,7 +11,7 @@ from typing import Any
 
 from sparkonce.errors import ConfigurationError, PreflightError
 from sparkonce.guarantees import Guarantee
-from sparkonce.protocol.ownership import PREFIX_LIMIT_BYTES, Token, TransactionalId
+from sparkonce.protocol.ownership import Token, TransactionalId
 from sparkonce.sink import Facts
 from sparkonce.sinks.kafka.outcomes import NONE, BrokerAnswer, Transaction
 from sparkonce.sinks.kafka.partitions import metadata_request
@@ -131,7 +131,7 @@ def preflight(
     producer = producer_settings(settings, guarantee)
     connection = admin_settings(settings)
     check_producer(producer)
-    chosen_prefix = _check_prefix(prefix if prefix is not None else f"sparkonce-{query}")
+    chosen_prefix = f"sparkonce-{query}" if prefix is None else prefix
     chosen_ms = _chosen_timeout_ms(settings, timeout_ms)
     with closing(TransactionClient(connection, connections=1)) as client:
         protocol = str(producer.get("security.protocol", "PLAINTEXT")).upper()
@@ -193,24 +193,6 @@ def check_producer(settings: Mapping[str, Any]) -> None:
             f"librdkafka does not accept the settings: {error.args[0].str().strip()}.",
             next_step="Correct or remove the setting it names; see librdkafka's CONFIGURATION.md.",
         ) from error
-
-
-def _check_prefix(prefix: str) -> str:
-    size = len(prefix.encode())
-    if not prefix or size > PREFIX_LIMIT_BYTES or not prefix.isprintable():
-        raise PreflightError(
-            f"prefix={prefix!r} has {size} bytes and cannot be used.",
-            next_step=f"Use 1 to {PREFIX_LIMIT_BYTES} bytes of printable characters.",
-            setting="prefix",
-        )
-    if prefix != prefix.lstrip():
-        raise PreflightError(
-            f"prefix={prefix!r} begins with a space, which librdkafka leaves out: the brokers would "
-            "know the transactions under other ids than the log does, and nobody could commit them.",
-            next_step=f"Use {prefix.lstrip()!r}, or any other prefix that does not begin with a space.",
-            setting="prefix",
-        )
-    return prefix
 
 
 def _chosen_timeout_ms(settings: Mapping[str, Any], timeout_ms: int | None) -> int | None:

@@ -11,9 +11,20 @@ from typing import Any
 
 from sparkonce.errors import ConfigurationError
 from sparkonce.guarantees import Guarantee
+from sparkonce.protocol.ownership import PREFIX_LIMIT_BYTES
+from sparkonce.sinks._shared.settings import own_prefix
 from sparkonce.sinks.kafka.translation import admin_settings, is_true, plain_names
 
-__all__ = ["DEFAULTS", "NEVER", "NEVER_MS", "admin_settings", "lasting", "producer_settings", "size_settings"]
+__all__ = [
+    "DEFAULTS",
+    "NEVER",
+    "NEVER_MS",
+    "admin_settings",
+    "id_prefix",
+    "lasting",
+    "producer_settings",
+    "size_settings",
+]
 
 NEVER, NEVER_MS = "never", 2**31 - 1
 """A transaction timeout that never ends, as a word and as Kafka's number, which holds from 4.1 on (KIP-939). Older
@@ -99,6 +110,23 @@ def lasting(timeout_ms: int) -> str:
         return "never times out"
     minutes, rest = divmod(timeout_ms, 60_000)
     return f"{minutes} min" if not rest else f"{timeout_ms / 1000:g} s"
+
+
+def id_prefix(prefix: Any) -> str:
+    """Returns the user's prefix of transactional ids.
+
+    Raises:
+        ConfigurationError: if transactional ids cannot begin with it.
+    """
+    given = own_prefix(prefix, most_bytes=PREFIX_LIMIT_BYTES)
+    if given != given.lstrip():
+        raise ConfigurationError(
+            f"prefix={given!r} begins with a space, which librdkafka leaves out: brokers would know the transactions "
+            "under other ids than the log, and nobody could commit them.",
+            next_step=f"Use {given.lstrip()!r}, or another prefix that does not begin with a space.",
+            setting="prefix",
+        )
+    return given
 
 
 def _check_without_idempotence(settings: dict[str, Any], guarantee: Guarantee) -> None:

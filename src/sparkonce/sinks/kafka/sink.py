@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from sparkonce.arguments import mapping, nonempty, whole_number
 from sparkonce.guarantees import Guarantee
 from sparkonce.sink import Facts, Lookout, SinkCommitter, SinkWriter, TwoPhaseCommitSink, WriterContext
-from sparkonce.sinks.kafka.settings import NEVER, NEVER_MS, lasting, producer_settings, size_settings
+from sparkonce.sinks.kafka.settings import NEVER, NEVER_MS, id_prefix, lasting, producer_settings, size_settings
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -55,7 +55,7 @@ class KafkaSink(TwoPhaseCommitSink):
         elif timeout_ms is not None and not str(timeout_ms).isdecimal():
             whole_number(_TIMEOUT_SETTING, timeout_ms, least=1)
         self.topic = topic if topic is None else nonempty("topic", topic, example="the name of one topic")
-        self.prefix = prefix if prefix is None else nonempty("prefix", prefix, example="a text, or leave it out")
+        self.prefix = prefix if prefix is None else id_prefix(prefix)
         self.former_cluster_id = former_cluster_id
         self._said = False
         producer_settings(self.settings, self.guarantee)
