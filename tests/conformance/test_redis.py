@@ -125,7 +125,7 @@ class TestIncrementsInACluster(Incrementing):
         ledger = names.ledger_of(name).name
         (home,) = (client for client in self.everywhere.clients if ledger.encode() in client.scan_iter())
         stands = home.hget(ledger, str(name)).decode()
-        entry = names.Entry.parse(stands)
+        entry = names.LedgerEntry.parse(stands)
         # Its rows have gone by themselves, a week and more ago.
         for key in self.everywhere.own_keys():
             if key.endswith(str(name).encode()):

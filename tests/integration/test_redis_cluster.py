@@ -22,7 +22,7 @@ from sparkonce.sinks.redis import names
 from sparkonce.sinks.redis import writer as writing
 from sparkonce.sinks.redis.committer import RedisCommitter
 from sparkonce.sinks.redis.hash_slots import HASH_SLOTS, unpack_slots
-from sparkonce.sinks.redis.names import Entry
+from sparkonce.sinks.redis.names import LedgerEntry
 from sparkonce.sinks.redis.sink import RedisSink
 
 __all__ = ["cluster"]
@@ -57,9 +57,9 @@ def is_applied(everywhere: Everywhere, times: int = TIMES) -> bool:
     return len(found) == KEYS and set(found.values()) == {str(times).encode()}
 
 
-def entry_of(query: Query, everywhere: Everywhere, handle: Handle) -> Entry:
+def entry_of(query: Query, everywhere: Everywhere, handle: Handle) -> LedgerEntry:
     home = next(client for client in everywhere.clients if query.ledger.encode() in set(client.scan_iter()))
-    return Entry.parse(home.hget(query.ledger, str(handle[names.TRANSACTION])).decode())
+    return LedgerEntry.parse(home.hget(query.ledger, str(handle[names.TRANSACTION])).decode())
 
 
 def test_rows_are_spread_over_all_nodes_and_applied_once(query: Query, everywhere: Everywhere) -> None:

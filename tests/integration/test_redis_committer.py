@@ -18,7 +18,7 @@ from sparkonce.protocol.outcomes import Outcome
 from sparkonce.rig.servers.redis import RedisServer
 from sparkonce.sink import SinkCommitter
 from sparkonce.sinks.redis import committer as committing
-from sparkonce.sinks.redis import scripts
+from sparkonce.sinks.redis import names, scripts
 from sparkonce.sinks.redis.encoding import CHUNK_VALUES
 from sparkonce.sinks.redis.nodes import Nodes
 from sparkonce.sinks.redis.outcomes import Refusal
@@ -60,7 +60,9 @@ def _is_of(one: Handle, *others: Handle) -> bool:
 def apply_chunks(query: Query, client: Any, handle: Handle, count: int) -> None:
     """What a committer does that dies after so many chunks."""
     committer = query.sink.committer()
-    committer._decide([committer._named(handle)], "single")  # type: ignore[attr-defined]
+    found = names.StagedTransaction.of(handle)
+    assert found is not None
+    committer._decide([committing._Pending(found.name, found.seen)], "single")  # type: ignore[attr-defined]
     for _ in range(count):
         client.eval(scripts.APPLY.text, 1, staged(handle), scripts.END, CHUNK_VALUES)
     committer.close()
@@ -107,7 +109,7 @@ def test_a_server_that_does_not_say_how_old_something_is_leaves_it_unknown(
     handle = query.prepare(rows(10))
     refused = Refusal("NOPERM", "this user may not")
     monkeypatch.setattr(Nodes, "run", lambda _, requests: [refused for _ in requests])
-    with pytest.raises(UnknownOutcomeError, match="does not say what it has"):
+    with pytest.raises(UnknownOutcomeError, match="does not tell what it has"):
         query.committer.begun_ms([handle])
 
 
@@ -162,7 +164,7 @@ def test_any_reply_of_a_commit_is_lost(query: Query, client: Any, monkeypatch: p
         nonlocal count
         count += 1
         if count == lost:
-            nodes._lines[address].read_response()
+            nodes._connections[address].read_response()
             nodes._hang_up(address)
         return receive(nodes, address)
 

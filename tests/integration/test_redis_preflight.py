@@ -61,7 +61,7 @@ def test_a_server_that_is_too_old_is_refused(server: RedisServer, client: Any, m
     version = client.info("server")["redis_version"]
     newer = int(version.split(".")[0]) + 1
     monkeypatch.setattr(preflight_module, "OLDEST", (newer, 0))
-    with pytest.raises(PreflightError, match=rf"runs Redis {re.escape(version)}\..* needs {newer}\.0 or newer"):
+    with pytest.raises(PreflightError, match=rf"runs Redis {re.escape(version)}\..* Use Redis {newer}\.0 or newer"):
         preflight(RedisSink(server.url))
     assert client.keys() == []
 
@@ -135,7 +135,7 @@ def test_another_server_is_refused(server: RedisServer, client: Any) -> None:
 
 
 def test_a_cluster_and_a_server_are_told_apart(server: RedisServer, cluster: RedisCluster) -> None:
-    with pytest.raises(PreflightError, match=r"cluster=False, and .* says cluster_enabled=1"):
+    with pytest.raises(PreflightError, match=r"cluster=False: .* has cluster_enabled=1"):
         preflight(RedisSink(cluster.url))
     with pytest.raises(PreflightError, match="cluster=True"):
         preflight(RedisSink(server.url, cluster=True))
@@ -213,14 +213,14 @@ def test_a_replica_is_refused(replica: RedisServer) -> None:
 
 
 def test_replicas_are_waited_for(server: RedisServer, replica: RedisServer, client: Any) -> None:
-    with pytest.raises(PreflightError, match=r"wait_replicas=2, and .* has connected_slaves=1"):
+    with pytest.raises(PreflightError, match=r"wait_replicas=2: .* has connected_slaves=1"):
         preflight(RedisSink(server.url, wait_replicas=2))
     rows = pa.record_batch({"key": ["a"], "value": ["1"]})
     query = Query(RedisSink(server.url, wait_replicas=1, timeout_s=1.0))
     handle, waiting = query.prepare(rows), query.prepare(rows, slot=1)
     assert query.commit(handle) == [Outcome.COMMITTED]
     replica.kill()
-    with pytest.raises(PrepareError, match="0 replicas have what was staged, and wait_replicas=1"):
+    with pytest.raises(PrepareError, match="0 replicas have the staged rows, and wait_replicas=1"):
         query.prepare(rows, batch=1)
     assert query.commit(waiting) == [Outcome.RETRY]
     query.close()

@@ -153,11 +153,11 @@ def test_increments(write: Write, client: Any) -> None:
 @pytest.mark.parametrize(
     ("shape", "columns", "says"),
     [
-        ({}, {"key": ["a", None], "value": ["1", "2"]}, "column 'key' holds 1 nulls"),
-        ({"ttl": "t"}, {"key": ["a"], "value": ["1"], "t": [0]}, "column 't' holds 0"),
-        ({"structure": "set"}, {"key": ["a"], "member": [None]}, "column 'member' holds 1 nulls"),
-        ({"structure": "list"}, {"key": ["a"], "value": [["x", None]]}, "holds a null"),
-        ({"structure": "sorted_set"}, {"key": ["a"], "member": ["b"], "score": [float("nan")]}, "not a number"),
+        ({}, {"key": ["a", None], "value": ["1", "2"]}, "Column 'key' contains 1 nulls"),
+        ({"ttl": "t"}, {"key": ["a"], "value": ["1"], "t": [0]}, "Column 't' contains 0"),
+        ({"structure": "set"}, {"key": ["a"], "member": [None]}, "Column 'member' contains 1 nulls"),
+        ({"structure": "list"}, {"key": ["a"], "value": [["x", None]]}, "contains a null"),
+        ({"structure": "sorted_set"}, {"key": ["a"], "member": ["b"], "score": [float("nan")]}, "no number"),
         ({"structure": "increment"}, {"key": ["a"], "amount": [float("inf")]}, "infinite"),
         ({}, {"key": ["a", "sparkonce:id", "b"], "value": ["1", "2", "3"]}, "1 keys begin with 'sparkonce:'"),
         ({"structure": "increment"}, {"key": ["a"], "amount": pa.array([2**63], pa.uint64())}, "counts up to"),

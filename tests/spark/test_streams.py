@@ -34,7 +34,7 @@ from sparkonce.rig.servers.postgres import PostgresServer, find_postgres
 from sparkonce.rig.servers.process import find_program
 from sparkonce.rig.servers.redis import RedisServer
 from sparkonce.rig.servers.s3 import S3Server, find_versitygw
-from sparkonce.sinks.redis.names import COMMITS_FIELD, Entry
+from sparkonce.sinks.redis.names import COMMITS_FIELD, LedgerEntry
 from striking.points import BEFORE_CONCLUDE, HALFWAY, PREPARED, WRITTEN
 
 pytestmark = [pytest.mark.kafka, pytest.mark.spark, pytest.mark.timeout(1800)]
@@ -319,7 +319,7 @@ def check_ledger(job: Job, target: Redis, sights: Sequence[Sight]) -> None:
     with witness(target.server) as client:
         entries = {name.decode(): entry.decode() for name, entry in client.hgetall(target.ledger(job.query)).items()}
     assert int(entries.pop(COMMITS_FIELD)) == SLOTS * BATCHES
-    states = Counter(Entry.parse(entry).state for entry in entries.values())
+    states = Counter(LedgerEntry.parse(entry).state for entry in entries.values())
     aborted = sum(len(sight.open["RedisSink"]) for sight in sights if sight.decided < sight.batch)
     assert states == {"D": SLOTS * BATCHES, "A": aborted}
     for sight in sights:

@@ -98,7 +98,7 @@ class Redis(Preflight):
 def on_redis(there: Facts, known: Facts) -> Facts:
     place = SimpleNamespace(cluster=there["mode"] == "cluster", url="redis://h")
     kept = {IDENTITY: there["server"].encode()}
-    nodes: Any = SimpleNamespace(place=place, ask=lambda request: kept.get(request.args[1]))
+    nodes: Any = SimpleNamespace(endpoint=place, ask=lambda request: kept.get(request.args[1]))
     return Redis(nodes, Guarantee.EXACTLY_ONCE, there["prefix"], 0).facts(known)
 
 

@@ -333,7 +333,7 @@ def test_redis_has_these_transactions_in_its_ledger_and_their_rows_in_lists(vers
     assert redis.IDENTITY in held["texts"]
     for handle in decided(version)[sink]:
         name = named(handle, "transaction")
-        entry = redis.Entry.parse(held["ledgers"][redis.ledger_of(name).name][str(name)])
+        entry = redis.LedgerEntry.parse(held["ledgers"][redis.ledger_of(name).name][str(name)])
         assert (entry.state, entry.seen) == (redis.PREPARED, handle["seen"])
         assert 0 < entry.begun_ms <= entry.prepared_ms
         assert bool(entry.slots) == (sink == "redis.cluster")

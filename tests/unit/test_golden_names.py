@@ -150,7 +150,7 @@ def test_keys_of_redis() -> None:
     assert redis.ledger_key("redis", SHORT).name == f"sparkonce:{{redis.{SHORT}}}:ledger"
     (ledger,) = cluster["ledgers"].values()
     assert ledger[redis.COMMITS_FIELD] == "5"
-    prepared = {text: redis.Entry.parse(entry) for text, entry in ledger.items() if entry.startswith("P:")}
+    prepared = {text: redis.LedgerEntry.parse(entry) for text, entry in ledger.items() if entry.startswith("P:")}
     assert len(prepared) == 2
     expected = set()
     for text, entry in prepared.items():
@@ -302,7 +302,7 @@ def of_redis(version: str, view: LogView, sink: str) -> Sequence[Trace]:
     (ledger,) = servers(version, FINISHED)["redis"][sink]["ledgers"].values()
     flat = [text.encode() for pair in ledger.items() for text in pair]
     place = SimpleNamespace(cluster=sink == "redis.cluster")
-    nodes: Any = SimpleNamespace(place=place, ask=lambda _: [b"0", flat])
+    nodes: Any = SimpleNamespace(endpoint=place, ask=lambda _: [b"0", flat])
     committer = RedisCommitter(nodes, sink, staging_ttl_s=60, ledger_ttl_s=60)
     return committer.list_traces(SHORT, facts(view, sink))
 

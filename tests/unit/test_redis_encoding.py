@@ -11,7 +11,7 @@ from redis.crc import key_slot
 from sparkonce.protocol.ownership import Token, TransactionName
 from sparkonce.sinks.redis.encoding import CHUNK_BYTES, CHUNK_VALUES, encode
 from sparkonce.sinks.redis.hash_slots import HASH_SLOTS, hash_slot, hash_slots, pack_slots, tags, unpack_slots
-from sparkonce.sinks.redis.names import Entry, ledger_key, single_key, slot_key
+from sparkonce.sinks.redis.names import LedgerEntry, ledger_key, single_key, slot_key
 from sparkonce.sinks.redis.scripts import COMMAND_WEIGHT
 from sparkonce.sinks.redis.shape import Shape
 from sparkonce.sinks.redis.writer import SlotGroups
@@ -52,8 +52,8 @@ def test_keys_of_ours_are_where_they_say() -> None:
 
 def test_an_entry_of_the_ledger() -> None:
     slots = pack_slots([1, 2])
-    entry = Entry.parse(f"P:10:2:30:{slots}")
-    assert entry == Entry(state="P", begun_ms=10, seen=2, prepared_ms=30, slots=slots)
+    entry = LedgerEntry.parse(f"P:10:2:30:{slots}")
+    assert entry == LedgerEntry(state="P", begun_ms=10, seen=2, prepared_ms=30, slots=slots)
 
 
 def chunks(shape: Shape, rows: dict[str, object]) -> list[bytes]:

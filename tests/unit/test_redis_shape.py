@@ -5,9 +5,8 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from sparkonce.errors import ConfigurationError, PreflightError, SchemaError
+from sparkonce.errors import ConfigurationError, SchemaError
 from sparkonce.guarantees import Guarantee
-from sparkonce.sinks.redis.names import check_prefix
 from sparkonce.sinks.redis.shape import STRUCTURES, Shape
 from sparkonce.sinks.redis.sink import RedisSink
 
@@ -114,8 +113,13 @@ def test_a_hash_without_fields() -> None:
 
 @pytest.mark.parametrize("prefix", ["", "a{b", "a}b", "a\nb", "x" * 101])
 def test_prefixes_that_cannot_be_part_of_a_key(prefix: str) -> None:
-    with pytest.raises(PreflightError, match="prefix="):
-        check_prefix(prefix)
+    for given in ({"prefix": prefix}, {"name": prefix}):
+        with pytest.raises(ConfigurationError, match=f"{next(iter(given)) if not prefix else 'prefix'}="):
+            RedisSink(**given)
+
+
+def test_the_name_is_the_prefix_unless_there_is_one() -> None:
+    assert (RedisSink(name="n").prefix, RedisSink(name="n", prefix="p").prefix) == ("n", "p")
 
 
 @pytest.mark.parametrize("structure", STRUCTURES)

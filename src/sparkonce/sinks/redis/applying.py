@@ -1,4 +1,4 @@
-"""Has lists of staged chunks applied, so that a server is never kept busy for long."""
+"""Applies lists of staged chunks, in steps that never keep a server busy for long."""
 
 from __future__ import annotations
 
@@ -9,24 +9,24 @@ from sparkonce.protocol.outcomes import Finished, Outcome
 from sparkonce.sinks.redis import scripts
 from sparkonce.sinks.redis.encoding import CHUNK_VALUES
 from sparkonce.sinks.redis.names import Key
-from sparkonce.sinks.redis.nodes import Answer, Nodes, run_script
+from sparkonce.sinks.redis.nodes import Nodes, RedisReply, run_script
 from sparkonce.sinks.redis.outcomes import Refusal, code_of, read_refusal
 
 _VALUES_UNDER_WAY = 2 * CHUNK_VALUES
-"""A server works through what one client has sent before it turns to the next, so little is on its way at once."""
+"""A server finishes what one client has sent before it turns to the next, so little is in flight at once."""
 _MOST_UNDER_WAY = 128
 _MOVED_WITHIN_S = 1.0
-"""How long a hash slot that has moved is looked for; one that is still moving is left for the next attempt."""
+"""The time for which a moved hash slot is looked up; one that is still moving is left for the next attempt."""
 
-ABSENT = Finished(outcome=Outcome.LOST, reason="The list is not there.")
+ABSENT = Finished(outcome=Outcome.LOST, reason="The list is absent.")
 
 
 class Applying:
-    """Works through lists until each is at its end, or cannot go on.
+    """Applies lists until each is at its end, or fails.
 
     Args:
         nodes: The connections.
-        give_up_at: When to stop, by `time.monotonic`.
+        give_up_at: The time to stop, by `time.monotonic`.
     """
 
     def __init__(self, nodes: Nodes, give_up_at: float) -> None:
@@ -35,23 +35,22 @@ class Applying:
         self._window = 2
 
     def run(self, lists: Sequence[Key]) -> dict[Key, Finished | None]:
-        """What became of each list: None if it is at its end; `ABSENT`, RETRY or UNKNOWN if not.
+        """Applies the lists. Returns None for each that is at its end, else `ABSENT`, RETRY or UNKNOWN.
 
-        A request whose answer is lost may have been carried out, and is repeated without harm: the chunk that it
-        applied
-        is gone.
+        A request without a reply may have been carried out. Its repetition is harmless, because the applied chunk is
+        gone.
         """
         results: dict[Key, Finished | None] = {}
         going = list(lists)
         while going:
             if time.monotonic() >= self._give_up_at:
-                late = Finished(outcome=Outcome.RETRY, reason=f"{len(going)} lists are not applied yet; going on.")
+                late = Finished(outcome=Outcome.RETRY, reason=f"{len(going)} lists are not applied yet.")
                 return {**results, **dict.fromkeys(going, late)}
             going = self._round(going, results)
         return results
 
     def _round(self, going: Sequence[Key], results: dict[Key, Finished | None]) -> list[Key]:
-        # Two for each list where there are few: while one is carried out, the next is on its way.
+        # Two for each list if there are few: while one is carried out, the next is in flight.
         turns = 2 if len(going) < self._window else 1
         batch = [key for key in going[: 64 * self._window] for _ in range(turns)]
         requests = [run_script(scripts.APPLY, [key], scripts.END, CHUNK_VALUES) for key in batch]
@@ -68,8 +67,8 @@ class Applying:
         return [key for key in going if key not in results]
 
     @staticmethod
-    def _read(key: Key, answer: Answer, results: dict[Key, Finished | None]) -> tuple[bool, int]:
-        """Whether there is more to apply, and how many values were. A list that cannot go on gets its result here."""
+    def _read(key: Key, answer: RedisReply, results: dict[Key, Finished | None]) -> tuple[bool, int]:
+        """Returns whether there is more to apply, and how many values were; sets the result of a failed list."""
         if isinstance(answer, Refusal):
             results[key] = read_refusal(answer)
             return False, 0

@@ -1,41 +1,62 @@
-"""The driver half of the Redis sink: has staged chunks applied, from any process, each of them once."""
+"""The driver half of the Redis sink: has staged chunks applied, each of them once, from any process."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from sparkonce.errors import UnknownOutcomeError
 from sparkonce.protocol.handles import Handle
+from sparkonce.protocol.horizon import SINKS_KEEP_BATCHES
 from sparkonce.protocol.outcomes import COMMITTED, Finished, Outcome
 from sparkonce.protocol.ownership import TransactionName
 from sparkonce.protocol.traces import Trace
-from sparkonce.sink import Facts, Owner, SinkCommitter, claimed_by
-from sparkonce.sinks.redis import looks, names, scripts
+from sparkonce.sink import Facts, Owner
+from sparkonce.sinks._shared.committing import FOREIGN, Every, HandleCommitter
+from sparkonce.sinks._shared.names import Claims
+from sparkonce.sinks.redis import inspection, names, scripts
 from sparkonce.sinks.redis.applying import Applying
 from sparkonce.sinks.redis.hash_slots import HASH_SLOTS, pack_slots, unpack_slots
-from sparkonce.sinks.redis.names import Entry, Key, fields_of, ledger_key, ledger_of, single_key, slot_key
-from sparkonce.sinks.redis.nodes import Answer, Nodes, Request, run_script
+from sparkonce.sinks.redis.names import (
+    Key,
+    LedgerEntry,
+    StagedTransaction,
+    fields_of,
+    ledger_key,
+    ledger_of,
+    single_key,
+    slot_key,
+)
+from sparkonce.sinks.redis.nodes import Nodes, RedisReply, Request, run_script
 from sparkonce.sinks.redis.outcomes import Refusal, read_ledger, read_refusal
 from sparkonce.sinks.redis.preflight import why_not_decide
 from sparkonce.sinks.redis.writer import await_replicas
 
-KEPT_BATCHES = 200
-"""Of so many batches the ledger remembers what became of each transaction."""
+KEPT_BATCHES = SINKS_KEEP_BATCHES
 TIDY_EVERY_BATCHES = 50
 ATTEMPT_LIMIT_S = 30.0
-"""How long one call applies chunks before it answers RETRY; the next call goes on."""
+"""The time for which one call applies chunks before it answers RETRY; the next call continues."""
 
-_NOTHING = Finished(outcome=Outcome.COMMITTED, reason="The slot had no rows: there is nothing to finish.")
-_UNDECIDED = Finished(outcome=Outcome.UNKNOWN, reason="No answer of the server says what has become of it.")
+_UNDECIDED = Finished(outcome=Outcome.UNKNOWN, reason="No answer of the server tells the transaction's state.")
 _SCAN_COUNT = 1000
 _DELETE_AT_ONCE = 500
 
 
 @dataclass(slots=True)
-class _Open:
-    """A transaction on its way to be committed."""
+class _Pending:
+    """A transaction while a call commits or aborts it.
+
+    Attributes:
+        name: Its name.
+        seen: The number of the query's commits at its begin.
+        known: The number of the query's commits that the ledger must count at least.
+        verdict: Its answer, once there is one.
+        slots: The hash slots of its staged rows.
+        is_prepared: True if the ledger shows it as prepared.
+        waited_ms: The time since it was prepared, by the server's clock.
+        lists: The lists of its staged rows.
+    """
 
     name: TransactionName
     seen: int
@@ -47,49 +68,50 @@ class _Open:
     lists: list[Key] = field(default_factory=list)
 
 
-class RedisCommitter(SinkCommitter):
+class RedisCommitter(HandleCommitter[StagedTransaction]):
     """Commits and aborts by the transaction's name.
 
     Args:
         nodes: Connections of its own.
         name: The sink's name, for the handles that `list_lingering` makes.
-        staging_ttl_s: How long staged rows live.
-        ledger_ttl_s: How long a query's ledger lives without a new transaction.
-        wait_replicas: How many replicas must have what is committed.
+        staging_ttl_s: The time to live of staged rows.
+        ledger_ttl_s: The time to live of a query's ledger without a new transaction.
+        wait_replicas: The number of replicas that must have the committed rows.
     """
 
     def __init__(
         self, nodes: Nodes, name: str, *, staging_ttl_s: int, ledger_ttl_s: int, wait_replicas: int = 0
     ) -> None:
         self._nodes = nodes
-        self._cluster = nodes.place.cluster
+        self._cluster = nodes.endpoint.cluster
         self._name = name
         self._staging_ttl_ms = staging_ttl_s * 1000
         self._ledger_ttl_ms = ledger_ttl_s * 1000
         self._wait_replicas = wait_replicas
         self._commits: dict[str, tuple[int, float]] = {}
-        self._tidied: dict[str, int] = {}
+        self._tidying = Every(TIDY_EVERY_BATCHES)
 
-    def commit(self, handles: Sequence[Handle]) -> Sequence[Finished]:
-        """See `SinkCommitter.commit`. What was applied by an earlier call is not applied again."""
-        given = {handle: self._named(handle) for handle in handles if handle.transaction}
-        going = [one for one in given.values() if isinstance(one, _Open)]
+    def transaction_of(self, handle: Handle) -> StagedTransaction | Finished:
+        """Returns the transaction that a handle names, or `FOREIGN`."""
+        return StagedTransaction.of(handle) or FOREIGN
+
+    def commit_all(self, wanted: Mapping[StagedTransaction, Handle]) -> Mapping[StagedTransaction, Finished]:
+        """Commits these transactions. Rows that an earlier call applied are not applied again."""
+        pending = {one: _Pending(one.name, one.seen) for one in wanted}
+        going = list(pending.values())
         self._decide(going, "look" if self._cluster else "single")
         if self._cluster:
             self._look_at_lists([one for one in going if one.verdict is None and one.is_prepared])
         self._apply([one for one in going if one.verdict is None])
         self._conclude([one for one in going if one.verdict is None])
         self._await_ledgers([one for one in going if one.verdict and one.verdict.outcome in COMMITTED])
-        answers = {
-            handle: one.verdict or _UNDECIDED if isinstance(one, _Open) else one for handle, one in given.items()
-        }
-        return [answers.get(handle, _NOTHING) for handle in handles]
+        return {one: state.verdict or _UNDECIDED for one, state in pending.items()}
 
-    def abort(self, handles: Sequence[Handle]) -> Sequence[Finished]:
-        """See `SinkCommitter.abort`. The ledger keeps it: the writer cannot prepare any more."""
-        given = {handle: self._named(handle) for handle in handles if handle.transaction}
-        going = [one for one in given.values() if isinstance(one, _Open)]
-        # A writer that died before it prepared has not said where its rows are.
+    def abort_all(self, wanted: Mapping[StagedTransaction, Handle]) -> Mapping[StagedTransaction, Finished]:
+        """Aborts these transactions in the ledger, so that their writers cannot prepare any more."""
+        pending = {one: _Pending(one.name, one.seen) for one in wanted}
+        going = list(pending.values())
+        # A writer that died before it prepared has not told the hash slots of its rows.
         slots = pack_slots(range(HASH_SLOTS)) if self._cluster else ""
         requests = []
         for one in going:
@@ -98,31 +120,28 @@ class RedisCommitter(SinkCommitter):
         for one, answer in zip(going, self._nodes.run(requests), strict=True):
             one.verdict = self._aborted(one, answer)
         self._delete([one for one in going if one.lists])
-        answers = {
-            handle: one.verdict or _UNDECIDED if isinstance(one, _Open) else one for handle, one in given.items()
-        }
-        return [answers.get(handle, _NOTHING) for handle in handles]
+        return {one: state.verdict or _UNDECIDED for one, state in pending.items()}
 
     def list_lingering(self, owners: Sequence[Owner]) -> Sequence[Handle]:
-        """See `SinkCommitter.list_lingering`.
+        """Lists the open and prepared transactions of these runs, and aborted ones whose staged rows may remain.
 
         Raises:
-            UnknownOutcomeError: if the server does not say which transactions are open.
+            UnknownOutcomeError: if the server does not list its transactions.
         """
+        claims = Claims(owners)
         return [
             Handle(sink=self._name, slot=0, opened_ms=entry.begun_ms, transaction=fields_of(name, entry.seen))
-            for (prefix, query), tokens in claimed_by(owners).items()
+            for prefix, query in claims
             for name, entry in self._entries(ledger_key(prefix, query))
-            if (entry.state in (names.OPEN, names.PREPARED) or self._is_left(entry))
-            and name.belongs_to(prefix, query, tokens)
+            if (entry.state in (names.OPEN, names.PREPARED) or self._is_left(entry)) and claims.has(name)
         ]
 
-    def _is_left(self, entry: Entry) -> bool:
-        """Whether it is aborted, and its staged rows may still be there."""
+    def _is_left(self, entry: LedgerEntry) -> bool:
+        """Returns whether an aborted transaction's staged rows may still be there."""
         return self._cluster and entry.state == names.ABORTED and bool(entry.slots)
 
     def list_traces(self, query: str, facts: Facts) -> Sequence[Trace]:
-        """See `SinkCommitter.list_traces`. The ledger remembers `KEPT_BATCHES` batches, for ``ledger_ttl_s``."""
+        """Lists the commits in the ledger, which remembers `KEPT_BATCHES` batches for ``ledger_ttl_s``."""
         prefix = facts.get("prefix")
         if prefix is None:
             return ()
@@ -133,24 +152,24 @@ class RedisCommitter(SinkCommitter):
         ]
 
     def before_decision(self, facts: Facts) -> str:  # noqa: ARG002 - the servers are asked
-        """See `SinkCommitter.before_decision`. A server may have been told to evict since the run began."""
+        """Tells why the batch must not be decided: a server may evict keys since the run began."""
         return why_not_decide(self._nodes)
 
     def conclude(self, batch: int, handles: Sequence[Handle]) -> None:
-        """See `SinkCommitter.conclude`. Tidies the ledger now and then."""
-        known = (TransactionName.parse(str(handle[names.TRANSACTION])) for handle in handles if handle.transaction)
-        for ledger in {ledger_of(name) for name in known if name is not None}:
-            if batch - self._tidied.get(ledger.name, -TIDY_EVERY_BATCHES) >= TIDY_EVERY_BATCHES:
-                self._tidy(ledger, batch - KEPT_BATCHES)
-                self._tidied[ledger.name] = batch
+        """Deletes the entries of batches long gone, now and then."""
+        if not self._tidying.is_due(batch):
+            return
+        for ledger in {ledger_of(one.name) for handle in handles if (one := StagedTransaction.of(handle))}:
+            self._tidy(ledger, batch - KEPT_BATCHES)
+            self._tidying.done(batch)
 
     def missing(self, handles: Sequence[Handle]) -> Sequence[Handle]:
-        """See `SinkCommitter.missing`, and `sparkonce.sinks.redis.looks`."""
-        return looks.missing(self._nodes, handles, self._ledger_ttl_ms)
+        """Returns those that the ledger does not show as committed, see `sparkonce.sinks.redis.inspection`."""
+        return inspection.missing(self._nodes, handles, self._ledger_ttl_ms)
 
     def begun_ms(self, handles: Sequence[Handle]) -> Sequence[int | None]:
-        """See `SinkCommitter.begun_ms`, and `sparkonce.sinks.redis.looks`."""
-        return looks.begun_ms(self._nodes, handles, self._ledger_ttl_ms)
+        """Returns when these transactions were prepared, see `sparkonce.sinks.redis.inspection`."""
+        return inspection.begun_ms(self._nodes, handles, self._ledger_ttl_ms)
 
     def close(self) -> None:
         """Closes the connections."""
@@ -158,16 +177,8 @@ class RedisCommitter(SinkCommitter):
 
     # --- commit -----------------------------------------------------------------------------------------------------
 
-    def _named(self, handle: Handle) -> _Open | Finished:
-        name = TransactionName.parse(str(handle[names.TRANSACTION]))
-        if name is None:
-            return Finished(
-                outcome=Outcome.UNKNOWN, reason=f"{handle[names.TRANSACTION]!r} is no name of a transaction."
-            )
-        return _Open(name, int(handle[names.SEEN]))
-
-    def _decide(self, going: Sequence[_Open], mode: str) -> None:
-        """Has each written down as being committed, or learns why it cannot be."""
+    def _decide(self, going: Sequence[_Pending], mode: str) -> None:
+        """Notes each in the ledger as being committed, or learns why it cannot be."""
         requests = []
         for one in going:
             ledger = ledger_of(one.name)
@@ -187,7 +198,7 @@ class RedisCommitter(SinkCommitter):
                 more = {
                     "went back": f" The ledger counts {int(answer[1])} commits, and {one.known} were seen.",
                     "not sure": f" If none of it is there, have it written again: {command} 'A:0:0:0:{packed}'. If "
-                    f"all of it is there, have it count as committed: {command} 'D:0:{one.seen}:0:{packed}'.",
+                    f"all of it is there, mark it as committed: {command} 'D:0:{one.seen}:0:{packed}'.",
                 }
                 one.verdict = replace(verdict, reason=verdict.reason + more.get(state, ""))
             one.is_prepared = state == names.PREPARED
@@ -199,13 +210,13 @@ class RedisCommitter(SinkCommitter):
             elif state == names.PREPARED and mode == "go":
                 one.verdict = Finished(outcome=Outcome.RETRY, reason="The ledger has not noted the commit yet.")
 
-    def _lists(self, one: _Open) -> list[Key]:
+    def _lists(self, one: _Pending) -> list[Key]:
         return [slot_key(one.name, slot) for slot in one.slots] if self._cluster else [single_key(one.name)]
 
-    def _look_at_lists(self, going: Sequence[_Open]) -> None:
-        """Sees that every list of a prepared transaction is complete, and takes its end from it, before it is decided.
+    def _look_at_lists(self, going: Sequence[_Pending]) -> None:
+        """Checks that every list of a prepared transaction is complete, and removes its expiry, before the decision.
 
-        From then on lists that are missing have been lost by their node after others were applied.
+        A list that is missing afterwards was lost by its node after other lists were applied.
         """
         whole, expired, missing = [], [], []
         for one in going:
@@ -224,21 +235,21 @@ class RedisCommitter(SinkCommitter):
                 expired.append(one)
             else:
                 missing.append(one)
-        self._decide(missing, "look")  # another committer may have applied them meanwhile, and have taken them away
+        self._decide(missing, "look")  # another committer may have applied and deleted them meanwhile
         for one in missing:
             if one.verdict is None and one.is_prepared:
                 one.verdict = self._missing(one)
         self._decide(expired, "give up")
         self._decide(whole, "go")
 
-    def _missing(self, one: _Open) -> Finished:
+    def _missing(self, one: _Pending) -> Finished:
         return Finished(
             outcome=Outcome.UNKNOWN,
             reason=f"Staged rows of {one.name} are missing, and have not outlived staging_ttl_s: a server has lost the "
-            "end of its log, or somebody deleted keys. Whether it had applied them before cannot be said.",
+            "end of its log, or somebody deleted keys. It is not known whether it had applied them before.",
         )
 
-    def _apply(self, going: Sequence[_Open]) -> None:
+    def _apply(self, going: Sequence[_Pending]) -> None:
         applying = Applying(self._nodes, time.monotonic() + ATTEMPT_LIMIT_S)
         results = applying.run([key for one in going for key in one.lists])
         for one in going:
@@ -248,17 +259,17 @@ class RedisCommitter(SinkCommitter):
             worst = next((one for one in unfinished if one and one.outcome is Outcome.UNKNOWN), unfinished[0])
             one.verdict = worst if worst is None or worst.outcome is not Outcome.LOST else self._after_absent(one)
 
-    def _after_absent(self, one: _Open) -> Finished:
-        """A list is not there although the transaction was being committed: another committer may have finished it."""
+    def _after_absent(self, one: _Pending) -> Finished:
+        """Judges a list that is absent while its transaction is committed: another committer may have finished it."""
         ledger = ledger_of(one.name)
         answer = self._nodes.ask(Request(ledger.hash_slot, ("HGET", ledger.name, str(one.name))))
         if isinstance(answer, Refusal):
             return read_refusal(answer)
-        if isinstance(answer, bytes) and Entry.parse(answer.decode()).state == names.COMMITTED:
+        if isinstance(answer, bytes) and LedgerEntry.parse(answer.decode()).state == names.COMMITTED:
             return Finished(outcome=Outcome.ALREADY_COMMITTED)
         return self._missing(one)
 
-    def _conclude(self, going: Sequence[_Open]) -> None:
+    def _conclude(self, going: Sequence[_Pending]) -> None:
         reached = await_replicas(
             self._nodes, [key.hash_slot for one in going for key in one.lists], self._wait_replicas
         )
@@ -276,8 +287,8 @@ class RedisCommitter(SinkCommitter):
             if self._cluster and one.verdict.outcome is Outcome.COMMITTED:
                 self._clean(one)
 
-    def _await_ledgers(self, done: Sequence[_Open]) -> None:
-        """A replica that took over with fewer commits than were seen would be taken for one that has lost rows."""
+    def _await_ledgers(self, done: Sequence[_Pending]) -> None:
+        """Waits until enough replicas know the commits: one that took over with fewer would seem to have lost rows."""
         reached = await_replicas(self._nodes, [ledger_of(one.name).hash_slot for one in done], self._wait_replicas)
         if reached < self._wait_replicas:
             reason = f"{reached} replicas know that it is committed, and wait_replicas={self._wait_replicas}."
@@ -285,24 +296,22 @@ class RedisCommitter(SinkCommitter):
                 one.verdict = Finished(outcome=Outcome.RETRY, reason=reason)
 
     def _remembered(self, ledger: Key) -> int:
-        """How many commits this process has seen, until the ledger may have ended without a new transaction."""
+        """Returns the commits that this process has seen, until the ledger may have expired without a transaction."""
         commits, at_s = self._commits.get(ledger.name, (0, 0.0))
         return commits if time.monotonic() - at_s < self._ledger_ttl_ms / 1000 else 0
 
-    def _concluded(self, one: _Open, answer: Answer, at_s: float) -> Finished:
+    def _concluded(self, one: _Pending, answer: RedisReply, at_s: float) -> Finished:
         if isinstance(answer, Refusal):
             return read_refusal(answer)
         state, commits = answer[0].decode(), int(answer[1])
         if state not in ("committed", names.COMMITTED):
-            return Finished(
-                outcome=Outcome.UNKNOWN, reason=f"All rows are applied, and then the ledger says {state!r}."
-            )
+            return Finished(outcome=Outcome.UNKNOWN, reason=f"All rows are applied, but the ledger says {state!r}.")
         ledger = ledger_of(one.name)
         self._commits[ledger.name] = (max(commits, self._remembered(ledger)), at_s)
         return Finished(outcome=Outcome.COMMITTED if state == "committed" else Outcome.ALREADY_COMMITTED)
 
-    def _clean(self, one: _Open) -> Finished | None:
-        """Deletes what is left of an ended transaction's lists. Says why not if that cannot be done now."""
+    def _clean(self, one: _Pending) -> Finished | None:
+        """Deletes the remaining lists of an ended transaction, and returns why that fails; None if it does not."""
         answers = self._nodes.run([Request(key.hash_slot, ("UNLINK", key.name)) for key in one.lists])
         refusal = next((answer for answer in answers if isinstance(answer, Refusal)), None)
         if refusal is not None:
@@ -312,7 +321,7 @@ class RedisCommitter(SinkCommitter):
 
     # --- abort ------------------------------------------------------------------------------------------------------
 
-    def _aborted(self, one: _Open, answer: Answer) -> Finished:
+    def _aborted(self, one: _Pending, answer: RedisReply) -> Finished:
         if isinstance(answer, Refusal):
             return read_refusal(answer)
         state, packed = answer[0].decode(), answer[1].decode()
@@ -323,8 +332,8 @@ class RedisCommitter(SinkCommitter):
             one.lists = self._lists(one)
         return Finished(outcome=Outcome.ABORTED)
 
-    def _delete(self, aborted: Sequence[_Open]) -> None:
-        """Deletes staged rows as far as the nodes allow it. The ledger remembers what is left, for the next sweep."""
+    def _delete(self, aborted: Sequence[_Pending]) -> None:
+        """Deletes staged rows as far as the nodes allow it. The ledger keeps the rest for the next sweep."""
         until = time.monotonic() + ATTEMPT_LIMIT_S
         for one in aborted:
             left = self._clean(one)
@@ -337,33 +346,33 @@ class RedisCommitter(SinkCommitter):
 
     # --- ledger -----------------------------------------------------------------------------------------------------
 
-    def _entries(self, ledger: Key) -> Iterator[tuple[TransactionName, Entry]]:
+    def _entries(self, ledger: Key) -> Iterator[tuple[TransactionName, LedgerEntry]]:
         cursor, seen = b"0", set()
         while True:
             answer = self._nodes.ask(Request(ledger.hash_slot, ("HSCAN", ledger.name, cursor, "COUNT", _SCAN_COUNT)))
             if isinstance(answer, Refusal):
                 raise UnknownOutcomeError(
-                    f"the ledger {ledger.name} cannot be read: {read_refusal(answer).reason}",
-                    next_step="see whether the server can be reached, then start the query again.",
+                    f"The ledger {ledger.name} cannot be read: {read_refusal(answer).reason}",
+                    next_step="Check that the server can be reached, then start the query again.",
                 )
             cursor, flat = answer
             for text, entry in zip(flat[::2], flat[1::2], strict=True):
                 name = TransactionName.parse(text.decode())
                 if name is not None and name not in seen:
                     seen.add(name)
-                    yield name, Entry.parse(entry.decode())
+                    yield name, LedgerEntry.parse(entry.decode())
             if int(cursor) == 0:
                 return
 
     def _tidy(self, ledger: Key, floor: int) -> None:
-        """Forgets what became of batches below the floor, and deletes what is left of their lists."""
+        """Deletes the entries of batches below the floor, and what is left of their lists."""
         if floor <= 0:
             return
         answer = self._nodes.ask(run_script(scripts.RAISE_FLOOR, [ledger], floor))
         if isinstance(answer, Refusal):
             raise UnknownOutcomeError(
-                f"the ledger {ledger.name} cannot be tidied: {read_refusal(answer).reason}",
-                next_step="see whether the server can be reached, then start the query again.",
+                f"The ledger {ledger.name} cannot be tidied: {read_refusal(answer).reason}",
+                next_step="Check that the server can be reached, then start the query again.",
             )
         over = [
             (name, entry)
@@ -373,9 +382,11 @@ class RedisCommitter(SinkCommitter):
         gone = [
             str(name)
             for name, entry in over
-            if not (self._cluster and entry.slots)
-            or self._clean(_Open(name, entry.seen, lists=[slot_key(name, slot) for slot in unpack_slots(entry.slots)]))
-            is None
+            if not (self._cluster and entry.slots) or self._clean(_left_of(name, entry)) is None
         ]
         for start in range(0, len(gone), _DELETE_AT_ONCE):
             self._nodes.ask(Request(ledger.hash_slot, ("HDEL", ledger.name, *gone[start : start + _DELETE_AT_ONCE])))
+
+
+def _left_of(name: TransactionName, entry: LedgerEntry) -> _Pending:
+    return _Pending(name, entry.seen, lists=[slot_key(name, slot) for slot in unpack_slots(entry.slots)])

@@ -1,7 +1,7 @@
-"""From Arrow batches to chunks of commands, in the form that `sparkonce.sinks.redis.scripts` takes.
+"""Turns Arrow batches into chunks of commands, in the form that `sparkonce.sinks.redis.scripts` takes.
 
-No row is seen by Python. Each becomes MessagePack bytes by joining columns, in Arrow's own code; a chunk is a slice of
-the joined column.
+Python handles no single row. Arrow's own code joins the columns into MessagePack bytes, and a chunk is a slice of the
+joined column.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ if TYPE_CHECKING:
     from sparkonce.sinks.redis.shape import Shape
 
 CHUNK_VALUES = 2_000
-"""How many values a chunk has at most: it keeps a server busy for one to two milliseconds."""
+"""The most values of a chunk, which keeps a server busy for one to two milliseconds."""
 CHUNK_BYTES = 256 * 1024
-"""How large a chunk is at most, unless it is one row."""
+"""The most bytes of a chunk, unless it is a single row."""
 
 _MSET_VALUES = 1_000
 _INT64_MAX = 2**63 - 1
@@ -42,8 +42,8 @@ class Encoded:
         keys: Each row's key.
         rows: Each row's values in MessagePack.
         verb: The command of all rows; empty if each value is a whole command.
-        arity: How many values one command takes.
-        values: How many values each row has.
+        arity: The number of values of one command.
+        values: The number of values of each row.
     """
 
     keys: pa.Array
@@ -53,7 +53,7 @@ class Encoded:
     values: npt.NDArray[np.int64] | int
 
     def reordered(self, order: npt.NDArray[np.intp]) -> Encoded:
-        """The rows in another order."""
+        """Returns the rows in another order."""
         indices = pa.array(order)
         values = self.values if isinstance(self.values, int) else self.values[order]
         return Encoded(
@@ -65,7 +65,7 @@ class Encoded:
         )
 
     def chunks(self, bounds: npt.NDArray[np.intp] | None = None) -> Iterator[tuple[int, bytes]]:
-        """The chunks of the rows between each two bounds, each with the number of its lower bound."""
+        """Yields the chunks of the rows between each two bounds, each with the number of its lower bound."""
         count = len(self.rows)
         limits = np.array([0, count]) if bounds is None else bounds
         if not count:
@@ -86,7 +86,7 @@ class Encoded:
 
 
 def _end(offsets: npt.NDArray[Any], ends: npt.NDArray[Any], start: int, stop: int, most: int) -> int:
-    """Where a chunk that begins here ends: within both limits, and after at least one row."""
+    """Returns the end of a chunk that begins here: within both limits, and after at least one row."""
     if ends[stop] - ends[start] <= most and offsets[stop] - offsets[start] <= CHUNK_BYTES:
         return stop
     by_values = int(np.searchsorted(ends, ends[start] + most, side="right")) - 1
@@ -95,11 +95,11 @@ def _end(offsets: npt.NDArray[Any], ends: npt.NDArray[Any], start: int, stop: in
 
 
 def encode(shape: Shape, rows: pa.RecordBatch) -> Encoded:
-    """A batch's commands, in the order of its rows.
+    """Returns a batch's commands, in the order of its rows.
 
     Raises:
-        PrepareError: naming the column that holds what the server would refuse: a null key, a score that is no number;
-            or a key that may be one of the sink's own.
+        PrepareError: naming the column with a value that the server would refuse, such as a null key or a score that is
+            no number, or with a key that may be the sink's own.
     """
     if shape.structure == "increment":
         rows = rows.filter(rows.column(shape.amount or "amount").is_valid())
@@ -112,7 +112,7 @@ def encode(shape: Shape, rows: pa.RecordBatch) -> Encoded:
 
 
 def _plain(shape: Shape, rows: pa.RecordBatch, keys: pa.Array) -> Encoded | None:
-    """One command for all rows; None if nulls or the structure ask for commands that differ from row to row."""
+    """Returns one command for all rows; None if nulls or the structure need commands that differ by row."""
     parts = _parts(shape, rows)
     if parts is None or any(part.null_count for part in parts if isinstance(part, pa.Array)):
         return None
@@ -130,7 +130,7 @@ def _flat(verb: str, arity: int, keys: pa.Array, *parts: pa.Array | pa.Scalar) -
 
 
 def _each(shape: Shape, rows: pa.RecordBatch, keys: pa.Array) -> Encoded:
-    """Commands that differ from row to row."""
+    """Returns commands that differ by row."""
     commands, counts = _commands(shape, rows, keys)
     if shape.structure != "string" and (shape.ttl is not None or shape.ttl_s is not None):
         lives = _ttl(shape, rows)
@@ -177,7 +177,7 @@ def _set_or_delete(shape: Shape, rows: pa.RecordBatch, keys: pa.Array) -> pa.Arr
 def _replaced_list(column: pa.Array, keys: pa.Array) -> tuple[list[pa.Array], npt.NDArray[np.int64]]:
     items = wire(column.flatten())
     if items.null_count:
-        raise PrepareError("an array of the list's column holds a null, and Redis has none", next_step="filter it out.")
+        raise PrepareError("An array of the list's column contains a null.", next_step="Filter it out.")
     packed = _packed(items)
     lengths = pc.fill_null(pc.list_value_length(column), 0).to_numpy(zero_copy_only=False).astype(np.int64)
     offsets = pa.array(np.concatenate(([0], np.cumsum(lengths))), pa.int32())
@@ -190,7 +190,7 @@ def _replaced_list(column: pa.Array, keys: pa.Array) -> tuple[list[pa.Array], np
 
 
 def _parts(shape: Shape, rows: pa.RecordBatch) -> list[pa.Array | pa.Scalar] | None:
-    """What follows the key in a command, in order; None for a list, whose commands differ in length."""
+    """Returns the arguments after the key, in order; None for a list, whose commands differ in length."""
 
     def column(name: str | None, usual: str) -> pa.Array:
         return rows.column(name or usual)
@@ -231,7 +231,7 @@ def _verb(shape: Shape, rows: pa.RecordBatch) -> str:
 
 
 def wire(column: pa.Array) -> pa.Array:
-    """A column as the bytes that Redis keeps: binary as it is, everything else as text in UTF-8."""
+    """Returns a column as the bytes that Redis keeps: binary as it is, other types as text in UTF-8."""
     kind = column.type
     if pa.types.is_binary(kind):
         return column
@@ -244,8 +244,8 @@ def _needed(rows: pa.RecordBatch, name: str) -> pa.Array:
     column = wire(rows.column(name))
     if column.null_count:
         raise PrepareError(
-            f"column {name!r} holds {column.null_count} nulls, and names what is to be written",
-            next_step="filter them out, or give them a value (coalesce).",
+            f"Column {name!r} contains {column.null_count} nulls, and every row needs a value there.",
+            next_step="Filter them out, or give them a value (coalesce).",
         )
     return column
 
@@ -268,9 +268,9 @@ def _refuse_own(keys: pa.Array) -> None:
     if pc.any(own).as_py():
         found = keys.filter(own)
         raise PrepareError(
-            f"{len(found)} keys begin with {OWN!r}, such as {found[0].as_py()!r}: those are the sink's own, in which "
-            "it keeps staged rows and what it has committed",
-            next_step="begin the keys with something else.",
+            f"{len(found)} keys begin with {OWN!r}, such as {found[0].as_py()!r}: such keys are the sink's own, for "
+            "staged rows and the ledger.",
+            next_step="Begin the keys with another text.",
         )
 
 
@@ -282,8 +282,8 @@ def _ttl(shape: Shape, rows: pa.RecordBatch) -> pa.Array | None:
     column = rows.column(shape.ttl)
     if pc.any(pc.less(column, 1)).as_py():
         raise PrepareError(
-            f"column {shape.ttl!r} holds {pc.min(column).as_py()}, which is no time to live",
-            next_step="give seconds from 1 on, or null for no end.",
+            f"Column {shape.ttl!r} contains {pc.min(column).as_py()}, which is no time to live.",
+            next_step="Give seconds from 1 on, or null for no end.",
         )
     return wire(column)
 
@@ -291,26 +291,26 @@ def _ttl(shape: Shape, rows: pa.RecordBatch) -> pa.Array | None:
 def _amount(column: pa.Array, name: str) -> pa.Array:
     if pa.types.is_uint64(column.type) and pc.any(pc.greater(column, pa.scalar(_INT64_MAX, pa.uint64()))).as_py():
         raise PrepareError(
-            f"column {name!r} holds {pc.max(column).as_py()}, and Redis counts up to {_INT64_MAX}",
-            next_step="give smaller amounts.",
+            f"Column {name!r} contains {pc.max(column).as_py()}, and Redis counts up to {_INT64_MAX}.",
+            next_step="Give smaller amounts.",
         )
     if pa.types.is_floating(column.type) and not pc.all(pc.is_finite(column)).as_py():
         raise PrepareError(
-            f"column {name!r} holds an amount that is infinite or not a number", next_step="filter it out (isnan)."
+            f"Column {name!r} contains an amount that is infinite or not a number.", next_step="Filter it out (isnan)."
         )
     return wire(column)
 
 
 def _refuse_nan(column: pa.Array, name: str) -> None:
     if pa.types.is_floating(column.type) and pc.any(pc.is_nan(column)).as_py():
-        raise PrepareError(f"column {name!r} holds a score that is not a number", next_step="filter it out (isnan).")
+        raise PrepareError(f"Column {name!r} contains a score that is no number.", next_step="Filter it out (isnan).")
 
 
 # --- MessagePack ----------------------------------------------------------------------------------------------------
 
 
 def _headers(kind: int, lengths: npt.NDArray[Any]) -> pa.Array:
-    """MessagePack's five bytes before a text or an array of each of these lengths."""
+    """Returns MessagePack's five bytes before a text or an array, for each of these lengths."""
     heads = np.empty((len(lengths), 5), np.uint8)
     heads[:, 0] = kind
     heads[:, 1:] = lengths.astype(">u4").view(np.uint8).reshape(-1, 4)
@@ -319,7 +319,7 @@ def _headers(kind: int, lengths: npt.NDArray[Any]) -> pa.Array:
 
 
 def _packed(part: pa.Array | pa.Scalar) -> pa.Array | pa.Scalar:
-    """Texts with their lengths in front; null stays null."""
+    """Returns texts with their lengths in front; null stays null."""
     if isinstance(part, pa.Scalar):
         text = part.as_py()
         return pa.scalar(bytes([_STR32]) + len(text).to_bytes(4, "big") + text, pa.binary())
@@ -332,12 +332,12 @@ def _join(parts: Any) -> pa.Array:
 
 
 def _command(verb: str, *parts: pa.Array | pa.Scalar) -> pa.Array:
-    """A whole command for each row; null where a part is."""
+    """Returns a whole command for each row; null if a part of it is null."""
     head = bytes([0x90 | (1 + len(parts)), 0xA0 | len(verb)]) + verb.encode()
     return _join([pa.scalar(head, pa.binary()), *map(_packed, parts)])
 
 
 def _or_else(first: tuple[Any, ...], second: tuple[str, int]) -> pa.Array:
-    """The first command or, where a part of it is null, the second with so many of the first's parts."""
+    """Returns the first command or, if a part of it is null, the second with so many of the first's parts."""
     verb, count = second
     return pc.coalesce(_command(*first), _command(verb, *first[1 : 1 + count]))

@@ -1,4 +1,4 @@
-"""Which of a cluster's 16384 hash slots a key belongs to, and keys that belong to a given one.
+"""Computes which of a cluster's 16384 hash slots a key belongs to, and makes keys of a given slot.
 
 https://redis.io/docs/latest/operate/oss_and_stack/reference/cluster-spec/#key-distribution-model
 """
@@ -23,12 +23,12 @@ if TYPE_CHECKING:
 
 HASH_SLOTS = 16384
 _TAG = r"(?s)^[^{]*\{(?P<tag>[^}]+)\}"
-"""What stands between the first ``{`` and the next ``}``, unless that is nothing."""
+"""Matches the text between the first ``{`` and the next ``}``, unless it is empty."""
 _LETTERS = b"abcdefghijklmnopqrstuvwxyz0123456789"
 
 
 def hash_slots(keys: pa.Array) -> npt.NDArray[np.uint16]:
-    """The hash slot of each of these binary keys: CRC16 (XMODEM) of the key or, if it has one, of its hash tag."""
+    """Returns the hash slot of each binary key: CRC16 (XMODEM) of the key or, if it has one, of its hash tag."""
     hashed = keys
     if pc.any(pc.greater_equal(pc.find_substring(keys, b"{"), 0)).as_py():
         hashed = pc.coalesce(pc.extract_regex(keys, pattern=_TAG).field("tag"), keys)
@@ -39,13 +39,13 @@ def hash_slots(keys: pa.Array) -> npt.NDArray[np.uint16]:
 
 
 def hash_slot(key: bytes) -> int:
-    """The hash slot of one key."""
+    """Returns the hash slot of one key."""
     return int(hash_slots(pa.array([key], pa.binary()))[0])
 
 
 @lru_cache(maxsize=1)
 def tags() -> tuple[str, ...]:
-    """A short text for each hash slot, which belongs to it."""
+    """Returns a short text that belongs to it, for each hash slot."""
     found: dict[int, str] = {}
     for length in range(1, 5):
         for letters in product(_LETTERS, repeat=length):
@@ -57,14 +57,14 @@ def tags() -> tuple[str, ...]:
 
 
 def pack_slots(slots: Iterable[int]) -> str:
-    """A set of hash slots as a short text: some 20 letters if it holds nearly all of them, 2,800 at most."""
+    """Packs hash slots into a short text: some 20 letters for nearly all slots, 2,800 at most."""
     bits = np.zeros(HASH_SLOTS, np.uint8)
     bits[list(slots)] = 1
     return base64.b64encode(zlib.compress(np.packbits(bits).tobytes(), 9)).decode()
 
 
 def unpack_slots(text: str) -> list[int]:
-    """What `pack_slots` packed; nothing if the text is empty."""
+    """Unpacks the text of `pack_slots`; no slots if it is empty."""
     if not text:
         return []
     bits = np.unpackbits(np.frombuffer(zlib.decompress(base64.b64decode(text)), np.uint8))

@@ -1,4 +1,4 @@
-"""Connections to a server, or to the nodes of a cluster: many requests on their way at once, and every answer kept."""
+"""Connections to a server, or to the nodes of a cluster, with many requests in flight and every reply kept."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from sparkonce.sinks.redis.names import Key
 
 Address = tuple[str, int]
-Answer = Any
-"""What Redis answered (bytes, int, None, or a list of them), or a `Refusal`."""
+RedisReply = Any
+"""A reply of Redis (bytes, int, None, or a list of them), or a `Refusal`."""
 
 _PAUSE_S = 0.05
 _NOT_MASTER = frozenset({"READONLY", "MASTERDOWN"})
@@ -43,20 +43,20 @@ _CODES = {
     "NoPermissionError": "NOPERM",
     "ClusterCrossSlotError": "CROSSSLOT",
 }
-"""redis-py cuts the code off the errors that it has classes for."""
+"""The codes of redis-py's error classes, whose texts lack them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
-    """Where the server is, and how to connect.
+class Endpoint:
+    """The address of a server or cluster, and how to connect to it.
 
     Attributes:
         url: As redis-py takes it: ``redis://``, ``rediss://`` or ``unix://``.
-        cluster: Whether it is a Redis Cluster, of which the url names one node.
-        sentinels: Addresses of Sentinels that know where the master is.
+        cluster: True for a Redis Cluster, of which the url names one node.
+        sentinels: Addresses of Sentinels that know the master.
         service: The master's name there.
         options: More of redis-py's settings for a connection.
-        timeout_s: How long to wait for a connection, and for an answer.
+        timeout_s: The time for which a connection, or an answer, is waited for.
     """
 
     url: str = field(repr=False)
@@ -76,32 +76,33 @@ class Request:
 
 
 def run_script(script: Script, keys: Sequence[Key], *args: Any) -> Request:
-    """A request to run a script on keys of one hash slot."""
+    """Makes a request to run a script on keys of one hash slot."""
     names = (key.name for key in keys)
     return Request(keys[0].hash_slot, ("EVALSHA", script.sha, len(keys), *names, *args))
 
 
 class Nodes:
-    """Sends requests to the nodes they belong to. Connections are made when they are needed. For one thread.
+    """Sends each request to the node of its hash slot. Connects when needed. For one thread.
 
     Args:
-        place: Where to.
+        endpoint: The address of the server or cluster.
 
     Raises:
-        ConfigurationError: if redis-py is not there, or does not take the url or the options.
+        ConfigurationError: if redis-py is missing, or does not accept the url or the options.
     """
 
-    def __init__(self, place: Place) -> None:
-        self.place = place
+    def __init__(self, endpoint: Endpoint) -> None:
+        self.endpoint = endpoint
         redis = import_redis()
-        defaults = {"socket_timeout": place.timeout_s, "socket_connect_timeout": place.timeout_s, "protocol": 2}
+        defaults = {"socket_timeout": endpoint.timeout_s, "socket_connect_timeout": endpoint.timeout_s, "protocol": 2}
         try:
-            pool = redis.Redis.from_url(place.url, **{**defaults, **place.options}).connection_pool
+            pool = redis.Redis.from_url(endpoint.url, **{**defaults, **endpoint.options}).connection_pool
         except (ValueError, TypeError):
-            # Not in redis-py's words: they repeat what it took for a port, which may be a part of the password.
+            # redis-py's own words are not shown: they repeat what it took for a port, perhaps a part of the password.
+            shown = shown_url(endpoint.url)
             raise ConfigurationError(
-                f"redis-py does not accept url={shown_url(place.url)!r} with the options {sorted(place.options)}.",
-                next_step="give redis://[user:password@]host[:port][/database], with %2F for '/' in a password and so "
+                f"redis-py does not accept url={shown!r} with the options {sorted(endpoint.options)}.",
+                next_step="Give redis://[user:password@]host[:port][/database], with %2F for '/' in a password and so "
                 "on, and options of redis.Connection.",
                 setting="url",
             ) from None
@@ -109,59 +110,59 @@ class Nodes:
         self._kwargs = dict(pool.connection_kwargs)
         self._errors = (redis.exceptions.RedisError, OSError)
         self._refused = redis.exceptions.ResponseError
-        self._lines: dict[Address | None, Any] = {}
+        self._connections: dict[Address | None, Any] = {}
         self._owners: list[Address] = []
         self._demoted: set[Address | None] = set()
 
-    def ask(self, request: Request) -> Answer:
-        """One request, one answer."""
+    def ask(self, request: Request) -> RedisReply:
+        """Sends one request, and returns its reply."""
         return self.run([request])[0]
 
     def run(
         self, requests: Sequence[Request], *, window: int = 256, follow: bool = True, limit_s: float | None = None
-    ) -> list[Answer]:
-        """Sends each request to its node, some at once, and gives the answers in the order of the requests.
+    ) -> list[RedisReply]:
+        """Sends each request to its node, several at once, and returns the replies in the order of the requests.
 
-        What a node refuses because it is not the slot's, or not yet or no longer, is sent again to the one that is. A
-        request whose answer did not come is not sent again, because it may have been carried out.
+        A request that a node refuses because it does not hold the slot is sent again to the node that does. A request
+        without a reply is not sent again, because it may have been carried out.
 
         Args:
-            requests: What to send.
-            window: How many are on their way to one node at most.
-            follow: Whether to go where a slot that is being moved is moved to (ASK). If not, the refusal is the answer.
-            limit_s: How long a slot that is being moved is waited for; by default the place's timeout.
+            requests: The requests.
+            window: The most requests in flight to one node.
+            follow: True to follow a slot that is being moved (ASK); False to return the refusal.
+            limit_s: The time for which a slot that is being moved is waited for; by default the endpoint's timeout.
         """
-        give_up_at = time.monotonic() + (self.place.timeout_s if limit_s is None else limit_s)
-        answers: list[Answer] = [None] * len(requests)
+        give_up_at = time.monotonic() + (self.endpoint.timeout_s if limit_s is None else limit_s)
+        replies: list[RedisReply] = [None] * len(requests)
         waiting = list(range(len(requests)))
         self._leave_replicas()
         while waiting:
-            self._round(requests, waiting, answers, window)
-            waiting = [number for number in waiting if self._is_sent_again(answers[number], follow)]
+            self._round(requests, waiting, replies, window)
+            waiting = [number for number in waiting if self._is_sent_again(replies[number], follow)]
             if not waiting or time.monotonic() >= give_up_at:
                 break
-            self._prepare_again(requests, waiting, answers)
-            waiting = [number for number in waiting if answers[number] is None]
-        return answers
+            self._prepare_again(requests, waiting, replies)
+            waiting = [number for number in waiting if replies[number] is None]
+        return replies
 
-    def everywhere(self, *args: Any) -> dict[str, Answer]:
-        """One command to each master, by its address."""
+    def everywhere(self, *args: Any) -> dict[str, RedisReply]:
+        """Sends one command to each master, and returns the replies by address."""
         found = {}
         for address in self.masters():
-            node = f"{address[0]}:{address[1]}" if address else shown_url(self.place.url)
+            node = f"{address[0]}:{address[1]}" if address else shown_url(self.endpoint.url)
             found[node] = self._exchange(address, [args])[0]
         return found
 
     def masters(self) -> list[Address | None]:
-        """The addresses of the masters; None stands for the url's, if there are no others or nobody names them."""
-        if not self.place.cluster:
+        """Returns the addresses of the masters; None stands for the url's, if no node names others."""
+        if not self.endpoint.cluster:
             return [None]
         if not self._owners:
             self.look_up()
         return [*dict.fromkeys(self._owners)] or [None]
 
     def look_up(self) -> None:
-        """Asks which node holds which hash slot; leaves things as they are if nobody answers."""
+        """Asks which node holds which hash slot; keeps the known nodes if none answers."""
         for address in [None, *dict.fromkeys(self._owners)]:
             answer = self._exchange(address, [("CLUSTER", "SLOTS")])[0]
             if isinstance(answer, list) and answer:
@@ -171,24 +172,24 @@ class Nodes:
 
     def close(self) -> None:
         """Closes the connections."""
-        for address in list(self._lines):
+        for address in list(self._connections):
             self._hang_up(address)
 
     # --- routing ----------------------------------------------------------------------------------------------------
 
     def owner(self, hash_slot: int) -> Address | None:
-        """Which node holds a hash slot, as far as is known."""
-        if not self.place.cluster:
+        """Returns the node of a hash slot, as far as it is known."""
+        if not self.endpoint.cluster:
             return None
         if not self._owners:
             self.look_up()
         return self._owners[hash_slot] if self._owners else None
 
     def _leave_replicas(self) -> None:
-        """Connects anew where the last answers came from a replica, or did not come at all."""
+        """Reconnects to nodes whose last replies came from a replica, or did not come."""
         for address in self._demoted:
             self._hang_up(address)
-        if self._demoted and self.place.cluster:
+        if self._demoted and self.endpoint.cluster:
             self.look_up()
         self._demoted.clear()
 
@@ -200,45 +201,47 @@ class Nodes:
             owners[first : last + 1] = [(host or seed, int(master[1]))] * (last - first + 1)
         return owners
 
-    def _round(self, requests: Sequence[Request], waiting: Sequence[int], answers: list[Answer], window: int) -> None:
-        """Window after window, to all nodes before the answers of any are read: they work at the same time."""
+    def _round(
+        self, requests: Sequence[Request], waiting: Sequence[int], replies: list[RedisReply], window: int
+    ) -> None:
+        """Sends window after window to all nodes before it reads any reply, so that they work at the same time."""
         queues: dict[Address | None, list[int]] = {}
         for number in waiting:
             queues.setdefault(self.owner(requests[number].hash_slot), []).append(number)
-        place = 0
-        while any(place < len(queue) for queue in queues.values()):
-            under_way = {address: queue[place : place + window] for address, queue in queues.items()}
+        start = 0
+        while any(start < len(queue) for queue in queues.values()):
+            in_flight = {address: queue[start : start + window] for address, queue in queues.items()}
             sent = {
                 address: self._send(address, [requests[number].args for number in numbers])
-                for address, numbers in under_way.items()
+                for address, numbers in in_flight.items()
             }
-            for address, numbers in under_way.items():
+            for address, numbers in in_flight.items():
                 for number in numbers:
-                    answers[number] = sent[address] or self._receive(address)
-            place += window
+                    replies[number] = sent[address] or self._receive(address)
+            start += window
 
     @staticmethod
-    def _is_sent_again(answer: Answer, follow: bool) -> bool:
+    def _is_sent_again(answer: RedisReply, follow: bool) -> bool:
         return isinstance(answer, Refusal) and answer.code in _AGAIN and (follow or answer.code != "ASK")
 
-    def _prepare_again(self, requests: Sequence[Request], waiting: Sequence[int], answers: list[Answer]) -> None:
-        """Does what the refusals ask for. What is answered by that has an answer then, all else None."""
-        codes = {answers[number].code for number in waiting}
+    def _prepare_again(self, requests: Sequence[Request], waiting: Sequence[int], replies: list[RedisReply]) -> None:
+        """Does what the refusals ask for, and sets the replies: those that it gets by that, else None."""
+        codes = {replies[number].code for number in waiting}
         if "MOVED" in codes:
             self.look_up()
         if codes & {"MOVED", "TRYAGAIN"}:
             time.sleep(_PAUSE_S)
-        unloaded = [number for number in waiting if answers[number].code == "NOSCRIPT"]
+        unloaded = [number for number in waiting if replies[number].code == "NOSCRIPT"]
         for number in waiting:
-            refusal = answers[number]
-            answers[number] = None
+            refusal = replies[number]
+            replies[number] = None
             if refusal.code == "ASK":
-                answers[number] = self._ask_there(refusal, requests[number])
+                replies[number] = self._ask_there(refusal, requests[number])
         refused = {(self.owner(requests[one].hash_slot), requests[one].args[1]) for one in unloaded}
         for address, sha in refused:
             self._exchange(address, [("SCRIPT", "LOAD", BY_SHA[sha].text)])
 
-    def _ask_there(self, refusal: Refusal, request: Request) -> Answer:
+    def _ask_there(self, refusal: Refusal, request: Request) -> RedisReply:
         host, _, port = refusal.text.split()[-1].rpartition(":")
         address = (host or str(self._kwargs.get("host", "localhost")), int(port))
         answer = self._exchange(address, [("ASKING",), request.args])[1]
@@ -249,9 +252,9 @@ class Nodes:
             return None
         return answer
 
-    # --- lines ------------------------------------------------------------------------------------------------------
+    # --- connections ------------------------------------------------------------------------------------------------
 
-    def _exchange(self, address: Address | None, commands: Sequence[tuple[Any, ...]]) -> list[Answer]:
+    def _exchange(self, address: Address | None, commands: Sequence[tuple[Any, ...]]) -> list[RedisReply]:
         failed = self._send(address, commands)
         return [failed or self._receive(address) for _ in commands]
 
@@ -259,20 +262,20 @@ class Nodes:
         if not commands:
             return None
         try:
-            line = self._line(address)
-            line.send_packed_command(line.pack_commands(commands), check_health=False)
+            connection = self._connection(address)
+            connection.send_packed_command(connection.pack_commands(commands), check_health=False)
         except self._errors as error:
             self._hang_up(address)
             self._demoted.add(address)
             return self._refusal(error)
         return None
 
-    def _receive(self, address: Address | None) -> Answer:
-        line = self._lines.get(address)
-        if line is None:
+    def _receive(self, address: Address | None) -> RedisReply:
+        connection = self._connections.get(address)
+        if connection is None:
             return Refusal("", "The connection was lost before the answer.")
         try:
-            return line.read_response()
+            return connection.read_response()
         except self._refused as error:
             refusal = self._refusal(error)
             if refusal.code in _NOT_MASTER:
@@ -283,36 +286,40 @@ class Nodes:
             self._demoted.add(address)
             return self._refusal(error)
 
-    def _line(self, address: Address | None) -> Any:
-        if address not in self._lines:
+    def _connection(self, address: Address | None) -> Any:
+        if address not in self._connections:
             see_files(self._kwargs, ("ssl_ca_certs", "ssl_certfile", "ssl_keyfile"))
-            line = self._make(**self._kwargs_for(address))
-            line.connect()
-            self._lines[address] = line
-        return self._lines[address]
+            connection = self._make(**self._kwargs_for(address))
+            connection.connect()
+            self._connections[address] = connection
+        return self._connections[address]
 
     def _kwargs_for(self, address: Address | None) -> dict[str, Any]:
-        if address is None and self.place.sentinels:
+        if address is None and self.endpoint.sentinels:
             address = self._find_master()
         return self._kwargs if address is None else {**self._kwargs, "host": address[0], "port": address[1]}
 
     def _find_master(self) -> Address:
         redis = import_redis()
         once = redis.retry.Retry(redis.backoff.NoBackoff(), 0)
-        limits = {"socket_timeout": self.place.timeout_s, "socket_connect_timeout": self.place.timeout_s, "retry": once}
-        sentinel = redis.Sentinel(list(self.place.sentinels), sentinel_kwargs=limits)
+        limits = {
+            "socket_timeout": self.endpoint.timeout_s,
+            "socket_connect_timeout": self.endpoint.timeout_s,
+            "retry": once,
+        }
+        sentinel = redis.Sentinel(list(self.endpoint.sentinels), sentinel_kwargs=limits)
         try:
-            host, port = sentinel.discover_master(self.place.service)
+            host, port = sentinel.discover_master(self.endpoint.service)
             return str(host), int(port)
         finally:
             for client in sentinel.sentinels:
                 client.close()
 
     def _hang_up(self, address: Address | None) -> None:
-        line = self._lines.pop(address, None)
-        if line is not None:
+        connection = self._connections.pop(address, None)
+        if connection is not None:
             with suppress(*self._errors):
-                line.disconnect()
+                connection.disconnect()
 
     def _refusal(self, error: BaseException) -> Refusal:
         text = one_line(error)

@@ -1,4 +1,4 @@
-"""What is checked about a server, or each node of a cluster, before anything is claimed or written."""
+"""Checks a server, or each node of a cluster, before anything is claimed or written."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ from collections.abc import Mapping
 from sparkonce.errors import PreflightError
 from sparkonce.guarantees import Guarantee
 from sparkonce.sink import Facts
+from sparkonce.sinks._shared.preflight import refusal
 from sparkonce.sinks.redis import scripts
 from sparkonce.sinks.redis.hash_slots import hash_slot
-from sparkonce.sinks.redis.names import IDENTITY, Key, check_prefix, shown_url
-from sparkonce.sinks.redis.nodes import Answer, Nodes, Request, run_script
+from sparkonce.sinks.redis.names import IDENTITY, Key, shown_url
+from sparkonce.sinks.redis.nodes import Nodes, RedisReply, Request, run_script
 from sparkonce.sinks.redis.outcomes import Refusal, code_of, read_refusal
 
 log = logging.getLogger(__name__)
@@ -22,48 +23,48 @@ _IDENTITY_SLOT = hash_slot(IDENTITY.encode())
 
 
 def read_info(answer: bytes) -> Mapping[str, str]:
-    """What a server says to INFO."""
+    """Reads a server's answer to INFO."""
     lines = (line.partition(":") for line in answer.decode(errors="replace").splitlines())
     return {name: value for name, colon, value in lines if colon}
 
 
 def why_not_stage(node: str, info: Mapping[str, str]) -> str:
-    """Why a server does not keep what is staged; empty if it does."""
+    """Tells why a server does not keep staged rows; empty if it does."""
     policy = info.get("maxmemory_policy", "noeviction")
     if policy == "noeviction":
         return ""
-    return f"{node} has maxmemory-policy={policy}: it may throw staged rows away, and what says that they are applied"
+    return f"{node} has maxmemory-policy={policy}: it may evict staged rows, and the ledger that notes them as applied"
 
 
 def why_not_decide(nodes: Nodes) -> str:
-    """Why a server does not keep what is staged any more; empty if all do. Of one that is silent the commit tells."""
+    """Tells why a server does not keep staged rows any more; empty if all do. A server that is away is left out."""
     told = nodes.everywhere("INFO", "memory")
     infos = {node: read_info(answer) for node, answer in told.items() if isinstance(answer, bytes)}
     return next(filter(None, (why_not_stage(node, info) for node, info in infos.items())), "")
 
 
 class Preflight:
-    """One look at a server.
+    """The checks of one start.
 
     Args:
         nodes: The connections.
-        guarantee: What the sink is to give.
-        prefix: Of the names of its keys.
-        wait_replicas: How many replicas must take part.
+        guarantee: The sink's guarantee.
+        prefix: The prefix of the sink's keys.
+        wait_replicas: The number of replicas that must take part.
     """
 
     def __init__(self, nodes: Nodes, guarantee: Guarantee, prefix: str, wait_replicas: int) -> None:
         self._nodes = nodes
         self._exactly_once = guarantee is Guarantee.EXACTLY_ONCE
         self._guarantee = guarantee
-        self._prefix = check_prefix(prefix)
+        self._prefix = prefix
         self._wait_replicas = wait_replicas
 
     def facts(self, recorded: Facts | None) -> Facts:
         """Checks everything.
 
         Args:
-            recorded: What this returned in the newest run that the log knows.
+            recorded: The facts of the newest run that the log knows.
 
         Returns:
             ``prefix``, ``server`` (the random id of this server or cluster) and ``mode``.
@@ -79,13 +80,14 @@ class Preflight:
                 self._check_eviction(node, info)
                 self._check_durability(node, info)
         self._check_commands()
-        mode = "cluster" if self._nodes.place.cluster else "single"
+        mode = "cluster" if self._nodes.endpoint.cluster else "single"
         before = recorded or {}
-        if before.get("mode", mode) != mode:
-            raise PreflightError(
-                f"cluster={self._nodes.place.cluster!r}, but this query wrote to a {before['mode']} server until now.",
-                next_step="name the old server, or start a new query with a new checkpoint.",
-                setting="cluster",
+        if (was := before.get("mode", mode)) != mode:
+            raise refusal(
+                "cluster",
+                self._nodes.endpoint.cluster,
+                f"this query wrote to a {was} server until now.",
+                "Name the old server, or start a new query with a new checkpoint.",
             )
         return {"prefix": self._prefix, "server": self._identity(before.get("server")), "mode": mode}
 
@@ -95,11 +97,11 @@ class Preflight:
         infos: dict[str, Mapping[str, str]] = {}
         for node, answer in self._nodes.everywhere("INFO").items():
             if isinstance(answer, Refusal):
-                raise PreflightError(
-                    f"url={shown_url(self._nodes.place.url)!r}: {node} does not answer INFO: "
-                    f"{read_refusal(answer).reason}",
-                    next_step="see whether the server runs, and user and password fit; the user needs +info.",
-                    setting="url",
+                raise refusal(
+                    "url",
+                    repr(shown_url(self._nodes.endpoint.url)),
+                    f"{node} does not answer INFO: {read_refusal(answer).reason}",
+                    "Check that the server runs, and that user and password are right; the user needs +info.",
                 )
             infos[node] = read_info(answer)
         return infos
@@ -108,29 +110,31 @@ class Preflight:
         version = info.get("redis_version", "0")
         if tuple(int(part) for part in version.split(".")[:2] if part.isdigit()) < OLDEST:
             raise PreflightError(
-                f"{node} runs Redis {version}.", next_step=f"RedisSink needs {OLDEST[0]}.{OLDEST[1]} or newer."
+                f"{node} runs Redis {version}.", next_step=f"Use Redis {OLDEST[0]}.{OLDEST[1]} or newer."
             )
         is_cluster = info.get("cluster_enabled", "0") == "1"
-        if is_cluster != self._nodes.place.cluster:
-            raise PreflightError(
-                f"cluster={self._nodes.place.cluster!r}, and {node} says cluster_enabled={int(is_cluster)}.",
-                next_step=f"give cluster={is_cluster} to RedisSink, or the address of another server.",
-                setting="cluster",
+        if is_cluster != self._nodes.endpoint.cluster:
+            raise refusal(
+                "cluster",
+                self._nodes.endpoint.cluster,
+                f"{node} has cluster_enabled={int(is_cluster)}.",
+                f"Give RedisSink cluster={is_cluster}, or the address of another server.",
             )
 
     def _check_role(self, node: str, info: Mapping[str, str]) -> None:
         if info.get("role", "master") != "master":
             raise PreflightError(
                 f"{node} is a replica of {info.get('master_host')}:{info.get('master_port')}.",
-                next_step="give the master's address, or the Sentinels that know it (sentinels, service).",
+                next_step="Give the master's address, or the Sentinels that know it (sentinels, service).",
                 setting="url",
             )
         replicas = int(info.get("connected_slaves", "0"))
         if replicas < self._wait_replicas:
-            raise PreflightError(
-                f"wait_replicas={self._wait_replicas}, and {node} has connected_slaves={replicas}.",
-                next_step="bring the replicas up, or lower wait_replicas.",
-                setting="wait_replicas",
+            raise refusal(
+                "wait_replicas",
+                self._wait_replicas,
+                f"{node} has connected_slaves={replicas}.",
+                "Start the replicas, or lower wait_replicas.",
             )
 
     def _check_eviction(self, node: str, info: Mapping[str, str]) -> None:
@@ -138,16 +142,15 @@ class Preflight:
         if objection := why_not_stage(node, info):
             raise PreflightError(
                 f"{objection}.",
-                next_step="set maxmemory-policy to noeviction, write to another server, or choose "
+                next_step="Set maxmemory-policy to noeviction, write to another server, or choose "
                 f"guarantee=Guarantee.{Guarantee.AT_LEAST_ONCE.name}.",
                 setting="maxmemory-policy",
             )
         used = int(info.get("used_memory", "0"))
         if limit and used > 0.8 * limit:
             log.warning(
-                "%s uses %d of maxmemory=%d bytes. A batch needs room twice: staged, and applied. When memory is full "
-                "the "
-                "query waits, and stops at its deadline.",
+                "%s uses %d of maxmemory=%d bytes. A batch needs room twice: staged, and applied. When memory is full, "
+                "the query waits, and stops at its deadline.",
                 *(node, used, limit),
             )
 
@@ -155,8 +158,8 @@ class Preflight:
         if info.get("aof_enabled", "0") != "1":
             log.warning(
                 "%s has appendonly=no: a crash loses staged rows, and rows that readers have seen, since its last "
-                "snapshot. "
-                "Exactly-once holds only as long as it does not crash; set appendonly yes and appendfsync always.",
+                "snapshot. Exactly-once holds only while it does not crash. Next: Set appendonly yes and appendfsync "
+                "always.",
                 node,
             )
             return
@@ -164,34 +167,32 @@ class Preflight:
         if isinstance(answer, Refusal) or not answer:
             log.warning(
                 "%s does not tell appendfsync (CONFIG is not allowed). Exactly-once needs always; with everysec, "
-                "Redis' "
-                "default, a crash loses what was confirmed in the last second.",
+                "Redis' default, a crash loses rows that were confirmed in the last second.",
                 node,
             )
             return
         value = answer[1].decode()
         if value != "always":
             log.warning(
-                "%s has appendfsync=%s: a crash loses what was confirmed in the last %s, rows that readers have seen "
-                "among "
-                "it. Set appendfsync always for the full guarantee.",
+                "%s has appendfsync=%s: a crash loses rows that were confirmed in the last %s, even if readers have "
+                "seen them. Next: Set appendfsync always for the full guarantee.",
                 *(node, value, "second or two" if value == "everysec" else "half minute or so"),
             )
 
     # --- this user --------------------------------------------------------------------------------------------------
 
     def _check_commands(self) -> None:
-        if self._nodes.place.cluster:
+        if self._nodes.endpoint.cluster:
             for words in (("ASKING",), ("CLUSTER", "SLOTS")):
                 for node, answer in self._nodes.everywhere(*words).items():
-                    self._refuse_if(answer, f"{node} does not take {' '.join(words)}")
+                    self._refuse_if(answer, f"{node} does not accept {' '.join(words)}")
         for script in scripts.ALL:
             for node, loaded in self._nodes.everywhere("SCRIPT", "LOAD", script.text).items():
                 self._refuse_if(loaded, f"{node} does not load scripts")
         name = f"{IDENTITY}:probe:{secrets.token_hex(6)}"
         key = Key(name, hash_slot(name.encode()))
         tried = self._nodes.ask(run_script(scripts.PROBE, [key], int(self._exactly_once)))
-        self._refuse_if(tried, "scripts do not run")
+        self._refuse_if(tried, "Scripts do not run")
         if isinstance(tried, list):
             command, error = (text.decode(errors="backslashreplace") for text in tried)
             self._refuse_if(Refusal(code_of(error), error), f"{command} does not work")
@@ -201,33 +202,31 @@ class Preflight:
         if self._wait_replicas:
             self._refuse_if(self._nodes.ask(Request(0, ("WAIT", 0, 1))), "WAIT does not work")
 
-    def _refuse_if(self, answer: Answer, what: str) -> None:
-        refusal = answer if isinstance(answer, Refusal) else None
-        if refusal is not None:
+    def _refuse_if(self, answer: RedisReply, what: str) -> None:
+        if isinstance(answer, Refusal):
             raise PreflightError(
-                f"{what}: {read_refusal(refusal).reason}",
-                next_step="grant this user ~sparkonce:* and the written keys, and the commands listed in "
-                "docs/redis.md.",
+                f"{what}: {read_refusal(answer).reason}",
+                next_step="Grant this user ~sparkonce:*, the written keys, and the commands listed in docs/redis.md.",
             )
 
     def _identity(self, recorded: str | None) -> str:
-        """The server's random id, made at the first start; it is the data's, and goes where they go."""
+        """Returns the random id of the server's data, which the first start makes and which moves with the data."""
         if recorded is None:
             made = secrets.token_hex(16)
             self._refuse_if(
-                self._nodes.ask(_identity("SET", IDENTITY, made, "NX")), f"the key {IDENTITY} is not written"
+                self._nodes.ask(_identity("SET", IDENTITY, made, "NX")), f"The key {IDENTITY} is not written"
             )
         found = self._nodes.ask(_identity("GET", IDENTITY))
-        self._refuse_if(found, f"the key {IDENTITY} is not read")
+        self._refuse_if(found, f"The key {IDENTITY} is not read")
         shown = found.decode() if isinstance(found, bytes) else None
         if recorded not in (None, shown):
-            raise PreflightError(
-                f"url={shown_url(self._nodes.place.url)!r} leads to a server whose {IDENTITY} is {shown!r}, and this "
-                "query wrote "
-                f"to {recorded!r} until now: it is another one, or has lost its data.",
-                next_step="name the old server, or restore its data. To go on without what it has lost: "
-                f"SET {IDENTITY} {recorded}.",
-                setting="url",
+            raise refusal(
+                "url",
+                repr(shown_url(self._nodes.endpoint.url)),
+                f"it leads to a server whose {IDENTITY} is {shown!r}, and this query wrote to {recorded!r} until now: "
+                "it is another server, or has lost its data.",
+                f"Name the old server, or restore its data. To continue without what it has lost: SET {IDENTITY} "
+                f"{recorded}.",
             )
         return str(shown)
 

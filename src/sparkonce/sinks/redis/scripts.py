@@ -1,12 +1,12 @@
-"""What runs inside Redis.
+"""The scripts that run inside Redis.
 
-A script is atomic: no other command comes between, and after a crash what it did is there whole or not at all.
+A script is atomic: no other command runs in between, and after a crash its effect is there as a whole or not at all.
 
-A staged chunk is eight digits, how many of its values are applied already, and then in MessagePack: a command's
-name, how many values one command takes, and all values. Without a name each value is a whole command of its own. The
-last element of a complete list of chunks is `END`; it stays when the chunks are gone, and says that they are applied.
+A staged chunk begins with eight digits, the number of its values that are applied already. Then follow, in MessagePack,
+a command's name, the number of values of one command, and all values. Without a name each value is a whole command. The
+last element of a complete list is `END`. It remains when the chunks are gone, and shows that they are applied.
 
-An entry of the ledger is described in `sparkonce.sinks.redis.names.Entry`.
+An entry of the ledger is described in `sparkonce.sinks.redis.names.LedgerEntry`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 END = "end"
 
 COMMAND_WEIGHT = 4
-"""As how many values a command counts where each value is a whole command."""
+"""The number of values for which a value counts that is a whole command."""
 
 _ENTRY = r"""
 local function read(entry)
@@ -88,7 +88,7 @@ end
 
 @dataclass(frozen=True, slots=True)
 class Script:
-    """A script and the name under which Redis keeps it.
+    """A script, and the name under which Redis keeps it.
 
     Attributes:
         text: In Lua.
@@ -116,7 +116,7 @@ redis.call('PEXPIRE', KEYS[1], ARGV[3])
 return {'O', tonumber(seen)}
 """
 )
-"""Opens a transaction. Answers ``O`` and how many the query has committed; or ``old``, ``taken``."""
+"""Opens a transaction. Answers ``O`` and the number of the query's commits; or ``old`` or ``taken``."""
 
 STAGE = Script(
     r"""
@@ -134,7 +134,7 @@ if there == 0 then redis.call('PEXPIRE', KEYS[1], ARGV[3]) end
 return there + #ARGV - 3
 """
 )
-"""Adds chunks. Answers how many there are now; -1 if the transaction is not open, -2 if others are missing."""
+"""Adds chunks. Answers their number; -1 if the transaction is not open, -2 if earlier chunks are missing."""
 
 PREPARE = Script(
     _ENTRY
@@ -198,7 +198,7 @@ if state == 'absent' then return {state, 0} end
 return {state, tonumber(now()) - tonumber(prepared), slots}
 """
 )
-"""Starts a commit; from here on it cannot be aborted. Answers the state and, if it matters, age and hash slots."""
+"""Starts a commit, which cannot be aborted afterwards. Answers the state and, if needed, age and hash slots."""
 
 APPLY = Script(
     _MAY
@@ -225,7 +225,7 @@ until done >= enough
 return {'more', done}
 """
 )
-"""Applies the next chunks and takes them away in the same step. Answers ``more``, ``end``, ``absent`` or ``failed``."""
+"""Applies the next chunks and deletes them in the same step. Answers ``more``, ``end``, ``absent`` or ``failed``."""
 
 APPLY_DIRECT = Script(
     _APPLY
@@ -262,7 +262,7 @@ redis.call('PEXPIRE', KEYS[1], ARGV[3])
 return {'committed', commits}
 """
 )
-"""Ends a commit once every list is at its end. Answers ``committed`` or ``D``, and how many the query has committed."""
+"""Ends a commit once every list is at its end. Answers ``committed`` or ``D``, and the query's commits."""
 
 CLEANED = Script(
     _ENTRY
@@ -301,9 +301,9 @@ put('A', begun, seen, prepared, slots)
 return {'A', slots}
 """
 )
-"""Aborts. Answers ``A`` with the hash slots that may hold staged rows still, ``absent``, or the state that forbids it.
+"""Aborts. Answers ``A`` with the hash slots that may still hold staged rows, ``absent``, or the state that forbids it.
 
-The ledger remembers these hash slots until `CLEANED`: whoever aborts may be killed before the rows there are deleted.
+The ledger keeps these hash slots until `CLEANED`, since the driver may be killed before it has deleted the rows.
 """
 
 RAISE_FLOOR = Script(
@@ -316,7 +316,7 @@ end
 return 1
 """
 )
-"""Says that batches below this one may be forgotten."""
+"""Notes that batches below this one may be forgotten."""
 
 PROBE = Script(
     r"""
@@ -337,7 +337,7 @@ end
 return failed or cmsgpack.pack(1)
 """
 )
-"""Tries each command that the scripts here run, and leaves nothing. Answers the first that is refused, and why."""
+"""Tries each command that the scripts run, and leaves nothing. Answers the first refused command, and why."""
 
 ALL = (BEGIN, STAGE, PREPARE, DECIDE, APPLY, APPLY_DIRECT, CONCLUDE, CLEANED, ABORT, RAISE_FLOOR, PROBE)
 BY_SHA = {script.sha: script for script in ALL}

@@ -1,4 +1,4 @@
-"""Which columns become which commands, and what types they may have."""
+"""Tells which columns become which commands, and checks their types."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from string import Formatter
 
 import pyarrow as pa
 
+from sparkonce.arguments import one_of
 from sparkonce.errors import ConfigurationError, SchemaError
 from sparkonce.sinks.redis.names import OWN
 
@@ -21,17 +22,17 @@ _OPTIONAL: Mapping[str, frozenset[str]] = {
     "sorted_set": frozenset({"member", "score"}),
     "increment": frozenset({"amount", "field", "member"}),
 }
-"""The structures, and which settings each of them knows beside key and time to live."""
+"""The settings of each structure beside key and time to live."""
 
 STRUCTURES = tuple(_OPTIONAL)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shape:
-    """What is made of a row. See `RedisSink` for what each setting means; all but the templates name columns.
+    """The commands that are made of a row. `RedisSink` describes the settings; all but the template name columns.
 
     Raises:
-        ConfigurationError: naming the setting that is unknown, missing, or of no use for the structure.
+        ConfigurationError: naming the setting that is unknown, missing, or without use for the structure.
     """
 
     structure: str = "string"
@@ -47,26 +48,23 @@ class Shape:
     ttl_s: int | None = None
 
     def __post_init__(self) -> None:
-        if self.structure not in _OPTIONAL:
-            raise ConfigurationError(
-                f"structure={self.structure!r} is not known.", next_step=f"choose one of {', '.join(STRUCTURES)}."
-            )
+        one_of("structure", self.structure, STRUCTURES)
         for name in ("value", "field", "fields", "member", "score", "amount"):
             if getattr(self, name) is not None and name not in _OPTIONAL[self.structure]:
                 raise ConfigurationError(
                     f"{name}={getattr(self, name)!r} means nothing with structure={self.structure!r}.",
-                    next_step=f"that one knows {', '.join(sorted(_OPTIONAL[self.structure]))}: leave {name} out.",
+                    next_step=f"Leave {name} out: that structure has {', '.join(sorted(_OPTIONAL[self.structure]))}.",
                 )
         self._check_pairs()
         if self.ttl_s is not None and self.ttl_s < 1:
             raise ConfigurationError(
-                f"ttl_s={self.ttl_s!r} is no time to live.", next_step="give whole seconds, from 1."
+                f"ttl_s={self.ttl_s!r} is no time to live.", next_step="Give whole seconds, from 1."
             )
         parts = self.template_parts()
         if parts and parts[0][0].startswith(OWN):
             raise ConfigurationError(
                 f"key_template={self.key_template!r} begins with {OWN!r}, as the sink's own keys do.",
-                next_step="begin it with something else.",
+                next_step="Begin it with another text.",
             )
 
     def _check_pairs(self) -> None:
@@ -77,18 +75,17 @@ class Shape:
             if getattr(self, one) is not None and getattr(self, other) is not None:
                 raise ConfigurationError(
                     f"{one}={getattr(self, one)!r} and {other}={getattr(self, other)!r} exclude each other.",
-                    next_step="keep one of them.",
+                    next_step="Keep one of them.",
                 )
         if self.structure == "hash" and self.value is not None and self.field is None:
             raise ConfigurationError(
                 f"value={self.value!r} of a hash needs a field to go to.",
-                next_step="name the column that holds the field's name in field, or leave value out: then each column "
-                "is a "
-                "field of its own.",
+                next_step="Name the column that holds the field's name in field, or leave value out: then each column "
+                "is a field of its own.",
             )
 
     def template_parts(self) -> list[tuple[str, str | None]]:
-        """The key's template as texts, each with the column that follows it.
+        """Returns the key's template as texts, each with the column that follows it.
 
         Raises:
             ConfigurationError: if the template cannot be read.
@@ -102,27 +99,26 @@ class Shape:
         if not parts or any(column == "" or spec or how for _, column, spec, how in parts):
             raise ConfigurationError(
                 f"key_template={self.key_template!r} cannot be read.",
-                next_step="name columns in braces, such as 'user:{id}', and double those that stand for themselves, "
-                "as in "
-                "'{{user:{id}}}:name'.",
+                next_step="Name columns in braces, such as 'user:{id}', and double braces that stand for themselves, "
+                "as in '{{user:{id}}}:name'.",
             )
         return [(text, column) for text, column, _, _ in parts]
 
     def key_columns(self) -> list[str]:
-        """The columns that make the key."""
+        """Returns the columns that make the key."""
         if self.key_template is not None:
             return [column for _, column in self.template_parts() if column is not None]
         return [self.key or "key"]
 
     def hash_fields(self, names: Sequence[str]) -> list[str]:
-        """The columns that are fields of a hash: those named, or all that are nothing else."""
+        """Returns the columns that are fields of a hash: the named ones, or else all others."""
         if self.fields is not None:
             return list(self.fields)
         taken = {*self.key_columns(), self.ttl}
         return [name for name in names if name not in taken]
 
     def columns(self, schema: pa.Schema) -> list[str]:
-        """The columns that are used, each once.
+        """Returns the columns that are used, each once.
 
         Raises:
             SchemaError: naming the column that is missing or has a type that does not fit.
@@ -135,7 +131,7 @@ class Shape:
             _check(schema, name, fits, what)
         if self.structure == "hash" and len(wanted) == len(self.key_columns()) + (self.ttl is not None):
             raise SchemaError(
-                f"a hash needs fields, and the columns are {schema.names}.", next_step="add a column to be a field."
+                f"A hash needs fields, and the columns are {schema.names}.", next_step="Add a column for a field."
             )
         return list(dict.fromkeys(name for name, _, _ in wanted))
 
@@ -180,14 +176,14 @@ def _is_list(kind: pa.DataType) -> bool:
 def _check(schema: pa.Schema, name: str, fits: _Fits, what: str) -> None:
     if schema.names.count(name) != 1:
         raise SchemaError(
-            f"column {name!r} is needed once, and the columns are {schema.names}.",
-            next_step="add it, or name the column that is to take its place in RedisSink.",
+            f"Column {name!r} is needed once, and the columns are {schema.names}.",
+            next_step="Add it, or name another column for it in RedisSink.",
             column=name,
         )
     kind = schema.field(name).type
     if not fits(kind):
         raise SchemaError(
-            f"column {name!r} is a {kind}, and {what} is needed.",
-            next_step="cast it (timestamps: date_format; structs and maps: to_json), or drop it.",
+            f"Column {name!r} is a {kind}, and {what} is needed.",
+            next_step="Cast it (timestamps: date_format; structs and maps: to_json), or drop it.",
             column=name,
         )

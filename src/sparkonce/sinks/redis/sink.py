@@ -1,20 +1,22 @@
-"""Redis as a part of the two-phase commit."""
+"""The Redis sink's settings, from which its writers and its committer are made."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from sparkonce.arguments import flag, mapping, need_package, number, texts, whole_number
+from sparkonce.arguments import flag, mapping, need_package, whole_number
 from sparkonce.errors import ConfigurationError
 from sparkonce.guarantees import Guarantee
+from sparkonce.protocol.ownership import NAME_PREFIX_LIMIT_BYTES
 from sparkonce.sink import Facts, SinkCommitter, SinkWriter, TwoPhaseCommitSink, WriterContext
+from sparkonce.sinks._shared import settings
 from sparkonce.sinks.redis.shape import Shape
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from sparkonce.sinks.redis.nodes import Place
+    from sparkonce.sinks.redis.nodes import Endpoint
 
 _DAY_S = 24 * 60 * 60
 
@@ -22,12 +24,12 @@ _DAY_S = 24 * 60 * 60
 class RedisSink(TwoPhaseCommitSink):
     """Writes rows to Redis or a Redis Cluster: strings, hashes, lists, sets, sorted sets, or increments of numbers.
 
-    EXACTLY_ONCE stages the rows in Redis, and scripts apply them there once the batch is decided, each piece in the
-    same step in which it is taken away: increments too are applied once, whatever is repeated. AT_LEAST_ONCE writes at
-    once: right in the end where keys are a function of the row, but a replay shows older values until it catches up,
-    and increments may be applied twice.
+    EXACTLY_ONCE stages the rows in Redis, and scripts apply them there once the batch is decided. Each piece is deleted
+    in the step that applies it, so even increments are applied once, whatever is repeated.
+    AT_LEAST_ONCE writes at once. The result is right in the end if keys are a function of the row, but a replay shows
+    older values until it catches up, and increments may be applied twice.
 
-    Which columns are written follows from ``structure``; each is named by its setting, or has that setting's name:
+    The written columns follow from ``structure``. Each is named by its setting, or has that setting's name:
 
     ============== ===================================================== ===============================================
     structure      columns                                               a null
@@ -57,15 +59,15 @@ class RedisSink(TwoPhaseCommitSink):
         ttl: A column with the key's time to live in seconds, counted from when the row is applied; null: no end.
         ttl_s: The same for all rows.
         guarantee: See above.
-        cluster: Whether it is a Redis Cluster.
-        sentinels: Addresses of Sentinels, ``[("host", 26379)]``; they say where the master is instead of the url.
+        cluster: True for a Redis Cluster.
+        sentinels: Addresses of Sentinels, ``[("host", 26379)]``; they name the master instead of the url.
         service: The master's name at the Sentinels.
         options: More settings of `redis.Connection`, for example ``{"ssl_ca_certs": …}``.
-        timeout_s: How long to wait for a connection or an answer.
-        wait_replicas: How many replicas must have what is staged and what is applied (WAIT) before it counts.
-        staging_ttl_s: How long staged rows live: the longest time between a batch's begin and its commit.
-        ledger_ttl_s: How long the query's ledger lives without a new batch: the longest time that a query may be away.
-        prefix: Tells sinks that write to one server from each other, also in the names of keys; by default ``name``.
+        timeout_s: The time for which a connection, or an answer, is waited for.
+        wait_replicas: The number of replicas that must have staged and applied rows (WAIT) before these count.
+        staging_ttl_s: The time to live of staged rows: the longest time between a batch's begin and its commit.
+        ledger_ttl_s: The time to live of the query's ledger without a new batch: the longest pause of a query.
+        prefix: Begins the names of all transactions, and is a part of the sink's keys; by default ``name``.
         name: Unique within the query, and the same after a restart.
 
     Raises:
@@ -81,7 +83,7 @@ class RedisSink(TwoPhaseCommitSink):
         key_template: str | None = None,
         value: str | None = None,
         field: str | None = None,
-        fields: Sequence[str] | None = None,
+        fields: str | Sequence[str] | None = None,
         member: str | None = None,
         score: str | None = None,
         amount: str | None = None,
@@ -108,7 +110,7 @@ class RedisSink(TwoPhaseCommitSink):
             key_template=key_template,
             value=value,
             field=field,
-            fields=None if fields is None else texts("fields", fields, example="a list of columns' names: ['name']"),
+            fields=None if fields is None else settings.columns("fields", fields),
             member=member,
             score=score,
             amount=amount,
@@ -119,19 +121,21 @@ class RedisSink(TwoPhaseCommitSink):
         self.sentinels = _addresses(sentinels)
         self.service = service
         self.options = mapping("options", options or {}, example="{'ssl_ca_certs': '/etc/ssl/ca.pem'}")
-        self.timeout_s = number("timeout_s", timeout_s, above=0)
+        self.timeout_s = settings.seconds("timeout_s", timeout_s)
         self.wait_replicas = whole_number("wait_replicas", wait_replicas, least=0)
         self.staging_ttl_s = whole_number("staging_ttl_s", staging_ttl_s, least=1)
         self.ledger_ttl_s = whole_number("ledger_ttl_s", ledger_ttl_s, least=1)
-        self.prefix = prefix
+        self.prefix = settings.own_prefix(
+            name if prefix is None else prefix, most_bytes=NAME_PREFIX_LIMIT_BYTES, without="{}"
+        )
         self._check()
 
     def columns(self, schema: pa.Schema) -> Sequence[str]:
-        """Those that the structure takes."""
+        """Returns the columns that the structure takes."""
         return self.shape.columns(schema)
 
     def conditions(self) -> Sequence[str]:
-        """What the server and its readers must be like."""
+        """Names the conditions on the server and its readers."""
         if self.guarantee is Guarantee.AT_MOST_ONCE:
             return ()
         if self.guarantee is not Guarantee.EXACTLY_ONCE:
@@ -139,38 +143,37 @@ class RedisSink(TwoPhaseCommitSink):
             more = ", and increments may be applied twice" if self.shape.structure == "increment" else ""
             return (f"keys are a function of the row, so that a second writing ends in the same state; {replay}{more}",)
         return (
-            "the server keeps what it has confirmed: appendonly=yes with appendfsync=always, and no fail-over to a "
+            "the server keeps what it has confirmed: appendonly=yes with appendfsync=always, and no failover to a "
             "replica that is behind (wait_replicas); a server without the newest finished batch is found, and stops "
             "the query",
             "maxmemory-policy=noeviction, with room for a batch twice: staged, and applied",
-            f"the query is never away for longer than ledger_ttl_s={self.ledger_ttl_s}, and nobody deletes keys that "
-            "begin "
-            "with sparkonce:",
+            f"the query never pauses for longer than ledger_ttl_s={self.ledger_ttl_s}, and nobody deletes keys that "
+            "begin with sparkonce:",
             "readers may see part of a batch while it is being applied",
         )
 
     def preflight(self, query: str, recorded: Facts | None) -> Facts:  # noqa: ARG002 - the same for every query
-        """Checks the server: whether it keeps what it takes, what this user may do, whether it is the recorded one."""
+        """Checks the server: its durability, this user's rights, and that it is still the recorded server."""
         from sparkonce.sinks.redis.nodes import Nodes
         from sparkonce.sinks.redis.preflight import Preflight
 
-        nodes = Nodes(self.place)
+        nodes = Nodes(self.endpoint)
         try:
-            found = Preflight(nodes, self.guarantee, self.prefix or self.name, self.wait_replicas).facts(recorded)
+            found = Preflight(nodes, self.guarantee, self.prefix, self.wait_replicas).facts(recorded)
             return {**found, "ledger_ttl_s": str(self.ledger_ttl_s)}
         finally:
             nodes.close()
 
     def transaction_timeout_s(self, facts: Facts) -> float | None:  # noqa: ARG002 - the same for every run
-        """Staged rows live that long."""
+        """Returns the time to live of staged rows."""
         return float(self.staging_ttl_s) if self.guarantee is Guarantee.EXACTLY_ONCE else None
 
     def writer(self, context: WriterContext) -> SinkWriter:
-        """See `TwoPhaseCommitSink.writer`."""
+        """Makes the writer: staging for EXACTLY_ONCE, else direct."""
         from sparkonce.sinks.redis.nodes import Nodes
         from sparkonce.sinks.redis.writer import DirectWriter, StagingWriter
 
-        nodes = Nodes(self.place)
+        nodes = Nodes(self.endpoint)
         if self.guarantee is not Guarantee.EXACTLY_ONCE:
             return DirectWriter(nodes, self.shape, wait_replicas=self.wait_replicas)
         return StagingWriter(
@@ -184,12 +187,12 @@ class RedisSink(TwoPhaseCommitSink):
         )
 
     def committer(self) -> SinkCommitter:
-        """Has staged rows applied from the driver."""
+        """Makes the committer, which has staged rows applied from the driver."""
         from sparkonce.sinks.redis.committer import RedisCommitter
         from sparkonce.sinks.redis.nodes import Nodes
 
         return RedisCommitter(
-            Nodes(self.place),
+            Nodes(self.endpoint),
             self.name,
             staging_ttl_s=self.staging_ttl_s,
             ledger_ttl_s=self.ledger_ttl_s,
@@ -197,11 +200,11 @@ class RedisSink(TwoPhaseCommitSink):
         )
 
     @property
-    def place(self) -> Place:
-        """Where the server is."""
-        from sparkonce.sinks.redis.nodes import Place
+    def endpoint(self) -> Endpoint:
+        """The server's address, and how to connect to it."""
+        from sparkonce.sinks.redis.nodes import Endpoint
 
-        return Place(
+        return Endpoint(
             url=self.url,
             cluster=self.cluster,
             sentinels=self.sentinels,
@@ -214,26 +217,26 @@ class RedisSink(TwoPhaseCommitSink):
         if self.cluster and self.sentinels:
             raise ConfigurationError(
                 f"cluster={self.cluster!r} and sentinels={self.sentinels!r} exclude each other.",
-                next_step="a Redis Cluster fails over by itself: leave the Sentinels out.",
+                next_step="Leave the Sentinels out: a Redis Cluster fails over by itself.",
             )
         if bool(self.sentinels) != bool(self.service):
             raise ConfigurationError(
                 f"sentinels={self.sentinels!r} and service={self.service!r} belong together.",
-                next_step="give the Sentinels' addresses and the master's name there, or neither.",
+                next_step="Give the Sentinels' addresses and the master's name there, or neither.",
             )
         if self.staging_ttl_s > self.ledger_ttl_s:
             raise ConfigurationError(
                 f"staging_ttl_s={self.staging_ttl_s!r} and ledger_ttl_s={self.ledger_ttl_s!r} do not fit.",
-                next_step="let the ledger live at least as long as what is staged.",
+                next_step="Let the ledger live at least as long as staged rows.",
             )
 
 
 def _checked_url(url: Any) -> str:
-    """A URL that is not one is not shown: it may hold a password."""
+    """Returns the url, or refuses it without showing it: it may hold a password."""
     if isinstance(url, str) and url.startswith(("redis://", "rediss://", "unix://")):
         return url
     raise ConfigurationError(
-        "url is not one of Redis'.", next_step="Give redis://host:6379/0, rediss://… or unix://….", setting="url"
+        "url is no URL of Redis.", next_step="Give redis://host:6379/0, rediss://… or unix://….", setting="url"
     )
 
 

@@ -1,4 +1,4 @@
-"""The executor half of the Redis sink: one copy's rows, staged in Redis or written at once."""
+"""The executor half of the Redis sink: stages one copy's rows in Redis, or writes them at once."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ from sparkonce.sinks.redis import scripts
 from sparkonce.sinks.redis.encoding import encode
 from sparkonce.sinks.redis.hash_slots import hash_slots, pack_slots, tags
 from sparkonce.sinks.redis.names import OWN, SEEN, TRANSACTION, Key, ledger_of, single_key, slot_key
-from sparkonce.sinks.redis.nodes import Answer, Nodes, Request, run_script
+from sparkonce.sinks.redis.nodes import Nodes, RedisReply, Request, run_script
 from sparkonce.sinks.redis.outcomes import Refusal, code_of, read_refusal
 from sparkonce.sinks.redis.shape import Shape
 
 BUFFER_BYTES = 16 * 1024 * 1024
-"""In a cluster rows are kept until there are so many, and then sent in groups by hash slot."""
+"""The size up to which rows for a cluster are collected, before they are sent in groups by hash slot."""
 
 _SEND_AT_ONCE_BYTES = 1024 * 1024
 
 
 class SlotGroups:
-    """Chunks of a cluster, each for one hash slot; on a single server all are for the same.
+    """Chunks by hash slot; on a single server all are for the same one.
 
     Args:
-        shape: What is made of a row.
-        cluster: Whether there are hash slots.
-        send: Takes pairs of hash slot and chunks.
+        shape: The commands that are made of a row.
+        cluster: True if there are hash slots.
+        send: Takes the chunks of each hash slot.
     """
 
     def __init__(self, shape: Shape, *, cluster: bool, send: Callable[[Mapping[int, list[bytes]]], None]) -> None:
@@ -43,7 +43,7 @@ class SlotGroups:
         self._kept_bytes = 0
 
     def add(self, rows: pa.RecordBatch) -> None:
-        """Sends the rows or, in a cluster, keeps some."""
+        """Sends the rows or, in a cluster, collects them."""
         if not self._cluster:
             self._send_in_pieces(rows)
             return
@@ -53,7 +53,7 @@ class SlotGroups:
             self._send(self.take())
 
     def take(self) -> dict[int, list[bytes]]:
-        """What was kept, by hash slot."""
+        """Returns the collected rows as chunks by hash slot, and forgets them."""
         kept, self._kept, self._kept_bytes = self._kept, [], 0
         if not kept:
             return {}
@@ -69,7 +69,7 @@ class SlotGroups:
         return groups
 
     def _send_in_pieces(self, rows: pa.RecordBatch) -> None:
-        """Some at a time, so that memory stays bounded however large a batch is."""
+        """Sends a bounded number of chunks at a time, however large the batch is."""
         pending: list[bytes] = []
         size = 0
         for _, chunk in encode(self._shape, rows).chunks():
@@ -87,12 +87,12 @@ class StagingWriter(SinkWriter):
 
     Args:
         nodes: Connections of its own.
-        shape: What is made of a row.
-        context: Whose rows these are.
+        shape: The commands that are made of a row.
+        context: The run, the batch and the slot of the rows.
         prefix: Begins the transaction's name.
-        staging_ttl_s: How long staged rows live.
-        ledger_ttl_s: How long the query's ledger lives without a new transaction.
-        wait_replicas: How many replicas must have what is staged.
+        staging_ttl_s: The time to live of staged rows.
+        ledger_ttl_s: The time to live of the query's ledger without a new transaction.
+        wait_replicas: The number of replicas that must have staged rows.
     """
 
     def __init__(
@@ -107,7 +107,7 @@ class StagingWriter(SinkWriter):
         wait_replicas: int = 0,
     ) -> None:
         self._nodes = nodes
-        self._cluster = nodes.place.cluster
+        self._cluster = nodes.endpoint.cluster
         self._ttl_ms = staging_ttl_s * 1000
         self._ledger_ttl_ms = ledger_ttl_s * 1000
         self._wait_replicas = wait_replicas
@@ -126,23 +126,23 @@ class StagingWriter(SinkWriter):
         self._seen = 0
 
     def begin(self) -> None:
-        """See `SinkWriter.begin`."""
+        """Opens the transaction in the ledger."""
         self._begun = True
         request = run_script(scripts.BEGIN, [self._ledger], str(self._name), self._name.batch, self._ledger_ttl_ms)
         state, seen = self._answer(request, "opening")
         if state != b"O":
             raise PrepareError(
-                f"the ledger {self._ledger.name} does not take transaction {self._name}: {_text(state)}",
-                next_step="none: this copy is of a run or a batch that is long over.",
+                f"The ledger {self._ledger.name} does not accept transaction {self._name}: {_text(state)}.",
+                next_step="Do nothing: this copy is of a run or a batch that is long over.",
             )
         self._seen = int(seen)
 
     def write(self, rows: pa.RecordBatch) -> None:
-        """See `SinkWriter.write`."""
+        """Stages the rows, or collects them."""
         self._groups.add(rows)
 
     def prepare(self) -> Mapping[str, str | int]:
-        """See `SinkWriter.prepare`. The rows are as durable as the server makes what it has answered."""
+        """Stages the rest, and notes the transaction as prepared; the server's settings decide how durable that is."""
         keys = [self._ledger]
         if self._cluster:
             last = self._groups.take()
@@ -160,7 +160,7 @@ class StagingWriter(SinkWriter):
         return {TRANSACTION: str(self._name), SEEN: self._seen}
 
     def abort(self) -> None:
-        """See `SinkWriter.abort`. If the server cannot be reached, a sweep finds the transaction."""
+        """Aborts the transaction; if the server cannot be reached, a sweep does."""
         if self._begun:
             keys = [self._ledger] if self._cluster else [self._ledger, self._key(0)]
             slots = pack_slots(self._there) if self._cluster and self._there else ""
@@ -172,7 +172,7 @@ class StagingWriter(SinkWriter):
         self.close()
 
     def close(self) -> None:
-        """See `SinkWriter.close`."""
+        """Closes the connections."""
         self._nodes.close()
 
     # --- staging ----------------------------------------------------------------------------------------------------
@@ -193,7 +193,7 @@ class StagingWriter(SinkWriter):
             if answer != self._there[slot]:
                 raise self._gone({-1: "not open any more", -2: "without what was staged"}.get(answer, str(answer)))
 
-    def _answer(self, request: Request, doing: str) -> Answer:
+    def _answer(self, request: Request, doing: str) -> RedisReply:
         answer = self._nodes.ask(request)
         if isinstance(answer, Refusal):
             raise _refused(answer, f"{doing} transaction {self._name}")
@@ -201,17 +201,17 @@ class StagingWriter(SinkWriter):
 
     def _gone(self, state: str) -> SparkonceError:
         return PrepareError(
-            f"transaction {self._name} is {state}: it was swept, or its rows have outlived staging_ttl_s="
-            f"{self._ttl_ms // 1000}",
-            next_step="none if the query has been restarted meanwhile; else look into the server's log.",
+            f"Transaction {self._name} is {state}: it was swept, or its rows have outlived staging_ttl_s="
+            f"{self._ttl_ms // 1000}.",
+            next_step="If the query has been restarted meanwhile, do nothing; else read the server's log.",
         )
 
     def _wait_for_replicas(self, hash_slots: Sequence[int]) -> None:
         reached = await_replicas(self._nodes, hash_slots, self._wait_replicas)
         if reached < self._wait_replicas:
             raise OutageError(
-                f"{reached} replicas have what was staged, and wait_replicas={self._wait_replicas}",
-                next_step="bring the replicas up, or lower wait_replicas.",
+                f"{reached} replicas have the staged rows, and wait_replicas={self._wait_replicas}.",
+                next_step="Start the replicas, or lower wait_replicas.",
             )
 
 
@@ -220,40 +220,40 @@ class DirectWriter(SinkWriter):
 
     Args:
         nodes: Connections of its own.
-        shape: What is made of a row.
-        wait_replicas: How many replicas must have the rows.
+        shape: The commands that are made of a row.
+        wait_replicas: The number of replicas that must have the rows.
     """
 
     def __init__(self, nodes: Nodes, shape: Shape, *, wait_replicas: int = 0) -> None:
         self._nodes = nodes
-        self._groups = SlotGroups(shape, cluster=nodes.place.cluster, send=self._apply)
+        self._groups = SlotGroups(shape, cluster=nodes.endpoint.cluster, send=self._apply)
         self._touched: set[int] = set()
         self._wait_replicas = wait_replicas
 
     def begin(self) -> None:
-        """Nothing to open."""
+        """Does nothing: there is no transaction to open."""
 
     def write(self, rows: pa.RecordBatch) -> None:
-        """See `SinkWriter.write`."""
+        """Writes the rows, or collects them."""
         self._groups.add(rows)
 
     def prepare(self) -> Mapping[str, str | int]:
-        """Sends what is kept."""
+        """Sends the collected rows."""
         self._apply(self._groups.take())
         reached = await_replicas(self._nodes, [*self._touched], self._wait_replicas)
         if reached < self._wait_replicas:
             raise OutageError(
-                f"{reached} replicas have the rows, and wait_replicas={self._wait_replicas}",
-                next_step="bring the replicas up, or lower wait_replicas.",
+                f"{reached} replicas have the rows, and wait_replicas={self._wait_replicas}.",
+                next_step="Start the replicas, or lower wait_replicas.",
             )
         return {}
 
     def abort(self) -> None:
-        """What is written stays."""
+        """Closes the connections: written rows stay."""
         self.close()
 
     def close(self) -> None:
-        """See `SinkWriter.close`."""
+        """Closes the connections."""
         self._nodes.close()
 
     def _apply(self, groups: Mapping[int, list[bytes]]) -> None:
@@ -273,21 +273,21 @@ class DirectWriter(SinkWriter):
 
 
 def await_replicas(nodes: Nodes, hash_slots: Sequence[int], count: int) -> int:
-    """How many replicas have everything that was written here: the fewest of any node; waits until there are enough.
+    """Waits for replicas, and returns how many have everything that was written here: the fewest of any node.
 
     https://redis.io/docs/latest/commands/wait/
     """
     if count == 0:
         return 0
     asked = {nodes.owner(slot): slot for slot in hash_slots}
-    limit_ms = int(nodes.place.timeout_s * 500)
+    limit_ms = int(nodes.endpoint.timeout_s * 500)
     answers = nodes.run([Request(slot, ("WAIT", count, limit_ms)) for slot in asked.values()])
     return min((0 if isinstance(answer, Refusal) else int(answer) for answer in answers), default=count)
 
 
 def _refused(refusal: Refusal, doing: str) -> PrepareError:
     kind = OutageError if refusal.is_outage else PrepareError
-    return kind(read_refusal(refusal, f"{doing}:").reason, next_step="see docs/redis.md on what each error means.")
+    return kind(read_refusal(refusal, f"{doing}:").reason, next_step="See docs/redis.md on what each error means.")
 
 
 def _text(value: Any) -> str:

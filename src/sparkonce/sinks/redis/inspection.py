@@ -1,7 +1,7 @@
-"""What the driver asks of transactions, and changes nothing by: how old they are, and whether they are committed still.
+"""Reads the state of transactions without changing it: their age, and whether they are still committed.
 
-Staged rows live for ``staging_ttl_s`` from their prepare on. How long ago that is, is told by the server, and counted
-back from this process's clock: no two clocks are compared.
+Staged rows live for ``staging_ttl_s`` after their prepare. The server tells how long ago that was, and the time is
+counted back from this process's clock, so that no two clocks are compared.
 """
 
 from __future__ import annotations
@@ -14,23 +14,25 @@ from sparkonce.protocol.handles import Handle
 from sparkonce.protocol.ownership import TransactionName
 from sparkonce.sinks.redis import names, scripts
 from sparkonce.sinks.redis.hash_slots import unpack_slots
-from sparkonce.sinks.redis.names import Entry, ledger_of, single_key, slot_key
-from sparkonce.sinks.redis.nodes import Answer, Nodes, Request, run_script
+from sparkonce.sinks.redis.names import LedgerEntry, StagedTransaction, ledger_of, single_key, slot_key
+from sparkonce.sinks.redis.nodes import Nodes, RedisReply, Request, run_script
 from sparkonce.sinks.redis.outcomes import Refusal, read_refusal
 
 
 def begun_ms(nodes: Nodes, handles: Sequence[Handle], ledger_ttl_ms: int) -> list[int | None]:
-    """See `sparkonce.sink.SinkCommitter.begun_ms`. Asks with what a commit needs, too, and changes no row.
+    """Returns when each transaction was prepared; None if it cannot be committed any more.
+
+    Asks by the script that a commit uses, without changing a row.
 
     Args:
         nodes: The servers.
-        handles: Of the sink, all with a transaction.
-        ledger_ttl_ms: How long the ledger is to live from now on.
+        handles: The sink's handles, all with a transaction.
+        ledger_ttl_ms: The ledger's time to live from now on.
 
     Raises:
-        UnknownOutcomeError: if a server does not say.
+        UnknownOutcomeError: if a server does not answer.
     """
-    asked = [name for handle in handles if (name := TransactionName.parse(str(handle[names.TRANSACTION])))]
+    asked = [one.name for handle in handles if (one := StagedTransaction.of(handle))]
     looks = [_look(nodes, name, ledger_ttl_ms) for name in asked]
     prepared = {
         name: answer
@@ -43,7 +45,7 @@ def begun_ms(nodes: Nodes, handles: Sequence[Handle], ledger_ttl_ms: int) -> lis
         for name, answer in prepared.items()
         for key in (
             [slot_key(name, slot) for slot in unpack_slots(answer[2].decode())]
-            if nodes.place.cluster
+            if nodes.endpoint.cluster
             else [single_key(name)]
         )
     ]
@@ -54,16 +56,15 @@ def begun_ms(nodes: Nodes, handles: Sequence[Handle], ledger_ttl_ms: int) -> lis
 
 
 def missing(nodes: Nodes, handles: Sequence[Handle], ledger_ttl_ms: int) -> list[Handle]:
-    """See `sparkonce.sink.SinkCommitter.missing`.
-
-    The ledger surely lives for so long; half of it leaves room for clocks.
+    """Returns those that the ledger does not show as committed. See `sparkonce.sink.SinkCommitter.missing`.
 
     Raises:
-        UnknownOutcomeError: if a server does not say.
+        UnknownOutcomeError: if a server does not answer.
     """
+    # The ledger lives for the whole time; the other half allows for clocks that differ.
     since_ms = time.time_ns() // 1_000_000 - ledger_ttl_ms // 2
     asked = [handle for handle in handles if handle.opened_ms > since_ms]
-    known = {name: handle for handle in asked if (name := TransactionName.parse(str(handle[names.TRANSACTION])))}
+    known = {one.name: handle for handle in asked if (one := StagedTransaction.of(handle))}
     requests = [
         Request(ledger.hash_slot, ("HGET", ledger.name, field))
         for name in known
@@ -74,19 +75,19 @@ def missing(nodes: Nodes, handles: Sequence[Handle], ledger_ttl_ms: int) -> list
     found = []
     for (name, handle), entry, floor in zip(known.items(), answers[::2], answers[1::2], strict=True):
         forgotten = entry is None and name.batch < int(floor or 0)
-        if not forgotten and (entry is None or Entry.parse(entry.decode()).state != names.COMMITTED):
+        if not forgotten and (entry is None or LedgerEntry.parse(entry.decode()).state != names.COMMITTED):
             found.append(handle)
     return found
 
 
 def _look(nodes: Nodes, name: TransactionName, ledger_ttl_ms: int) -> Request:
-    keys = [ledger_of(name)] if nodes.place.cluster else [ledger_of(name), single_key(name)]
+    keys = [ledger_of(name)] if nodes.endpoint.cluster else [ledger_of(name), single_key(name)]
     return run_script(scripts.DECIDE, keys, str(name), name.batch, 0, scripts.END, "look", ledger_ttl_ms)
 
 
-def _run(nodes: Nodes, requests: Sequence[Request]) -> Sequence[Answer]:
+def _run(nodes: Nodes, requests: Sequence[Request]) -> Sequence[RedisReply]:
     answers = nodes.run(requests)
     for answer in answers:
         if isinstance(answer, Refusal):
-            raise UnknownOutcomeError(f"Redis does not say what it has: {read_refusal(answer).reason}")
+            raise UnknownOutcomeError(f"Redis does not tell what it has: {read_refusal(answer).reason}")
     return answers
