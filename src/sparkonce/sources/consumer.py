@@ -1,8 +1,8 @@
-"""The Kafka source's settings: given in librdkafka's or in Java's names, handed to Spark in Java's.
+"""Translates the Kafka source's settings from librdkafka's or Java's names to Java's, which Spark takes.
 
-A name is in the table of `sparkonce.sources.consumer_names`, belongs to a group that is put together (`_login`,
-`_trust`, `_identity`), or is refused with the reason. Nothing is passed over: a source that connects in another way
-than it was told to is worse than one that does not start.
+A setting is in the table of `sparkonce.sources.consumer_names`, or belongs to a group (`_login`, `_trust`,
+`_identity`), or is refused. None is ignored: a source that connects in another way than its settings say is worse than
+a source that does not start.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ _HOST_NAMES = "ssl.endpoint.identification.algorithm"
 _TOGETHER = frozenset(
     {"sasl.username", "sasl.password", "ssl.ca.location", "ssl.certificate.location", "ssl.key.location"}
 )
-"""librdkafka's names for which Java has no single one."""
+"""The settings of librdkafka for which Java has no single setting."""
 
 _UNKNOWN = (
-    "It is neither a setting of Java's consumer nor one of librdkafka's that has a counterpart there: leave it out, or "
-    "look its name up in docs/kafka-source.md."
+    "Leave it out, or look its name up in docs/kafka-source.md: neither Java's consumer has such a setting, nor "
+    "librdkafka one with a counterpart there."
 )
 
 _LOGIN_MODULES: Mapping[str, str] = {
@@ -37,14 +37,14 @@ _LOGIN_MODULES: Mapping[str, str] = {
 _LOCKED = "BEGIN ENCRYPTED PRIVATE KEY"
 _PKCS8 = ("BEGIN PRIVATE KEY", _LOCKED)
 _PBES2 = bytes.fromhex("06092a864886f70d01050d")
-"""The object identifier of OpenSSL's way of locking keys, as it stands in them (RFC 8018)."""
+"""The object identifier of OpenSSL's encryption of keys, as keys contain it (RFC 8018)."""
 
 
 def consumer_settings(user: Mapping[str, Any]) -> dict[str, str]:
-    """The settings as Java's consumer takes them.
+    """Returns the settings as Java's consumer takes them.
 
     Args:
-        user: In librdkafka's or Java's names, with or without Spark's prefix ``kafka.``.
+        user: The settings in librdkafka's or Java's names, with or without Spark's prefix ``kafka.``.
 
     Raises:
         ConfigurationError: naming the setting that is unknown, given twice, or cannot be used with Spark's source.
@@ -63,7 +63,7 @@ def consumer_settings(user: Mapping[str, Any]) -> dict[str, str]:
     check_servers(plain)
     java = {name: _text(value) for name, value in plain.items() if name in JAVA}
     if java.get(_HOST_NAMES, "").lower() == "none":
-        java[_HOST_NAMES] = ""  # Java's word for it
+        java[_HOST_NAMES] = ""  # Java's value for none
     _login(plain, java)
     _trust(plain, java)
     _identity(plain, java)
@@ -71,7 +71,7 @@ def consumer_settings(user: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _login(plain: Mapping[str, Any], java: dict[str, str]) -> None:
-    """User name and password, which Java takes as a line of JAAS only."""
+    """Sets user name and password, which Java takes only as a line of JAAS."""
     given = {"sasl.username", "sasl.password"} & plain.keys()
     if not given:
         return
@@ -96,7 +96,7 @@ def _login(plain: Mapping[str, Any], java: dict[str, str]) -> None:
 
 
 def _trust(plain: Mapping[str, Any], java: dict[str, str]) -> None:
-    """PEM certificates of authorities (KIP-651)."""
+    """Sets the PEM certificates of authorities (KIP-651)."""
     if "ssl.ca.location" in plain:
         _check_alone(java, "ssl.ca.location", "ssl.truststore.location", "ssl.truststore.certificates")
         path = str(plain["ssl.ca.location"])
@@ -107,7 +107,7 @@ def _trust(plain: Mapping[str, Any], java: dict[str, str]) -> None:
 
 
 def _identity(plain: Mapping[str, Any], java: dict[str, str]) -> None:
-    """The client's certificate and key. In one file they are Java's key store of type PEM; in two they go as text."""
+    """Sets the client's certificate and key: one file is Java's key store of type PEM, two are passed as text."""
     certificate, key = (plain.get(name) for name in ("ssl.certificate.location", "ssl.key.location"))
     if certificate is None and key is None:
         if "ssl.keystore.key" in java:
@@ -126,8 +126,8 @@ def _identity(plain: Mapping[str, Any], java: dict[str, str]) -> None:
         )
     if _LOCKED in text and _PBES2 in _der(text):
         raise ConfigurationError(
-            f"ssl.key.location={str(key)!r} is locked with PBES2, which Kafka's Java client cannot open.",
-            next_step="Lock it in the older way: openssl pkcs8 -topk8 -v1 PBE-SHA1-3DES -in OLD -out NEW.",
+            f"ssl.key.location={str(key)!r} is encrypted with PBES2, which Kafka's Java client cannot read.",
+            next_step="Encrypt it in the older way: openssl pkcs8 -topk8 -v1 PBE-SHA1-3DES -in OLD -out NEW.",
             setting="ssl.key.location",
         )
     java["ssl.keystore.type"] = "PEM"
@@ -139,7 +139,7 @@ def _identity(plain: Mapping[str, Any], java: dict[str, str]) -> None:
 
 
 def _der(pem: str) -> bytes:
-    """The bytes of the locked key in a PEM text; what is not base64 is left to Java."""
+    """Returns the bytes of the encrypted key in a PEM text; text that is not base64 is left to Java."""
     body = pem.split(f"-----{_LOCKED}-----", 1)[1].split("-----", 1)[0]
     return base64.b64decode("".join(body.split()) + "===")
 
@@ -162,7 +162,7 @@ def _read(name: str, path: str) -> str:
 
 
 def _quoted(value: Any) -> str:
-    """A string in a JAAS line."""
+    """Returns a string as JAAS quotes it."""
     return '"' + str(value).replace("\\", "\\\\").replace('"', '\\"') + '"'
 
 

@@ -1,4 +1,4 @@
-"""The settings that Spark's Kafka source takes: Java's name, librdkafka's where it has one, and what it does.
+"""The settings of Spark's Kafka source: Java's name, librdkafka's if it has one, and the meaning.
 
 Java's are those of Kafka's ``ConsumerConfig`` without the ones that Spark sets itself or refuses (kafka-clients 3.9,
 which Spark 4.0 ships), librdkafka's those of its CONFIGURATION.md. ``docs/kafka-source.md`` shows this table.
@@ -10,12 +10,12 @@ from typing import NamedTuple
 
 
 class Setting(NamedTuple):
-    """One row.
+    """A row of the table.
 
     Attributes:
         java: Java's name, after Spark's prefix ``kafka.``.
         librdkafka: librdkafka's name; empty if it has none.
-        meaning: In one sentence.
+        meaning: The meaning in one sentence.
     """
 
     java: str
@@ -135,7 +135,7 @@ RENAMED = {
     "ssl.certificate.pem": "ssl.keystore.certificate.chain",
     "ssl.key.pem": "ssl.keystore.key",
 }
-"""librdkafka's names whose values mean the same under another name in Java."""
+"""The settings of librdkafka that have another name in Java, and the same values."""
 
 _SPARKS_OWN = "Spark's source sets it itself: leave it out."
 _IN_THE_CHECKPOINT = "The positions are in the checkpoint. For lag tools, give ExactlyOnce group_offsets."
@@ -148,7 +148,7 @@ REFUSED = {
     "auto.commit.interval.ms": _IN_THE_CHECKPOINT,
     "key.deserializer": "Keys come as binary: cast or decode the column.",
     "value.deserializer": "Values come as binary: cast or decode the column, for example with from_registry_avro.",
-    "interceptor.classes": "Spark refuses it: an interceptor may change what is read.",
+    "interceptor.classes": "Spark refuses it: an interceptor may change the records.",
     **dict.fromkeys(
         [
             "group.instance.id",
@@ -167,4 +167,4 @@ REFUSED = {
     "sasl.oauthbearer.method": _OAUTH,
     "oauth_cb": _OAUTH,
 }
-"""What cannot be used, and what to do instead."""
+"""The settings that cannot be used, each with the next step."""

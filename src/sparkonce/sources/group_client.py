@@ -1,4 +1,4 @@
-"""Commits a consumer group's offsets without being a member of it, alone or inside another process's transaction."""
+"""Commits a consumer group's offsets from outside the group, alone or inside another process's transaction."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _AGAIN = frozenset({None, 14, 51, *MOVED})
 """No answer, COORDINATOR_LOAD_IN_PROGRESS, CONCURRENT_TRANSACTIONS, or the coordinator has moved."""
 
 _UNKNOWN_MEMBER = 25
-_MEMBERS = "the group has members of its own: consumers that subscribe with this group id; name another group"
+_MEMBERS = "the group has members: consumers that subscribe with this group id; name another group"
 _ADVICE: Mapping[int, str] = {
     22: _MEMBERS,
     _UNKNOWN_MEMBER: _MEMBERS,
@@ -34,7 +34,7 @@ _ADVICE: Mapping[int, str] = {
 }
 
 _WITHOUT_MEMBERS = frozenset({"Empty", "Dead"})
-"""States of a group (DescribeGroups); Dead is also what there is to say of a group that has never been."""
+"""The states of a group without members (DescribeGroups); a group that has never existed is Dead too."""
 
 _GROUP = CoordinatorType.GROUP
 _TRANSACTION = CoordinatorType.TRANSACTION
@@ -42,11 +42,11 @@ _TRANSACTION = CoordinatorType.TRANSACTION
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """What came of a request.
+    """The result of a request.
 
     Attributes:
-        reason: Why it was not done, as far as is known; empty if it was.
-        may_arrive: Whether it was sent and never answered, so that it may still be done at any time.
+        reason: The reason why it failed, as far as it is known; empty if it succeeded.
+        may_arrive: True if it was sent and not answered, so that it may still be carried out at any time.
     """
 
     reason: str = ""
@@ -54,10 +54,10 @@ class Reply:
 
 
 class GroupClient:
-    """Asks coordinators; every ``deadline_s`` is by `time.monotonic`.
+    """Sends requests to coordinators. Deadlines are by `time.monotonic`.
 
     Args:
-        settings: kafka-python's, see `sparkonce.sinks.kafka.settings.admin_settings`.
+        settings: kafka-python's settings, see `sparkonce.sinks.kafka.settings.admin_settings`.
     """
 
     def __init__(self, settings: Mapping[str, Any]) -> None:
@@ -65,7 +65,7 @@ class GroupClient:
         self._coordinators: dict[tuple[CoordinatorType, str], int] = {}
 
     def commit(self, group: str, offsets: Offsets, *, deadline_s: float) -> str:
-        """Commits offsets. Returns why it was not done, or an empty string."""
+        """Commits offsets. Returns the reason if that fails, else an empty string."""
         request = OffsetCommitRequest(
             group_id=group,
             generation_id_or_member_epoch=-1,  # with no member's id: like kafka-consumer-groups --reset-offsets
@@ -76,21 +76,21 @@ class GroupClient:
         return self._ask(_GROUP, group, request, _first_error, deadline_s).reason
 
     def commit_in(self, transaction: Transaction, group: str, offsets: Offsets, *, deadline_s: float) -> Reply:
-        """Makes offsets a part of an open transaction: they are committed with it, or aborted.
+        """Adds offsets to an open transaction, which commits or aborts them.
 
-        Any process that knows the transaction's producer id and epoch may do that, as its EndTxn. After silence nothing
-        is sent again, and the transaction must not be committed: the request may arrive when that is done, and then it
-        opens the transaction anew, under the same epoch.
+        Any process that knows the transaction's producer id and epoch may do that. A request without an answer is not
+        sent again, and the transaction must not be committed. The request may arrive after the commit, and would then
+        open the transaction again, under the same epoch.
         """
         if members := self._members(group, deadline_s):
-            return members  # Kafka itself would take the offsets (in a transaction it does not ask who sends them)
+            return members  # Kafka itself would accept the offsets: in a transaction it does not check the sender
         owner = {
             "transactional_id": transaction.transactional_id,
             "producer_id": transaction.producer_id,
             "producer_epoch": transaction.epoch,
             "group_id": group,
         }
-        # Together with the next, version 4 is what clients below transaction version 2 send, and every broker takes.
+        # Clients below transaction version 2 send version 4 of this and the next request, which every broker accepts.
         enter = AddOffsetsToTxnRequest(**owner, max_version=4)
         key = transaction.transactional_id
         reply = self._ask(_TRANSACTION, key, enter, lambda one: int(one.error_code), deadline_s, once=True)
@@ -107,7 +107,7 @@ class GroupClient:
         return self._ask(_GROUP, group, request, _first_error, deadline_s, once=True)
 
     def _members(self, group: str, deadline_s: float) -> Reply | None:
-        """Says so if the group has members, or if it cannot be known."""
+        """Returns the reply to give if the group has members, or if that is not known; None otherwise."""
         states: list[str] = []
 
         def read(response: Response) -> int:
@@ -124,7 +124,7 @@ class GroupClient:
         return None
 
     def cluster_id(self, *, deadline_s: float) -> str | BrokerAnswer:
-        """The cluster's id, or why it could not be asked."""
+        """Returns the cluster's id, or the reason why it is not known."""
         response = self._send(MetadataRequest(topics=[], min_version=2, max_version=9), None, deadline_s)
         return response if isinstance(response, BrokerAnswer) else str(response.cluster_id)
 
@@ -142,7 +142,7 @@ class GroupClient:
         *,
         once: bool = False,
     ) -> Reply:
-        """Asks the coordinator until it has an answer, or the deadline; with ``once`` never again after silence."""
+        """Asks the coordinator until it answers, or the deadline; with ``once`` a silent request is not repeated."""
         while True:
             node = self._coordinator(kind, key, deadline_s)
             sent = not isinstance(node, BrokerAnswer)

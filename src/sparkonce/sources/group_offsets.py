@@ -1,4 +1,4 @@
-"""Tells a consumer group how far a query has come, so that tools that measure lag see it."""
+"""Commits a query's offsets to a consumer group, so that tools for measuring lag see its progress."""
 
 from __future__ import annotations
 
@@ -21,26 +21,26 @@ if TYPE_CHECKING:
 logger = logging.getLogger("sparkonce")
 
 _LEAST_S = 0.1
-"""What is always left for one more request."""
+"""The least time that is left for one more request."""
 
 
 @dataclass(frozen=True, slots=True)
 class GroupOffsets:
     """Commits each batch's end offsets to a consumer group when the batch is decided and finished.
 
-    They are for others to look at, as with Flink's ``setCommitOffsetsOnCheckpoints``: the query itself goes on from
-    its checkpoint. What fails here is a warning, and the next batch's offsets say it all again. One thing is not a
-    warning: silence of the broker after offsets were sent into a transaction. They may still arrive, so that batch is
-    given up before it is decided, the query stops, and its restart runs the batch again.
+    They are for monitoring, like Flink's ``setCommitOffsetsOnCheckpoints``: the query itself continues from its
+    checkpoint. A failure is a warning, and the next batch's offsets include these. The exception is a broker that does
+    not answer after offsets were sent into a transaction. They may still arrive, so that batch is not decided, the
+    query stops, and its restart runs the batch again.
 
     Args:
         group: The group's id. No consumer may be subscribed with it.
-        settings: Of the cluster that is read, in librdkafka's names, as `KafkaSink` takes them.
-        topics: Only these of the topics that the query reads; None for all. Needed where a query reads two clusters.
+        settings: The settings of the cluster that is read, in librdkafka's names, as `KafkaSink` takes them.
+        topics: Some of the topics that the query reads; None for all. Needed if a query reads two clusters.
         in_transaction_of: The name of a `KafkaSink` on the same cluster. A batch's offsets are then a part of the
-            transaction of one of its slots, so that what is read and what is written become visible together. A batch
-            that writes no row, and one that is recovered, has them committed afterwards.
-        deadline_s: How long a batch waits for coordinators in all, in seconds.
+            transaction of one of its slots, so that offsets and rows become visible together. The offsets of a batch
+            without rows, and of a recovered batch, are committed afterwards.
+        deadline_s: The time for which a batch waits for coordinators in all, in seconds.
 
     Raises:
         ConfigurationError: naming the setting.
@@ -69,7 +69,7 @@ class GroupReporter:
     """The driver's half of a `GroupOffsets`, for one run.
 
     Args:
-        offsets: What to do.
+        offsets: The group, the topics and the settings.
     """
 
     def __init__(self, offsets: GroupOffsets) -> None:
@@ -79,10 +79,10 @@ class GroupReporter:
         self._left_s = offsets.deadline_s
 
     def check(self, facts: Mapping[str, Facts]) -> None:
-        """Sees that offsets and rows can share a transaction.
+        """Checks that offsets and rows can share a transaction.
 
         Args:
-            facts: What each sink's preflight returned, by name.
+            facts: The facts of each sink's preflight, by name.
 
         Raises:
             ConfigurationError: if they are on two clusters.
@@ -92,20 +92,20 @@ class GroupReporter:
             return
         found = self._client().cluster_id(deadline_s=time.monotonic() + self._offsets.deadline_s)
         if not isinstance(found, str):
-            logger.warning("the cluster of the group %r cannot be asked: %s", self._offsets.group, found.reason)
+            logger.warning("The cluster of the group %r cannot be asked: %s.", self._offsets.group, found.reason)
         elif found != facts[sink].get("cluster_id"):
             raise ConfigurationError(
                 f"in_transaction_of={sink!r}: the group {self._offsets.group!r} is on cluster {found!r}, and the sink "
                 f"on {facts[sink].get('cluster_id')!r}. A transaction cannot span two.",
-                next_step="leave in_transaction_of out: offsets are then committed after each batch.",
+                next_step="Leave in_transaction_of out: offsets are then committed after each batch.",
                 setting="in_transaction_of",
             )
 
     def before_decision(self, handles: Sequence[Handle], sources: Sequence[str]) -> str:
-        """Puts the offsets into one of the prepared transactions, if that is wanted and there is one.
+        """Adds the offsets to one of the prepared transactions, if that is set and there is one.
 
         Returns:
-            Why the batch must not be decided, or an empty string.
+            The reason why the batch must not be decided, or an empty string.
         """
         self._joined = False
         sink, offsets = self._offsets.in_transaction_of, kafka_offsets(sources, self._offsets.topics)
@@ -126,19 +126,19 @@ class GroupReporter:
         return ""
 
     def after_finish(self, sources: Sequence[str]) -> None:
-        """Commits the offsets, unless a transaction has done so."""
+        """Commits the offsets, unless a transaction has committed them."""
         joined, self._joined = self._joined, False
         offsets = kafka_offsets(sources, self._offsets.topics)
         if not joined and offsets:
             with self._time() as deadline_s:
                 reason = self._client().commit(self._offsets.group, offsets, deadline_s=deadline_s)
             if reason:
-                self._warn("could not be committed; the next batch's will say it all", reason)
+                self._warn("could not be committed; the next batch's include them", reason)
         self._left_s = self._offsets.deadline_s
 
     @contextmanager
     def _time(self) -> Iterator[float]:
-        """What is left of the batch's time, as a deadline."""
+        """Yields the rest of the batch's time, as a deadline."""
         began = time.monotonic()
         yield began + self._left_s
         self._left_s = max(_LEAST_S, self._left_s - (time.monotonic() - began))
@@ -158,4 +158,4 @@ class GroupReporter:
         return self._opened
 
     def _warn(self, what: str, reason: str) -> None:
-        logger.warning("offsets of the group %r %s: %s", self._offsets.group, what, reason)
+        logger.warning("Offsets of the group %r %s: %s.", self._offsets.group, what, reason)

@@ -1,4 +1,4 @@
-"""A batch's end offsets in Kafka, out of what Spark's offset log says of its sources."""
+"""Reads a batch's end offsets in Kafka from the entries of its sources in Spark's offset log."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ Offsets = Mapping[str, Mapping[int, int]]
 
 
 def kafka_offsets(sources: Sequence[str], topics: Collection[str] | None = None) -> Offsets:
-    """What was read of Kafka's topics when a batch was done.
+    """Returns the offsets up to which a batch has read Kafka's topics.
 
-    Spark writes one JSON text a source. Those of Kafka's are ``{"topic": {"0": 17}}``, and no other source of Spark's,
-    of Delta's or of Iceberg's has that shape. Where two sources read one partition, the lower offset counts: what
-    only one of them has read is still to be read.
+    Spark writes one JSON text for each source. A Kafka source's is ``{"topic": {"0": 17}}``, and no other source of
+    Spark, Delta or Iceberg has that form. If two sources read one partition, the lower offset counts, because a row
+    that only one of them has read is still to be read.
 
     Args:
         sources: See `sparkonce.checkpoint.SparkCheckpoint.input_offsets`.

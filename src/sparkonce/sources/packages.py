@@ -1,4 +1,4 @@
-"""The Maven coordinates of what PySpark does not ship, Spark's modules and table formats, and how a session gets it."""
+"""The Maven coordinates of Spark's modules and table formats that PySpark does not ship."""
 
 from __future__ import annotations
 
@@ -19,47 +19,47 @@ _TABLES = {
     DELTA_MODULE: {"4.0": f"io.delta:delta-spark_{SCALA}:4.0.0"},
     ICEBERG_MODULE: {"4.0": f"org.apache.iceberg:iceberg-spark-runtime-4.0_{SCALA}:1.10.0"},
 }
-"""By Spark's version: those that the sinks are tested with. Delta and Iceberg have versions of their own."""
+"""The coordinates that the sinks are tested with, by Spark's version. Delta and Iceberg have their own versions."""
 
 
 def spark_packages(version: str | None = None, *, avro: bool = True, delta: bool = False, iceberg: bool = False) -> str:
-    """What to give ``spark.jars.packages`` so that Spark reads Kafka and decodes Avro, and writes Delta or Iceberg.
+    """Returns the value of ``spark.jars.packages`` for Kafka and Avro, and for Delta or Iceberg.
 
     Spark's own must have exactly Spark's version (Spark's "Structured Streaming + Kafka Integration Guide", Deploying).
 
     Args:
         version: Spark's version, such as ``spark.version`` of a session; by default that of the installed PySpark.
-        avro: Whether to name the Avro module too.
-        delta: Whether to name Delta Lake's, in the version that `DeltaSink` is tested with.
+        avro: True for the Avro module too.
+        delta: True for Delta Lake, in the version that `DeltaSink` is tested with.
         iceberg: The same for `IcebergSink`.
 
     Returns:
-        Coordinates with a comma between them.
+        The coordinates, separated by commas.
 
     Raises:
-        ConfigurationError: if the version is not one of a release, for which there are no published modules; or if it
-            is not known which Delta or Iceberg fits it.
+        ConfigurationError: if the version is no release, for which modules are published, or if the version of Delta
+            or Iceberg for it is not known.
     """
     asked = importlib.metadata.version("pyspark") if version is None else str(version)
     found = _RELEASED.match(asked)
     if found is None:
         raise ConfigurationError(
             f"version={asked!r} is no release of Spark, and the Kafka connector is published for releases only.",
-            next_step="build the connector together with that Spark and name its jar in spark.jars, or name a release.",
+            next_step="Build the connector together with that Spark and name its jar in spark.jars, or name a release.",
         )
     tables = {DELTA_MODULE: delta, ICEBERG_MODULE: iceberg}
     for module in (one for one, wanted in tables.items() if wanted):
         if found[1].rpartition(".")[0] not in _TABLES[module]:
             raise ConfigurationError(
                 f"Which {module} fits Spark {found[1]} is not known here, only for {', '.join(_TABLES[module])}.",
-                next_step="see which one its project names for that Spark, and add its coordinate with a comma.",
+                next_step="Look up the version that its project names for that Spark, and add its coordinate.",
             )
     wanted = {KAFKA_MODULE: True, AVRO_MODULE: avro, **tables}
     return ",".join(_coordinate(module, found[1]) for module, one in wanted.items() if one)
 
 
 def _coordinate(module: str, version: str) -> str:
-    """The one of a module; with words where its version would stand, if that is not known."""
+    """Returns a module's coordinate; with words instead of the version if that is not known."""
     short = ".".join(version.split(".")[:2])
     if module == DELTA_MODULE:
         return _TABLES[module].get(short, f"io.delta:delta-spark_{SCALA}:<the version for Spark {short}>")
@@ -72,14 +72,14 @@ def _coordinate(module: str, version: str) -> str:
 def missing_module(
     module: str, version: str, *, asked: str = "", jars: str = "", submitted: bool = False
 ) -> ConfigurationError:
-    """Says how to get a module that a session does not have, for each way to start Spark.
+    """Returns the error that names a module which a session lacks, and how to get it for each way to start Spark.
 
     Args:
-        module: One of those above.
-        version: Of the running Spark.
+        module: The name of the module.
+        version: The version of the running Spark.
         asked: The session's ``spark.jars.packages``.
-        jars: The session's ``spark.jars``, in which Spark names what it has fetched.
-        submitted: Whether spark-submit started this process.
+        jars: The session's ``spark.jars``, where Spark lists what it has fetched.
+        submitted: True if spark-submit started this process.
     """
     found = _RELEASED.match(version)
     coordinate = _coordinate(module, found[1] if found else version)
@@ -110,7 +110,7 @@ def missing_module(
     told = sorted(ways.items(), key=lambda one: submitted and one[0] != by_submit)
     return ConfigurationError(
         f"{why}This Spark session (version {version}) does not have {module}, whose jar PySpark does not ship.",
-        next_step="name the package where Spark is started, and start it again:\n"
+        next_step="Name the package where Spark is started, and start it again:\n"
         + "\n".join(f"  {way}: {line}" for way, line in told)
         + "\n  without a network: the jars, with all that they need, in spark.jars instead",
         setting="spark.jars.packages",

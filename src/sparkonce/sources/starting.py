@@ -1,4 +1,4 @@
-"""Where a Kafka source starts the first time, as options of Spark's source."""
+"""Turns the position at which a Kafka source first starts into options of Spark's source."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ Starting = str | datetime | Mapping[str, Mapping[int, Position]]
 """``earliest``, ``latest``, a time, or for each topic and partition an offset, one of the two words, or a time."""
 
 _WORDS = {"earliest": -2, "latest": -1}
-"""And Spark's numbers for them (Structured Streaming + Kafka Integration Guide, ``startingOffsets``)."""
+"""Spark's numbers for these words (Structured Streaming + Kafka Integration Guide, ``startingOffsets``)."""
 
 
 def starting_options(starting: Starting) -> dict[str, str]:
-    """Spark's options.
+    """Returns Spark's options for the position.
 
     Raises:
         ConfigurationError: naming the value that is no position, or times and offsets that are mixed.
@@ -39,7 +39,7 @@ def starting_options(starting: Starting) -> dict[str, str]:
     if any(times) and not all(times):
         raise ConfigurationError(
             "starting holds both times and offsets, and Spark takes one kind for all partitions.",
-            next_step="give times only, or offsets, 'earliest' and 'latest' only.",
+            next_step="Give times only, or offsets, 'earliest' and 'latest' only.",
             setting="starting",
         )
     option = "startingOffsetsByTimestamp" if any(times) else "startingOffsets"
@@ -64,7 +64,7 @@ def _milliseconds(time: datetime) -> int:
     if time.tzinfo is None:
         raise ConfigurationError(
             f"starting={time!r} has no time zone, so it is not clear which instant it is.",
-            next_step="use an aware datetime, for example datetime(2026, 1, 31, tzinfo=timezone.utc).",
+            next_step="Use an aware datetime, for example datetime(2026, 1, 31, tzinfo=timezone.utc).",
             setting="starting",
         )
     return int(time.timestamp() * 1000)
@@ -73,7 +73,7 @@ def _milliseconds(time: datetime) -> int:
 def _refused(value: object) -> ConfigurationError:
     return ConfigurationError(
         f"starting={value!r} is no position.",
-        next_step="use 'earliest', 'latest', an aware datetime, or {topic: {partition: offset, word or datetime}} that "
+        next_step="Use 'earliest', 'latest', an aware datetime, or {topic: {partition: offset, word or datetime}} that "
         "names every partition.",
         setting="starting",
     )

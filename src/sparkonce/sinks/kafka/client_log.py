@@ -25,7 +25,7 @@ class OncePerBroker(logging.Filter):
         self._said: dict[str, tuple[float, int]] = {}
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Whether a line is shown; the next line that is shown tells how many were not."""
+        """Returns whether a line is shown; the next line that is shown tells how many were not."""
         text = record.getMessage()
         about = _ABOUT.match(text)
         kind = " ".join(about.groups()) if about is not None else text

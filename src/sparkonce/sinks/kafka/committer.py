@@ -89,7 +89,7 @@ class KafkaCommitter(HandleCommitter[Transaction]):
     def commit_all(self, wanted: Mapping[Transaction, Handle]) -> Mapping[Transaction, Finished]:
         """Commits these transactions. COMMITTED stands for the second commit too, which Kafka answers alike.
 
-        COMMITTED says that the coordinator has the decision in its log. The markers that release readers are written
+        COMMITTED means that the coordinator has the decision in its log. The markers that release readers are written
         afterwards, and Kafka 4.3 and 4.4 forget the marker of a partition without a leader (KAFKA-20734). With one
         replica, a crash of its broker right after a commit can leave rows hidden.
         """

@@ -77,7 +77,7 @@ class _Socket(KafkaNetSocket):  # type: ignore[misc]  # kafka-python has no type
     SCHEMES = ("sparkonce",)
 
     async def sock_connect(self, net: Any, sock: Any, sockaddr: Any, timeout_at: float | None = None) -> Any:
-        """See `KafkaNetSocket.sock_connect`."""
+        """Connects, and closes the socket if that fails."""
         try:
             return await super().sock_connect(net, sock, sockaddr, timeout_at=timeout_at)
         except BaseException:
@@ -248,7 +248,7 @@ def _no_answer(error: Exception, *, never_sent: bool) -> BrokerAnswer:
 
 
 def _is_written(request: Request) -> bool:
-    """Whether a request may have been sent: kafka-python gives it a version just before it writes it."""
+    """Returns whether a request may have been sent: kafka-python sets its version just before it writes it."""
     return request.API_VERSION is not None
 
 

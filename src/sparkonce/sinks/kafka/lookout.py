@@ -60,7 +60,7 @@ class _Held:
 
     @property
     def is_over(self) -> bool:
-        """Whether its coordinator has ended it, so that only the partition's marker is missing."""
+        """True if its coordinator has ended it, so that only the partition's marker is missing."""
         if self.view is None:
             return False
         now = self.view.transaction
@@ -90,11 +90,11 @@ class KafkaLookout(Lookout):
         self._told = False
 
     def look(self, batch_s: float) -> None:
-        """See `Lookout.look`."""
+        """Names the transactions that have held back readers for long. See `Lookout.look`."""
         deadline_s = time.monotonic() + LIMIT_S
         metadata = self._client.request(metadata_request(self._topic), deadline_s=deadline_s)
         if isinstance(metadata, BrokerAnswer):
-            # The next look finds the brokers anew.
+            # The next look then connects again.
             self._client.close()
             return
         leaders = answered(leaders_of(metadata))
@@ -120,7 +120,7 @@ class KafkaLookout(Lookout):
             self._judge(self._described(holders, brokers, deadline_s), now_s, patience_s)
 
     def close(self) -> None:
-        """See `Lookout.close`."""
+        """Closes the connections."""
         self._client.close()
 
     def _offsets(self, leaders: Mapping[Partition, int], deadline_s: float) -> dict[Partition, tuple[int, int]]:

@@ -71,7 +71,7 @@ def _leaders(client: TransactionClient, topic: str, deadline_s: float) -> dict[P
 
 
 def _is_empty(client: TransactionClient, leaders: Mapping[Partition, int], deadline_s: float) -> bool:
-    """Whether every leader says that nothing was ever written to its partitions."""
+    """Returns whether every leader says that nothing was ever written to its partitions."""
     (ends,) = ask_leaders(client, leaders, end_offsets, deadline_s=deadline_s)
     return bool(ends) and all(not isinstance(end, BrokerAnswer) and end.offset == 0 for end in ends.values())
 

@@ -1,4 +1,4 @@
-"""One librdkafka producer that carries a lane's transaction, and what librdkafka reports about it."""
+"""A librdkafka producer that carries a lane's transaction, and the reports of its callbacks."""
 
 from __future__ import annotations
 
@@ -153,7 +153,7 @@ class ProducerSpec:
     settings: Mapping[str, Any] = field(default_factory=dict, compare=False, repr=False)
 
     def supersedes(self, other: ProducerSpec) -> bool:
-        """Whether this is a newer run or generation of the same sink and query."""
+        """Returns whether this is a newer run or generation of the same sink and query."""
         newer = (self.token, self.generation) > (other.token, other.generation)
         return newer and (self.sink, self.query) == (other.sink, other.query)
 

@@ -220,7 +220,7 @@ def _check_cluster(cluster_id: str, cluster: _Cluster, recorded: Facts | None, f
         f"bootstrap.servers={cluster.servers!r} leads to the cluster {cluster_id!r}, but this query wrote to "
         f"{before!r} until now.",
         next_step="Name brokers of the old cluster, or start a new query with a new checkpoint. If the other cluster "
-        f"has taken its place for good: KafkaSink(..., former_cluster_id={before!r}), after you have compared what is "
+        f"has replaced it for good: KafkaSink(..., former_cluster_id={before!r}), after you have compared what is "
         'there; see "A server that went back" in docs/operations.md.',
         setting="bootstrap.servers",
     )
@@ -231,7 +231,7 @@ def _check_version(cluster: _Cluster) -> None:
     if _DESCRIBE_TRANSACTIONS_KEY not in {api.api_key for api in response.api_keys}:
         raise PreflightError(
             f"bootstrap.servers={cluster.servers!r} leads to brokers older than Kafka 3.0.",
-            next_step="exactly-once needs Kafka 3.0 or newer: update the brokers, or choose another guarantee.",
+            next_step="Update the brokers, since exactly-once needs Kafka 3.0 or newer, or choose another guarantee.",
         )
 
 

@@ -1,11 +1,11 @@
 """Checks that brokers still have the rows of transactions that have been open for long.
 
-``retention.ms`` and ``retention.bytes`` delete rows of open transactions, too, and so does DeleteRecords. The broker
-answers the late commit with success, over what is left (tried on Kafka 4.3: three rows, `log.retention.ms=5000`, EndTxn
+``retention.ms``, ``retention.bytes`` and DeleteRecords delete rows of open transactions too. The broker then answers
+the late commit with success, although rows are missing (tried on Kafka 4.3: three rows, `log.retention.ms=5000`, EndTxn
 answers 0, no reader sees a row).
 
-A partition has lost nothing of an open transaction if it starts before its last stable offset, which no open
-transaction lies below. Only of other partitions is each producer asked for (KIP-664), which needs READ on the topic.
+A partition has lost no row of an open transaction if it starts before its last stable offset, since no open transaction
+begins below that. Other partitions are asked for their producers (KIP-664), which needs READ on the topic.
 """
 
 from __future__ import annotations
@@ -43,13 +43,13 @@ _UNKNOWN_TOPIC_OR_PARTITION = 3
 _TOPIC_AUTHORIZATION_FAILED = 29
 
 _YOUNG_MS = 60_000
-"""For how long nobody need ask whether the rows of a transaction are still there: brokers look for what they may delete
-every five minutes (``log.retention.check.interval.ms``)."""
+"""The age up to which a transaction's rows need no check: brokers look for rows to delete every five minutes
+(``log.retention.check.interval.ms``)."""
 
 _DAMAGED = Finished(
     outcome=Outcome.DAMAGED,
     reason="The topic's retention, or somebody, has deleted rows of it: it is aborted, and written again.",
-    next_step="Raise retention.ms and retention.bytes of the topic, or give rows a timestamp that is not as old.",
+    next_step="Raise retention.ms and retention.bytes of the topic, or give rows a newer timestamp.",
 )
 
 
@@ -67,15 +67,15 @@ class RetentionCheck:
     _has_looked: bool = False
 
     def held_back(self, begun_ms: Mapping[Transaction, int], deadline_s: float) -> dict[Transaction, Finished]:
-        """Returns those that must not be committed now: their rows are gone, or it is not known whether they are.
+        """Returns those that must not be committed now: their rows are gone, or nobody tells whether they are.
 
-        Looked at is what has been open for more than a minute by its executor's clock, what was found damaged before,
-        and all that a run commits first, for clocks may be wrong: but what is young is not held back by a leader that
-        does not say. What is not described as open needs no look: it is committed or lost already.
+        Checks transactions that have been open for more than a minute by their executors' clocks, and those that were
+        damaged before. Since clocks may be wrong, it also checks all of a run's first batch; but a leader that does not
+        answer holds back no young transaction. A transaction that is not open is committed or lost already.
 
         Args:
-            begun_ms: When each was begun, milliseconds since the epoch by its executor's clock.
-            deadline_s: Until when to wait, by `time.monotonic`.
+            begun_ms: The begin of each, milliseconds since the epoch by its executor's clock.
+            deadline_s: When to stop waiting, by `time.monotonic`.
         """
         old = {one for one, began in begun_ms.items() if _may_be_old(began) or one in self._damaged}
         looked_at = [one for one in begun_ms if one in old or not self._has_looked]
@@ -92,12 +92,12 @@ class RetentionCheck:
         for view in is_open:
             answer = next((unknown[place] for place in view.partitions if place in unknown), None)
             if answer is not None and view.transaction in old:
-                reason = f"Kafka did not say whether it still has all rows: {answer}."
+                reason = f"Kafka did not tell whether it still has all rows: {answer}."
                 held[view.transaction] = Finished(outcome=Outcome.RETRY, reason=reason)
         self._has_looked |= not unknown
         self._damaged = damaged
         suspects = list(damaged)
-        # Only of what is still open after rows of it were seen to be gone is it known that no reader has had them.
+        # If a transaction is still open after its rows were seen to be gone, no reader can have read them.
         views = self.client.describe_transactions(suspects, deadline_s=deadline_s) if suspects else []
         held |= {
             one: undescribed_outcome(view) for one, view in zip(suspects, views, strict=True) if is_undescribed(view)
@@ -107,13 +107,13 @@ class RetentionCheck:
     def look(
         self, views: Sequence[Description], deadline_s: float
     ) -> tuple[set[Transaction], Mapping[Partition, BrokerAnswer]]:
-        """Returns the open transactions of which rows are gone, and why of some partitions nothing is known.
+        """Returns the open transactions whose rows are gone, and the partitions whose leaders did not answer.
 
-        What may not be asked counts as whole, with a warning. So does a topic that is gone as such.
+        A partition that this user may not ask counts as whole, with a warning, and so does one that is gone.
 
         Args:
-            views: Of open transactions.
-            deadline_s: Until when to wait, by `time.monotonic`.
+            views: The views of open transactions.
+            deadline_s: When to stop waiting, by `time.monotonic`.
         """
         unknown: dict[Partition, BrokerAnswer] = {}
         leaders = self._known(
@@ -161,12 +161,13 @@ class RetentionCheck:
         if topic not in self._warned:
             self._warned.add(topic)
             log.warning(
-                "Rows of transactions on topic %r that have been open for long may have been deleted by its retention, "
-                "and Kafka does not let this user ask. They are committed without knowing. Grant READ on the topic.",
+                "Rows of long transactions on topic %r may have been deleted by its retention, and Kafka does not let "
+                "this user ask. The transactions are committed all the same. Next: Grant READ on the topic.",
                 topic,
             )
 
 
 def _may_be_old(began_ms: int) -> bool:
-    """A clock that is ahead by less than a minute counts as right: else each batch would be looked at."""
+    """Returns whether a transaction is older than a minute, or its clock ahead by more."""
+    # A clock that is ahead by less counts as right; otherwise each batch would be checked.
     return abs(time.time_ns() // 1_000_000 - began_ms) >= _YOUNG_MS

@@ -85,7 +85,7 @@ def select_columns(schema: pa.Schema, topic: str | None) -> list[str]:
 
     Raises:
         SchemaError: naming the column that is missing, doubled, or of a type that Kafka cannot take.
-        ConfigurationError: if nothing says which topic the rows go to.
+        ConfigurationError: if neither the sink nor a column names a topic.
     """
     chosen = [name for name in _COLUMNS if name in schema.names and not (name == "topic" and topic is not None)]
     if "value" not in chosen:

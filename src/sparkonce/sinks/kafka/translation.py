@@ -29,7 +29,7 @@ _ALIASES: Mapping[str, str] = {
 
 
 def is_true(value: Any) -> bool:
-    """Whether librdkafka reads this value as true."""
+    """Returns whether librdkafka reads this value as true."""
     return str(value).lower() in {"true", "t", "1"}
 
 

@@ -1,4 +1,4 @@
-"""The pauses between repeated requests to Kafka, and the log's line that says what is waited for."""
+"""The pauses between repeated requests to Kafka, and the line in the log that tells why."""
 
 from __future__ import annotations
 

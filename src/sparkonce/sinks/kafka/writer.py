@@ -64,7 +64,7 @@ class WriterLimits:
 
 
 class KafkaWriter(SinkWriter):
-    """One copy's writes to Kafka: a transaction of its own, or, below EXACTLY_ONCE, a shared idempotent producer.
+    """Writes one copy to Kafka: in a transaction of its own, or, below EXACTLY_ONCE, by a shared idempotent producer.
 
     Args:
         pool: Leases the producer, from now on.
@@ -243,7 +243,7 @@ def _produce(pooled: PooledProducer, chunk: Chunk) -> int:
     """Queues a chunk, and returns the number of rows that librdkafka accepted.
 
     Calls ``produce`` for each row without a line of Python in between. ``Producer.produce_batch`` is slower, because it
-    needs a dictionary for each row, and it carries neither partitions nor timestamps nor headers (docs/benchmark.md).
+    needs a dictionary for each row. It carries neither partitions nor timestamps nor headers (docs/benchmark.md).
 
     Raises:
         KafkaException: if librdkafka refuses a row; the rows before it are queued.

@@ -98,8 +98,8 @@ def encode(shape: Shape, rows: pa.RecordBatch) -> Encoded:
     """Returns a batch's commands, in the order of its rows.
 
     Raises:
-        PrepareError: naming the column with a value that the server would refuse, such as a null key or a score that is
-            no number, or with a key that may be the sink's own.
+        PrepareError: naming the column with a value that the server would refuse, such as a null key, or with a key of
+            the sink's own.
     """
     if shape.structure == "increment":
         rows = rows.filter(rows.column(shape.amount or "amount").is_valid())

@@ -332,7 +332,7 @@ class Nodes:
 
 
 def import_redis() -> Any:
-    """The client library.
+    """Returns the client library.
 
     Raises:
         ConfigurationError: if it is not installed.

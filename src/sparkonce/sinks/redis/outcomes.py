@@ -2,15 +2,16 @@
 
 LOST is certain because Redis logs its writes in one order. A crash (``appendfsync everysec``), a failover to a replica
 or a restored backup removes the end of that log, never something from the middle. So on a single server, a transaction
-that is absent from the ledger, or open in it, has not been applied: its rows would have been applied after the entry
-that is missing, and would be gone too. Two checks come first:
+that is absent from the ledger, or open in it, has not been applied. Its rows would have been applied after the missing
+entry, and would be gone too. Two checks come first:
 
 - The ledger itself must exist, since a server that has lost everything shows nothing.
 - The ledger must count as many commits as this transaction saw at its begin. If it counts fewer, earlier batches are
   gone too, and a replay of this batch does not restore them.
 
-In a cluster each node goes back by itself. There LOST needs an abort in the ledger, or staged rows that are older than
-their time to live while the process that noted them as prepared has been master ever since, and has noted nothing more.
+In a cluster each node may go back alone. There LOST needs an abort in the ledger, or staged rows that are older than
+their time to live. In the second case, the process that noted them as prepared must have been master ever since, and
+must have noted nothing more.
 
 A key that is merely absent proves nothing else: keys expire, and are deleted.
 """
@@ -141,7 +142,8 @@ _SINGLE: Mapping[str, Meaning] = {
         f"that was behind took over. Writing this batch again would hide that. {_APART}",
     ),
     "forgotten": Meaning(
-        Outcome.UNKNOWN, "The batch is so old that the ledger has been tidied, and cannot say whether it was committed."
+        Outcome.UNKNOWN,
+        "The batch is so old that the ledger has been tidied, and does not tell whether it was committed.",
     ),
 }
 _CLUSTER: Mapping[str, Meaning] = {

@@ -26,8 +26,8 @@ class RedisSink(TwoPhaseCommitSink):
 
     EXACTLY_ONCE stages the rows in Redis, and scripts apply them there once the batch is decided. Each piece is deleted
     in the step that applies it, so even increments are applied once, whatever is repeated.
-    AT_LEAST_ONCE writes at once. The result is right in the end if keys are a function of the row, but a replay shows
-    older values until it catches up, and increments may be applied twice.
+    AT_LEAST_ONCE writes at once. The result is right in the end if keys are a function of the row. A replay shows older
+    values until it catches up, and may apply increments twice.
 
     The written columns follow from ``structure``. Each is named by its setting, or has that setting's name:
 
@@ -46,7 +46,7 @@ class RedisSink(TwoPhaseCommitSink):
     Args:
         url: ``redis://[user:password@]host[:port][/database]``, ``rediss://…`` or ``unix://…``; of a cluster any node.
         structure: See above. ``increment`` adds to a key, to a field of a hash (``field``) or to a member's score in a
-            sorted set (``member``); amounts of a whole type by INCRBY, others by INCRBYFLOAT.
+            sorted set (``member``). Amounts of a whole type use INCRBY, others INCRBYFLOAT.
         key: The column that holds the key.
         key_template: Makes the key from columns instead: ``"user:{id}"``. Double braces stand for themselves, so
             ``"{{user:{id}}}:name"`` has the hash tag ``user:7``.
