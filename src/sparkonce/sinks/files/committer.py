@@ -127,7 +127,7 @@ class FilesCommitter(HandleCommitter[TransactionName]):
             given_up = of_abort(found)
             if given_up.outcome in {Outcome.UNKNOWN, Outcome.RETRY}:
                 answers[name] = given_up
-        # A store may still be at work on a file that it could not give up: so the last look comes after that.
+        # A store may still be at work on a file that it could not discard: so the last look comes after that.
         return answers | self._not_lost(_without(lost, answers))
 
     def _not_lost(self, lost: Files) -> Answers:

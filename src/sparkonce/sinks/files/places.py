@@ -84,7 +84,7 @@ def open_store(path: str, options: Mapping[str, Any]) -> FileStore:
         from sparkonce.sinks.files.local.store import LocalStore
 
         if options:
-            raise TypeError(f"a local folder has no options, and {', '.join(sorted(options))} is given")
+            raise TypeError(f"A local folder has no options, and {', '.join(sorted(options))} is given")
         return LocalStore(local_folder(path))
     except TypeError as error:
         raise ConfigurationError(

@@ -72,7 +72,7 @@ class StagedFile(abc.ABC):
 
     @abc.abstractmethod
     def discard(self) -> None:
-        """Gives up the file, sealed or not."""
+        """Discards the file, sealed or not."""
 
 
 class FileStore(abc.ABC):
@@ -138,7 +138,7 @@ class FileStore(abc.ABC):
 
     @abc.abstractmethod
     def discard(self, files: Sequence[Fields]) -> Sequence[Finished]:
-        """Gives up each file; ALREADY_COMMITTED if it came too late. As `SinkCommitter.abort`, one answer a file."""
+        """Discards each file; ALREADY_COMMITTED if it came too late. As `SinkCommitter.abort`, one answer a file."""
 
     @abc.abstractmethod
     def list_staged(self) -> Iterable[Staged]:

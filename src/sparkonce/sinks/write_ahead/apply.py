@@ -50,7 +50,7 @@ Per = Literal["slot", "batch"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ApplyToken:
-    """The name of the rows of one call, unique for ever. The same rows have the same token in each call.
+    """The name of the rows of one call, unique forever. The same rows have the same token in each call.
 
     Attributes:
         id: Its text: at most 200 bytes of ASCII, safe in a URL, a header or a key. Keep it in the target.

@@ -121,7 +121,7 @@ def entries_of(path: Path) -> list[Entry]:
     try:
         found = read_json(path.read_bytes())
         if not isinstance(found, list):
-            raise TypeError("it is no list")
+            raise TypeError("It is no list.")
         entries = [Entry.of_fields(fields) for fields in found]
     except (ValueError, TypeError, AttributeError) as error:
         raise OSError(f"{path} is damaged: {error}") from error

@@ -65,7 +65,7 @@ class RowsFile:
             try:
                 if one is not None:
                     one.close()
-            except OSError:  # noqa: PERF203 - the second is closed whatever the first says
+            except OSError:  # noqa: PERF203 - the second is closed even if the first fails
                 continue
 
     def _write_down(self) -> None:

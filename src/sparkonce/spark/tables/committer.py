@@ -34,7 +34,7 @@ _UNFINISHED = "unfinished"
 
 
 def never(*_: object) -> None:
-    """Stands for the user's function, which a table does not have."""
+    """Takes the place of the user's function, which a table does not have."""
     raise NotImplementedError
 
 

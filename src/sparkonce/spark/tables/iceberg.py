@@ -162,11 +162,9 @@ class _IcebergTable(Table):
         return rows.select("*", *(functions.lit(None).cast(one.dataType).alias(one.name) for one in missing))
 
     def _publish(self, branch: str, unit: Unit, label: Label) -> None:
-        """One commit: the rows become the table's, and a note says so. Made again by Iceberg if others were faster.
-
-        Iceberg compares with the ids of snapshots that are still there and led to the current one; the notes, which
-        are asked first, also know those that are expired or rolled back.
-        """
+        """Makes the rows the table's, with a note, in one commit. Iceberg repeats it if others were faster."""
+        # Iceberg compares with the ids of snapshots that are still there and led to the current one. The notes, which
+        # are read first, also have those that are expired or rolled back.
         table = self._load()
         staged = table.snapshot(branch)
         if Label.of_text(staged.summary().get(_STAGED)) != label:

@@ -52,7 +52,7 @@ class Finisher:
         if self._length(final) is None:
             if length is not None:
                 return FileState.DAMAGED
-            self._client.get_file_info(self._held)  # or else all are missing: `look` says so
+            self._client.get_file_info(self._held)  # raises if all are missing
             return FileState.GONE
         return FileState.PUBLISHED if self._matches(final, fields) else FileState.UNKNOWN
 

@@ -170,7 +170,7 @@ class HdfsStore(FileStore):
         """Waits up to the deadline for one answer.
 
         Raises:
-            UnknownOutcomeError: if none came, or one that says nothing of the file.
+            UnknownOutcomeError: if none came, or one that tells nothing about the file.
         """
         (done,) = within(self._deadline_s, [call])
         if isinstance(done, BaseException):

@@ -63,7 +63,7 @@ def _try_link(root: Path, probe: Path, *seconds: Path) -> None:
         except OSError as error:  # noqa: PERF203 - two rounds, at a start
             raise PreflightError(
                 f"path={str(root)!r} is on a file system that gives a file no second name: link() from "
-                f"{probe} to {second} says {error.strerror}.",
+                f"{probe} to {second} fails with {error.strerror!r}.",
                 next_step="Use a file system with hard links, whose folder has no mount points inside, or S3 or "
                 "HDFS by their own addresses.",
                 setting="path",

@@ -69,7 +69,7 @@ class Finisher:
             return FileState.STAGED if etags == str(fields["etags"]).split(",") else FileState.UNKNOWN
         if etags != NO_UPLOAD:
             return read(etags, "ListParts")
-        # Nothing is left to complete; but only a completion is told that another one is still at work.
+        # Nothing is left to complete; but only a completion learns that another one is still at work.
         finished = self.publish(fields)
         if finished.outcome is not Outcome.UNKNOWN:
             return _STATES.get(finished.outcome, finished)

@@ -1,12 +1,12 @@
 """Maps S3's answers to outcomes; an unlisted one is UNKNOWN, upon which nothing is undone.
 
 The answers are those of Amazon S3's API reference ("Error responses", CompleteMultipartUpload, AbortMultipartUpload,
-If-None-Match), tried against versitygw 1.8.0 as far as it has them, and those that botocore 1.44 repeats in its modes
-``standard`` and ``legacy``.
+If-None-Match), tried against versitygw 1.8.0 as far as it has them. Also listed are those that botocore 1.44 repeats in
+its modes ``standard`` and ``legacy``.
 
 S3 answers NoSuchUpload both for an upload that was completed and for one that was aborted. So neither that answer nor
 that the key is taken tells anything yet: the object at the key decides, by the metadata that its upload was begun with.
-A store may also answer "done" to a completion that it did not make: versitygw 1.8.0 does while another completion is at
+A store may also answer "done" to a completion that it did not make. Versitygw 1.8.0 does while another completion is at
 work, and whenever any object is at the key. Only the answer of the completion that made the object has a checksum.
 """
 

@@ -116,7 +116,7 @@ def _check_refused(answer: Mapping[str, Any] | Answer, bucket: str) -> None:
         raise _refused(bucket, "CompleteMultipartUpload", answer)
     raise PreflightError(
         f"The store of bucket {bucket!r} does not know If-None-Match on CompleteMultipartUpload, which if_none_match="
-        "True relies on: it would replace an object that stands at a file's key.",
+        "True relies on: it would replace an object that is at a file's key.",
         next_step="Set if_none_match=False, if nobody else writes below the prefix.",
         setting="if_none_match",
     )

@@ -127,7 +127,7 @@ def _check_numbers(settings: S3Settings) -> None:
 
 
 def _check_rest(settings: S3Settings) -> None:
-    if "@" in (settings.endpoint_url or ""):  # not shown, and it would stand in the decision log
+    if "@" in (settings.endpoint_url or ""):  # not shown, and it would get into the decision log
         raise ConfigurationError(
             "endpoint_url holds credentials before its host.",
             next_step="Take them out: give aws_access_key_id and aws_secret_access_key, or let boto3 find them.",

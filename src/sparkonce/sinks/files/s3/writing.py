@@ -115,7 +115,7 @@ class Uploader:
             attempt += 1
 
     def _send(self, key: str, upload: Future[str], number: int, body: bytes | bytearray) -> str:
-        # A part waits only for an earlier task of the same queue, so threads cannot wait for each other for ever.
+        # A part waits only for an earlier task of the same queue, so threads cannot wait for each other forever.
         digest = hashlib.md5(body, usedforsecurity=False).digest()
         answer = ask(
             self.client.upload_part,
