@@ -5,6 +5,7 @@ import sqlite3
 from contextlib import closing, contextmanager
 
 from sparkonce.sink import (
+    SINKS_KEEP_BATCHES,
     Finished,
     Guarantee,
     Handle,
@@ -110,7 +111,7 @@ class SqliteCommitter(SinkCommitter):
 
     def conclude(self, batch, handles):
         for query in {TransactionName.parse(handle["name"]).query for handle in handles if handle.transaction}:
-            self.ask("DELETE FROM committed WHERE query = ? AND batch < ?", query, batch - 200)
+            self.ask("DELETE FROM committed WHERE query = ? AND batch < ?", query, batch - SINKS_KEEP_BATCHES)
 
     def ask(self, sql, *values):
         try:

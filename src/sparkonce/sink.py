@@ -7,7 +7,7 @@ The names map to Flink's ``TwoPhaseCommitSinkFunction``: ``begin`` is beginTrans
 preCommit, ``commit`` both commit and recoverAndCommit, ``abort`` both abort and recoverAndAbort.
 
 The module also re-exports what these methods take, return and raise: `Guarantee`, `Handle`, `transaction_fields`,
-`Finished`, `Outcome`, `Token`, `TransactionName`, `Trace`, and the errors.
+`Finished`, `Outcome`, `Token`, `TransactionName`, `Trace`, the errors, and for how many batches a sink remembers.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from sparkonce.errors import (
 )
 from sparkonce.guarantees import Guarantee
 from sparkonce.protocol.handles import Handle, transaction_fields
+from sparkonce.protocol.horizon import SINKS_KEEP_BATCHES
 from sparkonce.protocol.outcomes import Finished, Outcome
 from sparkonce.protocol.ownership import Token, TransactionName
 from sparkonce.protocol.traces import Trace
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 __all__ = [
+    "SINKS_KEEP_BATCHES",
     "ConfigurationError",
     "Facts",
     "Finished",
@@ -199,8 +201,8 @@ class SinkCommitter(abc.ABC):
         Optional: returns the writers' times by default. A server knows better, since executors' clocks differ.
 
         Returns:
-            Milliseconds since the epoch in the same order, by the server's clock or counted back from now by the age
-            that it reports; None for a transaction that is not open.
+            Milliseconds since the epoch in the same order; None for a transaction that is not open. The time is the
+            server's, or now minus the age that the server reports.
 
         Raises:
             UnknownOutcomeError: if the system cannot be asked now: the batch is then not decided.
@@ -237,7 +239,7 @@ class SinkCommitter(abc.ABC):
 
         Raises:
             UnknownOutcomeError: if the system cannot be asked now. It is asked again for a minute at most; then the
-                start warns and goes on, as it does at once after an error that is not one of sparkonce.
+                start warns and continues, as it does at once after an error that is not one of sparkonce.
         """
         return ()
 
