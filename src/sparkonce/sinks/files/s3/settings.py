@@ -4,22 +4,31 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
-from sparkonce.arguments import missing_package
+from sparkonce.arguments import flag, missing_package, one_of, whole_number
 from sparkonce.errors import ConfigurationError
+from sparkonce.sinks._shared.settings import seconds
 
 MIB = 1024 * 1024
 SMALLEST_PART_BYTES = 5 * MIB
 """The limit of S3 itself for every part but the last."""
 
 _LOCATION = re.compile(r"s3[an]?://(?P<bucket>[^/]+)(?:/(?P<prefix>.*))?", re.DOTALL)
-_STYLES = ("auto", "path", "virtual")
-_TYPES: Mapping[str, tuple[type, ...]] = {"str | None": (str,), "str": (str,), "bool": (bool,), "int": (int,)}
-_TYPES = {**_TYPES, "float": (float, int), "bool | str": (bool, str)}
+_CHECKS: Mapping[str, Callable[[str, Any], Any]] = {
+    "addressing_style": lambda name, value: one_of(name, value, ("auto", "path", "virtual")),
+    "connect_timeout_s": seconds,
+    "read_timeout_s": seconds,
+    "attempts": partial(whole_number, least=1),
+    "part_size_bytes": partial(whole_number, least=SMALLEST_PART_BYTES),
+    "upload_threads": partial(whole_number, least=1),
+    "finish_threads": partial(whole_number, least=1),
+    "if_none_match": flag,
+}
+"""The checks of settings that are not texts. Those of `verify` and of texts are below."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,53 +110,48 @@ def read_settings(user: Mapping[str, Any]) -> S3Settings:
     Raises:
         ConfigurationError: naming the setting that is unknown or has an impossible value, but never a secret's value.
     """
-    known = {one.name: one for one in fields(S3Settings)}
-    for name, value in user.items():
+    known = [one.name for one in fields(S3Settings)]
+    for name in user:
         if name not in known:
             raise ConfigurationError(
-                f"{name!r} is not a setting of the S3 store.", next_step=f"Use one of {', '.join(known)}.", setting=name
+                f"{name!r} is not a setting of the S3 store.",
+                next_step=f"Give one of {', '.join(known)}.",
+                setting=name,
             )
-        wanted = str(known[name].type)
-        fits = isinstance(value, _TYPES[wanted]) and (wanted == "bool" or "bool" in wanted or value is not True)
-        if not fits and not (value is None and known[name].default is None):
-            raise _refused(name, value, f"It must be a {wanted.removesuffix(' | None')}.")
-    settings = S3Settings(**user)
-    _check_numbers(settings)
-    _check_rest(settings)
+    settings = S3Settings(**{name: _CHECKS.get(name, _text)(name, value) for name, value in user.items()})
+    _check_together(settings)
     return settings
 
 
-def _check_numbers(settings: S3Settings) -> None:
-    if settings.part_size_bytes < SMALLEST_PART_BYTES:
-        why = f"S3 refuses parts of less than {SMALLEST_PART_BYTES} bytes: use at least that."
-        raise _refused("part_size_bytes", settings.part_size_bytes, why)
-    for name in ("attempts", "upload_threads", "finish_threads", "connect_timeout_s", "read_timeout_s"):
-        if getattr(settings, name) <= 0:
-            raise _refused(name, getattr(settings, name), "It must be above 0.")
+def _text(setting: str, value: Any) -> Any:
+    """Checks a text, or `verify`, which may also be a boolean."""
+    if isinstance(value, str) or (isinstance(value, bool) if setting == "verify" else value is None):
+        return value
+    shown = "…" if setting.startswith("aws_") else repr(value)
+    raise ConfigurationError(
+        f"{setting}={shown} is not a text.", next_step="Give a text, or leave it out.", setting=setting
+    )
 
 
-def _check_rest(settings: S3Settings) -> None:
+def _check_together(settings: S3Settings) -> None:
     if "@" in (settings.endpoint_url or ""):  # not shown, and it would get into the decision log
         raise ConfigurationError(
             "endpoint_url holds credentials before its host.",
             next_step="Take them out: give aws_access_key_id and aws_secret_access_key, or let boto3 find them.",
             setting="endpoint_url",
         )
-    if settings.addressing_style not in _STYLES:
-        raise _refused("addressing_style", settings.addressing_style, f"It must be one of {', '.join(_STYLES)}.")
     if (settings.aws_access_key_id is None) != (settings.aws_secret_access_key is None):
         raise ConfigurationError(
             "aws_access_key_id and aws_secret_access_key belong together, and one of them is missing.",
             next_step="Give both, or neither for boto3 to find them.",
         )
-    if settings.sse_kms_key_id is not None and not str(settings.server_side_encryption).startswith("aws:kms"):
-        why = f"It needs server_side_encryption=aws:kms, which is {settings.server_side_encryption!r}."
-        raise _refused("sse_kms_key_id", settings.sse_kms_key_id, why)
-
-
-def _refused(name: str, value: object, why: str) -> ConfigurationError:
-    shown = "…" if name.startswith("aws_") else repr(value)
-    return ConfigurationError(f"{name}={shown} cannot be used with the S3 store.", next_step=why, setting=name)
+    encryption = settings.server_side_encryption
+    if settings.sse_kms_key_id is not None and not str(encryption).startswith("aws:kms"):
+        raise ConfigurationError(
+            f"sse_kms_key_id={settings.sse_kms_key_id!r} with server_side_encryption={encryption!r}: the key is not used.",
+            next_step="Give server_side_encryption='aws:kms', or leave the key out.",
+            setting="sse_kms_key_id",
+        )
 
 
 def client(settings: S3Settings, *, attempts: int | None = None) -> Any:
