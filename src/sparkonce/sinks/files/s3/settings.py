@@ -148,7 +148,8 @@ def _check_together(settings: S3Settings) -> None:
     encryption = settings.server_side_encryption
     if settings.sse_kms_key_id is not None and not str(encryption).startswith("aws:kms"):
         raise ConfigurationError(
-            f"sse_kms_key_id={settings.sse_kms_key_id!r} with server_side_encryption={encryption!r}: the key is not used.",
+            f"sse_kms_key_id={settings.sse_kms_key_id!r} with server_side_encryption={encryption!r}: "
+            "the key is not used.",
             next_step="Give server_side_encryption='aws:kms', or leave the key out.",
             setting="sse_kms_key_id",
         )
