@@ -32,8 +32,8 @@ from sparkonce.protocol.state import Phase
 from sparkonce.protocol.view import LogView
 from sparkonce.sink import Owner, WriterContext
 from sparkonce.sinks.write_ahead.folder import WriteAheadFolder
-from sparkonce.spark.tables.answers import is_final
 from sparkonce.spark.tables.delta import DeltaSink, _DeltaTable
+from sparkonce.spark.tables.errors import is_final
 from sparkonce.spark.tables.sink import driver_session
 from sparkonce.testing.conformance import SinkConformance
 from tryout.bulk import make_orders

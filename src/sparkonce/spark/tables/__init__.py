@@ -6,5 +6,5 @@ The files and their ledger are those of `sparkonce.sinks.write_ahead`.
 - ``committer``: the driver half of all tables: writes once, and checks which version has the rows
 - ``delta``: Delta tables; needs their Spark package, and the driver's session
 - ``iceberg``: Iceberg tables; needs the same
-- ``answers``: the meaning of the errors of Spark and of tables
+- ``errors``: the meaning of the errors of Spark and of tables
 """

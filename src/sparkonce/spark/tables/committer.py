@@ -21,7 +21,7 @@ from sparkonce.sinks.write_ahead.apply import Applies, ApplyToken, RefusedError
 from sparkonce.sinks.write_ahead.committer import WriteAheadCommitter
 from sparkonce.sinks.write_ahead.entry import Entry
 from sparkonce.sinks.write_ahead.folder import RowsState, WriteAheadFolder
-from sparkonce.spark.tables.answers import is_final, what_it_says
+from sparkonce.spark.tables.errors import error_message, is_final
 
 if TYPE_CHECKING:
     from pyspark.sql import Column
@@ -154,7 +154,7 @@ class TableApplication(Application):
         Raises:
             RefusedError: if the table has forgotten too much to tell, or is gone.
         """
-        with _told_apart():
+        with _refusals():
             self._check_identity(f"whether {token.id} was written to it cannot be seen")
             if Label.of(unit.entries) in self._table.labels():
                 return True
@@ -176,7 +176,7 @@ class TableApplication(Application):
         """
         label = Label.of(unit.entries)
         paths = [str(self._folder.path(RowsState.STARTED, entry.name)) for entry in unit.entries]
-        with _told_apart():
+        with _refusals():
             self._check_identity(f"{token.id} is not written to it")
             self._table.append(paths, unit, label)
             self._check_identity(f"{token.id} was written to it just when the other one went")
@@ -198,7 +198,7 @@ class TableApplication(Application):
 
 
 @contextmanager
-def _told_apart() -> Iterator[None]:
+def _refusals() -> Iterator[None]:
     """Turns errors that no repeat can mend into refusals. All others, such as a catalog that is away, may pass."""
     try:
         yield
@@ -206,8 +206,8 @@ def _told_apart() -> Iterator[None]:
         raise
     except Exception as error:  # whatever Spark raises
         if is_final(error):
-            raise RefusedError(what_it_says(error, lines=3)) from error
-        raise _FailedError(what_it_says(error)) from error
+            raise RefusedError(error_message(error, lines=3)) from error
+        raise _FailedError(error_message(error)) from error
 
 
 class _FailedError(Exception):
@@ -259,7 +259,7 @@ class TableCommitter(WriteAheadCommitter):
             self._table.discard(left)
         except Exception as error:  # noqa: BLE001 - whatever Spark raises
             return Finished(
-                outcome=Outcome.RETRY, reason=f"{left} could not be removed from the table: {what_it_says(error)}"
+                outcome=Outcome.RETRY, reason=f"{left} could not be removed from the table: {error_message(error)}"
             )
         return Finished(outcome=Outcome.ABORTED)
 
@@ -291,7 +291,7 @@ class TableCommitter(WriteAheadCommitter):
 
     def _unreadable_table(self, error: Exception) -> UnknownOutcomeError:
         return UnknownOutcomeError(
-            f"The versions of the table of sink {self._sink!r} cannot be read: {what_it_says(error)}",
+            f"The versions of the table of sink {self._sink!r} cannot be read: {error_message(error)}",
             next_step="See that the table can be read, then start the query again.",
         )
 

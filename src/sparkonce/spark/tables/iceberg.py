@@ -13,8 +13,8 @@ from sparkonce.errors import PreflightError
 from sparkonce.protocol.ownership import TransactionName
 from sparkonce.sink import Facts
 from sparkonce.sources.packages import ICEBERG_MODULE
-from sparkonce.spark.tables.answers import what_it_says
 from sparkonce.spark.tables.committer import Label, Rules, Table
+from sparkonce.spark.tables.errors import error_message
 from sparkonce.spark.tables.sink import SEEN_BY_ALL, TableSink, driver_session, not_null, quoted, read_rows
 
 if TYPE_CHECKING:
@@ -192,7 +192,7 @@ class _IcebergTable(Table):
             except Exception:  # noqa: BLE001 - somebody else of this session has loaded the table anew in between
                 self.discard(branch)
         except Exception as error:  # noqa: BLE001 - no reader sees it, and a sweep finds it
-            log.warning("The branch %s of %s is left to a later sweep: %s", branch, self._name, what_it_says(error))
+            log.warning("The branch %s of %s is left to a later sweep: %s", branch, self._name, error_message(error))
 
     def _load(self) -> Any:
         """Loads the table anew."""

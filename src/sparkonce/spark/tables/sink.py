@@ -15,8 +15,8 @@ from sparkonce.sink import Facts, SinkCommitter
 from sparkonce.sinks.write_ahead.apply import Applies
 from sparkonce.sinks.write_ahead.sink import WriteAheadSink
 from sparkonce.spark.modules import require_class
-from sparkonce.spark.tables.answers import what_it_says
 from sparkonce.spark.tables.committer import Table, TableCommitter, never
+from sparkonce.spark.tables.errors import error_message
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -159,7 +159,7 @@ class TableSink(WriteAheadSink, abc.ABC):
             return question(table)
         except Exception as error:
             raise PreflightError(
-                f"{self.where} of sink {self.name!r} cannot be read: {what_it_says(error)}",
+                f"{self.where} of sink {self.name!r} cannot be read: {error_message(error)}",
                 next_step="Create the table first, and see that the driver's session has its catalog.",
             ) from error
 

@@ -21,18 +21,18 @@ def is_final(error: BaseException) -> bool:
     # The error's type does not tell: Spark raises AnalysisException also for a metastore that does not answer.
     return any(
         str(state or "").startswith(_FINAL_STATES) or condition in _FINAL_CONDITIONS
-        for state, condition in _told(error)
+        for state, condition in _states(error)
     )
 
 
-def what_it_says(error: BaseException, lines: int = 1) -> str:
+def error_message(error: BaseException, lines: int = 1) -> str:
     """Returns an error's message in one line; of an error of Java's without its stack."""
     java = getattr(error, "java_exception", None)
     text = str(error) if java is None else str(java.toString())
     return one_line(" ".join(text.strip().splitlines()[:lines])) or type(error).__name__
 
 
-def _told(error: BaseException) -> Iterator[tuple[Any, Any]]:
+def _states(error: BaseException) -> Iterator[tuple[Any, Any]]:
     """Yields SQLSTATE and condition of the error, and of those that caused it in the JVM."""
     from py4j.java_gateway import is_instance_of
     from pyspark import SparkContext
