@@ -92,12 +92,12 @@ class Job:
                 self._kill_at(cell.before)
             missed = self._at_request(cell, watcher) if cell.is_request else self._at_point(cell, watcher)
             self._recover()
-            missing, doubled, strange = self._count(watcher)
+            missing, doubled, unexpected = self._count(watcher)
         runs = self._runs[first:]
         return Verdict(
             missing=missing,
             doubled=doubled,
-            strange=strange,
+            unexpected=unexpected,
             early=len(watcher.early),
             lingering=self._lingering(),
             unconcluded=tuple(batch for batch in range(self._next) if batch not in self._concluded),
@@ -263,16 +263,16 @@ class Job:
         return {number for batch in range(self._next) for slot in numbers(batch).values() for number in slot}
 
     def _count(self, watcher: Watcher) -> tuple[int, int, int]:
-        """Missing, doubled, strange. What is there too much does not go away by waiting, so only missing rows are."""
+        """Missing, doubled, unexpected. Only missing rows are waited for: others do not go away."""
         expected = self._expected()
         give_up_at = time.monotonic() + self.target.shows_within_s
         while True:
             seen = Counter(watcher.look(whole=True))
             missing = len(expected - seen.keys())
             doubled = sum(times - 1 for times in seen.values())
-            strange = len((seen.keys() | watcher.seen) - expected)
-            if not missing or doubled or strange or time.monotonic() >= give_up_at:
-                return missing, doubled, strange
+            unexpected = len((seen.keys() | watcher.seen) - expected)
+            if not missing or doubled or unexpected or time.monotonic() >= give_up_at:
+                return missing, doubled, unexpected
             time.sleep(_POLL_S)
 
     def _lingering(self) -> tuple[str, ...]:

@@ -14,7 +14,19 @@ Result = tuple[str, Cell, Verdict]
 PROPERTY = "cell"
 """A test records its result under this name: pytest's reports carry it from xdist's workers."""
 
-HEAD = ("sink", "fault", "cells", "runs", "stopped", "missing", "doubled", "strange", "early", "lingering", "seconds")
+HEAD = (
+    "sink",
+    "fault",
+    "cells",
+    "runs",
+    "stopped",
+    "missing",
+    "doubled",
+    "unexpected",
+    "early",
+    "lingering",
+    "seconds",
+)
 
 
 def encode(target: str, cell: Cell, verdict: Verdict) -> str:
@@ -63,7 +75,7 @@ def _line(name: str, fault: str, verdicts: Sequence[Verdict]) -> tuple[str, ...]
         sum(len(verdict.stopped) for verdict in verdicts),
         sum(verdict.missing for verdict in verdicts),
         sum(verdict.doubled for verdict in verdicts),
-        sum(verdict.strange for verdict in verdicts),
+        sum(verdict.unexpected for verdict in verdicts),
         sum(verdict.early for verdict in verdicts),
         sum(len(verdict.lingering) for verdict in verdicts),
         round(sum(verdict.seconds for verdict in verdicts)),

@@ -21,7 +21,7 @@ class Verdict:
     Attributes:
         missing: Decided rows that no reader sees.
         doubled: Rows seen more than once.
-        strange: Rows that no batch has, or that were seen once and are gone.
+        unexpected: Rows that no batch has, or that were seen once and are gone.
         early: Rows that were seen before their batch was decided.
         lingering: What the server has still open after the last sweep.
         unconcluded: Batches that are done, of which the sink was never told so.
@@ -36,7 +36,7 @@ class Verdict:
 
     missing: int
     doubled: int
-    strange: int
+    unexpected: int
     early: int
     lingering: tuple[str, ...]
     unconcluded: tuple[int, ...]
@@ -54,7 +54,7 @@ class Verdict:
         counts = {
             "missing": self.missing,
             "doubled": self.doubled,
-            "strange": self.strange,
+            "unexpected": self.unexpected,
             "early": self.early,
             "lingering": list(self.lingering),
             "never concluded": list(self.unconcluded),

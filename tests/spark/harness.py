@@ -54,22 +54,22 @@ class Verdict:
     rows: int
     missing: int
     doubled: int
-    strange: int
+    unexpected: int
     early: int
     watched: int
     lingering: int
 
     def __str__(self) -> str:
         return (
-            f"{self.rows:,} rows of {self.expected:,}: {self.missing} missing, {self.doubled} doubled, {self.strange} "
-            f"strange; the watcher saw {self.watched:,}, {self.early} of them early; {self.lingering} lingering"
+            f"{self.rows:,} rows of {self.expected:,}: {self.missing} missing, {self.doubled} doubled, "
+            f"{self.unexpected} unexpected; the watcher saw {self.watched:,}, {self.early} of them early; {self.lingering} lingering"
         )
 
     @property
     def is_exactly_once(self) -> bool:
         return (
             self.rows == self.watched == self.expected > 0
-            and self.missing == self.doubled == self.strange == self.early == self.lingering == 0
+            and self.missing == self.doubled == self.unexpected == self.early == self.lingering == 0
         )
 
 
@@ -213,10 +213,10 @@ class AnyJob:
 def compared(found: Counter[Any], expected: Counter[Any]) -> dict[str, int]:
     """The first fields of a `Verdict`."""
     excess = found - expected
-    strange = sum(count for row, count in excess.items() if row not in expected)
-    missing, doubled = (expected - found).total(), excess.total() - strange
+    unexpected = sum(count for row, count in excess.items() if row not in expected)
+    missing, doubled = (expected - found).total(), excess.total() - unexpected
     rows = {"expected": expected.total(), "rows": found.total()}
-    return {**rows, "missing": missing, "doubled": doubled, "strange": strange}
+    return {**rows, "missing": missing, "doubled": doubled, "unexpected": unexpected}
 
 
 def start_together(jobs: Sequence[AnyJob], log: Path, **changed: Any) -> Run:

@@ -68,5 +68,5 @@ def test_a_batch_of_two_million_rows_whose_driver_is_killed_in_its_middle(
         for kind, found in job.visible().items():
             counts = compared(Counter(key for key, _ in found.elements()), Counter(job.ids))
             say(f"{kind}: {counts}")
-            assert counts == {"expected": ROWS, "rows": ROWS, "missing": 0, "doubled": 0, "strange": 0}
+            assert counts == {"expected": ROWS, "rows": ROWS, "missing": 0, "doubled": 0, "unexpected": 0}
         assert not any(job.open().values())

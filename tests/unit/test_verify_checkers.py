@@ -16,7 +16,7 @@ from sparkonce.lab.verdicts import NEEDS_THE_END, Anomaly, Verdict, passed
 from unit.verify_world import SYSTEMS, Row, Run, batch, good_run, noted, resources
 
 KAFKA, POSTGRES = SYSTEMS
-OF_ROWS = (Anomaly.MISSING, Anomaly.DOUBLED, Anomaly.STRANGE)
+OF_ROWS = (Anomaly.MISSING, Anomaly.DOUBLED, Anomaly.UNEXPECTED)
 RUN = ""
 """The whole run, in a verdict."""
 
@@ -113,29 +113,30 @@ def test_a_whole_batch_twice() -> None:
 
 
 @pytest.mark.parametrize("kind", ["row", "sum"])
-def test_a_wrong_amount_is_strange_and_the_right_one_missing(kind: str) -> None:
+def test_a_wrong_amount_is_unexpected_and_the_right_one_missing(kind: str) -> None:
     run = good_run()
     row = next(row for row in run.observed[POSTGRES] if row["kind"] == kind)
     row["amount"] += 1
-    assert run.found() == torn_too(POSTGRES, {Anomaly.STRANGE: 1, Anomaly.MISSING: 1})
+    assert run.found() == torn_too(POSTGRES, {Anomaly.UNEXPECTED: 1, Anomaly.MISSING: 1})
     assert (
-        f": {'amount ' if kind == 'row' else ''}{row['amount']}" in (run.verdict(Anomaly.STRANGE, POSTGRES).examples[0])
+        f": {'amount ' if kind == 'row' else ''}{row['amount']}"
+        in (run.verdict(Anomaly.UNEXPECTED, POSTGRES).examples[0])
     )
 
 
-def test_a_sum_over_too_many_rows_is_strange() -> None:
+def test_a_sum_over_too_many_rows_is_unexpected() -> None:
     run = good_run()
     next(row for row in run.observed[POSTGRES] if row["kind"] == "sum")["rows"] += 1
-    assert run.found() == torn_too(POSTGRES, {Anomaly.STRANGE: 1, Anomaly.MISSING: 1})
+    assert run.found() == torn_too(POSTGRES, {Anomaly.UNEXPECTED: 1, Anomaly.MISSING: 1})
 
 
-def test_what_cannot_be_read_as_a_row_is_strange_each_time() -> None:
+def test_what_cannot_be_read_as_a_row_is_unexpected_each_time() -> None:
     run = good_run()
     nothing = dict.fromkeys(OBSERVED.names)
     run.observed[KAFKA] += [{**nothing, "kind": "strange", "batch": -1, "partition": 1, "offset": 900}] * 2
-    assert run.found() == {(Anomaly.STRANGE, KAFKA): 2, (Anomaly.STATE_DIFFERS, KAFKA): 2}
-    assert "not a row" in run.verdict(Anomaly.STRANGE, KAFKA).examples[0]
-    assert "[no batch, partition 1 offset 900" in run.verdict(Anomaly.STRANGE, KAFKA).examples[0]
+    assert run.found() == {(Anomaly.UNEXPECTED, KAFKA): 2, (Anomaly.STATE_DIFFERS, KAFKA): 2}
+    assert "not a row" in run.verdict(Anomaly.UNEXPECTED, KAFKA).examples[0]
+    assert "[no batch, partition 1 offset 900" in run.verdict(Anomaly.UNEXPECTED, KAFKA).examples[0]
 
 
 @pytest.mark.parametrize("column", ["key", "number", "amount", "rows"])
@@ -148,7 +149,7 @@ def test_a_null_is_no_value(column: str) -> None:
         run.observed[system][0][column] = -1
     assert run.found() == {}
     run.observed[POSTGRES][0][column] = None
-    assert run.found() == torn_too(POSTGRES, {Anomaly.STRANGE: 1, Anomaly.MISSING: 1})
+    assert run.found() == torn_too(POSTGRES, {Anomaly.UNEXPECTED: 1, Anomaly.MISSING: 1})
 
 
 def test_few_examples_of_many() -> None:
@@ -355,7 +356,7 @@ def test_an_undisturbed_query_that_made_other_rows() -> None:
     (whole,) = run.verdict(Anomaly.STATE_DIFFERS).examples
     assert f"missing: row {lost['number']} of key {lost['key']}" in whole
     (example,) = run.verdict(Anomaly.STATE_DIFFERS, KAFKA).examples
-    assert example.startswith(f"strange: row {lost['number']} of key {lost['key']}")
+    assert example.startswith(f"unexpected: row {lost['number']} of key {lost['key']}")
 
 
 def test_a_system_that_is_wrong_in_the_same_way_as_the_undisturbed_query() -> None:
@@ -692,7 +693,7 @@ def test_one_row_that_was_tampered_with_is_always_found(data: st.DataObject, row
     else:
         column = data.draw(st.sampled_from(["amount", "rows"]))
         run.observed[system][at][column] += data.draw(st.sampled_from([-1, 1]))
-        counts = {Anomaly.STRANGE: 1, Anomaly.MISSING: 1}
+        counts = {Anomaly.UNEXPECTED: 1, Anomaly.MISSING: 1}
     assert run.found() == torn_too(system, counts)
 
 

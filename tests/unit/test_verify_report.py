@@ -219,8 +219,8 @@ def verdict(history: History, verdicts: Sequence[Verdict]) -> tuple[str, str]:
 def test_a_run_without_anomalies_passes() -> None:
     assert verdict(small(), BOTH) == (
         "passed",
-        "Nothing is missing, doubled or strange in kafka and postgres: of 7 expected rows each is there once, and no "
-        "other. 3 of 4 faults struck the running query; 2 drivers finished 4 batches in 20.0 s.",
+        "Nothing is missing, doubled or unexpected in kafka and postgres: of 7 expected rows each is there once, and "
+        "no other. 3 of 4 faults struck the running query; 2 drivers finished 4 batches in 20.0 s.",
     )
 
 
@@ -291,7 +291,7 @@ def test_a_run_that_got_stuck_says_where() -> None:
     ("verdicts", "named"),
     [
         ([], "“missing” in kafka, “missing” in postgres, “doubled” in kafka or 3 more"),
-        (looked("kafka"), "“missing” in postgres, “doubled” in postgres or “strange” in postgres"),
+        (looked("kafka"), "“missing” in postgres, “doubled” in postgres or “unexpected” in postgres"),
         ([*looked("kafka"), *looked("postgres", at=0)], "“missing” in postgres"),
         ([*BOTH, *looked("", anomalies=[Anomaly.STATE_DIFFERS], at=0)], "for “state differs”: this"),
         ([*BOTH, *looked("", anomalies=[Anomaly.LINGERING, Anomaly.GROWING], at=0)], "for “lingering”: this"),
@@ -318,11 +318,11 @@ def test_a_weaker_guarantee_is_not_asked_for_more() -> None:
     began = history.events[0]
     events = [event(0, Kind.BEGAN, **{**began.fields, "guarantee": "at-least-once"}), *history.events[1:]]
     weaker = History(events=events, expected=history.expected, observed=history.observed)
-    wanted = [Anomaly.MISSING, Anomaly.STRANGE]
+    wanted = [Anomaly.MISSING, Anomaly.UNEXPECTED]
     verdicts = [*looked("kafka", anomalies=wanted), *looked("postgres", anomalies=wanted)]
     outcome, sentence = verdict(weaker, verdicts)
     assert outcome == "passed"
-    assert "Nothing is missing or strange" in sentence
+    assert "Nothing is missing or unexpected" in sentence
     assert "doubled" not in sentence
     assert verdict(history, verdicts)[0] == "nothing proved"
 

@@ -469,7 +469,7 @@ MUTANTS: Mapping[str, Mutant] = {
     "loses-signs": Mutant(
         words="the PostgreSQL writer loses the sign of negative numbers",
         injure=_loses_signs,
-        wanted=frozenset({Anomaly.STRANGE}),
+        wanted=frozenset({Anomaly.UNEXPECTED}),
         system="postgres",
     ),
     "sweeps-by-committing": Mutant(

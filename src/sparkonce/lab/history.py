@@ -39,7 +39,8 @@ event time in milliseconds, the sum of the key's amounts in it, and how many row
 
 OBSERVED = pa.schema([*ROWS, ("batch", pa.int64()), ("partition", pa.int32()), ("offset", pa.int64())])
 """Rows as a reader of a system found them: with the batch that wrote them, and where the system keeps an order (Kafka)
-with partition and offset, -1 elsewhere. What cannot be read as a row at all has the kind ``strange``."""
+with partition and offset, -1 elsewhere. What cannot be read as a row has the kind ``strange``, and the anomaly
+`sparkonce.lab.verdicts.Anomaly.UNEXPECTED`."""
 
 
 class Kind(str, Enum):

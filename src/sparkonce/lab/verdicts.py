@@ -12,7 +12,7 @@ class Anomaly(str, Enum):
 
     MISSING = "missing"
     DOUBLED = "doubled"
-    STRANGE = "strange"
+    UNEXPECTED = "unexpected"
     EARLY = "early"
     OUT_OF_ORDER = "out of order"
     TORN = "torn"
@@ -31,7 +31,7 @@ class Anomaly(str, Enum):
 _WORDS = {
     Anomaly.MISSING: "a row that must be there is not",
     Anomaly.DOUBLED: "a row is there more than once",
-    Anomaly.STRANGE: "a row is there that nobody expects: with a wrong sum, of no key, or not readable at all",
+    Anomaly.UNEXPECTED: "a row is there that nobody expects: with a wrong sum, of no key, or not readable at all",
     Anomaly.EARLY: "a reader saw rows of a batch before it was decided",
     Anomaly.OUT_OF_ORDER: "rows of a key stand in a partition in another order than they were sent in",
     Anomaly.TORN: "a batch is in one system and not, or not whole, in another",

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from sparkonce.lab.history import History
     from sparkonce.lab.verdicts import Verdict
 
-_OF_ROWS = frozenset({Anomaly.MISSING, Anomaly.DOUBLED, Anomaly.STRANGE, Anomaly.STATE_DIFFERS})
+_OF_ROWS = frozenset({Anomaly.MISSING, Anomaly.DOUBLED, Anomaly.UNEXPECTED, Anomaly.STATE_DIFFERS})
 """What is told by comparing a system's rows with others."""
 
 

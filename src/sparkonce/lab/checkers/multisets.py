@@ -19,17 +19,17 @@ class Difference:
     Attributes:
         missing: How many times too few.
         doubled: How many times too many, of what must be there.
-        strange: How many times what must not be there at all.
+        unexpected: How many times what must not be there at all.
     """
 
     missing: pa.Table
     doubled: pa.Table
-    strange: pa.Table
+    unexpected: pa.Table
 
     @property
     def count(self) -> int:
         """All of them."""
-        return total(self.missing) + total(self.doubled) + total(self.strange)
+        return total(self.missing) + total(self.doubled) + total(self.unexpected)
 
 
 def difference(wanted: pa.Table, found: pa.Table) -> Difference:
@@ -45,7 +45,7 @@ def difference(wanted: pa.Table, found: pa.Table) -> Difference:
     return Difference(
         missing=missing.select([*KEYS, "times"]),
         doubled=uneven.filter(pc.and_(known, excess)).select([*KEYS, "times"]),
-        strange=uneven.filter(pc.invert(known)).select([*KEYS, "times"]),
+        unexpected=uneven.filter(pc.invert(known)).select([*KEYS, "times"]),
     )
 
 
@@ -55,14 +55,15 @@ def total(times: pa.Table) -> int:
 
 
 def check_rows(system: str, expected: pa.Table, found: pa.Table, unlike: Difference) -> Iterator[Verdict]:
-    """MISSING, DOUBLED and STRANGE. Each occurrence beyond the first is a double; of a strange row each is strange.
+    """Judges MISSING, DOUBLED and UNEXPECTED.
 
-    A sum with a wrong amount is strange, and the right one is missing.
+    A row is doubled by each occurrence beyond the first; an unexpected row counts with each.
+    A sum with a wrong amount is unexpected, and the right one is missing.
     """
     for anomaly, times, looked_at in (
         (Anomaly.MISSING, unlike.missing, len(expected)),
         (Anomaly.DOUBLED, unlike.doubled, len(found)),
-        (Anomaly.STRANGE, unlike.strange, len(found)),
+        (Anomaly.UNEXPECTED, unlike.unexpected, len(found)),
     ):
         yield Verdict(
             anomaly=anomaly,
@@ -88,7 +89,7 @@ def told(unlike: Difference, found: pa.Table) -> tuple[str, ...]:
     """Examples of all that differs."""
     lines = [
         f"{name}: {line}"
-        for name, times in (("missing", unlike.missing), ("doubled", unlike.doubled), ("strange", unlike.strange))
+        for name, times in (("missing", unlike.missing), ("doubled", unlike.doubled), ("unexpected", unlike.unexpected))
         for line in _examples(times, found)
     ]
     return tuple(lines[:MOST_EXAMPLES])

@@ -24,7 +24,7 @@ def check_order(system: str, found: pa.Table) -> Iterator[Verdict]:
     """OUT_OF_ORDER, of a system that keeps an order: offsets rise with a key's numbers, in one partition only.
 
     Of rows with the same key and number in one partition only the first is looked at: a repetition is DOUBLED, or
-    STRANGE if its amount differs, and not counted again here.
+    UNEXPECTED if its amount differs, and not counted again here.
     """
     placed = found.filter(pc.and_(pc.equal(found["kind"], ROW), pc.greater_equal(found["offset"], 0)))
     if not len(placed):
@@ -77,7 +77,7 @@ def batches_of(found: pa.Table) -> Batches:
 def check_torn(batches: Mapping[str, Batches]) -> Iterator[Verdict]:
     """TORN: each batch has the same rows in every system. With one system there is nothing to say.
 
-    A row that is missing, doubled or strange in one system only tears its batch, too.
+    A row that is missing, doubled or unexpected in one system only tears its batch, too.
     """
     if len(batches) < 2:
         return

@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-ROW, SUM, STRANGE = 0, 1, 2
+ROW, SUM, UNEXPECTED = 0, 1, 2
 """Codes of the kinds in a plain table."""
 KEYS = ["kind", "key", "number", "amount", "rows"]
 """What makes a row what it is."""
@@ -18,11 +18,11 @@ KEYS = ["kind", "key", "number", "amount", "rows"]
 def plain(table: pa.Table) -> pa.Table:
     """The table without nulls, and with the code of its kind instead of the name.
 
-    A row that has a null, or another kind than ``row`` and ``sum``, is strange.
+    A row that has a null, or another kind than ``row`` and ``sum``, is unexpected.
     """
     readable = reduce(pc.and_, (pc.is_valid(table[name]) for name in KEYS))
-    kind = pc.fill_null(pc.index_in(table["kind"], pa.array(["row", "sum"])), STRANGE)
-    columns = {"kind": pc.if_else(readable, kind, STRANGE).cast(pa.int8())}
+    kind = pc.fill_null(pc.index_in(table["kind"], pa.array(["row", "sum"])), UNEXPECTED)
+    columns = {"kind": pc.if_else(readable, kind, UNEXPECTED).cast(pa.int8())}
     for name in table.column_names:
         if name != "kind":
             columns[name] = pc.fill_null(table[name], -1)

@@ -55,7 +55,7 @@ def compare(expected: pa.Table, seen: pa.Table) -> Count:
         seen=len(seen),
         missing=total(unlike.missing),
         doubled=total(unlike.doubled),
-        wrong=total(unlike.strange),
+        wrong=total(unlike.unexpected),
         amount_expected=_sum(expected["amount"]),
         amount_seen=_sum(seen["amount"]),
     )

@@ -25,9 +25,9 @@ EXIT_CODES = {PASSED: 0, FAILED: 1, UNFINISHED: 2, NOTHING_PROVED: 2}
 """The exit codes of ``sparkonce verify``."""
 
 _PROMISED = {
-    Guarantee.AT_MOST_ONCE: (Anomaly.DOUBLED, Anomaly.STRANGE),
-    Guarantee.AT_LEAST_ONCE: (Anomaly.MISSING, Anomaly.STRANGE),
-    Guarantee.EXACTLY_ONCE: (Anomaly.MISSING, Anomaly.DOUBLED, Anomaly.STRANGE),
+    Guarantee.AT_MOST_ONCE: (Anomaly.DOUBLED, Anomaly.UNEXPECTED),
+    Guarantee.AT_LEAST_ONCE: (Anomaly.MISSING, Anomaly.UNEXPECTED),
+    Guarantee.EXACTLY_ONCE: (Anomaly.MISSING, Anomaly.DOUBLED, Anomaly.UNEXPECTED),
 }
 """The anomalies that must be looked for in every system, or nothing is proved."""
 

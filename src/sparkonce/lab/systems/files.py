@@ -75,7 +75,7 @@ class FilesSystem(Injectable):
         return FilesSink(settings["path"], name=FilesSystem.name)
 
     def read(self) -> pa.Table:
-        """See `System.read`. A file that is not one of Parquet's, or has other columns, gives one strange row."""
+        """See `System.read`. A file that is not one of Parquet's, or has other columns, gives one unreadable row."""
         import pyarrow as pa
 
         from sparkonce.lab.systems.observed import of_parquet, of_texts

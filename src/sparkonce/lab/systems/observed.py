@@ -15,7 +15,8 @@ COLUMNS = tuple(OBSERVED.names[:6])
 """The columns that a query writes."""
 
 _WRITTEN = pa.schema([OBSERVED.field(name) for name in COLUMNS])
-_STRANGE = ("strange", -1, -1, -1, -1, -1)
+# Recorded histories have this kind, so it keeps its name.
+_UNREADABLE = ("strange", -1, -1, -1, -1, -1)
 
 
 def of_columns(written: pa.Table) -> pa.Table:
@@ -36,14 +37,14 @@ def of_texts(
     """Rows that are written as ``kind,key,number,amount,rows,batch``.
 
     Args:
-        texts: One for each row; what cannot be read becomes a strange one.
+        texts: One for each row; what cannot be read becomes an unreadable one.
         partitions: Where each was found; None if the system keeps no order.
         offsets: Its place there.
     """
     count = len(texts)
     written = _parse(texts)
     if written is None:
-        written = pa.concat_tables([_parse([text]) or _strange() for text in texts])
+        written = pa.concat_tables([_parse([text]) or _unreadable() for text in texts])
     table = written.append_column("partition", pa.array(partitions or [-1] * count, pa.int32()))
     return table.append_column("offset", pa.array(offsets or [-1] * count, pa.int64()))
 
@@ -62,13 +63,13 @@ def of_csv(pieces: Iterable[bytes]) -> pa.Table:
 
 
 def of_parquet(file: Path | io.BytesIO) -> pa.Table:
-    """Rows of a file; one strange one if it is not one of Parquet's, or has other columns."""
+    """Rows of a file; one unreadable one if it is not one of Parquet's, or has other columns."""
     import pyarrow.parquet as pq
 
     try:
         return of_columns(pq.read_table(file))
     except (pa.ArrowInvalid, KeyError):
-        return strange()
+        return unreadable()
 
 
 def newest_in(file: Path | io.BytesIO) -> int:
@@ -80,7 +81,7 @@ def newest_in(file: Path | io.BytesIO) -> int:
     return -1 if newest is None else int(newest)
 
 
-def strange(count: int = 1) -> pa.Table:
+def unreadable(count: int = 1) -> pa.Table:
     """Rows that cannot be read."""
     return of_texts([None] * count)
 
@@ -101,5 +102,5 @@ def _parse(texts: Sequence[bytes | None]) -> pa.Table | None:
     return found if len(found) == len(texts) else None
 
 
-def _strange() -> pa.Table:
-    return pa.table([[value] for value in _STRANGE], schema=_WRITTEN)
+def _unreadable() -> pa.Table:
+    return pa.table([[value] for value in _UNREADABLE], schema=_WRITTEN)

@@ -126,7 +126,7 @@ class S3System(Injectable):
         return FilesSink(settings["path"], name=S3System.name, store_options=settings["store_options"])
 
     def read(self) -> pa.Table:
-        """See `System.read`. An object that is not one of Parquet's, or has other columns, gives one strange row."""
+        """See `System.read`. An object that is not one of Parquet's, or has other columns, gives one unreadable row."""
         import pyarrow as pa
 
         from sparkonce.lab.systems.observed import of_parquet, of_texts
