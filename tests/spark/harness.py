@@ -62,7 +62,8 @@ class Verdict:
     def __str__(self) -> str:
         return (
             f"{self.rows:,} rows of {self.expected:,}: {self.missing} missing, {self.doubled} doubled, "
-            f"{self.unexpected} unexpected; the watcher saw {self.watched:,}, {self.early} of them early; {self.lingering} lingering"
+            f"{self.unexpected} unexpected; the watcher saw {self.watched:,}, {self.early} of them early; "
+            f"{self.lingering} lingering"
         )
 
     @property
