@@ -137,7 +137,7 @@ def _has_begun(folder: Path) -> bool:
 
 @contextmanager
 def _could_not_tell(console: Any) -> Iterator[None]:
-    """Whatever goes wrong is no violation, for which the exit code 1 stands."""
+    """Exits with another code than 1, which stands for a violation."""
     try:
         yield
     except SparkonceError as error:

@@ -1,7 +1,15 @@
 """``sparkonce verify``: a real query on real servers, with faults injected by seed, recorded and judged.
 
-``workload`` makes rows whose right result is known, ``query`` is the query and runs in a process of its own (`child`),
-``systems`` are the servers that it writes to, ``faults`` names what may go wrong and ``schedule`` draws when,
-``conduct`` carries a schedule out and writes down a ``history``, ``checkers`` judge it, ``report`` shows it.
-Nothing here but ``query`` imports Spark.
+Nothing here but ``query`` imports Spark. Nothing below ``sparkonce.cli`` imports this package.
+
+- ``ask`` checks the command line, ``run`` carries out a whole run, ``errors`` has its error.
+- ``workload`` makes rows whose right result is known, ``feed`` writes them to the source.
+- ``query`` is the query, in a process of its own; ``child`` is that process as the verifier sees it.
+- ``faults`` names the faults, ``schedule`` draws them, ``possible`` says which cannot be injected here.
+- ``conduct`` keeps the query running and brings it to where it is struck; ``strike`` injects the faults.
+- ``systems`` are the servers that the query writes to.
+- ``watch`` looks on while the query runs, ``reading`` reads all systems in the end.
+- ``checkpoint`` is the checkpoint's disk, ``spark_checkpoint`` reads what Spark recorded there, ``clock`` a fake clock.
+- ``history`` records a run; ``checkers`` judge it and give ``verdicts``; ``report`` shows it.
+- ``demo`` is a short run with a fixed schedule, beside Spark's own sink.
 """

@@ -1,4 +1,4 @@
-"""What a user asks for on the command line, checked and made into what `run` takes."""
+"""The command line of the verifier, checked and made into the options of `run`."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Asked:
 
 
 def options_of(asked: Asked) -> Options:
-    """What `run` takes.
+    """Returns the options of `run`.
 
     Raises:
         ConfigurationError: naming the option that cannot be used.
@@ -85,12 +85,12 @@ def options_of(asked: Asked) -> Options:
 
 
 def _first(*values: Any) -> Any:
-    """The first that is given."""
+    """Returns the first value that is given."""
     return next(value for value in values if value is not None)
 
 
 def _replayed(asked: Asked) -> Mapping[str, Any]:
-    """What the history to be replayed was asked for; nothing if none is to be."""
+    """Returns the settings of the history to be replayed; none if there is no such history."""
     if asked.replay is None:
         return {}
     given = {
@@ -121,7 +121,7 @@ def _began(history: History) -> Mapping[str, Any]:
 
 
 def _recorded(name: str, kind: type[Recorded], began: Mapping[str, Any]) -> Recorded | None:
-    """What the history to be replayed has under a name, None if nothing."""
+    """Returns a value of the history to be replayed, None if it has none of this name."""
     if name not in began:
         return None
     try:
@@ -134,7 +134,7 @@ def _recorded(name: str, kind: type[Recorded], began: Mapping[str, Any]) -> Reco
 
 
 def _places(asked: Asked, began: Mapping[str, Any]) -> dict[str, str]:
-    """Where each system is, by name; empty for one of our own."""
+    """Returns the address of each system by name, empty for one of our own."""
     for text in asked.systems:
         parse(text)
     places: dict[str, str] = {}
@@ -164,7 +164,7 @@ def _told(name: str, place: str) -> str:
 
 
 def _source(asked: Asked, began: Mapping[str, Any], partitions: int) -> KafkaSystem:
-    """The Kafka of the source, which ``--bootstrap``, ``--system kafka=…`` and ``--kafka-config`` may name."""
+    """Returns the Kafka of the source, which ``--bootstrap``, ``--system kafka=…`` and ``--kafka-config`` may name."""
     place = next((text.partition("=")[2].strip() for text in asked.systems if text.startswith("kafka=")), None)
     named = {
         "--bootstrap": asked.bootstrap,

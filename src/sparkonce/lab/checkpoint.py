@@ -18,7 +18,7 @@ _KEPT = (LOG_FOLDER, "offsets", "commits", "metadata")
 
 @contextmanager
 def checkpoint_disk(folder: Path, say: Callable[[str], None]) -> Iterator[SmallDisk]:
-    """A disk for checkpoint and log, in a new folder.
+    """Makes a disk for checkpoint and log, in a new folder.
 
     What they tell of batches stays in the folder when the disk is gone: decisions, offsets, commits; not the state.
 
@@ -56,7 +56,7 @@ def keep_logs(checkpoint: Path, to: Path) -> None:
 
 
 def _copy(path: Path, to: Path) -> str:
-    """Why not; empty if it could be copied."""
+    """Copies a file or folder. Returns why it could not, or an empty string."""
     try:
         if path.is_dir():
             shutil.copytree(path, to)

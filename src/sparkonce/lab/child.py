@@ -20,7 +20,7 @@ _DAEMON = "pyspark.daemon"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Usage:
-    """What one process uses: resident memory in MiB, and open file handles."""
+    """The resources of one process: resident memory in MiB, and open file handles."""
 
     role: str
     pid: int
@@ -76,7 +76,7 @@ class Driver(Child):
         self.send(config)
 
     def news(self) -> Iterator[Event]:
-        """What it has told since the last call, with note taken of it."""
+        """Yields the events since the last call, and updates the attributes by them."""
         for event in self.events():
             match event["event"]:
                 case "phase":
@@ -122,7 +122,7 @@ class Driver(Child):
         return [pid for pid, parent in parents.items() if parent in daemons]
 
     def usage(self) -> list[Usage]:
-        """What its processes use, where the system tells."""
+        """Measures its processes, where the system allows it."""
         workers = set(self.workers())
         found = []
         for pid, words in self._commands():
@@ -145,7 +145,7 @@ class Driver(Child):
 
 
 def fields_of(event: Event) -> Mapping[str, Any]:
-    """What an event tells besides its kind."""
+    """Returns the fields of an event without its kind."""
     return {name: value for name, value in event.items() if name != "event"}
 
 

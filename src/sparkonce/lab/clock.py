@@ -17,7 +17,7 @@ _MONOTONIC_GOES_ON = "FAKETIME_DONT_FAKE_MONOTONIC"
 
 
 def find_faketime() -> Path | None:
-    """Where the library is, None if it is not installed (Debian: ``apt install libfaketime``)."""
+    """Finds the library, None if it is not installed (Debian: ``apt install libfaketime``)."""
     for folder in _FOLDERS:
         for found in (Path(folder, _LIBRARY), *sorted(Path(folder).glob(f"*/{_LIBRARY}"))):
             if found.exists():
@@ -40,7 +40,7 @@ def adapt_python() -> None:
 
 
 def let_java_start() -> None:
-    """Call this in such a process before a JVM is started from it.
+    """Prepares such a process for a JVM that is started from it.
 
     Where the monotonic clock is to go on, every wait of a JVM ends at once with libfaketime 0.9.10, and it comes to
     nothing. So in a JVM both clocks jump, as they may in a machine that was suspended.
@@ -49,7 +49,7 @@ def let_java_start() -> None:
 
 
 def only_the_drivers() -> Mapping[str, str]:
-    """Spark's settings of a query in such a process: its Python workers and executors keep the true clock.
+    """Returns Spark's settings for a query in such a process: Python workers and executors keep the true clock.
 
     In them it could not be told from what libfaketime 0.9.10 does: librdkafka asks the faked clock until when to wait,
     and waits by glibc's ``cnd_timedwait``, which is not faked. After a jump by an hour each wait took an hour more.
@@ -72,7 +72,7 @@ class FakeClock:
         self.jump(seconds)
 
     def env(self) -> Mapping[str, str]:
-        """For the Python process whose clock it is. See libfaketime's README for the names."""
+        """Returns the environment of the Python process whose clock it is. libfaketime's README has the names."""
         return {
             "LD_PRELOAD": str(self._library),
             _FILE: str(self._file),

@@ -36,7 +36,7 @@ class StuckError(RunFailedError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """How long to wait, in seconds, and how often to try.
+    """The longest waits, in seconds, and the most attempts.
 
     Attributes:
         start_s: For a driver's first batch.
@@ -51,7 +51,7 @@ class Limits:
     falls: int = 8
 
     def to_json(self) -> dict[str, float]:
-        """As plain values."""
+        """Returns plain values."""
         return asdict(self)
 
 
@@ -99,7 +99,7 @@ class Conductor:
 
     @property
     def started(self) -> int:
-        """How many drivers were started: the newest one's number."""
+        """The number of drivers that were started, which is the newest one's."""
         return len(self._drivers)
 
     # --- drivers ------------------------------------------------------------------------------------------------------
@@ -133,7 +133,7 @@ class Conductor:
         return FakeClock(library, self._folder / f"clock-{number}", seconds) if library is not None else None
 
     def kill(self, driver: Driver, *, asked: bool = True) -> None:
-        """SIGKILL of a driver with all its processes, or of what is left of them.
+        """Kills a driver with all its processes, or those that are left (SIGKILL).
 
         Args:
             driver: Which.
@@ -212,7 +212,7 @@ class Conductor:
         self.wait(lambda: False, seconds)
 
     def pump(self, keep_running: bool = True) -> None:
-        """One look at everything."""
+        """Looks at every driver once."""
         self._look()
         for driver in self._drivers:
             if not driver.end_noted:
@@ -367,7 +367,7 @@ class Conductor:
         return held or self.wait(holds, _ARMED_S)
 
     def _comes_to(self, phase: Phase) -> Callable[[], bool]:
-        """Whether the newest driver is at a phase that it was not at before."""
+        """Returns a function that tells whether the newest driver has come to a phase since this call."""
         before = (self.driver, self.driver.phases if self.driver else 0)
 
         def comes() -> bool:
@@ -378,7 +378,7 @@ class Conductor:
 
 
 def of_next_driver(steps: Sequence[Step]) -> frozenset[Fault]:
-    """The faults that are meant for the driver that is started now: up to the one that ends it."""
+    """Returns the faults that are meant for the driver that is started now: up to the one that ends it."""
     found = []
     for step in steps:
         found.append(step.fault)

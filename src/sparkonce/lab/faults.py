@@ -1,4 +1,4 @@
-"""What may go wrong, by name."""
+"""The faults that can be injected, by name."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ class Fault(str, Enum):
 
     @property
     def words(self) -> str:
-        """What happens, for people."""
+        """A description."""
         return _WORDS[self]
 
     @property
     def of_a_system(self) -> bool:
-        """Whether it strikes a server or the connections to it, and a schedule must say which."""
+        """Tells whether it strikes a server or the connections to it, which a schedule must name."""
         return self not in OF_THE_QUERY
 
 

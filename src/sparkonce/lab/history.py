@@ -1,4 +1,4 @@
-"""What was recorded of a run: events in the order in which they were seen, and what every reader found in the end.
+"""The record of a run: events in the order in which they were seen, and the rows that every reader found in the end.
 
 A folder holds it: ``history.jsonl`` with one event a line, ``expected.parquet``, ``undisturbed.parquet``, and one
 ``observed-<system>.parquet`` for each system. Checkers and report read nothing else.
@@ -44,7 +44,7 @@ with partition and offset, -1 elsewhere. What cannot be read as a row has the ki
 
 
 class Kind(str, Enum):
-    """What an event tells. In brackets: its fields.
+    """The kinds of events. In brackets: their fields.
 
     Times are ``Event.at_ms``. A driver is known by its number, from 1 in the order of their starts.
     """
@@ -99,7 +99,7 @@ class Kind(str, Enum):
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """One thing that was seen.
+    """One observation.
 
     Attributes:
         at_ms: Milliseconds since the run began.
@@ -115,12 +115,12 @@ class Event:
         return self.fields[name]
 
     def to_json(self) -> str:
-        """One line."""
+        """Returns one line of JSON."""
         return json.dumps({"at_ms": self.at_ms, "kind": self.kind.value, **self.fields})
 
     @classmethod
     def of_json(cls, line: str) -> Event:
-        """The inverse of `to_json`, but that tuples are lists. Raises `ValueError` or `KeyError` for anything else."""
+        """Reads what `to_json` wrote; tuples are lists then. Raises `ValueError` or `KeyError` for anything else."""
         fields = json.loads(line)
         if not isinstance(fields, dict) or not isinstance(fields.get("at_ms"), int):
             raise ValueError(f"no event with a time: {line}")
@@ -144,16 +144,16 @@ class History:
     undisturbed: pa.Table | None = None
 
     def of(self, *kinds: Kind) -> Iterator[Event]:
-        """The events of some kinds, in their order."""
+        """Yields the events of some kinds, in their order."""
         return (event for event in self.events if event.kind in kinds)
 
     def first(self, kind: Kind) -> Event | None:
-        """The first event of a kind."""
+        """Returns the first event of a kind."""
         return next(self.of(kind), None)
 
     @property
     def came_to_its_end(self) -> bool:
-        """Whether the query was given all the time that it needed: nothing got stuck, and nothing broke off.
+        """Tells whether the query was given all the time that it needed: nothing got stuck, and nothing broke off.
 
         Of a run that did not, nobody can say that something is not there: it may only not have been written yet.
         """

@@ -1,4 +1,4 @@
-"""What cannot be injected here, and why."""
+"""The faults that cannot be injected here, with the reasons."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _OF_SERVERS = (Fault.SERVER_KILLED, Fault.SERVER_PAUSED)
 
 
 def hindrances(systems: Sequence[System], source: System, *, disk: bool) -> Hindrances:
-    """What cannot be injected and could be elsewhere.
+    """Returns the faults that cannot be injected here and could be elsewhere, with the reasons.
 
     Args:
         systems: What the query writes to; they are started.
@@ -41,7 +41,7 @@ def hindrances(systems: Sequence[System], source: System, *, disk: bool) -> Hind
 
 
 def _why_not(fault: Fault, system: System) -> str:
-    """Empty where the system has nothing of the kind."""
+    """Returns why a system lacks a fault, or an empty string if it never has it."""
     is_kafka, is_files = isinstance(system, KafkaSystem), system.name == "files"
     is_ours = Fault.SERVER_KILLED in system.faults()
     if fault is Fault.COORDINATOR_MOVED:
@@ -56,7 +56,7 @@ def _why_not(fault: Fault, system: System) -> str:
 
 
 def words_of(why: Hindrances) -> str:
-    """All of them, those together that have the same reason; empty if there are none."""
+    """Describes them, those with the same reason together. Empty if there are none."""
     alike: dict[tuple[str, str], list[str]] = {}
     for (fault, system), reason in why.items():
         alike.setdefault((system, reason), []).append(fault.value)

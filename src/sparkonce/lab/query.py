@@ -48,7 +48,7 @@ FAST_START = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1 -XX:-UsePerfData"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueryConfig:
-    """One start of the query: plain values.
+    """The configuration of one start of the query, in plain values.
 
     Attributes:
         source: librdkafka's settings of how to connect to the source.
@@ -87,12 +87,12 @@ class QueryConfig:
     outage_patience_s: float = 60.0
 
     def to_json(self) -> str:
-        """One line."""
+        """Returns one line of JSON."""
         return json.dumps(asdict(self))
 
     @classmethod
     def of_json(cls, text: str) -> QueryConfig:
-        """The inverse of `to_json`."""
+        """Reads what `to_json` wrote."""
         return cls(**json.loads(text))
 
 
@@ -136,7 +136,7 @@ def plan(spark: SparkSession, config: QueryConfig) -> DataFrame:
 
 
 def for_kafka(batch: DataFrame) -> DataFrame:
-    """Key and value of each row's record."""
+    """Makes key and value of each row's record."""
     from pyspark.sql import functions as F  # noqa: N812 - as everybody writes it
 
     value = F.concat_ws(",", *[F.col(name).cast("string") for name in batch.columns])
@@ -173,7 +173,7 @@ class Gate:
         self._go = threading.Event()
 
     def hold(self, phase: str) -> None:
-        """The next time that this phase begins."""
+        """Holds the query where this phase begins the next time."""
         self._go.clear()
         self._phase = phase
 
@@ -218,7 +218,7 @@ def main(start: Start) -> int:
 
 
 def _tell_state(query: StreamingQuery, checkpoint: str) -> None:
-    """How many rows of state there are after the newest batch. Spark tells of a batch a moment after it is done."""
+    """Tells the number of state rows after the newest batch. Spark reports a batch a moment after it is done."""
     newest = SparkCheckpoint(Path(checkpoint)).finished()
     give_up_at = time.monotonic() + _PROGRESS_S
     while time.monotonic() < give_up_at:
@@ -288,7 +288,7 @@ def run_batches(
 
 
 def session(config: QueryConfig) -> SparkSession:
-    """Spark, on loopback, with its temporary files in a folder of ours."""
+    """Starts Spark on loopback, with its temporary files in a folder of ours."""
     from pyspark.sql import SparkSession
 
     if config.master.startswith("local-cluster"):
@@ -329,7 +329,8 @@ def tell(event: str, **fields: Any) -> None:
 
 
 def _lines() -> Iterator[str]:
-    """Of standard input. Not by sys.stdin: at the interpreter's end a reading thread would still hold its lock."""
+    """Yields the lines of standard input."""
+    # Not by sys.stdin: a reading thread would hold its lock at the interpreter's end.
     rest = b""
     while piece := os.read(0, 65_536):
         *lines, rest = (rest + piece).split(b"\n")

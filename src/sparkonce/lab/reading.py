@@ -35,7 +35,7 @@ def read_systems(systems: Sequence[System], recorder: Recorder, say: Say, *, ins
 
 @contextmanager
 def noting(what: str, recorder: Recorder, say: Say) -> Iterator[None]:
-    """What cannot be read must not cost what can: it is noted, and its verdict says that nobody looked."""
+    """Notes what cannot be read, so that the rest is read all the same. Its verdict then says that nobody looked."""
     try:
         yield
     except Exception as error:  # noqa: BLE001 - as above

@@ -45,7 +45,7 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """What is asked for.
+    """The settings of a run.
 
     Attributes:
         source: The Kafka with the source; also the system ``kafka`` if that is among ``systems``.
@@ -122,7 +122,7 @@ def _start(system: System, folder: Path) -> None:
 
 
 def _stop(system: System, say: Say) -> None:
-    """What cannot be ended or removed is told, and changes neither the verdict nor an error that came before."""
+    """Stops a system. A failure is told, and changes neither the verdict nor an earlier error."""
     _try(system.stop, lambda why: say(f"{system.name} is not left as it was: {why}"))
 
 
@@ -153,7 +153,7 @@ def _versions() -> dict[str, str]:
 
 
 def _all(options: Options) -> list[System]:
-    """The systems, and the source's among them."""
+    """Lists the systems, and the source's first."""
     others = [system for system in options.systems if system is not options.source]
     return [options.source, *others]
 
@@ -204,7 +204,7 @@ class _Run:
         )
 
     def carry_out(self) -> None:
-        """All of it. What was found out until something went wrong is recorded in any case."""
+        """Carries out the whole run. What was found until something went wrong is recorded in any case."""
         conductor = self._conductor
         self._note_began()
         striker = Striker(
@@ -281,7 +281,7 @@ class _Run:
         read_systems(self._options.systems, self._recorder, self._say)
 
     def _hold_against_undisturbed(self, disturbed: Driver | None) -> None:
-        """The same query on the same rows, with a checkpoint of its own and nobody who disturbs it."""
+        """Runs the same query on the same rows undisturbed, with a checkpoint of its own, and compares."""
         self._say("the same query once more, undisturbed")
         with noting("the same query, undisturbed", self._recorder, self._say):
             self._run_undisturbed(disturbed)

@@ -1,4 +1,4 @@
-"""What will be done to a query, in which order and at which moments: drawn from a seed, or read from a file."""
+"""The schedule of faults, with their order and moments: drawn from a seed, or read from a file."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _SLOTS = (1, 2, 3, 4, 5, 6)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
-    """One fault.
+    """One fault of a schedule.
 
     Attributes:
         number: From 1.
@@ -52,12 +52,12 @@ class Step:
     amount: int = 0
 
     def to_json(self) -> dict[str, Any]:
-        """As plain values."""
+        """Returns plain values."""
         return {**asdict(self), "fault": self.fault.value}
 
     @classmethod
     def of_json(cls, fields: Mapping[str, Any]) -> Step:
-        """The inverse of `to_json`.
+        """Reads what `to_json` wrote.
 
         Raises:
             ConfigurationError: if a field is missing, unknown, or not what it must be.
@@ -101,7 +101,7 @@ class Choice:
 
 
 def draw(seed: int, count: int, choices: Sequence[Choice]) -> list[Step]:
-    """A schedule. The same arguments give the same schedule.
+    """Draws a schedule. The same arguments give the same schedule.
 
     Every choice comes as often as every other, in a random order. Phases take turns, too, but those of a driver's first
     batch wait for a step after which there is one, and `Fault.EXPIRED` has its own.

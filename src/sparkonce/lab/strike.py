@@ -76,7 +76,7 @@ class Striker:
         }
 
     def carry_out(self, steps: Sequence[Step]) -> None:
-        """All steps, and the recovery from each.
+        """Carries out all steps, and waits for the recovery from each.
 
         Raises:
             StuckError: if the query does not recover.
@@ -120,7 +120,7 @@ class Striker:
         conductor.note_over(step)
 
     def _let_expire(self, step: Step, driver: Driver, following: Sequence[Step]) -> None:
-        """Nobody comes back until the broker has ended what the driver left open."""
+        """Kills the driver, and starts a new one after the broker has ended what it left open."""
         conductor, kafka = self._conductor, self._systems["kafka"]
         conductor.driver = None
         conductor.kill(driver)
@@ -137,7 +137,7 @@ class Striker:
         conductor.note_over(step)
 
     def _pause_driver(self, step: Step, driver: Driver, following: Sequence[Step]) -> None:
-        """The zombie wakes up when its successor has finished a batch. One of them must end by itself.
+        """Pauses the driver until its successor has finished a batch. One of them must end by itself.
 
         That is the zombie, unless it was paused before it had claimed the query: then it is the newer one.
         """
@@ -156,7 +156,7 @@ class Striker:
         self._see_one_end(driver, conductor.driver or successor, step)
 
     def _two_drivers(self, step: Step, driver: Driver, following: Sequence[Step]) -> None:
-        """Both work until one has deposed the other."""
+        """Starts a rival. Both work until one has deposed the other."""
         conductor = self._conductor
         conductor.note_fault(step, driver)
         rival = self.start(following, conductor.config.slots, beside=True)
@@ -164,7 +164,7 @@ class Striker:
         self._see_one_end(driver, rival, step)
 
     def _see_one_end(self, driver: Driver, rival: Driver, step: Step) -> None:
-        """The other one goes on."""
+        """Waits until one of the two has ended by itself. The other one goes on."""
         conductor = self._conductor
         conductor.need(
             lambda: any(one.exit_code() is not None for one in (driver, rival)),
@@ -263,7 +263,7 @@ class Striker:
 
 
 def _ask(system: System, give_up_at: float) -> Sequence[str]:
-    """What it has open, asked again while it does not answer."""
+    """Returns what a system has open, asked again while it does not answer."""
     while True:
         try:
             return system.left_open()
@@ -274,7 +274,7 @@ def _ask(system: System, give_up_at: float) -> Sequence[str]:
 
 
 def choices(systems: Sequence[System], source: System, *, disk: bool, wanted: Sequence[Fault] = ()) -> list[Choice]:
-    """The faults that can be injected into these systems and their query.
+    """Lists the faults that can be injected into these systems and their query.
 
     Args:
         systems: What the query writes to.

@@ -1,4 +1,4 @@
-"""What a checker says of a history."""
+"""The verdicts of checkers on a history."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from enum import Enum
 
 
 class Anomaly(str, Enum):
-    """What must not be. The value is its name in reports."""
+    """The anomalies that checkers look for. The value is the name in reports."""
 
     MISSING = "missing"
     DOUBLED = "doubled"
@@ -70,15 +70,15 @@ class Verdict:
 
     @property
     def ok(self) -> bool:
-        """Whether it was not found."""
+        """Tells whether it was not found."""
         return self.count == 0
 
     @property
     def blank(self) -> bool:
-        """Whether nothing was looked at where something had to be: it is then neither found nor not found."""
+        """Tells whether nothing was looked at where something had to be: it is then neither found nor not found."""
         return self.looked_at == 0 and self.anomaly not in OPTIONAL
 
 
 def passed(verdicts: Sequence[Verdict]) -> bool:
-    """Whether the whole judgement is good: everything was looked for, and nothing was found."""
+    """Tells whether everything was looked for, and nothing was found."""
     return bool(verdicts) and all(verdict.ok and not verdict.blank for verdict in verdicts)

@@ -73,7 +73,7 @@ class _Reader(Background):
                 self._recorder.note(Kind.SEEN, system=self._system.name, batch=found, decided=decided)
 
     def _decided(self) -> int | None:
-        """The newest decided batch, -1 for none; None if the log cannot be read now."""
+        """Returns the newest decided batch, -1 for none, and None if the log cannot be read now."""
         if not (self._checkpoint / LOG_FOLDER).is_dir():
             return -1
         try:

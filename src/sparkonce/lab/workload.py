@@ -28,7 +28,7 @@ CLOSING_KEY = -1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workload:
-    """What is written to the source.
+    """The rows that are written to the source.
 
     Attributes:
         seed: Makes the same rows again.
@@ -49,15 +49,15 @@ class Workload:
     started_ms: int = 1_700_000_000_000
 
     def to_json(self) -> dict[str, Any]:
-        """As plain values."""
+        """Returns plain values."""
         return asdict(self)
 
     def event_ms(self, row: int) -> int:
-        """The event time of the n-th row. It never goes back."""
+        """Returns the event time of the n-th row, in milliseconds since the epoch. It never goes back."""
         return self.started_ms + row * 1000 // self.rows_per_second
 
     def chunks(self, rows: int | None = None) -> Iterator[pa.RecordBatch]:
-        """The rows in the order in which they are written.
+        """Yields the rows in the order in which they are written.
 
         Args:
             rows: How many; None without end.
@@ -86,7 +86,7 @@ class Workload:
             begun += size
 
     def expected(self, rows: int) -> pa.Table:
-        """What must come out of so many rows once every window is closed, see `sparkonce.lab.history.ROWS`."""
+        """Returns what must come out of so many rows once every window is closed, see `sparkonce.lab.history.ROWS`."""
         batches = list(self.chunks(rows))
         if not batches:
             return ROWS.empty_table()
@@ -116,7 +116,7 @@ class Workload:
 
 
 def _times_before(keys: Numbers) -> Numbers:
-    """For each place how often its key stands before it."""
+    """Counts for each place how often its key occurs before it."""
     order = np.argsort(keys, kind="stable")
     ordered = keys[order]
     starts = np.flatnonzero(np.r_[True, ordered[1:] != ordered[:-1]])

@@ -17,7 +17,7 @@ _FULL_WITHIN_S = 10.0
 
 @functools.cache
 def cannot_mount() -> str:
-    """Why no small disk can be had here; empty if one can."""
+    """Returns why no small disk can be mounted here, or an empty string."""
     if not sys.platform.startswith("linux") or not shutil.which("mount"):
         return "no mount program"
     with tempfile.TemporaryDirectory() as folder:
@@ -29,7 +29,7 @@ def cannot_mount() -> str:
 
 
 def affordable(megabytes: int) -> int:
-    """This size of a disk, or what half of the memory that can be had now allows."""
+    """Returns this size, or half of the available memory if that is less."""
     found = re.search(r"^MemAvailable: *([0-9]+) kB$", Path("/proc/meminfo").read_text(), re.MULTILINE)
     return megabytes if found is None else min(megabytes, int(found[1]) // 2048)
 

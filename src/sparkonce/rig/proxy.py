@@ -145,7 +145,7 @@ class FaultProxy:
 
     @property
     def swallowing(self) -> bool:
-        """Whether there is a black hole."""
+        """Tells whether bytes of either direction are thrown away."""
         return self.swallows_requests or self.swallows_replies
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
@@ -153,7 +153,7 @@ class FaultProxy:
         return asyncio.run_coroutine_threadsafe(work, self._loop).result(_LIMIT_S)
 
     def judge(self, piece: bytes, matchers: Mapping[str, Matcher]) -> tuple[Trap | None, int]:
-        """Which trap a piece of a connection springs, and where the request begins in it."""
+        """Returns the trap that a piece of a connection springs, and where the request begins in it."""
         found: tuple[Trap | None, int] = (None, 0)
         for kind, matcher in matchers.items():
             place = matcher(piece)
@@ -167,7 +167,7 @@ class FaultProxy:
         return found
 
     def note_held(self, trap: Trap) -> None:
-        """For `clear`."""
+        """Remembers a trap that holds a request, for `clear`."""
         self._holding.append(trap)
 
     async def _serve(self) -> None:

@@ -27,7 +27,7 @@ _REPLY_WITHIN_S = 5.0
 
 
 class RequestFault(str, Enum):
-    """What becomes of a request."""
+    """The fate of a request."""
 
     REPLY_LOST = "reply lost"
     """It is delivered; the answer is dropped and the connection cut."""
@@ -49,7 +49,7 @@ class Switchboard(Protocol):
 
     @property
     def swallowing(self) -> bool:
-        """Whether bytes of either direction are thrown away."""
+        """Tells whether bytes of either direction are thrown away."""
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
         """Runs a coroutine in the proxy's thread and waits for it."""
@@ -89,13 +89,13 @@ class Trap:
         return b"" if held is None else self._proxy.run(held[0].deliver(held[1]))
 
     def drop(self) -> None:
-        """Forgets a held request, and cuts its connection."""
+        """Drops a held request, and cuts its connection."""
         held, self._held = self._held, None
         if held is not None:
             self._proxy.run(held[0].drop())
 
     def counts(self, kind: str) -> bool:
-        """Whether this request is the one it waits for."""
+        """Tells whether this request is the one that it waits for."""
         if kind != self.kind or self._left == 0:
             return False
         self._left -= 1
@@ -228,7 +228,7 @@ class Link:
 
 
 async def _until_quiet(reader: asyncio.StreamReader) -> bytes:
-    """What comes until for a moment nothing does."""
+    """Reads until nothing comes for a moment."""
     found = b""
     with suppress(asyncio.TimeoutError, ConnectionError):
         while more := await asyncio.wait_for(reader.read(_PIECE_BYTES), _QUIET_S):
@@ -245,7 +245,7 @@ def _reset(writer: asyncio.StreamWriter) -> None:
 
 
 def matcher_of(request: Request) -> Matcher:
-    """One for a new connection."""
+    """Makes a matcher for a new connection."""
     if callable(request):
         return request()
     return _pattern_matcher(re.compile(re.escape(request)) if isinstance(request, bytes) else request)

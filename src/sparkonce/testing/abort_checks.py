@@ -1,4 +1,4 @@
-"""What a reader never sees: the checks of abort, of writers that give up, and of copies that lose."""
+"""The checks of abort, of writers that give up, and of copies that lose: a reader never sees their rows."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ class AbortChecks(SinkHooks):
     # --- abort ------------------------------------------------------------------------------------------------------
 
     def test_an_abort_hides_for_ever(self) -> None:
-        """Aborted rows do not come back, whatever is committed later."""
+        """Checks that aborted rows do not come back, whatever is committed later."""
         with scene(self) as on:
             on.expect_outcomes(on.abort(on.prepare(0)), ABORTED, what="abort of a prepared transaction")
             on.expect_nothing_lingers("after the abort")
             on.expect_only(when="after the abort")
 
     def test_a_repeated_abort_is_fine(self) -> None:
-        """From the same committer and from a new one."""
+        """Repeats an abort, by the same committer and by a new one."""
         with scene(self) as on:
             handle = on.prepare(0)
             for committer in (on.committer, on.committer, on.new_committer()):
@@ -29,7 +29,7 @@ class AbortChecks(SinkHooks):
             on.expect_only(when="after three aborts")
 
     def test_a_commit_after_an_abort_is_lost(self) -> None:
-        """And shows nothing. UNKNOWN is allowed, although it stops the query."""
+        """Checks that it shows nothing. UNKNOWN is allowed, although it stops the query."""
         with scene(self) as on:
             handle = on.prepare(0)
             on.abort(handle)
@@ -38,7 +38,7 @@ class AbortChecks(SinkHooks):
             on.expect_only(when="after a commit that came after an abort")
 
     def test_an_abort_after_the_commit_comes_too_late(self) -> None:
-        """It removes nothing, and says so; the commit can still be repeated."""
+        """Checks that it removes nothing and says so. The commit can still be repeated."""
         with scene(self) as on:
             handle = on.prepare(0)
             on.commit(handle)
@@ -49,7 +49,7 @@ class AbortChecks(SinkHooks):
             on.expect_only(0, when="after an abort that came too late")
 
     def test_aborts_leave_the_other_slots_alone(self) -> None:
-        """Exactly the handles given."""
+        """Checks that exactly the given handles are aborted."""
         with scene(self) as on:
             handles = [on.prepare(10 * slot, slot=slot) for slot in range(3)]
             on.expect_outcomes(on.abort(handles[0], handles[2]), ABORTED, ABORTED, what="abort of two handles")
@@ -57,7 +57,7 @@ class AbortChecks(SinkHooks):
             on.expect_visible(10, when="after two of three slots were aborted")
 
     def test_an_aborted_writer_cannot_bring_its_rows_back(self) -> None:
-        """A paused task wakes up after the sweep. Skipped where open transactions show only once they are prepared."""
+        """Wakes up a paused task after the sweep. Skipped where open transactions are listed only once prepared."""
         with scene(self) as on:
             writer = on.open(0)
             open_now = on.await_lingering()
@@ -78,14 +78,14 @@ class AbortChecks(SinkHooks):
     # --- the writer gives up ----------------------------------------------------------------------------------------
 
     def test_a_writer_gives_up_before_it_begins(self) -> None:
-        """Another sink's writer failed before this one had rows."""
+        """Aborts before begin, as when another sink's writer failed before this one had rows."""
         with scene(self) as on:
             on.new_writer().abort()
             on.expect_nothing_lingers("after abort without begin")
             on.expect_only(when="after abort without begin")
 
     def test_a_writer_gives_up_after_begin(self) -> None:
-        """Nothing was written."""
+        """Aborts after begin, before anything was written."""
         with scene(self) as on:
             writer = on.new_writer()
             writer.begin()
@@ -101,7 +101,7 @@ class AbortChecks(SinkHooks):
             on.expect_only(when="after write and abort")
 
     def test_a_writer_gives_up_after_prepare(self) -> None:
-        """Another sink of the same copy could not prepare: no handle leaves the worker."""
+        """Aborts after prepare, as when another sink of the same copy could not prepare."""
         with scene(self) as on:
             writer = on.open(0)
             handle = on.handle(writer.prepare(), rows=2)
@@ -111,7 +111,7 @@ class AbortChecks(SinkHooks):
             on.expect_only(when="after prepare and abort")
 
     def test_what_is_prepared_outlives_its_writer(self) -> None:
-        """The worker may end at once."""
+        """Checks that a worker may end at once."""
         with scene(self) as on:
             handle = on.prepare(0)
             on.forget_writers()
@@ -122,11 +122,11 @@ class AbortChecks(SinkHooks):
     # --- copies of one slot -----------------------------------------------------------------------------------------
 
     def test_copies_of_a_slot_do_not_disturb_each_other(self) -> None:
-        """The first is committed, the second loses."""
+        """Commits the first copy and aborts the second."""
         self._compete(winner=0)
 
     def test_a_later_copy_may_win(self) -> None:
-        """The second is committed, the first loses."""
+        """Commits the second copy and aborts the first."""
         self._compete(winner=1)
 
     def _compete(self, *, winner: int) -> None:

@@ -1,4 +1,4 @@
-"""What a reader sees, and when: the checks of prepare and commit."""
+"""The checks of prepare and commit: when a reader sees which rows."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class CommitChecks(SinkHooks):
             on.expect_visible(when="after close")
 
     def test_a_commit_shows_exactly_its_rows(self) -> None:
-        """All rows of the transaction, and of no other."""
+        """Checks that a commit shows all rows of its transaction, and of no other."""
         with scene(self) as on:
             other, committed = on.prepare(10), on.prepare(20, slot=1)
             on.expect_outcomes(on.commit(committed), COMMITTED, what="commit of a prepared transaction")
@@ -34,7 +34,7 @@ class CommitChecks(SinkHooks):
             on.expect_visible(20, when="after one of two transactions was committed and the other aborted")
 
     def test_rows_of_several_writes_are_one_transaction(self) -> None:
-        """A slot's rows come in pieces."""
+        """Writes a slot's rows in pieces."""
         with scene(self) as on:
             writer = on.open(0)
             for start in (2, 4, 6):
@@ -46,7 +46,7 @@ class CommitChecks(SinkHooks):
             on.expect_visible(0, count=8, when="after the commit of a transaction of four writes")
 
     def test_batches_follow_each_other(self) -> None:
-        """One run commits batch after batch, in the same slot."""
+        """Commits batch after batch by one run, in the same slot."""
         with scene(self) as on:
             for batch in range(3):
                 outcomes = on.commit(on.prepare(10 * batch, batch=batch))
@@ -54,7 +54,7 @@ class CommitChecks(SinkHooks):
             on.expect_visible(0, 10, 20, when="after three batches")
 
     def test_a_slot_without_rows_leaves_nothing(self) -> None:
-        """Such a slot's writer is made and closed, and sees neither begin nor prepare."""
+        """Makes and closes a writer without begin and prepare, as for a slot without rows."""
         with scene(self) as on:
             on.new_writer().close()
             on.expect_nothing_lingers("after a slot without rows")
@@ -63,7 +63,7 @@ class CommitChecks(SinkHooks):
     # --- commit -----------------------------------------------------------------------------------------------------
 
     def test_a_repeated_commit_adds_nothing(self) -> None:
-        """Whoever does not know whether the commit was applied asks again."""
+        """Repeats a commit, as whoever does not know whether it was applied."""
         with scene(self) as on:
             handle = on.prepare(0)
             for _ in range(3):
@@ -71,14 +71,14 @@ class CommitChecks(SinkHooks):
             on.expect_only(0, when="after three commits of the same handle")
 
     def test_a_new_committer_commits(self) -> None:
-        """The handle alone is enough: the driver that prepared may be dead."""
+        """Commits by the handle alone: the driver that prepared may be dead."""
         with scene(self) as on:
             handle = on.prepare(0)
             on.expect_outcomes(on.commit(handle, by=on.new_committer()), COMMITTED, what="commit by a new committer")
             on.expect_visible(0, when="after the commit")
 
     def test_a_new_committer_repeats_the_commit(self) -> None:
-        """A restarted driver commits what its predecessor may have committed."""
+        """Commits again what a dead driver may have committed."""
         with scene(self) as on:
             handle = on.prepare(0)
             on.commit(handle)
@@ -88,7 +88,7 @@ class CommitChecks(SinkHooks):
             on.expect_only(0, when="after three commits by three committers")
 
     def test_another_process_commits(self) -> None:
-        """With nothing but the pickled sink and the handle's text; then once more."""
+        """Commits in another process, with the pickled sink and the handle's text, and then once more."""
         if not self.leaves_process:
             skip("leaves_process is False")
         with scene(self) as on:
@@ -99,7 +99,7 @@ class CommitChecks(SinkHooks):
             on.expect_only(0, when="after commits by another process")
 
     def test_a_late_commit_does_not_reach_a_later_batch(self) -> None:
-        """The handle of batch N says nothing about what the same slot has open for batch N + 1 (FLINK-8132)."""
+        """Repeats the commit of batch N while the same slot has batch N + 1 open (FLINK-8132)."""
         with scene(self) as on:
             first = on.prepare(0, batch=0)
             on.commit(first)
@@ -113,14 +113,14 @@ class CommitChecks(SinkHooks):
             on.expect_visible(0, 20, when="after batch 1")
 
     def test_all_slots_are_committed_by_one_call(self) -> None:
-        """A batch is one call with all its handles."""
+        """Commits a batch by one call with all its handles."""
         with scene(self) as on:
             handles = [on.prepare(10 * slot, slot=slot) for slot in range(4)]
             on.expect_outcomes(on.commit(*handles), *[COMMITTED] * 4, what="commit of four handles")
             on.expect_visible(0, 10, 20, 30, when="after the commit of four slots")
 
     def test_a_lost_handle_does_not_stop_the_others(self) -> None:
-        """Each handle has its own answer, in the order of the call."""
+        """Checks that each handle has its own answer, in the order of the call."""
         with scene(self) as on:
             handles = [on.prepare(10 * slot, slot=slot) for slot in range(3)]
             on.abort(handles[1])
@@ -129,7 +129,7 @@ class CommitChecks(SinkHooks):
             on.expect_only(0, 20, when="after the commit of three handles, the second gone")
 
     def test_a_slot_may_hold_other_rows_when_a_part_of_its_batch_is_written_again(self) -> None:
-        """A replay may bring a lost slot's rows in the place of one that is committed: both belong to the batch."""
+        """Commits a replayed slot whose rows stood in another slot before. Both belong to the batch."""
         with scene(self) as on:
             newer = on.make_owner(position=on.owner.token.position + 1)
             on.expect_outcomes(on.commit(on.prepare(0, slot=1)), COMMITTED, what="commit of a slot")
@@ -139,7 +139,7 @@ class CommitChecks(SinkHooks):
             on.expect_visible(0, 10, 20, when="after three commits of one batch and slot")
 
     def test_concluding_a_batch_changes_nothing_for_readers(self) -> None:
-        """However often it is said, also by a run that takes up what an earlier one had finished."""
+        """Concludes repeatedly, also by a run that takes up what an earlier one had finished."""
         with scene(self) as on:
             handles = [*(on.prepare(10 * slot, slot=slot) for slot in range(2)), on.empty(slot=2)]
             on.expect_outcomes(on.commit(*handles[:2]), *[COMMITTED] * 2, what="commit of two handles")
@@ -155,7 +155,7 @@ class CommitChecks(SinkHooks):
             on.expect_visible(0, 10, 50, when="after the next batch")
 
     def test_concluding_later_batches_forgets_nothing_too_early(self) -> None:
-        """A query may be away for long, and its next run asks for the last batches again.
+        """Asks for the last batches again, as a run does after a long pause.
 
         Of those before them a system may say LOST, whose ids later batches have taken: the driver reads the log first.
         """
@@ -178,7 +178,7 @@ class CommitChecks(SinkHooks):
             require(list(on.committer.list_lingering([])) == [], "no runs have nothing that lingers")
 
     def test_a_handle_that_names_nothing_is_never_committed(self) -> None:
-        """COMMITTED would be a lie that loses rows."""
+        """Checks that it is not answered by COMMITTED, which would lose rows."""
         with scene(self) as on:
             unknown = altered(on.prepare(0))
             for _ in range(2):

@@ -1,4 +1,4 @@
-"""Whether records written with one Avro schema can be read with another: what the registry double calls BACKWARD."""
+"""Decides whether records written with one Avro schema can be read with another: BACKWARD of the registry double."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _WIDER = {
 
 
 def can_read(reader: Schema, writer: Schema) -> bool:
-    """Whether every record of the writer's schema can be read. A type that is only named again is taken on trust."""
+    """Tells whether every record of the writer's schema can be read. A type that is only named again is not checked."""
     if isinstance(writer, list):
         return all(can_read(reader, one) for one in writer)
     if isinstance(reader, list):

@@ -18,7 +18,7 @@ LIMIT_S = 120.0
 
 
 def commit_elsewhere(sink: TwoPhaseCommitSink, handles: Sequence[Handle]) -> list[Finished]:
-    """One `commit` in a new Python process, which gets the pickled sink and the handles as text.
+    """Commits in a new Python process, which gets the pickled sink and the handles as text.
 
     Raises:
         RuntimeError: with what the process said, if it failed.

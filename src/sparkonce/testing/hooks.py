@@ -1,4 +1,4 @@
-"""What the conformance suite asks of whoever runs it."""
+"""The hooks that the conformance suite asks of whoever runs it."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class SinkHooks:
     # --- hooks ------------------------------------------------------------------------------------------------------
 
     def make_sink(self) -> TwoPhaseCommitSink:
-        """A new sink object at EXACTLY_ONCE, for the same place each time within one check."""
+        """Makes a new sink object at EXACTLY_ONCE, for the same place each time within one check."""
         raise NotImplementedError("make_sink must return the sink under test")
 
     def make_rows(self, start: int, count: int) -> pa.RecordBatch:
@@ -37,18 +37,18 @@ class SinkHooks:
         raise NotImplementedError("make_rows must return a record batch")
 
     def visible(self) -> Sequence[int]:
-        """The numbers of all rows that a reader sees now, in any order; a row that is there twice is given twice.
+        """Returns the numbers of all rows that a reader sees now, in any order, one for each time that a row is there.
 
         Ask the system itself, through a connection of its own, never the sink.
         """
         raise NotImplementedError("visible must ask the system")
 
     def make_direct_sink(self) -> TwoPhaseCommitSink | None:
-        """The same sink at AT_LEAST_ONCE, which shows rows without a decision; None if there is no such thing."""
+        """Makes the same sink at AT_LEAST_ONCE, which shows rows without a decision. None if there is no such sink."""
         return None
 
     def make_second_sink(self) -> TwoPhaseCommitSink | None:
-        """Another sink of the query for the same place, made as `make_sink` does but with another name."""
+        """Makes another sink of the query for the same place, as `make_sink` does but with another name."""
         return None
 
     def other_facts(self, facts: Facts) -> Facts | None:  # noqa: ARG002 - for those that override it

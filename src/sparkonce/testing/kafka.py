@@ -1,4 +1,4 @@
-"""What a test asks a Kafka server, instead of the code under test: what stands in a topic, which transactions are open.
+"""Asks a Kafka server, instead of the code under test, for the records of a topic and for open transactions.
 
 Every call opens its own clients, has a deadline, and raises ``TimeoutError`` when that has passed.
 """
@@ -138,7 +138,7 @@ def produce(bootstrap: str, topic: str, messages: Iterable[Mapping[str, Any]], *
 
 
 def read_committed(bootstrap: str, topic: str, *, timeout_s: float = TIMEOUT_S) -> list[Record]:
-    """What a read_committed reader sees: from the beginning to the last stable offset of this moment.
+    """Reads what a read_committed reader sees: from the beginning to the last stable offset of this moment.
 
     An open transaction holds it back and does not make it wait.
 
@@ -153,7 +153,7 @@ def read_committed(bootstrap: str, topic: str, *, timeout_s: float = TIMEOUT_S) 
 
 
 def read_uncommitted(bootstrap: str, topic: str, *, timeout_s: float = TIMEOUT_S) -> list[Record]:
-    """What a reader with Kafka's default isolation sees, rows of open and aborted transactions included.
+    """Reads what a reader with Kafka's default isolation sees, rows of open and aborted transactions included.
 
     Returns and raises the same as `read_committed`.
     """
@@ -163,7 +163,7 @@ def read_uncommitted(bootstrap: str, topic: str, *, timeout_s: float = TIMEOUT_S
 def end_offsets(
     bootstrap: str | Mapping[str, Any], topic: str, isolation: str = "READ_COMMITTED", *, timeout_s: float = TIMEOUT_S
 ) -> dict[int, int]:
-    """The end of each partition: the last stable offset for READ_COMMITTED, the high watermark for READ_UNCOMMITTED.
+    """Returns the end of each partition: the last stable offset for READ_COMMITTED, else the high watermark.
 
     A broker that does not know yet that it leads a new partition is asked again.
 
@@ -329,7 +329,7 @@ def list_transactions(
 
 
 def coordinators(bootstrap: str | Mapping[str, Any], *, timeout_s: float = TIMEOUT_S) -> dict[str, int]:
-    """Which broker coordinates each transactional id that there is.
+    """Returns the broker that coordinates each transactional id.
 
     Args:
         bootstrap: ``bootstrap.servers``, or all of librdkafka's settings of how to connect.

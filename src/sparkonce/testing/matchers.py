@@ -1,4 +1,4 @@
-"""Requests that are more than a few words for a fault proxy to know: by what came before, or by Kafka's numbers."""
+"""Recognises requests for a fault proxy by what came before, or by Kafka's numbers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ PRODUCE, INIT_PRODUCER_ID, ADD_PARTITIONS, END_TXN = 0, 22, 24, 26
 
 
 def after(first: bytes | re.Pattern[bytes], then: bytes, *, always: bool = False) -> Callable[[], Matcher]:
-    """Knows the next request with these words after a piece with those; with ``always`` every one that follows."""
+    """Recognises the next request with ``then`` after a piece with ``first``; with ``always`` each."""
     before = first if isinstance(first, re.Pattern) else re.compile(re.escape(first))
 
     def new() -> Matcher:
@@ -34,7 +34,7 @@ def after(first: bytes | re.Pattern[bytes], then: bytes, *, always: bool = False
 
 
 def kafka_request(api_key: int) -> Callable[[], Matcher]:
-    """Knows a request to Kafka by its API key, which follows the four bytes that give a request's length."""
+    """Recognises a request to Kafka by its API key, which follows the four bytes of the request's length."""
 
     def new() -> Matcher:
         rest = b""

@@ -43,7 +43,7 @@ class _Version:
 
 @dataclass(slots=True)
 class _Store:
-    """What a registry knows. A schema that is registered twice, under whatever subjects, has one id."""
+    """The content of a registry. A schema that is registered twice, under whatever subjects, has one id."""
 
     ids: dict[str, int] = field(default_factory=dict)
     schemas: dict[int, dict[str, Any]] = field(default_factory=dict)
@@ -89,7 +89,7 @@ class RegistryServer:
 
     @property
     def url(self) -> str:
-        """Where it is. Stays the same when it is stopped and started again."""
+        """The address. It stays the same when it is stopped and started again."""
         return f"{'https' if self._certificate else 'http'}://127.0.0.1:{self._port}"
 
     def start(self) -> None:
@@ -115,7 +115,7 @@ class RegistryServer:
 
     @contextmanager
     def down(self) -> Iterator[None]:
-        """Cannot be reached inside the block."""
+        """Makes it unreachable inside the block."""
         self.stop()
         try:
             yield
@@ -141,7 +141,7 @@ class RegistryServer:
             self._delay_s = 0.0
 
     def count(self, request: str) -> int:
-        """How often something was asked: ``GET /schemas/ids/1``, or a beginning of it."""
+        """Counts how often something was asked: ``GET /schemas/ids/1``, or a beginning of it."""
         with self._lock:
             return sum(one.startswith(request) for one in self.requests)
 
@@ -172,7 +172,7 @@ class RegistryServer:
             raise ValueError(f"{refused.code}: {refused.message}") from None
 
     def set_compatibility(self, level: str, subject: str = "") -> None:
-        """BACKWARD, the default, or NONE; of one subject, or of all that have none of their own."""
+        """Sets BACKWARD, the default, or NONE, for one subject or for all that have no rule of their own."""
         self._set_level({"compatibility": level}, subject)
 
     def delete_version(self, subject: str, number: int) -> None:
@@ -180,7 +180,7 @@ class RegistryServer:
         self._delete(subject, str(number))
 
     def answer(self, method: str, target: str, body: Mapping[str, Any], user: str | None) -> tuple[int, Any]:
-        """An HTTP status and what becomes the answer's JSON. For the server's own handler."""
+        """Returns an HTTP status and the answer's JSON. For the server's own handler."""
         parts = urlsplit(target)
         with self._lock:
             self.requests.append(f"{method} {parts.path}")
@@ -266,7 +266,7 @@ class RegistryServer:
         return schema
 
     def _whole(self, schema: Mapping[str, Any]) -> Any:
-        """An Avro schema with its references written out."""
+        """Returns an Avro schema with its references written out."""
         references = {
             one["name"]: self._whole(
                 self._store.schemas[self._found(one["subject"], str(one["version"]), deleted=True).id]
@@ -341,7 +341,7 @@ class _Server(ThreadingHTTPServer):
             self.shutdown_request(request)
 
     def handle_error(self, request: socket.socket | tuple[bytes, socket.socket], client_address: Any) -> None:
-        """A client that goes away is its own business."""
+        """Ignores a client that goes away."""
 
 
 def _handler(registry: RegistryServer) -> type[BaseHTTPRequestHandler]:
@@ -374,7 +374,7 @@ def _error(code: int, message: str) -> dict[str, Any]:
 
 
 def _shown(schema: Mapping[str, Any]) -> dict[str, Any]:
-    """As the real one: the type is left out if it is AVRO, references if there are none."""
+    """Returns the fields that the real one shows: no type if it is AVRO, and no references if there are none."""
     shown = {"schema": schema["schema"]}
     if schema["schemaType"] != "AVRO":
         shown["schemaType"] = schema["schemaType"]

@@ -1,4 +1,4 @@
-"""One check's stage: runs, writers and committers around a sink, and questions that fail with a full sentence."""
+"""The surroundings of one check: runs, writers and committers of a sink, and questions that fail with a sentence."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def skip(reason: str) -> None:
 
 
 class Scene:
-    """What a check needs around the sink. Everything it opened is closed when the check is over.
+    """The surroundings of one check. Everything that it opened is closed when the check is over.
 
     Args:
         suite: The hooks.
@@ -69,26 +69,26 @@ class Scene:
     def make_owner(
         self, *, position: int, nonce: str | None = None, query: str | None = None, facts: Facts | None = None
     ) -> Owner:
-        """A run of this query, or of another."""
+        """Makes a run of this query, or of another."""
         token = Token(position, secrets.token_hex(4) if nonce is None else nonce)
         return Owner(
             query=self.query if query is None else query, token=token, facts=self.facts if facts is None else facts
         )
 
     def new_committer(self, sink: TwoPhaseCommitSink | None = None) -> SinkCommitter:
-        """A committer that shares nothing with the others but the system, as after a restart of the driver."""
+        """Makes a committer that shares only the system with the others, as after a restart of the driver."""
         self._committers.append((sink or self.restarted_sink()).committer())
         return self._committers[-1]
 
     def restarted_sink(self) -> TwoPhaseCommitSink:
-        """The sink as another process has it: unpickled, or made again if it is a double that cannot be pickled."""
+        """Returns the sink as another process has it: unpickled, or made again if it cannot be pickled."""
         if not self.suite.leaves_process:
             return self.suite.make_sink()
         return self.travelled(self.sink)
 
     @staticmethod
     def travelled(sink: TwoPhaseCommitSink) -> TwoPhaseCommitSink:
-        """The sink after a journey through pickle."""
+        """Returns the sink, pickled and unpickled."""
         copy = pickle.loads(pickle.dumps(sink))  # noqa: S301 - pickled on the same line
         require(copy.name == sink.name, f"the sink {sink.name!r} is called {copy.name!r} after pickling")
         return copy  # type: ignore[no-any-return]
@@ -96,7 +96,7 @@ class Scene:
     # --- writing ----------------------------------------------------------------------------------------------------
 
     def new_writer(self, *, owner: Owner | None = None, batch: int = 0, slot: int = 0) -> SinkWriter:
-        """The writer of one more copy of a slot."""
+        """Makes the writer of one more copy of a slot."""
         self._copies += 1
         context = WriterContext(
             owner=owner or self.owner, batch=batch, slot=slot, copy=f"1.{self._copies}.{self._copies - 1}"
@@ -113,7 +113,7 @@ class Scene:
     def open(
         self, start: int, count: int = 2, *, owner: Owner | None = None, batch: int = 0, slot: int = 0
     ) -> SinkWriter:
-        """A writer that has begun and written, and has not prepared."""
+        """Makes a writer that has begun and written, and has not prepared."""
         writer = self.new_writer(owner=owner, batch=batch, slot=slot)
         writer.begin()
         writer.write(self.rows(start, count))
@@ -122,14 +122,14 @@ class Scene:
     def prepare(
         self, start: int, count: int = 2, *, owner: Owner | None = None, batch: int = 0, slot: int = 0
     ) -> Handle:
-        """A prepared transaction whose writer is closed."""
+        """Prepares a transaction and closes its writer."""
         writer = self.open(start, count, owner=owner, batch=batch, slot=slot)
         handle = self.handle(writer.prepare(), rows=count, slot=slot)
         writer.close()
         return handle
 
     def handle(self, fields: Mapping[str, str | int], *, rows: int, slot: int = 0) -> Handle:
-        """The handle of what a writer prepared, once it has been written down and read again."""
+        """Makes the handle of what a writer prepared, encoded and decoded as the log does it."""
         require(bool(fields), "prepare must return the fields that finish the transaction, and returned none")
         for name, value in fields.items():
             plain = type(name) is str and type(value) in (str, int)
@@ -140,7 +140,7 @@ class Scene:
         return written
 
     def empty(self, slot: int = 0) -> Handle:
-        """The handle of a slot without rows."""
+        """Makes the handle of a slot without rows."""
         return Handle(sink=self.sink.name, slot=slot)
 
     # --- finishing --------------------------------------------------------------------------------------------------
@@ -158,7 +158,7 @@ class Scene:
         return self._finish("commit", lambda some: commit_elsewhere(self.sink, some), handles)
 
     def sweep(self, owner: Owner | None = None) -> None:
-        """What the driver does with what a run left open."""
+        """Aborts what a run left open, as the driver does."""
         lingering = self.lingering(owner)
         outcomes = self.abort(*lingering)
         require(
@@ -167,7 +167,7 @@ class Scene:
         )
 
     def lingering(self, *owners: Owner | None) -> list[Handle]:
-        """What these runs left open, asked by a new committer; by default this run."""
+        """Lists what these runs left open, asked by a new committer; by default this run."""
         asked = [owner or self.owner for owner in owners or (None,)]
         found = list(self.new_committer().list_lingering(asked))
         strangers = {handle.sink for handle in found} - {self.sink.name}
@@ -175,7 +175,7 @@ class Scene:
         return found
 
     def await_lingering(self) -> list[Handle]:
-        """What this run left open, as soon as there is something, or nothing after a while."""
+        """Lists what this run left open, as soon as there is something, or nothing after a while."""
         give_up_at = time.monotonic() + _SHOWS_WITHIN_S
         while not (found := self.lingering()) and time.monotonic() < give_up_at:
             time.sleep(_POLL_S)
@@ -265,7 +265,7 @@ GONE = frozenset({Outcome.LOST, Outcome.UNKNOWN})
 
 @contextmanager
 def scene(suite: SinkHooks, sink: TwoPhaseCommitSink | None = None) -> Iterator[Scene]:
-    """A scene around the suite's sink, or around the one given."""
+    """Makes a scene around the suite's sink, or around the one given."""
     opened = Scene(suite, sink or suite.make_sink())
     try:
         yield opened
@@ -274,7 +274,7 @@ def scene(suite: SinkHooks, sink: TwoPhaseCommitSink | None = None) -> Iterator[
 
 
 def altered(handle: Handle) -> Handle:
-    """A handle that names nothing: its texts are altered or, where there are none, its numbers."""
+    """Makes a handle that names nothing: its texts are altered or, where there are none, its numbers."""
     fields = dict(handle.transaction)
     texts = {name: f"{value}-never" for name, value in fields.items() if isinstance(value, str)}
     numbers = {name: value + 1_000_000 for name, value in fields.items() if isinstance(value, int)}

@@ -1,4 +1,4 @@
-"""What dead writers leave: the checks of ``list_lingering``."""
+"""The checks of ``list_lingering``: it finds what dead writers leave."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from sparkonce.testing.scene import COMMITTED, GONE, require, scene, skip
 
 
 class SweepChecks(SinkHooks):
-    """All that a run left open, and nothing of anybody else."""
+    """A sweep finds all that a run left open, and nothing of anybody else."""
 
     # --- what a dead writer leaves ----------------------------------------------------------------------------------
 
     def test_a_sweep_finds_what_a_dead_writer_left(self) -> None:
-        """It prepared, and nobody knows its handle."""
+        """Finds a prepared transaction whose handle nobody knows."""
         with scene(self) as on:
             writer = on.open(0)
             forgotten = on.handle(writer.prepare(), rows=2)
@@ -24,7 +24,7 @@ class SweepChecks(SinkHooks):
             on.expect_only(when="after the sweep")
 
     def test_a_sweep_takes_exactly_the_runs_it_is_given(self) -> None:
-        """Not a run whose token begins alike, nor the same position in a copied checkpoint, nor another query."""
+        """Spares a run whose token begins alike, the same position in a copied checkpoint, and another query."""
         with scene(self) as on:
             token = on.owner.token
             last = "0" if on.query[-1] != "0" else "1"
@@ -43,7 +43,7 @@ class SweepChecks(SinkHooks):
             on.expect_nothing_lingers("after the commit")
 
     def test_a_sweep_does_not_find_a_neighbours(self) -> None:
-        """Whose facts differ, for example by a prefix that is longer."""
+        """Leaves alone a sink whose facts differ, for example by a longer prefix."""
         with scene(self) as on:
             facts = self.other_facts(on.facts)
             if facts is None:
@@ -57,7 +57,7 @@ class SweepChecks(SinkHooks):
             on.expect_outcomes(on.commit(theirs), COMMITTED, what="commit of the neighbour's")
 
     def test_a_sweep_of_an_older_run_spares_the_newer_one(self) -> None:
-        """A restarted query sweeps its predecessor; what it has prepared itself stays."""
+        """Sweeps an older run. What the newer one has prepared stays."""
         with scene(self) as on:
             newer = on.make_owner(position=on.owner.token.position + 1)
             old = on.prepare(0)
@@ -67,14 +67,14 @@ class SweepChecks(SinkHooks):
             on.expect_only(10, when="after the older run was swept")
 
     def test_what_is_finished_does_not_linger(self) -> None:
-        """Neither committed nor aborted transactions are open."""
+        """Checks that neither committed nor aborted transactions are listed as open."""
         with scene(self) as on:
             on.commit(on.prepare(0))
             on.abort(on.prepare(10, slot=1))
             on.expect_nothing_lingers("after a commit and an abort")
 
     def test_two_sinks_of_a_query_do_not_disturb_each_other(self) -> None:
-        """They share query, token and slot, and differ in name alone."""
+        """Uses two sinks that share query, token and slot, and differ in name alone."""
         second = self.make_second_sink()
         if second is None:
             skip("make_second_sink is not given")

@@ -18,7 +18,7 @@ class SystemChecks(SinkHooks):
     # --- faults of the system ---------------------------------------------------------------------------------------
 
     def test_a_transaction_that_timed_out_is_lost(self) -> None:
-        """LOST, not UNKNOWN: it lets the query write the rows again."""
+        """Checks for LOST, not UNKNOWN: it lets the query write the rows again."""
         with scene(self) as on:
             handle = on.prepare(0)
             if not self.expire(handle):
@@ -30,7 +30,7 @@ class SystemChecks(SinkHooks):
             on.expect_only(when="after the timeout")
 
     def test_what_is_prepared_survives_a_restart_of_the_system(self) -> None:
-        """The decision may have been made before the system went down."""
+        """Restarts the system between prepare and commit."""
         with scene(self) as on:
             committed = on.prepare(10, slot=1)
             on.commit(committed)
@@ -43,7 +43,7 @@ class SystemChecks(SinkHooks):
             on.expect_only(0, 10, when="after the restart")
 
     def test_what_is_committed_is_not_missing(self) -> None:
-        """Nor what the system has forgotten by itself, a thousand batches later: no healthy query is stopped."""
+        """Asks also a thousand batches later, when the system has forgotten: no healthy query is stopped."""
         with scene(self) as on:
             committed: list[Handle] = []
             for batch in (0, 100, 1000):
@@ -56,7 +56,7 @@ class SystemChecks(SinkHooks):
                         require(not gone, f"all is committed, and missing says of {handle} that it is not")
 
     def test_what_is_not_committed_is_missing(self) -> None:
-        """As on a system that went back to before a commit, to where the transactions were prepared."""
+        """Asks a system that went back to before a commit, where the transactions were prepared."""
         with scene(self) as on:
             committed, *prepared = (on.prepare(10 * slot, slot=slot) for slot in range(3))
             on.commit(committed)
@@ -68,7 +68,7 @@ class SystemChecks(SinkHooks):
     # --- the sink itself --------------------------------------------------------------------------------------------
 
     def test_preflight_remembers(self) -> None:
-        """What the log gives back is accepted, and says the same again."""
+        """Checks that recorded facts are accepted, and returned unchanged."""
         with scene(self) as on:
             plain = all(type(name) is str and type(fact) is str for name, fact in on.facts.items())
             require(plain, f"preflight must return text by name, and returned {on.facts!r}")
@@ -77,7 +77,7 @@ class SystemChecks(SinkHooks):
                 require(dict(again) == dict(on.facts), f"preflight gave {on.facts!r} first and then {again!r}")
 
     def test_columns_are_chosen_among_those_there_are(self) -> None:
-        """Each once."""
+        """Checks that each is chosen once."""
         with scene(self) as on:
             schema = self.make_rows(0, 1).schema
             columns = list(on.sink.columns(schema))
@@ -86,13 +86,13 @@ class SystemChecks(SinkHooks):
             require(len(set(columns)) == len(columns), f"columns chose {columns}")
 
     def test_the_timeout_is_a_time(self) -> None:
-        """Or None, if the system never gives up by itself."""
+        """Checks for a time, or None if the system never gives up by itself."""
         with scene(self) as on:
             timeout_s = on.sink.transaction_timeout_s(on.facts)
             require(timeout_s is None or timeout_s > 0, f"transaction_timeout_s must be above 0, and is {timeout_s!r}")
 
     def test_the_sink_travels(self) -> None:
-        """Spark pickles it to the workers, where it writes."""
+        """Pickles the sink, as Spark does for its workers, and writes."""
         if not self.leaves_process:
             skip("leaves_process is False")
         with scene(self) as on:
@@ -102,7 +102,7 @@ class SystemChecks(SinkHooks):
             on.expect_visible(0, when="after the commit")
 
     def test_without_transactions_rows_show_at_once(self) -> None:
-        """At AT_LEAST_ONCE prepare flushes, returns nothing to finish, and rows are visible."""
+        """Checks that at AT_LEAST_ONCE prepare flushes, leaves nothing to finish, and rows are visible."""
         direct = self.make_direct_sink()
         if direct is None:
             skip("make_direct_sink is not given")

@@ -1,4 +1,4 @@
-"""What the system remembers of a query: the checks of ``list_traces``, which are skipped where it gives none."""
+"""The checks of ``list_traces``, which are skipped where it gives none."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from sparkonce.testing.scene import COMMITTED, Scene, require, scene, skip
 
 
 class TraceChecks(SinkHooks):
-    """What the query has committed, by which runs, and nothing of anybody else."""
+    """The traces tell what the query has committed, by which runs, and nothing of anybody else."""
 
     def test_a_trace_is_left_by_what_is_committed_and_by_nothing_else(self) -> None:
-        """Not by what is open, prepared or aborted: a log that does not know those is not an old one."""
+        """Checks that open, prepared or aborted transactions leave none: a log without them is not an old one."""
         with scene(self) as on:
             writer = on.open(0)
             on.abort(on.prepare(10, slot=1))
@@ -28,7 +28,7 @@ class TraceChecks(SinkHooks):
             writer.abort()
 
     def test_traces_say_which_batch_they_are_of(self) -> None:
-        """Or none at all: a batch behind the newest decided one shows that a log is old."""
+        """Checks the batch of each, if it has one: a batch behind the newest decided one shows that a log is old."""
         with scene(self) as on:
             handles = [on.prepare(10 * batch, batch=batch) for batch in range(2)]
             on.expect_outcomes(on.commit(*handles), COMMITTED, COMMITTED, what="commit of two batches")
@@ -40,7 +40,7 @@ class TraceChecks(SinkHooks):
                 require(told in (None, batch), f"a transaction is of batch {batch}, and its trace says {told}")
 
     def test_traces_of_one_query_only(self) -> None:
-        """With every run of it by its own token, and nothing of a neighbour's."""
+        """Checks that every run has its own token, and that nothing of a neighbour's is listed."""
         with scene(self) as on:
             last = "0" if on.query[-1] != "0" else "1"
             newer = on.make_owner(position=on.owner.token.position + 1)

@@ -23,7 +23,7 @@ _OF_ROWS = frozenset({Anomaly.MISSING, Anomaly.DOUBLED, Anomaly.UNEXPECTED, Anom
 
 
 def judge(history: History) -> tuple[Verdict, ...]:
-    """What all checkers say: for each system, then of the whole run. See `sparkonce.lab.verdicts.passed`.
+    """Collects the verdicts of all checkers, for each system and then of the whole run.
 
     What nobody could look at is not judged, and its verdict says so: rows of a system that nobody has read, and what is
     not there (see `sparkonce.lab.verdicts.NEEDS_THE_END`) in a run that did not come to its end.

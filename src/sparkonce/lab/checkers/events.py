@@ -14,7 +14,7 @@ from sparkonce.lab.verdicts import MOST_EXAMPLES, Anomaly, Verdict
 
 
 def check_early(history: History, system: str, found: pa.Table) -> Iterator[Verdict]:
-    """EARLY: a reader saw a batch before it was decided, or found one in the end that nobody has ever decided.
+    """Finds EARLY: a reader saw a batch before it was decided, or in the end found one that was never decided.
 
     The newest decision is the newest that a reader found in the log, or that a driver has said is committed.
     """
@@ -45,7 +45,7 @@ def check_early(history: History, system: str, found: pa.Table) -> Iterator[Verd
 
 
 def check_lingering(history: History, system: str) -> Iterator[Verdict]:
-    """LINGERING: what the newest look at the system found open. If nobody looked, nothing was looked at."""
+    """Finds LINGERING: what the last look at the system found open."""
     looks = [event for event in history.of(Kind.OPEN) if event["system"] == system]
     names = [str(name) for name in looks[-1]["names"]] if looks else []
     yield Verdict(
@@ -58,7 +58,7 @@ def check_lingering(history: History, system: str) -> Iterator[Verdict]:
 
 
 def check_state(history: History, calm: Difference | None) -> Iterator[Verdict]:
-    """STATE_DIFFERS of the whole run: the rows of the undisturbed query, and how much state both have kept.
+    """Finds STATE_DIFFERS of the whole run: the undisturbed query made other rows, or kept other state.
 
     Args:
         history: The run.
@@ -86,7 +86,7 @@ def check_state(history: History, calm: Difference | None) -> Iterator[Verdict]:
 
 
 def check_stuck(history: History) -> Iterator[Verdict]:
-    """STUCK: a deadline passed, the run never came to its end, or a fault was never recovered from."""
+    """Finds STUCK: a deadline passed, the run never came to its end, or a fault was never recovered from."""
     examples = [f"step {event['step']}: {event['what']}" for event in history.of(Kind.STUCK)]
     if history.first(Kind.FINISHED) is not None:
         examples += [

@@ -1,4 +1,4 @@
-"""Whether memory, file handles, or the decision log grow and grow."""
+"""Finds memory, file handles, or a decision log that grow without end."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _FILES_PER_DRIVER = 2
 
 
 def check_growth(history: History) -> Iterator[Verdict]:
-    """GROWING. Processes that were not seen long enough, and a log that is not yet tidied, are not looked at."""
+    """Finds GROWING. Processes that were not seen for long, and a log that is not yet tidied, are not judged."""
     looked_at, examples = 0, []
     series: dict[tuple[int, str, int], list[Event]] = {}
     for event in history.of(Kind.RESOURCES):
@@ -63,7 +63,7 @@ def check_growth(history: History) -> Iterator[Verdict]:
 
 
 def most_log_files(history: History) -> int:
-    """How many files the decision log may have, from what the coordinator keeps and what happened in this run."""
+    """Returns the most files that the decision log may have: those that the coordinator keeps, and this run's."""
     drivers = sum(1 for _ in history.of(Kind.START))
     healed = sum(1 for event in history.of(Kind.BATCH) if event["healed"])
     decisions = KEEP_BATCHES + TIDY_EVERY_BATCHES + 1

@@ -14,7 +14,7 @@ from sparkonce.lab.verdicts import MOST_EXAMPLES, Anomaly, Verdict
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Difference:
-    """What distinguishes two multisets: tables of `KEYS` and ``times``.
+    """The difference of two multisets: tables of `KEYS` and ``times``.
 
     Attributes:
         missing: How many times too few.
@@ -28,7 +28,7 @@ class Difference:
 
     @property
     def count(self) -> int:
-        """All of them."""
+        """The number of rows that differ."""
         return total(self.missing) + total(self.doubled) + total(self.unexpected)
 
 
@@ -50,7 +50,7 @@ def difference(wanted: pa.Table, found: pa.Table) -> Difference:
 
 
 def total(times: pa.Table) -> int:
-    """How many rows a table of a `Difference` stands for."""
+    """Counts the rows that a table of a `Difference` stands for."""
     return int(pc.sum(times["times"]).as_py() or 0)
 
 
@@ -75,7 +75,7 @@ def check_rows(system: str, expected: pa.Table, found: pa.Table, unlike: Differe
 
 
 def check_undisturbed(system: str, undisturbed: pa.Table, found: pa.Table, unlike: Difference) -> Iterator[Verdict]:
-    """STATE_DIFFERS: a system against what a query that nobody disturbed has made."""
+    """Finds STATE_DIFFERS: the system has other rows than an undisturbed query made."""
     yield Verdict(
         anomaly=Anomaly.STATE_DIFFERS,
         system=system,
@@ -96,7 +96,7 @@ def told(unlike: Difference, found: pa.Table) -> tuple[str, ...]:
 
 
 def _examples(times: pa.Table, found: pa.Table) -> tuple[str, ...]:
-    """The first rows by kind, key and number, and where they stand."""
+    """Describes the first rows by kind, key and number, with their places."""
     if not len(times):
         return ()
     first = pc.select_k_unstable(times, k=MOST_EXAMPLES, sort_keys=[(name, "ascending") for name in KEYS])

@@ -1,4 +1,4 @@
-"""Where rows stand: in which order within a partition, and in which batch of which system."""
+"""Judges the places of rows: their order within a partition, and their batch in each system."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def check_order(system: str, found: pa.Table) -> Iterator[Verdict]:
-    """OUT_OF_ORDER, of a system that keeps an order: offsets rise with a key's numbers, in one partition only.
+    """Finds OUT_OF_ORDER: the offsets of a key do not rise with its numbers, or it is in several partitions.
 
     Of rows with the same key and number in one partition only the first is looked at: a repetition is DOUBLED, or
     UNEXPECTED if its amount differs, and not counted again here.
@@ -59,7 +59,7 @@ def check_order(system: str, found: pa.Table) -> Iterator[Verdict]:
 
 
 def batches_of(found: pa.Table) -> Batches:
-    """Each batch of a plain table. Rows that name no batch are left out."""
+    """Returns each batch of a plain table, without rows that name no batch."""
     found = found.filter(pc.greater_equal(found["batch"], 0))
     if not len(found):
         return {}
@@ -75,7 +75,7 @@ def batches_of(found: pa.Table) -> Batches:
 
 
 def check_torn(batches: Mapping[str, Batches]) -> Iterator[Verdict]:
-    """TORN: each batch has the same rows in every system. With one system there is nothing to say.
+    """Finds TORN: a batch has not the same rows in every system. Judges nothing if there is one system.
 
     A row that is missing, doubled or unexpected in one system only tears its batch, too.
     """
@@ -100,7 +100,7 @@ def _has(batch: tuple[int, int] | None) -> str:
 
 
 def _hashes(columns: list[Ints]) -> npt.NDArray[np.uint64]:
-    """64 bits of each row; the mixing is splitmix64's. Sums of them wrap around on purpose."""
+    """Returns 64 bits of each row, mixed as splitmix64 does. Sums of them wrap around on purpose."""
     mixed = np.zeros(len(columns[0]), dtype=np.uint64)
     for values in columns:
         mixed += values.astype(np.int64).view(np.uint64) + np.uint64(0x9E3779B97F4A7C15)

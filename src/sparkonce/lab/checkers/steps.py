@@ -27,12 +27,12 @@ class Struck:
     until: int | None
 
     def is_over(self, place: int) -> bool:
-        """Whether it was recovered from before a place of the history."""
+        """Tells whether it was recovered from before a place of the history."""
         return self.until is not None and self.until < place
 
 
 def steps_of(history: History) -> list[Struck]:
-    """Every fault, in its order."""
+    """Lists every fault, in its order."""
     recovered = [(at, event["step"]) for at, event in enumerate(history.events) if event.kind is Kind.RECOVERED]
     return [
         Struck(

@@ -1,4 +1,4 @@
-"""Whether a fault explains why a query stopped.
+"""Judges whether a fault explains why a query stopped.
 
 A query may stop while something is broken, if it says what: a new driver goes on. What it must never do is to lose
 rows knowingly, to take its own log or checkpoint for another's, or to stop when nothing is wrong.
@@ -69,7 +69,7 @@ _OURS = re.compile(r"\bsparkonce\.errors\.(\w+)")
 
 
 def check_stops(history: History) -> Iterator[Verdict]:
-    """STOPPED: a query that stopped by itself, or a driver that ended unasked and said nothing.
+    """Finds STOPPED: a query stopped by itself, or a driver ended unasked and said nothing.
 
     A fault explains its errors from `Kind.FAULT` to `Kind.RECOVERED`. Two drivers at once explain them of each of the
     two for as long as there is another driver, or there has been a newer one.
@@ -91,7 +91,7 @@ def check_stops(history: History) -> Iterator[Verdict]:
 
 
 def _stops(history: History) -> Iterator[tuple[int, Event, str, str]]:
-    """Place, event, name of the error, and what to say of it."""
+    """Yields place, event, the name of the error, and a description of each stop."""
     told: set[int] = set()
     for place, event in enumerate(history.events):
         if event.kind is Kind.STOPPED and event["driver"] not in told:
@@ -107,7 +107,7 @@ def _stops(history: History) -> Iterator[tuple[int, Event, str, str]]:
 
 
 def _error(event: Event) -> str:
-    """The error's name; of one that Spark has wrapped around ours, ours: the last one that its traces name."""
+    """Returns the error's name. Where Spark has wrapped ours, it is the last of ours that the traces name."""
     inside = _OURS.findall(str(event["message"])) if event["error"] in _SPARKS_OWN else []
     return str((inside or [event["error"]])[-1])
 
@@ -121,7 +121,7 @@ def _is_explained(events: Sequence[Event], steps: Sequence[Struck], place: int, 
 
 
 def _is_rival(events: Sequence[Event], step: Struck, place: int, driver: int) -> bool:
-    """Whether the driver was one of the two, and not the only one left at that place of the history.
+    """Tells whether the driver was one of the two, and not the only one left at that place of the history.
 
     The second one takes long to start, and a zombie to find out: either may be after a batch was finished.
     """

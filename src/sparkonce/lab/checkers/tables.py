@@ -16,7 +16,7 @@ KEYS = ["kind", "key", "number", "amount", "rows"]
 
 
 def plain(table: pa.Table) -> pa.Table:
-    """The table without nulls, and with the code of its kind instead of the name.
+    """Returns the table without nulls, with codes in place of the names of kinds.
 
     A row that has a null, or another kind than ``row`` and ``sum``, is unexpected.
     """
@@ -30,7 +30,7 @@ def plain(table: pa.Table) -> pa.Table:
 
 
 def places(found: pa.Table, row: Mapping[str, Any], most: int = 4) -> str:
-    """Where a row stands in a plain table: batch, and partition and offset where there are such."""
+    """Describes the places of a row in a plain table: batch, and partition and offset if it has them."""
     if "batch" not in found.column_names:
         return ""
     standing = found.filter(reduce(pc.and_, (pc.equal(found[name], row[name]) for name in KEYS)))
@@ -40,13 +40,13 @@ def places(found: pa.Table, row: Mapping[str, Any], most: int = 4) -> str:
 
 
 def place(row: Mapping[str, Any]) -> str:
-    """``batch 3, partition 0 offset 17``."""
+    """Describes a place: ``batch 3, partition 0 offset 17``."""
     batch = f"batch {row['batch']}" if row["batch"] >= 0 else "no batch"
     return f"{batch}, partition {row['partition']} offset {row['offset']}" if row["offset"] >= 0 else batch
 
 
 def words(row: Mapping[str, Any]) -> str:
-    """A row of a plain table, for people."""
+    """Describes a row of a plain table."""
     key, number, amount, rows = row["key"], row["number"], row["amount"], row["rows"]
     if row["kind"] == ROW:
         return f"row {number} of key {key}: amount {amount}" + ("" if rows == 1 else f", as {rows} rows")

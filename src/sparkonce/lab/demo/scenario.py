@@ -45,7 +45,7 @@ def new_workload(rows_per_second: int, seed: int) -> Workload:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Context:
-    """What every scenario needs.
+    """The broker, the orders, and the rest that every scenario needs.
 
     Attributes:
         bootstrap: ``bootstrap.servers`` of a broker that nothing else uses.

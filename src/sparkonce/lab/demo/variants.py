@@ -57,7 +57,7 @@ class WithSparkonce(Scenario):
                 self._tell_recovery(event)
 
     def start(self) -> Driver:
-        """Also listens for the recovery."""
+        """Starts the query, and listens for its recovery."""
         self._finished, self._lines = 0, []
         return super().start()
 
@@ -112,7 +112,7 @@ class WithSparksOwn(Scenario):
         return [self._kill(number) for number in range(1, len(CrashPoint) + 1)]
 
     def look(self, driver: Driver) -> None:
-        """Also looks at the checkpoint: this query tells nothing by itself."""
+        """Shows the checkpoint too, since this query tells nothing by itself."""
         if self.checkpoint.finished() >= 0:
             self.doing = f"batch {self.checkpoint.finished()} is recorded"
         super().look(driver)

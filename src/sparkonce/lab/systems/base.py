@@ -1,4 +1,4 @@
-"""What the verifier must be able to do with a system that the query writes to."""
+"""The operations of a system that the query under verification writes to."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class System(ABC):
 
     @abstractmethod
     def sink_settings(self) -> Mapping[str, Any]:
-        """What `build` makes the sink of, in the query's process.
+        """Returns what `build` makes the sink of, in the query's process.
 
         Plain values for JSON, with the address at which faults of connections can be injected.
         """
@@ -56,18 +56,18 @@ class System(ABC):
     @staticmethod
     @abstractmethod
     def build(settings: Mapping[str, Any]) -> TwoPhaseCommitSink:
-        """The sink. It is given the columns of `sparkonce.lab.history.OBSERVED` up to ``batch``."""
+        """Makes the sink. Its rows have the columns of `sparkonce.lab.history.OBSERVED` up to ``batch``."""
 
     @abstractmethod
     def read(self) -> pa.Table:
-        """Every row that a reader of committed rows sees now: `sparkonce.lab.history.OBSERVED`.
+        """Returns every row that a reader of committed rows sees now: `sparkonce.lab.history.OBSERVED`.
 
         By a connection of its own, which no fault strikes.
         """
 
     @abstractmethod
     def newest(self) -> int:
-        """The newest batch of which such a reader sees a row now, -1 if there is none.
+        """Returns the newest batch of which such a reader sees a row now, -1 if there is none.
 
         Called several times a second by one thread. Raises any `Exception` while the system does not answer, and
         must then give up within seconds.
@@ -75,14 +75,14 @@ class System(ABC):
 
     @abstractmethod
     def left_open(self) -> Sequence[str]:
-        """What it holds of this query that is neither committed nor aborted, by name.
+        """Names what it holds of this query that is neither committed nor aborted.
 
         Asked of the system, not of our code. Raises any `Exception` while it does not answer.
         """
 
     @abstractmethod
     def faults(self) -> Mapping[Fault, Sequence[str]]:
-        """The faults that can be injected here; for faults of one request with the names of the requests."""
+        """Returns the faults that can be injected here, those of one request with the names of the requests."""
 
     @abstractmethod
     def inject(self, fault: Fault, *, request: str = "", within_s: float = 30.0) -> bool:
@@ -113,5 +113,5 @@ class System(ABC):
         """
 
     def sprung(self) -> bool:
-        """Whether the trap of a fault of one request has sprung; True for all other faults."""
+        """Tells whether the trap of a fault of one request has sprung. True for all other faults."""
         return True

@@ -1,4 +1,4 @@
-"""How faults are made to happen, and ended: of a proxy's connections, of a server, of a disk."""
+"""Injects faults and ends them: of a proxy's connections, of a server, of a disk."""
 
 from __future__ import annotations
 
@@ -42,20 +42,20 @@ class Stoppable(Protocol):
     """A server."""
 
     def kill(self) -> None:
-        """By SIGKILL."""
+        """Ends it by SIGKILL."""
 
     def start(self) -> object:
-        """With its data, and waits until it answers."""
+        """Starts it with its data, and waits until it answers."""
 
     def pause(self) -> None:
-        """By SIGSTOP."""
+        """Stops its clock by SIGSTOP."""
 
     def resume(self) -> None:
-        """By SIGCONT."""
+        """Continues it by SIGCONT."""
 
 
 def of_connections(proxy: FaultProxy) -> Injections:
-    """What a proxy does to all connections."""
+    """Returns the faults that a proxy injects into all connections."""
     return {
         Fault.CUT: Injection(lambda _: proxy.cut()),
         Fault.SLOWED: Injection(lambda _: proxy.slow(SLOW_MS), proxy.heal),
@@ -66,7 +66,7 @@ def of_connections(proxy: FaultProxy) -> Injections:
 
 
 def of_server(server: Stoppable) -> Injections:
-    """What becomes of a server of our own."""
+    """Returns the faults of a server of our own."""
     return {
         Fault.SERVER_KILLED: Injection(lambda _: server.kill(), server.start),
         Fault.SERVER_PAUSED: Injection(lambda _: server.pause(), server.resume),
@@ -74,7 +74,7 @@ def of_server(server: Stoppable) -> Injections:
 
 
 def of_disk(disk: SmallDisk, server: Server | None = None) -> Injections:
-    """What becomes of a disk that can be filled; nothing of another one.
+    """Returns the faults of a disk that can be filled, none of another one.
 
     Args:
         disk: The disk.

@@ -126,7 +126,7 @@ class KafkaSystem(Injectable):
             ) from error
 
     def _reach(self) -> None:
-        """One question with one answer: a client that goes on to ask would tell each of its attempts."""
+        """Checks that a broker answers. Asks once: a client that repeats the question would log each attempt."""
         from confluent_kafka import KafkaException
         from confluent_kafka.admin import AdminClient
 
@@ -271,7 +271,7 @@ class KafkaSystem(Injectable):
             time.sleep(_POLL_S)
 
     def _after_full_disk(self) -> None:
-        """A broker that could not write gives up its folder and ends, sooner or later: all are started anew."""
+        """Starts all brokers anew: one that could not write gives up its folder and ends, sooner or later."""
         if self._disk is not None and self._cluster is not None:
             self._disk.free()
             whole = _Whole(self._cluster)

@@ -31,7 +31,7 @@ _BEFORE_A_PLACE = re.compile(r"[^\w-]")
 
 
 def parse(text: str) -> System:
-    """A system as the user names it: ``kafka`` for one of our own, ``kafka=broker:9092`` for the user's.
+    """Makes a system from its name: ``kafka`` for one of our own, ``kafka=broker:9092`` for the user's.
 
     Args:
         text: A name, and after ``=`` where the user's own is.

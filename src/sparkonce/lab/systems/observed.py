@@ -1,4 +1,4 @@
-"""What readers found, as `sparkonce.lab.history.OBSERVED`."""
+"""Makes `sparkonce.lab.history.OBSERVED` of the rows that readers found."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def of_parquet(file: Path | io.BytesIO) -> pa.Table:
 
 
 def newest_in(file: Path | io.BytesIO) -> int:
-    """The newest batch in a file of Parquet; -1 if it has none."""
+    """Returns the newest batch in a file of Parquet, -1 if it has none."""
     import pyarrow.compute as pc
     import pyarrow.parquet as pq
 
@@ -87,7 +87,7 @@ def unreadable(count: int = 1) -> pa.Table:
 
 
 def _parse(texts: Sequence[bytes | None]) -> pa.Table | None:
-    """All of them at once; None if any is not a row."""
+    """Parses all of them at once. Returns None if any is not a row."""
     if not texts or any(text is None or b"\n" in text or b"\r" in text for text in texts):
         return None if texts else _WRITTEN.empty_table()
     try:

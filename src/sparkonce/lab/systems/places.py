@@ -1,4 +1,4 @@
-"""Where the user's own systems are, as it may be shown and written down."""
+"""The addresses of the user's own systems, as they may be shown and written down."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _LOGIN = re.compile(r"://.*@")
 
 
 def without_credentials(place: str) -> str:
-    """The place without passwords, and a URL without the login before its host.
+    """Returns the address without passwords, and a URL without the login before its host.
 
     Args:
         place: A URL, or ``name=value …`` as libpq and PyMySQL have it.
@@ -24,5 +24,5 @@ def without_credentials(place: str) -> str:
 
 
 def holds_credentials(place: str) -> bool:
-    """Whether there are some, or were, before they were taken out."""
+    """Tells whether it has credentials, or had them before they were taken out."""
     return _HIDDEN in without_credentials(place)

@@ -117,7 +117,7 @@ class PostgresSystem(Injectable):
         return f"--system postgres={without_credentials(self._users)}" if self._users else "PostgreSQL"
 
     def _look(self) -> tuple[tuple[str, int], bool]:
-        """Where the server is, and whether connections to it are encrypted."""
+        """Returns the server's address, and whether connections to it are encrypted."""
         with self.witness.connect() as connection:
             info = connection.info
             host = info.hostaddr or info.host

@@ -197,7 +197,7 @@ def _is_readable(url: str) -> bool:
 
 
 def times_applied(text: bytes, count: bytes | None) -> list[bytes | None]:
-    """A row as often as it was applied; an unreadable one for a number that cannot have come about so."""
+    """Returns a row as often as it was applied, and an unreadable one for a number that is no multiple of it."""
     rows = text.split(b",")[4:5]
     if count is None or not rows or not rows[0].isdigit() or not count.isdigit():
         return [None]

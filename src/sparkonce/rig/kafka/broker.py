@@ -153,7 +153,7 @@ class Broker(Restartable):
         self.start(timeout_s)
 
     def log_tail(self, lines: int = 30) -> str:
-        """The last lines of its log."""
+        """Returns the last lines of its log."""
         return last_lines(self.log, lines)
 
 

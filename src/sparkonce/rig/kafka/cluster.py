@@ -113,7 +113,7 @@ class Cluster:
         return {broker.node_id: broker.ports for broker in self.brokers}
 
     def bootstrap_of(self, listener: str) -> str:
-        """``bootstrap.servers`` of another listener, by its name."""
+        """Returns ``bootstrap.servers`` of another listener, by its name."""
         return ",".join(f"{HOST}:{broker.ports[listener]}" for broker in self.brokers)
 
     def start(self, timeout_s: float = 60.0) -> Self:
@@ -144,7 +144,7 @@ class Cluster:
             broker.launch()
 
     def wait_ready(self, timeout_s: float = 60.0) -> None:
-        """The second half of `start`."""
+        """Waits until every node serves clients, as `start` does after `launch`."""
         give_up_at = time.monotonic() + timeout_s
         for broker in self.brokers:
             broker.wait_ready({each.node_id for each in self.brokers}, give_up_at)
@@ -169,7 +169,7 @@ class Cluster:
         self.close()
 
     def java_command(self, main: str, *arguments: str) -> list[str]:
-        """The command that runs one of Kafka's main classes."""
+        """Returns the command that runs one of Kafka's main classes."""
         classpath = ":".join(str(jar) for jar in kafka_jars(self.version))
         return [find_java(), *self._jvm, *self._classes, "-cp", classpath, main, *arguments]
 
@@ -233,7 +233,7 @@ class Cluster:
 
 
 def _free_ports(count: int) -> list[int]:
-    """So many different ports on which nothing listens now."""
+    """Finds so many different ports on which nothing listens now."""
     found: set[int] = set()
     give_up_at = time.monotonic() + 10
     while len(found) < count:
@@ -249,5 +249,5 @@ def _free_ports(count: int) -> list[int]:
 
 
 def _random_id() -> str:
-    """A cluster id in Kafka's form: 16 random bytes in URL-safe base64, and no leading dash."""
+    """Makes a cluster id in Kafka's form: 16 random bytes in URL-safe base64, and no leading dash."""
     return base64.urlsafe_b64encode(b"s" + secrets.token_bytes(15)).rstrip(b"=").decode()

@@ -36,13 +36,13 @@ class Node:
 
     @property
     def running(self) -> bool:
-        """Whether this very process is alive."""
+        """Tells whether this very process is alive."""
         return is_running(self.pid, self.mark)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recorded:
-    """What the folder says about its cluster.
+    """The record of a cluster in its folder.
 
     Attributes:
         folder: Where settings, logs and data are.
@@ -64,12 +64,12 @@ class Recorded:
 
 
 def default_folder() -> Path:
-    """Where a cluster lives if nobody says otherwise: ``broker`` in sparkonce's cache folder."""
+    """Returns the default folder of a cluster: ``broker`` in sparkonce's cache folder."""
     return cache_folder() / "broker"
 
 
 def status(folder: Path) -> Recorded | None:
-    """The cluster that was last started in the folder; None if there is no record of any.
+    """Reads which cluster was last started in the folder. Returns None if there is no record of any.
 
     Raises:
         ConfigurationError: if the record cannot be read.

@@ -36,7 +36,7 @@ _JAVA_STEP = f"install Java {MINIMUM_JAVA} or newer and put it on PATH, or set J
 
 
 def cache_folder() -> Path:
-    """The folder for everything that sparkonce fetches: SPARKONCE_CACHE, or ``sparkonce`` in the user's cache."""
+    """Returns the folder for what sparkonce fetches: SPARKONCE_CACHE, or ``sparkonce`` in the user's cache."""
     own = os.environ.get("SPARKONCE_CACHE")
     if own:
         return Path(own).expanduser().absolute()
@@ -44,7 +44,7 @@ def cache_folder() -> Path:
 
 
 def find_java() -> str:
-    """The path of a Java that is new enough for Kafka and Spark: JAVA_HOME's, else the one on PATH.
+    """Finds a Java that is new enough for Kafka and Spark: JAVA_HOME's, else the one on PATH.
 
     Raises:
         ConfigurationError: if there is none, or if it is older than Java 17.
@@ -73,7 +73,7 @@ def _java_major(java: str) -> int:
 
 
 def spark_jars_folder() -> Path:
-    """The jars folder of the installed PySpark, found without importing it.
+    """Finds the jars folder of the installed PySpark, without importing it.
 
     Raises:
         ConfigurationError: if PySpark is not installed, or is the client that ships no jars.
@@ -89,7 +89,7 @@ def spark_jars_folder() -> Path:
 
 
 def artifact_name(jar: str) -> str:
-    """The artifact in a jar's file name: ``commons-pool2-2.12.0.jar`` is ``commons-pool2``."""
+    """Returns the artifact in a jar's file name: ``commons-pool2`` of ``commons-pool2-2.12.0.jar``."""
     return re.sub(r"-\d.*$", "", jar.removesuffix(".jar"))
 
 
@@ -132,7 +132,7 @@ def resolve(
 
 
 def kafka_jars(version: str = KAFKA_VERSION) -> list[Path]:
-    """Everything that a Kafka broker needs, with an SLF4J binding that logs to standard error.
+    """Fetches the jars of a Kafka broker, with an SLF4J binding that logs to standard error.
 
     Raises:
         ConfigurationError: see `resolve`.
@@ -146,7 +146,7 @@ def kafka_jars(version: str = KAFKA_VERSION) -> list[Path]:
 
 
 def spark_kafka_jars(pyspark_version: str | None = None) -> list[Path]:
-    """What ``spark.jars`` needs for Spark's Kafka source: the connector, and of its needs what Spark lacks.
+    """Fetches the jars for Spark's Kafka source: the connector, and what Spark lacks of its needs.
 
     Args:
         pyspark_version: The connector's version, which must be Spark's own; by default that of the installed PySpark.
@@ -159,7 +159,7 @@ def spark_kafka_jars(pyspark_version: str | None = None) -> list[Path]:
 
 
 def spark_avro_jars(pyspark_version: str | None = None) -> list[Path]:
-    """The same for Spark's ``from_avro`` and ``to_avro``."""
+    """Fetches the jars for Spark's ``from_avro`` and ``to_avro``."""
     return _spark_module_jars(AVRO_MODULE, pyspark_version)
 
 
@@ -240,7 +240,7 @@ def _fetch(java: str, ivy_file: str, coordinates: Sequence[str], complete: Path,
 
 
 def _problems(ivy_output: str) -> str:
-    """Ivy's lines about what it did not find or could not download."""
+    """Returns Ivy's lines about what it did not find or could not download."""
     lines = [line.strip(" :\t") for line in ivy_output.splitlines()]
     told = [line for line in lines if re.search(r"not found|UNRESOLVED|FAILED|Exception|error", line, re.IGNORECASE)]
     return "; ".join(dict.fromkeys(told or lines[-3:]))

@@ -40,7 +40,7 @@ def server_properties(
     listeners: Mapping[str, str],
     overrides: Mapping[str, str],
 ) -> dict[str, str]:
-    """The settings of one node that is broker and controller at once.
+    """Makes the settings of one node that is broker and controller at once.
 
     Args:
         node: Which of the nodes in ``ports``.
@@ -86,7 +86,7 @@ def server_properties(
 
 
 def render(properties: Mapping[str, str]) -> str:
-    """The properties as the text of a file that Java reads."""
+    """Renders the properties as the text of a file that Java reads."""
     return "".join(f"{name}={_escape(value)}\n" for name, value in properties.items())
 
 

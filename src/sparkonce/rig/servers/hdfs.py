@@ -85,13 +85,13 @@ class Hdfs(Server):
         (self.folder / "log4j.properties").write_text(_LOGGING)
 
     def command(self) -> Sequence[str]:
-        """Java with a source file."""
+        """Returns the command that runs Java with a source file."""
         jars = ":".join([str(self.folder), *map(str, self._jars)])
         program = [str(self.folder / "TestHdfs.java"), str(self.folder), str(self.port), *self._given]
         return [self._java, "-Xmx512m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-cp", jars, *program]
 
     def is_up(self) -> bool:
-        """Once the name node has left its safe mode."""
+        """Tells whether the name node has left its safe mode."""
         return self.pid is not None and (self.folder / f"up-{self.pid}").exists()
 
 

@@ -39,12 +39,12 @@ class MariaDBServer(Server):
 
     @staticmethod
     def is_installed() -> bool:
-        """Whether there is such a program."""
+        """Tells whether the program is installed."""
         return find_program(PROGRAM) is not None and find_program(INSTALL) is not None
 
     @property
     def settings(self) -> dict[str, object]:
-        """What PyMySQL needs to be root."""
+        """The settings with which PyMySQL connects as root."""
         return {"host": HOST, "port": self.port, "user": "root", "password": "", "ssl_disabled": True}
 
     def initialise(self) -> None:
@@ -55,7 +55,7 @@ class MariaDBServer(Server):
 
     @property
     def _temporary(self) -> Path:
-        """For its temporary tables: a server that starts deletes those of all others whose folder it shares."""
+        """The folder of its temporary tables. It is its own: a server that starts deletes all that it finds there."""
         return self.folder.with_name(f"{self.folder.name}-tmp")
 
     def command(self) -> Sequence[str]:
@@ -77,7 +77,7 @@ class MariaDBServer(Server):
         ]
 
     def is_up(self) -> bool:
-        """Whether it greets. One that cannot take connections yet says so with an error, 0xFF, in that place."""
+        """Tells whether it greets. A server that takes no connections yet sends an error, 0xFF, instead."""
         try:
             with socket.create_connection((HOST, self.port), timeout=_GREETS_WITHIN_S) as client:
                 return client.recv(5)[4:] == _PROTOCOL
@@ -90,7 +90,7 @@ def _user() -> str:
 
 
 def _template() -> Path:
-    """An empty data folder, made at the first use."""
+    """Returns an empty data folder, made at the first use."""
     program = find_program(PROGRAM)
     if program is None or not MariaDBServer.is_installed():
         raise PreflightError(MISSING, next_step=NEXT)

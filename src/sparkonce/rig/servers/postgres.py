@@ -28,7 +28,7 @@ _PASSED_ON = ("PATH", "LANG", "LC_ALL", "TZ")
 
 
 def find_postgres() -> Path | None:
-    """The folder of PostgreSQL's programs, the newest if there are several; None if it is not installed."""
+    """Finds the folder of PostgreSQL's programs, the newest if there are several. None if it is not installed."""
     found = find_program("postgres", *sorted(Path("/usr/lib/postgresql").glob("*/bin"), reverse=True))
     if found is None:
         return None
@@ -101,11 +101,11 @@ class PostgresServer(Server):
         ]
 
     def env(self) -> Mapping[str, str]:
-        """Without what a shell may have set for clients."""
+        """Returns the environment without what a shell may have set for clients."""
         return {name: os.environ[name] for name in _PASSED_ON if name in os.environ}
 
     def is_up(self) -> bool:
-        """Whether it takes connections."""
+        """Tells whether it takes connections."""
         ready = [str(self._programs / "pg_isready"), "-q", "-h", HOST, "-p", str(self.port), "-d", "postgres"]
         return subprocess.run(ready, check=False, env=dict(self.env())).returncode == 0
 
@@ -122,12 +122,12 @@ class PostgresServer(Server):
             time.sleep(POLL_S)
 
     def pause(self) -> None:
-        """Lets none of its processes run on."""
+        """Stops the clock of all of its processes."""
         super().pause()
         self._signal_children(signal.SIGSTOP)
 
     def resume(self) -> None:
-        """Lets all of them run on."""
+        """Continues all of them."""
         self._signal_children(signal.SIGCONT)
         super().resume()
 
@@ -137,7 +137,7 @@ class PostgresServer(Server):
                 os.kill(pid, number)
 
     def conninfo(self, *, dbname: str = "postgres", user: str = "postgres") -> str:
-        """How to connect to it."""
+        """Returns libpq's settings to connect to it."""
         return f"host={HOST} port={self.port} dbname={dbname} user={user}"
 
     def delete(self) -> None:
@@ -178,7 +178,7 @@ class PostgresServer(Server):
 
 @cache
 def _template_folder() -> Path:
-    """What ``initdb`` makes once for all servers of this process. They share a system_identifier."""
+    """Returns the data that ``initdb`` makes once for all servers of this process. They share a system_identifier."""
     parent = Path(tempfile.mkdtemp(prefix="sparkonce-postgres-template-"))
     parent.chmod(0o755)
     atexit.register(shutil.rmtree, parent, ignore_errors=True)

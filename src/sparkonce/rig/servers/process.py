@@ -1,4 +1,4 @@
-"""What all servers for tests have in common: they start, die, come back with their data, and end with us."""
+"""The base of all servers: they start, die, come back with their data, and end with us."""
 
 from __future__ import annotations
 
@@ -42,11 +42,11 @@ class Server(Restartable, abc.ABC):
 
     @abc.abstractmethod
     def command(self) -> Sequence[str]:
-        """The program and its arguments."""
+        """Returns the program and its arguments."""
 
     @abc.abstractmethod
     def is_up(self) -> bool:
-        """Whether it answers."""
+        """Tells whether it answers."""
 
     def env(self) -> Mapping[str, str] | None:
         """Its environment; None for ours."""
@@ -59,7 +59,7 @@ class Server(Restartable, abc.ABC):
 
     @property
     def log(self) -> Path:
-        """What it prints."""
+        """The file with its output."""
         return self.folder.with_name(f"{self.folder.name}.log")
 
     def start(self) -> None:
@@ -104,14 +104,14 @@ class Server(Restartable, abc.ABC):
 
 
 def free_port() -> int:
-    """A port that nobody listens on now."""
+    """Finds a port that nobody listens on now."""
     with socket.socket() as listener:
         listener.bind((HOST, 0))
         return int(listener.getsockname()[1])
 
 
 def find_program(name: str, *more: Path) -> Path | None:
-    """Where a server's program is: on PATH, where only root's path looks, or in one of these folders."""
+    """Finds a server's program: on PATH, in the folders of root's path, or in one of these folders."""
     folders = [*os.environ.get("PATH", "").split(os.pathsep), "/usr/sbin", "/usr/local/sbin", *map(str, more)]
     found = shutil.which(name, path=os.pathsep.join(folders))
     return Path(found) if found else None

@@ -34,14 +34,14 @@ class RedisServer(Server):
 
     @property
     def url(self) -> str:
-        """As redis-py takes it."""
+        """The address, as redis-py takes it."""
         return f"redis://{self.address}/0"
 
     def initialise(self) -> None:
         """Its folder is all it needs."""
 
     def command(self) -> Sequence[str]:
-        """The program, listening on this machine only."""
+        """Returns the program, which listens on this machine only."""
         program = find_program("redis-server")
         if program is None:
             raise ConfigurationError(
@@ -51,14 +51,14 @@ class RedisServer(Server):
         return [str(program), "--port", str(self.port), "--bind", HOST, "--dir", str(self.folder), *more]
 
     def is_up(self) -> bool:
-        """Whether it has read its data."""
+        """Tells whether it has read its data."""
         try:
             return self.ask("PING") == "+PONG"
         except OSError:
             return False
 
     def ask(self, *words: str) -> str:
-        """One command, and the first line of its answer: for what has to be said before a client library can."""
+        """Sends one command and returns the first line of the answer, where a client library cannot be used yet."""
         with socket.create_connection((HOST, self.port), timeout=UP_WITHIN_S) as line, line.makefile("rb") as answers:
             parts = [f"*{len(words)}\r\n", *(f"${len(word)}\r\n{word}\r\n" for word in words)]
             line.sendall("".join(parts).encode())
@@ -84,7 +84,7 @@ class RedisCluster:
 
     @property
     def url(self) -> str:
-        """Of one node, as redis-py takes it."""
+        """The address of one node, as redis-py takes it."""
         return self.nodes[0].url
 
     def start(self) -> None:
@@ -151,7 +151,7 @@ class RedisCluster:
 
 
 def _low_port() -> int:
-    """A free port beside which the cluster's own, 10,000 higher, exists and is free too."""
+    """Finds a free port whose port for the cluster, 10,000 higher, is free too."""
     for _ in range(1000):
         port = free_port()
         if port > _HIGHEST_PORT:

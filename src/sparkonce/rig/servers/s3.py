@@ -19,7 +19,7 @@ _WITHIN_S = 30.0
 
 
 def find_versitygw() -> Path | None:
-    """Where versitygw is: on PATH, in sparkonce's cache, or where ``go install`` puts it."""
+    """Finds versitygw: on PATH, in sparkonce's cache, or where ``go install`` puts it."""
     return find_program("versitygw", cache_folder() / "bin", Path.home() / "go" / "bin")
 
 
@@ -69,11 +69,11 @@ class S3Server(Server):
 
     @property
     def url(self) -> str:
-        """What ``endpoint_url`` is."""
+        """The ``endpoint_url``."""
         return f"http://{self.address}"
 
     def settings(self, access_key: str = ACCESS_KEY, secret_key: str = SECRET_KEY) -> dict[str, str]:
-        """What a store needs to reach it."""
+        """Returns the options with which a store reaches it."""
         return {
             "endpoint_url": self.url,
             "region_name": "us-east-1",
