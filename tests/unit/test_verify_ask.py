@@ -131,7 +131,7 @@ def test_a_history_is_done_again(recorded: Path, tmp_path: Path) -> None:
 def test_what_another_version_has_recorded_is_refused_by_name(tmp_path: Path, name: str) -> None:
     old = record(tmp_path / "old", **{name: {"unheard_of": 1}})
     said = refused(tmp_path, replay=old)
-    assert f"the {name} of the history" in said
+    assert f"The {name} of the history" in said
     assert "unheard_of" in said
 
 

@@ -56,7 +56,7 @@ def options_of(asked: Asked) -> Options:
     """
     folder = asked.folder.absolute()
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise ConfigurationError(f"--out {asked.folder} is not an empty folder", next_step="name a new one.")
+        raise ConfigurationError(f"--out {asked.folder} is not an empty folder.", next_step="Name a new one.")
     began = _replayed(asked)
     seed = _first(began.get("seed"), asked.seed, asked.a_seed)
     recorded = _recorded("workload", Workload, began)
@@ -105,8 +105,8 @@ def _replayed(asked: Asked) -> Mapping[str, Any]:
     refused = [name for name, value in given.items() if value is not None]
     if refused:
         raise ConfigurationError(
-            f"--replay {asked.replay} says what is done, and {' and '.join(refused)} would change it",
-            next_step=f"leave out {' and '.join(refused)}, or --replay.",
+            f"--replay {asked.replay} says what is done, and {' and '.join(refused)} would change it.",
+            next_step=f"Leave out {' and '.join(refused)}, or --replay.",
         )
     return _began(load(asked.replay))
 
@@ -115,7 +115,7 @@ def _began(history: History) -> Mapping[str, Any]:
     event = history.first(Kind.BEGAN)
     if event is None:
         raise ConfigurationError(
-            "the history to be replayed does not say what was asked for", next_step="give the folder of a whole run."
+            "The history to be replayed does not say what was asked for.", next_step="Give the folder of a whole run."
         )
     return event.fields
 
@@ -128,8 +128,8 @@ def _recorded(name: str, kind: type[Recorded], began: Mapping[str, Any]) -> Reco
         return kind(**began[name])
     except TypeError as error:
         raise ConfigurationError(
-            f"the {name} of the history to be replayed cannot be read: {error}",
-            next_step=f"replay it with the version that has recorded it, {began.get('versions', {}).get('sparkonce')}.",
+            f"The {name} of the history to be replayed cannot be read: {error}",
+            next_step=f"Replay it with the version that has recorded it, {began.get('versions', {}).get('sparkonce')}.",
         ) from None
 
 
@@ -141,14 +141,14 @@ def _places(asked: Asked, began: Mapping[str, Any]) -> dict[str, str]:
     for text in asked.systems:
         name, _, place = text.partition("=")
         if name in places:
-            raise ConfigurationError(f"--system {name} is given twice", next_step="leave one out.")
+            raise ConfigurationError(f"--system {name} is given twice.", next_step="Leave one out.")
         places[name] = place.strip()
     if not began:
         return places or {"kafka": ""}
     if places and sorted(places) != sorted(began["systems"]):
         raise ConfigurationError(
-            f"--system {' --system '.join(places)}: the history to be replayed has {', '.join(began['systems'])}",
-            next_step="name the same ones, or none.",
+            f"--system {' --system '.join(places)}: the history to be replayed has {', '.join(began['systems'])}.",
+            next_step="Name the same ones, or none.",
         )
     told = began.get("places", {})
     return {name: places.get(name) or _told(name, told.get(name, "")) for name in began["systems"]}
@@ -157,8 +157,8 @@ def _places(asked: Asked, began: Mapping[str, Any]) -> dict[str, str]:
 def _told(name: str, place: str) -> str:
     if holds_credentials(place):
         raise ConfigurationError(
-            f"the history to be replayed has --system {name}={place}, without its credentials",
-            next_step="name all of its systems again with --system, this one with its credentials.",
+            f"The history to be replayed has --system {name}={place}, without its credentials.",
+            next_step="Name all of its systems again with --system, this one with its credentials.",
         )
     return place
 
@@ -174,24 +174,24 @@ def _source(asked: Asked, began: Mapping[str, Any], partitions: int) -> KafkaSys
     given = {option: value for option, value in named.items() if value}
     if len(set(given.values())) > 1:
         both = " and ".join(f"{option} {value}" for option, value in given.items())
-        raise ConfigurationError(f"{both} name different brokers", next_step="name them once.")
+        raise ConfigurationError(f"{both} name different brokers.", next_step="Name them once.")
     before = began.get("places", {}).get("kafka")
     bootstrap = next(iter(given.values()), before)
     if asked.kafka_settings and not bootstrap:
         raise ConfigurationError(
-            f"--kafka-config has no {_BOOTSTRAP}, and there is no --bootstrap",
-            next_step="name your Kafka in one of them.",
+            f"--kafka-config has no {_BOOTSTRAP}, and there is no --bootstrap.",
+            next_step="Name your Kafka in one of them.",
         )
     if bootstrap and asked.brokers is not None:
         raise ConfigurationError(
-            f"--brokers {asked.brokers} is for a Kafka of our own, and {bootstrap} is yours",
-            next_step="leave one of them out.",
+            f"--brokers {asked.brokers} is for a Kafka of our own, and {bootstrap} is yours.",
+            next_step="Leave one of them out.",
         )
     missing = began.get("kafka_config")
     if missing and bootstrap == before and not asked.kafka_settings:
         raise ConfigurationError(
-            f"the history to be replayed reached {before} with {', '.join(missing)} in --kafka-config",
-            next_step="give the same --kafka-config.",
+            f"The history to be replayed reached {before} with {', '.join(missing)} in --kafka-config.",
+            next_step="Give the same --kafka-config.",
         )
     nodes = _first(asked.brokers, began.get("brokers"), BROKERS)
     more = {name: value for name, value in asked.kafka_settings.items() if name != _BOOTSTRAP}
@@ -203,4 +203,6 @@ def _fault(name: str) -> Fault:
         return Fault(name)
     except ValueError:
         known = ", ".join(fault.value for fault in Fault)
-        raise ConfigurationError(f"--fault {name}: there is no such fault", next_step=f"name one of {known}.") from None
+        raise ConfigurationError(
+            f"--fault {name}: there is no such fault.", next_step=f"Name one of {known}."
+        ) from None

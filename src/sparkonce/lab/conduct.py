@@ -205,7 +205,7 @@ class Conductor:
             fell = self._fell >= self.limits.falls
             why = f"{self._fell} drivers in a row ended by themselves" if fell else f"not within {limit_s:.0f} s"
             self.recorder.note(Kind.STUCK, step=step, what=f"{why}: {what}")
-            raise StuckError(f"{why}: {what}", next_step=f"read the logs in {self._folder}.")
+            raise StuckError(f"{why}: {what}", next_step=f"Read the logs in {self._folder}.")
 
     def pause(self, seconds: float) -> None:
         """Lets time go by, and the query run."""
@@ -297,7 +297,7 @@ class Conductor:
         self._hold = None
         self.need(lambda: self.driver is not None, self.limits.start_s, "a driver runs", step.number)
         if self.driver is None:
-            raise RunFailedError("no driver runs")
+            raise RunFailedError("No driver runs.", next_step=f"Read the logs in {self._folder}.")
         return self.driver
 
     def expect(self, following: Step | None) -> None:

@@ -60,7 +60,9 @@ class Feeder(Background):
 
     def failed(self, error: BaseException) -> BaseException:
         """Returns an error that names the topic."""
-        return RunFailedError(f"No rows can be written to {self._topic}: {error}")
+        return RunFailedError(
+            f"No rows can be written to {self._topic}: {error}", next_step="Check that its Kafka answers."
+        )
 
     def close_windows(self) -> None:
         """Writes one row far ahead into each partition, so that the watermark passes all windows before."""

@@ -176,7 +176,7 @@ class Recorder:
         try:
             self._file = (folder / EVENTS).open("x", encoding="utf-8")
         except FileExistsError:
-            raise ConfigurationError(f"{folder} holds a history already", next_step="name a new folder.") from None
+            raise ConfigurationError(f"{folder} holds a history already.", next_step="Name a new folder.") from None
         self._began = time.monotonic()
         self._lock = threading.Lock()
 
@@ -218,7 +218,7 @@ def load(folder: Path) -> History:
     except (OSError, ValueError, KeyError) as error:
         raise ConfigurationError(
             f"{folder} holds no history that can be read: {error}",
-            next_step="name the folder of a run, and restore it from a copy if it was changed.",
+            next_step="Name the folder of a run, and restore it from a copy if it was changed.",
         ) from error
 
 

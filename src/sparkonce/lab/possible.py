@@ -84,7 +84,7 @@ def check_steps(steps: Sequence[Step], choices: Sequence[Choice], why: Hindrance
     if impossible:
         raise ConfigurationError(
             f"{len(impossible)} of {len(steps)} steps cannot be injected here: {'; '.join(impossible)}",
-            next_step="give the systems of the run that the schedule was made for, or leave these steps out.",
+            next_step="Give the systems of the run that the schedule was made for, or leave these steps out.",
         )
 
 

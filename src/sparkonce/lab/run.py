@@ -94,8 +94,8 @@ def run(options: Options, say: Say) -> History:
     """
     if not Path("/proc/self/stat").exists():
         raise ConfigurationError(
-            "sparkonce verify needs Linux: it finds the processes that it kills in /proc",
-            next_step="run it on Linux, or in a container.",
+            "sparkonce verify needs Linux: it finds the processes that it kills in /proc.",
+            next_step="Run it on Linux, or in a container.",
         )
     versions = _versions()
     with end_on_signals(), ExitStack() as stack:
@@ -116,7 +116,7 @@ def _start(system: System, folder: Path) -> None:
         system.start(folder)
     except ModuleNotFoundError as error:
         raise PreflightError(
-            f"the system {system.name} needs the package {error.name}, and it is not installed",
+            f"The system {system.name} needs the package {error.name}, which is not installed.",
             next_step=f"pip install 'sparkonce[{system.name}]'",
         ) from error
 
@@ -148,7 +148,7 @@ def _versions() -> dict[str, str]:
         return {name: version(name) for name in ("sparkonce", "pyspark", "confluent-kafka")}
     except PackageNotFoundError as error:
         raise PreflightError(
-            f"the package {error.name} is not installed", next_step=f"pip install {error.name}"
+            f"The package {error.name} is not installed.", next_step=f"pip install {error.name}"
         ) from error
 
 
@@ -221,15 +221,15 @@ class _Run:
             striker.start(self._steps, beside=True)
             if not conductor.wait(lambda: conductor.finished > 0, _FIRST_BATCH_S):
                 raise RunFailedError(
-                    f"the query has not finished a batch in {_FIRST_BATCH_S:.0f} s, and nothing has been done to it",
-                    next_step=f"read the logs in {self._options.folder / 'logs'}; perhaps the machine is too slow.",
+                    f"The query has not finished a batch in {_FIRST_BATCH_S:.0f} s, and nothing has been done to it.",
+                    next_step=f"Read the logs in {self._options.folder / 'logs'}; perhaps the machine is too slow.",
                 )
             self._say("the query runs; faults begin")
             striker.carry_out(self._steps)
             if not conductor.wait(lambda: self._feeder.written >= self._options.rows, self._longest_feed_s()):
                 raise RunFailedError(
-                    f"the source takes fewer rows than --rate {self._options.workload.rows_per_second} a second",
-                    next_step="ask for fewer.",
+                    f"The source takes fewer rows than --rate {self._options.workload.rows_per_second} a second.",
+                    next_step="Ask for fewer.",
                 )
             disturbed = self._drain()
             self._read()
@@ -298,7 +298,8 @@ class _Run:
         list(driver.news())
         if driver.error or driver.exit_code() != 0:
             raise RunFailedError(
-                f"the query that nobody disturbs failed: {driver.error or driver.exit_code()}; see {log}"
+                f"The query that nobody disturbs failed: {driver.error or driver.exit_code()}.",
+                next_step=f"Read {log}.",
             )
         self._recorder.keep("undisturbed", _parquet(folder / "rows"))
         before = disturbed.state_rows if disturbed is not None else None

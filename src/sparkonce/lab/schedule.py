@@ -68,8 +68,8 @@ class Step:
             step._check()
         except (TypeError, ValueError, KeyError) as error:
             raise ConfigurationError(
-                f"a step of the schedule cannot be read: {fields!r}: {error!r}",
-                next_step="correct it: schedules that were drawn show how steps look.",
+                f"A step of the schedule cannot be read: {fields!r}: {error!r}",
+                next_step="Correct it: schedules that were drawn show how steps look.",
             ) from error
         return step
 
@@ -115,7 +115,7 @@ def draw(seed: int, count: int, choices: Sequence[Choice]) -> list[Step]:
         ConfigurationError: if nothing can be.
     """
     if not choices:
-        raise ConfigurationError("no fault can be injected here", next_step="name other systems or other faults.")
+        raise ConfigurationError("No fault can be injected here.", next_step="Name other systems or other faults.")
     dice = random.Random(seed)  # noqa: S311 - the same schedule again, nothing secret
     deck: list[Choice] = []
     phases: list[Phase] = []

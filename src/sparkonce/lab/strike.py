@@ -132,7 +132,10 @@ class Striker:
             conductor.pause(_EXPIRY_POLL_S)
             left = _ask(kafka, give_up_at)
             if left and time.monotonic() > give_up_at:
-                raise RunFailedError(f"Kafka has not ended {left[0]} {self._expiry_s:.0f} s after its driver's end")
+                raise RunFailedError(
+                    f"Kafka has not ended {left[0]} {self._expiry_s:.0f} s after its driver's end.",
+                    next_step="Read the broker's log; perhaps the machine is too slow.",
+                )
         self.start(following, conductor.config.slots)
         conductor.note_over(step)
 
@@ -269,7 +272,10 @@ def _ask(system: System, give_up_at: float) -> Sequence[str]:
             return system.left_open()
         except Exception as error:
             if time.monotonic() > give_up_at:
-                raise RunFailedError(f"{system.name} does not say what is open: {error}") from error
+                raise RunFailedError(
+                    f"The system {system.name} does not say what is open: {error}",
+                    next_step="Read its log, and run the verifier again.",
+                ) from error
         time.sleep(_EXPIRY_POLL_S)
 
 

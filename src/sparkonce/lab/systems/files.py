@@ -51,7 +51,7 @@ class FilesSystem(Injectable):
             self._made = True
         except OSError as error:
             raise PreflightError(
-                f"the folder {self.folder} cannot be made: {error}", next_step="name another one."
+                f"The folder {self.folder} cannot be made: {error}", next_step="Name another one."
             ) from error
 
     def stop(self) -> None:

@@ -148,5 +148,5 @@ class Injectable(System):
             raise ConfigurationError(
                 f"{asked} cannot be injected into {self.name}: its faults are {known}"
                 + (f", its requests {', '.join(self.requests)}" if self.requests else ""),
-                next_step="name another fault.",
+                next_step="Name another fault.",
             )

@@ -85,7 +85,7 @@ class KafkaSystem(Injectable):
         megabytes: int = MEGABYTES,
     ) -> None:
         if nodes not in (1, 3):
-            raise ConfigurationError(f"--brokers {nodes}: there can be 1 or 3", next_step="choose one of them.")
+            raise ConfigurationError(f"--brokers {nodes}: there can be 1 or 3.", next_step="Choose one of them.")
         self._users = bootstrap
         self.nodes = nodes
         self.partitions = partitions
@@ -122,7 +122,7 @@ class KafkaSystem(Injectable):
         except (KafkaException, TimeoutError) as error:
             raise PreflightError(
                 f"bootstrap.servers={self.bootstrap!r}: no topic {topic} can be made: {error}",
-                next_step="check the address, and that this user may create topics.",
+                next_step="Check the address, and that this user may create topics.",
             ) from error
 
     def _reach(self) -> None:
@@ -140,7 +140,7 @@ class KafkaSystem(Injectable):
             why = next(iter(told), None) or error.args[0].str()
             raise PreflightError(
                 f"--bootstrap {self.bootstrap}: no broker answers within {_ANSWERS_WITHIN_S:g} s: {why}",
-                next_step="check the address, and how to connect securely (--kafka-config).",
+                next_step="Check the address, and how to connect securely (--kafka-config).",
             ) from None
 
     def _start_own(self, folder: Path) -> None:
@@ -196,7 +196,7 @@ class KafkaSystem(Injectable):
                 continue
             if error is not None:
                 raise PreflightError(
-                    f"the topic {topic} cannot be deleted: {error}", next_step="delete it by hand."
+                    f"The topic {topic} cannot be deleted: {error}", next_step="Delete it by hand."
                 ) from error
 
     def sink_settings(self) -> Mapping[str, Any]:

@@ -54,7 +54,8 @@ class MySQLSystem(Injectable):
     def __init__(self, settings: str | None = None, commit: str = "two_phase", megabytes: int = MEGABYTES) -> None:
         if commit not in MariaDBWitness.requests:
             raise ConfigurationError(
-                f"commit={commit!r} is not one of {', '.join(MariaDBWitness.requests)}", next_step="choose one of them."
+                f"commit={commit!r} is not one of {', '.join(MariaDBWitness.requests)}.",
+                next_step="Choose one of them.",
             )
         self._users = None if settings is None else parse_settings(settings)
         self._commit = commit
@@ -83,7 +84,7 @@ class MySQLSystem(Injectable):
         except pymysql.Error as error:
             raise PreflightError(
                 f"{self._named} has no place for the rows: {error}",
-                next_step="check the address and the credentials, and GRANT ALL ON `sparkonce\\_verify\\_%`.*.",
+                next_step="Check the address and the credentials, and GRANT ALL ON `sparkonce\\_verify\\_%`.*.",
             ) from None
         requests = {} if cipher else MariaDBWitness.requests[self._commit]
         self.proxy = FaultProxy((self._direct["host"], self._direct.get("port", 3306)), requests)
@@ -136,7 +137,7 @@ class MySQLSystem(Injectable):
             self.witness.drop_place()
         except pymysql.Error as error:
             raise PreflightError(
-                f"the database {self.database} cannot be dropped: {error}", next_step="drop it by hand."
+                f"The database {self.database} cannot be dropped: {error}", next_step="Drop it by hand."
             ) from None
 
     def sink_settings(self) -> Mapping[str, Any]:

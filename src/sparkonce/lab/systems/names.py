@@ -45,7 +45,7 @@ def parse(text: str) -> System:
         shown = _BEFORE_A_PLACE.split(text)[0]
         raise ConfigurationError(
             f"--system {shown}: names no place" if name in _MADE else f"--system {shown}: there is no such system",
-            next_step=f"give {', '.join(_MADE)}, or your own as {examples}.",
+            next_step=f"Give {', '.join(_MADE)}, or your own as {examples}.",
         )
     _, make, _ = _MADE[name]
     return make(place.strip() if given else None)

@@ -51,8 +51,8 @@ class PostgresSystem(Injectable):
     def __init__(self, conninfo: str | None = None, commit: str = "two_phase", megabytes: int = MEGABYTES) -> None:
         if commit not in PostgresWitness.requests:
             raise ConfigurationError(
-                f"commit={commit!r} is not one of {', '.join(PostgresWitness.requests)}",
-                next_step="choose one of them.",
+                f"commit={commit!r} is not one of {', '.join(PostgresWitness.requests)}.",
+                next_step="Choose one of them.",
             )
         self._users = conninfo
         self._commit = commit
@@ -76,8 +76,8 @@ class PostgresSystem(Injectable):
                 psycopg.conninfo.conninfo_to_dict(self._users)
             except psycopg.ProgrammingError:  # its message repeats what it does not understand: perhaps a password
                 raise ConfigurationError(
-                    "--system postgres=…: libpq cannot read where the server is",
-                    next_step="name it as 'host=… dbname=… user=…', with quotes around values that have spaces.",
+                    "--system postgres=…: libpq cannot read where the server is.",
+                    next_step="Name it as 'host=… dbname=… user=…', with quotes around values that have spaces.",
                 ) from None
         self._witness = PostgresWitness(self._direct, self.schema, prefix=self.schema)
         try:
@@ -87,7 +87,7 @@ class PostgresSystem(Injectable):
         except psycopg.Error as error:
             raise PreflightError(
                 f"{self._named} has no place for the rows: {str(error).strip()}",
-                next_step="check the address and the credentials, and GRANT CREATE ON DATABASE to the role.",
+                next_step="Check the address and the credentials, and GRANT CREATE ON DATABASE to the role.",
             ) from None
         requests = {} if encrypted else PostgresWitness.requests[self._commit]
         self.proxy = FaultProxy(upstream, requests)
@@ -123,8 +123,8 @@ class PostgresSystem(Injectable):
             host = info.hostaddr or info.host
             if not host or host.startswith(("/", "@")):
                 raise ConfigurationError(
-                    "PostgreSQL is reached by a socket of this machine, and faults of connections need TCP",
-                    next_step="give host=localhost.",
+                    "PostgreSQL is reached by a socket of this machine, and faults of connections need TCP.",
+                    next_step="Give host=localhost.",
                 )
             return (host, info.port), bool(connection.pgconn.ssl_in_use)
 
@@ -151,7 +151,7 @@ class PostgresSystem(Injectable):
             self.witness.drop_place()
         except psycopg.Error as error:
             raise PreflightError(
-                f"the schema {self.schema} cannot be dropped: {str(error).strip()}", next_step="drop it by hand."
+                f"The schema {self.schema} cannot be dropped: {str(error).strip()}", next_step="Drop it by hand."
             ) from None
 
     def sink_settings(self) -> Mapping[str, Any]:

@@ -53,8 +53,8 @@ class RedisSystem(Injectable):
     def __init__(self, url: str | None = None, megabytes: int = MEGABYTES) -> None:
         if url is not None and not _is_readable(url):
             raise ConfigurationError(
-                f"--system redis={without_credentials(url)} is no url of Redis that can be used",
-                next_step="name it redis://host:port, with a number for the port.",
+                f"--system redis={without_credentials(url)} is no url of Redis that can be used.",
+                next_step="Name it redis://host:port, with a number for the port.",
             )
         self._users = url
         self._megabytes = megabytes
@@ -85,7 +85,7 @@ class RedisSystem(Injectable):
             self._witness.clients[0].ping()
         except redis.RedisError as error:
             raise PreflightError(
-                f"{self._named} does not answer: {error}", next_step="check the url and the credentials."
+                f"{self._named} does not answer: {error}", next_step="Check the url and the credentials."
             ) from None
         self._made = True
         place = urlsplit(self._direct)
@@ -134,7 +134,7 @@ class RedisSystem(Injectable):
             witness.delete(*patterns)
         except redis.RedisError as error:
             raise PreflightError(
-                f"the keys {' and '.join(patterns)} cannot be deleted: {error}", next_step="delete them by hand."
+                f"The keys {' and '.join(patterns)} cannot be deleted: {error}", next_step="Delete them by hand."
             ) from None
 
     def sink_settings(self) -> Mapping[str, Any]:

@@ -86,7 +86,7 @@ class S3System(Injectable):
             self._client().head_bucket(Bucket=self._bucket)
         except (BotoCoreError, ClientError) as error:
             raise PreflightError(
-                f"the bucket {self._bucket!r} cannot be used: {error}", next_step="check its name and the credentials."
+                f"The bucket {self._bucket!r} cannot be used: {error}", next_step="Check its name and the credentials."
             ) from None
         self._started = True
         self._through = self._direct

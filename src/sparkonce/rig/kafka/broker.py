@@ -91,7 +91,7 @@ class Broker(Restartable):
             if not is_free(port):
                 raise ConfigurationError(
                     f"Port {port} for the listener {listener} of node {self.node_id} is taken.",
-                    next_step="end what listens there, or choose another port (0: any)",
+                    next_step="End what listens there, or choose another port (0: any).",
                 )
         self.write_properties()
         self._process = ServerProcess(
@@ -131,7 +131,7 @@ class Broker(Restartable):
                 what = "ended while it started" if ended else "was not ready in time"
                 raise PreflightError(
                     f"Kafka node {self.node_id} {what}. The end of {self.log}:\n{self.log_tail()}\n",
-                    next_step="read the log; if it names a property, correct that override",
+                    next_step="Read the log; if it names a property, correct that override.",
                 )
             time.sleep(POLL_S)
 

@@ -186,7 +186,7 @@ class Cluster:
                 in_order = node.stop(_ARCHIVE_TIMEOUT_S)
             if not in_order:
                 raise PreflightError(
-                    "A node that was to keep its classes did not end in order.", next_step="start again"
+                    "A node that was to keep its classes did not end in order.", next_step="Start again."
                 )
 
     @property
@@ -204,7 +204,7 @@ class Cluster:
         if standing not in (0, len(self.brokers)):
             raise ConfigurationError(
                 f"The data in {self.folder} is that of {standing} node(s), and {len(self.brokers)} are asked for.",
-                next_step="start as many nodes as before, take another folder, or delete the data",
+                next_step="Start as many nodes as before, take another folder, or delete the data.",
             )
 
     def _format(self) -> None:
@@ -223,12 +223,12 @@ class Cluster:
             run = subprocess.run(command, capture_output=True, text=True, timeout=_FORMAT_TIMEOUT_S, check=False)
         except subprocess.TimeoutExpired as expired:
             raise PreflightError(
-                f"Formatting {broker.folder} took longer than {expired.timeout:.0f} s.", next_step="try again"
+                f"Formatting {broker.folder} took longer than {expired.timeout:.0f} s.", next_step="Try again."
             ) from None
         if run.returncode != 0:
             raise PreflightError(
                 f"Kafka cannot format {broker.folder}: {(run.stdout + run.stderr).strip()[-2000:]}\n",
-                next_step="correct the property or user that it names",
+                next_step="Correct the property or user that it names.",
             )
 
 
@@ -243,7 +243,7 @@ def _free_ports(count: int) -> list[int]:
         elif time.monotonic() > give_up_at:
             raise PreflightError(
                 f"There are no {count} free ports from {_PORTS.start} to {_PORTS.stop}.",
-                next_step="end what listens there",
+                next_step="End what listens there.",
             )
     return list(found)
 

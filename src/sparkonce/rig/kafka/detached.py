@@ -82,7 +82,7 @@ def status(folder: Path) -> Recorded | None:
         return None
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ConfigurationError(
-            f"{path} cannot be read: {error!r}.", next_step="end the broker by hand, then delete this file"
+            f"{path} cannot be read: {error!r}", next_step="End the broker by hand, then delete this file."
         ) from error
 
 

@@ -65,7 +65,7 @@ def _java_major(java: str) -> int:
     try:
         answer = subprocess.run([java, "-version"], capture_output=True, text=True, timeout=60, check=False)
     except (OSError, subprocess.TimeoutExpired) as error:
-        raise ConfigurationError(f"{java} does not run: {error}.", next_step=_JAVA_STEP) from error
+        raise ConfigurationError(f"{java} does not run: {error}", next_step=_JAVA_STEP) from error
     found = re.search(r'version "(?:1\.)?(\d+)', answer.stderr + answer.stdout)
     if found is None:
         raise ConfigurationError(f"{java} -version says no version: {answer.stderr.strip()}.", next_step=_JAVA_STEP)
@@ -117,7 +117,7 @@ def resolve(
     for coordinate, part in zip(coordinates, parts, strict=True):
         if len(part) != 3 or not all(re.fullmatch(r"[\w.+-]+", word) for word in part):
             raise ConfigurationError(
-                f"The coordinate {coordinate!r} is not group:artifact:version.", next_step="correct the coordinate"
+                f"The coordinate {coordinate!r} is not group:artifact:version.", next_step="Correct the coordinate."
             )
     excluded = sorted(set(exclude))
     digest = hashlib.sha256("\n".join([*sorted(coordinates), "", *excluded]).encode()).hexdigest()[:12]
@@ -189,7 +189,7 @@ def file_lock(path: Path, give_up_at: float) -> Iterator[None]:
             except BlockingIOError:
                 if time.monotonic() > give_up_at:
                     raise PreflightError(
-                        f"Another process has held {path} for too long.", next_step="wait for it, or end it"
+                        f"Another process has held {path} for too long.", next_step="Wait for it, or end it."
                     ) from None
                 time.sleep(0.1)
         yield
@@ -213,7 +213,7 @@ def _fetch(java: str, ivy_file: str, coordinates: Sequence[str], complete: Path,
     complete.parent.mkdir(parents=True, exist_ok=True)
     ivy_jar = next(iter(sorted(spark_jars_folder().glob("ivy-*.jar"))), None)
     if ivy_jar is None:
-        raise ConfigurationError(f"There is no ivy-*.jar in {spark_jars_folder()}.", next_step="reinstall pyspark")
+        raise ConfigurationError(f"There is no ivy-*.jar in {spark_jars_folder()}.", next_step="Reinstall pyspark.")
     with tempfile.TemporaryDirectory(dir=complete.parent, prefix=".fetching-") as temporary:
         description, jars = Path(temporary, "ivy.xml"), Path(temporary, "jars")
         description.write_text(ivy_file)

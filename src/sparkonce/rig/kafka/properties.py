@@ -55,7 +55,7 @@ def server_properties(
     for name in overrides:
         if not re.fullmatch(r"[\w.$-]+", name):
             raise ConfigurationError(
-                f"{name!r} is no name of a broker property.", next_step="give properties as name=value"
+                f"{name!r} is no name of a broker property.", next_step="Give properties as name=value."
             )
     served = [PLAINTEXT, *listeners]
     replicas = min(3, len(ports))

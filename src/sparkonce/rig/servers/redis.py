@@ -45,7 +45,7 @@ class RedisServer(Server):
         program = find_program("redis-server")
         if program is None:
             raise ConfigurationError(
-                "redis-server is not installed.", next_step="install it (Debian, as root: apt install redis-server)."
+                "redis-server is not installed.", next_step="Install it (Debian, as root: apt install redis-server)."
             )
         more = [word for name, value in self.settings.items() for word in (f"--{name}", value)]
         return [str(program), "--port", str(self.port), "--bind", HOST, "--dir", str(self.folder), *more]
