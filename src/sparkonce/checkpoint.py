@@ -41,7 +41,7 @@ class SparkCheckpoint:
             return None
         except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise CheckpointMismatchError(
-                f"{path} does not hold a query's id: {error!r}", next_step="restore the checkpoint from a copy."
+                f"{path} does not hold a query's id: {error!r}", next_step="Restore the checkpoint from a copy."
             ) from error
 
     def input_offsets(self, batch: int) -> tuple[str, ...] | None:
@@ -57,13 +57,13 @@ class SparkCheckpoint:
             return None
         except UnicodeDecodeError as error:
             raise CheckpointMismatchError(
-                f"{path} is no text: {error}", next_step="restore the checkpoint from a copy."
+                f"{path} is no text: {error}", next_step="Restore the checkpoint from a copy."
             ) from error
         version, _, rest = text.partition("\n")
         if not version.startswith("v") or not rest:
             raise CheckpointMismatchError(
-                f"{path} does not begin like an offset log of Spark: {version!r}",
-                next_step="restore the checkpoint from a copy.",
+                f"{path} does not begin like an offset log of Spark: {version!r}.",
+                next_step="Restore the checkpoint from a copy.",
             )
         return tuple(_canonical(line) for line in rest.splitlines()[1:])
 

@@ -87,12 +87,12 @@ class TestInThisProcess:
         for phase in (Phase.DECIDING, Phase.FINISHING):
             with pytest.raises(CrashError):
                 stream.run(listener=crash_at(phase, 1))
-        assert "batch 1 was not decided: what it has open is aborted, and it is written again" in caplog.messages
+        assert "Batch 1 was not decided: its open transactions are aborted, and it is written again." in caplog.messages
         stream.run()
-        assert "batch 1 was decided and may not be finished: it is committed first" in caplog.messages
+        assert "Batch 1 was decided and may not be finished: it is committed first." in caplog.messages
         assert [line for line in caplog.messages if line.startswith("batch=1 committed") and " recovered in " in line]
         stream.run()
-        assert "going on behind batch 2" in caplog.messages
+        assert "Resuming after batch 2." in caplog.messages
 
     def test_what_spark_says_of_a_kafka_source_is_seen(
         self, spark: SparkSession, kafka: Cluster, tmp_path: Path
@@ -110,7 +110,7 @@ class TestInThisProcess:
             eventually(lambda: idle.search(once._display.line().plain), "Spark says that it is idle")
             assert ", 0 behind  ·  3 committed, the last" in once._display.line().plain
             first = ProgressDisplay(None, screen)
-            first.spark_says("", json.loads(query._jsq.recentProgress()[0].json()))
+            first.show_query("", json.loads(query._jsq.recentProgress()[0].json()))
             assert "400 rows read" in first.line().plain
             assert ", 150 behind" in first.line().plain
         finally:

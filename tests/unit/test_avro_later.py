@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 
 from sparkonce.avro import later
-from sparkonce.avro.later import DECODABLE, TOLD, Asked, _Answers
+from sparkonce.avro.later import DECODABLE, REASON, SchemaRequest, _Rewriter
 from sparkonce.avro.registry import SchemaRegistry
 from sparkonce.avro.schemas import wire_header
 from sparkonce.errors import ConfigurationError, RegistryError
@@ -55,19 +55,19 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 
 @pytest.fixture
-def asked(server: RegistryServer) -> Asked:
+def schema_request(server: RegistryServer) -> SchemaRequest:
     registry = SchemaRegistry({"url": server.url, "max.retries": 0})
-    return Asked(registry=registry, reader=json.dumps(READER), subjects=("orders-value",))
+    return SchemaRequest(registry=registry, reader=json.dumps(READER), subjects=("orders-value",))
 
 
-def answers(asked: Asked, *values: bytes) -> list[bytes]:
+def answers(schema_request: SchemaRequest, *values: bytes) -> list[bytes]:
     batch = pd.Series(list(values), dtype=object)
-    return list(batch.map(_Answers(asked, batch)))
+    return list(batch.map(_Rewriter(schema_request, batch)))
 
 
 def reason(answer: bytes) -> str:
-    assert answer.startswith(TOLD)
-    return answer.removeprefix(TOLD).decode()
+    assert answer.startswith(REASON)
+    return answer.removeprefix(REASON).decode()
 
 
 FOREIGN = {
@@ -80,64 +80,68 @@ FOREIGN = {
 
 @pytest.mark.parametrize("schema", FOREIGN)
 def test_a_record_of_another_subject_that_cannot_be_resolved_is_one_that_cannot_be_decoded(
-    server: RegistryServer, asked: Asked, schema: str
+    server: RegistryServer, schema_request: SchemaRequest, schema: str
 ) -> None:
     foreign = server.register("others-value", FOREIGN[schema])
     own = server.register("orders-value", record(x="int"))
-    bad, good = answers(asked, wire_header(foreign) + b"\2\2", wire_header(own) + b"\2")
+    bad, good = answers(schema_request, wire_header(foreign) + b"\2\2", wire_header(own) + b"\2")
     assert f"schema id {foreign} belongs to subject others-value, not to orders-value, and Python " in reason(bad)
     assert good == DECODABLE + wire_header(0)[1:] + b"\2"
 
 
-def test_a_null_that_the_reader_does_not_take_is_one_record_only(server: RegistryServer, asked: Asked) -> None:
+def test_a_null_that_the_reader_does_not_take_is_one_record_only(
+    server: RegistryServer, schema_request: SchemaRequest
+) -> None:
     header = wire_header(server.register("others-value", record(x=["null", "long"])))
-    null, one = answers(asked, header + b"\0", header + b"\2\2")
+    null, one = answers(schema_request, header + b"\0", header + b"\2\2")
     assert "belongs to subject others-value" in reason(null)
     assert one == wire_header(0) + b"\2"
 
 
 def test_a_schema_of_the_plans_subject_stops_the_query_as_java_may_read_it(
-    server: RegistryServer, asked: Asked
+    server: RegistryServer, schema_request: SchemaRequest
 ) -> None:
     several = record(x=["long", "string"])
     schema_id = server.register("others-value", several)
     assert server.register("orders-value", several) == schema_id
     with pytest.raises(ConfigurationError, match=rf"id {schema_id} was registered under .*Start the query again"):
-        answers(asked, wire_header(schema_id) + b"\0\2")
+        answers(schema_request, wire_header(schema_id) + b"\0\2")
 
 
-def test_a_registry_that_does_not_say_whose_an_id_is_makes_no_bad_records(server: RegistryServer, asked: Asked) -> None:
+def test_a_registry_that_does_not_say_whose_an_id_is_makes_no_bad_records(
+    server: RegistryServer, schema_request: SchemaRequest
+) -> None:
     schema_id = server.register("others-value", record(y="long"))
     value = wire_header(schema_id) + b"\2"
-    asked.registry.find(schema_id)
+    schema_request.registry.find(schema_id)
     with server.failing(503), pytest.raises(RegistryError, match="the subjects of schema id"):
-        answers(asked, value)
-    assert "others-value" in reason(answers(asked, value)[0])
+        answers(schema_request, value)
+    assert "others-value" in reason(answers(schema_request, value)[0])
 
 
 def test_ids_that_nobody_knows_are_asked_for_and_waited_for_once_in_a_while(
-    server: RegistryServer, asked: Asked, clock: Clock
+    server: RegistryServer, schema_request: SchemaRequest, clock: Clock
 ) -> None:
     garbage = [wire_header(number) for number in range(500, 520)]
     for _ in range(3):
-        assert "id 500 is not known" in reason(answers(asked, *garbage)[0])
+        assert "id 500 is not known" in reason(answers(schema_request, *garbage)[0])
     assert (server.count("GET /schemas/ids/5"), clock.slept) == (40, 1)
     clock.now += later.KEEP_S
-    answers(asked, garbage[0])
+    answers(schema_request, garbage[0])
     assert (server.count("GET /schemas/ids/5"), clock.slept) == (42, 2)
 
 
 def test_an_id_that_is_registered_later_is_found_when_the_answer_is_old(
-    server: RegistryServer, asked: Asked, clock: Clock
+    server: RegistryServer, schema_request: SchemaRequest, clock: Clock
 ) -> None:
     value = wire_header(2) + b"\2"
-    assert "not known" in reason(answers(asked, value)[0])
+    assert "not known" in reason(answers(schema_request, value)[0])
     assert server.register("orders-value", record(x="int")) == 2
     clock.now += later.KEEP_S
-    assert answers(asked, value) == [wire_header(0) + b"\2"]
+    assert answers(schema_request, value) == [wire_header(0) + b"\2"]
 
 
-def test_what_is_kept_has_a_bound(asked: Asked, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_kept_has_a_bound(schema_request: SchemaRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(later, "MOST_KEPT", 5)
-    answers(asked, *(wire_header(number) for number in range(500, 520)))
+    answers(schema_request, *(wire_header(number) for number in range(500, 520)))
     assert len(later._kept) <= 5

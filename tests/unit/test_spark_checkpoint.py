@@ -6,7 +6,7 @@ import pytest
 
 from sparkonce.checkpoint import SparkCheckpoint
 from sparkonce.errors import CheckpointMismatchError, ConfigurationError
-from sparkonce.spark.start.checkpoint import Location, check_query
+from sparkonce.spark.start.checkpoint import CheckpointLocation, check_query
 
 QUERY = "7f6e5d4c-0000-4000-8000-000000000001"
 SETTINGS = '{"batchWatermarkMs":0,"batchTimestampMs":1795237934862,"conf":{"spark.sql.shuffle.partitions":"4"}}'
@@ -58,7 +58,7 @@ def test_offsets_that_spark_cannot_have_written(tmp_path: Path, text: str) -> No
     (tmp_path / "offsets" / "0").write_text(text)
     with pytest.raises(CheckpointMismatchError, match=f"{tmp_path}/offsets/0 does not begin like") as caught:
         SparkCheckpoint(tmp_path).input_offsets(0)
-    assert "restore" in caught.value.next_step
+    assert "Restore" in caught.value.next_step
 
 
 def test_the_query_of_a_checkpoint(tmp_path: Path) -> None:
@@ -90,11 +90,11 @@ def test_the_running_query_has_another_checkpoint(tmp_path: Path) -> None:
 
 def test_where_the_running_query_has_its_checkpoint_is_told(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match=f"checkpointLocation is '/other', .*checkpoint='{tmp_path}'"):
-        check_query(tmp_path, QUERY, lambda: Location("/other", is_temporary=False))
+        check_query(tmp_path, QUERY, lambda: CheckpointLocation("/other", is_temporary=False))
     with pytest.raises(ConfigurationError, match="holds no query"):
-        check_query(tmp_path, QUERY, lambda: Location(str(tmp_path), is_temporary=False))
+        check_query(tmp_path, QUERY, lambda: CheckpointLocation(str(tmp_path), is_temporary=False))
     with pytest.raises(ConfigurationError, match="has no option checkpointLocation") as caught:
-        check_query(tmp_path, QUERY, lambda: Location("/tmp/temporary-5", is_temporary=True))  # noqa: S108
+        check_query(tmp_path, QUERY, lambda: CheckpointLocation("/tmp/temporary-5", is_temporary=True))  # noqa: S108
     assert f'.option("checkpointLocation", "{tmp_path}")' in caught.value.next_step
 
 

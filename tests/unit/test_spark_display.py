@@ -64,7 +64,7 @@ def shown(terminal: Terminal) -> ProgressDisplay:
 
 def test_a_start_is_seen_at_once(shown: ProgressDisplay) -> None:
     assert shown.line().plain == "totals starting: asking the servers"
-    shown.spark_says("Getting offsets from KafkaV2[Subscribe[orders]]", None)
+    shown.show_query("Getting offsets from KafkaV2[Subscribe[orders]]", None)
     assert shown.line().plain == "totals getting offsets from KafkaV2[Subscribe[orders]]"
 
 
@@ -73,7 +73,7 @@ def test_a_batch_and_what_its_source_gave_are_seen(shown: ProgressDisplay, termi
     assert shown.line().plain == "totals batch 7: preparing every slot"
     shown.show(batch(7, {"kafka": 305, "files": 305}, recovered=True, healed=2), "")
     shown.enter(Phase.IDLE, 7)
-    shown.spark_says("Waiting for data to arrive", kafka_progress(305, "40", "3"))
+    shown.show_query("Waiting for data to arrive", kafka_progress(305, "40", "3"))
     terminal.now_s += 3
     assert shown.line().plain == (
         "totals waiting for data to arrive  ·  305 rows read, 381 rows/s, 40 behind  ·  1 committed, the last 3 s ago"
@@ -83,15 +83,15 @@ def test_a_batch_and_what_its_source_gave_are_seen(shown: ProgressDisplay, termi
 
 def test_while_it_is_idle_the_age_of_the_last_commit_grows(shown: ProgressDisplay, terminal: Terminal) -> None:
     shown.show(batch(), "")
-    shown.spark_says("Waiting for data to arrive", kafka_progress(305))
-    shown.spark_says("Waiting for data to arrive", kafka_progress(0))
+    shown.show_query("Waiting for data to arrive", kafka_progress(305))
+    shown.show_query("Waiting for data to arrive", kafka_progress(0))
     terminal.now_s += 600
     assert shown.line().plain.endswith("305 rows read, 0 rows/s  ·  1 committed, the last 10 min ago")
 
 
 def test_sparks_words_are_not_those_of_a_batch(shown: ProgressDisplay) -> None:
     shown.enter(Phase.FINISHING, 7)
-    shown.spark_says("Processing new data", None)
+    shown.show_query("Processing new data", None)
     assert shown.line().plain == "totals batch 7: finishing"
 
 
@@ -183,13 +183,13 @@ def test_without_a_terminal_each_batch_has_a_line_that_is_written_once(
 ) -> None:
     display = ProgressDisplay(wanted, Pipe(monkeypatch, is_set_up=is_set_up, level=level).screen)
     with display.starting("totals"):
-        display.say("going on behind batch 6")
+        display.say("Resuming after batch 6.")
     display.enter(Phase.WRITING, 7)
     display.show(batch(), batch().line())
-    display.spark_says("Waiting for data to arrive", None)
+    display.show_query("Waiting for data to arrive", None)
     display.end()
     at = "2026-11-24 12:00:00 INFO sparkonce: "
-    lines = f"{at}going on behind batch 6\n{at}batch=7 committed rows=20 transactions=4 in 0.250 s\n"
+    lines = f"{at}Resuming after batch 6.\n{at}batch=7 committed rows=20 transactions=4 in 0.250 s\n"
     assert capsys.readouterr() == ("", lines if is_written else "")
 
 
@@ -201,8 +201,8 @@ def test_the_logger_is_left_as_it_is() -> None:
 
 
 def test_on_a_terminal_a_sentence_stays_above_the_line(shown: ProgressDisplay, terminal: Terminal) -> None:
-    shown.say("going on behind batch 6")
-    assert "sparkonce: totals: going on behind batch 6\n" in terminal.text
+    shown.say("Resuming after batch 6.")
+    assert "sparkonce: totals: Resuming after batch 6.\n" in terminal.text
 
 
 def test_a_line_that_nobody_can_read_stops_nothing(monkeypatch: pytest.MonkeyPatch, terminal: Terminal) -> None:

@@ -170,7 +170,7 @@ def test_where_spark_itself_has_ended_the_query_is_not_blamed(
 @pytest.mark.parametrize("given", [60, None, [FakeQuery()], "totals"])
 def test_what_is_no_query_is_refused_and_stops_none(given: object) -> None:
     query = FakeQuery()
-    with pytest.raises(ConfigurationError, match="that is no query"):
+    with pytest.raises(ConfigurationError, match="that is not a query"):
         await_end(query, given)  # type: ignore[arg-type]
     assert not query.stops
 

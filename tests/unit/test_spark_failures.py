@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from sparkonce.errors import OutageError, PrepareError, UnknownOutcomeError
-from sparkonce.spark.show.failures import MOST_CHARACTERS, as_told, message_and_next, short_error
+from sparkonce.spark.show.failures import MOST_CHARACTERS, message_and_next, short_error, without_causes
 from sparkonce.spark.work import SparkWork
 
 CALLED = "py4j.protocol.Py4JJavaError: An error occurred while calling o66.collectToPython.\n: "
@@ -146,8 +146,8 @@ def test_a_worker_that_died_is_named_as_one() -> None:
     died = f"{LOST}Python worker exited unexpectedly (crashed)\n\tat org.apache.spark.api.python.BasePythonRunner"
     error = short_error(RuntimeError(died))
     assert error.message == (
-        "A Python worker died, killed for want of memory or crashed in native code on host executor driver: Task 1 in "
-        "stage 3.0 failed 4 times. Python worker exited unexpectedly (crashed)."
+        "A Python worker died on host executor driver: Task 1 in stage 3.0 failed 4 times. It was killed for its "
+        "memory, or crashed in native code. Python worker exited unexpectedly (crashed)."
     )
     for word in ("dmesg", "spark.python.worker.faulthandler.enabled", "spark.executor.memoryOverhead"):
         assert word in error.next_step
@@ -156,7 +156,7 @@ def test_a_worker_that_died_is_named_as_one() -> None:
 def test_a_worker_with_another_python_is_named_as_one() -> None:
     said = "[PYTHON_VERSION_MISMATCH] Python in worker has different version: 3.10 than that in driver: 3.11"
     other = f"{LOST}Traceback:\npyspark.errors.exceptions.base.PySparkRuntimeError: {said}\n\tat org.apache.spark"
-    assert root_cause(RuntimeError(other)).startswith(f"A Python worker is another Python: {said} Job aborted")
+    assert root_cause(RuntimeError(other)).startswith(f"A Python worker runs another Python: {said} Job aborted")
 
 
 def test_a_module_that_workers_do_not_have_is_told_with_where_they_come_from() -> None:
@@ -220,7 +220,7 @@ def test_a_plan_that_is_stopped_while_its_rows_go_nowhere_says_so_too() -> None:
             raise RuntimeError(STOPPED)
 
     plan: Any = Plan()
-    with pytest.raises(PrepareError, match="the query was stopped"):
+    with pytest.raises(PrepareError, match="The query was stopped"):
         SparkWork(plan, 3, ()).run_into_nothing()
 
 
@@ -255,7 +255,7 @@ def test_what_led_to_an_error_is_left_out_but_for_a_stop(text: str) -> None:
     """Spark takes a stopped query for a failed one unless it is told so in its own words."""
     error = UnknownOutcomeError("Not listed.", next_step="start again.")
     error.__cause__ = RuntimeError(text)
-    told = as_told(error)
+    told = without_causes(error)
     assert told.__cause__ is told.__context__ is None
     assert ("java.lang.InterruptedException" in str(told)) == ("Interrupted" in text)
-    assert str(as_told(told)) == str(told)
+    assert str(without_causes(told)) == str(told)

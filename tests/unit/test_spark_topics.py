@@ -49,7 +49,7 @@ def test_a_topic_that_is_made_again_within_a_run_stops_the_next_decision() -> No
     topics.ids = {"a": "1", "b": "2"}  # a topic that a pattern matches from now on
     assert topics.before_decision((), OFFSETS) == ""
     topics.ids = {"a": "1", "b": "3"}
-    assert "topic 'b'" in topics.before_decision((), OFFSETS)
+    assert "Topic 'b'" in topics.before_decision((), OFFSETS)
 
 
 def test_brokers_that_do_not_say_stop_nothing_and_what_was_known_stays_known() -> None:
@@ -83,7 +83,7 @@ FURTHER = (json.dumps({"a": {"0": 9}, "b": {"0": 7}}),)
     [
         ({"a": 5, "b": 70}, (), {}, {}, ""),
         ({"a": 4, "b": 7}, (), {}, {}, "Topic 'a' partition 0 ends at offset 4, and this query has read it up to 5"),
-        ({"a": 4, "b": 7}, (), {"failondataloss": "false"}, {}, "read on from there, as failOnDataLoss=false says"),
+        ({"a": 4, "b": 7}, (), {"failondataloss": "false"}, {}, "reads on from there, as failOnDataLoss=false says"),
         ({"a": 4, "b": 7}, (), {"subscribe": "b, c"}, {}, ""),
         ({"a": 4, "b": 7}, (), {}, {"a": "another"}, ""),
         (

@@ -95,7 +95,7 @@ def test_a_pyspark_that_wants_to_be_told_the_time_zone_is_told(monkeypatch: pyte
 def test_a_sink_without_a_share_is_refused() -> None:
     owner = Owner(query="0" * 12, token=Token(0, "0" * 8))
     plan: Any = None
-    with pytest.raises(PrepareError, match=r"no part of the batch is taken by sinks \['other'\]"):
+    with pytest.raises(PrepareError, match=r"No part of the batch is written to sinks \['other'\]"):
         SparkWork(plan, 0, shares({MemorySink(MemoryServer(), name="one"): None})).write(
             {"one": owner, "other": owner}, None
         )

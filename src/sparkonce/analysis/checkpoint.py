@@ -43,20 +43,20 @@ def checkpoint_facts(folder: Path) -> Pipeline:
     if not checkpoint.exists():
         raise ConfigurationError(
             f"{str(folder)!r} is no checkpoint: it has no metadata and no offsets.",
-            next_step="give the folder of the option checkpointLocation, on a local or mounted disk.",
+            next_step="Give the folder of the option checkpointLocation, on a local or mounted disk.",
         )
     newest = checkpoint.begun()
     if newest < 0:
         raise ConfigurationError(
             f"{str(folder)!r} has no batch yet, so it does not say what the query reads.",
-            next_step="explain the query file, or wait until its first batch has begun.",
+            next_step="Explain the query file, or wait until its first batch has begun.",
         )
     offsets = checkpoint.source_lines(newest)
     if not offsets:
         raise ConfigurationError(
             f"{str(folder / 'offsets' / str(newest))!r} is empty or was cut off, so it does not say what the query "
             "reads.",
-            next_step="explain the query file; Spark itself will not start on this checkpoint without that file.",
+            next_step="Explain the query file; Spark itself will not start on this checkpoint without that file.",
         )
     return Pipeline(
         query=f"the query of {folder}",

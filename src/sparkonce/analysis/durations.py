@@ -33,7 +33,7 @@ def parse_duration(text: str, what: str) -> timedelta:
     else:
         if said and not _ONE.sub("", said).strip():
             return timedelta(seconds=seconds)
-    raise ConfigurationError(f"{what}={text!r} is not a duration.", next_step="write it like 90s, 15m, 2h or 7d.")
+    raise ConfigurationError(f"{what}={text!r} is not a duration.", next_step="Write it like 90s, 15m, 2h or 7d.")
 
 
 def say(duration: timedelta) -> str:

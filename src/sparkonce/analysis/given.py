@@ -50,7 +50,7 @@ def sink_facts(sink: Any, options: Mapping[str, Any] | None = None) -> tuple[Sin
         return (SinkFacts(format="foreachbatch", name=function.name, function=function),)
     raise ConfigurationError(
         f"sink={sink!r} is not known.",
-        next_step="give a sink of sparkonce or several, an ExactlyOnce, the name of a Spark format, or a function.",
+        next_step="Give a sink of sparkonce or several, an ExactlyOnce, the name of a Spark format, or a function.",
     )
 
 

@@ -35,7 +35,7 @@ def parse_reader(reader: str | Mapping[str, object] | None) -> ReaderFacts:
         if word not in {COMMITTED, UNCOMMITTED, SPARK, BARE_FILES}:
             raise ConfigurationError(
                 f"reader={reader!r} is not known.",
-                next_step="say read_committed, read_uncommitted, spark or files, or give a Kafka consumer's settings.",
+                next_step="Say read_committed, read_uncommitted, spark or files, or give a Kafka consumer's settings.",
             )
         return ReaderFacts(word=word)
     settings = {str(name): str(value) for name, value in reader.items()}
@@ -44,7 +44,7 @@ def parse_reader(reader: str | Mapping[str, object] | None) -> ReaderFacts:
         return ReaderFacts(settings=settings)
     if len(levels) > 1 or not levels <= {COMMITTED, UNCOMMITTED}:
         raise ConfigurationError(
-            f"reader={settings!r}: isolation.level is {COMMITTED} or {UNCOMMITTED}.", next_step="correct it."
+            f"reader={settings!r}: isolation.level is {COMMITTED} or {UNCOMMITTED}.", next_step="Correct it."
         )
     return ReaderFacts(word=levels.pop(), settings=settings)
 

@@ -21,7 +21,7 @@ def judge(pipeline: Pipeline) -> Explanation:
     if not pipeline.sources or not pipeline.sinks:
         raise ConfigurationError(
             f"{pipeline.query}: no {'sink' if pipeline.sources else 'source'} was found in it.",
-            next_step="give a streaming query with a source and a sink.",
+            next_step="Give a streaming query with a source and a sink.",
         )
     parts: list[Part] = [judge_source(source, pipeline) for source in pipeline.sources]
     parts.append(judge_engine(pipeline))

@@ -23,7 +23,7 @@ from sparkonce.errors import ConfigurationError, SchemaError
 
 FAIL, DROP, DEAD_LETTER = "fail", "drop", "dead-letter"
 LOCATED_BY = ("topic", "partition", "offset")
-"""The columns of Spark's Kafka source that say where a record is."""
+"""The columns of Spark's Kafka source that locate a record."""
 
 
 def from_registry_avro(
@@ -39,25 +39,25 @@ def from_registry_avro(
 ) -> Column:
     """Decodes records with a Schema Registry's header (a zero byte, the schema's id in four bytes, the Avro).
 
-    The registry is asked for every version of the subject now, and not while the query runs. Each is decoded in the
-    JVM by ``from_avro``, evolved to the reader's schema. A null value (a tombstone) is null.
+    The registry is asked for every version of the subject now, not while the query runs. The JVM decodes each by
+    ``from_avro``, evolved to the reader's schema. A null value (a tombstone) stays null.
 
     Args:
         column: Binary.
-        subject: Whose schemas the records have. Several, if there are several types and a reader that fits all.
-        registry: Where the schemas are.
+        subject: The subject of the records' schemas; several for several types with one reader that fits all.
+        registry: The registry that holds the schemas.
         reader: The schema of the result: a version of the subject, the path of an ``.avsc`` file, or JSON. By default
             the latest version as it is now; pin it for queries with state, whose schema would change at a restart.
         on_error: What to do with values that cannot be decoded. ``fail``: the query stops and names the record.
-            ``dead-letter``: the result is a struct of ``record`` and ``dead_letter``, a struct of ``reason``,
-            ``schema_id`` and ``value``; each value gives one of the two. For ``drop`` see `decode_registry_avro`.
-        later_ids: What to do with an id that is not among the subject's now. ``stop``: the query stops, and reads such
-            records in the JVM when it is started again, if the schema is registered under the subject by then.
-            ``ask``: a Python worker asks the registry and takes such records along. One of another subject is taken
-            too if Python can resolve it to the reader's schema, and else is one that cannot be decoded. Every record
-            pays for the way there. By default ``stop`` for ``fail``, and ``ask`` otherwise.
-        located_by: The columns beside it that say where a record is, for the error. Where they are missing, Spark
-            refuses the plan; name others, or none: ``located_by=()``. `decode_registry_avro` names those missing.
+            ``dead-letter``: the result is a struct of ``record`` and ``dead_letter``, of which one is null;
+            ``dead_letter`` has ``reason``, ``schema_id`` and ``value``. For ``drop`` see `decode_registry_avro`.
+        later_ids: What to do with a schema id that the subject does not have yet. ``stop``: the query stops. Its next
+            start reads such records in the JVM, if the schema is registered under the subject by then.
+            ``ask``: a Python worker asks the registry, and the query decodes such records as well. A record of
+            another subject is decoded too if Python can resolve its schema to the reader's. Every record then costs
+            the transfer to Python. By default ``stop`` for ``fail``, and ``ask`` otherwise.
+        located_by: The columns that locate a record, for the error. Spark refuses the plan if one is missing; name
+            others, or none: ``located_by=()``. `decode_registry_avro` names the missing ones.
         options: More options of ``from_avro``, such as ``recursiveFieldMaxDepth``.
 
     Raises:
@@ -67,8 +67,8 @@ def from_registry_avro(
     """
     if on_error == DROP:
         raise ConfigurationError(
-            "on_error='drop' takes rows away, which a column cannot",
-            next_step="use decode_registry_avro(df, on_error='drop', …).",
+            "on_error='drop' removes rows, which a column cannot do.",
+            next_step="Use decode_registry_avro(df, on_error='drop', …).",
         )
     _check(on_error=(on_error, (FAIL, DEAD_LETTER)), later_ids=(later_ids, (None, STOP, ASK)))
     _check_registry(registry)
@@ -95,15 +95,15 @@ def decode_registry_avro(
     metric: str = "sparkonce_avro",
     **settings: Any,
 ) -> DataFrame:
-    """Adds a column with the decoded records, and knows a third way with those that cannot be decoded.
+    """Adds a column with the decoded records; it can also drop those that cannot be decoded.
 
     Args:
-        df: Has the column, and those that say where a record is.
+        df: A DataFrame with the column, and with those that locate a record.
         column: Binary.
-        into: The new column.
-        on_error: As in `from_registry_avro`, or ``drop``: such rows are left out and counted. The count is in
-            ``query.lastProgress["observedMetrics"][metric]["undecodable"]``, beside ``records``, of all rows.
-        dead_letter: The column for dead letters, null where there is a record.
+        into: The name of the new column.
+        on_error: As in `from_registry_avro`, or ``drop``: such rows are removed and counted, in
+            ``query.lastProgress["observedMetrics"][metric]["undecodable"]``; ``records`` there counts all rows.
+        dead_letter: The name of the column for dead letters, which is null where there is a record.
         metric: The name of the counts, see ``DataFrame.observe``; each of a query needs its own.
         settings: Those of `from_registry_avro`.
 
@@ -115,13 +115,13 @@ def decode_registry_avro(
     found = dict(df.dtypes).get(column)
     if found != "binary":
         raise SchemaError(
-            f"column={column!r} is {found or 'missing'}, and must be binary: the columns are {', '.join(df.columns)}",
-            next_step="name the column that holds the records.",
+            f"column={column!r} is {found or 'missing'}, and must be binary: the columns are {', '.join(df.columns)}.",
+            next_step="Name the column that holds the records.",
         )
     _check_located(df, on_error, settings)
     if on_error == FAIL:
         return df.withColumn(into, from_registry_avro(column, on_error=FAIL, **settings))
-    # The name is taken away again in the next step.
+    # This column is dropped in the next step.
     both = "__sparkonce_decoded"
     decoded = df.withColumn(both, from_registry_avro(column, on_error=DEAD_LETTER, **settings))
     decoded = decoded.withColumns({into: F.col(both)["record"], dead_letter: F.col(both)["dead_letter"]}).drop(both)
@@ -146,17 +146,17 @@ def to_registry_avro(
 ) -> Column:
     """Encodes a column as records with a Schema Registry's header. Null becomes null, a tombstone.
 
-    The schema is registered once, now, unless it is there.
+    The schema is registered now, once, unless the registry has it.
 
     Args:
-        column: What the schema describes; a struct for a record.
-        registry: Where schemas are.
+        column: The values to encode; a struct for a record.
+        registry: The registry that holds the schemas.
         schema: The path of an ``.avsc`` file, JSON, or a type of Spark's such as ``df.schema``. By default the latest
             version of the subject.
-        topic: Where the records go, for the subject's name.
+        topic: The topic of the records, for the subject's name.
         field: ``value`` or ``key``, for the subject's name.
         strategy: How the subject is named.
-        subject: The subject's name, whatever the strategy.
+        subject: The subject's name, in place of the strategy's.
         auto_register: Whether to register the schema; if not, it must be there.
         record_name: With a type of Spark's, the record's name, which may have a namespace: ``com.example.Order``.
 
@@ -197,7 +197,7 @@ def from_avro_file(
 
     Args:
         column: Binary.
-        schema: What the records are written with: the path of an ``.avsc`` file, or JSON.
+        schema: The schema of the records: the path of an ``.avsc`` file, or JSON.
         reader: The schema of the result, if it is another.
         options: More options of ``from_avro``.
 
@@ -215,7 +215,7 @@ def to_avro_file(column: Column | str, schema: str | Path | Mapping[str, Any]) -
     """Encodes plain Avro, without a header, by ``to_avro``. Null becomes null.
 
     Args:
-        column: What the schema describes.
+        column: The values to encode.
         schema: The path of an ``.avsc`` file, or JSON.
 
     Raises:
@@ -230,13 +230,13 @@ def to_avro_file(column: Column | str, schema: str | Path | Mapping[str, Any]) -
 def _check_located(df: DataFrame, on_error: str, settings: Mapping[str, Any]) -> None:
     located_by = settings.get("located_by", LOCATED_BY)
     if on_error != FAIL and settings.get("later_ids") != STOP:
-        return  # Nothing is raised that says where.
+        return  # no error will locate a record
     missing = [name for name in located_by if not _has_column(df, name)]
     if missing:
         raise SchemaError(
             f"located_by={tuple(located_by)!r}: there is no column {', '.join(missing)}; the columns are "
-            f"{', '.join(df.columns)}",
-            next_step="keep the columns of Spark's Kafka source, name others in located_by, or say located_by=().",
+            f"{', '.join(df.columns)}.",
+            next_step="Keep the columns of Spark's Kafka source, name others in located_by, or say located_by=().",
         )
 
 
@@ -251,7 +251,7 @@ def _check_registry(registry: object) -> None:
     if not isinstance(registry, SchemaRegistry):
         raise ConfigurationError(
             f"registry={shown(registry)} is not a SchemaRegistry.",
-            next_step="give SchemaRegistry({'url': 'https://registry:8081'}).",
+            next_step="Give SchemaRegistry({'url': 'https://registry:8081'}).",
             setting="registry",
         )
 
@@ -260,4 +260,4 @@ def _check(**settings: tuple[str | None, tuple[str | None, ...]]) -> None:
     for name, (given, known) in settings.items():
         if given not in known:
             told = ", ".join(repr(one) for one in known if one is not None)
-            raise ConfigurationError(f"{name}={given!r} is not known", next_step=f"say one of {told}.")
+            raise ConfigurationError(f"{name}={given!r} is not known.", next_step=f"Give one of {told}.")

@@ -6,7 +6,7 @@ The plan for a value, from the outside::
     decoded = CASE WHEN startswith(value, header of id 9) THEN from_avro(value, envelope of schema 9)
                    WHEN startswith(value, header of id 4) THEN from_avro(value, envelope of schema 4) ...
 
-so a good record costs one comparison and one ``from_avro``, and everything else is looked at only where that gave null.
+So a good record costs one comparison and one ``from_avro``. Everything else is evaluated only where that gave null.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pyspark.sql import Column
 from pyspark.sql import functions as F  # noqa: N812 - as everybody writes it
 
 from sparkonce.avro import module
-from sparkonce.avro.later import DECODABLE, TOLD, Asked, ask_registry
+from sparkonce.avro.later import DECODABLE, REASON, SchemaRequest, ask_registry
 from sparkonce.avro.registry import RegisteredSchema, SchemaRegistry
 from sparkonce.avro.schemas import HEADER_BYTES, may_be_null, parse, reader_envelope, schema_text, wire_header
 from sparkonce.avro.schemas import writer_envelope as envelope
@@ -30,11 +30,11 @@ STOP, ASK = "stop", "ask"
 
 
 class Decoding:
-    """The columns that come of a column of records: the record, and why there is none.
+    """Makes columns from a column of records: the record, and the reason why there is none.
 
     Args:
         value: Binary, or null for a tombstone.
-        subjects: Whose versions are known to the plan.
+        subjects: The plan knows all their versions.
         registry: The registry.
         reader: See `sparkonce.avro.from_registry_avro`.
         later_ids: See `sparkonce.avro.from_registry_avro`.
@@ -66,17 +66,17 @@ class Decoding:
         self._schema, where = _reader_schema(reader, subjects, registry)
         module.check_readable(self._schema, where, self._options)
         unknown = F.when(self._is_framed() & ~self._is_known(), value)
-        asked = Asked(registry=registry, reader=self._schema, subjects=tuple(subjects))
-        self._answer = ask_registry(asked)(unknown) if later_ids == ASK else None
+        request = SchemaRequest(registry=registry, reader=self._schema, subjects=tuple(subjects))
+        self._answer = ask_registry(request)(unknown) if later_ids == ASK else None
         self._decoded = self._branches()
 
     def value_or_stop(self) -> Column:
-        """The record. Where there are bytes and no record, the query stops and says why."""
-        stop = self._stop(self._reason(), "correct the record's writer, or set on_error to dead-letter or drop.")
+        """Returns the record. A value that is no record stops the query, with the reason."""
+        stop = self._stop(self._reason(), "Correct the record's writer, or set on_error to dead-letter or drop.")
         return F.coalesce(self._decoded["value"], F.when(self._has_failed(), stop))
 
     def value_and_letter(self) -> Column:
-        """A struct of ``record`` and ``dead_letter``, of which one at most is not null."""
+        """Returns a struct of ``record`` and ``dead_letter``; at most one of them is not null."""
         letter = F.struct(
             self._reason().alias("reason"), self._schema_id().alias("schema_id"), self._value.alias("value")
         )
@@ -85,22 +85,22 @@ class Decoding:
         return F.struct(record.alias("record"), dead.alias("dead_letter"))
 
     def _branches(self) -> Column:
-        """A struct of ``value``, and of ``ok`` where null may be a value; null, or all null, if it cannot be read."""
+        """Returns a struct of ``value``, with ``ok`` where null may be a value; null, or all null, if unreadable."""
         reader = reader_envelope(self._schema)
         decoded: Any = F
         for version in self._known:
             row = module.read(self._value, envelope(version.text), reader, self._options)
             decoded = decoded.when(_has_id(self._value, version), row)
         if self._answer is None:
-            # It may be a good record of a schema that is younger than the plan, whatever on_error says.
+            # Whatever on_error says: it may be a good record of a schema that is younger than the plan.
             why = F.concat(self._id_text(), F.lit(f" was not one of {self._subjects} when the query started"))
             restart = (
-                f"if it is registered under {self._subjects} by now, start the query again, which then reads it; "
+                f"If it is registered under {self._subjects} by now, start the query again, which then reads it; "
                 "nothing is lost. If it belongs to another subject, add that to subject=, or say later_ids='ask'. If "
                 "it belongs to none: later_ids='ask', and on_error='dead-letter' or 'drop'."
             )
             return decoded.otherwise(F.when(self._is_framed(), self._stop(why, restart)))
-        # What the worker gives back is written in the reader's own schema.
+        # The worker answers in the reader's own schema.
         rewritten = F.when(F.startswith(self._answer, F.lit(DECODABLE)), self._answer)
         return decoded.otherwise(module.read(rewritten, envelope(self._schema), reader, self._options))
 
@@ -120,9 +120,9 @@ class Decoding:
         )
         reason = F.when(~self._is_framed(), unframed)
         if self._answer is not None:
-            is_told = F.startswith(self._answer, F.lit(TOLD))
-            told = F.decode(F.substring(self._answer, len(TOLD) + 1, 1 << 20), "utf-8")
-            reason = reason.when(is_told, told)
+            has_reason = F.startswith(self._answer, F.lit(REASON))
+            given = F.decode(F.substring(self._answer, len(REASON) + 1, 1 << 20), "utf-8")
+            reason = reason.when(has_reason, given)
         return reason.otherwise(malformed)
 
     def _stop(self, why: Column, next_step: str) -> Column:
@@ -156,13 +156,13 @@ def _has_id(value: Column, version: RegisteredSchema) -> Column:
 def _reader_schema(
     reader: int | str | Path | Mapping[str, Any] | None, subjects: Sequence[str], registry: SchemaRegistry
 ) -> tuple[str, str]:
-    """The reader's schema, and where it is from."""
+    """Returns the reader's schema, and where it is from."""
     if reader is not None and not isinstance(reader, int):
         return schema_text(reader, "reader"), f"reader={str(reader)[:60]!r}"
     if len(subjects) > 1:
         raise ConfigurationError(
-            f"subject={list(subjects)} are several, so there is no latest version or version {reader}",
-            next_step="give reader the path of an .avsc file, or a schema's JSON.",
+            f"subject={list(subjects)} are several, so there is no latest version or version {reader}.",
+            next_step="Give reader the path of an .avsc file, or a schema's JSON.",
         )
     found = registry.latest(subjects[0]) if reader is None else registry.version(subjects[0], reader)
     return found.text, f"version {found.version} of subject {found.subject!r}"

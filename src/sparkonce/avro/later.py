@@ -1,7 +1,7 @@
-"""Records whose schema was registered after the query had started: the plan is made by then, so a worker asks.
+"""Decodes records whose schema was registered after the query had started.
 
-The worker finds the schema in the registry and writes the record anew, in the reader's schema and with a header before
-it, so that the JVM decodes it as all others.
+The plan is fixed by then. So a Python worker finds the schema in the registry and writes the record anew, in the
+reader's schema and with a header, and the JVM decodes it like all others.
 """
 
 from __future__ import annotations
@@ -24,34 +24,34 @@ T = TypeVar("T")
 
 DECODABLE = b"\0"
 """The first byte of an answer that holds a record: a registry's header begins with it."""
-TOLD = b"\1"
+REASON = b"\1"
 """The first byte of an answer that gives, in UTF-8, the reason why there is no record."""
 
 ASK_AGAIN_AFTER_S = 1.0
-"""A registry of several nodes may not know everywhere yet what was registered a moment ago."""
+"""The pause before an unknown id is asked for again: a new schema takes a moment to reach every node of a registry."""
 
 KEEP_S = 10.0
 """The time for which a worker keeps an answer about an id: an id may appear, or change its subject."""
 MOST_KEPT = 100_000
 _MOST_NAMED = 5
 
-# What a worker has learned, for as long as it lives. A schema does not change.
+# Kept for as long as the worker lives, since a schema does not change.
 _answers: dict[tuple[str, int, str], Transcoder | str | UnresolvableError] = {}
-# What may change, and until when it is believed.
+# Answers that may change, each with the time at which it expires.
 _kept: dict[Hashable, tuple[float, Any]] = {}
 
 _REWRITTEN = wire_header(0)
-"""The id in it means nothing: the plan knows where the record comes from."""
+"""The header of a rewritten record. Its id means nothing: the plan knows that the record is in the reader's schema."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
+class SchemaRequest:
     """The request of a plan to a worker.
 
     Attributes:
-        registry: Whom to ask.
+        registry: The registry to ask.
         reader: The schema of the result.
-        subjects: Those whose versions the plan reads in the JVM, when it is made anew.
+        subjects: The subjects whose versions a new plan would decode in the JVM.
     """
 
     registry: SchemaRegistry
@@ -59,28 +59,28 @@ class Asked:
     subjects: Sequence[str]
 
 
-def ask_registry(asked: Asked) -> Callable[[Column], Column]:
-    """A function of binary values with a header, or null, that gives `DECODABLE` or `TOLD` values, or null for null."""
+def ask_registry(request: SchemaRequest) -> Callable[[Column], Column]:
+    """Returns a function from records with a header to `DECODABLE` or `REASON` answers; null stays null."""
 
     @pandas_udf("binary")  # type: ignore[untyped-decorator]  # PySpark's types are not read
     def ask(values: pd.Series) -> pd.Series:
         later = values[values.notna()]
         if later.empty:
             return values
-        return values.where(values.isna(), later.map(_Answers(asked, later)))
+        return values.where(values.isna(), later.map(_Rewriter(request, later)))
 
     function: Callable[[Column], Column] = ask
     return function
 
 
-class _Answers:
-    """Answers for the records of one batch of rows.
+class _Rewriter:
+    """Rewrites the records of one batch of rows.
 
-    Each id is asked about once, or twice if it is not found; those that are not found are waited for together.
+    The registry is asked once for each id, and once more, after a pause, for those that it did not know.
     """
 
-    def __init__(self, asked: Asked, values: pd.Series) -> None:
-        self._asked = asked
+    def __init__(self, request: SchemaRequest, values: pd.Series) -> None:
+        self._request = request
         ids = {_id(value) for value in values}
         self._found = {number: self._find(number) for number in ids if not _is_kept(self._unknown(number))}
         missing = [number for number, found in self._found.items() if found is None]
@@ -95,46 +95,48 @@ class _Answers:
         number = _id(value)
         found = self._found.get(number)
         if found is None:
-            return _told(f"schema id {number} is not known to the registry")
+            return _reason(f"schema id {number} is not known to the registry")
         if isinstance(found, str):
-            return _told(found)
+            return _reason(found)
         if isinstance(found, UnresolvableError):
-            return _told(self._foreign(number, found))
+            return _reason(self._foreign(number, found))
         try:
             return _REWRITTEN + found(bytes(value)[len(_REWRITTEN) :])
         except MalformedError as error:
-            return _told(f"it is malformed for schema id {number}: {error}")
+            return _reason(f"it is malformed for schema id {number}: {error}")
         except UnresolvableError as error:
-            return _told(self._foreign(number, error))
+            return _reason(self._foreign(number, error))
 
     def _find(self, number: int) -> Transcoder | str | UnresolvableError | None:
-        """Returns the schema's transcoder: None if there is none, a text if it is of another kind. Raises the rest."""
-        asked = self._asked
-        key = (asked.registry.key, number, asked.reader)
+        """Returns the schema's transcoder; None for an unknown id, a text for a schema that is not Avro.
+
+        Other errors are raised: they stop the query.
+        """
+        request = self._request
+        key = (request.registry.key, number, request.reader)
         if key not in _answers:
             try:
-                schema = asked.registry.find(number)
+                schema = request.registry.find(number)
                 if schema is None:
                     return None
-                _answers[key] = Transcoder(schema.text, asked.reader)
+                _answers[key] = Transcoder(schema.text, request.reader)
             except UnresolvableError as error:
                 _answers[key] = error
             except ConfigurationError as error:
                 if "kind" not in error.details:
                     raise
-                _answers[key] = error.message
+                _answers[key] = error.message.rstrip(".")  # a clause of the dead letter's reason
         return _answers[key]
 
     def _foreign(self, number: int, error: UnresolvableError) -> str:
         """Returns why there is no record. Raises if a restart would find one, since Java then reads the schema."""
-        registry, ours = self._asked.registry, ", ".join(self._asked.subjects)
+        registry, ours = self._request.registry, ", ".join(self._request.subjects)
         key = (registry.key, "subjects", number)
         subjects = _kept[key][1] if _is_kept(key) else _keep(key, registry.subjects(number))
-        if set(subjects) & set(self._asked.subjects):
+        if set(subjects) & set(self._request.subjects):
             raise ConfigurationError(
-                f"schema id {number} was registered under {ours} after the query had started, and {error}",
-                next_step="start the query again: all schemas that are registered by then are read by Java. Nothing is "
-                "lost.",
+                f"Schema id {number} was registered under {ours} after the query had started, and {error}",
+                next_step="Start the query again: Java then reads all schemas registered by now. Nothing is lost.",
             )
         named = ", ".join(subjects[:_MOST_NAMED]) + (", …" if len(subjects) > _MOST_NAMED else "")
         whose = f"belongs to subject {named}" if subjects else "belongs to no subject"
@@ -144,7 +146,7 @@ class _Answers:
         )
 
     def _unknown(self, number: int) -> Hashable:
-        return (self._asked.registry.key, "unknown", number)
+        return (self._request.registry.key, "unknown", number)
 
 
 def _is_kept(key: Hashable) -> bool:
@@ -162,5 +164,5 @@ def _id(value: bytes) -> int:
     return int.from_bytes(bytes(value)[1 : len(_REWRITTEN)], "big")
 
 
-def _told(reason: str) -> bytes:
-    return TOLD + reason.encode()
+def _reason(reason: str) -> bytes:
+    return REASON + reason.encode()

@@ -1,8 +1,8 @@
 """Limits the memory of one value: without a limit, five bad bytes ask Avro for 2 GB, and the JVM ends.
 
-A length stands before each string, and Avro makes room for it before it looks whether the bytes are there. The
-``OutOfMemoryError`` is fatal to Spark, whatever the mode of ``from_avro``, and comes again at every start. With Avro's
-own limits (``org.apache.avro.SystemLimitException``, since 1.12 and 1.11.4) it is a record that cannot be decoded.
+Each string begins with its length, and Avro allocates that much before it checks that the bytes are there. The
+``OutOfMemoryError`` is fatal to Spark, whatever the mode of ``from_avro``, and returns at every start. Under Avro's own
+limits (``org.apache.avro.SystemLimitException``, since 1.12 and 1.11.4) the record merely cannot be decoded.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ logger = logging.getLogger("sparkonce")
 
 PROPERTIES = tuple(f"org.apache.avro.limits.{what}.maxLength" for what in ("string", "bytes", "collectionItems"))
 ADVISED = 16_777_216
-"""The advised limit in bytes. A value is never longer than its record, and few topics take records of 16 MiB."""
+"""The advised limit in bytes. A value is never longer than its record, and few topics allow records of 16 MiB."""
 
 DRIVER, EXECUTOR = "spark.driver.extraJavaOptions", "spark.executor.extraJavaOptions"
 
-# The applications that were told.
-_told: set[str] = set()
+# Applications that have had the warning.
+_warned: set[str] = set()
 
 
 def java_options() -> str:
@@ -33,9 +33,9 @@ def warn_without_limits(session: SparkSession, jvm: Any) -> None:
     """Warns once in an application that is to decode Avro without Avro's limits."""
     context = session.sparkContext
     application = str(context.applicationId)
-    if application in _told:
+    if application in _warned:
         return
-    _told.add(application)
+    _warned.add(application)
     missing = [DRIVER] if any(jvm.java.lang.System.getProperty(name) is None for name in PROPERTIES) else []
     conf = context.getConf()
     given = " ".join(conf.get(name, "") or "" for name in (EXECUTOR, "spark.executor.defaultJavaOptions"))

@@ -1,4 +1,4 @@
-"""Spark's own Avro module, which is a jar beside Spark: its functions, and what to do where it is missing."""
+"""Calls Spark's own Avro module, a jar beside Spark, and says how to get it where it is missing."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ _DEPTH = "recursiveFieldMaxDepth"
 
 
 def read(value: Column, writer: str, reader: str, options: Mapping[str, str]) -> Column:
-    """``from_avro``; what cannot be read is null, or all null if the reader's schema is a record."""
+    """Applies ``from_avro``; what cannot be read is null, or all null if the reader's schema is a record."""
     return avro.from_avro(value, writer, {**options, "avroSchema": reader, "mode": "PERMISSIVE"})
 
 
 def check_options(options: Mapping[str, str] | None) -> dict[str, str]:
-    """Options of ``from_avro`` that a user gives.
+    """Returns the options of ``from_avro`` that a user gives.
 
     Raises:
         ConfigurationError: if one of them is set here.
@@ -35,9 +35,7 @@ def check_options(options: Mapping[str, str] | None) -> dict[str, str]:
     given = {str(name): str(value) for name, value in (options or {}).items()}
     for name in given:
         if name.lower() in {ours.lower() for ours in _OURS}:
-            raise ConfigurationError(
-                f"options has {name}, which is set by on_error and reader", next_step="leave it out."
-            )
+            raise ConfigurationError(f"options[{name!r}] is set by on_error and reader.", next_step="Leave it out.")
     return given
 
 
@@ -51,8 +49,8 @@ def check_readable(schema: str, where: str, options: Mapping[str, str]) -> None:
     warn_without_limits(SparkSession.active(), jvm)
     if is_recursive(json.loads(schema)) and _DEPTH not in options:
         raise ConfigurationError(
-            f"{where} holds itself (a recursive type), and Spark's types cannot",
-            next_step=f"say how deep to read it: options={{'{_DEPTH}': '3'}}.",
+            f"{where} is recursive, and Spark has no recursive types.",
+            next_step=f"Limit the depth: options={{'{_DEPTH}': '3'}}.",
         )
     try:
         parsed = getattr(jvm, "org.apache.avro.Schema$Parser")().parse(schema)
@@ -61,19 +59,19 @@ def check_readable(schema: str, where: str, options: Mapping[str, str]) -> None:
             jvm.org.apache.spark.sql.avro.SchemaConverters.toSqlType(parsed)
     except Exception as error:
         raise ConfigurationError(
-            f"{where} has no type in Spark: {_first_line(error)}", next_step="change what it names in the schema."
+            f"{where} has no type in Spark: {_first_line(error)}", next_step="Change what it names in the schema."
         ) from error
 
 
 def avro_type(struct: Any, name: str, namespace: str) -> str:
-    """The Avro schema that Spark gives to a type of its own (``StructType`` of Python), as JSON."""
+    """Returns the Avro schema that Spark derives from a type of its own (``StructType`` of Python), as JSON."""
     jvm = require_module()
     jtype = jvm.org.apache.spark.sql.types.DataType.fromJson(struct.json())
     return str(jvm.org.apache.spark.sql.avro.SchemaConverters.toAvroType(jtype, False, name, namespace).toString())
 
 
 def require_module() -> Any:
-    """The JVM of the session, with Spark's Avro module in it.
+    """Returns the session's JVM, which has Spark's Avro module.
 
     Raises:
         ConfigurationError: if there is no classic Spark session, or the module is missing.
@@ -81,7 +79,7 @@ def require_module() -> Any:
     session = SparkSession.getActiveSession()
     if session is None or not hasattr(session, "_jvm"):
         raise ConfigurationError(
-            "There is no Spark session here", next_step="make one first: a classic one, not Spark Connect."
+            "There is no Spark session.", next_step="Make one first: a classic one, not Spark Connect."
         )
     require_class(session, AVRO_MODULE, "org.apache.spark.sql.avro.AvroDataToCatalyst")
     return session._jvm

@@ -22,7 +22,7 @@ SUBJECT_NOT_FOUND, VERSION_NOT_FOUND, SCHEMA_NOT_FOUND = 40401, 40402, 40403
 https://docs.confluent.io/platform/current/schema-registry/develop/api.html#errors"""
 
 DEFAULTS: Mapping[str, Any] = {"timeout": 10, "max.retries": 3}
-"""Ours where they differ: the client would wait for an answer for ever."""
+"""Settings whose defaults differ from the client's, which would wait for an answer for ever."""
 
 _SECRET = re.compile(r"password|secret|user\.info|token")
 _USER_IN_URL = re.compile(r"//((?:(?!,\s*https?://).)*)@")
@@ -38,10 +38,10 @@ class RegisteredSchema:
     """An Avro schema that a registry knows.
 
     Attributes:
-        id: What stands in the header of its records.
+        id: The id in the header of its records.
         text: JSON, with its references written out.
-        subject: Under which it was asked for; None if it was asked for by id.
-        version: Of the subject, counted from 1; None if it was asked for by id.
+        subject: The subject it was asked for under; None if it was asked for by id.
+        version: The subject's version, counted from 1; None if it was asked for by id.
     """
 
     id: int
@@ -51,7 +51,7 @@ class RegisteredSchema:
 
 
 class SchemaRegistry:
-    """A Schema Registry that speaks Confluent's protocol. Can be pickled; only the settings are.
+    """A Schema Registry that speaks Confluent's protocol. A pickle of it holds its settings only.
 
     Args:
         settings: Those of confluent-kafka's ``SchemaRegistryClient``, under its names: ``url`` (several with commas),
@@ -68,8 +68,8 @@ class SchemaRegistry:
         self._key = _key(self._settings)
         if not isinstance(self._settings.get("url"), str):
             raise ConfigurationError(
-                f"SchemaRegistry has no url among its settings ({', '.join(sorted(self._settings))})",
-                next_step="give {'url': 'https://registry:8081'} at least.",
+                f"SchemaRegistry has no url among its settings ({', '.join(sorted(self._settings))}).",
+                next_step="Give {'url': 'https://registry:8081'} at least.",
             )
         self._client()
 
@@ -86,7 +86,7 @@ class SchemaRegistry:
 
     @property
     def key(self) -> str:
-        """Equal for equal settings and for copies. Holds secrets: not to be shown."""
+        """The key of the client's cache, equal for equal settings and for copies. It holds secrets: never show it."""
         return self._key
 
     def versions(self, subject: str) -> list[RegisteredSchema]:
@@ -100,7 +100,7 @@ class SchemaRegistry:
         return [self.version(subject, number) for number in sorted(numbers, reverse=True)]
 
     def latest(self, subject: str) -> RegisteredSchema:
-        """The newest version that is not deleted, as it is now.
+        """Returns the newest version that is not deleted, as of now.
 
         Raises:
             RegistryError, ConfigurationError: see `versions`.
@@ -121,10 +121,10 @@ class SchemaRegistry:
         return RegisteredSchema(id=found.schema_id, text=text, subject=subject, version=number)
 
     def find(self, schema_id: int) -> RegisteredSchema | None:
-        """The schema of an id, whatever its subject; None if the registry says that there is none.
+        """Returns the schema of an id, whatever its subject; None if the registry has none.
 
         Raises:
-            RegistryError: if there is no answer, or another than these two.
+            RegistryError: if it gives any other answer, or none.
             ConfigurationError: if it is not Avro.
         """
         what = f"schema id {schema_id}"
@@ -137,7 +137,7 @@ class SchemaRegistry:
         return RegisteredSchema(id=schema_id, text=self._text(found, what))
 
     def subjects(self, schema_id: int) -> list[str]:
-        """The subjects that a schema is registered under, those that have it in a softly deleted version too.
+        """Returns the subjects that have a schema in any version, softly deleted ones included.
 
         Raises:
             RegistryError: if the registry does not know the id, does not answer such questions, or gives no answer.
@@ -146,7 +146,7 @@ class SchemaRegistry:
         return sorted(self._ask(what, lambda client: client.get_subjects_by_schema_id(schema_id, deleted=True)))
 
     def register(self, subject: str, text: str) -> int:
-        """Registers a schema, unless it is there, and gives its id.
+        """Registers a schema, unless it is there, and returns its id.
 
         Raises:
             RegistryError: if the subject's compatibility rule or the registry refuses it, or there is no answer.
@@ -156,7 +156,7 @@ class SchemaRegistry:
         return int(self._ask(what, lambda client: client.register_schema(subject, schema)))
 
     def lookup(self, subject: str, text: str) -> int:
-        """The id of a schema that is registered under a subject.
+        """Returns the id of a schema that is registered under a subject.
 
         Raises:
             RegistryError: if it is not, or there is no answer.
@@ -166,12 +166,13 @@ class SchemaRegistry:
         return int(self._ask(what, lambda client: client.lookup_schema(subject, schema).schema_id))
 
     def _text(self, schema: Any, what: str) -> str:
-        """The JSON of the client's own value, with references written out."""
+        """Returns a schema of the client's as JSON, with references written out."""
         kind = schema.schema_type or "AVRO"
         if kind != "AVRO":
             raise ConfigurationError(
-                f"{what} at {self.url} is of type {kind}: only AVRO is supported, neither JSON Schema nor Protobuf",
-                next_step="give a subject whose schemas are Avro.",
+                f"{what[0].upper()}{what[1:]} at {self.url} is of type {kind}: only AVRO is supported, neither JSON "
+                "Schema nor Protobuf.",
+                next_step="Give a subject whose schemas are Avro.",
                 kind=kind,
             )
         if not schema.references:
@@ -193,7 +194,7 @@ class SchemaRegistry:
         return self._ask(what, lambda client: client.get_version(subject, number, deleted=True)).schema
 
     def _ask(self, what: str, question: Callable[[Any], T]) -> T:
-        """Raises what the client raises as one of our errors. Its retries and timeouts are its own."""
+        """Asks the client, which retries and times out by itself, and raises its errors as ours."""
         from confluent_kafka.schema_registry.error import SchemaRegistryError
 
         try:
@@ -204,16 +205,16 @@ class SchemaRegistry:
             said = self._without_secrets(f"{type(error).__name__}: {error}")
             raise RegistryError(
                 f"The schema registry at {self.url} gave no answer about {what}: {said}",
-                next_step="see that it runs and can be reached from here, and that the ssl.* settings fit it; "
-                "nothing is lost, start the query again.",
-            ) from None  # its own text may hold the secrets that ours does not
+                next_step="Check that it runs and can be reached from here, and that the ssl.* settings fit it. "
+                "Nothing is lost: start the query again.",
+            ) from None  # the client's text may hold secrets
 
     def _refused(self, what: str, error: Any) -> RegistryError:
         status, code = error.http_status_code, error.error_code
         said = self._without_secrets(str(error.error_message))
-        next_step = _NEXT_STEPS.get(code) or _NEXT_STEPS.get(status) or "see the registry's log."
+        next_step = _NEXT_STEPS.get(code) or _NEXT_STEPS.get(status) or "See the registry's log."
         return RegistryError(
-            f"The schema registry at {self.url} refused {what}: {said} (HTTP {status}, code {code})",
+            f"The schema registry at {self.url} refused {what}: {said} (HTTP {status}, code {code}).",
             next_step=next_step,
             status=status,
             code=code,
@@ -223,7 +224,7 @@ class SchemaRegistry:
         values = [str(value) for name, value in self._settings.items() if _SECRET.search(name)]
         values += [user for name in ("url", "proxy") for user in _USER_IN_URL.findall(str(self._settings.get(name)))]
         passwords = [value.partition(":")[2] for value in values]
-        # What is not escaped in a URL is taken apart by who reads it, and escaped what is.
+        # A client splits a URL at characters that are not escaped, and shows the pieces, escaped or not.
         pieces = [piece for password in passwords for piece in re.split("[@/?#:,]", password) if len(piece) > 2]
         values += [*passwords, *pieces]
         values += [other(value) for value in values for other in (quote, unquote)]
@@ -249,25 +250,25 @@ class SchemaRegistry:
             named = ", ".join(sorted(self._settings))
             raise ConfigurationError(
                 f"SchemaRegistry does not take these settings ({named}): {self._without_secrets(str(error))}",
-                next_step="correct or remove the setting it names.",
+                next_step="Correct or remove the setting it names.",
             ) from None
 
 
 _NEXT_STEPS = {
-    401: "give user and password as basic.auth.user.info='user:password'.",
-    403: "let the user of basic.auth.user.info read the subject, or write to it where a schema is registered.",
-    SUBJECT_NOT_FOUND: "check the subject's name: it is <topic>-value unless another strategy is used.",
-    VERSION_NOT_FOUND: "give a version that the subject has.",
-    SCHEMA_NOT_FOUND: "register the schema, or say auto_register=True.",
-    409: "make the schema compatible with the subject's earlier versions, or change the subject's compatibility rule.",
-    422: "correct the schema.",
+    401: "Give user and password as basic.auth.user.info='user:password'.",
+    403: "Let the user of basic.auth.user.info read the subject, or write to it where a schema is registered.",
+    SUBJECT_NOT_FOUND: "Check the subject's name: it is <topic>-value unless another strategy is used.",
+    VERSION_NOT_FOUND: "Give a version that the subject has.",
+    SCHEMA_NOT_FOUND: "Register the schema, or say auto_register=True.",
+    409: "Make the schema compatible with the subject's earlier versions, or change the subject's compatibility rule.",
+    422: "Correct the schema.",
 }
 
 
 def _key(settings: Mapping[str, Any]) -> str:
     try:
         return json.dumps(settings, sort_keys=True)
-    except TypeError:  # A function has no text of its own that a copy would have too.
+    except TypeError:  # a function has no text that a copy would share
         return uuid.uuid4().hex
 
 

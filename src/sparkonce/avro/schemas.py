@@ -1,8 +1,8 @@
-"""Avro schemas as JSON: what stands in them, references put in their place, and the envelope around a record.
+"""Reads Avro schemas as JSON, writes references out, and makes the envelope around a record.
 
 The envelope makes Confluent's wire format plain Avro. Its five bytes before a record (a zero, and the schema's id as a
 big-endian int) are, to Avro, a ``fixed`` of size 5; so ``record {header: fixed(5), value: <schema>}`` reads and writes
-them together with the record, and no byte is copied to cut them off or put them on.
+them together with the record, and no bytes are copied to remove or add a header.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Schema: TypeAlias = "str | dict[str, Any] | list[Any]"
 
 HEADER_BYTES = 5
 PRIMITIVES = frozenset({"null", "boolean", "int", "long", "float", "double", "bytes", "string"})
-_NAMED = ("record", "error", "enum", "fixed")  # no set: a type may be a schema itself, which has no hash
+_NAMED = ("record", "error", "enum", "fixed")  # a tuple: a type may be a schema itself, which has no hash
 _ENVELOPE = "__sparkonce_envelope"
 _HEADER = "__sparkonce_header"
 
@@ -30,7 +30,7 @@ def wire_header(schema_id: int) -> bytes:
 
 
 def parse(text: str, where: str) -> Schema:
-    """A schema's JSON, which may be a bare name.
+    """Returns a schema's JSON, which may be a bare name.
 
     Args:
         text: JSON.
@@ -42,16 +42,16 @@ def parse(text: str, where: str) -> Schema:
     try:
         found = json.loads(text)
     except ValueError as error:
-        raise ConfigurationError(f"{where} is not JSON: {error}", next_step="give an Avro schema as JSON.") from None
+        raise ConfigurationError(f"{where} is not JSON: {error}", next_step="Give an Avro schema as JSON.") from None
     if not isinstance(found, str | dict | list):
         raise ConfigurationError(
-            f"{where} is {text[:40]!r}, which is no Avro schema", next_step="give an Avro schema as JSON."
+            f"{where} is {text[:40]!r}, which is no Avro schema.", next_step="Give an Avro schema as JSON."
         )
     return found
 
 
 def read_avsc(path: str | Path) -> str:
-    """The text of a file that holds one schema.
+    """Returns the text of a file that holds one schema.
 
     Raises:
         ConfigurationError: if it cannot be read or is not JSON.
@@ -61,14 +61,14 @@ def read_avsc(path: str | Path) -> str:
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigurationError(
             f"The schema file {str(path)!r} cannot be read: {error}",
-            next_step="give the path of a readable .avsc file.",
+            next_step="Give the path of a readable .avsc file.",
         ) from None
     parse(text, f"The schema file {str(path)!r}")
     return text
 
 
 def schema_text(given: str | Path | Mapping[str, Any], setting: str) -> str:
-    """JSON from whatever a user gives: JSON text, the path of an ``.avsc`` file, or the parsed JSON.
+    """Returns the JSON of what a user gives: JSON text, the path of an ``.avsc`` file, or parsed JSON.
 
     Raises:
         ConfigurationError: if it is none of these.
@@ -82,7 +82,7 @@ def schema_text(given: str | Path | Mapping[str, Any], setting: str) -> str:
 
 
 def full_name(schema: Schema) -> str | None:
-    """A named type's name with its namespace; None for all others."""
+    """Returns a named type's name with its namespace; None for other types."""
     if isinstance(schema, dict) and schema.get("type") in _NAMED:
         return _full(schema["name"], schema.get("namespace", ""))
     return None
@@ -96,12 +96,12 @@ def may_be_null(schema: Schema) -> bool:
 
 
 def is_recursive(schema: Schema) -> bool:
-    """Tells if a record holds itself, at any depth."""
+    """Tells if a record contains itself, at any depth."""
     return _holds_itself(schema, "", ())
 
 
 def inline(schema: Schema, references: Mapping[str, Schema]) -> Schema:
-    """The schema with every referenced type written out where it is first named.
+    """Returns the schema with every referenced type written out where it is first named.
 
     Args:
         schema: Names types that it does not define.
@@ -115,7 +115,7 @@ def inline(schema: Schema, references: Mapping[str, Schema]) -> Schema:
 
 
 def writer_envelope(text: str) -> str:
-    """The schema of a record together with the five bytes before it."""
+    """Returns the schema of a record together with its header."""
     header = {"name": "header", "type": {"type": "fixed", "name": _HEADER, "size": HEADER_BYTES}}
     return _envelope([header, {"name": "value", "type": json.loads(text)}])
 
@@ -123,8 +123,8 @@ def writer_envelope(text: str) -> str:
 def reader_envelope(text: str) -> str:
     """Returns the schema by which to read a `writer_envelope`.
 
-    Without the header, so Avro skips it. Where the record itself may be null, ``ok`` tells a null that was read from
-    one that stands for a record that could not be: its default is true. Elsewhere it would only cost time.
+    It has no header, so Avro skips that. Where the record itself may be null, ``ok`` (true by default) tells a null
+    that was read from one that means an unreadable record. Elsewhere ``ok`` would only cost time.
     """
     schema = json.loads(text)
     ok = [{"name": "ok", "type": "boolean", "default": True}] if may_be_null(schema) else []
@@ -132,7 +132,7 @@ def reader_envelope(text: str) -> str:
 
 
 def _envelope(fields: list[dict[str, Any]]) -> str:
-    # No namespace: names inside mean what they mean without it.
+    # Without a namespace, so that the names inside keep their meaning.
     return json.dumps({"type": "record", "name": _ENVELOPE, "fields": fields})
 
 
@@ -145,7 +145,7 @@ def _space(full: str) -> str:
 
 
 def parts(schema: Schema) -> list[Schema]:
-    """The schemas that stand in a schema."""
+    """Returns the schemas that a schema contains."""
     if isinstance(schema, list):
         return schema
     if isinstance(schema, str):
@@ -161,7 +161,7 @@ def parts(schema: Schema) -> list[Schema]:
 
 
 def _named(schema: Schema, namespace: str) -> tuple[str | None, str]:
-    """The full name that a schema defines, and the namespace inside it."""
+    """Returns the full name that a schema defines, and the namespace inside it."""
     if isinstance(schema, dict) and schema.get("type") in _NAMED:
         full = _full(schema["name"], schema.get("namespace", namespace))
         return full, _space(full)
@@ -214,13 +214,13 @@ def _inlined(schema: Schema, namespace: str, definitions: Mapping[str, Schema], 
 def _inlined_name(name: str, namespace: str, definitions: Mapping[str, Schema], done: set[str]) -> Schema:
     if name in PRIMITIVES:
         return name
-    # As Java's parser: a name without a namespace that is not found in the one around it is one of no namespace.
+    # Like Java's parser: a name without a namespace is looked up in the enclosing namespace, then in none.
     for full in (_full(name, namespace), name):
         if full in done:
             return full
         if full in definitions:
             return _inlined(definitions[full], "", definitions, done)
     raise ConfigurationError(
-        f"The schema names the type {name!r}, which neither it nor its references define",
-        next_step="register the schema that defines it, and list it among the references.",
+        f"The schema names the type {name!r}, which neither it nor its references define.",
+        next_step="Register the schema that defines it, and list it among the references.",
     )

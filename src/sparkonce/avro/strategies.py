@@ -1,4 +1,4 @@
-"""Under which subject a schema is registered: the three strategies that every client of the registry knows.
+"""Names the subject of a schema by one of the three strategies that every client of the registry knows.
 
 See https://docs.confluent.io/platform/current/schema-registry/fundamentals/serdes-develop/index.html#subject-name-strategy
 """
@@ -15,15 +15,15 @@ class SubjectStrategy(str, Enum):
     """The strategies by which subjects are named."""
 
     TOPIC_NAME = "topic-name"
-    """``<topic>-value`` or ``<topic>-key``: one schema for all records of a topic. Everybody's default."""
+    """``<topic>-value`` or ``<topic>-key``: one schema for all records of a topic. The default of every client."""
     RECORD_NAME = "record-name"
-    """The record's full name: one schema for a type, whatever topic it is in."""
+    """The record's full name: one schema for a type, in every topic."""
     TOPIC_RECORD_NAME = "topic-record-name"
-    """``<topic>-<full name>``: several types in one topic, each with a history of its own there."""
+    """``<topic>-<full name>``: several types in one topic, each with a history of its own."""
 
 
 def subject_name(strategy: SubjectStrategy | str, *, topic: str | None, field: str, record: str | None) -> str:
-    """The subject of a schema.
+    """Returns the subject of a schema.
 
     Args:
         strategy: How to name it.
@@ -38,13 +38,13 @@ def subject_name(strategy: SubjectStrategy | str, *, topic: str | None, field: s
     one_of("field", field, ("value", "key"))
     if chosen is not SubjectStrategy.RECORD_NAME and not topic:
         raise ConfigurationError(
-            f"strategy={chosen.value} needs topic, and topic={topic!r}", next_step="give the topic's name."
+            f"strategy={chosen.value} needs topic, and topic={topic!r}.", next_step="Give the topic's name."
         )
     if chosen is SubjectStrategy.TOPIC_NAME:
         return f"{topic}-{field}"
     if not record:
         raise ConfigurationError(
-            f"strategy={chosen.value} needs a named type, and the schema is none",
-            next_step="make the schema a record with a name, or use strategy=topic-name.",
+            f"strategy={chosen.value} needs a named type, and the schema has no name.",
+            next_step="Make the schema a record with a name, or use strategy=topic-name.",
         )
     return record if chosen is SubjectStrategy.RECORD_NAME else f"{topic}-{record}"

@@ -1,8 +1,8 @@
-"""Writes a record of one Avro schema anew in another, in Python: for the few that come before a query is started again.
+"""Rewrites records of one Avro schema in another, in Python, until the query is started again.
 
-Java resolves the schemas of all other records, so this must do the same or refuse. It refuses what fastavro reads or
-writes by other rules: unions of several types (fastavro chooses the branch by the value), and whatever fastavro says
-that it cannot resolve (it compares names where Java does not). Whether Java could is for the caller to learn.
+Java resolves the schemas of all other records, so this must do the same or refuse. It refuses unions of several types,
+where fastavro chooses the branch by the value. It also refuses whatever fastavro cannot resolve: fastavro compares
+names where Java does not. The caller finds out if Java could.
 """
 
 from __future__ import annotations
@@ -13,22 +13,22 @@ import struct
 from collections.abc import Mapping
 from typing import Any
 
+from sparkonce.arguments import missing_package
 from sparkonce.avro.schemas import Schema, parts
-from sparkonce.errors import ConfigurationError
 
 _MALFORMED = (EOFError, ValueError, IndexError, OverflowError, MemoryError, struct.error)
-"""The errors that fastavro raises for bytes that are no record of the schema."""
+"""The errors that fastavro raises for bytes that are not a record of the schema."""
 
 _MOST_CHARACTERS = 300
 """The longest text of a fastavro error to keep: it quotes both schemas."""
 
 
 class MalformedError(Exception):
-    """Bytes are no record of their schema."""
+    """The bytes are not a record of their schema."""
 
 
 class UnresolvableError(Exception):
-    """Python cannot read the writer's records as the reader's: Java may, or may not."""
+    """Python cannot read the writer's records as the reader's; Java may."""
 
 
 class Transcoder:
@@ -47,10 +47,8 @@ class Transcoder:
         try:
             from fastavro import parse_schema
         except ImportError as error:
-            raise ConfigurationError(
-                f"fastavro is not installed: {error}", next_step="pip install 'sparkonce[avro]'"
-            ) from error
-        # Logical types say how to show a value; resolving looks at the types below only, as in Java.
+            raise missing_package("later_ids='ask'", "fastavro", "avro") from error
+        # As in Java, logical types take no part in resolving: they only say how to show a value.
         read, written = _plain(json.loads(writer)), _plain(json.loads(reader))
         self._same = read == written
         if self._same:
@@ -61,7 +59,7 @@ class Transcoder:
         types: dict[str, Any] = {}
         try:
             self._writer, self._reader = parse_schema(read), parse_schema(written, types)
-        except Exception as error:  # noqa: BLE001 - of whatever kind: fastavro refuses what Java may take
+        except Exception as error:  # noqa: BLE001 - of any kind: fastavro refuses what Java may accept
             raise _unresolvable("parse", error) from None
         for schema in (self._reader, *types.values()):
             _make_bytes(schema, types)
@@ -70,7 +68,7 @@ class Transcoder:
         """Turns one record.
 
         Raises:
-            MalformedError: if it is none of the writer's schema.
+            MalformedError: if it is not a record of the writer's schema.
             UnresolvableError: if fastavro cannot resolve it.
         """
         if self._same:
@@ -79,7 +77,7 @@ class Transcoder:
         from fastavro.read import SchemaResolutionError
 
         try:
-            # Once for itself: fastavro does not notice the end of a record in a field that the reader lacks.
+            # Read twice: fastavro does not notice that a record ends within a field that the reader lacks.
             schemaless_reader(io.BytesIO(record), self._writer, None)
             value = schemaless_reader(io.BytesIO(record), self._writer, self._reader)
         except (SchemaResolutionError, UnicodeDecodeError) as error:
@@ -89,7 +87,7 @@ class Transcoder:
         target = io.BytesIO()
         try:
             schemaless_writer(target, self._reader, value)
-        except Exception as error:  # noqa: BLE001 - of whatever kind: what was read is no bad record
+        except Exception as error:  # noqa: BLE001 - of any kind: the record itself was readable
             raise _unresolvable("write", error) from None
         return target.getvalue()
 
@@ -102,7 +100,7 @@ def _unresolvable(what: str, error: Exception) -> UnresolvableError:
 
 
 def _make_bytes(schema: Any, types: Mapping[str, Any]) -> None:
-    """Gives fields the defaults that fastavro writes: JSON has text for bytes, a character for each."""
+    """Turns the defaults of bytes fields, which JSON holds as text, into the bytes that fastavro writes."""
     for part in parts(schema):
         _make_bytes(part, types)
     for field in schema.get("fields", ()) if isinstance(schema, dict) else ():
@@ -111,7 +109,7 @@ def _make_bytes(schema: Any, types: Mapping[str, Any]) -> None:
 
 
 def _default(schema: Any, value: Any, types: Mapping[str, Any]) -> Any:
-    if isinstance(schema, list):  # Of null and one more at most: others are refused.
+    if isinstance(schema, list):  # null and at most one other type: more are refused
         return value if value is None else _default(next(one for one in schema if one != "null"), value, types)
     schema = types.get(schema, schema) if isinstance(schema, str) else schema
     kind = schema if isinstance(schema, str) else schema["type"]
@@ -128,7 +126,7 @@ def _default(schema: Any, value: Any, types: Mapping[str, Any]) -> Any:
 
 
 def _plain(schema: Schema) -> Schema:
-    """Without logical types and words for people."""
+    """Returns the schema without logical types and documentation."""
     if isinstance(schema, list):
         return [_plain(one) for one in schema]
     if isinstance(schema, str):
@@ -143,7 +141,7 @@ def _plain(schema: Schema) -> Schema:
 
 
 def _choice(schema: Schema) -> Schema | None:
-    """The first union of several types, null aside."""
+    """Returns the first union of several types besides null."""
     if isinstance(schema, list) and sum(one != "null" for one in schema) > 1:
         return schema
     return next((found for part in parts(schema) if (found := _choice(part)) is not None), None)

@@ -77,7 +77,7 @@ def explain(
             )
         else:
             raise ConfigurationError(
-                f"{str(target)!r} is neither a folder nor a file.", next_step="give a checkpoint or a query file."
+                f"{str(target)!r} is neither a folder nor a file.", next_step="Give a checkpoint or a query file."
             )
     except SparkonceError as error:
         tell(error)
@@ -101,7 +101,7 @@ def _of_file(file: Path, arguments: list[str], **how: Any) -> "tuple[list[Explan
     whole = dry_run(file, arguments, lambda writer, table: found.append(explain_query(writer, table=table, **how)))
     if not found:
         raise ConfigurationError(
-            f"{file} starts no streaming query.", next_step="give the file, with its arguments, that does."
+            f"{file} starts no streaming query.", next_step="Give the file, with its arguments, that does."
         )
     return found, "" if whole else f"{file} was left at its first wait; queries after it were not seen"
 

@@ -48,12 +48,12 @@ def new(folder: Annotated[Path, typer.Argument(help="The project's folder, made 
     }
     there = [name for name in written if (folder / name).exists()]
     if there:
-        raise ConfigurationError(f"{folder} has {', '.join(there)} already.", next_step="name another folder.")
+        raise ConfigurationError(f"{folder} has {', '.join(there)} already.", next_step="Name another folder.")
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for name, text in written.items():
             (folder / name).write_text(text, encoding="utf-8")
     except OSError as error:
-        raise ConfigurationError(f"{folder} cannot be written: {error}.", next_step="name another folder.") from error
+        raise ConfigurationError(f"{folder} cannot be written: {error}.", next_step="Name another folder.") from error
     typer.echo(f"Wrote {', '.join(written)} to {folder}.")
     typer.echo(f"Next: cd {shlex.quote(str(folder))}, sparkonce broker up --port 9092, and python job.py")

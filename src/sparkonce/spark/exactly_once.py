@@ -31,52 +31,51 @@ from sparkonce.sink import TwoPhaseCommitSink
 from sparkonce.sinks.kafka.sink import KafkaSink
 from sparkonce.sources.group_offsets import GroupOffsets, GroupReporter
 from sparkonce.spark.show.display import ProgressDisplay
-from sparkonce.spark.show.failures import as_told
+from sparkonce.spark.show.failures import without_causes
 from sparkonce.spark.start.checkpoint import check_query
-from sparkonce.spark.start.checks import Stand, check_sources
+from sparkonce.spark.start.checks import ResumePoint, check_sources
 from sparkonce.spark.start.first_batch import warn_of_mode, warn_of_rows, warn_of_slots
 from sparkonce.spark.start.given import accepted, check_classic, check_folder, check_frame, location_of, new_writer
 from sparkonce.spark.start.topics import SourceTopics, kafka_sources, running_plan
-from sparkonce.spark.views import Sinks, Taken, check_columns, shares, views_of
+from sparkonce.spark.views import ShareSample, Sinks, check_columns, shares, views_of
 from sparkonce.spark.work import SparkWork
 from sparkonce.version import __version__
 
 logger = logging.getLogger("sparkonce")
 
 LOOK_OUT_EVERY_S = 60.0
-"""The time between two looks of the sinks at what others do to their readers."""
+"""The time between two checks of the sinks for what others do to their readers."""
 _SHOWN_EVERY_S = 1.0
 _CLOSED_WITHIN_S = 30.0
 
 _ends: dict[str, threading.Thread] = {}
-"""The thread that waits for each run that is not closed yet, by the run's id."""
+"""The threads that wait for the runs that are not closed yet, by the run's id."""
 
 
 class ExactlyOnce:
     """Commits each batch of a query to its sinks exactly once.
 
-    Give it to ``df.writeStream.foreachBatch(…)``, or let `start` do that. One object serves one query. Its connections
-    to the servers are closed when a query ends that `start` has started; of any other query call `close` then.
+    Give it to ``df.writeStream.foreachBatch(…)``, or let `start` do that. One object serves one query. When a query
+    ends that `start` has started, its connections to the servers are closed; after any other query call `close`.
 
     Args:
-        sinks: One sink, or several that are committed as one unit; their names must differ. A mapping gives each a view
-            of its own of the batch: ``{sink: lambda df: df.where(…), other: None}``. The batch is then computed
+        sinks: One sink, or several that are committed as one unit; their names must differ. A mapping gives each sink
+            its own view of the batch: ``{sink: lambda df: df.where(…), other: None}``. The batch is then computed
             once, and kept on the executors while it is written.
         checkpoint: The query's checkpoint folder: a path, best an absolute one, or a ``file:`` URL. The decision log is
             kept in it.
-        checkpoint_moved: Say True once if the checkpoint folder was moved (not copied) since the last run. A folder
-            at another place is refused otherwise, because two copies would write the same batches twice.
+        checkpoint_moved: Say True once if the checkpoint folder was moved (not copied) since the last run. Otherwise a
+            folder at another place is refused, because two copies would write the same batches twice.
         accept_lost_batches: By a sink's name, the newest batch that its server may have lost, as `StaleServerError`
-            says it. Rows of those batches are not written again. It may stay: later batches are looked for as ever.
-        group_offsets: Consumer groups that are told how far each committed batch has read.
-        outage_patience_s: How many seconds a system that cannot be reached, or has no room, is waited for in each phase
-            of a batch before the query stops. Nothing is lost by stopping: the next start goes on.
-        sweep_every_s: How many seconds pass before a thread looks again for what copies of this run have left open,
-            when nothing says that there is any.
-        listener: Called with each phase that a batch enters and the batch, before anything is done in it.
-        display: Whether to show progress on standard error: a line that is kept up to date if it is a terminal, else a
-            line a batch. By default lines of batches are left to the logger ``sparkonce`` once somebody has set up
-            logging.
+            names it. Rows of those batches are not written again. The setting may stay: later batches are checked.
+        group_offsets: Consumer groups whose offsets follow the committed batches.
+        outage_patience_s: The seconds for which each phase of a batch waits for a system that cannot be reached, or
+            has no room, before the query stops. Stopping loses nothing: the next start resumes.
+        sweep_every_s: The seconds between two checks of a thread for transactions that copies of this run have left
+            open, while nothing suggests that there are any.
+        listener: Called with each phase that a batch enters and the batch's number, at the start of the phase.
+        display: True shows progress on standard error: one line that is kept up to date on a terminal, else a line a
+            batch. By default, once logging is set up, the lines of batches go to the logger ``sparkonce`` only.
 
     Raises:
         ConfigurationError: if a setting is wrong.
@@ -105,8 +104,8 @@ class ExactlyOnce:
         self._accept_lost = accepted(accept_lost_batches)
         if unknown := self._accept_lost.keys() - self._sinks.keys():
             raise ConfigurationError(
-                f"accept_lost_batches={self._accept_lost!r}: no sink is called {', '.join(sorted(unknown))}",
-                next_step=f"give names of {sorted(self._sinks)}, as StaleServerError did.",
+                f"accept_lost_batches={self._accept_lost!r}: no sink is called {', '.join(sorted(unknown))}.",
+                next_step=f"Give names of {sorted(self._sinks)}, as StaleServerError did.",
             )
         self._groups = _groups(group_offsets)
         self._check_groups()
@@ -120,7 +119,7 @@ class ExactlyOnce:
             None if listener is None else function("listener", listener, example="a function of (phase, batch)")
         )
         self._display = ProgressDisplay(None if display is None else flag("display", display))
-        # Ownership belongs to a run: a query that is started again with the same object claims again.
+        # By run, since a query that is started again with the same object must claim again.
         self._run: tuple[str, RunDriver] | None = None
         self._topics: SourceTopics | None = None
         self._started = False
@@ -152,10 +151,10 @@ class ExactlyOnce:
         Raises:
             ConfigurationError: if an argument is wrong, the checkpoint cannot be written to, or this object's query
                 runs already.
-            SchemaError: if a sink does not take the columns.
+            SchemaError: if a sink refuses the columns.
             LogError: if the checkpoint's decision log cannot be read.
             CheckpointMismatchError: if the checkpoint is not one of Spark's.
-            PreflightError: if a server does not allow the guarantee, or is not the one that the log knows.
+            PreflightError: if a server does not allow the guarantee, or is another one than the log knows.
         """
         self._check_not_running()
         with self._display.starting(query_name):
@@ -187,7 +186,7 @@ class ExactlyOnce:
         return query
 
     def __call__(self, df: DataFrame, batch: int) -> None:
-        """Takes one batch to committed. Called by Spark.
+        """Commits one batch. Called by Spark.
 
         Raises:
             SparkonceError: if the query must stop.
@@ -197,9 +196,9 @@ class ExactlyOnce:
         run = self._driver(df, offsets or ())
         if offsets is None:
             raise ConfigurationError(
-                f"checkpoint={str(self.checkpoint)!r} has no offsets/{batch}, and Spark writes them before it runs a "
-                "batch",
-                next_step="give ExactlyOnce the same folder as the query's option checkpointLocation.",
+                f"checkpoint={str(self.checkpoint)!r} has no offsets/{batch}, which Spark writes before it runs a "
+                "batch.",
+                next_step="Give ExactlyOnce the same folder as the query's option checkpointLocation.",
             )
         if self._topics is not None and run.state.view.decision(batch) is None:
             self._topics.check_same()
@@ -207,35 +206,35 @@ class ExactlyOnce:
         try:
             done = run.run_batch(asked, SparkWork(df, batch, self._shares))
         except SparkonceError as error:
-            logger.debug("batch %d stopped the query", batch, exc_info=error)
-            raise as_told(error) from None
+            logger.debug("Batch %d stopped the query.", batch, exc_info=error)
+            raise without_causes(error) from None
         logger.info("%s", line := done.line())
         self._display.show(done, line)
 
     def progress(self) -> list[BatchProgress]:
-        """The last batches of the newest run, oldest first: rows, transactions, seconds of each phase."""
+        """Returns the last batches of the newest run, oldest first: rows, transactions, seconds of each phase."""
         return list(self._run[1].progress) if self._run is not None else []
 
     def close(self) -> None:
         """Closes the connections of a query that has ended; its next start opens new ones.
 
-        A batch that is under way comes to its end first. So do copies of the last batch that may have lost, as with
-        ``spark.speculation``, some seconds: what they have open is aborted.
+        A batch under way ends first. So do copies of the last batch's tasks, as ``spark.speculation`` makes them: that
+        takes some seconds, and their open transactions are aborted.
         """
         self._display.end()
         if self._run is not None:
             self._run[1].end()
 
     def _close_at_end(self, query: StreamingQuery) -> None:
-        """Spark tells a function of ``foreachBatch`` of batches only, and frees it when its JVM collects garbage."""
+        """Starts a thread that closes the connections when the query ends: ``foreachBatch`` learns of batches only."""
         run = query.runId
 
         def wait() -> None:
             try:
                 while not self._has_ended(query):
                     self._show_status(query)
-            except Exception as error:  # noqa: BLE001 - the query's, which Spark tells its user; or the JVM is gone
-                logger.debug("run %s ended: %s", run, error)
+            except Exception as error:  # noqa: BLE001 - the query's own, which Spark shows; or the JVM is gone
+                logger.debug("Run %s ended: %s", run, error)
             self._display.end()
             known = self._run
             try:
@@ -248,16 +247,16 @@ class ExactlyOnce:
         _ends[run].start()
 
     def _show_status(self, query: StreamingQuery) -> None:
-        """Shows what Spark says of the query: its status first, so that the progress is not that of before it."""
+        """Shows the query's status and progress. The status is read first, so that the progress is never older."""
         try:
             status = query.status["message"]
             newest = query._jsq.lastProgress()
-            self._display.spark_says(status, newest and json.loads(newest.json()))
-        except Exception as error:  # noqa: BLE001 - whatever Spark says: what is shown does not end the query
-            logger.debug("what Spark says of run %s cannot be shown: %s", query.runId, error)
+            self._display.show_query(status, newest and json.loads(newest.json()))
+        except Exception as error:  # noqa: BLE001 - of any kind: a display must not end the query
+            logger.debug("The progress of run %s cannot be shown: %s", query.runId, error)
 
     def _has_ended(self, query: StreamingQuery) -> bool:
-        """Waits for the query's end, but no longer than what is shown of it stays true."""
+        """Waits for the query's end; if its progress is shown, only until the next update is due."""
         return (
             bool(query.awaitTermination(_SHOWN_EVERY_S)) if self._display.is_live else query.awaitTermination() is None
         )
@@ -267,13 +266,13 @@ class ExactlyOnce:
         if self._run is not None and self._run[0] == run:
             return self._run[1]
         check_query(self.checkpoint, query, lambda: location_of(df.sparkSession, query))
-        taken = self._check_columns(df)
+        samples = self._check_columns(df)
         if self._run is not None:
             self._run[1].close()
         plan = running_plan(df.sparkSession, query)
         sources = kafka_sources(plan) if plan is not None else ()
         if plan is not None and not self._started and SparkCheckpoint(self.checkpoint).is_unrecorded(0):
-            warn_of_slots(df.sparkSession, plan, (), taken, self.sinks)
+            warn_of_slots(df.sparkSession, plan, (), samples, self.sinks)
         self._topics = topics = SourceTopics(sources)
         driver = RunDriver(
             run=run,
@@ -281,7 +280,7 @@ class ExactlyOnce:
             sinks=self._sinks,
             log=DecisionLog(LocalLogStore(self.checkpoint)),
             timing=self._timing,
-            listener=self._tell,
+            listener=self._enter,
             library=__version__,
             moved=self._moved,
             accept_lost=self._accept_lost,
@@ -291,15 +290,15 @@ class ExactlyOnce:
         self._run = (run, driver)
         return driver
 
-    def _preflight(self, df: DataFrame, taken: Sequence[Taken], output_mode: str, *, is_limited: bool) -> None:
-        """Asks the servers before Spark starts; the first batch, whose facts are recorded, asks them again."""
+    def _preflight(self, df: DataFrame, samples: Sequence[ShareSample], output_mode: str, *, is_limited: bool) -> None:
+        """Asks the servers before Spark starts. The first batch asks them again, and records their answers."""
         query = SparkCheckpoint(self.checkpoint).query_id()
         view = read_log(DecisionLog(LocalLogStore(self.checkpoint))) if query is not None else LogView()
-        stand = Stand.of(self.checkpoint, view)
-        if stand.batch < 0:
+        point = ResumePoint.of(self.checkpoint, view)
+        if point.batch < 0:
             warn_of_mode(output_mode)
-        sources = check_sources(df, taken, stand, self.sinks, is_limited=is_limited)
-        if where := stand.told():
+        sources = check_sources(df, samples, point, self.sinks, is_limited=is_limited)
+        if where := point.description():
             logger.info("%s", where)
             self._display.say(where)
         recorded = recorded_facts(view)
@@ -311,12 +310,12 @@ class ExactlyOnce:
                 reporter.check(facts)
 
     def _check_not_running(self) -> None:
-        """Spark would stop the first query without a word."""
+        """Refuses a second start, for which Spark would silently stop the first query."""
         if self._query is not None and self._query.isActive:
             raise ConfigurationError(
                 f"This ExactlyOnce runs already, as query {self._query.id}: one object, and one checkpoint, serve one "
                 "query.",
-                next_step="stop that one first, or make another ExactlyOnce with a checkpoint of its own.",
+                next_step="Stop that one first, or make another ExactlyOnce with a checkpoint of its own.",
             )
 
     def _check_groups(self) -> None:
@@ -327,31 +326,31 @@ class ExactlyOnce:
                 continue
             raise ConfigurationError(
                 f"in_transaction_of={name!r} names no KafkaSink that is {Guarantee.EXACTLY_ONCE.value}; the sinks are "
-                f"{sorted(self._sinks)}",
-                next_step="name one, or leave in_transaction_of out: offsets are then committed after each batch.",
+                f"{sorted(self._sinks)}.",
+                next_step="Name one, or leave in_transaction_of out: offsets are then committed after each batch.",
             )
 
-    def _check_columns(self, df: DataFrame) -> Sequence[Taken]:
-        """Columns, types and settings, before anything is claimed."""
-        taken = check_columns(df, self._shares)
+    def _check_columns(self, df: DataFrame) -> Sequence[ShareSample]:
+        """Checks columns, types and settings before anything is claimed."""
+        samples = check_columns(df, self._shares)
         speculation = str(df.sparkSession.conf.get("spark.speculation", "false")).lower() == "true"
         once = [sink.name for sink in self._sinks.values() if sink.guarantee is Guarantee.AT_MOST_ONCE]
         if speculation and once:
             raise ConfigurationError(
                 f"spark.speculation=true, and sinks {once} are {Guarantee.AT_MOST_ONCE.value}: a speculative copy "
-                "would write their rows a second time",
-                next_step="turn spark.speculation off, or choose another guarantee.",
+                "would write their rows a second time.",
+                next_step="Turn spark.speculation off, or choose another guarantee.",
             )
-        return taken
+        return samples
 
-    def _tell(self, phase: Phase, batch: int) -> None:
+    def _enter(self, phase: Phase, batch: int) -> None:
         self._display.enter(phase, batch)
         if self._listener is not None:
             self._listener(phase, batch)
 
 
 def wait_until_closed(run: str) -> None:
-    """Waits until the connections of a run that has ended are closed, some seconds; at once if it is none of ours."""
+    """Waits some seconds at most until the connections of an ended run are closed; not for runs of other writers."""
     if (end := _ends.get(run)) is not None:
         end.join(_CLOSED_WITHIN_S)
 
@@ -360,8 +359,8 @@ def _absolute(checkpoint: str) -> Path:
     folder = local_checkpoint(checkpoint)
     if not folder.is_absolute():
         logger.warning(
-            "checkpoint=%r is taken from this process's working folder: %s. A driver that is started in another one "
-            "would begin a new query, and write all rows again: give the absolute path.",
+            "checkpoint=%r is relative to this process's working folder: %s. A driver started in another folder "
+            "would begin a new query, and write all rows again. Next: Give the absolute path.",
             str(checkpoint),
             folder.absolute(),
         )
@@ -374,20 +373,20 @@ def _groups(given: GroupOffsets | Sequence[GroupOffsets]) -> tuple[GroupOffsets,
         if not isinstance(group, GroupOffsets):
             raise ConfigurationError(
                 f"group_offsets={shown(group)} is not a GroupOffsets.",
-                next_step="give GroupOffsets('group', {'bootstrap.servers': 'broker:9092'}), or a list of them.",
+                next_step="Give GroupOffsets('group', {'bootstrap.servers': 'broker:9092'}), or a list of them.",
                 setting="group_offsets",
             )
     return groups
 
 
 def _running(df: DataFrame) -> tuple[str, str]:
-    """The run's and the query's id: inside ``foreachBatch`` Spark keeps them as local properties of the thread."""
+    """Returns the run's and the query's id, which Spark keeps as the thread's local properties in ``foreachBatch``."""
     check_classic("df", df)
     context = df.sparkSession.sparkContext
     run, query = context.getLocalProperty("spark.jobGroup.id"), context.getLocalProperty("sql.streaming.queryId")
     if not run or not query:
         raise ConfigurationError(
-            "ExactlyOnce was called outside a streaming query",
-            next_step="give it to df.writeStream.foreachBatch(…), on a classic Spark session (not Spark Connect).",
+            "ExactlyOnce was called outside a streaming query.",
+            next_step="Give it to df.writeStream.foreachBatch(…), on a classic Spark session (not Spark Connect).",
         )
     return run, query

@@ -1,4 +1,4 @@
-"""Small things about objects of the JVM."""
+"""Reads objects of the JVM: classes, Scala's collections, private fields."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from sparkonce.errors import ConfigurationError
 
 
 def jvm() -> Any:
-    """The JVM of the session that this process has.
+    """Returns the JVM of this process's Spark session.
 
     Raises:
-        ConfigurationError: if it has none.
+        ConfigurationError: if there is none.
     """
     context = SparkContext._active_spark_context
     if context is None or context._jvm is None:
-        raise ConfigurationError("There is no Spark session.", next_step="explain the query while its session lives.")
+        raise ConfigurationError("There is no Spark session.", next_step="Explain the query while its session lives.")
     return context._jvm
 
 
 def class_name(thing: Any) -> str:
-    """The short name of its class, without the ``$`` of Scala's objects."""
+    """Returns the short name of its class, without the ``$`` of Scala's objects."""
     return str(thing.getClass().getName()).rpartition(".")[2].rpartition("$")[2] or _object_name(thing)
 
 
@@ -32,21 +32,21 @@ def _object_name(thing: Any) -> str:
 
 
 def items(sequence: Any) -> Iterator[Any]:
-    """The elements of a Scala ``Seq``."""
+    """Yields the elements of a Scala ``Seq``."""
     for place in range(sequence.size()):
         yield sequence.apply(place)
 
 
 def scala_map(found: Any) -> dict[str, str]:
-    """A Scala map of texts as a dict."""
+    """Returns a Scala map of texts as a dict."""
     return dict(jvm().scala.jdk.javaapi.CollectionConverters.asJava(found))
 
 
 def field(thing: Any, name: str) -> Any:
-    """A private field, also of a class that it is derived from.
+    """Returns the value of a private field, also of a superclass.
 
     Raises:
-        AttributeError: if there is none; Spark may have renamed it.
+        AttributeError: if there is no such field; Spark may have renamed it.
     """
     kind = thing.getClass()
     while kind is not None:

@@ -1,4 +1,4 @@
-"""Modules of Spark that are jars beside it: whether a session has them."""
+"""Checks that a session has a module of Spark that is a jar of its own."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ if TYPE_CHECKING:
 
 
 def require_class(session: SparkSession, module: str, name: str) -> None:
-    """Sees that the session has a module, by one of its classes.
+    """Checks that the session has a module, by one of its classes.
 
     Raises:
-        ConfigurationError: saying how to get the module.
+        ConfigurationError: if not; it says how to get the module.
     """
     found = session._jvm
     for part in name.split("."):
         found = getattr(found, part)
-    if not isinstance(found, JavaClass):  # what is no class is a package to py4j
+    if not isinstance(found, JavaClass):  # to py4j any other name is a package
         raise missing(session, module)
 
 
 def missing(session: SparkSession, module: str) -> ConfigurationError:
-    """The error of a session that does not have the module."""
+    """Returns the error for a session without the module."""
     asked, jars = (str(session.conf.get(name, "")) for name in ("spark.jars.packages", "spark.jars"))
     # Spark-submit gives Python the port of the JVM that it has started.
     submitted = "PYSPARK_GATEWAY_PORT" in os.environ

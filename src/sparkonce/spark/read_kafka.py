@@ -30,9 +30,8 @@ _OURS: Mapping[str, str] = {
 }
 """Spark's options that have an argument here, in lower case, as Spark compares them."""
 
-
 MAX_OFFSETS_PER_TRIGGER = 1_000_000
-"""The default bound of a batch. At 5,000 rows a second it takes three of a transaction's fifteen minutes."""
+"""The default limit of a batch. At 5,000 rows a second it takes three of a transaction's fifteen minutes."""
 
 
 def read_kafka(
@@ -49,26 +48,26 @@ def read_kafka(
     headers: bool = False,
     options: Mapping[str, Any] | None = None,
 ) -> DataFrame:
-    """A streaming DataFrame over Kafka topics. It replays: its positions are in the query's checkpoint.
+    """Returns a streaming DataFrame over Kafka topics. It replays: its positions are in the query's checkpoint.
 
     Args:
         spark: The session, which needs Spark's Kafka connector: see `sparkonce.spark_packages`.
-        settings: Of the consumers, in librdkafka's or Java's names; ``bootstrap.servers`` is needed. They may be the
-            ones that a `KafkaSink` is given, as far as they say how to connect.
+        settings: The consumers' settings, in librdkafka's or Java's names; ``bootstrap.servers`` is needed. Those of a
+            `KafkaSink` that say how to connect may be given here, too.
         topics: One or more topics; more with a comma between them, or as a sequence.
         pattern: Instead: a Java regular expression that topic names match, now or later.
         partitions: Instead: for each topic its partitions.
-        starting: Where the first run starts: ``earliest``, ``latest``, an aware datetime (the first record that is not
-            older), or for each topic and every one of its partitions an offset, one of the words, or a datetime. Later
-            runs go on from the checkpoint. Partitions that appear later are read from their beginning.
+        starting: The start of the first run: ``earliest``, ``latest``, or an aware datetime (the first record that is
+            not older). Or for each topic and each of its partitions an offset, one of the words, or a datetime. Later
+            runs resume from the checkpoint. Partitions that appear later are read from their beginning.
         isolation_level: ``read_committed``, or ``read_uncommitted``, which also reads rows of transactions that are
             aborted: Kafka's own default.
-        max_offsets_per_trigger: At most so many offsets a batch, over all partitions; None: as many as there are. It
-            bounds a batch's time, also when a query has much to catch up with: transactions live for
-            ``transaction.timeout.ms`` only, and a batch that is planned is repeated as it is.
-        fail_on_data_loss: Whether the query stops when offsets that it has not read yet are gone. False reads on
-            and loses rows.
-        headers: Whether there is a column ``headers``.
+        max_offsets_per_trigger: The most offsets of a batch, over all partitions; None for no limit. It limits a
+            batch's time, also after a backlog: transactions live for ``transaction.timeout.ms`` only, and a planned
+            batch is repeated unchanged.
+        fail_on_data_loss: True stops the query when offsets that it has not read yet are gone; False reads on and
+            loses rows.
+        headers: True adds a column ``headers``.
         options: More options of Spark's source, such as ``minPartitions``.
 
     Returns:
@@ -76,7 +75,7 @@ def read_kafka(
         ``timestampType``, and with ``headers`` ``headers``.
 
     Raises:
-        ConfigurationError: naming the setting or argument; or if the session does not have the connector.
+        ConfigurationError: if a setting or argument is wrong, or the session does not have the connector.
     """
     check_session(spark)
     one_of("isolation_level", isolation_level, ("read_committed", "read_uncommitted"))
@@ -85,7 +84,7 @@ def read_kafka(
         raise ConfigurationError(
             f"isolation.level={consumer['isolation.level']!r} is among the settings, and isolation_level is "
             f"{isolation_level!r}.",
-            next_step="say it once, as the argument isolation_level.",
+            next_step="Give it once, as the argument isolation_level.",
             setting="isolation.level",
         )
     reader = spark.readStream.format("kafka")
@@ -118,8 +117,8 @@ def _which(
     named = [name for name, value in given.items() if value]
     if len(named) != 1:
         raise ConfigurationError(
-            f"{' and '.join(named) or 'nothing'} is given; exactly one of topics, pattern and partitions is needed.",
-            next_step="say what to read in one way.",
+            f"{' and '.join(named) or 'Nothing'} is given; exactly one of topics, pattern and partitions is needed.",
+            next_step="Give one of them.",
             setting="topics",
         )
     if topics:
@@ -136,7 +135,7 @@ def _which(
     except (TypeError, ValueError):
         raise ConfigurationError(
             f"partitions={partitions!r} does not name partitions by number.",
-            next_step=f"give {example}.",
+            next_step=f"Give {example}.",
             setting="partitions",
         ) from None
 
@@ -147,8 +146,8 @@ def _check_pattern(spark: SparkSession, pattern: str) -> None:
     except IllegalArgumentException as error:
         reason = str(error).splitlines()[0]
         raise ConfigurationError(
-            f"pattern={pattern!r} is no regular expression of Java's: {reason}.",
-            next_step="correct it.",
+            f"pattern={pattern!r} is not a regular expression of Java's: {reason}.",
+            next_step="Correct it.",
             setting="pattern",
         ) from None
 
@@ -158,11 +157,11 @@ def _more(options: Mapping[str, Any]) -> dict[str, Any]:
         if name.lower() in _OURS:
             raise ConfigurationError(
                 f"options[{name!r}] has an argument of its own here.",
-                next_step=f"say it as {_OURS[name.lower()]}.",
+                next_step=f"Give it as {_OURS[name.lower()]}.",
                 setting=name,
             )
         if name.lower().startswith("kafka."):
             raise ConfigurationError(
-                f"options[{name!r}] is a setting of the consumer.", next_step="put it into settings.", setting=name
+                f"options[{name!r}] is a setting of the consumer.", next_step="Put it into settings.", setting=name
             )
     return dict(options)

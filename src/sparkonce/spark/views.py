@@ -20,18 +20,18 @@ from sparkonce.errors import ConfigurationError, SchemaError
 from sparkonce.sink import TwoPhaseCommitSink
 
 View: TypeAlias = Callable[[DataFrame], DataFrame]
-"""Makes what a sink is to take out of a batch. Called once at start with an empty one, and once a batch."""
+"""Makes a sink's share of a batch. Called at start with an empty batch, then once a batch."""
 
 Sinks: TypeAlias = TwoPhaseCommitSink | Sequence[TwoPhaseCommitSink] | Mapping[TwoPhaseCommitSink, View | None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Share:
-    """Sinks that take the same of a batch: one Spark job writes to all of them.
+    """Sinks with the same view of a batch: one Spark job writes to all of them.
 
     Attributes:
-        view: Makes it; None if they take the whole batch.
-        sinks: By name.
+        view: Their view; None for the whole batch.
+        sinks: The sinks, by name.
     """
 
     view: View | None
@@ -41,30 +41,30 @@ class Share:
         """Returns the share of these sinks in a batch.
 
         Raises:
-            ConfigurationError: if the view gives anything but a DataFrame, or does not fit the rows.
+            ConfigurationError: if the view returns anything but a DataFrame, or does not fit the rows.
         """
         if self.view is None:
             return batch
         try:
             made = self.view(batch)
         except AnalysisException as error:
-            told = str(error).splitlines()[0].rstrip(";")
+            reason = str(error).splitlines()[0].rstrip(";")
             raise ConfigurationError(
-                f"the view of sink {sorted(self.sinks)} cannot be made: {told}",
-                next_step=f"correct it: the rows' columns are {', '.join(batch.columns)}."
-                if "UNRESOLVED_COLUMN" in told
-                else "correct it.",
+                f"The view of sink {sorted(self.sinks)} cannot be computed: {reason}",
+                next_step=f"Correct it: the rows' columns are {', '.join(batch.columns)}."
+                if "UNRESOLVED_COLUMN" in reason
+                else "Correct it.",
             ) from error
         if not isinstance(made, DataFrame):
             raise ConfigurationError(
-                f"the view of sink {sorted(self.sinks)} returned a {type(made).__name__}, and must return a DataFrame",
-                next_step="return what the sink is to write, for example: lambda df: df.where('amount > 0').",
+                f"The view of sink {sorted(self.sinks)} returned a {type(made).__name__}, and must return a DataFrame.",
+                next_step="Return what the sink is to write, for example: lambda df: df.where('amount > 0').",
             )
         return made
 
 
 def views_of(sinks: Sinks) -> dict[TwoPhaseCommitSink, View | None]:
-    """The sinks as a user gives them, in that order, each with its view.
+    """Returns the sinks that a user gives, in that order, each with its view.
 
     Raises:
         ConfigurationError: if there are none, two have the same name, or a view is not a function.
@@ -75,28 +75,28 @@ def views_of(sinks: Sinks) -> dict[TwoPhaseCommitSink, View | None]:
         if not isinstance(sink, TwoPhaseCommitSink):
             raise ConfigurationError(
                 f"sinks={shown(sink)} is not a sink.",
-                next_step="give a sink, such as KafkaSink({'bootstrap.servers': 'broker:9092'}, topic='totals'), a "
+                next_step="Give a sink, such as KafkaSink({'bootstrap.servers': 'broker:9092'}, topic='totals'), a "
                 "list of sinks, or {sink: view}.",
                 setting="sinks",
             )
     names = [sink.name for sink in listed]
     if not names or len(set(names)) != len(names):
         raise ConfigurationError(
-            f"sinks={names}: at least one sink is needed, and their names must differ",
-            next_step="give each sink a name of its own, which must stay the same after a restart.",
+            f"sinks={names}: at least one sink is needed, and their names must differ.",
+            next_step="Give each sink a name of its own, which must stay the same after a restart.",
         )
     found = dict(sinks) if isinstance(sinks, Mapping) else dict.fromkeys(listed)
     for sink, view in found.items():
         if view is not None and not callable(view):
             raise ConfigurationError(
-                f"the view of sink {sink.name!r} is {view!r}: it must be a function of a DataFrame, or None",
-                next_step="give {sink: lambda df: …}, or None for the whole batch.",
+                f"The view of sink {sink.name!r} is {view!r}: it must be a function of a DataFrame, or None.",
+                next_step="Give {sink: lambda df: …}, or None for the whole batch.",
             )
     return found
 
 
 def shares(views: Mapping[TwoPhaseCommitSink, View | None]) -> tuple[Share, ...]:
-    """The sinks, those with the very same view together. Each is in one of them, whatever its view says it equals."""
+    """Groups the sinks by their view. Views are compared by identity: a view may define its own equality."""
     together: dict[int, dict[str, TwoPhaseCommitSink]] = {}
     for sink, view in views.items():
         together.setdefault(id(view), {})[sink.name] = sink
@@ -105,29 +105,29 @@ def shares(views: Mapping[TwoPhaseCommitSink, View | None]) -> tuple[Share, ...]
 
 
 def arrow_schema(schema: StructType) -> pa.Schema:
-    """The columns as a sink is given them.
+    """Returns the columns as a sink sees them.
 
     Raises:
-        SchemaError: naming those that PySpark does not bring to Python, such as intervals of years and months.
+        SchemaError: naming those that PySpark cannot transfer to Python, such as intervals of years and months.
     """
     try:
         return to_arrow(schema)
     except PySparkTypeError:
-        strange = [column for column in schema if not _is_brought(column)]
-        told = ", ".join(f"{column.name!r} is {column.dataType.simpleString()}" for column in strange)
+        refused = [column for column in schema if not _is_transferred(column)]
+        named = ", ".join(f"{column.name!r} is {column.dataType.simpleString()}" for column in refused)
         raise SchemaError(
-            f"PySpark does not bring these columns to Python: {told}.",
-            next_step="cast them to types that it does, such as int or string, or drop them.",
+            f"PySpark cannot transfer these columns to Python: {named}.",
+            next_step="Cast them to types that it can, such as int or string, or drop them.",
         ) from None
 
 
 def to_arrow(schema: StructType) -> pa.Schema:
-    """Calls PySpark's function, which from 4.2 on wants to be told the time zone of timestamps; before it was UTC."""
+    """Calls PySpark's function, which from 4.2 on needs the time zone of timestamps; before it was UTC."""
     zone = {"timezone": "UTC"} if "timezone" in signature(to_arrow_schema).parameters else {}
     return to_arrow_schema(schema, **zone)
 
 
-def _is_brought(column: StructField) -> bool:
+def _is_transferred(column: StructField) -> bool:
     try:
         to_arrow(StructType([column]))
     except PySparkTypeError:
@@ -136,13 +136,13 @@ def _is_brought(column: StructField) -> bool:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Taken:
-    """The share of some sinks, seen on an empty batch.
+class ShareSample:
+    """The share of some sinks in an empty batch.
 
     Attributes:
-        share: Whose it is.
-        batch: The batch.
-        frame: What they take of it.
+        share: The sinks with their view.
+        batch: The empty batch.
+        frame: Their share of it.
     """
 
     share: Share
@@ -150,35 +150,35 @@ class Taken:
     frame: DataFrame
 
 
-def check_columns(df: DataFrame, given: Sequence[Share]) -> list[Taken]:
-    """Sees that each sink takes the columns that it is to be given.
+def check_columns(df: DataFrame, given: Sequence[Share]) -> list[ShareSample]:
+    """Checks that each sink accepts the columns of its share.
 
     Args:
-        df: The query's, or one of its batches; only its columns are looked at.
-        given: What each sink takes.
+        df: The query's DataFrame, or one of its batches; only its columns matter.
+        given: The sinks with their views.
 
     Returns:
-        What each takes of a batch without rows.
+        The shares of an empty batch.
 
     Raises:
-        SchemaError: naming the column that a sink does not take.
-        ConfigurationError: if a view does not give a DataFrame.
+        SchemaError: naming the column that a sink refuses.
+        ConfigurationError: if a view does not return a DataFrame.
     """
     empty = df.sparkSession.createDataFrame([], df.schema)
-    taken = [Taken(share=share, batch=empty, frame=share.of(empty)) for share in given]
-    for one in taken:
+    samples = [ShareSample(share=share, batch=empty, frame=share.of(empty)) for share in given]
+    for one in samples:
         schema = arrow_schema(one.frame.schema)
         for sink in one.share.sinks.values():
             sink.columns(schema)
-    return taken
+    return samples
 
 
 @contextmanager
 def computed_once(batch: DataFrame, given: Sequence[Share]) -> Iterator[DataFrame]:
-    """The batch, kept on the executors while it is written if there are views.
+    """Keeps the batch on the executors while it is written, if there are views.
 
-    Each view is a Spark job of its own: the batch is computed before the first, whole, whatever the views take of it. A
-    stateful plan must be run whole and not twice.
+    Each view is a Spark job of its own. A stateful plan must run completely, and only once, so the whole batch is
+    computed before the first view.
     """
     if all(share.view is None for share in given):
         yield batch
@@ -191,20 +191,20 @@ def computed_once(batch: DataFrame, given: Sequence[Share]) -> Iterator[DataFram
         kept.unpersist()
 
 
-_HAVE_SPARK_CLONE = (
+_CLONING_SETTINGS = (
     "spark.sql.adaptive.applyFinalStageShuffleOptimizations",
     "spark.sql.sources.bucketing.autoBucketedScan.enabled",
 )
-"""The settings that make `DataFrame.persist` plan in a clone of the session that has them off."""
+"""The settings for which `DataFrame.persist` plans in a clone of the session, where they are off."""
 
 
 def _persist(batch: DataFrame) -> DataFrame:
-    """Keeps the rows without a clone of the session, of which each batch would leave one behind.
+    """Keeps the rows without cloning the session: every batch would leak a clone.
 
-    Spark 4.0.0, 4.0.1 and 4.1.0 never free a clone, 0.3 MB each (SPARK-54753: its artifact manager's cleaner holds it).
+    Spark 4.0.0, 4.0.1 and 4.1.0 never free one, 0.3 MB each (SPARK-54753: its artifact manager's cleaner holds it).
     """
     conf = batch.sparkSession.conf
-    before = {name: conf.get(name, None) for name in _HAVE_SPARK_CLONE}
+    before = {name: conf.get(name, None) for name in _CLONING_SETTINGS}
     try:
         for name in before:
             conf.set(name, "false")

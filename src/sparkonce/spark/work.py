@@ -1,4 +1,4 @@
-"""Runs a batch's plan: every task writes its rows to the sinks from Python, fed with Arrow batches by the JVM."""
+"""Runs a batch's plan: the JVM feeds every task with Arrow batches, and the task writes them to the sinks in Python."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ _LOOK_AT_TASKS_EVERY_S = 0.1
 _TASKS_END_WITHIN_S = 15.0
 _QUIET_LOOKS = 2
 _NEWEST_JOBS = 200
-"""Spark keeps a thousand, and each costs a look of some calls; those of earlier batches have ended."""
+"""The newest jobs that are checked. Spark keeps a thousand, each costs some calls, and older ones have ended."""
 _ENDED = frozenset({"SUCCEEDED", "FAILED"})
 _Written: TypeAlias = tuple[Sequence[Handle], bool]
-"""The handles of a job, and whether a copy of one of its slots may have lost."""
+"""The handles of a job; True if a losing copy of one of its slots may have written, too."""
 _Planned: TypeAlias = tuple[DataFrame, Sequence[SinkTask]]
-"""The rows of a job, and the sinks that it writes them to."""
-_Answer = TypeVar("_Answer")
+"""The rows of a job, and the sinks that they are written to."""
+_Result = TypeVar("_Result")
 _OUTPUT = pa.schema([("handle", pa.string()), ("stage", pa.int32()), ("attempt", pa.int32())])
 
 
@@ -58,10 +58,16 @@ class SparkWork:
         only: frozenset[tuple[str, int]] | None,
         computed: Callable[[], None] | None = None,
     ) -> tuple[Sequence[Handle], bool]:
-        """Runs the plan, with one Spark job for each view, all at once; raises `PrepareError` if a task gives up."""
+        """Runs the plan, with one Spark job for each view, all at once.
+
+        Raises:
+            PrepareError: if a task gives up.
+        """
         asked = [share for share in self._shares if share.sinks.keys() & sinks.keys()]
-        if nowhere := sinks.keys() - {name for share in asked for name in share.sinks}:
-            raise PrepareError(f"no part of the batch is taken by sinks {sorted(nowhere)}: their rows would be lost")
+        if unwritten := sinks.keys() - {name for share in asked for name in share.sinks}:
+            raise PrepareError(
+                f"No part of the batch is written to sinks {sorted(unwritten)}: their rows would be lost."
+            )
         self._bound_arrow_batches()
         try:
             with computed_once(self._df, asked) as batch:
@@ -79,12 +85,12 @@ class SparkWork:
             raise short_error(error) from None
         return [handle for handles, _ in written for handle in handles], any(again for _, again in written)
 
-    def _run(self, jobs: Sequence[Callable[[], _Answer]]) -> Sequence[_Answer]:
-        """Runs the jobs side by side, and raises the first error once all have ended: no writer is then at work."""
+    def _run(self, jobs: Sequence[Callable[[], _Result]]) -> Sequence[_Result]:
+        """Runs the jobs side by side. Raises the first error once all have ended: no writer is then at work."""
         if len(jobs) == 1:
             return [jobs[0]()]
-        # A query that is stopped cancels its jobs by what its thread has set: each job's thread has a copy of that, its
-        # own, because Spark notes there which of them is running.
+        # Spark cancels a stopped query's jobs by local properties of its thread. Each job's thread has its own copy,
+        # because Spark also records the running job there.
         session = self._df.sparkSession
         with ThreadPoolExecutor(max_workers=len(jobs)) as pool:
             futures = [pool.submit(inheritable_thread_target(session)(job)) for job in jobs]
@@ -93,47 +99,47 @@ class SparkWork:
         return [future.result() for future in futures]
 
     def is_stopped(self) -> bool:
-        """Spark interrupts the thread of a query that is stopped."""
+        """Tells if the query is being stopped: Spark then interrupts its thread."""
         return bool(self._df.sparkSession.sparkContext._jvm.java.lang.Thread.currentThread().isInterrupted())
 
     def _cancel_if_stopped(self) -> None:
-        """Spark cancels a stopped query's jobs once, and interrupts its thread: a job that began later must end too."""
+        """Cancels jobs that began after Spark had cancelled the stopped query's jobs, which it does only once."""
         context = self._df.sparkSession.sparkContext
         if self.is_stopped():
             group = context.getLocalProperty("spark.jobGroup.id")
             context._jsc.sc().cancelJobGroup(group, f"because query {group} was stopped")
 
     def _let_tasks_end(self) -> None:
-        """Waits for the other tasks of a batch that has failed: Spark tells them to end, and does not wait itself.
+        """Waits for the other tasks of a failed batch, which Spark cancels without waiting.
 
-        What is swept after it is then what they have begun. A Python worker that does not end by itself is killed after
-        ``spark.python.task.killTimeout``, 2 s, and up to 2 s until that is looked at. One whose task ended while rows
+        The sweep after it then finds everything that they have begun. Spark kills a Python worker that does not end by
+        itself after ``spark.python.task.killTimeout``, 2 s, within another 2 s. A worker whose task ended while rows
         were sent to it may live a moment longer: it finds its rows cut off, and aborts by itself.
         """
         give_up_at = time.monotonic() + _TASKS_END_WITHIN_S
         try:
             context = self._df.sparkSession.sparkContext
             group = context.getLocalProperty("spark.jobGroup.id")
-            # A query that is stopped before it has submitted its job submits it all the same, and does not wait for it.
+            # A query that is stopped before it submits its job still submits it, and does not wait for it.
             context._jsc.sc().cancelJobGroup(group, "because its batch has failed")
             quiet = 0
             while quiet < _QUIET_LOOKS:
                 quiet = quiet + 1 if _tasks_have_ended(context.statusTracker(), group) else 0
                 if time.monotonic() >= give_up_at:
                     logger.warning(
-                        "Tasks of batch %d had not ended %.0f s after its job failed. What they still open "
-                        "is aborted at the query's next start.",
+                        "Tasks of batch %d had not ended %.0f s after its job failed. The query's next start aborts "
+                        "the transactions that they still open.",
                         self._batch,
                         _TASKS_END_WITHIN_S,
                     )
                     return
                 time.sleep(_LOOK_AT_TASKS_EVERY_S)
         except Exception:
-            # There may be no Spark any more. The job's own error is the one to tell.
-            logger.debug("nobody knows which tasks of batch %d still run", self._batch, exc_info=True)
+            # Spark may be gone. The job's own error is the one to raise.
+            logger.debug("The running tasks of batch %d are unknown.", self._batch, exc_info=True)
 
     def _plan(self, share: Share, df: DataFrame, sinks: Mapping[str, Owner]) -> _Planned:
-        """Plans the columns written from a view, a fingerprint for each sink, and their places."""
+        """Plans a view's job: its columns, a fingerprint for each sink, and the sinks' tasks."""
         schema = arrow_schema(df.schema)
         tasks, selected = [], []
         for number, name in enumerate(name for name in sinks if name in share.sinks):
@@ -151,8 +157,8 @@ class SparkWork:
         self, rows: DataFrame, tasks: Sequence[SinkTask], only: frozenset[tuple[str, int]] | None
     ) -> _Written:
         if any(task.sink.guarantee is Guarantee.AT_MOST_ONCE for task in tasks):
-            # Where shuffle files are lost Spark runs a stage again whose tasks may have written, and they cannot tell:
-            # their tries are counted from 0 again. With no shuffle behind it only a task is tried again, which can.
+            # After a loss of shuffle files Spark reruns a stage whose tasks may have written, and counts their attempts
+            # from 0 again: a task cannot tell. Without a shuffle before it only tasks are tried again, which can.
             rows = rows.localCheckpoint()
         task = SlotTask(batch=self._batch, sinks=tuple(tasks), only=only)
         written = rows.mapInArrow(_slot_writer(task), "handle string, stage int, attempt int")
@@ -161,7 +167,7 @@ class SparkWork:
         slots = _slots_of(written)
         counts = {part.sink.name: sum(handle.sink == part.sink.name for handle in handles) for part in tasks}
         if any(count != slots for count in counts.values()):
-            raise PrepareError(f"the batch has {slots} slots, and their handles came back for sinks {counts}")
+            raise PrepareError(f"The batch has {slots} slots, but the handles returned are {counts} by sink.")
         speculation = self._df.sparkSession.conf.get("spark.speculation", "false").lower() == "true"
         again = any(answer["attempt"] > 0 for answer in answers)
         return handles, speculation or again or self._was_resubmitted({answer["stage"] for answer in answers})
@@ -177,7 +183,7 @@ class SparkWork:
         return any(stage is None or stage.currentAttemptId > 0 for stage in found)
 
     def _bound_arrow_batches(self) -> None:
-        """Spark sends 10,000 rows at a time however large they are. Unless the user has said otherwise, send 1 MiB."""
+        """Limits Arrow batches to 1 MiB, unless the user has set a limit: Spark sends 10,000 rows of any size."""
         conf = self._df.sparkSession.conf
         if conf.get(_ARROW_BYTES, None) is None:
             conf.set(_ARROW_BYTES, "1m")
@@ -186,23 +192,23 @@ class SparkWork:
         """Runs the plan into Spark's ``noop`` sink."""
         try:
             self._df.write.format("noop").mode("overwrite").save()
-        except Exception as error:  # noqa: BLE001 - whatever Spark raises for a failed job
+        except Exception as error:  # noqa: BLE001 - of any kind: Spark's error for a failed job
             raise short_error(error) from None
 
 
 def _slots_of(collected: DataFrame) -> int:
-    """Returns the number of tasks of the job that collected this frame, since a cut-off end of its rows would not show.
+    """Returns the number of tasks of the job that collected this frame.
 
-    PySpark takes an answer that is cut off for a shorter one. The plan, and its RDD, are those that the job ran: Spark
-    keeps both, also what adaptive execution has made of it. It takes a few calls, and no job.
+    PySpark takes a truncated answer for a shorter one, so the rows collected are counted against this. Spark keeps the
+    plan and the RDD that the job ran, also after adaptive execution: asking takes a few calls, and no job.
     """
     return int(collected._jdf.queryExecution().executedPlan().execute().getNumPartitions())
 
 
 def _tasks_have_ended(tracker: StatusTracker, group: str) -> bool:
-    """Tells if, as far as Spark has noted, no newest job of the group and no task of a failed one still runs.
+    """Tells if Spark has recorded the end of the group's newest jobs, and of the tasks of those that failed.
 
-    It notes what happens one after the other, a little later: once it knows that a job has ended, it knows its tasks.
+    It records events in order, with a delay: once it knows that a job has ended, it knows of the job's tasks.
     """
     jobs = sorted(tracker.getJobIdsForGroup(group))[-_NEWEST_JOBS:]
     infos = [info for job in jobs if (info := tracker.getJobInfo(job)) is not None]
@@ -216,7 +222,7 @@ def _slot_writer(task: SlotTask):  # type: ignore[no-untyped-def]
     def write(rows: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         context = TaskContext.get()
         if context is None:
-            raise RuntimeError("rows are written inside a Spark task only")
+            raise RuntimeError("Rows are written inside a Spark task only.")
         copy = f"{context.stageId()}.{context.taskAttemptId()}.{context.attemptNumber()}"
         attempt = context.attemptNumber()
         handles = write_slot(rows, task, slot=context.partitionId(), copy=copy, attempt=attempt)
@@ -234,6 +240,6 @@ def _slot_writer(task: SlotTask):  # type: ignore[no-untyped-def]
 
 
 def row_hash(columns: Sequence[str]) -> Column:
-    """A bigint of a row's values. ``xxhash64`` skips nulls, so with several columns each says whether it is null."""
+    """Returns a bigint of a row's values. ``xxhash64`` skips nulls, so several columns also say which are null."""
     values = [F.col(quoted(column)) for column in columns]
     return F.xxhash64(*values, *(value.isNull() for value in values if len(values) > 1))

@@ -91,7 +91,7 @@ def dry_run(file: Path, arguments: Sequence[str], explain: Explainer) -> bool:
         said = str(error).strip().partition("\n")[0]
         raise ConfigurationError(
             f"{file} fails before it waits for its queries: {type(error).__name__}: {said}",
-            next_step="run it once by itself; its own arguments come after --, and jars by PYSPARK_SUBMIT_ARGS.",
+            next_step="Run it once by itself; its own arguments come after --, and jars by PYSPARK_SUBMIT_ARGS.",
         ) from error
     return True
 
@@ -114,7 +114,7 @@ def _refuse_connect(options: Mapping[str, Any]) -> None:
     if named:
         raise ConfigurationError(
             f"{', '.join(named)}: the file runs on Spark Connect, where its queries would really be started.",
-            next_step="run it on a classic Spark session, or explain its checkpoints.",
+            next_step="Run it on a classic Spark session, or explain its checkpoints.",
         )
 
 

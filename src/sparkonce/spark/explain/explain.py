@@ -76,13 +76,13 @@ def explain(
         if sink is None:
             raise ConfigurationError(
                 "A DataFrame does not say where its rows go.",
-                next_step="give sink=, for example explain(df, KafkaSink(…)) or explain(df, 'delta').",
+                next_step="Give sink=, for example explain(df, KafkaSink(…)) or explain(df, 'delta').",
             )
         pipeline, ours = of_frame(query, sink, options=options, trigger=trigger, stable=stable)
     else:
         raise ConfigurationError(
             f"query={query!r} cannot be explained.",
-            next_step="give a streaming DataFrame, its writeStream, or the query that was started, of a classic Spark "
+            next_step="Give a streaming DataFrame, its writeStream, or the query that was started, of a classic Spark "
             "session (not Spark Connect).",
         )
     if sink is not None and not isinstance(query, DataFrame):

@@ -143,7 +143,7 @@ def _sources(df: DataFrame) -> Any:
     if not df.isStreaming:
         raise ConfigurationError(
             "The DataFrame is not a streaming one, so there is no streaming query to explain.",
-            next_step="read it with spark.readStream.",
+            next_step="Read it with spark.readStream.",
         )
     return source_facts(df._jdf.queryExecution().analyzed())
 

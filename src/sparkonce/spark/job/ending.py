@@ -1,4 +1,4 @@
-"""Waits until queries end, stops them in order at a signal, and tells in a few words why one has failed."""
+"""Waits until queries end, stops them in order at a signal, and writes a short message about one that has failed."""
 
 from __future__ import annotations
 
@@ -28,52 +28,52 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM)
 def await_end(*queries: StreamingQuery, traceback: bool = False) -> None:
     """Waits until the queries have ended; the last line of a job.
 
-    SIGTERM, or SIGINT (Ctrl-C, a notebook's interrupt), stops them in order: a batch that is not decided is undone, and
-    written again by the next start; one that is decided is committed first. A second signal ends the process at once,
-    with 128 and the signal's number; nothing is lost by it either. If one of several queries fails, the others are
-    stopped. Connections are closed before it returns, as `ExactlyOnce.close` does.
+    SIGTERM, or SIGINT (Ctrl-C, a notebook's interrupt), stops them in order. A decided batch is committed first;
+    another is undone, and written again by the next start. A second signal ends the process at once, with 128
+    plus the signal's number; that loses nothing either. If one of several queries fails, the others are stopped.
 
-    Returns when all have ended by themselves or were stopped. If one has failed, its message and ``Next: …`` are
-    written to standard error, and the process ends with 1. In a notebook, an interactive Python, and any thread but the
-    main one, which sees no signals, the same message is raised instead, and a second signal ends the wait alone.
+    Returns when all have ended by themselves or were stopped, and their connections are closed. If one has failed, its
+    message and ``Next: …`` are written to standard error, and the process ends with 1. In a notebook, an interactive
+    Python, or another thread than the main one, the error is raised instead, and a second signal ends only the wait.
+    Only the main thread sees signals.
 
     Args:
-        queries: As `ExactlyOnce.start` or ``writeStream.start`` returned them.
-        traceback: Whether the whole error, with Spark's traces, is written as well.
+        queries: The queries, as `ExactlyOnce.start` or ``writeStream.start`` returned them.
+        traceback: True also writes the whole error, with Spark's traces.
 
     Raises:
-        ConfigurationError: if no query is given, or what is none.
+        ConfigurationError: if no query is given, or something else.
         SystemExit: if a query has failed, in the main thread of a script. With 1, or, if Spark's JVM ended by the same
-            signal, with 128 and its number.
+            signal, with 128 plus its number.
         QueryFailedError: if a query has failed, elsewhere.
     """
     if not queries:
-        raise ConfigurationError("await_end() was given no query.", next_step="give it what start() returned.")
+        raise ConfigurationError("await_end() was given no query.", next_step="Give it what start() returned.")
     for query in queries:
         if not hasattr(query, "awaitTermination"):
             raise ConfigurationError(
-                f"await_end({query!r}): that is no query; await_end waits for queries, without a limit.",
-                next_step="give it what start() returned, one after the other: await_end(first, second).",
+                f"await_end({query!r}): that is not a query. await_end waits for queries, without a limit.",
+                next_step="Give it what start() returned, one after the other: await_end(first, second).",
             )
     with stopped_by_signals(lambda: queries) as stopping:
         failed = wait(queries)
     if failed:
-        told(failed, stopping.signal, traceback=traceback)
+        end_process(failed, stopping.signal, traceback=traceback)
 
 
 def wait(queries: Sequence[StreamingQuery]) -> list[QueryFailedError]:
     """Waits until all have ended, and their connections are closed; stops the others when one fails.
 
     Returns:
-        What is to be told of those that have failed.
+        The errors of those that have failed.
     """
-    known = {query: (_name(query), _run(query)) for query in queries}  # nobody answers once the JVM is gone
+    known = {query: (_name(query), _run(query)) for query in queries}  # the JVM may be gone later
     ended: SimpleQueue[tuple[StreamingQuery, BaseException | None]] = SimpleQueue()
 
     def wait_for(query: StreamingQuery) -> None:
         try:
             query.awaitTermination()
-        except Exception as error:  # noqa: BLE001 - the query's, or the JVM is gone: both are told
+        except Exception as error:  # noqa: BLE001 - the query's own, or the JVM is gone: both are reported
             ended.put((query, error))
         else:
             ended.put((query, None))
@@ -92,20 +92,20 @@ def wait(queries: Sequence[StreamingQuery]) -> list[QueryFailedError]:
     return failed
 
 
-def told(failed: Sequence[QueryFailedError], by_signal: int | None, *, traceback: bool) -> NoReturn:
-    """Tells why queries have failed, and ends the process; raises it where that would take a session from its user.
+def end_process(failed: Sequence[QueryFailedError], by_signal: int | None, *, traceback: bool) -> NoReturn:
+    """Writes the errors of failed queries, and ends the process. In an interactive session raises the first instead.
 
     Args:
-        failed: At least one.
-        by_signal: The signal that came before.
-        traceback: Whether Spark's traces are told as well.
+        failed: The errors, at least one.
+        by_signal: The signal that came before, if any.
+        traceback: True also writes Spark's traces.
     """
     if is_interactive() or threading.current_thread() is not threading.main_thread():
         raise failed[0] from (failed[0].__cause__ if traceback else None)
     for error in failed:
         if traceback and error.__cause__ is not None:
             sys.stderr.write("".join(traces.format_exception(error.__cause__)))
-        tell(error)
+        write_error(error)
     if by_signal is not None and all(error.spark_is_gone for error in failed):
         raise SystemExit(128 + by_signal)
     raise SystemExit(1)
@@ -113,10 +113,10 @@ def told(failed: Sequence[QueryFailedError], by_signal: int | None, *, traceback
 
 def _failure(name: str, cause: BaseException) -> QueryFailedError:
     if gone := spark_is_gone():
-        message = f"Spark was stopped under the query {name}: its JVM, or somebody, ended the context."
+        message = f"Spark was stopped under the query {name}: its JVM has ended, or its context was stopped."
         next_step = (
-            "start it again: it finishes what is decided of its last batch, or undoes it, and no row is lost. If a "
-            "signal to all processes of the job did it, or one to spark-submit's JVM, send it to the job's Python only."
+            "Start it again: it finishes its last batch if that was decided, else undoes it, and no row is lost. If a "
+            "signal to all processes of the job, or to spark-submit's JVM, was the cause, send it to its Python only."
         )
     else:
         message, next_step = message_and_next(cause)
@@ -127,33 +127,33 @@ def _failure(name: str, cause: BaseException) -> QueryFailedError:
 
 
 def spark_is_gone() -> bool:
-    """Tells if Spark's context has been stopped, or its JVM no longer answers."""
+    """Tells if Spark's context was stopped, or its JVM no longer answers."""
     context = SparkContext._active_spark_context
     try:
         return context is not None and bool(context._jsc.sc().isStopped())
-    except Exception:  # noqa: BLE001 - nobody answers
+    except Exception:  # noqa: BLE001 - no answer
         return True
 
 
-def tell(error: SparkonceError) -> None:
+def write_error(error: SparkonceError) -> None:
     """Writes message and next step to standard error."""
     sys.stderr.write("".join(f"{line}\n" for line in error.lines()))
 
 
 def is_interactive() -> bool:
-    """Tells if somebody types at this process (a notebook, IPython, ``python -i``), who would lose it by SystemExit."""
+    """Tells if this is an interactive session (a notebook, IPython, ``python -i``), which SystemExit would end."""
     ipython = sys.modules.get("IPython")
     return hasattr(sys, "ps1") or bool(sys.flags.interactive) or (ipython is not None and bool(ipython.get_ipython()))
 
 
 class Stopping:
-    """Stops queries when a signal comes, from a thread of its own: the main one may be inside a call of Spark's.
+    """Stops queries when a signal comes, from a thread of its own: the main thread may be inside a call of Spark's.
 
-    A handler runs between two steps of whatever the main thread does, perhaps in the middle of a request to the JVM. So
-    it asks Spark nothing: it leaves the signal where the thread finds it.
+    A handler interrupts whatever the main thread does, perhaps a request to the JVM. So it must not call Spark: it only
+    passes the signal to the thread.
 
     Args:
-        queries: Gives those that are to be stopped.
+        queries: Returns the queries to stop.
     """
 
     def __init__(self, queries: Callable[[], Iterable[StreamingQuery]]) -> None:
@@ -167,7 +167,7 @@ class Stopping:
         self._thread.start()
 
     def listen(self) -> None:
-        """Takes the signals, also from who has taken them since; does nothing outside the main thread."""
+        """Installs the handlers, again if others have replaced them. Does nothing outside the main thread."""
         if threading.current_thread() is not threading.main_thread():
             return
         for number in SIGNALS:
@@ -176,22 +176,22 @@ class Stopping:
                 self._before[number] = before
 
     def end(self) -> None:
-        """Puts back who had the signals before."""
+        """Restores the former handlers."""
         self._asked.put(None)
         for number, before in self._before.items():
             signal.signal(number, signal.SIG_DFL if before is None else before)
 
     def _on_signal(self, number: int, _frame: object) -> None:
-        if os.getpid() != self._process:  # a child that was forked has the handler, and nobody who would stop anything
+        if os.getpid() != self._process:  # a forked child has the handler, but not the thread
             signal.signal(number, signal.SIG_DFL)
             os.kill(os.getpid(), number)
             return
         if self.signal is not None and time.monotonic() - self._signalled_s < _SENT_TWICE_S:
-            return  # by the terminal, and by a program that has started this one
+            return  # sent by the terminal, and again by the parent process
         if self.signal is not None and is_interactive():
             raise KeyboardInterrupt
         if self.signal is not None:
-            # Not SystemExit: a call of Spark's would catch it, and threads of a batch would be waited for.
+            # Not SystemExit: a call of Spark's could catch it, and Python would wait for the threads of a batch.
             leave_terminal()
             with suppress(Exception):
                 sys.stdout.flush()
@@ -207,8 +207,8 @@ class Stopping:
         queries = list(self._queries())
         sys.stderr.write(
             f"{signal.Signals(number).name}: stopping {', '.join(_name(query) for query in queries) or 'no query'}. "
-            "A batch that is not decided is undone; one that is decided is committed first. "
-            "A second signal ends at once; nothing is lost by it.\n"
+            "A batch that is decided is committed first; one that is not is undone. "
+            "A second signal ends the process at once, and loses nothing.\n"
         )
         stop(queries)
 
@@ -225,7 +225,7 @@ def stopped_by_signals(queries: Callable[[], Iterable[StreamingQuery]]) -> Itera
 
 
 def stop(queries: Iterable[StreamingQuery]) -> None:
-    """Stops each; one that cannot be stopped has failed or lost its JVM, which who waits for it is told."""
+    """Stops each. A query that cannot be stopped has failed or lost its JVM, which `wait` reports."""
     for query in queries:
         with suppress(Exception):
             query.stop()

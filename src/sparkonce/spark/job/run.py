@@ -1,4 +1,4 @@
-"""Runs a file that starts queries, and ends it as a job is to end: see `sparkonce.spark.job.ending`."""
+"""Runs a file that starts queries, and ends them in order: see `sparkonce.spark.job.ending`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 from sparkonce.errors import SparkonceError
-from sparkonce.spark.job.ending import Stopping, spark_is_gone, stop, tell, told, wait
+from sparkonce.spark.job.ending import Stopping, end_process, spark_is_gone, stop, wait, write_error
 from sparkonce.spark.job.script import run_script, script
 from sparkonce.spark.show.display import end_displays
 
@@ -23,24 +23,24 @@ from sparkonce.spark.show.display import end_displays
 def run_job(file: Path, arguments: Sequence[str], *, traceback: bool = False) -> None:
     """Runs a file as a script, then waits for the queries that it has left running.
 
-    From its first query on signals stop its queries in order, as with `await_end`, wherever the file waits for them.
+    From its first query on, signals stop its queries in order, as in `await_end`, wherever the file waits for them.
 
     Args:
         file: The file.
-        arguments: Its own, ``sys.argv[1:]``.
-        traceback: Whether errors are told with their traces.
+        arguments: The file's arguments, ``sys.argv[1:]``.
+        traceback: True writes errors with their traces.
 
     Raises:
-        SystemExit: with what the file gives; with 1 if the file or one of its queries has failed; with 128 and the
+        SystemExit: with the file's own code; with 1 if the file or one of its queries has failed; with 128 plus the
             signal's number if Spark's JVM ended by the same signal, or no query had been started.
     """
-    newest: dict[str, StreamingQuery] = {}  # a query that was started again is the newer run
+    newest: dict[str, StreamingQuery] = {}  # the newest run of each query
 
     def noting(start: Callable[..., StreamingQuery]) -> Callable[..., StreamingQuery]:
         def noted(*given: Any, **options: Any) -> StreamingQuery:
             query = start(*given, **options)
             newest[str(query.id)] = query
-            stopping.listen()  # again: PySpark has taken SIGINT when it made its context
+            stopping.listen()  # again: PySpark's context replaces the handler of SIGINT
             return query
 
         return noted
@@ -53,34 +53,34 @@ def run_job(file: Path, arguments: Sequence[str], *, traceback: bool = False) ->
         with script(file, arguments) as name, started:
             try:
                 run_script(name)
-            except Exception as error:  # noqa: BLE001 - the file's own, whatever it is
+            except Exception as error:  # noqa: BLE001 - the file's own, of any kind
                 _end_of(error, name, list(newest.values()), stopping.signal, traceback=traceback)
             except KeyboardInterrupt:
                 raise SystemExit(130) from None
             except SystemExit as end:
                 if end.code:
                     raise  # the file's own failure
-            if failed := wait([query for query in newest.values() if _goes_on_or_failed(query)]):
-                told(failed, stopping.signal, traceback=traceback)
+            if failed := wait([query for query in newest.values() if _is_active_or_failed(query)]):
+                end_process(failed, stopping.signal, traceback=traceback)
     finally:
         stopping.end()
 
 
-def _goes_on_or_failed(query: StreamingQuery) -> bool:
+def _is_active_or_failed(query: StreamingQuery) -> bool:
     return spark_is_gone() or query.isActive or query.exception() is not None
 
 
 def _end_of(
     error: Exception, name: str, queries: Sequence[StreamingQuery], by_signal: int | None, *, traceback: bool
 ) -> None:
-    """Ends a file that raised: an error of ours, or of a query, is told in a few words, any other as Python does."""
+    """Ends the process of a file that raised. Errors of sparkonce and of queries are written without a traceback."""
     end_displays()
     stop(queries)
     of_query = isinstance(error, StreamingQueryException) or (spark_is_gone() and not isinstance(error, SparkonceError))
-    if queries and of_query and (failed := wait([query for query in queries if _goes_on_or_failed(query)])):
-        told(failed, by_signal, traceback=traceback)
+    if queries and of_query and (failed := wait([query for query in queries if _is_active_or_failed(query)])):
+        end_process(failed, by_signal, traceback=traceback)
     if isinstance(error, SparkonceError) and not traceback:
-        tell(error)
+        write_error(error)
     else:
         trace = error.__traceback__ if traceback else _from(name, error.__traceback__)
         sys.stderr.write("".join(traces.format_exception(type(error), error, trace)))
@@ -88,7 +88,7 @@ def _end_of(
 
 
 def _from(name: str, trace: TracebackType | None) -> TracebackType | None:
-    """Returns the traceback that Python itself would show: the file's own frames, and those below them."""
+    """Returns the traceback that Python would show: the file's frames, and those below them."""
     own = trace
     while own is not None and own.tb_frame.f_code.co_filename != name:
         own = own.tb_next

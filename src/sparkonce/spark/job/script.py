@@ -11,11 +11,11 @@ from pathlib import Path
 
 @contextmanager
 def script(file: Path, arguments: Sequence[str]) -> Iterator[str]:
-    """Makes ``sys.argv`` and ``sys.path`` those of the file, for as long as what it has started goes on.
+    """Sets ``sys.argv`` and ``sys.path`` for the file, as long as the context lasts.
 
     Args:
         file: The file.
-        arguments: Its own, ``sys.argv[1:]``.
+        arguments: The file's arguments, ``sys.argv[1:]``.
 
     Yields:
         The file's name in tracebacks.

@@ -1,4 +1,4 @@
-"""Shows a query's progress: one line on the terminal that is always up to date, or else one line a batch."""
+"""Shows a query's progress: one line on the terminal that is kept up to date, or else one line a batch."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ logger = logging.getLogger("sparkonce")
 _STDERR = 2
 _REFRESHED_PER_S = 2
 _EACH_SHOWN_S = 3.0
-"""The time for which each of several queries has the line."""
+"""The seconds for which each of several queries has the line."""
 
 
 class ProgressDisplay:
     """Shows one query, from its start to its end.
 
     Args:
-        wanted: True or False. A line of a batch that the logger shows is never written beside it; with None none is
-            once somebody has set up logging, at whatever level.
-        screen: Where; by default what all queries of this process share.
+        wanted: True, False, or None for the default. No line of a batch is written that the logger shows, too. With
+            None none is written once logging is set up, at any level.
+        screen: The screen; by default the one that all queries of this process share.
     """
 
     def __init__(self, wanted: bool | None, screen: Screen | None = None) -> None:
@@ -50,7 +50,7 @@ class ProgressDisplay:
 
     @contextmanager
     def starting(self, name: str | None) -> Iterator[None]:
-        """Shows that the query starts, as long as it does not fail to."""
+        """Shows that the query starts, and ends the display if it fails to."""
         self._name, self._batch, self._read, self._source = name or "", None, "", ""
         self._committed = self._recovered = self._healed = 0
         self._state = "starting: asking the servers"
@@ -63,7 +63,7 @@ class ProgressDisplay:
             raise
 
     def say(self, sentence: str) -> None:
-        """Writes what stays to be read."""
+        """Writes a sentence that stays on the screen."""
         if self.is_live:
             if not _logged():
                 self._screen.write(f"{self._name}: {sentence}" if self._name else sentence)
@@ -71,7 +71,7 @@ class ProgressDisplay:
             self._write(sentence)
 
     def end(self) -> None:
-        """Takes the line away."""
+        """Removes the line."""
         self._screen.remove(self)
 
     @property
@@ -80,13 +80,13 @@ class ProgressDisplay:
         return self._wanted is not False and self._screen.is_terminal
 
     def enter(self, phase: Phase, batch: int) -> None:
-        """Shows what is done with a batch."""
+        """Shows the phase of a batch."""
         self._batch, self._state = (None, "waiting") if phase is Phase.IDLE else (batch, phase.value)
         if self.is_live:
             self._screen.add(self)
 
     def show(self, done: BatchProgress, line: str) -> None:
-        """Counts a committed batch, and writes its line where no other is kept up to date."""
+        """Counts a committed batch, and writes its line unless a line is kept up to date."""
         self._committed += 1
         self._recovered += done.recovered
         self._healed += done.healed
@@ -94,8 +94,8 @@ class ProgressDisplay:
         if not self.is_live:
             self._write(line)
 
-    def spark_says(self, status: str, progress: Mapping[str, Any] | None) -> None:
-        """Takes what Spark says of the query: what it does between batches, and of the last one its source's rows."""
+    def show_query(self, status: str, progress: Mapping[str, Any] | None) -> None:
+        """Shows Spark's status of the query between batches, and the rows and the lag of its last progress report."""
         if self._batch is None:
             self._state = status[:1].lower() + status[1:]
         if progress is None:
@@ -125,10 +125,10 @@ class ProgressDisplay:
         return Text("  ·  ".join(filter(None, parts)), no_wrap=True, overflow="ellipsis")
 
     def _write(self, line: str) -> None:
-        """Writes what the logger has as well, where that is not seen; its handlers and level are its user's to set."""
+        """Writes a line of the logger's where logging does not show it. Handlers and level are the user's to set."""
         if not _logged() if self._wanted else self._wanted is None and not logger.hasHandlers():
             at = time.strftime("%Y-%m-%d %H:%M:%S")
-            with suppress(OSError, ValueError):  # closed, or a pipe that nobody reads: the query goes on
+            with suppress(OSError, ValueError):  # closed, or a pipe without a reader: the query continues
                 sys.stderr.write(f"{at} INFO sparkonce: {line}\n")
 
 
@@ -136,7 +136,7 @@ class Screen:
     """The terminal's last line, which the displays of all queries take in turns.
 
     Args:
-        console: By default standard error.
+        console: The console; by default standard error.
     """
 
     def __init__(self, console: Console | None = None) -> None:
@@ -162,12 +162,12 @@ class Screen:
                     get_renderable=self._now,
                     refresh_per_second=_REFRESHED_PER_S,
                     transient=True,
-                    redirect_stdout=sys.stdout.isatty(),  # or what a job prints into a file goes to the terminal
+                    redirect_stdout=sys.stdout.isatty(),  # else what a job prints into a file would go to the terminal
                 )
                 self._live.start()
 
     def remove(self, display: ProgressDisplay) -> None:
-        """Shows a query no longer; the line goes with the last one."""
+        """Stops showing a query; the last one takes the line with it."""
         with self._lock:
             if display in self._displays:
                 self._displays.remove(display)
@@ -193,7 +193,7 @@ class Screen:
 
     def _the_console(self) -> Console:
         if self._console is None:
-            # Not by FORCE_COLOR, which says nothing of whether a line can be written again.
+            # FORCE_COLOR does not say if a line can be rewritten.
             self._console = Console(stderr=True, force_terminal=sys.stderr is not None and sys.stderr.isatty())
         return self._console
 
@@ -203,7 +203,7 @@ class Screen:
 
 
 class _Line(Live):
-    """Leaves the cursor where the line begins: Spark's JVM writes there, and its words are not glued to ours."""
+    """Leaves the cursor at the beginning of the line, so that output of Spark's JVM does not continue our line."""
 
     def refresh(self) -> None:
         with self._lock, self.console:
@@ -212,7 +212,7 @@ class _Line(Live):
 
 
 def end_displays() -> None:
-    """Gives the terminal back to who is about to write on it."""
+    """Gives the terminal back before something else writes to it."""
     _shared.end()
 
 
@@ -221,7 +221,7 @@ def _logged() -> bool:
 
 
 def leave_terminal() -> None:
-    """Shows the cursor again for a process that ends at once, and so asks nobody who may hold a lock."""
+    """Shows the cursor again before the process ends at once. Takes no lock, which another thread may hold."""
     with suppress(OSError):
         if os.isatty(_STDERR):
             os.write(_STDERR, b"\r\x1b[2K\x1b[?25h")

@@ -1,4 +1,4 @@
-"""Finds what really went wrong in a Spark job: the Python error of a task, inside the traces that Spark adds."""
+"""Finds the cause of a failed Spark job: the Python error of a task, within the traces that Spark adds."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from sparkonce.errors import OutageError, PrepareError, SparkonceError, UnknownO
 logger = logging.getLogger("sparkonce")
 
 MOST_CHARACTERS = 2000
-"""The longest text of an error. Spark's own search in it, see `short_error`, needs it short."""
+"""The longest text of an error: Spark searches it, see `short_error`, and must find it short."""
 _MOST_ADVICE = 1000
 _ADVICE = " Next: "
 _OURS = "sparkonce.errors."
 _OUTAGES = frozenset({kind.__name__ for kind in (OutageError, UnknownOutcomeError)})
-"""Errors of a task after which the driver may wait and write the batch again."""
+"""The errors of a task after which the driver may wait and write the batch again."""
 
 _RAISED = re.compile(r"^(?P<kind>[A-Za-z_][\w.]*(?:Error|Exception|Interrupt|Exit)): (?P<said>.+)$", re.MULTILINE)
 _USER_RAISED = re.compile(r"\[USER_RAISED_EXCEPTION\] (?P<said>.+?) SQLSTATE: P0001", re.DOTALL)
@@ -29,9 +29,9 @@ _SPARK = ("org.apache.spark.", "java.", "py4j.", "pyspark.")
 _INTERRUPTED = re.compile(
     r"InterruptedException|InterruptedIOException|ClosedByInterruptException|SPARK_JOB_CANCELLED\].* was stopped"
 )
-"""The words of a job whose query is stopped while it runs. The first three are those that Spark looks for
-(``StreamExecution.IO_EXCEPTION_NAMES``), the last is its reason for cancelling the query's jobs
-(``StreamExecution.stop``), not a user's who cancels one."""
+"""The words of a job whose query is stopped while it runs. Spark itself looks for the first three
+(``StreamExecution.IO_EXCEPTION_NAMES``). The last is its reason for cancelling the query's jobs
+(``StreamExecution.stop``), which differs from that of a user who cancels one."""
 
 _TASK_FAILED = "Job aborted due to stage failure"
 """The words of a job that ended because a task failed."""
@@ -39,16 +39,16 @@ _TASK_FAILED = "Job aborted due to stage failure"
 _OTHER_PYTHON = re.compile(r"\[PYTHON_VERSION_MISMATCH\][^\n]*")
 _WORKER = re.compile(r"Python worker exited unexpectedly[^\n.]*")
 _WHERE_LOST = re.compile(r"(Task \d+ in stage [\d.]+ failed \d+ times).*?\(TID \d+\) \(([^()]+)\)")
-"""The words of Spark for a Python worker that died, or has another Python than the driver, and its place."""
+"""Spark's words for a Python worker that died or has another Python than the driver, and for its machine."""
 
 _WORKER_DIED = (
-    "look on that machine for a process killed for its memory (dmesg, the container's events), and in the executor's "
-    "stderr for a crash in native code, of which spark.python.worker.faulthandler.enabled=true says the line. Give "
+    "Look on that machine for a process killed for its memory (dmesg, the container's events), and in the executor's "
+    "stderr for a crash in native code: spark.python.worker.faulthandler.enabled=true shows its line. Give "
     "workers more memory (spark.executor.memoryOverhead), or batches fewer rows (maxOffsetsPerTrigger)."
 )
 
 _NO_MODULE = (
-    "see which Python Spark's workers are: PYSPARK_PYTHON, else the first python3 on their PATH. On one machine "
+    "Check which Python Spark's workers run: PYSPARK_PYTHON, else the first python3 on their PATH. On one machine "
     "activate the job's environment, or set PYSPARK_PYTHON to its Python; on a cluster install the module everywhere."
 )
 
@@ -58,7 +58,7 @@ _STREAM_FAILED = re.compile(r"^\[STREAM_FAILED\] Query \[[^]]*\] terminated with
 _SQLSTATES = re.compile(r"(?: SQLSTATE: \w{5})+$")
 
 _STOPPED = "py4j.protocol.Py4JJavaError: An error occurred while calling collect: java.lang.InterruptedException"
-"""The text by which Spark tells a stopped query from a failed one in the error of a ``foreachBatch`` function
+"""The text by which Spark tells a stopped query from a failed one, in the error of a ``foreachBatch`` function
 (``StreamExecution.PROXY_ERROR``)."""
 
 _TRACEBACK = re.compile(
@@ -73,7 +73,7 @@ _MACHINERY = re.compile(
     r"(?:(?:site|dist)-packages|python|src|[^/\\]+\.(?:zip|whl|egg))[/\\](?:pyspark|sparkonce|py4j)[/\\]"
     r"|[/\\]lib(?:64)?[/\\]python[\d.]+[/\\](?!(?:site|dist)-packages)|\.p[yx][xi]$|^<"
 )
-"""Files of PySpark, of ours and of the standard library, and those that nobody can look into."""
+"""Files of PySpark, of sparkonce and of the standard library, and compiled or generated code."""
 _PACKAGES = re.compile(r"[/\\](?:site|dist)-packages[/\\]")
 _LONGEST_CHAIN = 10
 _MOST_OF_A_SENTENCE, _MOST_OF_A_LINE = 1200, 120
@@ -85,9 +85,9 @@ class _Cause:
 
     Attributes:
         kind: The class of the error, empty if it does not matter.
-        said: One line.
-        next_step: What to do; empty if nobody has said so.
-        ours: Whether sparkonce raised it.
+        said: The message, in one line.
+        next_step: The next step for the user; empty if the error names none.
+        ours: True if sparkonce raised it.
     """
 
     said: str
@@ -99,10 +99,10 @@ class _Cause:
         return f"{self.kind}: {self.said}" if self.kind and self.said else self.kind or self.said
 
 
-def as_told(error: SparkonceError) -> SparkonceError:
-    """The error without what led to it, which Spark would show whole, twice.
+def without_causes(error: SparkonceError) -> SparkonceError:
+    """Returns the error without its causes, which Spark would show completely, twice.
 
-    Where that was a stop of the query, the error says so in the words that Spark expects.
+    If a cause is a stop of the query, the message says so in the words that Spark expects.
     """
     chain, cause = [str(error)], error.__cause__ or error.__context__
     while cause is not None and len(chain) < _LONGEST_CHAIN:
@@ -115,19 +115,19 @@ def as_told(error: SparkonceError) -> SparkonceError:
 
 
 def short_error(error: BaseException) -> PrepareError:
-    """The failure of a job as one of our errors; the traces go to the log.
+    """Returns a job's failure as one of our errors, and logs the traces.
 
-    Spark searches the text of the error by a regular expression that recurses for each character, and a long text
-    overflows its stack. So the text is kept short, and a query that was stopped says so in the words Spark expects.
+    Spark searches the error's text by a regular expression that recurses for each character: a long text overflows its
+    stack. So the text is kept short. After a stop of the query it has the words that Spark expects.
     """
     text = str(error)
     if _INTERRUPTED.search(text) and _TASK_FAILED not in text and not _python_errors(text):
-        logger.debug("a batch's job was stopped", exc_info=error)
-        return PrepareError(f"the query was stopped in the middle of a batch ({_STOPPED})", stopped=True)
+        logger.debug("A batch's job was stopped.", exc_info=error)
+        return PrepareError(f"The query was stopped in the middle of a batch ({_STOPPED}).", stopped=True)
     cause = _cause(error)
     outage = cause.ours and cause.kind in _OUTAGES
-    trace = error if outage or logger.hasHandlers() else None  # where nobody has set up logging, Spark's own has it
-    logger.log(logging.DEBUG if outage else logging.ERROR, "a batch's job failed: %s", cause, exc_info=trace)
+    trace = error if outage or logger.hasHandlers() else None  # without logging set up, Spark's own log has it
+    logger.log(logging.DEBUG if outage else logging.ERROR, "A batch's job failed: %s", cause, exc_info=trace)
     message, next_step = _bounded(cause.said if cause.ours else str(cause), cause.next_step)
     return (OutageError if outage else PrepareError)(message, next_step=next_step)
 
@@ -135,12 +135,12 @@ def short_error(error: BaseException) -> PrepareError:
 def message_and_next(error: BaseException) -> tuple[str, str]:
     """Returns a failed query's error and the next step for the user: one line each, of a bounded length.
 
-    An error of ours wins, then what the plan itself raises, then the last Python error in the text, with the line of
-    the user's that it came from, then a worker that died or is another Python, then why the job ended, then the error's
-    own first line. A long one is cut.
+    The first that the text has of these: an error of sparkonce; the plan's own ``raise_error``; a worker with another
+    Python; the last Python error, with the user's line that it came from; a dead worker; the reason why the job ended;
+    the error's own first line. A long one is cut.
     """
     cause = _cause(error)
-    advice = cause.next_step or "remove the cause and start the query again: it goes on with the same batch."
+    advice = cause.next_step or "Remove the cause and start the query again: it resumes with the same batch."
     return _bounded(str(cause), advice)
 
 
@@ -154,7 +154,7 @@ def _cause(error: BaseException) -> _Cause:
         return _Cause(said=said, next_step=next_step)
     job = _job(text)
     if (other := _OTHER_PYTHON.search(text)) is not None:
-        return _Cause(said=f"A Python worker is another Python: {other[0]} {job}".rstrip())
+        return _Cause(said=f"A Python worker runs another Python: {other[0]} {job}".rstrip())
     if traced := [match for match in _TRACEBACK.finditer(text) if not match["kind"].startswith(_SPARK)]:
         return _raised(traced[-1]["kind"], traced[-1]["said"] or "", _FRAME.finditer(traced[-1]["frames"]))
     if found := _python_errors(text):
@@ -171,18 +171,18 @@ def _cause(error: BaseException) -> _Cause:
 
 
 def _split(text: str) -> tuple[str, str]:
-    """A message and the advice at its end; empty if there is none."""
+    """Returns a message and the next step at its end; empty if there is none."""
     said, advice, next_step = text.rpartition(_ADVICE)
     return (said, next_step) if advice else (text, "")
 
 
 def _raised(kind: str, said: str, frames: Iterable[Any]) -> _Cause:
-    """A Python error, with the line of the user's own that it came from.
+    """Returns a Python error with the line of the user's code that it came from.
 
     Args:
         kind: Its class.
         said: Its first line.
-        frames: Of its traceback, outermost first: file, line, source.
+        frames: The frames of its traceback, outermost first: file, line, source.
     """
     own = [frame for frame in frames if not _MACHINERY.search(frame["file"])]
     own = [frame for frame in own if not _PACKAGES.search(frame["file"])] or own
@@ -199,13 +199,13 @@ def _dead_worker(said: str, text: str) -> _Cause:
     where = _WHERE_LOST.search(text)
     task = f" on {where[2]}: {where[1]}" if where else ""
     return _Cause(
-        said=f"A Python worker died, killed for want of memory or crashed in native code{task}. {said}.",
+        said=f"A Python worker died{task}. It was killed for its memory, or crashed in native code. {said}.",
         next_step=_WORKER_DIED,
     )
 
 
 def _job(text: str) -> str:
-    """Returns why a job ended, without the words that Spark takes for a stopped query; empty if no job ended."""
+    """Returns the reason why a job ended, without the words of a stopped query; empty if no job ended."""
     found = _JOB.search(text)
     if found is None:
         return ""
@@ -213,7 +213,7 @@ def _job(text: str) -> str:
 
 
 def _bounded(message: str, next_step: str) -> tuple[str, str]:
-    """Both, cut so that together they have no more than `MOST_CHARACTERS`."""
+    """Returns both, cut to `MOST_CHARACTERS` together."""
     next_step = next_step[:_MOST_ADVICE]
     room = MOST_CHARACTERS - (len(f"{_ADVICE}{next_step}") if next_step else 0)
     return message if len(message) <= room else f"{message[: room - 1]}…", next_step

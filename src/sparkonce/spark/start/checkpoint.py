@@ -10,20 +10,27 @@ from sparkonce.checkpoint import SparkCheckpoint
 from sparkonce.errors import ConfigurationError
 
 
-class Location(NamedTuple):
-    """The folder of a query's checkpoint, and whether Spark deletes it when the query ends."""
+class CheckpointLocation(NamedTuple):
+    """The place of a query's checkpoint.
+
+    Attributes:
+        folder: A path on this machine, or a URL.
+        is_temporary: True if Spark deletes it when the query ends.
+    """
 
     folder: str
     is_temporary: bool
 
 
-def check_query(checkpoint: Path, running: str, location: Callable[[], Location | None] = lambda: None) -> None:
+def check_query(
+    checkpoint: Path, running: str, location: Callable[[], CheckpointLocation | None] = lambda: None
+) -> None:
     """Refuses a checkpoint that is not the running query's.
 
     Args:
-        checkpoint: What `ExactlyOnce` was given.
+        checkpoint: The folder that `ExactlyOnce` was given.
         running: The query's id.
-        location: Returns where the query's checkpoint is; None if that is not known.
+        location: Returns the place of the query's checkpoint; None if it is unknown.
 
     Raises:
         ConfigurationError: if its checkpointLocation is another one, or missing.
@@ -33,20 +40,20 @@ def check_query(checkpoint: Path, running: str, location: Callable[[], Location 
         where = location()
         if where is not None and where.is_temporary:
             raise ConfigurationError(
-                f"The query has no option checkpointLocation, so that it would begin anew at each start, and "
+                f"The query has no option checkpointLocation, so that each start would begin anew. "
                 f"ExactlyOnce has checkpoint={str(checkpoint)!r}.",
-                next_step=f'add .option("checkpointLocation", "{checkpoint}") to the query.',
+                next_step=f'Add .option("checkpointLocation", "{checkpoint}") to the query.',
                 setting="checkpointLocation",
             )
         if where is not None and where.folder != str(checkpoint):
             raise ConfigurationError(
                 f"The query's checkpointLocation is {where.folder!r}, and ExactlyOnce has "
                 f"checkpoint={str(checkpoint)!r}.",
-                next_step="give both the same folder.",
+                next_step="Give both the same folder.",
                 setting="checkpointLocation",
             )
         raise ConfigurationError(
             f"checkpoint={str(checkpoint)!r} holds {'no query' if found is None else f'query {found}'}, and the "
-            f"running query is {running}",
-            next_step="give ExactlyOnce the same folder as the query's option checkpointLocation.",
+            f"running query is {running}.",
+            next_step="Give ExactlyOnce the same folder as the query's option checkpointLocation.",
         )

@@ -1,4 +1,4 @@
-"""Reads a query's position from its checkpoint, and asks its sources, before Spark starts it."""
+"""Finds the point at which a query resumes, and checks its Kafka sources, before Spark starts it."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from sparkonce.sink import TwoPhaseCommitSink
 from sparkonce.spark.start.first_batch import analyzed, check_partition_column, warn_of_slots
 from sparkonce.spark.start.source_checks import KafkaSource, ask_sources
 from sparkonce.spark.start.topics import SourceTopics, kafka_sources
-from sparkonce.spark.views import Taken
+from sparkonce.spark.views import ShareSample
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Stand:
-    """The position of a query, by its checkpoint and its log.
+class ResumePoint:
+    """The point at which a query resumes, by its checkpoint and its log.
 
     Attributes:
-        checkpoint: Spark's, as it was when the query was started.
-        view: What its decision log says.
+        checkpoint: Spark's checkpoint, as it was when the query was started.
+        view: The content of its decision log.
         batch: The newest batch that Spark has planned; -1 if there is none.
-        is_done: Whether Spark has noted that this batch is done, or there is none.
+        is_done: True if Spark has recorded that this batch is done, or there is none.
     """
 
     checkpoint: SparkCheckpoint
@@ -36,62 +36,62 @@ class Stand:
     is_done: bool
 
     @classmethod
-    def of(cls, checkpoint: Path, view: LogView) -> Stand:
+    def of(cls, checkpoint: Path, view: LogView) -> ResumePoint:
         """Reads the checkpoint in this folder."""
         kept = SparkCheckpoint(checkpoint)
         batch = kept.begun()
         return cls(checkpoint=kept, view=view, batch=batch, is_done=batch < 0 or kept.is_finished(batch))
 
     @property
-    def is_owed(self) -> bool:
-        """True if the newest batch was decided and may not be finished: it is committed first, and needs no input."""
+    def awaits_commit(self) -> bool:
+        """True if the newest batch was decided and may not be finished. It is committed first, and needs no input."""
         return not self.is_done and self.view.decision(self.batch) is not None
 
-    def told(self) -> str:
-        """Describes, for people, where a query that has run before goes on; empty for a new one."""
+    def description(self) -> str:
+        """Describes it for people; empty for a new query."""
         if self.batch < 0:
             return ""
         if self.is_done:
-            return f"going on behind batch {self.batch}"
-        if self.is_owed:
-            return f"batch {self.batch} was decided and may not be finished: it is committed first"
-        return f"batch {self.batch} was not decided: what it has open is aborted, and it is written again"
+            return f"Resuming after batch {self.batch}."
+        if self.awaits_commit:
+            return f"Batch {self.batch} was decided and may not be finished: it is committed first."
+        return f"Batch {self.batch} was not decided: its open transactions are aborted, and it is written again."
 
 
 def check_sources(
     df: DataFrame,
-    taken: Sequence[Taken],
-    stand: Stand,
+    samples: Sequence[ShareSample],
+    point: ResumePoint,
     sinks: Sequence[TwoPhaseCommitSink],
     *,
     is_limited: bool = True,
 ) -> Sequence[KafkaSource]:
-    """Asks the query's Kafka sources, and tells what its first batch will cost.
+    """Asks the brokers of the query's Kafka sources, and warns of a costly first batch.
 
     Args:
-        df: The query's.
-        taken: What each sink takes.
-        stand: Where the query stands.
-        sinks: Its sinks.
+        df: The query's DataFrame.
+        samples: Each sink's share of an empty batch.
+        point: The point at which the query resumes.
+        sinks: The query's sinks.
         is_limited: See `ask_sources`.
 
     Returns:
-        The sources, as their brokers know them; none where they are not needed yet.
+        The sources, as their brokers know them; none if the newest batch is committed first.
 
     Raises:
         PreflightError: naming the brokers, the topic or the column.
     """
-    if stand.is_owed:
+    if point.awaits_commit:
         return ()
-    is_first = stand.batch < 0
+    is_first = point.batch < 0
     plan = analyzed(df)
     found = kafka_sources(plan)
     sources = ask_sources(df.sparkSession, found, is_first=is_first, is_limited=is_limited)
-    check_partition_column(df, sources, taken, is_first=is_first)
+    check_partition_column(df, sources, samples, is_first=is_first)
     if is_first:
-        warn_of_slots(df.sparkSession, plan, sources, taken, sinks)
+        warn_of_slots(df.sparkSession, plan, sources, samples, sinks)
         return sources
     with closing(SourceTopics(found)) as topics:
-        before = () if stand.is_done else stand.checkpoint.input_offsets(stand.batch - 1) or ()
-        topics.check_ends(recorded_topics(stand.view), before, stand.checkpoint.input_offsets(stand.batch) or ())
+        before = () if point.is_done else point.checkpoint.input_offsets(point.batch - 1) or ()
+        topics.check_ends(recorded_topics(point.view), before, point.checkpoint.input_offsets(point.batch) or ())
     return sources

@@ -1,4 +1,4 @@
-"""Warns before a query's first batch of its slots, its size, and a column that nobody may have meant to write."""
+"""Warns, before a query's first batch, of too many slots, too many rows, and an unintended column ``partition``."""
 
 from __future__ import annotations
 
@@ -16,35 +16,35 @@ from sparkonce.spark.jvm import class_name, items
 from sparkonce.spark.plans import MADE_IN_PLACE, nodes, source_of
 from sparkonce.spark.start.slots import SHUFFLE_PARTITIONS, slots_of, warn_of_many
 from sparkonce.spark.start.source_checks import KafkaSource
-from sparkonce.spark.views import Taken
+from sparkonce.spark.views import ShareSample
 
 logger = logging.getLogger("sparkonce")
 
 SLOW_ROWS_PER_S = 5_000
-"""A pace that any plan should reach: by it `sparkonce.spark.read_kafka.MAX_OFFSETS_PER_TRIGGER` is chosen, too."""
+"""A pace that any plan should reach. `sparkonce.spark.read_kafka.MAX_OFFSETS_PER_TRIGGER` is chosen by it, too."""
 
 _COLUMN = "partition"
 
 
 def check_partition_column(
-    df: DataFrame, sources: Sequence[KafkaSource], taken: Sequence[Taken], *, is_first: bool
+    df: DataFrame, sources: Sequence[KafkaSource], samples: Sequence[ShareSample], *, is_first: bool
 ) -> None:
-    """Sees whether rows bring the source's column ``partition`` to a Kafka sink, which writes by it.
+    """Checks if the source's column ``partition`` reaches a Kafka sink, which would write by it.
 
-    A column that the query makes itself, also by a cast, is meant.
+    A column that the query computes itself, if only by a cast, is intended.
 
     Args:
-        df: The query's.
+        df: The query's DataFrame.
         sources: Its Kafka sources.
-        taken: What each sink takes.
-        is_first: Whether the query has no batch yet: one that has run is not refused.
+        samples: Each sink's share of an empty batch.
+        is_first: True if the query has no batch yet. One that has run is not refused.
 
     Raises:
         PreflightError: if a source's topic has more partitions than the sink's.
     """
     brought, options = _brought(df)
     most = max((source.highest for source in sources if source.options == options), default=0)
-    for one in taken:
+    for one in samples:
         if brought is None or _expression(one.frame, _COLUMN) not in (brought, _expression(one.batch, _COLUMN)):
             continue
         for sink in one.share.sinks.values():
@@ -55,7 +55,7 @@ def check_partition_column(
 def _judge(sink: KafkaSink, most: int, *, is_first: bool) -> None:
     there = sink.partitions()
     what = f"The rows for sink {sink.name!r} have the column 'partition' of the Kafka source, and are written by it"
-    how = "drop the column, so that the key decides: df.drop('partition'). If it is meant, cast it: "
+    how = "Drop the column, so that the key decides: df.drop('partition'). If it is intended, cast it: "
     how += "df.withColumn('partition', col('partition').cast('int'))"
     if is_first and there is not None and most > there:
         raise PreflightError(
@@ -67,7 +67,7 @@ def _judge(sink: KafkaSink, most: int, *, is_first: bool) -> None:
 
 
 def _brought(df: DataFrame) -> tuple[int | None, Mapping[str, str] | None]:
-    """The column ``partition``, if it is the one that a Kafka source gave, and that source's options."""
+    """Returns the id of the column ``partition`` and the options of the Kafka source it comes from, if it does."""
     column = _expression(df, _COLUMN)
     given = {
         _id(attribute): source_of(node)
@@ -90,11 +90,11 @@ def _id(attribute: Any) -> int:
 
 
 def warn_of_mode(output_mode: str) -> None:
-    """Tells of the mode in which each batch has the whole result."""
+    """Warns of the output mode in which each batch has the whole result."""
     if output_mode.lower() == "complete":
         logger.warning(
             "output_mode='complete': each batch writes the whole result again, as new rows where the sink appends. "
-            "Next: output_mode='update', if only what has changed is to be written."
+            "Next: Use output_mode='update' to write only what has changed."
         )
 
 
@@ -102,28 +102,30 @@ def warn_of_slots(
     spark: SparkSession,
     plan: Any,
     sources: Sequence[KafkaSource],
-    taken: Sequence[Taken],
+    samples: Sequence[ShareSample],
     sinks: Sequence[TwoPhaseCommitSink],
 ) -> None:
-    """Tells when the batches will have far more slots than there are cores, see `warn_of_many`.
+    """Warns if the batches will have far more slots than there are cores, see `warn_of_many`.
 
     Args:
         spark: The session.
-        plan: The query's, analyzed.
-        sources: Its Kafka sources, as far as they were asked.
-        taken: What each sink takes.
-        sinks: The query's.
+        plan: The query's analyzed plan.
+        sources: Its Kafka sources, as far as their brokers were asked.
+        samples: Each sink's share of an empty batch.
+        sinks: The query's sinks.
     """
     try:
-        slots = _slots(spark, plan, sources, taken)
+        slots = _slots(spark, plan, sources, samples)
         if slots is not None:
             warn_of_many(spark, slots, sum(sink.guarantee is Guarantee.EXACTLY_ONCE for sink in sinks))
-    except Exception as error:  # noqa: BLE001 - Spark's own classes and settings, which may change: nothing is told
-        logger.debug("how many slots a batch will have is not known: %s", error)
+    except Exception as error:  # noqa: BLE001 - Spark's own classes and settings may change; no warning then
+        logger.debug("The number of a batch's slots is unknown: %s", error)
 
 
-def _slots(spark: SparkSession, plan: Any, sources: Sequence[KafkaSource], taken: Sequence[Taken]) -> int | None:
-    """Returns the slots of the sink that has most; None if the plan does not tell."""
+def _slots(
+    spark: SparkSession, plan: Any, sources: Sequence[KafkaSource], samples: Sequence[ShareSample]
+) -> int | None:
+    """Returns the slots of the sink that has most; None if the plan does not say."""
     shuffled = int(spark.conf.get(SHUFFLE_PARTITIONS, "200") or 200)
 
     def of_source(leaf: Any) -> int | None:
@@ -135,7 +137,9 @@ def _slots(spark: SparkSession, plan: Any, sources: Sequence[KafkaSource], taken
     def of_batch(leaf: Any) -> int | None:
         return batch if class_name(leaf) in MADE_IN_PLACE else None
 
-    numbers = [batch if one.share.view is None else slots_of(analyzed(one.frame), shuffled, of_batch) for one in taken]
+    numbers = [
+        batch if one.share.view is None else slots_of(analyzed(one.frame), shuffled, of_batch) for one in samples
+    ]
     return max((number for number in numbers if number is not None), default=None)
 
 
@@ -147,12 +151,12 @@ def _read_by(source: KafkaSource) -> int | None:
 def warn_of_rows(
     sources: Sequence[KafkaSource], sinks: Sequence[TwoPhaseCommitSink], facts: Mapping[str, Facts]
 ) -> None:
-    """Tells when the first batch has so many rows that it may take longer than its transactions live.
+    """Warns if the first batch has so many rows that it may take longer than its transactions live.
 
     Args:
         sources: The query's Kafka sources, asked for the rows of a first batch.
-        sinks: The query's.
-        facts: What each sink's preflight returned, by name.
+        sinks: The query's sinks.
+        facts: The result of each sink's preflight, by name.
     """
     rows = sum(source.rows or 0 for source in sources)
     lives = {sink.name: sink.transaction_timeout_s(facts[sink.name]) for sink in sinks}
@@ -162,12 +166,12 @@ def warn_of_rows(
     life_s, name = shortest
     logger.warning(
         "The first batch has %d rows. At %d rows a second it takes %.0f s, and transactions of sink %r live %.0f s: "
-        "it may have to be written twice. Next: bound a batch by max_offsets_per_trigger (Spark's "
-        "maxOffsetsPerTrigger) before the query's first start: a batch that is planned stays as it is.",
+        "it may have to be written twice. Next: Limit batches by max_offsets_per_trigger (Spark's "
+        "maxOffsetsPerTrigger) before the query's first start: a planned batch keeps its offsets.",
         *(rows, SLOW_ROWS_PER_S, rows / SLOW_ROWS_PER_S, name, life_s),
     )
 
 
 def analyzed(df: DataFrame) -> Any:
-    """Returns its plan, analyzed."""
+    """Returns a DataFrame's analyzed plan."""
     return df._jdf.queryExecution().analyzed()

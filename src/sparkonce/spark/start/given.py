@@ -15,7 +15,7 @@ from sparkonce.arguments import mapping, nonempty, one_of, shown, whole_number
 from sparkonce.errors import ConfigurationError
 from sparkonce.log.local import local_checkpoint
 from sparkonce.spark.jvm import field, jvm
-from sparkonce.spark.start.checkpoint import Location
+from sparkonce.spark.start.checkpoint import CheckpointLocation
 
 _LOCATION = "checkpointLocation"
 _MODES = ("append", "update", "complete")
@@ -23,15 +23,15 @@ _TRIGGERS = "{'processingTime': '1 second'}, {'availableNow': True} or {'once': 
 
 
 def check_classic(what: str, thing: object) -> None:
-    """Refuses Spark Connect's classes, known by their module, which may not be there to be imported.
+    """Refuses Spark Connect's classes. They are known by their module, which may be missing.
 
     Raises:
-        ConfigurationError: naming what was given.
+        ConfigurationError: if it is one of them.
     """
     if type(thing).__module__.startswith("pyspark.sql.connect"):
         raise ConfigurationError(
-            f"{what} is of Spark Connect ({type(thing).__module__}), and sparkonce works in the process of Spark's "
-            "driver only.",
+            f"{what} is of Spark Connect ({type(thing).__module__}), and sparkonce works only in the process of "
+            "Spark's driver.",
             next_step="Start a classic session: without .remote(…), spark.remote and SPARK_REMOTE, where the driver "
             "runs, for example by spark-submit.",
             setting=what,
@@ -39,7 +39,7 @@ def check_classic(what: str, thing: object) -> None:
 
 
 def check_session(spark: object) -> None:
-    """Sees that it is a classic session.
+    """Checks that it is a classic session.
 
     Raises:
         ConfigurationError: if it is not.
@@ -54,16 +54,16 @@ def check_session(spark: object) -> None:
 
 
 def check_frame(df: object) -> None:
-    """Sees that it is a streaming DataFrame of a classic session.
+    """Checks that it is a streaming DataFrame of a classic session.
 
     Raises:
         ConfigurationError: if it is not.
     """
     check_classic("df", df)
     if not isinstance(df, DataFrame) or not df.isStreaming:
-        told = "does not stream" if isinstance(df, DataFrame) else "is not a DataFrame"
+        wrong = "does not stream" if isinstance(df, DataFrame) else "is not a DataFrame"
         raise ConfigurationError(
-            f"df={shown(df)} {told}.",
+            f"df={shown(df)} {wrong}.",
             next_step="Give a streaming DataFrame: of read_kafka(…) or spark.readStream.",
             setting="df",
         )
@@ -78,7 +78,7 @@ def new_writer(
     query_name: object,
     options: object,
 ) -> DataStreamWriter:
-    """The stream writer, set up but for its sink.
+    """Returns the stream writer, complete but for its sink.
 
     Raises:
         ConfigurationError: naming the argument that is wrong.
@@ -107,7 +107,7 @@ def _trigger(given: object) -> dict[str, Any]:
         )
     if named == ["continuous"]:
         raise ConfigurationError(
-            f"trigger={trigger!r}: continuous processing has no batches, which are what is committed.",
+            f"trigger={trigger!r}: continuous processing has no batches that could be committed.",
             next_step=f"Give one of {_TRIGGERS}.",
             setting="trigger",
         )
@@ -127,7 +127,7 @@ def _options(given: object, checkpoint: Path) -> dict[str, Any]:
 
 
 def accepted(given: object) -> dict[str, int]:
-    """Batches that may be lost, by sink.
+    """Returns the batches that may be lost, by sink.
 
     Raises:
         ConfigurationError: if it is not a mapping of names to numbers.
@@ -137,10 +137,10 @@ def accepted(given: object) -> dict[str, int]:
 
 
 def check_folder(checkpoint: Path) -> None:
-    """Sees that the checkpoint can be written to, and has what its log needs, without leaving anything there.
+    """Checks that the checkpoint folder can be written to and has hard links. Leaves nothing there.
 
     Raises:
-        ConfigurationError: if not, with what the system says.
+        ConfigurationError: if not, with the system's reason.
     """
     there = checkpoint
     try:
@@ -150,23 +150,23 @@ def check_folder(checkpoint: Path) -> None:
             one.touch()
             os.link(one, Path(tried, "two"))
     except OSError as error:
-        told = f"; {str(there)!r} is what there is of it" if there != checkpoint else ""
+        nearest = f" (its nearest folder that exists: {str(there)!r})" if there != checkpoint else ""
         raise ConfigurationError(
-            f"checkpoint={str(checkpoint)!r} cannot be written to, or has no hard links: {error.strerror}{told}.",
+            f"checkpoint={str(checkpoint)!r} cannot be written to, or has no hard links: {error.strerror}{nearest}.",
             next_step="Give a folder that the user of this process may write to, on a local or mounted disk with hard "
             "links: see docs/operations.md#which-disks-carry-a-checkpoint.",
             setting="checkpoint",
         ) from error
 
 
-def location_of(spark: SparkSession, query: str) -> Location | None:
-    """Returns the checkpoint's location of a running query; None if Spark does not tell."""
+def location_of(spark: SparkSession, query: str) -> CheckpointLocation | None:
+    """Returns the place of a running query's checkpoint; None if Spark does not say."""
     try:
         execution = (
             spark._jsparkSession.sharedState().activeStreamingQueries().get(jvm().java.util.UUID.fromString(query))
         )
         root = str(execution.resolvedCheckpointRoot())
         folder = str(local_checkpoint(root)) if root.startswith("file:") else root
-        return Location(folder, bool(field(execution, "deleteCheckpointOnStop")))
-    except Exception:  # noqa: BLE001 - Spark's own classes, which may change: the message says less then
+        return CheckpointLocation(folder, bool(field(execution, "deleteCheckpointOnStop")))
+    except Exception:  # noqa: BLE001 - Spark's own classes may change; the message then says less
         return None

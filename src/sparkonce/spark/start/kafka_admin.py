@@ -1,6 +1,6 @@
-"""Java's Kafka client for what a source's brokers are asked, with the settings of the source's own consumers.
+"""Asks a source's brokers through Java's Kafka client, with the settings of the source's own consumers.
 
-The driver's Python may not be able to log in as the source does: its settings are Java's.
+A Python client could not always log in as the source does, since the settings are Java's.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ _WRAPPERS = ("java.util.concurrent.ExecutionException", "org.apache.kafka.common
 
 
 def admin_client(options: Mapping[str, str], limit_ms: int) -> Any:
-    """Makes an ``AdminClient``. Close it.
+    """Makes an ``AdminClient``, which the caller closes.
 
     Args:
-        options: Of Spark's source, with names in lower case.
-        limit_ms: How long a call may take.
+        options: The options of Spark's source, with names in lower case.
+        limit_ms: The longest that a call may take.
 
     Raises:
         Py4JJavaError: if the settings are not usable, or no name in ``bootstrap.servers`` can be resolved.
     """
     clients = jvm().org.apache.kafka.clients
     known = set(clients.admin.AdminClientConfig.configNames())
-    # What is neither's is a setting of a plugin: of a login callback, an engine for TLS, a provider of secrets.
+    # A name of neither is a plugin's: a login callback's, a TLS engine's, a provider's of secrets.
     consumers_only = set(clients.consumer.ConsumerConfig.configNames()) - known
     settings = jvm().java.util.HashMap()
     for option, value in options.items():
@@ -46,10 +46,10 @@ def close(admin: Any) -> None:
 
 
 def answer(future: Any, limit_ms: int) -> Any:
-    """Waits for what a call gives.
+    """Waits for the result of a call.
 
     Raises:
-        Py4JJavaError: what it ended with.
+        Py4JJavaError: if the call failed.
     """
     return future.get(limit_ms, jvm().java.util.concurrent.TimeUnit.MILLISECONDS)
 
@@ -63,7 +63,7 @@ def java_list(values: Iterable[Any]) -> Any:
 
 
 def reason(error: Exception) -> tuple[str, str]:
-    """Returns the short class name of what a call ended with, without what Java wraps around it, and its message."""
+    """Returns the short class name and the message of a call's error, without Java's wrappers."""
     if not isinstance(error, Py4JJavaError):
         return type(error).__name__, str(error)
     cause = error.java_exception

@@ -1,4 +1,4 @@
-"""Counts the slots that a query's batches will have, from its plan, and tells if they are too many."""
+"""Counts the slots of a query's batches by its plan, and warns if they are too many."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ def slots_of(plan: Any, shuffled: int, of_leaf: Callable[[Any], int | None]) -> 
     """Returns the number of tasks in the last stage of a plan.
 
     Args:
-        plan: Spark's ``LogicalPlan``, analyzed.
-        shuffled: ``spark.sql.shuffle.partitions``.
-        of_leaf: Says how many partitions a leaf has that is streamed, None if nobody knows.
+        plan: Spark's analyzed ``LogicalPlan``.
+        shuffled: The value of ``spark.sql.shuffle.partitions``.
+        of_leaf: Returns the number of partitions of a streaming leaf; None if it is unknown.
 
     Returns:
-        The number, or None where the plan alone does not tell.
+        The number; None if the plan alone does not say.
     """
     kind = class_name(plan)
     if kind == "WithCTE":  # the definitions come first
@@ -56,12 +56,12 @@ def slots_of(plan: Any, shuffled: int, of_leaf: Callable[[Any], int | None]) -> 
 
 
 def warn_of_many(spark: SparkSession, slots: int, sinks: int) -> None:
-    """Tells when a batch has far more slots than there are cores: each is a task and a transaction, with few rows.
+    """Warns if a batch has far more slots than there are cores: each is a task and a transaction, with few rows.
 
     Args:
         spark: The session.
-        slots: Of a batch.
-        sinks: How many of the query's sinks write transactions.
+        slots: The number of a batch's slots.
+        sinks: The number of the query's sinks that write transactions.
     """
     cores = int(spark.sparkContext.defaultParallelism)
     if spark.conf.get(_DYNAMIC, "false").lower() == "true" or slots <= max(_SLOTS_A_CORE * cores, _ALWAYS_FINE):
@@ -77,8 +77,8 @@ def warn_of_many(spark: SparkSession, slots: int, sinks: int) -> None:
         cores,
         slots,
         slots * max(sinks, 1),
-        f"set {setting}, or another number that fits the rows, before the query's first batch: its checkpoint keeps "
+        f"Set {setting}, or another number that fits the rows, before the query's first batch: its checkpoint keeps "
         "the number"
         if shuffled
-        else f"give the sink fewer of them, for example by repartition({good}, …)",
+        else f"Give the sink fewer of them, for example by repartition({good}, …)",
     )

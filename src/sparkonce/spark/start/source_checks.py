@@ -1,4 +1,4 @@
-"""Asks the brokers of a query's Kafka sources before Spark does, which waits for them without a word."""
+"""Asks the brokers of a query's Kafka sources before Spark does, since Spark waits for them silently."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ _LEFT_S = 2.0
 """The part of that time kept for Kafka's client to report its own timeout, and the reason."""
 
 _COUNTED_AT_MOST = 500
-"""Rows are counted in so many partitions: each costs a dozen calls of the JVM."""
+"""The most partitions in which rows are counted: each costs a dozen calls of the JVM."""
 
 _SURE_AFTER_S = 3.0
 """The time after which a topic that no broker knows is surely missing."""
 _ASK_AGAIN_S = 0.2
 
 _UNREACHABLE = frozenset({"TimeoutException", "DisconnectException"})
-_NOT_LET_IN = frozenset({"AuthenticationException", "SaslAuthenticationException", "SslAuthenticationException"})
+_LOGIN_REFUSED = frozenset({"AuthenticationException", "SaslAuthenticationException", "SslAuthenticationException"})
 _DELEGATED = "spark.kafka.clusters."
-"""Settings of delegation tokens, by which Spark itself logs in and this look cannot."""
+"""Settings of delegation tokens. Spark itself logs in by them; this check cannot."""
 
 _EARLIEST, _LATEST = -2, -1
 
@@ -44,10 +44,10 @@ class KafkaSource:
     """A Kafka source, as its brokers know it.
 
     Attributes:
-        options: Of Spark's source, with names in lower case.
-        partitions: How many each topic has that it reads; empty if nobody could say.
-        highest: One more than the highest number of a partition that it reads; 0 if nobody could say.
-        rows: How many rows its first batch has; None if that was not asked, or nobody could say.
+        options: The options of Spark's source, with names in lower case.
+        partitions: The number of partitions that it reads of each topic; empty if unknown.
+        highest: One more than the highest number of a partition that it reads; 0 if unknown.
+        rows: The number of rows in its first batch; None if not asked for, or unknown.
     """
 
     options: Mapping[str, str] = field(repr=False)
@@ -59,13 +59,13 @@ class KafkaSource:
 def ask_sources(
     spark: SparkSession, sources: Sequence[SourceFacts], *, is_first: bool, is_limited: bool = True
 ) -> list[KafkaSource]:
-    """Sees that the brokers of each source answer, and know its topics.
+    """Checks that the brokers of each source answer, and know its topics.
 
     Args:
         spark: The session.
         sources: The query's Kafka sources.
-        is_first: Whether the query has no batch yet, so that its sources say where it begins.
-        is_limited: Whether ``maxOffsetsPerTrigger`` holds, which the trigger ``once`` passes over.
+        is_first: True if the query has no batch yet, so that its sources say where it begins.
+        is_limited: True if ``maxOffsetsPerTrigger`` holds; the trigger ``once`` ignores it.
 
     Returns:
         One for each source that differs from the others.
@@ -76,18 +76,18 @@ def ask_sources(
     delegated = any(name.startswith(_DELEGATED) for name, _ in spark.sparkContext.getConf().getAll())
     give_up_at = time.monotonic() + LIMIT_S
     different = {frozenset((source.options or {}).items()): dict(source.options or {}) for source in sources}
-    asked = [_Asked(options, give_up_at, delegated=delegated) for options in different.values()]
-    return [one.look(is_first=is_first, is_limited=is_limited) for one in asked]
+    probes = [_SourceProbe(options, give_up_at, delegated=delegated) for options in different.values()]
+    return [one.probe(is_first=is_first, is_limited=is_limited) for one in probes]
 
 
-class _Asked:
+class _SourceProbe:
     def __init__(self, options: Mapping[str, str], give_up_at: float, *, delegated: bool) -> None:
         self._options = options
         self._servers = options.get("kafka.bootstrap.servers", "")
         self._give_up_at = give_up_at
         self._delegated = delegated
 
-    def look(self, *, is_first: bool, is_limited: bool) -> KafkaSource:
+    def probe(self, *, is_first: bool, is_limited: bool) -> KafkaSource:
         partitions: dict[str, int] = {}
         rows = None
         admin = None
@@ -97,7 +97,7 @@ class _Asked:
             rows = self._counted(admin, partitions, is_limited=is_limited) if is_first else None
         except PreflightError:
             raise
-        except Exception as error:  # noqa: BLE001 - whatever a client says: where nothing is known, Spark goes on
+        except Exception as error:  # noqa: BLE001 - of any kind: Spark starts if nothing is known
             kind, said = reason(error)
             if not self._delegated and (refused := self._unreachable(kind, said)) is not None:
                 raise refused from None
@@ -131,7 +131,7 @@ class _Asked:
             for name in names:
                 try:
                     described = self._answer(futures.get(name))
-                except Exception as error:  # noqa: BLE001 - whatever a client says
+                except Exception as error:  # noqa: BLE001 - of any kind
                     kind, said = reason(error)
                     is_late = time.monotonic() >= give_up_at
                     if kind == "UnknownTopicOrPartitionException" and not is_late:
@@ -147,7 +147,7 @@ class _Asked:
         names = [str(name) for name in self._answer(admin.listTopics().names()) if pattern.matcher(name).matches()]
         if not names:
             logger.warning(
-                "No topic on bootstrap.servers=%r matches pattern=%r: the query waits for one. Next: correct the "
+                "No topic on bootstrap.servers=%r matches pattern=%r: the query waits for one. Next: Correct the "
                 "pattern, or create a topic that it matches.",
                 *(self._servers, self._options["subscribepattern"]),
             )
@@ -160,7 +160,7 @@ class _Asked:
             if missing := sorted(set(map(int, numbers)) - set(range(found[name]))):
                 raise PreflightError(
                     f"Topic {name!r}, which this query reads, has no partition {missing[0]}: it has {found[name]}.",
-                    next_step="name partitions that there are, from 0 on.",
+                    next_step="Name partitions that exist, from 0 on.",
                     setting="partitions",
                 )
         return {name: len(numbers) for name, numbers in wanted.items()}
@@ -172,8 +172,8 @@ class _Asked:
             return None
         try:
             rows = self._rows(admin, places)
-        except Exception as error:  # noqa: BLE001 - whatever a client says, for example of a partition without a leader
-            logger.warning("How many rows the first batch has is not known: %s: %s", *reason(error))
+        except Exception as error:  # noqa: BLE001 - of any kind, for example for a partition without a leader
+            logger.warning("The number of rows in the first batch is unknown: %s: %s", *reason(error))
             return None
         limit = self._options.get("maxoffsetspertrigger") if is_limited else None
         return rows if limit is None else min(rows, int(limit))
@@ -208,28 +208,28 @@ class _Asked:
         return int(json.loads(given).get(topic, {}).get(str(partition), _EARLIEST))
 
     def _refused(self, topic: str, kind: str, said: str) -> PreflightError | None:
-        """The error for what a broker says of a topic; None for an answer that says nothing of it."""
+        """Returns the error for a broker's answer about a topic; None for an answer that says nothing about it."""
         where = f"bootstrap.servers={self._servers!r}"
         if kind == "UnknownTopicOrPartitionException":
             return PreflightError(
                 f"Topic {topic!r}, which this query reads, does not exist on {where}.",
-                next_step="create it, or correct its name; nothing here creates topics.",
+                next_step="Create it, or correct its name; nothing here creates topics.",
                 setting="topics",
             )
         if kind == "InvalidTopicException":
             return PreflightError(
-                f"topics={topic!r} is no valid name of a topic: {said}", next_step="correct it.", setting="topics"
+                f"topics={topic!r} is not a valid topic name: {said}", next_step="Correct it.", setting="topics"
             )
         if kind == "TopicAuthorizationException" and not self._delegated:
             return PreflightError(
                 f"Topic {topic!r}, which this query reads, may not be seen by this user on {where}.",
-                next_step="grant READ and DESCRIBE on it, or check its name.",
+                next_step="Grant READ and DESCRIBE on it, or check its name.",
                 setting="topics",
             )
         return None
 
     def _offsets(self, admin: Any, specs: Mapping[tuple[str, int], Any]) -> dict[tuple[str, int], int]:
-        """Returns the offset of each partition for a query of its position; -1 if no record is that young."""
+        """Returns the offset of each partition at its specification; -1 if no record is that young."""
         place_of = jvm().org.apache.kafka.common.TopicPartition
         wanted = jvm().java.util.HashMap()
         for place, spec in specs.items():
@@ -238,19 +238,19 @@ class _Asked:
         return {place: int(found.get(place_of(*place)).offset()) for place in specs}
 
     def _unreachable(self, kind: str, said: str) -> PreflightError | None:
-        """The error for a client that got no answer, or was not let in; None where it may be this look's own fault."""
+        """Returns the error for a client that got no answer or was refused; None if this check may be at fault."""
         where = f"The Kafka source's bootstrap.servers={self._servers!r}"
-        if kind in _NOT_LET_IN:
+        if kind in _LOGIN_REFUSED:
             return PreflightError(
-                f"{where} did not let this user in: {said}",
-                next_step="check security.protocol, sasl.mechanism and the credentials among the source's settings.",
+                f"{where} refused this user: {said}",
+                next_step="Check security.protocol, sasl.mechanism and the credentials among the source's settings.",
                 setting="bootstrap.servers",
             )
         if kind not in _UNREACHABLE and not (kind == "ConfigException" and "bootstrap" in said):
             return None
         return PreflightError(
             f"{where} did not answer within {LIMIT_S:.0f} s: {said or kind}",
-            next_step="check the addresses, that the brokers run, and security.protocol.",
+            next_step="Check the addresses, the brokers, and security.protocol.",
             setting="bootstrap.servers",
         )
 

@@ -1,7 +1,7 @@
-"""The ids of the Kafka topics that a query reads, as the brokers tell them now, and as the log knows them.
+"""Compares the ids of the Kafka topics that a query reads with those in the log.
 
-Spark knows a topic by its name. One that is deleted and made again, and has more records than were read of the old one,
-is read on from the old offset: its first records are passed over, and nobody says so.
+Spark knows a topic by its name only. If a topic is deleted and made again, and has more records than were read of the
+old one, Spark reads on from the old offset and silently skips the first records.
 """
 
 from __future__ import annotations
@@ -26,21 +26,21 @@ logger = logging.getLogger("sparkonce")
 _LIMIT_MS = 10_000
 _WENT_BACK = "its cluster went back to an older state (a restored copy, a fail-over to a replica that lagged)"
 _NO_ID = "AAAAAAAAAAAAAAAAAAAAAA"
-"""The id of a topic that an old cluster created."""
+"""The id of a topic that an old cluster has created: none."""
 
 
 def running_plan(spark: SparkSession, query: str) -> Any:
-    """The analyzed plan of a query that runs; None if Spark does not tell."""
+    """Returns the analyzed plan of a running query; None if Spark does not say."""
     try:
         active = spark._jsparkSession.sharedState().activeStreamingQueries()
         return active.get(jvm().java.util.UUID.fromString(query)).analyzedPlan()
-    except Exception as error:  # noqa: BLE001 - Spark's own classes, which may change: the query runs without
+    except Exception as error:  # noqa: BLE001 - Spark's own classes may change; the query runs without this check
         logger.warning("The query's sources cannot be seen, so their topics' ids are not compared: %s", error)
         return None
 
 
 def kafka_sources(plan: Any) -> tuple[SourceFacts, ...]:
-    """The Kafka sources of an analyzed plan."""
+    """Returns the Kafka sources of an analyzed plan."""
     return tuple(source for source in source_facts(plan) if source.format == "kafka")
 
 
@@ -56,14 +56,14 @@ class SourceTopics:
         self._admins: dict[int, Any] = {}
         self._known: dict[str, str] = {}
         self._changed = ""
-        self._told = False
+        self._has_warned = False
 
     def kept(self, recorded: Mapping[str, str], read: Sequence[str]) -> Mapping[str, str]:
-        """Returns the ids for the log to keep. A topic that it knows keeps its id, until a run has another checkpoint.
+        """Returns the ids for the log to keep. A known topic keeps its recorded id for as long as the log lasts.
 
         Args:
             recorded: The ids in the log.
-            read: The end offsets of the first batch, see `kafka_offsets`.
+            read: The end offsets of the run's first batch, see `kafka_offsets`.
         """
         found = self._ask(read)
         self._known = {name: recorded.get(name, topic_id) for name, topic_id in found.items()} or dict(recorded)
@@ -71,16 +71,16 @@ class SourceTopics:
         return self._known
 
     def check_ends(self, recorded: Mapping[str, str], before: Sequence[str], newest: Sequence[str]) -> None:
-        """Tells of a topic that ends before what was read of it: its cluster went back.
+        """Warns of a topic that ends before the offsets that were read: its cluster went back.
 
-        Spark then plans a batch that ends before it begins, and fails. That this batch stays planned is what keeps the
-        query from going on once the topic has grown past the old offsets, so it is not refused before that. Where the
-        source has failOnDataLoss=false Spark reads on from where the topic ends.
+        Spark then plans a batch that ends before it begins, and fails. A topic is refused only once that batch is
+        planned: the planned batch keeps the query from resuming after the topic has grown past the old offsets. With
+        failOnDataLoss=false Spark reads on from the topic's end.
 
         Args:
-            recorded: The ids in the log. A topic that has another one is another topic, see `check_same`.
-            before: The end offsets of the last finished batch, where one more is planned; else empty.
-            newest: Those of the last batch.
+            recorded: The ids in the log. A topic with another id is another topic, see `check_same`.
+            before: The end offsets of the last finished batch, if one more is planned; else empty.
+            newest: The end offsets of the last batch.
 
         Raises:
             PreflightError: if that batch is planned, naming topic, partition and offsets.
@@ -95,38 +95,40 @@ class SourceTopics:
                 read = max(planned, begins.get(name, {}).get(partition, planned))
                 if planned < read and not goes_on:
                     raise PreflightError(
-                        f"topic {name!r} partition {partition} ended at offset {planned} when the last batch was "
-                        f"planned, and this query had read it up to {read}: {_WENT_BACK}",
-                        next_step="bring the newer state back, and move offsets/N and offsets/.N.crc, N being the "
-                        "highest number, out of the checkpoint. Or, where there is none, start the query once with "
-                        'fail_on_data_loss=False: it then reads on from where the topic ended. See "A server that went '
+                        f"Topic {name!r} partition {partition} ended at offset {planned} when the last batch was "
+                        f"planned, and this query had read it up to {read}: {_WENT_BACK}.",
+                        next_step="Bring the newer state back, and move offsets/N and offsets/.N.crc, N being the "
+                        "highest number, out of the checkpoint. If there is no newer state, start the query once with "
+                        "fail_on_data_loss=False: it then reads on from the topic's end. See \"A server that went "
                         'back" in docs/operations.md.',
                     )
                 if min(now, planned) < read:
                     logger.warning(
                         "Topic %r partition %d ends at offset %d, and this query has read it up to %d: %s. %s.",
                         *(name, partition, min(now, planned), read, _WENT_BACK),
-                        "It is read on from there, as failOnDataLoss=false says" if goes_on else "Spark stops for that",
+                        "Spark reads on from there, as failOnDataLoss=false says"
+                        if goes_on
+                        else "Spark stops the query",
                     )
 
     def check(self, facts: Mapping[str, Facts]) -> None:
         """Checks nothing: topics do not depend on sinks."""
 
     def check_same(self) -> None:
-        """Sees that no topic was another one than the log knows when the run started.
+        """Refuses a run that found another topic than the log knows.
 
         Raises:
-            PreflightError: naming it, with both ids.
+            PreflightError: naming the topic, with both ids.
         """
         if self._changed:
             raise PreflightError(
                 self._changed,
-                next_step="start a new query with a new checkpoint to read the topic that is there now; see "
+                next_step="Start a new query with a new checkpoint to read the present topic; see "
                 "docs/kafka-source.md.",
             )
 
     def before_decision(self, handles: Sequence[Handle], sources: Sequence[str]) -> str:  # noqa: ARG002
-        """Returns why the batch must not be decided; empty if no topic was made again, or if nobody can be asked."""
+        """Returns the reason why the batch must not be decided; empty if no topic changed, or no broker answers."""
         return self._difference(self._ask(sources))
 
     def _difference(self, found: Mapping[str, str]) -> str:
@@ -134,9 +136,9 @@ class SourceTopics:
             before = self._known.setdefault(name, topic_id)
             if before != topic_id:
                 return (
-                    f"topic {name!r}, which this query reads, was deleted and made again: it has the id {topic_id}, "
-                    f"and had {before}. The checkpoint's offsets are those of the old one: read on from there, the "
-                    "first records of the new one would be passed over"
+                    f"Topic {name!r}, which this query reads, was deleted and made again: it has the id {topic_id}, "
+                    f"and had {before}. The checkpoint's offsets are those of the old topic. Reading on from there "
+                    "would skip the first records of the new one."
                 )
         return ""
 
@@ -150,7 +152,7 @@ class SourceTopics:
             close(admin)
 
     def _ask(self, read: Sequence[str]) -> dict[str, str]:
-        """The ids of the topics of these offsets, each with that of every cluster on which it is read."""
+        """Returns the ids of these offsets' topics; several, with commas, for a name read on several clusters."""
         found: dict[str, set[str]] = {}
         for number, options in enumerate(self._sources):
             names = self._read_by(options, list(kafka_offsets(read)))
@@ -164,7 +166,7 @@ class SourceTopics:
         return [name for name in names if not topics or name in topics]
 
     def _ends_of(self, number: int, read: Offsets) -> dict[tuple[str, int], int]:
-        """Returns the ends of these partitions, without those that cannot be asked for."""
+        """Returns the end offsets of these partitions; empty if the brokers do not say."""
         kafka = jvm().org.apache.kafka
         wanted = jvm().java.util.HashMap()
         places = [(name, partition) for name, partitions in read.items() for partition in partitions]
@@ -173,21 +175,21 @@ class SourceTopics:
         try:
             answers = answer(self._admin(number).listOffsets(wanted).all(), _LIMIT_MS)
             return {one: int(answers.get(kafka.common.TopicPartition(*one)).offset()) for one in places}
-        except Exception as error:  # noqa: BLE001 - whatever a client says: nothing is known, and nothing concluded
+        except Exception as error:  # noqa: BLE001 - of any kind: nothing is known, and nothing concluded
             logger.warning("The ends of topics %s cannot be asked for, and are not compared: %s", sorted(read), error)
             return {}
 
     def _ask_one(self, number: int, names: Sequence[str]) -> dict[str, str]:
-        """A topic that is missing has no id; Spark itself stops the query for it."""
+        """Returns the topics' ids by name. A missing topic has none; Spark itself stops the query for it."""
         if not names:
             return {}
         try:
             answers = self._admin(number).describeTopics(java_list(names)).topicNameValues()
             ids = {name: _id_of(answers.get(name)) for name in names}
-        except Exception as error:  # noqa: BLE001 - whatever a client says: nothing is known, and nothing concluded
-            if not self._told:
+        except Exception as error:  # noqa: BLE001 - of any kind: nothing is known, and nothing concluded
+            if not self._has_warned:
                 logger.warning("The ids of topics %s cannot be asked for, and are not compared: %s", names, error)
-            self._told = True
+            self._has_warned = True
             return {}
         return {name: topic_id for name, topic_id in ids.items() if topic_id}
 
