@@ -143,7 +143,7 @@ def test_lost_records_that_nobody_tells_of(
 @proof
 def test_lost_records_that_stop_the_query(topic: Topic, tmp_path: Path, verdict: Verdict) -> Proof:
     writer = to_folder(topic.read(), tmp_path)
-    verdict.of(explain(writer), "never away for longer than 7 days")
+    verdict.of(explain(writer), "downtime is never longer than 7 days")
     yield
     run(writer)
     topic.send(["gone"])

@@ -89,7 +89,7 @@ def test_our_kafka_sink(stream: Stream, verdict: Verdict, phase: Phase) -> Proof
 )
 @proof
 def test_a_reader_with_the_default_isolation(stream: Stream, verdict: Verdict) -> Proof:
-    verdict.of(explained(stream), "nobody has said how it reads")
+    verdict.of(explained(stream), "its isolation level is not given")
     verdict.of(explained(stream, reader={"group.id": "mine"}), "isolation.level is not set")
     verdict.of(explained(stream, reader="spark"), "Spark's Kafka source")
     verdict.of(explained(stream, reader="read_uncommitted"), "read_uncommitted")
@@ -195,7 +195,7 @@ def test_a_plan_that_draws_anew(stream: Stream, verdict: Verdict) -> Proof:
 @proof
 def test_a_plan_that_draws_anew_at_least_once(stream: Stream, verdict: Verdict) -> Proof:
     sink = {"guarantee": Guarantee.AT_LEAST_ONCE}
-    verdict.of(explained(stream, with_uuid, sink=sink), "nobody can tell")
+    verdict.of(explained(stream, with_uuid, sink=sink), "cannot be recognised")
     yield
     with pytest.raises(CrashError):
         run(stream, with_uuid, sink=sink, listener=crash_at(Phase.DECIDING, 1))
@@ -315,7 +315,7 @@ def test_a_function_around_ours(stream: Stream, verdict: Verdict) -> Proof:
 
     writer = stream.records(100).writeStream.foreachBatch(write)
     writer = writer.option("checkpointLocation", str(stream.checkpoint)).trigger(availableNow=True)
-    verdict.of(explain(writer, reader=COMMITTED), "gives each batch to ExactlyOnce")
+    verdict.of(explain(writer, reader=COMMITTED), "passes each batch to ExactlyOnce")
     yield
     with pytest.raises(StreamingQueryException, match="CrashError"):
         ended(writer.start())

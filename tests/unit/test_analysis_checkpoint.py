@@ -86,7 +86,7 @@ def test_what_only_looks_like_kafka_is_a_condition(tmp_path: Path) -> None:
 def test_a_newest_batch_that_was_cut_off(tmp_path: Path, text: str) -> None:
     folder = checkpoint(tmp_path / "c", '{"orders":{"0":5}}')
     (folder / "offsets" / "11").write_text(text)
-    with pytest.raises(ConfigurationError, match=r"offsets/11' is empty or was cut off"):
+    with pytest.raises(ConfigurationError, match=r"offsets/11' is empty or cut off"):
         explain_checkpoint(folder, sink="delta")
 
 
@@ -127,7 +127,7 @@ def test_a_sink_is_what_the_newest_run_says(
 
 def test_what_is_no_checkpoint(tmp_path: Path) -> None:
     assert not SparkCheckpoint(tmp_path).exists()
-    with pytest.raises(ConfigurationError, match="is no checkpoint"):
+    with pytest.raises(ConfigurationError, match="is not a checkpoint"):
         checkpoint_facts(tmp_path)
     (tmp_path / "offsets").mkdir()
     (tmp_path / "metadata").write_text("{}")

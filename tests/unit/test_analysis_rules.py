@@ -94,7 +94,7 @@ def test_what_was_not_seen_is_not_judged(missing: str) -> None:
         ("json", {}, EXACTLY, "7 days"),
         ("json", {"maxfileage": "2h"}, AT_MOST, "2 hours"),
         ("json", {"maxfileage": "30d"}, EXACTLY, "30 days"),
-        ("json", {"maxfileage": "2h", "latestfirst": "true", "maxfilespertrigger": "1"}, EXACTLY, "appear whole"),
+        ("json", {"maxfileage": "2h", "latestfirst": "true", "maxfilespertrigger": "1"}, EXACTLY, "appear complete"),
         ("text", {"ignoremissingfiles": "true"}, AT_MOST, "ignoreMissingFiles=false"),
         ("parquet", {"ignorecorruptfiles": "true"}, AT_MOST, "ignoreCorruptFiles=false"),
         ("csv", {"mode": "dropMalformed"}, AT_MOST, "mode=PERMISSIVE"),
@@ -112,10 +112,10 @@ def test_what_was_not_seen_is_not_judged(missing: str) -> None:
         ("delta", {"ignorefiledeletion": "true"}, AT_LEAST, "readChangeFeed"),
         ("delta", {"excluderegex": "part-.*"}, AT_MOST, "no excludeRegex"),
         ("iceberg", {}, EXACTLY, "snapshots are expired"),
-        ("iceberg", {"streaming_skip_overwrite_snapshots": "true"}, AT_MOST, "skipped whole"),
+        ("iceberg", {"streaming_skip_overwrite_snapshots": "true"}, AT_MOST, "skipped with all"),
         ("iceberg", {"streaming_skip_delete_snapshots": "true"}, EXACTLY, "stay in the output"),
-        ("kinesis", {}, AT_MOST, "not known here"),
-        ("", {}, AT_MOST, "not known here"),
+        ("kinesis", {}, AT_MOST, "an unknown source"),
+        ("", {}, AT_MOST, "an unknown source"),
     ],
 )
 def test_sources(form: str, options: dict[str, str], level: Guarantee, says: str) -> None:
@@ -136,7 +136,7 @@ def test_options_that_cannot_be_seen_are_conditions(form: str) -> None:
     ("facts", "downtime", "level", "says"),
     [
         ({}, None, EXACTLY, "for ever"),
-        ({"retention_ms": A_DAY_MS}, None, EXACTLY, "never away for longer than 1 day"),
+        ({"retention_ms": A_DAY_MS}, None, EXACTLY, "downtime is never longer than 1 day"),
         ({"retention_ms": A_DAY_MS}, timedelta(hours=23), EXACTLY, "keeps records for 1 day, longer"),
         ({"retention_ms": A_DAY_MS}, timedelta(days=1), AT_MOST, "retention.ms of orders above 1 day"),
         ({"retention_bytes": 1000}, None, EXACTLY, "retention.bytes=1,000"),
@@ -272,7 +272,7 @@ CHANGING = [
     (PlanFacts(layout=("spark_partition_id",)), "spread over tasks"),
     (PlanFacts(order=("first", "limit")), "first, limit depends on the order"),
     (PlanFacts(static=("the static names",)), "joined as it is"),
-    (PlanFacts(unnamed=True), "says Spark"),
+    (PlanFacts(unnamed=True), "according to Spark"),
     (PlanFacts(functions=(PythonFunction(name="f", deterministic=False),)), "f is declared not deterministic"),
     (PlanFacts(functions=(PythonFunction(name="f", suspects=("uuid4",)),)), "f uses uuid4"),
 ]
@@ -295,7 +295,7 @@ def test_a_plan_that_changes(plan: PlanFacts, says: str) -> None:
         assert says in weak.reasons[0]
     table = engine(plan, (SinkFacts(format="delta"),))
     assert table.level is EXACTLY
-    assert "one of the two runs whole" in text(table)
+    assert "one of the two runs, never of both" in text(table)
 
 
 @pytest.mark.parametrize("sink", [OURS, SinkFacts(format="delta"), SinkFacts(format="parquet")])
@@ -303,7 +303,7 @@ def test_a_plan_that_changes(plan: PlanFacts, says: str) -> None:
 def test_a_plan_that_changes_and_has_state(plan: PlanFacts, sink: SinkFacts) -> None:
     weak = engine(replace(plan, stateful=("Aggregate",)), (sink,))
     assert weak.level is AT_LEAST
-    assert "the state that is made again after a kill may differ from what was written" in weak.reasons[0]
+    assert "the state recomputed after a kill may differ from the rows written" in weak.reasons[0]
     assert "a hash of its key" in weak.changes[0]
 
 
@@ -423,7 +423,7 @@ def test_timeouts_are_held_against_the_trigger_and_the_downtime() -> None:
         ({"isolation.level": "read_uncommitted"}, AT_LEAST, "that are aborted"),
         ({"group.id": "g"}, AT_LEAST, "librdkafka's alone"),
         ("spark", AT_LEAST, "in the reading query"),
-        (None, AT_LEAST, "nobody has said"),
+        (None, AT_LEAST, "isolation level is not given"),
     ],
 )
 def test_readers_of_our_kafka_sink(given: object, level: Guarantee, says: str) -> None:

@@ -1,9 +1,9 @@
-"""Reads facts about a query off its checkpoint folder, without Spark.
+"""Reads facts about a query from its checkpoint folder, without Spark.
 
-Spark's files (4.0): ``metadata`` has the query's id; ``offsets/N`` a version line, a line of settings, and one line of
-offsets for each source, whose shape tells which source it is; ``sources/I`` what source I keeps for itself; ``state``
-is there if the query has state. The decision log in ``sparkonce`` names our sinks. Options, the plan and other sinks
-are in none of them.
+Spark's files (4.0): ``metadata`` has the query's id. ``offsets/N`` has a version line, a line of settings, and one line
+of offsets for each source, whose shape shows the kind of source. ``sources/I`` has what source I keeps for itself.
+``state`` exists if the query has state. The decision log in ``sparkonce`` names our sinks. Options, the plan and other
+sinks are not in the folder.
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ from sparkonce.protocol.view import LogView
 
 
 def checkpoint_facts(folder: Path) -> Pipeline:
-    """The query that a checkpoint is of, as far as it can be seen.
+    """Returns the query of a checkpoint, as far as the folder shows it.
 
     Raises:
-        ConfigurationError: if the folder is no checkpoint, or no batch was ever begun on it.
+        ConfigurationError: if the folder is not a checkpoint, or no batch was ever begun on it.
         LogError: if its decision log cannot be read.
     """
     checkpoint = SparkCheckpoint(folder)
     if not checkpoint.exists():
         raise ConfigurationError(
-            f"{str(folder)!r} is no checkpoint: it has no metadata and no offsets.",
+            f"{str(folder)!r} is not a checkpoint: it has no metadata and no offsets.",
             next_step="Give the folder of the option checkpointLocation, on a local or mounted disk.",
         )
     newest = checkpoint.begun()
@@ -54,8 +54,7 @@ def checkpoint_facts(folder: Path) -> Pipeline:
     offsets = checkpoint.source_lines(newest)
     if not offsets:
         raise ConfigurationError(
-            f"{str(folder / 'offsets' / str(newest))!r} is empty or was cut off, so it does not say what the query "
-            "reads.",
+            f"{str(folder / 'offsets' / str(newest))!r} is empty or cut off, so it does not say what the query reads.",
             next_step="Explain the query file; Spark itself will not start on this checkpoint without that file.",
         )
     return Pipeline(
@@ -74,17 +73,17 @@ def explain_checkpoint(
     downtime: timedelta | None = None,
     ask: Mapping[str, Any] | None = None,
 ) -> Explanation:
-    """The analyser for a checkpoint folder.
+    """Explains the query of a checkpoint folder.
 
     Args:
         folder: The query's checkpoint.
-        sink: The name of the Spark format that it writes to, where the checkpoint does not say.
+        sink: The Spark format that the query writes, if the checkpoint does not say.
         reader: See `sparkonce.analysis.readers.parse_reader`.
-        downtime: The longest that the query may be away.
-        ask: How to ask the brokers of its topics, in librdkafka's names; None asks nobody.
+        downtime: The longest downtime of the query.
+        ask: The settings for asking the brokers of its topics, in librdkafka's names; None does not ask.
 
     Raises:
-        ConfigurationError: if the folder is no checkpoint, or an argument is not understood.
+        ConfigurationError: if the folder is not a checkpoint, or an argument is not understood.
         LogError: if its decision log cannot be read.
     """
     found = checkpoint_facts(folder)
@@ -133,7 +132,7 @@ def _folder_read(kept: Path) -> str:
 
 
 def _first_line_is_a_number(path: Path) -> bool:
-    """The rate source keeps the time at which it was first started, after a version line."""
+    """Tells if a file looks like the rate source's, which keeps the time of its first start after a version line."""
     try:
         lines = path.read_bytes().removeprefix(b"\0").decode(errors="replace").split()
     except OSError:
@@ -151,7 +150,7 @@ def _sinks(folder: Path) -> tuple[SinkFacts, ...]:
 
 
 def _sink(name: str, known: dict[str, str], view: LogView) -> SinkFacts:
-    """The sink as the newest run has it: an older one may have had another guarantee."""
+    """Returns the sink of the newest run; older runs may have had another guarantee."""
     timeout_ms = known.get("transaction_timeout_ms")
     own = [decision for decision in view.decisions if view.newest_run and decision.token == view.newest_run.token]
     handles = [handle for decision in own for handle in decision.handles if handle.sink == name]

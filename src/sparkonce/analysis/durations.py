@@ -1,4 +1,4 @@
-"""Durations as people write them: ``90s``, ``2h``, ``1 day 12 hours``."""
+"""Reads and writes durations in people's notation: ``90s``, ``2h``, ``1 day 12 hours``."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ _ONE = re.compile(r"(\d+(?:\.\d+)?)\s*([a-z]+)")
 
 
 def parse_duration(text: str, what: str) -> timedelta:
-    """The duration that a text says; a number alone is milliseconds, as Spark and Kafka take it.
+    """Returns the duration that a text names; a number alone is milliseconds, as for Spark and Kafka.
 
     Args:
         text: For example ``2h``, ``7d``, ``10 minutes``.
-        what: The setting that it is the value of, for the error.
+        what: The name of the setting, for the error.
 
     Raises:
-        ConfigurationError: if it says none.
+        ConfigurationError: if it names none.
     """
     said = text.strip().lower()
     if said.isdecimal():
@@ -37,7 +37,7 @@ def parse_duration(text: str, what: str) -> timedelta:
 
 
 def say(duration: timedelta) -> str:
-    """The duration in the largest units that fit, two at most."""
+    """Returns the duration in the largest units that fit, two at most."""
     left = round(duration.total_seconds() * 1000)
     parts = []
     for unit, size in (("day", 86_400_000), ("hour", 3_600_000), ("minute", 60_000), ("second", 1000), ("ms", 1)):

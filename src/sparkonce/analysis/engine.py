@@ -13,13 +13,12 @@ from sparkonce.guarantees import Guarantee
 
 _VOLATILE = ("/tmp/", "/dev/shm/", "/run/", "/var/tmp/")  # noqa: S108 - named to warn of them
 
-
 WATERMARKS = "spark.sql.streaming.multipleWatermarkPolicy"
 SKIP_NULLS = "spark.sql.streaming.stateStore.skipNullsForStreamStreamJoins.enabled"
 
 
 def judge_engine(pipeline: Pipeline) -> Part:
-    """Spark with the query's checkpoint, trigger and plan."""
+    """Returns Spark's level with the query's checkpoint, trigger and plan."""
     return Part.of(Role.ENGINE, "spark", _findings(pipeline))
 
 
@@ -53,7 +52,7 @@ def _settings(plan: PlanFacts, conf: Mapping[str, str]) -> Iterator[Finding]:
         )
     if "Join" in plan.stateful and conf.get(SKIP_NULLS, "").strip().lower() == "true":
         yield loses(
-            f"{SKIP_NULLS}=true: rows that the state of a join of streams has lost are passed over without an error",
+            f"{SKIP_NULLS}=true: rows that the state of a stream-stream join has lost are silently skipped",
             f"{SKIP_NULLS}=false (the default)",
         )
 
@@ -62,9 +61,9 @@ def _checkpoint(pipeline: Pipeline) -> Iterator[Finding]:
     engine = pipeline.engine
     if engine.temporary:
         change = "option checkpointLocation, on a disk that outlives the driver"
-        anew = "no checkpointLocation: a restart knows neither position nor state"
+        anew = "no checkpointLocation: a restart has neither position nor state"
         if any(_starts_at_the_end(source.format, source.options) for source in pipeline.sources):
-            yield loses(f"{anew}, and starts at the end of the source: what came meanwhile is lost", change)
+            yield loses(f"{anew}, and starts at the end of the source: rows that came meanwhile are lost", change)
         else:
             yield doubles(f"{anew}, and reads everything again", change)
         return
@@ -91,7 +90,7 @@ def _path(location: str) -> str:
 
 
 def _starts_at_the_end(form: str, options: Mapping[str, str] | None) -> bool:
-    """Tells if a first start, or one without the old checkpoint, skips what the source holds already."""
+    """Tells if a start without a checkpoint skips the rows that the source holds already."""
     known = options or {}
     if form == "kafka":
         if any(name in known for name in ("startingtimestamp", "startingoffsetsbytimestamp")):
@@ -122,8 +121,8 @@ def _plan(plan: PlanFacts, pipeline: Pipeline) -> Iterator[Finding]:
         yield note(f"Spark refuses {_listed(sorted(refused))} in a streaming plan when the query starts")
     if plan.merges and any(sink.guarantee is Guarantee.EXACTLY_ONCE for sink in pipeline.sinks):
         yield note(
-            "coalesce merges partitions by where they lie at the moment: a sink that has lost some of a batch's "
-            "transactions and not others may be beyond repair; repartition(n, columns) goes by the rows alone"
+            "coalesce merges partitions by their present location: a sink that has lost some of a batch's "
+            "transactions and not others may be beyond repair; repartition(n, columns) depends on the rows alone"
         )
     if plan.watermarks and plan.stateful:
         yield note("rows that are later than the watermark are dropped, which is the query's own rule")
@@ -142,26 +141,26 @@ def _unstable(plan: PlanFacts) -> Iterator[tuple[Iterable[str], str]]:
         elif function.deterministic is None and function.suspects:
             yield [function.name], _looks_like(function)
     if plan.layout:
-        yield plan.layout, "depends on how rows are spread over tasks, which may be another in a replay"
+        yield plan.layout, "depends on how rows are spread over tasks, which may differ in a replay"
     if plan.static:
         yield plan.static, "is joined as it is when a batch runs, which a replay may find changed"
     if plan.unnamed:
-        yield ["an expression"], "is not deterministic, says Spark"
+        yield ["an expression"], "is not deterministic, according to Spark"
 
 
 def _unordered(plan: PlanFacts) -> Iterator[tuple[Iterable[str], str]]:
     """Yields the parts of a plan that depend on an order which differs when a batch runs again."""
     if plan.order:
-        yield plan.order, "depends on the order in which rows arrive, which after a shuffle may be another in a replay"
+        yield plan.order, "depends on the order in which rows arrive, which may differ in a replay after a shuffle"
 
 
 def _state_made_again(plan: PlanFacts) -> Iterator[Finding]:
-    """A replay stores the state anew, also where the sink keeps what the first run wrote."""
+    """Yields the consequence for state: a replay computes it again, although the sink keeps the first run's rows."""
     unstable = [name for names, _ in _unstable(plan) for name in names]
     if unstable and plan.stateful:
         yield doubles(
-            f"{_listed(unstable)} with state ({_listed(plan.stateful)}): the state that is made again after a kill may "
-            "differ from what was written, so later batches go on from other values",
+            f"{_listed(unstable)} with state ({_listed(plan.stateful)}): the state recomputed after a kill may "
+            "differ from the rows written, so later batches start from other values",
             "take the value from the row itself (a hash of its key in the place of a random number, a stored table in "
             "the place of one that changes); name Python functions that are stable after all in deterministic=",
         )
@@ -178,8 +177,8 @@ def _replayed(unstable: Sequence[str], sinks: Iterable[SinkFacts]) -> Iterator[F
     if any(replays_show(sink) for sink in sinks):
         for what in unstable:
             yield doubles(
-                f"{what}; a row that is written twice has other values the second time, so nobody can tell that it is "
-                "the same",
+                f"{what}; a row that is written twice has other values the second time, so the two cannot be "
+                "recognised as the same",
                 "compute it from the row itself (a hash of its key, or of topic, partition and offset); name Python "
                 "functions that are stable after all in deterministic=",
             )
@@ -189,7 +188,7 @@ def _replayed(unstable: Sequence[str], sinks: Iterable[SinkFacts]) -> Iterator[F
             "repaired: the query stops with TransactionLostError"
         )
     else:
-        yield note(f"{'; '.join(unstable)}. The sink shows one of the two runs whole, never both")
+        yield note(f"{'; '.join(unstable)}. The sink shows the rows of one of the two runs, never of both")
 
 
 def _functions_of(sinks: Iterable[SinkFacts]) -> Iterator[Finding]:

@@ -1,4 +1,4 @@
-"""The facts read off a query, as values. Nothing here judges."""
+"""The facts of a query, as values. Nothing here judges."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from sparkonce.guarantees import Guarantee
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TopicFacts:
-    """A topic's settings, as its broker tells them.
+    """A topic's settings, as its broker reports them.
 
     Attributes:
         retention_ms: ``retention.ms``; -1 keeps records for ever.
         retention_bytes: ``retention.bytes`` of a partition; -1 has no limit.
         cleanup_policy: ``cleanup.policy``: delete, compact, or both.
-        transactional: Whether a transactional producer has lately written to it; None if nobody could say.
+        transactional: True if a transactional producer has lately written to it; None if unknown.
     """
 
     retention_ms: int
@@ -31,13 +31,13 @@ class SourceFacts:
     """A streaming source.
 
     Attributes:
-        format: Spark's short name, lower case; ``kafka`` for example.
-        options: With names in lower case. None: it could not be seen which are set.
+        format: Spark's short name in lower case, for example ``kafka``.
+        options: Its options, with names in lower case; None if unknown.
         where: Its topics, folder or table, for people.
-        names: Its topics, where no option says them.
+        names: Its topics, if no option names them.
         topics: Kafka's answer for each topic; None if it was not asked.
-        unasked: Why it was not, for people.
-        by_shape: Whether only the shape of its offsets says which source it is.
+        unasked: The reason why it was not, for people.
+        by_shape: True if only the shape of its offsets shows its kind.
     """
 
     format: str
@@ -62,9 +62,9 @@ class PythonFunction:
     """A Python function in a plan, or given to ``foreachBatch``.
 
     Attributes:
-        name: As Spark shows it.
-        deterministic: What is declared: False by ``asNondeterministic()``; None if nobody has said.
-        suspects: Names used in its code that read a clock or draw randomness; empty if none, or if nobody could look.
+        name: Its name, as Spark shows it.
+        deterministic: True or False if declared, False by ``asNondeterministic()``; None if not declared.
+        suspects: Names in its code that read a clock or draw randomness; empty if none, or if its code is unknown.
     """
 
     name: str
@@ -83,12 +83,12 @@ class PlanFacts:
         clock: Expressions that read the clock at each run of a batch.
         batch_clock: Expressions that Spark fixes for a batch and keeps in the offset log.
         static: Tables and files that are joined as they are when a batch runs.
-        functions: Python functions in it.
-        unnamed: Whether Spark calls the plan not deterministic for another reason than these.
-        shuffles: Whether rows are sent to other tasks by their values.
-        merges: Whether partitions are merged by where they lie at the moment (``coalesce``).
+        functions: Its Python functions.
+        unnamed: True if Spark calls the plan not deterministic for another reason than these.
+        shuffles: True if rows are sent to other tasks by their values.
+        merges: True if partitions are merged by their present location (``coalesce``).
         stateful: Stateful operators, by name.
-        watermarks: How many it has.
+        watermarks: The number of its watermarks.
     """
 
     random: tuple[str, ...] = ()
@@ -110,13 +110,13 @@ class EngineFacts:
     """The facts about how Spark runs the query.
 
     Attributes:
-        checkpoint: The checkpoint's location; None if there is none, or if it is not known.
-        temporary: Whether the checkpoint is one that Spark deletes, because none was set; None if not known.
-        continuous: Whether the trigger is continuous.
-        interval: The trigger's interval, where it has one.
-        async_progress: Whether ``asyncProgressTrackingEnabled`` is set.
-        plan: What the plan holds; None if it could not be seen.
-        conf: Settings of the session that the rules ask for.
+        checkpoint: The checkpoint's location; None if there is none, or if it is unknown.
+        temporary: True if Spark deletes the checkpoint, because none was set; None if unknown.
+        continuous: True for a continuous trigger.
+        interval: The trigger's interval, if it has one.
+        async_progress: True if ``asyncProgressTrackingEnabled`` is set.
+        plan: The facts of the plan; None if unknown.
+        conf: The session's settings that the rules need.
     """
 
     checkpoint: str | None = None
@@ -133,18 +133,19 @@ class SinkFacts:
     """The facts about a sink.
 
     Attributes:
-        format: Spark's short name in lower case, or ``sparkonce`` for a sink in an `ExactlyOnce`; empty if not known.
-        name: For people.
-        options: With names in lower case.
-        guarantee: Of a sink of ours; None if it could not be seen.
-        promise: What a sink of ours promises readers, if that is less than its guarantee.
-        conditions: What a sink of ours says must be true of its system and readers, a sentence each.
-        kafka: Whether a sink of ours writes to Kafka.
-        checkpoint: Where the `ExactlyOnce` of a sink of ours takes the query's checkpoint to be; None if not known.
-        function: What was given to ``foreachBatch`` or ``foreach``; for a sink of ours, what calls its `ExactlyOnce`.
-        transaction_timeout: Of a sink of ours: what is set, or what it found out in its last run.
+        format: Spark's short name in lower case, or ``sparkonce`` for a sink in an `ExactlyOnce`; empty if unknown.
+        name: Its name, for people.
+        options: Its options, with names in lower case.
+        guarantee: The guarantee of a sink of ours; None if unknown.
+        promise: The promise of a sink of ours to readers, if that is less than its guarantee.
+        conditions: What a sink of ours requires of its system and readers, a sentence each.
+        kafka: True if a sink of ours writes to Kafka.
+        checkpoint: The checkpoint that the `ExactlyOnce` of a sink of ours was given; None if unknown.
+        function: The function given to ``foreachBatch`` or ``foreach``; for a sink of ours, the caller of its
+            `ExactlyOnce`.
+        transaction_timeout: The timeout of a sink of ours, as set, or as found in its last run.
         longest_timeout: ``transaction.max.timeout.ms`` of the broker, if it was asked.
-        unasked: Why it was not, for people.
+        unasked: The reason why it was not, for people.
     """
 
     format: str
@@ -166,8 +167,8 @@ class ReaderFacts:
     """The facts about the readers of a sink's rows.
 
     Attributes:
-        word: ``read_committed``, ``read_uncommitted``, ``spark`` or ``files``; None if nobody has said.
-        settings: A Kafka consumer's, if they were given.
+        word: ``read_committed``, ``read_uncommitted``, ``spark`` or ``files``; None if not given.
+        settings: A Kafka consumer's settings, if they were given.
     """
 
     word: str | None = None
@@ -180,11 +181,11 @@ class Pipeline:
 
     Attributes:
         query: Its name, id or file, for people.
-        sources: At least one.
+        sources: Its sources, at least one.
         engine: See `EngineFacts`.
-        sinks: At least one; several are one unit.
+        sinks: Its sinks, at least one; several are committed as one unit.
         reader: See `ReaderFacts`.
-        downtime: The longest that the query may be away; None if nobody has said.
+        downtime: The longest downtime of the query; None if not given.
     """
 
     query: str

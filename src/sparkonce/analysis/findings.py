@@ -23,11 +23,11 @@ class Kind(str, Enum):
     """The kinds of findings."""
 
     REASON = "reason"
-    """Seen, and why the part has its level."""
+    """A reason for the part's level. It was seen."""
     CONDITION = "condition"
-    """Cannot be seen from here. The level holds only if this does."""
+    """A condition that cannot be seen from here. The level holds only if it does."""
     NOTE = "note"
-    """Worth knowing; changes no level."""
+    """A remark that changes no level."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,9 +35,9 @@ class Finding:
     """A single finding about a part.
 
     Attributes:
-        says: What, in a sentence.
+        says: The finding, as a clause.
         level: The best level that the part can have with it.
-        change: What to change so that it has a better one; empty where there is nothing to.
+        change: The change that leads to a better level; empty if there is none.
         kind: See `Kind`.
     """
 
@@ -48,27 +48,27 @@ class Finding:
 
 
 def holds(says: str) -> Finding:
-    """A reason for exactly-once."""
+    """Makes a reason for exactly-once."""
     return Finding(says=says)
 
 
 def doubles(says: str, change: str) -> Finding:
-    """A reason why rows may come twice."""
+    """Makes a reason why rows may come twice."""
     return Finding(says=says, level=Guarantee.AT_LEAST_ONCE, change=change)
 
 
 def loses(says: str, change: str) -> Finding:
-    """A reason why rows may be missing."""
+    """Makes a reason why rows may be missing."""
     return Finding(says=says, level=Guarantee.AT_MOST_ONCE, change=change)
 
 
 def must(says: str) -> Finding:
-    """Makes a finding that has to hold, and cannot be seen from here."""
+    """Makes a condition that cannot be seen from here."""
     return Finding(says=says, kind=Kind.CONDITION)
 
 
 def note(says: str) -> Finding:
-    """Makes a finding that is worth knowing."""
+    """Makes a remark."""
     return Finding(says=says, kind=Kind.NOTE)
 
 
@@ -77,9 +77,9 @@ class Part:
     """A source, the engine, a sink, or a sink's readers.
 
     Attributes:
-        role: Which of them.
-        name: Which one, for example ``kafka: orders``.
-        findings: What was found out about it, in the order in which the rules ask.
+        role: Its role.
+        name: Its name, for example ``kafka: orders``.
+        findings: The findings about it, in the order of the rules.
     """
 
     role: Role
@@ -88,12 +88,12 @@ class Part:
 
     @classmethod
     def of(cls, role: Role, name: str, findings: Iterable[Finding]) -> Part:
-        """A part with what the rules find."""
+        """Makes a part with the findings of the rules."""
         return cls(role=role, name=name, findings=tuple(findings))
 
     @property
     def level(self) -> Guarantee:
-        """The weakest that any finding allows."""
+        """The weakest level that any finding allows."""
         return weakest([Guarantee.EXACTLY_ONCE, *(finding.level for finding in self.findings)])
 
     @property
@@ -110,19 +110,19 @@ class Part:
 
     @property
     def conditions(self) -> tuple[str, ...]:
-        """The findings that have to hold, and cannot be seen from here."""
+        """The conditions that cannot be seen from here."""
         return self._said(Kind.CONDITION)
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """The findings that are worth knowing."""
+        """The remarks."""
         return self._said(Kind.NOTE)
 
     def _said(self, kind: Kind) -> tuple[str, ...]:
         return tuple(finding.says for finding in self.findings if finding.kind is kind)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values."""
+        """Returns plain values."""
         return {
             "role": self.role.value,
             "name": self.name,

@@ -18,9 +18,9 @@ _DEEP = 3
 
 
 def suspects(function: Any) -> tuple[str, ...]:
-    """Names in the function's code, and in functions that it uses, that read a clock or draw randomness.
+    """Returns names in the code of a function, and of those that it uses, that read a clock or draw randomness.
 
-    A name is only a name: it may be another thing of that name, and what a called library does is not seen.
+    A name may belong to something else, and the code of libraries is not searched.
     """
     return tuple(sorted(set(_names(function, _DEEP)) & (CLOCKS | RANDOM)))
 
@@ -38,7 +38,7 @@ def _names(function: Any, deep: int) -> Iterator[str]:
         for step in dis.get_instructions(each):
             attribute = step.opname in {"LOAD_ATTR", "LOAD_METHOD", "IMPORT_FROM"}
             plain = step.opname in {"LOAD_GLOBAL", "LOAD_NAME"} and not isinstance(held.get(step.argval), ModuleType)
-            if attribute or plain:  # the module ``time`` is harmless, its function is not
+            if attribute or plain:  # the module ``time`` is harmless, the function is not
                 yield str(step.argval)
     for used in used_by(plain_function):
         if hasattr(used, "__code__"):

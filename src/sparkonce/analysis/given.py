@@ -19,17 +19,17 @@ _TIMEOUT = "transaction.timeout.ms"
 
 
 def lower_names(options: Mapping[str, Any] | None) -> dict[str, str]:
-    """Options as Spark takes them: names in any case, values as text."""
+    """Returns options in Spark's form: names in lower case, values as text."""
     return {str(name).lower(): str(value) for name, value in (options or {}).items()}
 
 
 def sink_facts(sink: Any, options: Mapping[str, Any] | None = None) -> tuple[SinkFacts, ...]:
-    """Facts about a sink.
+    """Returns the facts of a sink.
 
     Args:
-        sink: One of ours or several; a name of Spark's such as ``kafka``; a function for ``foreachBatch``, or an
-            object with ``process`` for ``foreach``.
-        options: Of the stream writer.
+        sink: One of our sinks or several; a format of Spark's such as ``kafka``; a function for ``foreachBatch``, or
+            an object with ``process`` for ``foreach``.
+        options: The options of the stream writer.
 
     Raises:
         ConfigurationError: if it is none of these.
@@ -55,7 +55,7 @@ def sink_facts(sink: Any, options: Mapping[str, Any] | None = None) -> tuple[Sin
 
 
 def function_facts(function: Any) -> PythonFunction:
-    """A Python function's name, and what in it looks like a clock or randomness."""
+    """Returns a Python function's name, and the names in it that look like a clock or randomness."""
     named = function.func if isinstance(function, partial) else function
     name = getattr(named, "__qualname__", "") or type(named).__name__
     return PythonFunction(name=name.rpartition("<locals>.")[2], suspects=suspects(function))

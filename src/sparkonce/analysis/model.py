@@ -18,7 +18,7 @@ class Explanation:
     """The guarantee of a query, end to end. Printing it gives the table.
 
     Attributes:
-        query: The query's name, id, or file, whatever is known.
+        query: The query's name, id or file, whichever is known.
         parts: Sources, engine, sinks and readers, in this order.
     """
 
@@ -32,13 +32,13 @@ class Explanation:
 
     @property
     def weakest(self) -> tuple[Part, ...]:
-        """The parts that hold the level down; none if the whole is exactly-once."""
+        """The parts with the lowest level; none if the whole is exactly-once."""
         if self.level is Guarantee.EXACTLY_ONCE:
             return ()
         return tuple(part for part in self.parts if part.level is self.level)
 
     def part(self, role: Role | str) -> Part:
-        """The first part with this role.
+        """Returns the first part with this role.
 
         Raises:
             KeyError: if there is none.
@@ -49,7 +49,7 @@ class Explanation:
         raise KeyError(role)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values; ``weakest`` holds positions in ``parts``."""
+        """Returns plain values; ``weakest`` holds positions in ``parts``."""
         return {
             "query": self.query,
             "level": self.level.value,
@@ -58,7 +58,7 @@ class Explanation:
         }
 
     def to_json(self) -> str:
-        """`to_dict` as JSON text."""
+        """Returns `to_dict` as JSON."""
         return json.dumps(self.to_dict())
 
     def __rich__(self) -> RenderableType:

@@ -1,4 +1,4 @@
-"""Judges what a sink's readers see: the part that is most often forgotten."""
+"""Judges what a sink's readers see, which is most often forgotten."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ def parse_reader(reader: str | Mapping[str, object] | None) -> ReaderFacts:
     Args:
         reader: A Kafka consumer's settings under Java's, librdkafka's or Spark's names, or one of the words
             ``read_committed``, ``read_uncommitted``, ``spark`` (Spark reads the folder or table) and ``files``
-            (anything that lists the files). None: the most usual reader of the sink.
+            (anything that lists the files). None for the most usual reader of the sink.
 
     Raises:
-        ConfigurationError: if it is another word, or the isolation level another one.
+        ConfigurationError: if the word or the isolation level is another one.
     """
     if reader is None:
         return ReaderFacts()
@@ -35,7 +35,7 @@ def parse_reader(reader: str | Mapping[str, object] | None) -> ReaderFacts:
         if word not in {COMMITTED, UNCOMMITTED, SPARK, BARE_FILES}:
             raise ConfigurationError(
                 f"reader={reader!r} is not known.",
-                next_step="Say read_committed, read_uncommitted, spark or files, or give a Kafka consumer's settings.",
+                next_step="Give read_committed, read_uncommitted, spark or files, or a Kafka consumer's settings.",
             )
         return ReaderFacts(word=word)
     settings = {str(name): str(value) for name, value in reader.items()}
@@ -50,7 +50,7 @@ def parse_reader(reader: str | Mapping[str, object] | None) -> ReaderFacts:
 
 
 def judge_reader(sink: SinkFacts, pipeline: Pipeline) -> Part:
-    """The readers of one sink, with their level."""
+    """Returns the readers of one sink, with their level."""
     reader = pipeline.reader
     of_kafka, of_files = sink.kafka or sink.format == "kafka", sink.format in FILES | {"delta", "iceberg"}
     if (of_kafka and reader.word == BARE_FILES) or (of_files and _is_of_kafka(reader)):
@@ -70,8 +70,8 @@ def _is_of_kafka(reader: ReaderFacts) -> bool:
 
 def _not_fitting(what: str, sink: SinkFacts) -> Iterator[Finding]:
     yield loses(
-        f"{what}: such a reader does not read what this sink ({sink.name or sink.format}) writes, so nothing is said "
-        "of those who do",
+        f"{what}: such a reader does not read what this sink ({sink.name or sink.format}) writes, so its "
+        "real readers are not judged",
         "say read_committed, read_uncommitted or spark" if what == "files" else "say spark or files",
     )
 
@@ -84,10 +84,10 @@ def _part(what: str, reader: ReaderFacts, findings: Iterator[Finding]) -> Part:
 def _transactions(reader: ReaderFacts) -> Iterator[Finding]:
     if reader.word == COMMITTED:
         yield holds("isolation.level=read_committed: sees committed rows only")
-        yield note("an open transaction holds such a reader back until it is ended")
+        yield note("an open transaction holds such a reader back until it ends")
     elif reader.word is None and reader.settings is None:
         yield doubles(
-            "nobody has said how it reads, and Kafka's default, read_uncommitted, sees aborted rows",
+            "its isolation level is not given, and Kafka's default, read_uncommitted, sees aborted rows",
             _SET_COMMITTED,
         )
     elif reader.word is None:
@@ -98,7 +98,7 @@ def _transactions(reader: ReaderFacts) -> Iterator[Finding]:
         )
     elif reader.word == SPARK:
         yield doubles(
-            "Spark's Kafka source reads read_uncommitted unless told otherwise, and sees aborted rows",
+            "Spark's Kafka source reads read_uncommitted unless it is set, and sees aborted rows",
             "kafka.isolation.level=read_committed in the reading query",
         )
     else:
@@ -108,12 +108,12 @@ def _transactions(reader: ReaderFacts) -> Iterator[Finding]:
 def _folder(reader: ReaderFacts, conf: Mapping[str, str]) -> Iterator[Finding]:
     if conf.get(IGNORE_METADATA, "").strip().lower() == "true":
         yield doubles(
-            f"{IGNORE_METADATA}=true: Spark lists the files too, with those of a batch that failed half-way",
+            f"{IGNORE_METADATA}=true: Spark lists the files, too, with those of a batch that failed half-way",
             f"{IGNORE_METADATA}=false (the default)",
         )
     if reader.word == BARE_FILES:
         yield doubles(
-            "it lists the files: those of a batch that failed half-way are there beside those of its second run",
+            "it lists the files: those of a batch that failed half-way, beside those of its second run",
             "read the folder with Spark, by its own path (not a pattern), which follows _spark_metadata",
         )
         return

@@ -12,7 +12,7 @@ _HARMLESS |= {"await_end", "shutdown", "warning"}
 
 
 def may_follow(calls: Iterable[tuple[str, int]]) -> bool:
-    """Tells if anything that follows may start a query.
+    """Tells if the rest of a script may start a query.
 
     Args:
         calls: File and line of each call that is under way, from the script's own to the one that waits.
@@ -33,14 +33,14 @@ def _after(file: Path, line: int) -> bool:
 
 
 def _following(block: ast.AST, line: int) -> Iterator[ast.AST]:
-    """Statements that may run after the one at a line, in the function or module that holds it."""
+    """Yields the statements that may run after the one at a line, in the function or module around it."""
     for _, value in ast.iter_fields(block):
         if not isinstance(value, list):
             continue
         places = [place for place, each in enumerate(value) if _holds(each, line)]
         for place in places:
             inner = value[place]
-            if not _defines(inner):  # what follows a definition does not follow the call of it
+            if not _defines(inner):  # statements after a definition do not follow its call
                 yield from (each for each in value[place + 1 :] if isinstance(each, ast.stmt) and not _defines(each))
             if isinstance(inner, ast.For | ast.While | ast.AsyncFor):
                 yield inner

@@ -1,4 +1,4 @@
-"""Asks Kafka what a query's settings alone do not say: how long topics keep records, who writes them, its limits."""
+"""Asks Kafka what a query's settings alone do not say: the retention of topics, their writers, and its limits."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from typing import Any
 from sparkonce.analysis.facts import SinkFacts, SourceFacts, TopicFacts
 
 TIMEOUT_S = 10.0
-"""The longest that one request may take."""
+"""The time limit of one request."""
 
 _QUIET = {"log_level": 0}
 
 
 def ask_about_source(source: SourceFacts, settings: Mapping[str, Any] | None) -> SourceFacts:
-    """The source with what its brokers say of its topics; unchanged if it is not Kafka.
+    """Returns the source with its brokers' answers about its topics; unchanged if it is not Kafka.
 
     Args:
-        source: What was read off the query.
-        settings: How to connect, in librdkafka's names; None: as the source does, if it needs no security settings.
-            They are not for a source that needs none and says other servers: its own are asked.
+        source: The facts read from the query.
+        settings: The settings for connecting, in librdkafka's names. None: the source's own, if it needs no security
+            settings. A source with other servers and without security settings is asked by its own, too.
     """
     if source.format != "kafka" or (source.options is None and settings is None):
         return source
@@ -39,11 +39,11 @@ def ask_about_source(source: SourceFacts, settings: Mapping[str, Any] | None) ->
     ):
         settings = None
     if settings is None and secured:
-        return replace(source, unasked="not asked: its security settings are Java's, give librdkafka's to ask=")
+        return replace(source, unasked="not asked: its security settings are Java's, give librdkafka's as ask=")
     connect = dict(settings or {"bootstrap.servers": own})
     try:
         topics = _describe(connect, options, source.names)
-    except Exception as error:  # noqa: BLE001 - whatever the clients raise: it is said, and nothing is concluded
+    except Exception as error:  # noqa: BLE001 - of any kind: it is reported, and nothing concluded
         return replace(source, unasked=f"not asked: {_short(error)}")
     return replace(source, topics=topics)
 
@@ -53,7 +53,7 @@ def _servers(text: object) -> set[str]:
 
 
 def ask_about_sink(sink: SinkFacts, settings: Mapping[str, Any]) -> SinkFacts:
-    """A Kafka sink with the longest transaction timeout that its brokers allow, if they say it."""
+    """Returns a Kafka sink with the longest transaction timeout that its brokers allow, if they say."""
     from confluent_kafka.admin import AdminClient, ConfigResource
 
     try:
@@ -61,7 +61,7 @@ def ask_about_sink(sink: SinkFacts, settings: Mapping[str, Any]) -> SinkFacts:
         broker = next(iter(admin.list_topics(timeout=TIMEOUT_S).brokers))
         found = _configs(admin, [ConfigResource(ConfigResource.Type.BROKER, str(broker))])
         longest = found[str(broker)]["transaction.max.timeout.ms"]
-    except Exception as error:  # noqa: BLE001 - whatever the clients raise: it is said, and nothing is concluded
+    except Exception as error:  # noqa: BLE001 - of any kind: it is reported, and nothing concluded
         return replace(sink, unasked=f"its brokers do not say their transaction.max.timeout.ms: {_short(error)}")
     return replace(sink, longest_timeout=timedelta(milliseconds=int(longest)))
 
@@ -89,7 +89,7 @@ def _describe(connect: Mapping[str, Any], options: Mapping[str, str], names: Seq
 
 
 def _topics(options: Mapping[str, str], known: Mapping[str, Any]) -> list[str]:
-    """The topics that the options ``subscribe``, ``subscribePattern`` or ``assign`` choose."""
+    """Returns the topics that the options ``subscribe``, ``subscribePattern`` or ``assign`` choose."""
     if "subscribe" in options:
         return [topic.strip() for topic in options["subscribe"].split(",") if topic.strip()]
     if "assign" in options:
@@ -107,7 +107,7 @@ def _configs(admin: Any, resources: Sequence[Any]) -> dict[str, dict[str, str]]:
 
 
 def _transactional(connect: Mapping[str, Any], partitions: Mapping[str, Sequence[int]]) -> dict[str, bool]:
-    """Tells for each topic if a producer that its leaders remember (a day by default) has ended a transaction."""
+    """Tells for each topic if its leaders remember (for a day by default) a producer that has ended a transaction."""
     from kafka import TopicPartition
     from kafka.admin import KafkaAdminClient
 
@@ -122,7 +122,7 @@ def _transactional(connect: Mapping[str, Any], partitions: Mapping[str, Sequence
             )
         ) as admin:
             found = admin.describe_producers(asked)
-    except Exception:  # noqa: BLE001 - it needs READ on the topic: not told is not known, and the rules say so
+    except Exception:  # noqa: BLE001 - it needs READ on the topic; without an answer the rules call it unknown
         return {}
     answer = dict.fromkeys(partitions, False)
     for partition, state in found.items():

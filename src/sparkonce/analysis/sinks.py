@@ -24,7 +24,7 @@ def replays_show(sink: SinkFacts) -> bool:
 
 
 def judge_sink(sink: SinkFacts, pipeline: Pipeline) -> Part:
-    """The sink with its level."""
+    """Returns the sink with its level."""
     rule = _files if sink.format in FILES else RULES.get(sink.format, _unknown)
     form = {"": "not known", "foreachbatch": "foreachBatch"}.get(sink.format, sink.format)
     return Part.of(Role.SINK, f"{form}: {sink.name}" if sink.name else form, rule(sink, pipeline))
@@ -32,11 +32,11 @@ def judge_sink(sink: SinkFacts, pipeline: Pipeline) -> Part:
 
 def _ours(sink: SinkFacts, pipeline: Pipeline) -> Iterator[Finding]:
     if sink.function is not None:
-        yield must(f"{sink.function.name} gives each batch to ExactlyOnce, and writes nowhere else")
+        yield must(f"{sink.function.name} passes each batch to ExactlyOnce, and writes nothing else")
     if sink.guarantee is None:
         yield loses(
             "the decision log names no transactions of it, so it is not EXACTLY_ONCE, or has written nothing yet",
-            "guarantee=Guarantee.EXACTLY_ONCE; or explain the query itself, which shows what it is",
+            "guarantee=Guarantee.EXACTLY_ONCE; or explain the query itself, which shows its guarantee",
         )
         return
     if sink.guarantee is Guarantee.AT_MOST_ONCE:
@@ -52,11 +52,11 @@ def _ours(sink: SinkFacts, pipeline: Pipeline) -> Iterator[Finding]:
             "guarantee=Guarantee.EXACTLY_ONCE",
         )
         return
-    yield holds("two-phase commit: a batch's rows become visible with the decision that it is done, or not at all")
+    yield holds("two-phase commit: a batch's rows become visible once it is decided, or not at all")
     if sink.promise is Guarantee.AT_LEAST_ONCE:
         yield doubles(
             "its system cannot tell a commit that is repeated after a failure from the first, and may apply it twice",
-            "let what applies the rows keep the transaction's id with them, or make it idempotent, and declare that",
+            "keep the transaction's id with the rows when they are applied, or make that idempotent, and declare it",
         )
     yield from _timeouts(sink, pipeline)
 

@@ -1,7 +1,7 @@
-"""Judges what each source guarantees. One function a format; its findings are read from top to bottom.
+"""Judges what each source guarantees, by one function for each format.
 
 Facts about Spark are from its Structured Streaming guide and its sources (4.0), about Kafka from its documentation.
-Those that a test has tried are listed in docs/explain.md.
+docs/explain.md lists those that a test has tried.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _A_WEEK = timedelta(days=7)
 
 
 def judge_source(source: SourceFacts, pipeline: Pipeline) -> Part:
-    """The source with its level."""
+    """Returns the source with its level."""
     rule = _files if source.format in FILES else RULES.get(source.format, _unknown)
     name = f"{source.format or 'not known'}: {source.where}" if source.where else source.format or "not known"
     return Part.of(Role.SOURCE, name, rule(source, pipeline))
@@ -35,13 +35,13 @@ def _kafka(source: SourceFacts, pipeline: Pipeline) -> Iterator[Finding]:
         yield must("failOnDataLoss is not false")
     elif source.is_false("failondataloss"):
         yield loses(
-            "failOnDataLoss=false: records that Kafka deleted before they were read are skipped without an error",
+            "failOnDataLoss=false: records that Kafka deleted before they were read are silently skipped",
             "failOnDataLoss=true (the default)",
         )
     yield from _isolation(source)
     yield from _retention(source, pipeline.downtime)
     if (source.options or {}).get("startingoffsets", "").strip().lower() in {"", "latest"} and source.options:
-        yield note("startingOffsets=latest: what stands in the topic before the first start is not read")
+        yield note("startingOffsets=latest: records that are in the topic before the first start are not read")
 
 
 def _isolation(source: SourceFacts) -> Iterator[Finding]:
@@ -53,7 +53,7 @@ def _isolation(source: SourceFacts) -> Iterator[Finding]:
     if transactional and source.options is not None:
         yield doubles(
             f"{transactional} is written in transactions, and kafka.isolation.level=read_uncommitted (the default) "
-            "takes in rows of those that are aborted and written again",
+            "also reads rows of those that are aborted and written again",
             change,
         )
     elif transactional:
@@ -82,7 +82,7 @@ def _retention_of(topic: str, facts: TopicFacts, downtime: timedelta | None) -> 
         yield loses(
             f"{topic} has cleanup.policy={facts.cleanup_policy}: a row that a newer one of its key replaces before it "
             "is read is never seen",
-            f"cleanup.policy=delete for {topic}, or take it for what it is: the newest row of each key",
+            f"cleanup.policy=delete for {topic}, or accept that the query reads the newest row of each key",
         )
     if "delete" not in facts.cleanup_policy:
         return
@@ -93,11 +93,11 @@ def _retention_of(topic: str, facts: TopicFacts, downtime: timedelta | None) -> 
         return
     kept = timedelta(milliseconds=facts.retention_ms)
     if downtime is None:
-        yield must(f"the query is never away for longer than {say(kept)} (retention.ms of {topic})")
+        yield must(f"the query's downtime is never longer than {say(kept)} (retention.ms of {topic})")
     elif kept <= downtime:
         yield loses(
-            f"{topic} keeps records for {say(kept)} (retention.ms), and the query may be away for {say(downtime)}: "
-            "what is deleted meanwhile is never read",
+            f"{topic} keeps records for {say(kept)} (retention.ms), and the downtime may be {say(downtime)}: "
+            "records deleted meanwhile are never read",
             f"retention.ms of {topic} above {say(downtime)}",
         )
     else:
@@ -106,14 +106,14 @@ def _retention_of(topic: str, facts: TopicFacts, downtime: timedelta | None) -> 
 
 def _files(source: SourceFacts, pipeline: Pipeline) -> Iterator[Finding]:
     yield holds("each file that was read is listed in the checkpoint, and a replay reads the same files again")
-    yield must("files appear whole, by a rename, and are neither changed nor deleted before they are read")
+    yield must("files appear complete, by a rename, and are neither changed nor deleted before they are read")
     if source.options is None:
         yield must("none of ignoreMissingFiles, ignoreCorruptFiles, fileNameOnly, mode=DROPMALFORMED is set")
         return
     for option, what in (("ignoreMissingFiles", "deleted"), ("ignoreCorruptFiles", "damaged")):
         conf = pipeline.engine.conf.get(f"spark.sql.files.{option}", "").lower() == "true"
         if source.is_true(option.lower()) or (conf and not source.is_false(option.lower())):
-            yield loses(f"{option}=true: a {what} file is passed over without an error", f"{option}=false")
+            yield loses(f"{option}=true: a {what} file is silently skipped", f"{option}=false")
     if source.options.get("mode", "").strip().upper() == "DROPMALFORMED":
         yield loses("mode=DROPMALFORMED: rows that cannot be read are dropped", "mode=PERMISSIVE or FAILFAST")
     if source.is_true("filenameonly"):
@@ -122,9 +122,7 @@ def _files(source: SourceFacts, pipeline: Pipeline) -> Iterator[Finding]:
         )
     yield from _file_age(source, pipeline)
     if source.options.get("cleansource", "off").strip().lower() not in {"", "off"}:
-        yield note(
-            f"cleanSource={source.options['cleansource']}: what is done can be read by no other query, nor again"
-        )
+        yield note(f"cleanSource={source.options['cleansource']}: files are moved or deleted once they are read")
 
 
 def _file_age(source: SourceFacts, pipeline: Pipeline) -> Iterator[Finding]:
@@ -142,7 +140,7 @@ def _file_age(source: SourceFacts, pipeline: Pipeline) -> Iterator[Finding]:
             return
     try:
         age = parse_duration(options.get("maxfileage", "7d"), "maxFileAge")
-    except ConfigurationError:  # Spark will say so when the query starts
+    except ConfigurationError:  # Spark refuses it when the query starts
         age = _A_WEEK
     late = f"a file whose modification time is {say(age)} or more before the newest one's is never read"
     if age < _A_WEEK:
@@ -153,12 +151,12 @@ def _file_age(source: SourceFacts, pipeline: Pipeline) -> Iterator[Finding]:
 
 def _rate(_: SourceFacts, __: Pipeline) -> Iterator[Finding]:
     yield holds("it computes its rows from the offsets, so a replay gives the same")
-    yield note("it makes rows up: good for tests only")
+    yield note("it generates its rows: for tests only")
 
 
 def _socket(_: SourceFacts, __: Pipeline) -> Iterator[Finding]:
     yield loses(
-        "a socket cannot be read again: what was received before a restart is gone",
+        "a socket cannot be read again: rows received before a restart are gone",
         "put Kafka or files between the sender and the query",
     )
 
@@ -180,7 +178,7 @@ def _delta(source: SourceFacts, pipeline: Pipeline) -> Iterator[Finding]:
         )
     if source.is_true("skipchangecommits"):
         yield loses(
-            "skipChangeCommits=true: a commit that updates or deletes is skipped whole, with the rows that it adds",
+            "skipChangeCommits=true: a commit that updates or deletes is skipped with all the rows that it adds",
             "readChangeFeed=true, or a table that is only appended to",
         )
     for option in ("ignoreChanges", "ignoreFileDeletion"):  # the second is an old name of the first
@@ -207,7 +205,7 @@ def _iceberg(source: SourceFacts, pipeline: Pipeline) -> Iterator[Finding]:
         yield must("streaming-skip-overwrite-snapshots and streaming-skip-delete-snapshots are not set")
     if source.is_true("streaming-skip-overwrite-snapshots"):
         yield loses(
-            "streaming-skip-overwrite-snapshots=true: an overwrite is skipped whole, with the rows that it adds",
+            "streaming-skip-overwrite-snapshots=true: an overwrite is skipped with all the rows that it adds",
             "streaming-skip-overwrite-snapshots=false, and a table that is only appended to",
         )
     if source.is_true("streaming-skip-delete-snapshots"):
@@ -218,8 +216,8 @@ def _iceberg(source: SourceFacts, pipeline: Pipeline) -> Iterator[Finding]:
 
 def _unknown(_: SourceFacts, __: Pipeline) -> Iterator[Finding]:
     yield loses(
-        "not known here: whether it reads the same again after a failure cannot be said, so nothing is promised",
-        "find out from its makers whether it replays by stored offsets",
+        "an unknown source: it may not read the same rows again after a failure, so nothing is promised",
+        "ask its makers if it replays by stored offsets",
     )
 
 

@@ -1,4 +1,4 @@
-"""The answer as a table for terminals of 80 columns and more."""
+"""Renders the answer as a table for terminals of 80 columns and more."""
 
 from __future__ import annotations
 

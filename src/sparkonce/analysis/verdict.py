@@ -1,4 +1,4 @@
-"""Puts the rules together."""
+"""Applies the rules to a query."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from sparkonce.errors import ConfigurationError
 
 
 def judge(pipeline: Pipeline) -> Explanation:
-    """The level of each part of the pipeline, with the reasons.
+    """Returns the level of each part of the pipeline, with the reasons.
 
     Raises:
-        ConfigurationError: if it has no source or no sink: nothing can be said of what was not seen.
+        ConfigurationError: if it has no source or no sink: a part that was not seen cannot be judged.
     """
     if not pipeline.sources or not pipeline.sinks:
         raise ConfigurationError(

@@ -1,6 +1,6 @@
-"""Reads a plan: its sources with their options, and what in it may give other rows when it runs again.
+"""Reads a plan: its sources with their options, and the parts that may give other rows when it runs again.
 
-Operators are walked as objects of the JVM, expressions as the JSON that Spark writes of the plan. Class names are those
+Operators are read as objects of the JVM, expressions from the JSON that Spark writes of the plan. Class names are those
 of Spark 4.0.
 """
 
@@ -44,7 +44,7 @@ _BATCH_CLOCK = {
     "LocalTimestamp": "localtimestamp",
 }
 _HARMLESS = {"InputFileName", "InputFileBlockStart", "InputFileBlockLength"}
-"""Spark calls them not deterministic, but a row comes from the same file in every replay."""
+"""Expressions that Spark calls not deterministic, although a row comes from the same file in every replay."""
 
 _STATEFUL = {"Aggregate", "Deduplicate", "DeduplicateWithinWatermark", "GlobalLimit", "FlatMapGroupsWithState"}
 _STATEFUL |= {"FlatMapGroupsInPandasWithState", "TransformWithState", "TransformWithStateInPandas"}
@@ -95,13 +95,13 @@ def plan_facts(plan: Any, stable: bool | Iterable[str] = False) -> PlanFacts:
 
 
 def source_facts(plan: Any) -> tuple[SourceFacts, ...]:
-    """The streaming sources of an analyzed plan, in its order."""
+    """Returns the streaming sources of an analyzed plan, in its order."""
     leaves = [node for node in nodes(plan) if is_leaf(node) and node.isStreaming()]
     return tuple(source_of(leaf) for leaf in leaves)
 
 
 def source_of(leaf: Any) -> SourceFacts:
-    """The source of a streaming leaf of an analyzed plan."""
+    """Returns the source of a streaming leaf of an analyzed plan."""
     kind = class_name(leaf)
     if kind == "StreamingRelationV2":
         options = lower_names(dict(leaf.extraOptions().asCaseSensitiveMap()))
@@ -121,21 +121,21 @@ def _named_source(name: str, made_by: str, options: dict[str, str]) -> SourceFac
 
 
 def format_of(name: str) -> str:
-    """The format that a class or a provider is of; empty if it is none that has rules of its own."""
+    """Returns the format of a class or a provider; empty for a format without rules of its own."""
     known = next((form for package, form in _PACKAGES if name.startswith(package)), "")
     short = name.rpartition(".")[2].lower()
     return known or next((form for form in FILES if name.startswith(_FILES) and short.startswith(form)), "")
 
 
 def nodes(plan: Any) -> Iterator[Any]:
-    """The plan's operators, with those of its subqueries."""
+    """Yields the plan's operators, with those of its subqueries."""
     yield plan
     for each in (*items(plan.children()), *items(plan.subqueries())):
         yield from nodes(each)
 
 
 def _expressions(tree: Any) -> Iterator[dict[str, Any]]:
-    """Everything in the JSON that has a class, with the class's short name."""
+    """Yields everything in the JSON that has a class, with the class's short name."""
     if isinstance(tree, dict):
         if "class" in tree:
             yield {**tree, "class": str(tree["class"]).rpartition(".")[2].rstrip("$")}
@@ -160,7 +160,7 @@ def _order(nodes: Iterable[Any]) -> Iterator[str]:
         kind = class_name(node)
         if kind == "GlobalLimit":
             yield "limit"
-        # Where every column is a key, the rows that are dropped are equal to the one that stays.
+        # If every column is a key, the dropped rows equal the one that stays.
         if kind.startswith("Deduplicate") and node.keys().size() < node.child().output().size():
             yield "dropDuplicates"
 
@@ -176,12 +176,12 @@ def _is_static(node: Any) -> bool:
 
 
 def is_leaf(node: Any) -> bool:
-    """Tells if a node is a source of rows. A reference to a CTE is none: the plan holds its definition, too."""
+    """Tells if a node is a source of rows. A reference to a CTE is not: the plan holds its definition, too."""
     return bool(node.children().isEmpty()) and class_name(node) != "CTERelationRef"
 
 
 def _static(leaf: Any) -> str:
-    """A name for a table or files that are not streamed."""
+    """Returns a name for a table or files that are not streamed."""
     text = str(leaf.simpleString(5))
     return "the static " + text.partition("[")[0].replace("Relation", "").strip()
 
@@ -207,7 +207,7 @@ def _functions(
 
 
 def _suspects(nodes: Iterable[Any]) -> dict[str, tuple[str, ...]]:
-    """Returns what looks like a clock or randomness in each Python function's code, as far as it can be loaded here."""
+    """Returns the names of clocks and randomness in each Python function's code, if it can be loaded here."""
     found: dict[str, tuple[str, ...]] = {}
     for node in nodes:
         for expression in items(node.expressions()):
@@ -224,8 +224,8 @@ def _tree(expression: Any) -> Iterator[Any]:
 
 
 def _unpickled(function: Any) -> Any:
-    """The user's own function, which was pickled in this process."""
+    """Returns the user's own function, which was pickled in this process."""
     try:
         return CloudPickleSerializer().loads(bytes(function.command().unsafeArray()))[0]
-    except Exception:  # noqa: BLE001 - a function that was broadcast, or cannot be loaded: it is named, not looked into
+    except Exception:  # noqa: BLE001 - a broadcast function, or one that cannot be loaded, is named only
         return None

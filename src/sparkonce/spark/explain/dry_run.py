@@ -1,8 +1,8 @@
 """Runs a file that starts queries, without starting them.
 
-``DataStreamWriter.start`` and ``toTable`` hand over what they would start. The file goes on until it waits for a query,
-or asks one anything: then it is left, so that nothing of what it does afterwards happens. A query that ends by itself
-(``availableNow``, ``once``) is taken to have ended when the file waits for it, and the file goes on.
+``DataStreamWriter.start`` and ``toTable`` hand over what they would start. The file runs until it waits for a query, or
+calls any method of one: then its run ends, and nothing after that happens. A query that ends by itself
+(``availableNow``, ``once``) counts as ended when the file waits for it, and the run continues.
 """
 
 from __future__ import annotations
@@ -36,18 +36,18 @@ _CONNECT = "pyspark.sql.connect.session"
 
 
 class _Left(BaseException):
-    """The file has started what it wants to start. No error: no ``except Exception`` of the file is to catch it."""
+    """Ends the file's run. Not an ``Exception``, so that no ``except Exception`` of the file catches it."""
 
 
 class _NotStarted:
-    """Stands in for the query that would have been started."""
+    """Replaces the query that would have been started."""
 
     def __getattr__(self, name: str) -> Any:
         raise _Left
 
 
 class _Ended(_NotStarted):
-    """Stands in for a query that would end by itself."""
+    """Replaces a query that would end by itself."""
 
     def awaitTermination(self, timeout: float | None = None) -> bool | None:  # noqa: N802 - PySpark's name
         return None if timeout is None else True
@@ -62,20 +62,19 @@ class _Ended(_NotStarted):
 def dry_run(file: Path, arguments: Sequence[str], explain: Explainer) -> bool:
     """Runs a Python file as a script up to the point where it would wait for its queries.
 
-    What it prints goes to standard error. A bare ``except:`` or ``except BaseException`` around its wait keeps it from
-    being left, and it goes on.
+    Its output goes to standard error. If a bare ``except:`` or ``except BaseException`` surrounds its wait, it runs on.
 
     Args:
         file: The file.
-        arguments: Its own, ``sys.argv[1:]``.
-        explain: Called for each query that it would start, with the writer and the table (None but for ``toTable``).
+        arguments: The file's arguments, ``sys.argv[1:]``.
+        explain: Called for each query that it would start, with the writer and the table of ``toTable`` (else None).
 
     Returns:
-        Whether every query was seen: False if the file was left where it waits, and what follows may start more.
+        True if every query was seen; False if the run ended at a wait, and the rest of the file may start more.
 
     Raises:
         ConfigurationError: if it fails, or runs on Spark Connect.
-        SparkonceError: of ours, whatever it raises itself.
+        SparkonceError: whatever the file raises of sparkonce's errors.
     """
     _refuse_connect({})
     try:
@@ -97,14 +96,14 @@ def dry_run(file: Path, arguments: Sequence[str], explain: Explainer) -> bool:
 
 
 def _calls(left: _Left, file: Path) -> list[tuple[str, int]]:
-    """Returns the calls at which the file was left: its own frame, and those below it."""
+    """Returns the calls at which the run ended: the file's frame, and those below it."""
     frames = [(frame.filename, frame.lineno or 0) for frame in traceback.extract_tb(left.__traceback__)]
     first = next((place for place, (name, _) in enumerate(frames) if name == str(file)), 0)
     return [frame for frame in frames[first:] if frame[0] != __file__]
 
 
 def _refuse_connect(options: Mapping[str, Any]) -> None:
-    """Refuses Spark Connect: its queries could not be intercepted, and would really start."""
+    """Refuses Spark Connect: its queries cannot be intercepted, and would really start."""
     named = [name for name in ("SPARK_REMOTE", "SPARK_CONNECT_MODE_ENABLED") if name in os.environ]
     if "spark.remote" in options:
         named.append("spark.remote")
@@ -156,7 +155,7 @@ def _intercepted(explain: Explainer) -> Iterator[None]:
         return begun(writer, tableName)
 
     def wait(_: StreamingQueryManager, timeout: float | None = None) -> bool | None:
-        if any(isinstance(each, _Ended) for each in started):  # it returns as soon as one has ended
+        if any(isinstance(each, _Ended) for each in started):  # it returns once any query has ended
             return None if timeout is None else True
         raise _Left
 
@@ -182,14 +181,14 @@ def _intercepted(explain: Explainer) -> Iterator[None]:
             query.awaitTermination()
 
     def nothing(*_: Any, **__: Any) -> None:
-        """Asks no servers, makes no folder, and waits for no query."""
+        """Does nothing: no server is asked, no folder made, no query waited for."""
 
     with (
         patch.object(DataStreamWriter, "start", start),
         patch.object(DataStreamWriter, "toTable", to_table),
         patch.multiple(StreamingQueryManager, awaitAnyTermination=wait, active=property(active), get=get),
         patch.multiple(SparkSession.Builder, getOrCreate=get_or_create, remote=remote),
-        patch.dict(sys.modules, {_CONNECT: None}),  # an import of it fails
+        patch.dict(sys.modules, {_CONNECT: None}),  # makes its import fail
         patch.object(ending, "await_end", await_end),
         patch.object(ProgressDisplay, "starting", lambda *_: nullcontext()),
         patch.multiple(ExactlyOnce, _preflight=nothing, _close_at_end=nothing),

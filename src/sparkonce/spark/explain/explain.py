@@ -1,4 +1,4 @@
-"""``sparkonce.explain``: the analyser for a query, a stream writer or a DataFrame."""
+"""Explains a query, a stream writer or a DataFrame: `sparkonce.explain`."""
 
 from __future__ import annotations
 
@@ -35,29 +35,29 @@ def explain(
     ask: bool | Mapping[str, Any] = True,
     table: str | None = None,
 ) -> Explanation:
-    """Returns what a query guarantees from source to readers, its weakest part, and what to change.
+    """Explains what a query guarantees from source to readers, its weakest part, and what to change.
 
-    Nothing is started, written or changed. Print the answer for a table; it also is an object and JSON
+    Nothing is started, written or changed. Print the result for a table, or read it as an object or as JSON
     (`Explanation.to_json`).
 
     Args:
-        query: A query that was started, a ``df.writeStream…`` that was not, or a streaming DataFrame.
+        query: A started query, a ``df.writeStream…`` before its start, or a streaming DataFrame.
         sink: Needed for a DataFrame: an `ExactlyOnce`, one of our sinks or several, the name of one of Spark's formats
-            (``kafka``, ``parquet``, ``delta``, …), or what you would give to ``foreachBatch`` or ``foreach``. For a
-            query or writer it takes the place of the one that it has.
-        reader: Who reads what the sink wrote: a Kafka consumer's settings, or ``read_committed``,
+            (``kafka``, ``parquet``, ``delta``, …), or a function for ``foreachBatch`` or ``foreach``. For a
+            query or writer it replaces the sink that it has.
+        reader: The reader of the sink's output: a Kafka consumer's settings, or ``read_committed``,
             ``read_uncommitted``, ``spark`` (reads the folder or table), ``files`` (lists the files). By default the
             most usual reader of the sink, which for Kafka is ``read_uncommitted``.
-        downtime: The longest that the query may be away, as a timedelta or like ``2h``; held against what the source
-            keeps.
-        deterministic: Names of Python functions in the plan that give the same rows for the same rows; True for all.
-            Spark takes each for that unless ``asNondeterministic()`` says otherwise, so it cannot be seen.
+        downtime: The longest downtime of the query, as a timedelta or like ``2h``; compared with the source's
+            retention.
+        deterministic: The names of the deterministic Python functions in the plan; True for all. It cannot be seen:
+            Spark takes every function for deterministic unless ``asNondeterministic()`` says otherwise.
         options: For a DataFrame: the options of the stream writer.
         trigger: For a DataFrame: as for ``writeStream.trigger``.
-        ask: Whether brokers are asked for topics' retention, their writers and the longest transaction timeout; for
-            those that need security settings, how to connect, in librdkafka's names. What they do not say in ten
-            seconds is named as a condition.
-        table: For a stream writer: the table that ``toTable`` will be given.
+        ask: True asks the brokers for the topics' retention, their writers and the longest transaction timeout; a
+            mapping also gives security settings, in librdkafka's names. What they do not answer within ten seconds
+            becomes a condition.
+        table: For a stream writer: the table of its ``toTable``.
 
     Raises:
         ConfigurationError: if an argument is missing or not understood.
@@ -93,7 +93,7 @@ def explain(
 
 
 def _asked(pipeline: Pipeline, ours: Sequence[Any], settings: Mapping[str, Any] | None) -> Pipeline:
-    """The pipeline with what brokers say of its topics and limits."""
+    """Returns the pipeline with the brokers' answers about its topics and limits."""
     sinks = list(pipeline.sinks)
     for place, sink in enumerate(ours):
         how = kafka_settings(sink)

@@ -1,4 +1,4 @@
-"""Reads a query that runs, or is about to: its engine and its sink. Class and field names are those of Spark 4.0."""
+"""Reads a query that runs, or is ready to: its engine and its sink. Class and field names are those of Spark 4.0."""
 
 from __future__ import annotations
 
@@ -45,10 +45,10 @@ _ASYNC = "asyncprogresstrackingenabled"
 
 
 def of_query(query: StreamingQuery, stable: Stable = False) -> tuple[Pipeline, OurSinks]:
-    """A query that was started, and its sinks if they are ours."""
+    """Returns the facts of a query that was started, and its sinks if they are ours."""
     execution = query._jsq.streamingQuery()
     kind = class_name(execution)
-    continuous = kind == "ContinuousExecution"  # it does not keep the writer's options
+    continuous = kind == "ContinuousExecution"  # which does not keep the writer's options
     options = {} if continuous else lower_names(scala_map(field(execution, "extraOptions")))
     nameless = not continuous and not query.name and "checkpointlocation" not in options
     sinks, ours = _sink_of(execution.sink(), options)
@@ -67,12 +67,12 @@ def of_query(query: StreamingQuery, stable: Stable = False) -> tuple[Pipeline, O
 
 
 def of_writer(writer: DataStreamWriter, stable: Stable = False, table: str | None = None) -> tuple[Pipeline, OurSinks]:
-    """A query that is ready to be started, and its sinks if they are ours.
+    """Returns the facts of a query that is ready to start, and its sinks if they are ours.
 
     Args:
-        writer: Set up so that only ``start`` or ``toTable`` is missing.
+        writer: Complete but for the call of ``start`` or ``toTable``.
         stable: See `sparkonce.spark.plans.plan_facts`.
-        table: The table, where it is ``toTable`` that is missing.
+        table: The table, if that call is ``toTable``.
     """
     jwrite = writer._jwrite
     options = lower_names(scala_map(field(jwrite, "extraOptions")))
@@ -109,12 +109,12 @@ def of_frame(
     trigger: Mapping[str, Any] | None = None,
     stable: Stable = False,
 ) -> tuple[Pipeline, OurSinks]:
-    """A plan that is not yet given to a sink, and its sinks if they are ours.
+    """Returns the facts of a DataFrame and its intended sinks, and the sinks if they are ours.
 
     Args:
         df: A streaming DataFrame.
         sink: See `sinks_given`.
-        options: Of the stream writer, if it is known which will be set.
+        options: The options of the stream writer; None if unknown.
         trigger: As for ``writeStream.trigger``.
         stable: See `sparkonce.spark.plans.plan_facts`.
     """
@@ -142,7 +142,7 @@ def _engine(df: DataFrame, stable: Stable) -> EngineFacts:
 def _sources(df: DataFrame) -> Any:
     if not df.isStreaming:
         raise ConfigurationError(
-            "The DataFrame is not a streaming one, so there is no streaming query to explain.",
+            "The DataFrame does not stream, so there is no streaming query to explain.",
             next_step="Read it with spark.readStream.",
         )
     return source_facts(df._jdf.queryExecution().analyzed())
@@ -177,7 +177,7 @@ def _sink_of(sink: Any, options: Mapping[str, str]) -> tuple[tuple[SinkFacts, ..
 
 
 def _foreach_batch(writer: Any) -> tuple[tuple[SinkFacts, ...], OurSinks]:
-    """The sinks of the `ExactlyOnce` that ``foreachBatch`` was given, or the user's own function."""
+    """Returns the facts of what ``foreachBatch`` was given: the sinks of an `ExactlyOnce`, or the user's function."""
     function = _python_function(writer)
     return ((SinkFacts(format="foreachbatch"),), ()) if function is None else sinks_given(function)
 
@@ -186,9 +186,9 @@ def sinks_given(sink: Any, options: Mapping[str, Any] | None = None) -> tuple[tu
     """Returns the facts of what a user gives as ``sink=`` or to ``foreachBatch``, and the sinks if they are ours.
 
     Args:
-        sink: See `sparkonce.analysis.given.sink_facts`; also an `ExactlyOnce`, what one takes as its sinks, or a
-            function that calls one.
-        options: Of the stream writer.
+        sink: See `sparkonce.analysis.given.sink_facts`; also an `ExactlyOnce`, a mapping of sinks to views, or a
+            function that calls an `ExactlyOnce`.
+        options: The options of the stream writer.
 
     Raises:
         ConfigurationError: if it is none of these.
@@ -207,7 +207,7 @@ def sinks_given(sink: Any, options: Mapping[str, Any] | None = None) -> tuple[tu
 
 
 def _python_function(writer: Any) -> Any:
-    """The Python object behind the Scala function that PySpark makes of it; None if there is none.
+    """Returns the Python object behind the Scala function that PySpark makes of it; None if there is none.
 
     The Scala function holds py4j's proxy, the proxy its handler, and the handler the id under which py4j's pool in
     this process keeps PySpark's wrapper, which has the function.
@@ -225,13 +225,13 @@ def _python_function(writer: Any) -> Any:
 
 
 def _format_of_table(spark: SparkSession, table: str, made_in: str) -> str:
-    """The format of a table; where there is none yet, the one that it will be made in."""
+    """Returns the format of a table; of a table that does not exist yet, the format that it will have."""
     if not spark.catalog.tableExists(table):
         first = table.partition(".")[0].strip("`") if "." in table else ""
         catalog = first if spark.conf.get(f"spark.sql.catalog.{first}", None) else spark.catalog.currentCatalog()
         if catalog == "spark_catalog":
             return made_in.lower()
-        maker = spark.conf.get(f"spark.sql.catalog.{catalog}", None)  # it may not make what format() asks for
+        maker = spark.conf.get(f"spark.sql.catalog.{catalog}", None)  # a catalog may ignore format()
         return format_of(maker or "") or f"catalog {catalog}"
     leaf = spark.table(table)._jdf.queryExecution().analyzed().collectLeaves().apply(0)
     if class_name(leaf) == "DataSourceV2Relation":
