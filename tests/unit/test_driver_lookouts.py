@@ -72,4 +72,4 @@ def test_a_sink_that_cannot_look_costs_nothing(watched: Watched, caplog: pytest.
 
     caplog.set_level("DEBUG", "sparkonce")
     Lookouts(fails, 0.01).start()
-    eventually(lambda: "nobody looks" in caplog.text, "it is said")
+    eventually(lambda: "Nobody looks" in caplog.text, "it is said")
