@@ -978,6 +978,11 @@ def test_positions_are_reported_once_where_sinks_are_written_after_the_decision(
     world.run(world.start(reporters=[Reporter()]), 0)
     assert told == ["before", "after"]
     assert world.visible("most") == numbers(0)
+    # Where nothing is prepared, nothing can be objected to.
+    world.guarantees["memory"] = Guarantee.AT_MOST_ONCE
+    told.clear()
+    world.run(world.start(reporters=[Reporter()]), 1)
+    assert told == ["after"]
 
 
 def test_a_crash_while_a_newer_run_waits_leaves_one_of_them(world: World) -> None:

@@ -103,6 +103,8 @@ class BatchWriter:
 
     def validate(self, effect: do.Validate) -> on.Event:
         """Asks for objections to what is prepared."""
+        if not effect.sinks:
+            return on.Validated()
         answer = self._validator.validate(effect)
         event = answer if isinstance(answer, on.Validated) else self._verdict(answer)
         if isinstance(event, on.Validated | on.TooOld):
