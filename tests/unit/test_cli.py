@@ -1,15 +1,21 @@
 from __future__ import annotations
 
 import ast
+import json
+import shlex
 import subprocess
 import sys
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 from typer.testing import CliRunner
 
 import sparkonce
+from integration.files_scene import Life
 from sparkonce.cli.main import app
+from sparkonce.protocol.outcomes import Outcome
+from sparkonce.sinks.files.sink import FilesSink
 
 
 @pytest.mark.parametrize("command", [["-m", "sparkonce"], ["-c", "from sparkonce.cli.main import app; app()"]])
@@ -50,3 +56,33 @@ def test_a_project_that_cannot_be_written_is_said(tmp_path: Path) -> None:
     done = CliRunner().invoke(app, ["new", str(tmp_path / "file" / "job")])
     assert done.exit_code == 1
     assert "cannot be written" in done.stderr
+
+
+def test_staged_files_are_listed_by_their_transactions(tmp_path: Path) -> None:
+    life = Life(FilesSink(str(tmp_path), format="json", name="out"))
+    rows = pa.table({"n": [1, 2]})
+    handle, _ = life.prepare(rows, batch=3, slot=1), life.run_batch(rows, batch=2)
+    command = ["orphans", "--system", "files", "--settings", f"path={shlex.quote(str(tmp_path))}"]
+    (one,) = json.loads(CliRunner().invoke(app, [*command, "--json"]).output)
+    assert (one["name"], one["kind"], one["batch"], one["slot"], one["age_s"]) == (handle["name"], "staged", 3, 1, -1)
+    assert one["run"] == "7-deadbeef"
+    assert len(one["holds"]) == 1
+    assert str(handle["name"]) in CliRunner().invoke(app, command).output
+    assert life.commit(handle) == [Outcome.COMMITTED]
+    assert "Nothing of sparkonce is open" in CliRunner().invoke(app, command).output
+
+
+def test_settings_come_from_the_environment_where_none_are_given(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SPARKONCE_FILES", f"path={shlex.quote(str(tmp_path))}")
+    assert "Nothing of sparkonce is open" in CliRunner().invoke(app, ["orphans", "--system", "files"]).output
+    monkeypatch.delenv("SPARKONCE_FILES")
+    refused = CliRunner().invoke(app, ["orphans", "--system", "files"])
+    assert (refused.exit_code, "path" in refused.output) == (1, True)
+
+
+@pytest.mark.parametrize(("line", "words"), [("path", "no '='"), ("path='x", "Close the quotes")])
+def test_a_line_of_settings_that_cannot_be_read_is_refused(line: str, words: str) -> None:
+    refused = CliRunner().invoke(app, ["orphans", "--system", "files", "--settings", line])
+    assert (refused.exit_code, words in refused.output) == (1, True)

@@ -108,7 +108,7 @@ def test_what_a_newer_version_was_asked_for_is_not_done_again(tmp_path: Path) ->
     (made / EVENTS).write_text(events.replace('"workload": {', '"workload": {"colour": 1, ', 1))
     with pytest.raises(ConfigurationError, match="The workload of the history to be replayed cannot be read") as told:
         options_of(Asked(folder=tmp_path / "new", replay=made))
-    assert "replay it with the version that has recorded it" in told.value.next_step
+    assert "Replay it with the version that has recorded it" in told.value.next_step
 
 
 def began() -> dict[str, object]:

@@ -17,14 +17,17 @@ if TYPE_CHECKING:
 class System(str, Enum):
     """The systems whose open transactions can be listed: a module ``sparkonce.sinks.<system>.orphans`` of each."""
 
-    POSTGRES = "postgres"
+    FILES = "files"
+    KAFKA = "kafka"
     MYSQL = "mysql"
+    POSTGRES = "postgres"
 
 
 _SETTINGS_HELP = (
-    "The sink's settings in one line. For postgres libpq's 'host=… dbname=…' or a postgresql:// URI, by default what "
-    "PGHOST and the like say; for mysql 'host=db user=etl read_default_file=/etc/etl.cnf'. Without it, the environment "
-    "variable SPARKONCE_<SYSTEM> is read."
+    "The sink's settings in one line: name=value, with spaces in between. For postgres libpq's 'host=… dbname=…' or a "
+    "postgresql:// URI, by default those of PGHOST and the like; for mysql 'host=db user=etl'; for kafka "
+    "'bootstrap.servers=…'; for files 'path=…' and the options of the store. Without it, the environment variable "
+    "SPARKONCE_<SYSTEM> is read."
 )
 
 

@@ -6,8 +6,11 @@ values of a class of its own derived from it: the command shows the fields that 
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
+
+from sparkonce.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from sparkonce.protocol.ownership import Token
@@ -46,3 +49,21 @@ def run_of(token: Token) -> str:
 def shown(head: str) -> Any:
     """Declares a field of a class derived from `Orphan`, with the head of its column."""
     return field(metadata={"head": head})
+
+
+def parse_line(text: str) -> dict[str, str]:
+    """Reads settings from one line: ``name=value``, with quotes as in a shell where a value has spaces.
+
+    Raises:
+        ConfigurationError: if there is no name. Values are not repeated: one may be a password.
+    """
+    try:
+        words = shlex.split(text)
+    except ValueError as error:
+        raise ConfigurationError(f"The settings cannot be read: {error}.", next_step="Close the quotes.") from None
+    for number, word in enumerate(words, 1):
+        if "=" not in word:
+            raise ConfigurationError(
+                f"Word {number} of the settings has no '='.", next_step="Write name=value, with spaces in between."
+            )
+    return dict(word.split("=", 1) for word in words)

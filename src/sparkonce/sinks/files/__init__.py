@@ -17,6 +17,7 @@ The hall, common to all of them:
 - ``handle``: a slot's files in its handle, or in a list beside it
 - ``outcomes``: one outcome of a transaction from those of its files
 - ``manifests``: one small file a batch that lists its files
+- ``orphans``: lists what is staged, for ``sparkonce orphans``
 - ``reading``: the files of whole batches, for readers
 - ``formats``: Parquet, CSV, JSON, Arrow and text: options and encoders
 - ``cells``: rows as lines of CSV, JSON and text

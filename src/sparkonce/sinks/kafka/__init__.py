@@ -18,6 +18,7 @@ On the driver:
 - ``committer``: ends transactions; ``outcomes`` is the table of what each answer means.
 - ``retention``: finds rows that were deleted before their commit; ``lookout`` finds who holds back readers.
 - ``transaction_client``, ``partitions``: ask transaction coordinators, and leaders of partitions.
+- ``orphans``: lists what is open, for ``sparkonce orphans``.
 - ``connection``, ``waiting``: send requests, and repeat them until a deadline.
 """
 

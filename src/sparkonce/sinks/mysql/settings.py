@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Mapping
 from typing import Any
 
 from sparkonce.arguments import mapping
 from sparkonce.errors import ConfigurationError
+from sparkonce.sinks._shared.orphans import parse_line
 
 _TAKEN = frozenset(
     {
@@ -72,22 +72,13 @@ def connection_settings(user: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def parse_settings(text: str) -> dict[str, Any]:
-    """Reads settings from one line: ``name=value``, with quotes as in a shell where a value has spaces.
+    """Reads settings from one line, see `parse_line`.
 
     Raises:
-        ConfigurationError: naming the one that is wrong. Values are not repeated: one may be a password.
+        ConfigurationError: naming the one that is wrong.
     """
-    try:
-        words = shlex.split(text)
-    except ValueError as error:
-        raise ConfigurationError(f"The settings cannot be read: {error}.", next_step="Close the quotes.") from None
     found: dict[str, Any] = {}
-    for number, word in enumerate(words, 1):
-        name, equals, value = word.partition("=")
-        if not equals:
-            raise ConfigurationError(
-                f"Word {number} of the settings has no '='.", next_step="Write name=value, with spaces in between."
-            )
+    for name, value in parse_line(text).items():
         if name in _NUMBERS and not value.isdecimal():
             raise ConfigurationError(f"{name}={value!r} is no number.", next_step="Give a whole number.", setting=name)
         if name in _SWITCHES and value not in {"true", "false"}:

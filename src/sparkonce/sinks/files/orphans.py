@@ -1,0 +1,43 @@
+"""Lists the files that sparkonce has staged in a folder and not published, for the operator. Reads only."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import closing
+from typing import Any
+
+from sparkonce.arguments import nonempty
+from sparkonce.protocol.ownership import TransactionName
+from sparkonce.sinks._shared.orphans import Orphan, parse_line, run_of
+from sparkonce.sinks.files.places import open_store
+
+
+def list_open(settings: str | Mapping[str, Any]) -> list[Orphan]:
+    """Lists all transactions with staged files in one folder, by query and batch. Stores do not say how old they are.
+
+    Args:
+        settings: ``path`` and the options of the store, as a mapping or in one line.
+
+    Raises:
+        ConfigurationError: if the path is missing or a setting is none.
+        UnknownOutcomeError: if the store does not answer.
+    """
+    given = parse_line(settings) if isinstance(settings, str) else dict(settings)
+    path = nonempty("path", given.pop("path", ""), example="path=…, and the options of the store")
+    staged: dict[TransactionName, list[str]] = {}
+    with closing(open_store(path, given)) as store:
+        for one in store.list_staged():
+            staged.setdefault(one.name, []).append(str(one.fields.get("path") or one.fields.get("held", "")))
+    return [
+        Orphan(
+            kind="staged",
+            name=str(name),
+            query=name.query,
+            run=run_of(name.token),
+            batch=name.batch,
+            slot=name.slot,
+            age_s=-1,
+            holds=tuple(sorted(paths)),
+        )
+        for name, paths in sorted(staged.items(), key=lambda pair: (pair[0].query, pair[0].batch, pair[0].slot))
+    ]
