@@ -21,12 +21,14 @@ class System(str, Enum):
     KAFKA = "kafka"
     MYSQL = "mysql"
     POSTGRES = "postgres"
+    REDIS = "redis"
 
 
 _SETTINGS_HELP = (
     "The sink's settings in one line: name=value, with spaces in between. For postgres libpq's 'host=… dbname=…' or a "
     "postgresql:// URI, by default those of PGHOST and the like; for mysql 'host=db user=etl'; for kafka "
-    "'bootstrap.servers=…'; for files 'path=…' and the options of the store. Without it, the environment variable "
+    "'bootstrap.servers=…'; for redis the url; for files 'path=…' and the options of the store. Without it, the "
+    "environment variable "
     "SPARKONCE_<SYSTEM> is read."
 )
 
@@ -41,8 +43,8 @@ def orphans(
     """Lists what sparkonce has open on a server: prepared and staged transactions, and sessions that write.
 
     Changes nothing. A batch under way has such too; what no run of the query finishes is an orphan. Start the query
-    again: it finishes what is decided and aborts the rest. Where it is gone for good, see docs/postgres.md and
-    docs/mysql.md.
+    again: it finishes what is decided and aborts the rest. Where it is gone for good, see docs/postgres.md,
+    docs/mysql.md, docs/kafka.md and docs/redis.md.
     """
     from dataclasses import asdict
     from importlib import import_module

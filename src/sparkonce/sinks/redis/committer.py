@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from sparkonce.errors import UnknownOutcomeError
@@ -39,7 +39,6 @@ ATTEMPT_LIMIT_S = 30.0
 """The time for which one call applies chunks before it answers RETRY; the next call continues."""
 
 _UNDECIDED = Finished(outcome=Outcome.UNKNOWN, reason="No answer of the server tells the transaction's state.")
-_SCAN_COUNT = 1000
 _DELETE_AT_ONCE = 500
 
 
@@ -132,7 +131,7 @@ class RedisCommitter(HandleCommitter[StagedTransaction]):
         return [
             Handle(sink=self._name, slot=0, opened_ms=entry.begun_ms, transaction=fields_of(name, entry.seen))
             for prefix, query in claims
-            for name, entry in self._entries(ledger_key(prefix, query))
+            for name, entry in inspection.entries(self._nodes, ledger_key(prefix, query))
             if (entry.state in (names.OPEN, names.PREPARED) or self._is_left(entry)) and claims.has(name)
         ]
 
@@ -147,7 +146,7 @@ class RedisCommitter(HandleCommitter[StagedTransaction]):
             return ()
         return [
             Trace(token=name.token, committed=fields_of(name, entry.seen), batch=name.batch)
-            for name, entry in self._entries(ledger_key(prefix, query))
+            for name, entry in inspection.entries(self._nodes, ledger_key(prefix, query))
             if entry.state in (names.COMMITTING, names.COMMITTED) and (name.prefix, name.query) == (prefix, query)
         ]
 
@@ -346,24 +345,6 @@ class RedisCommitter(HandleCommitter[StagedTransaction]):
 
     # --- ledger -----------------------------------------------------------------------------------------------------
 
-    def _entries(self, ledger: Key) -> Iterator[tuple[TransactionName, LedgerEntry]]:
-        cursor, seen = b"0", set()
-        while True:
-            answer = self._nodes.ask(Request(ledger.hash_slot, ("HSCAN", ledger.name, cursor, "COUNT", _SCAN_COUNT)))
-            if isinstance(answer, Refusal):
-                raise UnknownOutcomeError(
-                    f"The ledger {ledger.name} cannot be read: {read_refusal(answer).reason}",
-                    next_step="Check that the server can be reached, then start the query again.",
-                )
-            cursor, flat = answer
-            for text, entry in zip(flat[::2], flat[1::2], strict=True):
-                name = TransactionName.parse(text.decode())
-                if name is not None and name not in seen:
-                    seen.add(name)
-                    yield name, LedgerEntry.parse(entry.decode())
-            if int(cursor) == 0:
-                return
-
     def _tidy(self, ledger: Key, floor: int) -> None:
         """Deletes the entries of batches below the floor, and what is left of their lists."""
         if floor <= 0:
@@ -376,7 +357,7 @@ class RedisCommitter(HandleCommitter[StagedTransaction]):
             )
         over = [
             (name, entry)
-            for name, entry in self._entries(ledger)
+            for name, entry in inspection.entries(self._nodes, ledger)
             if name.batch < floor and entry.state in (names.COMMITTED, names.ABORTED)
         ]
         gone = [

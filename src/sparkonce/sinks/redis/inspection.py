@@ -7,15 +7,15 @@ counted back from this process's clock, so that no two clocks are compared.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from sparkonce.errors import UnknownOutcomeError
 from sparkonce.protocol.handles import Handle
 from sparkonce.protocol.ownership import TransactionName
 from sparkonce.sinks.redis import names, scripts
 from sparkonce.sinks.redis.hash_slots import unpack_slots
-from sparkonce.sinks.redis.names import LedgerEntry, StagedTransaction, ledger_of, single_key, slot_key
-from sparkonce.sinks.redis.nodes import Nodes, RedisReply, Request, run_script
+from sparkonce.sinks.redis.names import Key, LedgerEntry, StagedTransaction, ledger_of, single_key, slot_key
+from sparkonce.sinks.redis.nodes import SCAN_COUNT, Nodes, RedisReply, Request, run_script
 from sparkonce.sinks.redis.outcomes import Refusal, read_refusal
 
 
@@ -91,3 +91,27 @@ def _run(nodes: Nodes, requests: Sequence[Request]) -> Sequence[RedisReply]:
         if isinstance(answer, Refusal):
             raise UnknownOutcomeError(f"Redis does not tell what it has: {read_refusal(answer).reason}")
     return answers
+
+
+def entries(nodes: Nodes, ledger: Key) -> Iterator[tuple[TransactionName, LedgerEntry]]:
+    """Yields the transactions in a ledger.
+
+    Raises:
+        UnknownOutcomeError: if the ledger cannot be read.
+    """
+    cursor, seen = b"0", set()
+    while True:
+        answer = nodes.ask(Request(ledger.hash_slot, ("HSCAN", ledger.name, cursor, "COUNT", SCAN_COUNT)))
+        if isinstance(answer, Refusal):
+            raise UnknownOutcomeError(
+                f"The ledger {ledger.name} cannot be read: {read_refusal(answer).reason}",
+                next_step="Check that the server can be reached, then start the query again.",
+            )
+        cursor, flat = answer
+        for text, entry in zip(flat[::2], flat[1::2], strict=True):
+            name = TransactionName.parse(text.decode())
+            if name is not None and name not in seen:
+                seen.add(name)
+                yield name, LedgerEntry.parse(entry.decode())
+        if int(cursor) == 0:
+            return

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -24,6 +24,7 @@ Address = tuple[str, int]
 RedisReply = Any
 """A reply of Redis (bytes, int, None, or a list of them), or a `Refusal`."""
 
+SCAN_COUNT = 1000
 _PAUSE_S = 0.05
 _NOT_MASTER = frozenset({"READONLY", "MASTERDOWN"})
 _AGAIN = frozenset({"MOVED", "TRYAGAIN", "NOSCRIPT", "ASK"})
@@ -152,6 +153,20 @@ class Nodes:
             node = f"{address[0]}:{address[1]}" if address else shown_url(self.endpoint.url)
             found[node] = self._exchange(address, [args])[0]
         return found
+
+    def scan(self, match: str) -> Iterator[RedisReply]:
+        """Yields the keys of all masters that match, in groups; a `Refusal` for a master that does not answer."""
+        for address in self.masters():
+            cursor: Any = 0
+            while True:
+                reply = self._exchange(address, [("SCAN", cursor, "MATCH", match, "COUNT", SCAN_COUNT)])[0]
+                if isinstance(reply, Refusal):
+                    yield reply
+                    break
+                cursor, keys = reply
+                yield keys
+                if int(cursor) == 0:
+                    break
 
     def masters(self) -> list[Address | None]:
         """Returns the addresses of the masters; None stands for the url's, if no node names others."""
