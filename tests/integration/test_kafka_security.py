@@ -282,7 +282,7 @@ def test_a_permission_that_is_taken_away_loses_nothing(
         for finish in (committer.commit, committer.abort):
             (refused,) = finish([prepared.handle])
             assert refused.outcome is Outcome.UNKNOWN
-            assert "TRANSACTIONAL_ID_AUTHORIZATION_FAILED: Nothing is lost yet" in refused.reason
+            assert "TRANSACTIONAL_ID_AUTHORIZATION_FAILED. Nothing is lost yet" in refused.reason
         allow(witness, "late", ResourceType.TRANSACTIONAL_ID, "late-", AclOperation.WRITE)
         eventually(lambda: committer.commit([prepared.handle])[0].outcome, lambda one: one is Outcome.COMMITTED)
 
@@ -491,7 +491,7 @@ def test_offsets_that_may_not_be_told_are_a_warning_and_rows_go_on(
     with caplog.at_level(logging.WARNING, "sparkonce"):
         job.run(0)
     named = {"group": "(?i)group.?authorization.?failed", "source": "(?i)topic.?authorization.?failed"}[right]
-    told = [one.getMessage() for one in caplog.records if f"offsets of the group {rights.group!r}" in one.getMessage()]
+    told = [one.getMessage() for one in caplog.records if f"Offsets of the group {rights.group!r}" in one.getMessage()]
     assert told
     assert all(re.search(named, one) for one in told), told
     assert witness.committed(rights.topic) == expected(1)

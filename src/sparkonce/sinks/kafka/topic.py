@@ -154,7 +154,7 @@ def _check_readable(topic: str, error_code: int) -> None:
     if error_code == _MISSING:
         raise _refused(topic, "does not exist", "Create it: the sink creates no topics.")
     if error_code == _NOT_ALLOWED:
-        raise _refused(topic, "may not be described by this user", "Grant WRITE on it, or check its name.")
+        raise _refused(topic, "may not be seen by this user", "Grant WRITE on it, or check its name.")
     if error_code == _INVALID:
         raise _refused(topic, "is no valid name", "Use letters, digits, '.', '_' and '-', at most 249.")
     # Other errors, such as a missing leader, pass: writers wait for it.
