@@ -18,9 +18,9 @@ from sparkonce.protocol.outcomes import Outcome
 from sparkonce.protocol.ownership import Token
 from sparkonce.rig.kafka import Cluster
 from sparkonce.sink import Facts, Owner, WriterContext
-from sparkonce.sinks.kafka import KafkaSink
 from sparkonce.sinks.kafka.committer import KafkaCommitter
 from sparkonce.sinks.kafka.settings import NEVER_MS
+from sparkonce.sinks.kafka.sink import KafkaSink
 
 pytestmark = pytest.mark.kafka
 

@@ -14,9 +14,9 @@ from sparkonce.errors import ConfigurationError, PreflightError
 from sparkonce.guarantees import Guarantee
 from sparkonce.rig.kafka import Cluster
 from sparkonce.sink import Facts
-from sparkonce.sinks.kafka import KafkaSink
 from sparkonce.sinks.kafka import preflight as preflight_module
 from sparkonce.sinks.kafka.preflight import preflight
+from sparkonce.sinks.kafka.sink import KafkaSink
 
 pytestmark = pytest.mark.kafka
 
