@@ -162,7 +162,7 @@ def test_locks_end_with_the_process_of_their_driver() -> None:
     server.markers[name] = "staged"
 
     def lock() -> None:
-        with server.committer()._connections.lent() as connection:
+        with server.committer()._sessions.lent() as connection:
             server.lock(connection, [name])  # type: ignore[arg-type]
             one.current.greenlet.parent.switch()  # type: ignore[union-attr]
 
