@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from sparkonce.errors import ConfigurationError
 from sparkonce.lab.faults import OF_REQUESTS, Fault
 from sparkonce.lab.systems.base import System
-from sparkonce.rig.proxy import FaultProxy, RequestFault, Trap
+from sparkonce.rig.disk import SmallDisk, affordable
+from sparkonce.rig.proxy import Address, FaultProxy, Request, RequestFault, Trap
 
 if TYPE_CHECKING:
-    from sparkonce.rig.disk import SmallDisk
     from sparkonce.rig.servers.process import Server
 
 SLOW_MS = 50
@@ -150,3 +151,58 @@ class Injectable(System):
                 + (f", its requests {', '.join(self.requests)}" if self.requests else ""),
                 next_step="Name another fault.",
             )
+
+
+class ServerSystem(Injectable):
+    """A system of one server behind a proxy: our own, on a disk that can be filled if possible, or the user's.
+
+    Attributes:
+        witness: Asks the server, once there is one.
+    """
+
+    witness: Any = None
+    _made = False
+    _server: Server | None = None
+    _disk: SmallDisk | None = None
+
+    @abstractmethod
+    def drop_place(self) -> None:
+        """Removes the place for the rows from the user's server.
+
+        Raises:
+            PreflightError: if it cannot.
+        """
+
+    def start_own(self, server: Server, megabytes: int) -> None:
+        """Starts a server of our own, on a disk of so many megabytes or of what can be afforded."""
+        self._disk = SmallDisk(server.folder, affordable(megabytes))
+        self._server = server
+        server.start()
+        self.injections = {**of_server(server), **of_disk(self._disk, server)}
+
+    def start_proxy(self, upstream: Address, requests: Mapping[str, Request]) -> FaultProxy:
+        """Starts the proxy, at which connections can be struck, and these requests."""
+        self.proxy = proxy = FaultProxy(upstream, requests)
+        proxy.start()
+        self.requests = tuple(requests)
+        self.injections = {**of_connections(proxy), **self.injections}
+        return proxy
+
+    def stop(self) -> None:
+        """See `System.stop`."""
+        proxy, self.proxy = self.proxy, None
+        if proxy is not None:
+            proxy.close()
+        try:
+            if self._server is None and self._made and not self.keep_place:
+                self.drop_place()
+                self._made = False
+        finally:
+            if self.witness is not None:
+                self.witness.close()
+        server, self._server = self._server, None
+        if server is not None:
+            server.stop()
+        disk, self._disk = self._disk, None
+        if disk is not None:
+            disk.close()

@@ -8,10 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sparkonce.errors import ConfigurationError, PreflightError
-from sparkonce.lab.errors import RunFailedError
-from sparkonce.lab.systems.injections import Injectable, of_connections, of_disk, of_server
-from sparkonce.rig.disk import SmallDisk, affordable
-from sparkonce.rig.proxy import FaultProxy
+from sparkonce.lab.systems.injections import ServerSystem
 from sparkonce.rig.servers.mariadb import MISSING, NEXT, MariaDBServer
 from sparkonce.rig.servers.process import HOST
 from sparkonce.sinks.mysql.settings import parse_settings
@@ -33,7 +30,7 @@ _READ_WITHIN_S = 600
 _CHUNK = 50_000
 
 
-class MySQLSystem(Injectable):
+class MySQLSystem(ServerSystem):
     """A MariaDB server of our own, on a disk that can be filled where mounting is allowed; or the user's, by a proxy.
 
     The user must be allowed to make a database: the table and the sink's own tables get one that nobody has, and that
@@ -50,6 +47,7 @@ class MySQLSystem(Injectable):
     """
 
     name = "mysql"
+    witness: MariaDBWitness
 
     def __init__(self, settings: str | None = None, commit: str = "two_phase", megabytes: int = MEGABYTES) -> None:
         if commit not in MariaDBWitness.requests:
@@ -60,10 +58,7 @@ class MySQLSystem(Injectable):
         self._users = None if settings is None else parse_settings(settings)
         self._commit = commit
         self._megabytes = megabytes
-        self._server: MariaDBServer | None = None
-        self._disk: SmallDisk | None = None
         self._direct: dict[str, Any] = {}
-        self._witness: MariaDBWitness | None = None
         self.injections = {}
         self.database = f"sparkonce_verify_{secrets.token_hex(5)}"
 
@@ -72,41 +67,27 @@ class MySQLSystem(Injectable):
         import pymysql
 
         if self._users is None:
-            self._start_own(folder)
+            if not MariaDBServer.is_installed():
+                raise PreflightError(MISSING, next_step=NEXT)
+            server = MariaDBServer(folder)
+            self.start_own(server, self._megabytes)
+            self._direct = dict(server.settings)
         else:
             self._direct = {**self._users, "host": self._users.get("host", "localhost")}
             self._direct.pop("database", None)
-        self._witness = MariaDBWitness(self._direct, self.database, prefix=self.database)
+        self.witness = MariaDBWitness(self._direct, self.database, prefix=self.database)
         try:
-            ((_, cipher),) = self._witness.ask("SHOW SESSION STATUS LIKE 'Ssl_cipher'")
+            ((_, cipher),) = self.witness.ask("SHOW SESSION STATUS LIKE 'Ssl_cipher'")
             # The index is for `newest`.
-            self._witness.make_place(*_COLUMNS, "KEY (batch)", table=_TABLE)
+            self.witness.make_place(*_COLUMNS, "KEY (batch)", table=_TABLE)
+            self._made = True
         except pymysql.Error as error:
             raise PreflightError(
                 f"{self._named} has no place for the rows: {error}",
                 next_step="Check the address and the credentials, and GRANT ALL ON `sparkonce\\_verify\\_%`.*.",
             ) from None
         requests = {} if cipher else MariaDBWitness.requests[self._commit]
-        self.proxy = FaultProxy((self._direct["host"], self._direct.get("port", 3306)), requests)
-        self.proxy.start()
-        self.requests = tuple(requests)
-        self.injections = {**of_connections(self.proxy), **self.injections}
-
-    def _start_own(self, folder: Path) -> None:
-        if not MariaDBServer.is_installed():
-            raise PreflightError(MISSING, next_step=NEXT)
-        self._disk = SmallDisk(folder, affordable(self._megabytes))
-        self._server = server = MariaDBServer(folder)
-        server.start()
-        self._direct = dict(server.settings)
-        self.injections = {**of_server(server), **of_disk(self._disk, server)}
-
-    @property
-    def witness(self) -> MariaDBWitness:
-        """Asks the server, once it is started."""
-        if self._witness is None:
-            raise RunFailedError("MariaDB is not started.")
-        return self._witness
+        self.start_proxy((self._direct["host"], self._direct.get("port", 3306)), requests)
 
     @property
     def _named(self) -> str:
@@ -114,23 +95,8 @@ class MySQLSystem(Injectable):
             return "MariaDB"
         return f"--system mysql=host={self._direct['host']} port={self._direct.get('port', 3306)}"
 
-    def stop(self) -> None:
-        """See `System.stop`."""
-        if self._witness is not None:
-            self._witness.close()
-        if self.proxy is not None:
-            self.proxy.close()
-            self.proxy = None
-        if self._server is not None:
-            self._server.stop()
-            self._server = None
-        elif self._witness is not None and self._witness.made and not self.keep_place:
-            self._drop()
-        if self._disk is not None:
-            self._disk.close()
-            self._disk = None
-
-    def _drop(self) -> None:
+    def drop_place(self) -> None:
+        """See `ServerSystem.drop_place`."""
         import pymysql
 
         try:

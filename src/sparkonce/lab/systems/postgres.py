@@ -8,11 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sparkonce.errors import ConfigurationError, PreflightError
-from sparkonce.lab.errors import RunFailedError
-from sparkonce.lab.systems.injections import Injectable, of_connections, of_disk, of_server
+from sparkonce.lab.systems.injections import ServerSystem
 from sparkonce.lab.systems.places import without_credentials
-from sparkonce.rig.disk import SmallDisk, affordable
-from sparkonce.rig.proxy import FaultProxy
 from sparkonce.rig.servers.postgres import PostgresServer
 from sparkonce.rig.servers.process import HOST
 from sparkonce.testing.systems.postgres import CONNECTS_WITHIN_S, PostgresWitness, within
@@ -30,7 +27,7 @@ _COLUMNS = ("kind text", *(f"{name} bigint" for name in ("key", "number", "amoun
 _READ_WITHIN_S = 600.0
 
 
-class PostgresSystem(Injectable):
+class PostgresSystem(ServerSystem):
     """A server of our own, on a disk that can be filled where mounting is allowed; or the user's, through a proxy.
 
     The user's must be reached by TCP, and its role must be allowed to make a schema: the table and the sink's own
@@ -47,6 +44,7 @@ class PostgresSystem(Injectable):
     """
 
     name = "postgres"
+    witness: PostgresWitness
 
     def __init__(self, conninfo: str | None = None, commit: str = "two_phase", megabytes: int = MEGABYTES) -> None:
         if commit not in PostgresWitness.requests:
@@ -57,10 +55,7 @@ class PostgresSystem(Injectable):
         self._users = conninfo
         self._commit = commit
         self._megabytes = megabytes
-        self._server: PostgresServer | None = None
-        self._disk: SmallDisk | None = None
         self._direct = self._through = ""
-        self._witness: PostgresWitness | None = None
         self.injections = {}
         self.schema = f"sparkonce_verify_{secrets.token_hex(5)}"
 
@@ -69,7 +64,9 @@ class PostgresSystem(Injectable):
         import psycopg
 
         if self._users is None:
-            self._start_own()
+            server = PostgresServer(_SETTINGS)
+            self.start_own(server, self._megabytes)
+            self._direct = server.conninfo()
         else:
             self._direct = self._users
             try:
@@ -79,38 +76,22 @@ class PostgresSystem(Injectable):
                     "--system postgres=…: libpq cannot read where the server is.",
                     next_step="Name it as 'host=… dbname=… user=…', with quotes around values that have spaces.",
                 ) from None
-        self._witness = PostgresWitness(self._direct, self.schema, prefix=self.schema)
+        self.witness = PostgresWitness(self._direct, self.schema, prefix=self.schema)
         try:
             upstream, encrypted = self._look()
-            self._witness.make_place(*_COLUMNS, table=_TABLE)
-            self._witness.ask(f"CREATE INDEX ON {self.schema}.{_TABLE} (batch)")  # for `newest`
+            self.witness.make_place(*_COLUMNS, table=_TABLE)
+            self._made = True
+            self.witness.ask(f"CREATE INDEX ON {self.schema}.{_TABLE} (batch)")  # for `newest`
         except psycopg.Error as error:
             raise PreflightError(
                 f"{self._named} has no place for the rows: {str(error).strip()}",
                 next_step="Check the address and the credentials, and GRANT CREATE ON DATABASE to the role.",
             ) from None
         requests = {} if encrypted else PostgresWitness.requests[self._commit]
-        self.proxy = FaultProxy(upstream, requests)
-        self.proxy.start()
-        self.requests = tuple(requests)
+        proxy = self.start_proxy(upstream, requests)
         self._through = psycopg.conninfo.make_conninfo(
-            self._direct, hostaddr=HOST, port=self.proxy.port, connect_timeout=CONNECTS_WITHIN_S
+            self._direct, hostaddr=HOST, port=proxy.port, connect_timeout=CONNECTS_WITHIN_S
         )
-        self.injections = {**of_connections(self.proxy), **self.injections}
-
-    def _start_own(self) -> None:
-        self._server = server = PostgresServer(_SETTINGS)
-        self._disk = SmallDisk(server.folder, affordable(self._megabytes))
-        server.start()
-        self._direct = server.conninfo()
-        self.injections = {**of_server(server), **of_disk(self._disk, server)}
-
-    @property
-    def witness(self) -> PostgresWitness:
-        """Asks the server, once it is started."""
-        if self._witness is None:
-            raise RunFailedError("PostgreSQL is not started.")
-        return self._witness
 
     @property
     def _named(self) -> str:
@@ -130,21 +111,13 @@ class PostgresSystem(Injectable):
 
     def stop(self) -> None:
         """See `System.stop`."""
-        if self._witness is not None:
-            self._witness.close()
-        if self.proxy is not None:
-            self.proxy.close()
-            self.proxy = None
-        if self._server is not None:
-            self._server.stop()
-            if self._disk is not None:
-                self._disk.close()
-            self._server.delete()
-            self._server = None
-        elif self._witness is not None and self._witness.made and not self.keep_place:
-            self._drop()
+        server = self._server
+        super().stop()
+        if isinstance(server, PostgresServer):
+            server.delete()
 
-    def _drop(self) -> None:
+    def drop_place(self) -> None:
+        """See `ServerSystem.drop_place`."""
         import psycopg
 
         try:

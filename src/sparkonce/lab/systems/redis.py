@@ -10,11 +10,8 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit, urlunsplit
 
 from sparkonce.errors import ConfigurationError, PreflightError
-from sparkonce.lab.errors import RunFailedError
-from sparkonce.lab.systems.injections import Injectable, of_connections, of_disk, of_server
+from sparkonce.lab.systems.injections import ServerSystem
 from sparkonce.lab.systems.places import without_credentials
-from sparkonce.rig.disk import SmallDisk, affordable
-from sparkonce.rig.proxy import FaultProxy
 from sparkonce.rig.servers.process import HOST
 from sparkonce.rig.servers.redis import RedisServer
 from sparkonce.testing.systems.redis import RedisWitness
@@ -33,7 +30,7 @@ _LOOKS = 20
 """How often `newest` goes on with its search in one call."""
 
 
-class RedisSystem(Injectable):
+class RedisSystem(ServerSystem):
     """A server of our own, on a disk that can be filled where mounting is allowed; or the user's, through a proxy.
 
     Each row is a key, ``<place>:<kind>,<key>,<number>,<amount>,<rows>,<batch>``, which is incremented by the row's
@@ -49,6 +46,7 @@ class RedisSystem(Injectable):
     """
 
     name = "redis"
+    witness: RedisWitness
 
     def __init__(self, url: str | None = None, megabytes: int = MEGABYTES) -> None:
         if url is not None and not _is_readable(url):
@@ -58,13 +56,9 @@ class RedisSystem(Injectable):
             )
         self._users = url
         self._megabytes = megabytes
-        self._server: RedisServer | None = None
-        self._disk: SmallDisk | None = None
         self._direct = ""
-        self._witness: RedisWitness | None = None
         self._cursor = 0
         self._newest = -1
-        self._made = False
         self.injections = {}
         self.place = f"sparkonce-verify-{secrets.token_hex(5)}"
 
@@ -73,65 +67,33 @@ class RedisSystem(Injectable):
         import redis
 
         if self._users is None:
-            self._disk = SmallDisk(folder, affordable(self._megabytes))
-            self._server = server = RedisServer(folder)
-            server.start()
+            server = RedisServer(folder)
+            self.start_own(server, self._megabytes)
             self._direct = server.url
-            self.injections = {**of_server(server), **of_disk(self._disk, server)}
         else:
             self._direct = self._users
-        self._witness = RedisWitness(self._direct, prefix=self.place, answers_within_s=_ANSWERS_WITHIN_S)
+        self.witness = RedisWitness(self._direct, prefix=self.place, answers_within_s=_ANSWERS_WITHIN_S)
         try:
-            self._witness.clients[0].ping()
+            self.witness.clients[0].ping()
         except redis.RedisError as error:
             raise PreflightError(
                 f"{self._named} does not answer: {error}", next_step="Check the url and the credentials."
             ) from None
         self._made = True
         place = urlsplit(self._direct)
-        requests = RedisWitness.requests["staged"]
-        self.proxy = FaultProxy((place.hostname or "localhost", place.port or 6379), requests)
-        self.proxy.start()
-        self.requests = tuple(requests)
-        self.injections = {**of_connections(self.proxy), **self.injections}
-
-    @property
-    def witness(self) -> RedisWitness:
-        """Asks the server, once it is started."""
-        if self._witness is None:
-            raise RunFailedError("Redis is not started.")
-        return self._witness
+        self.start_proxy((place.hostname or "localhost", place.port or 6379), RedisWitness.requests["staged"])
 
     @property
     def _named(self) -> str:
         return f"--system redis={without_credentials(self._users)}" if self._users else "Redis"
 
-    def stop(self) -> None:
-        """See `System.stop`."""
-        witness, self._witness = self._witness, None
-        if witness is not None:
-            try:
-                if self._server is None and self._made and not self.keep_place:
-                    self._delete(witness)
-            finally:
-                self._made = False
-                witness.close()
-        if self.proxy is not None:
-            self.proxy.close()
-            self.proxy = None
-        if self._server is not None:
-            self._server.stop()
-            self._server = None
-        if self._disk is not None:
-            self._disk.close()
-            self._disk = None
-
-    def _delete(self, witness: RedisWitness) -> None:
+    def drop_place(self) -> None:
+        """See `ServerSystem.drop_place`."""
         import redis
 
         patterns = (f"{self.place}:*", f"sparkonce:{{{self.place}.*")
         try:
-            witness.delete(*patterns)
+            self.witness.delete(*patterns)
         except redis.RedisError as error:
             raise PreflightError(
                 f"The keys {' and '.join(patterns)} cannot be deleted: {error}", next_step="Delete them by hand."

@@ -11,9 +11,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from sparkonce.errors import PreflightError
-from sparkonce.lab.systems.injections import Injectable, of_connections, of_disk, of_server
-from sparkonce.rig.disk import SmallDisk, affordable
-from sparkonce.rig.proxy import FaultProxy
+from sparkonce.lab.systems.injections import ServerSystem
 from sparkonce.rig.servers.process import HOST
 from sparkonce.rig.servers.s3 import S3Server
 from sparkonce.sinks.files.s3.settings import client, read_location, read_settings
@@ -30,7 +28,7 @@ _TIMEOUTS = {"connect_timeout_s": 3.0, "read_timeout_s": 5.0}
 _THREADS = 8
 
 
-class S3System(Injectable):
+class S3System(ServerSystem):
     """A versitygw of our own, on a disk that can be filled where mounting is allowed; or a new prefix in the user's.
 
     Connections to the user's own can be struck where they are not encrypted (an ``endpoint_url`` with ``http:``). Its
@@ -46,6 +44,7 @@ class S3System(Injectable):
     """
 
     name = "s3"
+    witness: S3Witness
 
     def __init__(
         self,
@@ -62,10 +61,7 @@ class S3System(Injectable):
         read_settings(self._direct)
         self._through = self._direct
         self._megabytes = megabytes
-        self._server: S3Server | None = None
-        self._disk: SmallDisk | None = None
         self._batches: dict[str, int] = {}
-        self._started = False
         self.injections = {}
 
     def start(self, folder: Path) -> None:
@@ -73,46 +69,33 @@ class S3System(Injectable):
         from botocore.exceptions import BotoCoreError, ClientError
 
         if self._users is None:
-            self._disk = SmallDisk(folder, affordable(self._megabytes))
-            self._server = server = S3Server(folder)
-            server.start()
+            server = S3Server(folder)
+            self.start_own(server, self._megabytes)
             self._direct = dict(server.settings())
-            self.injections = {**of_server(server), **of_disk(self._disk, server)}
         self._direct = {**_TIMEOUTS, **self._direct}
         try:
+            s3 = client(read_settings(self._direct), attempts=1)
             if self._users is None:
-                self._client().create_bucket(Bucket=self._bucket)
-            endpoint = urlsplit(self._client().meta.endpoint_url)
-            self._client().head_bucket(Bucket=self._bucket)
+                s3.create_bucket(Bucket=self._bucket)
+            s3.head_bucket(Bucket=self._bucket)
         except (BotoCoreError, ClientError) as error:
             raise PreflightError(
                 f"The bucket {self._bucket!r} cannot be used: {error}", next_step="Check its name and the credentials."
             ) from None
-        self._started = True
+        self.witness = S3Witness(s3, self._bucket, self._prefix)
+        self._made = True
         self._through = self._direct
+        endpoint = urlsplit(s3.meta.endpoint_url)
         if endpoint.scheme == "http":
-            self.proxy = FaultProxy((endpoint.hostname or "localhost", endpoint.port or 80), S3Witness.requests["held"])
-            self.proxy.start()
-            self.requests = tuple(S3Witness.requests["held"])
+            upstream = (endpoint.hostname or "localhost", endpoint.port or 80)
+            proxy = self.start_proxy(upstream, S3Witness.requests["held"])
             # A name of the bucket before the host would be one that nobody knows.
-            to = {"endpoint_url": f"http://{HOST}:{self.proxy.port}", "addressing_style": "path"}
+            to = {"endpoint_url": f"http://{HOST}:{proxy.port}", "addressing_style": "path"}
             self._through = {**self._direct, **to}
-            self.injections = {**of_connections(self.proxy), **self.injections}
 
-    def stop(self) -> None:
-        """See `System.stop`."""
-        if self.proxy is not None:
-            self.proxy.close()
-            self.proxy = None
-        if self._server is not None:
-            self._server.stop()
-            self._server = None
-        elif self._started and not self.keep_place:
-            self.witness.drop_place()
-            self._started = False
-        if self._disk is not None:
-            self._disk.close()
-            self._disk = None
+    def drop_place(self) -> None:
+        """See `ServerSystem.drop_place`."""
+        self.witness.drop_place()
 
     def sink_settings(self) -> Mapping[str, Any]:
         """See `System.sink_settings`. With the credentials, if they are in the options."""
@@ -149,11 +132,3 @@ class S3System(Injectable):
     def left_open(self) -> Sequence[str]:
         """See `System.left_open`: uploads that are neither completed nor aborted."""
         return self.witness.left_open()
-
-    @property
-    def witness(self) -> S3Witness:
-        """Asks the bucket, by the server's own address."""
-        return S3Witness(self._client(), self._bucket, self._prefix)
-
-    def _client(self) -> Any:
-        return client(read_settings(self._direct), attempts=1)
