@@ -50,7 +50,7 @@ class Driver(Child):
         error: The name of the error that stopped its query, or empty.
         state_rows: How many rows of state it had in the end, if it stopped in order.
         asked_to_stop: Whether it was asked to stop.
-        end_noted: Whether somebody has noted that it has ended.
+        end_noted: Whether its end has been noted.
     """
 
     def __init__(
@@ -101,7 +101,7 @@ class Driver(Child):
         self.command(hold=phase)
 
     def go(self) -> None:
-        """Lets it go on, and holds no more."""
+        """Releases it, and holds it at no later phase."""
         self.held = ""
         self.command(go=True)
 

@@ -240,7 +240,7 @@ class Conductor:
                 case "log":
                     self.recorder.note(Kind.LOG, **fields)
                 case "stop" if driver.asked_to_stop:
-                    # It was stopped in the middle of a batch, and says so.
+                    # It was stopped in the middle of a batch.
                     self.recorder.note(Kind.LOG, level="ERROR", **fields)
                 case "stop" | "failed":
                     self.recorder.note(Kind.STOPPED, **fields)

@@ -87,8 +87,8 @@ class Kind(str, Enum):
     OPEN = "open"
     """[system, names]: what a system holds, after the last recovery, that is neither committed nor aborted."""
     STATE = "state"
-    """[disturbed, undisturbed]: how many rows of state the query has kept in the end, and a query that nobody
-    disturbed."""
+    """[disturbed, undisturbed]: the rows of state that the query has kept in the end, and those of an undisturbed
+    query."""
     STUCK = "stuck"
     """[step, what]: something did not happen before its deadline. The run was ended."""
     UNREAD = "unread"
@@ -135,7 +135,7 @@ class History:
         events: In the order in which they were seen.
         expected: What every system must hold, see `ROWS`.
         observed: What it holds, by system, see `OBSERVED`.
-        undisturbed: What a query that nobody disturbed has made of the same source, see `ROWS`; None if none was run.
+        undisturbed: The rows that an undisturbed query has made of the same source, see `ROWS`; None if none was run.
     """
 
     events: Sequence[Event]
@@ -155,7 +155,7 @@ class History:
     def came_to_its_end(self) -> bool:
         """Tells whether the query was given all the time that it needed: nothing got stuck, and nothing broke off.
 
-        Of a run that did not, nobody can say that something is not there: it may only not have been written yet.
+        In another run a row that is not there may only not have been written yet.
         """
         return self.first(Kind.FINISHED) is not None and self.first(Kind.STUCK) is None
 

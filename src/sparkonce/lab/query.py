@@ -4,7 +4,7 @@ A process of its own (``python -m sparkonce.lab.query``). It tells what it does 
 takes its `QueryConfig` and then commands in lines of JSON on standard input, and stops when that is closed, so it
 cannot outlive the process that started it. (Not as arguments: everybody can read those, and there may be passwords
 among the settings.) The commands: ``{"hold": "DECIDING"}`` stops it where that phase begins the next time, ``{"go":
-true}`` lets it go on.
+true}`` releases it.
 """
 
 from __future__ import annotations
@@ -178,7 +178,7 @@ class Gate:
         self._phase = phase
 
     def go(self) -> None:
-        """Lets it go on, and holds no more."""
+        """Releases it, and holds it at no later phase."""
         self._phase = ""
         self._go.set()
 

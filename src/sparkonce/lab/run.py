@@ -59,7 +59,7 @@ class Options:
         wanted: Only these faults; all that are possible by default.
         schedule: Instead of drawing one.
         fresh_end: Whether a new driver finishes what was written last, and not the one that runs.
-        undisturbed: Whether to hold the rows against a query that nobody disturbs.
+        undisturbed: Whether to compare the rows with those of an undisturbed query.
         limits: How long to wait.
         module: The query's module.
         java_flags: Of the drivers' JVMs.
@@ -298,7 +298,7 @@ class _Run:
         list(driver.news())
         if driver.error or driver.exit_code() != 0:
             raise RunFailedError(
-                f"The query that nobody disturbs failed: {driver.error or driver.exit_code()}.",
+                f"The undisturbed query failed: {driver.error or driver.exit_code()}.",
                 next_step=f"Read {log}.",
             )
         self._recorder.keep("undisturbed", _parquet(folder / "rows"))

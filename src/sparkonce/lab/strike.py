@@ -98,7 +98,7 @@ class Striker:
         Args:
             steps: Those.
             slots: How many it has.
-            beside: Whether another one is at work. Then it is not held for the next step, but must go on.
+            beside: Whether another one is at work. Then it is not held for the next step.
             clock_s: By how many seconds its clock is wrong from the start.
         """
         conductor = self._conductor
@@ -167,7 +167,7 @@ class Striker:
         self._see_one_end(driver, rival, step)
 
     def _see_one_end(self, driver: Driver, rival: Driver, step: Step) -> None:
-        """Waits until one of the two has ended by itself. The other one goes on."""
+        """Waits until one of the two has ended by itself. The other one continues."""
         conductor = self._conductor
         conductor.need(
             lambda: any(one.exit_code() is not None for one in (driver, rival)),

@@ -77,7 +77,7 @@ class Trap:
         self._held: tuple[Link, bytes] | None = None
 
     def deliver(self) -> bytes:
-        """Delivers a held request, and waits for its answer, which nobody else hears.
+        """Delivers a held request, and waits for its answer, which no client hears.
 
         Returns:
             The answer; empty if the server has given up the connection meanwhile, or nothing is held.

@@ -1,7 +1,8 @@
 """Judges a history: pure functions of it, without files, servers or clocks.
 
-``multisets`` compares rows with rows, ``order`` looks where they stand, ``events`` at what happened, ``stops`` at why
-queries stopped, ``growth`` at memory, handles and files.
+- ``multisets`` compares rows with rows, ``order`` judges their places; ``tables`` is how both see rows.
+- ``events`` judges what happened, ``stops`` why queries stopped, by the faults in ``steps``.
+- ``growth`` judges memory, file handles and the log's files.
 """
 
 from __future__ import annotations
@@ -25,8 +26,8 @@ _OF_ROWS = frozenset({Anomaly.MISSING, Anomaly.DOUBLED, Anomaly.UNEXPECTED, Anom
 def judge(history: History) -> tuple[Verdict, ...]:
     """Collects the verdicts of all checkers, for each system and then of the whole run.
 
-    What nobody could look at is not judged, and its verdict says so: rows of a system that nobody has read, and what is
-    not there (see `sparkonce.lab.verdicts.NEEDS_THE_END`) in a run that did not come to its end.
+    A verdict is blank where nothing could be looked at: rows of a system that could not be read, and missing things
+    (see `sparkonce.lab.verdicts.NEEDS_THE_END`) in a run that did not come to its end.
     """
     verdicts: list[Verdict] = []
     expected = plain(history.expected)

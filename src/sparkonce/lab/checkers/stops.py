@@ -1,7 +1,7 @@
 """Judges whether a fault explains why a query stopped.
 
-A query may stop while something is broken, if it says what: a new driver goes on. What it must never do is to lose
-rows knowingly, to take its own log or checkpoint for another's, or to stop when nothing is wrong.
+A query may stop while something is broken, if it says what: a new driver continues. It must never lose
+rows knowingly, take its own log or checkpoint for another's, or stop when nothing is wrong.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ EXPLAINED_BY = {
     "Py4JJavaError": _OF_SPARK,
     "SparkException": _OF_SPARK,
 }
-"""Names of errors, and the faults that may lead to them. What does not stand here nothing explains: not
+"""Names of errors, and the faults that may lead to them. Nothing explains an error that is not listed: not
 ``TransactionLostError``, for the workload is deterministic and healing must work; not ``CheckpointMismatchError``,
 ``StaleLogError`` and ``CorruptRecordError``, for nobody touches log or checkpoint; not ``ConfigurationError``; and no
 error that is neither ours nor Spark's, such as a client library's."""
@@ -64,7 +64,7 @@ error that is neither ours nor Spark's, such as a client library's."""
 _SPARKS_OWN = frozenset({"StreamingQueryException", "Py4JJavaError", "SparkException"})
 _NOTHING_SAID = "SparkException"
 _CRASHED = "signal"
-"""Ended by a signal that nobody here has sent, or as if all were done: nothing explains that."""
+"""Ended by a signal that we did not send, or as if all were done: nothing explains that."""
 _OURS = re.compile(r"\bsparkonce\.errors\.(\w+)")
 
 

@@ -86,7 +86,7 @@ class System(ABC):
 
     @abstractmethod
     def inject(self, fault: Fault, *, request: str = "", within_s: float = 30.0) -> bool:
-        """Makes it happen. What lasts goes on until `lift`.
+        """Makes it happen. What lasts ends by `lift`.
 
         For a fault of one request this sets the trap; `sprung` says whether the request has come. Such a fault is
         always to be lifted: a trap that has not sprung is taken away, and a request that is held is delivered.

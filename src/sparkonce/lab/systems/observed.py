@@ -26,9 +26,9 @@ def of_columns(written: pa.Table) -> pa.Table:
         written: With at least the columns that a query writes.
     """
     table = written.select(list(COLUMNS)).cast(_WRITTEN)
-    nowhere = pa.repeat(pa.scalar(-1, pa.int32()), len(table))
-    table = table.append_column("partition", nowhere)
-    return table.append_column("offset", nowhere.cast(pa.int64())).cast(OBSERVED)
+    no_place = pa.repeat(pa.scalar(-1, pa.int32()), len(table))
+    table = table.append_column("partition", no_place)
+    return table.append_column("offset", no_place.cast(pa.int64())).cast(OBSERVED)
 
 
 def of_texts(

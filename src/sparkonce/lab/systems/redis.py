@@ -27,7 +27,7 @@ _ANSWERS_WITHIN_S = 5.0
 _SCAN = 5_000
 _CHUNK = 50_000
 _LOOKS = 20
-"""How often `newest` goes on with its search in one call."""
+"""The most portions of keys that `newest` scans in one call."""
 
 
 class RedisSystem(ServerSystem):
@@ -35,7 +35,7 @@ class RedisSystem(ServerSystem):
 
     Each row is a key, ``<place>:<kind>,<key>,<number>,<amount>,<rows>,<batch>``, which is incremented by the row's
     ``rows``: a row that is written twice has twice that number. On the user's server the keys are deleted in the end.
-    The proxy can stand before ``redis://`` only.
+    The proxy works for ``redis://`` only.
 
     Args:
         url: The user's, ``redis://[user:password@]host[:port][/database]``; None for a server of our own.

@@ -28,8 +28,8 @@ _QUIET = ("-Xlog:cds=off", "-Xlog:cds+dynamic=off")
 def kafka_archive(version: str) -> Path:
     """Returns where the archive for this Kafka and this Java is kept."""
     java = Path(find_java()).resolve()
-    stands = java.stat()
-    made_for = f"{java} {stands.st_size} {stands.st_mtime_ns} {kafka_jars(version)}"
+    found = java.stat()
+    made_for = f"{java} {found.st_size} {found.st_mtime_ns} {kafka_jars(version)}"
     return cache_folder() / "classes" / f"kafka-{version}-{hashlib.sha256(made_for.encode()).hexdigest()[:12]}.jsa"
 
 
