@@ -1,8 +1,13 @@
 """End-to-end exactly-once for Spark Structured Streaming.
 
-Here is what a first job needs. The rest has modules of its own: `sparkonce.errors`, `sparkonce.avro` (Avro columns and
-the Schema Registry), `sparkonce.files` (whole batches of the files sink), `sparkonce.write_ahead` (a function as a
-sink), `sparkonce.sink` (a sink of your own) and `sparkonce.testing` (its tests).
+This module has what a first job needs. The rest has modules of its own:
+
+- ``errors``: every error.
+- ``avro``: Avro columns and the Schema Registry.
+- ``files``: whole batches of the files sink, for readers.
+- ``write_ahead``: a function as a sink.
+- ``sink``: all that a sink of your own needs.
+- ``testing``: the tests of a sink of your own.
 
 Names are imported when they are first used, so ``import sparkonce`` needs neither Spark nor a client library.
 """

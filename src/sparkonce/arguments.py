@@ -1,4 +1,4 @@
-"""Checks of what a user gives: each refusal names the setting, its value, what it should be, and what to do next."""
+"""Checks a user's arguments. Each refusal names the setting, its value, what it should be, and the next step."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ F = TypeVar("F", bound=Callable[..., Any])
 Word = TypeVar("Word", bound=str)
 
 _SHOWN = re.compile(r"[\w.,:/ -]{0,80}")
-"""Texts that are shown where settings were to be given: none with what stands around a password."""
+"""Texts that are shown in place of settings: none with characters that surround a password."""
 
 
 def mapping(setting: str, value: object, *, example: str) -> dict[str, Any]:
-    """Settings by name.
+    """Returns settings by name.
 
     Args:
-        setting: What it is called.
-        value: What was given. Shown only where it cannot hold a secret.
-        example: What it could be.
+        setting: The argument's name.
+        value: The argument. Its text is shown only if it cannot hold a secret.
+        example: An example of a right one.
     """
     if isinstance(value, Mapping) and all(isinstance(name, str) for name in value):
         return dict(value)
@@ -34,7 +34,7 @@ def mapping(setting: str, value: object, *, example: str) -> dict[str, Any]:
     if isinstance(value, Mapping):
         wrong = next(name for name in value if not isinstance(name, str))
         raise ConfigurationError(
-            f"{setting} has the name {wrong!r}, which is no text.", next_step=f"Give {example}.", setting=setting
+            f"{setting} has the name {wrong!r}, which is not a text.", next_step=f"Give {example}.", setting=setting
         )
     raise ConfigurationError(
         f"{setting}={shown(value)} is not a mapping of names to values.", next_step=f"Give {example}.", setting=setting
@@ -42,7 +42,7 @@ def mapping(setting: str, value: object, *, example: str) -> dict[str, Any]:
 
 
 def shown(value: object) -> str:
-    """A value where settings were to be given: itself if it is short and plain, else its type."""
+    """Returns what to show of a value that is not settings: itself if it is short and plain, else its type."""
     if isinstance(value, str) and _SHOWN.fullmatch(value):
         return repr(value)
     return f"<class {value.__name__}>" if isinstance(value, type) else f"<{type(value).__name__}>"
@@ -52,31 +52,31 @@ def one_of(setting: str, value: Word, allowed: Sequence[Word]) -> Word:
     """Returns the value if it is one of these words."""
     if isinstance(value, str) and value in allowed:
         return value
-    told = ", ".join(map(repr, allowed))
-    raise ConfigurationError(f"{setting}={value!r} is not known.", next_step=f"Give one of {told}.", setting=setting)
+    words = ", ".join(map(repr, allowed))
+    raise ConfigurationError(f"{setting}={value!r} is not known.", next_step=f"Give one of {words}.", setting=setting)
 
 
 def member(setting: str, value: Any, kind: type[E]) -> E:
-    """Returns the member of an enumeration that was given, by itself or by its value."""
+    """Returns the member of an enumeration, which may be given by its value."""
     try:
         return kind(value)
     except ValueError:
-        told = ", ".join(f"{kind.__name__}.{one.name} ({one.value!r})" for one in kind)
+        members = ", ".join(f"{kind.__name__}.{one.name} ({one.value!r})" for one in kind)
         raise ConfigurationError(
-            f"{setting}={value!r} is not known.", next_step=f"Give one of {told}.", setting=setting
+            f"{setting}={value!r} is not known.", next_step=f"Give one of {members}.", setting=setting
         ) from None
 
 
 def number(
     setting: str, value: Any, *, above: float | None = None, least: float | None = None, most: float | None = None
 ) -> float:
-    """A number that is not a text, a boolean or NaN."""
+    """Returns a number; refuses texts, booleans and NaN."""
     fits = type(value) is not bool and isinstance(value, Real) and not math.isnan(value)
     return float(_fitting(setting, value, fits, "a number", above, least, most))
 
 
 def whole_number(setting: str, value: Any, *, least: int, most: int | None = None) -> int:
-    """A whole number that is not a text or a boolean."""
+    """Returns a whole number; refuses texts and booleans."""
     fits = type(value) is not bool and isinstance(value, Integral)
     return int(_fitting(setting, value, fits, "a whole number", None, least, most))
 
@@ -100,7 +100,7 @@ def _fitting(
 
 
 def flag(setting: str, value: Any) -> bool:
-    """True or False: any text would count as true."""
+    """Returns True or False; refuses others, since any text would count as true."""
     if isinstance(value, bool):
         return value
     raise ConfigurationError(
@@ -109,38 +109,38 @@ def flag(setting: str, value: Any) -> bool:
 
 
 def nonempty(setting: str, value: Any, *, example: str) -> str:
-    """A text that is not empty."""
+    """Returns a text that is not empty."""
     if isinstance(value, str) and value:
         return value
-    told = "is empty" if value == "" else "is not a text"
-    raise ConfigurationError(f"{setting}={value!r} {told}.", next_step=f"Give {example}.", setting=setting)
+    wrong = "is empty" if value == "" else "is not a text"
+    raise ConfigurationError(f"{setting}={value!r} {wrong}.", next_step=f"Give {example}.", setting=setting)
 
 
 def texts(setting: str, value: Any, *, example: str) -> tuple[str, ...]:
-    """Several texts. One text alone would be taken for its letters."""
+    """Returns several texts; refuses one text, whose letters would be taken for texts."""
     if isinstance(value, Iterable) and not isinstance(value, str | bytes | Mapping):
         found = tuple(value)
         if all(isinstance(one, str) for one in found):
             return found
-    told, step = ("one text", f"a list: {[value]!r}") if isinstance(value, str) else ("not a list of texts", example)
-    raise ConfigurationError(f"{setting}={value!r} is {told}.", next_step=f"Give {step}.", setting=setting)
+    wrong, step = ("one text", f"a list: {[value]!r}") if isinstance(value, str) else ("not a list of texts", example)
+    raise ConfigurationError(f"{setting}={value!r} is {wrong}.", next_step=f"Give {step}.", setting=setting)
 
 
 def function(setting: str, value: F, *, example: str) -> F:
-    """Something that can be called."""
+    """Returns a function, or another object that can be called."""
     if callable(value):
         return value
     raise ConfigurationError(f"{setting}={value!r} is not a function.", next_step=f"Give {example}.", setting=setting)
 
 
 def need_package(who: str, package: str, module: str, extra: str) -> None:
-    """Sees that a client library is there, without importing it."""
+    """Checks that a client library is installed, without importing it."""
     if find_spec(module) is None:
         raise missing_package(who, package, extra)
 
 
 def missing_package(who: str, package: str, extra: str) -> ConfigurationError:
-    """Says how to install what one of our extras brings."""
+    """Returns the error for a package that is not installed, with the extra that installs it."""
     return ConfigurationError(
         f"{who} needs the package {package}, which is not installed.",
         next_step=f"pip install 'sparkonce[{extra}]', on the driver and on the workers.",

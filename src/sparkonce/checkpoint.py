@@ -15,17 +15,17 @@ from sparkonce.errors import CheckpointMismatchError
 
 
 class SparkCheckpoint:
-    """A query's checkpoint, as Spark has written it.
+    """A query's checkpoint, as Spark writes it.
 
     Args:
-        folder: The query's checkpoint folder. It may be missing: no query has started on it then.
+        folder: The query's checkpoint folder. It is missing before the query's first start.
     """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
     def exists(self) -> bool:
-        """Returns whether the folder is a query's checkpoint."""
+        """Tells if the folder is a query's checkpoint."""
         return (self.folder / "metadata").is_file() and (self.folder / "offsets").is_dir()
 
     def query_id(self) -> str | None:
@@ -57,12 +57,12 @@ class SparkCheckpoint:
             return None
         except UnicodeDecodeError as error:
             raise CheckpointMismatchError(
-                f"{path} is no text: {error}", next_step="Restore the checkpoint from a copy."
+                f"{path} is not text: {error}", next_step="Restore the checkpoint from a copy."
             ) from error
         version, _, rest = text.partition("\n")
         if not version.startswith("v") or not rest:
             raise CheckpointMismatchError(
-                f"{path} does not begin like an offset log of Spark: {version!r}.",
+                f"{path} does not begin like one of Spark's offset logs: {version!r}.",
                 next_step="Restore the checkpoint from a copy.",
             )
         return tuple(_canonical(line) for line in rest.splitlines()[1:])
@@ -84,7 +84,7 @@ class SparkCheckpoint:
         return (self.folder / "commits" / str(batch)).exists()
 
     def is_unrecorded(self, batch: int) -> bool:
-        """Returns whether a batch has begun and is not recorded as done."""
+        """Tells if a batch has begun and is not recorded as done."""
         return self._offsets(batch).exists() and not self.is_finished(batch)
 
     def finished_watermark_ms(self) -> int:

@@ -1,4 +1,4 @@
-"""Small files on a POSIX disk that are whole and durable before they get their name."""
+"""Writes small files on a POSIX disk that are complete and durable before they get their name."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ _PASSING = frozenset(
 
 
 def is_outage(error: OSError) -> bool:
-    """Tells if a disk may take later what it does not take now: it is full, or its server does not answer."""
+    """Tells if the error may pass: the disk is full, or its server does not answer."""
     return error.errno in _PASSING
 
 
 @contextmanager
 def temporary_file(folder: Path, data: bytes) -> Iterator[Path]:
-    """The bytes in a durable file with a name of its own, which is gone afterwards.
+    """Writes the bytes to a durable file with a temporary name, which is removed afterwards.
 
     Raises:
-        OSError: if it could not be written; no other name stands for it then.
+        OSError: if it could not be written; it then has no other name either.
     """
     path = folder / f".{uuid.uuid4().hex}.tmp"
     try:
@@ -38,13 +38,13 @@ def temporary_file(folder: Path, data: bytes) -> Iterator[Path]:
             os.fsync(file.fileno())
         yield path
     finally:
-        # Whether it has got another name is settled by now. An error here would say that it surely has not.
+        # It has its other name by now, or will have none. An error here would wrongly say that it has none.
         with suppress(OSError):
             path.unlink(missing_ok=True)
 
 
 def delete_stale_temporaries(folder: Path) -> None:
-    """Deletes the temporary files of processes that were killed while they put."""
+    """Deletes the temporary files of processes that were killed while they wrote them."""
     for temporary in folder.glob(".*.tmp"):
         with suppress(FileNotFoundError):
             if time.time() - temporary.stat().st_mtime > _STALE_TEMPORARY_S:
@@ -52,7 +52,7 @@ def delete_stale_temporaries(folder: Path) -> None:
 
 
 def make_folder(folder: Path) -> None:
-    """Makes a folder and those above it that are missing, and their names durable.
+    """Makes a folder and its missing parents, with durable names.
 
     Raises:
         OSError: if it cannot be made.
@@ -60,7 +60,7 @@ def make_folder(folder: Path) -> None:
     folder = folder.absolute()
     missing = [one for one in (folder, *folder.parents) if not one.exists()]
     folder.mkdir(parents=True, exist_ok=True)
-    # Its own name in any case: who made it may have been killed before it was durable.
+    # Its own name in any case: its maker may have been killed before the name was durable.
     for one in dict.fromkeys((folder, folder.parent, *(each.parent for each in missing))):
         sync_folder(one)
 

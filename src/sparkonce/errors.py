@@ -1,31 +1,30 @@
-"""Everything sparkonce raises, in one tree.
+"""All errors that sparkonce raises, in one tree.
 
 ::
 
     SparkonceError
     ├── ConfigurationError         a setting is missing, unknown or contradicts another
-    │   └── SchemaError            a column is missing or has a type that the sink does not take
+    │   └── SchemaError            a column is missing or has a type that the sink refuses
     ├── PreflightError             a server's setting, limit or permission does not allow the guarantee
     ├── RegistryError              the schema registry refused, or gave no answer
     ├── LogError                   the decision log cannot be trusted or used
     │   ├── CorruptRecordError     a record's checksum or shape is wrong
     │   ├── NewerFormatError       a record was written by a newer library
-    │   └── StaleLogError          a server remembers more than the log: an old copy, or one that has run elsewhere
-    ├── StaleServerError           a server does not have batches that were committed there: it went back
+    │   └── StaleLogError          a server remembers more than the log: the log is an old copy, or ran elsewhere
+    ├── StaleServerError           a server lost batches that were committed there: it went back
     ├── RefusedBatchError          the log says that this batch must not run
-    │   ├── StaleBatchError        a later batch is decided: another driver is ahead, or an old checkpoint was restored
-    │   └── CheckpointMismatchError  the decided batch had other input: a copied, restored or re-made checkpoint
-    ├── SupersededError            a newer run has claimed the query; this one must stop
+    │   ├── StaleBatchError        a later batch is decided: another driver is ahead, or the checkpoint is an old copy
+    │   └── CheckpointMismatchError  the decided batch had other input: the checkpoint was copied or made again
+    ├── SupersededError            a newer run has claimed the query; this one stops
     ├── PrepareError               a slot could not prepare; nothing became visible
     │   ├── OutageError            a system could not be reached, or had no room, while a batch was written
     │   └── TransactionTooOldError the batch took longer than its transactions are allowed to live
-    ├── UnknownOutcomeError        a request's outcome could not be learned before the deadline; nothing was undone
-    ├── TransactionLostError       decided rows are gone and could not be replayed faithfully
-    ├── FilesGoneError             files that a reader asks for were deleted since
+    ├── UnknownOutcomeError        a request's outcome is unknown after the deadline; nothing was undone
+    ├── TransactionLostError       decided rows are gone, and the replay gave other rows
+    ├── FilesGoneError             files that a reader asks for were deleted
     └── QueryFailedError           a query has failed: what `await_end` raises where it does not end the process
 
-Every error is picklable, says in its message which setting and value it is about, and says in ``next_step`` what
-the operator can do.
+Every error can be pickled. Its message names the setting and the value, and ``next_step`` what the operator can do.
 """
 
 from __future__ import annotations
@@ -34,20 +33,20 @@ import re
 from typing import Any
 
 _WORD = re.compile(r"(?!pip |sparkonce |librdkafka )[a-z]+(?:[ ,]|$)")
-"""A sentence's first word that is neither a command nor a name."""
+"""The first word of a sentence, unless it is a command or a name."""
 
 
 class SparkonceError(Exception):
-    """Base of every error that sparkonce raises.
+    """The base of every error that sparkonce raises.
 
     Args:
-        message: What happened, with the setting and its value where there is one.
-        next_step: What the operator can do about it.
-        details: Plain values that a program may want: batch, phase, handle, outcome.
+        message: The event, with the setting and its value if it is about one.
+        next_step: The operator's next step.
+        details: Plain values for programs: batch, phase, handle, outcome.
     """
 
     _OF_A_START = False
-    """True for a message that stands alone; the message of a stopped batch follows the batch's number."""
+    """True for an error of a start, whose message gets a capital even if a sink's author wrote a small letter."""
 
     def __init__(self, message: str, *, next_step: str = "", **details: Any) -> None:
         super().__init__(message)
@@ -59,9 +58,9 @@ class SparkonceError(Exception):
         return " ".join(self.lines())
 
     def lines(self) -> list[str]:
-        """Returns what people read: the message, then the next step if there is one."""
-        told = _capital(self.message, self.details.get("setting")) if self._OF_A_START else self.message
-        return [_stopped(told), *([f"Next: {_stopped(_capital(self.next_step))}"] if self.next_step else [])]
+        """Returns the lines for people: the message, then the next step if there is one."""
+        message = _capital(self.message, self.details.get("setting")) if self._OF_A_START else self.message
+        return [_stopped(message), *([f"Next: {_stopped(_capital(self.next_step))}"] if self.next_step else [])]
 
     def __reduce__(self) -> tuple[Any, ...]:
         return (_rebuild, (type(self), self.message, self.next_step, self.details))
@@ -90,7 +89,7 @@ class ConfigurationError(SparkonceError):
 
 
 class SchemaError(ConfigurationError):
-    """A column is missing or has a type that the sink does not take."""
+    """A column is missing or has a type that the sink refuses."""
 
 
 class PreflightError(SparkonceError):
@@ -102,7 +101,7 @@ class PreflightError(SparkonceError):
 class RegistryError(SparkonceError):
     """The schema registry refused, or gave no answer.
 
-    If it answered, ``details["status"]`` is HTTP's and ``details["code"]`` the registry's own, such as 40403.
+    For an answer ``details["status"]`` is the HTTP status, and ``details["code"]`` the registry's own, such as 40403.
     """
 
 
@@ -119,11 +118,11 @@ class NewerFormatError(LogError):
 
 
 class StaleLogError(LogError):
-    """A server remembers commits that the log does not know: it is an old copy, or one that has gone on elsewhere."""
+    """A server remembers commits that the log does not know: it is an old copy, or ran elsewhere."""
 
 
 class StaleServerError(SparkonceError):
-    """A server does not have batches that were committed there: it went back to an older state.
+    """A server lost batches that were committed there: it went back to an older state.
 
     ``details["missing"]`` lists, by sink, the batches that are known to be missing.
     """
@@ -134,7 +133,7 @@ class RefusedBatchError(SparkonceError):
 
 
 class StaleBatchError(RefusedBatchError):
-    """A later batch is already decided: another driver is ahead, or an old checkpoint was restored."""
+    """A later batch is already decided: another driver is ahead, or the checkpoint is an old copy."""
 
 
 class CheckpointMismatchError(RefusedBatchError):
@@ -142,7 +141,7 @@ class CheckpointMismatchError(RefusedBatchError):
 
 
 class SupersededError(SparkonceError):
-    """A newer run has claimed the query. This run stops, having undone only what was its own."""
+    """A newer run has claimed the query. This run has undone only its own transactions, and stops."""
 
 
 class PrepareError(SparkonceError):
@@ -150,42 +149,42 @@ class PrepareError(SparkonceError):
 
 
 class OutageError(PrepareError):
-    """A system could not be reached, or had no room, while a batch was written: it may take the batch later.
+    """A system could not be reached, or had no room, while a batch was written. A later try may succeed.
 
-    A writer that raises it has the driver wait and write the batch again, for as long as the patience lasts.
+    If a writer raises it, the driver waits and writes the batch again, for as long as its patience lasts.
     """
 
 
 class TransactionTooOldError(PrepareError):
-    """The batch took longer than its transactions are allowed to live, so it could only be lost."""
+    """The batch took longer than its transactions may live, so it could only be lost."""
 
 
 class UnknownOutcomeError(SparkonceError):
-    """A request's outcome could not be learned before the deadline. Nothing was undone; a restart asks again."""
+    """A request's outcome is still unknown after the deadline. Nothing was undone; a restart asks again."""
 
 
 class TransactionLostError(SparkonceError):
     """Decided rows are gone, and running the batch again did not give the same rows.
 
     ``details["lost"]`` lists each lost (sink, slot) with its rows, ``details["offsets"]`` the batch's input.
-    ``details["same_rows"]`` says whether the replay gave the same rows, in slots that do not fit the lost ones: then a
-    start with the slots of before heals.
+    ``details["same_rows"]`` is True if the replay gave the same rows in other slots: a start with the former slots
+    then heals the batch.
     """
 
 
 class FilesGoneError(SparkonceError):
-    """Files of whole batches were deleted since. ``details["gone"]`` lists them, relative to the sink's path."""
+    """Files of committed batches were deleted. ``details["gone"]`` lists them, relative to the sink's path."""
 
 
 class QueryFailedError(SparkonceError):
-    """A query has failed, by any error: its message and next step, without Spark's traces.
+    """A query has failed by any error. The message and the next step come without Spark's traces.
 
     Attributes:
-        spark_is_gone: Whether it failed because Spark itself has ended.
+        spark_is_gone: True if it failed because Spark itself has ended.
     """
 
     spark_is_gone = False
 
     def _render_traceback_(self) -> list[str]:
-        """Returns what a notebook shows in place of a traceback."""
+        """Returns the lines that a notebook shows in place of a traceback."""
         return self.lines()

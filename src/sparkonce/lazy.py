@@ -1,4 +1,4 @@
-"""Public names that are imported when they are first used, so that importing a package loads no client library."""
+"""Imports public names when they are first used, so that importing a package loads no client library."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ def lazy(module: str, homes: Mapping[str, str]) -> tuple[Callable[[str], Any], C
 
     Args:
         module: The module's name.
-        homes: The module in which each public name is defined.
+        homes: The module that defines each public name.
     """
 
     def find(name: str) -> Any:

@@ -8,7 +8,7 @@ MOST_CHARACTERS = 1000
 def one_line(said: object) -> str:
     """Returns the text in one line, without control characters, cut at a bounded length.
 
-    A server repeats what rows hold: a line's end, or what moves a terminal's cursor, would forge lines of a log.
+    A server may quote rows, and a line break or a terminal's control characters in them would forge lines of a log.
     """
     shown = "".join(one if one.isprintable() else " " for one in str(said))
     line = " ".join(shown.split())

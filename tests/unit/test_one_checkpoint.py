@@ -67,4 +67,4 @@ def test_a_path_that_depends_on_the_working_folder_is_warned_of(
         once = ExactlyOnce(WriteAheadSink(print, applies=Applies.NEITHER), checkpoint="rel/one")
     assert once.checkpoint == tmp_path / "rel" / "one"
     assert f"checkpoint='rel/one' is relative to this process's working folder: {once.checkpoint}." in caplog.text
-    assert "give the absolute path" in caplog.text
+    assert "Give the absolute path" in caplog.text

@@ -108,7 +108,7 @@ def test_metadata_that_spark_does_not_write(tmp_path: Path, data: bytes) -> None
 def test_offsets_that_are_no_text(tmp_path: Path) -> None:
     (tmp_path / "offsets").mkdir()
     (tmp_path / "offsets" / "0").write_bytes(b"v1\n\xff\n{}")
-    with pytest.raises(CheckpointMismatchError, match="no text"):
+    with pytest.raises(CheckpointMismatchError, match="is not text"):
         SparkCheckpoint(tmp_path).input_offsets(0)
 
 

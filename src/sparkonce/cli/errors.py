@@ -6,7 +6,7 @@ from sparkonce.errors import SparkonceError
 
 
 def tell(error: SparkonceError) -> None:
-    """A message and a next step on standard error, in place of a traceback."""
+    """Writes message and next step to standard error, in place of a traceback."""
     message, *step = error.lines()
     typer.secho(message, fg="red", err=True)
     for line in step:

@@ -1,4 +1,4 @@
-"""``sparkonce explain``: what a query guarantees end to end, and its weakest link.
+"""``sparkonce explain``: explains what a query guarantees end to end, and its weakest part.
 
 Typer reads the annotations when the command runs, so their types are imported here for real.
 """
@@ -32,12 +32,12 @@ def explain(
     target: Annotated[Path, typer.Argument(help="A checkpoint folder, or a Python file that starts queries.")],
     arguments: Annotated[list[str] | None, typer.Argument(help="The file's own arguments, after --.")] = None,
     sink: Annotated[
-        str | None, typer.Option(help="The Spark format written to, where a checkpoint does not say: kafka, delta, …")
+        str | None, typer.Option(help="The Spark format that is written, if a checkpoint does not say: kafka, delta, …")
     ] = None,
     reader: Annotated[
         str | None, typer.Option(help="read_committed, read_uncommitted, spark, files, or KEY=VALUE,… of a consumer.")
     ] = None,
-    downtime: Annotated[str | None, typer.Option(help="The longest that the query may be away, like 2h.")] = None,
+    downtime: Annotated[str | None, typer.Option(help="The longest downtime of the query, like 2h.")] = None,
     deterministic: Annotated[
         list[str] | None, typer.Option(help="A Python function that is deterministic; may be repeated; * for all.")
     ] = None,
@@ -48,11 +48,11 @@ def explain(
     require: Annotated[Required | None, typer.Option(help="Exit with 1 if the level is weaker than this.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Says what a query guarantees end to end: source, engine, sink and reader, and the weakest link.
+    """Says what a query guarantees end to end: source, engine, sink and reader, and the weakest part.
 
-    Starts no query. A query file is executed up to where it would wait for its queries, with whatever it does before
-    that (folders made, topics created, schemas registered). Exits with 1 if the level is weaker than --require or not
-    every query of the file was seen, with 2 if it cannot be said.
+    Starts no query. A query file runs up to the point where it would wait for its queries, with everything it does
+    before that (folders made, topics created, schemas registered). Exits with 1 if the level is weaker than --require,
+    or not every query of the file was seen; exits with 2 if the level cannot be determined.
     """
     from sparkonce.analysis.checkpoint import explain_checkpoint
     from sparkonce.analysis.durations import parse_duration
@@ -93,7 +93,7 @@ def explain(
 
 
 def _of_file(file: Path, arguments: list[str], **how: Any) -> "tuple[list[Explanation], str]":
-    """Returns what a file's queries guarantee, and what could not be seen of the file."""
+    """Returns the explanations of a file's queries, and a clause about those not seen; empty if all were."""
     from sparkonce.spark.explain.dry_run import dry_run
     from sparkonce.spark.explain.explain import explain as explain_query
 
@@ -101,7 +101,7 @@ def _of_file(file: Path, arguments: list[str], **how: Any) -> "tuple[list[Explan
     whole = dry_run(file, arguments, lambda writer, table: found.append(explain_query(writer, table=table, **how)))
     if not found:
         raise ConfigurationError(
-            f"{file} starts no streaming query.", next_step="Give the file, with its arguments, that does."
+            f"{file} starts no streaming query.", next_step="Give a file that does, with its arguments."
         )
     return found, "" if whole else f"{file} was left at its first wait; queries after it were not seen"
 

@@ -1,6 +1,6 @@
 """The command ``sparkonce``.
 
-Modules here import what is heavy inside their commands, so that help is quick.
+Commands import heavy modules themselves, so that help is quick.
 """
 
 from typing import Annotated, Any
@@ -33,7 +33,7 @@ app = typer.Typer(
     pretty_exceptions_show_locals=False,
 )
 app.add_typer(broker.app, name="broker")
-app.add_typer(broker.app, name="kafka", hidden=True)  # as it was called first
+app.add_typer(broker.app, name="kafka", hidden=True)  # its first name
 app.command()(new.new)
 app.command()(demo.demo)
 app.command()(explain.explain)

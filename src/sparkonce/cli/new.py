@@ -1,4 +1,4 @@
-"""``sparkonce new``: a first project, which is the README's quick start.
+"""``sparkonce new``: writes a first project, the README's quick start.
 
 Typer reads the annotations when the command runs, so their types are imported here for real.
 """
@@ -28,17 +28,17 @@ python job.py
 
 Run it again, or kill it in the middle: the totals stay right. A Kafka of your own: `BROKER=host:9092 python job.py`.
 
-By spark-submit, which has to be told of Kafka's connector itself:
+By spark-submit, which needs Kafka's connector as an option:
 
 ```
 spark-submit --packages "$(python -c 'import sparkonce; print(sparkonce.spark_packages())')" job.py
 ```
 
-`checkpoint/` is the job's memory. Without it the job counts all orders anew.
+`checkpoint/` is the job's memory. Without it the job counts all orders again.
 """
 
 
-def new(folder: Annotated[Path, typer.Argument(help="The project's folder, made if missing.")]) -> None:
+def new(folder: Annotated[Path, typer.Argument(help="The project's folder; made if it is missing.")]) -> None:
     """Writes a first project: a job that reads Kafka and writes Kafka exactly once, and what it needs."""
     written = {
         "job.py": files("sparkonce.cli").joinpath("project", "job.py").read_text(encoding="utf-8"),
