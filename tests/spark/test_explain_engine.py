@@ -285,7 +285,10 @@ def test_state_of_random_keys(
         written = {record.key: int(record.value or b"0") for record in read_committed(kafka.bootstrap, topic)}
         return sum(written.values())
 
-    verdict.of(explain(sums, ExactlyOnce(sink, checkpoint="/data/checkpoint"), reader="read_committed"), "made again")
+    verdict.of(
+        explain(sums, ExactlyOnce(sink, checkpoint="/data/checkpoint"), reader="read_committed"),
+        "recomputed after a kill",
+    )
     whole = 2 ** len(ROWS) - 1
     yield
     newest()

@@ -1,1 +1,11 @@
-"""The command line: one module for each group of commands."""
+"""The command line.
+
+- ``main``: the command ``sparkonce``, with these commands:
+- ``new``: writes a first project.
+- ``run``: runs a job's file, and ends its queries in order.
+- ``explain``: says what a query guarantees.
+- ``broker``: starts and stops a Kafka broker on this machine.
+- ``orphans``: lists the open transactions on a server.
+- ``demo``, ``verify``: run real queries under faults.
+- ``errors``: shows sparkonce's errors without a traceback.
+"""
