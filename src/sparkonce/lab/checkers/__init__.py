@@ -1,8 +1,8 @@
 """Judges a history: pure functions of it, without files, servers or clocks.
 
-- ``multisets`` compares rows with rows, ``order`` judges their places; ``tables`` is how both see rows.
-- ``events`` judges what happened, ``stops`` why queries stopped, by the faults in ``steps``.
-- ``growth`` judges memory, file handles and the log's files.
+- ``multisets`` compares rows with rows, ``order`` their places; ``tables`` has rows in a form that is quick to compare.
+- ``events`` judges what happened, ``stops`` why queries stopped; ``steps`` has each fault with its part of the history.
+- ``growth`` judges memory, handles and files.
 """
 
 from __future__ import annotations
