@@ -6,7 +6,7 @@ import json
 from collections.abc import Collection, Mapping, Sequence
 
 Offsets = Mapping[str, Mapping[int, int]]
-"""For each topic and partition the offset of the next record to read."""
+"""The offset of the next record to read, by topic and partition."""
 
 
 def kafka_offsets(sources: Sequence[str], topics: Collection[str] | None = None) -> Offsets:
