@@ -68,6 +68,10 @@ class Everywhere(RedisWitness):
             client.flushall()
 
 
+def own(key: bytes) -> bool:
+    return key.startswith(b"sparkonce:")
+
+
 class Query:
     """A run that writes through one sink."""
 
