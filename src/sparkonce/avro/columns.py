@@ -13,7 +13,7 @@ from pyspark.sql import functions as F  # noqa: N812 - as everybody writes it
 from pyspark.sql.avro.functions import from_avro, to_avro
 from pyspark.sql.types import DataType
 
-from sparkonce.arguments import shown, texts
+from sparkonce.arguments import one_of, shown, texts
 from sparkonce.avro import module
 from sparkonce.avro.decode import ASK, STOP, Decoding
 from sparkonce.avro.registry import SchemaRegistry
@@ -70,7 +70,9 @@ def from_registry_avro(
             "on_error='drop' removes rows, which a column cannot do.",
             next_step="Use decode_registry_avro(df, on_error='drop', …).",
         )
-    _check(on_error=(on_error, (FAIL, DEAD_LETTER)), later_ids=(later_ids, (None, STOP, ASK)))
+    one_of("on_error", on_error, (FAIL, DEAD_LETTER))
+    if later_ids is not None:
+        one_of("later_ids", later_ids, (STOP, ASK))
     _check_registry(registry)
     subjects = texts("subject", [subject] if isinstance(subject, str) else subject, example="'orders-value', or a list")
     decoding = Decoding(
@@ -111,7 +113,7 @@ def decode_registry_avro(
         SchemaError: if the column is missing or not binary, or one of ``located_by`` is missing that an error needs.
         ConfigurationError, RegistryError: see `from_registry_avro`.
     """
-    _check(on_error=(on_error, (FAIL, DROP, DEAD_LETTER)))
+    one_of("on_error", on_error, (FAIL, DROP, DEAD_LETTER))
     found = dict(df.dtypes).get(column)
     if found != "binary":
         raise SchemaError(
@@ -254,10 +256,3 @@ def _check_registry(registry: object) -> None:
             next_step="Give SchemaRegistry({'url': 'https://registry:8081'}).",
             setting="registry",
         )
-
-
-def _check(**settings: tuple[str | None, tuple[str | None, ...]]) -> None:
-    for name, (given, known) in settings.items():
-        if given not in known:
-            told = ", ".join(repr(one) for one in known if one is not None)
-            raise ConfigurationError(f"{name}={given!r} is not known.", next_step=f"Give one of {told}.")
