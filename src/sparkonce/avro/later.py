@@ -1,7 +1,7 @@
 """Decodes records whose schema was registered after the query had started.
 
-The plan is fixed by then. So a Python worker finds the schema in the registry and writes the record anew, in the
-reader's schema and with a header, and the JVM decodes it like all others.
+The plan is fixed by then. So a Python worker finds the schema in the registry, and writes the record anew in the
+reader's schema. With a header before it, the JVM decodes it like all others.
 """
 
 from __future__ import annotations

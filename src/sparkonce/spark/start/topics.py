@@ -1,7 +1,7 @@
 """Compares the ids of the Kafka topics that a query reads with those in the log.
 
-Spark knows a topic by its name only. If a topic is deleted and made again, and has more records than were read of the
-old one, Spark reads on from the old offset and silently skips the first records.
+Spark knows a topic by its name only. A topic that is deleted and made again may have more records than were read of the
+old one. Spark then reads on from the old offset, and silently skips the first records.
 """
 
 from __future__ import annotations
