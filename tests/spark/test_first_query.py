@@ -81,7 +81,7 @@ def test_a_source_whose_brokers_are_not_there_is_refused_by_name(
     servers = servers.format(port=free_port())
     with pytest.raises(PreflightError, match=rf"(?s)Kafka source's bootstrap.servers='{servers}'.*{words}") as told:
         run(stream, source(stream, servers, topics=stream.source))
-    assert "check the addresses" in told.value.next_step
+    assert "Check the addresses" in told.value.next_step
     assert not (stream.checkpoint / "offsets").exists()
 
 

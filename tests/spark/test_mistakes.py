@@ -56,7 +56,7 @@ START = [
     Mistake("read_kafka(spark, {'bootstrap.server': 'broker:9092'}, topics='t')", "Write bootstrap.servers"),
     Mistake("read_kafka(spark, settings)", "exactly one of topics, pattern and partitions"),
     Mistake("read_kafka(spark, settings, topics=7)", "topics=7 is not a list of texts"),
-    Mistake("read_kafka(spark, settings, pattern='(')", "is no regular expression of Java's"),
+    Mistake("read_kafka(spark, settings, pattern='(')", "is not a regular expression of Java's"),
     Mistake("read_kafka(spark, settings, partitions={'t': 'all'})", "does not name partitions by number"),
     Mistake("read_kafka(spark, settings, topics='t', starting='begin')", "starting='begin' is no position"),
     Mistake("read_kafka(spark, settings, topics='t', isolation_level='committed')", "isolation_level='committed'"),
@@ -83,7 +83,7 @@ START = [
     Mistake("to(FilesSink('/proc/out')).start(rows)", "cannot be written to", PreflightError),
     Mistake("to(DeltaSink(out)).start(rows)", "Delta", PreflightError),
     Mistake("to({sink: lambda df: None}).start(rows)", "returned a NoneType"),
-    Mistake("to({sink: lambda df: df.select('amount')}).start(rows)", "The view of sink ['kafka'] cannot be made"),
+    Mistake("to({sink: lambda df: df.select('amount')}).start(rows)", "The view of sink ['kafka'] cannot be computed"),
 ]
 
 AFTER_START = [
