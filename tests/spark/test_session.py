@@ -84,7 +84,7 @@ def test_an_answer_that_is_cut_off_is_no_batch_with_fewer_slots(
     load = dataframe._load_from_socket
     with monkeypatch.context() as patch:
         patch.setattr(dataframe, "_load_from_socket", lambda *given: list(load(*given))[:arrive])
-        with pytest.raises(StreamingQueryException, match=f"has {SLOTS} slots, and their handles .*folder': {arrive}"):
+        with pytest.raises(StreamingQueryException, match=f"has {SLOTS} slots, but the handles .*folder': {arrive}"):
             run()
     assert visible(tmp_path / "sink") == []
     assert run() == list(range(30))

@@ -150,7 +150,7 @@ def check_folder(checkpoint: Path) -> None:
             one.touch()
             os.link(one, Path(tried, "two"))
     except OSError as error:
-        nearest = f" (its nearest folder that exists: {str(there)!r})" if there != checkpoint else ""
+        nearest = f" (its nearest parent that exists: {str(there)!r})" if there != checkpoint else ""
         raise ConfigurationError(
             f"checkpoint={str(checkpoint)!r} cannot be written to, or has no hard links: {error.strerror}{nearest}.",
             next_step="Give a folder that the user of this process may write to, on a local or mounted disk with hard "
