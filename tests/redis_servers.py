@@ -116,8 +116,3 @@ def staged(handle: Handle) -> str:
     name = TransactionName.parse(str(handle[names.TRANSACTION]))
     assert name is not None
     return names.single_key(name).name
-
-
-def own(key: bytes) -> bool:
-    """Tells whether a key is the sink's own."""
-    return key.startswith(names.OWN.encode())

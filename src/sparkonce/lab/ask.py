@@ -19,7 +19,7 @@ from sparkonce.lab.systems.places import holds_credentials, without_credentials
 from sparkonce.lab.workload import Workload
 
 FAULTS, ROWS, RATE, BROKERS = 12, 20_000, 1_000, 1
-"""Where nothing else is asked for."""
+"""The defaults of faults, rows, rows per second and brokers."""
 
 _BOOTSTRAP = "bootstrap.servers"
 Recorded = TypeVar("Recorded", Workload, Limits)

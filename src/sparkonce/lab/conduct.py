@@ -23,7 +23,7 @@ from sparkonce.protocol.state import Phase
 _POLL_S = 0.01
 _STOP_S = 150.0
 _LOOK_S = 0.5
-"""How long a driver is held before it is struck: readers look several times a second."""
+"""The time for which a driver is held before it is struck: readers look several times a second."""
 _SAMPLE_S = 5.0
 _BACK_OFF_S = (0.5, 1.0, 2.0, 5.0)
 _ARMED_S = 20.0
@@ -146,7 +146,7 @@ class Conductor:
             self.recorder.note(Kind.ENDED, driver=driver.number, code=driver.exit_code(), asked=asked)
 
     def stop(self) -> Driver | None:
-        """Has the running driver stop in order; by force if it does not. Returns it."""
+        """Stops the running driver in order, or by force if it does not stop. Returns it."""
         driver, self.driver = self.driver, None
         if driver is not None:
             driver.ask_to_stop()
@@ -301,7 +301,7 @@ class Conductor:
         return self.driver
 
     def expect(self, following: Step | None) -> None:
-        """Has the next driver held, from its start on, where the following step aims at its first batch."""
+        """Holds the next driver, from its start on, if the following step aims at its first batch."""
         aims = following is not None and following.delay_ms == 0 and Phase[following.phase] in FIRST_BATCH
         self._hold = Phase[following.phase] if aims and following is not None else None
 

@@ -61,7 +61,7 @@ OF_REQUESTS = frozenset({Fault.REPLY_LOST, Fault.REQUEST_LATE})
 ENDS_THE_DRIVER = frozenset(
     {Fault.DRIVER_KILLED, Fault.DRIVER_PAUSED, Fault.TWO_DRIVERS, Fault.OTHER_PARALLELISM, Fault.EXPIRED}
 )
-"""After these, another driver continues."""
+"""The faults after which another driver continues."""
 
 _WORDS = {
     Fault.DRIVER_KILLED: "SIGKILL of the driver, its JVM and its workers; then a new driver",

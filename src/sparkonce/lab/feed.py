@@ -13,7 +13,7 @@ from sparkonce.rig.background import Background
 
 _ROUND_S = 0.05
 _ROUND_MS_AT_MOST = 200
-"""Of event time in one round. Less than the query's watermark delay: no row may come too late."""
+"""The most event time of one round. It is less than the watermark's delay: no row may come too late."""
 _FLUSH_S = 180.0
 """An outage of the source's broker is waited out: nothing of the workload may be lost or come twice."""
 _PAUSE_EVERY_S = (8.0, 20.0)

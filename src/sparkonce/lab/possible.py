@@ -13,7 +13,7 @@ from sparkonce.lab.systems.kafka import KafkaSystem
 from sparkonce.rig.disk import cannot_mount
 
 Hindrances = Mapping[tuple[Fault, str], str]
-"""Why not, by fault and the name of the system, empty for faults of the query."""
+"""The reasons why not, by fault and the system's name, which is empty for faults of the query."""
 
 _OF_SERVERS = (Fault.SERVER_KILLED, Fault.SERVER_PAUSED)
 

@@ -14,10 +14,10 @@ from sparkonce.protocol.state import Phase
 EVERY_BATCH = (Phase.WRITING, Phase.DECIDING, Phase.FINISHING, Phase.SWEEPING_OWN, Phase.IDLE)
 """The phases that most batches go through: what a schedule aims at."""
 FIRST_BATCH = (Phase.READING, Phase.CLAIMING, Phase.SWEEPING, Phase.REPLAYING)
-"""Those of a driver's first batch. They are struck while a driver recovers from the step before."""
+"""The phases of a driver's first batch. They are struck while a driver recovers from the step before."""
 
 _DRIFTS_MS = (0, 0, 0, 0, 20, 200)
-"""How long after the phase has begun; at 0 the query is held there until the fault has happened."""
+"""The times after a phase's begin; at 0 the query is held there until the fault has happened."""
 _LASTS_MS = (*(500, 1_000, 2_000, 4_000) * 4, 20_000, 75_000)
 """Most are over before anybody gives up; 20 s are more than a start waits, 75 s more than a commit is tried."""
 _BATCHES = (1, 1, 2, 3)

@@ -43,11 +43,11 @@ _WORDS = {
 }
 
 NEEDS_THE_END = frozenset({Anomaly.MISSING, Anomaly.TORN, Anomaly.STATE_DIFFERS, Anomaly.LINGERING})
-"""What a run that did not come to its end has not yet written, or not yet cleaned up: nothing is said about it."""
+"""The anomalies that an unfinished run cannot show: it may only not have written, or cleaned up, yet."""
 OPTIONAL = frozenset({Anomaly.GROWING})
-"""What only a long run can tell: a shorter one passes without having looked."""
+"""The anomalies that only a long run can show: a shorter one passes without the check."""
 MOST_EXAMPLES = 5
-"""In one verdict."""
+"""The most examples in one verdict."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -80,7 +80,7 @@ class ServerProcess:
 
     @property
     def exit_code(self) -> int | None:
-        """None while it runs; negative if a signal ended it."""
+        """The exit code: None while the process runs, negative if a signal ended it."""
         return self._process.poll()
 
     def signal(self, number: signal.Signals) -> None:

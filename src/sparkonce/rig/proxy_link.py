@@ -17,7 +17,7 @@ Address = tuple[str, int]
 Matcher = Callable[[bytes], "int | None"]
 """Fed with one connection's bytes towards the server, piece by piece: where in this piece a request begins, if any."""
 Request = bytes | re.Pattern[bytes] | Callable[[], Matcher]
-"""How a request is known: by bytes, a regular expression, or what makes a matcher for a new connection."""
+"""The mark of a request: bytes, a regular expression, or a function that makes a matcher for each connection."""
 
 _PIECE_BYTES = 65_536
 _TAIL_BYTES = 256
@@ -30,13 +30,13 @@ class RequestFault(str, Enum):
     """The fate of a request."""
 
     REPLY_LOST = "reply lost"
-    """It is delivered; the answer is dropped and the connection cut."""
+    """Delivers the request, drops the answer and cuts the connection."""
     HELD = "held"
-    """It is kept and its client cut off; `Trap.deliver` delivers it later, on the connection it was sent on."""
+    """Keeps the request and cuts its client off; `Trap.deliver` delivers it later, on the same connection."""
     STALLED = "stalled"
-    """The same, and its client is left waiting for an answer."""
+    """Keeps the request, and leaves its client waiting for an answer."""
     HALVED = "halved"
-    """Its first half is delivered, then the connection is cut on both sides."""
+    """Delivers the request's first half, then cuts the connection on both sides."""
 
 
 class Switchboard(Protocol):

@@ -9,7 +9,7 @@ from sparkonce.testing.scene import ABORTED, ALREADY_COMMITTED, COMMITTED, GONE,
 
 
 class AbortChecks(SinkHooks):
-    """Nothing after an abort, and no abort of what is committed."""
+    """Checks that nothing is left after an abort, and that no abort undoes a commit."""
 
     # --- abort ------------------------------------------------------------------------------------------------------
 
@@ -94,7 +94,7 @@ class AbortChecks(SinkHooks):
             on.expect_only(when="after begin and abort")
 
     def test_a_writer_gives_up_after_write(self) -> None:
-        """Its rows are gone."""
+        """Checks that the rows are gone."""
         with scene(self) as on:
             on.open(0).abort()
             on.expect_nothing_lingers("after write and abort")

@@ -7,7 +7,7 @@ from sparkonce.testing.scene import ALREADY_COMMITTED, COMMITTED, GONE, altered,
 
 
 class CommitChecks(SinkHooks):
-    """Nothing before the commit, exactly the rows after it, however often it is repeated."""
+    """Checks that readers see nothing before a commit, and exactly the rows after it, however often it is repeated."""
 
     # --- what a reader sees -----------------------------------------------------------------------------------------
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from sparkonce.lab.verdicts import Verdict
 
 _OF_ROWS = frozenset({Anomaly.MISSING, Anomaly.DOUBLED, Anomaly.UNEXPECTED, Anomaly.STATE_DIFFERS})
-"""What is told by comparing a system's rows with others."""
+"""The anomalies found by comparing a system's rows with others."""
 
 
 def judge(history: History) -> tuple[Verdict, ...]:

@@ -15,10 +15,10 @@ LOG_FOLDER = "log"
 """The decision log's name in `Kind.FOLDER`."""
 
 WARM_UP_MS = 120_000
-"""Of a process: caches fill, code is compiled, pools open. It is not looked at."""
+"""The first time of a process, which is not judged: caches fill, code is compiled, pools open."""
 FEWEST_SAMPLES = 20
 SHORTEST_MS = 600_000
-"""What is seen of a process in less time says nothing about growth."""
+"""The shortest observation of a process that tells anything about growth."""
 _HANDLES = (1.20, 20.0)
 _OF_A_JVM = {"rss_mib": (1.25, 100.0), "handles": _HANDLES}
 _OF_PYTHON = {"rss_mib": (1.10, 20.0), "handles": _HANDLES}

@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 ROW, SUM, UNEXPECTED = 0, 1, 2
 """Codes of the kinds in a plain table."""
 KEYS = ["kind", "key", "number", "amount", "rows"]
-"""What makes a row what it is."""
+"""The columns that identify a row."""
 
 
 def plain(table: pa.Table) -> pa.Table:

@@ -36,7 +36,7 @@ _WORDS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Standing:
-    """How far a batch of sparkonce had come when its driver died.
+    """The progress of a batch of sparkonce when its driver died.
 
     Attributes:
         batch: Spark's batch id.

@@ -28,7 +28,7 @@ from sparkonce.testing.kafka import create_topic, list_transactions, read_commit
 from sparkonce.testing.kafka_reader import LiveReader
 
 WHOLE_BATCHES = 2
-"""How many batches a start finishes before it is killed: the one that it recovers and one more."""
+"""The batches that a start finishes before it is killed: the one that it recovers and one more."""
 CUSTOMERS = 100
 
 STEP_S = 120.0
@@ -87,7 +87,7 @@ class Scenario(ABC):
     """
 
     sink: str
-    """In the names of topics and folders."""
+    """The sink's part of the names of topics and folders."""
     title: str
 
     def __init__(self, context: Context) -> None:

@@ -73,7 +73,7 @@ class WithSparkonce(Scenario):
         return self._tell_kill(number, Kill(point=point.words, batch=driver.batch, proved=proved, standing=found.words))
 
     def _bring_to(self, point: CrashPoint, driver: Driver) -> None:
-        """Has it held at the point, in a batch with enough open transactions."""
+        """Holds the driver at the point, in a batch with enough open transactions."""
         while True:
             driver.hold_at(point.value)
             self.until(lambda: driver.held == point.value, f"a batch {point.words}", driver)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from sparkonce.rig.servers.process import Server
 
 SLOW_MS = 50
-"""How long each piece of each connection is kept back."""
+"""The time for which each piece of each connection is kept back."""
 
 _TRAPS = {Fault.REPLY_LOST: RequestFault.REPLY_LOST, Fault.REQUEST_LATE: RequestFault.HELD}
 

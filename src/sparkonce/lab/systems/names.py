@@ -27,7 +27,7 @@ SYSTEMS: Mapping[str, type[System]] = {name: made for name, (made, _, _) in _MAD
 """The classes, whose `System.build` makes the sink in the query's process."""
 
 _BEFORE_A_PLACE = re.compile(r"[^\w-]")
-"""Of what is given: what cannot be part of a password."""
+"""The first character after a system's name that shows the rest to be an address."""
 
 
 def parse(text: str) -> System:

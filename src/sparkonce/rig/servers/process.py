@@ -49,7 +49,7 @@ class Server(Restartable, abc.ABC):
         """Tells whether it answers."""
 
     def env(self) -> Mapping[str, str] | None:
-        """Its environment; None for ours."""
+        """Returns the server's environment; None for ours."""
         return None
 
     @property

@@ -38,7 +38,7 @@ class RedisServer(Server):
         return f"redis://{self.address}/0"
 
     def initialise(self) -> None:
-        """Its folder is all it needs."""
+        """Does nothing: the server needs only its folder."""
 
     def command(self) -> Sequence[str]:
         """Returns the program, which listens on this machine only."""

@@ -22,13 +22,13 @@ from sparkonce.sinks.files.outcomes import before_publish, of_abort, of_commit
 from sparkonce.sinks.files.store import Fields, FileStore
 
 TIDY_EVERY = 100
-"""How many batches pass between one tidying and the next, in a run."""
+"""The number of batches between one tidying and the next, in a run."""
 
 KEPT_BATCHES = SINKS_KEEP_BATCHES
-"""How many of the newest batches keep the lists of their files, and manifests of their own."""
+"""The number of newest batches that keep the lists of their files, and manifests of their own."""
 
 TRACED_BATCHES = 10
-"""Of how many of the newest batches a start reads the manifests, and each run's newest one."""
+"""The number of newest batches whose manifests a start reads, besides each run's newest one."""
 
 _MISSING = frozenset({Outcome.LOST, Outcome.UNKNOWN})
 _TAKEN_AWAY = Finished(

@@ -23,7 +23,7 @@ from sparkonce.sinks.files.store import Fields, FileStore
 
 FOLDER = "_manifest"
 MERGED = 100
-"""How many manifests become one."""
+"""The number of manifests that become one."""
 
 _FORMAT = 1
 _NUMBER = "0|[1-9][0-9]{0,18}"

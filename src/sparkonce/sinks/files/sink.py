@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 _NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]*")
 _TIMEOUT = "timeout_s"
 _CLIENTS = {"s3": ("boto3", "boto3", "s3"), "hdfs": ("hdfs-native", "hdfs_native", "hdfs")}
-"""By scheme: the package that the store needs, its module, and our extra that brings it."""
+"""The package that a store needs, its module, and our extra that brings it, by scheme."""
 
 
 class FilesSink(TwoPhaseCommitSink):

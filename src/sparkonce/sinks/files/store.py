@@ -26,15 +26,15 @@ class FileState(str, Enum):
     """A file's state between staged and published."""
 
     STAGED = "staged"
-    """It is staged and whole, and can be published."""
+    """Staged and whole: it can be published."""
     PUBLISHED = "published"
-    """It is at its path, with its size and checksum."""
+    """Published: the file is at its path, with its size and checksum."""
     GONE = "gone"
-    """It is surely neither, and will never be published."""
+    """Surely neither staged nor published: it never will be published."""
     DAMAGED = "damaged"
-    """It is staged, surely not published, and differs from what was sealed: it can never be published whole."""
+    """Staged, surely not published, and different from the sealed file: it can never be published whole."""
     UNKNOWN = "unknown"
-    """Nobody can say, now or ever; for example another file is at its path."""
+    """A state that nobody can determine, now or ever; for example another file is at its path."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

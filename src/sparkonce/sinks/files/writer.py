@@ -23,13 +23,13 @@ from sparkonce.sinks.files.store import Fields, FileStore, StagedFile
 from sparkonce.sinks.files.types import file_schema
 
 OPEN_FILES = 32
-"""How many files a slot has open at once; the one written to longest ago is closed for a new one."""
+"""The most files that a slot has open at once; a new one closes the one written to longest ago."""
 
 GATHERED_BYTES = 64 << 20
-"""How much of Arrow's memory a slot gathers, over all partitions, before it encodes."""
+"""The Arrow memory that a slot gathers, over all partitions, before it encodes."""
 
 SPLIT_BYTES = 8 << 20
-"""How much is gathered before it is split into partitions: a split has a cost for each of them."""
+"""The memory gathered before a split into partitions: a split has a cost for each of them."""
 
 _SEALING_THREADS = 4
 

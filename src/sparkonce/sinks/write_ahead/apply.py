@@ -21,11 +21,11 @@ class Applies(str, Enum):
     """
 
     TRANSACTIONAL = "transactional"
-    """None: the function keeps ``token.id`` in the target in the transaction of the rows, and returns `SKIPPED` if it
+    """Changes nothing: the function keeps ``token.id`` in the target with the rows, and returns `SKIPPED` if it
     finds it there. Exactly-once."""
     IDEMPOTENT = "idempotent"
-    """The same state: upserts by key, or an API that takes ``token.id`` as an idempotency key. Effectively once, under
-    the conditions in `CONDITIONS`."""
+    """Leads to the same state: upserts by key, or an API that takes ``token.id`` as an idempotency key. Effectively
+    once, under the conditions in `CONDITIONS`."""
     NEITHER = "neither"
     """The rows twice. At-least-once; the log names each slot whose rows may be there twice."""
 

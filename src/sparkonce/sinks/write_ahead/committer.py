@@ -22,11 +22,11 @@ from sparkonce.sinks.write_ahead.folder import RowsState, WriteAheadFolder
 log = logging.getLogger("sparkonce")
 
 KEEP_BATCHES = SINKS_KEEP_BATCHES
-"""How many batches keep their markers."""
+"""The number of batches that keep their markers."""
 
 TIDY_EVERY_BATCHES = 20
 TRACED_BATCHES = 5
-"""How many of each run's newest batches are traces: the newest of all shows an old copy of the log."""
+"""The number of each run's newest batches that are traces: the newest of all shows an old copy of the log."""
 
 Answers = dict[TransactionName, Finished]
 

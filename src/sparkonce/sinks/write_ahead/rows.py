@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 ROW_GROUP_BYTES = 16 * 2**20
-"""How much a writer gathers in memory before it writes a row group, which a reader reads in about one piece."""
+"""The memory that a writer gathers before it writes a row group, which a reader reads in about one piece."""
 
 READ_ROWS = 65_536
 _CHUNK_BYTES = 2**20

@@ -29,7 +29,7 @@ NOTE = "sparkonce."
 """The prefix of the table's properties that are notes; the name of a commit's first transaction follows."""
 
 KEEP_NOTES = 20
-"""How many notes each query and sink keeps."""
+"""The number of notes that each query and sink keeps."""
 
 _DUPLICATE = "DuplicateWAPCommitException"
 _STAGED, _PUBLISHED = "wap.id", "published-wap-id"

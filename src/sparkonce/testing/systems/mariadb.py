@@ -35,7 +35,7 @@ class Prepared(NamedTuple):
 
     @property
     def literal(self) -> str:
-        """Its id in a statement."""
+        """The transaction's id in a statement."""
         return f"X'{self.data[: self.gtrid].hex()}',X'{self.data[self.gtrid :].hex()}',{self.format_id}"
 
 

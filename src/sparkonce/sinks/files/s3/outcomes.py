@@ -30,10 +30,10 @@ UPLOAD = "sparkonce-upload"
 NO_SUCH_UPLOAD = "NoSuchUpload"
 OCCUPIED = "PreconditionFailed"
 DONE = ""
-"""In place of a code: the server reported success."""
+"""The code of an answer that reports success."""
 
 NOT_SENT = 0
-"""In place of a status: boto3 itself refused."""
+"""The status of a request that boto3 itself refused."""
 
 LOOK = frozenset({NO_SUCH_UPLOAD, OCCUPIED, DONE})
 """Answers to a completion that decide nothing without a look at the object at the key."""
