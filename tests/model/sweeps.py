@@ -298,7 +298,7 @@ def _unanswered(world: World) -> World:
 
 def _end(label: str, world: World, *, took_s: float, failed: bool, broken: Broken | None = None) -> Move:
     world = _later(world, took_s)
-    machine = _tell(world.machine, on.Swept(began_s=-took_s, at_s=0.0, failed=failed))
+    machine = _tell(world.machine, on.SweepEnded(began_s=-took_s, at_s=0.0, failed=failed))
     pause_s = 0.0
     if failed:
         pause_s = machine.next_s or 0.0

@@ -46,25 +46,25 @@ def _done_and_waits(state: on.Sweeping, event: on.BatchDone) -> on.Step:
     return replace(after, next_s=after.losers_end_s or after.next_s), effect
 
 
-def _counts_from_its_end(state: on.Sweeping, event: on.Swept) -> on.Step:
+def _counts_from_its_end(state: on.Sweeping, event: on.SweepEnded) -> on.Step:
     return on._swept(state, replace(event, began_s=event.at_s))
 
 
-def _counts_as_done(state: on.Sweeping, event: on.Swept) -> on.Step:
+def _counts_as_done(state: on.Sweeping, event: on.SweepEnded) -> on.Step:
     return on._swept(state, replace(event, failed=False))
 
 
-def _gives_up(state: on.Sweeping, event: on.Swept) -> on.Step:
+def _gives_up(state: on.Sweeping, event: on.SweepEnded) -> on.Step:
     after, effect = on._swept(state, event)
     return (replace(after, next_s=None) if event.failed else after), effect
 
 
-def _never_slower(state: on.Sweeping, event: on.Swept) -> on.Step:
+def _never_slower(state: on.Sweeping, event: on.SweepEnded) -> on.Step:
     after, effect = on._swept(state, event)
     return (replace(after, next_s=event.at_s + 20.0) if event.failed else after), effect
 
 
-def _forgets_losers_when_it_fails(state: on.Sweeping, event: on.Swept) -> on.Step:
+def _forgets_losers_when_it_fails(state: on.Sweeping, event: on.SweepEnded) -> on.Step:
     after, effect = on._swept(state, event)
     return (replace(after, losers_end_s=None) if event.failed else after), effect
 
@@ -89,15 +89,15 @@ MUTANTS = (
     Mutant(
         name="a slow sweep counts from its end",
         wanted=Broken.LEFT,
-        table={on.Swept: _counts_from_its_end},
+        table={on.SweepEnded: _counts_from_its_end},
     ),
-    Mutant(name="a sweep that failed counts as done", wanted=Broken.LEFT, table={on.Swept: _counts_as_done}),
-    Mutant(name="a sweep that failed is not tried again", wanted=Broken.LEFT, table={on.Swept: _gives_up}),
-    Mutant(name="pauses do not grow", wanted=Broken.HURRIED, table={on.Swept: _never_slower}),
+    Mutant(name="a sweep that failed counts as done", wanted=Broken.LEFT, table={on.SweepEnded: _counts_as_done}),
+    Mutant(name="a sweep that failed is not tried again", wanted=Broken.LEFT, table={on.SweepEnded: _gives_up}),
+    Mutant(name="pauses do not grow", wanted=Broken.HURRIED, table={on.SweepEnded: _never_slower}),
     Mutant(
         name="a sweep that fails forgets that losers go on",
         wanted=Broken.LEFT,
-        table={on.Swept: _forgets_losers_when_it_fails},
+        table={on.SweepEnded: _forgets_losers_when_it_fails},
         sweeps=Sweeps(every_s=1.0),
     ),
     Mutant(name="older runs are swept once", wanted=Broken.LEFT, table={on.BatchDone: _forgets_older_runs}),

@@ -17,7 +17,7 @@ from simulation.engine import UNDER_WAY
 from simulation.spark import SOON_S
 from sparkonce import errors
 from sparkonce.driver import stops
-from sparkonce.driver.finish import Finisher
+from sparkonce.driver.finish import BatchFinisher
 from sparkonce.driver.run import RunDriver
 from sparkonce.protocol import codec, horizon, sweeping
 from sparkonce.protocol.handles import Handle
@@ -339,7 +339,7 @@ def replaced() -> Iterator[None]:
             stack.enter_context(mock.patch.object(kind, "parse", lru_cache(MOST_REMEMBERED)(kind.parse)))
         for kind, what in ((Token, "nonce"), (TransactionName, "copy"), (Handle, "transaction")):
             stack.enter_context(mock.patch.object(kind, "__hash__", _hash_of(what)))
-        for kind, name in ((Finisher, "_report"), (RunDriver, "_tell")):
+        for kind, name in ((BatchFinisher, "_report"), (RunDriver, "_tell")):
             stack.enter_context(mock.patch.object(kind, name, _say_nothing))
         logging.disable(logging.CRITICAL)
         try:

@@ -147,3 +147,28 @@ def texts() -> list[Path]:
     folders = [SOURCE, ROOT / "tests", ROOT / "docs", ROOT / "examples", ROOT / "benchmarks", ROOT / ".ci"]
     inside = [path for folder in folders if folder.exists() for path in folder.rglob("*") if path.suffix in kinds]
     return sorted({*inside, *(path for path in ROOT.iterdir() if path.suffix in kinds)})
+
+
+ONE_NAME_IN_EACH_SYSTEM = {
+    "Column", "Connection", "DirectWriter", "Finisher", "PreflightRequest", "Table", "Transaction",
+}  # fmt: skip
+"""Names for the same part of several systems: each system has its own."""
+SEEN_TWICE = {
+    "Batch": "the coordinator's, and the report's view of one",
+    "Driver": "the verifier's process, and the report's view of one",
+    "Finished": "an answer about a handle, and the event that brings all of them",
+    "Step": "a schedule's, and the report's view of one",
+    "_Reader": "a private reader of each harness",
+}
+
+
+def test_a_class_name_has_one_meaning() -> None:
+    homes: dict[str, list[str]] = {}
+    for path in MODULES:
+        for node in tree(path).body:
+            if isinstance(node, ast.ClassDef):
+                homes.setdefault(node.name, []).append(str(path.relative_to(SOURCE)))
+    twice = {name: found for name, found in homes.items() if len(found) > 1}
+    told = ONE_NAME_IN_EACH_SYSTEM | set(SEEN_TWICE)
+    nobody((f"{name}: {', '.join(twice[name])}" for name in sorted(twice.keys() - told)), "give each its own name")
+    assert told <= twice.keys(), "these have one home now: take them off the list"

@@ -8,7 +8,7 @@ from itertools import permutations
 import pytest
 
 from sparkonce.protocol.handles import Handle
-from sparkonce.protocol.healing import Key, Plan, Refusal, first_write, heal
+from sparkonce.protocol.healing import HealingRefusal, Key, Plan, first_write, heal
 
 Evidence = tuple[int, int]
 
@@ -29,7 +29,7 @@ def _handle(sink: str, slot: int, evidence: Evidence, when: str) -> Handle:
     return Handle(sink=sink, slot=slot, rows=rows, fingerprint=fingerprint, transaction=transaction)
 
 
-def of(plan: Plan | Refusal) -> Plan:
+def of(plan: Plan | HealingRefusal) -> Plan:
     assert isinstance(plan, Plan)
     return plan
 
@@ -100,7 +100,7 @@ def test_a_sink_that_is_lost_as_a_whole_has_the_same_rows_in_all() -> None:
     record = [*recorded((2, 7), (2, 8)), *recorded((2, 7), (2, 8), sink="b")]
     other = [*replayed((2, 7), (2, 9)), *replayed((2, 7), (2, 8), sink="b")]
     refusal = heal(record, other, {("a", 0), ("a", 1)}, ["a", "b"])
-    assert refusal == Refusal(lost=(("a", 0, 2), ("a", 1, 2)), differing=(("a", 1),), same_rows=False)
+    assert refusal == HealingRefusal(lost=(("a", 0, 2), ("a", 1, 2)), differing=(("a", 1),), same_rows=False)
 
 
 # --- refusals ---------------------------------------------------------------------------------------------------------
@@ -120,7 +120,7 @@ def test_a_sink_that_is_lost_as_a_whole_has_the_same_rows_in_all() -> None:
 )
 def test_other_rows_or_slots_are_refused(again: tuple[Evidence, ...], differing: list[int], same_rows: bool) -> None:
     refusal = heal(recorded((2, 7), (2, 8)), replayed(*again), {("a", 1)}, ["a"])
-    assert refusal == Refusal(
+    assert refusal == HealingRefusal(
         lost=(("a", 1, 2),), differing=tuple(("a", slot) for slot in differing), same_rows=same_rows
     )
 
@@ -129,7 +129,7 @@ def test_of_a_sink_that_is_lost_in_part_every_slot_must_be_found_also_beside_one
     record = [*recorded((2, 7), (2, 8)), *recorded((2, 7), (2, 8), sink="b")]
     spread = [*replayed((0, 0), (1, 7), (3, 8)), *replayed((0, 0), (1, 7), (3, 8), sink="b")]
     refusal = heal(record, spread, {("a", 0), ("a", 1), ("b", 1)}, ["a", "b"])
-    assert isinstance(refusal, Refusal)
+    assert isinstance(refusal, HealingRefusal)
     assert {sink for sink, _ in refusal.differing} == {"b"}
     assert refusal.same_rows
 
@@ -139,7 +139,7 @@ def test_a_sink_that_has_lost_nothing_may_be_spread_otherwise_but_has_the_same_r
     same = replayed((2, 7), (2, 8))
     assert of(heal(record, [*same, *replayed((4, 15), sink="b")], {("a", 0)}, ["a", "b"])).write == {("a", 0)}
     refusal = heal(record, [*same, *replayed((4, 16), sink="b")], {("a", 0)}, ["a", "b"])
-    assert isinstance(refusal, Refusal)
+    assert isinstance(refusal, HealingRefusal)
     assert (refusal.lost, refusal.same_rows) == ((("a", 0, 2),), False)
     assert {sink for sink, _ in refusal.differing} == {"b"}
 

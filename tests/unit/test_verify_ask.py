@@ -10,7 +10,7 @@ import pytest
 
 from sparkonce.errors import ConfigurationError
 from sparkonce.lab.ask import Asked, options_of
-from sparkonce.lab.conduct import Limits
+from sparkonce.lab.conduct import RunLimits
 from sparkonce.lab.faults import OF_REQUESTS, OF_THE_QUERY, Fault
 from sparkonce.lab.history import Kind, Recorder
 from sparkonce.lab.possible import check_steps, hindrances, words_of
@@ -105,7 +105,7 @@ def record(folder: Path, **more: Any) -> Path:
         "workload": Workload(seed=5, rows_per_second=77).to_json(),
         "systems": ["kafka", "files"],
         "schedule": [STEP.to_json()],
-        "limits": Limits(start_s=9.0).to_json(),
+        "limits": RunLimits(start_s=9.0).to_json(),
         "rows": 123,
         "every_s": 4.0,
         "brokers": 3,
@@ -122,7 +122,7 @@ def test_a_history_is_done_again(recorded: Path, tmp_path: Path) -> None:
     assert (options.seed, options.rows, options.every_s) == (5, 123, 4.0)
     assert options.workload == Workload(seed=5, rows_per_second=77)
     assert options.schedule == [STEP]
-    assert options.limits == Limits(start_s=9.0)
+    assert options.limits == RunLimits(start_s=9.0)
     assert [system.name for system in options.systems] == ["kafka", "files"]
     assert options.source.nodes == 3
 

@@ -538,7 +538,9 @@ def test_a_zombie_may_stop_long_after_it_was_woken() -> None:
 def test_a_zombie_may_stop_when_the_driver_that_took_over_is_gone() -> None:
     run = struck(Fault.DRIVER_PAUSED)
     run.insert(
-        run.place(Kind.RECOVERED) + 1, noted(Kind.ENDED, driver=2, code=-9), stopped(1, "PrepareError", "fenced")
+        run.place(Kind.RECOVERED) + 1,
+        noted(Kind.ENDED, driver=2, code=-9),
+        stopped(1, "PrepareError", "fenced"),
     )
     assert run.found() == {}
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from sparkonce.lab.conduct import Conductor, Limits, StuckError
+from sparkonce.lab.conduct import Conductor, RunLimits, StuckError
 from sparkonce.lab.faults import Fault
 from sparkonce.lab.history import Event, Kind, Recorder, load
 from sparkonce.lab.query import QueryConfig
@@ -55,7 +55,7 @@ def conduct(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Conduct
             module="a_query",
             folder=tmp_path,
             recorder=recorder,
-            limits=Limits(falls=2),
+            limits=RunLimits(falls=2),
             look=lambda: None,
         )
         conductors.append(conductor)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from sparkonce.lab.checkers import judge
-from sparkonce.lab.conduct import Limits
+from sparkonce.lab.conduct import RunLimits
 from sparkonce.lab.history import History
 from sparkonce.lab.run import Options, run
 from sparkonce.lab.systems.files import FilesSystem
@@ -22,7 +22,7 @@ TESTS = Path(__file__).parent.parent
 BROKEN = Path(__file__).parent / "broken"
 
 PARTITIONS = 2
-LIMITS = Limits(start_s=300.0, recover_s=300.0, end_s=300.0)
+LIMITS = RunLimits(start_s=300.0, recover_s=300.0, end_s=300.0)
 """Long enough for a machine that is busy with other tests: a driver takes seconds to start, or a minute."""
 
 Say = Callable[[str], None]

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from sparkonce.sinks._shared.orphans import Orphan
 
 
-class System(str, Enum):
+class OrphanSystem(str, Enum):
     """The systems whose open transactions can be listed: a module ``sparkonce.sinks.<system>.orphans`` of each."""
 
     FILES = "files"
@@ -34,7 +34,7 @@ _SETTINGS_HELP = (
 
 
 def orphans(
-    system: Annotated[System, typer.Option(help="The system to ask.")],
+    system: Annotated[OrphanSystem, typer.Option(help="The system to ask.")],
     settings: Annotated[str, typer.Option(help=_SETTINGS_HELP)] = "",
     query: Annotated[str, typer.Option(help="Only those of this query: its id, or the first 12 digits of it.")] = "",
     older_than_s: Annotated[float, typer.Option(min=0, help="Only those that are older, in seconds.")] = 0.0,

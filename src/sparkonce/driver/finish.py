@@ -28,7 +28,7 @@ _TO_BE_HEALED = frozenset({Outcome.LOST, Outcome.DAMAGED, Outcome.ABORTED})
 _NOT_FINAL = frozenset({Outcome.RETRY, Outcome.UNKNOWN})
 
 
-class Finisher:
+class BatchFinisher:
     """Carries out FINISHING, ABORTING and CONCLUDING.
 
     Args:

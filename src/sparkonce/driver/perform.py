@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 
-from sparkonce.driver.finish import Finisher
+from sparkonce.driver.finish import BatchFinisher
 from sparkonce.driver.positions import Positions
 from sparkonce.driver.put import LogWriter
 from sparkonce.driver.sinks import RunSinks
@@ -57,7 +57,7 @@ class Performer:
         self.trouble = Trouble()
         validator = Validator(sinks, positions, self.trouble)
         self._log_writer = LogWriter(log, patience_s, self.trouble, validator.grown_old)
-        self._finisher = Finisher(sinks, sweeper, patience_s, self.trouble)
+        self._finisher = BatchFinisher(sinks, sweeper, patience_s, self.trouble)
         self.writer = BatchWriter(sinks, sweeper, self._log_writer, validator, patience_s, self.trouble)
 
     def perform(self, effect: do.Effect, state: State, work: BatchWork) -> on.Event:

@@ -117,7 +117,7 @@ class Sweeper:
         if effect is not None:
             began_s = time.monotonic()
             done = [self._try(name, effect.runs) for name in self._names]
-            self._step(on.Swept(began_s=began_s, at_s=time.monotonic(), failed=not all(done)))
+            self._step(on.SweepEnded(began_s=began_s, at_s=time.monotonic(), failed=not all(done)))
 
     def _keep_sweeping(self) -> None:
         while True:

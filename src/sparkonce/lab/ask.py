@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from sparkonce.errors import ConfigurationError
-from sparkonce.lab.conduct import Limits
+from sparkonce.lab.conduct import RunLimits
 from sparkonce.lab.faults import Fault
 from sparkonce.lab.history import History, Kind, load
 from sparkonce.lab.run import Options
@@ -22,7 +22,7 @@ FAULTS, ROWS, RATE, BROKERS = 12, 20_000, 1_000, 1
 """The defaults of faults, rows, rows per second and brokers."""
 
 _BOOTSTRAP = "bootstrap.servers"
-Recorded = TypeVar("Recorded", Workload, Limits)
+Recorded = TypeVar("Recorded", Workload, RunLimits)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,7 +79,7 @@ def options_of(asked: Asked) -> Options:
         wanted=[_fault(name) for name in asked.wanted],
         every_s=_first(began.get("every_s"), asked.every_s, 0.0),
         schedule=[Step.of_json(step) for step in began["schedule"]] if "schedule" in began else None,
-        limits=_recorded("limits", Limits, began) or Limits(),
+        limits=_recorded("limits", RunLimits, began) or RunLimits(),
         places=users,
     )
 

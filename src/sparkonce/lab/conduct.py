@@ -35,7 +35,7 @@ class StuckError(RunFailedError):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
+class RunLimits:
     """The longest waits, in seconds, and the most attempts.
 
     Attributes:
@@ -77,7 +77,7 @@ class Conductor:
         module: str,
         folder: Path,
         recorder: Recorder,
-        limits: Limits,
+        limits: RunLimits,
         look: Callable[[], None],
     ) -> None:
         self.config = config

@@ -17,7 +17,7 @@ from sparkonce.errors import ConfigurationError, PreflightError
 from sparkonce.lab.checkers import judge
 from sparkonce.lab.checkpoint import QUERY, checkpoint_disk
 from sparkonce.lab.child import Driver
-from sparkonce.lab.conduct import Conductor, Limits, StuckError
+from sparkonce.lab.conduct import Conductor, RunLimits, StuckError
 from sparkonce.lab.errors import RunFailedError
 from sparkonce.lab.faults import Fault
 from sparkonce.lab.feed import Feeder
@@ -78,7 +78,7 @@ class Options:
     schedule: Sequence[Step] | None = None
     fresh_end: bool = True
     undisturbed: bool = True
-    limits: Limits = field(default_factory=Limits)
+    limits: RunLimits = field(default_factory=RunLimits)
     module: str = "sparkonce.lab.query"
     java_flags: str = FAST_START
     places: Mapping[str, str] = field(default_factory=dict)

@@ -34,7 +34,7 @@ class Plan:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Refusal:
+class HealingRefusal:
     """The replay gave other rows than those that are visible, or the same ones in slots that do not fit.
 
     Attributes:
@@ -55,7 +55,7 @@ def first_write(recorded: Iterable[Handle], lost: Set[Key]) -> frozenset[Key] | 
 
 def heal(
     recorded: Sequence[Handle], replayed: Sequence[Handle], lost: Set[Key], sinks: Sequence[str]
-) -> Plan | Refusal:
+) -> Plan | HealingRefusal:
     """Compares a replay with the record.
 
     If nothing of the batch is visible, any rows will do. Otherwise what is written again must be the very rows that
@@ -75,7 +75,7 @@ def heal(
     again = _as_recorded(replayed, places)
     whole = _lost_whole(recorded, lost)
     if differing := _differing(recorded, again, {sink for sink, _ in lost} - whole, sinks):
-        return Refusal(
+        return HealingRefusal(
             lost=tuple((one.sink, one.slot, one.rows) for one in recorded if one.key in lost),
             differing=differing,
             same_rows=all(_in_all(recorded, sink) == _in_all(replayed, sink) for sink in sinks),

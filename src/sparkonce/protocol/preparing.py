@@ -10,7 +10,7 @@ from sparkonce.protocol import events as on
 from sparkonce.protocol import stopping
 from sparkonce.protocol.effects import StopReason
 from sparkonce.protocol.handles import Handle
-from sparkonce.protocol.healing import Refusal, heal
+from sparkonce.protocol.healing import HealingRefusal, heal
 from sparkonce.protocol.records import Amend, Commit, Void
 from sparkonce.protocol.state import (
     Finishing,
@@ -40,7 +40,7 @@ def prepared(state: State, event: on.Prepared) -> Step:
     state = replace(state, finishing=replace(state.finishing, replayed=True))
     finishing, writing = finishing_of(state), writing_of(state)
     plan = heal(finishing.decision.handles, handles, finishing.lost, recorded_sinks(state))
-    if isinstance(plan, Refusal):
+    if isinstance(plan, HealingRefusal):
         return stopping.abort(state, handles, _lost_for_good(finishing, plan))
     if plan.write == writing.only:
         return _validate(state, plan.replayed, plan.handles)
@@ -116,7 +116,7 @@ def _effect(state: State, writing: Writing) -> do.Write:
     return do.Write(batch=batch_of(state).number, sinks=_sinks(state), only=writing.only, attempt=writing.attempt)
 
 
-def _lost_for_good(finishing: Finishing, refusal: Refusal) -> do.Stop:
+def _lost_for_good(finishing: Finishing, refusal: HealingRefusal) -> do.Stop:
     decision, rows = finishing.decision, sum(rows for _, _, rows in refusal.lost)
     gave = f"gave {'the same rows spread otherwise' if refusal.same_rows else 'other rows'}"
     return do.Stop(

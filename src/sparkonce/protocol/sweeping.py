@@ -53,7 +53,7 @@ class TimePassed:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Swept:
+class SweepEnded:
     """A sweep has ended. It failed if something in some sink is not surely aborted."""
 
     began_s: float
@@ -75,7 +75,7 @@ class Closed:
     in_order: bool
 
 
-Event: TypeAlias = LosersExpected | BatchFailed | BatchDone | TimePassed | Swept | AbortUnanswered | Closed
+Event: TypeAlias = LosersExpected | BatchFailed | BatchDone | TimePassed | SweepEnded | AbortUnanswered | Closed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -147,7 +147,7 @@ def _time_passed(state: Sweeping, event: TimePassed) -> Step:
     return _sweep(state)
 
 
-def _swept(state: Sweeping, event: Swept) -> Step:
+def _swept(state: Sweeping, event: SweepEnded) -> Step:
     if event.failed:
         failures = state.failures + 1
         pause_s = max(_SHORTEST_PAUSE_S, state.every_s) * 2.0 ** min(failures, _MOST_DOUBLINGS)
@@ -177,7 +177,7 @@ TRANSITIONS: Mapping[type, Callable[..., Step]] = {
     BatchFailed: _batch_failed,
     BatchDone: _batch_done,
     TimePassed: _time_passed,
-    Swept: _swept,
+    SweepEnded: _swept,
     AbortUnanswered: _abort_unanswered,
     Closed: _closed,
 }

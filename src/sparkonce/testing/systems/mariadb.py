@@ -25,7 +25,7 @@ JOIN information_schema.processlist p ON p.id = t.trx_mysql_thread_id WHERE p.db
 """
 
 
-class Prepared(NamedTuple):
+class PreparedBranch(NamedTuple):
     """A prepared XA transaction. ``data`` is its id: the first ``gtrid`` bytes, and the branch."""
 
     format_id: int
@@ -100,11 +100,11 @@ class MariaDBWitness(Witness):
         self.ask(f"DROP DATABASE IF EXISTS {self._quoted}")
         self.made = False
 
-    def prepared(self) -> list[Prepared]:
+    def prepared(self) -> list[PreparedBranch]:
         """Lists the prepared transactions. The branch of a transaction's id begins with its prefix."""
         rows = [(*numbers, data if isinstance(data, bytes) else data.encode()) for *numbers, data in self.ask(_RECOVER)]
         start = f"{self._prefix}.".encode() if self._prefix else b""
-        return [found for row in rows if (found := Prepared(*row)).data[found.gtrid :].startswith(start)]
+        return [found for row in rows if (found := PreparedBranch(*row)).data[found.gtrid :].startswith(start)]
 
     def stages(self) -> list[str]:
         """Lists the sink's staging tables."""
