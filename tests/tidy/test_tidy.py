@@ -157,6 +157,7 @@ SEEN_TWICE = {
     "Batch": "the coordinator's, and the report's view of one",
     "Driver": "the verifier's process, and the report's view of one",
     "Finished": "an answer about a handle, and the event that brings all of them",
+    "Kind": "a finding's, which is public, and a recorded event's",
     "Step": "a schedule's, and the report's view of one",
     "_Reader": "a private reader of each harness",
 }

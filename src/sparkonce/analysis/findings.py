@@ -19,7 +19,7 @@ class Role(str, Enum):
     READER = "reader"
 
 
-class FindingKind(str, Enum):
+class Kind(str, Enum):
     """The kinds of findings."""
 
     REASON = "reason"
@@ -38,13 +38,13 @@ class Finding:
         says: The finding, as a clause.
         level: The best level that the part can have with it.
         change: The change that leads to a better level; empty if there is none.
-        kind: See `FindingKind`.
+        kind: See `Kind`.
     """
 
     says: str
     level: Guarantee = Guarantee.EXACTLY_ONCE
     change: str = ""
-    kind: FindingKind = FindingKind.REASON
+    kind: Kind = Kind.REASON
 
 
 def holds(says: str) -> Finding:
@@ -64,12 +64,12 @@ def loses(says: str, change: str) -> Finding:
 
 def must(says: str) -> Finding:
     """Makes a condition that cannot be seen from here."""
-    return Finding(says=says, kind=FindingKind.CONDITION)
+    return Finding(says=says, kind=Kind.CONDITION)
 
 
 def note(says: str) -> Finding:
     """Makes a remark."""
-    return Finding(says=says, kind=FindingKind.NOTE)
+    return Finding(says=says, kind=Kind.NOTE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,7 +100,7 @@ class Part:
     def reasons(self) -> tuple[str, ...]:
         """The reasons for the part's level. For a weak part, only those that make it weak."""
         weak = [finding for finding in self.findings if finding.level is not Guarantee.EXACTLY_ONCE]
-        chosen = weak or [finding for finding in self.findings if finding.kind is FindingKind.REASON]
+        chosen = weak or [finding for finding in self.findings if finding.kind is Kind.REASON]
         return tuple(finding.says for finding in chosen)
 
     @property
@@ -111,14 +111,14 @@ class Part:
     @property
     def conditions(self) -> tuple[str, ...]:
         """The conditions that cannot be seen from here."""
-        return self._said(FindingKind.CONDITION)
+        return self._said(Kind.CONDITION)
 
     @property
     def notes(self) -> tuple[str, ...]:
         """The remarks."""
-        return self._said(FindingKind.NOTE)
+        return self._said(Kind.NOTE)
 
-    def _said(self, kind: FindingKind) -> tuple[str, ...]:
+    def _said(self, kind: Kind) -> tuple[str, ...]:
         return tuple(finding.says for finding in self.findings if finding.kind is kind)
 
     def to_dict(self) -> dict[str, Any]:
