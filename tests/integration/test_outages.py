@@ -180,7 +180,7 @@ def test_a_server_that_stays_away(place: Any, tmp_path: Path) -> None:
     query.before = place.server.kill
     with pytest.raises(PrepareError, match=r"tried \d+ times in [0-9]+ s") as caught:
         query.job.run(0, 1)
-    assert "see whether the server is up" in caught.value.next_step
+    assert "see whether the server is up" in caught.value.next_step.lower()
     place.server.start()
     assert Counter(place.visible()) == numbers(0)
     query.job.run(1, 2)

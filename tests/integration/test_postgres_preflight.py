@@ -429,7 +429,7 @@ def test_secrets_are_shown_nowhere(server: PostgresServer, caplog: pytest.LogCap
         ({"mode": "upsert", "key_columns": ["id"], "on_conflict": "nothing", "order_by": "x"}, "order_by='x'"),
         ({"table": "x" * 64}, "1 to 63 bytes"),
         ({"table": ""}, "1 to 63 bytes"),
-        ({"prefix": "p" * 100}, "Choose shorter ones"),
+        ({"prefix": "p" * 100}, "Choose 100 printable bytes or less"),
         ({"lock_timeout_s": 0}, "lock_timeout_s=0"),
     ],
 )

@@ -245,7 +245,7 @@ def test_a_postgresql_that_cannot_prove_who_it_is(keys: Path, certificate: str, 
         (
             "db.invalid",
             "verify-ca",
-            "sslmode=verify-ca: the connection to db.invalid is encrypted, and whoever answers",
+            "sslmode=verify-ca: the connection to db.invalid is encrypted, and any server that answers",
         ),
         ("db.invalid", "prefer", "sslmode=prefer: the connection to db.invalid is encrypted"),
     ],

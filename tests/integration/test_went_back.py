@@ -169,7 +169,7 @@ def test_a_commit_alone_that_is_missing_is_made_again(
     assert Counter(place.visible()) == numbers(0)
     with caplog.at_level(logging.WARNING, "sparkonce"):
         job.run(2)
-    assert "it is committed again" in caplog.text
+    assert "has committed it again" in caplog.text
     assert Counter(place.visible()) == numbers(0, 1, 2)
 
 

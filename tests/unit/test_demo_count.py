@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
+from rich.console import Console as RichConsole
 
+from sparkonce.lab.demo.console import Console
 from sparkonce.lab.demo.proof import CrashPoint, Standing
 from sparkonce.lab.demo.result import Count, compare
-from sparkonce.lab.demo.scenario import new_workload
+from sparkonce.lab.demo.scenario import Context, new_workload
+from sparkonce.lab.demo.variants import WithSparkonce
 from sparkonce.lab.history import ROWS
+from sparkonce.lab.systems.kafka import KafkaSystem
 from sparkonce.lab.systems.observed import of_texts
+from sparkonce.sinks.kafka.sink import KafkaSink
 
 # Window and customer, and what they add up to: cents and orders.
 RIGHT = {(1000, 1): (30, 2), (1000, 2): (5, 1), (2000, 1): (7, 1)}
@@ -87,3 +94,17 @@ def test_a_standing_proves_one_point_or_none(
 ) -> None:
     found = Standing(batch=7, decided=decided, ended=ended, open=still_open)
     assert [point for point in CrashPoint if found.proves(point)] == ([proved] if proved else [])
+
+
+def test_the_queries_of_the_demo_can_be_made(tmp_path: Path) -> None:
+    context = Context(
+        bootstrap="broker:9092",
+        folder=tmp_path,
+        jars=(),
+        workload=new_workload(1, 100),
+        console=Console(RichConsole(quiet=True)),
+    )
+    config = WithSparkonce(context).config()
+    sink = KafkaSystem.build(config.sinks[KafkaSystem.name])
+    assert isinstance(sink, KafkaSink)
+    assert (sink.topic, sink.prefix) == ("totals-sparkonce", "sparkonce")

@@ -103,7 +103,7 @@ def test_another_driver_that_is_ahead_is_no_old_copy(world: World, monkeypatch: 
 
 def not_asked(caplog: pytest.LogCaptureFixture) -> list[str]:
     """The warnings of sinks that did not say what they remember."""
-    told = [record.getMessage() for record in caplog.records if "The run goes on without" in record.getMessage()]
+    told = [record.getMessage() for record in caplog.records if "The run starts without" in record.getMessage()]
     caplog.clear()
     return told
 
@@ -129,8 +129,30 @@ def test_a_server_that_cannot_say_what_it_remembers_is_waited_for_and_then_passe
     world.run(world.start(), 2)
     assert clock.monotonic() - began_s == pytest.approx(60.0, abs=1.0)
     (warning,) = not_asked(caplog)
-    assert "Sink 'memory' does not say what it remembers of this query: away for good. The run goes on" in warning
+    assert "Sink 'memory' does not say what it remembers of this query: away for good. The run starts" in warning
     assert world.visible() == numbers(0, 1, 2)
+
+
+def test_a_sink_that_is_away_takes_no_patience_from_the_next_one(
+    world: World, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    stopped_clock(monkeypatch)
+    world.add("other")
+    world.run(world.start(), 0)
+    list_traces = _Committer.list_traces
+    once = [errors.UnknownOutcomeError("away")]
+
+    def away(committer: _Committer, query: str, facts: Facts) -> Sequence[Trace]:
+        if committer._name == "memory":
+            raise errors.UnknownOutcomeError("away for good")
+        if once:
+            raise once.pop()
+        return list_traces(committer, query, facts)
+
+    monkeypatch.setattr(_Committer, "list_traces", away)
+    world.run(world.start(), 1)
+    (warning,) = not_asked(caplog)
+    assert "Sink 'memory'" in warning
 
 
 def test_a_sink_that_cannot_be_asked_what_it_remembers_is_passed_over_at_once(
@@ -151,7 +173,7 @@ def test_a_sink_that_cannot_be_asked_what_it_remembers_is_passed_over_at_once(
     copy = keep_copy(world)
     world.run(world.start(), 1)
     (warning,) = not_asked(caplog)
-    assert "PermissionError: not for you. The run goes on" in warning
+    assert "PermissionError: not for you. The run starts" in warning
     assert (world.visible(), clock.slept) == (numbers(0, 1), [])
     restore(world, copy)
     with pytest.raises(errors.StaleLogError, match="Sink 'other' remembers more"):

@@ -11,7 +11,7 @@ from sparkonce.protocol import effects as do
 from sparkonce.protocol import events as on
 from sparkonce.protocol.coordinator import TRANSITIONS, step
 from sparkonce.protocol.deciding import MOST_DOUBTS
-from sparkonce.protocol.effects import Effect, StopReason
+from sparkonce.protocol.effects import Attempt, Effect, StopReason
 from sparkonce.protocol.handles import Handle
 from sparkonce.protocol.outcomes import Outcome
 from sparkonce.protocol.ownership import Token
@@ -265,11 +265,11 @@ def test_an_objection_sweeps_and_stops_the_run_as_a_slot_that_failed() -> None:
 @pytest.mark.parametrize("is_prepared", [True, False])
 def test_what_a_system_was_away_for_is_written_again(is_prepared: bool) -> None:
     state = writing(log(), 0)
-    for attempt in (1, 2):
+    for _ in range(2):
         if is_prepared:
             state, _ = step(state, on.Prepared(handles=(handle(0),)))
         state, effect = step(state, on.Unready())
-        assert effect == do.Write(batch=0, sinks=("out",), attempt=attempt)
+        assert effect == do.Write(batch=0, sinks=("out",), attempt=Attempt.AGAIN)
     state, effect = prepared(state, handle(0, epoch=1))
     assert isinstance(effect, do.Put)
     assert effect.record.handles == (handle(0, epoch=1),)  # type: ignore[union-attr]
@@ -280,7 +280,32 @@ def test_what_took_too_long_is_undone_and_written_again() -> None:
     state, effect = step(state, on.Unready(undo=True))
     assert effect == do.Abort(handles=(handle(0),))
     _, effect = step(state, on.Aborted())
-    assert effect == do.Write(batch=0, sinks=("out",), attempt=1)
+    assert effect == do.Write(batch=0, sinks=("out",), attempt=Attempt.AGAIN)
+
+
+def test_what_took_too_long_before_it_was_prepared_is_swept_and_written_again() -> None:
+    state, effect = step(writing(log(), 0), on.Unready(undo=True))
+    assert isinstance(effect, do.Sweep)
+    assert [run.token for run in effect.runs] == [Token(1, "bbbbbbbb")]
+    _, effect = step(state, on.Swept())
+    assert effect == do.Write(batch=0, sinks=("out",), attempt=Attempt.AGAIN)
+
+
+def test_lost_rows_are_looked_for_again_where_the_write_elsewhere_is_repeated() -> None:
+    state = finishing(handle(0), handle(1, fingerprint=22))
+    state, _ = step(state, on.Finished(outcomes=(Outcome.COMMITTED, Outcome.LOST)))
+    state, _ = step(state, on.LogRead(view=state.view))
+    counted = Handle(sink="out", slot=0, rows=3, fingerprint=22)
+    state, _ = step(state, on.Prepared(handles=(counted, handle(1, epoch=5))))
+    state, effect = step(state, on.Aborted())
+    assert effect == do.Write(batch=0, sinks=("out",), only=frozenset({("out", 0)}), attempt=Attempt.ELSEWHERE)
+    state, effect = step(state, on.Unready())
+    assert effect == do.Write(batch=0, sinks=("out",), only=frozenset({("out", 0)}), attempt=Attempt.AGAIN)
+    as_before = (handle(0, epoch=6), Handle(sink="out", slot=1, rows=3, fingerprint=22))
+    state, effect = step(state, on.Prepared(handles=as_before))
+    assert effect == do.Abort(handles=as_before[:1])
+    _, effect = step(state, on.Aborted())
+    assert effect == do.Write(batch=0, sinks=("out",), only=frozenset({("out", 1)}), attempt=Attempt.ELSEWHERE)
 
 
 def test_a_superseded_run_undoes_its_own_handles_and_says_who_came() -> None:
@@ -423,7 +448,7 @@ def test_lost_rows_that_a_replay_has_in_other_slots_are_written_there() -> None:
     state, effect = step(state, on.Prepared(handles=(there, elsewhere)))
     assert effect == do.Abort(handles=(elsewhere,))
     state, effect = step(state, on.Aborted())
-    assert effect == do.Write(batch=0, sinks=("out",), only=frozenset({("out", 0)}))
+    assert effect == do.Write(batch=0, sinks=("out",), only=frozenset({("out", 0)}), attempt=Attempt.ELSEWHERE)
     counted = Handle(sink="out", slot=1, rows=3, fingerprint=11)
     again = handle(0, epoch=6, fingerprint=22)
     found, effect = step(state, on.Prepared(handles=(again, counted)))

@@ -71,3 +71,15 @@ def test_numbers_that_json_does_not_have_are_texts_and_found() -> None:
 def test_bytes_are_base64_and_texts_plain() -> None:
     assert plain_text(pa.array([b"", b"a", b"ab", None])).to_pylist() == ["", "YQ==", "YWI=", None]
     assert plain_text(pa.array(['a"'])).to_pylist() == ['a"']
+
+
+def test_lists_of_lists_that_are_all_empty_as_sparks_jvm_sends_them() -> None:
+    """Its inner vectors have no offsets at all then, not even the first one."""
+    inner = pa.ListArray.from_buffers(pa.list_(pa.int32()), 0, [None, pa.py_buffer(b"")], children=[pa.array([], "i4")])
+    outer = pa.ListArray.from_arrays(pa.array([0, 0, 0], pa.int32()), inner)
+    assert json_text(outer).to_pylist() == ["[]", "[]"]
+
+
+def test_a_struct_without_fields_is_an_empty_object() -> None:
+    kind = pa.list_(pa.struct([]))
+    assert json_text(pa.array([[{}, None], []], kind)).to_pylist() == ["[{},null]", "[]"]

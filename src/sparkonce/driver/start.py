@@ -47,9 +47,8 @@ def look_around(
     _warn_of_removed(recorded, sinks, query)
     facts = {name: sink.preflight(query, recorded.get(name)) for name, sink in sorted(sinks.items())}
     _check_facts(facts)
-    outage = Outage(min(deadline_s, _TRACES_WITHIN_S))
     traces = {
-        name: _traces(name, committer(name), query, known, outage)
+        name: _traces(name, committer(name), query, known, min(deadline_s, _TRACES_WITHIN_S))
         for name, known in facts.items()
         if sinks[name].guarantee is Guarantee.EXACTLY_ONCE
     }
@@ -112,7 +111,7 @@ def _check_facts(facts: Mapping[str, Facts]) -> None:
                 )
 
 
-def _traces(name: str, committer: SinkCommitter, query: str, facts: Facts, outage: Outage) -> Sequence[Trace]:
+def _traces(name: str, committer: SinkCommitter, query: str, facts: Facts, within_s: float) -> Sequence[Trace]:
     """Returns what a sink remembers of the query; nothing, with a warning, if it does not say.
 
     The question is a net below the rules, and stops no run that can do without it. Whatever needs the server waits for
@@ -120,16 +119,16 @@ def _traces(name: str, committer: SinkCommitter, query: str, facts: Facts, outag
     """
     ask = partial(committer.list_traces, query, facts)
     try:
-        return outage.retry(ask, f"sink {name!r} does not say what it remembers of this query")
-    except errors.UnknownOutcomeError as error:
+        return Outage(within_s).retry(ask, f"sink {name!r} does not say what it remembers of this query")
+    except (errors.UnknownOutcomeError, errors.OutageError) as error:
         reason = error.message
     except errors.SparkonceError:
         raise  # A verdict, such as that the server went back.
     except Exception as error:  # noqa: BLE001 - a sink that cannot answer this may do all else well
         reason = f"{type(error).__name__}: {error}"
     logger.warning(
-        "Sink %r does not say what it remembers of this query: %s. The run goes on without knowing whether its "
-        "checkpoint is an old copy. Next: if it was restored from a copy, stop the query, and start it again when the "
+        "Sink %r does not say what it remembers of this query: %s. The run starts without knowing if its "
+        "checkpoint is an old copy. Next: If it was restored from a copy, stop the query, and start it again when the "
         "sink answers.",
         *(name, reason.rstrip(".")),
     )

@@ -65,14 +65,16 @@ class BatchWriter:
         self.rows_asked: int | None = None
 
     def write(self, effect: do.Write, state: State, work: BatchWork) -> on.Event:
-        """Runs the plan once and prepares every slot. Before a later attempt, what the last one left open is undone."""
+        """Runs the plan once and prepares every slot. Before it is written again, the last write is undone."""
         if not effect.sinks:
             return on.Prepared(handles=())
-        if effect.attempt == 0:
+        if effect.attempt is do.Attempt.FIRST:
             self._outage, self._slow_s = Outage(self._patience_s), None
-        elif self._slow_s is None and (verdict := self._undo(effect, state, work)) is not None:
+        elif effect.attempt is do.Attempt.AGAIN and (verdict := self._undo(effect, state, work)) is not None:
             return verdict
         self._started_s = time.monotonic()
+        if effect.attempt is do.Attempt.ELSEWHERE:
+            return self._prepare(effect, state, work)
         if self._slow_s is None:
             self._began_s, self._life = self._started_s, self._sinks.shortest_life(effect.sinks)
             expected_s = self._pace.expected_s(self.rows_asked)
@@ -155,6 +157,8 @@ class BatchWriter:
 
         That also asks whether the servers are back, which costs less than to run the plan.
         """
+        if self._slow_s is not None:
+            return None  # the coordinator has had it undone
         self._sweeper.expect_losers()
         if work.is_stopped():
             return None  # the write says so, in Spark's words

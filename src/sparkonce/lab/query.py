@@ -37,7 +37,6 @@ if TYPE_CHECKING:
     Start = Callable[[SparkSession, "QueryConfig", "Gate", threading.Event], StreamingQuery]
 
 _POLL_S = 0.1
-_STOP_S = 120.0
 _HOLD_S = 300.0
 _PROGRESS_S = 10.0
 WATERMARK_DELAY = "2 seconds"
@@ -67,6 +66,7 @@ class QueryConfig:
         plain_to: Instead of all sinks, where Spark itself writes to: a folder for Parquet.
         log_level: The lowest level of the product's own log lines that are told.
         outage_patience_s: See `sparkonce.ExactlyOnce`.
+        stop_within_s: The time that the query has to stop in order; then its process ends at once.
     """
 
     source: Mapping[str, Any]
@@ -85,6 +85,7 @@ class QueryConfig:
     plain_to: str = ""
     log_level: str = "WARNING"
     outage_patience_s: float = 60.0
+    stop_within_s: float = 120.0
 
     def to_json(self) -> str:
         """Returns one line of JSON."""
@@ -199,7 +200,7 @@ def main(start: Start) -> int:
     lines = _lines()
     config = QueryConfig.of_json(next(lines))
     gate, stopping = Gate(config.hold), threading.Event()
-    threading.Thread(target=_listen, args=(lines, gate, stopping), daemon=True).start()
+    threading.Thread(target=_listen, args=(lines, gate, stopping, config.stop_within_s), daemon=True).start()
     _tell_log(config.log_level)
     spark = session(config)
     query = start(spark, config, gate, stopping)
@@ -337,11 +338,11 @@ def _lines() -> Iterator[str]:
         yield from (line.decode() for line in lines)
 
 
-def _listen(lines: Iterator[str], gate: Gate, stopping: threading.Event) -> None:
+def _listen(lines: Iterator[str], gate: Gate, stopping: threading.Event, stop_within_s: float) -> None:
     for line in lines:
         _obey(json.loads(line), gate)
     # Where a server is gone too, stopping in order may take for ever, and nobody waits for it any more.
-    end = threading.Timer(_STOP_S, os._exit, (1,))
+    end = threading.Timer(stop_within_s, os._exit, (1,))
     end.daemon = True
     end.start()
     gate.go()

@@ -7,17 +7,21 @@ Every step asks for exactly one thing to be done and waits for exactly one event
                                                              ├─ decided ──► FINISHING ─► REPLAYING ──┐
                                                              └─ not decided ─► SWEEPING ─► WRITING   │
                                                                                               │      │
-                      ABORTING ◄─ an objection ── VALIDATING ◄─── all is prepared ────────────┘      │
-                          │                         │ nothing speaks against it                      │
-                          ▼                         ▼                                                │
-                       STOPPED     RESOLVING ◄─► DECIDING                                            │
-                                                    │  the commit point                              │
-                  WRITING again (heal) ◄─ JUDGING ◄─┴► FINISHING ─► DELIVERING ─► SWEEPING_OWN ◄─────┘
-                                                        │   ▲                          │
-                                                damaged └───┴ DECIDING, that           ▼
-                                                              it is void      RAISING_FLOOR ─► TIDYING
-                                                                                       │
-                                       IDLE ◄─Done─ REPORTING ◄─ CONCLUDING ◄──────────┘
+           ABORTING ◄─ a slot failed, or an objection ── VALIDATING ◄─── all is prepared ─────┘      │
+              │                                              │ nothing speaks against it             │
+              ├─► STOPPED                                    ▼                                       │
+              └─► WRITING again            RESOLVING ◄─► DECIDING                                    │
+                                                             │  the commit point                     │
+                                                             ▼                                       │
+                WRITING again (heal) ◄─ JUDGING ◄──────── FINISHING ─► DELIVERING ─► SWEEPING_OWN ◄──┘
+                                                           │   ▲                          │
+                                                   damaged └───┴ DECIDING, that           ▼
+                                                                 it is void      RAISING_FLOOR ─► TIDYING
+                                                                                          │
+                                          IDLE ◄─Done─ REPORTING ◄─ CONCLUDING ◄──────────┘
+
+A batch that the log refuses is refused after READING, too, before the run claims. A log that has grown long is tidied
+after CHECKING, too.
 
 A write that a system's absence or its own length has spoilt is done again, from WRITING or VALIDATING. An effect that
 cannot be carried out raises in the driver and ends the run there: the next run takes up what it left.

@@ -63,6 +63,17 @@ class Sweep:
     optional: bool = False
 
 
+class Attempt(str, Enum):
+    """The reason why a batch is to be written now."""
+
+    FIRST = "first"
+    """Begins to write the batch, or what was lost of it."""
+    ELSEWHERE = "elsewhere"
+    """Follows a replay that has shown the lost rows to be in other slots. All else is as it was for that replay."""
+    AGAIN = "again"
+    """Follows a write that a system's absence, or its own length, has spoilt. What that left open is undone before."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Write:
     """Run the batch's plan and prepare.
@@ -71,13 +82,13 @@ class Write:
         batch: Spark's batch id.
         sinks: The sinks to write to.
         only: If not None, write these (sink, slot)s only, and count and fingerprint the others.
-        attempt: Counts from 0. Before a later one what the last one left open is undone.
+        attempt: Why it is written now.
     """
 
     batch: int
     sinks: tuple[str, ...]
     only: frozenset[tuple[str, int]] | None = None
-    attempt: int = 0
+    attempt: Attempt = Attempt.FIRST
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,7 +121,7 @@ class Finish:
     Attributes:
         batch: Spark's batch id.
         handles: Which. All are named by the decision.
-        attempt: Counts from 0, for the back-off.
+        attempt: Counts from 0, which begins to wait with a patience of its own.
         void: The (sink, slot) keys of those to abort.
     """
 

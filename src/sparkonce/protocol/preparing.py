@@ -8,7 +8,7 @@ from functools import partial
 from sparkonce.protocol import effects as do
 from sparkonce.protocol import events as on
 from sparkonce.protocol import stopping
-from sparkonce.protocol.effects import StopReason
+from sparkonce.protocol.effects import Attempt, StopReason
 from sparkonce.protocol.handles import Handle
 from sparkonce.protocol.healing import HealingRefusal, heal
 from sparkonce.protocol.records import Amend, Commit, Void
@@ -44,9 +44,9 @@ def prepared(state: State, event: on.Prepared) -> Step:
         return stopping.abort(state, handles, _lost_for_good(finishing, plan))
     if plan.write == writing.only:
         return _validate(state, plan.replayed, plan.handles)
-    if writing.is_elsewhere:
+    if writing.attempt is Attempt.ELSEWHERE:
         return failed(state, on.PrepareFailed(reason="the batch's slots came in another order each time it was run"))
-    writing = Writing(only=plan.write, is_elsewhere=True)
+    writing = Writing(only=plan.write, attempt=Attempt.ELSEWHERE)
     return stopping.abort(replace(state, writing=writing), handles, _effect(state, writing))
 
 
@@ -72,17 +72,19 @@ def decide(state: State, kind: type[Commit] | type[Amend] | partial[Void], handl
 
 
 def unready(state: State, event: on.Unready) -> Step:
-    """Asks for the same write again."""
+    """Asks for the same write again. The next replay may list its slots in any order, so it may look elsewhere, too."""
     writing = writing_of(state)
-    again = replace(writing, attempt=writing.attempt + 1, handles=())
+    again = replace(writing, attempt=Attempt.AGAIN, handles=())
     state = replace(state, writing=again)
+    if event.undo and not writing.handles:
+        return stopping.sweep_own(state, _effect(state, again))  # a slot failed, and which had prepared is not known
     if event.undo:
         return stopping.abort(state, writing.handles, _effect(state, again))
     return replace(state, phase=Phase.WRITING), _effect(state, again)
 
 
 def objected(state: State, event: on.Objected) -> Step:
-    """Undoes what is prepared, as if a slot had failed."""
+    """Sweeps what the run has open, as if a slot had failed, and stops."""
     return failed(state, on.PrepareFailed(reason=event.reason, too_old=event.too_old))
 
 
@@ -94,7 +96,7 @@ def failed(state: State, event: on.PrepareFailed) -> Step:
     if event.superseded:
         # A newer run's sweep makes slots fail, too. A supervisor that took it for a fault would start this run again.
         reason, message = StopReason.SUPERSEDED, f"a newer run has claimed the query, while a slot failed: {message}"
-    return stopping.sweep_and_stop(state, do.Stop(reason=reason, message=message))
+    return stopping.sweep_own(state, do.Stop(reason=reason, message=message))
 
 
 def too_old(state: State, event: on.TooOld) -> Step:

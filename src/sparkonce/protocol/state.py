@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
-from sparkonce.protocol.effects import Stop, Write
+from sparkonce.protocol.effects import Attempt, Stop, Write
 from sparkonce.protocol.handles import Handle
 from sparkonce.protocol.ownership import Token
 from sparkonce.protocol.records import Amend, Claim, Commit, Record, Void
@@ -56,14 +56,12 @@ class Writing:
 
     Attributes:
         only: See `effects.Write.only`.
-        attempt: How often the batch was written before, because a system was away or it took too long.
-        is_elsewhere: Whether a replay has shown that the lost rows are in these slots.
+        attempt: Why it is written now.
         handles: What the record is to name, once all is prepared.
     """
 
     only: frozenset[tuple[str, int]] | None = None
-    attempt: int = 0
-    is_elsewhere: bool = False
+    attempt: Attempt = Attempt.FIRST
     handles: tuple[Handle, ...] = ()
 
 

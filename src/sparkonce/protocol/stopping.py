@@ -37,10 +37,10 @@ def abort(state: State, handles: tuple[Handle, ...], then: do.Stop | do.Write) -
     return replace(state, phase=Phase.ABORTING, then=then), do.Abort(handles=own)
 
 
-def sweep_and_stop(state: State, verdict: do.Stop) -> Step:
-    """Aborts whatever the run has open, where it does not know which slots had prepared, and stops."""
+def sweep_own(state: State, then: do.Stop | do.Write) -> Step:
+    """Aborts whatever the run has open, where it does not know which slots had prepared; then stops or writes again."""
     own = tuple(run for run in state.view.runs if run.token == state.token)
-    return replace(state, phase=Phase.ABORTING, then=verdict), do.Sweep(runs=own, best_effort=True)
+    return replace(state, phase=Phase.ABORTING, then=then), do.Sweep(runs=own, best_effort=True)
 
 
 def aborted(state: State, _event: on.Swept | on.Aborted) -> Step:

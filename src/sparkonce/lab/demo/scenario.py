@@ -34,6 +34,7 @@ CUSTOMERS = 100
 STEP_S = 120.0
 """Longest time for any one step. A start of Spark and a few batches take a tenth of it."""
 _STOP_S = 30.0
+_QUERY_STOPS_WITHIN_S = 25.0
 _QUIET_S = 0.5
 _CATCH_UP_S = 10.0
 
@@ -204,6 +205,7 @@ class Scenario(ABC):
             "trigger": "1 second",
             "shuffle_partitions": self.context.workload.partitions,
             "log_level": "INFO",
+            "stop_within_s": _QUERY_STOPS_WITHIN_S,
         }
 
     def _finish(self) -> None:
@@ -230,7 +232,11 @@ class Scenario(ABC):
         expected = self.context.workload.expected(self._feeder.written)
         rows = read_committed(bootstrap, self.target)
         everything = read_uncommitted(bootstrap, self.target)
-        self._reader.wait_for(lambda: len(self._reader.seen) >= len(rows), _CATCH_UP_S)
+        if not self._reader.wait_for(lambda: len(self._reader.seen) >= len(rows), _CATCH_UP_S):
+            raise RunFailedError(
+                f"The live reader saw {len(self._reader.seen)} of {len(rows)} committed rows in {_CATCH_UP_S:.0f} s.",
+                next_step="Run it again; if that repeats, look at the broker's log with --keep.",
+            )
         self._reader.stop()
         committed = {(record.partition, record.offset, record.value) for record in rows}
         left = list_transactions(bootstrap, states=["Ongoing"]).values()

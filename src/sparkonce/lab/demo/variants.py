@@ -13,6 +13,7 @@ from sparkonce.lab.demo.scenario import STEP_S, WHOLE_BATCHES, Context, Scenario
 from sparkonce.lab.errors import RunFailedError
 from sparkonce.lab.query import QueryConfig
 from sparkonce.lab.systems.kafka import KafkaSystem
+from sparkonce.protocol.state import Phase
 from sparkonce.rig.child import Event
 from sparkonce.testing.kafka import list_transactions
 
@@ -38,7 +39,7 @@ class WithSparkonce(Scenario):
     def config(self) -> QueryConfig:
         """Returns the configuration with sparkonce's Kafka sink."""
         to = {"bootstrap.servers": self.context.bootstrap}
-        sink = {"settings": to, "topic": self.target, "transactional_id_prefix": "sparkonce"}
+        sink = {"settings": to, "topic": self.target, "prefix": "sparkonce"}
         return QueryConfig(sinks={KafkaSystem.name: sink}, **self.common_config())
 
     def kills(self) -> list[Kill]:
@@ -48,7 +49,7 @@ class WithSparkonce(Scenario):
     def take(self, event: Event) -> None:
         """Shows how the newest start recovered from the one before."""
         if event["event"] == "phase":
-            self.doing = f"batch {event['batch']}: {event['phase'].lower()}"
+            self.doing = f"batch {event['batch']}: {Phase[event['phase']].value}"
         elif event["event"] == "log":
             self._lines.append(event["message"])
         elif event["event"] == "batch":

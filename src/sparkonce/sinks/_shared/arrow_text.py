@@ -41,6 +41,8 @@ def json_text(column: pa.Array) -> pa.Array:
     kind = column.type
     if types.is_struct(kind):
         fields = [pc.struct_field(column, [number]) for number in range(kind.num_fields)]
+        if not fields:
+            return _where_valid(column, pa.repeat(pa.scalar("{}", STRING), len(column)))
         text = json_object(fields, [kind.field(number).name for number in range(kind.num_fields)])
         return _where_valid(column, text)
     if types.is_list(kind) or types.is_large_list(kind):
@@ -56,6 +58,9 @@ def json_text(column: pa.Array) -> pa.Array:
 
 
 def _list(column: pa.Array) -> pa.Array:
+    if not len(column):
+        # Spark's JVM sends no offsets at all then, not even the first one: all lists around this one are empty.
+        return pa.array([], STRING)
     # The elements' texts are an array of their own; the list's offsets, unchanged, say which belong together.
     offsets = np.frombuffer(column.buffers()[1], np.int64 if types.is_large_list(column.type) else np.int32)
     offsets = offsets[column.offset : column.offset + len(column) + 1].astype(np.int64)

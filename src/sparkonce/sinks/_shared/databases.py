@@ -131,6 +131,15 @@ class DatabaseCommitter(HandleCommitter[T], Generic[T, S]):
         """Keeps a finished batch's handles, which each new session must have."""
         self._newest = tuple(handle for handle in handles if handle.transaction) or self._newest
 
+    def check_newest(self, session: S) -> None:
+        """Refuses a server without the newest finished batch.
+
+        Raises:
+            StaleServerError: naming the sink and the batch.
+        """
+        if self._newest and (gone := self.not_committed(session, self._newest)):
+            raise went_back(self._name, str(gone[0][self.name_field]))
+
     def close(self) -> None:
         """Closes the sessions."""
         self._sessions.close()
@@ -138,11 +147,8 @@ class DatabaseCommitter(HandleCommitter[T], Generic[T, S]):
     def _connect(self) -> S:
         session = self.open_session()
         try:
-            if self._newest:
-                with self.within(session, self._answer_s):
-                    gone = self.not_committed(session, self._newest)
-                if gone:
-                    raise went_back(self._name, str(gone[0][self.name_field]))
+            with self.within(session, self._answer_s):
+                self.check_newest(session)
         except BaseException:
             session.close()
             raise

@@ -7,9 +7,24 @@ from contextlib import closing
 from typing import Any
 
 from sparkonce.arguments import nonempty
+from sparkonce.errors import ConfigurationError
 from sparkonce.protocol.ownership import TransactionName
 from sparkonce.sinks._shared.orphans import Orphan, parse_line, run_of
 from sparkonce.sinks.files.places import open_store
+
+
+def _options(line: str) -> dict[str, Any]:
+    """Reads options from one line: true and false as switches, and those that end in ``_s`` as seconds."""
+    found: dict[str, Any] = {}
+    for name, value in parse_line(line).items():
+        try:
+            seconds = float(value) if name.endswith("_s") else None
+        except ValueError:
+            raise ConfigurationError(
+                f"{name}={value!r} is no number.", next_step="Give seconds.", setting=name
+            ) from None
+        found[name] = value == "true" if value in {"true", "false"} else value if seconds is None else seconds
+    return found
 
 
 def list_open(settings: str | Mapping[str, Any]) -> list[Orphan]:
@@ -22,7 +37,7 @@ def list_open(settings: str | Mapping[str, Any]) -> list[Orphan]:
         ConfigurationError: if the path is missing or a setting is none.
         UnknownOutcomeError: if the store does not answer.
     """
-    given = parse_line(settings) if isinstance(settings, str) else dict(settings)
+    given = _options(settings) if isinstance(settings, str) else dict(settings)
     path = nonempty("path", given.pop("path", ""), example="path=…, and the options of the store")
     staged: dict[TransactionName, list[str]] = {}
     with closing(open_store(path, given)) as store:

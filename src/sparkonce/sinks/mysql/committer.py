@@ -7,6 +7,7 @@ import logging
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from typing import Any
 
 from sparkonce.protocol.handles import Handle, transaction_fields
@@ -74,7 +75,20 @@ class MySQLCommitter(DatabaseCommitter[Marker, Session]):
         self._settle(branches)
         answers = finish_each(branches, self._commit_branch, at_once=AT_ONCE)
         if rows:
-            answers |= self.answer_all(list(rows), self._commit_timeout_s, lambda session: _merge(session, rows))
+            answers |= self.answer_all(list(rows), self._commit_timeout_s, lambda session: self._merge(session, rows))
+        return answers
+
+    def _merge(self, session: Session, rows: Mapping[Marker, int]) -> Answers:
+        # A proxy may have led an open connection to another server meanwhile, which has no staging tables to merge.
+        server = markers.identity(session.connection, session.flavour)
+        self.check_newest(replace(session, server=server))
+        answers = {marker: wrong for marker in rows if (wrong := _wrong_server(marker, server))}
+        groups: dict[tuple[str, str], dict[Marker, int]] = {}
+        for marker in rows:
+            if marker not in answers:
+                groups.setdefault((marker.name.prefix, marker.name.query), {})[marker] = rows[marker]
+        for group in groups.values():
+            answers |= staged.commit_staged(session.connection, group)
         return answers
 
     def abort_all(self, wanted: Mapping[Marker, Handle]) -> Answers:
@@ -239,17 +253,6 @@ class MySQLCommitter(DatabaseCommitter[Marker, Session]):
 
     def _give_up_at(self) -> float:
         return time.monotonic() + self._answer_s
-
-
-def _merge(session: Session, rows: Mapping[Marker, int]) -> Answers:
-    answers = {marker: wrong for marker in rows if (wrong := _wrong_server(marker, session.server))}
-    groups: dict[tuple[str, str], dict[Marker, int]] = {}
-    for marker in rows:
-        if marker not in answers:
-            groups.setdefault((marker.name.prefix, marker.name.query), {})[marker] = rows[marker]
-    for group in groups.values():
-        answers |= staged.commit_staged(session.connection, group)
-    return answers
 
 
 def _tidy(session: Session, name: TransactionName, batch: int) -> None:

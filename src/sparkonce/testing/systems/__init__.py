@@ -1,4 +1,6 @@
-"""One witness a system, for verifier, crash matrix and conformance: it asks the system without the product's code.
+"""One witness a system, for verifier and crash matrix, and for conformance of MariaDB, Redis and S3.
+
+A witness asks the system itself, not through the product's code.
 
 - ``base`` names the questions.
 - ``kafka``, ``files``, ``s3``, ``postgres``, ``mariadb`` and ``redis`` ask the system of that name.

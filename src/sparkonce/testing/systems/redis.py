@@ -80,7 +80,10 @@ class RedisWitness(Witness):
         for client in self.clients:
             for pattern in patterns:
                 for keys in self._scan(client, pattern):
-                    client.unlink(*keys)
+                    with client.pipeline(transaction=False) as several:
+                        for key in keys:  # one by one: a node of a cluster takes no keys of several slots at once
+                            several.unlink(key)
+                        several.execute()
 
     def left_open(self) -> Sequence[str]:
         """See `Witness.left_open`: staged rows. Ledgers stay."""

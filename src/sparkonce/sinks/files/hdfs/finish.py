@@ -23,14 +23,18 @@ class Finisher:
 
     Args:
         client: The client.
+        location: The sink's folder with its cluster, for messages.
         root: The sink's folder, without a slash at its end.
         held: The folder of staged files within it.
         deadline_s: How long the cluster may be silent.
         known: Paths and checksums of files that need not be read again, shared by all finishers of a store.
     """
 
-    def __init__(self, client: Client, root: str, held: str, deadline_s: float, known: set[tuple[str, str]]) -> None:
+    def __init__(
+        self, client: Client, location: str, root: str, held: str, deadline_s: float, known: set[tuple[str, str]]
+    ) -> None:
         self._client = client
+        self._location = location
         self._root = root
         self._held = held
         self._deadline_s = deadline_s
@@ -41,7 +45,7 @@ class Finisher:
         found = within(self._deadline_s, [partial(self._look, one) for one in files])
         lost = [one for one in found if isinstance(one, BaseException)]
         if lost:
-            raise UnknownOutcomeError(f"{self._root}: {first_line(lost[0])}")
+            raise UnknownOutcomeError(f"{self._location}: {first_line(lost[0])}")
         return [one for one in found if not isinstance(one, BaseException)]
 
     def _look(self, fields: Fields) -> FileState:

@@ -116,7 +116,7 @@ class HdfsStore(FileStore):
         return self._finisher().discard(files)
 
     def _finisher(self) -> Finisher:
-        return Finisher(self._client, self._root, self._held, self._deadline_s, self._known)
+        return Finisher(self._client, self.location, self._root, self._held, self._deadline_s, self._known)
 
     def list_staged(self) -> Iterable[Staged]:
         """See `FileStore.list_staged`."""
