@@ -16,6 +16,7 @@ import pyarrow as pa
 import pytest
 
 from small_job import SmallJob
+from sparkonce.checkpoint.local import LocalFiles
 from sparkonce.errors import SparkonceError
 from sparkonce.protocol.state import Phase
 from sparkonce.sink import TwoPhaseCommitSink
@@ -39,7 +40,7 @@ def watch(job: SmallJob) -> None:
 
 def everything_told(sink: TwoPhaseCommitSink, checkpoint: Path) -> list[str]:
     """How a sink shows itself, and each of its own objects."""
-    sink.use_checkpoint(str(checkpoint))
+    sink.use_checkpoint(LocalFiles(checkpoint))
     parts = [sink, sink.committer(), *vars(sink).values()]
     shown = [f"{one!r} {one!s}" for one in parts if not isinstance(one, (dict, str, tuple))]
     parts[1].close()

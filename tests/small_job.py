@@ -12,6 +12,7 @@ from zlib import crc32
 
 import pyarrow as pa
 
+from sparkonce.checkpoint.local import LocalFiles
 from sparkonce.driver.positions import PositionReporter
 from sparkonce.driver.progress import BatchProgress
 from sparkonce.driver.run import Listener, RunDriver
@@ -83,7 +84,7 @@ class SmallJob:
         """A new run, as after a restart of the driver, and these batches in it."""
         sinks = {sink.name: sink for sink in self._make_sinks()}
         for sink in sinks.values():
-            sink.use_checkpoint(str(self.checkpoint))
+            sink.use_checkpoint(LocalFiles(self.checkpoint))
         driver = RunDriver(
             run=str(uuid.uuid4()),
             query=self.query,

@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from sparkonce.arguments import member, nonempty
+from sparkonce.checkpoint.files import CheckpointFiles
 from sparkonce.errors import (
     ConfigurationError,
     OutageError,
@@ -330,8 +331,8 @@ class TwoPhaseCommitSink(abc.ABC):
         """
         return ()
 
-    def use_checkpoint(self, folder: str) -> None:  # noqa: B027 - optional
-        """Takes the query's checkpoint folder, once, on the driver, before any other call.
+    def use_checkpoint(self, files: CheckpointFiles) -> None:  # noqa: B027 - optional
+        """Takes the files of the query's checkpoint, once, on the driver, when the query is started.
 
         Serves sinks that keep rows there until the decision, see `sparkonce.sinks.write_ahead`. Such a sink object
         belongs to one query: it refuses a second folder, and takes the same one again.

@@ -9,6 +9,7 @@ import pytest
 
 from conformance.write_ahead_targets import AppendingTarget, KeyedTarget, SqliteTarget, Target
 from sparkonce import Guarantee, WriteAheadSink
+from sparkonce.checkpoint.local import LocalFiles
 from sparkonce.protocol.handles import Handle
 from sparkonce.testing.conformance import SinkConformance
 from sparkonce.write_ahead import Applies
@@ -22,7 +23,7 @@ class WriteAheadSuite(SinkConformance):
 
     def make(self, **changed: Any) -> WriteAheadSink:
         sink = WriteAheadSink(self.target, **{**self.settings, **changed})
-        sink.use_checkpoint(str(self.root / "checkpoint"))
+        sink.use_checkpoint(LocalFiles(self.root / "checkpoint"))
         return sink
 
     def make_sink(self) -> WriteAheadSink:

@@ -17,6 +17,7 @@ from pathlib import Path
 
 import pyarrow as pa
 
+from sparkonce.checkpoint.local import LocalFiles
 from sparkonce.driver.run import RunDriver
 from sparkonce.driver.timing import Timing
 from sparkonce.errors import SparkonceError
@@ -122,7 +123,7 @@ def _run(order: Order, gate: Gate) -> None:
     # Those at which a sink is asked otherwise are on its way only if the run is to be held there.
     points = {*IN_WRITERS, *IN_COMMITTER} - ({HALFWAY, WRITTEN} - {order.point})
     sink = GatedSink(order.sink, arrive, points)
-    sink.use_checkpoint(str(order.checkpoint))
+    sink.use_checkpoint(LocalFiles(order.checkpoint))
     driver = RunDriver(
         run=str(uuid.uuid4()),
         query=QUERY,

@@ -11,7 +11,8 @@ import pyarrow as pa
 
 from golden.kept import QUERY
 from sparkonce import Guarantee, WriteAheadSink
-from sparkonce.checkpoint import SparkCheckpoint
+from sparkonce.checkpoint.local import LocalFiles
+from sparkonce.checkpoint.spark import SparkCheckpoint
 from sparkonce.driver.progress import BatchProgress
 from sparkonce.driver.run import RunDriver
 from sparkonce.driver.start import read_log, recorded_facts
@@ -73,7 +74,7 @@ class Job:
     def sinks(self) -> dict[str, TwoPhaseCommitSink]:
         made = {name: self._sink(name) for name in self.known}
         for sink in made.values():
-            sink.use_checkpoint(str(self.checkpoint))
+            sink.use_checkpoint(LocalFiles(self.checkpoint))
         return made
 
     def _sink(self, name: str) -> TwoPhaseCommitSink:
@@ -97,7 +98,7 @@ class Job:
     def run(self, batch: int) -> BatchProgress:
         """A new run of the query, on the checkpoint's own offsets."""
         sinks = self.sinks()
-        assert SparkCheckpoint(self.checkpoint).query_id() == QUERY
+        assert SparkCheckpoint(LocalFiles(self.checkpoint)).query_id() == QUERY
         driver = RunDriver(
             run=str(uuid.uuid4()),
             query=QUERY,
@@ -106,11 +107,11 @@ class Job:
             timing=Timing(outage_patience_s=SOON_S),
             moved=True,
         )
-        offsets = SparkCheckpoint(self.checkpoint).input_offsets(batch)
+        offsets = SparkCheckpoint(LocalFiles(self.checkpoint)).input_offsets(batch)
         asked = BatchAsked(
             batch=batch,
             offsets=('{"orders":{"0":99,"1":99}}',) if offsets is None else offsets,
-            previous_offsets=SparkCheckpoint(self.checkpoint).input_offsets(batch - 1),
+            previous_offsets=SparkCheckpoint(LocalFiles(self.checkpoint)).input_offsets(batch - 1),
         )
         self.work = Work(sinks, batch)
         try:

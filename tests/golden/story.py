@@ -13,7 +13,8 @@ import pyarrow as pa
 from forwarding_store import ForwardingStore
 from golden.places import Part, numbers
 from small_job import Killed
-from sparkonce.checkpoint import SparkCheckpoint
+from sparkonce.checkpoint.local import LocalFiles
+from sparkonce.checkpoint.spark import SparkCheckpoint
 from sparkonce.driver.run import Listener, RunDriver
 from sparkonce.executor import SinkTask, SlotTask, write_slot
 from sparkonce.log.base import DecisionLog, Landed, LogStore, PutUnknownError, Taken
@@ -54,7 +55,7 @@ class Story:
     def sinks(self) -> dict[str, TwoPhaseCommitSink]:
         made = {name: part.make() for name, part in self._parts.items()}
         for sink in made.values():
-            sink.use_checkpoint(str(self.checkpoint))
+            sink.use_checkpoint(LocalFiles(self.checkpoint))
         return made
 
     def log(self) -> DecisionLog:
@@ -96,9 +97,9 @@ class Story:
         raise AssertionError(f"batch {batch} did not come to {phase}")
 
     def _asked(self, batch: int) -> BatchAsked:
-        offsets = SparkCheckpoint(self._spark).input_offsets(batch)
+        offsets = SparkCheckpoint(LocalFiles(self._spark)).input_offsets(batch)
         assert offsets is not None
-        previous = SparkCheckpoint(self._spark).input_offsets(batch - 1) if batch else None
+        previous = SparkCheckpoint(LocalFiles(self._spark)).input_offsets(batch - 1) if batch else None
         return BatchAsked(batch=batch, offsets=offsets, previous_offsets=previous)
 
 

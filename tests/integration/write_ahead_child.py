@@ -16,6 +16,7 @@ import pyarrow as pa
 
 from conformance.write_ahead_targets import AppendingTarget, KeyedTarget, SqliteTarget, Target
 from sparkonce import WriteAheadSink
+from sparkonce.checkpoint.local import LocalFiles
 from sparkonce.protocol.codec import decode_handle
 from sparkonce.sinks.write_ahead.folder import WriteAheadFolder
 from sparkonce.sinks.write_ahead.ledger import Ledger
@@ -45,7 +46,7 @@ def target_of(root: Path, grade: Applies) -> Target:
 def sink_of(root: Path, grade: Applies, apply: Callable[..., object] | None = None, **settings: Any) -> WriteAheadSink:
     """The sink as each process makes it."""
     sink = WriteAheadSink(apply or target_of(root, grade), applies=grade, **settings)
-    sink.use_checkpoint(str(root / "checkpoint"))
+    sink.use_checkpoint(LocalFiles(root / "checkpoint"))
     return sink
 
 

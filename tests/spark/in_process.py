@@ -18,7 +18,8 @@ from pyspark.sql.streaming.query import StreamingQuery
 from kafka_transactions import await_markers, transactions_of
 from spark.harness import new_name
 from sparkonce import ExactlyOnce, KafkaSink
-from sparkonce.checkpoint import SparkCheckpoint
+from sparkonce.checkpoint.local import LocalFiles
+from sparkonce.checkpoint.spark import SparkCheckpoint
 from sparkonce.driver.progress import BatchProgress
 from sparkonce.errors import SparkonceError
 from sparkonce.protocol.ownership import short_query
@@ -177,4 +178,4 @@ class Stream:
         return transactions_of(self.bootstrap, self._query(), *states)
 
     def _query(self) -> str:
-        return short_query(SparkCheckpoint(self.checkpoint).query_id() or "")
+        return short_query(SparkCheckpoint(LocalFiles(self.checkpoint)).query_id() or "")

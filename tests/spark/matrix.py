@@ -17,7 +17,8 @@ from pathlib import Path
 from eventually import LIMIT_S
 from spark.harness import PARTITIONS, AnyJob, Message, Row, Verdict, start_together
 from spark.kills import INSIDE, Cell, IsDue, Sight, check_points, leaves_decided, strike
-from sparkonce.checkpoint import SparkCheckpoint
+from sparkonce.checkpoint.local import LocalFiles
+from sparkonce.checkpoint.spark import SparkCheckpoint
 from sparkonce.protocol.state import Phase
 from sparkonce.rig.kafka.jars import spark_avro_jars, spark_kafka_jars
 
@@ -128,7 +129,7 @@ class StateJob(AnyJob):
         return lambda batch: batch >= first and (not self.example.no_data or self.is_without_data(batch))
 
     def is_without_data(self, batch: int) -> bool:
-        kept = SparkCheckpoint(self.checkpoint)
+        kept = SparkCheckpoint(LocalFiles(self.checkpoint))
         return batch > 0 and kept.input_offsets(batch) == kept.input_offsets(batch - 1)
 
     def batches(self) -> list[Batch]:
@@ -137,7 +138,7 @@ class StateJob(AnyJob):
         every = [[*sent, *closing] for sent, closing in both]
         ends = [dict.fromkeys(range(PARTITIONS), 0) for _ in every]
         found: list[Batch] = []
-        while (offsets := SparkCheckpoint(self.checkpoint).input_offsets(len(found))) is not None:
+        while (offsets := SparkCheckpoint(LocalFiles(self.checkpoint)).input_offsets(len(found))) is not None:
             batch = []
             for source, text in enumerate(offsets):
                 now = {int(key): end for key, end in json.loads(text)[self.config.sources[source]].items()}

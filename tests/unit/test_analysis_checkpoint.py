@@ -8,7 +8,8 @@ import pytest
 
 from sparkonce.analysis.checkpoint import _sink, checkpoint_facts, explain_checkpoint
 from sparkonce.analysis.facts import SourceFacts
-from sparkonce.checkpoint import SparkCheckpoint
+from sparkonce.checkpoint.local import LocalFiles
+from sparkonce.checkpoint.spark import SparkCheckpoint
 from sparkonce.errors import ConfigurationError
 from sparkonce.guarantees import Guarantee
 from sparkonce.protocol.handles import Handle
@@ -126,7 +127,7 @@ def test_a_sink_is_what_the_newest_run_says(
 
 
 def test_what_is_no_checkpoint(tmp_path: Path) -> None:
-    assert not SparkCheckpoint(tmp_path).exists()
+    assert not SparkCheckpoint(LocalFiles(tmp_path)).exists()
     with pytest.raises(ConfigurationError, match="is not a checkpoint"):
         checkpoint_facts(tmp_path)
     (tmp_path / "offsets").mkdir()

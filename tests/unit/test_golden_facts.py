@@ -19,6 +19,7 @@ from golden.job import Job
 from golden.kept import DECIDED, SHORT, VERSIONS, copy, state
 from golden.stand_ins import Postgres
 from sparkonce import Guarantee, PostgresSink, WriteAheadSink
+from sparkonce.checkpoint.local import LocalFiles
 from sparkonce.errors import ConfigurationError, PreflightError
 from sparkonce.sink import Facts, Owner, claimed_by
 from sparkonce.sinks.files import sink as files_sink
@@ -168,7 +169,7 @@ def waiting(name: str, folder: Path, monkeypatch: pytest.MonkeyPatch, table: str
             sink = IcebergSink("nowhere")
         case _:
             sink = WriteAheadSink(print, applies=Applies.NEITHER, name=name, per=per)  # type: ignore[arg-type]
-    sink.use_checkpoint(str(folder / "checkpoint"))
+    sink.use_checkpoint(LocalFiles(folder / "checkpoint"))
     return sink
 
 

@@ -26,7 +26,8 @@ from golden.kept import (
     state,
 )
 from sparkonce.analysis.checkpoint import checkpoint_facts
-from sparkonce.checkpoint import SparkCheckpoint
+from sparkonce.checkpoint.local import LocalFiles
+from sparkonce.checkpoint.spark import SparkCheckpoint
 from sparkonce.driver.start import recorded_facts
 from sparkonce.errors import NewerFormatError
 from sparkonce.guarantees import Guarantee
@@ -197,7 +198,7 @@ def test_sparks_files_say_what_a_query_has_read(
 ) -> None:
     checkpoint = copy_checkpoint(version, name, tmp_path)
     check_query(checkpoint, QUERY)
-    spark = SparkCheckpoint(checkpoint)
+    spark = SparkCheckpoint(LocalFiles(checkpoint))
     assert spark.query_id() == QUERY
     assert (spark.begun(), spark.finished()) == (begun, finished)
     assert spark.is_unrecorded(KILLED) == (finished < KILLED)
@@ -211,7 +212,7 @@ def test_decided_offsets_are_the_ones_in_sparks_files(version: str, name: str, t
     """Compared at each start: another form of the same offsets would be taken for another checkpoint."""
     folder = copy_checkpoint(version, name, tmp_path)
     for decision in log_of(folder).read(LogView()).decisions:
-        assert SparkCheckpoint(folder).input_offsets(decision.batch) == decision.offsets
+        assert SparkCheckpoint(LocalFiles(folder)).input_offsets(decision.batch) == decision.offsets
 
 
 @EACH_VERSION

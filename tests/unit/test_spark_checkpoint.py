@@ -4,12 +4,17 @@ from pathlib import Path
 
 import pytest
 
-from sparkonce.checkpoint import SparkCheckpoint
+from sparkonce.checkpoint.local import LocalFiles
+from sparkonce.checkpoint.spark import SparkCheckpoint
 from sparkonce.errors import CheckpointMismatchError, ConfigurationError
 from sparkonce.spark.start.checkpoint import CheckpointLocation, check_query
 
 QUERY = "7f6e5d4c-0000-4000-8000-000000000001"
 SETTINGS = '{"batchWatermarkMs":0,"batchTimestampMs":1795237934862,"conf":{"spark.sql.shuffle.partitions":"4"}}'
+
+
+def checkpoint(folder: Path) -> SparkCheckpoint:
+    return SparkCheckpoint(LocalFiles(folder))
 
 
 def write_offsets(checkpoint: Path, batch: int, *sources: str, settings: str = SETTINGS, version: str = "v1") -> None:
@@ -20,36 +25,36 @@ def write_offsets(checkpoint: Path, batch: int, *sources: str, settings: str = S
 
 def test_offsets_are_one_text_a_source(tmp_path: Path) -> None:
     write_offsets(tmp_path, 3, '{"orders":{"0":500,"1":7}}', "12")
-    assert SparkCheckpoint(tmp_path).input_offsets(3) == ('{"orders":{"0":500,"1":7}}', "12")
+    assert checkpoint(tmp_path).input_offsets(3) == ('{"orders":{"0":500,"1":7}}', "12")
 
 
 def test_offsets_are_the_same_however_they_are_written(tmp_path: Path) -> None:
     write_offsets(tmp_path, 0, '{"b":{"1":7,"0":500},"a":{"0":1}}')
     write_offsets(tmp_path, 1, '{ "a": {"0": 1}, "b": {"0": 500, "1": 7} }')
-    assert SparkCheckpoint(tmp_path).input_offsets(0) == SparkCheckpoint(tmp_path).input_offsets(1)
+    assert checkpoint(tmp_path).input_offsets(0) == checkpoint(tmp_path).input_offsets(1)
 
 
 def test_offsets_that_differ_differ(tmp_path: Path) -> None:
     write_offsets(tmp_path, 0, '{"a":{"0":1}}')
     write_offsets(tmp_path, 1, '{"a":{"0":2}}')
-    assert SparkCheckpoint(tmp_path).input_offsets(0) != SparkCheckpoint(tmp_path).input_offsets(1)
+    assert checkpoint(tmp_path).input_offsets(0) != checkpoint(tmp_path).input_offsets(1)
 
 
 def test_time_and_settings_are_no_input(tmp_path: Path) -> None:
     write_offsets(tmp_path, 0, '{"a":{"0":1}}')
     write_offsets(tmp_path, 1, '{"a":{"0":1}}', settings='{"batchTimestampMs":9}')
-    assert SparkCheckpoint(tmp_path).input_offsets(0) == SparkCheckpoint(tmp_path).input_offsets(1)
+    assert checkpoint(tmp_path).input_offsets(0) == checkpoint(tmp_path).input_offsets(1)
 
 
 def test_a_source_without_offsets_keeps_its_place(tmp_path: Path) -> None:
     write_offsets(tmp_path, 0, "-", '{"a":{"0":1}}')
-    assert SparkCheckpoint(tmp_path).input_offsets(0) == ("-", '{"a":{"0":1}}')
+    assert checkpoint(tmp_path).input_offsets(0) == ("-", '{"a":{"0":1}}')
 
 
 @pytest.mark.parametrize("batch", [-1, 5])
 def test_a_batch_that_spark_does_not_have(tmp_path: Path, batch: int) -> None:
     write_offsets(tmp_path, 0, "1")
-    assert SparkCheckpoint(tmp_path).input_offsets(batch) is None
+    assert checkpoint(tmp_path).input_offsets(batch) is None
 
 
 @pytest.mark.parametrize("text", ["", "v1", "{}\n{}\n{}", "1\n{}\n{}"], ids=["empty", "torn", "json", "no version"])
@@ -57,21 +62,21 @@ def test_offsets_that_spark_cannot_have_written(tmp_path: Path, text: str) -> No
     (tmp_path / "offsets").mkdir()
     (tmp_path / "offsets" / "0").write_text(text)
     with pytest.raises(CheckpointMismatchError, match=f"{tmp_path}/offsets/0 does not begin like") as caught:
-        SparkCheckpoint(tmp_path).input_offsets(0)
+        checkpoint(tmp_path).input_offsets(0)
     assert "Restore" in caught.value.next_step
 
 
 def test_the_query_of_a_checkpoint(tmp_path: Path) -> None:
-    assert SparkCheckpoint(tmp_path).query_id() is None
+    assert checkpoint(tmp_path).query_id() is None
     (tmp_path / "metadata").write_text(f'{{"id":"{QUERY}"}}')
-    assert SparkCheckpoint(tmp_path).query_id() == QUERY
+    assert checkpoint(tmp_path).query_id() == QUERY
 
 
 @pytest.mark.parametrize("text", ["", "{", '{"name":"q"}'])
 def test_metadata_that_holds_no_query(tmp_path: Path, text: str) -> None:
     (tmp_path / "metadata").write_text(text)
     with pytest.raises(CheckpointMismatchError, match="does not hold a query's id"):
-        SparkCheckpoint(tmp_path).query_id()
+        checkpoint(tmp_path).query_id()
 
 
 def test_the_running_query_has_this_checkpoint(tmp_path: Path) -> None:
@@ -102,29 +107,29 @@ def test_where_the_running_query_has_its_checkpoint_is_told(tmp_path: Path) -> N
 def test_metadata_that_spark_does_not_write(tmp_path: Path, data: bytes) -> None:
     (tmp_path / "metadata").write_bytes(data)
     with pytest.raises(CheckpointMismatchError, match="metadata"):
-        SparkCheckpoint(tmp_path).query_id()
+        checkpoint(tmp_path).query_id()
 
 
 def test_offsets_that_are_no_text(tmp_path: Path) -> None:
     (tmp_path / "offsets").mkdir()
     (tmp_path / "offsets" / "0").write_bytes(b"v1\n\xff\n{}")
     with pytest.raises(CheckpointMismatchError, match="is not text"):
-        SparkCheckpoint(tmp_path).input_offsets(0)
+        checkpoint(tmp_path).input_offsets(0)
 
 
 def test_a_source_whose_offsets_nest_deep_is_taken_as_it_is(tmp_path: Path) -> None:
     write_offsets(tmp_path, 0, "[" * 100_000)
-    assert SparkCheckpoint(tmp_path).input_offsets(0) == ("[" * 100_000,)
+    assert checkpoint(tmp_path).input_offsets(0) == ("[" * 100_000,)
 
 
 def test_sparks_checkpoint_is_read_as_it_stands(tmp_path: Path) -> None:
-    checkpoint = SparkCheckpoint(tmp_path)
-    assert (checkpoint.begun(), checkpoint.finished(), checkpoint.finished_watermark_ms()) == (-1, -1, 0)
+    kept = checkpoint(tmp_path)
+    assert (kept.begun(), kept.finished(), kept.finished_watermark_ms()) == (-1, -1, 0)
     for log, batches in {"offsets": (9, 10), "commits": (9,)}.items():
         (tmp_path / log).mkdir()
         for batch in batches:
             (tmp_path / log / str(batch)).write_text(f'v1\n{{"batchWatermarkMs":{batch * 100}}}\n{{}}')
     (tmp_path / "offsets" / ".10.crc").write_text("")
-    assert (checkpoint.begun(), checkpoint.finished(), checkpoint.finished_watermark_ms()) == (10, 9, 900)
-    assert checkpoint.is_unrecorded(10)
-    assert not checkpoint.is_unrecorded(9)
+    assert (kept.begun(), kept.finished(), kept.finished_watermark_ms()) == (10, 9, 900)
+    assert kept.is_unrecorded(10)
+    assert not kept.is_unrecorded(9)

@@ -13,7 +13,6 @@ import re
 from collections.abc import Mapping
 from dataclasses import replace
 from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
 from sparkonce.analysis.facts import EngineFacts, Pipeline, SinkFacts, SourceFacts
@@ -23,50 +22,51 @@ from sparkonce.analysis.readers import parse_reader
 from sparkonce.analysis.servers import ask_about_source
 from sparkonce.analysis.sinks import OURS
 from sparkonce.analysis.verdict import judge
-from sparkonce.checkpoint import SparkCheckpoint
+from sparkonce.checkpoint.files import CheckpointFiles
+from sparkonce.checkpoint.spark import SparkCheckpoint
 from sparkonce.driver.start import read_log
 from sparkonce.errors import ConfigurationError
 from sparkonce.guarantees import Guarantee
-from sparkonce.log.base import DecisionLog
-from sparkonce.log.local import FOLDER, LocalLogStore
+from sparkonce.log.base import FOLDER, DecisionLog
+from sparkonce.log.files import log_store
 from sparkonce.protocol.view import LogView
 
 
-def checkpoint_facts(folder: Path) -> Pipeline:
+def checkpoint_facts(files: CheckpointFiles) -> Pipeline:
     """Returns the query of a checkpoint, as far as the folder shows it.
 
     Raises:
         ConfigurationError: if the folder is not a checkpoint, or no batch was ever begun on it.
         LogError: if its decision log cannot be read.
     """
-    checkpoint = SparkCheckpoint(folder)
+    checkpoint = SparkCheckpoint(files)
     if not checkpoint.exists():
         raise ConfigurationError(
-            f"{str(folder)!r} is not a checkpoint: it has no metadata and no offsets.",
-            next_step="Give the folder of the option checkpointLocation, on a local or mounted disk.",
+            f"{files.location!r} is not a checkpoint: it has no metadata and no offsets.",
+            next_step="Give the folder of the option checkpointLocation.",
         )
     newest = checkpoint.begun()
     if newest < 0:
         raise ConfigurationError(
-            f"{str(folder)!r} has no batch yet, so it does not say what the query reads.",
+            f"{files.location!r} has no batch yet, so it does not say what the query reads.",
             next_step="Explain the query file, or wait until its first batch has begun.",
         )
     offsets = checkpoint.source_lines(newest)
     if not offsets:
         raise ConfigurationError(
-            f"{str(folder / 'offsets' / str(newest))!r} is empty or cut off, so it does not say what the query reads.",
+            f"'{files.location}/offsets/{newest}' is empty or cut off, so it does not say what the query reads.",
             next_step="Explain the query file; Spark itself will not start on this checkpoint without that file.",
         )
     return Pipeline(
-        query=f"the query of {folder}",
-        sources=tuple(_source(folder, number, line) for number, line in enumerate(offsets)),
-        engine=EngineFacts(checkpoint=str(folder.absolute()), temporary=False, plan=None),
-        sinks=_sinks(folder) or (SinkFacts(format=""),),
+        query=f"the query of {files.location}",
+        sources=tuple(_source(files, number, line) for number, line in enumerate(offsets)),
+        engine=EngineFacts(checkpoint=files.location, temporary=False, plan=None),
+        sinks=_sinks(files) or (SinkFacts(format=""),),
     )
 
 
 def explain_checkpoint(
-    folder: Path,
+    files: CheckpointFiles,
     *,
     sink: str | None = None,
     reader: str | Mapping[str, Any] | None = None,
@@ -76,7 +76,7 @@ def explain_checkpoint(
     """Explains the query of a checkpoint folder.
 
     Args:
-        folder: The query's checkpoint.
+        files: Of the query's checkpoint.
         sink: The Spark format that the query writes, if the checkpoint does not say.
         reader: See `sparkonce.analysis.readers.parse_reader`.
         downtime: The longest downtime of the query.
@@ -86,7 +86,7 @@ def explain_checkpoint(
         ConfigurationError: if the folder is not a checkpoint, or an argument is not understood.
         LogError: if its decision log cannot be read.
     """
-    found = checkpoint_facts(folder)
+    found = checkpoint_facts(files)
     sources = found.sources
     if ask is not None:
         sources = tuple(ask_about_source(source, ask) for source in sources)
@@ -94,20 +94,20 @@ def explain_checkpoint(
     return judge(replace(found, sources=sources, sinks=sinks, reader=parse_reader(reader), downtime=downtime))
 
 
-def _source(folder: Path, number: int, line: str) -> SourceFacts:
+def _source(files: CheckpointFiles, number: int, line: str) -> SourceFacts:
     try:
         offset = json.loads(line)
     except ValueError:
         offset = None
-    kept = folder / "sources" / str(number)
+    kept = files.inside(f"sources/{number}")
     if isinstance(offset, dict) and offset:
         return _by_shape(offset, kept)
-    if isinstance(offset, int) and _first_line_is_a_number(kept / "0"):
+    if isinstance(offset, int) and _first_line_is_a_number(kept):
         return SourceFacts(format="rate", options=None)
     return SourceFacts(format="", options=None, where=f"source {number}, its offset is {line[:40]}")
 
 
-def _by_shape(offset: dict[str, Any], kept: Path) -> SourceFacts:
+def _by_shape(offset: dict[str, Any], kept: CheckpointFiles) -> SourceFacts:
     keys = set(offset)
     if all(isinstance(each, dict) and all(key.isdigit() for key in each) for each in offset.values()):
         return SourceFacts(format="kafka", options=None, where=", ".join(offset), names=tuple(offset), by_shape=True)
@@ -122,28 +122,28 @@ def _by_shape(offset: dict[str, Any], kept: Path) -> SourceFacts:
     return SourceFacts(format="", options=None, where=f"its offset holds {', '.join(sorted(keys))}")
 
 
-def _folder_read(kept: Path) -> str:
+def _folder_read(kept: CheckpointFiles) -> str:
     """Returns the folder of the first file that the file source remembers."""
-    for entry in sorted(kept.glob("[0-9]*")):
-        found = re.search(r'"path":"([^"]+)/[^"/]*"', entry.read_text(errors="replace"))
+    for name in sorted(name for name in kept.names("") if name[0].isdigit()):
+        found = re.search(r'"path":"([^"]+)/[^"/]*"', (kept.read(name) or b"").decode(errors="replace"))
         if found:
             return found[1]
     return ""
 
 
-def _first_line_is_a_number(path: Path) -> bool:
+def _first_line_is_a_number(kept: CheckpointFiles) -> bool:
     """Tells if a file looks like the rate source's, which keeps the time of its first start after a version line."""
     try:
-        lines = path.read_bytes().removeprefix(b"\0").decode(errors="replace").split()
+        lines = (kept.read("0") or b"").removeprefix(b"\0").decode(errors="replace").split()
     except OSError:
         return False
     return bool(lines) and lines[-1].isdigit()
 
 
-def _sinks(folder: Path) -> tuple[SinkFacts, ...]:
-    if not (folder / FOLDER / "records").is_dir() or not (folder / FOLDER / "floors").is_dir():
+def _sinks(files: CheckpointFiles) -> tuple[SinkFacts, ...]:
+    if not files.names(f"{FOLDER}/records") and not files.names(f"{FOLDER}/floors"):
         return ()
-    view = read_log(DecisionLog(LocalLogStore(folder)))
+    view = read_log(DecisionLog(log_store(files)))
     if view.newest_run is None:
         return ()
     return tuple(_sink(name, dict(known), view) for name, known in view.newest_run.sinks)

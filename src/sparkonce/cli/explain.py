@@ -56,6 +56,7 @@ def explain(
     """
     from sparkonce.analysis.checkpoint import explain_checkpoint
     from sparkonce.analysis.durations import parse_duration
+    from sparkonce.checkpoint.local import LocalFiles
 
     unseen = ""
     servers = {"bootstrap.servers": bootstrap} if bootstrap else None
@@ -64,7 +65,9 @@ def explain(
         known = _reader(reader)
         if target.is_dir():
             asked = servers if ask else None
-            found = [explain_checkpoint(target, sink=sink, reader=known, downtime=away, ask=asked)]
+            found = [
+                explain_checkpoint(LocalFiles(target.absolute()), sink=sink, reader=known, downtime=away, ask=asked)
+            ]
         elif target.is_file():
             found, unseen = _of_file(
                 target,

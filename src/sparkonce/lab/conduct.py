@@ -9,7 +9,8 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from sparkonce.checkpoint import SparkCheckpoint
+from sparkonce.checkpoint.local import LocalFiles
+from sparkonce.checkpoint.spark import SparkCheckpoint
 from sparkonce.lab.child import Driver, fields_of
 from sparkonce.lab.clock import FakeClock, find_faketime
 from sparkonce.lab.errors import RunFailedError
@@ -86,7 +87,7 @@ class Conductor:
         self.driver: Driver | None = None
         self.finished = 0
         """How many batches were finished, by all drivers."""
-        self.checkpoint = SparkCheckpoint(Path(config.checkpoint))
+        self.checkpoint = SparkCheckpoint(LocalFiles(Path(config.checkpoint)))
         self._module = module
         self._folder = folder
         self._look = look

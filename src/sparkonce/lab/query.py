@@ -20,7 +20,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sparkonce.checkpoint import SparkCheckpoint
+from sparkonce.checkpoint.local import LocalFiles
+from sparkonce.checkpoint.spark import SparkCheckpoint
 from sparkonce.lab.clock import adapt_python, let_java_start, only_the_drivers
 from sparkonce.protocol.state import Phase
 from sparkonce.rig.kafka.jars import spark_jars_folder
@@ -220,7 +221,7 @@ def main(start: Start) -> int:
 
 def _tell_state(query: StreamingQuery, checkpoint: str) -> None:
     """Tells the number of state rows after the newest batch. Spark reports a batch a moment after it is done."""
-    newest = SparkCheckpoint(Path(checkpoint)).finished()
+    newest = SparkCheckpoint(LocalFiles(Path(checkpoint))).finished()
     give_up_at = time.monotonic() + _PROGRESS_S
     while time.monotonic() < give_up_at:
         progress = query.lastProgress

@@ -1,5 +1,6 @@
 """The decision log: one linear log a query, beside Spark's own checkpoint.
 
 - ``base``: what a store of the log promises, and the log of records that is read from it and appended to it
-- ``local``: the store in a folder of a local or mounted disk, and the folder that a checkpoint's location names
+- ``local``: the store in a folder of a local or mounted disk
+- ``files``: the store in a checkpoint anywhere else, and the choice between the two
 """

@@ -5,31 +5,19 @@ from __future__ import annotations
 import abc
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 
+from sparkonce.checkpoint.files import Landed as Landed
+from sparkonce.checkpoint.files import PutUnknownError as PutUnknownError
+from sparkonce.checkpoint.files import Taken as Taken
 from sparkonce.errors import CorruptRecordError, NewerFormatError
 from sparkonce.protocol import codec
 from sparkonce.protocol.records import Record
 from sparkonce.protocol.view import Floor, LogView, LogViolation
 
+FOLDER = "sparkonce"
+"""The log's subfolder of the checkpoint."""
 MOST_READS = 100
 """The tries of a reading, each of which starts again because another driver raised the floor meanwhile."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Landed:
-    """The answer to a put that landed: the bytes stand at the position, durably."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Taken:
-    """The answer to a put that found the position taken, by other bytes or by the same ones from an earlier put."""
-
-    standing: bytes
-
-
-class PutUnknownError(Exception):
-    """A put's reply was lost: it may have landed, or land later."""
 
 
 class LogStore(abc.ABC):
@@ -158,3 +146,8 @@ class DecisionLog:
             f"{what} of the decision log {self.store.location}: {error}.",
             next_step="Run the newer version of sparkonce again, or upgrade this one.",
         )
+
+
+def record_name(position: int) -> str:
+    """Returns the name of the file that keeps a record or a floor."""
+    return f"{position:020d}"

@@ -7,14 +7,15 @@ import logging
 import threading
 from collections.abc import Mapping, Sequence
 from contextlib import closing
-from pathlib import Path
 from typing import Any
 
 from pyspark.sql import DataFrame
 from pyspark.sql.streaming.query import StreamingQuery
 
 from sparkonce.arguments import flag, function, number, shown
-from sparkonce.checkpoint import SparkCheckpoint
+from sparkonce.checkpoint.files import CheckpointFiles
+from sparkonce.checkpoint.location import checked_location
+from sparkonce.checkpoint.spark import SparkCheckpoint
 from sparkonce.driver.progress import BatchProgress
 from sparkonce.driver.run import Listener, RunDriver
 from sparkonce.driver.start import read_log, recorded_facts
@@ -22,7 +23,7 @@ from sparkonce.driver.timing import Timing
 from sparkonce.errors import ConfigurationError, SparkonceError
 from sparkonce.guarantees import Guarantee
 from sparkonce.log.base import DecisionLog
-from sparkonce.log.local import LocalLogStore, local_checkpoint
+from sparkonce.log.files import log_store
 from sparkonce.protocol.events import BatchAsked
 from sparkonce.protocol.ownership import short_query
 from sparkonce.protocol.state import Phase
@@ -30,12 +31,13 @@ from sparkonce.protocol.view import LogView
 from sparkonce.sink import TwoPhaseCommitSink
 from sparkonce.sinks.kafka.sink import KafkaSink
 from sparkonce.sources.group_offsets import GroupOffsets, GroupReporter
+from sparkonce.spark.checkpoints.opening import open_checkpoint
 from sparkonce.spark.show.display import ProgressDisplay
 from sparkonce.spark.show.failures import without_causes
 from sparkonce.spark.start.checkpoint import check_query
 from sparkonce.spark.start.checks import ResumePoint, check_sources
 from sparkonce.spark.start.first_batch import warn_of_mode, warn_of_rows, warn_of_slots
-from sparkonce.spark.start.given import accepted, check_classic, check_folder, check_frame, location_of, new_writer
+from sparkonce.spark.start.given import accepted, check_classic, check_frame, location_of, new_writer
 from sparkonce.spark.start.topics import SourceTopics, kafka_sources, running_plan
 from sparkonce.spark.views import ShareSample, Sinks, check_columns, shares, views_of
 from sparkonce.spark.work import SparkWork
@@ -62,8 +64,8 @@ class ExactlyOnce:
         sinks: One sink, or several that are committed as one unit; their names must differ. A mapping gives each sink
             its own view of the batch: ``{sink: lambda df: df.where(…), other: None}``. The batch is then computed
             once, and kept on the executors while it is written.
-        checkpoint: The query's checkpoint folder: a path, best an absolute one, or a ``file:`` URL. The decision log is
-            kept in it.
+        checkpoint: The query's checkpoint folder: an absolute path, or a URL of a local disk, HDFS or an object store,
+            as Spark takes it (``file:``, ``hdfs:``, ``s3a:``, ``abfss:``, ``gs:``). The decision log is kept in it.
         checkpoint_moved: Say True once if the checkpoint folder was moved (not copied) since the last run. Otherwise a
             folder at another place is refused, because two copies would write the same batches twice.
         accept_lost_batches: By a sink's name, the newest batch that its server may have lost, as `StaleServerError`
@@ -97,9 +99,8 @@ class ExactlyOnce:
         views = views_of(sinks)
         self._sinks = {sink.name: sink for sink in views}
         self._shares = shares(views)
-        self.checkpoint = _absolute(checkpoint)
-        for sink in self._sinks.values():
-            sink.use_checkpoint(str(self.checkpoint))
+        self.checkpoint = checked_location(checkpoint)
+        self._files: CheckpointFiles | None = None
         self._moved = flag("checkpoint_moved", checkpoint_moved)
         self._accept_lost = accepted(accept_lost_batches)
         if unknown := self._accept_lost.keys() - self._sinks.keys():
@@ -177,7 +178,7 @@ class ExactlyOnce:
             query_name=query_name,
             options=options,
         )
-        check_folder(self.checkpoint)
+        self._open(df).check()
         self._preflight(df, self._check_columns(df), output_mode, is_limited=not (trigger or {}).get("once"))
         self._started = True
         query = writer.foreachBatch(self).start()
@@ -191,13 +192,12 @@ class ExactlyOnce:
         Raises:
             SparkonceError: if the query must stop.
         """
-        kept = SparkCheckpoint(self.checkpoint)
+        kept = SparkCheckpoint(self._open(df))
         offsets = kept.input_offsets(batch)
         run = self._driver(df, offsets or ())
         if offsets is None:
             raise ConfigurationError(
-                f"checkpoint={str(self.checkpoint)!r} has no offsets/{batch}, which Spark writes before it runs a "
-                "batch.",
+                f"checkpoint={self.checkpoint!r} has no offsets/{batch}, which Spark writes before it runs a batch.",
                 next_step="Give ExactlyOnce the same folder as the query's option checkpointLocation.",
             )
         if self._topics is not None and run.state.view.decision(batch) is None:
@@ -265,20 +265,21 @@ class ExactlyOnce:
         run, query = _running(df)
         if self._run is not None and self._run[0] == run:
             return self._run[1]
-        check_query(self.checkpoint, query, lambda: location_of(df.sparkSession, query))
+        files = self._open(df)
+        check_query(files, query, lambda: location_of(df.sparkSession, query))
         samples = self._check_columns(df)
         if self._run is not None:
             self._run[1].close()
         plan = running_plan(df.sparkSession, query)
         sources = kafka_sources(plan) if plan is not None else ()
-        if plan is not None and not self._started and SparkCheckpoint(self.checkpoint).is_unrecorded(0):
+        if plan is not None and not self._started and SparkCheckpoint(files).is_unrecorded(0):
             warn_of_slots(df.sparkSession, plan, (), samples, self.sinks)
         self._topics = topics = SourceTopics(sources)
         driver = RunDriver(
             run=run,
             query=query,
             sinks=self._sinks,
-            log=DecisionLog(LocalLogStore(self.checkpoint)),
+            log=DecisionLog(log_store(files)),
             timing=self._timing,
             listener=self._enter,
             library=__version__,
@@ -292,9 +293,10 @@ class ExactlyOnce:
 
     def _preflight(self, df: DataFrame, samples: Sequence[ShareSample], output_mode: str, *, is_limited: bool) -> None:
         """Asks the servers before Spark starts. The first batch asks them again, and records their answers."""
-        query = SparkCheckpoint(self.checkpoint).query_id()
-        view = read_log(DecisionLog(LocalLogStore(self.checkpoint))) if query is not None else LogView()
-        point = ResumePoint.of(self.checkpoint, view)
+        files = self._open(df)
+        query = SparkCheckpoint(files).query_id()
+        view = read_log(DecisionLog(log_store(files))) if query is not None else LogView()
+        point = ResumePoint.of(files, view)
         if point.batch < 0:
             warn_of_mode(output_mode)
         sources = check_sources(df, samples, point, self.sinks, is_limited=is_limited)
@@ -308,6 +310,15 @@ class ExactlyOnce:
         for group in self._groups:
             with closing(GroupReporter(group)) as reporter:
                 reporter.check(facts)
+
+    def _open(self, df: DataFrame) -> CheckpointFiles:
+        """Returns the checkpoint's files, which only a session can find, and tells the sinks of them."""
+        if self._files is None:
+            files = open_checkpoint(df.sparkSession, self.checkpoint)
+            for sink in self._sinks.values():
+                sink.use_checkpoint(files)
+            self._files = files
+        return self._files
 
     def _check_not_running(self) -> None:
         """Refuses a second start, for which Spark would silently stop the first query."""
@@ -353,18 +364,6 @@ def wait_until_closed(run: str) -> None:
     """Waits some seconds at most until the connections of an ended run are closed; not for runs of other writers."""
     if (end := _ends.get(run)) is not None:
         end.join(_CLOSED_WITHIN_S)
-
-
-def _absolute(checkpoint: str) -> Path:
-    folder = local_checkpoint(checkpoint)
-    if not folder.is_absolute():
-        logger.warning(
-            "checkpoint=%r is relative to this process's working folder: %s. A driver started in another folder "
-            "would begin a new query, and write all rows again. Next: Give the absolute path.",
-            str(checkpoint),
-            folder.absolute(),
-        )
-    return folder.absolute()
 
 
 def _groups(given: GroupOffsets | Sequence[GroupOffsets]) -> tuple[GroupOffsets, ...]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from sparkonce.checkpoint.files import CheckpointFiles
 from sparkonce.sink import SinkCommitter, SinkWriter, TwoPhaseCommitSink
 
 if TYPE_CHECKING:
@@ -37,9 +38,9 @@ class ForwardingSink(TwoPhaseCommitSink):
         """See `TwoPhaseCommitSink.conditions`."""
         return self._real.conditions()
 
-    def use_checkpoint(self, folder: str) -> None:
+    def use_checkpoint(self, files: CheckpointFiles) -> None:
         """See `TwoPhaseCommitSink.use_checkpoint`."""
-        self._real.use_checkpoint(folder)
+        self._real.use_checkpoint(files)
 
     def columns(self, schema: pa.Schema) -> Sequence[str]:
         """See `TwoPhaseCommitSink.columns`."""

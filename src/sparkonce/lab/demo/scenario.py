@@ -13,7 +13,8 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sparkonce.checkpoint import SparkCheckpoint
+from sparkonce.checkpoint.local import LocalFiles
+from sparkonce.checkpoint.spark import SparkCheckpoint
 from sparkonce.lab.child import Driver
 from sparkonce.lab.demo.console import Console
 from sparkonce.lab.demo.result import Kill, Variant, compare
@@ -95,7 +96,7 @@ class Scenario(ABC):
         self.context = context
         self.console = context.console
         self.folder = context.folder / self.sink
-        self.checkpoint = SparkCheckpoint(self.folder / "checkpoint")
+        self.checkpoint = SparkCheckpoint(LocalFiles(self.folder / "checkpoint"))
         self.source, self.target = f"orders-{self.sink}", f"totals-{self.sink}"
         self.doing = ""
         self._starts = 0

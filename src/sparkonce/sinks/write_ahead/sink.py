@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, unquote, urlsplit
 
 from sparkonce.arguments import function, member, number, one_of, whole_number
+from sparkonce.checkpoint.files import CheckpointFiles
+from sparkonce.checkpoint.local import LocalFiles
 from sparkonce.errors import ConfigurationError, PreflightError, SchemaError
 from sparkonce.guarantees import Guarantee
 from sparkonce.protocol.ownership import NAME_PREFIX_LIMIT_BYTES
@@ -93,17 +95,23 @@ class WriteAheadSink(TwoPhaseCommitSink):
             return ()
         return (CONDITIONS[self.applies],)
 
-    def use_checkpoint(self, folder: str) -> None:
+    def use_checkpoint(self, files: CheckpointFiles) -> None:
         """Keeps the ledger there, and the rows if no folder was given.
 
         Raises:
             ConfigurationError: if this object keeps them in another checkpoint already.
         """
-        own, bound = _local(folder) / FOLDER, self._in_checkpoint
+        if not isinstance(files, LocalFiles):
+            raise ConfigurationError(
+                f"Sink {self.name!r} keeps its notes in checkpoint={files.location!r}, which must be on a local or "
+                "mounted disk for that.",
+                next_step="Give the query a checkpoint on a disk that the driver and all executors see.",
+            )
+        own, bound = files.folder / FOLDER, self._in_checkpoint
         if bound is not None and bound.resolve() != own.resolve():
             raise ConfigurationError(
-                f"Sink {self.name!r} is given to a query with checkpoint={folder!r}, and this object keeps its rows "
-                f"and notes in checkpoint={str(bound.parent)!r}.",
+                f"Sink {self.name!r} is given to a query with checkpoint={files.location!r}, and this object keeps its "
+                f"rows and notes in checkpoint={str(bound.parent)!r}.",
                 next_step="Make a sink object for each query.",
             )
         self._in_checkpoint = own

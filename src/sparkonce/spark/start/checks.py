@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass
-from pathlib import Path
 
 from pyspark.sql import DataFrame
 
-from sparkonce.checkpoint import SparkCheckpoint
+from sparkonce.checkpoint.files import CheckpointFiles
+from sparkonce.checkpoint.spark import SparkCheckpoint
 from sparkonce.driver.start import recorded_topics
 from sparkonce.protocol.view import LogView
 from sparkonce.sink import TwoPhaseCommitSink
@@ -36,8 +36,8 @@ class ResumePoint:
     is_done: bool
 
     @classmethod
-    def of(cls, checkpoint: Path, view: LogView) -> ResumePoint:
-        """Reads the checkpoint in this folder."""
+    def of(cls, checkpoint: CheckpointFiles, view: LogView) -> ResumePoint:
+        """Reads the checkpoint with these files."""
         kept = SparkCheckpoint(checkpoint)
         batch = kept.begun()
         return cls(checkpoint=kept, view=view, batch=batch, is_done=batch < 0 or kept.is_finished(batch))

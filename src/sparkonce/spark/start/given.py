@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import inspect
-import os
-from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 from sparkonce.arguments import mapping, nonempty, one_of, shown, whole_number
+from sparkonce.checkpoint.location import checked_location, local_folder
 from sparkonce.errors import ConfigurationError
-from sparkonce.log.local import local_checkpoint
 from sparkonce.spark.jvm import field, jvm
 from sparkonce.spark.start.checkpoint import CheckpointLocation
 
@@ -72,7 +69,7 @@ def check_frame(df: object) -> None:
 def new_writer(
     df: DataFrame,
     *,
-    checkpoint: Path,
+    checkpoint: str,
     output_mode: Any,
     trigger: object,
     query_name: object,
@@ -85,7 +82,7 @@ def new_writer(
     """
     mode = one_of("output_mode", output_mode.lower() if isinstance(output_mode, str) else output_mode, _MODES)
     writer = df.writeStream.outputMode(mode)
-    writer = writer.options(**_options(options, checkpoint)).option(_LOCATION, str(checkpoint))
+    writer = writer.options(**_options(options, checkpoint)).option(_LOCATION, checkpoint)
     if query_name is not None:
         writer = writer.queryName(nonempty("query_name", query_name, example="a name, or leave it out"))
     if trigger is not None:
@@ -114,16 +111,20 @@ def _trigger(given: object) -> dict[str, Any]:
     return trigger
 
 
-def _options(given: object, checkpoint: Path) -> dict[str, Any]:
+def _options(given: object, checkpoint: str) -> dict[str, Any]:
     options = {} if given is None else mapping("options", given, example="{'name': 'value'}, of the stream writer")
     for name, value in options.items():
-        if name.lower() == _LOCATION.lower() and local_checkpoint(str(value)).absolute() != checkpoint:
+        if name.lower() == _LOCATION.lower() and not _is_same(checked_location(str(value)), checkpoint):
             raise ConfigurationError(
-                f"options[{name!r}]={value!r} is another folder than checkpoint={str(checkpoint)!r}.",
+                f"options[{name!r}]={value!r} is another folder than checkpoint={checkpoint!r}.",
                 next_step="Leave the option out: start() gives the query ExactlyOnce's checkpoint.",
                 setting=name,
             )
     return {name: value for name, value in options.items() if name.lower() != _LOCATION.lower()}
+
+
+def _is_same(one: str, other: str) -> bool:
+    return one == other or {local_folder(one), local_folder(other)} == {local_folder(one)}
 
 
 def accepted(given: object) -> dict[str, int]:
@@ -136,29 +137,6 @@ def accepted(given: object) -> dict[str, int]:
     return {name: whole_number(f"accept_lost_batches[{name!r}]", batch, least=0) for name, batch in batches.items()}
 
 
-def check_folder(checkpoint: Path) -> None:
-    """Checks that the checkpoint folder can be written to and has hard links. Leaves nothing there.
-
-    Raises:
-        ConfigurationError: if not, with the system's reason.
-    """
-    there = checkpoint
-    try:
-        there = next(one for one in (checkpoint, *checkpoint.parents) if one.exists())
-        with TemporaryDirectory(prefix=".sparkonce-", dir=there) as tried:
-            one = Path(tried, "one")
-            one.touch()
-            os.link(one, Path(tried, "two"))
-    except OSError as error:
-        nearest = f" (its nearest parent that exists: {str(there)!r})" if there != checkpoint else ""
-        raise ConfigurationError(
-            f"checkpoint={str(checkpoint)!r} cannot be written to, or has no hard links: {error.strerror}{nearest}.",
-            next_step="Give a folder that the user of this process may write to, on a local or mounted disk with hard "
-            "links: see docs/operations.md#which-disks-carry-a-checkpoint.",
-            setting="checkpoint",
-        ) from error
-
-
 def location_of(spark: SparkSession, query: str) -> CheckpointLocation | None:
     """Returns the place of a running query's checkpoint; None if Spark does not say."""
     try:
@@ -166,7 +144,7 @@ def location_of(spark: SparkSession, query: str) -> CheckpointLocation | None:
             spark._jsparkSession.sharedState().activeStreamingQueries().get(jvm().java.util.UUID.fromString(query))
         )
         root = str(execution.resolvedCheckpointRoot())
-        folder = str(local_checkpoint(root)) if root.startswith("file:") else root
+        folder = str(local_folder(root)) if root.startswith("file:") else root
         return CheckpointLocation(folder, bool(field(execution, "deleteCheckpointOnStop")))
     except Exception:  # noqa: BLE001 - Spark's own classes may change; the message then says less
         return None

@@ -9,24 +9,26 @@ from __future__ import annotations
 
 import json
 from contextlib import suppress
-from pathlib import Path
 
+from sparkonce.checkpoint.files import CheckpointFiles
 from sparkonce.errors import CheckpointMismatchError
+
+_METADATA = "metadata"
 
 
 class SparkCheckpoint:
     """A query's checkpoint, as Spark writes it.
 
     Args:
-        folder: The query's checkpoint folder. It is missing before the query's first start.
+        files: Of the checkpoint's folder, which is missing before the query's first start.
     """
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    def __init__(self, files: CheckpointFiles) -> None:
+        self.files = files
 
     def exists(self) -> bool:
         """Tells if the folder is a query's checkpoint."""
-        return (self.folder / "metadata").is_file() and (self.folder / "offsets").is_dir()
+        return self.files.read(_METADATA) is not None and bool(self.files.names("offsets"))
 
     def query_id(self) -> str | None:
         """Returns the query's id, or None if no query has started on the checkpoint yet.
@@ -34,14 +36,15 @@ class SparkCheckpoint:
         Raises:
             CheckpointMismatchError: if the file holds no id.
         """
-        path = self.folder / "metadata"
-        try:
-            return str(json.loads(path.read_text())["id"])
-        except FileNotFoundError:
+        data = self.files.read(_METADATA)
+        if data is None:
             return None
+        try:
+            return str(json.loads(data)["id"])
         except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise CheckpointMismatchError(
-                f"{path} does not hold a query's id: {error!r}", next_step="Restore the checkpoint from a copy."
+                f"{self._shown(_METADATA)} does not hold a query's id: {error!r}",
+                next_step="Restore the checkpoint from a copy.",
             ) from error
 
     def input_offsets(self, batch: int) -> tuple[str, ...] | None:
@@ -50,26 +53,26 @@ class SparkCheckpoint:
         Raises:
             CheckpointMismatchError: if the file is not one of Spark's.
         """
-        path = self._offsets(batch)
-        try:
-            text = path.read_text()
-        except FileNotFoundError:
+        data, where = self._offsets(batch), self._shown(f"offsets/{batch}")
+        if data is None:
             return None
+        try:
+            text = data.decode()
         except UnicodeDecodeError as error:
             raise CheckpointMismatchError(
-                f"{path} is not text: {error}", next_step="Restore the checkpoint from a copy."
+                f"{where} is not text: {error}", next_step="Restore the checkpoint from a copy."
             ) from error
         version, _, rest = text.partition("\n")
         if not version.startswith("v") or not rest:
             raise CheckpointMismatchError(
-                f"{path} does not begin like one of Spark's offset logs: {version!r}.",
+                f"{where} does not begin like one of Spark's offset logs: {version!r}.",
                 next_step="Restore the checkpoint from a copy.",
             )
         return tuple(_canonical(line) for line in rest.splitlines()[1:])
 
     def source_lines(self, batch: int) -> list[str]:
         """Returns a batch's line for each source as it was written; empty if the file was cut off."""
-        return self._offsets(batch).read_text(errors="replace").splitlines()[2:]
+        return (self._offsets(batch) or b"").decode(errors="replace").splitlines()[2:]
 
     def begun(self) -> int:
         """Returns the newest batch that Spark has planned, -1 if there is none."""
@@ -81,27 +84,27 @@ class SparkCheckpoint:
 
     def is_finished(self, batch: int) -> bool:
         """Returns whether Spark has recorded a batch as done."""
-        return (self.folder / "commits" / str(batch)).exists()
+        return self.files.read(f"commits/{batch}") is not None
 
     def is_unrecorded(self, batch: int) -> bool:
         """Tells if a batch has begun and is not recorded as done."""
-        return self._offsets(batch).exists() and not self.is_finished(batch)
+        return self._offsets(batch) is not None and not self.is_finished(batch)
 
     def finished_watermark_ms(self) -> int:
         """Returns the watermark of the newest batch that is done, in milliseconds since the epoch; 0 without one."""
-        with suppress(FileNotFoundError, IndexError, KeyError, ValueError):
-            lines = self._offsets(self.finished()).read_text().splitlines()
+        with suppress(IndexError, KeyError, ValueError):
+            lines = (self._offsets(self.finished()) or b"").decode().splitlines()
             return int(json.loads(lines[1])["batchWatermarkMs"])
         return 0
 
-    def _offsets(self, batch: int) -> Path:
-        return self.folder / "offsets" / str(batch)
+    def _offsets(self, batch: int) -> bytes | None:
+        return self.files.read(f"offsets/{batch}")
 
     def _newest(self, log: str) -> int:
-        try:
-            return max((int(one.name) for one in (self.folder / log).iterdir() if one.name.isdigit()), default=-1)
-        except (FileNotFoundError, NotADirectoryError):
-            return -1
+        return max((int(name) for name in self.files.names(log) if name.isdigit()), default=-1)
+
+    def _shown(self, path: str) -> str:
+        return f"{self.files.location}/{path}"
 
 
 def _canonical(line: str) -> str:

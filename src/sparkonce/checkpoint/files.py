@@ -1,0 +1,97 @@
+"""What the product asks of a checkpoint's files, wherever they are kept."""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Landed:
+    """The answer to a put that landed: the bytes stand under the name, durably."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Taken:
+    """The answer to a put that found the name taken, by other bytes or by the same ones from an earlier put."""
+
+    standing: bytes
+
+
+class PutUnknownError(Exception):
+    """A put's reply was lost: it may have landed, or land later."""
+
+
+class CheckpointFiles(abc.ABC):
+    """The files of one folder: small ones, each read and written whole.
+
+    A path is relative to the folder, with ``/`` between its parts. Folders need not be made: a put makes those that are
+    missing. Every call has a deadline, and may be made by several threads at once.
+
+    Every method raises OSError if the store cannot be asked, or refuses. A missing file is an answer, and no error.
+    """
+
+    @property
+    @abc.abstractmethod
+    def location(self) -> str:
+        """The folder: an absolute path of this machine, or a URL as Hadoop qualifies it, without a slash at its end."""
+
+    @property
+    def needs_proof(self) -> bool:
+        """True if not every store of this kind keeps `put`'s promise, so that this one must show it."""
+        return False
+
+    @abc.abstractmethod
+    def read(self, path: str) -> bytes | None:
+        """Returns a file's bytes; None if there surely is no such file."""
+
+    @abc.abstractmethod
+    def names(self, folder: str) -> Sequence[str]:
+        """Lists the names of the files in a subfolder, in no order; empty if there is no such folder.
+
+        Names that begin with a dot, which temporary files have, are left out.
+        """
+
+    @abc.abstractmethod
+    def put(self, path: str, data: bytes) -> Landed | Taken:
+        """Puts a file if there is none of this name, in one step and durably: of several puts, one lands.
+
+        Raises:
+            PutUnknownError: if it is not known whether it landed.
+            OSError: if it surely did not land, and never will.
+        """
+
+    @abc.abstractmethod
+    def replace(self, path: str, data: bytes) -> None:
+        """Puts a file in one step, durably, in place of any that is there."""
+
+    @abc.abstractmethod
+    def delete(self, paths: Iterable[str]) -> None:
+        """Deletes files. One that is missing is deleted."""
+
+    def sync(self, folder: str) -> None:  # noqa: B027 - where a name that is seen is durable, nothing is to be done
+        """Makes every name durable that a reader sees in a subfolder. Nobody may act on what it read before."""
+
+    def tidy(self, folder: str) -> None:  # noqa: B027 - not every store needs temporary files
+        """Deletes temporary files of writers that were killed, in a subfolder."""
+
+    @abc.abstractmethod
+    def check(self) -> None:
+        """Checks that files can be put there. Leaves nothing behind.
+
+        Raises:
+            ConfigurationError: if not, with the store's reason.
+        """
+
+    @abc.abstractmethod
+    def inside(self, folder: str) -> CheckpointFiles:
+        """Returns the files of a subfolder."""
+
+    def for_workers(self) -> CheckpointFiles:
+        """Returns the same files for other processes: it can be pickled, and needs no JVM.
+
+        Raises:
+            ConfigurationError: if a Python worker cannot reach them as the driver does.
+        """
+        return self

@@ -1,0 +1,149 @@
+"""The files of a folder on a local or mounted POSIX disk.
+
+A put writes a temporary file, fsyncs it, and gives it its name by ``link``, which fails if the name is taken and is
+atomic; then the folder is fsynced.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from sparkonce.checkpoint.files import CheckpointFiles, Landed, PutUnknownError, Taken
+from sparkonce.durable import delete_stale_temporaries, make_folder, sync_folder, temporary_file
+from sparkonce.errors import ConfigurationError
+
+_NO_LINKS = frozenset({errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EXDEV, errno.EMLINK})
+"""Errors of ``link(2)`` on a file system without hard links, such as vfat, and many that are made by FUSE."""
+_SURELY_NOT_LINKED = _NO_LINKS | {errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EROFS, errno.ENOENT}
+"""Errors of ``link(2)`` after which the name surely does not stand. On NFS others may follow a link that was made."""
+
+
+class LocalFiles(CheckpointFiles):
+    """See `CheckpointFiles`.
+
+    Args:
+        folder: The absolute path of the folder, which may be missing.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    @property
+    def location(self) -> str:
+        """The folder's path as it was given."""
+        return str(self.folder)
+
+    def read(self, path: str) -> bytes | None:
+        """See `CheckpointFiles.read`. What it returns may not be durable yet."""
+        try:
+            return (self.folder / path).read_bytes()
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+
+    def names(self, folder: str) -> Sequence[str]:
+        """See `CheckpointFiles.names`."""
+        try:
+            with os.scandir(self.folder / folder) as found:
+                return [one.name for one in found if not one.name.startswith(".") and one.is_file()]
+        except (FileNotFoundError, NotADirectoryError):
+            return []
+
+    def put(self, path: str, data: bytes) -> Landed | Taken:
+        """See `CheckpointFiles.put`."""
+        final = self._made(path)
+        return put_by_link(final, data)
+
+    def replace(self, path: str, data: bytes) -> None:
+        """See `CheckpointFiles.replace`."""
+        final = self._made(path)
+        with temporary_file(final.parent, data) as temporary:
+            temporary.rename(final)
+        sync_folder(final.parent)
+
+    def delete(self, paths: Iterable[str]) -> None:
+        """See `CheckpointFiles.delete`."""
+        for path in paths:
+            (self.folder / path).unlink(missing_ok=True)
+
+    def sync(self, folder: str) -> None:
+        """See `CheckpointFiles.sync`."""
+        sync_folder(self.folder / folder)
+
+    def tidy(self, folder: str) -> None:
+        """See `CheckpointFiles.tidy`."""
+        delete_stale_temporaries(self.folder / folder)
+
+    def check(self) -> None:
+        """See `CheckpointFiles.check`. Tries hard links, too."""
+        there = self.folder
+        try:
+            there = next(one for one in (self.folder, *self.folder.parents) if one.exists())
+            with TemporaryDirectory(prefix=".sparkonce-", dir=there) as tried:
+                one = Path(tried, "one")
+                one.touch()
+                os.link(one, Path(tried, "two"))
+        except OSError as error:
+            nearest = f" (its nearest parent that exists: {str(there)!r})" if there != self.folder else ""
+            raise ConfigurationError(
+                f"checkpoint={self.location!r} cannot be written to, or has no hard links: {error.strerror}{nearest}.",
+                next_step="Give a folder that the user of this process may write to, on a local or mounted disk with "
+                "hard links: see docs/operations.md#which-disks-carry-a-checkpoint.",
+                setting="checkpoint",
+            ) from error
+
+    def inside(self, folder: str) -> LocalFiles:
+        """See `CheckpointFiles.inside`."""
+        return LocalFiles(self.folder / folder)
+
+    def _made(self, path: str) -> Path:
+        final = self.folder / path
+        if not final.parent.is_dir():
+            make_folder(final.parent)
+        return final
+
+
+def put_by_link(final: Path, data: bytes) -> Landed | Taken:
+    """Puts a file if there is none of this path, in a folder that exists.
+
+    Raises:
+        PutUnknownError: if it is not known whether it landed.
+        OSError: if it surely did not land.
+    """
+    folder = final.parent
+    with temporary_file(folder, data) as temporary:
+        try:
+            os.link(temporary, final)
+        except FileExistsError:
+            return _taken(folder, final)
+        except OSError as error:
+            if error.errno in _NO_LINKS:
+                raise OSError(
+                    error.errno, f"{error.strerror}: the decision log needs a disk with hard links", str(final)
+                ) from error
+            if error.errno in _SURELY_NOT_LINKED:
+                raise
+            raise PutUnknownError(f"link to {final}: {error}") from error
+    try:
+        sync_folder(folder)
+    except OSError as error:
+        raise PutUnknownError(f"fsync of {folder} after {final.name} was linked: {error}") from error
+    return Landed()
+
+
+def _taken(folder: Path, final: Path) -> Taken:
+    """Returns the file under a name that is taken.
+
+    Raises:
+        PutUnknownError: if it cannot be read.
+    """
+    # It may be this very put's, for NFS sends a link again whose reply was lost: unread, it leaves the put in doubt.
+    try:
+        standing = final.read_bytes()
+        sync_folder(folder)
+    except OSError as error:
+        raise PutUnknownError(f"{final} stands already, and could not be read: {error}") from error
+    return Taken(standing=standing)

@@ -1,0 +1,86 @@
+"""Reads the location of a checkpoint as Spark reads it."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+from sparkonce.errors import ConfigurationError
+
+OBJECT_STORES = ("s3a", "abfs", "abfss", "gs")
+"""The schemes of stores that put an object only if there is none of its name, if they are asked in the right way."""
+HADOOP = ("hdfs", "viewfs")
+SCHEMES = ("file", *HADOOP, *OBJECT_STORES)
+_OTHERS = {
+    "s3": "Give the same bucket as s3a://, which is Hadoop's own connector",
+    "s3n": "Give the same bucket as s3a://, which is Hadoop's own connector",
+    "wasb": "Give the same container as abfss://",
+    "wasbs": "Give the same container as abfss://",
+    "dbfs": "On Databricks /dbfs/… is the same folder, by a mount that may have no hard links; the start tries, and "
+    "refuses it then",
+}
+_SPARKS = "metadata"
+
+
+def checked_location(given: str | os.PathLike[str]) -> str:
+    """Returns a checkpoint's location as Spark is given it: an absolute path, or a URL.
+
+    ``%20`` is three characters, also in a URL, as it is for Spark. Which disk a path without a scheme is on, Hadoop's
+    setting ``fs.defaultFS`` says.
+
+    Raises:
+        ConfigurationError: if it names no folder, is relative, or is on a store that is not known to put a file only if
+            there is none of its name; or if a query has run in the folder that a ``file:`` URL meant to older versions,
+            which read ``%20`` as a space.
+    """
+    checkpoint = os.fspath(given) if isinstance(given, str | os.PathLike) else ""
+    if not checkpoint or checkpoint.startswith("~"):
+        raise ConfigurationError(
+            f"checkpoint={given!r} "
+            + ("would be a folder that is called '~': nobody expands it." if checkpoint else "names no folder."),
+            next_step="Give an absolute path, such as '/data/checkpoints/totals'.",
+            setting="checkpoint",
+        )
+    try:
+        location = urlsplit(checkpoint)
+    except ValueError as error:
+        raise ConfigurationError(
+            f"checkpoint={checkpoint!r} is no URL: {error}.", next_step="Give a path or a file: URL."
+        ) from None
+    if location.scheme and location.scheme not in SCHEMES:
+        raise ConfigurationError(
+            f"checkpoint={checkpoint!r}: {location.scheme}: is not known to put a file only if there is none of its "
+            "name, and the decision log needs that.",
+            next_step=_OTHERS.get(location.scheme, f"Give a path, or a URL with one of {', '.join(SCHEMES)}")
+            + ". See docs/operations.md#which-disks-carry-a-checkpoint.",
+            setting="checkpoint",
+        )
+    if location.scheme in ("", "file"):
+        folder = local_folder(checkpoint)
+        if not folder.is_absolute():
+            raise ConfigurationError(
+                f"checkpoint={checkpoint!r} is relative to this process's working folder. A driver that is started in "
+                "another folder would begin a new query, and write all rows again.",
+                next_step=f"Give the absolute path: {str(folder.absolute())!r}.",
+                setting="checkpoint",
+            )
+        if location.scheme:
+            _check_not_decoded(checkpoint, folder, Path(unquote(location.path)))
+    return checkpoint.rstrip("/") or "/"
+
+
+def local_folder(location: str) -> Path:
+    """Returns the folder that a path or a ``file:`` URL names on this machine."""
+    scheme, _, rest = location.partition(":")
+    path = rest if scheme == "file" else location
+    return Path(path if not path.startswith("//") or scheme != "file" else f"/{path[2:].partition('/')[2]}")
+
+
+def _check_not_decoded(checkpoint: str, folder: Path, before: Path) -> None:
+    if (before / _SPARKS).exists() and not (folder / _SPARKS).exists():
+        raise ConfigurationError(
+            f"checkpoint={checkpoint!r} is the folder {str(folder)!r}, as it is for Spark. To older versions it "
+            f"was {str(before)!r}, where a query has run.",
+            next_step="Give the path of the one that you mean: the second one, to go on with that query.",
+        )

@@ -1,0 +1,54 @@
+"""Finds the store of a checkpoint's location, as Spark finds it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from py4j.protocol import Py4JJavaError
+from pyspark.sql import SparkSession
+
+from sparkonce.checkpoint.files import CheckpointFiles
+from sparkonce.checkpoint.local import LocalFiles
+from sparkonce.checkpoint.location import local_folder
+from sparkonce.errors import ConfigurationError
+from sparkonce.spark.jvm import jvm
+
+
+def open_checkpoint(spark: SparkSession, location: str) -> CheckpointFiles:
+    """Returns the files of a checkpoint.
+
+    Args:
+        spark: The session whose query has the checkpoint.
+        location: See `sparkonce.checkpoint.location.checked_location`.
+
+    Raises:
+        ConfigurationError: if the session cannot reach the store, or the store cannot carry a decision log.
+    """
+    url = _qualified(spark, location)
+    if url.startswith("file:"):
+        return LocalFiles(local_folder(url))
+    raise ConfigurationError(
+        f"checkpoint={location!r} is {url}, and that store cannot carry a decision log yet.",
+        next_step="Give the path of a disk that is mounted by every host on which the driver may run.",
+        setting="checkpoint",
+    )
+
+
+def _qualified(spark: SparkSession, location: str) -> str:
+    """Returns a location as Spark qualifies it: ``fs.defaultFS`` says on which store a path without a scheme is."""
+    settings = hadoop_settings(spark)
+    try:
+        path = jvm().org.apache.hadoop.fs.Path(location)
+        return str(path.getFileSystem(settings).makeQualified(path).toString())
+    except Py4JJavaError as error:
+        raise ConfigurationError(
+            f"checkpoint={location!r}: Spark cannot reach that store: {error.java_exception.toString()}.",
+            next_step="Give Spark the store's connector (such as hadoop-aws, in the version of Spark's Hadoop) and its "
+            "settings spark.hadoop.fs.…; a query without sparkonce needs them for this checkpoint, too.",
+            setting="checkpoint",
+        ) from None
+
+
+def hadoop_settings(spark: SparkSession) -> Any:
+    """Returns the session's Hadoop ``Configuration``, with the settings ``spark.hadoop.…``."""
+    return spark._jsparkSession.sessionState().newHadoopConf()
