@@ -51,7 +51,7 @@ def kept(folder: Path, source: int, name: str, text: str) -> None:
     ],
 )
 def test_the_shape_of_an_offset_tells_the_source(tmp_path: Path, offset: str, form: str, where: str) -> None:
-    (found,) = checkpoint_facts(checkpoint(tmp_path / "c", offset)).sources
+    (found,) = checkpoint_facts(LocalFiles(checkpoint(tmp_path / "c", offset))).sources
     assert (found.format, found.where, found.options) == (form, where, None)
 
 
@@ -59,7 +59,7 @@ def test_what_a_source_keeps_tells_more(tmp_path: Path) -> None:
     folder = checkpoint(tmp_path / "c", "17", '{"logOffset":0}', '{"orders":{"0":5}}')
     kept(folder, 0, "0", "v1\n1795281088996")
     kept(folder, 1, "0", 'v1\n{"path":"file:///data/in/a.txt","timestamp":1,"batchId":0}\n')
-    sources = checkpoint_facts(folder).sources
+    sources = checkpoint_facts(LocalFiles(folder)).sources
     assert [(source.format, source.where) for source in sources] == [
         ("rate", ""),
         ("file", "file:///data/in"),
@@ -70,8 +70,8 @@ def test_what_a_source_keeps_tells_more(tmp_path: Path) -> None:
 
 def test_the_whole(tmp_path: Path) -> None:
     folder = checkpoint(tmp_path / "c", '{"orders":{"0":5}}')
-    assert explain_checkpoint(folder).level is Guarantee.AT_MOST_ONCE
-    found = explain_checkpoint(folder, sink="delta")
+    assert explain_checkpoint(LocalFiles(folder)).level is Guarantee.AT_MOST_ONCE
+    found = explain_checkpoint(LocalFiles(folder), sink="delta")
     assert found.level is Guarantee.EXACTLY_ONCE
     assert any("cannot be seen" in condition for condition in found.part("engine").conditions)
     assert not (folder / "sparkonce").exists(), "reading makes nothing"
@@ -79,7 +79,7 @@ def test_the_whole(tmp_path: Path) -> None:
 
 def test_what_only_looks_like_kafka_is_a_condition(tmp_path: Path) -> None:
     folder = checkpoint(tmp_path / "c", '{"orders":{"0":5}}')
-    found = explain_checkpoint(folder, sink="delta")
+    found = explain_checkpoint(LocalFiles(folder), sink="delta")
     assert any("the source is Kafka" in condition for condition in found.part("source").conditions)
 
 
@@ -88,7 +88,7 @@ def test_a_newest_batch_that_was_cut_off(tmp_path: Path, text: str) -> None:
     folder = checkpoint(tmp_path / "c", '{"orders":{"0":5}}')
     (folder / "offsets" / "11").write_text(text)
     with pytest.raises(ConfigurationError, match=r"offsets/11' is empty or cut off"):
-        explain_checkpoint(folder, sink="delta")
+        explain_checkpoint(LocalFiles(folder), sink="delta")
 
 
 def logged(*runs: tuple[dict[str, str], str | None]) -> LogView:
@@ -129,8 +129,8 @@ def test_a_sink_is_what_the_newest_run_says(
 def test_what_is_no_checkpoint(tmp_path: Path) -> None:
     assert not SparkCheckpoint(LocalFiles(tmp_path)).exists()
     with pytest.raises(ConfigurationError, match="is not a checkpoint"):
-        checkpoint_facts(tmp_path)
+        checkpoint_facts(LocalFiles(tmp_path))
     (tmp_path / "offsets").mkdir()
     (tmp_path / "metadata").write_text("{}")
     with pytest.raises(ConfigurationError, match="has no batch yet"):
-        checkpoint_facts(tmp_path)
+        checkpoint_facts(LocalFiles(tmp_path))

@@ -197,7 +197,7 @@ def test_sparks_files_say_what_a_query_has_read(
     version: str, name: str, begun: int, finished: int, tmp_path: Path
 ) -> None:
     checkpoint = copy_checkpoint(version, name, tmp_path)
-    check_query(checkpoint, QUERY)
+    check_query(LocalFiles(checkpoint), QUERY)
     spark = SparkCheckpoint(LocalFiles(checkpoint))
     assert spark.query_id() == QUERY
     assert (spark.begun(), spark.finished()) == (begun, finished)
@@ -219,7 +219,7 @@ def test_decided_offsets_are_the_ones_in_sparks_files(version: str, name: str, t
 @EACH_STATE
 def test_a_checkpoint_is_explained(version: str, name: str, tmp_path: Path) -> None:
     folder = copy_checkpoint(version, name, tmp_path)
-    found = checkpoint_facts(folder)
+    found = checkpoint_facts(LocalFiles(folder))
     assert [(source.format, source.names) for source in found.sources] == [("kafka", ("orders",))]
     sinks = {sink.name: sink for sink in found.sinks}
     assert set(sinks) == set(recorded_facts(log_of(folder).read(LogView())))

@@ -3,7 +3,6 @@ from __future__ import annotations
 import errno
 import json
 import os
-import re
 import stat
 import subprocess
 import sys
@@ -14,11 +13,11 @@ from pathlib import Path
 
 import pytest
 
-from sparkonce.errors import ConfigurationError, CorruptRecordError, NewerFormatError
+from sparkonce.checkpoint import local as local_files
+from sparkonce.errors import CorruptRecordError, NewerFormatError
 from sparkonce.log import base as base_module
-from sparkonce.log import local as local_module
 from sparkonce.log.base import DecisionLog, Landed, PutUnknownError, Taken
-from sparkonce.log.local import LocalLogStore, local_checkpoint
+from sparkonce.log.local import LocalLogStore
 from sparkonce.protocol import codec
 from sparkonce.protocol.codec import decode_floor, encode_floor, encode_record
 from sparkonce.protocol.ownership import Token
@@ -233,7 +232,7 @@ def test_a_link_that_may_have_been_made(store: LocalLogStore, monkeypatch: pytes
         store.put(0, b"record")
 
 
-@pytest.mark.parametrize("broken", [(Path, "read_bytes"), (local_module, "sync_folder")], ids=["read", "sync"])
+@pytest.mark.parametrize("broken", [(Path, "read_bytes"), (local_files, "sync_folder")], ids=["read", "sync"])
 @pytest.mark.parametrize("code", [errno.EIO, errno.ESTALE, errno.ENOSPC])
 def test_a_record_that_stands_and_cannot_be_read_is_in_doubt(
     store: LocalLogStore, monkeypatch: pytest.MonkeyPatch, code: int, broken: tuple[object, str]
@@ -525,62 +524,6 @@ def test_a_put_says_what_stands_there(store: LocalLogStore) -> None:
 
 
 # --- where the log is -----------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("given", "folder"),
-    [
-        ("/data/checkpoint", "/data/checkpoint"),
-        ("relative/checkpoint", "relative/checkpoint"),
-        ("file:/data/checkpoint", "/data/checkpoint"),
-        ("file:///data/checkpoint", "/data/checkpoint"),
-        ("file:///data/a%20b", "/data/a%20b"),
-        ("file:///data/a b?c#d", "/data/a b?c#d"),
-        ("file://localhost/data/checkpoint", "/data/checkpoint"),
-        ("/data/a b", "/data/a b"),
-        ("/data/100%25", "/data/100%25"),
-    ],
-)
-def test_local_places(given: str, folder: str) -> None:
-    assert local_checkpoint(given) == Path(folder)
-
-
-@pytest.mark.parametrize(("given", "meant"), [("a%20b", "a b"), ("a?b", "a"), ("a#b", "a")])
-def test_a_query_that_has_run_where_the_url_led_before_is_not_begun_anew(
-    tmp_path: Path, given: str, meant: str
-) -> None:
-    url = f"file://{tmp_path}/{given}"
-    (tmp_path / meant).mkdir()
-    assert local_checkpoint(url) == tmp_path / given
-    (tmp_path / meant / "metadata").write_text('{"id": "5"}')
-    with pytest.raises(ConfigurationError, match=re.escape(f"'{tmp_path}/{meant}', where a query has run")) as caught:
-        local_checkpoint(url)
-    assert "Give the path" in caught.value.next_step
-    assert [local_checkpoint(f"{tmp_path}/{one}") for one in (given, meant)] == [tmp_path / given, tmp_path / meant]
-    (tmp_path / given).mkdir()
-    (tmp_path / given / "metadata").write_text('{"id": "6"}')
-    assert local_checkpoint(url) == tmp_path / given
-
-
-@pytest.mark.parametrize("given", ["s3://bucket/checkpoint", "s3a://bucket/c", "hdfs://node/c", "dbfs:/c", "abfss://c"])
-def test_places_that_are_not_local_are_refused(given: str) -> None:
-    with pytest.raises(ConfigurationError, match=f"checkpoint='{given}'.*local or mounted disk") as caught:
-        local_checkpoint(given)
-    assert "PersistentVolumeClaim" in caught.value.next_step
-    assert ("/dbfs/c is the same folder" in caught.value.next_step) == given.startswith("dbfs")
-
-
-@pytest.mark.parametrize(
-    ("given", "told"), [("", "names no folder"), ("~/c", "nobody expands it"), (None, "no folder")]
-)
-def test_what_names_no_folder_is_refused(given: str, told: str) -> None:
-    with pytest.raises(ConfigurationError, match=f"checkpoint={given!r} .*{told}"):
-        local_checkpoint(given)
-
-
-def test_a_place_that_is_no_url_is_refused() -> None:
-    with pytest.raises(ConfigurationError, match="is no URL: Invalid IPv6"):
-        local_checkpoint("file://[x/checkpoint")
 
 
 def test_the_location_is_the_same_through_a_link(tmp_path: Path) -> None:

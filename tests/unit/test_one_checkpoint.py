@@ -54,17 +54,3 @@ def test_the_same_checkpoint_under_any_of_its_names_is_taken_again(tmp_path: Pat
     for name in ("one", "one/", "link", "../" + tmp_path.name + "/one"):
         ExactlyOnce(sink, checkpoint=f"{tmp_path}/{name}")
     ExactlyOnce(sink, checkpoint=f"file://{tmp_path}/one")
-
-
-def test_a_path_that_depends_on_the_working_folder_is_warned_of(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    with caplog.at_level("WARNING", "sparkonce"):
-        for given in (str(tmp_path / "one"), f"file:{tmp_path}/one"):
-            ExactlyOnce(WriteAheadSink(print, applies=Applies.NEITHER), checkpoint=given)
-        assert caplog.text == ""
-        once = ExactlyOnce(WriteAheadSink(print, applies=Applies.NEITHER), checkpoint="rel/one")
-    assert once.checkpoint == tmp_path / "rel" / "one"
-    assert f"checkpoint='rel/one' is relative to this process's working folder: {once.checkpoint}." in caplog.text
-    assert "Give the absolute path" in caplog.text

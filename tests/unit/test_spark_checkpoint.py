@@ -81,25 +81,25 @@ def test_metadata_that_holds_no_query(tmp_path: Path, text: str) -> None:
 
 def test_the_running_query_has_this_checkpoint(tmp_path: Path) -> None:
     (tmp_path / "metadata").write_text(f'{{"id":"{QUERY}"}}')
-    check_query(tmp_path, QUERY)
+    check_query(LocalFiles(tmp_path), QUERY)
 
 
 def test_the_running_query_has_another_checkpoint(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match=f"holds no query, and the running query is {QUERY}"):
-        check_query(tmp_path, QUERY)
+        check_query(LocalFiles(tmp_path), QUERY)
     (tmp_path / "metadata").write_text('{"id":"another"}')
     with pytest.raises(ConfigurationError, match="holds query another") as caught:
-        check_query(tmp_path, QUERY)
+        check_query(LocalFiles(tmp_path), QUERY)
     assert "checkpointLocation" in caught.value.next_step
 
 
 def test_where_the_running_query_has_its_checkpoint_is_told(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match=f"checkpointLocation is '/other', .*checkpoint='{tmp_path}'"):
-        check_query(tmp_path, QUERY, lambda: CheckpointLocation("/other", is_temporary=False))
+        check_query(LocalFiles(tmp_path), QUERY, lambda: CheckpointLocation("/other", is_temporary=False))
     with pytest.raises(ConfigurationError, match="holds no query"):
-        check_query(tmp_path, QUERY, lambda: CheckpointLocation(str(tmp_path), is_temporary=False))
+        check_query(LocalFiles(tmp_path), QUERY, lambda: CheckpointLocation(str(tmp_path), is_temporary=False))
     with pytest.raises(ConfigurationError, match="has no option checkpointLocation") as caught:
-        check_query(tmp_path, QUERY, lambda: CheckpointLocation("/tmp/temporary-5", is_temporary=True))  # noqa: S108
+        check_query(LocalFiles(tmp_path), QUERY, lambda: CheckpointLocation("/tmp/temporary-5", is_temporary=True))  # noqa: S108
     assert f'.option("checkpointLocation", "{tmp_path}")' in caught.value.next_step
 
 

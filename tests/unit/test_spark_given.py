@@ -8,13 +8,14 @@ from pathlib import Path
 
 import pytest
 
+from sparkonce.checkpoint.local import LocalFiles
 from sparkonce.errors import ConfigurationError
-from sparkonce.spark.start.given import check_classic, check_folder
+from sparkonce.spark.start.given import check_classic
 
 
 def test_a_checkpoints_folder_is_tried_and_left_as_it_was(tmp_path: Path) -> None:
-    check_folder(tmp_path / "not" / "there")
-    check_folder(tmp_path)
+    LocalFiles(tmp_path / "not" / "there").check()
+    LocalFiles(tmp_path).check()
     assert list(tmp_path.iterdir()) == []
 
 
@@ -26,14 +27,14 @@ def test_a_disk_without_hard_links_is_refused(tmp_path: Path, monkeypatch: pytes
     with pytest.raises(
         ConfigurationError, match=f"'{tmp_path}/c' .*no hard links: Operation not .* exists: '{tmp_path}'"
     ):
-        check_folder(tmp_path / "c")
+        LocalFiles(tmp_path / "c").check()
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_folder_below_a_file_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigurationError, match="Not a directory"):
-        check_folder(tmp_path / "file" / "c")
+        LocalFiles(tmp_path / "file" / "c").check()
 
 
 def test_a_folder_that_may_not_be_looked_into_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -42,7 +43,7 @@ def test_a_folder_that_may_not_be_looked_into_is_refused(tmp_path: Path, monkeyp
 
     monkeypatch.setattr(Path, "exists", shut)
     with pytest.raises(ConfigurationError, match=r"cannot be written to, .*Permission denied"):
-        check_folder(tmp_path / "c")
+        LocalFiles(tmp_path / "c").check()
 
 
 def test_connect_is_known_by_its_module() -> None:

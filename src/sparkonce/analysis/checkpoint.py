@@ -42,7 +42,7 @@ def checkpoint_facts(files: CheckpointFiles) -> Pipeline:
     checkpoint = SparkCheckpoint(files)
     if not checkpoint.exists():
         raise ConfigurationError(
-            f"{files.location!r} is not a checkpoint: it has no metadata and no offsets.",
+            f"{files.location!r} is not a checkpoint: it has no file `metadata`.",
             next_step="Give the folder of the option checkpointLocation.",
         )
     newest = checkpoint.begun()

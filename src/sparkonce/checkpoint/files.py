@@ -1,4 +1,4 @@
-"""What the product asks of a checkpoint's files, wherever they are kept."""
+"""The contract of a checkpoint's files, wherever they are kept."""
 
 from __future__ import annotations
 

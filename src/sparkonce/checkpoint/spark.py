@@ -28,7 +28,7 @@ class SparkCheckpoint:
 
     def exists(self) -> bool:
         """Tells if the folder is a query's checkpoint."""
-        return self.files.read(_METADATA) is not None and bool(self.files.names("offsets"))
+        return self.files.read(_METADATA) is not None
 
     def query_id(self) -> str | None:
         """Returns the query's id, or None if no query has started on the checkpoint yet.

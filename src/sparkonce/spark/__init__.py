@@ -2,6 +2,7 @@
 
 - ``exactly_once``: the object that a user gives to ``foreachBatch``; it puts the parts together.
 - ``start``: everything that is checked before Spark runs a batch.
+- ``checkpoints``: reaches a checkpoint as Spark does.
 - ``work``: writes a batch on the executors; ``views`` computes each sink's share of it; ``worker`` keeps Python
   workers light.
 - ``read_kafka``: Spark's Kafka source, with the defaults that exactly-once needs.

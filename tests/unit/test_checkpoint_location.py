@@ -1,0 +1,90 @@
+"""Where a checkpoint is: as Spark reads its location."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from sparkonce.checkpoint.location import checked_location, local_folder
+from sparkonce.errors import ConfigurationError
+
+
+@pytest.mark.parametrize(
+    ("given", "folder"),
+    [
+        ("/data/checkpoint", "/data/checkpoint"),
+        ("file:/data/checkpoint", "/data/checkpoint"),
+        ("file:///data/checkpoint", "/data/checkpoint"),
+        ("file:///data/a%20b", "/data/a%20b"),
+        ("file:///data/a b?c#d", "/data/a b?c#d"),
+        ("file://localhost/data/checkpoint", "/data/checkpoint"),
+        ("/data/a b", "/data/a b"),
+        ("/data/100%25", "/data/100%25"),
+    ],
+)
+def test_local_places(given: str, folder: str) -> None:
+    assert checked_location(given) == given
+    assert local_folder(given) == Path(folder)
+
+
+@pytest.mark.parametrize(("given", "meant"), [("a%20b", "a b"), ("a?b", "a"), ("a#b", "a")])
+def test_a_query_that_has_run_where_the_url_led_before_is_not_begun_anew(
+    tmp_path: Path, given: str, meant: str
+) -> None:
+    url = f"file://{tmp_path}/{given}"
+    (tmp_path / meant).mkdir()
+    assert local_folder(checked_location(url)) == tmp_path / given
+    (tmp_path / meant / "metadata").write_text('{"id": "5"}')
+    with pytest.raises(ConfigurationError, match=re.escape(f"'{tmp_path}/{meant}', where a query has run")) as caught:
+        checked_location(url)
+    assert "Give the path" in caught.value.next_step
+    for one in (given, meant):
+        assert checked_location(f"{tmp_path}/{one}") == f"{tmp_path}/{one}"
+    (tmp_path / given).mkdir()
+    (tmp_path / given / "metadata").write_text('{"id": "6"}')
+    assert local_folder(checked_location(url)) == tmp_path / given
+
+
+@pytest.mark.parametrize("given", ["s3a://bucket/c", "hdfs://node:8020/c", "hdfs:/c", "abfss://b@a.net/c", "gs://b/c"])
+def test_places_that_spark_reaches(given: str) -> None:
+    assert checked_location(given) == checked_location(f"{given}/") == given
+
+
+@pytest.mark.parametrize(
+    ("given", "advice"),
+    [
+        ("s3://bucket/checkpoint", "as s3a://"),
+        ("wasbs://c@a.net/c", "as abfss://"),
+        ("dbfs:/c", "/dbfs/… is the same folder"),
+        ("ftp://host/c", "Give a path, or a URL with one of file, hdfs"),
+    ],
+)
+def test_places_that_may_not_put_a_file_once_are_refused(given: str, advice: str) -> None:
+    with pytest.raises(ConfigurationError, match=f"checkpoint='{given}': .* is not known to put a file") as caught:
+        checked_location(given)
+    assert advice in caught.value.next_step
+
+
+@pytest.mark.parametrize("given", ["c", "c/d", "./c", "file:c"])
+def test_a_place_that_depends_on_the_working_folder_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigurationError, match="is relative to this process's working folder") as caught:
+        checked_location(given)
+    assert str(tmp_path / "c") in caught.value.next_step
+
+
+@pytest.mark.parametrize(
+    ("given", "told"), [("", "names no folder"), ("~/c", "nobody expands it"), (None, "no folder")]
+)
+def test_what_names_no_folder_is_refused(given: str, told: str) -> None:
+    with pytest.raises(ConfigurationError, match=f"checkpoint={given!r} .*{told}"):
+        checked_location(given)
+
+
+def test_a_place_that_is_no_url_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match="is no URL: Invalid IPv6"):
+        checked_location("file://[x/checkpoint")
