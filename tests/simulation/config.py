@@ -28,6 +28,8 @@ FAULTS = (
     "put lost",
     "put refused",
     "put unreadable",
+    "put repeated",
+    "log away",
     "expired",
     "server restarted",
     "connection ended",

@@ -53,7 +53,18 @@ class ModelStore(LogStore):
             # As NFS does it: the request was sent twice, the second one finds the first, which then cannot be read.
             simulation.say("puts", position, "-> sent again: taken, and cannot be read")
             raise self.unreadable()
+        if simulation.chance("put repeated"):
+            # As S3A does it: the request was sent twice, and the second one finds what the first has put.
+            simulation.say("puts", position, "-> sent again: taken by its own bytes")
+            return Taken(standing=self.records[position])
         return answer
+
+    def _stop_here(self) -> None:
+        """Stops before a reading, which the store may not answer."""
+        self._simulation.stop_here()
+        if self._simulation.chance("log away"):
+            self._simulation.say("the log's store is away")
+            raise OSError(errno.ETIMEDOUT, "no answer from the store")
 
     @staticmethod
     def unreadable() -> Exception:
@@ -75,13 +86,13 @@ class ModelStore(LogStore):
     def read(self, position: int) -> list[bytes]:
         found: list[bytes] = []
         while True:
-            self._simulation.stop_here()
+            self._stop_here()
             if (data := self.records.get(position + len(found))) is None:
                 return found
             found.append(data)
 
     def floor(self) -> bytes | None:
-        self._simulation.stop_here()
+        self._stop_here()
         return self.floors[max(self.floors)] if self.floors else None
 
     def raise_floor(self, position: int, data: bytes) -> None:

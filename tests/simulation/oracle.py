@@ -48,7 +48,7 @@ class Violation(str, Enum):
     FAILED = "the product's own code failed"
 
 
-_PUTS_GO_WRONG = frozenset({"put lost", "put refused", "put unreadable"})
+_PUTS_GO_WRONG = frozenset({"put lost", "put refused", "put unreadable", "log away"})
 _NOT_ANSWERED_WELL = frozenset({"request lost", "reply lost", "request late", "refused"})
 _MAY_FAIL = _NOT_ANSWERED_WELL | {
     "task killed",
@@ -289,6 +289,8 @@ class Oracle:
             # A coordinator that has moved costs one request, and the next attempt finds it, unless it moves again.
             in_turn |= waited and bool({"moved again", "long batch"} & since)
             return in_turn or bool(self._simulation.gone_wrong() & _MAY_BE_UNKNOWN)
-        if kind is errors.LogError and "could not be " in str(error):
+        if kind is errors.LogError and any(
+            words in str(error) for words in ("could not be ", "log cannot be read: [Errno")
+        ):
             return bool(since & _PUTS_GO_WRONG)
         return bool(self.lost_for_good(error))

@@ -780,6 +780,24 @@ def test_a_log_that_the_disk_does_not_give_or_tidy_is_said_to_be_one(
     assert (world.visible(), world.unfinished()) == (numbers(*range(batches + 1)), [])
 
 
+@pytest.mark.parametrize("call", ["read", "floor", "put"])
+def test_a_store_that_is_away_for_a_moment_is_waited_for(
+    world: World, monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
+    real, left = getattr(LocalLogStore, call), [2]
+
+    def fail_first(*arguments: object) -> object:
+        left[0] -= 1
+        if left[0] >= 0:
+            raise OSError(errno.ETIMEDOUT, "no answer from the store")
+        return real(*arguments)
+
+    monkeypatch.setattr(LocalLogStore, call, fail_first)
+    world.run(world.start(), 0, 1)
+    assert left[0] < 0
+    assert (world.visible(), world.unfinished()) == (numbers(0, 1), [])
+
+
 # --- a newer run ----------------------------------------------------------------------------------------------------
 
 

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from typing import TypeVar
 
-from sparkonce import errors
+from sparkonce import durable, errors
 
 logger = logging.getLogger("sparkonce")
 
@@ -20,6 +20,11 @@ Answer = TypeVar("Answer")
 def is_outage(error: BaseException | None) -> bool:
     """Tells if a system could not be reached, or had no room: the same call may succeed later."""
     return isinstance(error, errors.OutageError | errors.UnknownOutcomeError)
+
+
+def is_store_outage(error: BaseException | None) -> bool:
+    """Tells if the store of checkpoint and log was away or had no room: the same call may succeed later."""
+    return isinstance(error, OSError) and durable.is_outage(error)
 
 
 def never() -> bool:

@@ -6,6 +6,7 @@ import time
 from collections.abc import Mapping
 
 from sparkonce.driver.finish import BatchFinisher
+from sparkonce.driver.outage import Outage
 from sparkonce.driver.positions import Positions
 from sparkonce.driver.put import LogWriter
 from sparkonce.driver.sinks import RunSinks
@@ -68,7 +69,8 @@ class Performer:
         """
         match effect:
             case do.ReadLog(view=view):
-                return on.LogRead(view=read_log(self._log, view))
+                outage = Outage(self._patience_s, is_stopped=work.is_stopped)
+                return on.LogRead(view=read_log(self._log, view, outage))
             case do.Put():
                 return self._log_writer.put(effect, state.view, work)
             case do.CheckServers():

@@ -1,4 +1,4 @@
-"""Puts records into the decision log and tidies it. A full disk is waited for, and never taken for an answer."""
+"""Puts records into the decision log and tidies it. A full or absent store is waited for, and is never an answer."""
 
 from __future__ import annotations
 
@@ -10,10 +10,9 @@ from functools import partial
 
 from sparkonce import errors
 from sparkonce.driver import stops
-from sparkonce.driver.outage import Outage, doubled
+from sparkonce.driver.outage import Outage, doubled, is_store_outage
 from sparkonce.driver.stops import Trouble
 from sparkonce.driver.work import BatchWork
-from sparkonce.durable import is_outage as is_disk_outage
 from sparkonce.log.base import DecisionLog, PutUnknownError
 from sparkonce.protocol import effects as do
 from sparkonce.protocol import events as on
@@ -51,7 +50,7 @@ class LogWriter:
         outage = Outage(self._patience_s, is_stopped=work.is_stopped)
         doing = f"record {effect.position} of the decision log could not be written"
         try:
-            event = outage.retry(partial(self._try, effect, view, outage), doing, again=_is_full)
+            event = outage.retry(partial(self._try, effect, view, outage), doing, again=is_store_outage)
         except PutUnknownError as error:
             return on.PutUnknown(position=effect.position, reason=str(error))
         except OSError as error:
@@ -111,19 +110,15 @@ class LogWriter:
         doing = f"old records of the decision log {self._log.store.location} could not be tidied away"
         try:
             if isinstance(effect, do.RaiseFloor):
-                outage.retry(partial(self._log.raise_floor, effect.floor), doing, again=_is_full)
+                outage.retry(partial(self._log.raise_floor, effect.floor), doing, again=is_store_outage)
                 return on.FloorRaised(floor=effect.floor)
-            outage.retry(partial(self._log.store.delete_below, effect.position), doing, again=_is_full)
+            outage.retry(partial(self._log.store.delete_below, effect.position), doing, again=is_store_outage)
         except (OSError, PutUnknownError) as error:
             raise errors.LogError(
                 f"{doing}: {error}",
                 next_step="make the checkpoint's disk writable and start the query again; no row is lost.",
             ) from error
         return on.Deleted()
-
-
-def _is_full(error: BaseException) -> bool:
-    return isinstance(error, OSError) and is_disk_outage(error)
 
 
 def _back_off(contested: int) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 from sparkonce import errors
-from sparkonce.driver.outage import Outage
+from sparkonce.driver.outage import Outage, is_store_outage
 from sparkonce.guarantees import Guarantee
 from sparkonce.log.base import DecisionLog
 from sparkonce.protocol.records import SinkFacts
@@ -42,7 +42,7 @@ def look_around(
         PreflightError: if a system does not allow the guarantee.
         StaleLogError: if a server knows more than the log.
     """
-    view = read_log(log)
+    view = read_log(log, outage=Outage(deadline_s))
     recorded = recorded_facts(view)
     _warn_of_removed(recorded, sinks, query)
     facts = {name: sink.preflight(query, recorded.get(name)) for name, sink in sorted(sinks.items())}
@@ -53,7 +53,7 @@ def look_around(
         if sinks[name].guarantee is Guarantee.EXACTLY_ONCE
     }
     # Whatever the servers knew when they were asked stands in the log by now, if it is the log of those who did it.
-    listed_at, view = view.end, read_log(log, view)
+    listed_at, view = view.end, read_log(log, view, Outage(deadline_s))
     for name, left in traces.items():
         if more := not_in_log(view, left, listed_at):
             raise errors.StaleLogError(
@@ -145,14 +145,15 @@ def warn_if_not_moved(view: LogView, location: str) -> None:
         )
 
 
-def read_log(log: DecisionLog, view: LogView | None = None) -> LogView:
-    """Reads the log on, from where a view ends.
+def read_log(log: DecisionLog, view: LogView | None = None, outage: Outage | None = None) -> LogView:
+    """Reads the log on, from where a view ends, and waits for a store that is away as long as the outage has patience.
 
     Raises:
         LogError: if it cannot be read, or cannot have been written by runs of sparkonce.
     """
     try:
-        return log.read(view or LogView())
+        call = partial(log.read, view or LogView())
+        return (outage or Outage(0.0)).retry(call, "the decision log cannot be read", again=is_store_outage)
     except OSError as error:
         raise errors.LogError(
             f"The decision log {log.store.location} cannot be read: {error}.",

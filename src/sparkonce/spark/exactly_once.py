@@ -34,7 +34,7 @@ from sparkonce.sources.group_offsets import GroupOffsets, GroupReporter
 from sparkonce.spark.checkpoints.opening import open_checkpoint
 from sparkonce.spark.show.display import ProgressDisplay
 from sparkonce.spark.show.failures import without_causes
-from sparkonce.spark.start.checkpoint import check_query
+from sparkonce.spark.start.checkpoint import check_query, input_offsets
 from sparkonce.spark.start.checks import ResumePoint, check_sources
 from sparkonce.spark.start.first_batch import warn_of_mode, warn_of_rows, warn_of_slots
 from sparkonce.spark.start.given import accepted, check_classic, check_frame, location_of, new_writer
@@ -192,8 +192,8 @@ class ExactlyOnce:
         Raises:
             SparkonceError: if the query must stop.
         """
-        kept = SparkCheckpoint(self._open(df))
-        offsets = kept.input_offsets(batch)
+        kept, patience_s = SparkCheckpoint(self._open(df)), self._timing.outage_patience_s
+        offsets = input_offsets(kept, batch, patience_s)
         run = self._driver(df, offsets or ())
         if offsets is None:
             raise ConfigurationError(
@@ -202,7 +202,7 @@ class ExactlyOnce:
             )
         if self._topics is not None and run.state.view.decision(batch) is None:
             self._topics.check_same()
-        asked = BatchAsked(batch=batch, offsets=offsets, previous_offsets=kept.input_offsets(batch - 1))
+        asked = BatchAsked(batch=batch, offsets=offsets, previous_offsets=input_offsets(kept, batch - 1, patience_s))
         try:
             done = run.run_batch(asked, SparkWork(df, batch, self._shares))
         except SparkonceError as error:

@@ -1,13 +1,15 @@
-"""Compares the checkpoint that `ExactlyOnce` was given with the one of the running query."""
+"""Compares the checkpoint that `ExactlyOnce` was given with the running query's, and reads a batch's offsets."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 from sparkonce.checkpoint.files import CheckpointFiles
 from sparkonce.checkpoint.spark import SparkCheckpoint
-from sparkonce.errors import ConfigurationError
+from sparkonce.driver.outage import Outage, is_store_outage
+from sparkonce.errors import ConfigurationError, LogError
 
 
 class CheckpointLocation(NamedTuple):
@@ -57,3 +59,20 @@ def check_query(
             f"running query is {running}.",
             next_step="Give ExactlyOnce the same folder as the query's option checkpointLocation.",
         )
+
+
+def input_offsets(kept: SparkCheckpoint, batch: int, patience_s: float) -> tuple[str, ...] | None:
+    """Returns a batch's offsets, as `SparkCheckpoint.input_offsets` does. Waits for a store that is away.
+
+    Raises:
+        CheckpointMismatchError: if the file is not one of Spark's.
+        LogError: if it cannot be read.
+    """
+    doing = f"the offsets of batch {batch} in {kept.files.location} cannot be read"
+    try:
+        return Outage(patience_s).retry(partial(kept.input_offsets, batch), doing, again=is_store_outage)
+    except OSError as error:
+        raise LogError(
+            f"{doing}: {error}.",
+            next_step="Make the checkpoint readable and start the query again; no row is lost.",
+        ) from error
