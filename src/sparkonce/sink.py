@@ -28,6 +28,7 @@ from sparkonce.errors import (
     UnknownOutcomeError,
 )
 from sparkonce.guarantees import Guarantee
+from sparkonce.needs import WorkerNeeds
 from sparkonce.protocol.handles import Handle, transaction_fields
 from sparkonce.protocol.horizon import SINKS_KEEP_BATCHES
 from sparkonce.protocol.outcomes import Finished, Outcome
@@ -59,6 +60,7 @@ __all__ = [
     "TransactionName",
     "TwoPhaseCommitSink",
     "UnknownOutcomeError",
+    "WorkerNeeds",
     "WriterContext",
     "claimed_by",
     "transaction_fields",
@@ -386,6 +388,10 @@ class TwoPhaseCommitSink(abc.ABC):
             facts: The facts that `preflight` returned in this run.
         """
         return None
+
+    def worker_needs(self) -> WorkerNeeds:
+        """Returns the needs of the writers on executors' hosts, which are checked before the first batch. Optional."""
+        return WorkerNeeds()
 
     @abc.abstractmethod
     def writer(self, context: WriterContext) -> SinkWriter:

@@ -4,7 +4,7 @@
 - ``start``: everything that is checked before Spark runs a batch.
 - ``checkpoints``: reaches a checkpoint as Spark does.
 - ``work``: writes a batch on the executors; ``views`` computes each sink's share of it; ``worker`` keeps Python
-  workers light.
+  workers light, and says what they need; ``shipped`` checks that inside them.
 - ``read_kafka``: Spark's Kafka source, with the defaults that exactly-once needs.
 - ``tables``: the sinks of Delta and Iceberg tables.
 - ``show``: progress and errors, as people see them.

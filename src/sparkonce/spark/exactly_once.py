@@ -36,6 +36,7 @@ from sparkonce.spark.show.display import ProgressDisplay
 from sparkonce.spark.show.failures import without_causes
 from sparkonce.spark.start.checkpoint import check_query, input_offsets
 from sparkonce.spark.start.checks import ResumePoint, check_sources
+from sparkonce.spark.start.executors import check_executors
 from sparkonce.spark.start.first_batch import warn_of_mode, warn_of_rows, warn_of_slots
 from sparkonce.spark.start.given import accepted, check_classic, check_frame, location_of, new_writer
 from sparkonce.spark.start.topics import SourceTopics, kafka_sources, running_plan
@@ -268,6 +269,8 @@ class ExactlyOnce:
         files = self._open(df)
         check_query(files, query, lambda: location_of(df.sparkSession, query))
         samples = self._check_columns(df)
+        if not self._started:
+            check_executors(df.sparkSession, self.sinks)
         if self._run is not None:
             self._run[1].close()
         plan = running_plan(df.sparkSession, query)
@@ -310,6 +313,7 @@ class ExactlyOnce:
         for group in self._groups:
             with closing(GroupReporter(group)) as reporter:
                 reporter.check(facts)
+        check_executors(df.sparkSession, self.sinks)
 
     def _open(self, df: DataFrame) -> CheckpointFiles:
         """Returns the checkpoint's files, which only a session can find, and tells the sinks of them."""

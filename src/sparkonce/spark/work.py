@@ -20,10 +20,11 @@ from sparkonce.guarantees import Guarantee
 from sparkonce.protocol.codec import decode_handle, encode_handle
 from sparkonce.protocol.handles import Handle
 from sparkonce.sink import Owner
+from sparkonce.spark.shipped import checked_first
 from sparkonce.spark.show.failures import short_error
 from sparkonce.spark.tables.sink import TableSink, quoted
 from sparkonce.spark.views import Share, arrow_schema, computed_once
-from sparkonce.spark.worker import lighten_worker
+from sparkonce.spark.worker import lighten_worker, needs_of
 
 logger = logging.getLogger("sparkonce")
 
@@ -236,7 +237,7 @@ def _slot_writer(task: SlotTask):  # type: ignore[no-untyped-def]
             schema=_OUTPUT,
         )
 
-    return write
+    return checked_first(write, needs_of([part.sink for part in task.sinks]))
 
 
 def row_hash(columns: Sequence[str]) -> Column:

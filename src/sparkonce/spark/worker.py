@@ -1,10 +1,18 @@
-"""Makes later tasks of a reused Python worker start faster."""
+"""Makes later tasks of a reused Python worker start faster, and says what a worker needs."""
 
 from __future__ import annotations
 
 import gc
 import sys
+from collections.abc import Sequence
 from zipimport import zipimporter
+
+from sparkonce.sink import TwoPhaseCommitSink
+from sparkonce.spark.shipped import Needs, build_of
+from sparkonce.version import __version__
+
+_ALWAYS = ("numpy", "pandas", "pyarrow")
+"""The modules that a batch's tasks import in every query; Spark's own Arrow functions refuse to run without pandas."""
 
 _frozen = False
 
@@ -25,3 +33,14 @@ def lighten_worker() -> None:
     if not _frozen:  # gc.get_freeze_count() would walk all frozen objects, 10 ms
         gc.freeze()
         _frozen = True
+
+
+def needs_of(sinks: Sequence[TwoPhaseCommitSink]) -> Needs:
+    """Returns what every Python worker needs to write to these sinks: the driver's sparkonce, modules and files."""
+    needs = [sink.worker_needs() for sink in sinks]
+    return {
+        "version": __version__,
+        "build": build_of("sparkonce"),
+        "modules": sorted({*_ALWAYS, *(module for one in needs for module in one.modules)}),
+        "files": sorted({file for one in needs for file in one.files}),
+    }

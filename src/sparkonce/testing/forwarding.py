@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from sparkonce.guarantees import Guarantee
+    from sparkonce.needs import WorkerNeeds
     from sparkonce.protocol.handles import Handle
     from sparkonce.protocol.outcomes import Finished
     from sparkonce.protocol.traces import Trace
@@ -61,6 +62,10 @@ class ForwardingSink(TwoPhaseCommitSink):
     def lookout(self, query: str, facts: Facts) -> Lookout | None:
         """See `TwoPhaseCommitSink.lookout`."""
         return self._real.lookout(query, facts)
+
+    def worker_needs(self) -> WorkerNeeds:
+        """See `TwoPhaseCommitSink.worker_needs`."""
+        return self._real.worker_needs()
 
     def writer(self, context: WriterContext) -> SinkWriter:
         """See `TwoPhaseCommitSink.writer`."""

@@ -8,8 +8,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
+from urllib.request import getproxies
 
 from sparkonce.errors import ConfigurationError
+from sparkonce.needs import WorkerNeeds, addresses_of
+from sparkonce.sinks.files.names import ID
 from sparkonce.sinks.files.store import FileStore
 
 _SCHEME = re.compile(r"(?P<scheme>[A-Za-z][A-Za-z0-9+.-]+):.*", re.DOTALL)
@@ -99,3 +102,27 @@ def local_folder(path: str) -> Path:
     if _SCHEME.fullmatch(path):
         path = unquote(urlsplit(path).path)
     return Path(path).expanduser().absolute()
+
+
+def needs_in(path: str, options: Mapping[str, Any], *, modules: tuple[str, ...]) -> WorkerNeeds:
+    """Returns the needs of the writers on executors' hosts.
+
+    Args:
+        path: See `open_store`.
+        options: Options of the store.
+        modules: The modules that the store's client consists of.
+    """
+    scheme = scheme_of(path)
+    if scheme == "file":
+        # An executor that does not see this file has another disk under the path. Before the first preflight there is
+        # none yet.
+        mark = local_folder(path) / ID
+        return WorkerNeeds(modules=modules, files=(("path", str(mark)),) if mark.exists() else ())
+    if scheme == "hdfs":
+        addresses = addresses_of(path, 0)
+        return WorkerNeeds(modules=modules, addresses=tuple(one for one in addresses if one[1]))
+    endpoint, bundle = str(options.get("endpoint_url") or ""), options.get("verify")
+    # boto3 takes a proxy of the environment, and may reach nothing without it.
+    addresses = () if getproxies() else addresses_of(endpoint, 443 if endpoint.startswith("https:") else 80)
+    files = (("verify", bundle),) if isinstance(bundle, str) else ()
+    return WorkerNeeds(modules=modules, files=files, addresses=addresses)

@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Any
 from sparkonce.arguments import flag, mapping, need_package, whole_number
 from sparkonce.errors import ConfigurationError, PreflightError
 from sparkonce.guarantees import Guarantee
+from sparkonce.needs import WorkerNeeds
 from sparkonce.protocol.ownership import NAME_PREFIX_LIMIT_BYTES
 from sparkonce.sink import Facts, SinkCommitter, SinkWriter, TwoPhaseCommitSink, WriterContext
 from sparkonce.sinks._shared.settings import columns
-from sparkonce.sinks.files.places import as_text, open_store, scheme_of
+from sparkonce.sinks.files.places import as_text, needs_in, open_store, scheme_of
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -175,6 +176,11 @@ class FilesSink(TwoPhaseCommitSink):
     def transaction_timeout_s(self, facts: Facts) -> float | None:
         """Returns how long the store keeps staged files, for example by a bucket's lifecycle rule."""
         return float(facts[_TIMEOUT]) if _TIMEOUT in facts and self.guarantee is Guarantee.EXACTLY_ONCE else None
+
+    def worker_needs(self) -> WorkerNeeds:
+        """See `TwoPhaseCommitSink.worker_needs`."""
+        client = _CLIENTS.get(scheme_of(self.path))
+        return needs_in(self.path, self.store_options, modules=() if client is None else (client[1],))
 
     def writer(self, context: WriterContext) -> SinkWriter:
         """See `TwoPhaseCommitSink.writer`."""

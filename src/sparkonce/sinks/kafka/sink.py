@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from sparkonce.arguments import mapping, nonempty, whole_number
 from sparkonce.guarantees import Guarantee
+from sparkonce.needs import WorkerNeeds, addresses_of, files_of
 from sparkonce.sink import Facts, Lookout, SinkCommitter, SinkWriter, TwoPhaseCommitSink, WriterContext
 from sparkonce.sinks.kafka.settings import NEVER, NEVER_MS, id_prefix, lasting, producer_settings, size_settings
 
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _TIMEOUT_SETTING = "transaction.timeout.ms"
+_FILES = ("ssl.ca.location", "ssl.certificate.location", "ssl.key.location", "ssl.crl.location")
+_PORT = 9092
 
 
 class KafkaSink(TwoPhaseCommitSink):
@@ -120,6 +123,14 @@ class KafkaSink(TwoPhaseCommitSink):
             return facts
         timeout_ms = max(int(facts["transaction_timeout_ms"]), int(facts["longest_timeout_ms"]))
         return {**facts, "transaction_timeout_ms": str(timeout_ms)}
+
+    def worker_needs(self) -> WorkerNeeds:
+        """See `TwoPhaseCommitSink.worker_needs`."""
+        return WorkerNeeds(
+            modules=("confluent_kafka",),
+            files=files_of(self.settings, _FILES),
+            addresses=addresses_of(str(self.settings["bootstrap.servers"]), _PORT),
+        )
 
     def writer(self, context: WriterContext) -> SinkWriter:
         """Leases a producer at once, so that it is ready when the first rows come."""

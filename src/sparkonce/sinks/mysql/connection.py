@@ -19,7 +19,7 @@ from sparkonce.arguments import missing_package
 from sparkonce.sinks._shared.idle_pool import has_nothing_to_read
 from sparkonce.sinks._shared.tls_files import see_files
 from sparkonce.sinks.mysql.flavours import Flavour
-from sparkonce.sinks.mysql.settings import connection_settings
+from sparkonce.sinks.mysql.settings import TLS_FILES, connection_settings
 from sparkonce.words import one_line
 
 try:
@@ -226,7 +226,7 @@ def connect(
         OSError: if a file of the settings cannot be read.
     """
     given = connection_settings(settings)
-    see_files(given, ("ssl_ca", "ssl_cert", "ssl_key"))
+    see_files(given, TLS_FILES)
     given.pop("local_infile", None)
     given.setdefault("connect_timeout", connect_timeout_s)
     connection = Connection(

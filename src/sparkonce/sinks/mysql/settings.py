@@ -32,6 +32,7 @@ _TAKEN = frozenset(
         "read_default_group",
     }
 )
+TLS_FILES = ("ssl_ca", "ssl_cert", "ssl_key")
 _NUMBERS = frozenset({"port", "connect_timeout"})
 _SWITCHES = frozenset({"local_infile", "ssl_verify_cert", "ssl_verify_identity", "ssl_disabled"})
 _OURS: Mapping[str, str] = {

@@ -7,14 +7,18 @@ from typing import TYPE_CHECKING, Any
 
 from sparkonce.arguments import need_package, nonempty
 from sparkonce.guarantees import Guarantee
+from sparkonce.needs import WorkerNeeds, files_of
 from sparkonce.sink import Facts, SinkCommitter, SinkWriter, TwoPhaseCommitSink, WriterContext
 from sparkonce.sinks._shared import settings as shared
 from sparkonce.sinks._shared.settings import TWO_PHASE, UPSERT
 from sparkonce.sinks.mysql.names import PREFIX_LIMIT_BYTES
-from sparkonce.sinks.mysql.settings import address, connection_settings
+from sparkonce.sinks.mysql.settings import TLS_FILES, address, connection_settings
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
+
+_PORT = 3306
 
 
 class MySQLSink(TwoPhaseCommitSink):
@@ -119,6 +123,17 @@ class MySQLSink(TwoPhaseCommitSink):
             schema=self._schema,
         )
         return preflight(request, recorded)
+
+    def worker_needs(self) -> WorkerNeeds:
+        """See `TwoPhaseCommitSink.worker_needs`."""
+        host, port = str(self.settings.get("host") or ""), self.settings.get("port") or _PORT
+        # A file of defaults may name another server.
+        known = not self.settings.keys() & {"unix_socket", "read_default_file"}
+        return WorkerNeeds(
+            modules=("pymysql",),
+            files=files_of(self.settings, (*TLS_FILES, "read_default_file")),
+            addresses=((host, int(port)),) if host and known else (),
+        )
 
     def writer(self, context: WriterContext) -> SinkWriter:
         """Makes a writer, which connects when the first rows come."""

@@ -9,6 +9,7 @@ from typing import Any
 
 from sparkonce.arguments import mapping, missing_package, one_of
 from sparkonce.errors import ConfigurationError
+from sparkonce.needs import files_of
 from sparkonce.protocol.plain import read_json
 from sparkonce.sinks._shared.settings import APPEND, UPSERT, seconds
 
@@ -17,6 +18,8 @@ CONFLICTS = ("update", "nothing")
 COMMITS_TABLE = "sparkonce_commits"
 
 _IDENTIFIER_LIMIT_BYTES = 63
+_PORT = 5432
+_FILES = ("sslrootcert", "sslcert", "sslkey", "sslcrl", "passfile")
 _DEFAULTS = {
     "connect_timeout": "10",
     "tcp_user_timeout": "30000",
@@ -44,6 +47,19 @@ class Conninfo:
 
     def __repr__(self) -> str:
         return f"Conninfo({self})"
+
+    def files(self) -> tuple[tuple[str, str], ...]:
+        """Returns the files that the settings name, except ``sslrootcert=system``, which is none."""
+        return tuple(each for each in files_of(dict(self.settings), _FILES) if each[1] != "system")
+
+    def addresses(self) -> tuple[tuple[str, int], ...]:
+        """Returns the servers' addresses, as far as the settings name them; none for sockets in the file system."""
+        known = dict(self.settings)
+        hosts = (known.get("hostaddr") or known.get("host") or "").split(",")
+        ports = (known.get("port") or "").split(",")
+        ports = ports * len(hosts) if len(ports) == 1 else ports
+        pairs = zip(hosts, ports, strict=False)
+        return tuple((host, int(port or _PORT)) for host, port in pairs if host and host[0] not in "/@")
 
     @classmethod
     def of(cls, conninfo: str | Mapping[str, Any]) -> Conninfo:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from sparkonce.arguments import need_package
 from sparkonce.errors import ConfigurationError
 from sparkonce.guarantees import Guarantee
+from sparkonce.needs import WorkerNeeds
 from sparkonce.protocol.ownership import NAME_PREFIX_LIMIT_BYTES
 from sparkonce.sink import Facts, SinkCommitter, SinkWriter, TwoPhaseCommitSink, WriterContext
 from sparkonce.sinks._shared import settings as shared
@@ -142,6 +143,10 @@ class PostgresSink(TwoPhaseCommitSink):
         facts, self._table = preflight(self._request(), query, recorded)
         self._fitting = None
         return facts
+
+    def worker_needs(self) -> WorkerNeeds:
+        """See `TwoPhaseCommitSink.worker_needs`."""
+        return WorkerNeeds(modules=("psycopg",), files=self._to.files(), addresses=self._to.addresses())
 
     def writer(self, context: WriterContext) -> SinkWriter:
         """Makes a writer, which connects when the first rows come, or uses an idle connection of this process."""

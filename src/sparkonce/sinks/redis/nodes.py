@@ -25,6 +25,7 @@ RedisReply = Any
 """A reply of Redis (bytes, int, None, or a list of them), or a `Refusal`."""
 
 SCAN_COUNT = 1000
+TLS_FILES = ("ssl_ca_certs", "ssl_certfile", "ssl_keyfile")
 _PAUSE_S = 0.05
 _NOT_MASTER = frozenset({"READONLY", "MASTERDOWN"})
 _AGAIN = frozenset({"MOVED", "TRYAGAIN", "NOSCRIPT", "ASK"})
@@ -303,7 +304,7 @@ class Nodes:
 
     def _connection(self, address: Address | None) -> Any:
         if address not in self._connections:
-            see_files(self._kwargs, ("ssl_ca_certs", "ssl_certfile", "ssl_keyfile"))
+            see_files(self._kwargs, TLS_FILES)
             connection = self._make(**self._kwargs_for(address))
             connection.connect()
             self._connections[address] = connection

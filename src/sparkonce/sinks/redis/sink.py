@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from sparkonce.arguments import flag, mapping, need_package, whole_number
 from sparkonce.errors import ConfigurationError
 from sparkonce.guarantees import Guarantee
+from sparkonce.needs import WorkerNeeds, addresses_of, files_of
 from sparkonce.protocol.ownership import NAME_PREFIX_LIMIT_BYTES
 from sparkonce.sink import Facts, SinkCommitter, SinkWriter, TwoPhaseCommitSink, WriterContext
 from sparkonce.sinks._shared import settings
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 
     from sparkonce.sinks.redis.nodes import Endpoint
 
+_PORT = 6379
 _DAY_S = 24 * 60 * 60
 
 
@@ -167,6 +169,15 @@ class RedisSink(TwoPhaseCommitSink):
     def transaction_timeout_s(self, facts: Facts) -> float | None:  # noqa: ARG002 - the same for every run
         """Returns the time to live of staged rows."""
         return float(self.staging_ttl_s) if self.guarantee is Guarantee.EXACTLY_ONCE else None
+
+    def worker_needs(self) -> WorkerNeeds:
+        """See `TwoPhaseCommitSink.worker_needs`."""
+        from sparkonce.sinks.redis.nodes import TLS_FILES
+
+        by_url = () if self.url.startswith("unix:") else addresses_of(self.url, _PORT)
+        return WorkerNeeds(
+            modules=("redis",), files=files_of(self.options, TLS_FILES), addresses=self.sentinels or by_url
+        )
 
     def writer(self, context: WriterContext) -> SinkWriter:
         """Makes the writer: staging for EXACTLY_ONCE, else direct."""

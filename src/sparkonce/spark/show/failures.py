@@ -36,10 +36,13 @@ _INTERRUPTED = re.compile(
 _TASK_FAILED = "Job aborted due to stage failure"
 """The words of a job that ended because a task failed."""
 
-_OTHER_PYTHON = re.compile(r"\[PYTHON_VERSION_MISMATCH\][^\n]*")
+_OTHER_PYTHON = re.compile(
+    r"\[PYTHON_VERSION_MISMATCH\][^\n]*?version: (?P<worker>[\d.]*\d) than that in driver: (?P<driver>[\d.]*\d)"
+)
 _WORKER = re.compile(r"Python worker exited unexpectedly[^\n.]*")
 _WHERE_LOST = re.compile(r"(Task \d+ in stage [\d.]+ failed \d+ times).*?\(TID \d+\) \(([^()]+)\)")
 """Spark's words for a Python worker that died or has another Python than the driver, and for its machine."""
+_WHERE = re.compile(r"\(TID \d+\) \((?P<host>[^()\s]+) executor (?P<executor>[^()\s]+)\)")
 
 _WORKER_DIED = (
     "Look on that machine for a process killed for its memory (dmesg, the container's events), and in the executor's "
@@ -49,7 +52,12 @@ _WORKER_DIED = (
 
 _NO_MODULE = (
     "Check which Python Spark's workers run: PYSPARK_PYTHON, else the first python3 on their PATH. On one machine "
-    "activate the job's environment, or set PYSPARK_PYTHON to its Python; on a cluster install the module everywhere."
+    "activate the job's environment, or set PYSPARK_PYTHON to its Python; on a cluster install the module everywhere, "
+    "or ship the environment by --archives (docs/deploying.md)."
+)
+_SAME_PYTHON = (
+    "Run the same minor version everywhere: set PYSPARK_DRIVER_PYTHON and PYSPARK_PYTHON to it, and install it on "
+    "every host, or ship the driver's environment by --archives (docs/deploying.md)."
 )
 
 _JOB = re.compile(rf"{_TASK_FAILED}: [^\n]+")
@@ -132,6 +140,11 @@ def short_error(error: BaseException) -> PrepareError:
     return (OutageError if outage else PrepareError)(message, next_step=next_step)
 
 
+def task_has_failed(error: BaseException) -> bool:
+    """Tells if a job has ended because a task failed."""
+    return _TASK_FAILED in str(error)
+
+
 def message_and_next(error: BaseException) -> tuple[str, str]:
     """Returns a failed query's error and the next step for the user: one line each, of a bounded length.
 
@@ -152,13 +165,14 @@ def _cause(error: BaseException) -> _Cause:
     if (raised_by_plan := _USER_RAISED.search(text)) is not None:
         said, next_step = _split(" ".join(raised_by_plan["said"].split()))
         return _Cause(said=said, next_step=next_step)
-    job = _job(text)
+    job, where = _job(text), _where(error)
     if (other := _OTHER_PYTHON.search(text)) is not None:
-        return _Cause(said=f"A Python worker runs another Python: {other[0]} {job}".rstrip())
+        said = f"Python {other['worker']} runs the tasks{where}, and Python {other['driver']} the driver."
+        return _Cause(said=said, next_step=_SAME_PYTHON)
     if traced := [match for match in _TRACEBACK.finditer(text) if not match["kind"].startswith(_SPARK)]:
-        return _raised(traced[-1]["kind"], traced[-1]["said"] or "", _FRAME.finditer(traced[-1]["frames"]))
+        return _raised(traced[-1]["kind"], traced[-1]["said"] or "", _FRAME.finditer(traced[-1]["frames"]), where)
     if found := _python_errors(text):
-        return _raised(found[-1]["kind"], found[-1]["said"], ())
+        return _raised(found[-1]["kind"], found[-1]["said"], (), where)
     if (worker := _WORKER.search(text)) is not None:
         return _dead_worker(worker[0], text)
     if job:
@@ -176,18 +190,21 @@ def _split(text: str) -> tuple[str, str]:
     return (said, next_step) if advice else (text, "")
 
 
-def _raised(kind: str, said: str, frames: Iterable[Any]) -> _Cause:
+def _raised(kind: str, said: str, frames: Iterable[Any], where: str = "") -> _Cause:
     """Returns a Python error with the line of the user's code that it came from.
 
     Args:
         kind: Its class.
         said: Its first line.
         frames: The frames of its traceback, outermost first: file, line, source.
+        where: The executor. Told only if the error depends on it.
     """
     own = [frame for frame in frames if not _MACHINERY.search(frame["file"])]
     own = [frame for frame in own if not _PACKAGES.search(frame["file"])] or own
     kind = kind.removeprefix("__main__.")
-    next_step = _NO_MODULE if kind == "ModuleNotFoundError" else ""
+    next_step = ""
+    if kind == "ModuleNotFoundError":
+        said, next_step = f"{said}{where}", _NO_MODULE
     if not own:
         return _Cause(kind=kind, said=said, next_step=next_step)
     source = (own[-1]["source"] or "").strip()[:_MOST_OF_A_LINE]
@@ -202,6 +219,13 @@ def _dead_worker(said: str, text: str) -> _Cause:
         said=f"A Python worker died{task}. It was killed for its memory, or crashed in native code. {said}.",
         next_step=_WORKER_DIED,
     )
+
+
+def _where(error: BaseException) -> str:
+    """Returns the executor of a failed task, as the end of a phrase; empty if Spark does not name it."""
+    # PySpark cuts the message of a Python error down to the worker's traceback.
+    found = _WHERE.search(str(error)) or _WHERE.search(str(getattr(error, "_stackTrace", "")))
+    return f" on host {found['host']} (executor {found['executor']})" if found else ""
 
 
 def _job(text: str) -> str:

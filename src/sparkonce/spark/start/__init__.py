@@ -6,5 +6,6 @@
 - ``source_checks``: that the brokers of its sources answer, and know their topics.
 - ``topics``: that its topics were not deleted and made again.
 - ``first_batch``: the cost of its first batch; ``slots`` counts the tasks that write it.
+- ``executors``: that executors have the driver's sparkonce and what the sinks need, by one small job.
 - ``kafka_admin``: Kafka's admin client in Spark's JVM.
 """
