@@ -1,8 +1,9 @@
 """Reads Spark's own checkpoint folder: the query's id, each batch's input offsets, and which batches are done.
 
-Format, read off Spark 4.0: ``metadata`` is JSON with ``id``; ``offsets/N``, written before batch N runs, has a version
-line ``v1``, a JSON line of watermark, timestamp and settings, then one JSON line for each source; ``commits/N`` is
-written after batch N.
+Format, read off Spark 4.0 to 4.3: ``metadata`` is JSON with ``id``; ``offsets/N``, written before batch N runs, has a
+version line ``v1``, a JSON line of watermark, timestamp and settings, then one JSON line for each source; ``commits/N``
+is written after batch N. In ``v2`` (``spark.sql.streaming.offsetLog.formatVersion=2``, since Spark 4.2) the sources'
+lines have no order, and each begins with the source's name and a colon: ``0:`` for the first source without a name.
 """
 
 from __future__ import annotations
@@ -68,11 +69,12 @@ class SparkCheckpoint:
                 f"{where} does not begin like one of Spark's offset logs: {version!r}.",
                 next_step="Restore the checkpoint from a copy.",
             )
-        return tuple(_canonical(line) for line in rest.splitlines()[1:])
+        return tuple(_canonical(line) for line in _sources(version, rest.splitlines()[1:]))
 
     def source_lines(self, batch: int) -> list[str]:
-        """Returns a batch's line for each source as it was written; empty if the file was cut off."""
-        return (self._offsets(batch) or b"").decode(errors="replace").splitlines()[2:]
+        """Returns a batch's offsets for each source as they were written; empty if the file was cut off."""
+        version, *rest = (self._offsets(batch) or b"").decode(errors="replace").splitlines() or [""]
+        return _sources(version, rest[1:])
 
     def begun(self) -> int:
         """Returns the newest batch that Spark has planned, -1 if there is none."""
@@ -105,6 +107,15 @@ class SparkCheckpoint:
 
     def _shown(self, path: str) -> str:
         return f"{self.files.location}/{path}"
+
+
+def _sources(version: str, lines: list[str]) -> list[str]:
+    """Returns the sources' offsets without their names, in the order of the names; unnamed sources have numbers."""
+    if version.strip() != "v2":
+        return lines
+    named = [line.partition(":") for line in lines]
+    named.sort(key=lambda one: (not one[0].isdigit(), int(one[0]) if one[0].isdigit() else 0, one[0]))
+    return [offset for _, _, offset in named]
 
 
 def _canonical(line: str) -> str:
