@@ -65,6 +65,8 @@ class Cluster:
         jvm_flags: More JVM flags. Leave `FAST_START` out where speed under load matters.
         add_scram: Users made when the data is formatted, as in ``kafka-storage format --add-scram``, for example
             ``SCRAM-SHA-256=[name=alice,password=secret]``.
+        features: Levels of Kafka's features, set when the data is formatted, as in ``{"transaction.version": 1}``.
+            By default those of the version. Kafka 3.9 or newer takes them.
         dies_with_parent: Whether the brokers end when this process does, even by SIGKILL.
 
     Attributes:
@@ -83,6 +85,7 @@ class Cluster:
         heap: str = "512m",
         jvm_flags: Sequence[str] = FAST_START,
         add_scram: Sequence[str] = (),
+        features: Mapping[str, int] | None = None,
         dies_with_parent: bool = True,
     ) -> None:
         self._temporary = folder is None
@@ -93,6 +96,7 @@ class Cluster:
         self.dies_with_parent = dies_with_parent
         self._jvm = (f"-Xmx{heap}", *jvm_flags, *_LOGGING)
         self._add_scram = tuple(add_scram)
+        self._features = dict(features or {})
         self._classes: tuple[str, ...] = ()
         self._new_cluster_id = _random_id()
         names = [PLAINTEXT, CONTROLLER, *self.listeners]
@@ -217,8 +221,9 @@ class Cluster:
     def _format_node(self, broker: Broker) -> None:
         broker.write_properties()
         scram = [argument for user in self._add_scram for argument in ("--add-scram", user)]
-        arguments = ["format", "--cluster-id", self.cluster_id, "--config", str(broker.properties_file), *scram]
-        command = self.java_command("kafka.tools.StorageTool", *arguments)
+        levels = [argument for name, level in self._features.items() for argument in ("--feature", f"{name}={level}")]
+        arguments = ["format", "--cluster-id", self.cluster_id, "--config", str(broker.properties_file)]
+        command = self.java_command("kafka.tools.StorageTool", *arguments, *scram, *levels)
         try:
             run = subprocess.run(command, capture_output=True, text=True, timeout=_FORMAT_TIMEOUT_S, check=False)
         except subprocess.TimeoutExpired as expired:
