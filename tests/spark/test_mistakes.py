@@ -35,6 +35,7 @@ START = [
     Mistake("once.start(rows, trigger={'availableNow': True, 'once': True})", "has 2 kinds"),
     Mistake("once.start(rows, trigger={})", "has no kinds"),
     Mistake("once.start(rows, trigger={'continuous': '1 second'})", "continuous processing has no batches"),
+    Mistake("once.start(rows, trigger={'realTime': '5 minutes'})", "Spark refuses foreachBatch in it"),
     Mistake("once.start(rows, output_mode='apend')", "output_mode='apend' is not known"),
     Mistake("once.start(rows, output_mode='complete')", "STREAMING_OUTPUT_MODE", AnalysisException),
     Mistake("once.start(rows, query_name=7)", "query_name=7 is not a text"),

@@ -192,6 +192,7 @@ def test_a_setting_of_the_session_counts_for_files() -> None:
         ({"checkpoint": "file:///tmp/job"}, EXACTLY, "emptied at a reboot"),
         ({"checkpoint": "/run/job"}, EXACTLY, "emptied at a reboot"),
         ({"continuous": True}, AT_LEAST, "continuous trigger"),
+        ({"real_time": True}, AT_LEAST, "refuses foreachBatch"),
         ({"async_progress": True}, AT_LEAST, "asyncProgressTrackingEnabled=false"),
     ],
 )

@@ -30,6 +30,12 @@ def _findings(pipeline: Pipeline) -> Iterator[Finding]:
             "continuous trigger: offsets are stored after the rows are written, so a restart writes some again",
             "trigger(processingTime=…) or trigger(availableNow=True)",
         )
+    if engine.real_time:
+        yield doubles(
+            "real-time trigger: offsets are stored after the rows are written, so a restart writes some again; Spark "
+            "refuses foreachBatch, and with it ExactlyOnce, when such a query starts",
+            "trigger(processingTime=…) or trigger(availableNow=True)",
+        )
     if engine.async_progress:
         yield doubles(
             "asyncProgressTrackingEnabled=true: offsets are stored later than the rows are written, and a restart "

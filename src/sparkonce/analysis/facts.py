@@ -113,6 +113,7 @@ class EngineFacts:
         checkpoint: The checkpoint's location; None if there is none, or if it is unknown.
         temporary: True if Spark deletes the checkpoint, because none was set; None if unknown.
         continuous: True for a continuous trigger.
+        real_time: True for a real-time trigger.
         interval: The trigger's interval, if it has one.
         async_progress: True if ``asyncProgressTrackingEnabled`` is set.
         plan: The facts of the plan; None if unknown.
@@ -122,6 +123,7 @@ class EngineFacts:
     checkpoint: str | None = None
     temporary: bool | None = None
     continuous: bool = False
+    real_time: bool = False
     interval: timedelta | None = None
     async_progress: bool = False
     plan: PlanFacts | None = field(default_factory=PlanFacts)

@@ -42,6 +42,7 @@ _CONF = (
     IGNORE_METADATA,
 )
 _ASYNC = "asyncprogresstrackingenabled"
+_REAL_TIME = "RealTimeTrigger"
 
 
 def of_query(query: StreamingQuery, stable: Stable = False) -> tuple[Pipeline, OurSinks]:
@@ -57,6 +58,7 @@ def of_query(query: StreamingQuery, stable: Stable = False) -> tuple[Pipeline, O
         # Below spark.sql.streaming.checkpointLocation a query without a name gets a new folder at each start.
         temporary=bool(field(execution, "deleteCheckpointOnStop")) or nameless,
         continuous=continuous,
+        real_time=class_name(execution.trigger()) == _REAL_TIME,
         interval=_interval(execution.trigger()),
         async_progress=kind.startswith("AsyncProgressTracking"),
         plan=plan_facts(execution.analyzedPlan(), stable),
@@ -93,6 +95,7 @@ def of_writer(writer: DataStreamWriter, stable: Stable = False, table: str | Non
         _engine(writer._df, stable),
         checkpoint=options.get("checkpointlocation") or _default_checkpoint(writer._spark, options),
         continuous=class_name(trigger) == "ContinuousTrigger",
+        real_time=class_name(trigger) == _REAL_TIME,
         interval=_interval(trigger),
         async_progress=options.get(_ASYNC, "").lower() == "true",
     )
@@ -127,6 +130,7 @@ def of_frame(
         checkpoint=checkpoint,
         temporary=None if options is None and checkpoint is None else checkpoint is None,
         continuous="continuous" in when,
+        real_time="realTime" in when,
         interval=None if interval is None else parse_duration(str(interval), "trigger processingTime"),
         async_progress=known.get(_ASYNC, "").lower() == "true",
     )

@@ -16,6 +16,10 @@ from sparkonce.spark.start.checkpoint import CheckpointLocation
 
 _LOCATION = "checkpointLocation"
 _MODES = ("append", "update", "complete")
+_REFUSED_TRIGGERS = {
+    "continuous": "continuous processing has no batches that could be committed",
+    "realTime": "real-time mode shows rows before their batch ends, and Spark refuses foreachBatch in it",
+}
 _TRIGGERS = "{'processingTime': '1 second'}, {'availableNow': True} or {'once': True}"
 
 
@@ -94,7 +98,8 @@ def _trigger(given: object) -> dict[str, Any]:
     known = tuple(inspect.signature(DataStreamWriter.trigger).parameters)[1:]
     trigger = mapping("trigger", given, example=_TRIGGERS)
     for name in trigger:
-        one_of("trigger", name, known)
+        if name not in _REFUSED_TRIGGERS:
+            one_of("trigger", name, known)
     named = [name for name, value in trigger.items() if value is not None]
     if len(named) != 1:
         raise ConfigurationError(
@@ -102,13 +107,13 @@ def _trigger(given: object) -> dict[str, Any]:
             next_step=f"Give one of {_TRIGGERS}.",
             setting="trigger",
         )
-    if named == ["continuous"]:
+    if why := _REFUSED_TRIGGERS.get(named[0]):
         raise ConfigurationError(
-            f"trigger={trigger!r}: continuous processing has no batches that could be committed.",
+            f"trigger={trigger!r}: {why}.",
             next_step=f"Give one of {_TRIGGERS}.",
             setting="trigger",
         )
-    return trigger
+    return {named[0]: trigger[named[0]]}
 
 
 def _options(given: object, checkpoint: str) -> dict[str, Any]:
