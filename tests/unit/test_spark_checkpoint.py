@@ -55,16 +55,16 @@ def test_offsets_of_named_sources_are_the_same_in_any_order(tmp_path: Path) -> N
     """Version 2 of the offset log, as Spark 4.2 writes it if it is told to."""
     first, second, eleventh = '0:{"b":{"1":7},"a":{"0":1}}', '1:{"logOffset":3}', "10:-"
     write_offsets(tmp_path, 0, eleventh, second, first, version="v2")
-    assert SparkCheckpoint(tmp_path).input_offsets(0) == ('{"a":{"0":1},"b":{"1":7}}', '{"logOffset":3}', "-")
+    assert checkpoint(tmp_path).input_offsets(0) == ('{"a":{"0":1},"b":{"1":7}}', '{"logOffset":3}', "-")
     write_offsets(tmp_path, 1, 'orders:{"a":{"0":1}}', 'names:{"b":{"0":2}}', version="v2")
-    assert SparkCheckpoint(tmp_path).input_offsets(1) == ('{"b":{"0":2}}', '{"a":{"0":1}}')
-    assert SparkCheckpoint(tmp_path).source_lines(0) == [first[2:], second[2:], "-"]
+    assert checkpoint(tmp_path).input_offsets(1) == ('{"b":{"0":2}}', '{"a":{"0":1}}')
+    assert checkpoint(tmp_path).source_lines(0) == [first[2:], second[2:], "-"]
 
 
 def test_a_query_whose_offset_log_changes_its_version_reads_the_same(tmp_path: Path) -> None:
     write_offsets(tmp_path, 0, '{"a":{"0":1}}', "12")
     write_offsets(tmp_path, 1, '0:{"a":{"0":1}}', "1:12", version="v2")
-    assert SparkCheckpoint(tmp_path).input_offsets(0) == SparkCheckpoint(tmp_path).input_offsets(1)
+    assert checkpoint(tmp_path).input_offsets(0) == checkpoint(tmp_path).input_offsets(1)
 
 
 def test_checksums_beside_the_logs_are_no_batches(tmp_path: Path) -> None:
@@ -74,7 +74,7 @@ def test_checksums_beside_the_logs_are_no_batches(tmp_path: Path) -> None:
     (tmp_path / "commits" / "2").write_text("v2\n{}")
     for name in ("offsets/.3.crc", "offsets/4.crc", "commits/.2.crc", "commits/3.crc"):
         (tmp_path / name).write_text("{}")
-    kept = SparkCheckpoint(tmp_path)
+    kept = checkpoint(tmp_path)
     assert (kept.begun(), kept.finished()) == (3, 2)
 
 

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import errno
 import os
+import pickle
 from pathlib import Path
 
 import pytest
 
 from sparkonce.checkpoint.local import LocalFiles
 from sparkonce.errors import ConfigurationError
-from sparkonce.spark.start.given import check_classic
+from sparkonce.spark.exactly_once import ExactlyOnce
+from sparkonce.spark.start.classic import check_classic, never_pickled
 
 
 def test_a_checkpoints_folder_is_tried_and_left_as_it_was(tmp_path: Path) -> None:
@@ -51,3 +53,10 @@ def test_connect_is_known_by_its_module() -> None:
     with pytest.raises(ConfigurationError, match=r"df is of Spark Connect .*Next: Start a classic session"):
         check_classic("df", frame)
     check_classic("df", object())
+
+
+def test_an_exactly_once_is_never_sent_to_another_process() -> None:
+    """Spark Connect pickles what foreachBatch is given, and prints the cause that it meets."""
+    assert ExactlyOnce.__reduce__ is never_pickled
+    with pytest.raises(ConfigurationError, match=r"Connect's foreachBatch.*Next: Start a classic session"):
+        pickle.dumps(ExactlyOnce.__new__(ExactlyOnce))

@@ -36,9 +36,10 @@ from sparkonce.spark.show.display import ProgressDisplay
 from sparkonce.spark.show.failures import without_causes
 from sparkonce.spark.start.checkpoint import check_query, input_offsets
 from sparkonce.spark.start.checks import ResumePoint, check_sources
+from sparkonce.spark.start.classic import check_classic, never_pickled
 from sparkonce.spark.start.executors import check_executors
 from sparkonce.spark.start.first_batch import warn_of_mode, warn_of_rows, warn_of_slots
-from sparkonce.spark.start.given import accepted, check_classic, check_frame, location_of, new_writer
+from sparkonce.spark.start.given import accepted, check_frame, location_of, new_writer
 from sparkonce.spark.start.topics import SourceTopics, kafka_sources, running_plan
 from sparkonce.spark.views import ShareSample, Sinks, check_columns, shares, views_of
 from sparkonce.spark.work import SparkWork
@@ -225,6 +226,8 @@ class ExactlyOnce:
         self._display.end()
         if self._run is not None:
             self._run[1].end()
+
+    __reduce__ = never_pickled
 
     def _close_at_end(self, query: StreamingQuery) -> None:
         """Starts a thread that closes the connections when the query ends: ``foreachBatch`` learns of batches only."""

@@ -1,6 +1,7 @@
 """Checks a query before Spark runs its first batch.
 
 - ``given``: its arguments: session, frame, trigger, options, checkpoint folder.
+- ``classic``: that no part of the query is of Spark Connect.
 - ``checkpoint``: that the checkpoint is the running query's.
 - ``checks``: where the query resumes, and its Kafka sources from there.
 - ``source_checks``: that the brokers of its sources answer, and know their topics.

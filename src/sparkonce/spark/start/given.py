@@ -13,6 +13,7 @@ from sparkonce.checkpoint.location import checked_location, local_folder
 from sparkonce.errors import ConfigurationError
 from sparkonce.spark.jvm import field, jvm
 from sparkonce.spark.start.checkpoint import CheckpointLocation
+from sparkonce.spark.start.classic import check_classic
 
 _LOCATION = "checkpointLocation"
 _MODES = ("append", "update", "complete")
@@ -21,22 +22,6 @@ _REFUSED_TRIGGERS = {
     "realTime": "real-time mode shows rows before their batch ends, and Spark refuses foreachBatch in it",
 }
 _TRIGGERS = "{'processingTime': '1 second'}, {'availableNow': True} or {'once': True}"
-
-
-def check_classic(what: str, thing: object) -> None:
-    """Refuses Spark Connect's classes. They are known by their module, which may be missing.
-
-    Raises:
-        ConfigurationError: if it is one of them.
-    """
-    if type(thing).__module__.startswith("pyspark.sql.connect"):
-        raise ConfigurationError(
-            f"{what} is of Spark Connect ({type(thing).__module__}), and sparkonce works only in the process of "
-            "Spark's driver.",
-            next_step="Start a classic session: without .remote(…), spark.remote and SPARK_REMOTE, where the driver "
-            "runs, for example by spark-submit.",
-            setting=what,
-        )
 
 
 def check_session(spark: object) -> None:
