@@ -62,6 +62,7 @@ class Config:
         rows_per_batch: ``maxOffsetsPerTrigger``.
         keep_batches: How many batches the log keeps.
         tidy_every_batches: How many more come before it is tidied.
+        trigger: Spark's, by which the query ends by itself when all is written.
         spark: More of Spark's settings.
         sql: More of Spark's SQL settings, for this query alone.
     """
@@ -86,6 +87,7 @@ class Config:
     rows_per_batch: int = 5000
     keep_batches: int = 100
     tidy_every_batches: int = 2
+    trigger: dict[str, Any] = field(default_factory=lambda: {"availableNow": True})
     spark: dict[str, str] = field(default_factory=dict)
     sql: dict[str, str] = field(default_factory=dict)
 
@@ -210,7 +212,7 @@ def start(spark: SparkSession, config: Config) -> StreamingQuery:
     module, _, function = config.plan.partition(":")
     rows: DataFrame = getattr(importlib.import_module(module), function)(own, config)
     writer = rows.writeStream.outputMode(config.output_mode).foreachBatch(run_batch)
-    query = writer.option("checkpointLocation", config.checkpoint).trigger(availableNow=True).start()
+    query = writer.option("checkpointLocation", config.checkpoint).trigger(**config.trigger).start()
     while query.isActive and not begun.wait(_POLL_S):
         pass
     return query

@@ -12,12 +12,12 @@ from typing import Any
 
 import pytest
 
+from cluster.standalone import Standalone
 from eventually import eventually
 from spark.harness import Job, start_together
 from spark.kills import hold_at
 from spark.pipeline import ENDED, REFUSED
 from spark.processes import kill_executor
-from spark.standalone import Standalone
 from sparkonce.protocol.state import Phase
 from sparkonce.rig.kafka import Cluster
 from startup import JVM_FLAGS

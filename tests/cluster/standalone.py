@@ -1,0 +1,138 @@
+"""Spark's own cluster manager on loopback: a master, and workers that pass for a host each."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import sys
+from pathlib import Path
+
+from eventually import eventually
+from spark.processes import kill, tests_path
+from sparkonce.rig.child import session_of
+from sparkonce.rig.kafka.jars import SCALA, find_java, spark_jars_folder
+from sparkonce.rig.process import ServerProcess
+
+_JAVA = (
+    *("-Xmx256m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Xshare:auto"),
+    "-Dspark.deploy.maxExecutorRetries=-1",  # else an application is ended when ten of its executors were killed
+    "-Dspark.decommission.enabled=true",
+)
+
+
+class Daemon:
+    """The master or a worker, in a session of its own: a worker's executors and drivers belong to it.
+
+    Args:
+        folder: For its log and its work.
+        name: Its class's, below ``org.apache.spark.deploy``.
+        ready: A pattern of what it logs when it is ready.
+        arguments: Its arguments.
+    """
+
+    def __init__(self, folder: Path, name: str, ready: str, *arguments: str) -> None:
+        self.folder = folder
+        self._name, self._ready, self._arguments = name, ready, arguments
+        self._starts = 0
+        self._process: ServerProcess | None = None
+
+    def start(self) -> str:
+        """Starts it, waits until it is ready, and returns what it has logged then."""
+        self._starts += 1
+        self.folder.mkdir(parents=True, exist_ok=True)
+        log = self.folder / f"{self._starts}.log"
+        own = {
+            "PYSPARK_PYTHON": sys.executable,
+            "SPARK_SCALA_VERSION": SCALA,  # else a worker looks for the folders of a build of Spark
+            "SPARK_HOME": str(spark_jars_folder().parent),
+            "SPARK_LOCAL_DIRS": str(self.folder),
+            **tests_path(),
+        }
+        command = [find_java(), *_JAVA, "-cp", f"{spark_jars_folder()}/*", f"-Dlog={log}"]
+        command += [f"org.apache.spark.deploy.{self._name}", *self._arguments]
+        self._process = ServerProcess(command, mark=str(log), log=log, dies_with_parent=True, env={**os.environ, **own})
+        found: re.Match[str] = eventually(lambda: re.search(self._ready, log.read_text()), f"{self._ready} in {log}")
+        return found[1]
+
+    def processes(self, words: str = "") -> list[int]:
+        """Returns what runs there and has these words in its command line."""
+        if self._process is None:
+            return []
+        return [pid for pid in session_of(self._process.pid) if words in _command(pid)]
+
+    def executors(self) -> list[int]:
+        """Returns the processes of its executors, without their Python workers."""
+        return self.processes("CoarseGrainedExecutorBackend")
+
+    def kill(self) -> None:
+        """Ends all that runs there (SIGKILL), as the loss of a machine does."""
+        while pids := self.processes():
+            for pid in pids:
+                kill(pid)
+        if self._process is not None:
+            self._process.kill()
+            self._process = None
+
+    def decommission(self) -> None:
+        """Tells a worker that its machine will go (SIGPWR): Spark moves on, and it takes no executor any more."""
+        assert self._process is not None
+        self._process.signal(signal.SIGPWR)
+
+
+class Standalone:
+    """A master, and a worker for each of so many hosts. Use as a context manager.
+
+    Args:
+        folder: For all that it leaves behind.
+        workers: How many workers.
+        cores: Of each.
+        memory: Of each.
+
+    Attributes:
+        url: For Spark's ``master``.
+        workers: The workers.
+    """
+
+    def __init__(self, folder: Path, *, workers: int = 2, cores: int = 1, memory: str = "1g") -> None:
+        self.url = ""
+        self.workers: list[Daemon] = []
+        self._folder = folder
+        self._each = ("--cores", str(cores), "--memory", memory)
+        self._hosts = [f"127.0.0.{number}" for number in range(2, 2 + workers)]
+        ports = ("--host", "127.0.0.1", "--port", "0", "--webui-port", "0")
+        self._master = Daemon(folder / "master", "master.Master", r"Starting Spark master at (spark://\S+)", *ports)
+
+    def __enter__(self) -> Standalone:
+        self.url = self._master.start()
+        for host in self._hosts:
+            self.add_worker(host)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for daemon in (*self.workers, self._master):
+            daemon.kill()
+
+    def add_worker(self, host: str) -> Daemon:
+        """Starts a worker on another host."""
+        folder = self._folder / f"worker-{len(self.workers)}"
+        more = ("--host", host, "--port", "0", "--webui-port", "0", "--work-dir", str(folder / "work"))
+        worker = Daemon(folder, "worker.Worker", "(Successfully registered)", *more, *self._each, self.url)
+        self.workers.append(worker)
+        worker.start()
+        return worker
+
+    def executors(self) -> list[int]:
+        """Returns the processes of all executors."""
+        return [pid for worker in self.workers for pid in worker.executors()]
+
+    def ever_started(self) -> int:
+        """Counts the executors of all applications so far, those that are gone too."""
+        return sum(1 for worker in self.workers for _ in worker.folder.glob("work/app-*/*"))
+
+
+def _command(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").replace("\0", " ")
+    except OSError:
+        return ""

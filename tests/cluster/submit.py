@@ -1,0 +1,88 @@
+"""Becomes spark-submit: ``python -m cluster.submit MACHINE COMMAND…``, where MACHINE is the JSON of a `Machine`."""
+
+from __future__ import annotations
+
+import json
+import os
+import pwd
+import shutil
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from spark.pipeline import Config
+from spark.processes import Run, tests_path
+from sparkonce.rig.child import Child
+from sparkonce.rig.kafka.jars import spark_jars_folder
+
+PROGRAM = str(Path(__file__).with_name("program.py"))
+PYTHON_RUNNER = "org.apache.spark.deploy.PythonRunner"
+"""Runs a Python program as the JVM's main class, which is what spark-submit itself does in client mode."""
+
+# Another user must be able to read Python and jars, which are in folders of ours.
+_READS = ("--inh-caps=+dac_read_search", "--ambient-caps=+dac_read_search")
+_GROUP_WRITES = 0o002
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Machine:
+    """Where a driver is started.
+
+    Attributes:
+        host: Its address, to which executors connect.
+        folder: The working folder, and the home.
+        user: Who starts it; by default who runs the tests.
+    """
+
+    host: str = "127.0.0.1"
+    folder: str = ""
+    user: str = ""
+
+
+def submit_words(config: Config, *, cluster_mode: bool = False) -> list[str]:
+    """Returns the command line before the program: master, jars, settings."""
+    settings = {
+        "spark.driver.memory": "512m",
+        "spark.driver.extraJavaOptions": f"-Djava.io.tmpdir={config.temporary} {config.jvm_flags}",
+        **config.spark,
+    }
+    words = [str(spark_jars_folder().parent / "bin" / "spark-submit"), "--master", config.master]
+    words += ["--deploy-mode", "cluster", "--supervise", "--class", PYTHON_RUNNER] if cluster_mode else []
+    words += ["--jars", ",".join(config.jars)] if config.jars else []
+    return words + [word for name, value in settings.items() for word in ("--conf", f"{name}={value}")]
+
+
+class Submitted(Run):
+    """A query's driver as spark-submit starts it: JVM and Python in one session, executors elsewhere.
+
+    Args:
+        config: Of the query.
+        log: What it prints.
+        command: For `submit`: by default the query in client mode.
+        machine: Where.
+    """
+
+    def __init__(self, config: Config, log: Path, machine: Machine, command: Sequence[str]) -> None:
+        arguments = [json.dumps(asdict(machine)), *command]
+        own = {**tests_path(), "SPARK_HOME": "", "SPARK_LOCAL_IP": machine.host}
+        Child.__init__(self, arguments, log=log, temporary=Path(config.temporary), module="cluster.submit", env=own)
+
+
+def become(machine: Machine, command: Sequence[str]) -> None:
+    """Goes to the machine, and runs the command in this process's place."""
+    os.environ.pop("SPARK_HOME", None)
+    os.umask(_GROUP_WRITES)
+    if machine.folder:
+        os.chdir(machine.folder)
+        os.environ["HOME"] = machine.folder
+    words = list(command)
+    if machine.user:
+        group = str(pwd.getpwnam(machine.user).pw_gid)
+        os.environ["USER"] = os.environ["LOGNAME"] = machine.user
+        words = ["setpriv", f"--reuid={machine.user}", f"--regid={group}", "--clear-groups", *_READS, *words]
+    os.execv(shutil.which(words[0]) or words[0], words)  # noqa: S606 - a list of arguments, built by us
+
+
+if __name__ == "__main__":
+    become(Machine(**json.loads(sys.argv[1])), sys.argv[2:])

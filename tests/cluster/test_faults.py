@@ -1,0 +1,89 @@
+"""A query on a standalone cluster: executors, workers, drivers and brokers are lost, and no row is missing or doubled.
+
+The first test is drawn. The others, in half an hour::
+
+    pytest -m slow -s tests/cluster
+
+A number of faults and a seed of one's own: `cluster.soak`.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from cluster.faults import FAULTS, LIMIT_S
+from cluster.job import ClusterJob
+from cluster.soak import soak
+from cluster.standalone import Standalone
+from cluster.stores import STORES, Store
+from eventually import eventually
+from spark.kills import hold_at
+from spark.processes import kill_executor
+from sparkonce.protocol.state import Phase
+from sparkonce.rig.kafka import Cluster
+from striking.points import WRITTEN
+
+pytestmark = [pytest.mark.kafka, pytest.mark.spark]
+
+ROWS, ROWS_PER_BATCH = 600, 200
+
+COME_AND_GO = {
+    "spark.dynamicAllocation.enabled": "true",
+    "spark.dynamicAllocation.shuffleTracking.enabled": "true",
+    "spark.dynamicAllocation.shuffleTracking.timeout": "1s",
+    "spark.dynamicAllocation.executorIdleTimeout": "1s",
+    "spark.dynamicAllocation.minExecutors": "0",
+    "spark.dynamicAllocation.maxExecutors": "3",
+}
+
+
+@pytest.mark.drawn(2, "a Spark of its own")
+def test_an_executor_is_lost_and_the_driver_moves(
+    kafka: Cluster, spark_cluster: Standalone, on_disk: Store, tmp_path: Path
+) -> None:
+    """The driver dies with a decided batch, and is started by another user, elsewhere."""
+    with ClusterJob(
+        kafka.bootstrap, tmp_path, spark_cluster, on_disk, rows=ROWS, rows_per_batch=ROWS_PER_BATCH, points=(WRITTEN,)
+    ) as job:
+        lost = job.gate.hold(WRITTEN, batch=1)
+        finishing = hold_at(Phase.FINISHING.name, job, lambda batch: batch == 1)
+        run = job.start()
+        kill_executor(lost.wait(run.check).pid)
+        finishing.wait(run.check)
+        assert job.transactions("Ongoing")
+        run.kill()
+        lost.release()
+        job.start(job.elsewhere(1)).finish()
+        verdict = job.judge()
+        assert verdict.is_exactly_once, verdict
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+def test_executors_come_and_go(kafka: Cluster, spark_cluster: Standalone, store: Store, tmp_path: Path) -> None:
+    with ClusterJob(
+        kafka.bootstrap, tmp_path, spark_cluster, store, rows=ROWS, rows_per_batch=ROWS_PER_BATCH, spark=COME_AND_GO
+    ) as job:
+        idle = [hold_at(Phase.IDLE.name, job, lambda batch, n=n: batch == n) for n in (0, 1)]
+        before = spark_cluster.ever_started()
+        run = job.start()
+        for hold in idle:
+            hold.wait(run.check)
+            eventually(lambda: not spark_cluster.executors(), "all executors are gone")
+            hold.release()
+        run.finish(limit_s=LIMIT_S)
+        assert spark_cluster.ever_started() - before >= len(idle) + 1
+        verdict = job.judge()
+        assert verdict.is_exactly_once, verdict
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(2 * 3600)
+@pytest.mark.parametrize("kind", STORES)
+def test_every_fault_at_drawn_points(kind: str, tmp_path: Path, say: Callable[[str], None]) -> None:
+    verdict = soak(kind, 2 * len(FAULTS), secrets.randbelow(1 << 31), tmp_path, say=say)
+    assert verdict.is_exactly_once, verdict
