@@ -15,6 +15,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 from sparkonce.arguments import flag, function, number, shown
 from sparkonce.checkpoint.files import CheckpointFiles
 from sparkonce.checkpoint.location import checked_location
+from sparkonce.checkpoint.proof import prove
 from sparkonce.checkpoint.spark import SparkCheckpoint
 from sparkonce.driver.progress import BatchProgress
 from sparkonce.driver.run import Listener, RunDriver
@@ -322,6 +323,7 @@ class ExactlyOnce:
         """Returns the checkpoint's files, which only a session can find, and tells the sinks of them."""
         if self._files is None:
             files = open_checkpoint(df.sparkSession, self.checkpoint)
+            prove(files)
             for sink in self._sinks.values():
                 sink.use_checkpoint(files)
             self._files = files

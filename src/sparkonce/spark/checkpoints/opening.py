@@ -9,8 +9,9 @@ from pyspark.sql import SparkSession
 
 from sparkonce.checkpoint.files import CheckpointFiles
 from sparkonce.checkpoint.local import LocalFiles
-from sparkonce.checkpoint.location import local_folder
+from sparkonce.checkpoint.location import OBJECT_STORES, local_folder
 from sparkonce.errors import ConfigurationError
+from sparkonce.spark.checkpoints.credentials import object_files
 from sparkonce.spark.jvm import jvm
 
 
@@ -27,6 +28,8 @@ def open_checkpoint(spark: SparkSession, location: str) -> CheckpointFiles:
     url = _qualified(spark, location)
     if url.startswith("file:"):
         return LocalFiles(local_folder(url))
+    if url.partition(":")[0] in OBJECT_STORES:
+        return object_files(url, hadoop_settings(spark))
     raise ConfigurationError(
         f"checkpoint={location!r} is {url}, and that store cannot carry a decision log yet.",
         next_step="Give the path of a disk that is mounted by every host on which the driver may run.",

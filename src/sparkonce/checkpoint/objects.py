@@ -1,0 +1,293 @@
+"""The files of a folder in an object store, by a client of our own: S3, Azure and Google Cloud Storage.
+
+A put asks the store to put the object only if there is none of its name: ``If-None-Match: *``, or generation 0. The
+client reads no setting of Hadoop: `sparkonce.spark.checkpoints.credentials` translates them.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import secrets
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass, field
+from datetime import timedelta
+from functools import partial
+from typing import Any, Literal, TypeVar
+
+from sparkonce.arguments import missing_package
+from sparkonce.checkpoint.files import CheckpointFiles, Landed, PutUnknownError, Taken
+from sparkonce.checkpoint.object_errors import is_missing_file, read_error
+from sparkonce.errors import ConfigurationError
+
+CONNECT_S, REQUEST_S = 5, 20
+DEADLINE_S = 60.0
+"""The longest time for all tries of one request."""
+_PUTS_IN_DOUBT = 4
+"""The tries of a put whose answers are lost. Each one that is repeated may meet the bytes of an earlier one."""
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 2.0
+_AT_ONCE = 8
+
+Answer = TypeVar("Answer")
+
+_used_by: set[int] = set()
+"""The processes, this one or those that it was forked from, that have used the client."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ObjectAccess:
+    """The way to a bucket or container. It can be pickled, and its text shows no secret.
+
+    Attributes:
+        kind: The store's kind.
+        bucket: The bucket, or the container.
+        options: The client's settings, in obstore's names.
+        keys: Keys of S3, in obstore's names, in place of any that the environment has.
+        allow_http: True to speak without TLS.
+        proxy: The URL of an HTTP proxy.
+    """
+
+    kind: Literal["s3", "azure", "gcs"]
+    bucket: str
+    options: Mapping[str, Any] = field(default_factory=dict, repr=False)
+    keys: Mapping[str, str] | None = field(default=None, repr=False)
+    allow_http: bool = False
+    proxy: str | None = None
+
+    def client(self, *, repeats: bool) -> Any:
+        """Returns a new client.
+
+        Args:
+            repeats: True if it may send a request again whose answer was lost.
+        """
+        store, refused = _obstore().store, _obstore().exceptions.BaseError
+        _check_not_forked()
+        how: dict[str, Any] = {
+            "config": dict(self.options),
+            "client_options": {
+                "allow_http": self.allow_http,
+                "connect_timeout": f"{CONNECT_S}s",
+                "timeout": f"{REQUEST_S}s",
+                **({"proxy_url": self.proxy} if self.proxy else {}),
+            },
+            "retry_config": {
+                "max_retries": 10 if repeats else 0,
+                "retry_timeout": timedelta(seconds=DEADLINE_S),
+                "backoff": {"max_backoff": timedelta(seconds=_LONGEST_PAUSE_S)},
+            },
+        }
+        if self.keys is not None:
+            how["credential_provider"] = partial(_given, self.keys)
+        kinds = {"s3": store.S3Store, "azure": store.AzureStore, "gcs": store.GCSStore}
+        try:
+            return kinds[self.kind](self.bucket, **how)
+        except (refused, ValueError, TypeError) as error:
+            reason = f"{type(error).__name__}: {read_error(error).reason}"
+            raise ConfigurationError(
+                f"The client of {self.kind} does not accept the settings of {self.bucket!r}: {reason}.",
+                next_step="See docs/checkpoints.md for the settings that are understood.",
+                setting="checkpoint",
+            ) from None
+
+
+class ObjectFiles(CheckpointFiles):
+    """See `CheckpointFiles`.
+
+    Args:
+        location: The folder's URL, as Hadoop qualifies it.
+        prefix: The key of the folder, which Hadoop does not decode, without a slash at its ends.
+        access: The way to the bucket.
+    """
+
+    def __init__(self, location: str, prefix: str, access: ObjectAccess) -> None:
+        self._location = location
+        self._prefix = prefix
+        self._access = access
+        self._clients: dict[tuple[int, bool], Any] = {}
+        self._making = threading.Lock()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"location": self._location, "prefix": self._prefix, "access": self._access}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        ObjectFiles.__init__(self, **state)
+
+    def __repr__(self) -> str:
+        return f"ObjectFiles({self._location!r})"
+
+    @property
+    def location(self) -> str:
+        """The folder's URL."""
+        return self._location
+
+    @property
+    def needs_proof(self) -> bool:
+        """True: many a store that speaks S3 ignores the condition."""
+        return True
+
+    def read(self, path: str) -> bytes | None:
+        """See `CheckpointFiles.read`."""
+        try:
+            return self._ask(path, lambda client: bytes(_obstore().get(client, self._key(path)).bytes()))
+        except FileNotFoundError:
+            return None
+
+    def names(self, folder: str) -> Sequence[str]:
+        """See `CheckpointFiles.names`."""
+        prefix = self._key(folder)
+        found = self._ask(folder, lambda client: _obstore().list_with_delimiter(client, prefix or None)["objects"])
+        start = f"{prefix}/" if prefix else ""
+        # A store may list the folder itself, as an empty object with a slash at its end.
+        names = [one["path"][len(start) :] for one in found if one["path"].startswith(start)]
+        return [name for name in names if name and "/" not in name and not name.startswith(".")]
+
+    def put(self, path: str, data: bytes) -> Landed | Taken:
+        """See `CheckpointFiles.put`. A put in doubt is sent again, and may then find its own bytes."""
+        client, until_s = self._client(repeats=False), time.monotonic() + DEADLINE_S
+        doubts, pause_s = 0, _FIRST_PAUSE_S
+        while True:
+            try:
+                _obstore().put(client, self._key(path), data, mode="create", use_multipart=False)
+            except Exception as error:  # noqa: BLE001 - the client's errors have no common base
+                answer = read_error(error)
+                if type(error).__name__ in ("AlreadyExistsError", "PreconditionError"):
+                    if (standing := self._standing(path)) is not None:
+                        return Taken(standing=standing)
+                elif not answer.is_refusal:
+                    doubts += 1
+                elif doubts == 0:
+                    raise answer.error(self._shown(path)) from None
+                if doubts >= _PUTS_IN_DOUBT or time.monotonic() + pause_s > until_s:
+                    raise PutUnknownError(f"{self._shown(path)}: {answer.reason}") from None
+            else:
+                return Landed()
+            time.sleep(pause_s)
+            pause_s = min(pause_s * 2, _LONGEST_PAUSE_S)
+
+    def replace(self, path: str, data: bytes) -> None:
+        """See `CheckpointFiles.replace`."""
+        self._ask(path, lambda client: _obstore().put(client, self._key(path), data, use_multipart=False))
+
+    def delete(self, paths: Iterable[str]) -> None:
+        """See `CheckpointFiles.delete`."""
+        # One by one: not every store that speaks S3 deletes several by one request.
+        with ThreadPoolExecutor(_AT_ONCE) as pool:
+            list(pool.map(self._delete, paths))
+
+    def check(self) -> None:
+        """See `CheckpointFiles.check`. Puts a file twice, and reads and lists it."""
+        probe, data = f".sparkonce-{secrets.token_hex(6)}", secrets.token_bytes(8)
+        try:
+            self.put(probe, data)
+            try:
+                again = self.put(probe, b"again")
+                self.names("")
+            finally:
+                self.delete([probe])
+        except (OSError, PutUnknownError) as error:
+            reason = error.strerror if isinstance(error, OSError) else str(error)
+            raise ConfigurationError(
+                f"checkpoint={self.location!r} cannot be written to: {reason}.",
+                next_step=_next_step(error),
+                setting="checkpoint",
+            ) from None
+        if not isinstance(again, Taken) or again.standing != data:
+            raise ConfigurationError(
+                f"checkpoint={self.location!r}: the store replaced an object although it was asked to put one only if "
+                "there is none of its name.",
+                next_step="Use a store that keeps If-None-Match, or a mounted disk: see docs/checkpoints.md.",
+                setting="checkpoint",
+            )
+
+    def inside(self, folder: str) -> ObjectFiles:
+        """See `CheckpointFiles.inside`."""
+        return ObjectFiles(self._shown(folder), self._key(folder), self._access)
+
+    def _standing(self, path: str) -> bytes | None:
+        """Returns the file under a name that is taken; None if there is none, for then another put was under way.
+
+        Raises:
+            PutUnknownError: if it cannot be read. It may be this very put's.
+        """
+        try:
+            return self.read(path)
+        except OSError as error:
+            raise PutUnknownError(f"{self._shown(path)} stands already, and could not be read: {error}") from None
+
+    def _delete(self, path: str) -> None:
+        with suppress(FileNotFoundError):
+            self._ask(path, lambda client: _obstore().delete(client, self._key(path)))
+
+    def _ask(self, path: str, request: Callable[[Any], Answer]) -> Answer:
+        """Makes a request that may be repeated.
+
+        Raises:
+            FileNotFoundError: if there surely is no such file.
+            OSError: if the store cannot be asked.
+        """
+        client = self._client(repeats=True)
+        try:
+            return request(client)
+        except FileNotFoundError as error:
+            if is_missing_file(error):
+                raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), self._shown(path)) from None
+            raise read_error(error).error(self._shown(path)) from None
+        except Exception as error:  # noqa: BLE001 - the client's errors have no common base
+            raise read_error(error).error(self._shown(path)) from None
+
+    def _client(self, *, repeats: bool) -> Any:
+        """Returns this process's client, which is never shared over a fork."""
+        key = os.getpid(), repeats
+        with self._making:
+            if key not in self._clients:
+                self._clients[key] = self._access.client(repeats=repeats)
+            return self._clients[key]
+
+    def _key(self, path: str) -> str:
+        return "/".join(part for part in (self._prefix, path) if part)
+
+    def _shown(self, path: str) -> str:
+        return f"{self._location}/{path}" if path else self._location
+
+
+def _obstore() -> Any:
+    try:
+        import obstore
+        import obstore.store
+    except ImportError as error:
+        raise missing_package("A checkpoint in an object store", "obstore", "objects") from error
+    return obstore
+
+
+def _given(keys: Mapping[str, str]) -> dict[str, Any]:
+    """Returns keys as the client asks for them: they do not expire."""
+    return {"token": None, **keys, "expires_at": None}
+
+
+def _check_not_forked() -> None:
+    """Refuses a process that was forked from one that uses the client: its threads are not there, and it would hang.
+
+    Raises:
+        OSError: if it was.
+    """
+    if _used_by - {os.getpid()}:
+        raise OSError(errno.ENOTSUP, "A process cannot use the store's client that was forked from one that uses it")
+    _used_by.add(os.getpid())
+
+
+def _next_step(error: Exception) -> str:
+    number = error.errno if isinstance(error, OSError) else None
+    if number == errno.ENODEV:
+        return "Create the bucket, or correct the location."
+    if number == errno.EACCES:
+        return (
+            "Allow this user to read, list, put and delete objects there; docs/checkpoints.md lists the credentials "
+            "that are understood."
+        )
+    if number == errno.EINVAL:
+        return "Set the bucket's region, fs.s3a.endpoint.region, and its endpoint: see docs/checkpoints.md."
+    return "See whether the store runs, and its endpoint is right: see docs/checkpoints.md."

@@ -1,0 +1,320 @@
+"""Translates the session's Hadoop settings of an object store into those of a client without a JVM.
+
+What has no translation is refused by name, rather than answered by other credentials than Spark's own checkpoint has.
+No message has the value of a setting that may be a secret.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from sparkonce.checkpoint.objects import ObjectAccess, ObjectFiles
+from sparkonce.errors import ConfigurationError
+
+_DEFAULT_PROVIDERS = (
+    "org.apache.hadoop.fs.s3a.TemporaryAWSCredentialsProvider,org.apache.hadoop.fs.s3a.SimpleAWSCredentialsProvider,"
+    "software.amazon.awssdk.auth.credentials.EnvironmentVariableCredentialsProvider,"
+    "org.apache.hadoop.fs.s3a.auth.IAMInstanceCredentialsProvider"
+)
+_AMAZON = re.compile(r"(?:https?://)?s3(?:[.-](?P<region>[a-z]{2,3}(?:-[a-z]+)+-\d))?\.amazonaws\.com(?:\.cn)?/?")
+_ENCRYPTIONS = {"AES256": "AES256", "SSE-KMS": "aws:kms", "DSSE-KMS": "aws:kms:dsse", "SSE-C": "sse-c"}
+_KMS_KEY, _CUSTOMER_KEY = "sse_kms_key_id", "sse_customer_key_base64"
+_PROVIDER_PATH = "hadoop.security.credential.provider.path"
+_NEWER_SPARK = (
+    "Use Spark 4.1 or newer, where Spark's own connector puts the log's objects and no setting is translated, or "
+    "credentials that docs/checkpoints.md lists."
+)
+_LISTED = "Use credentials that docs/checkpoints.md lists."
+
+_REFUSED_OF_S3 = ("delegation.token.binding", "accesspoint.arn", "custom.signers", "proxy.username", "endpoint.fips")
+"""Settings of S3A that lead to other requests or other credentials, and have no counterpart."""
+
+
+class HadoopSettings:
+    """A session's settings, as a connector reads them.
+
+    Args:
+        configuration: Hadoop's ``Configuration``, a copy of the session's.
+        particular: The name of a setting for this bucket or account alone, of its general name.
+    """
+
+    def __init__(self, configuration: Any, particular: Callable[[str], str]) -> None:
+        self._configuration = configuration
+        self._particular = particular
+
+    def get(self, name: str) -> str:
+        """Returns a setting; empty if it is not set."""
+        found = self._configuration.get(self._particular(name)) or self._configuration.get(name) or ""
+        return str(found).strip()
+
+    def secret(self, name: str) -> str:
+        """Returns a setting that may be kept in a Hadoop credential file; empty if it is not set."""
+        for one in (self._particular(name), name):
+            if found := self._configuration.getPassword(one):
+                return "".join(found).strip()
+        return ""
+
+    def is_on(self, name: str, *, default: bool) -> bool:
+        """Returns a setting that is true or false."""
+        return (self.get(name) or str(default)).lower() == "true"
+
+    def add_credential_files(self, name: str) -> None:
+        """Has secrets looked up in a connector's own credential files first."""
+        if own := self.get(name):
+            others = str(self._configuration.get(_PROVIDER_PATH) or "")
+            self._configuration.set(_PROVIDER_PATH, ",".join(filter(None, (own, others))))
+
+
+def object_files(url: str, configuration: Any) -> ObjectFiles:
+    """Returns the files of a folder in an object store, reached as the session's connector would.
+
+    Args:
+        url: As Hadoop qualifies it.
+        configuration: Hadoop's ``Configuration``, a copy of the session's.
+
+    Raises:
+        ConfigurationError: if a setting has no counterpart.
+    """
+    scheme, _, rest = url.partition("://")
+    authority, _, path = rest.partition("/")
+    access = {"s3a": _s3, "abfs": _azure, "abfss": _azure, "gs": _google}[scheme](authority, configuration)
+    return ObjectFiles(url.rstrip("/"), path.strip("/"), access)
+
+
+# --- S3 -------------------------------------------------------------------------------------------------------------
+
+
+def _s3(bucket: str, configuration: Any) -> ObjectAccess:
+    settings = HadoopSettings(configuration, lambda name: f"fs.s3a.bucket.{bucket}.{name.removeprefix('fs.s3a.')}")
+    settings.add_credential_files("fs.s3a.security.credential.provider.path")
+    for name in _REFUSED_OF_S3:
+        if settings.get(f"fs.s3a.{name}") not in ("", "false"):
+            raise _refused(f"fs.s3a.{name}", "", _NEWER_SPARK)
+    options = {**_endpoint_of_s3(bucket, settings), **_encryption(settings)}
+    if settings.is_on("fs.s3a.requester.pays.enabled", default=False):
+        options["request_payer"] = True
+    keys, more = _credentials_of_s3(settings)
+    host, port = settings.get("fs.s3a.proxy.host"), settings.get("fs.s3a.proxy.port")
+    return ObjectAccess(
+        kind="s3",
+        bucket=bucket,
+        options={**options, **more},
+        keys=keys,
+        allow_http=str(options["endpoint"]).startswith("http:"),
+        proxy=f"http://{host}:{port or 80}" if host else None,
+    )
+
+
+def _endpoint_of_s3(bucket: str, settings: HadoopSettings) -> dict[str, Any]:
+    """Returns address and region. Those of the environment do not count, as they do not for S3A."""
+    given, region = settings.get("fs.s3a.endpoint"), settings.get("fs.s3a.endpoint.region")
+    amazon = _AMAZON.fullmatch(given or "s3.amazonaws.com")
+    secure = "https" if settings.is_on("fs.s3a.connection.ssl.enabled", default=True) else "http"
+    by_path = settings.is_on("fs.s3a.path.style.access", default=False)
+    if amazon:
+        region = region or amazon["region"] or os.environ.get("AWS_REGION") or "us-east-1"
+        given = f"s3.{region}.amazonaws.com{'.cn' if region.startswith('cn-') else ''}"
+        by_path = by_path or "." in bucket  # else its certificate does not fit
+    scheme, _, host = given.rpartition("://")
+    host = host.rstrip("/")
+    return {
+        "endpoint": f"{scheme or secure}://{host if by_path else f'{bucket}.{host}'}",
+        "region": region or "us-east-1",
+        "virtual_hosted_style_request": not by_path,
+        "conditional_put": "etag",
+        "skip_signature": False,
+    }
+
+
+def _encryption(settings: HadoopSettings) -> dict[str, str]:
+    name = "fs.s3a.encryption.algorithm"
+    algorithm = settings.get(name) or settings.get("fs.s3a.server-side-encryption-algorithm")
+    if not algorithm:
+        return {}
+    if algorithm not in _ENCRYPTIONS:
+        raise _refused(name, algorithm, _NEWER_SPARK)
+    key = settings.secret("fs.s3a.encryption.key") or settings.secret("fs.s3a.server-side-encryption.key")
+    setting = _CUSTOMER_KEY if algorithm == "SSE-C" else _KMS_KEY
+    return {"server_side_encryption": _ENCRYPTIONS[algorithm], **({setting: key} if key else {})}
+
+
+def _credentials_of_s3(settings: HadoopSettings) -> tuple[dict[str, str] | None, dict[str, Any]]:
+    """Returns the keys and further options that the first provider with credentials gives.
+
+    Raises:
+        ConfigurationError: if a provider before it has no counterpart, or no provider has any.
+    """
+    name = "fs.s3a.aws.credentials.provider"
+    for provider in re.split(r"[\s,]+", settings.get(name) or _DEFAULT_PROVIDERS):
+        short = provider.rpartition(".")[2]
+        if short not in _PROVIDERS:
+            raise _refused(name, provider, _NEWER_SPARK)
+        if (found := _PROVIDERS[short](settings)) is not None:
+            return found
+    raise _refused(name, "", "Set keys, or a provider that has some.", why="gives no credentials")
+
+
+_Found = tuple[dict[str, str] | None, dict[str, Any]] | None
+
+
+def _simple(settings: HadoopSettings) -> _Found:
+    access, key = settings.secret("fs.s3a.access.key"), settings.secret("fs.s3a.secret.key")
+    return ({"access_key_id": access, "secret_access_key": key}, {}) if access and key else None
+
+
+def _temporary(settings: HadoopSettings) -> _Found:
+    found, token = _simple(settings), settings.secret("fs.s3a.session.token")
+    return ({**(found[0] or {}), "token": token}, {}) if found and token else None
+
+
+def _environment(_settings: HadoopSettings) -> _Found:
+    return (None, {}) if os.environ.get("AWS_ACCESS_KEY_ID") and os.environ.get("AWS_SECRET_ACCESS_KEY") else None
+
+
+def _web_identity(_settings: HadoopSettings) -> _Found:
+    if not os.environ.get("AWS_WEB_IDENTITY_TOKEN_FILE") or not os.environ.get("AWS_ROLE_ARN"):
+        return None
+    return _without(("AWS_ACCESS_KEY_ID",))
+
+
+def _instance(_settings: HadoopSettings) -> _Found:
+    return _without(("AWS_ACCESS_KEY_ID", "AWS_WEB_IDENTITY_TOKEN_FILE"))
+
+
+def _default_chain(settings: HadoopSettings) -> _Found:
+    if (found := _environment(settings) or _web_identity(settings)) is not None:
+        return found
+    if os.environ.get("AWS_PROFILE") or Path("~/.aws/credentials").expanduser().exists():
+        raise _refused("~/.aws/credentials", "", "Set fs.s3a.access.key and fs.s3a.secret.key. " + _NEWER_SPARK)
+    return _instance(settings)
+
+
+def _anonymous(_settings: HadoopSettings) -> _Found:
+    return None, {"skip_signature": True}
+
+
+_PROVIDERS: Mapping[str, Callable[[HadoopSettings], _Found]] = {
+    "TemporaryAWSCredentialsProvider": _temporary,
+    "SimpleAWSCredentialsProvider": _simple,
+    "EnvironmentVariableCredentialsProvider": _environment,
+    "WebIdentityTokenFileCredentialsProvider": _web_identity,
+    "WebIdentityTokenCredentialsProvider": _web_identity,
+    "IAMInstanceCredentialsProvider": _instance,
+    "InstanceProfileCredentialsProvider": _instance,
+    "ContainerCredentialsProvider": _instance,
+    "EC2ContainerCredentialsProviderWrapper": _instance,
+    "DefaultCredentialsProvider": _default_chain,
+    "DefaultAWSCredentialsProviderChain": _default_chain,
+    "AnonymousAWSCredentialsProvider": _anonymous,
+    "AnonymousCredentialsProvider": _anonymous,
+}
+"""By the class's name: Hadoop, and both versions of Amazon's library, have one of each."""
+
+
+# --- Azure ----------------------------------------------------------------------------------------------------------
+
+
+def _azure(authority: str, configuration: Any) -> ObjectAccess:
+    container, _, host = authority.rpartition("@")
+    settings = HadoopSettings(configuration, lambda name: f"{name}.{host}")
+    _without(("AZURE_STORAGE_ACCOUNT_KEY", "AZURE_STORAGE_KEY", "AZURE_STORAGE_SAS_KEY", "AZURE_STORAGE_TOKEN"))
+    name = "fs.azure.account.auth.type"
+    kind = settings.get(name) or "SharedKey"
+    if kind not in _AZURE_KINDS:
+        raise _refused(name, kind, _LISTED)
+    options = _AZURE_KINDS[kind](settings)
+    endpoint = f"https://{host.replace('.dfs.', '.blob.')}"
+    account = {"account_name": host.partition(".")[0], "endpoint": endpoint}
+    return ObjectAccess(kind="azure", bucket=container, options={**account, **options})
+
+
+def _shared_key(settings: HadoopSettings) -> dict[str, Any]:
+    return {"account_key": _needed(settings, "fs.azure.account.key")}
+
+
+def _sas(settings: HadoopSettings) -> dict[str, Any]:
+    name = "fs.azure.sas.token.provider.type"
+    if (provider := settings.get(name)) and not provider.endswith(".FixedSASTokenProvider"):
+        raise _refused(name, provider, _LISTED)
+    return {"sas_key": _needed(settings, "fs.azure.sas.fixed.token")}
+
+
+def _oauth(settings: HadoopSettings) -> dict[str, Any]:
+    name = "fs.azure.account.oauth.provider.type"
+    provider = settings.get(name)
+    client = settings.secret("fs.azure.account.oauth2.client.id")
+    if provider.endswith(".ClientCredsTokenProvider"):
+        endpoint = urlsplit(_needed(settings, "fs.azure.account.oauth2.client.endpoint"))
+        return {
+            "client_id": client,
+            "client_secret": _needed(settings, "fs.azure.account.oauth2.client.secret"),
+            "tenant_id": endpoint.path.strip("/").partition("/")[0],
+            "authority_host": f"{endpoint.scheme}://{endpoint.netloc}",
+        }
+    if provider.endswith(".MsiTokenProvider"):
+        return {"client_id": client} if client else {}
+    if provider.endswith(".WorkloadIdentityTokenProvider"):
+        return {
+            "client_id": client,
+            "tenant_id": _needed(settings, "fs.azure.account.oauth2.msi.tenant"),
+            "federated_token_file": _needed(settings, "fs.azure.account.oauth2.token.file"),
+        }
+    raise _refused(name, provider, _LISTED)
+
+
+_AZURE_KINDS: Mapping[str, Callable[[HadoopSettings], dict[str, Any]]] = {
+    "SharedKey": _shared_key,
+    "SAS": _sas,
+    "OAuth": _oauth,
+}
+
+
+# --- Google ---------------------------------------------------------------------------------------------------------
+
+
+def _google(bucket: str, configuration: Any) -> ObjectAccess:
+    settings = HadoopSettings(configuration, lambda name: name.replace("fs.gs.auth.", "google.cloud.auth."))
+    file = settings.get("fs.gs.auth.service.account.json.keyfile")
+    kind = settings.get("fs.gs.auth.type")
+    _without(("GOOGLE_SERVICE_ACCOUNT", "GOOGLE_SERVICE_ACCOUNT_PATH", "GOOGLE_SERVICE_ACCOUNT_KEY"))
+    if kind not in ("", "SERVICE_ACCOUNT_JSON_KEYFILE", "APPLICATION_DEFAULT", "COMPUTE_ENGINE"):
+        raise _refused("fs.gs.auth.type", kind, _LISTED)
+    options = {"service_account": file} if file and kind in ("", "SERVICE_ACCOUNT_JSON_KEYFILE") else {}
+    return ObjectAccess(kind="gcs", bucket=bucket, options=options)
+
+
+# --- all of them ----------------------------------------------------------------------------------------------------
+
+
+def _without(names: tuple[str, ...]) -> tuple[None, dict[str, Any]]:
+    """Refuses variables of the environment that the client would read, and the session's connector would not."""
+    for name in names:
+        if os.environ.get(name):
+            raise ConfigurationError(
+                f"{name} is set in the driver's environment, and the Hadoop settings name other credentials.",
+                next_step="Unset it, or name the credentials of the environment in the Hadoop settings.",
+                setting=name,
+            )
+    return None, {}
+
+
+def _needed(settings: HadoopSettings, name: str) -> str:
+    if not (found := settings.secret(name)):
+        raise ConfigurationError(
+            f"{name} is not set, and the checkpoint's store needs it.",
+            next_step=f"Set spark.hadoop.{name}, as Spark's own checkpoint needs it, too.",
+            setting=name,
+        )
+    return found
+
+
+def _refused(
+    name: str, value: str, next_step: str, why: str = "has no counterpart in the client of the log"
+) -> ConfigurationError:
+    shown = f"{name}={value}" if value else name
+    return ConfigurationError(f"{shown} {why}.", next_step=next_step, setting=name)

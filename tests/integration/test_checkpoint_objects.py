@@ -1,0 +1,350 @@
+"""The files of a checkpoint in an S3 bucket, by the client that needs no JVM, and behind a network that loses answers.
+
+The witness is another client, boto3.
+"""
+
+from __future__ import annotations
+
+import errno
+import pickle
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from s3_between import CUT_REPLY, GO_ON, Act, Between, Reply, Request, refusal
+from s3_bucket import Bucket
+from shared_servers import s3_server
+from sparkonce.checkpoint import objects
+from sparkonce.checkpoint.files import Landed, PutUnknownError, Taken
+from sparkonce.checkpoint.objects import ObjectAccess, ObjectFiles
+from sparkonce.checkpoint.proof import PROVED, RACES, prove
+from sparkonce.errors import ConfigurationError
+from sparkonce.rig.servers.s3 import ACCESS_KEY, SECRET_KEY, S3Server
+
+
+@pytest.fixture(scope="module")
+def bucket() -> Bucket:
+    return Bucket(s3_server())
+
+
+@pytest.fixture
+def files(bucket: Bucket, request: pytest.FixtureRequest) -> ObjectFiles:
+    return files_in(bucket, request.node.name)
+
+
+@pytest.fixture
+def between(bucket: Bucket) -> Iterator[Between]:
+    with Between(bucket.server.port).running() as between:
+        yield between
+
+
+def files_in(bucket: Bucket, prefix: str, url: str = "", name: str = "", **keys: str) -> ObjectFiles:
+    options = {"endpoint": url or bucket.server.url, "region": "us-east-1", "conditional_put": "etag"}
+    known = {"access_key_id": ACCESS_KEY, "secret_access_key": SECRET_KEY}
+    access = ObjectAccess(
+        kind="s3", bucket=name or bucket.name, options=options, keys={**known, **keys}, allow_http=True
+    )
+    return ObjectFiles(f"s3a://{access.bucket}/{prefix}", prefix, access)
+
+
+def only_first(act: str | Reply) -> Act:
+    """Acts upon the first put alone."""
+    puts: list[Request] = []
+
+    def doing(request: Request) -> str | Reply:
+        if request.method == "PUT":
+            puts.append(request)
+        return act if request.method == "PUT" and len(puts) == 1 else GO_ON
+
+    return doing
+
+
+def every_put(act: str | Reply) -> Act:
+    return lambda request: act if request.method == "PUT" else GO_ON
+
+
+@pytest.mark.parametrize("prefix", ["a b/c%20d", "p%2Fq", "ä#[]{}~^|&+=;,@:$'()!", "deep/er"])
+def test_a_key_is_the_path_as_it_is_written(bucket: Bucket, prefix: str) -> None:
+    files = files_in(bucket, prefix)
+    assert files.put("log/0", b"one") == Landed()
+    assert files.put("log/0", b"two") == Taken(standing=b"one")
+    assert files.read("log/0") == b"one"
+    assert files.names("log") == ["0"]
+    assert bucket.read(f"{prefix}/log/0") == b"one"
+    files.replace("log/0", b"three")
+    assert bucket.read(f"{prefix}/log/0") == b"three"
+    files.delete(["log/0", "log/never"])
+    assert files.names("log") == []
+    assert files.read("log/0") is None
+    assert bucket.keys(f"{prefix}/") == []
+
+
+def test_only_the_files_of_the_folder_itself_are_listed(bucket: Bucket, files: ObjectFiles) -> None:
+    for path in ("log/1", "log/.hidden", "log/deeper/2", "logs/3"):
+        files.put(path, b"")
+    bucket.client.put_object(Bucket=bucket.name, Key=f"{files.location.rpartition('/')[2]}/log/", Body=b"")
+    assert files.names("log") == ["1"]
+    assert files.inside("log").inside("deeper").names("") == ["2"]
+    assert files.names("nothing") == []
+
+
+def test_more_files_are_listed_than_one_answer_holds(files: ObjectFiles) -> None:
+    for number in range(1001):
+        files.replace(f"log/{number}", b"")
+    assert len(files.names("log")) == 1001
+
+
+@pytest.mark.parametrize("lost", [CUT_REPLY, refusal(500, "InternalError"), refusal(503, "SlowDown")])
+def test_a_put_whose_answer_is_lost_is_sent_again(bucket: Bucket, between: Between, lost: str | Reply) -> None:
+    files = files_in(bucket, f"again-{id(lost)}", between.url)
+    between.act = only_first(lost)
+    answer = files.put("0", b"mine")
+    # After a lost answer its own bytes stand there: the caller compares them.
+    assert answer == (Taken(standing=b"mine") if lost == CUT_REPLY else Landed())
+    assert files.put("0", b"other") == Taken(standing=b"mine")
+
+
+@pytest.mark.parametrize("lost", [CUT_REPLY, refusal(500, "InternalError")])
+def test_a_put_whose_answers_are_all_lost_is_unknown(bucket: Bucket, between: Between, lost: str | Reply) -> None:
+    files = files_in(bucket, f"unknown-{id(lost)}", between.url)
+    between.act = lambda request: lost if request.method == "PUT" else refusal(500, "InternalError")
+    with pytest.raises(PutUnknownError):
+        _short(files).put("0", b"mine")
+
+
+def test_an_answer_that_comes_too_late_is_unknown(
+    bucket: Bucket, between: Between, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(objects, "REQUEST_S", 1)
+    monkeypatch.setattr(objects, "DEADLINE_S", 1.5)
+    done = threading.Event()
+
+    def slow(_: Request) -> str:
+        done.wait(30)
+        return GO_ON
+
+    between.act = slow
+    try:
+        with pytest.raises(PutUnknownError, match="No answer in time"):
+            files_in(bucket, "late", between.url).put("0", b"mine")
+    finally:
+        done.set()
+
+
+def test_a_conflict_while_another_put_is_under_way_is_asked_again(bucket: Bucket, between: Between) -> None:
+    files = files_in(bucket, "conflict", between.url)
+    between.act = only_first(refusal(409, "ConditionalRequestConflict"))
+    assert files.put("0", b"mine") == Landed()
+    between.act = only_first(refusal(409, "ConditionalRequestConflict"))
+    assert files.put("0", b"other") == Taken(standing=b"mine")
+
+
+def test_a_conflict_that_does_not_end_is_unknown(
+    bucket: Bucket, between: Between, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(objects, "DEADLINE_S", 1.0)
+    between.act = every_put(refusal(409, "ConditionalRequestConflict"))
+    with pytest.raises(PutUnknownError, match="409"):
+        files_in(bucket, "conflicts", between.url).put("0", b"mine")
+
+
+@pytest.mark.parametrize(
+    ("status", "code", "number"),
+    [
+        (403, "AccessDenied", errno.EACCES),
+        (401, "Unauthorized", errno.EACCES),
+        (400, "ExpiredToken", errno.EINVAL),
+        (429, "TooManyRequests", errno.EAGAIN),
+        (507, "XMinioStorageFull", errno.ENOSPC),
+        (403, "QuotaExceeded", errno.ENOSPC),
+        (501, "NotImplemented", errno.ENOTSUP),
+    ],
+)
+def test_a_refusal_surely_did_not_land(bucket: Bucket, between: Between, status: int, code: str, number: int) -> None:
+    files = files_in(bucket, f"refused-{code}", between.url)
+    between.act = every_put(refusal(status, code))
+    with pytest.raises(OSError, match=code) as refused:
+        files.put("0", b"mine")
+    assert refused.value.errno == number
+    assert files.read("0") is None
+
+
+def test_a_refusal_after_a_lost_answer_is_unknown(bucket: Bucket, between: Between) -> None:
+    files = files_in(bucket, "lost-then-refused", between.url)
+    answers = iter([CUT_REPLY, refusal(403, "AccessDenied")])
+    between.act = lambda request: next(answers) if request.method == "PUT" else GO_ON
+    with pytest.raises(PutUnknownError):
+        files.put("0", b"mine")
+
+
+def test_what_is_taken_and_cannot_be_read_is_unknown(
+    bucket: Bucket, between: Between, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = files_in(bucket, "unread", between.url)
+    files.put("0", b"mine")
+    between.act = lambda request: GO_ON if request.method == "PUT" else refusal(403, "AccessDenied")
+    with pytest.raises(PutUnknownError, match="could not be read"):
+        files.put("0", b"other")
+
+
+def test_a_request_that_reads_is_repeated(bucket: Bucket, between: Between) -> None:
+    files = files_in(bucket, "reads", between.url)
+    files.put("log/0", b"mine")
+    for act in (lambda: files.read("log/0") == b"mine", lambda: files.names("log") == ["0"]):
+        answers = iter([refusal(503, "SlowDown"), CUT_REPLY])
+        between.act = lambda _, answers=answers: next(answers, GO_ON)
+        assert act()
+
+
+def test_a_store_that_is_gone_is_waited_for_and_there_again(tmp_path: Path) -> None:
+    with S3Server(tmp_path / "s3") as server:
+        bucket = Bucket(server)
+        files = files_in(bucket, "gone")
+        assert files.put("0", b"mine") == Landed()
+        server.kill()
+        with pytest.raises(OSError, match="No connection") as gone:
+            files.put("1", b"mine")
+        assert gone.value.errno == errno.EHOSTDOWN  # which the driver waits for
+        server.start()
+        assert files.put("1", b"mine") == Landed()
+        assert files.read("0") == b"mine"
+
+
+def test_a_missing_bucket_is_no_missing_file(bucket: Bucket) -> None:
+    files = files_in(bucket, "ck", name="nobody-made-it")
+    for ask in (lambda: files.read("0"), lambda: files.names(""), lambda: files.put("0", b"")):
+        with pytest.raises(OSError, match=r"NoSuchBucket") as missing:
+            ask()
+        assert missing.value.errno == errno.ENODEV
+    with pytest.raises(ConfigurationError, match=r"NoSuchBucket.*Next: Create the bucket"):
+        files.check()
+
+
+def test_wrong_keys_are_told_without_a_word_of_them(bucket: Bucket) -> None:
+    files = files_in(bucket, "ck", secret_access_key="very-secret")  # noqa: S106 - wrong on purpose
+    with pytest.raises(ConfigurationError, match="SignatureDoesNotMatch") as refused:
+        files.check()
+    assert refused.value.__cause__ is None
+    for text in (str(refused.value), repr(files), repr(files._access), str(files._access)):
+        assert "very-secret" not in text
+        assert SECRET_KEY not in text
+
+
+def test_a_user_who_may_only_read_is_refused(tmp_path: Path) -> None:
+    with S3Server(tmp_path / "s3") as server:
+        bucket = Bucket(server)
+        server.add_user("reader", "reader-secret")
+        policy = f"""{{"Statement": [{{"Effect": "Allow", "Principal": {{"AWS": ["reader"]}},
+            "Action": ["s3:GetObject", "s3:ListBucket"],
+            "Resource": ["arn:aws:s3:::{bucket.name}", "arn:aws:s3:::{bucket.name}/*"]}}]}}"""
+        bucket.client.put_bucket_policy(Bucket=bucket.name, Policy=policy)
+        files_in(bucket, "ck").put("0", b"there")
+        files = files_in(bucket, "ck", access_key_id="reader", secret_access_key="reader-secret")  # noqa: S106
+        assert files.read("0") == b"there"
+        with pytest.raises(ConfigurationError, match=r"AccessDenied.*Next: Allow this user"):
+            files.check()
+
+
+def test_a_check_leaves_nothing_behind(bucket: Bucket, files: ObjectFiles) -> None:
+    files.check()
+    assert bucket.keys(files.location.rpartition("/")[2]) == []
+
+
+def test_it_can_be_pickled_and_used_in_another_process(files: ObjectFiles) -> None:
+    files.put("0", b"mine")
+    code = "import pickle, sys; print(pickle.loads(sys.stdin.buffer.read()).read('0'))"
+    run = subprocess.run([sys.executable, "-c", code], input=pickle.dumps(files.inside("")), capture_output=True)
+    assert run.stdout.decode().strip() == "b'mine'", run.stderr.decode()
+
+
+def test_a_process_that_was_forked_from_a_user_of_the_client_is_told_so(files: ObjectFiles) -> None:
+    code = """
+import os, pickle, sys
+files = pickle.loads(sys.stdin.buffer.read())
+files.read("0")
+if os.fork() == 0:
+    try:
+        files.read("0")
+    except OSError as error:
+        print(error, flush=True)
+    os._exit(0)
+os.wait()
+"""
+    run = subprocess.run([sys.executable, "-c", code], input=pickle.dumps(files), capture_output=True, timeout=60)
+    assert b"forked" in run.stdout, run.stderr.decode()
+
+
+# --- the proof ------------------------------------------------------------------------------------------------------
+
+
+def test_a_store_proves_itself_once(bucket: Bucket, between: Between) -> None:
+    files = files_in(bucket, "proof", between.url)
+    prove(files)
+    races = [one for one in between.seen if one.method == "PUT" and ".races-" in one.path]
+    assert len(races) == 2 * RACES
+    assert bucket.keys("proof/") == [f"proof/{PROVED}"]
+    between.seen.clear()
+    prove(files)
+    assert [one.method for one in between.seen] == ["GET"]
+    prove(ObjectFiles("s3a://other", "proof", files._access))  # a moved checkpoint
+    assert len(between.seen) > 2 * RACES
+
+
+def test_a_store_with_two_winners_is_refused(bucket: Bucket, between: Between) -> None:
+    """The proxy takes the condition away from one put of the last race, as a store would that looks and then puts."""
+    files = files_in(bucket, "two-winners", between.url)
+    races: list[str] = []
+
+    def unconditional(request: Request) -> str | Reply:
+        if request.method == "PUT" and ".races-" in request.path:
+            races.append(request.path)
+            if len(races) == 2 * RACES:
+                return Reply(200, b"", (("ETag", '"00"'),))
+        return GO_ON
+
+    between.act = unconditional
+    with pytest.raises(ConfigurationError, match="cannot carry a decision log") as refused:
+        prove(files)
+    assert "two-winners" in str(refused.value)
+    assert bucket.keys("two-winners/") == []
+
+
+def test_a_store_without_conditions_is_refused(bucket: Bucket, between: Between) -> None:
+    files = files_in(bucket, "no-condition", between.url)
+    between.act = every_put(Reply(200, b"", (("ETag", '"00"'),)))
+    with pytest.raises(ConfigurationError, match="only if there is none"):
+        prove(files)
+
+
+def test_a_race_without_a_known_end_is_held_again(bucket: Bucket, between: Between) -> None:
+    files = files_in(bucket, "unknown-race", between.url)
+    lost: set[str] = set()
+
+    def lose_one(request: Request) -> str | Reply:
+        if request.method == "PUT" and request.path.endswith("/000"):
+            lost.add(request.path)
+            return refusal(500, "InternalError")
+        return GO_ON
+
+    between.act = lose_one
+    prove(files)
+    assert lost
+    assert bucket.keys("unknown-race/") == [f"unknown-race/{PROVED}"]
+
+
+def test_a_store_that_never_tells_is_named(bucket: Bucket, between: Between) -> None:
+    files = files_in(bucket, "never", between.url)
+    between.act = lambda request: refusal(500, "InternalError") if ".races-" in request.path else GO_ON
+    with pytest.raises(ConfigurationError, match="did not say which of two puts"):
+        prove(files)
+
+
+def _short(files: ObjectFiles) -> ObjectFiles:
+    """The same files, whose reads are not repeated for a minute."""
+    once = files._access.client(repeats=False)
+    files._client = lambda *, repeats: once  # type: ignore[method-assign]
+    return files
