@@ -4,6 +4,6 @@
 - ``location``: reads the location that a user gives
 - ``local``: the files of a folder on a local or mounted disk
 - ``objects``: the files of a folder in an object store, by a client of our own; ``object_errors`` reads its errors
-- ``proof``: has an object store show that it can carry a decision log
+- ``proof``: proves that an object store can carry a decision log
 - ``spark``: what Spark itself keeps there: the query's id, the batches' offsets, which of them are done
 """

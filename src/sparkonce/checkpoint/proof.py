@@ -1,4 +1,4 @@
-"""Has an object store show that of two puts of one name one lands, before a checkpoint's log relies on it.
+"""Proves that of two puts of one name an object store lets one land, before a checkpoint's log relies on it.
 
 A store may accept the condition of a put and ignore it, or look and put in two steps. So each new checkpoint begins
 with races. The file ``sparkonce/proved`` remembers them.

@@ -64,7 +64,7 @@ class HadoopSettings:
         return (self.get(name) or str(default)).lower() == "true"
 
     def add_credential_files(self, name: str) -> None:
-        """Has secrets looked up in a connector's own credential files first."""
+        """Adds a connector's own credential files, in which secrets are looked up first."""
         if own := self.get(name):
             others = str(self._configuration.get(_PROVIDER_PATH) or "")
             self._configuration.set(_PROVIDER_PATH, ",".join(filter(None, (own, others))))
@@ -213,7 +213,7 @@ _PROVIDERS: Mapping[str, Callable[[HadoopSettings], _Found]] = {
     "AnonymousAWSCredentialsProvider": _anonymous,
     "AnonymousCredentialsProvider": _anonymous,
 }
-"""By the class's name: Hadoop, and both versions of Amazon's library, have one of each."""
+"""The readers of providers, by the class's name: Hadoop, and both versions of Amazon's library, have one of each."""
 
 
 # --- Azure ----------------------------------------------------------------------------------------------------------
