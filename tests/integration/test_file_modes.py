@@ -20,7 +20,7 @@ from sparkonce.protocol.state import Phase
 from sparkonce.rig.kafka import Cluster
 from sparkonce.sink import TwoPhaseCommitSink
 from sparkonce.sinks.files.sink import FilesSink
-from sparkonce.sinks.write_ahead.rows import RowsFile
+from sparkonce.sinks.write_ahead.disk import create_file
 from sparkonce.sinks.write_ahead.sink import WriteAheadSink
 
 
@@ -107,11 +107,11 @@ def test_a_link_in_the_place_of_rows_is_not_followed(tmp_path: Path) -> None:
     victim.write_text("theirs")
     link.symlink_to(victim)
     with pytest.raises(FileExistsError):
-        RowsFile(link)
+        create_file(link)
     dangling = tmp_path / "dangling"
     dangling.symlink_to(tmp_path / "new")
     with pytest.raises(FileExistsError):
-        RowsFile(dangling)
+        create_file(dangling)
     assert victim.read_text() == "theirs"
     assert not (tmp_path / "new").exists()
 

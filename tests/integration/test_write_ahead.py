@@ -20,13 +20,16 @@ from integration.write_ahead_scene import (
     commit,
     files,
     kill_in_commit,
+    ledger_of,
     numbers,
     open_writer,
     owner,
     path_of,
     prepare,
+    root_of,
 )
 from sparkonce import Guarantee, WriteAheadSink
+from sparkonce.checkpoint.local import LocalFiles
 from sparkonce.errors import ConfigurationError, PreflightError, PrepareError, SchemaError, UnknownOutcomeError
 from sparkonce.protocol.handles import Handle, transaction_fields
 from sparkonce.protocol.outcomes import COMMITTED, Outcome
@@ -35,7 +38,8 @@ from sparkonce.sink import WriterContext
 from sparkonce.sinks.write_ahead import committer as committer_module
 from sparkonce.sinks.write_ahead import folder as folder_module
 from sparkonce.sinks.write_ahead.committer import WriteAheadCommitter
-from sparkonce.sinks.write_ahead.folder import RowsState, WriteAheadFolder
+from sparkonce.sinks.write_ahead.disk import DiskFolder
+from sparkonce.sinks.write_ahead.folder import RowsState
 from sparkonce.sinks.write_ahead.ledger import Ledger
 from sparkonce.write_ahead import Applies, ApplyToken, RefusedError, RetryLaterError
 
@@ -70,7 +74,7 @@ def test_a_driver_that_is_killed_in_a_commit(tmp_path: Path, grade: Applies, poi
 
 
 def started(sink: WriteAheadSink) -> list[Path]:
-    root = sink.folder().root
+    root = root_of(sink)
     return [path for state in ("started", "done") for path in (root / state).iterdir()]
 
 
@@ -238,7 +242,7 @@ def test_another_folder_in_its_place_is_not_taken_for_a_loss(tmp_path: Path) -> 
     sink = sink_of(tmp_path, TRANSACTIONAL)
     facts = sink.preflight(QUERY, None)
     handle = prepare(sink)
-    sink.folder().root.rename(tmp_path / "elsewhere")
+    root_of(sink).rename(tmp_path / "elsewhere")
     assert commit(sink, handle) == [Outcome.RETRY]  # no folder at all: the disk may come back
     with pytest.raises(PreflightError, match="cannot be used"):
         sink.preflight(QUERY, facts)
@@ -346,7 +350,7 @@ def test_what_could_not_be_noted_is_not_applied_again(tmp_path: Path, monkeypatc
     handle = prepare(sink)
     committer = sink.committer()
     with monkeypatch.context() as broken:
-        broken.setattr(folder_module, "put", disk_full)
+        broken.setattr(folder_module, "put_note", disk_full)
         (answer,) = committer.commit([handle])
     assert answer.outcome is Outcome.RETRY
     assert "No space left" in answer.reason
@@ -458,7 +462,7 @@ def test_old_markers_are_tidied_away(tmp_path: Path, monkeypatch: pytest.MonkeyP
             sink.committer().conclude(batch, [handle, Handle(sink=sink.name, slot=1)])
         assert files(sink)["done"] == 3
         assert commit(sink, *handles) == [Outcome.UNKNOWN] * 6 + [Outcome.ALREADY_COMMITTED] * 3
-        assert len(list((sink.folder().ledger.root / "begun").iterdir())) == 3
+        assert len(list((ledger_of(sink) / "begun").iterdir())) == 3
 
 
 def test_a_query_forgets_nothing_of_another(tmp_path: Path) -> None:
@@ -472,7 +476,7 @@ def test_a_query_forgets_nothing_of_another(tmp_path: Path) -> None:
 def test_names_that_are_not_ours_are_left_alone(tmp_path: Path) -> None:
     sink = sink_of(tmp_path, TRANSACTIONAL)
     prepare(sink)
-    (sink.folder().root / "prepared" / "somebody's.parquet").touch()
+    (root_of(sink) / "prepared" / "somebody's.parquet").touch()
     (found,) = sink.committer().list_lingering([owner()])
     assert TransactionName.parse(str(found["name"])) is not None
 
@@ -519,7 +523,7 @@ def test_a_sink_without_a_folder_says_so() -> None:
 def test_a_name_does_not_lead_out_of_the_folder(tmp_path: Path) -> None:
     for name in ("..", "../../x", "a/b"):
         sink = WriteAheadSink(target_of(tmp_path, TRANSACTIONAL), applies=TRANSACTIONAL, folder=tmp_path, name=name)
-        assert sink.folder().root.parent == tmp_path
+        assert root_of(sink).parent == tmp_path
         assert commit(sink, prepare(sink)) == [Outcome.COMMITTED]
 
 
@@ -546,7 +550,7 @@ def test_a_folder_that_cannot_be_listed_is_asked_again(tmp_path: Path) -> None:
 def test_the_folder_is_found_again_by_its_identity(tmp_path: Path) -> None:
     identities = []
     for name in ("a", "a", "b"):
-        folder = WriteAheadFolder(tmp_path / name, Ledger(tmp_path / name / "ledger"))
+        folder = DiskFolder(tmp_path / name, Ledger(LocalFiles(tmp_path / name / "ledger")))
         folder.make()
         identities.append((folder.identity(), folder.ledger.identity()))
     assert identities[0] == identities[1]

@@ -12,12 +12,14 @@ import pytest
 
 from integration import write_ahead_child as child
 from integration.write_ahead_child import METHODS, POINTS, sink_of, target_of
-from integration.write_ahead_scene import QUERY, commit, files, numbers, order, owner, path_of, prepare
+from integration.write_ahead_scene import QUERY, commit, files, ledger_of, numbers, order, owner, path_of, prepare
 from sparkonce import WriteAheadSink
+from sparkonce.checkpoint.local import LocalFiles
 from sparkonce.errors import PreflightError, UnknownOutcomeError
 from sparkonce.protocol.handles import Handle
 from sparkonce.protocol.outcomes import COMMITTED, Outcome
 from sparkonce.sinks.write_ahead import committer as committer_module
+from sparkonce.sinks.write_ahead.disk import DiskFolder
 from sparkonce.sinks.write_ahead.folder import RowsState, WriteAheadFolder
 from sparkonce.sinks.write_ahead.ledger import Ledger
 from sparkonce.write_ahead import Applies, ApplyToken
@@ -158,13 +160,13 @@ def test_nothing_is_lost_where_the_ledger_is_not_there(tmp_path: Path, per: str)
     sink, handles = stage(tmp_path, per)
     facts = sink.preflight(QUERY, None)
     delete_rows(sink, handles)
-    ledger = sink.folder().ledger.root
+    ledger = ledger_of(sink)
     for gone in (ledger / "begun", ledger):
         gone.rename(tmp_path / f"was-{gone.name}")
         assert commit(sink, *handles) == [Outcome.RETRY] * 2
     with pytest.raises(PreflightError, match="ledger"):
         sink.preflight(QUERY, facts)
-    Ledger(ledger).make()
+    Ledger(LocalFiles(ledger)).make()
     with pytest.raises(PreflightError, match="ledger="):
         sink.preflight(QUERY, facts)
 
@@ -177,7 +179,7 @@ def test_a_note_that_cannot_be_read_is_not_taken_for_one_that_names_nothing(tmp_
     handle = prepare(sink)
     assert commit(sink, handle) == [Outcome.COMMITTED]
     delete_rows_and_markers(sink, [handle])
-    (note,) = (sink.folder().ledger.root / "begun").iterdir()
+    (note,) = (ledger_of(sink) / "begun").iterdir()
     text = note.read_text()
     note.write_text(
         {"another version": text.replace("}", ', "more": 1}'), "torn": text[:-9], "of another kind": "{}7"}[injury]
@@ -195,15 +197,15 @@ def test_a_driver_that_begins_late_finds_what_another_has_begun(
 ) -> None:
     """It has read the ledger before; then the other one is killed in its call, and the rows are deleted."""
     sink, handles = stage(tmp_path, per)
-    move = WriteAheadFolder.move
+    take = DiskFolder.take
 
     def paused(*arguments: object) -> bool:
         monkeypatch.undo()
         interrupt(monkeypatch, tmp_path, handles, "applied", per)
         delete_rows(sink, handles)
-        return move(*arguments)  # type: ignore[arg-type]
+        return take(*arguments)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(WriteAheadFolder, "move", paused)
+    monkeypatch.setattr(DiskFolder, "take", paused)
     assert commit(sink, *handles) == [Outcome.UNKNOWN] * 2
 
 
@@ -241,7 +243,7 @@ def test_markers_are_tidied_away_when_only_every_other_batch_has_rows(
         sink.committer().conclude(batch, [handle])
         sink.committer().conclude(batch + 1, [Handle(sink=sink.name, slot=0)])
     assert files(sink)["done"] <= 3
-    assert len(list((sink.folder().ledger.root / "begun").iterdir())) <= 3
+    assert len(list((ledger_of(sink) / "begun").iterdir())) <= 3
 
 
 def test_a_driver_that_is_killed_while_it_tidies_leaves_nothing_that_looks_lost(

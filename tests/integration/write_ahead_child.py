@@ -18,6 +18,7 @@ from conformance.write_ahead_targets import AppendingTarget, KeyedTarget, Sqlite
 from sparkonce import WriteAheadSink
 from sparkonce.checkpoint.local import LocalFiles
 from sparkonce.protocol.codec import decode_handle
+from sparkonce.sinks.write_ahead.disk import DiskFolder
 from sparkonce.sinks.write_ahead.folder import WriteAheadFolder
 from sparkonce.sinks.write_ahead.ledger import Ledger
 from sparkonce.write_ahead import Applies, ApplyToken
@@ -32,10 +33,10 @@ POINTS = ("before", "started", "begun", "called", "applied", "noted", "deleted")
 """Before anything; taken from aborts; noted that it begins; in the function, before it does anything; after it has;
 and so on."""
 METHODS: dict[str, tuple[type, str]] = {
-    "started": (WriteAheadFolder, "move"),
+    "started": (DiskFolder, "take"),
     "begun": (Ledger, "begin"),
     "noted": (WriteAheadFolder, "note_done"),
-    "deleted": (WriteAheadFolder, "delete_rows"),
+    "deleted": (DiskFolder, "delete_rows"),
 }
 
 

@@ -49,13 +49,21 @@ def commit(sink: WriteAheadSink, *handles: Handle) -> list[Outcome]:
     return [finished.outcome for finished in sink.committer().commit(handles)]
 
 
+def root_of(sink: WriteAheadSink) -> Path:
+    return Path(sink.folder().location)
+
+
+def ledger_of(sink: WriteAheadSink) -> Path:
+    return Path(sink.folder().ledger.files.location)
+
+
 def path_of(sink: WriteAheadSink, handle: Handle, state: RowsState) -> Path:
-    return sink.folder().root / state.value / str(handle["name"])
+    return root_of(sink) / state.value / str(handle["name"])
 
 
 def files(sink: WriteAheadSink) -> dict[str, int]:
     """How many files there are in each state."""
-    return {state.value: len(list((sink.folder().root / state.value).iterdir())) for state in RowsState}
+    return {state.value: len(list((root_of(sink) / state.value).iterdir())) for state in RowsState}
 
 
 def owner() -> Owner:

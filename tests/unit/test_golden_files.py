@@ -13,6 +13,7 @@ import pyarrow as pa
 import pytest
 
 from golden.kept import CHANGED, DECIDED, FINISHED, KILLED, NEWEST, SHORT, STATES, UNDECIDED, VERSIONS, copy, state
+from sparkonce.checkpoint.local import LocalFiles
 from sparkonce.errors import CorruptRecordError
 from sparkonce.protocol.ownership import Token, TransactionName
 from sparkonce.sinks.files import manifests
@@ -21,8 +22,9 @@ from sparkonce.sinks.files.manifests import CommittedFile, Manifest, ManifestNam
 from sparkonce.sinks.files.names import ID, file_path, name_in
 from sparkonce.sinks.files.reading import read_manifests, whole_batches
 from sparkonce.sinks.write_ahead import rows as waiting_rows
+from sparkonce.sinks.write_ahead.disk import DiskFolder
 from sparkonce.sinks.write_ahead.entry import Entry
-from sparkonce.sinks.write_ahead.folder import RowsState, WriteAheadFolder
+from sparkonce.sinks.write_ahead.folder import RowsState
 from sparkonce.sinks.write_ahead.ledger import Ledger, entries_of, text_of
 from sparkonce.sinks.write_ahead.sink import FOLDER, LEDGER
 from sparkonce.spark.tables.committer import Label
@@ -37,9 +39,9 @@ def files(version: str, name: str, sink: str) -> Path:
     return state(version, name) / "files" / FOLDERS[sink]
 
 
-def folder_of(made: Path, sink: str) -> WriteAheadFolder:
+def folder_of(made: Path, sink: str) -> DiskFolder:
     root = made / "checkpoint" / FOLDER / WAITING[sink]
-    return WriteAheadFolder(root, Ledger(root / LEDGER))
+    return DiskFolder(root, Ledger(LocalFiles(root / LEDGER)))
 
 
 # --- the files sink --------------------------------------------------------------------------------------------------
@@ -147,7 +149,7 @@ def test_notes_are_read_and_would_be_written_alike(version: str, name: str, sink
     notes = sorted([*(root / RowsState.DONE.value).iterdir(), *(root / LEDGER / "begun").iterdir()])
     assert notes
     for path in notes:
-        entries = entries_of(path)
+        entries = entries_of(path.read_bytes(), "")
         assert {(one.name.prefix, one.name.query) for one in entries} == {(WAITING[sink], SHORT)}
         assert text_of(entries) == path.read_bytes(), CHANGED.format(version=version)
     folder = folder_of(copy(version, name, tmp_path), sink)
@@ -173,7 +175,7 @@ def test_notes_are_read_and_would_be_written_alike(version: str, name: str, sink
 def test_rows_that_wait_are_whole_and_can_be_read(version: str, name: str, sink: str, tmp_path: Path) -> None:
     made = copy(version, name, tmp_path)
     folder = folder_of(made, sink)
-    names = sorted(folder.names(RowsState.PREPARED), key=lambda one: one.slot)
+    names = sorted(folder.names(RowsState.PREPARED.value), key=lambda one: one.slot)
     assert [one.slot for one in names] == [0, 1]
     handles = json.loads((made / "expected.json").read_text())["newest handles"][sink]
     told = {str(one["transaction"].get("name")): one["transaction"] for one in handles}
@@ -201,14 +203,14 @@ def test_a_tables_label_is_made_of_the_note_that_came_before_it(sink: str) -> No
     begun = sorted((made / "checkpoint" / FOLDER / sink / LEDGER / "begun").iterdir())
     assert len(begun) == 4
     for path in begun:
-        assert Label.of(entries_of(path)) in labels, CHANGED.format(version=NEWEST)
+        assert Label.of(entries_of(path.read_bytes(), "")) in labels, CHANGED.format(version=NEWEST)
 
 
 @pytest.mark.parametrize("change", ['"size_bytes"', '"checksum"'], ids=["a field more", "another name"])
 def test_a_note_of_another_version_is_refused(change: str, tmp_path: Path) -> None:
     """Its rows may have been applied: what is not understood is not nothing."""
     folder = folder_of(copy(NEWEST, FINISHED, tmp_path), "write-ahead")
-    path = folder.ledger.root / "begun" / f"{SHORT}.6.0"
+    path = folder.root / LEDGER / "begun" / f"{SHORT}.6.0"
     new = f'"colour": "red", {change}' if change == '"size_bytes"' else '"digest"'
     path.write_text(path.read_text().replace(change, new))
     with pytest.raises(OSError, match="entries that this version does not know: it is damaged, or of another version"):

@@ -18,6 +18,7 @@ import pytest
 
 from golden.kept import CHANGED, DECIDED, FINISHED, NEWEST, SHORT, STATES, UNDECIDED, VERSIONS, copy_checkpoint, servers
 from golden.stand_ins import kafka_committer
+from sparkonce.checkpoint.local import LocalFiles
 from sparkonce.driver.start import read_log
 from sparkonce.log.base import DecisionLog
 from sparkonce.log.local import LocalLogStore
@@ -38,7 +39,7 @@ from sparkonce.sinks.postgres.statements import create_commits
 from sparkonce.sinks.redis import names as redis
 from sparkonce.sinks.redis.committer import RedisCommitter
 from sparkonce.sinks.redis.hash_slots import pack_slots, unpack_slots
-from sparkonce.sinks.write_ahead.folder import WriteAheadFolder
+from sparkonce.sinks.write_ahead.disk import DiskFolder
 from sparkonce.sinks.write_ahead.ledger import Ledger
 from sparkonce.spark.tables.committer import Label, TableCommitter
 from sparkonce.spark.tables.iceberg import NOTE
@@ -322,7 +323,7 @@ def of_table(version: str, view: LogView, sink: str) -> Sequence[Trace]:
     versions = [one["userMetadata"] for one in said["delta"]]
     texts = versions if sink == "delta" else said["iceberg"]["properties"].values()
     table: Any = SimpleNamespace(labels=lambda: [Label.of_text(text) for text in texts])
-    folder = WriteAheadFolder(Path("nowhere"), Ledger(Path("nowhere")))
+    folder = DiskFolder(Path("nowhere"), Ledger(LocalFiles(Path("nowhere"))))
     return TableCommitter(folder, sink, sink, table).list_traces(SHORT, facts(view, sink))
 
 

@@ -17,6 +17,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from sparkonce.checkpoint.local import LocalFiles
 from sparkonce.driver.start import read_log
 from sparkonce.errors import CorruptRecordError, LogError
 from sparkonce.log.base import DecisionLog, LogStore
@@ -212,10 +213,8 @@ BODIES = [DEEP_LIST, b'[{"a":' + b"9" * 5000 + b"}]", b'[1e999, "x"]', b"7", b"[
 
 @pytest.mark.parametrize("body", BODIES, ids=range(len(BODIES)))
 def test_what_others_may_have_written_elsewhere_is_no_surprise_either(tmp_path: Path, body: bytes) -> None:
-    note = tmp_path / "note"
-    note.write_bytes(body)
-    with pytest.raises(OSError, match="damaged"):
-        entries_of(note)
+    with pytest.raises(OSError, match="note is damaged"):
+        entries_of(body, "note")
     assert StagingTable.parse("sparkonce_stage_0123456789ab", body.decode("latin-1")) is None
     with pytest.raises(ValueError):
         Target.from_text(body.decode("latin-1"))
@@ -230,7 +229,7 @@ def test_manifests_that_are_none() -> None:
 
 
 def test_a_note_of_what_is_forgotten_that_holds_no_number(tmp_path: Path) -> None:
-    ledger = Ledger(tmp_path)
+    ledger = Ledger(LocalFiles(tmp_path))
     ledger.make()
     (tmp_path / "forgotten" / "query").write_text("many")
     with pytest.raises(OSError, match="batch's number"):

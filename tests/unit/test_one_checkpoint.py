@@ -8,7 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from plain_store import PlainStore
 from sparkonce import DeltaSink, ExactlyOnce, IcebergSink, WriteAheadSink
+from sparkonce.checkpoint.files import CheckpointFiles
+from sparkonce.checkpoint.local import LocalFiles
 from sparkonce.errors import ConfigurationError
 from sparkonce.testing.forwarding import ForwardingSink
 from sparkonce.write_ahead import Applies
@@ -21,36 +24,73 @@ SINKS: dict[str, Callable[[], WriteAheadSink]] = {
 
 
 @pytest.mark.parametrize("make", SINKS.values(), ids=SINKS)
-def test_a_second_query_is_refused(tmp_path: Path, make: Callable[[], WriteAheadSink]) -> None:
+@pytest.mark.parametrize("kind", [LocalFiles, PlainStore])
+def test_a_second_query_is_refused(
+    tmp_path: Path, make: Callable[[], WriteAheadSink], kind: Callable[[Path], CheckpointFiles]
+) -> None:
     sink = make()
-    ExactlyOnce(sink, checkpoint=str(tmp_path / "one"))
-    kept = sink.folder()
+    sink.use_checkpoint(kind(tmp_path / "one"))
+    kept = places(sink)
+    assert all(f"{tmp_path}/one/" in place for place in kept)
     with pytest.raises(ConfigurationError, match=r"/two'.*/one'") as refused:
-        ExactlyOnce(sink, checkpoint=str(tmp_path / "two"))
+        sink.use_checkpoint(kind(tmp_path / "two"))
     assert refused.value.next_step == "Make a sink object for each query."
-    assert (sink.folder().root, sink.folder().ledger.root) == (kept.root, kept.ledger.root)
-    ExactlyOnce(make(), checkpoint=str(tmp_path / "two"))
+    assert places(sink) == kept
+    make().use_checkpoint(kind(tmp_path / "two"))
+
+
+def places(sink: WriteAheadSink) -> tuple[str, str]:
+    return sink.folder().location, sink.folder().ledger.files.location
 
 
 def test_also_where_the_rows_are_elsewhere(tmp_path: Path) -> None:
     """The notes are in the checkpoint all the same."""
     sink = WriteAheadSink(print, applies=Applies.NEITHER, folder=tmp_path / "rows")
-    ExactlyOnce(sink, checkpoint=str(tmp_path / "one"))
+    sink.use_checkpoint(PlainStore(tmp_path / "one"))
+    assert places(sink) == (
+        f"{tmp_path}/rows/write-ahead",
+        f"plain:{tmp_path}/one/sparkonce-write-ahead/write-ahead/ledger",
+    )
     with pytest.raises(ConfigurationError, match="/one'"):
-        ExactlyOnce(sink, checkpoint=str(tmp_path / "two"))
+        sink.use_checkpoint(PlainStore(tmp_path / "two"))
 
 
 def test_also_behind_another_sink(tmp_path: Path) -> None:
     sink = WriteAheadSink(print, applies=Applies.NEITHER)
-    ExactlyOnce(ForwardingSink(sink), checkpoint=str(tmp_path / "one"))
+    ForwardingSink(sink).use_checkpoint(LocalFiles(tmp_path / "one"))
     with pytest.raises(ConfigurationError, match="/one'"):
-        ExactlyOnce(ForwardingSink(sink), checkpoint=str(tmp_path / "two"))
+        ForwardingSink(sink).use_checkpoint(LocalFiles(tmp_path / "two"))
 
 
 def test_the_same_checkpoint_under_any_of_its_names_is_taken_again(tmp_path: Path) -> None:
     (tmp_path / "one").mkdir()
     (tmp_path / "link").symlink_to(tmp_path / "one")
-    sink = pickle.loads(pickle.dumps(WriteAheadSink(print, applies=Applies.NEITHER)))  # noqa: S301 - from this line
-    for name in ("one", "one/", "link", "../" + tmp_path.name + "/one"):
-        ExactlyOnce(sink, checkpoint=f"{tmp_path}/{name}")
-    ExactlyOnce(sink, checkpoint=f"file://{tmp_path}/one")
+    sink = WriteAheadSink(print, applies=Applies.NEITHER)
+    sink.use_checkpoint(LocalFiles(tmp_path / "one"))
+    sink = pickle.loads(pickle.dumps(sink))  # noqa: S301 - from this line
+    for name in ("one", "link", "../" + tmp_path.name + "/one"):
+        sink.use_checkpoint(LocalFiles(tmp_path / name))
+
+
+def test_a_store_that_workers_do_not_reach_is_refused_unless_the_rows_are_elsewhere(tmp_path: Path) -> None:
+    class OfTheDriver(PlainStore):
+        def for_workers(self) -> CheckpointFiles:
+            raise ConfigurationError("A worker has no JVM.")
+
+        def __reduce__(self) -> str:
+            raise TypeError("It holds a JVM.")
+
+    with pytest.raises(ConfigurationError, match="no JVM"):
+        WriteAheadSink(print, applies=Applies.NEITHER).use_checkpoint(OfTheDriver(tmp_path))
+    elsewhere = WriteAheadSink(print, applies=Applies.NEITHER, folder=tmp_path / "rows")
+    elsewhere.use_checkpoint(OfTheDriver(tmp_path))
+    pickle.dumps(elsewhere)
+
+
+def test_a_path_that_depends_on_the_working_folder_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for given in (str(tmp_path / "one"), f"file:{tmp_path}/one"):
+        ExactlyOnce(WriteAheadSink(print, applies=Applies.NEITHER), checkpoint=given)
+    with pytest.raises(ConfigurationError, match="'rel/one' is relative to this process's working folder") as refused:
+        ExactlyOnce(WriteAheadSink(print, applies=Applies.NEITHER), checkpoint="rel/one")
+    assert str(tmp_path / "rel" / "one") in str(refused.value.next_step)

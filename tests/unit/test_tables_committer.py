@@ -6,10 +6,11 @@ from pathlib import Path
 import pytest
 from pyspark.sql.types import StructType
 
+from sparkonce.checkpoint.local import LocalFiles
 from sparkonce.protocol.ownership import Token, TransactionName
 from sparkonce.sinks.write_ahead.application import Unit
+from sparkonce.sinks.write_ahead.disk import DiskFolder
 from sparkonce.sinks.write_ahead.entry import Entry
-from sparkonce.sinks.write_ahead.folder import WriteAheadFolder
 from sparkonce.sinks.write_ahead.ledger import Ledger
 from sparkonce.spark.tables.committer import Label, Rules, Table, TableCommitter
 
@@ -41,7 +42,7 @@ class History(Table):
     def rules(self, given: Collection[str]) -> Rules:
         raise NotImplementedError
 
-    def append(self, paths: Sequence[str], unit: Unit, label: Label) -> None:
+    def append(self, urls: Sequence[str], unit: Unit, label: Label) -> None:
         raise NotImplementedError
 
     def remembers_since_ms(self, unit: Unit) -> int:
@@ -55,7 +56,7 @@ def history() -> History:
 
 @pytest.fixture
 def committer(history: History, tmp_path: Path) -> TableCommitter:
-    return TableCommitter(WriteAheadFolder(tmp_path, Ledger(tmp_path)), "delta", "delta", history)
+    return TableCommitter(DiskFolder(tmp_path, Ledger(LocalFiles(tmp_path))), "delta", "delta", history)
 
 
 def test_the_start_of_a_new_query_reads_the_history_once(committer: TableCommitter, history: History) -> None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import abc
+import io
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import BinaryIO
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,6 +71,40 @@ class CheckpointFiles(abc.ABC):
     @abc.abstractmethod
     def delete(self, paths: Iterable[str]) -> None:
         """Deletes files. One that is missing is deleted."""
+
+    def exists(self, path: str) -> bool:
+        """Tells if there is such a file. A store that need not read it for that overrides this."""
+        return self.read(path) is not None
+
+    def open(self, path: str) -> BinaryIO | None:
+        """Opens a file of any size, which can be sought in; None if there surely is no such file.
+
+        A store that need not hold it in memory overrides this. What is read later raises OSError, too.
+        """
+        data = self.read(path)
+        return None if data is None else io.BytesIO(data)
+
+    def put_large(self, path: str, file: BinaryIO) -> None:
+        """Puts a file of any size, from an open one's position on: durable, and never seen in part.
+
+        Nobody else may use the name. A store that need not hold the file in memory overrides this.
+
+        Raises:
+            OSError: also if it is not known whether it landed; it may land later then.
+        """
+        try:
+            self.put(path, file.read())
+        except PutUnknownError as error:
+            raise TimeoutError(f"{self.location}/{path}: {error}") from error
+
+    def make(self, folder: str) -> None:  # noqa: B027 - not every store has folders
+        """Makes a subfolder, durably, where the store has folders; nobody needs it there to put files."""
+
+    def require(self, folder: str) -> None:  # noqa: B027 - not every store has folders
+        """Raises OSError if a subfolder that was made is gone, where the store has folders.
+
+        Without its disk a folder's files must not be taken for missing, nor put elsewhere.
+        """
 
     def sync(self, folder: str) -> None:  # noqa: B027 - where a name that is seen is durable, nothing is to be done
         """Makes every name durable that a reader sees in a subfolder. Nobody may act on what it read before."""

@@ -69,6 +69,14 @@ class LocalFiles(CheckpointFiles):
         for path in paths:
             (self.folder / path).unlink(missing_ok=True)
 
+    def make(self, folder: str) -> None:
+        """See `CheckpointFiles.make`."""
+        make_folder(self.folder / folder)
+
+    def require(self, folder: str) -> None:
+        """See `CheckpointFiles.require`."""
+        (self.folder / folder).stat()
+
     def sync(self, folder: str) -> None:
         """See `CheckpointFiles.sync`."""
         sync_folder(self.folder / folder)

@@ -8,7 +8,6 @@ import time
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from pathlib import Path
 from typing import BinaryIO
 
 import pyarrow.parquet as pq
@@ -27,7 +26,7 @@ from sparkonce.sinks.write_ahead.apply import (
     give,
 )
 from sparkonce.sinks.write_ahead.entry import Entry
-from sparkonce.sinks.write_ahead.folder import RowsState, WriteAheadFolder
+from sparkonce.sinks.write_ahead.folder import WriteAheadFolder
 from sparkonce.sinks.write_ahead.rows import CorruptRowsError, check
 
 log = logging.getLogger("sparkonce")
@@ -103,9 +102,7 @@ class Application:
             return Finished(outcome=Outcome.RETRY, reason=f"The function asked not to be called for {left_s:.0f} s.")
         with ExitStack() as files:
             try:
-                opened = [
-                    files.enter_context(_open(self._folder.path(RowsState.STARTED, one.name))) for one in unit.entries
-                ]
+                opened = [files.enter_context(self._folder.open(one.name)) for one in unit.entries]
             except FileNotFoundError as error:
                 return self._gone(unit, error)
             except OSError as error:
@@ -128,15 +125,20 @@ class Application:
         try:
             for entry, file in zip(unit.entries, opened, strict=True):
                 check(file, entry.size_bytes, entry.checksum)
-        except (CorruptRowsError, OSError) as error:
-            path = self._folder.path(RowsState.STARTED, entry.name)
-            return Finished(outcome=Outcome.UNKNOWN, reason=f"{path} cannot be used: {error}")
+            rows = sum(pq.ParquetFile(file).metadata.num_rows for file in opened)
+        except CorruptRowsError as error:
+            reason = f"{self._folder.url(entry.name)} cannot be used: {error}"
+            return Finished(outcome=Outcome.UNKNOWN, reason=reason)
+        except OSError as error:
+            # Another driver may have applied and deleted them meanwhile, or the store does not answer now.
+            reason = f"{self._folder.url(entry.name)} cannot be read: {error}"
+            return Finished(outcome=Outcome.RETRY, reason=reason)
         token = ApplyToken(
             id=name,
             query=unit.name.query,
             batch=unit.name.batch,
             slots=tuple(entry.name.slot for entry in unit.entries),
-            rows=sum(pq.ParquetFile(file).metadata.num_rows for file in opened),
+            rows=rows,
         )
         try:
             found = self._call(unit, token, opened)
@@ -189,7 +191,7 @@ class Application:
         try:
             self._folder.note_done(unit.entries)
         except OSError as error:
-            reason = f"The rows are applied, and that could not be noted in {self._folder.root}: {error}"
+            reason = f"The rows are applied, and that could not be noted in {self._folder.location}: {error}"
             return Finished(outcome=Outcome.RETRY, reason=reason)
         self._folder.delete_rows(unit.entries)
         for known in (self._called, self._returned):
@@ -197,15 +199,8 @@ class Application:
         return Finished(outcome=found)
 
 
-def _open(path: Path) -> BinaryIO:
-    try:  # network file systems lock only what is open for writing
-        return path.open("r+b")
-    except PermissionError:
-        return path.open("rb")
-
-
 def _lock(file: BinaryIO) -> bool:
-    """Locks out a second driver until the file is closed. If the file system cannot, the function has to."""
+    """Locks out a second driver until the file is closed. If the file's store cannot, the function has to."""
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

@@ -78,9 +78,11 @@ class WriteAheadCommitter(HandleCommitter[TransactionName]):
             self._check_identity(known.values())
             for unit in self._units(list(known.values()), answers):
                 units[str(unit.name)] = unit
-            self._folder.sync(RowsState.STARTED)
+            self._folder.sync_taken()
         except OSError as error:
-            retry = Finished(outcome=Outcome.RETRY, reason=f"The folder {self._folder.root} cannot be read: {error}")
+            retry = Finished(
+                outcome=Outcome.RETRY, reason=f"The folder {self._folder.location} cannot be read: {error}"
+            )
             answers = {name: answers.get(name, retry) for name in known}
             units = {}
         except _ForeignFolderError as error:
@@ -108,8 +110,8 @@ class WriteAheadCommitter(HandleCommitter[TransactionName]):
         for entry in entries:
             if entry.identity != found:
                 raise _ForeignFolderError(
-                    f"The rows are in the folder with identity {entry.identity}, and {self._folder.root} has identity "
-                    f"{found}: another disk is mounted there, or the folder was made anew."
+                    f"The rows are in the folder with identity {entry.identity}, and {self._folder.location} has "
+                    f"identity {found}: another disk is mounted there, or the folder was made anew."
                 )
 
     def _units(self, entries: list[Entry], answers: Answers) -> list[Unit]:
@@ -138,7 +140,7 @@ class WriteAheadCommitter(HandleCommitter[TransactionName]):
             answers.update(told)
             if not new:
                 break
-            self._folder.sync(RowsState.STARTED)
+            self._folder.sync_taken()
             if ledger.begin(query, batch, len(found), new):
                 own.add(len(found))
         units = []
@@ -154,7 +156,7 @@ class WriteAheadCommitter(HandleCommitter[TransactionName]):
                     continue
                 for entry in call if number not in own else ():
                     # This happens only in a folder that went back to an earlier state. It is a repeat like any other.
-                    self._folder.move(entry.name, RowsState.PREPARED, RowsState.STARTED)
+                    self._folder.take(entry.name)
                 units.append(Unit(tuple(call), repeated=number not in own, number=number))
         return units
 
@@ -165,7 +167,7 @@ class WriteAheadCommitter(HandleCommitter[TransactionName]):
     def _take(self, entry: Entry, answers: Answers) -> bool:
         """Takes a file that no commit has begun with, so that no abort can delete it. Adds an answer if it is gone."""
         name = entry.name
-        if self._folder.move(name, RowsState.PREPARED, RowsState.STARTED):
+        if self._folder.take(name):
             return True
         state = self._folder.find(name)
         if state is RowsState.STARTED:
@@ -197,6 +199,7 @@ class WriteAheadCommitter(HandleCommitter[TransactionName]):
                 state = self._folder.discard(name)
                 call = self._call_with(name)  # another driver may have begun with it meanwhile
             if state is RowsState.DONE or (call and self._folder.done(call[0].name)):
+                self._folder.delete_rows(call)  # a put may have come again after they were deleted
                 return Finished(outcome=Outcome.ALREADY_COMMITTED)
         except OSError as error:
             return Finished(outcome=Outcome.RETRY, reason=f"The rows could not be deleted: {error}")
@@ -212,15 +215,14 @@ class WriteAheadCommitter(HandleCommitter[TransactionName]):
 
     def list_lingering(self, owners: Sequence[Owner]) -> Sequence[Handle]:
         """Lists files that are open or prepared. See `SinkCommitter.list_lingering`."""
-        wanted = {(owner.query, owner.token) for owner in owners}
+        wanted = {(self._prefix, owner.query, owner.token) for owner in owners}
         try:
-            names = [name for state in (RowsState.OPEN, RowsState.PREPARED) for name in self._folder.names(state)]
+            names = self._folder.lingering(lambda name: (name.prefix, name.query, name.token) in wanted)
         except OSError as error:
             raise self._unreadable(error) from error
         return [
             Handle(sink=self._sink, slot=name.slot, transaction=transaction_fields({"name": str(name)}))
             for name in sorted(set(names), key=str)
-            if name.prefix == self._prefix and (name.query, name.token) in wanted
         ]
 
     def conclude(self, batch: int, handles: Sequence[Handle]) -> None:
@@ -234,14 +236,13 @@ class WriteAheadCommitter(HandleCommitter[TransactionName]):
             if up_to - self._folder.ledger.forgotten_up_to(query) >= TIDY_EVERY_BATCHES:
                 self._folder.forget(query, up_to)
         except OSError as error:
-            log.warning("Sink %s: old markers in %s could not be deleted: %s", self._sink, self._folder.root, error)
+            log.warning("Sink %s: old markers in %s could not be deleted: %s", self._sink, self._folder.location, error)
 
     def list_traces(self, query: str, facts: Facts) -> Sequence[Trace]:  # noqa: ARG002 - the folder is the sink's own
         """Lists the newest markers of each run. See `SinkCommitter.list_traces`."""
         try:
-            names = [
-                one for one in self._folder.names(RowsState.DONE) if (one.prefix, one.query) == (self._prefix, query)
-            ]
+            done = self._folder.names(RowsState.DONE.value)
+            names = [one for one in done if (one.prefix, one.query) == (self._prefix, query)]
             batches = {one.token: set[int]() for one in names}
             for one in names:
                 batches[one.token].add(one.batch)
@@ -256,7 +257,7 @@ class WriteAheadCommitter(HandleCommitter[TransactionName]):
 
     def _unreadable(self, error: OSError) -> UnknownOutcomeError:
         return UnknownOutcomeError(
-            f"The folder {self._folder.root} of sink {self._sink!r} cannot be read: {error}",
+            f"The folder {self._folder.location} of sink {self._sink!r} cannot be read: {error}",
             next_step="See that its disk is there, then start the query again.",
         )
 

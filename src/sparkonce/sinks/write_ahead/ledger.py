@@ -10,14 +10,13 @@ only a missing file without such a note counts as lost::
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import secrets
 from collections.abc import Iterable, Sequence
-from contextlib import suppress
-from pathlib import Path
 
-from sparkonce.durable import delete_stale_temporaries, make_folder, sync_folder, temporary_file
+from sparkonce.checkpoint.files import CheckpointFiles, Landed, PutUnknownError
 from sparkonce.protocol.plain import read_json
 from sparkonce.sinks.write_ahead.entry import Entry
 
@@ -33,34 +32,34 @@ class Ledger:
     taken for an empty one.
 
     Args:
-        root: The path of its folder.
+        files: The files of its folder.
     """
 
-    def __init__(self, root: Path) -> None:
-        self.root = root
+    def __init__(self, files: CheckpointFiles) -> None:
+        self.files = files
 
     def make(self) -> None:
         """Makes the folders that are missing."""
-        for folder in (self.root, self.root / _BEGUN, self.root / _FORGOTTEN):
-            make_folder(folder)
-        make_identity(self.root)
+        for folder in ("", _BEGUN, _FORGOTTEN):
+            self.files.make(folder)
+        make_identity(self.files)
 
     def identity(self) -> str:
         """Returns the identity that tells this ledger from another."""
-        return read_identity(self.root)
+        return read_identity(self.files)
 
     def begun(self, query: str, batch: int) -> list[list[Entry]]:
         """Returns the groups of files that commits of a batch have begun with, in the order of their begin."""
         found: list[list[Entry]] = []
         while True:
-            path = self._path(query, batch, len(found))
-            try:
-                found.append(entries_of(path))
-            except FileNotFoundError:
+            path = _begun(query, batch, len(found))
+            data = self.files.read(path)
+            if data is None:
                 # A network file system may remember for a while that a name was not there.
-                if path.name in os.listdir(path.parent):  # noqa: PTH208
-                    raise
+                if path.rpartition("/")[2] in self._names(_BEGUN):
+                    raise _missing(self.files, path)
                 return found
+            found.append(entries_of(data, f"{self.files.location}/{path}"))
 
     def begin(self, query: str, batch: int, number: int, entries: Sequence[Entry]) -> bool:
         """Notes durably that a commit begins with these files, a group that never changes.
@@ -71,11 +70,7 @@ class Ledger:
         Returns:
             False if there is a group of this number already.
         """
-        try:
-            put(self._path(query, batch, number), text_of(entries))
-        except FileExistsError:
-            return False
-        return True
+        return put_note(self.files, _begun(query, batch, number), text_of(entries))
 
     def forgotten_up_to(self, query: str) -> int:
         """Returns the last batch whose notes or markers may be gone; -1 if there is none.
@@ -83,28 +78,41 @@ class Ledger:
         Raises:
             OSError: also if the note is damaged, which does not mean that nothing is forgotten.
         """
-        there = os.listdir(self.root / _FORGOTTEN)  # noqa: PTH208
-        if query not in there:
+        if query not in self._names(_FORGOTTEN):
             return -1
+        path = f"{_FORGOTTEN}/{query}"
+        data = self.files.read(path)
+        if data is None:
+            raise _missing(self.files, path)
         try:
-            return int((self.root / _FORGOTTEN / query).read_text())
+            return int(data)
         except ValueError as error:
-            raise OSError(f"{self.root / _FORGOTTEN / query} does not contain a batch's number: {error}") from error
+            raise OSError(f"{self.files.location}/{path} does not contain a batch's number: {error}") from error
 
     def begin_to_forget(self, query: str, up_to: int) -> None:
         """Notes durably, before anything is deleted, that batches up to this one are forgotten."""
-        put(self.root / _FORGOTTEN / query, str(up_to).encode(), overwrite=True)
+        self.files.require(_FORGOTTEN)
+        self.files.replace(f"{_FORGOTTEN}/{query}", str(up_to).encode())
 
     def forget(self, query: str, up_to: int) -> None:
         """Deletes the notes of batches up to this one."""
-        for path in (self.root / _BEGUN).glob(f"{query}.*.*"):
-            if int(path.name.split(".")[1]) <= up_to:
-                path.unlink(missing_ok=True)
-        for folder in (self.root, self.root / _BEGUN, self.root / _FORGOTTEN):
-            delete_stale_temporaries(folder)
+        parts = {name: name.split(".") for name in self._names(_BEGUN)}
+        old = (name for name, (whose, batch, *_) in parts.items() if whose == query and int(batch) <= up_to)
+        self.files.delete(f"{_BEGUN}/{name}" for name in old)
+        for folder in ("", _BEGUN, _FORGOTTEN):
+            self.files.tidy(folder)
 
-    def _path(self, query: str, batch: int, number: int) -> Path:
-        return self.root / _BEGUN / f"{query}.{batch}.{number}"
+    def _names(self, folder: str) -> Sequence[str]:
+        names = self.files.names(folder)
+        if not names:
+            # Nothing is there, which a ledger that is away looks like, too.
+            self.files.require(folder)
+            self.identity()
+        return names
+
+
+def _begun(query: str, batch: int, number: int) -> str:
+    return f"{_BEGUN}/{query}.{batch}.{number}"
 
 
 def text_of(entries: Iterable[Entry]) -> bytes:
@@ -112,50 +120,54 @@ def text_of(entries: Iterable[Entry]) -> bytes:
     return json.dumps([entry.fields() for entry in entries]).encode()
 
 
-def entries_of(path: Path) -> list[Entry]:
+def entries_of(data: bytes, where: str) -> list[Entry]:
     """Reads the entries of such a file.
 
     Raises:
-        OSError: also if it is damaged or of another version, which does not mean that it names nothing.
+        OSError: if it is damaged or of another version, which does not mean that it names nothing.
     """
     try:
-        found = read_json(path.read_bytes())
+        found = read_json(data)
         if not isinstance(found, list):
             raise TypeError("It is no list.")
         entries = [Entry.of_fields(fields) for fields in found]
     except (ValueError, TypeError, AttributeError) as error:
-        raise OSError(f"{path} is damaged: {error}") from error
+        raise OSError(f"{where} is damaged: {error}") from error
     if None in entries:
-        raise OSError(f"{path} has entries that this version does not know: it is damaged, or of another version")
+        raise OSError(f"{where} has entries that this version does not know: it is damaged, or of another version")
     return [entry for entry in entries if entry is not None]
 
 
-def make_identity(folder: Path) -> None:
+def make_identity(files: CheckpointFiles) -> None:
     """Gives a folder an identity, durably, if it has none."""
-    with suppress(FileExistsError):
-        put(folder / _IDENTITY, secrets.token_hex(8).encode())
+    put_note(files, _IDENTITY, secrets.token_hex(8).encode())
 
 
-def read_identity(folder: Path) -> str:
+def read_identity(files: CheckpointFiles) -> str:
     """Returns the identity that tells a folder from another.
 
     Raises:
         OSError: if it is not there.
     """
-    return (folder / _IDENTITY).read_text()
+    data = files.read(_IDENTITY)
+    if data is None:
+        raise _missing(files, _IDENTITY)
+    return data.decode()
 
 
-def put(path: Path, data: bytes, *, overwrite: bool = False) -> None:
-    """Puts a small file in one step, durably.
+def put_note(files: CheckpointFiles, path: str, data: bytes) -> bool:
+    """Puts a small file, durably. False if there is one already, which is then durable.
 
     Raises:
-        FileExistsError: if there is one already, which is then durable, unless it is to be overwritten.
+        OSError: also if it is not known whether it landed.
     """
-    with temporary_file(path.parent, data) as temporary:
-        try:
-            if overwrite:
-                temporary.rename(path)
-            else:
-                os.link(temporary, path)
-        finally:
-            sync_folder(path.parent)
+    # A folder that is gone is not made again: its disk may only be away.
+    files.require(path.rpartition("/")[0])
+    try:
+        return isinstance(files.put(path, data), Landed)
+    except PutUnknownError as error:
+        raise TimeoutError(errno.ETIMEDOUT, f"It is not known whether it was put: {error}", path) from error
+
+
+def _missing(files: CheckpointFiles, path: str) -> FileNotFoundError:
+    return FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), f"{files.location}/{path}")

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import io
-import os
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
 if TYPE_CHECKING:
@@ -27,15 +25,15 @@ class RowsFile:
     """Writes rows to a new file.
 
     Args:
-        path: The path of the file, which must not exist.
+        file: The file, open and empty, which can be read back.
 
     Raises:
         OSError: from every method, when the disk does not take it.
     """
 
-    def __init__(self, path: Path) -> None:
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o640)
-        self._file = _Hashing(os.fdopen(descriptor, "wb"))
+    def __init__(self, file: BinaryIO) -> None:
+        self.file = file
+        self._hashing = _Hashing(file)
         self._parquet: pa.parquet.ParquetWriter | None = None
         self._waiting: list[pa.RecordBatch] = []
         self._waiting_bytes = 0
@@ -50,18 +48,17 @@ class RowsFile:
             self._write_down()
 
     def seal(self) -> tuple[int, str]:
-        """Writes the rest, makes the file durable, and returns its size in bytes and its checksum."""
+        """Writes the rest, and returns the file's size in bytes and its checksum. The file stays open."""
         self._write_down()
         if self._parquet is not None:
             self._parquet.close()
-        self._file.sync()
-        self._file.close()
-        return self._file.size, self._file.checksum()
+        self.file.flush()
+        return self._hashing.size, self._hashing.checksum()
 
     def close(self) -> None:
         """Gives up the file as it is. Ignores the disk's errors, which no longer matter."""
         parquet, self._parquet = self._parquet, None
-        for one in (parquet, self._file):
+        for one in (parquet, self.file):
             try:
                 if one is not None:
                     one.close()
@@ -77,7 +74,7 @@ class RowsFile:
         table = pa.Table.from_batches(self._waiting)
         self._waiting, self._waiting_bytes = [], 0
         if self._parquet is None:
-            self._parquet = pq.ParquetWriter(self._file, table.schema, compression="zstd", compression_level=1)
+            self._parquet = pq.ParquetWriter(self._hashing, table.schema, compression="zstd", compression_level=1)
         self._parquet.write_table(table)
 
 
@@ -102,14 +99,6 @@ class _Hashing(io.RawIOBase):
 
     def tell(self) -> int:
         return self.size
-
-    def sync(self) -> None:
-        self._file.flush()
-        os.fsync(self._file.fileno())
-
-    def close(self) -> None:
-        self._file.close()
-        super().close()
 
     def checksum(self) -> str:
         return self._hash.hexdigest()

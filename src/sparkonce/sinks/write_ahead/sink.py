@@ -78,8 +78,8 @@ class WriteAheadSink(TwoPhaseCommitSink):
         self.parallel = whole_number("parallel", parallel, least=1)
         self.wait_s = number("wait_s", wait_s, above=0)
         self._prefix = _file_name(name)
-        self._folder = None if folder is None else _local(str(folder))
-        self._in_checkpoint: Path | None = None
+        self._folder = None if folder is None else LocalFiles(_local(str(folder)))
+        self._checkpoint: CheckpointFiles | None = None
         self._check()
 
     @property
@@ -99,24 +99,18 @@ class WriteAheadSink(TwoPhaseCommitSink):
         """Keeps the ledger there, and the rows if no folder was given.
 
         Raises:
-            ConfigurationError: if this object keeps them in another checkpoint already.
+            ConfigurationError: if this object keeps them in another checkpoint already, or if workers cannot reach it.
         """
-        if not isinstance(files, LocalFiles):
-            raise ConfigurationError(
-                f"Sink {self.name!r} keeps its notes in checkpoint={files.location!r}, which must be on a local or "
-                "mounted disk for that.",
-                next_step="Give the query a checkpoint on a disk that the driver and all executors see.",
-            )
-        own, bound = files.folder / FOLDER, self._in_checkpoint
-        if bound is not None and bound.resolve() != own.resolve():
+        bound = self._checkpoint
+        if bound is not None and _resolved(bound) != _resolved(files):
             raise ConfigurationError(
                 f"Sink {self.name!r} is given to a query with checkpoint={files.location!r}, and this object keeps its "
-                f"rows and notes in checkpoint={str(bound.parent)!r}.",
+                f"rows and notes in checkpoint={bound.location!r}.",
                 next_step="Make a sink object for each query.",
             )
-        self._in_checkpoint = own
         if self._folder is None:
-            self._folder = self._in_checkpoint
+            files.for_workers()  # they write rows there
+        self._checkpoint = files
 
     def columns(self, schema: pa.Schema) -> Sequence[str]:
         """Returns all columns.
@@ -141,14 +135,15 @@ class WriteAheadSink(TwoPhaseCommitSink):
             facts = {"identity": folder.identity(), "ledger": folder.ledger.identity(), "per": self.per}
         except OSError as error:
             raise PreflightError(
-                f"folder={str(folder.root)!r} with {str(folder.ledger.root)!r} cannot be used: {error}",
-                next_step="Give a folder on a disk that the driver and all executors see and may write to.",
+                f"folder={folder.location!r} with {folder.ledger.files.location!r} cannot be used: {error}",
+                next_step="Give a folder that the driver and all executors reach and may write to.",
             ) from error
         for fact, found in facts.items():
             known = (recorded or facts).get(fact, found)
             if known != found:
                 raise PreflightError(
-                    f"{fact}={found!r} of sink {self.name!r} in {folder.root}, and the query has run with {known!r}.",
+                    f"{fact}={found!r} of sink {self.name!r} in {folder.location}, and the query has run with "
+                    f"{known!r}.",
                     next_step="Move the old folder's content to the new place with its file 'identity', but leave the "
                     "subfolder 'ledger' in the checkpoint; leave per= as it was, or give the sink a new name when its "
                     "last batch is finished.",
@@ -183,22 +178,30 @@ class WriteAheadSink(TwoPhaseCommitSink):
         Raises:
             ConfigurationError: if there is none.
         """
-        from sparkonce.sinks.write_ahead.folder import WriteAheadFolder
+        from sparkonce.sinks.write_ahead.disk import DiskFolder
         from sparkonce.sinks.write_ahead.ledger import Ledger
+        from sparkonce.sinks.write_ahead.stored import StoredFolder
 
-        if self._folder is None:
+        checkpoint = self._checkpoint
+        rows = checkpoint.inside(FOLDER) if self._folder is None and checkpoint is not None else self._folder
+        if rows is None:
             raise ConfigurationError(
                 f"Sink {self.name!r} has no folder=, and does not know the query's checkpoint.",
                 next_step="Give folder=, or give the sink to ExactlyOnce, which tells it the query's checkpoint.",
             )
-        beside = self._in_checkpoint or self._folder
-        return WriteAheadFolder(self._folder / self._prefix, Ledger(beside / self._prefix / LEDGER))
+        beside = rows if checkpoint is None else checkpoint.inside(FOLDER)
+        ledger = Ledger(beside.inside(self._prefix).inside(LEDGER))
+        if isinstance(rows, LocalFiles):
+            return DiskFolder(rows.folder / self._prefix, ledger)
+        return StoredFolder(rows.inside(self._prefix), ledger)
 
     def __getstate__(self) -> dict[str, Any]:
         """Packs the functions: workers only write rows, and may lack the modules that the functions are made of."""
+        reached = None if self._folder is not None or self._checkpoint is None else self._checkpoint.for_workers()
+        state = {**self.__dict__, "_checkpoint": reached}
         if self.guarantee is not Guarantee.EXACTLY_ONCE:
-            return self.__dict__
-        return {**self.__dict__, "apply": _Packed.of(self.apply), "is_applied": _Packed.of(self.is_applied)}
+            return state
+        return {**state, "apply": _Packed.of(self.apply), "is_applied": _Packed.of(self.is_applied)}
 
     def _check(self) -> None:
         if not 0 < len(self._prefix) <= NAME_PREFIX_LIMIT_BYTES:
@@ -241,6 +244,10 @@ def _file_name(name: str) -> str:
     # Spark reads no file that begins with a dot or underscore.
     quoted = quote(name, safe="").replace(".", "%2E")
     return f"%5F{quoted[1:]}" if quoted.startswith("_") else quoted
+
+
+def _resolved(files: CheckpointFiles) -> str:
+    return str(files.folder.resolve()) if isinstance(files, LocalFiles) else files.location
 
 
 def _local(folder: str) -> Path:

@@ -14,7 +14,7 @@ from sparkonce.protocol.ownership import TransactionName
 from sparkonce.sink import SinkWriter, WriterContext
 from sparkonce.sinks.write_ahead.apply import Apply, ApplyToken, give
 from sparkonce.sinks.write_ahead.entry import Entry
-from sparkonce.sinks.write_ahead.folder import RowsState, WriteAheadFolder
+from sparkonce.sinks.write_ahead.folder import WriteAheadFolder
 from sparkonce.sinks.write_ahead.rows import RowsFile, check
 
 if TYPE_CHECKING:
@@ -38,6 +38,7 @@ class WriteAheadWriter(SinkWriter):
         self._identity = context.owner.facts["identity"]
         self._apply_now = apply_now
         self._file: RowsFile | None = None
+        self._is_handed_over = False
         self._begun_ms = 0
         self._name = TransactionName(
             prefix=prefix,
@@ -55,10 +56,11 @@ class WriteAheadWriter(SinkWriter):
             found = self._folder.identity()
             if found != self._identity:
                 raise PrepareError(
-                    f"The folder {self._folder.root} has identity {found} here, and {self._identity} on the driver.",
+                    f"The folder {self._folder.location} has identity {found} here, and {self._identity} on the "
+                    "driver.",
                     next_step="Use a folder on a disk that the driver and all executors see.",
                 )
-            self._file = RowsFile(self._folder.path(RowsState.OPEN, self._name))
+            self._file = RowsFile(self._folder.create(self._name))
 
     def write(self, rows: pa.RecordBatch) -> None:
         """See `SinkWriter.write`. Writes a row group at a time."""
@@ -68,13 +70,17 @@ class WriteAheadWriter(SinkWriter):
     def prepare(self) -> Mapping[str, str | int]:
         """See `SinkWriter.prepare`. Makes the file durable, and hands it over to the driver."""
         if self._apply_now is not None:
-            self._apply(self._apply_now)
+            try:
+                self._apply(self._apply_now)
+            finally:
+                self.close()
             return {}
         with self._disk():
             size, checksum = self._opened().seal()
-            if not self._folder.move(self._name, RowsState.OPEN, RowsState.PREPARED):
+            self._is_handed_over = True
+            if not self._folder.keep(self._name, self._opened().file):
                 raise PrepareError(f"The transaction {self._name} was aborted while it was written.")
-            self._folder.sync(RowsState.PREPARED)
+            self.close()
         entry = Entry(
             name=self._name, size_bytes=size, checksum=checksum, identity=self._identity, begun_ms=self._begun_ms
         )
@@ -84,7 +90,9 @@ class WriteAheadWriter(SinkWriter):
         """See `SinkWriter.abort`. Leaves a file that cannot be deleted now to a sweep."""
         self.close()
         with suppress(OSError):
-            self._folder.discard(self._name)
+            self._folder.hide(self._name)
+            if self._is_handed_over:
+                self._folder.discard(self._name)
 
     def close(self) -> None:
         """See `SinkWriter.close`."""
@@ -93,11 +101,10 @@ class WriteAheadWriter(SinkWriter):
             file.close()
 
     def _apply(self, apply: Apply) -> None:
-        path = self._folder.path(RowsState.OPEN, self._name)
-        with self._disk(), path.open("rb") as reader:
-            path.unlink()
+        with self._disk():
+            self._folder.hide(self._name)
             written = self._opened()
-            check(reader, *written.seal())
+            check(written.file, *written.seal())
             token = ApplyToken(
                 id=str(self._name),
                 query=self._name.query,
@@ -106,7 +113,7 @@ class WriteAheadWriter(SinkWriter):
                 rows=written.rows,
             )
             try:
-                give(apply, [reader], token)
+                give(apply, [written.file], token)
             except Exception as error:
                 raise PrepareError(
                     f"Slot {token.slot} of batch {token.batch} could not be applied: {type(error).__name__}: {error}"
@@ -123,6 +130,6 @@ class WriteAheadWriter(SinkWriter):
             yield
         except OSError as error:
             raise (OutageError if is_outage(error) else PrepareError)(
-                f"The rows could not be kept in {self._folder.root}: {error}",
+                f"The rows could not be kept in {self._folder.location}: {error}",
                 next_step="See that the disk is there, on this executor too, and has room for a batch's rows.",
             ) from error

@@ -20,7 +20,7 @@ from sparkonce.sinks.write_ahead.application import Application, CallSettings, U
 from sparkonce.sinks.write_ahead.apply import Applies, ApplyToken, RefusedError
 from sparkonce.sinks.write_ahead.committer import WriteAheadCommitter
 from sparkonce.sinks.write_ahead.entry import Entry
-from sparkonce.sinks.write_ahead.folder import RowsState, WriteAheadFolder
+from sparkonce.sinks.write_ahead.folder import WriteAheadFolder
 from sparkonce.spark.tables.errors import error_message, is_final
 
 if TYPE_CHECKING:
@@ -111,7 +111,7 @@ class Table(abc.ABC):
         """Returns its rules for every row, if these columns are given, in lower case."""
 
     @abc.abstractmethod
-    def append(self, paths: Sequence[str], unit: Unit, label: Label) -> None:
+    def append(self, urls: Sequence[str], unit: Unit, label: Label) -> None:
         """Adds the rows of Parquet files in one version that carries the label, unless one does already."""
 
     @abc.abstractmethod
@@ -175,10 +175,10 @@ class TableApplication(Application):
                 table now.
         """
         label = Label.of(unit.entries)
-        paths = [str(self._folder.path(RowsState.STARTED, entry.name)) for entry in unit.entries]
+        urls = [self._folder.url(entry.name) for entry in unit.entries]
         with _refusals():
             self._check_identity(f"{token.id} is not written to it")
-            self._table.append(paths, unit, label)
+            self._table.append(urls, unit, label)
             self._check_identity(f"{token.id} was written to it just when the other one went")
             found = label in self._table.labels(newest=_LOOK_BACK) or label in self._table.labels()
         if not found:

@@ -118,7 +118,7 @@ class _DeltaTable(Table):
                 conditions[text] = Column(spark.classic.ExpressionUtils.column(rule.expression()))
         return Rules(fills=fills, conditions=conditions)
 
-    def append(self, paths: Sequence[str], unit: Unit, label: Label) -> None:
+    def append(self, urls: Sequence[str], unit: Unit, label: Label) -> None:
         """See `Table.append`. Of two drivers that write the same at once, Delta refuses one.
 
         Delta silently skips a version of an application id that it has already seen (delta-io/delta#1141): the caller
@@ -128,7 +128,7 @@ class _DeltaTable(Table):
         # slot of a batch may be written again with other rows, which are another unit.
         name = unit.name
         application = f"{name.prefix}.{name.query}.{name.token.position}-{name.token.nonce}.{name.slot}.{unit.number}"
-        writer = self._widened(read_rows(self._spark, paths)).write.format("delta").mode("append")
+        writer = self._widened(read_rows(self._spark, urls)).write.format("delta").mode("append")
         writer = writer.option("txnAppId", application).option("txnVersion", name.batch)
         writer = writer.option("userMetadata", label.to_text())
         if self._name is not None:

@@ -106,7 +106,7 @@ class _IcebergTable(Table):
         required = [one.name for one in self.schema() if not one.nullable and one.name.lower() in given]
         return Rules(fills={}, conditions=dict(not_null(quoted(name)) for name in required))
 
-    def append(self, paths: Sequence[str], unit: Unit, label: Label) -> None:
+    def append(self, urls: Sequence[str], unit: Unit, label: Label) -> None:
         """See `Table.append`. Of two drivers that publish the same at the same moment, Iceberg refuses one.
 
         The label is the snapshot's id for write-audit-publish, which Iceberg publishes once.
@@ -115,7 +115,7 @@ class _IcebergTable(Table):
         branch = f"{unit.name}.{secrets.token_hex(4)}"
         self._load().manageSnapshots().createBranch(branch).commit()
         try:
-            writer = self._filled(paths).writeTo(f"{self._name}.`branch_{branch}`")
+            writer = self._filled(urls).writeTo(f"{self._name}.`branch_{branch}`")
             writer.option(f"snapshot-property.{_STAGED}", label.to_text()).append()
             self._publish(branch, unit, label)
         except Exception as error:
@@ -152,11 +152,11 @@ class _IcebergTable(Table):
         if table.refs().get(unfinished) is not None:
             table.manageSnapshots().removeBranch(unfinished).commit()
 
-    def _filled(self, paths: Sequence[str]) -> DataFrame:
+    def _filled(self, urls: Sequence[str]) -> DataFrame:
         """Returns the rows, with nulls in columns that they lack: Iceberg wants all columns."""
         from pyspark.sql import functions
 
-        rows = read_rows(self._spark, paths)
+        rows = read_rows(self._spark, urls)
         given = {name.lower() for name in rows.columns}
         missing = [field for field in self.schema() if field.name.lower() not in given]
         return rows.select("*", *(functions.lit(None).cast(one.dataType).alias(one.name) for one in missing))

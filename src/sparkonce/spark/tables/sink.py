@@ -37,7 +37,7 @@ FILLED_BY_TABLE = frozenset({"delta.generationExpression", "CURRENT_DEFAULT", "d
 _GIVEN = "__sparkonce_given"
 _OF_PATTERNS, _ESCAPED = r"([\\*?\[\]{}])", r"\\\1"
 
-SEEN_BY_ALL = "the folder in which rows wait is seen by the driver and all executors"
+SEEN_BY_ALL = "the folder in which rows wait is seen by the driver and all executors, under one path or URL"
 
 
 class TableSink(WriteAheadSink, abc.ABC):
@@ -219,9 +219,9 @@ def not_null(column: str) -> tuple[str, Column]:
     return f"{column} must not be null", functions.col(column).isNotNull()
 
 
-def read_rows(spark: SparkSession, paths: Sequence[str]) -> DataFrame:
-    """Returns the rows in these files, which are on this disk, not on the cluster's default file system."""
+def read_rows(spark: SparkSession, urls: Sequence[str]) -> DataFrame:
+    """Returns the rows in these files."""
     # No file may be skipped, whatever the session's settings for files that are missing or damaged.
     reader = spark.read.option("ignoreMissingFiles", False).option("ignoreCorruptFiles", False)
     # Spark takes paths for patterns.
-    return reader.parquet(*(f"file://{re.sub(_OF_PATTERNS, _ESCAPED, path)}" for path in paths))
+    return reader.parquet(*(re.sub(_OF_PATTERNS, _ESCAPED, url) for url in urls))
