@@ -19,7 +19,7 @@ _PASSING = frozenset(
 
 def is_outage(error: OSError) -> bool:
     """Tells if the error may pass: the disk is full, or its server does not answer."""
-    return error.errno in _PASSING or isinstance(error, (ConnectionError, TimeoutError))
+    return error.errno in _PASSING
 
 
 @contextmanager

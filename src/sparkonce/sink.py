@@ -13,7 +13,7 @@ The module also re-exports what these methods take, return and raise: `Guarantee
 from __future__ import annotations
 
 import abc
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -338,6 +338,13 @@ class TwoPhaseCommitSink(abc.ABC):
 
         Serves sinks that keep rows there until the decision, see `sparkonce.sinks.write_ahead`. Such a sink object
         belongs to one query: it refuses a second folder, and takes the same one again.
+        """
+
+    def use_folders(self, open_folder: Callable[[str], CheckpointFiles]) -> None:  # noqa: B027 - optional
+        """Opens the folders that the sink was given by URL, once, on the driver, before `use_checkpoint`.
+
+        Args:
+            open_folder: A function that opens a folder as Spark would, and raises ConfigurationError if it cannot.
         """
 
     def columns(self, schema: pa.Schema) -> Sequence[str]:

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +8,9 @@ import pyarrow as pa
 import pytest
 
 from conformance.write_ahead_targets import AppendingTarget, KeyedTarget, SqliteTarget, Target
+from plain_store import PlainStore
 from sparkonce import Guarantee, WriteAheadSink
+from sparkonce.checkpoint.files import CheckpointFiles
 from sparkonce.checkpoint.local import LocalFiles
 from sparkonce.protocol.handles import Handle
 from sparkonce.testing.conformance import SinkConformance
@@ -20,10 +22,12 @@ class WriteAheadSuite(SinkConformance):
     settings: dict[str, Any]
     target: Target
     root: Path
+    store: Callable[[Path], CheckpointFiles] = LocalFiles
+    prepared = "prepared"
 
     def make(self, **changed: Any) -> WriteAheadSink:
         sink = WriteAheadSink(self.target, **{**self.settings, **changed})
-        sink.use_checkpoint(LocalFiles(self.root / "checkpoint"))
+        sink.use_checkpoint(self.store(self.root / "checkpoint"))
         return sink
 
     def make_sink(self) -> WriteAheadSink:
@@ -44,7 +48,7 @@ class WriteAheadSuite(SinkConformance):
     def expire(self, handle: Handle) -> bool:
         """Nothing times out; but somebody may delete files."""
         folder = self.root / "checkpoint" / "sparkonce-write-ahead" / "write-ahead"
-        (folder / "prepared" / str(handle["name"])).unlink()
+        (folder / self.prepared / str(handle["name"])).unlink()
         return True
 
     def restart_server(self) -> bool:
@@ -86,3 +90,14 @@ class TestWholeBatches(WriteAheadSuite):
     def _target(self, tmp_path: Path) -> None:
         self.root, self.target = tmp_path, AppendingTarget(tmp_path / "target")
         self.settings = {"applies": Applies.NEITHER, "per": "batch"}
+
+
+class TestOnAStoreWithoutRenames(TestTransactional):
+    store = PlainStore
+    prepared = "rows"
+
+
+@pytest.mark.drawn(14, "other promises of a function")
+class TestWholeBatchesOnAStoreWithoutRenames(TestWholeBatches):
+    store = PlainStore
+    prepared = "rows"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import abc
+import errno
 import io
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -95,7 +96,7 @@ class CheckpointFiles(abc.ABC):
         try:
             self.put(path, file.read())
         except PutUnknownError as error:
-            raise TimeoutError(f"{self.location}/{path}: {error}") from error
+            raise OSError(errno.ETIMEDOUT, f"It is not known whether it was put: {error}", path) from error
 
     def make(self, folder: str) -> None:  # noqa: B027 - not every store has folders
         """Makes a subfolder, durably, where the store has folders; nobody needs it there to put files."""

@@ -7,6 +7,7 @@ import logging
 import threading
 from collections.abc import Mapping, Sequence
 from contextlib import closing
+from functools import partial
 from typing import Any
 
 from pyspark.sql import DataFrame
@@ -325,6 +326,7 @@ class ExactlyOnce:
             files = open_checkpoint(df.sparkSession, self.checkpoint)
             prove(files)
             for sink in self._sinks.values():
+                sink.use_folders(partial(open_checkpoint, df.sparkSession))
                 sink.use_checkpoint(files)
             self._files = files
         return self._files

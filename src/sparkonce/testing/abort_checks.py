@@ -62,6 +62,7 @@ class AbortChecks(SinkHooks):
             writer = on.open(0)
             open_now = on.await_lingering()
             if not open_now:
+                writer.abort()
                 skip("list_lingering shows no transaction before it is prepared")
             on.expect_outcomes(on.abort(*open_now), *[ABORTED] * len(open_now), what="abort of an open transaction")
             try:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from sparkonce.checkpoint.files import CheckpointFiles
@@ -38,6 +38,10 @@ class ForwardingSink(TwoPhaseCommitSink):
     def conditions(self) -> Sequence[str]:
         """See `TwoPhaseCommitSink.conditions`."""
         return self._real.conditions()
+
+    def use_folders(self, open_folder: Callable[[str], CheckpointFiles]) -> None:
+        """See `TwoPhaseCommitSink.use_folders`."""
+        self._real.use_folders(open_folder)
 
     def use_checkpoint(self, files: CheckpointFiles) -> None:
         """See `TwoPhaseCommitSink.use_checkpoint`."""

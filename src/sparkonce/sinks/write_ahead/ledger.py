@@ -56,9 +56,10 @@ class Ledger:
             data = self.files.read(path)
             if data is None:
                 # A network file system may remember for a while that a name was not there.
-                if path.rpartition("/")[2] in self._names(_BEGUN):
+                if path.rpartition("/")[2] not in self._names(_BEGUN):
+                    return found
+                if (data := self.files.read(path)) is None:
                     raise _missing(self.files, path)
-                return found
             found.append(entries_of(data, f"{self.files.location}/{path}"))
 
     def begin(self, query: str, batch: int, number: int, entries: Sequence[Entry]) -> bool:
@@ -166,7 +167,7 @@ def put_note(files: CheckpointFiles, path: str, data: bytes) -> bool:
     try:
         return isinstance(files.put(path, data), Landed)
     except PutUnknownError as error:
-        raise TimeoutError(errno.ETIMEDOUT, f"It is not known whether it was put: {error}", path) from error
+        raise OSError(errno.ETIMEDOUT, f"It is not known whether it was put: {error}", path) from error
 
 
 def _missing(files: CheckpointFiles, path: str) -> FileNotFoundError:

@@ -12,6 +12,7 @@ from urllib.parse import quote, unquote, urlsplit
 from sparkonce.arguments import function, member, number, one_of, whole_number
 from sparkonce.checkpoint.files import CheckpointFiles
 from sparkonce.checkpoint.local import LocalFiles
+from sparkonce.checkpoint.location import SCHEMES
 from sparkonce.errors import ConfigurationError, PreflightError, SchemaError
 from sparkonce.guarantees import Guarantee
 from sparkonce.protocol.ownership import NAME_PREFIX_LIMIT_BYTES
@@ -78,7 +79,10 @@ class WriteAheadSink(TwoPhaseCommitSink):
         self.parallel = whole_number("parallel", parallel, least=1)
         self.wait_s = number("wait_s", wait_s, above=0)
         self._prefix = _file_name(name)
-        self._folder = None if folder is None else LocalFiles(_local(str(folder)))
+        self._rows_url = None if folder is None else _location(str(folder))
+        self._rows: CheckpointFiles | None = None
+        if self._rows_url is not None and self._rows_url.startswith("/"):
+            self._rows = LocalFiles(Path(self._rows_url))
         self._checkpoint: CheckpointFiles | None = None
         self._check()
 
@@ -95,6 +99,15 @@ class WriteAheadSink(TwoPhaseCommitSink):
             return ()
         return (CONDITIONS[self.applies],)
 
+    def use_folders(self, open_folder: Callable[[str], CheckpointFiles]) -> None:
+        """Opens the folder in which rows wait, if it was given by URL."""
+        if self._rows_url is not None and self._rows is None:
+            self.use_rows(open_folder(self._rows_url))
+
+    def use_rows(self, files: CheckpointFiles) -> None:
+        """Lets rows wait there, in place of the checkpoint."""
+        self._rows = files
+
     def use_checkpoint(self, files: CheckpointFiles) -> None:
         """Keeps the ledger there, and the rows if no folder was given.
 
@@ -108,8 +121,7 @@ class WriteAheadSink(TwoPhaseCommitSink):
                 f"rows and notes in checkpoint={bound.location!r}.",
                 next_step="Make a sink object for each query.",
             )
-        if self._folder is None:
-            files.for_workers()  # they write rows there
+        (self._rows or files).for_workers()  # they write rows there
         self._checkpoint = files
 
     def columns(self, schema: pa.Schema) -> Sequence[str]:
@@ -183,10 +195,12 @@ class WriteAheadSink(TwoPhaseCommitSink):
         from sparkonce.sinks.write_ahead.stored import StoredFolder
 
         checkpoint = self._checkpoint
-        rows = checkpoint.inside(FOLDER) if self._folder is None and checkpoint is not None else self._folder
+        rows = self._rows
+        if rows is None and self._rows_url is None and checkpoint is not None:
+            rows = checkpoint.inside(FOLDER)
         if rows is None:
             raise ConfigurationError(
-                f"Sink {self.name!r} has no folder=, and does not know the query's checkpoint.",
+                f"Sink {self.name!r} has folder={self._rows_url!r}, and was not told of the query's checkpoint.",
                 next_step="Give folder=, or give the sink to ExactlyOnce, which tells it the query's checkpoint.",
             )
         beside = rows if checkpoint is None else checkpoint.inside(FOLDER)
@@ -197,8 +211,11 @@ class WriteAheadSink(TwoPhaseCommitSink):
 
     def __getstate__(self) -> dict[str, Any]:
         """Packs the functions: workers only write rows, and may lack the modules that the functions are made of."""
-        reached = None if self._folder is not None or self._checkpoint is None else self._checkpoint.for_workers()
-        state = {**self.__dict__, "_checkpoint": reached}
+        state = self.__dict__.copy()
+        if self._rows is not None:
+            state |= {"_rows": self._rows.for_workers(), "_checkpoint": None}
+        elif self._checkpoint is not None:
+            state["_checkpoint"] = self._checkpoint.for_workers()
         if self.guarantee is not Guarantee.EXACTLY_ONCE:
             return state
         return {**state, "apply": _Packed.of(self.apply), "is_applied": _Packed.of(self.is_applied)}
@@ -250,7 +267,8 @@ def _resolved(files: CheckpointFiles) -> str:
     return str(files.folder.resolve()) if isinstance(files, LocalFiles) else files.location
 
 
-def _local(folder: str) -> Path:
+def _location(folder: str) -> str:
+    """Returns the absolute path of a folder on a disk, and the URL of any other."""
     if not folder or folder.startswith("~"):
         raise ConfigurationError(
             f"folder={folder!r} names no folder: nobody expands it.",
@@ -262,9 +280,12 @@ def _local(folder: str) -> Path:
         raise ConfigurationError(
             f"folder={folder!r} is no URL: {error}.", next_step="Give a path or a file: URL."
         ) from None
-    if location.scheme not in ("", "file"):
+    if location.scheme not in ("", *SCHEMES):
         raise ConfigurationError(
-            f"folder={folder!r}: rows wait on a local or mounted disk, and {location.scheme}:// is none.",
-            next_step="Give a path or a file: URL.",
+            f"folder={folder!r}: {location.scheme}: is not known to put a file only if there is none of its name, and "
+            "rows that wait need that.",
+            next_step=f"Give a path, or a URL with one of {', '.join(SCHEMES)}.",
         )
-    return Path(unquote(location.path) if location.scheme else folder).absolute()
+    if location.scheme in ("", "file"):
+        return str(Path(unquote(location.path) if location.scheme else folder).absolute())
+    return folder.rstrip("/")
